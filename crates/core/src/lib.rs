@@ -1,1 +1,27 @@
-//! Placeholder.
+//! Memory policy of the poorwill GPU memory runtime.
+//!
+//! This crate decides; it never touches a machine. It holds the [`Driver`] trait with its contract,
+//! the [`Pool`] that hands out blocks of device memory, the plans by which tags of a pool go to
+//! sleep and wake, and the words ([`Tag`], [`Digest`], [`ByteSize`]) that every other crate uses.
+//! Addresses are integers here, never pointers; there is no `unsafe`, no file and no system call.
+//!
+//! The machines live in `poorwill-driver`; the library people import is `poorwill`.
+#![forbid(unsafe_code)]
+
+pub mod bytes;
+pub mod digest;
+pub mod driver;
+pub mod pool;
+pub mod tag;
+
+pub use bytes::{ByteSize, ParseSizeError};
+pub use digest::{DIGEST_VERSION, Digest};
+pub use driver::{
+    BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId, HostBuffer,
+    HostMemory, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
+};
+pub use pool::{
+    AllocRequest, Block, BlockId, Level, Pool, PoolConfig, PoolError, PoolStats, Release, SleepPhases,
+    SleepReport, SleepRequest, Snapshot, WakePhases, WakeReport, WakeRequest,
+};
+pub use tag::{Dropped, InvalidTag, SleepAction, Tag, TagPolicy, TagState};

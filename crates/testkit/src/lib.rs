@@ -1,1 +1,19 @@
-//! Placeholder.
+//! Suites and stand-ins for poorwill's own tests. Never published.
+//!
+//! - [`contract`]: the rules of [`poorwill_core::driver`], one test each, instantiated for a driver by
+//!   [`driver_contract!`] in a few lines.
+//! - [`scripted`]: a driver around another one, whose calls fail or wait as a script says.
+//! - [`faults`]: load → sleep → wake → free with the n-th driver call failing, for every n.
+//! - [`canary`]: drivers that are broken on purpose, to prove that the suites notice.
+//! - [`model`]: a pool so simple that it is right, to compare the real one with.
+//! - [`pattern`]: bytes that tell where they belong.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)] // It is all test code, where a panic is the verdict.
+
+pub mod canary;
+pub mod contract;
+pub mod faults;
+mod forward;
+pub mod model;
+pub mod pattern;
+pub mod scripted;

@@ -1,0 +1,192 @@
+//! What a driver call can fail with.
+
+use std::fmt;
+
+use super::types::{BackingId, DeviceRange};
+use crate::bytes::ByteSize;
+
+/// A driver call that failed, and why. The call has changed nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{op}: {kind}")]
+pub struct DriverError {
+    /// The operation that failed.
+    pub op: Op,
+    /// Why.
+    pub kind: DriverErrorKind,
+}
+
+impl DriverError {
+    /// An error of `op`.
+    #[must_use]
+    pub fn new(op: Op, kind: DriverErrorKind) -> Self {
+        Self { op, kind }
+    }
+
+    /// An [`DriverErrorKind::InvalidArgument`] of `op`.
+    #[must_use]
+    pub fn invalid(op: Op, reason: impl Into<String>) -> Self {
+        Self { op, kind: DriverErrorKind::InvalidArgument { reason: reason.into() } }
+    }
+
+    /// Whether the device (not the host) has too little free memory.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self.kind, DriverErrorKind::OutOfMemory { .. })
+    }
+}
+
+/// The calls of the trait, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // Each is the call of the same name.
+#[non_exhaustive]
+pub enum Op {
+    Open,
+    CheckProcess,
+    Reserve,
+    Unreserve,
+    Create,
+    Release,
+    Map,
+    SetAccess,
+    Unmap,
+    StreamCreate,
+    StreamDestroy,
+    StreamSynchronize,
+    StreamWaitEvent,
+    EventRecord,
+    EventQuery,
+    EventSynchronize,
+    EventDestroy,
+    Synchronize,
+    CopyToDevice,
+    CopyToHost,
+    Zero,
+    Digest,
+    MemoryInfo,
+    HostAlloc,
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Open => "open the device",
+            Self::CheckProcess => "check the process",
+            Self::Reserve => "reserve addresses",
+            Self::Unreserve => "give addresses back",
+            Self::Create => "create a backing",
+            Self::Release => "release a backing",
+            Self::Map => "map",
+            Self::SetAccess => "set access",
+            Self::Unmap => "unmap",
+            Self::StreamCreate => "create a stream",
+            Self::StreamDestroy => "destroy a stream",
+            Self::StreamSynchronize => "wait for a stream",
+            Self::StreamWaitEvent => "let a stream wait for an event",
+            Self::EventRecord => "record an event",
+            Self::EventQuery => "query an event",
+            Self::EventSynchronize => "wait for an event",
+            Self::EventDestroy => "destroy an event",
+            Self::Synchronize => "synchronize the device",
+            Self::CopyToDevice => "copy to the device",
+            Self::CopyToHost => "copy to the host",
+            Self::Zero => "write zeros",
+            Self::Digest => "compute digests",
+            Self::MemoryInfo => "ask for free memory",
+            Self::HostAlloc => "allocate host memory",
+        })
+    }
+}
+
+/// Why a driver call failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DriverErrorKind {
+    /// An argument that no state of the device could make right.
+    #[error("{reason}")]
+    InvalidArgument {
+        /// Which and why.
+        reason: String,
+    },
+    /// The device has too little free memory.
+    #[error("the device has {} free of the {} asked for", ByteSize(*free_bytes), ByteSize(*asked_bytes))]
+    OutOfMemory {
+        /// Bytes asked for.
+        asked_bytes: u64,
+        /// Bytes the device had free then.
+        free_bytes: u64,
+    },
+    /// No free range of addresses is long enough.
+    #[error("no {} of addresses to be had: {reason}", ByteSize(*asked_bytes))]
+    OutOfAddressSpace {
+        /// Bytes asked for.
+        asked_bytes: u64,
+        /// What the operating system or device said.
+        reason: String,
+    },
+    /// The host has too little memory.
+    #[error("no {} of host memory to be had: {reason}", ByteSize(*asked_bytes))]
+    OutOfHostMemory {
+        /// Bytes asked for.
+        asked_bytes: u64,
+        /// What the operating system said.
+        reason: String,
+    },
+    /// Part of the range is not mapped with access (for `unmap`: not exactly a run of mappings).
+    #[error("{range} is not mapped throughout")]
+    NotMapped {
+        /// The range of the call.
+        range: DeviceRange,
+    },
+    /// Part of the range is mapped already.
+    #[error("something is mapped in {range} already")]
+    AlreadyMapped {
+        /// The range of the call.
+        range: DeviceRange,
+    },
+    /// Work on the range is in flight: wait for it first.
+    #[error("work on {range} is still in flight; wait for its streams first")]
+    Busy {
+        /// The range of the call.
+        range: DeviceRange,
+    },
+    /// A backing, stream or event that does not exist (any more).
+    #[error("{handle} does not exist (any more)")]
+    UnknownHandle {
+        /// Kind and number of the handle.
+        handle: String,
+    },
+    /// The caller is a fork of the process that opened the device.
+    #[error(
+        "the device was opened by process {opened_by}, and this is process {this}, a fork of it; open a device of its own here"
+    )]
+    WrongProcess {
+        /// Process id of the opener.
+        opened_by: u32,
+        /// Process id of the caller.
+        this: u32,
+    },
+    /// This machine or driver cannot do it.
+    #[error("not supported here: {reason}")]
+    Unsupported {
+        /// What is missing.
+        reason: String,
+    },
+    /// The device or the operating system failed, in its own words.
+    #[error("{name} ({code}): {text}")]
+    Device {
+        /// The error's number, as the device or system counts.
+        code: i64,
+        /// Its name.
+        name: String,
+        /// Its text.
+        text: String,
+    },
+}
+
+impl DriverErrorKind {
+    /// An unknown backing.
+    #[must_use]
+    pub fn unknown_backing(backing: BackingId) -> Self {
+        Self::UnknownHandle { handle: backing.to_string() }
+    }
+}

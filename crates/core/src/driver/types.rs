@@ -1,0 +1,134 @@
+//! The nouns of the driver contract.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// A range of device addresses, in bytes. Addresses are integers, never pointers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct DeviceRange {
+    /// First address.
+    pub addr: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+impl DeviceRange {
+    /// The range of `bytes` bytes at `addr`.
+    #[must_use]
+    pub const fn new(addr: u64, bytes: u64) -> Self {
+        Self { addr, bytes }
+    }
+
+    /// First address behind the range (saturating, so a hostile range compares as too long).
+    #[must_use]
+    pub const fn end(&self) -> u64 {
+        self.addr.saturating_add(self.bytes)
+    }
+
+    /// Whether `other` lies wholly inside.
+    #[must_use]
+    pub const fn contains(&self, other: &Self) -> bool {
+        other.addr >= self.addr && other.end() <= self.end() && other.addr.checked_add(other.bytes).is_some()
+    }
+
+    /// Whether the two share a byte.
+    #[must_use]
+    pub const fn overlaps(&self, other: &Self) -> bool {
+        self.addr < other.end() && other.addr < self.end()
+    }
+
+    /// The part of `bytes` bytes that begins `offset` bytes in, if it lies inside.
+    #[must_use]
+    pub const fn slice(&self, offset: u64, bytes: u64) -> Option<Self> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => Some(Self { addr: self.addr + offset, bytes }),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for DeviceRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}..{:#x}", self.addr, self.end())
+    }
+}
+
+/// One stretch of a copy between a host buffer and the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyPart {
+    /// Where on the device, and how many bytes.
+    pub device: DeviceRange,
+    /// Where in the host buffer, in bytes.
+    pub host_offset: u64,
+}
+
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident, $word:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub u64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($word, " {}"), self.0)
+            }
+        }
+    };
+}
+
+handle!(
+    /// Physical memory created by a driver. Means nothing to another driver.
+    BackingId,
+    "backing"
+);
+handle!(
+    /// A queue of work on the device.
+    StreamId,
+    "stream"
+);
+handle!(
+    /// A point in a stream.
+    EventId,
+    "event"
+);
+
+impl StreamId {
+    /// The stream that exists without being created.
+    pub const DEFAULT: Self = Self(0);
+}
+
+/// What a device is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DeviceInfo {
+    /// How the command line names it: `host`, `cuda:0`.
+    pub id: String,
+    /// Name for people.
+    pub name: String,
+    /// Smallest unit that can be mapped, a power of two, in bytes.
+    pub granule_bytes: u64,
+    /// Physical memory of the device, in bytes.
+    pub total_bytes: u64,
+    /// Number of streams over which copies in one direction are worth spreading.
+    pub copy_streams: usize,
+}
+
+/// Memory of a device at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct MemoryInfo {
+    /// Physical memory of the device, in bytes.
+    pub total_bytes: u64,
+    /// Of which free, in bytes. Other processes move this figure.
+    pub free_bytes: u64,
+    /// What this process holds, where the machine can tell.
+    pub process: Option<ProcessMemory>,
+}
+
+/// What one process holds of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ProcessMemory {
+    /// All of it, in bytes, as the driver counts.
+    pub used_bytes: u64,
+    /// The part that being on the device at all costs (a bare context), in bytes.
+    pub context_bytes: u64,
+}

@@ -1,0 +1,288 @@
+//! What a pool call can fail with.
+//!
+//! Every message names the operation, the sizes and the next step. Unless a variant says otherwise, the
+//! failed call has changed nothing.
+
+use std::fmt;
+
+use super::report::SleepReport;
+use super::{BlockId, Level};
+use crate::bytes::ByteSize;
+use crate::digest::Digest;
+use crate::driver::{DeviceRange, DriverError};
+use crate::tag::{InvalidTag, Tag, TagState};
+
+/// Why a call of a [`super::Pool`] failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// A configuration that no device could make right.
+    #[error("the pool cannot be opened: {reason}")]
+    InvalidConfig {
+        /// What and why.
+        reason: String,
+    },
+    /// A request that no state of the pool could make right.
+    #[error("cannot allocate {bytes} bytes aligned to {align} for `{tag}`: {reason}")]
+    InvalidRequest {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Alignment asked for, in bytes.
+        align: u64,
+        /// Tag asked for.
+        tag: Tag,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A name that no tag can have.
+    #[error(transparent)]
+    InvalidTag(#[from] InvalidTag),
+    /// The pool may not map enough for the operation.
+    #[error("cannot {op}: the limit of {} is too low by {}: {usage}; {hint}", ByteSize(usage.limit_bytes),
+        ByteSize(needed_bytes.saturating_add(usage.mapped_bytes).saturating_sub(usage.limit_bytes)))]
+    OverLimit {
+        /// What was to be done.
+        op: String,
+        /// Further bytes that it needed to map, beyond what could be reclaimed.
+        needed_bytes: u64,
+        /// What the pool held then.
+        usage: Usage,
+        /// What would help.
+        hint: &'static str,
+    },
+    /// The device had too little free memory for the operation.
+    #[error(
+        "cannot {op}: {source}; {usage}; another process may hold the rest; free some memory and try again"
+    )]
+    DeviceFull {
+        /// What was to be done.
+        op: String,
+        /// What the pool held then.
+        usage: Usage,
+        /// The driver's refusal, with sizes.
+        source: Box<DriverError>,
+    },
+    /// The tag sleeps: its blocks have no memory now.
+    #[error("cannot {op}: `{tag}` is {state}; wake it first")]
+    Asleep {
+        /// What was to be done.
+        op: &'static str,
+        /// The tag.
+        tag: Tag,
+        /// How it sleeps.
+        state: TagState,
+    },
+    /// The tag's bytes were dropped and are not restored yet.
+    #[error(
+        "cannot {op}: the bytes of `{tag}` were dropped by a sleep; write them again and call mark_restored"
+    )]
+    Undefined {
+        /// What was to be done.
+        op: &'static str,
+        /// The tag.
+        tag: Tag,
+    },
+    /// A block that was freed before, or belongs to another pool.
+    #[error("cannot {op} {block}: it was freed before or belongs to another pool")]
+    StaleBlock {
+        /// What was to be done.
+        op: &'static str,
+        /// The handle.
+        block: BlockId,
+    },
+    /// A read or write that leaves its block.
+    #[error("cannot {op} {bytes} bytes at {offset}: {block} has {block_bytes} bytes")]
+    OutOfBlock {
+        /// What was to be done.
+        op: &'static str,
+        /// Offset into the block, in bytes.
+        offset: u64,
+        /// Bytes asked for.
+        bytes: u64,
+        /// The block.
+        block: BlockId,
+        /// Its size, in bytes.
+        block_bytes: u64,
+    },
+    /// A tag that this pool has never seen.
+    #[error("cannot {op}: no tag `{tag}` here; known are {known}")]
+    UnknownTag {
+        /// What was to be done.
+        op: &'static str,
+        /// The tag.
+        tag: Tag,
+        /// The tags of the pool, comma-separated.
+        known: String,
+    },
+    /// A tag was declared with a policy other than the one it already has.
+    #[error(
+        "cannot declare `{tag}`: it has another policy already; declare a tag once, before its first allocation"
+    )]
+    PolicyConflict {
+        /// The tag.
+        tag: Tag,
+    },
+    /// The sleep asks for something else than what the sleeping tag went through.
+    #[error(
+        "cannot sleep at level {level}: `{tag}` is {state} already, and this level would have its bytes {wanted}; wake it first"
+    )]
+    SleepConflict {
+        /// Level asked for.
+        level: Level,
+        /// The tag.
+        tag: Tag,
+        /// How it sleeps.
+        state: TagState,
+        /// `backed up` or `dropped`.
+        wanted: &'static str,
+    },
+    /// The sleep failed before its point of no return: the pool is as it was, with every byte.
+    #[error("sleep failed while it was to {phase}: {source}; everything is awake as before")]
+    SleepFailed {
+        /// Which step failed.
+        phase: Phase,
+        /// What the driver said.
+        source: DriverError,
+    },
+    /// The sleep failed and could not be undone: no byte is lost, the memory is held, part of it is not mapped.
+    #[error(
+        "sleep failed while it was to {phase}: {source}; and it could not be undone: {undo}; {tags} keep their memory but are not mapped; wake them to map it again"
+    )]
+    Stranded {
+        /// Which step failed first.
+        phase: Phase,
+        /// The tags, comma-separated; their state is [`TagState::Stranded`].
+        tags: String,
+        /// What the driver said first.
+        source: Box<DriverError>,
+        /// What it said to the undo.
+        undo: Box<DriverError>,
+    },
+    /// The tags sleep, but not all of their memory could be given back. The rest is tried again by the next
+    /// call that sleeps, wakes or needs room.
+    #[error("asleep, but {} of {} could not be given back: {source}; sleep again to retry",
+        ByteSize(report.planned_release_bytes.saturating_sub(report.released_bytes)), ByteSize(report.planned_release_bytes))]
+    Shortfall {
+        /// What was done.
+        report: Box<SleepReport>,
+        /// What the driver said to the first release that failed.
+        source: DriverError,
+    },
+    /// The wake failed: everything is asleep again with its backups.
+    #[error(
+        "wake failed while it was to {phase}: {source}; everything sleeps as before, with its backups; try again"
+    )]
+    WakeFailed {
+        /// Which step failed.
+        phase: Phase,
+        /// What the driver said.
+        source: DriverError,
+    },
+    /// Bytes that came back are not those that were stored. Everything is asleep again.
+    #[error("wake failed: a granule of `{tag}` at {range} came back with digest {found} instead of {expected}: {place}; everything sleeps as before; {}",
+        match place { Corruption::Backup => "its bytes are lost: discard the tag, wake, and load it again", Corruption::Transfer => "try again" })]
+    Corrupt {
+        /// The tag.
+        tag: Tag,
+        /// The granule on the device.
+        range: DeviceRange,
+        /// Digest of the bytes when they were stored.
+        expected: Digest,
+        /// Digest of the bytes that came back.
+        found: Digest,
+        /// Where they changed.
+        place: Corruption,
+    },
+    /// The pool was closed.
+    #[error("the pool is closed")]
+    Closed,
+    /// A thread panicked inside the pool; its bookkeeping cannot be trusted any more.
+    #[error("a thread panicked inside this pool before; drop it and open another")]
+    Poisoned,
+    /// The caller is a fork of the process that opened the pool.
+    #[error("{0}")]
+    WrongProcess(DriverError),
+    /// Any other call of the driver failed.
+    #[error("cannot {op}: {source}")]
+    Driver {
+        /// What was to be done.
+        op: &'static str,
+        /// What the driver said.
+        source: DriverError,
+    },
+}
+
+/// Where stored bytes changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Corruption {
+    /// The backup in host memory does not match its digest any more.
+    Backup,
+    /// The backup is intact; the copy on the device is not.
+    Transfer,
+}
+
+impl fmt::Display for Corruption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Backup => "its backup in host memory has changed",
+            Self::Transfer => "its backup is intact, the copy to the device is not",
+        })
+    }
+}
+
+/// The steps of a sleep or wake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Phase {
+    /// Wait until the device is quiet.
+    Quiesce,
+    /// Ask the device for its memory.
+    Measure,
+    /// Compare digests of the device with those of the backups.
+    Compare,
+    /// Copy bytes.
+    Copy,
+    /// Take memory out of its addresses.
+    Unmap,
+    /// Get memory and put it at its addresses.
+    Map,
+    /// Write zeros.
+    Zero,
+    /// Compare digests of the device with those of the backups after a wake.
+    Verify,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Quiesce => "wait for the device",
+            Self::Measure => "measure the device's memory",
+            Self::Compare => "compare digests",
+            Self::Copy => "copy bytes",
+            Self::Unmap => "unmap memory",
+            Self::Map => "map memory",
+            Self::Zero => "write zeros",
+            Self::Verify => "verify bytes",
+        })
+    }
+}
+
+/// What a pool holds, for messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Most the pool may map, in bytes; the device's total where no limit was given.
+    pub limit_bytes: u64,
+    /// Bytes in use.
+    pub live_bytes: u64,
+    /// Bytes of backing held.
+    pub mapped_bytes: u64,
+    /// Bytes held that no live block touches, after reclaiming.
+    pub idle_bytes: u64,
+}
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [live, mapped, idle] = [self.live_bytes, self.mapped_bytes, self.idle_bytes].map(ByteSize);
+        write!(f, "{live} are live, {mapped} mapped, {idle} of them idle")
+    }
+}

@@ -1,0 +1,169 @@
+//! What sleep and wake are asked, and what they say afterwards.
+//!
+//! The reports have one shape in Rust, JSON and Python: plain byte counts, seconds, tags by name.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+
+use crate::tag::Tag;
+
+/// How deep a sleep goes; the table in [`crate::tag`] says what each level does with a tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Weights are kept in host memory.
+    One,
+    /// Weights are dropped.
+    Two,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::One => "1",
+            Self::Two => "2",
+        })
+    }
+}
+
+impl Serialize for Level {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u8(match self {
+            Self::One => 1,
+            Self::Two => 2,
+        })
+    }
+}
+
+/// Which tags sleep, and how deep.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SleepRequest {
+    /// The level.
+    pub level: Level,
+    /// The tags; `None` is every tag of the pool.
+    pub tags: Option<Vec<Tag>>,
+}
+
+impl SleepRequest {
+    /// Every tag, at `level`.
+    #[must_use]
+    pub fn all(level: Level) -> Self {
+        Self { level, tags: None }
+    }
+}
+
+/// Which tags wake.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WakeRequest {
+    /// The tags; `None` is every tag that sleeps.
+    pub tags: Option<Vec<Tag>>,
+}
+
+impl WakeRequest {
+    /// Every tag that sleeps.
+    #[must_use]
+    pub fn all() -> Self {
+        Self::default()
+    }
+}
+
+/// How it is known that memory was given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Release {
+    /// The driver's own figure for this process fell by at least as much.
+    Confirmed,
+    /// Every release succeeded; the device's free memory is reported beside it, and other processes move it.
+    Ledger,
+    /// Some release failed. Always comes as an error.
+    Shortfall,
+}
+
+/// What a sleep did. Sizes in bytes, times in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SleepReport {
+    /// The level asked for; 2 for a discard.
+    pub level: Level,
+    /// Tags that this call put to sleep.
+    pub tags: Vec<Tag>,
+    /// Tags that slept already: for them nothing was done.
+    pub already_asleep_tags: Vec<Tag>,
+    /// Whole duration.
+    pub seconds: f64,
+    /// What the plan was to give back.
+    pub planned_release_bytes: u64,
+    /// What was given back.
+    pub released_bytes: u64,
+    /// How that is known.
+    pub release: Release,
+    /// Copied to host memory.
+    pub copied_bytes: u64,
+    /// Not copied, because the backup's digest matched.
+    pub unchanged_bytes: u64,
+    /// Held live bytes and were dropped, in whole granules.
+    pub discarded_bytes: u64,
+    /// What this process still holds of the device beyond this pool and its bare context; 0 where the driver
+    /// has no figure for a process.
+    pub uncovered_bytes: u64,
+    /// Free memory of the device before.
+    pub device_free_before_bytes: u64,
+    /// Free memory of the device after; absent when the device would not say any more.
+    pub device_free_after_bytes: Option<u64>,
+    /// Where the time went.
+    pub phases: SleepPhases,
+}
+
+/// Where the time of a sleep went, in seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct SleepPhases {
+    /// Getting host memory, and copying to it.
+    pub copy_s: f64,
+    /// Digests, of the device and of what was copied.
+    pub digest_s: f64,
+    /// Unmapping.
+    pub unmap_s: f64,
+    /// Giving memory back.
+    pub release_s: f64,
+}
+
+/// What a wake did. Sizes in bytes, times in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WakeReport {
+    /// Tags that this call woke.
+    pub tags: Vec<Tag>,
+    /// Tags that were awake already: for them nothing was done.
+    pub already_awake_tags: Vec<Tag>,
+    /// Whole duration.
+    pub seconds: f64,
+    /// Memory brought back to its addresses.
+    pub mapped_bytes: u64,
+    /// Copied from host memory.
+    pub copied_bytes: u64,
+    /// Overwritten with zeros.
+    pub zeroed_bytes: u64,
+    /// Compared with the backup's digests, and equal.
+    pub verified_bytes: u64,
+    /// Tags that are *undefined* now, until they are marked restored.
+    pub undefined_tags: Vec<Tag>,
+    /// Where the time went.
+    pub phases: WakePhases,
+}
+
+/// Where the time of a wake went, in seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct WakePhases {
+    /// Getting memory from the device.
+    pub create_s: f64,
+    /// Mapping it and opening it for access.
+    pub map_s: f64,
+    /// Copying, and writing zeros.
+    pub copy_s: f64,
+    /// Comparing digests.
+    pub verify_s: f64,
+}
+
+/// Adds a duration to a figure in seconds.
+pub(super) fn add(figure: &mut f64, duration: Duration) {
+    *figure += duration.as_secs_f64();
+}

@@ -1,0 +1,226 @@
+//! Tags: what an allocation is, and what sleep does with it.
+//!
+//! A [`Tag`] is a short checked name. Its [`TagPolicy`] is the row of the table below; the four known
+//! tags have theirs built in, any other tag is backed up at both levels unless it was declared
+//! otherwise before its first allocation.
+//!
+//! | tag | level 1 | level 2 | wake |
+//! |---|---|---|---|
+//! | `weights` | backed up | dropped, *undefined* until marked restored | bytes back |
+//! | `kv_cache` | dropped | dropped | zeroed |
+//! | `runtime`, `cudagraph`, user's | backed up | backed up | bytes back |
+//! | user's, declared discardable | dropped | dropped | as declared |
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
+
+/// Longest name of a tag, in bytes.
+pub const TAG_BYTES_MAX: usize = 64;
+
+/// Label of an allocation. Cheap to clone; serializes as its name.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tag(Arc<str>);
+
+impl Tag {
+    /// A tag of this name: 1 to [`TAG_BYTES_MAX`] of ASCII letters, digits, `_`, `-` and `.`.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidTag`] when the name is empty, too long, or has any other character.
+    pub fn new(name: &str) -> Result<Self, InvalidTag> {
+        let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
+        if name.is_empty() || name.len() > TAG_BYTES_MAX || !name.bytes().all(allowed) {
+            return Err(InvalidTag { name: name.escape_debug().take(2 * TAG_BYTES_MAX).collect() });
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// Model weights.
+    #[must_use]
+    pub fn weights() -> Self {
+        Self("weights".into())
+    }
+
+    /// Key-value cache.
+    #[must_use]
+    pub fn kv_cache() -> Self {
+        Self("kv_cache".into())
+    }
+
+    /// State of the engine's runtime.
+    #[must_use]
+    pub fn runtime() -> Self {
+        Self("runtime".into())
+    }
+
+    /// Memory of captured CUDA graphs.
+    #[must_use]
+    pub fn cudagraph() -> Self {
+        Self("cudagraph".into())
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl fmt::Debug for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tag({})", self.0)
+    }
+}
+
+impl FromStr for Tag {
+    type Err = InvalidTag;
+    fn from_str(name: &str) -> Result<Self, InvalidTag> {
+        Self::new(name)
+    }
+}
+
+impl Serialize for Tag {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+/// A name that no tag can have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{name}` cannot be a tag: use 1 to {TAG_BYTES_MAX} ASCII letters, digits, `_`, `-` or `.`")]
+pub struct InvalidTag {
+    /// The refused name, escaped and shortened.
+    pub name: String,
+}
+
+/// What a sleep does with the bytes of a tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SleepAction {
+    /// Copied to host memory, with a digest per granule.
+    Backup,
+    /// Given up.
+    Drop,
+}
+
+/// What dropped memory holds after the wake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dropped {
+    /// Zeros, written before the wake commits.
+    Zeros,
+    /// Anything; the tag is *undefined* until its owner has written it again and marked it restored.
+    Undefined,
+}
+
+/// One row of the table of tags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct TagPolicy {
+    /// At sleep level 1.
+    pub level_1: SleepAction,
+    /// At sleep level 2.
+    pub level_2: SleepAction,
+    /// What it holds after a wake that follows a drop.
+    pub dropped: Dropped,
+}
+
+impl TagPolicy {
+    /// Backed up at both levels: `runtime`, `cudagraph`, and any tag of the user's.
+    pub const PRESERVED: Self =
+        Self { level_1: SleepAction::Backup, level_2: SleepAction::Backup, dropped: Dropped::Undefined };
+
+    /// Dropped at both levels, back as `dropped` says.
+    #[must_use]
+    pub const fn discardable(dropped: Dropped) -> Self {
+        Self { level_1: SleepAction::Drop, level_2: SleepAction::Drop, dropped }
+    }
+
+    /// The built-in row for `tag`, or [`TagPolicy::PRESERVED`].
+    #[must_use]
+    pub fn built_in(tag: &Tag) -> Self {
+        match tag.as_str() {
+            "weights" => {
+                Self { level_1: SleepAction::Backup, level_2: SleepAction::Drop, dropped: Dropped::Undefined }
+            }
+            "kv_cache" => Self::discardable(Dropped::Zeros),
+            _ => Self::PRESERVED,
+        }
+    }
+}
+
+/// Where the bytes of a tag are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TagState {
+    /// On the device, as their owner wrote them.
+    Awake,
+    /// Mapped on the device, but dropped by a sleep and not restored since: reading is refused.
+    Undefined,
+    /// In host memory.
+    AsleepBackedUp,
+    /// Nowhere: dropped, to come back as the tag's policy says.
+    AsleepDropped,
+    /// Still in its device memory, which after a failed undo is not wholly mapped: a wake maps it again.
+    Stranded,
+}
+
+impl TagState {
+    /// Whether the tag must be woken before its blocks can be used.
+    #[must_use]
+    pub const fn is_asleep(self) -> bool {
+        matches!(self, Self::AsleepBackedUp | Self::AsleepDropped | Self::Stranded)
+    }
+}
+
+impl fmt::Display for TagState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Awake => "awake",
+            Self::Undefined => "awake but undefined",
+            Self::AsleepBackedUp => "asleep, backed up",
+            Self::AsleepDropped => "asleep, dropped",
+            Self::Stranded => "stranded: held but not wholly mapped",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table() {
+        use SleepAction::{Backup, Drop};
+        for (name, level_1, level_2) in [
+            ("weights", Backup, Drop),
+            ("kv_cache", Drop, Drop),
+            ("runtime", Backup, Backup),
+            ("cudagraph", Backup, Backup),
+            ("lora-7", Backup, Backup),
+        ] {
+            let policy = TagPolicy::built_in(&Tag::new(name).expect(name));
+            assert_eq!((policy.level_1, policy.level_2), (level_1, level_2), "{name}");
+        }
+        assert_eq!(TagPolicy::built_in(&Tag::kv_cache()).dropped, Dropped::Zeros);
+        assert_eq!(TagPolicy::built_in(&Tag::weights()).dropped, Dropped::Undefined);
+    }
+
+    #[test]
+    fn hostile_names() {
+        let long = "x".repeat(TAG_BYTES_MAX + 1);
+        for name in ["", " ", "a b", "weights\n", "\u{1b}[31m", "größe", "a/b", long.as_str()] {
+            let error = Tag::new(name).expect_err(name);
+            assert!(error.to_string().chars().all(|c| !c.is_control()), "{error:?}");
+        }
+        assert!(Tag::new(&"x".repeat(TAG_BYTES_MAX)).is_ok());
+    }
+}

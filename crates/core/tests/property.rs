@@ -1,0 +1,294 @@
+//! Random allocations, frees, writes, sleeps and wakes, compared with the plain model after every step.
+//!
+//! `PROPTEST_CASES` sets the number of runs (default 100, each of up to 500 steps).
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use poorwill_core::{
+    AllocRequest, Block, DeviceRange, Driver, Dropped, Level, Pool, PoolConfig, PoolError, SleepRequest, Tag,
+    TagPolicy, WakeRequest,
+};
+use poorwill_driver::{HostConfig, HostDevice};
+use poorwill_testkit::model::{Model, Reads};
+use poorwill_testkit::pattern;
+use proptest::prelude::*;
+
+const CAPACITY_GRANULES: u64 = 96;
+const LIMIT_GRANULES: u64 = 64;
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// `eighths` of a granule of the `tag`-th tag.
+    Alloc {
+        tag: usize,
+        eighths: u64,
+        odd: u64,
+    },
+    /// The n-th live block, modulo their number.
+    Free(usize),
+    Fill(usize),
+    Sleep {
+        level: Level,
+        tags: Option<u8>,
+    },
+    Wake {
+        tags: Option<u8>,
+    },
+    Discard {
+        tags: u8,
+    },
+    MarkRestored(usize),
+    Trim,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let tags = || prop_oneof![2 => Just(None), 3 => any::<u8>().prop_map(Some)];
+    let level = prop_oneof![2 => Just(Level::One), 1 => Just(Level::Two)];
+    // Sizes of all magnitudes: from one byte to a fifth of the limit.
+    let alloc = (0..5usize, 0..7u32, 1..3u64, 0..600u64).prop_map(|(tag, log, factor, odd)| Step::Alloc {
+        tag,
+        eighths: factor << log,
+        odd,
+    });
+    prop_oneof![
+        10 => alloc,
+        6 => any::<usize>().prop_map(Step::Free),
+        6 => any::<usize>().prop_map(Step::Fill),
+        3 => (level, tags()).prop_map(|(level, tags)| Step::Sleep { level, tags }),
+        5 => tags().prop_map(|tags| Step::Wake { tags }),
+        1 => any::<u8>().prop_map(|tags| Step::Discard { tags }),
+        2 => (0..5usize).prop_map(Step::MarkRestored),
+        1 => Just(Step::Trim),
+    ]
+}
+
+struct Run {
+    device: Arc<HostDevice>,
+    pool: Pool,
+    tags: [Tag; 5],
+    model: Model,
+    blocks: BTreeMap<u64, Block>,
+    next: u64,
+}
+
+impl Run {
+    fn new() -> Self {
+        let device = Arc::new(HostDevice::open(&HostConfig::of_pages(CAPACITY_GRANULES)).unwrap());
+        let granule = device.info().granule_bytes;
+        let config = PoolConfig {
+            limit_bytes: Some(LIMIT_GRANULES * granule),
+            chunk_granules: 4,
+            segment_granules: 8,
+            ..PoolConfig::default()
+        };
+        let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config).unwrap();
+        let scratch = Tag::new("scratch").unwrap();
+        let tags =
+            [Tag::weights(), Tag::kv_cache(), Tag::runtime(), Tag::new("lora").unwrap(), scratch.clone()];
+        let mut model = Model::default();
+        for tag in &tags {
+            model.declare(tag.clone(), TagPolicy::built_in(tag));
+        }
+        let policy = TagPolicy::discardable(Dropped::Undefined);
+        pool.declare_tag(&scratch, policy).unwrap();
+        pool.declare_tag(&tags[3], TagPolicy::PRESERVED).unwrap();
+        model.declare(scratch, policy);
+        Self { device, pool, tags, model, blocks: BTreeMap::new(), next: 0 }
+    }
+
+    fn chosen(&self, mask: u8) -> Vec<Tag> {
+        self.tags
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| mask & (1 << i) != 0)
+            .map(|(_, tag)| tag.clone())
+            .collect()
+    }
+
+    fn live(&self, n: usize) -> Option<(u64, Block)> {
+        let count = self.blocks.len().max(1);
+        self.blocks.iter().nth(n % count).map(|(id, block)| (*id, *block))
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Alloc { tag, eighths, odd } => self.alloc(*tag, eighths * self.granule() / 8 + odd),
+            Step::Free(n) => {
+                let Some((id, block)) = self.live(*n) else { return };
+                self.pool.free(block.id).unwrap();
+                assert!(matches!(self.pool.free(block.id), Err(PoolError::StaleBlock { .. })));
+                self.model.free(id);
+                self.blocks.remove(&id);
+            }
+            Step::Fill(n) => {
+                let Some((id, block)) = self.live(*n) else { return };
+                self.next += 1;
+                let len = usize::try_from(block.requested_bytes).unwrap();
+                let filled = pattern::fill(&self.pool, block.id, self.next, len).is_ok();
+                assert_eq!(filled, self.model.fill(id, self.next));
+            }
+            Step::Sleep { level, tags } => self.sleep(*level, tags.map(|mask| self.chosen(mask))),
+            Step::Wake { tags } => self.wake(tags.map(|mask| self.chosen(mask)).as_deref()),
+            Step::Discard { tags } => {
+                let tags = self.chosen(*tags);
+                let report = self.pool.discard(&tags).unwrap();
+                assert_eq!(sorted(report.tags), sorted(self.model.discard(&tags)));
+                self.check_bytes();
+            }
+            Step::MarkRestored(tag) => {
+                let tag = self.tags[*tag].clone();
+                let restored = self.pool.mark_restored(std::slice::from_ref(&tag)).is_ok();
+                assert_eq!(restored, self.model.mark_restored(&tag).is_some());
+            }
+            Step::Trim => {
+                self.pool.trim().unwrap();
+            }
+        }
+    }
+
+    fn granule(&self) -> u64 {
+        self.device.info().granule_bytes
+    }
+
+    fn alloc(&mut self, tag: usize, bytes: u64) {
+        let tag = self.tags[tag].clone();
+        let request = AllocRequest::new(bytes.max(1), tag.clone());
+        self.next += 1;
+        match self.pool.alloc(&request) {
+            Ok(block) => {
+                assert!(self.model.alloc(self.next, &tag, bytes), "{tag} sleeps, and a block was given out");
+                let apart = |other: &Block| !other.range.overlaps(&block.range);
+                assert!(self.blocks.values().all(apart), "{block:?} overlaps another block");
+                assert!(block.range.addr.is_multiple_of(512) && block.range.bytes >= bytes);
+                self.blocks.insert(self.next, block);
+            }
+            Err(PoolError::Asleep { .. }) => assert!(self.model.state(&tag).is_asleep()),
+            Err(PoolError::OverLimit { .. }) => {
+                // Right only if it does not depend on what is cached.
+                self.pool.trim().unwrap();
+                assert!(
+                    matches!(self.pool.alloc(&request), Err(PoolError::OverLimit { .. })),
+                    "a false refusal"
+                );
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn sleep(&mut self, level: Level, tags: Option<Vec<Tag>>) {
+        let free_before = self.device.memory_info().unwrap().free_bytes;
+        let falling = self.model.sleep(level, tags.as_deref());
+        match (self.pool.sleep(&SleepRequest { level, tags }), falling) {
+            (Ok(report), Some(falling)) => {
+                let freed = self.device.memory_info().unwrap().free_bytes - free_before;
+                assert_eq!(sorted(report.tags), sorted(falling));
+                assert_eq!(
+                    (report.released_bytes, freed),
+                    (report.planned_release_bytes, report.planned_release_bytes)
+                );
+            }
+            (Err(PoolError::SleepConflict { .. } | PoolError::Undefined { .. }), None) => {}
+            (result, falling) => panic!("{result:?} where the model says {falling:?}"),
+        }
+        self.check_bytes();
+    }
+
+    fn wake(&mut self, tags: Option<&[Tag]>) {
+        match self.pool.wake(&WakeRequest { tags: tags.map(<[Tag]>::to_vec) }) {
+            Ok(report) => {
+                assert_eq!(sorted(report.tags), sorted(self.model.wake(tags)));
+                assert_eq!(report.copied_bytes, report.verified_bytes);
+            }
+            Err(PoolError::OverLimit { .. }) => {} // Others took the room meanwhile; everything still sleeps.
+            Err(error) => panic!("{error}"),
+        }
+        self.check_bytes();
+    }
+
+    /// What must hold after every step.
+    fn check(&self) {
+        let stats = self.pool.stats().unwrap();
+        let used_bytes = self.device.memory_info().unwrap().process.unwrap().used_bytes;
+        assert_eq!(stats.mapped_bytes, used_bytes, "our accounting and the device's");
+        assert!(stats.mapped_bytes <= LIMIT_GRANULES * self.granule(), "over the limit");
+        assert_eq!(stats.backup_bytes, self.device.host_bytes(), "host memory is exactly the backups");
+        assert_eq!(stats.live_blocks, self.blocks.len());
+        assert_eq!(stats.live_bytes, self.blocks.values().map(|block| block.range.bytes).sum::<u64>());
+        for tag in &self.tags {
+            assert_eq!(self.pool.tag_state(tag).unwrap(), self.model.state(tag), "{tag}");
+        }
+        for block in self.blocks.values() {
+            assert_eq!(self.pool.block(block.id).unwrap(), *block, "a block has moved");
+        }
+        self.check_snapshot();
+    }
+
+    /// Blocks fill their segments without gaps, and no two free ones touch.
+    fn check_snapshot(&self) {
+        let mut live: Vec<DeviceRange> = Vec::new();
+        for segment in self.pool.snapshot().unwrap().segments {
+            let mut at = segment.addr;
+            let mut was_free = false;
+            for block in &segment.blocks {
+                assert_eq!(block.addr, at);
+                assert!(!(was_free && block.requested_bytes.is_none()), "two free neighbours");
+                was_free = block.requested_bytes.is_none();
+                at += block.bytes;
+                live.extend((!was_free).then_some(DeviceRange::new(block.addr, block.bytes)));
+            }
+            assert_eq!(at, segment.addr + segment.bytes);
+        }
+        let mut expected: Vec<DeviceRange> = self.blocks.values().map(|block| block.range).collect();
+        expected.sort_unstable();
+        assert_eq!(live, expected);
+    }
+
+    fn check_bytes(&self) {
+        for (id, tag, _, reads) in self.model.blocks() {
+            let block = self.blocks[&id];
+            let len = usize::try_from(block.requested_bytes).unwrap();
+            let read = pattern::read(&self.pool, block.id, len);
+            match reads {
+                Reads::Pattern(seed) => assert!(read.unwrap() == pattern::bytes(seed, len), "bytes of {tag}"),
+                Reads::Zeros => assert!(read.unwrap().iter().all(|byte| *byte == 0), "zeros of {tag}"),
+                Reads::Anything => drop(read.unwrap()),
+                Reads::Refused => drop(read.unwrap_err()),
+            }
+        }
+    }
+
+    fn end(self) {
+        self.check_bytes();
+        self.pool.close().unwrap();
+        let info = self.device.memory_info().unwrap();
+        assert_eq!(info.free_bytes, info.total_bytes);
+        assert_eq!((self.device.resident_bytes().unwrap(), self.device.host_bytes()), (0, 0));
+    }
+}
+
+fn sorted(mut tags: Vec<Tag>) -> Vec<Tag> {
+    tags.sort_unstable();
+    tags
+}
+
+fn config() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(100);
+    // Failures are printed whole; a file of seeds in the tree would be left behind by CI.
+    ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn the_pool_does_what_the_model_says(steps in proptest::collection::vec(step(), 100..500)) {
+        let mut run = Run::new();
+        for step in &steps {
+            run.step(step);
+            run.check();
+        }
+        run.end();
+    }
+}

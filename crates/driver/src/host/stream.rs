@@ -1,0 +1,93 @@
+//! Streams and events of the host device: threads that run jobs in order.
+
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use poorwill_core::{DriverError, DriverErrorKind, Op, Pending, StreamId};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A queue of jobs and the thread that works it off.
+#[derive(Debug)]
+pub(super) struct Stream {
+    id: StreamId,
+    jobs: Sender<Job>,
+    worker: JoinHandle<()>,
+}
+
+impl Stream {
+    pub(super) fn start(id: StreamId, op: Op) -> Result<Self, DriverError> {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let work = move || queue.into_iter().for_each(|job| job());
+        let worker = thread::Builder::new()
+            .name(format!("poorwill-host-{}", id.0))
+            .spawn(work)
+            .map_err(|error| DriverError::new(op, system("spawn a thread", &error)))?;
+        Ok(Self { id, jobs, worker })
+    }
+
+    /// Queues `work` and gives its outcome.
+    pub(super) fn submit<T: Send + 'static>(
+        &self,
+        op: Op,
+        work: impl FnOnce() -> Result<T, DriverErrorKind> + Send + 'static,
+    ) -> Result<Pending<T>, DriverError> {
+        let (sender, outcome) = mpsc::sync_channel(1);
+        let id = self.id;
+        let job = Box::new(move || {
+            // Nobody may be waiting any more: then the outcome is dropped, as the contract says.
+            let _ = sender.send(work());
+        });
+        self.jobs.send(job).map_err(|_| ended(op, id))?;
+        Ok(Pending::new(move || match outcome.recv() {
+            Ok(result) => result.map_err(|kind| DriverError::new(op, kind)),
+            Err(_) => Err(ended(op, id)),
+        }))
+    }
+
+    /// Works off what is queued, then ends the thread.
+    pub(super) fn finish(self) {
+        drop(self.jobs);
+        // A job that panicked has reported that already, to whoever waited for it.
+        let _ = self.worker.join();
+    }
+}
+
+fn ended(op: Op, stream: StreamId) -> DriverError {
+    let text = format!("the thread of {stream} has ended");
+    DriverError::new(op, DriverErrorKind::Device { code: 0, name: "stream ended".into(), text })
+}
+
+/// An error of the operating system, in the contract's form.
+pub(super) fn system(what: &str, error: &std::io::Error) -> DriverErrorKind {
+    DriverErrorKind::Device {
+        code: i64::from(error.raw_os_error().unwrap_or(0)),
+        name: format!("could not {what}"),
+        text: error.to_string(),
+    }
+}
+
+/// A flag that passes once.
+#[derive(Debug, Default)]
+pub(super) struct Event {
+    passed: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Event {
+    pub(super) fn pass(self: &Arc<Self>) {
+        *self.passed.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn has_passed(&self) -> bool {
+        *self.passed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn wait(&self) {
+        let passed = self.passed.lock().unwrap_or_else(PoisonError::into_inner);
+        let _passed =
+            self.changed.wait_while(passed, |passed| !*passed).unwrap_or_else(PoisonError::into_inner);
+    }
+}

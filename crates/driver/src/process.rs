@@ -1,0 +1,60 @@
+//! Which process a handle belongs to.
+//!
+//! [`Owner`] remembers the process that made it and tells, without a system call, whether the caller is a
+//! fork of that process. Promise: in a forked child [`Owner::check`] fails and [`Owner::is_here`] is false.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use poorwill_core::{DriverError, DriverErrorKind, Op};
+
+/// How many forks lie between the first process and this one. Only forked children add to it.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+static REGISTER: Once = Once::new();
+
+extern "C" fn count_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The process that opened a device.
+#[derive(Debug)]
+pub(crate) struct Owner {
+    forks: u32,
+    process: u32,
+}
+
+impl Owner {
+    /// This process.
+    pub(crate) fn this() -> Result<Self, DriverError> {
+        let mut failed = 0;
+        REGISTER.call_once(|| {
+            // SAFETY: `count_fork` is a plain function that lives as long as the program, touches one
+            // atomic and is therefore safe to run in a child between fork and exec.
+            failed = unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
+        });
+        if failed != 0 {
+            return Err(DriverError::new(
+                Op::Open,
+                DriverErrorKind::OutOfHostMemory {
+                    asked_bytes: 0,
+                    reason: format!("pthread_atfork failed with {failed}"),
+                },
+            ));
+        }
+        Ok(Self { forks: FORKS.load(Ordering::Relaxed), process: std::process::id() })
+    }
+
+    /// Whether the caller runs in that process.
+    pub(crate) fn is_here(&self) -> bool {
+        FORKS.load(Ordering::Relaxed) == self.forks
+    }
+
+    /// `WrongProcess` in a fork of it.
+    pub(crate) fn check(&self, op: Op) -> Result<(), DriverError> {
+        if self.is_here() {
+            return Ok(());
+        }
+        let this = std::process::id();
+        Err(DriverError::new(op, DriverErrorKind::WrongProcess { opened_by: self.process, this }))
+    }
+}

@@ -1,0 +1,282 @@
+//! What the host device promises beyond the contract: memory that really comes and goes, faults that are
+//! exact to the page, forked children that can do no harm, and modest use of descriptors and mappings.
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use poorwill_core::{
+    AllocRequest, CopyPart, DeviceRange, Driver, DriverErrorKind, HostBuffer, Level, Pool, PoolConfig,
+    PoolError, SleepRequest, StreamId, Tag, WakeRequest,
+};
+use poorwill_driver::{HostConfig, HostDevice};
+use poorwill_testkit::pattern;
+
+const MIB: u64 = 1 << 20;
+
+fn open(capacity_bytes: u64) -> Arc<HostDevice> {
+    Arc::new(HostDevice::open(&HostConfig::with_capacity(capacity_bytes)).unwrap())
+}
+
+/// Runs the test `name` of this file again in a process of its own, with `CHILD` set; what it prints is lost.
+fn in_a_child(name: &str) -> std::process::ExitStatus {
+    Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--test-threads=1"])
+        .env("CHILD", name)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap()
+}
+
+fn is_child() -> bool {
+    std::env::var_os("CHILD").is_some()
+}
+
+fn load(byte: &u8) -> u8 {
+    // SAFETY: the callers point at device memory that is mapped and open, or expect the fault.
+    unsafe { std::ptr::read_volatile(byte) }
+}
+
+fn touch(addr: u64) -> u8 {
+    let pointer = std::ptr::with_exposed_provenance::<u8>(usize::try_from(addr).unwrap());
+    // SAFETY: as for `load`; device memory holds plain bytes that live as long as their mapping.
+    load(unsafe { &*pointer })
+}
+
+#[test]
+fn configurations_are_checked() {
+    for (capacity_bytes, granule_bytes) in
+        [(0, 2 * MIB), (MIB, 2 * MIB), (u64::MAX, 2 * MIB), (MIB, 0), (MIB, 512), (MIB, 12 << 10)]
+    {
+        let error = HostDevice::open(&HostConfig { capacity_bytes, granule_bytes }).unwrap_err();
+        assert!(matches!(error.kind, DriverErrorKind::InvalidArgument { .. }), "{error}");
+    }
+    let rounded = HostDevice::open(&HostConfig::with_capacity(5 * MIB + 1)).unwrap();
+    assert_eq!(rounded.info().total_bytes, 4 * MIB);
+}
+
+#[test]
+fn released_memory_returns_to_the_system() {
+    let device = open(64 * MIB);
+    let range = device.reserve(32 * MIB).unwrap();
+    let backing = device.create(32 * MIB).unwrap();
+    device.map(range, backing).unwrap();
+    device.set_access(range).unwrap();
+    assert_eq!(device.resident_bytes().unwrap(), 0, "memory nobody touched costs nothing");
+    let parts = [CopyPart { device: range, host_offset: 0 }];
+    let buffer = Arc::new(HostBuffer::from(pattern::bytes(1, 32 << 20)));
+    device.copy_to_device(StreamId::DEFAULT, buffer, &parts).unwrap().wait().unwrap();
+    assert_eq!(device.resident_bytes().unwrap(), 32 * MIB);
+    assert_eq!(touch(range.addr + 12345), pattern::bytes(1, 12346)[12345]);
+    device.zero(StreamId::DEFAULT, DeviceRange::new(range.addr, 16 * MIB)).unwrap().wait().unwrap();
+    assert_eq!(device.resident_bytes().unwrap(), 16 * MIB, "zeros are holes");
+    device.unmap(range).unwrap();
+    assert_eq!(device.resident_bytes().unwrap(), 16 * MIB, "unmapping gives nothing back");
+    device.release(backing).unwrap();
+    assert_eq!(device.resident_bytes().unwrap(), 0);
+    device.unreserve(range).unwrap();
+}
+
+#[test]
+fn reading_untouched_memory_costs_nothing() {
+    let device = open(64 * MIB);
+    let range = device.reserve(64 * MIB).unwrap();
+    let backing = device.create(64 * MIB).unwrap();
+    device.map(range, backing).unwrap();
+    device.set_access(range).unwrap();
+    device.digest(StreamId::DEFAULT, range).unwrap().wait().unwrap();
+    assert_eq!(device.resident_bytes().unwrap(), 0);
+}
+
+#[test]
+fn an_early_unmap_is_refused() {
+    let device = open(64 * MIB);
+    let range = device.reserve(32 * MIB).unwrap();
+    let backing = device.create(32 * MIB).unwrap();
+    device.map(range, backing).unwrap();
+    device.set_access(range).unwrap();
+    let (first, second) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+    let digests = device.digest(first, range).unwrap();
+    let event = device.event_record(first).unwrap();
+    device.stream_wait_event(second, event).unwrap();
+    drop(device.digest(second, range).unwrap());
+    let early = device.unmap(range);
+    // Either the work was still in flight, and the refusal has changed nothing, or it had just finished.
+    if let Err(error) = early {
+        assert!(matches!(error.kind, DriverErrorKind::Busy { .. }), "{error}");
+        digests.wait().unwrap();
+        device.synchronize().unwrap();
+        device.unmap(range).unwrap();
+    }
+}
+
+#[test]
+fn thirty_gib_in_granules_fit_into_a_thousand_descriptors() {
+    if !is_child() {
+        return assert!(in_a_child("thirty_gib_in_granules_fit_into_a_thousand_descriptors").success());
+    }
+    let limit = rustix::process::Rlimit { current: Some(1024), maximum: Some(1024) };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    let device = open(30 << 30);
+    let granule = device.info().granule_bytes;
+    let range = device.reserve(30 << 30).unwrap();
+    let granules = (30 << 30) / granule;
+    // Backwards, so that neighbours in the addresses are no neighbours in the file and cannot be merged.
+    let backings: Vec<_> = (0..granules)
+        .rev()
+        .map(|i| {
+            let backing = device.create(granule).unwrap();
+            device.map(DeviceRange::new(range.addr + i * granule, granule), backing).unwrap();
+            backing
+        })
+        .collect();
+    device.set_access(range).unwrap();
+    for addr in [range.addr, range.addr + (15 << 30), range.end() - 1] {
+        assert_eq!(touch(addr), 0);
+    }
+    assert!(device.create(granule).unwrap_err().is_out_of_memory());
+    device.unmap(range).unwrap();
+    backings.into_iter().for_each(|backing| device.release(backing).unwrap());
+    assert_eq!(device.memory_info().unwrap().free_bytes, 30 << 30);
+}
+
+/// A pool with one block of weights, asleep.
+fn asleep() -> (Arc<HostDevice>, Pool, DeviceRange) {
+    let device = open(64 * MIB);
+    let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, PoolConfig::default()).unwrap();
+    let block = pool.alloc(&AllocRequest::new(8 * MIB, Tag::weights())).unwrap();
+    pattern::fill(&pool, block.id, 3, 8 << 20).unwrap();
+    assert_eq!(touch(block.range.addr), pattern::bytes(3, 1)[0]);
+    pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+    (device, pool, block.range)
+}
+
+#[test]
+fn touching_sleeping_memory_faults() {
+    if is_child() {
+        let (_device, _pool, range) = asleep();
+        std::hint::black_box(touch(range.addr + 4 * MIB));
+        return;
+    }
+    let status = in_a_child("touching_sleeping_memory_faults");
+    assert_eq!(status.signal(), Some(libc::SIGSEGV), "{status}");
+}
+
+#[test]
+fn touching_awake_memory_does_not() {
+    let (_device, pool, range) = asleep();
+    pool.wake(&WakeRequest::all()).unwrap();
+    assert_eq!(touch(range.end() - 1), pattern::bytes(3, 8 << 20)[(8 << 20) - 1]);
+}
+
+#[test]
+fn faults_are_exact_to_the_page() {
+    if is_child() {
+        let device = open(64 * MIB);
+        let granule = device.info().granule_bytes;
+        let range = device.reserve(2 * granule).unwrap();
+        let first = DeviceRange::new(range.addr, granule);
+        let backing = device.create(granule).unwrap();
+        device.map(first, backing).unwrap();
+        device.set_access(first).unwrap();
+        assert_eq!(touch(first.end() - 1), 0);
+        std::hint::black_box(touch(first.end()));
+        return;
+    }
+    let status = in_a_child("faults_are_exact_to_the_page");
+    assert_eq!(status.signal(), Some(libc::SIGSEGV), "{status}");
+}
+
+/// Forks; the child's verdict is what `child` returns. Must run alone in its process.
+fn fork(child: impl FnOnce() -> bool) -> i32 {
+    // SAFETY: the process runs one test on one thread beside the device's own, which hold no lock of the
+    // allocator's that glibc would not take over the fork.
+    match unsafe { libc::fork() } {
+        0 => {
+            let verdict = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(false);
+            // SAFETY: ends the child without running the parent's destructors a second time.
+            unsafe { libc::_exit(i32::from(!verdict)) }
+        }
+        pid => {
+            let mut status = -1;
+            // SAFETY: `status` outlives the call.
+            let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+            assert_eq!(waited, pid);
+            status
+        }
+    }
+}
+
+#[test]
+fn a_forked_child_gets_errors_and_does_no_damage() {
+    if !is_child() {
+        let status = in_a_child("a_forked_child_gets_errors_and_does_no_damage");
+        return assert!(status.success(), "{status}");
+    }
+    let (device, pool, _) = asleep();
+    let kv = pool.alloc(&AllocRequest::new(4 * MIB, Tag::new("scratch").unwrap())).unwrap();
+    pattern::fill(&pool, kv.id, 9, 4 << 20).unwrap();
+    let status = fork(|| {
+        let wrong = |error: PoolError| matches!(error, PoolError::WrongProcess(_));
+        let refused = wrong(pool.wake(&WakeRequest::all()).unwrap_err())
+            && wrong(pool.alloc(&AllocRequest::new(1, Tag::weights())).unwrap_err())
+            && wrong(pool.free(kv.id).unwrap_err())
+            && wrong(pool.stats().unwrap_err())
+            && wrong(pool.close().unwrap_err());
+        let kinds = [
+            device.create(2 * MIB).unwrap_err().kind,
+            device.reserve(2 * MIB).unwrap_err().kind,
+            device.synchronize().unwrap_err().kind,
+            device.host_alloc(1).unwrap_err().kind,
+            device.check_process().unwrap_err().kind,
+        ];
+        // Dropping both is a no-op here: it neither hangs on threads that do not exist nor gives anything back.
+        drop(pool);
+        drop(device);
+        refused && kinds.iter().all(|kind| matches!(kind, DriverErrorKind::WrongProcess { .. }))
+    });
+    assert_eq!(status, 0, "the child's verdict");
+}
+
+#[test]
+fn the_parent_of_a_fork_has_lost_nothing() {
+    if !is_child() {
+        let status = in_a_child("the_parent_of_a_fork_has_lost_nothing");
+        return assert!(status.success(), "{status}");
+    }
+    let (device, pool, range) = asleep();
+    let scratch = pool.alloc(&AllocRequest::new(4 * MIB, Tag::new("scratch").unwrap())).unwrap();
+    pattern::fill(&pool, scratch.id, 9, 4 << 20).unwrap();
+    let used = device.memory_info().unwrap();
+    // The memory is not even there in the child: a touch faults instead of changing the parent's bytes.
+    let status = fork(|| std::hint::black_box(touch(scratch.range.addr)) == 0);
+    assert_eq!(status & 0x7f, libc::SIGSEGV, "the child's status");
+    assert_eq!(device.memory_info().unwrap(), used);
+    pool.wake(&WakeRequest::all()).unwrap();
+    assert_eq!(touch(range.addr), pattern::bytes(3, 1)[0]);
+    assert!(pattern::read(&pool, scratch.id, 4 << 20).unwrap() == pattern::bytes(9, 4 << 20));
+    pool.close().unwrap();
+    assert_eq!(device.memory_info().unwrap().free_bytes, 64 * MIB);
+    assert_eq!(device.resident_bytes().unwrap(), 0);
+}
+
+#[test]
+fn shutdown_in_any_order_is_quiet() {
+    let (device, pool, _) = asleep();
+    drop(device);
+    drop(pool);
+    let (device, pool, _) = asleep();
+    drop(pool);
+    assert_eq!(device.memory_info().unwrap().free_bytes, 64 * MIB);
+    assert_eq!((device.resident_bytes().unwrap(), device.host_bytes()), (0, 0));
+    let device = open(64 * MIB);
+    let range = device.reserve(4 * MIB).unwrap();
+    let backing = device.create(4 * MIB).unwrap();
+    device.map(range, backing).unwrap();
+    device.set_access(range).unwrap();
+    let digests = device.digest(StreamId::DEFAULT, range).unwrap();
+    drop(device); // With everything still mapped and work in flight.
+    digests.wait().unwrap();
+}

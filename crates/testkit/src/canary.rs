@@ -1,0 +1,176 @@
+//! Drivers that are broken on purpose.
+//!
+//! A suite that never fails proves nothing. Each of these breaks one promise the way a careless pool or
+//! driver would; the fault suite must fail on every one of them.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use poorwill_core::digest::Digest;
+use poorwill_core::driver::Result;
+use poorwill_core::{
+    BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, EventId, HostBuffer, HostMemory, MemoryInfo, Op,
+    Pending, StreamId,
+};
+
+use crate::forward::{forward, forward_streams_and_events};
+
+/// What is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Defect {
+    /// Mapping a backing a second time, as an undo does, brings zeros instead of its bytes.
+    UndoLosesBytes,
+    /// Every other unmap that the device is asked for succeeds without unmapping.
+    UnmapDoesNothing,
+    /// Releasing succeeds and releases nothing.
+    ReleaseHoards,
+    /// Copies to the device lose the last byte of a part.
+    CopyIsShort,
+    /// A failed call of `create` has taken the memory all the same.
+    FailedCreateKeeps,
+    /// One bit of each host buffer changes when [`BrokenDriver::rot`] is called.
+    HostMemoryRots,
+}
+
+/// Those that the fault suite must notice by itself.
+pub const DEFECTS: [Defect; 5] = [
+    Defect::UndoLosesBytes,
+    Defect::UnmapDoesNothing,
+    Defect::ReleaseHoards,
+    Defect::CopyIsShort,
+    Defect::FailedCreateKeeps,
+];
+
+/// The wrapper.
+#[derive(Debug)]
+pub struct BrokenDriver {
+    inner: Arc<dyn Driver>,
+    defect: Option<Defect>,
+    seen: Mutex<HashSet<BackingId>>,
+    remapped: Mutex<Vec<DeviceRange>>,
+    turn: Mutex<u64>,
+    rotten: Arc<AtomicBool>,
+}
+
+impl BrokenDriver {
+    /// `inner` with `defect`; none at all for a control.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Driver>, defect: Option<Defect>) -> Self {
+        let (seen, remapped, turn) = Default::default();
+        Self { inner, defect, seen, remapped, turn, rotten: Arc::default() }
+    }
+
+    /// Lets host memory go bad, with [`Defect::HostMemoryRots`].
+    pub fn rot(&self) {
+        self.rotten.store(true, Ordering::Relaxed);
+    }
+
+    fn ask(&self, _: Op) -> Result<()> {
+        let _ = self;
+        Ok(())
+    }
+
+    fn every_other(&self) -> bool {
+        let mut turn = self.turn.lock().unwrap();
+        *turn += 1;
+        turn.is_multiple_of(2)
+    }
+}
+
+impl Driver for BrokenDriver {
+    forward_streams_and_events!();
+
+    forward! {
+        CopyToHost: copy_to_host(stream: StreamId, dst: HostBuffer, parts: &[CopyPart]) -> Pending<HostBuffer>;
+        Zero: zero(stream: StreamId, range: DeviceRange) -> Pending<()>;
+        Digest: digest(stream: StreamId, range: DeviceRange) -> Pending<Vec<Digest>>;
+    }
+
+    fn create(&self, bytes: u64) -> Result<BackingId> {
+        let backing = self.inner.create(bytes)?;
+        if self.defect == Some(Defect::FailedCreateKeeps) && self.every_other() {
+            return self.inner.create(0); // An error, with `backing` taken and forgotten.
+        }
+        Ok(backing)
+    }
+
+    fn release(&self, backing: BackingId) -> Result<()> {
+        if self.defect == Some(Defect::ReleaseHoards) {
+            return Ok(());
+        }
+        self.inner.release(backing)
+    }
+
+    fn map(&self, range: DeviceRange, backing: BackingId) -> Result<()> {
+        self.inner.map(range, backing)?;
+        if !self.seen.lock().unwrap().insert(backing) {
+            self.remapped.lock().unwrap().push(range);
+        }
+        Ok(())
+    }
+
+    fn set_access(&self, range: DeviceRange) -> Result<()> {
+        self.inner.set_access(range)?;
+        let remapped = std::mem::take(&mut *self.remapped.lock().unwrap());
+        if self.defect == Some(Defect::UndoLosesBytes) {
+            remapped.into_iter().try_for_each(|range| self.inner.zero(StreamId::DEFAULT, range)?.wait())?;
+        }
+        Ok(())
+    }
+
+    fn unmap(&self, range: DeviceRange) -> Result<()> {
+        if self.defect == Some(Defect::UnmapDoesNothing) && self.every_other() {
+            return Ok(());
+        }
+        self.inner.unmap(range)
+    }
+
+    fn copy_to_device(
+        &self,
+        stream: StreamId,
+        src: Arc<HostBuffer>,
+        parts: &[CopyPart],
+    ) -> Result<Pending<()>> {
+        let mut parts = parts.to_vec();
+        if self.defect == Some(Defect::CopyIsShort) {
+            parts.iter_mut().for_each(|part| part.device.bytes -= 1);
+        }
+        self.inner.copy_to_device(stream, src, &parts)
+    }
+
+    fn host_alloc(&self, bytes: u64) -> Result<HostBuffer> {
+        let buffer = self.inner.host_alloc(bytes)?;
+        if self.defect == Some(Defect::HostMemoryRots) {
+            let rotten = Arc::clone(&self.rotten);
+            return Ok(HostBuffer::new(RottingMemory { buffer, flipped: OnceLock::new(), rotten }));
+        }
+        Ok(buffer)
+    }
+}
+
+/// Host memory in which one bit reads differently once it rots.
+#[derive(Debug)]
+struct RottingMemory {
+    buffer: HostBuffer,
+    flipped: OnceLock<Vec<u8>>,
+    rotten: Arc<AtomicBool>,
+}
+
+impl HostMemory for RottingMemory {
+    fn as_slice(&self) -> &[u8] {
+        if !self.rotten.load(Ordering::Relaxed) {
+            return &self.buffer;
+        }
+        self.flipped.get_or_init(|| {
+            let mut bytes = self.buffer.to_vec();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 0x10;
+            bytes
+        })
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+}

@@ -1,0 +1,339 @@
+//! Load → sleep → wake → free, with driver calls failing at every place.
+//!
+//! [`every_nth_call`] runs one scenario again and again; in run *n* the *n*-th call of the driver fails, and
+//! in further runs the two, three or five calls from there on, so that undoing fails as well. After every
+//! failure the promises are checked with the faults switched off: all or nothing, every byte where it
+//! belongs, the pool's figures equal to the device's. Then the step is tried again and must succeed in the
+//! end. The scenario ends with an empty device.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use poorwill_core::{
+    AllocRequest, Block, Driver, Level, Pool, PoolConfig, PoolError, Release, SleepReport, SleepRequest, Tag,
+    TagState, WakeRequest,
+};
+
+use crate::pattern;
+use crate::scripted::{ScriptedDriver, Verdict};
+
+/// A device under test, and what must hold when nothing uses it any more.
+pub struct Subject {
+    /// The device.
+    pub driver: Arc<dyn Driver>,
+    /// Called at the end of a scenario, with the pool closed.
+    pub assert_clean: Box<dyn Fn()>,
+}
+
+impl std::fmt::Debug for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Subject").field("driver", &self.driver).finish_non_exhaustive()
+    }
+}
+
+/// What the runs met, so that a caller can tell that the hard cases were among it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Runs that met a fault.
+    pub runs: u64,
+    /// Sleeps that failed and left everything awake.
+    pub sleeps_undone: u64,
+    /// Sleeps that failed and could not be undone.
+    pub stranded: u64,
+    /// Sleeps that could not give everything back.
+    pub shortfalls: u64,
+    /// Wakes that failed and left everything asleep.
+    pub wakes_undone: u64,
+}
+
+/// Runs the scenario with every call failing once, and with bursts.
+///
+/// # Panics
+/// When a promise is broken; the message names the run and the step.
+pub fn every_nth_call(open: &dyn Fn() -> Subject) -> Tally {
+    let mut tally = Tally::default();
+    for burst in [1, 2, 3, 5] {
+        for first in 0.. {
+            if !run(open, first, burst, &mut tally) {
+                assert!(first > 20, "the scenario made only {first} calls");
+                break;
+            }
+            tally.runs += 1;
+        }
+    }
+    tally
+}
+
+/// One run with calls `first .. first + burst` failing; whether any of them was reached.
+fn run(open: &dyn Fn() -> Subject, first: u64, burst: u64, tally: &mut Tally) -> bool {
+    let subject = open();
+    let faults = Arc::new(Faults { armed: AtomicBool::new(false), calls: AtomicU64::new(0), first, burst });
+    let script = Arc::clone(&faults);
+    let driver = ScriptedDriver::new(Arc::clone(&subject.driver), move |call| {
+        if script.hits() { Verdict::device_failure(call) } else { Verdict::Pass }
+    });
+    let run = format!("calls {first}..{}", first + burst);
+    World::scenario(Arc::new(driver), Arc::clone(&faults), run, tally);
+    (subject.assert_clean)();
+    faults.calls.load(Ordering::Relaxed) > first
+}
+
+struct Faults {
+    armed: AtomicBool,
+    calls: AtomicU64,
+    first: u64,
+    burst: u64,
+}
+
+impl Faults {
+    fn hits(&self) -> bool {
+        if !self.armed.load(Ordering::Relaxed) {
+            return false;
+        }
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        (self.first..self.first + self.burst).contains(&call)
+    }
+
+    fn while_armed<T>(&self, f: impl FnOnce() -> T) -> T {
+        self.armed.store(true, Ordering::Relaxed);
+        let result = f();
+        self.armed.store(false, Ordering::Relaxed);
+        result
+    }
+}
+
+/// What a block should read as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bytes {
+    Pattern(u64),
+    Zeros,
+    Unknown,
+}
+
+struct World<'a> {
+    tally: &'a mut Tally,
+    run: String,
+    pool: Pool,
+    driver: Arc<dyn Driver>,
+    faults: Arc<Faults>,
+    blocks: Vec<(Block, Tag, Bytes)>,
+    states: BTreeMap<Tag, TagState>,
+    seed: u64,
+}
+
+impl<'a> World<'a> {
+    fn scenario(driver: Arc<dyn Driver>, faults: Arc<Faults>, run: String, tally: &'a mut Tally) {
+        let granule = driver.info().granule_bytes;
+        let config = PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() };
+        let pool = (0..9)
+            .find_map(|_| faults.while_armed(|| Pool::new(Arc::clone(&driver), config.clone())).ok())
+            .expect("a pool opens once the faults are over");
+        let mut world =
+            Self { tally, run, pool, driver, faults, blocks: Vec::new(), states: BTreeMap::new(), seed: 0 };
+        for bytes in [3 * granule + 100, 10 * granule, 700, 600, 5 * granule] {
+            world.load(bytes, &Tag::weights());
+        }
+        world.load(6 * granule, &Tag::kv_cache());
+        world.load(1000, &Tag::runtime());
+        world.free(2);
+        world.sleep(&SleepRequest::all(Level::One));
+        world.free(2); // Asleep, and of the first segment.
+        world.wake(None);
+        world.refill(1);
+        world.sleep(&SleepRequest { level: Level::One, tags: Some(vec![Tag::weights()]) });
+        world.wake(Some(vec![Tag::weights()]));
+        world.sleep(&SleepRequest::all(Level::Two));
+        world.wake(None);
+        world.restore_weights();
+        world.discard(&Tag::runtime());
+        world.wake(Some(vec![Tag::runtime()]));
+        while !world.blocks.is_empty() {
+            world.free(0);
+        }
+        world.close();
+    }
+
+    /// Does `f` until it succeeds, checking the promises after each failure.
+    fn insist<T>(&mut self, step: &str, f: impl Fn(&Pool) -> Result<T, PoolError>) -> T {
+        for _ in 0..9 {
+            match self.faults.while_armed(|| f(&self.pool)) {
+                Ok(value) => return value,
+                Err(error) => self.check_failure(step, &error),
+            }
+        }
+        panic!("{}: {step} does not succeed once the faults are over", self.run);
+    }
+
+    fn check_failure(&mut self, step: &str, error: &PoolError) {
+        match error {
+            PoolError::SleepFailed { .. } => self.tally.sleeps_undone += 1,
+            PoolError::Stranded { .. } => self.tally.stranded += 1,
+            PoolError::WakeFailed { .. } => self.tally.wakes_undone += 1,
+            _ => {}
+        }
+        let context = format!("{}: after {step} failed with `{error}`", self.run);
+        if let PoolError::Stranded { .. } = error {
+            self.pool.wake(&WakeRequest::all()).unwrap_or_else(|e| panic!("{context}: {e}"));
+        }
+        self.check(&context);
+    }
+
+    /// All that must hold at any time, with the faults switched off.
+    fn check(&self, context: &str) {
+        let stats = self.pool.stats().unwrap();
+        let used_bytes = self.driver.memory_info().unwrap().process.map(|process| process.used_bytes);
+        assert_eq!(used_bytes.unwrap_or(stats.mapped_bytes), stats.mapped_bytes, "{context}: accounting");
+        for (tag, state) in &self.states {
+            assert_eq!(self.pool.tag_state(tag).unwrap(), *state, "{context}: state of {tag}");
+        }
+        for (block, tag, bytes) in &self.blocks {
+            assert_eq!(self.pool.block(block.id).unwrap(), *block, "{context}: address");
+            let state = self.states.get(tag).copied().unwrap_or(TagState::Awake);
+            self.check_bytes(context, block, state, *bytes);
+        }
+    }
+
+    fn check_bytes(&self, context: &str, block: &Block, state: TagState, bytes: Bytes) {
+        let len = usize::try_from(block.requested_bytes).unwrap();
+        let read = pattern::read(&self.pool, block.id, len);
+        let expected = match (state, bytes) {
+            (TagState::Awake, Bytes::Pattern(seed)) => pattern::bytes(seed, len),
+            (TagState::Awake, Bytes::Zeros) => vec![0; len],
+            (TagState::Awake, Bytes::Unknown) => return drop(read.unwrap()),
+            _ => return drop(read.expect_err("sleeping or undefined bytes cannot be read")),
+        };
+        assert!(
+            read.unwrap_or_else(|e| panic!("{context}: {e}")) == expected,
+            "{context}: bytes at {}",
+            block.range
+        );
+    }
+
+    fn load(&mut self, bytes: u64, tag: &Tag) {
+        let request = AllocRequest::new(bytes, tag.clone());
+        let block = self.insist("alloc", |pool| pool.alloc(&request));
+        self.states.insert(tag.clone(), TagState::Awake);
+        self.blocks.push((block, tag.clone(), Bytes::Unknown));
+        self.refill(self.blocks.len() - 1);
+    }
+
+    fn refill(&mut self, index: usize) {
+        self.seed += 1;
+        let (id, len) =
+            (self.blocks[index].0.id, usize::try_from(self.blocks[index].0.requested_bytes).unwrap());
+        // A write is not all or nothing: until it succeeds the block's bytes are anybody's guess.
+        self.blocks[index].2 = Bytes::Unknown;
+        let filled = (0..9).any(|_| {
+            let filled = self.faults.while_armed(|| pattern::fill(&self.pool, id, self.seed, len));
+            self.check("a write");
+            filled.is_ok()
+        });
+        assert!(filled, "{}: a write does not succeed once the faults are over", self.run);
+        self.blocks[index].2 = Bytes::Pattern(self.seed);
+    }
+
+    fn free(&mut self, index: usize) {
+        let (block, ..) = self.blocks.remove(index);
+        self.insist("free", |pool| pool.free(block.id));
+        assert!(matches!(self.pool.free(block.id), Err(PoolError::StaleBlock { .. })), "a second free");
+        self.check("free");
+    }
+
+    fn sleep(&mut self, request: &SleepRequest) {
+        let asleep = |tag: &Tag| match (tag.as_str(), request.level) {
+            ("weights", Level::Two) | ("kv_cache", _) => TagState::AsleepDropped,
+            _ => TagState::AsleepBackedUp,
+        };
+        let after: BTreeMap<Tag, TagState> = self
+            .states
+            .iter()
+            .map(|(tag, state)| {
+                let named = request.tags.as_ref().is_none_or(|tags| tags.contains(tag));
+                (tag.clone(), if named { asleep(tag) } else { *state })
+            })
+            .collect();
+        self.fall_asleep("sleep", after, |pool| pool.sleep(request));
+    }
+
+    fn discard(&mut self, tag: &Tag) {
+        let mut after = self.states.clone();
+        after.insert(tag.clone(), TagState::AsleepDropped);
+        self.fall_asleep("discard", after, |pool| pool.discard(std::slice::from_ref(tag)));
+    }
+
+    fn fall_asleep(
+        &mut self,
+        step: &str,
+        after: BTreeMap<Tag, TagState>,
+        sleep: impl Fn(&Pool) -> Result<SleepReport, PoolError>,
+    ) {
+        for _ in 0..9 {
+            let before = self.driver.memory_info().unwrap().free_bytes;
+            match self.faults.while_armed(|| sleep(&self.pool)) {
+                Ok(report) => {
+                    let freed = self.driver.memory_info().unwrap().free_bytes - before;
+                    assert_eq!(report.released_bytes, report.planned_release_bytes, "{}: {step}", self.run);
+                    assert_eq!(freed, report.released_bytes, "{}: the device's own count", self.run);
+                    self.fell_asleep(after);
+                    return self.check(step);
+                }
+                Err(PoolError::Shortfall { report, .. }) => {
+                    self.tally.shortfalls += 1;
+                    assert_eq!(report.release, Release::Shortfall);
+                    assert!(report.released_bytes < report.planned_release_bytes);
+                    self.fell_asleep(after.clone());
+                    self.check("a shortfall");
+                }
+                Err(error) => self.check_failure(step, &error),
+            }
+        }
+        panic!("{}: {step} does not succeed once the faults are over", self.run);
+    }
+
+    fn fell_asleep(&mut self, after: BTreeMap<Tag, TagState>) {
+        for (_, tag, bytes) in &mut self.blocks {
+            if after[tag] == TagState::AsleepDropped {
+                *bytes = if *tag == Tag::kv_cache() { Bytes::Zeros } else { Bytes::Unknown };
+            }
+        }
+        self.states = after;
+    }
+
+    fn wake(&mut self, tags: Option<Vec<Tag>>) {
+        let request = WakeRequest { tags };
+        let report = self.insist("wake", |pool| pool.wake(&request));
+        assert!(report.verified_bytes == report.copied_bytes);
+        for (tag, state) in &mut self.states {
+            if report.undefined_tags.contains(tag) {
+                *state = TagState::Undefined;
+            } else if report.tags.contains(tag) {
+                *state = TagState::Awake;
+            }
+        }
+        self.check("wake");
+    }
+
+    fn restore_weights(&mut self) {
+        let weights = Tag::weights();
+        for index in (0..self.blocks.len()).filter(|i| self.blocks[*i].1 == weights).collect::<Vec<_>>() {
+            self.refill(index);
+        }
+        self.insist("mark restored", |pool| pool.mark_restored(&[Tag::weights()]));
+        self.states.insert(weights, TagState::Awake);
+        self.check("mark restored");
+    }
+
+    fn close(&mut self) {
+        let closed = (0..9).any(|_| self.faults.while_armed(|| self.pool.close()).is_ok());
+        assert!(closed, "{}: the pool does not close once the faults are over", self.run);
+        assert!(matches!(self.pool.stats(), Err(PoolError::Closed)));
+        let info = self.driver.memory_info().unwrap();
+        assert_eq!(
+            info.process.map_or(0, |process| process.used_bytes),
+            0,
+            "{}: everything given back",
+            self.run
+        );
+    }
+}

@@ -1,0 +1,41 @@
+//! Handing driver calls on, for drivers that stand around another one.
+
+/// Implements the listed calls of [`poorwill_core::Driver`] by asking `self.ask(op)` and then `self.inner`.
+macro_rules! forward {
+    ($($op:ident: $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)+) => {
+        $(fn $name(&self, $($arg: $ty),*) -> Result<$ret> {
+            self.ask(Op::$op)?;
+            self.inner.$name($($arg),*)
+        })+
+    };
+}
+
+/// The calls that neither take nor give memory: no wrapper has anything of its own to say about them.
+macro_rules! forward_streams_and_events {
+    () => {
+        fn info(&self) -> &DeviceInfo {
+            self.inner.info()
+        }
+
+        fn check_process(&self) -> Result<()> {
+            self.inner.check_process()
+        }
+
+        forward! {
+            Reserve: reserve(bytes: u64) -> DeviceRange;
+            Unreserve: unreserve(range: DeviceRange) -> ();
+            StreamCreate: stream_create() -> StreamId;
+            StreamDestroy: stream_destroy(stream: StreamId) -> ();
+            StreamSynchronize: stream_synchronize(stream: StreamId) -> ();
+            StreamWaitEvent: stream_wait_event(stream: StreamId, event: EventId) -> ();
+            EventRecord: event_record(stream: StreamId) -> EventId;
+            EventQuery: event_query(event: EventId) -> bool;
+            EventSynchronize: event_synchronize(event: EventId) -> ();
+            EventDestroy: event_destroy(event: EventId) -> ();
+            Synchronize: synchronize() -> ();
+            MemoryInfo: memory_info() -> MemoryInfo;
+        }
+    };
+}
+
+pub(crate) use {forward, forward_streams_and_events};

@@ -1,0 +1,156 @@
+//! A driver around another one, whose calls fail or wait as a script says.
+//!
+//! Every call of the trait but `info` and `check_process` asks the script first; a call that gives a
+//! [`Pending`] asks again when it is waited for. A call that the script fails never reaches the device, as the
+//! contract demands of errors.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use poorwill_core::digest::Digest;
+use poorwill_core::driver::Result;
+use poorwill_core::{
+    BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId, HostBuffer,
+    MemoryInfo, Op, Pending, StreamId,
+};
+
+use crate::forward::{forward, forward_streams_and_events};
+
+/// One question to the script.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// How many questions came before.
+    pub number: u64,
+    /// The driver's call.
+    pub op: Op,
+    /// Whether its outcome is being waited for, rather than the call being made.
+    pub waiting: bool,
+}
+
+/// The script's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Go on.
+    Pass,
+    /// Fail like a device would, with this kind of error.
+    Fail(DriverErrorKind),
+    /// Go on after a while.
+    Delay(Duration),
+}
+
+impl Verdict {
+    /// A failure of the device's own.
+    #[must_use]
+    pub fn device_failure(call: Call) -> Self {
+        let text = format!("call {} was made to fail by the test", call.number);
+        Self::Fail(DriverErrorKind::Device { code: 999, name: "INJECTED".into(), text })
+    }
+}
+
+type Script = dyn Fn(Call) -> Verdict + Send + Sync;
+
+/// The wrapper.
+pub struct ScriptedDriver {
+    inner: Arc<dyn Driver>,
+    gate: Arc<Gate>,
+}
+
+struct Gate {
+    script: Box<Script>,
+    calls: AtomicU64,
+}
+
+impl Gate {
+    fn ask(&self, op: Op, waiting: bool) -> Result<()> {
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        match (self.script)(Call { number, op, waiting }) {
+            Verdict::Pass => Ok(()),
+            Verdict::Fail(kind) => Err(DriverError::new(op, kind)),
+            Verdict::Delay(duration) => {
+                std::thread::sleep(duration);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl fmt::Debug for ScriptedDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScriptedDriver").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl ScriptedDriver {
+    /// `inner`, as `script` lets it.
+    pub fn new(inner: Arc<dyn Driver>, script: impl Fn(Call) -> Verdict + Send + Sync + 'static) -> Self {
+        Self { inner, gate: Arc::new(Gate { script: Box::new(script), calls: AtomicU64::new(0) }) }
+    }
+
+    /// Questions asked so far.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.gate.calls.load(Ordering::Relaxed)
+    }
+
+    fn ask(&self, op: Op) -> Result<()> {
+        self.gate.ask(op, false)
+    }
+
+    fn ask_again<T: 'static>(&self, op: Op, pending: Pending<T>) -> Pending<T> {
+        let gate = Arc::clone(&self.gate);
+        pending.then(move |result| {
+            let outcome = result?;
+            gate.ask(op, true)?;
+            Ok(outcome)
+        })
+    }
+}
+
+impl Driver for ScriptedDriver {
+    forward_streams_and_events!();
+
+    forward! {
+        Create: create(bytes: u64) -> BackingId;
+        Release: release(backing: BackingId) -> ();
+        Map: map(range: DeviceRange, backing: BackingId) -> ();
+        SetAccess: set_access(range: DeviceRange) -> ();
+        Unmap: unmap(range: DeviceRange) -> ();
+        HostAlloc: host_alloc(bytes: u64) -> HostBuffer;
+    }
+
+    fn copy_to_device(
+        &self,
+        stream: StreamId,
+        src: Arc<HostBuffer>,
+        parts: &[CopyPart],
+    ) -> Result<Pending<()>> {
+        self.ask(Op::CopyToDevice)?;
+        let pending = self.inner.copy_to_device(stream, src, parts)?;
+        Ok(self.ask_again(Op::CopyToDevice, pending))
+    }
+
+    fn copy_to_host(
+        &self,
+        stream: StreamId,
+        dst: HostBuffer,
+        parts: &[CopyPart],
+    ) -> Result<Pending<HostBuffer>> {
+        self.ask(Op::CopyToHost)?;
+        let pending = self.inner.copy_to_host(stream, dst, parts)?;
+        Ok(self.ask_again(Op::CopyToHost, pending))
+    }
+
+    fn zero(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<()>> {
+        self.ask(Op::Zero)?;
+        let pending = self.inner.zero(stream, range)?;
+        Ok(self.ask_again(Op::Zero, pending))
+    }
+
+    fn digest(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<Vec<Digest>>> {
+        self.ask(Op::Digest)?;
+        let pending = self.inner.digest(stream, range)?;
+        Ok(self.ask_again(Op::Digest, pending))
+    }
+}
