@@ -1,1 +1,43 @@
-//! Placeholder.
+//! GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
+//!
+//! An [`Arena`] is memory of one device. Blocks are allocated from it with a [`Tag`]; putting tags to sleep
+//! gives their physical memory back to the device while every address stays reserved, and waking them puts
+//! the same bytes back at the same addresses, checked by digest.
+//!
+//! ```
+//! use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeRequest};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+//! let block = arena.alloc(&AllocRequest::new(10 << 20, Tag::weights()))?;
+//! arena.write_all(block.id, 0, b"the weights")?;
+//!
+//! let sleep = arena.sleep(&SleepRequest::all(Level::One))?;
+//! assert_eq!(sleep.released_bytes, 10 << 20);
+//!
+//! arena.wake(&WakeRequest::all())?;
+//! assert_eq!(arena.read_vec(block.id, 0, 11)?, b"the weights");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`checkpoint`] reads safetensors files, and [`model`] loads them into an arena and compares them with it.
+//! What the words mean, and what is promised, is in `docs/design.md`.
+#![forbid(unsafe_code)]
+
+mod arena;
+#[cfg(unix)]
+pub mod checkpoint;
+mod device;
+#[cfg(unix)]
+pub mod model;
+
+pub use arena::{Arena, Config, OpenError};
+pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};
+pub use poorwill_core::{
+    AllocRequest, Block, BlockId, ByteSize, CopyPart, DIGEST_VERSION, DeviceInfo, DeviceRange, Digest,
+    Driver, DriverError, DriverErrorKind, Dropped, HostBuffer, HostMemory, InvalidTag, Level, MemoryInfo, Op,
+    ParseSizeError, Pending, Pool, PoolConfig, PoolError, PoolStats, ProcessMemory, Release, SleepAction,
+    SleepPhases, SleepReport, SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState, WakePhases,
+    WakeReport, WakeRequest, digest, driver, pool, tag,
+};

@@ -1,0 +1,98 @@
+//! One safetensors file: its descriptor, its header, and positional reads.
+//!
+//! The file stays open for as long as the checkpoint lives, so that renaming or deleting it changes
+//! nothing. It is read with `pread`, never mapped: a file that is truncated meanwhile is a short read and
+//! an error here, where it would be a `SIGBUS` with a mapping.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::error::{CheckpointError, HeaderFault};
+use super::header::{self, PREFIX_BYTES};
+use super::layout::{self, Entry, Payload};
+
+/// A file that a checkpoint is read from.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ShardFile {
+    /// The path by which it was opened.
+    pub path: PathBuf,
+    /// Its size when it was opened, header included.
+    pub bytes: u64,
+    file: File,
+}
+
+impl ShardFile {
+    /// Opens a file as the `open_files`-th of its checkpoint.
+    pub(super) fn open(path: PathBuf, open_files: usize) -> Result<Self, CheckpointError> {
+        // Asked before opening: to open a pipe would wait for its writer.
+        let metadata = fs::metadata(&path).map_err(|source| failed(&path, "open", source))?;
+        if !metadata.is_file() {
+            return Err(CheckpointError::NotAFile { path });
+        }
+        let file = File::open(&path).map_err(|source| open_failed(&path, open_files, source))?;
+        let bytes = file.metadata().map_err(|source| failed(&path, "open", source))?.len();
+        Ok(Self { path, bytes, file })
+    }
+
+    /// Reads the header, checks it, and gives the tensors in offset order.
+    pub(super) fn entries(&self) -> Result<Vec<Entry>, CheckpointError> {
+        let fault = |fault| CheckpointError::Header { path: self.path.clone(), fault };
+        let header = self.header()?;
+        let raw = header::parse(&header).map_err(fault)?;
+        let payload = Payload { begin: PREFIX_BYTES + header.len() as u64, file_bytes: self.bytes };
+        layout::check(raw, payload).map_err(fault)
+    }
+
+    fn header(&self) -> Result<Vec<u8>, CheckpointError> {
+        let fault = |fault| CheckpointError::Header { path: self.path.clone(), fault };
+        let unreadable = |source| failed(&self.path, "read the header", source);
+        if self.bytes < PREFIX_BYTES {
+            return Err(fault(HeaderFault::FileTooShort { file_bytes: self.bytes }));
+        }
+        let mut prefix = [0; 8];
+        self.file.read_exact_at(&mut prefix, 0).map_err(unreadable)?;
+        let header_bytes = header::length(prefix, self.bytes).map_err(fault)?;
+        let header_bytes =
+            usize::try_from(header_bytes).map_err(|_| unreadable(io::Error::from(ErrorKind::OutOfMemory)))?;
+        let mut header = vec![0; header_bytes];
+        self.file.read_exact_at(&mut header, PREFIX_BYTES).map_err(unreadable)?;
+        Ok(header)
+    }
+
+    /// Fills `buf` from `offset` on, or as much of it as the file has. Gives how much that was.
+    pub(super) fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut got = 0;
+        while got < buf.len() {
+            match self.file.read_at(&mut buf[got..], offset + got as u64) {
+                Ok(0) => break,
+                Ok(bytes) => got += bytes,
+                Err(source) if source.kind() == ErrorKind::Interrupted => {}
+                Err(source) => return Err(source),
+            }
+        }
+        Ok(got)
+    }
+}
+
+/// An error of the system, with an absent file told apart.
+pub(super) fn failed(path: &Path, operation: &'static str, source: io::Error) -> CheckpointError {
+    let path = path.to_path_buf();
+    match source.kind() {
+        ErrorKind::NotFound => CheckpointError::NotFound { path },
+        _ => CheckpointError::Io { path, operation, source },
+    }
+}
+
+fn open_failed(path: &Path, open_files: usize, source: io::Error) -> CheckpointError {
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    match source.raw_os_error() {
+        Some(EMFILE | ENFILE) => {
+            CheckpointError::TooManyOpenFiles { path: path.to_path_buf(), open_files, source }
+        }
+        _ => failed(path, "open", source),
+    }
+}

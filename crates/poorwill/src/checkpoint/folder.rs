@@ -1,0 +1,83 @@
+//! From a path on the command line to the files that it means.
+//!
+//! A file means itself. A folder means the shards that its index names, or without an index everything in
+//! it that ends in `.safetensors`, sorted by name, hidden files and folders aside. The path of an index
+//! means that index, which is how to choose where a folder has several.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::error::CheckpointError;
+use super::file::failed;
+use super::index::{INDEX_SUFFIX, Index};
+
+const SHARD_SUFFIX: &str = ".safetensors";
+
+/// The index that counts where there are several, as in the loaders of engines.
+const USUAL_INDEX: &str = "model.safetensors.index.json";
+
+/// What one path means.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// Shards as an index has them.
+    Indexed(Index),
+    /// Files, at least one.
+    Files(Vec<PathBuf>),
+}
+
+/// Finds out what `path` means.
+pub(super) fn locate(path: &Path) -> Result<Source, CheckpointError> {
+    let metadata = fs::metadata(path).map_err(|source| failed(path, "open", source))?;
+    if metadata.is_dir() {
+        return search(path);
+    }
+    if path.file_name().is_some_and(|name| ends_with(name, INDEX_SUFFIX)) {
+        return Index::read(path.to_path_buf()).map(Source::Indexed);
+    }
+    Ok(Source::Files(vec![path.to_path_buf()]))
+}
+
+fn search(folder: &Path) -> Result<Source, CheckpointError> {
+    let names = file_names(folder)?;
+    let indexes: Vec<_> = names.iter().filter(|name| ends_with(name, INDEX_SUFFIX)).collect();
+    match indexes[..] {
+        [] => shards(folder, &names),
+        [index] => Index::read(folder.join(index)).map(Source::Indexed),
+        [..] if indexes.iter().any(|name| *name == USUAL_INDEX) => {
+            Index::read(folder.join(USUAL_INDEX)).map(Source::Indexed)
+        }
+        [..] => Err(CheckpointError::SeveralIndexes {
+            path: folder.to_path_buf(),
+            indexes: indexes.iter().map(|name| name.to_string_lossy().into_owned()).collect(),
+        }),
+    }
+}
+
+fn shards(folder: &Path, names: &[OsString]) -> Result<Source, CheckpointError> {
+    let shards: Vec<_> =
+        names.iter().filter(|name| ends_with(name, SHARD_SUFFIX)).map(|name| folder.join(name)).collect();
+    if shards.is_empty() {
+        return Err(CheckpointError::NoShards { path: folder.to_path_buf() });
+    }
+    Ok(Source::Files(shards))
+}
+
+/// Sorted names of what is in a folder, hidden files and folders aside. A dangling link counts as a file:
+/// it stands for a shard that should be there.
+fn file_names(folder: &Path) -> Result<Vec<OsString>, CheckpointError> {
+    let unreadable = |source| failed(folder, "list", source);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let name = entry.map_err(unreadable)?.file_name();
+        if !name.as_encoded_bytes().starts_with(b".") && !folder.join(&name).is_dir() {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn ends_with(name: &OsStr, suffix: &str) -> bool {
+    name.as_encoded_bytes().ends_with(suffix.as_bytes())
+}

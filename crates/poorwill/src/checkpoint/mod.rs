@@ -1,0 +1,273 @@
+//! Reading checkpoints: safetensors files, alone or in shards.
+//!
+//! [`Checkpoint::open`] reads and checks the headers of all files before it returns, and nothing of their
+//! payload; [`Checkpoint::read_exact_at`] then reads any piece of any tensor, from any thread. A torn
+//! download, a hostile header, a shard that does not fit its index are errors that name the file, the
+//! tensor and the numbers. Nothing here maps a file, so one that is truncated meanwhile is an error, too,
+//! and not a signal.
+//!
+//! What is accepted is what the reference implementation (the `safetensors` crate) accepts, minus what can
+//! only be a mistake or a trick: a key that comes twice, a field in a tensor's entry that the format does
+//! not have, `null` for `__metadata__`, and lists or objects where the format has an object or a string.
+//!
+//! [`SyntheticMoe`] writes a checkpoint of the shape of a mixture-of-experts model, for trying things out.
+#![forbid(unsafe_code)]
+
+use std::collections::hash_map::{Entry as Slot, HashMap};
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+pub use safetensors::Dtype;
+
+pub use self::error::{CheckpointError, HeaderFault, IndexFault};
+pub use self::file::ShardFile;
+pub use self::synthetic::{SyntheticError, SyntheticMoe};
+
+use self::folder::Source;
+use self::index::Index;
+
+mod error;
+mod file;
+mod folder;
+mod header;
+mod index;
+mod json;
+mod layout;
+mod noise;
+mod synthetic;
+pub(crate) mod text;
+
+/// An open checkpoint: its files, and where in them each tensor lies.
+///
+/// Holds one file descriptor per shard until it is dropped.
+#[derive(Debug)]
+pub struct Checkpoint {
+    files: Vec<ShardFile>,
+    /// By file, offset and size.
+    tensors: Vec<Tensor>,
+}
+
+/// A tensor of a [`Checkpoint`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tensor {
+    /// Its name, as the file has it: show it to nobody without escaping it.
+    pub name: String,
+    /// Type of its elements.
+    pub dtype: Dtype,
+    /// Its dimensions; none for a scalar.
+    pub shape: Vec<u64>,
+    /// Its size, 0 if a dimension is.
+    pub bytes: u64,
+    /// The file that holds it, a position in [`Checkpoint::files`].
+    pub file: usize,
+    /// Its first byte, counted from the start of the file.
+    pub offset: u64,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint that `paths` make up, and checks all of its headers.
+    ///
+    /// A path is one of:
+    /// - a safetensors file;
+    /// - a folder: the shards that its `*.safetensors.index.json` names (`model.safetensors.index.json` where
+    ///   there are several), or without one all its `*.safetensors` files, sorted by name, where no two may
+    ///   hold a tensor of the same name. Hidden files are left aside;
+    /// - such an index.
+    ///
+    /// With an index, each tensor comes from the shard that the index says. Tensors in these shards that the
+    /// index does not know are part of the checkpoint, as they are for the engines.
+    ///
+    /// A file that is named twice, by whatever paths, is read once, where it was named first. Files that
+    /// were given by different paths may hold tensors of the same name.
+    pub fn open(paths: &[PathBuf]) -> Result<Self, CheckpointError> {
+        if paths.is_empty() {
+            return Err(CheckpointError::NothingNamed);
+        }
+        let mut opener = Opener::default();
+        for path in paths {
+            opener.add(folder::locate(path)?)?;
+        }
+        Ok(opener.finish())
+    }
+
+    /// The files, in the order in which they were named.
+    #[must_use]
+    pub fn files(&self) -> &[ShardFile] {
+        &self.files
+    }
+
+    /// The tensors, by file and then by offset.
+    #[must_use]
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// Size of all tensors together (`u64::MAX` should it be more than that).
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
+    }
+
+    /// Fills `buf` with the tensor's bytes from `offset_in_tensor` on.
+    ///
+    /// Nothing is shared between two reads but the descriptor, so threads may read side by side. After an
+    /// error the contents of `buf` are unspecified.
+    pub fn read_exact_at(
+        &self,
+        tensor: &Tensor,
+        offset_in_tensor: u64,
+        buf: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let wanted_bytes = buf.len() as u64;
+        if offset_in_tensor.checked_add(wanted_bytes).is_none_or(|end| end > tensor.bytes) {
+            return Err(CheckpointError::OutOfRange {
+                tensor: tensor.name.clone(),
+                offset: offset_in_tensor,
+                wanted_bytes,
+                tensor_bytes: tensor.bytes,
+            });
+        }
+        if buf.is_empty() {
+            return Ok(());
+        }
+        let file = self.file_of(tensor)?;
+        let offset = tensor.offset + offset_in_tensor;
+        let (path, tensor) = (|| file.path.clone(), || tensor.name.clone());
+        match file.read_at(buf, offset) {
+            Ok(got) if got == buf.len() => Ok(()),
+            Ok(got) => Err(CheckpointError::ShortRead {
+                path: path(),
+                tensor: tensor(),
+                offset,
+                wanted_bytes,
+                got_bytes: got as u64,
+            }),
+            Err(source) => {
+                Err(CheckpointError::Read { path: path(), tensor: tensor(), offset, wanted_bytes, source })
+            }
+        }
+    }
+
+    /// The file of a tensor that has bytes, if it is one of ours. No two such tensors begin at one place.
+    fn file_of(&self, tensor: &Tensor) -> Result<&ShardFile, CheckpointError> {
+        let place = |tensor: &Tensor| (tensor.file, tensor.offset, tensor.bytes);
+        self.tensors
+            .binary_search_by_key(&place(tensor), place)
+            .ok()
+            .filter(|position| self.tensors[*position] == *tensor)
+            .and_then(|_| self.files.get(tensor.file))
+            .ok_or_else(|| CheckpointError::ForeignTensor { tensor: tensor.name.clone() })
+    }
+}
+
+/// A checkpoint that is being opened.
+#[derive(Default)]
+struct Opener {
+    files: Vec<ShardFile>,
+    by_canonical_path: HashMap<PathBuf, usize>,
+    tensors: Vec<Tensor>,
+    /// Positions of tensors that an index takes from another shard.
+    left_out: HashSet<usize>,
+}
+
+impl Opener {
+    fn add(&mut self, source: Source) -> Result<(), CheckpointError> {
+        let first_new = self.files.len();
+        match source {
+            Source::Indexed(index) => self.add_indexed(&index)?,
+            Source::Files(paths) => {
+                for path in paths {
+                    self.add_file(path)?;
+                }
+            }
+        }
+        self.check_names_from(first_new)
+    }
+
+    fn finish(self) -> Checkpoint {
+        let Self { files, tensors, left_out, .. } = self;
+        let kept = tensors.into_iter().enumerate().filter(|(position, _)| !left_out.contains(position));
+        Checkpoint { files, tensors: kept.map(|(_, tensor)| tensor).collect() }
+    }
+
+    /// Adds a file with its tensors, unless it is there already. Gives its position.
+    fn add_file(&mut self, path: PathBuf) -> Result<usize, CheckpointError> {
+        let canonical = canonical(&path)?;
+        if let Some(position) = self.by_canonical_path.get(&canonical) {
+            return Ok(*position);
+        }
+        let position = self.files.len();
+        let file = ShardFile::open(path, position)?;
+        self.tensors.extend(file.entries()?.into_iter().map(|entry| Tensor {
+            name: entry.name,
+            dtype: entry.dtype,
+            shape: entry.shape,
+            bytes: entry.end - entry.begin,
+            file: position,
+            offset: entry.begin,
+        }));
+        self.files.push(file);
+        self.by_canonical_path.insert(canonical, position);
+        Ok(position)
+    }
+
+    fn add_indexed(&mut self, index: &Index) -> Result<(), CheckpointError> {
+        let first_new = self.files.len();
+        let mut files = BTreeMap::new();
+        for shard in index.shards() {
+            let position = self.add_file(index.shard_path(shard)).map_err(|fault| match fault {
+                CheckpointError::NotFound { .. } => index.shard_missing(shard),
+                fault => fault,
+            })?;
+            files.insert(shard, position);
+        }
+        self.check_against(index, &files)?;
+        for (position, tensor) in
+            self.tensors.iter().enumerate().filter(|(_, tensor)| tensor.file >= first_new)
+        {
+            if index.shard_of(&tensor.name).is_some_and(|shard| files[shard] != tensor.file) {
+                self.left_out.insert(position);
+            }
+        }
+        Ok(())
+    }
+
+    /// Each tensor of the index is in its shard.
+    fn check_against(&self, index: &Index, files: &BTreeMap<&str, usize>) -> Result<(), CheckpointError> {
+        let held: HashSet<_> =
+            self.tensors.iter().map(|tensor| (tensor.file, tensor.name.as_str())).collect();
+        match index.tensors().find(|(tensor, shard)| !held.contains(&(files[shard], *tensor))) {
+            Some((tensor, shard)) => Err(index.tensor_missing(tensor, shard)),
+            None => Ok(()),
+        }
+    }
+
+    /// No name is twice in the files from `first_new` on, which came by one path.
+    fn check_names_from(&self, first_new: usize) -> Result<(), CheckpointError> {
+        let mut seen = HashMap::new();
+        for (position, tensor) in self.tensors.iter().enumerate() {
+            if tensor.file < first_new || self.left_out.contains(&position) {
+                continue;
+            }
+            match seen.entry(tensor.name.as_str()) {
+                Slot::Vacant(slot) => {
+                    slot.insert(tensor.file);
+                }
+                Slot::Occupied(slot) => {
+                    return Err(CheckpointError::DuplicateTensor {
+                        tensor: tensor.name.clone(),
+                        first: self.files[*slot.get()].path.clone(),
+                        second: self.files[tensor.file].path.clone(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn canonical(path: &Path) -> Result<PathBuf, CheckpointError> {
+    fs::canonicalize(path).map_err(|source| file::failed(path, "open", source))
+}

@@ -1,0 +1,108 @@
+//! Which device: how the command line and the configuration name one.
+
+use std::fmt;
+use std::str::FromStr;
+
+use poorwill_core::{ByteSize, ParseSizeError};
+
+/// Capacity of a host device that is named without one.
+pub const HOST_CAPACITY_BYTES_DEFAULT: u64 = 32 << 30;
+
+/// A device by name: `host`, `host:8GiB`, `cuda:0`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceSpec {
+    /// The host device, with this capacity.
+    Host {
+        /// Physical memory, in bytes. Only what is written takes memory of the machine.
+        capacity_bytes: u64,
+    },
+    /// An NVIDIA GPU.
+    Cuda {
+        /// Its number, as the driver counts.
+        ordinal: u32,
+    },
+}
+
+impl fmt::Display for DeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host { capacity_bytes } => {
+                write!(f, "host:{}", ByteSize(*capacity_bytes).to_string().replace(' ', ""))
+            }
+            Self::Cuda { ordinal } => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// A text that names no device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParseDeviceError {
+    /// No such kind of device.
+    #[error("`{text}` names no device; known are host, host:SIZE and cuda:N")]
+    Unknown {
+        /// What was given.
+        text: String,
+    },
+    /// AMD's devices are not supported yet.
+    #[error("`{text}`: AMD GPUs are not supported yet; use host or cuda:N")]
+    Hip {
+        /// What was given.
+        text: String,
+    },
+    /// The size behind `host:` is none.
+    #[error("the capacity of the host device: {0}")]
+    Capacity(#[from] ParseSizeError),
+}
+
+impl FromStr for DeviceSpec {
+    type Err = ParseDeviceError;
+
+    fn from_str(text: &str) -> Result<Self, ParseDeviceError> {
+        let unknown = || ParseDeviceError::Unknown { text: text.to_owned() };
+        let (kind, rest) = match text.split_once(':') {
+            None => (text, None),
+            Some((kind, rest)) => (kind, Some(rest)),
+        };
+        match (kind, rest) {
+            ("host", None) => Ok(Self::Host { capacity_bytes: HOST_CAPACITY_BYTES_DEFAULT }),
+            ("host", Some(size)) => Ok(Self::Host { capacity_bytes: size.parse::<ByteSize>()?.0 }),
+            ("cuda", None) => Ok(Self::Cuda { ordinal: 0 }),
+            ("cuda", Some(ordinal)) => Ok(Self::Cuda { ordinal: ordinal.parse().map_err(|_| unknown())? }),
+            ("hip" | "rocm", _) => Err(ParseDeviceError::Hip { text: text.to_owned() }),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        let host = |capacity_bytes| Ok(DeviceSpec::Host { capacity_bytes });
+        assert_eq!("host".parse(), host(HOST_CAPACITY_BYTES_DEFAULT));
+        assert_eq!("host:8GiB".parse(), host(8 << 30));
+        assert_eq!("host:1.5g".parse(), host(3 << 29));
+        assert_eq!("cuda:3".parse(), Ok(DeviceSpec::Cuda { ordinal: 3 }));
+        for text in [
+            "",
+            "gpu",
+            "host:",
+            "host:8GiBs",
+            "host:1.5.GiB",
+            "cuda:",
+            "cuda:-1",
+            "cuda:x",
+            "HOST",
+            "hip:0",
+            "host 8GiB",
+        ] {
+            let error = text.parse::<DeviceSpec>().unwrap_err();
+            assert!(error.to_string().contains(text.trim_start_matches("host:")), "{error}");
+        }
+        assert_eq!(DeviceSpec::Host { capacity_bytes: 3 << 29 }.to_string(), "host:1.5GiB");
+    }
+}
