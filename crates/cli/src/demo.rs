@@ -1,0 +1,56 @@
+//! `poorwill demo`: the main job on the host device in one go.
+
+use std::time::Instant;
+
+use poorwill::checkpoint::{Checkpoint, SyntheticMoe};
+use poorwill::{ByteSize, Level};
+use serde::Serialize;
+
+use crate::args::DemoArgs;
+use crate::failure::{Failure, Outcome};
+use crate::nap::{self, NapReport, Plan};
+use crate::progress::Progress;
+use crate::show;
+
+/// What the demonstration did.
+#[derive(Debug, Serialize)]
+pub(crate) struct DemoReport {
+    nap: NapReport,
+    /// Seconds that writing the checkpoint took.
+    write_s: f64,
+    verified: bool,
+}
+
+/// The command.
+pub(crate) fn run(args: &DemoArgs) -> Result<DemoReport, Failure> {
+    let folder = tempfile::Builder::new().prefix("poorwill-demo-").tempdir().map_err(|error| {
+        Failure::new(format!("cannot make a temporary folder: {error}; set TMPDIR to one with room"))
+    })?;
+    let started = Instant::now();
+    let synthetic = SyntheticMoe::default();
+    let progress = Progress::bytes("writing", synthetic.total_bytes());
+    synthetic.write(folder.path(), |bytes| progress.set(bytes))?;
+    drop(progress);
+    let write_s = started.elapsed().as_secs_f64();
+    let checkpoint = Checkpoint::open(&[folder.path().to_owned()])?;
+    let plan = Plan {
+        device: args.device.clone(),
+        cycles: 3,
+        level: Level::One,
+        limit: None,
+        kv_cache: ByteSize::mib(256),
+    };
+    let nap = nap::nap(&checkpoint, &plan)?;
+    Ok(DemoReport { verified: nap.verified, nap, write_s })
+}
+
+impl Outcome for DemoReport {
+    fn verified(&self) -> bool {
+        self.verified
+    }
+
+    fn text(&self) -> String {
+        let model = "A mixture-of-experts checkpoint as Hugging Face would lay it out";
+        format!("{model}, written in {:.2} s.\n{}", self.write_s, show::nap(&self.nap))
+    }
+}

@@ -1,0 +1,73 @@
+//! How a command ends: exit codes, and what is printed on the way out.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use poorwill::checkpoint::{CheckpointError, SyntheticError};
+use poorwill::model::ModelError;
+use poorwill::{OpenError, PoolError};
+use serde::Serialize;
+
+/// What a command has to say, for people and for programs.
+pub(crate) trait Outcome: Serialize {
+    /// Whether everything was verified.
+    fn verified(&self) -> bool;
+    /// The report for people, line by line.
+    fn text(&self) -> String;
+}
+
+/// Why a command failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into() }
+    }
+}
+
+macro_rules! failure_from {
+    ($($error:ty),+) => {
+        $(impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Self::new(error.to_string())
+            }
+        })+
+    };
+}
+
+failure_from!(CheckpointError, SyntheticError, ModelError, OpenError, PoolError);
+
+/// Prints the outcome and turns it into an exit code.
+pub(crate) fn finish(json: bool, outcome: Result<impl Outcome, Failure>) -> ExitCode {
+    let printed = match &outcome {
+        Ok(outcome) if json => print_json(outcome),
+        Ok(outcome) => print(&outcome.text()),
+        Err(failure) => {
+            // Standard error is the last place to complain to.
+            let _ = writeln!(io::stderr(), "error: {}", failure.message);
+            if json { print_json(&serde_json::json!({ "error": failure.message })) } else { Ok(()) }
+        }
+    };
+    match (outcome, printed) {
+        (Ok(outcome), Ok(())) if outcome.verified() => ExitCode::SUCCESS,
+        (_, Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let _ = writeln!(io::stderr(), "error: cannot print the result: {error}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::FAILURE,
+    }
+}
+
+fn print_json(value: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_string(value)?;
+    print(&(text + "\n"))
+}
+
+fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
