@@ -1,2 +1,171 @@
-//! Placeholder.
-fn main() {}
+//! The developer's commands, reached as `cargo xtask COMMAND`.
+//!
+//! They need nothing but the Rust toolchain. Exit codes: 0 done, 1 a step failed, 2 wrong usage.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod lint;
+mod steps;
+mod test;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::process::ExitCode;
+
+use self::bench::{BENCHES, Bench};
+
+const USAGE: &str = "\
+The developer's commands.
+
+Usage: cargo xtask COMMAND
+
+Commands:
+  test [-- ARGS]  build and run every test of the workspace: unit, integration, documentation;
+                  ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core pool`
+  bench NAME [ARGS]
+                  one benchmark, in release: wake (on the host device, beside its limit)
+  lint            formatting, clippy, documentation, and a check for aarch64
+
+Options:
+  -h, --help      print this";
+
+fn main() -> ExitCode {
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let request = match Request::parse(&args) {
+        Ok(request) => request,
+        Err(error) => {
+            steps::note(&format!("xtask: {error}\n\n{USAGE}"));
+            return ExitCode::from(2);
+        }
+    };
+    let outcome = match &request {
+        Request::Help => {
+            steps::say(USAGE);
+            Ok(())
+        }
+        Request::Test { cargo_args } => test::run(cargo_args),
+        Request::Lint => lint::run(),
+        Request::Bench { bench, args } => bench.run(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            steps::note(&format!("xtask: {failure}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What the command line asks for.
+#[derive(Debug, PartialEq)]
+enum Request {
+    Help,
+    Test { cargo_args: Vec<OsString> },
+    Lint,
+    Bench { bench: Bench, args: Vec<OsString> },
+}
+
+impl Request {
+    fn parse(args: &[OsString]) -> Result<Request, UsageError> {
+        let Some((command, rest)) = args.split_first() else { return Err(UsageError::NoCommand) };
+        let wants_help = |word: &OsString| word == "--help" || word == "-h";
+        if wants_help(command) || command == "help" || rest.first().is_some_and(wants_help) {
+            return Ok(Request::Help);
+        }
+        match (command.to_str(), rest) {
+            (Some("test"), []) => Ok(Request::Test { cargo_args: Vec::new() }),
+            (Some("test"), [dashes, cargo_args @ ..]) if dashes == "--" => {
+                Ok(Request::Test { cargo_args: cargo_args.to_vec() })
+            }
+            (Some("test"), [argument, ..]) => Err(UsageError::BeforeDashes(argument.clone())),
+            (Some("bench"), []) => Err(UsageError::NoBench),
+            (Some("bench"), [name, args @ ..]) => match Bench::named(name) {
+                Some(bench) => Ok(Request::Bench { bench, args: args.to_vec() }),
+                None => Err(UsageError::UnknownBench(name.clone())),
+            },
+            (Some("lint"), []) => Ok(Request::Lint),
+            (Some("lint"), [argument, ..]) => Err(UsageError::Unexpected(argument.clone())),
+            _ => Err(UsageError::UnknownCommand(command.clone())),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum UsageError {
+    NoCommand,
+    UnknownCommand(OsString),
+    BeforeDashes(OsString),
+    Unexpected(OsString),
+    NoBench,
+    UnknownBench(OsString),
+}
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            UsageError::NoCommand => write!(f, "no command given"),
+            UsageError::UnknownCommand(name) => write!(f, "unknown command `{}`", name.display()),
+            UsageError::BeforeDashes(argument) => write!(
+                f,
+                "unexpected `{0}`: arguments for `cargo test` go after `--`, as in `cargo xtask test -- {0}`",
+                argument.display()
+            ),
+            UsageError::Unexpected(argument) => {
+                write!(f, "unexpected `{}`: this command takes no arguments", argument.display())
+            }
+            UsageError::NoBench => write!(f, "bench needs a name; known are {}", bench_names()),
+            UsageError::UnknownBench(name) => {
+                write!(f, "no benchmark `{}`; known are {}", name.display(), bench_names())
+            }
+        }
+    }
+}
+
+fn bench_names() -> String {
+    BENCHES.map(|bench| bench.name).join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Request, UsageError> {
+        Request::parse(&words.iter().map(OsString::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn commands_are_recognised() {
+        assert_eq!(parse(&["test"]), Ok(Request::Test { cargo_args: vec![] }));
+        assert_eq!(parse(&["lint"]), Ok(Request::Lint));
+        let args = vec!["--json".into()];
+        assert_eq!(parse(&["bench", "wake", "--json"]), Ok(Request::Bench { bench: BENCHES[0], args }));
+        for words in [&["--help"][..], &["-h"], &["help"], &["test", "--help"], &["lint", "-h"]] {
+            assert_eq!(parse(words), Ok(Request::Help), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn arguments_after_the_dashes_are_cargos() {
+        let cargo_args = ["pool", "--", "--nocapture"].map(OsString::from).to_vec();
+        assert_eq!(parse(&["test", "--", "pool", "--", "--nocapture"]), Ok(Request::Test { cargo_args }));
+        assert_eq!(parse(&["test", "--"]), Ok(Request::Test { cargo_args: vec![] }));
+        assert_eq!(parse(&["test", "pool"]), Err(UsageError::BeforeDashes("pool".into())));
+    }
+
+    #[test]
+    fn wrong_usage_is_refused() {
+        assert_eq!(parse(&[]), Err(UsageError::NoCommand));
+        assert_eq!(parse(&["tset"]), Err(UsageError::UnknownCommand("tset".into())));
+        assert_eq!(parse(&["bench"]), Err(UsageError::NoBench));
+        assert_eq!(parse(&["bench", "walk"]), Err(UsageError::UnknownBench("walk".into())));
+        assert_eq!(parse(&["lint", "core"]), Err(UsageError::Unexpected("core".into())));
+    }
+
+    #[test]
+    fn usage_names_every_command() {
+        for command in ["test", "lint"] {
+            assert!(USAGE.lines().any(|line| line.starts_with(&format!("  {command} "))), "{command}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Running one step of a job: say the command, run it, say how long it took, stop at a failure.
+//!
+//! Steps run in the workspace's root, without standard input.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// A command with the words that a person would type to run it again.
+#[derive(Debug)]
+pub(crate) struct Step {
+    command: Command,
+    typed: String,
+}
+
+impl Step {
+    /// A step that runs the cargo which started us, or else the one on the path.
+    pub(crate) fn cargo<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Step {
+        let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        Step::new("cargo", &program, args)
+    }
+
+    /// A step that runs the compiler.
+    pub(crate) fn rustc<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Step {
+        let program = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+        Step::new("rustc", &program, args)
+    }
+
+    fn new<A: AsRef<OsStr>>(name: &str, program: &OsStr, args: impl IntoIterator<Item = A>) -> Step {
+        let mut command = Command::new(program);
+        command.current_dir(workspace_root()).stdin(Stdio::null());
+        let mut typed = name.to_owned();
+        for arg in args {
+            command.arg(&arg);
+            typed.push(' ');
+            typed.push_str(&quoted(arg.as_ref()));
+        }
+        Step { command, typed }
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Step {
+        self.command.env(name, value);
+        self.typed = format!("{name}={} {}", quoted(OsStr::new(value)), self.typed);
+        self
+    }
+
+    /// Runs to the end with the terminal's own output.
+    pub(crate) fn run(mut self) -> Result<Duration, Failure> {
+        note(&format!("==> {}", self.typed));
+        let start = Instant::now();
+        match self.command.status() {
+            Ok(status) => finish(self.typed, status, start),
+            Err(cause) => Err(Failure::Start { typed: self.typed, cause }),
+        }
+    }
+
+    /// Runs to the end and shows each line of standard output to `watch` as it passes by.
+    pub(crate) fn run_watched(mut self, mut watch: impl FnMut(&str)) -> Result<Duration, Failure> {
+        note(&format!("==> {}", self.typed));
+        let start = Instant::now();
+        let mut child = match self.command.stdout(Stdio::piped()).spawn() {
+            Ok(child) => child,
+            Err(cause) => return Err(Failure::Start { typed: self.typed, cause }),
+        };
+        let passed_on = match child.stdout.take() {
+            Some(output) => pass_on(output, &mut watch),
+            None => Ok(()),
+        };
+        // Waited for in any case, so that no child is left behind.
+        let status = child.wait();
+        match passed_on.and(status) {
+            Ok(status) => finish(self.typed, status, start),
+            Err(cause) => Err(Failure::Output { typed: self.typed, cause }),
+        }
+    }
+
+    /// Runs quietly and returns what was written to standard output.
+    pub(crate) fn output(mut self) -> Result<String, Failure> {
+        match self.command.stderr(Stdio::inherit()).output() {
+            Ok(output) if output.status.success() => {
+                Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+            }
+            Ok(output) => Err(Failure::Status { typed: self.typed, status: output.status }),
+            Err(cause) => Err(Failure::Start { typed: self.typed, cause }),
+        }
+    }
+}
+
+/// Why a job stopped.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Start { typed: String, cause: io::Error },
+    Output { typed: String, cause: io::Error },
+    Status { typed: String, status: ExitStatus },
+    NoTests { typed: String },
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Start { typed, cause } => {
+                write!(f, "cannot start `{typed}`: {cause}; is the Rust toolchain on the path?")
+            }
+            Failure::Output { typed, cause } => write!(f, "cannot read the output of `{typed}`: {cause}"),
+            Failure::Status { typed, status } => {
+                write!(f, "`{typed}` failed ({status}); its own message stands above")
+            }
+            Failure::NoTests { typed } => write!(f, "`{typed}` succeeded, but no test ran"),
+        }
+    }
+}
+
+/// A line for whoever reads the result. A closed pipe is the reader's choice, not our failure.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
+}
+
+/// A line about the progress, beside cargo's own.
+pub(crate) fn note(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// The workspace that cargo runs us for. Checkouts that share a target folder share this program, so
+/// where it was compiled is only the second choice.
+pub(crate) fn workspace_root() -> PathBuf {
+    let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&own).parent().unwrap_or(Path::new(".")).to_owned()
+}
+
+fn finish(typed: String, status: ExitStatus, start: Instant) -> Result<Duration, Failure> {
+    let took = start.elapsed();
+    let verdict = if status.success() { "done" } else { "failed" };
+    note(&format!("--- {verdict} in {:.1} s", took.as_secs_f64()));
+    if status.success() { Ok(took) } else { Err(Failure::Status { typed, status }) }
+}
+
+fn pass_on(output: impl io::Read, watch: &mut impl FnMut(&str)) -> io::Result<()> {
+    let mut output = BufReader::new(output);
+    let mut line = Vec::new();
+    while output.read_until(b'\n', &mut line)? > 0 {
+        let _ = io::stdout().write_all(&line);
+        watch(String::from_utf8_lossy(&line).trim_end());
+        line.clear();
+    }
+    Ok(())
+}
+
+/// An argument as a shell takes it.
+fn quoted(arg: &OsStr) -> String {
+    let arg = arg.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@%".contains(c);
+    if !arg.is_empty() && arg.chars().all(plain) {
+        arg.into_owned()
+    } else {
+        format!("'{}'", arg.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failing_command_is_named() {
+        let failure = a_failing_step().run().unwrap_err();
+        let said = failure.to_string();
+        assert!(said.starts_with("`false --always` failed (exit status: 1)"), "{said}");
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let step = Step::new("ghost", OsStr::new("poorwill-no-such-program"), ["--now"]);
+        let failure = step.run().unwrap_err();
+        assert!(matches!(failure, Failure::Start { .. }));
+        assert!(failure.to_string().contains("`ghost --now`"));
+    }
+
+    #[test]
+    fn a_watched_command_shows_its_lines_and_its_status() {
+        let mut lines = Vec::new();
+        Step::cargo(["--version"]).run_watched(|line| lines.push(line.to_owned())).unwrap();
+        assert!(matches!(&lines[..], [line] if line.starts_with("cargo ")), "{lines:?}");
+        assert!(matches!(a_failing_step().run_watched(|_| ()), Err(Failure::Status { .. })));
+    }
+
+    #[test]
+    fn a_step_is_shown_as_typed() {
+        let step = Step::cargo(["doc", "--workspace"]).env("RUSTDOCFLAGS", "-D warnings");
+        assert_eq!(step.typed, "RUSTDOCFLAGS='-D warnings' cargo doc --workspace");
+        assert_eq!(quoted(OsStr::new("it's")), r"'it'\''s'");
+        assert_eq!(quoted(OsStr::new("")), "''");
+    }
+
+    #[test]
+    fn steps_run_in_the_workspace_root() {
+        assert!(workspace_root().join("Cargo.lock").is_file());
+    }
+
+    /// Fails without a word, so that the log of a good run shows no error.
+    fn a_failing_step() -> Step {
+        Step::new("false", OsStr::new("false"), ["--always"])
+    }
+}

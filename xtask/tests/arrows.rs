@@ -1,0 +1,151 @@
+//! The arrows between the crates: `core ← driver ← poorwill ← {python, rotate}`, with `cli` upon
+//! `poorwill` and `rotate`, and the testkit for tests only.
+//!
+//! Each crate names in the table below what it may stand on. Tests may use the testkit and the
+//! driver besides.
+
+use cargo_metadata::{DependencyKind, MetadataCommand};
+
+/// Which crates of the workspace a crate may depend on, normally and for its build.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("poorwill-core", &[]),
+    ("poorwill-driver", &["poorwill-core"]),
+    ("poorwill", &["poorwill-core", "poorwill-driver"]),
+    ("poorwill-python", &["poorwill"]),
+    ("poorwill-rotate", &["poorwill"]),
+    ("poorwill-cli", &["poorwill", "poorwill-rotate"]),
+    ("poorwill-testkit", &["poorwill-core", "poorwill-driver"]),
+    ("xtask", &[]),
+];
+
+/// What any crate may use in its tests, beside its own row of the table.
+const FOR_TESTS: &[&str] = &["poorwill-testkit", "poorwill-driver"];
+
+#[test]
+fn arrows_hold() {
+    let problems = problems(&workspace());
+    assert!(problems.is_empty(), "\n{}\n", problems.join("\n"));
+}
+
+/// A crate of the workspace with the crates of the workspace that it depends on.
+struct Crate {
+    name: String,
+    needs: Vec<(String, DependencyKind)>,
+}
+
+/// What is wrong with the arrows between `crates`, a line for each.
+fn problems(crates: &[Crate]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for Crate { name, needs } in crates {
+        let Some((_, allowed)) = ARROWS.iter().find(|(row, _)| row == name) else {
+            problems.push(format!("`{name}` is not in the table of arrows: add it to the table"));
+            continue;
+        };
+        for (needed, kind) in needs {
+            let in_table = allowed.contains(&needed.as_str());
+            let for_tests = *kind == DependencyKind::Development && FOR_TESTS.contains(&needed.as_str());
+            if !in_table && !for_tests {
+                problems.push(format!(
+                    "`{name}` must not have `{needed}` as a {kind} dependency; it may stand on {allowed:?}, \
+                     and its tests on {FOR_TESTS:?}"
+                ));
+            }
+        }
+    }
+    problems
+}
+
+fn workspace() -> Vec<Crate> {
+    // As cargo says now: checkouts that share a target folder share this test's program.
+    let own = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").into());
+    let metadata = MetadataCommand::new()
+        .manifest_path(format!("{own}/Cargo.toml"))
+        .no_deps()
+        .exec()
+        .expect("`cargo metadata` reads this workspace");
+    let packages = metadata.workspace_packages();
+    let is_ours = |name: &str| packages.iter().any(|package| package.name == name);
+    packages
+        .iter()
+        .map(|package| Crate {
+            name: package.name.to_string(),
+            needs: package
+                .dependencies
+                .iter()
+                .filter(|dependency| is_ours(&dependency.name))
+                .map(|dependency| (dependency.name.clone(), dependency.kind))
+                .collect(),
+        })
+        .collect()
+}
+
+mod the_checker {
+    use super::*;
+    use DependencyKind::{Build, Development, Normal};
+
+    fn krate(name: &str, needs: &[(&str, DependencyKind)]) -> Crate {
+        let needs = needs.iter().map(|(needed, kind)| ((*needed).to_owned(), *kind)).collect();
+        Crate { name: name.to_owned(), needs }
+    }
+
+    #[test]
+    fn accepts_the_house_as_it_is_meant() {
+        let house = [
+            krate("poorwill-core", &[("poorwill-testkit", Development), ("poorwill-driver", Development)]),
+            krate("poorwill-driver", &[("poorwill-core", Normal), ("poorwill-testkit", Development)]),
+            krate("poorwill", &[("poorwill-core", Normal), ("poorwill-driver", Normal)]),
+            krate("poorwill-python", &[("poorwill", Normal)]),
+            krate("poorwill-rotate", &[("poorwill", Normal), ("poorwill-testkit", Development)]),
+            krate("poorwill-cli", &[("poorwill", Normal), ("poorwill-rotate", Normal)]),
+            krate("poorwill-testkit", &[("poorwill-core", Normal), ("poorwill-driver", Normal)]),
+            krate("xtask", &[]),
+        ];
+        assert_eq!(problems(&house), Vec::<String>::new());
+    }
+
+    #[test]
+    fn refuses_each_wrong_arrow() {
+        for (from, to, kind) in [
+            ("poorwill-core", "poorwill-driver", Normal),
+            ("poorwill-core", "poorwill", Development),
+            ("poorwill-driver", "poorwill", Normal),
+            ("poorwill-driver", "poorwill-core-old", Build),
+            ("poorwill", "poorwill-testkit", Normal),
+            ("poorwill", "poorwill-testkit", Build),
+            ("poorwill-python", "poorwill-rotate", Normal),
+            ("poorwill-rotate", "poorwill-cli", Development),
+            ("poorwill-testkit", "poorwill", Normal),
+            ("poorwill-cli", "xtask", Development),
+        ] {
+            let problems = problems(&[krate(from, &[(to, kind)])]);
+            assert!(
+                matches!(&problems[..], [problem] if problem.contains(from) && problem.contains(to)),
+                "{from} → {to} ({kind:?}): {problems:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn refuses_a_crate_that_is_not_in_the_table() {
+        let problems = problems(&[krate("poorwill-surprise", &[])]);
+        assert!(matches!(&problems[..], [problem] if problem.contains("add it to the table")));
+    }
+
+    #[test]
+    fn sees_the_arrows_of_this_workspace() {
+        let crates = workspace();
+        let driver = crates.iter().find(|krate| krate.name == "poorwill-driver").expect("a member");
+        assert!(driver.needs.contains(&("poorwill-core".to_owned(), Normal)));
+    }
+
+    #[test]
+    fn has_no_circle_and_no_arrow_into_the_tools() {
+        let row = |name: &str| ARROWS.iter().position(|(row, _)| *row == name);
+        for (name, allowed) in ARROWS {
+            for needed in *allowed {
+                assert!(row(needed) < row(name), "{name} stands on {needed}, whose row comes later");
+                assert!(!["xtask", "poorwill-cli", "poorwill-testkit"].contains(needed), "{name}: {needed}");
+            }
+        }
+    }
+}

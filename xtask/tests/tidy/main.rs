@@ -1,0 +1,98 @@
+//! What can be kept in order by looking at the text of the files.
+//!
+//! Each check is a pure function from text to a list of problems, with a test beside it which shows
+//! that it can fail. The tests here run them over the whole tree.
+
+mod links;
+mod roots;
+mod safety;
+mod tree;
+mod words;
+
+use tree::{File, crates, files};
+
+/// Crate roots that allow unsafe code; every other root forbids it. `docs/unsafe.md` says why.
+const UNSAFE_ROOTS: &[&str] = &["crates/driver/src/lib.rs"];
+
+#[test]
+fn crate_roots_say_whether_they_may_be_unsafe() {
+    let files = files();
+    expect_none(crates().iter().flat_map(|krate| &krate.roots).flat_map(|root| {
+        let text = &tree::file(&files, root).text;
+        roots::unsafe_attribute(root, text, UNSAFE_ROOTS.contains(&root.as_str()))
+    }));
+}
+
+#[test]
+fn crates_inherit_the_lints_of_the_workspace() {
+    let files = files();
+    expect_none(
+        crates()
+            .iter()
+            .map(|krate| tree::file(&files, &krate.manifest))
+            .flat_map(|manifest| roots::inherited_lints(&manifest.path, &manifest.text)),
+    );
+}
+
+#[test]
+fn rust_files_begin_with_what_they_are_for() {
+    expect_none(files().iter().filter(is_rust).flat_map(|file| roots::module_docs(&file.path, &file.text)));
+}
+
+#[test]
+fn code_files_are_short() {
+    let is_code = |file: &&File| file.has_extension(&["rs", "py", "sh", "c", "h", "cu"]);
+    expect_none(files().iter().filter(is_code).flat_map(|file| words::length(&file.path, &file.text)));
+}
+
+#[test]
+fn unsafe_code_says_why_it_is_sound() {
+    let allowed = |file: &&File| {
+        let sources = UNSAFE_ROOTS.iter().filter_map(|root| root.rsplit_once('/'));
+        sources.into_iter().any(|(folder, _)| file.path.starts_with(&format!("{folder}/")))
+    };
+    expect_none(
+        files()
+            .iter()
+            .filter(is_rust)
+            .filter(allowed)
+            .flat_map(|file| safety::unexplained(&file.path, &file.text)),
+    );
+}
+
+#[test]
+fn nothing_is_left_over() {
+    expect_none(hand_written(&files()).flat_map(|file| words::left_over(&file.path, &file.text)));
+}
+
+#[test]
+fn the_project_speaks_of_itself_alone() {
+    expect_none(hand_written(&files()).flat_map(|file| words::elsewhere(&file.path, &file.text)));
+}
+
+#[test]
+fn links_between_pages_resolve() {
+    let files = files();
+    let paths: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
+    let is_page = |file: &&File| file.has_extension(&["md"]);
+    expect_none(files.iter().filter(is_page).flat_map(|file| links::broken(&file.path, &file.text, &paths)));
+}
+
+#[test]
+fn the_readme_names_the_two_commands() {
+    expect_none(words::commands("README.md", &tree::file(&files(), "README.md").text));
+}
+
+fn is_rust(file: &&File) -> bool {
+    file.has_extension(&["rs"])
+}
+
+/// All files but those that cargo writes.
+fn hand_written(files: &[File]) -> impl Iterator<Item = &File> {
+    files.iter().filter(|file| !file.path.ends_with("Cargo.lock"))
+}
+
+fn expect_none(problems: impl IntoIterator<Item = String>) {
+    let problems: Vec<String> = problems.into_iter().collect();
+    assert!(problems.is_empty(), "{} problems:\n{}\n", problems.len(), problems.join("\n"));
+}
