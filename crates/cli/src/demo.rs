@@ -33,6 +33,8 @@ pub(crate) fn run(args: &DemoArgs) -> Result<DemoReport, Failure> {
     drop(progress);
     let write_s = started.elapsed().as_secs_f64();
     let checkpoint = Checkpoint::open(&[folder.path().to_owned()])?;
+    // The open files are all that is needed: whatever ends this process now, no folder is left behind.
+    folder.close().map_err(|error| Failure::new(format!("cannot remove the temporary folder: {error}")))?;
     let plan = Plan {
         device: args.device.clone(),
         cycles: 3,

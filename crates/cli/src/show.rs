@@ -74,11 +74,18 @@ fn push(what: &mut Vec<String>, bytes: u64, verb: &str) {
 
 fn verdict(report: &NapReport) -> String {
     match &report.mismatch {
-        None => format!(
-            "Verified after each of {}: every one of {} is where it was loaded, with the bytes of its file.",
-            count(report.cycles.len(), "wake"),
-            count(report.tensors, "tensor"),
-        ),
+        None => {
+            let when = if report.cycles.len() == 1 { "the wake" } else { "every wake" };
+            let what = if report.tensors == 1 {
+                "the tensor is where it was loaded, with the bytes of its file".to_owned()
+            } else {
+                format!(
+                    "all {} tensors are where they were loaded, with the bytes of their files",
+                    report.tensors
+                )
+            };
+            format!("Verified after {when}: {what}.")
+        }
         Some(mismatch) => format!("FAILED: {mismatch}."),
     }
 }

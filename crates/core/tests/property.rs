@@ -15,8 +15,8 @@ use poorwill_testkit::model::{Model, Reads};
 use poorwill_testkit::pattern;
 use proptest::prelude::*;
 
-const CAPACITY_GRANULES: u64 = 96;
-const LIMIT_GRANULES: u64 = 64;
+/// What the pool may map: a limit on a larger device, or the whole of a device without one.
+const ROOM_GRANULES: u64 = 64;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -74,11 +74,12 @@ struct Run {
 }
 
 impl Run {
-    fn new() -> Self {
-        let device = Arc::new(HostDevice::open(&HostConfig::of_pages(CAPACITY_GRANULES)).unwrap());
+    fn new(limited: bool) -> Self {
+        let capacity_granules = if limited { ROOM_GRANULES * 3 / 2 } else { ROOM_GRANULES };
+        let device = Arc::new(HostDevice::open(&HostConfig::of_pages(capacity_granules)).unwrap());
         let granule = device.info().granule_bytes;
         let config = PoolConfig {
-            limit_bytes: Some(LIMIT_GRANULES * granule),
+            limit_bytes: limited.then_some(ROOM_GRANULES * granule),
             chunk_granules: 4,
             segment_granules: 8,
             ..PoolConfig::default()
@@ -165,13 +166,12 @@ impl Run {
                 self.blocks.insert(self.next, block);
             }
             Err(PoolError::Asleep { .. }) => assert!(self.model.state(&tag).is_asleep()),
-            Err(PoolError::OverLimit { .. }) => {
+            Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) => {
                 // Right only if it does not depend on what is cached.
                 self.pool.trim().unwrap();
-                assert!(
-                    matches!(self.pool.alloc(&request), Err(PoolError::OverLimit { .. })),
-                    "a false refusal"
-                );
+                let again = self.pool.alloc(&request).unwrap_err();
+                let full = matches!(again, PoolError::OverLimit { .. } | PoolError::DeviceFull { .. });
+                assert!(full, "a false refusal, and then {again}");
             }
             Err(error) => panic!("{error}"),
         }
@@ -201,7 +201,7 @@ impl Run {
                 assert_eq!(sorted(report.tags), sorted(self.model.wake(tags)));
                 assert_eq!(report.copied_bytes, report.verified_bytes);
             }
-            Err(PoolError::OverLimit { .. }) => {} // Others took the room meanwhile; everything still sleeps.
+            Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) => {} // Others took the room meanwhile; everything still sleeps.
             Err(error) => panic!("{error}"),
         }
         self.check_bytes();
@@ -212,7 +212,7 @@ impl Run {
         let stats = self.pool.stats().unwrap();
         let used_bytes = self.device.memory_info().unwrap().process.unwrap().used_bytes;
         assert_eq!(stats.mapped_bytes, used_bytes, "our accounting and the device's");
-        assert!(stats.mapped_bytes <= LIMIT_GRANULES * self.granule(), "over the limit");
+        assert!(stats.mapped_bytes <= ROOM_GRANULES * self.granule(), "over the limit");
         assert_eq!(stats.backup_bytes, self.device.host_bytes(), "host memory is exactly the backups");
         assert_eq!(stats.live_blocks, self.blocks.len());
         assert_eq!(stats.live_bytes, self.blocks.values().map(|block| block.range.bytes).sum::<u64>());
@@ -283,8 +283,11 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn the_pool_does_what_the_model_says(steps in proptest::collection::vec(step(), 100..500)) {
-        let mut run = Run::new();
+    fn the_pool_does_what_the_model_says(
+        limited in any::<bool>(),
+        steps in proptest::collection::vec(step(), 100..500),
+    ) {
+        let mut run = Run::new(limited);
         for step in &steps {
             run.step(step);
             run.check();

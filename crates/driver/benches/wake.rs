@@ -73,11 +73,14 @@ fn run() -> Outcome<()> {
         (0..).map(|seed| pattern::bytes(seed, BLOCK_BYTES)).take(bytes / BLOCK_BYTES).collect();
     let blocks: Vec<Block> = sources.iter().map(|source| load(&pool, source)).collect::<Outcome<_>>()?;
     let (mut wakes, mut limits) = (Vec::new(), Vec::new());
+    let all = SleepRequest::all(Level::One);
     for _ in 0..rounds {
-        // Each finds free what the one before has just released: the sleep, then the limit.
-        pool.sleep(&SleepRequest::all(Level::One))?;
-        limits.push(limit(&sources, threads)?);
+        // Each follows a sleep, so that both find free what a sleep has just released.
+        pool.sleep(&all)?;
         wakes.push(pool.wake(&WakeRequest::all())?);
+        pool.sleep(&all)?;
+        limits.push(limit(&sources, threads)?);
+        pool.wake(&WakeRequest::all())?;
     }
     drop(blocks);
     report(bytes, threads, &wakes, limits, json);

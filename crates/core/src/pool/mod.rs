@@ -183,11 +183,11 @@ impl Pool {
     pub fn declare_tag(&self, tag: &Tag, policy: TagPolicy) -> Result<()> {
         let mut state = self.open_state()?;
         let entry = state.tag_entry(tag);
-        let declared = entry.policy != TagPolicy::built_in(tag);
-        if entry.policy != policy && (entry.live_blocks > 0 || declared) {
+        if entry.policy != policy && (entry.live_blocks > 0 || entry.declared) {
             return Err(PoolError::PolicyConflict { tag: tag.clone() });
         }
         entry.policy = policy;
+        entry.declared = true;
         Ok(())
     }
 

@@ -44,6 +44,8 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) struct TagEntry {
     pub(super) policy: TagPolicy,
+    /// Whether the policy was chosen by the user.
+    pub(super) declared: bool,
     pub(super) state: TagState,
     pub(super) free: FreeIndex,
     pub(super) live_bytes: u64,
@@ -52,7 +54,8 @@ pub(super) struct TagEntry {
 
 impl TagEntry {
     pub(super) fn new(policy: TagPolicy) -> Self {
-        Self { policy, state: TagState::Awake, free: FreeIndex::default(), live_bytes: 0, live_blocks: 0 }
+        let (free, state) = (FreeIndex::default(), TagState::Awake);
+        Self { policy, declared: false, state, free, live_bytes: 0, live_blocks: 0 }
     }
 }
 
@@ -216,8 +219,9 @@ impl State {
         needed_bytes: u64,
         keep: Keep<'_>,
     ) -> Result<()> {
+        // Without a limit the device is the judge, and says so itself.
+        let Some(limit_bytes) = self.config.limit_bytes else { return Ok(()) };
         let wanted = |held: u64| held.saturating_add(needed_bytes);
-        let limit_bytes = self.limit_bytes();
         let over = wanted(self.ledger.held_bytes()).saturating_sub(limit_bytes);
         if over == 0 {
             return Ok(());
