@@ -1,0 +1,66 @@
+//! `poorwill demo`: the whole of it once, and where it cannot start.
+
+use std::fs;
+
+use poorwill::checkpoint::SyntheticMoe;
+
+use crate::report::{Expected, assert_fields, assert_seconds};
+use crate::support::{Folder, Ran, command};
+
+#[test]
+fn the_demo_verifies_every_cycle_and_leaves_nothing_behind() {
+    let folder = Folder::new();
+    let output = command(folder.path(), ["demo", "--json"]).env("TMPDIR", folder.path()).output().unwrap();
+    let ran = Ran::from(output);
+    let report = ran.json();
+    ran.succeeded();
+    assert_fields(&report, &[&["nap", "verified"], &["write_s"]]);
+    assert_eq!(report["verified"], true);
+    assert_seconds(&report["write_s"]);
+    let synthetic = SyntheticMoe::default();
+    let expected = Expected {
+        device: "host:4GiB",
+        capacity_bytes: 4 << 30,
+        files: usize::try_from(synthetic.shards).unwrap(),
+        tensors: usize::try_from(report["nap"]["tensors"].as_u64().unwrap()).unwrap(),
+        bytes: synthetic.total_bytes(),
+        kv_cache_bytes: 256 << 20,
+        level: 1,
+        cycles: 3,
+    };
+    assert!(expected.tensors > 1000 && (500 << 20..1 << 30).contains(&expected.bytes));
+    expected.check(&report["nap"]);
+    assert!(is_empty(&folder));
+}
+
+#[test]
+fn without_a_temporary_folder_there_is_no_demo() {
+    let folder = Folder::new();
+    folder.write("a file", "");
+    for place in ["absent", "a file"] {
+        for json in [false, true] {
+            let args = ["demo", "--json"];
+            let mut command = command(folder.path(), &args[..=usize::from(json)]);
+            let ran = Ran::from(command.env("TMPDIR", folder.join(place)).output().unwrap());
+            let message = ran.failed(&["temporary folder", place, "TMPDIR"]);
+            if json {
+                assert_eq!(ran.json(), serde_json::json!({ "error": message }));
+            } else {
+                assert_eq!(ran.stdout, "");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_demo_that_fails_leaves_nothing_behind() {
+    let folder = Folder::new();
+    let mut command = command(folder.path(), ["demo", "--device", "cuda:0"]);
+    let ran = Ran::from(command.env("TMPDIR", folder.path()).output().unwrap());
+    ran.failed(&["cuda:0", "NVIDIA"]);
+    assert!(is_empty(&folder));
+}
+
+fn is_empty(folder: &Folder) -> bool {
+    fs::read_dir(folder.path()).unwrap().next().is_none()
+}

@@ -1,0 +1,11 @@
+//! The `poorwill` command as its users run it: what it prints where, its exit codes, and what it refuses.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)] // Helpers are test code, too.
+
+mod demo;
+mod nap;
+mod refusals;
+mod report;
+mod streams;
+mod support;
+mod usage;

@@ -1,0 +1,110 @@
+//! Arguments: what is wrong usage (exit code 2), and how help is to be had.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use crate::support::{Folder, Ran, command, run};
+
+/// Wrong usage: nothing on standard output, and words that help on standard error.
+fn assert_usage(args: &[&str], words: &[&str]) {
+    let ran = run(&Folder::new(), args);
+    assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{args:?}: {ran:?}");
+    for word in words {
+        assert!(ran.stderr.contains(word), "{args:?}: `{word}` is not in: {}", ran.stderr);
+    }
+}
+
+#[test]
+fn help_and_version_are_for_standard_output() {
+    let folder = Folder::new();
+    for args in [&["--help"][..], &["-h"], &["help"]] {
+        let help = run(&folder, args).succeeded();
+        assert!(["demo", "nap", "Usage"].iter().all(|word| help.contains(word)), "{help}");
+    }
+    for args in [&["nap", "--help"][..], &["help", "nap"]] {
+        let help = run(&folder, args).succeeded();
+        for option in ["--device", "--cycles", "--level", "--limit", "--kv-cache", "--json", "CHECKPOINT"] {
+            assert!(help.contains(option), "{help}");
+        }
+    }
+    assert!(run(&folder, &["demo", "--help"]).succeeded().contains("--json"));
+    for args in [&["--version"][..], &["-V"]] {
+        let version = run(&folder, args).succeeded();
+        assert!(version.starts_with("poorwill") && version.contains(env!("CARGO_PKG_VERSION")), "{version}");
+    }
+}
+
+#[test]
+fn without_a_command_there_is_help() {
+    assert_usage(&[], &["Usage", "demo", "nap"]);
+}
+
+#[test]
+fn commands_and_options_that_do_not_exist() {
+    assert_usage(&["sleep"], &["sleep", "--help"]);
+    assert_usage(&["Nap", "x"], &["Nap"]);
+    assert_usage(&["--json"], &["--json"]);
+    assert_usage(&["nap", "x", "--levels", "1"], &["--levels", "--level"]);
+    assert_usage(&["demo", "x"], &["x"]);
+    assert_usage(&["demo", "--cycles", "1"], &["--cycles"]);
+}
+
+#[test]
+fn a_nap_needs_a_checkpoint() {
+    assert_usage(&["nap"], &["CHECKPOINT"]);
+    assert_usage(&["nap", "--json"], &["CHECKPOINT"]);
+    assert_usage(&["nap", ""], &["CHECKPOINT"]);
+}
+
+#[test]
+fn sizes_that_are_none() {
+    for size in ["1.5.GiB", "", "GiB", "-1", "1e9", "12q", "0x10", "16EiB", "1.3", "٣", "1,5GiB"] {
+        for option in ["--limit", "--kv-cache"] {
+            assert_usage(&["nap", "x", &format!("{option}={size}")], &[option, size, "write it like 24GiB"]);
+        }
+        if !size.is_empty() {
+            let device = format!("--device=host:{size}");
+            assert_usage(&["nap", "x", &device], &["--device", size, "capacity", "write it like 24GiB"]);
+        }
+    }
+}
+
+#[test]
+fn devices_that_are_none() {
+    for command in [&["demo"][..], &["nap", "x"]] {
+        for device in
+            ["gpu", "", "HOST", "host:", "host:8GiBs", "cuda:", "cuda:x", "cuda:-1", "cuda:4294967296"]
+        {
+            let device = format!("--device={device}");
+            assert_usage(&[command, &[&device]].concat(), &["--device"]);
+        }
+        assert_usage(&[command, &["--device", "gpu"]].concat(), &["`gpu`", "host", "cuda:N"]);
+        assert_usage(&[command, &["--device", "host:"]].concat(), &["capacity", "24GiB"]);
+        assert_usage(&[command, &["--device", "hip:0"]].concat(), &["AMD", "not supported yet"]);
+    }
+}
+
+#[test]
+fn numbers_out_of_bounds() {
+    for cycles in ["0", "-1", "4294967296", "three", "", "1.5"] {
+        assert_usage(&["nap", "x", &format!("--cycles={cycles}")], &["--cycles", cycles]);
+    }
+    for level in ["0", "3", "-1", "257", "one", ""] {
+        assert_usage(&["nap", "x", &format!("--level={level}")], &["--level", level]);
+    }
+}
+
+#[test]
+fn arguments_need_not_be_unicode() {
+    let folder = Folder::new();
+    let name = OsStr::from_bytes(b"w\xffs.safetensors");
+    folder.write_tensor(name, "w", 10);
+    let nap = |name: &OsStr| {
+        let args = [OsStr::new("nap"), name, OsStr::new("--cycles=1")];
+        Ran::from(command(folder.path(), args).output().unwrap())
+    };
+    nap(name).succeeded();
+    nap(OsStr::from_bytes(b"n\xff.safetensors")).failed(&["n\u{fffd}.safetensors", "no such file"]);
+    let device = [OsStr::new("nap"), OsStr::new("x"), OsStr::new("--device"), OsStr::from_bytes(b"\xff")];
+    assert_eq!(Ran::from(command(folder.path(), device).output().unwrap()).code, 2);
+}
