@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use poorwill::checkpoint::{Checkpoint, SyntheticMoe};
-use poorwill::{ByteSize, Level};
+use poorwill::{Arena, ByteSize, Config, Level};
 use serde::Serialize;
 
 use crate::args::DemoArgs;
@@ -23,11 +23,15 @@ pub(crate) struct DemoReport {
 
 /// The command.
 pub(crate) fn run(args: &DemoArgs) -> Result<DemoReport, Failure> {
+    let arena = Arena::open(Config::on(args.device.clone()))?;
+    let synthetic = SyntheticMoe::default();
+    let size = ByteSize(synthetic.total_bytes());
     let folder = tempfile::Builder::new().prefix("poorwill-demo-").tempdir().map_err(|error| {
-        Failure::new(format!("cannot make a temporary folder: {error}; set TMPDIR to one with room"))
+        Failure::new(format!(
+            "cannot make a temporary folder: {error}; set TMPDIR to one that exists and has {size} free"
+        ))
     })?;
     let started = Instant::now();
-    let synthetic = SyntheticMoe::default();
     let progress = Progress::bytes("writing", synthetic.total_bytes());
     synthetic.write(folder.path(), |bytes| progress.set(bytes))?;
     drop(progress);
@@ -35,20 +39,15 @@ pub(crate) fn run(args: &DemoArgs) -> Result<DemoReport, Failure> {
     let checkpoint = Checkpoint::open(&[folder.path().to_owned()])?;
     // The open files are all that is needed: whatever ends this process now, no folder is left behind.
     folder.close().map_err(|error| Failure::new(format!("cannot remove the temporary folder: {error}")))?;
-    let plan = Plan {
-        device: args.device.clone(),
-        cycles: 3,
-        level: Level::One,
-        limit: None,
-        kv_cache: ByteSize::mib(256),
-    };
-    let nap = nap::nap(&checkpoint, &plan)?;
+    let plan =
+        Plan { device: args.device.clone(), cycles: 3, level: Level::One, kv_cache: ByteSize::mib(256) };
+    let nap = nap::nap(&arena, &checkpoint, &plan)?;
     Ok(DemoReport { verified: nap.verified, nap, write_s })
 }
 
 impl Outcome for DemoReport {
-    fn verified(&self) -> bool {
-        self.verified
+    fn mismatch(&self) -> Option<&str> {
+        self.nap.mismatch()
     }
 
     fn text(&self) -> String {

@@ -10,8 +10,8 @@ use serde::Serialize;
 
 /// What a command has to say, for people and for programs.
 pub(crate) trait Outcome: Serialize {
-    /// Whether everything was verified.
-    fn verified(&self) -> bool;
+    /// What was wrong, unless everything was verified.
+    fn mismatch(&self) -> Option<&str>;
     /// The report for people, line by line.
     fn text(&self) -> String;
 }
@@ -42,17 +42,20 @@ failure_from!(CheckpointError, SyntheticError, ModelError, OpenError, PoolError)
 
 /// Prints the outcome and turns it into an exit code.
 pub(crate) fn finish(json: bool, outcome: Result<impl Outcome, Failure>) -> ExitCode {
+    if let Some(mismatch) = outcome.as_ref().ok().and_then(Outcome::mismatch) {
+        // Standard error is the last place to complain to.
+        let _ = writeln!(io::stderr(), "error: not verified: {mismatch}");
+    }
     let printed = match &outcome {
         Ok(outcome) if json => print_json(outcome),
         Ok(outcome) => print(&outcome.text()),
         Err(failure) => {
-            // Standard error is the last place to complain to.
             let _ = writeln!(io::stderr(), "error: {}", failure.message);
             if json { print_json(&serde_json::json!({ "error": failure.message })) } else { Ok(()) }
         }
     };
     match (outcome, printed) {
-        (Ok(outcome), Ok(())) if outcome.verified() => ExitCode::SUCCESS,
+        (Ok(outcome), Ok(())) if outcome.mismatch().is_none() => ExitCode::SUCCESS,
         (_, Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => {
             let _ = writeln!(io::stderr(), "error: cannot print the result: {error}");
             ExitCode::FAILURE

@@ -1,7 +1,7 @@
 //! The `poorwill` command.
 //!
 //! Exit codes: 0 done and verified, 1 failed, 2 wrong usage. With `--json`, standard output is one JSON
-//! object, also when the command fails; messages and progress go to standard error.
+//! object, also when the command fails; messages, progress and complaints about usage go to standard error.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -21,9 +21,12 @@ fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
-            // Help and version are errors to clap, and go to standard output with code 0.
-            let printed = error.print();
-            return ExitCode::from(if error.use_stderr() || printed.is_err() { 2 } else { 0 });
+            // Help and version are errors to clap, and go to standard output.
+            return match error.print() {
+                _ if error.use_stderr() => ExitCode::from(2),
+                Err(printing) if printing.kind() != std::io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
+                _ => ExitCode::SUCCESS,
+            };
         }
     };
     match args.command {

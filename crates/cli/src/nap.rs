@@ -59,35 +59,33 @@ pub(crate) struct Plan {
     pub(crate) device: DeviceSpec,
     pub(crate) cycles: u32,
     pub(crate) level: Level,
-    pub(crate) limit: Option<ByteSize>,
     pub(crate) kv_cache: ByteSize,
 }
 
 /// The command.
 pub(crate) fn run(args: &NapArgs) -> Result<NapReport, Failure> {
     let checkpoint = Checkpoint::open(&args.checkpoints)?;
+    let config = Config::on(args.device.clone()).limited_to(args.limit.map(|limit| limit.0));
     nap(
+        &Arena::open(config)?,
         &checkpoint,
         &Plan {
             device: args.device.clone(),
             cycles: args.cycles,
             level: if args.level == 2 { Level::Two } else { Level::One },
-            limit: args.limit,
             kv_cache: args.kv_cache,
         },
     )
 }
 
-/// Naps with an open checkpoint.
-pub(crate) fn nap(checkpoint: &Checkpoint, plan: &Plan) -> Result<NapReport, Failure> {
-    let config = Config::on(plan.device.clone()).limited_to(plan.limit.map(|limit| limit.0));
-    let arena = Arena::open(config)?;
+/// Naps in an arena of its own, and closes it.
+pub(crate) fn nap(arena: &Arena, checkpoint: &Checkpoint, plan: &Plan) -> Result<NapReport, Failure> {
     let started = Instant::now();
     let progress = Progress::bytes("loading", checkpoint.bytes());
-    let model = Model::load(&arena, checkpoint, &Tag::weights(), &|bytes| progress.add(bytes))?;
+    let model = Model::load(arena, checkpoint, &Tag::weights(), &|bytes| progress.add(bytes))?;
     drop(progress);
     let load_s = started.elapsed().as_secs_f64();
-    let kv_cache = KvCache::alloc(&arena, plan.kv_cache.0)?;
+    let kv_cache = KvCache::alloc(arena, plan.kv_cache.0)?;
     let mut report = NapReport {
         device: plan.device.clone(),
         files: checkpoint.files().len(),
@@ -95,7 +93,7 @@ pub(crate) fn nap(checkpoint: &Checkpoint, plan: &Plan) -> Result<NapReport, Fai
         bytes: checkpoint.bytes(),
         kv_cache_bytes: plan.kv_cache.0,
         load_s,
-        loaded: Holding::of(&arena)?,
+        loaded: Holding::of(arena)?,
         cycles: Vec::new(),
         verified: false,
         mismatch: None,
@@ -105,7 +103,7 @@ pub(crate) fn nap(checkpoint: &Checkpoint, plan: &Plan) -> Result<NapReport, Fai
         if report.mismatch.is_some() {
             return Ok(report);
         }
-        let (cycle, mismatch) = cycle(&arena, checkpoint, &model, kv_cache.as_ref(), plan.level)?;
+        let (cycle, mismatch) = cycle(arena, checkpoint, &model, kv_cache.as_ref(), plan.level)?;
         report.cycles.push(cycle);
         report.mismatch = mismatch;
     }
@@ -176,12 +174,18 @@ impl KvCache {
 
     fn write(&self, arena: &Arena) -> Result<(), Failure> {
         let stale = vec![Self::STALE; Self::PIECE_BYTES];
-        self.pieces()
-            .try_for_each(|(offset, bytes)| Ok(arena.write_all(self.block.id, offset, &stale[..bytes])?))
+        let progress = Progress::bytes("kv cache", self.block.requested_bytes);
+        for (offset, bytes) in self.pieces() {
+            arena.write_all(self.block.id, offset, &stale[..bytes])?;
+            progress.add(bytes as u64);
+        }
+        Ok(())
     }
 
     fn find_stale(&self, arena: &Arena) -> Result<Option<String>, Failure> {
+        let progress = Progress::bytes("kv cache", self.block.requested_bytes);
         for (offset, bytes) in self.pieces() {
+            progress.add(bytes as u64);
             let read = arena.read_vec(self.block.id, offset, bytes as u64)?;
             if let Some(at) = read.iter().position(|byte| *byte != 0) {
                 return Ok(Some(format!("the key-value cache has a stale byte at {}", offset + at as u64)));
@@ -207,8 +211,8 @@ impl Holding {
 }
 
 impl Outcome for NapReport {
-    fn verified(&self) -> bool {
-        self.verified
+    fn mismatch(&self) -> Option<&str> {
+        self.mismatch.as_deref()
     }
 
     fn text(&self) -> String {

@@ -21,17 +21,13 @@ impl Progress {
     /// A step that moves `bytes`.
     pub(crate) fn bytes(label: &str, bytes: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::hidden());
-        Self::start(
-            bar,
-            label,
-            "{msg:12} {bar:30} {binary_bytes:>10} of {binary_total_bytes}  {binary_bytes_per_sec}",
-        )
+        Self::start(bar, label, "{msg:10} {wide_bar} {binary_bytes:>10} of {binary_total_bytes}")
     }
 
     /// A step that cannot tell how far it is.
     pub(crate) fn waiting(label: &str) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-        Self::start(bar, label, "{msg:12} {spinner} {elapsed}")
+        Self::start(bar, label, "{msg:10} {spinner} {elapsed}")
     }
 
     /// `bytes` more are done.

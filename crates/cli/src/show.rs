@@ -14,21 +14,30 @@ pub(crate) fn nap(report: &NapReport) -> String {
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_width(width());
     table.set_header(["step", "seconds", "on device", "on host", "what happened"]);
-    let model = format!(
-        "{} in {}; {}",
-        count(report.tensors, "tensor"),
-        count(report.files, "file"),
-        rate(report.bytes, report.load_s)
-    );
+    let tensors = format!("{} in {}", count(report.tensors, "tensor"), count(report.files, "file"));
+    let model = [tensors].into_iter().chain(rate(report.bytes, report.load_s)).collect::<Vec<_>>().join("; ");
     row(&mut table, "load", report.load_s, report.loaded, &model);
     for (number, cycle) in (1..).zip(&report.cycles) {
         row(&mut table, &format!("sleep {number}"), cycle.sleep.seconds, cycle.asleep, &slept(&cycle.sleep));
         row(&mut table, &format!("wake {number}"), cycle.wake.seconds, cycle.awake, &woke(cycle));
+        if let Some(seconds) = cycle.reload_s {
+            let what = format!("weights read from the files again; {}", compared(cycle));
+            row(&mut table, &format!("reload {number}"), seconds, cycle.awake, &what);
+        }
     }
     for column in table.column_iter_mut().skip(1).take(3) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    format!("{} on {}\n{table}\n{}\n", ByteSize(report.bytes), report.device, verdict(report))
+    let beside = match report.kv_cache_bytes {
+        0 => String::new(),
+        bytes => format!(" and a key-value cache of {}", ByteSize(bytes)),
+    };
+    format!(
+        "{} of weights{beside} on {}\n{table}\n{}\n",
+        ByteSize(report.bytes),
+        report.device,
+        verdict(report)
+    )
 }
 
 /// That of the terminal, within what reads well.
@@ -37,8 +46,7 @@ fn width() -> u16 {
 }
 
 fn row(table: &mut Table, step: &str, seconds: f64, after: Holding, what: &str) {
-    let device = ByteSize(after.device_bytes).to_string();
-    let host = ByteSize(after.host_bytes).to_string();
+    let (device, host) = (size(after.device_bytes), size(after.host_bytes));
     table.add_row([step, &format!("{seconds:.3}"), &device, &host, what]);
 }
 
@@ -48,7 +56,7 @@ fn slept(sleep: &SleepReport) -> String {
         Release::Ledger => "by our ledger",
         Release::Shortfall => "not all that was planned",
     };
-    let mut what = vec![format!("{} given back ({known})", ByteSize(sleep.released_bytes))];
+    let mut what = vec![format!("{} given back ({known})", size(sleep.released_bytes))];
     push(&mut what, sleep.copied_bytes, "copied to the host");
     push(&mut what, sleep.unchanged_bytes, "unchanged, not copied again");
     push(&mut what, sleep.discarded_bytes, "dropped");
@@ -61,14 +69,26 @@ fn woke(cycle: &Cycle) -> String {
     push(&mut what, wake.copied_bytes, "copied back");
     push(&mut what, wake.verified_bytes, "verified by digest");
     push(&mut what, wake.zeroed_bytes, "zeroed");
-    what.extend(cycle.reload_s.map(|seconds| format!("weights read again in {seconds:.2} s")));
-    what.push(if cycle.verified { "same as the files" } else { "NOT the same as the files" }.into());
+    if cycle.reload_s.is_none() {
+        what.push(compared(cycle).into());
+    } else {
+        what.push("weights undefined".into());
+    }
     what.join("; ")
+}
+
+fn compared(cycle: &Cycle) -> &'static str {
+    if cycle.verified { "same as the files" } else { "NOT the same as the files" }
+}
+
+/// A size whose number and unit stay on one line.
+fn size(bytes: u64) -> String {
+    ByteSize(bytes).to_string().replace(' ', "\u{a0}")
 }
 
 fn push(what: &mut Vec<String>, bytes: u64, verb: &str) {
     if bytes > 0 {
-        what.push(format!("{} {verb}", ByteSize(bytes)));
+        what.push(format!("{} {verb}", size(bytes)));
     }
 }
 
@@ -76,15 +96,8 @@ fn verdict(report: &NapReport) -> String {
     match &report.mismatch {
         None => {
             let when = if report.cycles.len() == 1 { "the wake" } else { "every wake" };
-            let what = if report.tensors == 1 {
-                "the tensor is where it was loaded, with the bytes of its file".to_owned()
-            } else {
-                format!(
-                    "all {} tensors are where they were loaded, with the bytes of their files",
-                    report.tensors
-                )
-            };
-            format!("Verified after {when}: {what}.")
+            let tensors = count(report.tensors, "tensor");
+            format!("Verified after {when}: {tensors}, same addresses, same bytes as the files.")
         }
         Some(mismatch) => format!("FAILED: {mismatch}."),
     }
@@ -94,8 +107,9 @@ fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// `1.20 GiB/s`. Rounding a figure for display is what floats are for.
+/// `1.20 GiB/s`, if it is worth a figure. Rounding one for display is what floats are for.
 #[allow(clippy::cast_precision_loss)]
-fn rate(bytes: u64, seconds: f64) -> String {
-    format!("{:.2} GiB/s", bytes as f64 / f64::from(1 << 30) / seconds.max(1e-9))
+fn rate(bytes: u64, seconds: f64) -> Option<String> {
+    let gib_per_s = bytes as f64 / f64::from(1 << 30) / seconds.max(1e-9);
+    (gib_per_s >= 0.01).then(|| format!("{gib_per_s:.2}\u{a0}GiB/s"))
 }

@@ -262,8 +262,12 @@ fn a_full_device_is_named_and_waking_waits_for_its_turn() {
     let holder = loaded(&theirs, 40, &Tag::weights(), 3);
     for _ in 0..2 {
         let full = mine.wake(&WakeRequest { tags: tags.clone() }).unwrap_err();
-        let PoolError::DeviceFull { source, .. } = &full else { panic!("{full}") };
+        let PoolError::DeviceFull { source, shortage, .. } = &full else { panic!("{full}") };
         assert!(matches!(source.kind, DriverErrorKind::OutOfMemory { .. }));
+        let shown =
+            [shortage.needed_bytes, shortage.free_bytes, shortage.total_bytes].map(|bytes| bytes / granule);
+        assert_eq!(shown, [40, GRANULES - 42, GRANULES], "figures of when everything was undone");
+        assert!(full.to_string().contains("are held by others"), "{full}");
         assert_eq!(mine.tag_state(&Tag::weights()).unwrap(), TagState::AsleepBackedUp);
         assert_eq!(mine.stats().unwrap().mapped_bytes, kept.range.bytes, "nothing is half-mapped");
     }
@@ -328,7 +332,9 @@ fn bad_configurations_are_refused() {
         assert!(matches!(error, PoolError::InvalidConfig { .. }), "{error}");
     }
     let odd = PoolConfig { limit_bytes: Some(3 * granule + 1), ..defaults() };
-    assert_eq!(Pool::new(device, odd).unwrap().stats().unwrap().limit_bytes, 3 * granule);
+    let pool = Pool::new(device, odd).unwrap();
+    assert!(pool.alloc(&AllocRequest::new(3 * granule, Tag::weights())).is_ok());
+    assert!(pool.alloc(&AllocRequest::new(1, Tag::weights())).is_err());
 }
 
 #[test]

@@ -39,7 +39,7 @@ impl Config {
 #[non_exhaustive]
 pub enum OpenError {
     /// The device would not open.
-    #[error("cannot use device {device}: {source}")]
+    #[error("cannot use device {device}: {}", source.kind)]
     Device {
         /// Which.
         device: DeviceSpec,

@@ -28,7 +28,10 @@ impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host { capacity_bytes } => {
-                write!(f, "host:{}", ByteSize(*capacity_bytes).to_string().replace(' ', ""))
+                let short = ByteSize(*capacity_bytes).to_string().replace(' ', "");
+                // Rounded for people only where nothing is lost.
+                let exact = short.parse() == Ok(ByteSize(*capacity_bytes));
+                if exact { write!(f, "host:{short}") } else { write!(f, "host:{capacity_bytes}") }
             }
             Self::Cuda { ordinal } => write!(f, "cuda:{ordinal}"),
         }
@@ -103,6 +106,11 @@ mod tests {
             let error = text.parse::<DeviceSpec>().unwrap_err();
             assert!(error.to_string().contains(text.trim_start_matches("host:")), "{error}");
         }
-        assert_eq!(DeviceSpec::Host { capacity_bytes: 3 << 29 }.to_string(), "host:1.5GiB");
+        for (capacity_bytes, name) in [(3 << 29, "host:1.5GiB"), (2_000_000, "host:2000000"), (0, "host:0B")]
+        {
+            let spec = DeviceSpec::Host { capacity_bytes };
+            assert_eq!(spec.to_string(), name);
+            assert_eq!(name.parse(), Ok(spec), "a name names the same device");
+        }
     }
 }

@@ -29,7 +29,7 @@ pub enum ModelError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// No memory for a tensor.
-    #[error("tensor {} of {} ({bytes} bytes): {source}", text::name(tensor), text::path(path))]
+    #[error("tensor {} of {} ({bytes} B): {source}", text::name(tensor), text::path(path))]
     Alloc {
         /// The file.
         path: PathBuf,
@@ -49,8 +49,16 @@ pub enum ModelError {
         source: Box<PoolError>,
     },
     /// The device failed a copy, or the host has no memory for one.
-    #[error("moving bytes of the model failed: {0}")]
-    Driver(#[from] DriverError),
+    #[error("moving bytes of tensor {} failed: {source}", text::name(tensor))]
+    Copy {
+        /// The tensor, as the file names it.
+        tensor: String,
+        /// What the driver said.
+        source: DriverError,
+    },
+    /// The device has no stream to copy on.
+    #[error("no stream to move the model on: {0}")]
+    Stream(DriverError),
     /// The device holds other bytes than the file.
     #[error(
         "tensor {} of {} differs from the file at byte {offset} of {bytes}",
@@ -95,7 +103,8 @@ impl<'a> Model<'a> {
     /// Allocates a block of `tag` for each tensor of `checkpoint` and reads it in.
     ///
     /// # Errors
-    /// `Alloc`, naming the tensor; `Checkpoint` when the files change or shrink meanwhile; `Pool`, `Driver`.
+    /// `Alloc`, naming the tensor; `Checkpoint` when the files change or shrink meanwhile; `Pool`, `Copy`,
+    /// `Stream`.
     /// Nothing stays allocated.
     pub fn load(
         arena: &'a Arena,
@@ -121,13 +130,13 @@ impl<'a> Model<'a> {
     pub fn read_in(&self, progress: Progress<'_>) -> Result<(), ModelError> {
         self.for_each_piece(progress, |piece, buffers| {
             let bytes = piece.len();
-            let mut buffer = buffers.take(self.arena)?;
+            let mut buffer = piece.copied(buffers.take(self.arena))?;
             self.checkpoint.read_exact_at(piece.tensor, piece.offset, &mut buffer[..bytes])?;
             let buffer = Arc::new(buffer);
             let shared = Arc::clone(&buffer);
             let pool = self.arena.pool();
             let copy = pool.write(buffers.stream, piece.block.id, piece.offset, shared, 0, piece.bytes);
-            copy.map_err(|source| piece.pool_error(source))?.wait()?;
+            piece.copied(copy.map_err(|source| piece.pool_error(source))?.wait())?;
             buffers.kept.extend(Arc::into_inner(buffer));
             Ok(())
         })
@@ -143,13 +152,13 @@ impl<'a> Model<'a> {
             if now != piece.block {
                 return Err(ModelError::Moved { tensor: piece.name(), from: piece.block, to: now });
             }
-            let (bytes, buffer) = (piece.len(), buffers.take(self.arena)?);
-            let mut stored = buffers.take(self.arena)?;
+            let (bytes, buffer) = (piece.len(), piece.copied(buffers.take(self.arena))?);
+            let mut stored = piece.copied(buffers.take(self.arena))?;
             let pool = self.arena.pool();
             let copy = pool.read(buffers.stream, piece.block.id, piece.offset, buffer, 0, piece.bytes);
             let copy = copy.map_err(|source| piece.pool_error(source))?;
             self.checkpoint.read_exact_at(piece.tensor, piece.offset, &mut stored[..bytes])?;
-            let found = copy.wait()?;
+            let found = piece.copied(copy.wait())?;
             let differs = found[..bytes] != stored[..bytes];
             let first = differs.then(|| found.iter().zip(stored.iter()).position(|(a, b)| a != b)).flatten();
             buffers.kept.extend([found, stored]);
@@ -190,7 +199,8 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Cuts the tensors into pieces and lets several threads work them off; the first error ends all.
+    /// Cuts the tensors into pieces and lets several readers work them off; the first error ends all. The
+    /// caller's thread is one of them, so that a system without another thread or stream to give still works.
     fn for_each_piece(
         &self,
         progress: Progress<'_>,
@@ -199,34 +209,49 @@ impl<'a> Model<'a> {
         let pieces = self.pieces();
         let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
         let failed = Mutex::new(None);
-        let read = || -> Result<(), ModelError> {
-            let stream = self.arena.driver().stream_create()?;
+        let read = |stream: StreamId| {
             let mut buffers = Buffers { stream, kept: Vec::new() };
-            let mut result = Ok(());
             while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
-                result = work(piece, &mut buffers);
-                if result.is_err() {
+                if let Err(error) = work(piece, &mut buffers) {
+                    stop.store(true, Ordering::Relaxed);
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                     break;
                 }
                 progress(piece.bytes);
             }
-            result.and(self.arena.driver().stream_destroy(stream).map_err(ModelError::Driver))
         };
-        let readers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(READERS_MAX);
+        let streams = self.streams(pieces.len())?;
         thread::scope(|scope| {
-            for _ in 0..readers {
-                scope.spawn(|| {
-                    if let Err(error) = read() {
-                        stop.store(true, Ordering::Relaxed);
-                        failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                    }
-                });
+            for &stream in streams.iter().skip(1) {
+                let read = &read;
+                // Where no thread is to be had, the others do its share.
+                let _ = thread::Builder::new().spawn_scoped(scope, move || read(stream));
             }
+            streams.first().copied().map(read);
         });
-        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+        let mut result = failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err);
+        for stream in streams {
+            result = result.and(self.arena.driver().stream_destroy(stream).map_err(ModelError::Stream));
+        }
+        result
+    }
+
+    /// A stream for each reader: at least one if there is work, fewer than are wanted if the device has no more.
+    fn streams(&self, pieces: usize) -> Result<Vec<StreamId>, ModelError> {
+        let readers =
+            thread::available_parallelism().map_or(1, NonZeroUsize::get).min(READERS_MAX).min(pieces);
+        let mut streams = Vec::new();
+        while streams.len() < readers {
+            match self.arena.driver().stream_create() {
+                Ok(stream) => streams.push(stream),
+                Err(error) if streams.is_empty() => return Err(ModelError::Stream(error)),
+                Err(_) => break,
+            }
+        }
+        Ok(streams)
     }
 
     fn pieces(&self) -> Vec<Piece<'a>> {
@@ -273,6 +298,10 @@ impl Piece<'_> {
 
     fn name(&self) -> String {
         self.tensor.name.clone()
+    }
+
+    fn copied<T>(&self, result: Result<T, DriverError>) -> Result<T, ModelError> {
+        result.map_err(|source| ModelError::Copy { tensor: self.name(), source })
     }
 
     fn pool_error(&self, source: PoolError) -> ModelError {

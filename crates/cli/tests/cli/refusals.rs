@@ -129,7 +129,7 @@ fn a_limit_or_device_below_the_model_names_the_tensor() {
     let entries = [entry("small", "[10]", 0, 10), entry("large", "[5000000]", 10, 5_000_010)];
     let payload = vec![7; 5_000_010];
     folder.write("x.safetensors", file(&format!("{{{}}}", entries.join(",")), &payload));
-    let tensor = ["x.safetensors", "\"large\"", "5000000 bytes", "4.77 MiB"];
+    let tensor = ["x.safetensors", "\"large\"", "5000000 B", "4.77 MiB"];
     refused(&folder, &["x.safetensors", "--device", "host:4MiB"], &tensor);
     let words = [&tensor[..], &["limit of 4 MiB", "raise the limit"]].concat();
     refused(&folder, &["x.safetensors", "--limit", "4MiB"], &words);

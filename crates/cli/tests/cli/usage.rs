@@ -30,7 +30,7 @@ fn help_and_version_are_for_standard_output() {
     assert!(run(&folder, &["demo", "--help"]).succeeded().contains("--json"));
     for args in [&["--version"][..], &["-V"]] {
         let version = run(&folder, args).succeeded();
-        assert!(version.starts_with("poorwill") && version.contains(env!("CARGO_PKG_VERSION")), "{version}");
+        assert!(version.starts_with("poorwill ") && version.contains(env!("CARGO_PKG_VERSION")), "{version}");
     }
 }
 

@@ -166,7 +166,7 @@ pub enum DriverErrorKind {
         this: u32,
     },
     /// This machine or driver cannot do it.
-    #[error("not supported here: {reason}")]
+    #[error("{reason}")]
     Unsupported {
         /// What is missing.
         reason: String,

@@ -51,16 +51,26 @@ pub enum PoolError {
         hint: &'static str,
     },
     /// The device had too little free memory for the operation.
-    #[error(
-        "cannot {op}: {source}; {usage}; another process may hold the rest; free some memory and try again"
-    )]
+    #[error("cannot {op}: {shortage}; {usage}; {}", shortage.hint(usage))]
     DeviceFull {
         /// What was to be done.
         op: String,
+        /// What it needed and what there was.
+        shortage: Shortage,
         /// What the pool held then.
         usage: Usage,
-        /// The driver's refusal, with sizes.
+        /// The driver's refusal of the piece that was too much.
         source: Box<DriverError>,
+    },
+    /// The driver failed an allocation for another reason than too little memory.
+    #[error("cannot allocate {} for `{tag}`: {source}", ByteSize(*bytes))]
+    AllocFailed {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Tag asked for.
+        tag: Tag,
+        /// What the driver said.
+        source: DriverError,
     },
     /// The tag sleeps: its blocks have no memory now.
     #[error("cannot {op}: `{tag}` is {state}; wake it first")]
@@ -264,6 +274,38 @@ impl fmt::Display for Phase {
             Self::Zero => "write zeros",
             Self::Verify => "verify bytes",
         })
+    }
+}
+
+/// Memory of a device that was not enough, measured when everything was undone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shortage {
+    /// Bytes that had to be created.
+    pub needed_bytes: u64,
+    /// Bytes that the device has free.
+    pub free_bytes: u64,
+    /// Bytes that the device has.
+    pub total_bytes: u64,
+}
+
+impl Shortage {
+    /// What would help.
+    fn hint(&self, usage: &Usage) -> String {
+        let elsewhere = self.total_bytes.saturating_sub(self.free_bytes).saturating_sub(usage.mapped_bytes);
+        if self.needed_bytes > self.total_bytes {
+            "it never fits this device".into()
+        } else if elsewhere > 0 {
+            format!("{} are held by others: try again when they have let go", ByteSize(elsewhere))
+        } else {
+            "free or put to sleep what is live".into()
+        }
+    }
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [needed, free, total] = [self.needed_bytes, self.free_bytes, self.total_bytes].map(ByteSize);
+        write!(f, "{needed} more are needed, and the device has {free} free of {total}")
     }
 }
 

@@ -32,7 +32,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-pub use error::{Corruption, Phase, PoolError, Usage};
+pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
 pub use report::{
     Level, Release, SleepPhases, SleepReport, SleepRequest, WakePhases, WakeReport, WakeRequest,
 };
@@ -52,7 +52,7 @@ pub type Result<T, E = PoolError> = std::result::Result<T, E>;
 /// How a pool behaves. The default suits a whole device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// Most bytes of backing the pool may hold; rounded down to the granule. `None`: what the device has.
+    /// Most bytes of backing the pool may hold, at least one granule. `None`: what the device has.
     pub limit_bytes: Option<u64>,
     /// Granules of a slot in segments of large blocks (at least this large themselves).
     pub chunk_granules: u64,
@@ -125,7 +125,7 @@ impl Pool {
     ///
     /// # Errors
     /// `InvalidConfig`; what the driver says when it has no streams.
-    pub fn new(driver: Arc<dyn Driver>, mut config: PoolConfig) -> Result<Self> {
+    pub fn new(driver: Arc<dyn Driver>, config: PoolConfig) -> Result<Self> {
         let info = driver.info().clone();
         let invalid = |reason: String| Err(PoolError::InvalidConfig { reason });
         if config.chunk_granules == 0 || config.segment_granules == 0 {
@@ -134,12 +134,9 @@ impl Pool {
         if config.chunk_granules.max(config.segment_granules).checked_mul(info.granule_bytes).is_none() {
             return invalid("a slot or segment of that many granules leaves the address space".into());
         }
-        if let Some(limit_bytes) = &mut config.limit_bytes {
-            if *limit_bytes < info.granule_bytes {
-                let (limit, granule) = (ByteSize(*limit_bytes), ByteSize(info.granule_bytes));
-                return invalid(format!("a limit of {limit} is below one granule of {granule}; raise it"));
-            }
-            *limit_bytes -= *limit_bytes % info.granule_bytes;
+        if let Some(limit) = config.limit_bytes.filter(|limit| *limit < info.granule_bytes).map(ByteSize) {
+            let granule = ByteSize(info.granule_bytes);
+            return invalid(format!("a limit of {limit} is below one granule of {granule}; raise it"));
         }
         let streams = (0..info.copy_streams.max(1)).map(|_| driver.stream_create()).collect::<Vec<_>>();
         let ready: Vec<StreamId> =

@@ -11,12 +11,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::blocks::{BlockEntry, BlockKey, Blocks, FreeIndex};
-use super::error::{PoolError, Usage};
+use super::error::{PoolError, Shortage, Usage};
 use super::ledger::Ledger;
 use super::segment::{Backing, Content, MapTimes, Segment, SegmentKey, Segments, UndoLog, by_segment, undo};
 use super::{AllocRequest, Block, BlockId, PoolConfig, Result};
 use crate::bytes::ByteSize;
-use crate::driver::{DeviceRange, Driver, DriverError, StreamId};
+use crate::driver::{DeviceRange, Driver, DriverError, DriverErrorKind, StreamId};
 use crate::tag::{Tag, TagPolicy, TagState};
 
 /// Every block begins and ends on a multiple of this, as PyTorch's do.
@@ -343,7 +343,7 @@ impl State {
             (bytes.next_multiple_of(granule), chunk_bytes)
         };
         let reserved = self.driver.reserve(segment_bytes);
-        let range = reserved.map_err(|source| PoolError::Driver { op: "allocate", source })?;
+        let range = reserved.map_err(|source| PoolError::AllocFailed { bytes, tag: tag.clone(), source })?;
         let block = self.blocks.insert_whole(range.bytes);
         let key = self.segments.insert(Segment::new(tag.clone(), range, chunk_bytes, block));
         self.blocks.set_segment(block, key);
@@ -365,10 +365,22 @@ impl State {
             }
         }
         Err(if error.is_out_of_memory() {
-            PoolError::DeviceFull { op: op(), usage: self.usage(), source: error.into() }
+            self.device_full(op(), fit.absent_bytes, error)
         } else {
-            PoolError::Driver { op: "allocate", source: error }
+            PoolError::AllocFailed { bytes: request.bytes, tag: request.tag.clone(), source: error }
         })
+    }
+
+    /// The refusal of a full device, with figures of now: whatever was brought in before is gone again.
+    pub(super) fn device_full(&self, op: String, needed_bytes: u64, source: DriverError) -> PoolError {
+        let info = self.driver.memory_info().ok();
+        let free_bytes = info.map(|info| info.free_bytes).or(match source.kind {
+            DriverErrorKind::OutOfMemory { free_bytes, .. } => Some(free_bytes),
+            _ => None,
+        });
+        let shortage =
+            Shortage { needed_bytes, free_bytes: free_bytes.unwrap_or(0), total_bytes: self.total_bytes };
+        PoolError::DeviceFull { op, shortage, usage: self.usage(), source: source.into() }
     }
 
     fn bring_in_or_undo(&mut self, key: SegmentKey, slots: &[usize]) -> Result<(), DriverError> {

@@ -55,7 +55,13 @@ impl State {
             // below is refused as well and leaves memory mapped, which the next wake finds and uses.
             let _ = self.driver.synchronize();
             let _ = undo(&mut self.segments, log, &*self.driver, &mut self.ledger);
-            return Err(error);
+            return Err(match error {
+                // Once more, now that everything is undone.
+                PoolError::DeviceFull { op, shortage, source, .. } => {
+                    self.device_full(op, shortage.needed_bytes, *source)
+                }
+                error => error,
+            });
         }
         self.commit_wake(&plan);
         Ok(WakeReport {
@@ -143,7 +149,7 @@ impl State {
         woken.mapped_bytes = plan.unmapped_bytes;
         result.map_err(|source| {
             if source.is_out_of_memory() {
-                PoolError::DeviceFull { op: op(), usage: self.usage(), source: source.into() }
+                self.device_full(op(), plan.absent_bytes, source)
             } else {
                 PoolError::WakeFailed { phase: Phase::Map, source }
             }

@@ -110,7 +110,7 @@ impl HostDevice {
         if capacity_bytes == 0 || capacity_bytes > i64::MAX as u64 {
             let capacity = ByteSize(config.capacity_bytes);
             let reason = format!(
-                "a capacity of {capacity} is not between one granule of {} and 8 EiB",
+                "a capacity of {capacity}: it must be at least one granule of {} and below 8 EiB",
                 ByteSize(granule)
             );
             return Err(DriverError::invalid(Op::Open, reason));

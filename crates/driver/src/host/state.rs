@@ -8,8 +8,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use poorwill_core::{BackingId, DeviceRange, DriverErrorKind, Op};
+use poorwill_core::{BackingId, ByteSize, DeviceRange, DriverErrorKind, Op};
 use rustix::fs::{self, FallocateFlags, MemfdFlags};
+use rustix::process::{Resource, getrlimit};
 
 use super::stream::system;
 use super::vm::Region;
@@ -73,6 +74,12 @@ pub(super) struct Span {
 impl State {
     pub(super) fn new(capacity_bytes: u64, granule_bytes: u64) -> io::Result<Self> {
         let file = fs::memfd_create("poorwill-host-device", MemfdFlags::CLOEXEC)?;
+        // Growing a file beyond this limit is a signal, not an error.
+        if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < FILE_BYTES) {
+            let limit = ByteSize(limit);
+            let reason = format!("files may not exceed {limit} here; lift the limit (ulimit -f unlimited)");
+            return Err(io::Error::other(reason));
+        }
         fs::ftruncate(&file, FILE_BYTES)?;
         Ok(Self {
             file: Arc::new(file),

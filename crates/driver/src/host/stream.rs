@@ -61,10 +61,19 @@ fn ended(op: Op, stream: StreamId) -> DriverError {
 
 /// An error of the operating system, in the contract's form.
 pub(super) fn system(what: &str, error: &std::io::Error) -> DriverErrorKind {
+    let code = error.raw_os_error();
+    let text = error.to_string();
+    // The number stands beside the text already.
+    let text = code.and_then(|code| text.strip_suffix(&format!(" (os error {code})"))).unwrap_or(&text);
+    let hint = match code {
+        Some(libc::EMFILE | libc::ENFILE) => "; raise the limit on open files (ulimit -n)",
+        Some(libc::EAGAIN) => "; the limit on processes and threads may be reached (ulimit -u)",
+        _ => "",
+    };
     DriverErrorKind::Device {
-        code: i64::from(error.raw_os_error().unwrap_or(0)),
+        code: i64::from(code.unwrap_or(0)),
         name: format!("could not {what}"),
-        text: error.to_string(),
+        text: format!("{text}{hint}"),
     }
 }
 

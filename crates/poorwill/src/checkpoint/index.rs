@@ -116,10 +116,14 @@ fn parse(json: &[u8]) -> Result<BTreeMap<String, String>, IndexFault> {
     }
 }
 
+/// Longest name that Linux file systems take, in bytes.
+const NAME_BYTES_MAX: usize = 255;
+
 fn is_plain_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(_)), None))
         && !name.contains(['/', '\\', '\0'])
+        && name.len() <= NAME_BYTES_MAX
 }
 
 #[cfg(test)]
@@ -132,7 +136,10 @@ mod tests {
         {
             assert!(is_plain_file_name(name), "{name:?}");
         }
-        for name in ["", ".", "..", "/etc/passwd", "../x", "a/b", "a/", "./a", "a/../b", "..\\x", "a\0b"] {
+        let long = "x".repeat(NAME_BYTES_MAX + 1);
+        for name in
+            ["", ".", "..", "/etc/passwd", "../x", "a/b", "a/", "./a", "a/../b", "..\\x", "a\0b", &long]
+        {
             assert!(!is_plain_file_name(name), "{name:?}");
         }
     }
