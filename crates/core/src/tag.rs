@@ -174,6 +174,12 @@ pub enum TagState {
 }
 
 impl TagState {
+    /// Whether the tag's memory is the device's, mapped or not.
+    #[must_use]
+    pub const fn is_held(self) -> bool {
+        matches!(self, Self::Awake | Self::Undefined | Self::Stranded)
+    }
+
     /// Whether the tag must be woken before its blocks can be used.
     #[must_use]
     pub const fn is_asleep(self) -> bool {

@@ -145,6 +145,8 @@ impl<'a> World<'a> {
         world.wake(Some(vec![Tag::weights()]));
         world.sleep(&SleepRequest::all(Level::Two));
         world.wake(None);
+        world.sleep(&SleepRequest { level: Level::Two, tags: Some(vec![Tag::weights()]) }); // Still undefined.
+        world.wake(None);
         world.restore_weights();
         world.discard(&Tag::runtime());
         world.wake(Some(vec![Tag::runtime()]));

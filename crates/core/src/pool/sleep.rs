@@ -182,12 +182,24 @@ impl State {
     ) -> PoolError {
         let phase = Phase::Unmap;
         let Some(undo) = undone else { return PoolError::SleepFailed { phase, source } };
-        let stranded: Vec<Tag> =
-            plan.tags.iter().map(|(tag, _)| tag).filter(|tag| !self.is_whole(tag)).cloned().collect();
+        // A discard may concern tags that slept before: those go on sleeping, whatever of them is mapped.
+        let held = |tag: &&Tag| self.tags.get(tag).is_some_and(|entry| entry.state.is_held());
+        let stranded: Vec<Tag> = plan
+            .tags
+            .iter()
+            .map(|(tag, _)| tag)
+            .filter(held)
+            .filter(|tag| !self.is_whole(tag))
+            .cloned()
+            .collect();
         if stranded.is_empty() {
             return PoolError::SleepFailed { phase, source };
         }
-        stranded.iter().for_each(|tag| self.tag_entry(tag).state = TagState::Stranded);
+        for tag in &stranded {
+            let entry = self.tag_entry(tag);
+            entry.undefined |= entry.state == TagState::Undefined;
+            entry.state = TagState::Stranded;
+        }
         let tags: Vec<&str> = stranded.iter().map(Tag::as_str).collect();
         PoolError::Stranded { phase, tags: tags.join(", "), source: source.into(), undo: undo.into() }
     }
@@ -206,7 +218,9 @@ impl State {
                 SleepAction::Backup => (TagState::AsleepBackedUp, Content::Backup),
                 SleepAction::Drop => (TagState::AsleepDropped, Content::Dropped),
             };
-            self.tag_entry(tag).state = state;
+            let entry = self.tag_entry(tag);
+            entry.state = state;
+            entry.undefined = false;
             let slots =
                 self.segments.values_mut().filter(|segment| segment.tag == *tag).flat_map(|s| &mut s.slots);
             for slot in slots.filter(|slot| slot.live_blocks > 0) {

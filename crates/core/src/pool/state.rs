@@ -47,6 +47,8 @@ pub(super) struct TagEntry {
     /// Whether the policy was chosen by the user.
     pub(super) declared: bool,
     pub(super) state: TagState,
+    /// Whether a stranded tag was undefined, and will be again.
+    pub(super) undefined: bool,
     pub(super) free: FreeIndex,
     pub(super) live_bytes: u64,
     pub(super) live_blocks: usize,
@@ -55,7 +57,7 @@ pub(super) struct TagEntry {
 impl TagEntry {
     pub(super) fn new(policy: TagPolicy) -> Self {
         let (free, state) = (FreeIndex::default(), TagState::Awake);
-        Self { policy, declared: false, state, free, live_bytes: 0, live_blocks: 0 }
+        Self { policy, declared: false, state, undefined: false, free, live_bytes: 0, live_blocks: 0 }
     }
 }
 

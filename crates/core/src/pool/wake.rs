@@ -51,10 +51,11 @@ impl State {
         let mut woken = Woken::default();
         let mut log = UndoLog::new();
         if let Err(error) = self.apply_wake(&plan, &mut log, &mut woken) {
-            // Nothing may be in flight on what is unmapped now. If the device refuses even to wait, the undo
-            // below is refused as well and leaves memory mapped, which the next wake finds and uses.
-            let _ = self.driver.synchronize();
-            let _ = undo(&mut self.segments, log, &*self.driver, &mut self.ledger);
+            // Nothing may be in flight on what is unmapped now. If the device refuses even to wait, or an undo
+            // is refused, memory stays mapped: the next wake uses it, or whoever needs room reclaims it.
+            if self.driver.synchronize().is_ok() {
+                let _ = undo(&mut self.segments, log, &*self.driver, &mut self.ledger);
+            }
             return Err(match error {
                 // Once more, now that everything is undone.
                 PoolError::DeviceFull { op, shortage, source, .. } => {
@@ -113,9 +114,12 @@ impl State {
 
     fn becomes_undefined(&self, tag: &Tag) -> bool {
         self.tags.get(tag).is_some_and(|entry| {
-            entry.state == TagState::AsleepDropped
-                && entry.policy.dropped == Dropped::Undefined
-                && entry.live_blocks > 0
+            let lost = match entry.state {
+                TagState::AsleepDropped => entry.policy.dropped == Dropped::Undefined,
+                TagState::Stranded => entry.undefined,
+                _ => false,
+            };
+            lost && entry.live_blocks > 0
         })
     }
 
@@ -267,7 +271,9 @@ impl State {
     fn commit_wake(&mut self, plan: &WakePlan) {
         for tag in &plan.tags {
             let state = if plan.undefined.contains(tag) { TagState::Undefined } else { TagState::Awake };
-            self.tag_entry(tag).state = state;
+            let entry = self.tag_entry(tag);
+            entry.state = state;
+            entry.undefined = false;
         }
         for (key, index) in &plan.slots {
             let Some(segment) = self.segments.get_mut(*key) else { continue };
