@@ -103,7 +103,9 @@ impl FromStr for ByteSize {
             .and_then(|n| n.checked_mul(u128::from(scale)))
             .ok_or_else(too_large)?;
         if let Some(fraction) = fraction.map(|f| f.trim_end_matches('0')).filter(|f| !f.is_empty()) {
-            bytes += fraction_of(fraction, scale).ok_or_else(|| fail("it is not a whole number of bytes"))?;
+            let part =
+                fraction_of(fraction, scale).ok_or_else(|| fail("it is not a whole number of bytes"))?;
+            bytes = bytes.checked_add(part).ok_or_else(too_large)?;
         }
         u64::try_from(bytes).map(Self).map_err(|_| too_large())
     }
@@ -187,6 +189,7 @@ mod tests {
             "1GiBB",
             "٣",
             "1.0000001",
+            "340282366920938463463374607431768211.9kB",
         ] {
             let error = text.parse::<ByteSize>().expect_err(text);
             assert_eq!(error.text, text);

@@ -456,3 +456,44 @@ fn reports_have_the_documented_shape() {
         assert!(wake["phases"][name].is_f64());
     }
 }
+
+#[test]
+fn blocks_are_aligned_as_asked_wherever_they_go() {
+    let (_, pool) = pool();
+    let granule = pool.driver().info().granule_bytes;
+    pool.alloc(&AllocRequest::new(700, Tag::weights())).unwrap();
+    for align in [1, 512, 1024, 2048, granule] {
+        let block = pool.alloc(&AllocRequest { bytes: 700, align, tag: Tag::weights() }).unwrap();
+        assert!(block.range.addr.is_multiple_of(align.max(512)), "{align}");
+    }
+}
+
+#[test]
+fn a_sleep_without_host_memory_leaves_nothing_there() {
+    let device = device();
+    let asked = std::sync::atomic::AtomicU64::new(0);
+    let driver = ScriptedDriver::new(Arc::clone(&device) as Arc<dyn Driver>, move |call| {
+        let third = call.op == Op::HostAlloc && asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 3;
+        let none = DriverErrorKind::OutOfHostMemory { asked_bytes: 1, reason: "none is left".into() };
+        if third { Verdict::Fail(none) } else { Verdict::Pass }
+    });
+    let pool = Pool::new(Arc::new(driver), small_config()).unwrap();
+    let block = loaded(&pool, 20, &Tag::weights(), 1);
+    let error = pool.sleep(&SleepRequest::all(Level::One)).unwrap_err();
+    assert!(error.to_string().contains("none is left"), "{error}");
+    assert_eq!(device.host_bytes(), 0, "the next try finds the memory that this one had taken");
+    assert_reads(&pool, &block, 1);
+    pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+}
+
+#[test]
+fn a_tag_without_blocks_is_not_undefined() {
+    let (_, pool) = pool();
+    let old = loaded(&pool, 3, &Tag::weights(), 1);
+    pool.sleep(&SleepRequest::all(Level::Two)).unwrap();
+    pool.wake(&WakeRequest::all()).unwrap();
+    pool.free(old.id).unwrap();
+    let new = loaded(&pool, 3, &Tag::weights(), 2);
+    assert_reads(&pool, &new, 2);
+    pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+}

@@ -3,21 +3,23 @@
 //! [`Owner`] remembers the process that made it and tells, without a system call, whether the caller is a
 //! fork of that process. Promise: in a forked child [`Owner::check`] fails and [`Owner::is_here`] is false.
 
-use std::sync::Once;
+use std::ffi::c_int;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use poorwill_core::{DriverError, DriverErrorKind, Op};
 
 /// How many forks lie between the first process and this one. Only forked children add to it.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-static REGISTER: Once = Once::new();
+/// What registering the handler gave: 0, or an error number.
+static REGISTERED: OnceLock<c_int> = OnceLock::new();
 
 extern "C" fn count_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
 /// The process that opened a device.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Owner {
     forks: u32,
     process: u32,
@@ -26,11 +28,10 @@ pub(crate) struct Owner {
 impl Owner {
     /// This process.
     pub(crate) fn this() -> Result<Self, DriverError> {
-        let mut failed = 0;
-        REGISTER.call_once(|| {
+        let failed = *REGISTERED.get_or_init(|| {
             // SAFETY: `count_fork` is a plain function that lives as long as the program, touches one
             // atomic and is therefore safe to run in a child between fork and exec.
-            failed = unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
+            unsafe { libc::pthread_atfork(None, None, Some(count_fork)) }
         });
         if failed != 0 {
             return Err(DriverError::new(

@@ -236,9 +236,13 @@ impl<'a> World<'a> {
     }
 
     fn free(&mut self, index: usize) {
-        let (block, ..) = self.blocks.remove(index);
+        let (block, tag, _) = self.blocks.remove(index);
         self.insist("free", |pool| pool.free(block.id));
         assert!(matches!(self.pool.free(block.id), Err(PoolError::StaleBlock { .. })), "a second free");
+        if self.states[&tag] == TagState::Undefined && !self.blocks.iter().any(|(_, other, _)| *other == tag)
+        {
+            self.states.insert(tag, TagState::Awake); // Nothing is left that could be undefined.
+        }
         self.check("free");
     }
 

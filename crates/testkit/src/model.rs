@@ -59,7 +59,11 @@ impl Model {
 
     /// The block is gone.
     pub fn free(&mut self, id: u64) {
-        self.blocks.remove(&id);
+        let Some(gone) = self.blocks.remove(&id) else { return };
+        if self.used(Some(std::slice::from_ref(&gone.tag))).is_empty() {
+            let entry = self.tags.get_mut(&gone.tag).filter(|(_, state)| *state == TagState::Undefined);
+            entry.into_iter().for_each(|(_, state)| *state = TagState::Awake);
+        }
     }
 
     /// The block is filled with a pattern, if its tag is awake.

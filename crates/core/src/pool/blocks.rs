@@ -25,6 +25,8 @@ pub(super) struct BlockEntry {
     pub(super) bytes: u64,
     /// Bytes asked for; `None` when the block is free.
     pub(super) requested_bytes: Option<u64>,
+    /// Of a live block: which allocation of the pool it is.
+    pub(super) serial: u64,
     prev: Option<BlockKey>,
     pub(super) next: Option<BlockKey>,
 }
@@ -60,14 +62,18 @@ impl Blocks {
         self.0.get(key)
     }
 
-    pub(super) fn live(&self) -> impl Iterator<Item = (BlockKey, &BlockEntry)> {
-        self.0.iter().filter(|(_, block)| block.requested_bytes.is_some())
-    }
-
     /// A free block over a whole new segment, whose key is not known yet.
     pub(super) fn insert_whole(&mut self, bytes: u64) -> BlockKey {
         let segment = SegmentKey::default();
-        self.0.insert(BlockEntry { segment, offset: 0, bytes, requested_bytes: None, prev: None, next: None })
+        self.0.insert(BlockEntry {
+            segment,
+            offset: 0,
+            bytes,
+            requested_bytes: None,
+            serial: 0,
+            prev: None,
+            next: None,
+        })
     }
 
     pub(super) fn set_segment(&mut self, key: BlockKey, segment: SegmentKey) {
@@ -93,6 +99,7 @@ impl Blocks {
         offset: u64,
         bytes: u64,
         requested_bytes: u64,
+        serial: u64,
     ) -> (Option<BlockKey>, Option<BlockKey>) {
         let Some(whole) = self.0.get(key).cloned() else { return (None, None) };
         let before = (offset > whole.offset).then(|| {
@@ -111,6 +118,7 @@ impl Blocks {
                 offset,
                 bytes,
                 requested_bytes: Some(requested_bytes),
+                serial,
                 prev: before.or(whole.prev),
                 next: behind.or(whole.next),
                 ..whole
@@ -170,10 +178,10 @@ mod tests {
     fn carving_and_releasing_leave_the_list_whole() {
         let mut blocks = Blocks::default();
         let whole = blocks.insert_whole(100);
-        let (before, behind) = blocks.carve(whole, 10, 20, 19);
+        let (before, behind) = blocks.carve(whole, 10, 20, 19, 1);
         let (before, behind) = (before.unwrap(), behind.unwrap());
         assert_eq!(shape(&blocks, before), [(0, 10, false), (10, 20, true), (30, 70, false)]);
-        let (none, tail) = blocks.carve(behind, 30, 30, 30);
+        let (none, tail) = blocks.carve(behind, 30, 30, 30, 2);
         assert!(none.is_none());
         assert_eq!(shape(&blocks, before), [(0, 10, false), (10, 20, true), (30, 30, true), (60, 40, false)]);
         let (gone, front) = blocks.release(whole).unwrap();

@@ -10,7 +10,7 @@ use super::{BlockId, Level};
 use crate::bytes::ByteSize;
 use crate::digest::Digest;
 use crate::driver::{DeviceRange, DriverError};
-use crate::tag::{InvalidTag, Tag, TagState};
+use crate::tag::{Tag, TagState};
 
 /// Why a call of a [`super::Pool`] failed.
 #[derive(Debug, thiserror::Error)]
@@ -34,9 +34,6 @@ pub enum PoolError {
         /// What is wrong.
         reason: String,
     },
-    /// A name that no tag can have.
-    #[error(transparent)]
-    InvalidTag(#[from] InvalidTag),
     /// The pool may not map enough for the operation.
     #[error("cannot {op}: the limit of {} is too low by {}: {usage}; {hint}", ByteSize(usage.limit_bytes),
         ByteSize(needed_bytes.saturating_add(usage.mapped_bytes).saturating_sub(usage.limit_bytes)))]
@@ -147,7 +144,7 @@ pub enum PoolError {
         wanted: &'static str,
     },
     /// The sleep failed before its point of no return: the pool is as it was, with every byte.
-    #[error("sleep failed while it was to {phase}: {source}; everything is awake as before")]
+    #[error("sleep failed while it was to {phase}: {source}; everything is as it was")]
     SleepFailed {
         /// Which step failed.
         phase: Phase,

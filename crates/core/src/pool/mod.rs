@@ -30,7 +30,7 @@ mod wake;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
 pub use report::{
@@ -87,17 +87,24 @@ impl AllocRequest {
     }
 }
 
+impl fmt::Display for AllocRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "allocate {} for `{}`", ByteSize(self.bytes), self.tag)
+    }
+}
+
 /// Handle of a live block. Generational: after the block is freed the handle is an error for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId {
     pool: u32,
     key: BlockKey,
+    /// Counts the pool's allocations; the key's own generation would come round after 2³¹ of them.
+    serial: u64,
 }
 
 impl fmt::Display for BlockId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let raw = slotmap::Key::data(&self.key).as_ffi();
-        write!(f, "block {}.{}.{}", self.pool, raw & u64::from(u32::MAX), raw >> 32)
+        write!(f, "block {}.{}", self.pool, self.serial)
     }
 }
 
@@ -162,6 +169,7 @@ impl Pool {
             blocks: Blocks::default(),
             ledger: Ledger::new(Arc::clone(&driver)),
             live_bytes: 0,
+            next_serial: 1,
             closed: false,
         };
         Ok(Self { driver, state: Mutex::new(state) })
@@ -351,7 +359,7 @@ impl Pool {
     /// What the driver said first. The pool is closed all the same; closing again goes on with what is left.
     pub fn close(&self) -> Result<()> {
         self.driver.check_process().map_err(PoolError::WrongProcess)?;
-        self.state.lock().map_err(|_| PoolError::Poisoned)?.close()
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).close()
     }
 
     fn open_state(&self) -> Result<MutexGuard<'_, State>> {
@@ -398,10 +406,7 @@ impl State {
         self.closed = true;
         let op = "close the pool";
         self.driver.synchronize().map_err(|source| PoolError::Driver { op, source })?;
-        let live: Vec<BlockId> =
-            self.blocks.live().map(|(key, _)| BlockId { pool: self.pool, key }).collect();
-        live.into_iter().try_for_each(|block| self.free(block))?;
-        self.trim()?;
+        self.sweep().map_err(|source| PoolError::Driver { op, source })?;
         while let Some(stream) = self.streams.last() {
             self.driver.stream_destroy(*stream).map_err(|source| PoolError::Driver { op, source })?;
             self.streams.pop();
@@ -421,9 +426,9 @@ impl Drop for Pool {
         if self.driver.check_process().is_err() {
             return; // A forked child: everything belongs to the parent.
         }
-        if let Ok(state) = self.state.get_mut() {
-            // Nobody is left to tell; whoever wants to know calls `close`.
-            let _ = state.close();
-        }
+        // Also after a panic: closing trusts no count of what is live.
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Nobody is left to tell; whoever wants to know calls `close`.
+        let _ = state.close();
     }
 }

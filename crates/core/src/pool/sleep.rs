@@ -14,7 +14,7 @@ use super::report::{Release, SleepPhases, SleepReport, add};
 use super::segment::{Backing, Backup, Content, UndoLog, by_segment, runs, undo};
 use super::state::State;
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, HostBuffer, MemoryInfo, Pending};
+use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, HostBuffer, MemoryInfo, Pending};
 use crate::tag::{SleepAction, Tag, TagState};
 
 /// Copies in flight per stream: one that runs, one that waits.
@@ -44,14 +44,33 @@ impl State {
         self.driver.synchronize().map_err(at(Phase::Quiesce))?;
         let before = self.driver.memory_info().map_err(at(Phase::Measure))?;
         let mut saved = Saved::default();
-        self.save(plan, &mut saved).map_err(|(phase, source)| at(phase)(source))?;
-        self.unmap(plan, &mut saved.phases)?;
+        let saving = self.save(plan, &mut saved).map_err(|(phase, source)| at(phase)(source));
+        if let Err(error) = saving.and_then(|()| self.unmap(plan, &mut saved.phases)) {
+            self.let_backups_go(plan, &error);
+            return Err(error);
+        }
         self.commit_sleep(plan);
         let (released_bytes, refused) = self.release(plan, &mut saved.phases);
         let report = self.report(plan, &saved, before, released_bytes, refused.is_some(), started);
         match refused {
             Some(source) => Err(PoolError::Shortfall { report: Box::new(report), source }),
             None => Ok(report),
+        }
+    }
+
+    /// After a sleep that failed: what it had backed up already is of no use where backups are not kept, and
+    /// stands in the way of the next try where the host has too little memory.
+    fn let_backups_go(&mut self, plan: &SleepPlan, error: &PoolError) {
+        let starved = matches!(error, PoolError::SleepFailed { source, .. }
+            if matches!(source.kind, DriverErrorKind::OutOfHostMemory { .. }));
+        if self.config.keep_backups && !starved {
+            return;
+        }
+        for save in &plan.saves {
+            let slot = self.segments.get_mut(save.segment).map(|segment| &mut segment.slots[save.index]);
+            if let Some(slot) = slot.filter(|slot| slot.content == Content::Device) {
+                slot.backup = None;
+            }
         }
     }
 

@@ -15,12 +15,13 @@ use super::error::{PoolError, Shortage, Usage};
 use super::ledger::Ledger;
 use super::segment::{Backing, Content, MapTimes, Segment, SegmentKey, Segments, UndoLog, by_segment, undo};
 use super::{AllocRequest, Block, BlockId, PoolConfig, Result};
-use crate::bytes::ByteSize;
-use crate::driver::{DeviceRange, Driver, DriverError, DriverErrorKind, StreamId};
+use crate::driver::{DeviceRange, Driver, DriverError, DriverErrorKind, Op, StreamId};
 use crate::tag::{Tag, TagPolicy, TagState};
 
 /// Every block begins and ends on a multiple of this, as PyTorch's do.
 pub(super) const ALIGN_BYTES: u64 = 512;
+
+const NEVER_FITS: &str = "it never fits: raise the limit";
 
 /// How many free blocks are looked at to find one that needs no memory.
 const CANDIDATES_MAX: usize = 16;
@@ -38,6 +39,7 @@ pub(super) struct State {
     pub(super) blocks: Blocks,
     pub(super) ledger: Ledger,
     pub(super) live_bytes: u64,
+    pub(super) next_serial: u64,
     pub(super) closed: bool,
 }
 
@@ -87,6 +89,9 @@ impl State {
         }
         let fit = match self.best_fit(&request.tag, bytes, request.align) {
             Some(fit) => fit,
+            None if bytes > self.total_bytes.min(self.limit_bytes()) => {
+                return Err(self.hopeless(bytes, request));
+            }
             None => self.grow(&request.tag, bytes)?,
         };
         match self.back(&fit, request) {
@@ -148,6 +153,9 @@ impl State {
         let tag = self.tag_entry(&tag);
         tag.live_bytes -= entry.bytes;
         tag.live_blocks -= 1;
+        if tag.live_blocks == 0 && tag.state == TagState::Undefined {
+            tag.state = TagState::Awake; // Nothing is left that could be undefined.
+        }
         gone.iter().for_each(|block| tag.free.remove(block.bytes, base + block.offset));
         tag.free.insert(joined.bytes, base + joined.offset, free);
         Ok(())
@@ -155,8 +163,9 @@ impl State {
 
     /// The live block behind a handle.
     pub(super) fn live_block(&self, op: &'static str, id: BlockId) -> Result<(BlockKey, BlockEntry)> {
-        let entry =
-            self.blocks.get(id.key).filter(|block| id.pool == self.pool && block.requested_bytes.is_some());
+        let entry = self.blocks.get(id.key).filter(|block| {
+            id.pool == self.pool && block.requested_bytes.is_some() && block.serial == id.serial
+        });
         entry.map(|entry| (id.key, entry.clone())).ok_or_else(|| stale(op, id))
     }
 
@@ -236,11 +245,25 @@ impl State {
             return Err(PoolError::Driver { op: "make room by giving idle memory back", source });
         }
         let hint = if needed_bytes > limit_bytes {
-            "it never fits: raise the limit"
+            NEVER_FITS
         } else {
             "free or put to sleep what is live, or raise the limit"
         };
         Err(PoolError::OverLimit { op: op(), needed_bytes, usage: self.usage(), hint })
+    }
+
+    /// Gives back everything, whatever lives in it. Stops at the first refusal; what is done stays done.
+    pub(super) fn sweep(&mut self) -> std::result::Result<(), DriverError> {
+        let keys: Vec<SegmentKey> = self.segments.keys().collect();
+        for key in keys {
+            let Some(segment) = self.segments.get_mut(key) else { continue };
+            let slots: Vec<usize> = (0..segment.slots.len()).collect();
+            segment.take_out(key, &slots, &*self.driver, &mut UndoLog::new())?;
+            slots.into_iter().try_for_each(|index| segment.let_go(index, &mut self.ledger).map(drop))?;
+            self.driver.unreserve(segment.range)?;
+            self.segments.remove(key);
+        }
+        self.ledger.settle().1.map_or(Ok(()), Err)
     }
 
     pub(super) fn limit_bytes(&self) -> u64 {
@@ -355,7 +378,7 @@ impl State {
 
     /// Brings in the memory that `fit` needs.
     fn back(&mut self, fit: &Fit, request: &AllocRequest) -> Result<()> {
-        let op = || format!("allocate {} for `{}`", ByteSize(request.bytes), request.tag);
+        let op = || request.to_string();
         let keep = |key, index: usize| key == fit.segment && fit.slots.contains(&index);
         self.make_room(op, fit.absent_bytes, &keep)?;
         let slots: Vec<usize> = fit.slots.clone().collect();
@@ -371,6 +394,18 @@ impl State {
         } else {
             PoolError::AllocFailed { bytes: request.bytes, tag: request.tag.clone(), source: error }
         })
+    }
+
+    /// The refusal of what could never fit, before anything is tried.
+    fn hopeless(&self, bytes: u64, request: &AllocRequest) -> PoolError {
+        let (op, usage) = (request.to_string(), self.usage());
+        let needed_bytes = bytes.next_multiple_of(self.granule_bytes);
+        if bytes > self.limit_bytes() {
+            return PoolError::OverLimit { op, needed_bytes, usage, hint: NEVER_FITS };
+        }
+        let free_bytes = self.driver.memory_info().map_or(0, |info| info.free_bytes);
+        let kind = DriverErrorKind::OutOfMemory { asked_bytes: needed_bytes, free_bytes };
+        self.device_full(op, needed_bytes, DriverError::new(Op::Create, kind))
     }
 
     /// The refusal of a full device, with figures of now: whatever was brought in before is gone again.
@@ -399,9 +434,10 @@ impl State {
 
     /// Makes the place live. Cannot fail.
     fn take(&mut self, fit: &Fit, bytes: u64, request: &AllocRequest) -> Block {
-        let (pool, key) = (self.pool, fit.block);
+        let (pool, key, serial) = (self.pool, fit.block, self.next_serial);
+        self.next_serial += 1;
         let whole = self.blocks.get(key).map(|block| (block.offset, block.bytes));
-        let (before, behind) = self.blocks.carve(key, fit.offset, bytes, request.bytes);
+        let (before, behind) = self.blocks.carve(key, fit.offset, bytes, request.bytes, serial);
         let mut base = 0;
         if let Some(segment) = self.segments.get_mut(fit.segment) {
             base = segment.range.addr;
@@ -425,7 +461,7 @@ impl State {
         }
         rest.into_iter().for_each(|(key, offset, bytes)| tag.free.insert(bytes, base + offset, key));
         let range = DeviceRange::new(base + fit.offset, bytes);
-        Block { id: BlockId { pool, key }, range, requested_bytes: request.bytes }
+        Block { id: BlockId { pool, key, serial }, range, requested_bytes: request.bytes }
     }
 }
 

@@ -27,7 +27,7 @@ pub struct PoolStats {
     pub live_blocks: usize,
     /// Segments.
     pub segments: usize,
-    /// The same by tag, for tags that have or had blocks.
+    /// The same by tag, for tags that have blocks, hold memory or sleep.
     pub tags: Vec<TagStats>,
 }
 
@@ -84,11 +84,13 @@ pub struct BlockSnapshot {
 impl State {
     pub(super) fn stats(&self) -> PoolStats {
         let mapped_bytes = self.ledger.held_bytes();
-        let awake = |tag: &&Tag| self.tags.get(*tag).is_some_and(|entry| !entry.state.is_asleep());
+        let worth_naming = |stats: &TagStats| {
+            stats.live_blocks > 0 || stats.mapped_bytes > 0 || stats.state != TagState::Awake
+        };
         let tags: Vec<TagStats> =
-            self.tags.keys().map(|tag| self.tag_stats(tag)).filter(|stats| stats.live_blocks > 0).collect();
+            self.tags.keys().map(|tag| self.tag_stats(tag)).filter(worth_naming).collect();
         let live_mapped: u64 =
-            tags.iter().filter(|stats| awake(&&stats.tag)).map(|stats| stats.live_bytes).sum();
+            tags.iter().filter(|stats| stats.state.is_held()).map(|stats| stats.live_bytes).sum();
         PoolStats {
             live_bytes: self.live_bytes,
             mapped_bytes,

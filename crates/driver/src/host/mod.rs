@@ -122,7 +122,7 @@ impl HostDevice {
         let state = State::new(capacity_bytes, granule)
             .map_err(|error| DriverError::new(Op::Open, system("create a memfd", &error)))?;
         let mut queues = Queues { next_id: 1, ..Queues::default() };
-        queues.streams.insert(StreamId::DEFAULT.0, Stream::start(StreamId::DEFAULT, Op::Open)?);
+        queues.streams.insert(StreamId::DEFAULT.0, Stream::start(StreamId::DEFAULT, owner, Op::Open)?);
         let copy_streams = thread::available_parallelism().map_or(1, usize::from).min(COPY_STREAMS_MAX);
         let file = Arc::clone(&state.file);
         Ok(Self {
@@ -177,14 +177,13 @@ impl HostDevice {
         work: impl FnOnce(&Shared, &[Vec<Span>]) -> std::result::Result<T, DriverErrorKind> + Send + 'static,
     ) -> Result<Pending<T>> {
         self.owner.check(op)?;
-        let queues = self.queues();
-        let stream = queues.stream(op, stream)?;
         let mut flight = Flight { shared: Arc::clone(&self.shared), flown: Vec::with_capacity(ranges.len()) };
         for range in ranges {
             let spans = self.shared.lock().take_off(*range).map_err(of(op))?;
             flight.flown.push(spans);
         }
-        stream.submit(op, move || {
+        // Only now, so that nobody who asks for a stream or event waits for a system call on memory.
+        self.queues().stream(op, stream)?.submit(op, move || {
             let result = work(&flight.shared, &flight.flown);
             drop(flight);
             result
@@ -333,7 +332,7 @@ impl Driver for HostDevice {
         self.owner.check(Op::StreamCreate)?;
         let mut queues = self.queues();
         let id = StreamId(queues.next_id());
-        let stream = Stream::start(id, Op::StreamCreate)?;
+        let stream = Stream::start(id, self.owner, Op::StreamCreate)?;
         queues.streams.insert(id.0, stream);
         Ok(id)
     }
@@ -343,6 +342,8 @@ impl Driver for HostDevice {
         if stream == StreamId::DEFAULT {
             return Err(DriverError::invalid(Op::StreamDestroy, "the default stream cannot be destroyed"));
         }
+        // It stays known until its work is done, so that whoever waits for the device waits for it.
+        self.stream_synchronize(stream).map_err(|error| DriverError::new(Op::StreamDestroy, error.kind))?;
         let ended = self.queues().streams.remove(&stream.0);
         ended.ok_or_else(|| unknown(Op::StreamDestroy, stream.to_string()))?.finish();
         Ok(())

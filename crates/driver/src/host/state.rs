@@ -172,7 +172,7 @@ impl State {
             return Err(DriverErrorKind::AlreadyMapped { range });
         }
         let (at, len) = reservation.place(range)?;
-        reservation.region.map(at, len, file.as_fd(), offset).map_err(|error| map_error(&error))?;
+        reservation.region.map(at, len, file.as_fd(), offset).map_err(|error| map_error(&error, bytes))?;
         let mapping = Mapping { bytes, backing: id.0, open: false, in_flight: 0 };
         reservation.mappings.insert(range.addr, mapping);
         self.backings.entry(id.0).and_modify(|backing| backing.mappings += 1);
@@ -226,6 +226,9 @@ impl State {
     /// Where the bytes of an open range are; counts one piece of work in flight on each mapping, until
     /// [`State::land`].
     pub(super) fn take_off(&mut self, range: DeviceRange) -> Result<Vec<Span>> {
+        if range.bytes == 0 {
+            return Ok(Vec::new()); // No bytes are anywhere.
+        }
         let not_mapped = DriverErrorKind::NotMapped { range };
         let (base, reservation) =
             self.reservations.range_mut(..=range.addr).next_back().ok_or(not_mapped.clone())?;
@@ -363,10 +366,10 @@ fn to_usize(bytes: u64) -> Result<usize> {
     usize::try_from(bytes).map_err(|_| invalid(format!("{bytes} bytes do not fit this machine's addresses")))
 }
 
-fn map_error(error: &io::Error) -> DriverErrorKind {
+fn map_error(error: &io::Error, bytes: u64) -> DriverErrorKind {
     match error.raw_os_error() {
         Some(libc::ENOMEM) => DriverErrorKind::OutOfHostMemory {
-            asked_bytes: 0,
+            asked_bytes: bytes,
             reason: format!("{error}; the limit vm.max_map_count on mappings may be reached"),
         },
         _ => system("map a range", error),

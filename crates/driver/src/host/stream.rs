@@ -1,10 +1,13 @@
 //! Streams and events of the host device: threads that run jobs in order.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use poorwill_core::{DriverError, DriverErrorKind, Op, Pending, StreamId};
+
+use crate::process::Owner;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -12,19 +15,20 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 pub(super) struct Stream {
     id: StreamId,
+    owner: Owner,
     jobs: Sender<Job>,
     worker: JoinHandle<()>,
 }
 
 impl Stream {
-    pub(super) fn start(id: StreamId, op: Op) -> Result<Self, DriverError> {
+    pub(super) fn start(id: StreamId, owner: Owner, op: Op) -> Result<Self, DriverError> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let work = move || queue.into_iter().for_each(|job| job());
         let worker = thread::Builder::new()
             .name(format!("poorwill-host-{}", id.0))
             .spawn(work)
             .map_err(|error| DriverError::new(op, system("spawn a thread", &error)))?;
-        Ok(Self { id, jobs, worker })
+        Ok(Self { id, owner, jobs, worker })
     }
 
     /// Queues `work` and gives its outcome.
@@ -34,24 +38,37 @@ impl Stream {
         work: impl FnOnce() -> Result<T, DriverErrorKind> + Send + 'static,
     ) -> Result<Pending<T>, DriverError> {
         let (sender, outcome) = mpsc::sync_channel(1);
-        let id = self.id;
+        let (id, owner) = (self.id, self.owner);
         let job = Box::new(move || {
+            // Work runs code of whoever made the host buffer; a panic there fails this work and no other.
+            let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(panicked()));
             // Nobody may be waiting any more: then the outcome is dropped, as the contract says.
-            let _ = sender.send(work());
+            let _ = sender.send(result);
         });
         self.jobs.send(job).map_err(|_| ended(op, id))?;
-        Ok(Pending::new(move || match outcome.recv() {
-            Ok(result) => result.map_err(|kind| DriverError::new(op, kind)),
-            Err(_) => Err(ended(op, id)),
+        Ok(Pending::new(move || {
+            owner.check(op)?;
+            match outcome.recv() {
+                Ok(result) => result.map_err(|kind| DriverError::new(op, kind)),
+                Err(_) => Err(ended(op, id)),
+            }
         }))
     }
 
     /// Works off what is queued, then ends the thread.
     pub(super) fn finish(self) {
         drop(self.jobs);
+        if self.worker.thread().id() == thread::current().id() {
+            return; // The device was dropped by its own last job: the thread ends by itself.
+        }
         // A job that panicked has reported that already, to whoever waited for it.
         let _ = self.worker.join();
     }
+}
+
+fn panicked() -> DriverErrorKind {
+    let text = "code of a host buffer panicked while bytes were copied".into();
+    DriverErrorKind::Device { code: 0, name: "work panicked".into(), text }
 }
 
 fn ended(op: Op, stream: StreamId) -> DriverError {

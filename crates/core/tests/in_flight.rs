@@ -1,0 +1,157 @@
+//! Work in flight: what waits for it, and what becomes of the pool when code of the caller's panics in it.
+#![allow(clippy::unwrap_used)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use poorwill_core::{
+    AllocRequest, Block, Driver, HostBuffer, HostMemory, Level, Op, Pool, PoolConfig, PoolError,
+    SleepRequest, StreamId, Tag, WakeRequest,
+};
+use poorwill_driver::{HostConfig, HostDevice};
+use poorwill_testkit::pattern;
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+
+/// Host memory that does something when it is looked at for the n-th time. Its length comes first, asked by
+/// whoever queues a copy; its bytes second, asked by the copy.
+struct Watched {
+    bytes: Vec<u8>,
+    looks: AtomicUsize,
+    on_look: Box<dyn Fn(usize) + Send + Sync>,
+}
+
+impl std::fmt::Debug for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watched")
+    }
+}
+
+impl HostMemory for Watched {
+    fn as_slice(&self) -> &[u8] {
+        (self.on_look)(self.looks.fetch_add(1, Ordering::Relaxed));
+        &self.bytes
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+fn watched(bytes: Vec<u8>, on_look: impl Fn(usize) + Send + Sync + 'static) -> Arc<HostBuffer> {
+    Arc::new(HostBuffer::new(Watched { bytes, looks: AtomicUsize::new(0), on_look: Box::new(on_look) }))
+}
+
+#[derive(Debug, Default)]
+struct Gate {
+    open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        drop(self.changed.wait_while(self.open.lock().unwrap(), |open| !*open).unwrap());
+    }
+}
+
+fn device() -> Arc<HostDevice> {
+    Arc::new(HostDevice::open(&HostConfig::of_pages(64)).unwrap())
+}
+
+fn config(limit_bytes: Option<u64>) -> PoolConfig {
+    PoolConfig { limit_bytes, chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() }
+}
+
+/// A pool over a device that finishes its work only when somebody waits for the whole device.
+fn lazy_pool(granules: u64) -> (Arc<Gate>, Pool) {
+    let gate = Arc::new(Gate::default());
+    let opener = Arc::clone(&gate);
+    let driver = ScriptedDriver::new(device(), move |call| {
+        if call.op == Op::Synchronize {
+            opener.open();
+        }
+        Verdict::Pass
+    });
+    let limit_bytes = granules * driver.info().granule_bytes;
+    (gate, Pool::new(Arc::new(driver), config(Some(limit_bytes))).unwrap())
+}
+
+fn write_in_flight(pool: &Pool, gate: &Arc<Gate>, block: &Block, seed: u64) {
+    let (gate, bytes) = (Arc::clone(gate), block.requested_bytes);
+    let src = watched(pattern::bytes(seed, usize::try_from(bytes).unwrap()), move |look| {
+        if look > 0 {
+            gate.pass();
+        }
+    });
+    drop(pool.write(StreamId::DEFAULT, block.id, 0, src, 0, bytes).unwrap());
+}
+
+#[test]
+fn a_sleep_waits_for_work_in_flight() {
+    let (gate, pool) = lazy_pool(32);
+    let granule = pool.driver().info().granule_bytes;
+    let block = pool.alloc(&AllocRequest::new(3 * granule, Tag::weights())).unwrap();
+    write_in_flight(&pool, &gate, &block, 7);
+    let sleep = pool.sleep(&SleepRequest::all(Level::One));
+    gate.open(); // Or a sleep that did not wait would leave the test hanging instead of failing.
+    sleep.unwrap();
+    pool.wake(&WakeRequest::all()).unwrap();
+    let len = usize::try_from(block.requested_bytes).unwrap();
+    assert!(pattern::read(&pool, block.id, len).unwrap() == pattern::bytes(7, len));
+}
+
+#[test]
+fn reclaiming_waits_for_work_in_flight() {
+    let (gate, pool) = lazy_pool(8);
+    let granule = pool.driver().info().granule_bytes;
+    let block = pool.alloc(&AllocRequest::new(6 * granule, Tag::weights())).unwrap();
+    write_in_flight(&pool, &gate, &block, 7);
+    pool.free(block.id).unwrap();
+    let next = pool.alloc(&AllocRequest::new(7 * granule, Tag::kv_cache()));
+    gate.open();
+    next.unwrap();
+}
+
+#[test]
+fn a_panic_in_a_copy_fails_that_copy_and_no_other() {
+    let device = device();
+    let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config(None)).unwrap();
+    let block = pool.alloc(&AllocRequest::new(100, Tag::weights())).unwrap();
+    let src = watched(vec![1; 100], |look| assert!(look == 0, "a test's own panic"));
+    let copy = pool.write(StreamId::DEFAULT, block.id, 0, src, 0, 100).unwrap();
+    assert!(copy.wait().unwrap_err().to_string().contains("panicked"));
+    pattern::fill(&pool, block.id, 5, 100).unwrap();
+    pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+    pool.wake(&WakeRequest::all()).unwrap();
+    assert_eq!(pattern::read(&pool, block.id, 100).unwrap(), pattern::bytes(5, 100));
+}
+
+#[test]
+fn a_poisoned_pool_refuses_everything_and_still_gives_everything_back() {
+    let device = device();
+    let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config(None)).unwrap();
+    let block = pool.alloc(&AllocRequest::new(100, Tag::weights())).unwrap();
+    let src = watched(vec![1; 100], |_| panic!("a test's own panic"));
+    let write = || drop(pool.write(StreamId::DEFAULT, block.id, 0, src, 0, 100));
+    assert!(catch_unwind(AssertUnwindSafe(write)).is_err());
+    assert!(matches!(pool.stats(), Err(PoolError::Poisoned)));
+    assert!(matches!(pool.free(block.id), Err(PoolError::Poisoned)));
+    drop(pool);
+    assert_eq!(device.memory_info().unwrap().free_bytes, device.info().total_bytes);
+}
+
+#[test]
+fn dropping_a_pool_gives_back_what_is_awake() {
+    let device = device();
+    let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config(None)).unwrap();
+    let block = pool.alloc(&AllocRequest::new(100, Tag::weights())).unwrap();
+    pattern::fill(&pool, block.id, 1, 100).unwrap();
+    drop(pool);
+    assert_eq!(device.memory_info().unwrap().free_bytes, device.info().total_bytes);
+    assert_eq!(device.resident_bytes().unwrap(), 0);
+}
