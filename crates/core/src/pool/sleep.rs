@@ -81,22 +81,35 @@ impl State {
         add(&mut saved.phases.digest_s, started.elapsed());
         let (started, before_s) = (Instant::now(), saved.phases.digest_s);
         let mut flying: VecDeque<Saving<'_>> = VecDeque::new();
+        let copied = self.copy_changed(plan, unchanged, &mut flying, saved);
+        // After a failure nothing stays in flight: it would hold host memory that the next try may need.
+        let left: Vec<DriverError> =
+            flying.into_iter().filter_map(|saving| saving.copy.wait().err()).collect();
+        // Starting a copy and waiting for one alternate with digests of what has arrived.
+        saved.phases.copy_s = started.elapsed().as_secs_f64() - (saved.phases.digest_s - before_s);
+        copied.and(left.into_iter().next().map_or(Ok(()), |source| Err((Phase::Copy, source))))
+    }
+
+    fn copy_changed<'a>(
+        &mut self,
+        plan: &'a SleepPlan,
+        unchanged: Vec<Vec<usize>>,
+        flying: &mut VecDeque<Saving<'a>>,
+        saved: &mut Saved,
+    ) -> Result<(), (Phase, DriverError)> {
         for (turn, (save, unchanged)) in plan.saves.iter().zip(unchanged).enumerate() {
             if flying.len() >= COPIES_PER_STREAM * self.streams.len() {
-                self.store_next(&mut flying, saved)?;
+                self.store_next(flying, saved)?;
             }
             saved.unchanged_bytes += unchanged.len() as u64 * self.granule_bytes;
             if unchanged.len() < save.granules.len() {
-                flying.push_back(
-                    self.start_copy(save, &unchanged, turn).map_err(|source| (Phase::Copy, source))?,
-                );
+                let copy = self.start_copy(save, &unchanged, turn);
+                flying.push_back(copy.map_err(|source| (Phase::Copy, source))?);
             }
         }
         while !flying.is_empty() {
-            self.store_next(&mut flying, saved)?;
+            self.store_next(flying, saved)?;
         }
-        // Starting a copy and waiting for one alternate with digests of what has arrived.
-        saved.phases.copy_s = started.elapsed().as_secs_f64() - (saved.phases.digest_s - before_s);
         Ok(())
     }
 
