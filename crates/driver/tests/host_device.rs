@@ -4,11 +4,13 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 
 use poorwill_core::{
-    AllocRequest, CopyPart, DeviceRange, Driver, DriverErrorKind, HostBuffer, Level, Pool, PoolConfig,
-    PoolError, SleepRequest, StreamId, Tag, WakeRequest,
+    AllocRequest, CopyPart, DeviceRange, Driver, DriverErrorKind, HostBuffer, HostMemory, Level, Pool,
+    PoolConfig, PoolError, SleepRequest, StreamId, Tag, WakeRequest,
 };
 use poorwill_driver::{HostConfig, HostDevice};
 use poorwill_testkit::pattern;
@@ -85,26 +87,48 @@ fn reading_untouched_memory_costs_nothing() {
     assert_eq!(device.resident_bytes().unwrap(), 0);
 }
 
+/// Host memory whose bytes a copy gets only when the test sends a word. Whoever queues the copy asks for the
+/// length first, and gets it at once.
+#[derive(Debug)]
+struct Held {
+    bytes: Vec<u8>,
+    looks: AtomicUsize,
+    word: Mutex<Receiver<()>>,
+}
+
+impl HostMemory for Held {
+    fn as_slice(&self) -> &[u8] {
+        if self.looks.fetch_add(1, Ordering::Relaxed) > 0 {
+            // A test that ended without a word has dropped the sender: then nobody is waited for.
+            let _ = self.word.lock().unwrap().recv();
+        }
+        &self.bytes
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
 #[test]
-fn an_early_unmap_is_refused() {
+fn an_early_unmap_is_refused_and_changes_nothing() {
     let device = open(64 * MIB);
-    let range = device.reserve(32 * MIB).unwrap();
-    let backing = device.create(32 * MIB).unwrap();
+    let range = device.reserve(4 * MIB).unwrap();
+    let backing = device.create(4 * MIB).unwrap();
     device.map(range, backing).unwrap();
     device.set_access(range).unwrap();
-    let (first, second) = (device.stream_create().unwrap(), device.stream_create().unwrap());
-    let digests = device.digest(first, range).unwrap();
-    let event = device.event_record(first).unwrap();
-    device.stream_wait_event(second, event).unwrap();
-    drop(device.digest(second, range).unwrap());
-    let early = device.unmap(range);
-    // Either the work was still in flight, and the refusal has changed nothing, or it had just finished.
-    if let Err(error) = early {
-        assert!(matches!(error.kind, DriverErrorKind::Busy { .. }), "{error}");
-        digests.wait().unwrap();
-        device.synchronize().unwrap();
-        device.unmap(range).unwrap();
-    }
+    let (go, word) = channel();
+    let held = Held { bytes: pattern::bytes(5, 4 << 20), looks: AtomicUsize::new(0), word: Mutex::new(word) };
+    let parts = [CopyPart { device: range, host_offset: 0 }];
+    let copy = device.copy_to_device(StreamId::DEFAULT, Arc::new(HostBuffer::new(held)), &parts).unwrap();
+    let event = device.event_record(StreamId::DEFAULT).unwrap();
+    let early = device.unmap(range).unwrap_err();
+    assert!(matches!(early.kind, DriverErrorKind::Busy { .. }), "{early}");
+    assert!(!device.event_query(event).unwrap(), "an event behind work in flight has not passed");
+    go.send(()).unwrap();
+    copy.wait().unwrap();
+    assert_eq!(touch(range.end() - 1), pattern::bytes(5, 4 << 20)[(4 << 20) - 1]);
+    device.unmap(range).unwrap();
 }
 
 #[test]

@@ -271,7 +271,7 @@ impl Pool {
     /// All or nothing up to the point of no return. Tags that sleep already are reported and left alone.
     ///
     /// # Errors
-    /// `UnknownTag`, `SleepConflict`, `Undefined` before anything has happened; `SleepFailed` with everything
+    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded) before anything has happened; `SleepFailed` with everything
     /// awake as before; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
     /// everything was given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {

@@ -38,17 +38,13 @@ impl State {
     pub(super) fn plan_sleep(&self, request: &SleepRequest) -> Result<SleepPlan> {
         let mut tags = Vec::new();
         let mut already_asleep = Vec::new();
-        let mut visited = Vec::new();
-        for tag in self.selected("sleep", request.tags.as_deref())? {
-            if visited.contains(&tag) {
-                continue;
-            }
-            if let Some(action) = self.sleep_action(&tag, request.level)? {
+        let visited = self.selected("sleep", request.tags.as_deref())?;
+        for tag in &visited {
+            if let Some(action) = self.sleep_action(tag, request.level)? {
                 tags.push((tag.clone(), action));
-            } else if self.tags.get(&tag).is_some_and(|entry| entry.state.is_asleep()) {
+            } else if self.tags.get(tag).is_some_and(|entry| entry.state.is_asleep()) {
                 already_asleep.push(tag.clone());
             }
-            visited.push(tag);
         }
         Ok(self.plan(request.level, tags, already_asleep, &visited))
     }
@@ -56,18 +52,18 @@ impl State {
     /// The plan of dropping tags whatever their policy says, asleep or awake.
     pub(super) fn plan_discard(&self, discarded: &[Tag]) -> Result<SleepPlan> {
         let (mut tags, mut already_asleep) = (Vec::new(), Vec::new());
-        for tag in self.selected("discard", Some(discarded))? {
-            match self.tags.get(&tag) {
-                Some(entry) if entry.state == TagState::AsleepDropped => already_asleep.push(tag),
-                Some(entry) if entry.live_blocks > 0 => tags.push((tag, SleepAction::Drop)),
+        let visited = self.selected("discard", Some(discarded))?;
+        for tag in &visited {
+            match self.tags.get(tag) {
+                Some(entry) if entry.state == TagState::AsleepDropped => already_asleep.push(tag.clone()),
+                Some(entry) if entry.live_blocks > 0 => tags.push((tag.clone(), SleepAction::Drop)),
                 _ => {}
             }
         }
-        let visited = self.selected("discard", Some(discarded))?;
         Ok(self.plan(Level::Two, tags, already_asleep, &visited))
     }
 
-    /// The tags a request means; every one that has blocks when it names none.
+    /// The tags a request means, each once; every tag of the pool when it names none.
     pub(super) fn selected(&self, op: &'static str, requested: Option<&[Tag]>) -> Result<Vec<Tag>> {
         let Some(requested) = requested else { return Ok(self.tags.keys().cloned().collect()) };
         if let Some(tag) = requested.iter().find(|tag| !self.tags.contains_key(tag)) {

@@ -101,11 +101,14 @@ impl State {
             if flying.len() >= COPIES_PER_STREAM * self.streams.len() {
                 self.store_next(flying, saved)?;
             }
-            saved.unchanged_bytes += unchanged.len() as u64 * self.granule_bytes;
-            if unchanged.len() < save.granules.len() {
+            let mut kept = save.granules.len();
+            if unchanged.len() < kept {
                 let copy = self.start_copy(save, &unchanged, turn);
-                flying.push_back(copy.map_err(|source| (Phase::Copy, source))?);
+                let copy = copy.map_err(|source| (Phase::Copy, source))?;
+                kept -= copy.fresh.len();
+                flying.push_back(copy);
             }
+            saved.unchanged_bytes += kept as u64 * self.granule_bytes;
         }
         while !flying.is_empty() {
             self.store_next(flying, saved)?;
