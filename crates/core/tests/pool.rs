@@ -284,7 +284,7 @@ fn a_full_device_is_named_and_waking_waits_for_its_turn() {
 fn bad_requests_are_refused_and_cost_nothing() {
     let (device, pool) = pool();
     let granule = device.info().granule_bytes;
-    let ask = |bytes, align| pool.alloc(&AllocRequest { bytes, align, tag: Tag::weights() });
+    let ask = |bytes, align| pool.alloc(&AllocRequest { align, ..AllocRequest::new(bytes, Tag::weights()) });
     for (bytes, align) in
         [(0, 512), (1, 0), (1, 3), (1, 2 * granule), (u64::MAX, 512), (u64::MAX - 511, 512), (1 << 63, 1)]
     {
@@ -463,7 +463,7 @@ fn blocks_are_aligned_as_asked_wherever_they_go() {
     let granule = pool.driver().info().granule_bytes;
     pool.alloc(&AllocRequest::new(700, Tag::weights())).unwrap();
     for align in [1, 512, 1024, 2048, granule] {
-        let block = pool.alloc(&AllocRequest { bytes: 700, align, tag: Tag::weights() }).unwrap();
+        let block = pool.alloc(&AllocRequest { align, ..AllocRequest::new(700, Tag::weights()) }).unwrap();
         assert!(block.range.addr.is_multiple_of(align.max(512)), "{align}");
     }
 }

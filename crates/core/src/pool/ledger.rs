@@ -11,17 +11,29 @@ use crate::driver::{BackingId, Driver, DriverError};
 pub(super) struct Ledger {
     driver: Arc<dyn Driver>,
     held_bytes: u64,
+    peak_bytes: u64,
+    created_bytes: u64,
     owed: Vec<(BackingId, u64)>,
 }
 
 impl Ledger {
     pub(super) fn new(driver: Arc<dyn Driver>) -> Self {
-        Self { driver, held_bytes: 0, owed: Vec::new() }
+        Self { driver, held_bytes: 0, peak_bytes: 0, created_bytes: 0, owed: Vec::new() }
     }
 
     /// Bytes created and not released, those owed included.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held_bytes
+    }
+
+    /// Most bytes held at any time.
+    pub(super) fn peak_bytes(&self) -> u64 {
+        self.peak_bytes
+    }
+
+    /// All bytes ever created.
+    pub(super) fn created_bytes(&self) -> u64 {
+        self.created_bytes
     }
 
     /// Bytes whose release failed so far.
@@ -32,6 +44,8 @@ impl Ledger {
     pub(super) fn create(&mut self, bytes: u64) -> Result<BackingId, DriverError> {
         let backing = self.driver.create(bytes)?;
         self.held_bytes += bytes;
+        self.created_bytes += bytes;
+        self.peak_bytes = self.peak_bytes.max(self.held_bytes);
         Ok(backing)
     }
 

@@ -77,13 +77,22 @@ pub struct AllocRequest {
     pub align: u64,
     /// What the block is.
     pub tag: Tag,
+    /// The stream whose work uses the block; work on others is announced by `record_use`.
+    pub stream: StreamId,
 }
 
 impl AllocRequest {
-    /// `bytes` for `tag`, aligned as every block is.
+    /// `bytes` for `tag` on the default stream, aligned as every block is.
     #[must_use]
     pub fn new(bytes: u64, tag: Tag) -> Self {
-        Self { bytes, align: state::ALIGN_BYTES, tag }
+        Self { bytes, align: state::ALIGN_BYTES, tag, stream: StreamId::DEFAULT }
+    }
+
+    /// The same for work on `stream`.
+    #[must_use]
+    pub fn on(mut self, stream: StreamId) -> Self {
+        self.stream = stream;
+        self
     }
 }
 
@@ -169,6 +178,7 @@ impl Pool {
             blocks: Blocks::default(),
             ledger: Ledger::new(Arc::clone(&driver)),
             live_bytes: 0,
+            peak_live_bytes: 0,
             next_serial: 1,
             closed: false,
         };

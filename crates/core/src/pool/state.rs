@@ -39,6 +39,7 @@ pub(super) struct State {
     pub(super) blocks: Blocks,
     pub(super) ledger: Ledger,
     pub(super) live_bytes: u64,
+    pub(super) peak_live_bytes: u64,
     pub(super) next_serial: u64,
     pub(super) closed: bool,
 }
@@ -307,7 +308,7 @@ impl State {
     }
 
     fn checked_size(&self, request: &AllocRequest) -> Result<u64> {
-        let AllocRequest { bytes, align, ref tag } = *request;
+        let AllocRequest { bytes, align, ref tag, .. } = *request;
         let invalid = |reason: String| PoolError::InvalidRequest { bytes, align, tag: tag.clone(), reason };
         if bytes == 0 {
             return Err(invalid("a block has at least one byte".into()));
@@ -453,6 +454,7 @@ impl State {
             .filter_map(|key| self.blocks.get(key).map(|block| (key, block.offset, block.bytes)))
             .collect();
         self.live_bytes += bytes;
+        self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
         let tag = self.tag_entry(&request.tag);
         tag.live_bytes += bytes;
         tag.live_blocks += 1;

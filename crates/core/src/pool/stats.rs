@@ -13,6 +13,12 @@ pub struct PoolStats {
     pub live_bytes: u64,
     /// Backing held: created and not released.
     pub mapped_bytes: u64,
+    /// Most bytes of live blocks at any time.
+    pub peak_live_bytes: u64,
+    /// Most backing held at any time.
+    pub peak_mapped_bytes: u64,
+    /// Backing created since the pool was opened, whether released since or not.
+    pub created_bytes: u64,
     /// Held, but not live.
     pub cached_bytes: u64,
     /// Of which the driver has refused a release so far.
@@ -94,6 +100,9 @@ impl State {
         PoolStats {
             live_bytes: self.live_bytes,
             mapped_bytes,
+            peak_live_bytes: self.peak_live_bytes,
+            peak_mapped_bytes: self.ledger.peak_bytes(),
+            created_bytes: self.ledger.created_bytes(),
             cached_bytes: mapped_bytes.saturating_sub(live_mapped),
             owed_bytes: self.ledger.owed_bytes(),
             reserved_bytes: self.segments.values().map(|segment| segment.range.bytes).sum(),
