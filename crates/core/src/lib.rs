@@ -12,6 +12,7 @@ pub mod bytes;
 pub mod digest;
 pub mod driver;
 pub mod pool;
+mod sync;
 pub mod tag;
 
 pub use bytes::{ByteSize, ParseSizeError};
@@ -21,7 +22,8 @@ pub use driver::{
     HostMemory, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 pub use pool::{
-    AllocRequest, Block, BlockId, Level, Pool, PoolConfig, PoolError, PoolStats, Release, SleepPhases,
-    SleepReport, SleepRequest, Snapshot, WakePhases, WakeReport, WakeRequest,
+    AllocRequest, Block, BlockId, BlockKind, BlockSnapshot, Level, Pool, PoolConfig, PoolError, PoolStats,
+    Release, SegmentSnapshot, SleepPhases, SleepReport, SleepRequest, Snapshot, TagStats, WakePhases,
+    WakeReport, WakeRequest,
 };
 pub use tag::{Dropped, InvalidTag, SleepAction, Tag, TagPolicy, TagState};

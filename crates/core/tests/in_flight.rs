@@ -67,12 +67,12 @@ fn config(limit_bytes: Option<u64>) -> PoolConfig {
     PoolConfig { limit_bytes, chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() }
 }
 
-/// A pool over a device that finishes its work only when somebody waits for the whole device.
+/// A pool over a device that finishes its work only when somebody waits for it.
 fn lazy_pool(granules: u64) -> (Arc<Gate>, Pool) {
     let gate = Arc::new(Gate::default());
     let opener = Arc::clone(&gate);
     let driver = ScriptedDriver::new(device(), move |call| {
-        if call.op == Op::Synchronize {
+        if matches!(call.op, Op::Synchronize | Op::EventSynchronize) {
             opener.open();
         }
         Verdict::Pass
@@ -132,16 +132,34 @@ fn a_panic_in_a_copy_fails_that_copy_and_no_other() {
 }
 
 #[test]
-fn a_poisoned_pool_refuses_everything_and_still_gives_everything_back() {
+fn a_panic_while_a_copy_is_queued_harms_nobody() {
     let device = device();
     let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config(None)).unwrap();
     let block = pool.alloc(&AllocRequest::new(100, Tag::weights())).unwrap();
     let src = watched(vec![1; 100], |_| panic!("a test's own panic"));
     let write = || drop(pool.write(StreamId::DEFAULT, block.id, 0, src, 0, 100));
     assert!(catch_unwind(AssertUnwindSafe(write)).is_err());
+    pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+    pool.wake(&WakeRequest::all()).unwrap();
+    pool.free(block.id).unwrap();
+}
+
+#[test]
+fn a_poisoned_pool_refuses_everything_and_still_gives_everything_back() {
+    let device = device();
+    let driver = ScriptedDriver::new(Arc::clone(&device), |call| {
+        assert!(call.op != Op::Unreserve, "a test's own panic");
+        Verdict::Pass
+    });
+    let pool = Pool::new(Arc::new(driver), config(None)).unwrap();
+    let block = pool.alloc(&AllocRequest::new(100, Tag::weights())).unwrap();
+    let other = pool.alloc(&AllocRequest::new(100, Tag::runtime())).unwrap();
+    pool.free(other.id).unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(pool.trim()))).is_err());
     assert!(matches!(pool.stats(), Err(PoolError::Poisoned)));
     assert!(matches!(pool.free(block.id), Err(PoolError::Poisoned)));
-    drop(pool);
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(pool))).is_err(), "the driver panics again");
+    assert_eq!(device.resident_bytes().unwrap(), 0);
     assert_eq!(device.memory_info().unwrap().free_bytes, device.info().total_bytes);
 }
 

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use poorwill_core::{
-    AllocRequest, Block, DeviceRange, Driver, Dropped, Level, Pool, PoolConfig, PoolError, SleepRequest, Tag,
-    TagPolicy, WakeRequest,
+    AllocRequest, Block, BlockKind, DeviceRange, Driver, Dropped, Level, Pool, PoolConfig, PoolError,
+    SleepRequest, Tag, TagPolicy, WakeRequest,
 };
 use poorwill_driver::{HostConfig, HostDevice};
 use poorwill_testkit::model::{Model, Reads};
@@ -225,18 +225,20 @@ impl Run {
         self.check_snapshot();
     }
 
-    /// Blocks fill their segments without gaps, and no two free ones touch.
+    /// Blocks fill their segments without gaps, and no two free ones of a kind touch.
     fn check_snapshot(&self) {
         let mut live: Vec<DeviceRange> = Vec::new();
         for segment in self.pool.snapshot().unwrap().segments {
             let mut at = segment.addr;
-            let mut was_free = false;
+            let mut last = BlockKind::Live;
             for block in &segment.blocks {
                 assert_eq!(block.addr, at);
-                assert!(!(was_free && block.requested_bytes.is_none()), "two free neighbours");
-                was_free = block.requested_bytes.is_none();
+                assert!(last == BlockKind::Live || block.kind != last, "two free neighbours of a kind");
+                last = block.kind;
                 at += block.bytes;
-                live.extend((!was_free).then_some(DeviceRange::new(block.addr, block.bytes)));
+                let is_live = block.kind == BlockKind::Live;
+                assert_eq!(is_live, block.requested_bytes.is_some());
+                live.extend(is_live.then_some(DeviceRange::new(block.addr, block.bytes)));
             }
             assert_eq!(at, segment.addr + segment.bytes);
         }

@@ -1,168 +1,191 @@
-//! Blocks: how a segment's addresses are cut up, and which free piece serves a request.
+//! Blocks: how the addresses of segments are cut up.
 //!
-//! Blocks of a segment form a list in address order. Freeing joins a block with free neighbours, so two free
-//! blocks never touch. [`FreeIndex`] finds the smallest free block that fits (best fit, lowest address first),
-//! which keeps large blocks whole for large requests. Keys are generational: the key of a block that was
-//! freed finds nothing, however often its place is used again.
+//! Every byte of a segment belongs to one block, and the blocks of a segment form a list in address order.
+//! Cutting one in two and joining two neighbours is all that ever happens to them. A block is 64 bytes, so
+//! that looking at one costs one cache line.
 
-use std::collections::BTreeMap;
-
-use slotmap::SlotMap;
+use std::ops::{Index, IndexMut};
 
 use super::segment::SegmentKey;
 
-slotmap::new_key_type! {
-    /// A block of a pool, live or free.
-    pub(super) struct BlockKey;
+/// A block of a pool. The key of a block that is gone may come back as that of another; whoever keeps keys
+/// outside compares the block's serial too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct BlockKey(u32);
+
+/// What a block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Kind {
+    /// Not a block: a place in the table that is free.
+    #[default]
+    Vacant,
+    /// In use.
+    Live,
+    /// Freed, but other streams may still use it.
+    Waiting,
+    /// Free, in chunks of one granule.
+    Fine,
+    /// Free, whole chunks larger than a granule.
+    Coarse,
+    /// Free addresses without memory, whole granules.
+    Bare,
+    /// Memory that nothing lives in and that the driver has refused to unmap so far. One chunk.
+    Stuck,
 }
 
 /// A piece of a segment.
-#[derive(Debug, Clone)]
-pub(super) struct BlockEntry {
-    pub(super) segment: SegmentKey,
-    /// Bytes from the segment's first address.
-    pub(super) offset: u64,
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(super) struct Block {
+    pub(super) addr: u64,
     pub(super) bytes: u64,
-    /// Bytes asked for; `None` when the block is free.
-    pub(super) requested_bytes: Option<u64>,
-    /// Of a live block: which allocation of the pool it is.
-    pub(super) serial: u64,
-    prev: Option<BlockKey>,
-    pub(super) next: Option<BlockKey>,
+    /// Of a live block: which allocation of the pool it is. Of a free one: up to which tick of its stream's
+    /// clock it may be in use.
+    pub(super) stamp: u64,
+    pub(super) segment: SegmentKey,
+    pub(super) prev: BlockKey,
+    pub(super) next: BlockKey,
+    /// Neighbours in a list of free pieces; of a vacant place, the next vacant one.
+    pub(super) bin_prev: BlockKey,
+    pub(super) bin_next: BlockKey,
+    /// The tag and stream it was allocated for or freed by.
+    pub(super) lane: u32,
+    /// Bytes at the end that were not asked for.
+    pub(super) slack: u16,
+    pub(super) kind: Kind,
 }
 
 /// All blocks of a pool.
-#[derive(Debug, Default)]
-pub(super) struct Blocks(SlotMap<BlockKey, BlockEntry>);
+#[derive(Debug)]
+pub(super) struct Blocks {
+    table: Vec<Block>,
+    vacant: BlockKey,
+}
 
-/// Free blocks of one tag, by size and then address.
-#[derive(Debug, Default)]
-pub(super) struct FreeIndex(BTreeMap<(u64, u64), BlockKey>);
+impl BlockKey {
+    pub(super) const NONE: Self = Self(u32::MAX);
+    /// The smallest of all keys.
+    pub(super) const FIRST: Self = Self(0);
 
-impl FreeIndex {
-    pub(super) fn insert(&mut self, bytes: u64, addr: u64, key: BlockKey) {
-        self.0.insert((bytes, addr), key);
+    pub(super) const fn is_none(self) -> bool {
+        self.0 == Self::NONE.0
     }
 
-    pub(super) fn remove(&mut self, bytes: u64, addr: u64) {
-        self.0.remove(&(bytes, addr));
+    pub(super) const fn is_some(self) -> bool {
+        !self.is_none()
     }
 
-    /// Free blocks that hold `bytes` aligned to `align`, smallest first, with the address of the fit.
-    pub(super) fn fitting(&self, bytes: u64, align: u64) -> impl Iterator<Item = (BlockKey, u64)> {
-        self.0.range((bytes, 0)..).filter_map(move |(&(len, addr), &key)| {
-            let at = addr.next_multiple_of(align);
-            (at - addr + bytes <= len).then_some((key, at))
-        })
+    pub(super) fn some(self) -> Option<Self> {
+        self.is_some().then_some(self)
+    }
+}
+
+impl Default for Block {
+    fn default() -> Self {
+        Self {
+            addr: 0,
+            bytes: 0,
+            stamp: 0,
+            segment: SegmentKey::default(),
+            prev: BlockKey::NONE,
+            next: BlockKey::NONE,
+            bin_prev: BlockKey::NONE,
+            bin_next: BlockKey::NONE,
+            lane: 0,
+            slack: 0,
+            kind: Kind::Vacant,
+        }
+    }
+}
+
+impl Block {
+    pub(super) fn end(&self) -> u64 {
+        self.addr + self.bytes
+    }
+
+    /// Whether somebody may be using it.
+    pub(super) fn is_used(&self) -> bool {
+        matches!(self.kind, Kind::Live | Kind::Waiting)
+    }
+}
+
+impl Default for Blocks {
+    fn default() -> Self {
+        Self { table: Vec::new(), vacant: BlockKey::NONE }
+    }
+}
+
+impl Index<BlockKey> for Blocks {
+    type Output = Block;
+    fn index(&self, key: BlockKey) -> &Block {
+        &self.table[key.0 as usize]
+    }
+}
+
+impl IndexMut<BlockKey> for Blocks {
+    fn index_mut(&mut self, key: BlockKey) -> &mut Block {
+        &mut self.table[key.0 as usize]
     }
 }
 
 impl Blocks {
-    pub(super) fn get(&self, key: BlockKey) -> Option<&BlockEntry> {
-        self.0.get(key)
+    /// The live block that has this key and serial.
+    pub(super) fn live(&self, key: BlockKey, serial: u64) -> Option<&Block> {
+        self.table.get(key.0 as usize).filter(|block| block.kind == Kind::Live && block.stamp == serial)
     }
 
-    /// A free block over a whole new segment, whose key is not known yet.
-    pub(super) fn insert_whole(&mut self, bytes: u64) -> BlockKey {
-        let segment = SegmentKey::default();
-        self.0.insert(BlockEntry {
-            segment,
-            offset: 0,
-            bytes,
-            requested_bytes: None,
-            serial: 0,
-            prev: None,
-            next: None,
-        })
+    /// Whether there is room for `more` further blocks.
+    pub(super) fn has_room(&self, more: u32) -> bool {
+        u32::try_from(self.table.len()).is_ok_and(|len| len < u32::MAX - more)
     }
 
-    pub(super) fn set_segment(&mut self, key: BlockKey, segment: SegmentKey) {
-        if let Some(block) = self.0.get_mut(key) {
-            block.segment = segment;
+    pub(super) fn insert(&mut self, block: Block) -> BlockKey {
+        if let Some(key) = self.vacant.some() {
+            self.vacant = self[key].bin_next;
+            self[key] = block;
+            return key;
         }
+        // `has_room` is asked before anything is allocated.
+        let key = BlockKey(u32::try_from(self.table.len()).unwrap_or(u32::MAX));
+        self.table.push(block);
+        key
     }
 
     pub(super) fn remove(&mut self, key: BlockKey) {
-        self.0.remove(key);
+        let vacant = std::mem::replace(&mut self.vacant, key);
+        self[key] = Block { bin_next: vacant, ..Block::default() };
+    }
+
+    /// Cuts a block at an address inside it; the part behind gets a new key and is otherwise the same.
+    pub(super) fn split(&mut self, key: BlockKey, at: u64) -> BlockKey {
+        let whole = self[key];
+        let behind = self.insert(Block { addr: at, bytes: whole.end() - at, prev: key, ..whole });
+        let front = &mut self[key];
+        front.bytes = at - whole.addr;
+        front.next = behind;
+        if whole.next.is_some() {
+            self[whole.next].prev = behind;
+        }
+        behind
+    }
+
+    /// Joins a block with the next one, which is gone.
+    pub(super) fn join_next(&mut self, key: BlockKey) {
+        let next = self[key].next;
+        let Block { bytes, stamp, next: behind, .. } = self[next];
+        let front = &mut self[key];
+        front.bytes += bytes;
+        front.stamp = front.stamp.max(stamp);
+        front.next = behind;
+        if behind.is_some() {
+            self[behind].prev = key;
+        }
+        self.remove(next);
     }
 
     /// The blocks of a segment in address order, from its first one on.
-    pub(super) fn walk(&self, first: BlockKey) -> impl Iterator<Item = &BlockEntry> {
-        std::iter::successors(self.0.get(first), |block| block.next.and_then(|next| self.0.get(next)))
-    }
-
-    /// Cuts `bytes` at `offset` out of the free block `key` and makes them live. What is left before and
-    /// behind stays free; returns their keys. The live block keeps `key`.
-    pub(super) fn carve(
-        &mut self,
-        key: BlockKey,
-        offset: u64,
-        bytes: u64,
-        requested_bytes: u64,
-        serial: u64,
-    ) -> (Option<BlockKey>, Option<BlockKey>) {
-        let Some(whole) = self.0.get(key).cloned() else { return (None, None) };
-        let before = (offset > whole.offset).then(|| {
-            let bytes = offset - whole.offset;
-            self.0.insert(BlockEntry { bytes, next: Some(key), ..whole.clone() })
-        });
-        let end = offset + bytes;
-        let behind = (end < whole.offset + whole.bytes).then(|| {
-            let bytes = whole.offset + whole.bytes - end;
-            self.0.insert(BlockEntry { offset: end, bytes, prev: Some(key), ..whole.clone() })
-        });
-        self.link(whole.prev, before.or(Some(key)));
-        self.link(behind.or(Some(key)), whole.next);
-        if let Some(block) = self.0.get_mut(key) {
-            *block = BlockEntry {
-                offset,
-                bytes,
-                requested_bytes: Some(requested_bytes),
-                serial,
-                prev: before.or(whole.prev),
-                next: behind.or(whole.next),
-                ..whole
-            };
-        }
-        (before, behind)
-    }
-
-    /// Frees the live block `key`, joined with free neighbours. Returns the keys and entries that are gone,
-    /// neighbours only, and the key of the free block that is there now.
-    pub(super) fn release(&mut self, key: BlockKey) -> Option<(Vec<BlockEntry>, BlockKey)> {
-        let freed = self.0.remove(key)?;
-        let mut joined = BlockEntry { requested_bytes: None, ..freed };
-        let mut gone = Vec::new();
-        if let Some(prev) = self.take_free(joined.prev) {
-            joined.offset = prev.offset;
-            joined.bytes += prev.bytes;
-            joined.prev = prev.prev;
-            gone.push(prev);
-        }
-        if let Some(next) = self.take_free(joined.next) {
-            joined.bytes += next.bytes;
-            joined.next = next.next;
-            gone.push(next);
-        }
-        let (prev, next) = (joined.prev, joined.next);
-        let key = self.0.insert(joined);
-        self.link(prev, Some(key));
-        self.link(Some(key), next);
-        Some((gone, key))
-    }
-
-    fn take_free(&mut self, key: Option<BlockKey>) -> Option<BlockEntry> {
-        let key = key.filter(|key| self.0.get(*key).is_some_and(|block| block.requested_bytes.is_none()))?;
-        self.0.remove(key)
-    }
-
-    fn link(&mut self, prev: Option<BlockKey>, next: Option<BlockKey>) {
-        if let Some(block) = prev.and_then(|key| self.0.get_mut(key)) {
-            block.next = next;
-        }
-        if let Some(block) = next.and_then(|key| self.0.get_mut(key)) {
-            block.prev = prev;
-        }
+    pub(super) fn walk(&self, first: BlockKey) -> impl Iterator<Item = (BlockKey, &Block)> {
+        std::iter::successors(first.some(), |key| self[*key].next.some()).map(|key| (key, &self[key]))
     }
 }
 
@@ -170,39 +193,45 @@ impl Blocks {
 mod tests {
     use super::*;
 
-    fn shape(blocks: &Blocks, first: BlockKey) -> Vec<(u64, u64, bool)> {
-        blocks.walk(first).map(|b| (b.offset, b.bytes, b.requested_bytes.is_some())).collect()
+    fn shape(blocks: &Blocks, first: BlockKey) -> Vec<(u64, u64)> {
+        blocks.walk(first).map(|(_, block)| (block.addr, block.bytes)).collect()
     }
 
     #[test]
-    fn carving_and_releasing_leave_the_list_whole() {
+    fn a_block_is_one_cache_line() {
+        assert_eq!(size_of::<Block>(), 64);
+    }
+
+    #[test]
+    fn splitting_and_joining_leave_the_list_whole() {
         let mut blocks = Blocks::default();
-        let whole = blocks.insert_whole(100);
-        let (before, behind) = blocks.carve(whole, 10, 20, 19, 1);
-        let (before, behind) = (before.unwrap(), behind.unwrap());
-        assert_eq!(shape(&blocks, before), [(0, 10, false), (10, 20, true), (30, 70, false)]);
-        let (none, tail) = blocks.carve(behind, 30, 30, 30, 2);
-        assert!(none.is_none());
-        assert_eq!(shape(&blocks, before), [(0, 10, false), (10, 20, true), (30, 30, true), (60, 40, false)]);
-        let (gone, front) = blocks.release(whole).unwrap();
-        assert_eq!(gone.len(), 1);
-        assert!(blocks.get(whole).is_none(), "the key of a freed block is stale");
-        assert_eq!(shape(&blocks, front), [(0, 30, false), (30, 30, true), (60, 40, false)]);
-        let (gone, all) = blocks.release(behind).unwrap();
-        assert_eq!(gone.len(), 2);
-        assert_eq!(shape(&blocks, all), [(0, 100, false)]);
-        assert!(blocks.get(tail.unwrap()).is_none());
-        assert!(blocks.release(behind).is_none(), "a second free finds nothing");
+        let first = blocks.insert(Block { addr: 100, bytes: 100, kind: Kind::Fine, ..Block::default() });
+        let last = blocks.split(first, 160);
+        let middle = blocks.split(first, 130);
+        assert_eq!(shape(&blocks, first), [(100, 30), (130, 30), (160, 40)]);
+        assert_eq!((blocks[last].prev, blocks[middle].prev, blocks[middle].next), (middle, first, last));
+        blocks[middle].stamp = 7;
+        blocks.join_next(first);
+        assert_eq!(shape(&blocks, first), [(100, 60), (160, 40)]);
+        assert_eq!((blocks[first].stamp, blocks[last].prev), (7, first));
+        assert_eq!(blocks[middle].kind, Kind::Vacant);
+        let again = blocks.split(first, 101);
+        assert_eq!(again, middle, "places are used again");
+        blocks.join_next(again);
+        blocks.join_next(first);
+        assert_eq!(shape(&blocks, first), [(100, 100)]);
     }
 
     #[test]
-    fn best_fit_is_the_smallest_that_holds_the_alignment() {
-        let mut free = FreeIndex::default();
-        for (bytes, addr) in [(64, 1000), (32, 512), (32, 100), (16, 0)] {
-            free.insert(bytes, addr, BlockKey::default());
-        }
-        assert_eq!(free.fitting(20, 1).map(|(_, at)| at).collect::<Vec<_>>(), [100, 512, 1000]);
-        assert_eq!(free.fitting(20, 512).map(|(_, at)| at).next(), Some(512));
-        assert_eq!(free.fitting(65, 1).next(), None);
+    fn only_the_right_serial_finds_a_live_block() {
+        let mut blocks = Blocks::default();
+        let key = blocks.insert(Block { bytes: 512, stamp: 5, kind: Kind::Live, ..Block::default() });
+        assert!(blocks.live(key, 5).is_some());
+        assert!(blocks.live(key, 4).is_none());
+        blocks[key].kind = Kind::Fine;
+        assert!(blocks.live(key, 5).is_none());
+        blocks.remove(key);
+        assert!(blocks.live(key, 5).is_none());
+        assert!(blocks.live(BlockKey::NONE, 0).is_none());
     }
 }

@@ -2,32 +2,52 @@
 //!
 //! ```text
 //! segment (one reservation, one tag)
-//! ├── slot ── backing ── mapped, held, or absent; backup in host memory
-//! ├── slot …                                        blocks: [live][ free ][live][live][   free   ]
-//! └── slot …
+//! chunks: [       32 MiB       ][       32 MiB       ][2][2][2]  -  -  -
+//! blocks: [ live                                        ][fine][   bare   ]
 //! ```
 //!
-//! A segment is a range of addresses that belongs to one tag, cut into slots. Each slot has its own backing
-//! or none, and addresses stay reserved while anything lives in the segment; so memory can come and go
-//! under blocks that stay where they are. All of allocating, reclaiming, sleeping and waking is bringing
-//! slots in and taking them out (`segment`), planned without touching anything (`plan`) and undone step
-//! by step when the driver fails.
+//! A segment is a range of addresses that belongs to one tag. Chunks of memory are mapped into it where they are
+//! needed: large ones inside large blocks, single granules at their ends and under small blocks. Chunks that
+//! nothing lives in are *idle*: whoever needs memory takes them to wherever it is needed, and only when there
+//! are none is memory created. So what is mapped follows what is live, however the sizes change.
 //!
-//! What is promised: addresses, bytes, all or nothing, the truth in reports, no leak, never over the limit,
-//! errors in forked children. One lock is held for the whole of each call.
+//! How a call travels:
+//! - `alloc` finds a free piece that is ready (`bins`, `place`) and cuts it (`state`); if there is none, it finds
+//!   the place that lacks the least (`place`), takes idle memory (`supply`) and maps it (`alloc`, `vm`).
+//! - `free` joins the block with its free neighbours and stamps it with its stream's clock (`clocks`). Nothing is
+//!   unmapped, and no other stream gets it, before what was queued until then has passed (`quiet`).
+//! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
+//!   knows, and undone when the driver fails.
+//!
+//! What is promised: addresses, bytes, all or nothing, the truth in reports, no leak, stream order, live fits
+//! means success, never over the limit, errors in forked children.
+//!
+//! Three things are locked. The state (`gate::Monitor`) for bookkeeping only: no driver call that moves memory,
+//! no copy and no wait happens under it. The machine (`vm`) by whoever moves memory, for as long as the driver
+//! takes to map and unmap. A tag (`gate`) by whoever sleeps or wakes it; others wait in front of it with nothing
+//! held.
 
+mod alloc;
+mod bins;
 mod blocks;
+mod clocks;
 mod error;
-mod ledger;
+mod gate;
+mod place;
 mod plan;
+mod quiet;
+mod reaper;
+mod reclaim;
 mod report;
 mod segment;
 mod sleep;
 mod state;
 mod stats;
+mod supply;
+mod vm;
 mod wake;
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,14 +56,18 @@ pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
 pub use report::{
     Level, Release, SleepPhases, SleepReport, SleepRequest, WakePhases, WakeReport, WakeRequest,
 };
-pub use stats::{BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, TagStats};
+pub use stats::{BlockKind, BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, TagStats};
 
 use self::blocks::{BlockKey, Blocks};
-use self::ledger::Ledger;
+use self::clocks::Clocks;
+use self::gate::Monitor;
+use self::reaper::{Orders, Reaper};
 use self::segment::Segments;
-use self::state::{State, TagEntry};
+use self::state::{State, TagEntry, TagKey};
+use self::vm::{Counters, Vm};
 use crate::bytes::ByteSize;
 use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
+use crate::sync;
 use crate::tag::{Tag, TagPolicy, TagState};
 
 /// Result of a pool call.
@@ -54,17 +78,27 @@ pub type Result<T, E = PoolError> = std::result::Result<T, E>;
 pub struct PoolConfig {
     /// Most bytes of backing the pool may hold, at least one granule. `None`: what the device has.
     pub limit_bytes: Option<u64>,
-    /// Granules of a slot in segments of large blocks (at least this large themselves).
+    /// Granules of a chunk, the piece in which blocks of at least this size get their memory. Their ends, and
+    /// smaller blocks, get single granules.
     pub chunk_granules: u64,
-    /// Granules of address space of a segment for smaller blocks, whose slots are one granule.
+    /// Granules of address space that the pool grows by for smaller blocks.
     pub segment_granules: u64,
+    /// Cached bytes above which memory that nothing uses is given back soon, in the background. `None`: it is
+    /// kept until somebody needs it or trims.
+    pub cached_max_bytes: Option<u64>,
     /// Whether backups stay in host memory after a wake, to save the next copy of what has not changed.
     pub keep_backups: bool,
 }
 
 impl Default for PoolConfig {
     fn default() -> Self {
-        Self { limit_bytes: None, chunk_granules: 16, segment_granules: 32, keep_backups: true }
+        Self {
+            limit_bytes: None,
+            chunk_granules: 16,
+            segment_granules: 32,
+            cached_max_bytes: None,
+            keep_backups: true,
+        }
     }
 }
 
@@ -85,7 +119,7 @@ impl AllocRequest {
     /// `bytes` for `tag` on the default stream, aligned as every block is.
     #[must_use]
     pub fn new(bytes: u64, tag: Tag) -> Self {
-        Self { bytes, align: state::ALIGN_BYTES, tag, stream: StreamId::DEFAULT }
+        Self { bytes, align: bins::UNIT_BYTES, tag, stream: StreamId::DEFAULT }
     }
 
     /// The same for work on `stream`.
@@ -130,8 +164,41 @@ pub struct Block {
 
 /// Blocks of one device's memory. See the module's documentation.
 pub struct Pool {
+    shared: Arc<Shared>,
+    reaper: Mutex<Reaper>,
+}
+
+/// What the callers of a pool and its reaper share.
+#[derive(Debug)]
+struct Shared {
     driver: Arc<dyn Driver>,
-    state: Mutex<State>,
+    shape: Shape,
+    copy_streams: Vec<StreamId>,
+    state: Monitor<State>,
+    vm: Mutex<Vm>,
+    counters: Arc<Counters>,
+    orders: Monitor<Orders>,
+}
+
+type StateGuard<'a> = sync::MutexGuard<'a, State>;
+type VmGuard<'a> = MutexGuard<'a, Vm>;
+
+/// The sizes of a pool. Never change.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    granule_bytes: u64,
+    chunk_bytes: u64,
+    segment_bytes: u64,
+    total_bytes: u64,
+    limit_bytes: Option<u64>,
+    cached_max_bytes: Option<u64>,
+    keep_backups: bool,
+}
+
+impl Shape {
+    fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.unwrap_or(self.total_bytes)
+    }
 }
 
 static NEXT_POOL: AtomicU32 = AtomicU32::new(1);
@@ -165,30 +232,43 @@ impl Pool {
             return Err(PoolError::Driver { op: "open the pool", source });
         }
         let built_in = [Tag::weights(), Tag::kv_cache(), Tag::runtime(), Tag::cudagraph()];
-        let entry = |tag: Tag| (tag.clone(), TagEntry::new(TagPolicy::built_in(&tag)));
+        let shape = Shape {
+            granule_bytes: info.granule_bytes,
+            chunk_bytes: info.granule_bytes * config.chunk_granules,
+            segment_bytes: info.granule_bytes * config.segment_granules,
+            total_bytes: info.total_bytes,
+            limit_bytes: config.limit_bytes,
+            cached_max_bytes: config.cached_max_bytes,
+            keep_backups: config.keep_backups,
+        };
         let state = State {
             pool: NEXT_POOL.fetch_add(1, Ordering::Relaxed),
-            driver: Arc::clone(&driver),
-            config,
-            granule_bytes: info.granule_bytes,
-            total_bytes: info.total_bytes,
-            streams: ready,
-            tags: built_in.map(entry).into_iter().collect::<BTreeMap<_, _>>(),
+            shape,
+            tags: built_in.map(TagEntry::new).into(),
+            lanes: Vec::new(),
+            clocks: Clocks::default(),
             segments: Segments::default(),
             blocks: Blocks::default(),
-            ledger: Ledger::new(Arc::clone(&driver)),
+            uses: HashMap::new(),
+            waiting: Vec::new(),
+            stuck: Vec::new(),
+            emptied: Vec::new(),
             live_bytes: 0,
             peak_live_bytes: 0,
             next_serial: 1,
             closed: false,
         };
-        Ok(Self { driver, state: Mutex::new(state) })
+        let counters = Arc::new(Counters::default());
+        let vm = Mutex::new(Vm::new(Arc::clone(&driver), Arc::clone(&counters)));
+        let (state, orders) = (Monitor::new(state), Monitor::new(Orders::default()));
+        let shared = Shared { driver, shape, copy_streams: ready, state, vm, counters, orders };
+        Ok(Self { shared: Arc::new(shared), reaper: Mutex::new(Reaper::default()) })
     }
 
     /// The device.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
-        &self.driver
+        &self.shared.driver
     }
 
     /// Gives `tag` a policy other than the built-in one. Declaring the same policy again does nothing.
@@ -196,8 +276,9 @@ impl Pool {
     /// # Errors
     /// `PolicyConflict` when the tag has blocks, or another policy was declared, under a different one.
     pub fn declare_tag(&self, tag: &Tag, policy: TagPolicy) -> Result<()> {
-        let mut state = self.open_state()?;
-        let entry = state.tag_entry(tag);
+        let mut state = self.shared.open_state()?;
+        let key = state.tag_key(tag);
+        let entry = state.tag_mut(key);
         if entry.policy != policy && (entry.live_blocks > 0 || entry.declared) {
             return Err(PoolError::PolicyConflict { tag: tag.clone() });
         }
@@ -206,21 +287,53 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes a block. Its bytes are unspecified.
+    /// Takes a block. Its bytes are unspecified. Never waits for work of the device unless the limit or the
+    /// device leaves no other way.
     ///
     /// # Errors
     /// `InvalidRequest`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures; what the
     /// driver says.
     pub fn alloc(&self, request: &AllocRequest) -> Result<Block> {
-        self.open_state()?.alloc(request)
+        self.shared.alloc(request)
     }
 
-    /// Gives a block back, asleep or awake. Its memory stays cached until it is reused, reclaimed or trimmed.
+    /// Says that work on `stream` uses a block too. After it is freed, the block waits for what is queued there
+    /// by then, as it does for its own stream.
+    ///
+    /// # Errors
+    /// `StaleBlock`.
+    pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<()> {
+        let mut state = self.shared.open_state()?;
+        let entry = state.live_block("record a use of", block)?;
+        if state.lane(entry.lane).stream != stream {
+            let others = state.uses.entry(block.key).or_default();
+            if !others.contains(&stream) {
+                others.push(stream);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a block back, asleep or awake. Its own stream can use it at once, others when the work queued until
+    /// now has passed. Its memory stays cached until it is reused, reclaimed or trimmed. Never waits.
     ///
     /// # Errors
     /// `StaleBlock` for a second free.
     pub fn free(&self, block: BlockId) -> Result<()> {
-        self.open_state()?.free(block)
+        let mut state = self.shared.open_state()?;
+        let waits = state.free(block)?;
+        let above_mark = self
+            .shared
+            .shape
+            .cached_max_bytes
+            .is_some_and(|mark| state.cached_bytes(&self.shared.counters) > mark);
+        drop(state);
+        if waits || above_mark {
+            self.reaper.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared);
+            self.shared.orders.lock_anyway().give();
+            self.shared.orders.ring();
+        }
+        Ok(())
     }
 
     /// Where a live block is.
@@ -228,11 +341,9 @@ impl Pool {
     /// # Errors
     /// `StaleBlock`.
     pub fn block(&self, block: BlockId) -> Result<Block> {
-        let state = self.open_state()?;
-        let (_, entry) = state.live_block("look up", block)?;
-        let base = state.segments.get(entry.segment).map_or(0, |segment| segment.range.addr);
-        let range = DeviceRange::new(base + entry.offset, entry.bytes);
-        Ok(Block { id: block, range, requested_bytes: entry.requested_bytes.unwrap_or(0) })
+        let entry = self.shared.open_state()?.live_block("look up", block)?;
+        let requested_bytes = entry.bytes - u64::from(entry.slack);
+        Ok(Block { id: block, range: DeviceRange::new(entry.addr, entry.bytes), requested_bytes })
     }
 
     /// Queues a copy of `bytes` of `src` (from `src_offset` on) into a block at `offset`.
@@ -248,10 +359,10 @@ impl Pool {
         src_offset: u64,
         bytes: u64,
     ) -> Result<Pending<()>> {
-        let state = self.open_state()?;
-        let device = state.reachable("write", block, offset, bytes, true)?;
+        let access = Access { op: "write", block, offset, bytes, writing: true };
+        let (device, _guest) = self.shared.reach(&access)?;
         let parts = [CopyPart { device, host_offset: src_offset }];
-        let copy = state.driver.copy_to_device(stream, src, &parts);
+        let copy = self.shared.driver.copy_to_device(stream, src, &parts);
         copy.map_err(|source| PoolError::Driver { op: "write", source })
     }
 
@@ -269,10 +380,10 @@ impl Pool {
         dst_offset: u64,
         bytes: u64,
     ) -> Result<Pending<HostBuffer>> {
-        let state = self.open_state()?;
-        let device = state.reachable("read", block, offset, bytes, false)?;
+        let access = Access { op: "read", block, offset, bytes, writing: false };
+        let (device, _guest) = self.shared.reach(&access)?;
         let parts = [CopyPart { device, host_offset: dst_offset }];
-        let copy = state.driver.copy_to_host(stream, dst, &parts);
+        let copy = self.shared.driver.copy_to_host(stream, dst, &parts);
         copy.map_err(|source| PoolError::Driver { op: "read", source })
     }
 
@@ -285,9 +396,7 @@ impl Pool {
     /// awake as before; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
     /// everything was given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
-        let mut state = self.open_state()?;
-        let plan = state.plan_sleep(request)?;
-        state.apply_sleep(&plan)
+        self.shared.sleep(request)
     }
 
     /// Drops the bytes of `tags` whatever their policy says, awake or asleep; backups go too. The tags sleep
@@ -296,9 +405,7 @@ impl Pool {
     /// # Errors
     /// As for [`Pool::sleep`].
     pub fn discard(&self, tags: &[Tag]) -> Result<SleepReport> {
-        let mut state = self.open_state()?;
-        let plan = state.plan_discard(tags)?;
-        state.apply_sleep(&plan)
+        self.shared.discard(tags)
     }
 
     /// Wakes tags: memory under every live block again, at the same addresses, with the same bytes or what the
@@ -307,7 +414,7 @@ impl Pool {
     /// # Errors
     /// `UnknownTag`; `OverLimit`, `DeviceFull`, `WakeFailed`, `Corrupt` with everything asleep as before.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
-        self.open_state()?.wake(request)
+        self.shared.wake(request)
     }
 
     /// Says that the owner has written the bytes of `tags` again after a level-2 wake. Returns the tags that
@@ -316,24 +423,23 @@ impl Pool {
     /// # Errors
     /// `UnknownTag`; `Asleep`.
     pub fn mark_restored(&self, tags: &[Tag]) -> Result<Vec<Tag>> {
-        let mut state = self.open_state()?;
+        let mut state = self.shared.open_state()?;
         let tags = state.selected("mark as restored", Some(tags))?;
-        if let Some(tag) = tags.iter().find(|tag| state.tags.get(tag).is_some_and(|e| e.state.is_asleep())) {
-            let asleep = state.tag_entry(tag).state;
-            return Err(PoolError::Asleep { op: "mark as restored", tag: tag.clone(), state: asleep });
-        }
-        let undefined = |tag: &Tag| state.tags.get(tag).is_some_and(|e| e.state == TagState::Undefined);
-        let restored: Vec<Tag> = tags.into_iter().filter(undefined).collect();
-        restored.iter().for_each(|tag| state.tag_entry(tag).state = TagState::Awake);
-        Ok(restored)
+        tags.iter().try_for_each(|tag| state.check_awake("mark as restored", *tag))?;
+        let undefined = |tag: &TagKey| state.tag(*tag).state == TagState::Undefined;
+        let restored: Vec<TagKey> = tags.into_iter().filter(undefined).collect();
+        restored.iter().for_each(|tag| state.tag_mut(*tag).state = TagState::Awake);
+        Ok(state.names(&restored))
     }
 
-    /// Gives back all memory and addresses that serve no byte. Returns the bytes given back.
+    /// Gives back all memory and addresses that serve no byte, waiting for work that may still touch what was
+    /// freed before. Returns the bytes given back.
     ///
     /// # Errors
     /// What the driver said first; the rest was still done.
     pub fn trim(&self) -> Result<u64> {
-        self.open_state()?.trim()
+        drop(self.shared.open_state()?);
+        self.shared.trim()
     }
 
     /// Where the bytes of a tag are.
@@ -341,9 +447,9 @@ impl Pool {
     /// # Errors
     /// `UnknownTag`.
     pub fn tag_state(&self, tag: &Tag) -> Result<TagState> {
-        let state = self.open_state()?;
-        state.selected("look up", Some(std::slice::from_ref(tag)))?;
-        Ok(state.tags.get(tag).map_or(TagState::Awake, |entry| entry.state))
+        let state = self.shared.open_state()?;
+        let keys = state.selected("look up", Some(std::slice::from_ref(tag)))?;
+        Ok(keys.first().map_or(TagState::Awake, |key| state.tag(*key).state))
     }
 
     /// Figures.
@@ -351,7 +457,7 @@ impl Pool {
     /// # Errors
     /// `Closed`, `WrongProcess`.
     pub fn stats(&self) -> Result<PoolStats> {
-        Ok(self.open_state()?.stats())
+        Ok(self.shared.open_state()?.stats(&self.shared.counters))
     }
 
     /// Every segment and block.
@@ -359,7 +465,7 @@ impl Pool {
     /// # Errors
     /// `Closed`, `WrongProcess`.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        Ok(self.open_state()?.snapshot())
+        Ok(self.shared.open_state()?.snapshot())
     }
 
     /// Gives everything back, live blocks included, and ends the pool. Dropping a pool does the same, but
@@ -368,77 +474,117 @@ impl Pool {
     /// # Errors
     /// What the driver said first. The pool is closed all the same; closing again goes on with what is left.
     pub fn close(&self) -> Result<()> {
-        self.driver.check_process().map_err(PoolError::WrongProcess)?;
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).close()
-    }
-
-    fn open_state(&self) -> Result<MutexGuard<'_, State>> {
-        // Before the lock: in a forked child it may be held by a thread that does not exist there.
-        self.driver.check_process().map_err(PoolError::WrongProcess)?;
-        let state = self.state.lock().map_err(|_| PoolError::Poisoned)?;
-        if state.closed { Err(PoolError::Closed) } else { Ok(state) }
+        self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
+        self.shared.close_gates();
+        self.shared.orders.lock_anyway().stop();
+        self.shared.orders.ring();
+        self.reaper.lock().unwrap_or_else(PoisonError::into_inner).join();
+        self.shared.close()
     }
 }
 
-impl State {
-    /// The device range of a part of a block whose bytes are there.
-    fn reachable(
-        &self,
-        op: &'static str,
-        id: BlockId,
-        offset: u64,
-        bytes: u64,
-        writing: bool,
-    ) -> Result<DeviceRange> {
-        let (_, entry) = self.live_block(op, id)?;
-        let Some(segment) = self.segments.get(entry.segment) else {
-            return Err(PoolError::StaleBlock { op, block: id });
-        };
-        let tag = &segment.tag;
-        let state = self.tags.get(tag).map_or(TagState::Awake, |tag| tag.state);
-        if state.is_asleep() {
-            return Err(PoolError::Asleep { op, tag: tag.clone(), state });
-        }
-        if state == TagState::Undefined && !writing {
-            return Err(PoolError::Undefined { op, tag: tag.clone() });
-        }
-        let block = DeviceRange::new(segment.range.addr + entry.offset, entry.requested_bytes.unwrap_or(0));
-        let outside = PoolError::OutOfBlock { op, offset, bytes, block: id, block_bytes: block.bytes };
-        block.slice(offset, bytes).ok_or(outside)
+/// A part of a block that is to be read or written.
+#[derive(Debug, Clone, Copy)]
+struct Access {
+    op: &'static str,
+    block: BlockId,
+    offset: u64,
+    bytes: u64,
+    writing: bool,
+}
+
+/// Keeps a tag from falling asleep while a copy is being queued.
+#[derive(Debug)]
+struct Guest<'a> {
+    shared: &'a Shared,
+    tag: TagKey,
+}
+
+impl Drop for Guest<'_> {
+    fn drop(&mut self) {
+        self.shared.state.lock_anyway().tag_mut(self.tag).gate.leave();
+        self.shared.state.ring();
+    }
+}
+
+impl Shared {
+    fn open_state(&self) -> Result<StateGuard<'_>> {
+        // Before the lock: in a forked child it may be held by a thread that does not exist there.
+        self.driver.check_process().map_err(PoolError::WrongProcess)?;
+        let state = self.state.lock().filter(|_| !self.vm.is_poisoned()).ok_or(PoolError::Poisoned)?;
+        if state.closed { Err(PoolError::Closed) } else { Ok(state) }
+    }
+
+    fn lock_vm(&self) -> Result<VmGuard<'_>> {
+        self.vm.lock().map_err(|_| PoolError::Poisoned)
     }
 
     /// The copy stream for the `turn`-th piece of work.
-    pub(in crate::pool) fn stream(&self, turn: usize) -> StreamId {
-        self.streams.get(turn % self.streams.len().max(1)).copied().unwrap_or(StreamId::DEFAULT)
+    fn copy_stream(&self, turn: usize) -> StreamId {
+        self.copy_streams.get(turn % self.copy_streams.len().max(1)).copied().unwrap_or(StreamId::DEFAULT)
     }
 
-    fn close(&mut self) -> Result<()> {
-        self.closed = true;
-        let op = "close the pool";
-        self.driver.synchronize().map_err(|source| PoolError::Driver { op, source })?;
-        self.sweep().map_err(|source| PoolError::Driver { op, source })?;
-        while let Some(stream) = self.streams.last() {
-            self.driver.stream_destroy(*stream).map_err(|source| PoolError::Driver { op, source })?;
-            self.streams.pop();
+    /// The device range of a part of a block whose bytes are there, and stay there while the guest is.
+    fn reach(&self, access: &Access) -> Result<(DeviceRange, Guest<'_>)> {
+        let Access { op, block, offset, bytes, writing } = *access;
+        let mut state = self.open_state()?;
+        let (entry, tag) = loop {
+            let entry = state.live_block(op, block)?;
+            let tag = state.lane(entry.lane).tag;
+            if !state.tag(tag).gate.is_closed() {
+                break (entry, tag);
+            }
+            state = self.wait(state)?;
+        };
+        state.check_awake(op, tag)?;
+        if state.tag(tag).state == TagState::Undefined && !writing {
+            return Err(PoolError::Undefined { op, tag: state.tag(tag).tag.clone() });
         }
-        Ok(())
+        let whole = DeviceRange::new(entry.addr, entry.bytes - u64::from(entry.slack));
+        let outside = PoolError::OutOfBlock { op, offset, bytes, block, block_bytes: whole.bytes };
+        let part = whole.slice(offset, bytes).ok_or(outside)?;
+        state.tag_mut(tag).gate.enter();
+        Ok((part, Guest { shared: self, tag }))
+    }
+
+    /// Refuses new work, and waits until what is under way has ended.
+    fn close_gates(&self) {
+        let mut state = self.state.lock_anyway();
+        state.closed = true;
+        self.state.ring();
+        while !state.tags.iter().all(|entry| entry.gate.is_empty()) {
+            match self.state.wait(state) {
+                Some(woken) => state = woken,
+                None => return, // Poisoned: whoever was inside is gone.
+            }
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
+        let op = "close the pool";
+        self.quiesce()
+            .and_then(|()| self.sweep(&mut vm))
+            .map_err(|source| PoolError::Driver { op, source })?;
+        vm.destroy_streams(&self.copy_streams).map_err(|source| PoolError::Driver { op, source })
     }
 }
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("device", &self.driver.info().id).finish_non_exhaustive()
+        f.debug_struct("Pool").field("device", &self.shared.driver.info().id).finish_non_exhaustive()
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        if self.driver.check_process().is_err() {
-            return; // A forked child: everything belongs to the parent.
+        if self.shared.driver.check_process().is_err() {
+            // A forked child: everything belongs to the parent.
+            self.reaper.get_mut().unwrap_or_else(PoisonError::into_inner).forget();
+            return;
         }
-        // Also after a panic: closing trusts no count of what is live.
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Nobody is left to tell; whoever wants to know calls `close`.
-        let _ = state.close();
+        // Nobody is left to tell; whoever wants to know calls `close`. Also after a panic: closing trusts no
+        // count of what is live.
+        let _ = self.close();
     }
 }

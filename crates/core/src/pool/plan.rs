@@ -4,10 +4,12 @@
 //! found here, before anything has happened.
 
 use super::Result;
+use super::blocks::Kind;
 use super::error::PoolError;
-use super::report::{Level, SleepRequest};
-use super::segment::{Backing, Segment, SegmentKey};
-use super::state::State;
+use super::report::Level;
+use super::segment::{Place, Segment, SegmentKey};
+use super::state::{State, TagKey};
+use super::vm::{Backing, Counters};
 use crate::tag::{SleepAction, Tag, TagState};
 
 /// What a sleep will do.
@@ -15,70 +17,89 @@ use crate::tag::{SleepAction, Tag, TagState};
 pub(super) struct SleepPlan {
     pub(super) level: Level,
     /// Tags that fall asleep, and how.
-    pub(super) tags: Vec<(Tag, SleepAction)>,
-    pub(super) already_asleep: Vec<Tag>,
-    /// Slots to back up, with their live granules.
+    pub(super) tags: Vec<(TagKey, SleepAction)>,
+    pub(super) already_asleep: Vec<TagKey>,
+    /// Chunks to back up, with their live granules.
     pub(super) saves: Vec<Save>,
-    /// Slots whose memory is given back, in order of segment and index.
-    pub(super) leaving: Vec<(SegmentKey, usize)>,
+    /// Chunks whose memory is given back, in order of segment and address.
+    pub(super) leaving: Vec<Place>,
     pub(super) release_bytes: u64,
     pub(super) discarded_bytes: u64,
 }
 
-/// One slot to back up.
+/// One chunk to back up.
 #[derive(Debug)]
 pub(super) struct Save {
-    pub(super) segment: SegmentKey,
-    pub(super) index: usize,
-    /// Granules of the slot that hold a live byte, ascending.
+    pub(super) place: Place,
+    pub(super) bytes: u64,
+    /// Granules of the chunk that hold a live byte, ascending.
     pub(super) granules: Vec<usize>,
 }
 
 impl State {
-    pub(super) fn plan_sleep(&self, request: &SleepRequest) -> Result<SleepPlan> {
+    pub(super) fn plan_sleep(
+        &self,
+        level: Level,
+        visited: &[TagKey],
+        counters: &Counters,
+    ) -> Result<SleepPlan> {
         let mut tags = Vec::new();
         let mut already_asleep = Vec::new();
-        let visited = self.selected("sleep", request.tags.as_deref())?;
-        for tag in &visited {
-            if let Some(action) = self.sleep_action(tag, request.level)? {
-                tags.push((tag.clone(), action));
-            } else if self.tags.get(tag).is_some_and(|entry| entry.state.is_asleep()) {
-                already_asleep.push(tag.clone());
+        for tag in visited.iter().copied() {
+            if let Some(action) = self.sleep_action(tag, level)? {
+                tags.push((tag, action));
+            } else if self.tag(tag).state.is_asleep() {
+                already_asleep.push(tag);
             }
         }
-        Ok(self.plan(request.level, tags, already_asleep, &visited))
+        Ok(self.plan(level, tags, already_asleep, visited, counters))
     }
 
     /// The plan of dropping tags whatever their policy says, asleep or awake.
-    pub(super) fn plan_discard(&self, discarded: &[Tag]) -> Result<SleepPlan> {
+    pub(super) fn plan_discard(&self, visited: &[TagKey], counters: &Counters) -> SleepPlan {
         let (mut tags, mut already_asleep) = (Vec::new(), Vec::new());
-        let visited = self.selected("discard", Some(discarded))?;
-        for tag in &visited {
-            match self.tags.get(tag) {
-                Some(entry) if entry.state == TagState::AsleepDropped => already_asleep.push(tag.clone()),
-                Some(entry) if entry.live_blocks > 0 => tags.push((tag.clone(), SleepAction::Drop)),
-                _ => {}
+        for tag in visited.iter().copied() {
+            let entry = self.tag(tag);
+            if entry.state == TagState::AsleepDropped {
+                already_asleep.push(tag);
+            } else if entry.live_blocks > 0 {
+                tags.push((tag, SleepAction::Drop));
             }
         }
-        Ok(self.plan(Level::Two, tags, already_asleep, &visited))
+        self.plan(Level::Two, tags, already_asleep, visited, counters)
     }
 
-    /// The tags a request means, each once; every tag of the pool when it names none.
-    pub(super) fn selected(&self, op: &'static str, requested: Option<&[Tag]>) -> Result<Vec<Tag>> {
-        let Some(requested) = requested else { return Ok(self.tags.keys().cloned().collect()) };
-        if let Some(tag) = requested.iter().find(|tag| !self.tags.contains_key(tag)) {
-            let known: Vec<&str> = self.tags.keys().map(Tag::as_str).collect();
-            return Err(PoolError::UnknownTag { op, tag: tag.clone(), known: known.join(", ") });
-        }
-        let mut tags = requested.to_vec();
-        tags.sort_unstable();
-        tags.dedup();
-        Ok(tags)
+    /// The tags a request means, each once, by name; every tag of the pool when it names none.
+    pub(super) fn selected(&self, op: &'static str, requested: Option<&[Tag]>) -> Result<Vec<TagKey>> {
+        let mut keys: Vec<TagKey> = match requested {
+            None => (0..self.tags.len()).map(TagKey).collect(),
+            Some(tags) => tags
+                .iter()
+                .map(|tag| self.find_tag(tag).ok_or_else(|| self.unknown_tag(op, tag)))
+                .collect::<Result<_>>()?,
+        };
+        keys.sort_unstable_by(|a, b| self.tag(*a).tag.cmp(&self.tag(*b).tag));
+        keys.dedup();
+        Ok(keys)
+    }
+
+    fn unknown_tag(&self, op: &'static str, tag: &Tag) -> PoolError {
+        let mut known: Vec<&str> = self.tags.iter().map(|entry| entry.tag.as_str()).collect();
+        known.sort_unstable();
+        PoolError::UnknownTag { op, tag: tag.clone(), known: known.join(", ") }
+    }
+
+    /// Names of tags.
+    pub(super) fn names(&self, tags: &[TagKey]) -> Vec<Tag> {
+        tags.iter().map(|tag| self.tag(*tag).tag.clone()).collect()
     }
 
     /// How a tag falls asleep at this level; `None` when it sleeps that way already, or has no blocks.
-    fn sleep_action(&self, tag: &Tag, level: Level) -> Result<Option<SleepAction>> {
-        let Some(entry) = self.tags.get(tag).filter(|entry| entry.live_blocks > 0) else { return Ok(None) };
+    fn sleep_action(&self, tag: TagKey, level: Level) -> Result<Option<SleepAction>> {
+        let entry = self.tag(tag);
+        if entry.live_blocks == 0 {
+            return Ok(None);
+        }
         let (action, wanted) = match level {
             Level::One => entry.policy.level_1,
             Level::Two => entry.policy.level_2,
@@ -89,21 +110,25 @@ impl State {
             (TagState::AsleepBackedUp, SleepAction::Backup)
             | (TagState::AsleepDropped, SleepAction::Drop) => Ok(None),
             (TagState::Undefined, SleepAction::Backup) => {
-                Err(PoolError::Undefined { op: "back up by sleeping", tag: tag.clone() })
+                Err(PoolError::Undefined { op: "back up by sleeping", tag: entry.tag.clone() })
             }
             (TagState::Stranded, _) => {
-                Err(PoolError::Asleep { op: "sleep", tag: tag.clone(), state: entry.state })
+                Err(PoolError::Asleep { op: "sleep", tag: entry.tag.clone(), state: entry.state })
             }
-            _ => Err(PoolError::SleepConflict { level, tag: tag.clone(), state: entry.state, wanted }),
+            _ => {
+                let tag = entry.tag.clone();
+                Err(PoolError::SleepConflict { level, tag, state: entry.state, wanted })
+            }
         }
     }
 
     fn plan(
         &self,
         level: Level,
-        tags: Vec<(Tag, SleepAction)>,
-        already_asleep: Vec<Tag>,
-        visited: &[Tag],
+        tags: Vec<(TagKey, SleepAction)>,
+        already_asleep: Vec<TagKey>,
+        visited: &[TagKey],
+        counters: &Counters,
     ) -> SleepPlan {
         let mut plan = SleepPlan {
             level,
@@ -111,7 +136,7 @@ impl State {
             already_asleep,
             saves: Vec::new(),
             leaving: Vec::new(),
-            release_bytes: self.ledger.owed_bytes(),
+            release_bytes: counters.owed_bytes() + counters.loose_bytes(),
             discarded_bytes: 0,
         };
         for (key, segment) in self.segments.iter().filter(|(_, segment)| visited.contains(&segment.tag)) {
@@ -129,42 +154,58 @@ impl State {
         segment: &Segment,
         action: Option<SleepAction>,
     ) {
-        let asleep = self.tags.get(&segment.tag).is_some_and(|entry| entry.state.is_asleep());
-        let live = self.live_granules(segment);
-        let mut first = 0;
-        for (index, slot) in segment.slots.iter().enumerate() {
-            let count = self.granules(slot.bytes);
-            let granules: Vec<usize> = (0..count).filter(|granule| live[first + granule]).collect();
-            first += count;
-            let leaves = action.is_some() || segment.is_idle(index, asleep);
-            if leaves && slot.backing != Backing::Absent {
-                plan.leaving.push((key, index));
-                plan.release_bytes += slot.bytes;
+        let asleep =
+            matches!(self.tag(segment.tag).state, TagState::AsleepBackedUp | TagState::AsleepDropped);
+        let uses = self.uses_of_granules(segment);
+        for (at, chunk) in &segment.chunks {
+            let first = self.granules(at - segment.range.addr);
+            let of_chunk = &uses[first..first + self.granules(chunk.bytes)];
+            let granules: Vec<usize> =
+                (0..of_chunk.len()).filter(|granule| of_chunk[*granule] == Use::Live).collect();
+            let leaves = action.is_some() || asleep || of_chunk.iter().all(|granule| *granule == Use::Idle);
+            if leaves && chunk.backing != Backing::Absent {
+                plan.leaving.push((key, *at));
+                plan.release_bytes += chunk.bytes;
             }
             match action {
                 Some(SleepAction::Backup) if !granules.is_empty() => {
-                    plan.saves.push(Save { segment: key, index, granules });
+                    plan.saves.push(Save { place: (key, *at), bytes: chunk.bytes, granules });
                 }
-                Some(SleepAction::Drop) => plan.discarded_bytes += granules.len() as u64 * self.granule_bytes,
+                Some(SleepAction::Drop) => {
+                    plan.discarded_bytes += granules.len() as u64 * self.shape.granule_bytes
+                }
                 _ => {}
             }
         }
     }
 
-    /// For each granule of a segment, whether a live block touches it.
-    fn live_granules(&self, segment: &Segment) -> Vec<bool> {
-        let mut live = vec![false; self.granules(segment.range.bytes)];
-        for block in self.blocks.walk(segment.first).filter(|block| block.requested_bytes.is_some()) {
-            let touched = self.granules(block.offset)..self.granules(block.offset + block.bytes - 1) + 1;
-            live[touched].fill(true);
+    /// For each granule of a segment, the most that any block does with it.
+    pub(super) fn uses_of_granules(&self, segment: &Segment) -> Vec<Use> {
+        let base = segment.range.addr;
+        let mut uses = vec![Use::Idle; self.granules(segment.range.bytes)];
+        for (_, block) in self.blocks.walk(segment.first) {
+            let is = match block.kind {
+                Kind::Live => Use::Live,
+                Kind::Waiting => Use::Pending,
+                Kind::Fine | Kind::Coarse if !self.is_quiet(block) => Use::Pending,
+                _ => continue,
+            };
+            let touched = self.granules(block.addr - base)..self.granules(block.end() - 1 - base) + 1;
+            uses[touched].iter_mut().for_each(|granule| *granule = (*granule).max(is));
         }
-        live
+        uses
     }
+}
 
-    /// Whole granules in `bytes`. A segment's granules are counted in memory, so their number fits.
-    pub(super) fn granules(&self, bytes: u64) -> usize {
-        usize::try_from(bytes / self.granule_bytes).unwrap_or(usize::MAX)
-    }
+/// What a granule is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Use {
+    /// Nothing.
+    Idle,
+    /// Work on freed memory may be in flight.
+    Pending,
+    /// A live block touches it.
+    Live,
 }
 
 impl SleepAction {

@@ -2,17 +2,19 @@
 //!
 //! Until everything is unmapped no handle has been given up, so going back only maps again. Behind that
 //! point nothing fails any more: a release that the driver refuses is owed, reported and tried again.
+//! Copies run with no lock held; the tags' gates are closed meanwhile.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Result;
 use super::error::{Phase, PoolError};
 use super::plan::{Save, SleepPlan};
-use super::report::{Release, SleepPhases, SleepReport, add};
-use super::segment::{Backing, Backup, Content, UndoLog, by_segment, runs, undo};
-use super::state::State;
+use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
+use super::segment::{Backup, runs};
+use super::state::{State, TagKey};
+use super::vm::{Backing, Piece, Vm};
+use super::{Result, Shared, VmGuard};
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, HostBuffer, MemoryInfo, Pending};
 use crate::tag::{SleepAction, Tag, TagState};
@@ -37,21 +39,85 @@ struct Saving<'a> {
     copy: Pending<HostBuffer>,
 }
 
-impl State {
-    pub(super) fn apply_sleep(&mut self, plan: &SleepPlan) -> Result<SleepReport> {
-        let started = Instant::now();
-        let at = |phase| move |source| PoolError::SleepFailed { phase, source };
-        self.driver.synchronize().map_err(at(Phase::Quiesce))?;
-        let before = self.driver.memory_info().map_err(at(Phase::Measure))?;
-        let mut saved = Saved::default();
-        let saving = self.save(plan, &mut saved).map_err(|(phase, source)| at(phase)(source));
-        if let Err(error) = saving.and_then(|()| self.unmap(plan, &mut saved.phases)) {
-            self.let_backups_go(plan, &error);
-            return Err(error);
+/// Tags that nobody else may work on, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Alone<'a> {
+    shared: &'a Shared,
+    tags: Vec<TagKey>,
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock_anyway();
+        for tag in &self.tags {
+            let entry = state.tag_mut(*tag);
+            entry.gate.open();
+            entry.falling_asleep = false;
         }
-        self.commit_sleep(plan);
-        let (released_bytes, refused) = self.release(plan, &mut saved.phases);
-        let report = self.report(plan, &saved, before, released_bytes, refused.is_some(), started);
+        drop(state);
+        self.shared.state.ring();
+    }
+}
+
+impl Shared {
+    pub(super) fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
+        let (visited, _alone) = self.alone("sleep", request.tags.as_deref(), |_| true, true)?;
+        self.fall_asleep(&|state| state.plan_sleep(request.level, &visited, &self.counters))
+    }
+
+    pub(super) fn discard(&self, tags: &[Tag]) -> Result<SleepReport> {
+        let (visited, _alone) = self.alone("discard", Some(tags), |_| true, true)?;
+        self.fall_asleep(&|state| Ok(state.plan_discard(&visited, &self.counters)))
+    }
+
+    /// Closes the gates of those of `tags`, or of all, that satisfy `wanted`, when nobody else is inside. Returns
+    /// all that are meant, and holds those.
+    pub(super) fn alone(
+        &self,
+        op: &'static str,
+        tags: Option<&[Tag]>,
+        wanted: impl Fn(TagState) -> bool,
+        falling_asleep: bool,
+    ) -> Result<(Vec<TagKey>, Alone<'_>)> {
+        let mut state = self.open_state()?;
+        loop {
+            let visited = state.selected(op, tags)?;
+            let held: Vec<TagKey> =
+                visited.iter().copied().filter(|tag| wanted(state.tag(*tag).state)).collect();
+            let busy = visited.iter().any(|tag| state.tag(*tag).gate.is_closed());
+            if !busy && held.iter().all(|tag| state.tag(*tag).gate.is_empty()) {
+                for tag in &held {
+                    let entry = state.tag_mut(*tag);
+                    entry.gate.close();
+                    entry.falling_asleep = falling_asleep;
+                }
+                return Ok((visited, Alone { shared: self, tags: held }));
+            }
+            state = self.wait(state)?;
+        }
+    }
+
+    fn fall_asleep(&self, plan: &dyn Fn(&State) -> Result<SleepPlan>) -> Result<SleepReport> {
+        let started = Instant::now();
+        plan(&*self.open_state()?)?; // What cannot be is refused before anything happens.
+        let at = |phase| move |source| PoolError::SleepFailed { phase, source };
+        self.quiesce().map_err(at(Phase::Quiesce))?;
+        let before = self.driver.memory_info().map_err(at(Phase::Measure))?;
+        let plan = plan(&*self.open_state()?)?;
+        let mut saved = Saved::default();
+        let saving = self.save(&plan, &mut saved).map_err(|(phase, source)| at(phase)(source));
+        let unmapped = saving.and_then(|()| self.unmap(&plan, &mut saved.phases));
+        let (mut vm, mut pieces) = match unmapped {
+            Ok(unmapped) => unmapped,
+            Err(error) => {
+                self.let_backups_go(&plan, &error);
+                return Err(error);
+            }
+        };
+        self.state.lock_anyway().commit_sleep(&plan);
+        let (released_bytes, refused) = self.release(&mut vm, &mut pieces, &mut saved.phases);
+        drop(vm);
+        let report = self.report(&plan, &saved, before, released_bytes, refused.is_some(), started);
         match refused {
             Some(source) => Err(PoolError::Shortfall { report: Box::new(report), source }),
             None => Ok(report),
@@ -60,22 +126,24 @@ impl State {
 
     /// After a sleep that failed: what it had backed up already is of no use where backups are not kept, and
     /// stands in the way of the next try where the host has too little memory.
-    fn let_backups_go(&mut self, plan: &SleepPlan, error: &PoolError) {
+    fn let_backups_go(&self, plan: &SleepPlan, error: &PoolError) {
         let starved = matches!(error, PoolError::SleepFailed { source, .. }
             if matches!(source.kind, DriverErrorKind::OutOfHostMemory { .. }));
-        if self.config.keep_backups && !starved {
+        if self.shape.keep_backups && !starved {
             return;
         }
+        let mut state = self.state.lock_anyway();
         for save in &plan.saves {
-            let slot = self.segments.get_mut(save.segment).map(|segment| &mut segment.slots[save.index]);
-            if let Some(slot) = slot.filter(|slot| slot.content == Content::Device) {
-                slot.backup = None;
+            let tag = state.segments.get(save.place.0).map(|segment| segment.tag);
+            let held = tag.is_some_and(|tag| state.tag(tag).state.is_held());
+            if let Some(chunk) = state.chunk_mut(save.place).filter(|_| held) {
+                chunk.backup = None;
             }
         }
     }
 
     /// Brings every backup of the plan up to date.
-    fn save(&mut self, plan: &SleepPlan, saved: &mut Saved) -> Result<(), (Phase, DriverError)> {
+    fn save(&self, plan: &SleepPlan, saved: &mut Saved) -> Result<(), (Phase, DriverError)> {
         let started = Instant::now();
         let unchanged = self.unchanged(&plan.saves).map_err(|source| (Phase::Compare, source))?;
         add(&mut saved.phases.digest_s, started.elapsed());
@@ -91,14 +159,14 @@ impl State {
     }
 
     fn copy_changed<'a>(
-        &mut self,
+        &self,
         plan: &'a SleepPlan,
         unchanged: Vec<Vec<usize>>,
         flying: &mut VecDeque<Saving<'a>>,
         saved: &mut Saved,
     ) -> Result<(), (Phase, DriverError)> {
         for (turn, (save, unchanged)) in plan.saves.iter().zip(unchanged).enumerate() {
-            if flying.len() >= COPIES_PER_STREAM * self.streams.len() {
+            if flying.len() >= COPIES_PER_STREAM * self.copy_streams.len() {
                 self.store_next(flying, saved)?;
             }
             let mut kept = save.granules.len();
@@ -108,7 +176,7 @@ impl State {
                 kept -= copy.fresh.len();
                 flying.push_back(copy);
             }
-            saved.unchanged_bytes += kept as u64 * self.granule_bytes;
+            saved.unchanged_bytes += kept as u64 * self.shape.granule_bytes;
         }
         while !flying.is_empty() {
             self.store_next(flying, saved)?;
@@ -118,63 +186,59 @@ impl State {
 
     /// For each save, the granules whose backup is the same as the device.
     fn unchanged(&self, saves: &[Save]) -> Result<Vec<Vec<usize>>, DriverError> {
+        let stored: Vec<Vec<(usize, Digest)>> = {
+            let state = self.state.lock_anyway();
+            saves.iter().map(|save| state.stored_digests(save)).collect()
+        };
         let mut asked = Vec::new();
-        for (turn, save) in saves.iter().enumerate() {
-            let kept: Vec<usize> =
-                save.granules.iter().copied().filter(|g| self.stored(save, *g).is_some()).collect();
+        for (turn, (save, stored)) in saves.iter().zip(&stored).enumerate() {
+            let kept: Vec<usize> = stored.iter().map(|(granule, _)| *granule).collect();
             for run in runs(&kept) {
                 let range = self.granule_range(save, run.start, run.len());
-                asked.push((turn, run, self.driver.digest(self.stream(turn), range)?));
+                asked.push((turn, run, self.driver.digest(self.copy_stream(turn), range)?));
             }
         }
         let mut unchanged = vec![Vec::new(); saves.len()];
         for (turn, run, digests) in asked {
-            let same =
-                run.zip(digests.wait()?).filter(|(g, found)| self.stored(&saves[turn], *g) == Some(*found));
+            let same = run.zip(digests.wait()?).filter(|found| stored[turn].contains(found));
             unchanged[turn].extend(same.map(|(granule, _)| granule));
         }
         Ok(unchanged)
     }
 
-    /// The digest of what is stored of a granule.
-    fn stored(&self, save: &Save, granule: usize) -> Option<Digest> {
-        self.segments.get(save.segment)?.slots[save.index].backup.as_ref()?.digests[granule]
-    }
-
-    /// Starts the copy of what has changed. The backup is in the copy's hands until [`State::store_next`].
+    /// Starts the copy of what has changed. The backup is in the copy's hands until [`Shared::store_next`].
     fn start_copy<'a>(
-        &mut self,
+        &self,
         save: &'a Save,
         unchanged: &[usize],
         turn: usize,
     ) -> Result<Saving<'a>, DriverError> {
-        let slot_bytes = self.segments.get(save.segment).map_or(0, |segment| segment.slots[save.index].bytes);
-        let kept =
-            self.segments.get_mut(save.segment).and_then(|segment| segment.slots[save.index].backup.take());
+        let kept = self.state.lock_anyway().chunk_mut(save.place).and_then(|chunk| chunk.backup.take());
         let kept = kept.and_then(|backup| Some((Arc::try_unwrap(backup.buffer).ok()?, backup.digests)));
         let (buffer, digests) = match kept {
             Some(kept) => kept,
-            None => (self.driver.host_alloc(slot_bytes)?, Vec::new()),
+            None => (self.driver.host_alloc(save.bytes)?, Vec::new()),
         };
         // A buffer that could not be reused keeps nothing of what was unchanged.
         let keeps = |granule: &usize| !digests.is_empty() && unchanged.contains(granule);
         let fresh: Vec<usize> = save.granules.iter().copied().filter(|g| !keeps(g)).collect();
-        let mut kept_digests = vec![None; self.granules(slot_bytes)];
+        let granule_bytes = self.shape.granule_bytes;
+        let mut kept_digests = vec![None; usize::try_from(save.bytes / granule_bytes).unwrap_or(usize::MAX)];
         save.granules.iter().filter(|g| keeps(g)).for_each(|g| kept_digests[*g] = digests[*g]);
         let parts: Vec<CopyPart> = runs(&fresh)
             .into_iter()
             .map(|run| CopyPart {
                 device: self.granule_range(save, run.start, run.len()),
-                host_offset: run.start as u64 * self.granule_bytes,
+                host_offset: run.start as u64 * granule_bytes,
             })
             .collect();
-        let copy = self.driver.copy_to_host(self.stream(turn), buffer, &parts)?;
+        let copy = self.driver.copy_to_host(self.copy_stream(turn), buffer, &parts)?;
         Ok(Saving { save, digests: kept_digests, fresh, copy })
     }
 
     /// Waits for the oldest copy and stores it, with digests of the stored bytes.
     fn store_next(
-        &mut self,
+        &self,
         flying: &mut VecDeque<Saving<'_>>,
         saved: &mut Saved,
     ) -> Result<(), (Phase, DriverError)> {
@@ -187,96 +251,51 @@ impl State {
             digests[*granule] = Some(Digest::of(&buffer[start..start + granule_bytes]));
         }
         add(&mut saved.phases.digest_s, copied.elapsed());
-        saved.copied_bytes += fresh.len() as u64 * self.granule_bytes;
-        if let Some(segment) = self.segments.get_mut(save.segment) {
-            segment.slots[save.index].backup = Some(Backup { buffer: Arc::new(buffer), digests });
-        }
+        saved.copied_bytes += fresh.len() as u64 * self.shape.granule_bytes;
+        self.state.lock_anyway().keep_backup(save, Backup { buffer: Arc::new(buffer), digests });
         Ok(())
     }
 
-    /// Unmaps all that leaves, or nothing.
-    fn unmap(&mut self, plan: &SleepPlan, phases: &mut SleepPhases) -> Result<()> {
+    /// Unmaps all that leaves, or nothing. Returns what is in hand then.
+    fn unmap(&self, plan: &SleepPlan, phases: &mut SleepPhases) -> Result<(VmGuard<'_>, Vec<Piece>)> {
         let started = Instant::now();
-        let mut log = UndoLog::new();
-        for (key, slots) in by_segment(&plan.leaving) {
-            let Some(segment) = self.segments.get_mut(key) else { continue };
-            if let Err(source) = segment.take_out(key, &slots, &*self.driver, &mut log) {
-                let undone = undo(&mut self.segments, log, &*self.driver, &mut self.ledger);
-                return Err(self.sleep_failed(plan, source, undone));
-            }
+        let mut vm = self.lock_vm()?;
+        let mut pieces: Vec<Piece> = {
+            let state = self.state.lock_anyway();
+            plan.leaving.iter().filter_map(|place| state.piece(*place)).collect()
+        };
+        let before: Vec<Backing> = pieces.iter().map(|piece| piece.backing).collect();
+        let unmapped = vm.take_out(&mut pieces);
+        if let Err(source) = unmapped {
+            let undone = vm.restore(&mut pieces, &before);
+            let mut state = self.state.lock_anyway();
+            state.store(&pieces);
+            return Err(state.sleep_failed(plan, source, undone));
         }
+        self.state.lock_anyway().store(&pieces);
         add(&mut phases.unmap_s, started.elapsed());
-        Ok(())
+        Ok((vm, pieces))
     }
 
-    fn sleep_failed(
-        &mut self,
-        plan: &SleepPlan,
-        source: DriverError,
-        undone: Option<DriverError>,
-    ) -> PoolError {
-        let phase = Phase::Unmap;
-        let Some(undo) = undone else { return PoolError::SleepFailed { phase, source } };
-        // A discard may concern tags that slept before: those go on sleeping, whatever of them is mapped.
-        let held = |tag: &&Tag| self.tags.get(tag).is_some_and(|entry| entry.state.is_held());
-        let stranded: Vec<Tag> = plan
-            .tags
-            .iter()
-            .map(|(tag, _)| tag)
-            .filter(held)
-            .filter(|tag| !self.is_whole(tag))
-            .cloned()
-            .collect();
-        if stranded.is_empty() {
-            return PoolError::SleepFailed { phase, source };
-        }
-        for tag in &stranded {
-            let entry = self.tag_entry(tag);
-            entry.undefined |= entry.state == TagState::Undefined;
-            entry.state = TagState::Stranded;
-        }
-        let tags: Vec<&str> = stranded.iter().map(Tag::as_str).collect();
-        PoolError::Stranded { phase, tags: tags.join(", "), source: source.into(), undo: undo.into() }
-    }
-
-    /// Whether every slot of a tag that a live block touches is mapped and open.
-    fn is_whole(&self, tag: &Tag) -> bool {
-        let open = |backing| matches!(backing, Backing::Mapped { open: true, .. });
-        let mut slots = self.segments.values().filter(|segment| segment.tag == *tag).flat_map(|s| &s.slots);
-        slots.all(|slot| slot.live_blocks == 0 || open(slot.backing))
-    }
-
-    /// The point of no return: from here on the tags sleep.
-    fn commit_sleep(&mut self, plan: &SleepPlan) {
-        for (tag, action) in &plan.tags {
-            let (state, content) = match action {
-                SleepAction::Backup => (TagState::AsleepBackedUp, Content::Backup),
-                SleepAction::Drop => (TagState::AsleepDropped, Content::Dropped),
-            };
-            let entry = self.tag_entry(tag);
-            entry.state = state;
-            entry.undefined = false;
-            let slots =
-                self.segments.values_mut().filter(|segment| segment.tag == *tag).flat_map(|s| &mut s.slots);
-            for slot in slots.filter(|slot| slot.live_blocks > 0) {
-                slot.content = content;
-                if content == Content::Dropped {
-                    slot.backup = None;
-                }
-            }
-        }
-    }
-
-    fn release(&mut self, plan: &SleepPlan, phases: &mut SleepPhases) -> (u64, Option<DriverError>) {
+    fn release(
+        &self,
+        vm: &mut Vm,
+        pieces: &mut [Piece],
+        phases: &mut SleepPhases,
+    ) -> (u64, Option<DriverError>) {
         let started = Instant::now();
-        let (mut released_bytes, mut refused) = self.ledger.settle();
-        for (key, index) in &plan.leaving {
-            let Some(segment) = self.segments.get_mut(*key) else { continue };
-            match segment.let_go(*index, &mut self.ledger) {
+        let (mut released_bytes, mut refused) = vm.settle();
+        let (loose_bytes, loose) = vm.let_go_of_loose(u64::MAX, &[]);
+        released_bytes += loose_bytes;
+        refused = refused.or(loose);
+        for piece in pieces {
+            match vm.let_go(piece) {
                 Ok(bytes) => released_bytes += bytes,
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
+        // Addresses that could not be given back wait for the next time.
+        let _ = self.drop_emptied(vm);
         add(&mut phases.release_s, started.elapsed());
         (released_bytes, refused)
     }
@@ -298,13 +317,16 @@ impl State {
             .zip(after.and_then(process))
             .map(|(b, a)| b.used_bytes.saturating_sub(a.used_bytes));
         let confirmed = fell.is_some_and(|fell_bytes| fell_bytes >= released_bytes);
+        let held_bytes = self.counters.held_bytes();
         let uncovered_bytes = after.and_then(process).map_or(0, |process| {
-            process.used_bytes.saturating_sub(process.context_bytes).saturating_sub(self.ledger.held_bytes())
+            process.used_bytes.saturating_sub(process.context_bytes).saturating_sub(held_bytes)
         });
+        let state = self.state.lock_anyway();
+        let tags: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
         SleepReport {
             level: plan.level,
-            tags: plan.tags.iter().map(|(tag, _)| tag.clone()).collect(),
-            already_asleep_tags: plan.already_asleep.clone(),
+            tags: state.names(&tags),
+            already_asleep_tags: state.names(&plan.already_asleep),
             seconds: started.elapsed().as_secs_f64(),
             planned_release_bytes: plan.release_bytes,
             released_bytes,
@@ -324,7 +346,99 @@ impl State {
     }
 
     fn granule_range(&self, save: &Save, first: usize, count: usize) -> DeviceRange {
-        let base = self.segments.get(save.segment).map_or(0, |segment| segment.slot_range(save.index).addr);
-        DeviceRange::new(base + first as u64 * self.granule_bytes, count as u64 * self.granule_bytes)
+        let granule_bytes = self.shape.granule_bytes;
+        DeviceRange::new(save.place.1 + first as u64 * granule_bytes, count as u64 * granule_bytes)
+    }
+}
+
+impl State {
+    /// The live granules of a save that are stored already, with their digests.
+    fn stored_digests(&self, save: &Save) -> Vec<(usize, Digest)> {
+        let Some(backup) = self.chunk(save.place).and_then(|chunk| chunk.backup.as_ref()) else {
+            return Vec::new();
+        };
+        save.granules.iter().filter_map(|granule| Some((*granule, backup.digests[*granule]?))).collect()
+    }
+
+    fn keep_backup(&mut self, save: &Save, backup: Backup) {
+        let tag = self.segments.get(save.place.0).map(|segment| segment.tag);
+        if let Some(chunk) = self.chunk_mut(save.place) {
+            chunk.backup = Some(backup);
+        }
+        if let Some(tag) = tag {
+            self.tag_mut(tag).has_backups = true;
+        }
+    }
+
+    fn sleep_failed(
+        &mut self,
+        plan: &SleepPlan,
+        source: DriverError,
+        undone: Option<DriverError>,
+    ) -> PoolError {
+        let phase = Phase::Unmap;
+        let Some(undo) = undone else { return PoolError::SleepFailed { phase, source } };
+        // A discard may concern tags that slept before: those go on sleeping, whatever of them is mapped.
+        let tags = plan.tags.iter().map(|(tag, _)| *tag);
+        let stranded: Vec<TagKey> =
+            tags.filter(|tag| self.tag(*tag).state.is_held() && !self.is_whole(*tag)).collect();
+        if stranded.is_empty() {
+            return PoolError::SleepFailed { phase, source };
+        }
+        for tag in &stranded {
+            let entry = self.tag_mut(*tag);
+            entry.undefined |= entry.state == TagState::Undefined;
+            entry.state = TagState::Stranded;
+        }
+        let names = self.names(&stranded);
+        let names: Vec<&str> = names.iter().map(Tag::as_str).collect();
+        PoolError::Stranded { phase, tags: names.join(", "), source: source.into(), undo: undo.into() }
+    }
+
+    /// Whether every chunk of a tag is mapped and open.
+    fn is_whole(&self, tag: TagKey) -> bool {
+        let mut chunks =
+            self.segments.values().filter(|segment| segment.tag == tag).flat_map(|s| s.chunks.values());
+        chunks.all(|chunk| matches!(chunk.backing, Backing::Mapped { open: true, .. }))
+    }
+
+    /// The point of no return: from here on the tags sleep, and the memory of what leaves is in hand.
+    fn commit_sleep(&mut self, plan: &SleepPlan) {
+        for place in &plan.leaving {
+            if let Some(chunk) = self.chunk_mut(*place) {
+                chunk.backing = Backing::Absent;
+            }
+        }
+        for (tag, action) in &plan.tags {
+            let entry = self.tag_mut(*tag);
+            entry.state = match action {
+                SleepAction::Backup => TagState::AsleepBackedUp,
+                SleepAction::Drop => TagState::AsleepDropped,
+            };
+            entry.undefined = false;
+            entry.has_leftovers = false;
+            if *action == SleepAction::Drop {
+                self.forget_backups(*tag);
+            }
+        }
+        let mut visited: Vec<TagKey> = plan
+            .leaving
+            .iter()
+            .filter_map(|(segment, _)| self.segments.get(*segment))
+            .map(|segment| segment.tag)
+            .chain(plan.tags.iter().map(|(tag, _)| *tag))
+            .collect();
+        visited.sort_unstable();
+        visited.dedup();
+        for tag in visited {
+            // What has left is not here any more, and what has not is mapped.
+            let _ = self.tidy(tag);
+        }
+    }
+
+    pub(super) fn forget_backups(&mut self, tag: TagKey) {
+        self.tag_mut(tag).has_backups = false;
+        let chunks = self.segments.values_mut().filter(|segment| segment.tag == tag);
+        chunks.flat_map(|segment| segment.chunks.values_mut()).for_each(|chunk| chunk.backup = None);
     }
 }

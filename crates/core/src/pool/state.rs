@@ -1,43 +1,50 @@
-//! The state of a pool and what it does while awake: allocate, free, reclaim.
+//! The bookkeeping of a pool: tags, lanes, blocks and where free pieces are listed.
+//!
+//! Nothing here calls the driver or waits. Free pieces come in three kinds, which never mix in one piece:
+//! *fine* ones lie in chunks of one granule and are cut at will; *coarse* ones are whole larger chunks, cut
+//! only between chunks, so that a large chunk is always in use as a whole or not at all; *bare* ones are
+//! addresses without memory. A fine or coarse piece belongs to a *lane*, the pieces of one stream in one
+//! tag; another lane may take it once it is quiet ([`super::clocks`]).
 //!
 //! Invariants, which the property tests check from outside:
-//! - a live block of a tag that is awake lies in slots that are mapped and open;
-//! - no two blocks overlap, and free neighbours are one block;
-//! - `ledger.held_bytes()` is the sum over slots that have a backing, plus what is owed;
-//! - a call that fails has changed nothing but, at most, memory that no live block uses.
+//! - every byte of a live block and of a fine or coarse piece lies in a chunk, which is mapped and open while
+//!   the tag is awake; no chunk lies in a bare piece;
+//! - a chunk larger than a granule lies wholly in one live block or wholly in coarse pieces;
+//! - free neighbours of one kind and lane are one piece.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
 
-use super::blocks::{BlockEntry, BlockKey, Blocks, FreeIndex};
-use super::error::{PoolError, Shortage, Usage};
-use super::ledger::Ledger;
-use super::segment::{Backing, Content, MapTimes, Segment, SegmentKey, Segments, UndoLog, by_segment, undo};
-use super::{AllocRequest, Block, BlockId, PoolConfig, Result};
-use crate::driver::{DeviceRange, Driver, DriverError, DriverErrorKind, Op, StreamId};
+use super::bins::{Bins, UNIT_BYTES};
+use super::blocks::{Block, BlockKey, Blocks, Kind};
+use super::clocks::{ClockKey, Clocks};
+use super::error::PoolError;
+use super::gate::Gate;
+use super::segment::{Chunk, Place, Segment, SegmentKey, Segments};
+use super::vm::{Backing, Piece};
+use super::{AllocRequest, BlockId, Result, Shape};
+use crate::driver::{DeviceRange, StreamId};
 use crate::tag::{Tag, TagPolicy, TagState};
 
-/// Every block begins and ends on a multiple of this, as PyTorch's do.
-pub(super) const ALIGN_BYTES: u64 = 512;
-
-const NEVER_FITS: &str = "it never fits: raise the limit";
-
-/// How many free blocks are looked at to find one that needs no memory.
-const CANDIDATES_MAX: usize = 16;
+/// A tag of a pool, by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct TagKey(pub(super) usize);
 
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) pool: u32,
-    pub(super) driver: Arc<dyn Driver>,
-    pub(super) config: PoolConfig,
-    pub(super) granule_bytes: u64,
-    pub(super) total_bytes: u64,
-    pub(super) streams: Vec<StreamId>,
-    pub(super) tags: BTreeMap<Tag, TagEntry>,
+    pub(super) shape: Shape,
+    pub(super) tags: Vec<TagEntry>,
+    pub(super) lanes: Vec<Lane>,
+    pub(super) clocks: Clocks,
     pub(super) segments: Segments,
     pub(super) blocks: Blocks,
-    pub(super) ledger: Ledger,
+    /// Streams other than its own that a live block is used on.
+    pub(super) uses: HashMap<BlockKey, Vec<StreamId>>,
+    pub(super) waiting: Vec<Waiting>,
+    /// Blocks of that kind.
+    pub(super) stuck: Vec<BlockKey>,
+    /// Segments that may be bare from end to end.
+    pub(super) emptied: Vec<SegmentKey>,
     pub(super) live_bytes: u64,
     pub(super) peak_live_bytes: u64,
     pub(super) next_serial: u64,
@@ -46,427 +53,513 @@ pub(super) struct State {
 
 #[derive(Debug)]
 pub(super) struct TagEntry {
+    pub(super) tag: Tag,
     pub(super) policy: TagPolicy,
     /// Whether the policy was chosen by the user.
     pub(super) declared: bool,
     pub(super) state: TagState,
     /// Whether a stranded tag was undefined, and will be again.
     pub(super) undefined: bool,
-    pub(super) free: FreeIndex,
+    pub(super) gate: Gate,
+    /// Whether a sleep is under way that will give memory back.
+    pub(super) falling_asleep: bool,
+    /// Whether any chunk may have a backup.
+    pub(super) has_backups: bool,
+    /// Whether, while the tag sleeps, a failed undo may have left memory mapped.
+    pub(super) has_leftovers: bool,
+    pub(super) lanes: Vec<u32>,
+    /// Coarse pieces, smallest first.
+    pub(super) coarse: BTreeSet<(u64, BlockKey)>,
+    /// Bare pieces, smallest first.
+    pub(super) bare: BTreeSet<(u64, BlockKey)>,
     pub(super) live_bytes: u64,
     pub(super) live_blocks: usize,
 }
 
-impl TagEntry {
-    pub(super) fn new(policy: TagPolicy) -> Self {
-        let (free, state) = (FreeIndex::default(), TagState::Awake);
-        Self { policy, declared: false, state, undefined: false, free, live_bytes: 0, live_blocks: 0 }
-    }
+/// Free pieces of one stream in one tag.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) tag: TagKey,
+    pub(super) stream: StreamId,
+    pub(super) clock: ClockKey,
+    pub(super) fine: Bins,
 }
 
-/// Slots that must not be reclaimed, because the caller is about to use them.
-pub(super) type Keep<'a> = &'a dyn Fn(SegmentKey, usize) -> bool;
+/// A freed block that other streams may still use, and up to which tick of their clocks.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) block: BlockKey,
+    /// Its own stream's stamp.
+    pub(super) stamp: u64,
+    pub(super) until: Vec<(ClockKey, u64)>,
+}
 
-/// A place for a request: in which free block, at which address, and the slots it touches.
-#[derive(Debug, Clone)]
-struct Fit {
-    block: BlockKey,
-    segment: SegmentKey,
-    offset: u64,
-    slots: Range<usize>,
-    /// Bytes to create before it can be used.
-    absent_bytes: u64,
-    /// Bytes of its slots that serve no live block yet, held or not: what it costs when everything idle is
-    /// reclaimed.
-    fresh_bytes: u64,
+impl TagEntry {
+    pub(super) fn new(tag: Tag) -> Self {
+        Self {
+            policy: TagPolicy::built_in(&tag),
+            tag,
+            declared: false,
+            state: TagState::Awake,
+            undefined: false,
+            gate: Gate::default(),
+            falling_asleep: false,
+            has_backups: false,
+            has_leftovers: false,
+            lanes: Vec::new(),
+            coarse: BTreeSet::new(),
+            bare: BTreeSet::new(),
+            live_bytes: 0,
+            live_blocks: 0,
+        }
+    }
+
+    /// Whether its free pieces are free for use: it is awake, and nobody is putting it to sleep.
+    pub(super) fn is_settled(&self) -> bool {
+        !self.gate.is_closed() && !self.state.is_asleep()
+    }
 }
 
 impl State {
-    pub(super) fn alloc(&mut self, request: &AllocRequest) -> Result<Block> {
-        let bytes = self.checked_size(request)?;
-        let state = self.tag_entry(&request.tag).state;
-        if state.is_asleep() {
-            return Err(PoolError::Asleep { op: "allocate", tag: request.tag.clone(), state });
-        }
-        let fit = match self.best_fit(&request.tag, bytes, request.align) {
-            Some(fit) => fit,
-            None if bytes > self.total_bytes.min(self.limit_bytes()) => {
-                return Err(self.hopeless(bytes, request));
-            }
-            None => self.grow(&request.tag, bytes)?,
-        };
-        match self.back(&fit, request) {
-            Ok(()) => Ok(self.take(&fit, bytes, request)),
-            Err(error @ (PoolError::OverLimit { .. } | PoolError::DeviceFull { .. })) => {
-                self.drop_if_empty(fit.segment);
-                self.alloc_tightly(fit.fresh_bytes, error, bytes, request)
-            }
-            Err(error) => {
-                self.drop_if_empty(fit.segment);
-                Err(error)
-            }
-        }
+    // ---- tags and lanes ----
+
+    pub(super) fn find_tag(&self, tag: &Tag) -> Option<TagKey> {
+        self.tags.iter().position(|entry| entry.tag == *tag).map(TagKey)
     }
 
-    /// The place that best fit chose costs `fresh_bytes`, which was refused with `refusal`. Another may cost
-    /// less: one that shares its slots with live blocks, or a new segment that wastes nothing at its ends.
-    fn alloc_tightly(
-        &mut self,
-        fresh_bytes: u64,
-        refusal: PoolError,
-        bytes: u64,
-        request: &AllocRequest,
-    ) -> Result<Block> {
-        let alone_bytes = bytes.next_multiple_of(self.granule_bytes);
-        let fit = match self.tightest_fit(&request.tag, bytes, request.align) {
-            Some(fit) if fit.fresh_bytes < fresh_bytes && fit.fresh_bytes <= alone_bytes => fit,
-            _ if alone_bytes < fresh_bytes => self.grow(&request.tag, bytes)?,
-            _ => return Err(refusal),
-        };
-        let backed = self.back(&fit, request);
-        if let Err(error) = backed {
-            self.drop_if_empty(fit.segment);
-            return Err(error);
-        }
-        Ok(self.take(&fit, bytes, request))
+    pub(super) fn tag_key(&mut self, tag: &Tag) -> TagKey {
+        self.find_tag(tag).unwrap_or_else(|| {
+            self.tags.push(TagEntry::new(tag.clone()));
+            TagKey(self.tags.len() - 1)
+        })
     }
 
-    pub(super) fn free(&mut self, id: BlockId) -> Result<()> {
-        let (key, entry) = self.live_block("free", id)?;
-        let Some(segment) = self.segments.get_mut(entry.segment) else { return Err(stale("free", id)) };
-        for index in segment.slots_touching(entry.offset, entry.bytes) {
-            let slot = &mut segment.slots[index];
-            slot.live_blocks -= 1;
-            if slot.live_blocks == 0 {
-                slot.backup = None;
-                slot.content = Content::Device;
-            }
-        }
-        segment.live_blocks -= 1;
-        let base = segment.range.addr;
-        let tag = segment.tag.clone();
-        let Some((gone, free)) = self.blocks.release(key) else { return Err(stale("free", id)) };
-        let Some(joined) = self.blocks.get(free).cloned() else { return Err(stale("free", id)) };
-        if joined.offset == 0 {
-            segment.first = free;
-        }
-        self.live_bytes -= entry.bytes;
-        let tag = self.tag_entry(&tag);
-        tag.live_bytes -= entry.bytes;
-        tag.live_blocks -= 1;
-        if tag.live_blocks == 0 && tag.state == TagState::Undefined {
-            tag.state = TagState::Awake; // Nothing is left that could be undefined.
-        }
-        gone.iter().for_each(|block| tag.free.remove(block.bytes, base + block.offset));
-        tag.free.insert(joined.bytes, base + joined.offset, free);
-        Ok(())
+    pub(super) fn tag(&self, key: TagKey) -> &TagEntry {
+        &self.tags[key.0]
     }
+
+    pub(super) fn tag_mut(&mut self, key: TagKey) -> &mut TagEntry {
+        &mut self.tags[key.0]
+    }
+
+    /// The lane of `stream` in a tag, made if need be.
+    pub(super) fn lane_key(&mut self, tag: TagKey, stream: StreamId) -> u32 {
+        let known = self.tag(tag).lanes.iter().find(|lane| self.lane(**lane).stream == stream);
+        known.copied().unwrap_or_else(|| {
+            let clock = self.clocks.of(stream);
+            self.lanes.push(Lane { tag, stream, clock, fine: Bins::default() });
+            // A lane costs more than four bytes: there is no memory for as many as a u32 counts.
+            let key = u32::try_from(self.lanes.len() - 1).unwrap_or(u32::MAX);
+            self.tag_mut(tag).lanes.push(key);
+            key
+        })
+    }
+
+    pub(super) fn lane(&self, key: u32) -> &Lane {
+        &self.lanes[key as usize]
+    }
+
+    // ---- handles ----
 
     /// The live block behind a handle.
-    pub(super) fn live_block(&self, op: &'static str, id: BlockId) -> Result<(BlockKey, BlockEntry)> {
-        let entry = self.blocks.get(id.key).filter(|block| {
-            id.pool == self.pool && block.requested_bytes.is_some() && block.serial == id.serial
-        });
-        entry.map(|entry| (id.key, entry.clone())).ok_or_else(|| stale(op, id))
+    pub(super) fn live_block(&self, op: &'static str, id: BlockId) -> Result<Block> {
+        let live = self.blocks.live(id.key, id.serial).filter(|_| id.pool == self.pool);
+        live.copied().ok_or(PoolError::StaleBlock { op, block: id })
     }
 
-    /// Gives back memory that serves no byte until `needed_bytes` are free of it, except in `keep`. Waits for
-    /// the device first, if anything is mapped there. Returns the bytes given back.
-    pub(super) fn reclaim(&mut self, needed_bytes: u64, keep: Keep<'_>) -> (u64, Option<DriverError>) {
-        let (mut freed_bytes, mut refused) = self.ledger.settle();
-        let mut idle: Vec<(SegmentKey, usize)> = Vec::new();
-        let mut planned_bytes = freed_bytes;
-        for (key, segment) in &self.segments {
-            let asleep = self.tags.get(&segment.tag).is_some_and(|tag| tag.state.is_asleep());
-            for index in 0..segment.slots.len() {
-                let held = segment.slots[index].backing != Backing::Absent;
-                if planned_bytes < needed_bytes && held && segment.is_idle(index, asleep) && !keep(key, index)
-                {
-                    idle.push((key, index));
-                    planned_bytes += segment.slots[index].bytes;
-                }
-            }
-        }
-        if idle.is_empty() {
-            return (freed_bytes, refused);
-        }
-        if let Err(error) = self.driver.synchronize() {
-            return (freed_bytes, refused.or(Some(error)));
-        }
-        idle.sort_unstable();
-        for (key, slots) in by_segment(&idle) {
-            let Some(segment) = self.segments.get_mut(key) else { continue };
-            let unmapped = segment.take_out(key, &slots, &*self.driver, &mut UndoLog::new());
-            refused = refused.or(unmapped.err());
-            for index in slots {
-                match segment.let_go(index, &mut self.ledger) {
-                    Ok(bytes) => freed_bytes += bytes,
-                    Err(error) => refused = refused.or(Some(error)),
-                }
-            }
-        }
-        (freed_bytes, refused)
+    // ---- free pieces ----
+
+    /// Whether no work that was queued before it was freed may still touch a piece.
+    pub(super) fn is_quiet(&self, block: &Block) -> bool {
+        self.clocks.is_quiet(self.lane(block.lane).clock, block.stamp)
     }
 
-    /// Gives back all memory and all addresses that serve no byte.
-    pub(super) fn trim(&mut self) -> Result<u64> {
-        let (freed_bytes, refused) = self.reclaim(u64::MAX, &|_, _| false);
-        let empty: Vec<SegmentKey> = self
-            .segments
-            .iter()
-            .filter(|(_, segment)| segment.live_blocks == 0)
-            .map(|(key, _)| key)
+    /// Whether `lane` may take a free piece now.
+    pub(super) fn is_usable(&self, block: &Block, lane: u32) -> bool {
+        block.lane == lane || self.is_quiet(block)
+    }
+
+    /// Puts a free piece on the list of its kind.
+    pub(super) fn list(&mut self, key: BlockKey) {
+        let Block { kind, lane, bytes, segment, .. } = self.blocks[key];
+        match kind {
+            Kind::Fine => self.lanes[lane as usize].fine.insert(&mut self.blocks, key),
+            Kind::Coarse => {
+                let tag = self.lane(lane).tag;
+                self.tag_mut(tag).coarse.insert((bytes, key));
+            }
+            Kind::Bare => {
+                let tag = self.lane(lane).tag;
+                self.tag_mut(tag).bare.insert((bytes, key));
+                if self.segments.get(segment).is_some_and(|segment| segment.range.bytes == bytes) {
+                    self.emptied.push(segment);
+                }
+            }
+            Kind::Stuck => self.stuck.push(key),
+            Kind::Live | Kind::Waiting | Kind::Vacant => {}
+        }
+    }
+
+    /// Takes a free piece off its list.
+    pub(super) fn unlist(&mut self, key: BlockKey) {
+        let Block { kind, lane, bytes, .. } = self.blocks[key];
+        match kind {
+            Kind::Fine => self.lanes[lane as usize].fine.remove(&mut self.blocks, key),
+            Kind::Coarse => {
+                let tag = self.lane(lane).tag;
+                self.tag_mut(tag).coarse.remove(&(bytes, key));
+            }
+            Kind::Bare => {
+                let tag = self.lane(lane).tag;
+                self.tag_mut(tag).bare.remove(&(bytes, key));
+            }
+            Kind::Stuck => self.stuck.retain(|stuck| *stuck != key),
+            Kind::Live | Kind::Waiting | Kind::Vacant => {}
+        }
+    }
+
+    /// Makes a block that is on no list a free piece, joined with its neighbours. Returns the piece's key.
+    pub(super) fn put(&mut self, key: BlockKey, kind: Kind, stamp: u64) -> BlockKey {
+        let block = &mut self.blocks[key];
+        (block.kind, block.stamp) = (kind, stamp);
+        let (prev, next) = (block.prev, block.next);
+        if next.is_some() && self.belong_together(key, next) {
+            self.unlist(next);
+            self.blocks.join_next(key);
+        }
+        let mut piece = key;
+        if prev.is_some() && self.belong_together(prev, key) {
+            self.unlist(prev);
+            self.blocks.join_next(prev);
+            piece = prev;
+        }
+        self.list(piece);
+        piece
+    }
+
+    fn belong_together(&self, a: BlockKey, b: BlockKey) -> bool {
+        let (a, b) = (&self.blocks[a], &self.blocks[b]);
+        a.kind == b.kind
+            && match a.kind {
+                Kind::Bare => true,
+                Kind::Fine | Kind::Coarse => a.lane == b.lane,
+                _ => false,
+            }
+    }
+
+    /// Takes `start..end` out of the free pieces that hold it, of which `first` is the first, and makes it one
+    /// block that is on no list. What is left of the pieces stays what it was.
+    pub(super) fn claim(&mut self, first: BlockKey, start: u64, end: u64) -> BlockKey {
+        self.unlist(first);
+        let mut key = first;
+        if self.blocks[first].addr < start {
+            key = self.blocks.split(first, start);
+            self.list(first);
+        }
+        while self.blocks[key].end() < end {
+            let next = self.blocks[key].next;
+            self.unlist(next);
+            if self.blocks[next].end() > end {
+                let rest = self.blocks.split(next, end);
+                self.list(rest);
+            }
+            self.blocks.join_next(key);
+        }
+        if self.blocks[key].end() > end {
+            let rest = self.blocks.split(key, end);
+            self.list(rest);
+        }
+        key
+    }
+
+    /// Makes a block that is on no list free, each part as the kind that its chunks (or none) make it.
+    pub(super) fn scatter(&mut self, key: BlockKey, stamp: u64) {
+        let block = self.blocks[key];
+        let tag = self.lane(block.lane).tag;
+        let entry = self.tag(tag);
+        if block.bytes < self.shape.chunk_bytes && entry.is_settled() && !entry.has_backups {
+            // Too small to have been given anything but granules, all of which are there.
+            self.put(key, Kind::Fine, stamp);
+            return;
+        }
+        let last = self.scatter_by_chunks(key, stamp);
+        self.forget_idle(&block, last);
+    }
+
+    /// The same for a block that may lack memory. Returns the last of the pieces.
+    pub(super) fn scatter_by_chunks(&mut self, key: BlockKey, stamp: u64) -> BlockKey {
+        let block = self.blocks[key];
+        let (mut key, mut last) = (key, key);
+        for (kind, end) in self.parts(&block) {
+            let rest = (end < block.end()).then(|| self.blocks.split(key, end));
+            let stamp = if kind == Kind::Bare { 0 } else { stamp };
+            last = self.put(key, kind, stamp);
+            key = rest.unwrap_or(last);
+        }
+        last
+    }
+
+    /// The kinds of memory in a block, in address order, with the addresses where they end.
+    fn parts(&self, block: &Block) -> Vec<(Kind, u64)> {
+        let mut parts: Vec<(Kind, u64)> = Vec::new();
+        let mut add = |kind: Kind, end: u64| match parts.last_mut() {
+            Some(last) if last.0 == kind => last.1 = end,
+            _ => parts.push((kind, end)),
+        };
+        let mut at = block.addr;
+        if let Some(segment) = self.segments.get(block.segment) {
+            for (addr, chunk) in segment.touching(block.addr, block.end()) {
+                if addr > at {
+                    add(Kind::Bare, addr);
+                }
+                at = (addr + chunk.bytes).min(block.end());
+                add(if chunk.bytes > self.shape.granule_bytes { Kind::Coarse } else { Kind::Fine }, at);
+            }
+        }
+        if at < block.end() {
+            add(Kind::Bare, block.end());
+        }
+        parts
+    }
+
+    /// After a block was freed: its chunks that nothing lives in any more lose their backups, and while the tag
+    /// sleeps without memory, their addresses are bare.
+    fn forget_idle(&mut self, freed: &Block, near: BlockKey) {
+        let tag = self.lane(freed.lane).tag;
+        let sleeps = self.tag(tag).state.is_asleep() && !self.tag(tag).gate.is_closed();
+        if !self.tag(tag).has_backups && !sleeps {
+            return;
+        }
+        let Some(segment) = self.segments.get(freed.segment) else { return };
+        let touched: Vec<(u64, u64, bool)> = segment
+            .touching(freed.addr, freed.end())
+            .map(|(addr, chunk)| (addr, addr + chunk.bytes, chunk.backing == Backing::Absent))
             .collect();
-        let kept: Vec<DriverError> = empty.into_iter().filter_map(|key| self.drop_if_empty(key)).collect();
-        match refused.or(kept.into_iter().next()) {
-            None => Ok(freed_bytes),
-            Some(source) => Err(PoolError::Driver { op: "give cached memory back", source }),
+        let mut cursor = near;
+        for (start, end, absent) in touched {
+            cursor = self.block_at(cursor, start);
+            if self.is_touched(cursor, end) {
+                continue;
+            }
+            if let Some(chunk) = self.chunk_mut((freed.segment, start)) {
+                chunk.backup = None;
+            }
+            if absent && sleeps {
+                cursor = self.strip(freed.segment, cursor, start, end);
+            }
         }
     }
 
-    /// Makes sure that `needed_bytes` more may be created, reclaiming if need be, but never in `keep`.
-    pub(super) fn make_room(
-        &mut self,
-        op: impl FnOnce() -> String,
-        needed_bytes: u64,
-        keep: Keep<'_>,
-    ) -> Result<()> {
-        // Without a limit the device is the judge, and says so itself.
-        let Some(limit_bytes) = self.config.limit_bytes else { return Ok(()) };
-        let wanted = |held: u64| held.saturating_add(needed_bytes);
-        let over = wanted(self.ledger.held_bytes()).saturating_sub(limit_bytes);
-        if over == 0 {
-            return Ok(());
+    /// The block of a segment that holds `addr`, sought from the block `near` on.
+    pub(super) fn block_at(&self, near: BlockKey, addr: u64) -> BlockKey {
+        let mut key = near;
+        while self.blocks[key].addr > addr {
+            key = self.blocks[key].prev;
         }
-        let (_, refused) = self.reclaim(over, keep);
-        if wanted(self.ledger.held_bytes()) <= limit_bytes {
-            return Ok(());
+        while self.blocks[key].end() <= addr {
+            key = self.blocks[key].next;
         }
-        if let Some(source) = refused {
-            return Err(PoolError::Driver { op: "make room by giving idle memory back", source });
-        }
-        let hint = if needed_bytes > limit_bytes {
-            NEVER_FITS
-        } else {
-            "free or put to sleep what is live, or raise the limit"
-        };
-        Err(PoolError::OverLimit { op: op(), needed_bytes, usage: self.usage(), hint })
+        key
     }
 
-    /// Gives back everything, whatever lives in it. Stops at the first refusal; what is done stays done.
-    pub(super) fn sweep(&mut self) -> std::result::Result<(), DriverError> {
-        let keys: Vec<SegmentKey> = self.segments.keys().collect();
+    /// Whether any block from `first` on that begins before `end` may be in use.
+    fn is_touched(&self, first: BlockKey, end: u64) -> bool {
+        self.blocks.walk(first).take_while(|(_, block)| block.addr < end).any(|(_, block)| block.is_used())
+    }
+
+    /// Forgets the chunks in `start..end`, whose memory is gone or in the caller's hands; the addresses are bare
+    /// from now on. `first` is the free piece that holds `start`.
+    pub(super) fn strip(&mut self, segment: SegmentKey, first: BlockKey, start: u64, end: u64) -> BlockKey {
+        if let Some(segment) = self.segments.get_mut(segment) {
+            let gone: Vec<u64> = segment.chunks.range(start..end).map(|(at, _)| *at).collect();
+            gone.iter().for_each(|at| drop(segment.chunks.remove(at)));
+        }
+        let key = self.claim(first, start, end);
+        self.put(key, Kind::Bare, 0)
+    }
+
+    // ---- chunks ----
+
+    pub(super) fn chunk(&self, (segment, addr): Place) -> Option<&Chunk> {
+        self.segments.get(segment)?.chunks.get(&addr)
+    }
+
+    pub(super) fn chunk_mut(&mut self, (segment, addr): Place) -> Option<&mut Chunk> {
+        self.segments.get_mut(segment)?.chunks.get_mut(&addr)
+    }
+
+    /// A copy of a chunk for the hands of the [`super::vm::Vm`].
+    pub(super) fn piece(&self, place: Place) -> Option<Piece> {
+        let chunk = self.chunk(place)?;
+        let range = DeviceRange::new(place.1, chunk.bytes);
+        Some(Piece { segment: place.0, range, backing: chunk.backing })
+    }
+
+    /// Writes back what became of chunks; new ones are added.
+    pub(super) fn store(&mut self, pieces: &[Piece]) {
+        for piece in pieces {
+            let Some(segment) = self.segments.get_mut(piece.segment) else { continue };
+            let new = Chunk { bytes: piece.range.bytes, backing: piece.backing, backup: None };
+            segment.chunks.entry(piece.range.addr).or_insert(new).backing = piece.backing;
+        }
+    }
+
+    /// Chunks of a segment that somebody may be using.
+    fn touched_chunks(&self, segment: &Segment) -> BTreeSet<u64> {
+        let used = self.blocks.walk(segment.first).filter(|(_, block)| block.is_used());
+        used.flat_map(|(_, block)| segment.touching(block.addr, block.end()).map(|(at, _)| at)).collect()
+    }
+
+    /// After a sleep or wake of a tag: chunks that nothing lives in have no backup, and where they are not open
+    /// for use either, the addresses are bare. Memory of those is returned: the caller's from now on.
+    #[must_use]
+    pub(super) fn tidy(&mut self, tag: TagKey) -> Vec<Piece> {
+        let mut unfit = Vec::new();
+        let keys: Vec<SegmentKey> =
+            self.segments.iter().filter(|(_, segment)| segment.tag == tag).map(|(key, _)| key).collect();
         for key in keys {
-            let Some(segment) = self.segments.get_mut(key) else { continue };
-            let slots: Vec<usize> = (0..segment.slots.len()).collect();
-            segment.take_out(key, &slots, &*self.driver, &mut UndoLog::new())?;
-            slots.into_iter().try_for_each(|index| segment.let_go(index, &mut self.ledger).map(drop))?;
-            self.driver.unreserve(segment.range)?;
-            self.segments.remove(key);
+            let Some(segment) = self.segments.get(key) else { continue };
+            let touched = self.touched_chunks(segment);
+            let idle = segment.chunks.iter().filter(|(at, _)| !touched.contains(at));
+            let idle: Vec<u64> = idle.map(|(at, _)| *at).collect();
+            let mut cursor = segment.first;
+            for start in idle {
+                let Some(piece) = self.piece((key, start)) else { continue };
+                if matches!(piece.backing, Backing::Mapped { open: true, .. }) {
+                    if let Some(chunk) = self.chunk_mut((key, start)) {
+                        chunk.backup = None;
+                    }
+                    continue;
+                }
+                cursor = self.block_at(cursor, start);
+                if self.blocks[cursor].kind == Kind::Stuck && piece.backing != Backing::Absent {
+                    continue; // Reclaiming tries again.
+                }
+                cursor = self.strip(key, cursor, start, piece.range.end());
+                if piece.backing != Backing::Absent {
+                    unfit.push(piece);
+                }
+            }
         }
-        self.ledger.settle().1.map_or(Ok(()), Err)
+        unfit
     }
 
-    pub(super) fn limit_bytes(&self) -> u64 {
-        self.config.limit_bytes.unwrap_or(self.total_bytes)
+    /// Memory in bare addresses that the driver refuses to unmap.
+    pub(super) fn make_stuck(&mut self, piece: &Piece) {
+        let Some(first) = self.segments.get(piece.segment).map(|segment| segment.first) else { return };
+        self.store(&[*piece]);
+        let key = self.block_at(first, piece.range.addr);
+        let key = self.claim(key, piece.range.addr, piece.range.end());
+        self.put(key, Kind::Stuck, 0);
     }
 
-    pub(super) fn usage(&self) -> Usage {
-        let idle = |segment: &Segment| {
-            let asleep = self.tags.get(&segment.tag).is_some_and(|tag| tag.state.is_asleep());
-            let held =
-                |i: &usize| segment.slots[*i].backing != Backing::Absent && segment.is_idle(*i, asleep);
-            (0..segment.slots.len()).filter(held).map(|i| segment.slots[i].bytes).sum::<u64>()
+    // ---- live blocks ----
+
+    /// Makes a block that is on no list live.
+    pub(super) fn enliven(&mut self, key: BlockKey, lane: u32, request: &AllocRequest) -> BlockId {
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        let block = &mut self.blocks[key];
+        let bytes = block.bytes;
+        block.kind = Kind::Live;
+        block.lane = lane;
+        block.stamp = serial;
+        // Rounding adds less than a unit.
+        block.slack = u16::try_from(bytes - request.bytes).unwrap_or(u16::MAX);
+        self.live_bytes += bytes;
+        self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
+        let tag = self.lane(lane).tag;
+        let entry = self.tag_mut(tag);
+        entry.live_bytes += bytes;
+        entry.live_blocks += 1;
+        BlockId { pool: self.pool, key, serial }
+    }
+
+    /// Gives a live block back. Returns whether other streams have to be waited for.
+    pub(super) fn free(&mut self, id: BlockId) -> Result<bool> {
+        let block = self.live_block("free", id)?;
+        let Lane { tag, clock, .. } = *self.lane(block.lane);
+        self.live_bytes -= block.bytes;
+        let entry = self.tag_mut(tag);
+        entry.live_bytes -= block.bytes;
+        entry.live_blocks -= 1;
+        if entry.live_blocks == 0 && entry.state == TagState::Undefined {
+            entry.state = TagState::Awake; // Nothing is left that could be undefined.
+        }
+        let stamp = self.clocks.stamp(clock);
+        let others = if self.uses.is_empty() { None } else { self.uses.remove(&id.key) };
+        let Some(others) = others else {
+            self.scatter(id.key, stamp);
+            return Ok(false);
         };
-        Usage {
-            limit_bytes: self.limit_bytes(),
-            live_bytes: self.live_bytes,
-            mapped_bytes: self.ledger.held_bytes(),
-            idle_bytes: self.segments.values().map(idle).sum::<u64>() + self.ledger.owed_bytes(),
+        let until = others
+            .into_iter()
+            .map(|stream| {
+                let clock = self.clocks.of(stream);
+                (clock, self.clocks.stamp(clock))
+            })
+            .collect();
+        self.blocks[id.key].kind = Kind::Waiting;
+        self.waiting.push(Waiting { block: id.key, stamp, until });
+        Ok(true)
+    }
+
+    /// Frees what has waited for other streams long enough.
+    pub(super) fn settle_waiting(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let clocks = &self.clocks;
+        let passed =
+            |waiting: &mut Waiting| waiting.until.iter().all(|(clock, tick)| clocks.is_quiet(*clock, *tick));
+        let done: Vec<Waiting> = self.waiting.extract_if(.., passed).collect();
+        done.iter().for_each(|waiting| self.scatter(waiting.block, waiting.stamp));
+    }
+
+    /// Joins free neighbours of different lanes as far as both are quiet.
+    pub(super) fn join_lanes(&mut self) {
+        let firsts: Vec<BlockKey> = self.segments.values().map(|segment| segment.first).collect();
+        for first in firsts {
+            let mut key = first;
+            while let Some(next) = self.blocks[key].next.some() {
+                let (a, b) = (self.blocks[key], self.blocks[next]);
+                let free = matches!(a.kind, Kind::Fine | Kind::Coarse) && a.kind == b.kind;
+                if free && self.is_quiet(&a) && self.is_quiet(&b) {
+                    self.unlist(key);
+                    self.unlist(next);
+                    self.blocks.join_next(key);
+                    self.blocks[key].stamp = 0; // Quiet on whichever lane.
+                    self.list(key);
+                } else {
+                    key = next;
+                }
+            }
         }
     }
 
-    pub(super) fn tag_entry(&mut self, tag: &Tag) -> &mut TagEntry {
-        self.tags.entry(tag.clone()).or_insert_with(|| TagEntry::new(TagPolicy::built_in(tag)))
-    }
+    // ---- sizes ----
 
-    /// Gives a segment's addresses back when nothing lives in it and nothing is held. An error leaves it as it
-    /// is: an empty segment that serves the next request.
-    fn drop_if_empty(&mut self, key: SegmentKey) -> Option<DriverError> {
-        let segment = self.segments.get(key)?;
-        let held = segment.slots.iter().any(|slot| slot.backing != Backing::Absent);
-        if held || segment.live_blocks > 0 {
-            return None;
-        }
-        if let Err(error) = self.driver.unreserve(segment.range) {
-            return Some(error);
-        }
-        let segment = self.segments.remove(key)?;
-        self.blocks.remove(segment.first);
-        self.tag_entry(&segment.tag).free.remove(segment.range.bytes, segment.range.addr);
-        None
-    }
-
-    fn checked_size(&self, request: &AllocRequest) -> Result<u64> {
+    /// Size of the block that a request gets.
+    pub(super) fn checked_size(&self, request: &AllocRequest) -> Result<u64> {
         let AllocRequest { bytes, align, ref tag, .. } = *request;
         let invalid = |reason: String| PoolError::InvalidRequest { bytes, align, tag: tag.clone(), reason };
         if bytes == 0 {
             return Err(invalid("a block has at least one byte".into()));
         }
-        if !align.is_power_of_two() || align > self.granule_bytes {
-            let granule = self.granule_bytes;
+        if !align.is_power_of_two() || align > self.shape.granule_bytes {
+            let granule = self.shape.granule_bytes;
             return Err(invalid(format!(
                 "the alignment must be a power of two up to the granule of {granule}"
             )));
         }
-        let rounded = bytes.checked_next_multiple_of(ALIGN_BYTES);
+        let rounded = bytes.checked_next_multiple_of(UNIT_BYTES);
         rounded
             .filter(|size| *size <= i64::MAX as u64)
             .ok_or_else(|| invalid("no address space is that large".into()))
     }
 
-    /// The smallest free block that fits, preferring, among the first few, one that is backed already.
-    fn best_fit(&self, tag: &Tag, bytes: u64, align: u64) -> Option<Fit> {
-        let mut best: Option<Fit> = None;
-        for (block, addr) in
-            self.tags.get(tag)?.free.fitting(bytes, align.max(ALIGN_BYTES)).take(CANDIDATES_MAX)
-        {
-            let fit = self.fit(block, addr, bytes)?;
-            if fit.absent_bytes == 0 {
-                return Some(fit);
-            }
-            if best.as_ref().is_none_or(|best| fit.absent_bytes < best.absent_bytes) {
-                best = Some(fit);
-            }
-        }
-        best
+    /// Whole granules in `bytes`. A segment's granules are counted in memory, so their number fits.
+    pub(super) fn granules(&self, bytes: u64) -> usize {
+        usize::try_from(bytes / self.shape.granule_bytes).unwrap_or(usize::MAX)
     }
-
-    /// Of all free blocks that fit, the one that costs least when everything idle is reclaimed.
-    fn tightest_fit(&self, tag: &Tag, bytes: u64, align: u64) -> Option<Fit> {
-        let fitting = self.tags.get(tag)?.free.fitting(bytes, align.max(ALIGN_BYTES));
-        fitting.filter_map(|(block, addr)| self.fit(block, addr, bytes)).min_by_key(|fit| fit.fresh_bytes)
-    }
-
-    fn fit(&self, block: BlockKey, addr: u64, bytes: u64) -> Option<Fit> {
-        let key = self.blocks.get(block)?.segment;
-        let segment = self.segments.get(key)?;
-        let offset = addr - segment.range.addr;
-        let slots = segment.slots_touching(offset, bytes);
-        let absent_bytes = segment.absent_bytes(slots.clone());
-        let fresh = segment.slots[slots.clone()].iter().filter(|slot| slot.live_blocks == 0);
-        let fresh_bytes = fresh.map(|slot| slot.bytes).sum();
-        Some(Fit { block, segment: key, offset, slots, absent_bytes, fresh_bytes })
-    }
-
-    /// A new segment that holds `bytes` at its first byte, a granule's beginning: addresses only.
-    fn grow(&mut self, tag: &Tag, bytes: u64) -> Result<Fit> {
-        let granule = self.granule_bytes;
-        let chunk_bytes = granule * self.config.chunk_granules;
-        let (segment_bytes, chunk_bytes) = if bytes < chunk_bytes {
-            ((granule * self.config.segment_granules).max(bytes.next_multiple_of(granule)), granule)
-        } else {
-            (bytes.next_multiple_of(granule), chunk_bytes)
-        };
-        let reserved = self.driver.reserve(segment_bytes);
-        let range = reserved.map_err(|source| PoolError::AllocFailed { bytes, tag: tag.clone(), source })?;
-        let block = self.blocks.insert_whole(range.bytes);
-        let key = self.segments.insert(Segment::new(tag.clone(), range, chunk_bytes, block));
-        self.blocks.set_segment(block, key);
-        self.tag_entry(tag).free.insert(range.bytes, range.addr, block);
-        self.fit(block, range.addr, bytes).ok_or(PoolError::Poisoned)
-    }
-
-    /// Brings in the memory that `fit` needs.
-    fn back(&mut self, fit: &Fit, request: &AllocRequest) -> Result<()> {
-        let op = || request.to_string();
-        let keep = |key, index: usize| key == fit.segment && fit.slots.contains(&index);
-        self.make_room(op, fit.absent_bytes, &keep)?;
-        let slots: Vec<usize> = fit.slots.clone().collect();
-        let Err(mut error) = self.bring_in_or_undo(fit.segment, &slots) else { return Ok(()) };
-        if error.is_out_of_memory() && self.reclaim(u64::MAX, &keep).0 > 0 {
-            match self.bring_in_or_undo(fit.segment, &slots) {
-                Ok(()) => return Ok(()),
-                Err(again) => error = again,
-            }
-        }
-        Err(if error.is_out_of_memory() {
-            self.device_full(op(), fit.absent_bytes, error)
-        } else {
-            PoolError::AllocFailed { bytes: request.bytes, tag: request.tag.clone(), source: error }
-        })
-    }
-
-    /// The refusal of what could never fit, before anything is tried.
-    fn hopeless(&self, bytes: u64, request: &AllocRequest) -> PoolError {
-        let (op, usage) = (request.to_string(), self.usage());
-        let needed_bytes = bytes.next_multiple_of(self.granule_bytes);
-        if bytes > self.limit_bytes() {
-            return PoolError::OverLimit { op, needed_bytes, usage, hint: NEVER_FITS };
-        }
-        let free_bytes = self.driver.memory_info().map_or(0, |info| info.free_bytes);
-        let kind = DriverErrorKind::OutOfMemory { asked_bytes: needed_bytes, free_bytes };
-        self.device_full(op, needed_bytes, DriverError::new(Op::Create, kind))
-    }
-
-    /// The refusal of a full device, with figures of now: whatever was brought in before is gone again.
-    pub(super) fn device_full(&self, op: String, needed_bytes: u64, source: DriverError) -> PoolError {
-        let info = self.driver.memory_info().ok();
-        let free_bytes = info.map(|info| info.free_bytes).or(match source.kind {
-            DriverErrorKind::OutOfMemory { free_bytes, .. } => Some(free_bytes),
-            _ => None,
-        });
-        let shortage =
-            Shortage { needed_bytes, free_bytes: free_bytes.unwrap_or(0), total_bytes: self.total_bytes };
-        PoolError::DeviceFull { op, shortage, usage: self.usage(), source: source.into() }
-    }
-
-    fn bring_in_or_undo(&mut self, key: SegmentKey, slots: &[usize]) -> Result<(), DriverError> {
-        let Some(segment) = self.segments.get_mut(key) else { return Ok(()) };
-        let mut log = UndoLog::new();
-        let result =
-            segment.bring_in(key, slots, &*self.driver, &mut self.ledger, &mut log, &mut MapTimes::default());
-        if result.is_err() {
-            // What cannot be undone stays as idle memory, which the next call uses or reclaims.
-            let _ = undo(&mut self.segments, log, &*self.driver, &mut self.ledger);
-        }
-        result
-    }
-
-    /// Makes the place live. Cannot fail.
-    fn take(&mut self, fit: &Fit, bytes: u64, request: &AllocRequest) -> Block {
-        let (pool, key, serial) = (self.pool, fit.block, self.next_serial);
-        self.next_serial += 1;
-        let whole = self.blocks.get(key).map(|block| (block.offset, block.bytes));
-        let (before, behind) = self.blocks.carve(key, fit.offset, bytes, request.bytes, serial);
-        let mut base = 0;
-        if let Some(segment) = self.segments.get_mut(fit.segment) {
-            base = segment.range.addr;
-            segment.live_blocks += 1;
-            segment.slots[fit.slots.clone()].iter_mut().for_each(|slot| slot.live_blocks += 1);
-            if let Some(first) = before.filter(|_| whole.is_some_and(|(offset, _)| offset == 0)) {
-                segment.first = first;
-            }
-        }
-        let rest: Vec<(BlockKey, u64, u64)> = [before, behind]
-            .into_iter()
-            .flatten()
-            .filter_map(|key| self.blocks.get(key).map(|block| (key, block.offset, block.bytes)))
-            .collect();
-        self.live_bytes += bytes;
-        self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
-        let tag = self.tag_entry(&request.tag);
-        tag.live_bytes += bytes;
-        tag.live_blocks += 1;
-        if let Some((offset, bytes)) = whole {
-            tag.free.remove(bytes, base + offset);
-        }
-        rest.into_iter().for_each(|(key, offset, bytes)| tag.free.insert(bytes, base + offset, key));
-        let range = DeviceRange::new(base + fit.offset, bytes);
-        Block { id: BlockId { pool, key, serial }, range, requested_bytes: request.bytes }
-    }
-}
-
-fn stale(op: &'static str, block: BlockId) -> PoolError {
-    PoolError::StaleBlock { op, block }
 }

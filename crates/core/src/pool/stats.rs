@@ -2,8 +2,10 @@
 
 use serde::Serialize;
 
-use super::segment::Backing;
-use super::state::State;
+use super::blocks::{Block, Kind};
+use super::segment::Segment;
+use super::state::{State, TagKey};
+use super::vm::Counters;
 use crate::tag::{Tag, TagState};
 
 /// Figures of a pool, in bytes unless the name says otherwise.
@@ -83,69 +85,108 @@ pub struct BlockSnapshot {
     pub addr: u64,
     /// Size in bytes.
     pub bytes: u64,
+    /// What it is.
+    pub kind: BlockKind,
     /// Bytes asked for; absent when the block is free.
     pub requested_bytes: Option<u64>,
 }
 
+/// What a block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BlockKind {
+    /// In use.
+    Live,
+    /// Freed, while other streams may still use it.
+    Waiting,
+    /// Free, with memory in single granules.
+    Fine,
+    /// Free, with memory in whole chunks.
+    Coarse,
+    /// Free addresses without memory.
+    Bare,
+    /// Memory that the driver refuses to unmap so far.
+    Stuck,
+}
+
+impl BlockKind {
+    fn of(kind: Kind) -> Option<Self> {
+        Some(match kind {
+            Kind::Live => Self::Live,
+            Kind::Waiting => Self::Waiting,
+            Kind::Fine => Self::Fine,
+            Kind::Coarse => Self::Coarse,
+            Kind::Bare => Self::Bare,
+            Kind::Stuck => Self::Stuck,
+            Kind::Vacant => return None,
+        })
+    }
+}
+
 impl State {
-    pub(super) fn stats(&self) -> PoolStats {
-        let mapped_bytes = self.ledger.held_bytes();
+    /// Held, but not live.
+    pub(super) fn cached_bytes(&self, counters: &Counters) -> u64 {
+        let awake = self.tags.iter().filter(|entry| entry.state.is_held());
+        counters.held_bytes().saturating_sub(awake.map(|entry| entry.live_bytes).sum())
+    }
+
+    pub(super) fn stats(&self, counters: &Counters) -> PoolStats {
         let worth_naming = |stats: &TagStats| {
             stats.live_blocks > 0 || stats.mapped_bytes > 0 || stats.state != TagState::Awake
         };
+        let keys = self.selected("list", None).unwrap_or_default();
         let tags: Vec<TagStats> =
-            self.tags.keys().map(|tag| self.tag_stats(tag)).filter(worth_naming).collect();
-        let live_mapped: u64 =
-            tags.iter().filter(|stats| stats.state.is_held()).map(|stats| stats.live_bytes).sum();
+            keys.into_iter().map(|tag| self.tag_stats(tag)).filter(worth_naming).collect();
         PoolStats {
             live_bytes: self.live_bytes,
-            mapped_bytes,
+            mapped_bytes: counters.held_bytes(),
             peak_live_bytes: self.peak_live_bytes,
-            peak_mapped_bytes: self.ledger.peak_bytes(),
-            created_bytes: self.ledger.created_bytes(),
-            cached_bytes: mapped_bytes.saturating_sub(live_mapped),
-            owed_bytes: self.ledger.owed_bytes(),
+            peak_mapped_bytes: counters.peak_bytes(),
+            created_bytes: counters.created_bytes(),
+            cached_bytes: self.cached_bytes(counters),
+            owed_bytes: counters.owed_bytes(),
             reserved_bytes: self.segments.values().map(|segment| segment.range.bytes).sum(),
             backup_bytes: tags.iter().map(|stats| stats.backup_bytes).sum(),
-            limit_bytes: self.limit_bytes(),
+            limit_bytes: self.shape.limit_bytes(),
             live_blocks: tags.iter().map(|stats| stats.live_blocks).sum(),
             segments: self.segments.len(),
             tags,
         }
     }
 
-    fn tag_stats(&self, tag: &Tag) -> TagStats {
-        let slots = || self.segments.values().filter(|segment| segment.tag == *tag).flat_map(|s| &s.slots);
-        let entry = self.tags.get(tag);
+    fn tag_stats(&self, key: TagKey) -> TagStats {
+        let segments = || self.segments.values().filter(|segment| segment.tag == key);
+        let entry = self.tag(key);
+        let backups =
+            segments().flat_map(|segment| segment.chunks.values()).filter_map(|c| c.backup.as_ref());
         TagStats {
-            tag: tag.clone(),
-            state: entry.map_or(TagState::Awake, |entry| entry.state),
-            live_bytes: entry.map_or(0, |entry| entry.live_bytes),
-            mapped_bytes: slots().filter(|slot| slot.backing != Backing::Absent).map(|slot| slot.bytes).sum(),
-            backup_bytes: slots()
-                .filter_map(|slot| slot.backup.as_ref())
-                .map(|b| b.buffer.len() as u64)
-                .sum(),
-            live_blocks: entry.map_or(0, |entry| entry.live_blocks),
+            tag: entry.tag.clone(),
+            state: entry.state,
+            live_bytes: entry.live_bytes,
+            mapped_bytes: segments().map(Segment::held_bytes).sum(),
+            backup_bytes: backups.map(|backup| backup.buffer.len() as u64).sum(),
+            live_blocks: entry.live_blocks,
         }
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
+        let requested =
+            |block: &Block| (block.kind == Kind::Live).then(|| block.bytes - u64::from(block.slack));
         let mut segments: Vec<SegmentSnapshot> = self
             .segments
             .values()
             .map(|segment| SegmentSnapshot {
-                tag: segment.tag.clone(),
+                tag: self.tag(segment.tag).tag.clone(),
                 addr: segment.range.addr,
                 bytes: segment.range.bytes,
-                mapped_bytes: segment.range.bytes - segment.absent_bytes(0..segment.slots.len()),
+                mapped_bytes: segment.held_bytes(),
                 blocks: self
                     .blocks
                     .walk(segment.first)
-                    .map(|block| BlockSnapshot {
-                        addr: segment.range.addr + block.offset,
-                        bytes: block.bytes,
-                        requested_bytes: block.requested_bytes,
+                    .filter_map(|(_, block)| {
+                        let kind = BlockKind::of(block.kind)?;
+                        let requested_bytes = requested(block);
+                        Some(BlockSnapshot { addr: block.addr, bytes: block.bytes, kind, requested_bytes })
                     })
                     .collect(),
             })

@@ -1,38 +1,54 @@
 //! Waking: create → map → copy → verify → commit.
 //!
 //! Everything is mapped, filled and verified, or everything sleeps again with its backups. A backup is let
-//! go only behind the commit, and kept even then when the pool keeps backups.
+//! go only behind the commit, and kept even then when the pool keeps backups. Copies run with no lock held;
+//! the tags' gates are closed meanwhile.
 
-use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Result;
 use super::error::{Corruption, Phase, PoolError};
+use super::plan::Use;
 use super::report::{WakePhases, WakeReport, WakeRequest, add};
-use super::segment::{Backing, Content, MapTimes, SegmentKey, UndoLog, by_segment, runs, undo};
-use super::state::State;
+use super::segment::runs;
+use super::state::{State, TagKey};
+use super::vm::{Backing, MapTimes, Piece, Vm};
+use super::{Result, Shared};
 use crate::bytes::ByteSize;
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, Pending, StreamId};
+use crate::driver::{CopyPart, DeviceRange, DriverError, HostBuffer, Pending, StreamId};
 use crate::tag::{Dropped, Tag, TagState};
 
 /// What a wake will do. Pure, like the plan of a sleep.
 #[derive(Debug)]
 struct WakePlan {
-    tags: Vec<Tag>,
+    tags: Vec<TagKey>,
+    names: Vec<Tag>,
     already_awake: Vec<Tag>,
-    undefined: Vec<Tag>,
-    /// Every slot with a live block, in order of segment and index.
-    slots: Vec<(SegmentKey, usize)>,
-    /// What has to be created first.
-    absent_bytes: u64,
-    /// What has to be mapped.
-    unmapped_bytes: u64,
+    undefined: Vec<TagKey>,
+    /// Every chunk with a block that may be used, in order of segment and address.
+    pieces: Vec<Piece>,
+    /// What has to be written into them.
+    fillings: Vec<Filling>,
 }
 
-/// Work that fills a slot, and what its failure is called.
-type Filling = (Phase, Pending<()>);
+/// What a chunk gets back.
+#[derive(Debug)]
+struct Filling {
+    tag: Tag,
+    range: DeviceRange,
+    with: With,
+}
+
+#[derive(Debug)]
+enum With {
+    Zeros,
+    Backup { buffer: Arc<HostBuffer>, digests: Vec<Option<Digest>> },
+}
+
+/// Work that fills a chunk, and what its failure is called.
+type Queued = (Phase, Pending<()>);
 
 /// Figures of a wake under way.
 #[derive(Debug, Default)]
@@ -44,18 +60,16 @@ struct Woken {
     phases: WakePhases,
 }
 
-impl State {
-    pub(super) fn wake(&mut self, request: &WakeRequest) -> Result<WakeReport> {
+impl Shared {
+    pub(super) fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         let started = Instant::now();
-        let plan = self.plan_wake(request)?;
+        // Tags that are awake go on working: what they do not use may serve those that wake.
+        let (visited, _alone) = self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false)?;
+        let mut plan = self.open_state()?.plan_wake(&visited, request.tags.is_some());
+        let before: Vec<Backing> = plan.pieces.iter().map(|piece| piece.backing).collect();
         let mut woken = Woken::default();
-        let mut log = UndoLog::new();
-        if let Err(error) = self.apply_wake(&plan, &mut log, &mut woken) {
-            // Nothing may be in flight on what is unmapped now. If the device refuses even to wait, or an undo
-            // is refused, memory stays mapped: the next wake uses it, or whoever needs room reclaims it.
-            if self.driver.synchronize().is_ok() {
-                let _ = undo(&mut self.segments, log, &*self.driver, &mut self.ledger);
-            }
+        if let Err(error) = self.apply_wake(&mut plan, &mut woken) {
+            self.undo_wake(&mut plan, &before);
             return Err(match error {
                 // Once more, now that everything is undone.
                 PoolError::DeviceFull { op, shortage, source, .. } => {
@@ -64,67 +78,36 @@ impl State {
                 error => error,
             });
         }
-        self.commit_wake(&plan);
+        let undefined_tags = self.commit_wake(&plan)?;
         Ok(WakeReport {
-            tags: plan.tags,
+            tags: plan.names,
             already_awake_tags: plan.already_awake,
             seconds: started.elapsed().as_secs_f64(),
             mapped_bytes: woken.mapped_bytes,
             copied_bytes: woken.copied_bytes,
             zeroed_bytes: woken.zeroed_bytes,
             verified_bytes: woken.verified_bytes,
-            undefined_tags: plan.undefined,
+            undefined_tags,
             phases: woken.phases,
         })
     }
 
-    fn plan_wake(&self, request: &WakeRequest) -> Result<WakePlan> {
-        let (mut tags, mut already_awake, mut undefined) = (Vec::new(), Vec::new(), Vec::new());
-        for tag in self.selected("wake", request.tags.as_deref())? {
-            let Some(entry) = self.tags.get(&tag) else { continue };
-            if !entry.state.is_asleep() {
-                // Without blocks there is nothing that could be awake, unless the caller named it.
-                if entry.live_blocks > 0 || request.tags.is_some() {
-                    already_awake.push(tag);
-                }
-                continue;
-            }
-            if self.becomes_undefined(&tag) {
-                undefined.push(tag.clone());
-            }
-            tags.push(tag);
+    /// Nothing may be in flight on what is unmapped now. If the device refuses even to wait, or an undo is
+    /// refused, memory stays mapped: the next wake uses it, or whoever needs room reclaims it.
+    fn undo_wake(&self, plan: &mut WakePlan, before: &[Backing]) {
+        if self.driver.synchronize().is_ok()
+            && let Ok(mut vm) = self.lock_vm()
+        {
+            vm.restore(&mut plan.pieces, before);
         }
-        let mut slots = Vec::new();
-        for (key, segment) in self.segments.iter().filter(|(_, segment)| tags.contains(&segment.tag)) {
-            let live = segment.slots.iter().enumerate().filter(|(_, slot)| slot.live_blocks > 0);
-            slots.extend(live.map(|(index, _)| (key, index)));
-        }
-        slots.sort_unstable();
-        let absent = |(key, index): &(SegmentKey, usize)| {
-            self.segments.get(*key).map_or(0, |segment| segment.absent_bytes(*index..*index + 1))
-        };
-        let absent_bytes = slots.iter().map(absent).sum();
-        let unmapped = |(key, index): &(SegmentKey, usize)| {
-            let slot = self.segments.get(*key).map(|segment| &segment.slots[*index]);
-            slot.filter(|slot| !matches!(slot.backing, Backing::Mapped { .. })).map_or(0, |slot| slot.bytes)
-        };
-        let unmapped_bytes = slots.iter().map(unmapped).sum();
-        Ok(WakePlan { tags, already_awake, undefined, slots, absent_bytes, unmapped_bytes })
+        let left = plan.pieces.iter().zip(before).any(|(piece, before)| piece.backing != *before);
+        let mut state = self.state.lock_anyway();
+        state.store(&plan.pieces);
+        plan.tags.iter().for_each(|tag| state.tag_mut(*tag).has_leftovers |= left);
     }
 
-    fn becomes_undefined(&self, tag: &Tag) -> bool {
-        self.tags.get(tag).is_some_and(|entry| {
-            let lost = match entry.state {
-                TagState::AsleepDropped => entry.policy.dropped == Dropped::Undefined,
-                TagState::Stranded => entry.undefined,
-                _ => false,
-            };
-            lost && entry.live_blocks > 0
-        })
-    }
-
-    fn apply_wake(&mut self, plan: &WakePlan, log: &mut UndoLog, woken: &mut Woken) -> Result<()> {
-        self.map_all(plan, log, woken)?;
+    fn apply_wake(&self, plan: &mut WakePlan, woken: &mut Woken) -> Result<()> {
+        self.map_all(plan, woken)?;
         let started = Instant::now();
         self.fill(plan, woken)?;
         add(&mut woken.phases.copy_s, started.elapsed());
@@ -134,53 +117,87 @@ impl State {
         Ok(())
     }
 
-    fn map_all(&mut self, plan: &WakePlan, log: &mut UndoLog, woken: &mut Woken) -> Result<()> {
-        let op = || {
-            let tags: Vec<&str> = plan.tags.iter().map(Tag::as_str).collect();
-            format!("wake {} ({} to map)", tags.join(", "), ByteSize(plan.unmapped_bytes))
+    fn map_all(&self, plan: &mut WakePlan, woken: &mut Woken) -> Result<()> {
+        let sum = |wanted: &dyn Fn(&Piece) -> bool| -> u64 {
+            plan.pieces.iter().filter(|piece| wanted(piece)).map(|piece| piece.range.bytes).sum()
         };
-        let wanted: HashSet<(SegmentKey, usize)> = plan.slots.iter().copied().collect();
-        let keep = |key, index| wanted.contains(&(key, index));
-        self.make_room(op, plan.absent_bytes, &keep)?;
+        let absent_bytes = sum(&|piece| piece.backing == Backing::Absent);
+        woken.mapped_bytes = sum(&|piece| !piece.is_mapped());
+        let names: Vec<&str> = plan.names.iter().map(Tag::as_str).collect();
+        let op = format!("wake {} ({} to map)", names.join(", "), ByteSize(woken.mapped_bytes));
         let mut times = MapTimes::default();
-        let mut result = self.bring_in_all(plan, log, &mut times);
-        if result.as_ref().is_err_and(DriverError::is_out_of_memory) && self.reclaim(u64::MAX, &keep).0 > 0 {
-            // Going on where it stopped: what is mapped already is in the log.
-            result = self.bring_in_all(plan, log, &mut times);
-        }
+        let mut reclaimed = false;
+        let result = loop {
+            let mut vm = self.lock_vm()?;
+            let refused = self.poll(&vm).or(self.recover(&mut vm));
+            if let Some(short) = self.make_room(&mut vm, &plan.pieces) {
+                drop(vm);
+                if self.wait_for_memory()? {
+                    continue;
+                }
+                if let Some(source) = refused.or(short) {
+                    return Err(PoolError::Driver { op: "make room by giving idle memory back", source });
+                }
+                let hint = "free or put to sleep what is live, or raise the limit";
+                let usage = self.usage();
+                return Err(PoolError::OverLimit { op, needed_bytes: absent_bytes, usage, hint });
+            }
+            // Going on where it stopped: what was brought in is in the pieces.
+            let result = vm.bring_in(&mut plan.pieces, &mut times);
+            let full = result.as_ref().is_err_and(DriverError::is_out_of_memory);
+            if full && !reclaimed && self.reclaim(&mut vm, u64::MAX).0 > 0 {
+                reclaimed = true;
+                continue;
+            }
+            drop(vm);
+            if full && self.wait_for_memory()? {
+                reclaimed = false;
+                continue;
+            }
+            break result;
+        };
         add(&mut woken.phases.create_s, times.create);
         add(&mut woken.phases.map_s, times.map);
-        woken.mapped_bytes = plan.unmapped_bytes;
         result.map_err(|source| {
             if source.is_out_of_memory() {
-                self.device_full(op(), plan.absent_bytes, source)
+                self.device_full(op, absent_bytes, source)
             } else {
                 PoolError::WakeFailed { phase: Phase::Map, source }
             }
         })
     }
 
-    fn bring_in_all(
-        &mut self,
-        plan: &WakePlan,
-        log: &mut UndoLog,
-        times: &mut MapTimes,
-    ) -> Result<(), DriverError> {
-        for (key, slots) in by_segment(&plan.slots) {
-            let Some(segment) = self.segments.get_mut(key) else { continue };
-            segment.bring_in(key, &slots, &*self.driver, &mut self.ledger, log, times)?;
+    /// Makes sure that what the pieces lack may be created, from idle memory and under the limit. Otherwise says
+    /// so, with what the driver refused if it did.
+    fn make_room(&self, vm: &mut Vm, pieces: &[Piece]) -> Option<Option<DriverError>> {
+        let mut needs: Vec<Piece> =
+            pieces.iter().filter(|piece| piece.backing == Backing::Absent).copied().collect();
+        let needed_bytes: u64 = needs.iter().map(|piece| piece.range.bytes).sum();
+        let limit_bytes = self.shape.limit_bytes.unwrap_or(u64::MAX);
+        let supply = {
+            let mut state = self.state.lock_anyway();
+            let free_bytes = state.idle().quiet_bytes + vm.counters().loose_bytes();
+            let room_bytes = limit_bytes.saturating_sub(vm.counters().held_bytes());
+            if needed_bytes > free_bytes.saturating_add(room_bytes) {
+                return Some(None);
+            }
+            state.supply_as_is(vm, &mut needs)
+        };
+        let mut refused = self.dispose(vm, supply.leaving);
+        if supply.create_bytes > 0 {
+            refused = refused.or(vm.let_go_of_loose(supply.create_bytes, &supply.reserved).1);
         }
-        Ok(())
+        let missing: u64 = needed_bytes.saturating_sub(vm.usable_loose_bytes(&needs));
+        (vm.counters().held_bytes().saturating_add(missing) > limit_bytes).then_some(refused)
     }
 
     /// Copies backups to the device and writes zeros where the policy asks for them.
     fn fill(&self, plan: &WakePlan, woken: &mut Woken) -> Result<()> {
-        let mut queued: Vec<Filling> = Vec::new();
+        let mut queued: Vec<Queued> = Vec::new();
         let mut failed = None;
-        for (turn, place) in plan.slots.iter().enumerate() {
-            match self.fill_slot(*place, self.stream(turn), woken) {
-                Ok(Some(work)) => queued.push(work),
-                Ok(None) => {}
+        for (turn, filling) in plan.fillings.iter().enumerate() {
+            match self.fill_chunk(filling, self.copy_stream(turn), woken) {
+                Ok(work) => queued.push(work),
                 Err(error) => {
                     failed = Some(error);
                     break;
@@ -196,40 +213,34 @@ impl State {
         failed.map_or(Ok(()), |(phase, source)| Err(PoolError::WakeFailed { phase, source }))
     }
 
-    fn fill_slot(
+    fn fill_chunk(
         &self,
-        (key, index): (SegmentKey, usize),
+        filling: &Filling,
         stream: StreamId,
         woken: &mut Woken,
-    ) -> Result<Option<Filling>, (Phase, DriverError)> {
-        let Some(segment) = self.segments.get(key) else { return Ok(None) };
-        let (slot, range) = (&segment.slots[index], segment.slot_range(index));
-        match (slot.content, &slot.backup) {
-            (Content::Backup, Some(backup)) => {
-                let parts = self.stored_parts(&backup.digests, range);
+    ) -> Result<Queued, (Phase, DriverError)> {
+        match &filling.with {
+            With::Backup { buffer, digests } => {
+                let parts = self.stored_parts(digests, filling.range);
                 woken.copied_bytes += parts.iter().map(|part| part.device.bytes).sum::<u64>();
-                let copy = self.driver.copy_to_device(stream, Arc::clone(&backup.buffer), &parts);
-                copy.map(|copy| Some((Phase::Copy, copy))).map_err(|source| (Phase::Copy, source))
+                let copy = self.driver.copy_to_device(stream, Arc::clone(buffer), &parts);
+                copy.map(|copy| (Phase::Copy, copy)).map_err(|source| (Phase::Copy, source))
             }
-            (Content::Dropped, _) if self.zeroes(&segment.tag) => {
-                woken.zeroed_bytes += range.bytes;
-                let zeros = self.driver.zero(stream, range);
-                zeros.map(|zeros| Some((Phase::Zero, zeros))).map_err(|source| (Phase::Zero, source))
+            With::Zeros => {
+                woken.zeroed_bytes += filling.range.bytes;
+                let zeros = self.driver.zero(stream, filling.range);
+                zeros.map(|zeros| (Phase::Zero, zeros)).map_err(|source| (Phase::Zero, source))
             }
-            _ => Ok(None),
         }
     }
 
-    fn zeroes(&self, tag: &Tag) -> bool {
-        self.tags.get(tag).is_some_and(|entry| entry.policy.dropped == Dropped::Zeros)
-    }
-
-    /// The stored granules of a slot, neighbours joined.
+    /// The stored granules of a chunk, neighbours joined.
     fn stored_parts(&self, digests: &[Option<Digest>], range: DeviceRange) -> Vec<CopyPart> {
+        let granule_bytes = self.shape.granule_bytes;
         let stored: Vec<usize> = (0..digests.len()).filter(|granule| digests[*granule].is_some()).collect();
-        let part = |run: std::ops::Range<usize>| {
-            let host_offset = run.start as u64 * self.granule_bytes;
-            let bytes = run.len() as u64 * self.granule_bytes;
+        let part = |run: Range<usize>| {
+            let host_offset = run.start as u64 * granule_bytes;
+            let bytes = run.len() as u64 * granule_bytes;
             CopyPart { device: DeviceRange::new(range.addr + host_offset, bytes), host_offset }
         };
         runs(&stored).into_iter().map(part).collect()
@@ -238,27 +249,24 @@ impl State {
     /// Compares the device with the digests of the backups.
     fn verify(&self, plan: &WakePlan, woken: &mut Woken) -> Result<()> {
         let at = |source| PoolError::WakeFailed { phase: Phase::Verify, source };
+        let granule_bytes = self.shape.granule_bytes;
         let mut asked = Vec::new();
-        for (turn, (key, index)) in plan.slots.iter().enumerate() {
-            let Some(segment) = self.segments.get(*key) else { continue };
-            let (slot, range) = (&segment.slots[*index], segment.slot_range(*index));
-            let Some(backup) = slot.backup.as_ref().filter(|_| slot.content == Content::Backup) else {
-                continue;
-            };
-            for part in self.stored_parts(&backup.digests, range) {
-                let digests = self.driver.digest(self.stream(turn), part.device).map_err(at)?;
-                asked.push((&segment.tag, backup, part, digests));
+        for (turn, filling) in plan.fillings.iter().enumerate() {
+            let With::Backup { buffer, digests: stored } = &filling.with else { continue };
+            for part in self.stored_parts(stored, filling.range) {
+                let digests = self.driver.digest(self.copy_stream(turn), part.device).map_err(at)?;
+                asked.push((&filling.tag, buffer, stored, part, digests));
             }
         }
-        for (tag, backup, part, digests) in asked {
-            let first = self.granules(part.host_offset);
+        for (tag, buffer, stored, part, digests) in asked {
+            let first = usize::try_from(part.host_offset / granule_bytes).unwrap_or(usize::MAX);
+            let bytes = buffer.len() / stored.len().max(1);
             for (nth, found) in digests.wait().map_err(at)?.into_iter().enumerate() {
-                if let Some(expected) = backup.digests[first + nth].filter(|expected| *expected != found) {
-                    let offset = nth as u64 * self.granule_bytes;
-                    let range = DeviceRange::new(part.device.addr + offset, self.granule_bytes);
-                    let start = (first + nth) * (backup.buffer.len() / backup.digests.len());
-                    let stored = &backup.buffer[start..start + backup.buffer.len() / backup.digests.len()];
-                    let intact = Digest::of(stored) == expected;
+                if let Some(expected) = stored[first + nth].filter(|expected| *expected != found) {
+                    let range =
+                        DeviceRange::new(part.device.addr + nth as u64 * granule_bytes, granule_bytes);
+                    let start = (first + nth) * bytes;
+                    let intact = Digest::of(&buffer[start..start + bytes]) == expected;
                     let place = if intact { Corruption::Transfer } else { Corruption::Backup };
                     return Err(PoolError::Corrupt { tag: tag.clone(), range, expected, found, place });
                 }
@@ -268,20 +276,86 @@ impl State {
         Ok(())
     }
 
-    fn commit_wake(&mut self, plan: &WakePlan) {
-        for tag in &plan.tags {
-            let state = if plan.undefined.contains(tag) { TagState::Undefined } else { TagState::Awake };
-            let entry = self.tag_entry(tag);
-            entry.state = state;
-            entry.undefined = false;
+    /// From here on the tags are awake. Returns those that are undefined.
+    fn commit_wake(&self, plan: &WakePlan) -> Result<Vec<Tag>> {
+        let mut vm = self.lock_vm()?;
+        let mut state = self.state.lock_anyway();
+        state.store(&plan.pieces);
+        let mut unfit = Vec::new();
+        let mut undefined = Vec::new();
+        for tag in plan.tags.iter().copied() {
+            let is_undefined = plan.undefined.contains(&tag) && state.tag(tag).live_blocks > 0;
+            let entry = state.tag_mut(tag);
+            entry.state = if is_undefined { TagState::Undefined } else { TagState::Awake };
+            (entry.undefined, entry.has_leftovers) = (false, false);
+            if is_undefined {
+                undefined.push(tag);
+            }
+            if !self.shape.keep_backups {
+                state.forget_backups(tag);
+            }
+            unfit.extend(state.tidy(tag));
         }
-        for (key, index) in &plan.slots {
-            let Some(segment) = self.segments.get_mut(*key) else { continue };
-            let slot = &mut segment.slots[*index];
-            slot.content = Content::Device;
-            if !self.config.keep_backups {
-                slot.backup = None;
+        let undefined = state.names(&undefined);
+        drop(state);
+        // What cannot be taken out of the way is tried again when memory is needed.
+        let _ = self.dispose(&mut vm, unfit);
+        Ok(undefined)
+    }
+}
+
+impl State {
+    fn plan_wake(&self, visited: &[TagKey], named: bool) -> WakePlan {
+        let (mut tags, mut already_awake, mut undefined) = (Vec::new(), Vec::new(), Vec::new());
+        for tag in visited.iter().copied() {
+            let entry = self.tag(tag);
+            if !entry.state.is_asleep() {
+                // Without blocks there is nothing that could be awake, unless the caller named it.
+                if entry.live_blocks > 0 || named {
+                    already_awake.push(entry.tag.clone());
+                }
+                continue;
+            }
+            if self.becomes_undefined(tag) {
+                undefined.push(tag);
+            }
+            tags.push(tag);
+        }
+        let (mut pieces, mut fillings) = (Vec::new(), Vec::new());
+        for (key, segment) in self.segments.iter().filter(|(_, segment)| tags.contains(&segment.tag)) {
+            let uses = self.uses_of_granules(segment);
+            let entry = self.tag(segment.tag);
+            for (at, chunk) in &segment.chunks {
+                let first = self.granules(at - segment.range.addr);
+                let of_chunk = &uses[first..first + self.granules(chunk.bytes)];
+                if of_chunk.iter().all(|granule| *granule == Use::Idle) {
+                    continue;
+                }
+                let range = DeviceRange::new(*at, chunk.bytes);
+                pieces.push(Piece { segment: key, range, backing: chunk.backing });
+                let with = match (entry.state, &chunk.backup) {
+                    (TagState::AsleepBackedUp, Some(backup)) => {
+                        let (buffer, digests) = (Arc::clone(&backup.buffer), backup.digests.clone());
+                        With::Backup { buffer, digests }
+                    }
+                    (TagState::AsleepDropped, _) if entry.policy.dropped == Dropped::Zeros => With::Zeros,
+                    _ => continue,
+                };
+                fillings.push(Filling { tag: entry.tag.clone(), range, with });
             }
         }
+        pieces.sort_unstable_by_key(|piece| (piece.segment, piece.range.addr));
+        let names = self.names(&tags);
+        WakePlan { tags, names, already_awake, undefined, pieces, fillings }
+    }
+
+    fn becomes_undefined(&self, tag: TagKey) -> bool {
+        let entry = self.tag(tag);
+        let lost = match entry.state {
+            TagState::AsleepDropped => entry.policy.dropped == Dropped::Undefined,
+            TagState::Stranded => entry.undefined,
+            _ => false,
+        };
+        lost && entry.live_blocks > 0
     }
 }

@@ -372,12 +372,17 @@ impl Driver for HostDevice {
         self.owner.check(Op::EventRecord)?;
         let mut queues = self.queues();
         let event = Arc::new(Event::default());
-        let passing = Arc::clone(&event);
-        let queued = queues.stream(Op::EventRecord, stream)?.submit(Op::EventRecord, move || {
-            passing.pass();
-            Ok(())
-        })?;
-        drop(queued);
+        let on = queues.stream(Op::EventRecord, stream)?;
+        if on.is_idle() {
+            event.pass();
+        } else {
+            let passing = Arc::clone(&event);
+            let queued = on.submit(Op::EventRecord, move || {
+                passing.pass();
+                Ok(())
+            })?;
+            drop(queued);
+        }
         let id = queues.next_id();
         queues.events.insert(id, event);
         Ok(EventId(id))

@@ -1,6 +1,7 @@
 //! Streams and events of the host device: threads that run jobs in order.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -17,6 +18,8 @@ pub(super) struct Stream {
     id: StreamId,
     owner: Owner,
     jobs: Sender<Job>,
+    /// Jobs that have not finished.
+    unfinished: Arc<AtomicUsize>,
     worker: JoinHandle<()>,
 }
 
@@ -28,7 +31,7 @@ impl Stream {
             .name(format!("poorwill-host-{}", id.0))
             .spawn(work)
             .map_err(|error| DriverError::new(op, system("spawn a thread", &error)))?;
-        Ok(Self { id, owner, jobs, worker })
+        Ok(Self { id, owner, jobs, unfinished: Arc::default(), worker })
     }
 
     /// Queues `work` and gives its outcome.
@@ -38,13 +41,16 @@ impl Stream {
         work: impl FnOnce() -> Result<T, DriverErrorKind> + Send + 'static,
     ) -> Result<Pending<T>, DriverError> {
         let (sender, outcome) = mpsc::sync_channel(1);
-        let (id, owner) = (self.id, self.owner);
+        let (id, owner, unfinished) = (self.id, self.owner, Arc::clone(&self.unfinished));
         let job = Box::new(move || {
             // Work runs code of whoever made the host buffer; a panic there fails this work and no other.
             let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(panicked()));
+            // Before anybody is told: who has seen the work finish finds the stream idle.
+            unfinished.fetch_sub(1, Ordering::Release);
             // Nobody may be waiting any more: then the outcome is dropped, as the contract says.
             let _ = sender.send(result);
         });
+        self.unfinished.fetch_add(1, Ordering::Relaxed);
         self.jobs.send(job).map_err(|_| ended(op, id))?;
         Ok(Pending::new(move || {
             owner.check(op)?;
@@ -53,6 +59,11 @@ impl Stream {
                 Err(_) => Err(ended(op, id)),
             }
         }))
+    }
+
+    /// Whether everything queued has finished. Only who keeps others from queuing can rely on it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.unfinished.load(Ordering::Acquire) == 0
     }
 
     /// Works off what is queued, then ends the thread.

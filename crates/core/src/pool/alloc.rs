@@ -1,0 +1,348 @@
+//! Allocating when no free piece is ready: find a place, get memory, map it.
+//!
+//! The pool's lock is held to decide and to note; the driver is called with the [`Vm`] alone, and what has to
+//! be waited for is waited for with nothing held. Under the limit nothing is waited for but a moment; at the
+//! limit, whatever may give memory back is, before the request is refused.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::blocks::{Block as Entry, Kind};
+use super::error::PoolError;
+use super::place::Site;
+use super::segment::Segment;
+use super::state::{State, TagKey};
+use super::supply::Supply;
+use super::vm::{MapTimes, Piece, Vm};
+use super::{AllocRequest, Block, Guest, Result, Shared, StateGuard};
+use crate::driver::{DeviceRange, DriverError, DriverErrorKind, Op};
+
+const NEVER_FITS: &str = "it never fits: raise the limit";
+
+/// How long memory that is about to be quiet is preferred to new memory, all in all.
+const PATIENCE: Duration = Duration::from_micros(500);
+const BLINK: Duration = Duration::from_micros(20);
+
+/// A request with what follows from it.
+struct Wanted<'a> {
+    request: &'a AllocRequest,
+    tag: TagKey,
+    lane: u32,
+    bytes: u64,
+}
+
+/// How an attempt ended.
+enum Attempt {
+    Done(Block),
+    /// The tag is being put to sleep or woken.
+    TagBusy,
+    /// Less is free than needed; this much would have to be created.
+    Short(u64),
+    /// Memory that could be reused will be quiet soon.
+    Pending,
+    /// Addresses were added: look again.
+    Grown,
+    /// The device has no more.
+    DeviceShort(u64, DriverError),
+}
+
+impl Shared {
+    pub(super) fn alloc(&self, request: &AllocRequest) -> Result<Block> {
+        let mut state = self.open_state()?;
+        let bytes = state.checked_size(request)?;
+        let tag = state.tag_key(&request.tag);
+        while state.tag(tag).gate.is_closed() {
+            state = self.wait(state)?;
+        }
+        state.check_awake("allocate", tag)?;
+        let lane = state.lane_key(tag, request.stream);
+        let wanted = Wanted { request, tag, lane, bytes };
+        if let Some(block) = state.take_ready(&wanted)? {
+            return Ok(block);
+        }
+        drop(state);
+        self.alloc_slowly(&wanted)
+    }
+
+    fn alloc_slowly(&self, wanted: &Wanted<'_>) -> Result<Block> {
+        let started = Instant::now();
+        let mut reclaimed = false;
+        let mut joined = false;
+        loop {
+            let mut vm = self.lock_vm()?;
+            let refused = self.poll(&vm).or(self.recover(&mut vm));
+            let mut attempt = self.attempt(&mut vm, wanted, started.elapsed() < PATIENCE);
+            while let Ok(Attempt::Grown) = attempt {
+                attempt = self.attempt(&mut vm, wanted, false);
+            }
+            // A refusal leaves empty segments, which serve the next request.
+            let _ = self.drop_emptied(&vm);
+            let (needed_bytes, full) = match attempt? {
+                Attempt::Done(block) => return Ok(block),
+                Attempt::Grown => continue,
+                Attempt::TagBusy => {
+                    drop(vm);
+                    let mut state = self.open_state()?;
+                    while state.tag(wanted.tag).gate.is_closed() {
+                        state = self.wait(state)?;
+                    }
+                    continue;
+                }
+                Attempt::Pending => {
+                    drop(vm);
+                    thread::sleep(BLINK);
+                    continue;
+                }
+                Attempt::Short(needed_bytes) => (needed_bytes, None),
+                Attempt::DeviceShort(needed_bytes, source) => {
+                    if !reclaimed && self.reclaim(&mut vm, u64::MAX).0 > 0 {
+                        reclaimed = true;
+                        continue;
+                    }
+                    (needed_bytes, Some(source))
+                }
+            };
+            drop(vm);
+            if self.wait_for_memory()? {
+                reclaimed = false;
+                continue;
+            }
+            if !joined {
+                joined = true;
+                self.open_state()?.join_lanes();
+                continue;
+            }
+            return Err(self.refusal(wanted, needed_bytes, full, refused));
+        }
+    }
+
+    /// Waits for anything that may give memory back. Returns false when there is nothing.
+    pub(super) fn wait_for_memory(&self) -> Result<bool> {
+        let state = self.open_state()?;
+        if state.tags.iter().any(|entry| entry.falling_asleep) {
+            drop(self.wait(state)?);
+            return Ok(true);
+        }
+        drop(state);
+        self.wait_for_event()
+    }
+
+    fn refusal(
+        &self,
+        wanted: &Wanted<'_>,
+        needed_bytes: u64,
+        full: Option<DriverError>,
+        refused: Option<DriverError>,
+    ) -> PoolError {
+        let op = wanted.request.to_string();
+        if let Some(source) = full {
+            return self.device_full(op, needed_bytes, source);
+        }
+        if let Some(source) = refused {
+            return PoolError::Driver { op: "make room by giving idle memory back", source };
+        }
+        let hint = if wanted.bytes > self.shape.limit_bytes() {
+            NEVER_FITS
+        } else {
+            "free or put to sleep what is live, or raise the limit"
+        };
+        PoolError::OverLimit { op, needed_bytes, usage: self.usage(), hint }
+    }
+
+    /// The refusal of what could never fit, before anything is tried.
+    fn hopeless(&self, wanted: &Wanted<'_>) -> PoolError {
+        let needed_bytes = wanted.bytes.next_multiple_of(self.shape.granule_bytes);
+        let op = wanted.request.to_string();
+        if wanted.bytes > self.shape.limit_bytes() {
+            return PoolError::OverLimit { op, needed_bytes, usage: self.usage(), hint: NEVER_FITS };
+        }
+        let free_bytes = self.driver.memory_info().map_or(0, |info| info.free_bytes);
+        let kind = DriverErrorKind::OutOfMemory { asked_bytes: needed_bytes, free_bytes };
+        self.device_full(op, needed_bytes, DriverError::new(Op::Create, kind))
+    }
+
+    fn attempt(&self, vm: &mut Vm, wanted: &Wanted<'_>, patient: bool) -> Result<Attempt> {
+        let Wanted { request, tag, lane, bytes } = *wanted;
+        let mut state = self.open_state()?;
+        if state.tag(tag).gate.is_closed() {
+            return Ok(Attempt::TagBusy);
+        }
+        state.check_awake("allocate", tag)?;
+        // Somebody may have freed what is wanted meanwhile.
+        if let Some(block) = state.take_ready(wanted)? {
+            return Ok(Attempt::Done(block));
+        }
+        if bytes > self.shape.total_bytes.min(self.shape.limit_bytes()) {
+            drop(state);
+            return Err(self.hopeless(wanted));
+        }
+        let whole_bytes = bytes.next_multiple_of(self.shape.granule_bytes);
+        let spot = state.cheapest_spot(tag, lane, bytes, request.align);
+        let Some(spot) = spot.filter(|spot| spot.absent_bytes <= whole_bytes) else {
+            if let Some(short) = self.shortage(&state, vm, whole_bytes, patient) {
+                return Ok(short);
+            }
+            drop(state);
+            self.grow(vm, wanted)?;
+            return Ok(Attempt::Grown);
+        };
+        let mut site = state.occupy(&spot, lane, bytes);
+        let in_hand: u64 = site.leaving.iter().map(|piece| piece.range.bytes).sum();
+        let short = self.shortage(&state, vm, spot.absent_bytes.saturating_sub(in_hand), patient);
+        if let Some(short) = short {
+            state.abandon(&site);
+            drop(state);
+            self.dispose(vm, site.leaving);
+            return Ok(short);
+        }
+        let supply = state.supply(vm, &mut site.lacking, &site.leaving);
+        state.tag_mut(tag).gate.enter();
+        drop(state);
+        let guest = Guest { shared: self, tag };
+        let built = self.build(vm, &mut site, supply);
+        let mut state = self.state.lock_anyway();
+        let attempt = match built {
+            Ok(()) => {
+                let block = state.finish(&site, wanted);
+                drop(state);
+                Ok(Attempt::Done(block))
+            }
+            Err((needed_bytes, source)) => {
+                state.abandon(&site);
+                drop(state);
+                let lacking = site.lacking.into_iter().filter(|piece| !piece.is_absent()).collect();
+                self.dispose(vm, lacking);
+                if source.is_out_of_memory() {
+                    Ok(Attempt::DeviceShort(needed_bytes, source))
+                } else {
+                    Err(PoolError::AllocFailed { bytes: request.bytes, tag: request.tag.clone(), source })
+                }
+            }
+        };
+        drop(guest);
+        attempt
+    }
+
+    /// Whether `needed_bytes` cannot be had now, from idle memory and under the limit.
+    fn shortage(&self, state: &State, vm: &Vm, needed_bytes: u64, patient: bool) -> Option<Attempt> {
+        let idle = state.idle();
+        let create_bytes = needed_bytes.saturating_sub(idle.quiet_bytes + vm.counters().loose_bytes());
+        if create_bytes == 0 {
+            return None;
+        }
+        let room = self.shape.limit_bytes.map(|limit| limit.saturating_sub(vm.counters().held_bytes()));
+        if room.is_some_and(|room| create_bytes > room) {
+            return Some(Attempt::Short(create_bytes));
+        }
+        (patient && idle.pending_bytes > 0).then_some(Attempt::Pending)
+    }
+
+    /// New addresses for a block; no memory yet.
+    fn grow(&self, vm: &Vm, wanted: &Wanted<'_>) -> Result<()> {
+        let whole_bytes = wanted.bytes.next_multiple_of(self.shape.granule_bytes);
+        let bytes = if wanted.bytes < self.shape.chunk_bytes {
+            whole_bytes.max(self.shape.segment_bytes)
+        } else {
+            whole_bytes
+        };
+        let AllocRequest { bytes: asked, ref tag, .. } = *wanted.request;
+        let reserved = vm.driver().reserve(bytes);
+        let range =
+            reserved.map_err(|source| PoolError::AllocFailed { bytes: asked, tag: tag.clone(), source })?;
+        self.state.lock_anyway().add_segment(wanted.tag, wanted.lane, range);
+        Ok(())
+    }
+
+    /// Brings in what the site lacks. An error says how much would have had to be created.
+    fn build(&self, vm: &mut Vm, site: &mut Site, supply: Supply) -> Result<(), (u64, DriverError)> {
+        let Supply { leaving, create_bytes, reserved } = supply;
+        let failed = |source| (create_bytes, source);
+        site.leaving.extend(leaving);
+        let refused = self.dispose(vm, std::mem::take(&mut site.leaving));
+        refused.map_or(Ok(()), Err).map_err(failed)?;
+        if create_bytes > 0 {
+            let (_, refused) = vm.let_go_of_loose(create_bytes, &reserved);
+            let held = vm.counters().held_bytes().saturating_add(create_bytes);
+            if let Some(source) = refused.filter(|_| self.shape.limit_bytes.is_some_and(|limit| held > limit))
+            {
+                return Err(failed(source));
+            }
+        }
+        vm.bring_in(&mut site.lacking, &mut MapTimes::default()).map_err(failed)
+    }
+}
+
+impl State {
+    /// A block that needs no memory, if there is one.
+    fn take_ready(&mut self, wanted: &Wanted<'_>) -> Result<Option<Block>> {
+        let Wanted { request, tag, lane, bytes } = *wanted;
+        if !self.blocks.has_room(4) {
+            let reason = "the pool has as many blocks as it can count; free some".into();
+            let tag = request.tag.clone();
+            return Err(PoolError::InvalidRequest {
+                bytes: request.bytes,
+                align: request.align,
+                tag,
+                reason,
+            });
+        }
+        let Some(spot) = self.ready_spot(tag, lane, bytes, request.align) else { return Ok(None) };
+        let key = self.claim(spot.first, spot.start, spot.start + bytes);
+        let id = self.enliven(key, lane, request);
+        let range = DeviceRange::new(spot.start, bytes);
+        Ok(Some(Block { id, range, requested_bytes: request.bytes }))
+    }
+
+    /// The site has its memory: makes it a live block, and what its last granule has left a free piece.
+    fn finish(&mut self, site: &Site, wanted: &Wanted<'_>) -> Block {
+        self.store(&site.lacking);
+        if self.blocks[site.key].end() > site.end {
+            let rest = self.blocks.split(site.key, site.end);
+            self.put(rest, Kind::Fine, 0);
+        }
+        let id = self.enliven(site.key, wanted.lane, wanted.request);
+        let range = DeviceRange::new(self.blocks[site.key].addr, wanted.bytes);
+        Block { id, range, requested_bytes: wanted.request.bytes }
+    }
+
+    /// The site gets no memory: everything is free again.
+    fn abandon(&mut self, site: &Site) {
+        self.scatter_by_chunks(site.key, site.stamp);
+    }
+
+    fn add_segment(&mut self, tag: TagKey, lane: u32, range: DeviceRange) {
+        let first = self.blocks.insert(Entry {
+            addr: range.addr,
+            bytes: range.bytes,
+            lane,
+            kind: Kind::Bare,
+            ..Entry::default()
+        });
+        let segment = Segment { tag, range, first, chunks: std::collections::BTreeMap::new() };
+        let key = self.segments.insert(segment);
+        self.blocks[first].segment = key;
+        self.list(first);
+    }
+
+    pub(super) fn check_awake(&self, op: &'static str, tag: TagKey) -> Result<()> {
+        let entry = self.tag(tag);
+        if entry.state.is_asleep() {
+            return Err(PoolError::Asleep { op, tag: entry.tag.clone(), state: entry.state });
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Gives the state up until it has changed.
+    pub(super) fn wait<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
+        let state = self.state.wait(state).ok_or(PoolError::Poisoned)?;
+        if state.closed { Err(PoolError::Closed) } else { Ok(state) }
+    }
+}
+
+impl Piece {
+    fn is_absent(&self) -> bool {
+        self.backing == super::vm::Backing::Absent
+    }
+}

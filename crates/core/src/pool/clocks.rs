@@ -1,0 +1,145 @@
+//! Stream order: when the work that may still touch freed memory has passed.
+//!
+//! Each stream has a clock. A block that is freed gets the clock's tick as its stamp; recording an event on
+//! the stream ends the tick, and when the event has passed, everything stamped with that tick or an earlier
+//! one is *quiet*: no work queued before it was freed is left. So one event serves all that was freed before
+//! it, freeing itself costs no call of the driver, and whether a block is quiet is one comparison.
+//!
+//! Bookkeeping only: who records and asks the driver is [`super::quiet`].
+
+use std::collections::VecDeque;
+
+use crate::driver::{EventId, StreamId};
+
+/// A clock of a pool, by number.
+pub(super) type ClockKey = usize;
+
+/// An event to record: for which clock, on which stream, and the tick that it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Due {
+    pub(super) clock: ClockKey,
+    pub(super) stream: StreamId,
+    pub(super) tick: u64,
+}
+
+/// The clocks of all streams that a pool has seen.
+#[derive(Debug, Default)]
+pub(super) struct Clocks(Vec<Clock>);
+
+#[derive(Debug)]
+struct Clock {
+    stream: StreamId,
+    /// The stamp of what is freed now.
+    tick: u64,
+    /// Whether anything has that stamp.
+    dirty: bool,
+    /// Stamps up to this one are quiet.
+    passed: u64,
+    /// Events under way, oldest first, and the ticks they end.
+    flying: VecDeque<(u64, EventId)>,
+}
+
+impl Clocks {
+    /// The clock of `stream`, made if need be.
+    pub(super) fn of(&mut self, stream: StreamId) -> ClockKey {
+        let known = self.0.iter().position(|clock| clock.stream == stream);
+        known.unwrap_or_else(|| {
+            self.0.push(Clock { stream, tick: 1, dirty: false, passed: 0, flying: VecDeque::new() });
+            self.0.len() - 1
+        })
+    }
+
+    /// The stamp of what is freed now on this clock's stream.
+    pub(super) fn stamp(&mut self, clock: ClockKey) -> u64 {
+        let clock = &mut self.0[clock];
+        clock.dirty = true;
+        clock.tick
+    }
+
+    /// Whether everything with this stamp has passed.
+    pub(super) fn is_quiet(&self, clock: ClockKey, stamp: u64) -> bool {
+        stamp <= self.0[clock].passed
+    }
+
+    /// Whether anything stamped may still be in use.
+    pub(super) fn any_pending(&self) -> bool {
+        self.0.iter().any(|clock| clock.dirty || !clock.flying.is_empty())
+    }
+
+    /// Ends the tick of every clock under which something was freed; the caller records the events.
+    pub(super) fn begin(&mut self) -> Vec<Due> {
+        let dirty = self.0.iter_mut().enumerate().filter(|(_, clock)| clock.dirty);
+        dirty
+            .map(|(key, clock)| {
+                let due = Due { clock: key, stream: clock.stream, tick: clock.tick };
+                clock.tick += 1;
+                clock.dirty = false;
+                due
+            })
+            .collect()
+    }
+
+    /// The event that ends `due` was recorded.
+    pub(super) fn recorded(&mut self, due: Due, event: EventId) {
+        self.0[due.clock].flying.push_back((due.tick, event));
+    }
+
+    /// The event could not be recorded: the next one covers its tick too.
+    pub(super) fn not_recorded(&mut self, due: Due) {
+        self.0[due.clock].dirty = true;
+    }
+
+    /// Events under way: clock, tick and event, oldest first within a clock.
+    pub(super) fn flying(&self) -> Vec<(ClockKey, u64, EventId)> {
+        let of = |(key, clock): (ClockKey, &Clock)| {
+            clock.flying.iter().map(move |(tick, event)| (key, *tick, *event)).collect::<Vec<_>>()
+        };
+        self.0.iter().enumerate().flat_map(of).collect()
+    }
+
+    /// Everything on this clock up to `tick` has passed. Returns the events that are not needed any more.
+    pub(super) fn pass(&mut self, clock: ClockKey, tick: u64) -> Vec<EventId> {
+        let clock = &mut self.0[clock];
+        clock.passed = clock.passed.max(tick);
+        let done = clock.flying.iter().take_while(|(ends, _)| *ends <= tick).count();
+        clock.flying.drain(..done).map(|(_, event)| event).collect()
+    }
+
+    /// The device is idle: everything that was stamped before `begin` returned `ended` has passed.
+    pub(super) fn pass_all(&mut self, ended: &[Due]) -> Vec<EventId> {
+        ended.iter().flat_map(|due| self.pass(due.clock, due.tick)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_covers_what_was_freed_before_it_and_nothing_later() {
+        let mut clocks = Clocks::default();
+        let (a, b) = (clocks.of(StreamId(1)), clocks.of(StreamId(2)));
+        assert_eq!((clocks.of(StreamId(1)), a == b), (a, false));
+        assert!(!clocks.any_pending() && clocks.begin().is_empty());
+        assert!(clocks.is_quiet(a, 0), "what was never used is quiet");
+        let early = clocks.stamp(a);
+        assert_eq!(clocks.stamp(a), early);
+        let due = clocks.begin();
+        assert_eq!(due, [Due { clock: a, stream: StreamId(1), tick: early }]);
+        let late = clocks.stamp(a);
+        assert!(late > early);
+        clocks.recorded(due[0], EventId(7));
+        assert_eq!(clocks.flying(), [(a, early, EventId(7))]);
+        assert!(!clocks.is_quiet(a, early));
+        assert_eq!(clocks.pass(a, early), [EventId(7)]);
+        assert!(clocks.is_quiet(a, early) && !clocks.is_quiet(a, late) && !clocks.is_quiet(b, early));
+        assert!(clocks.any_pending());
+        let again = clocks.begin();
+        clocks.not_recorded(again[0]);
+        let later = clocks.begin();
+        assert!(later[0].tick > again[0].tick, "one event covers both ticks");
+        clocks.recorded(later[0], EventId(8));
+        assert_eq!(clocks.pass_all(&later), [EventId(8)]);
+        assert!(clocks.is_quiet(a, late) && !clocks.any_pending());
+    }
+}

@@ -1,0 +1,91 @@
+//! Who may do what with a tag while others are at it: a lock that is never held while waiting.
+//!
+//! A sleep or wake works on its tags for as long as copies take. Meanwhile the pool's lock is free; the tag's
+//! [`Gate`] is closed, and whoever needs the tag waits in front of it, without holding anything. Shorter work
+//! that must not be overtaken by a sleep (mapping memory for a new block, queuing a copy) goes in as a guest:
+//! the gate closes when the last guest has left.
+//!
+//! [`Monitor`] is the lock and the bell that gates are used with. Every change that somebody may wait for
+//! rings it. The interleavings of both are model-checked by the tests below.
+
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A value behind a lock, and a bell for those who wait for it to change.
+#[derive(Debug)]
+pub(super) struct Monitor<T> {
+    value: Mutex<T>,
+    changed: Condvar,
+}
+
+impl<T> Monitor<T> {
+    /// A monitor over `value`.
+    pub(super) fn new(value: T) -> Self {
+        Self { value: Mutex::new(value), changed: Condvar::new() }
+    }
+
+    /// The value; `None` when a thread panicked while it held it.
+    pub(super) fn lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.value.lock().ok()
+    }
+
+    /// The value, in whatever state a panic may have left it.
+    pub(super) fn lock_anyway(&self) -> MutexGuard<'_, T> {
+        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the value up until somebody rings; may come back early. `None` as for [`Monitor::lock`].
+    pub(super) fn wait<'a>(&'a self, guard: MutexGuard<'a, T>) -> Option<MutexGuard<'a, T>> {
+        self.changed.wait(guard).ok()
+    }
+
+    /// Wakes all who wait.
+    pub(super) fn ring(&self) {
+        self.changed.notify_all();
+    }
+}
+
+/// The gate of one tag.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    guests: u32,
+    closed: bool,
+}
+
+impl Gate {
+    /// Whether somebody works on the tag alone.
+    #[must_use]
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Whether nobody is inside.
+    #[must_use]
+    pub(super) fn is_empty(&self) -> bool {
+        !self.closed && self.guests == 0
+    }
+
+    /// Goes in as a guest, if the gate is open.
+    pub(super) fn enter(&mut self) -> bool {
+        if !self.closed {
+            self.guests += 1;
+        }
+        !self.closed
+    }
+
+    /// A guest leaves.
+    pub(super) fn leave(&mut self) {
+        self.guests = self.guests.saturating_sub(1);
+    }
+
+    /// Closes the gate behind oneself, if nobody is inside.
+    pub(super) fn close(&mut self) -> bool {
+        let closes = self.is_empty();
+        self.closed |= closes;
+        closes
+    }
+
+    /// Opens it again.
+    pub(super) fn open(&mut self) {
+        self.closed = false;
+    }
+}

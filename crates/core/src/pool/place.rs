@@ -1,0 +1,184 @@
+//! Where a block goes: which free pieces serve a request, and what memory they lack.
+//!
+//! One rule, whatever the model: of all places that are free, the one that needs the least memory brought in;
+//! among equals, the one that leaves the least behind. New addresses compete with those at hand, and cost all
+//! of the block. Blocks of at least a chunk are laid out as chunks first and granules last, so that their
+//! chunks leave whole when they are freed, and their tails share granules with small blocks.
+
+use super::blocks::{BlockKey, Kind};
+use super::segment::SegmentKey;
+use super::state::{State, TagKey};
+use super::vm::Piece;
+
+/// How many bare pieces are looked at for a block smaller than a chunk.
+const LOOKS: usize = 64;
+
+/// A free range of addresses for a block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spot {
+    /// The free piece that holds the first byte.
+    pub(super) first: BlockKey,
+    pub(super) start: u64,
+    /// Memory that it lacks.
+    pub(super) absent_bytes: u64,
+    /// A free chunk that the end would cut: its memory has to leave first.
+    cut: Option<u64>,
+    /// Size of the piece that it begins in.
+    piece_bytes: u64,
+}
+
+/// Where a block is being made.
+#[derive(Debug)]
+pub(super) struct Site {
+    pub(super) key: BlockKey,
+    /// Where the block ends. What it has of its last granule behind that is free once there is memory.
+    pub(super) end: u64,
+    /// The stamp of what it is made of.
+    pub(super) stamp: u64,
+    /// To bring in.
+    pub(super) lacking: Vec<Piece>,
+    /// To take out.
+    pub(super) leaving: Vec<Piece>,
+}
+
+impl State {
+    /// A place that needs no memory, if one is found at once.
+    pub(super) fn ready_spot(&self, tag: TagKey, lane: u32, bytes: u64, align: u64) -> Option<Spot> {
+        if bytes >= self.shape.chunk_bytes {
+            return self.cheapest_spot(tag, lane, bytes, align).filter(|spot| spot.absent_bytes == 0);
+        }
+        // Every piece of this size holds the block, wherever its first aligned byte is.
+        let wanted = bytes + align.saturating_sub(super::bins::UNIT_BYTES);
+        let own = self.lane(lane).fine.find(&self.blocks, wanted);
+        let found = own.or_else(|| self.quiet_piece(tag, lane, wanted));
+        found.map(|first| {
+            let piece = &self.blocks[first];
+            let start = piece.addr.next_multiple_of(align);
+            Spot { first, start, absent_bytes: 0, cut: None, piece_bytes: piece.bytes }
+        })
+    }
+
+    /// A fine piece of another lane that is quiet.
+    fn quiet_piece(&self, tag: TagKey, lane: u32, bytes: u64) -> Option<BlockKey> {
+        let others = self.tag(tag).lanes.iter().filter(|other| **other != lane);
+        others
+            .filter_map(|other| self.lane(*other).fine.find(&self.blocks, bytes))
+            .find(|key| self.is_quiet(&self.blocks[*key]))
+    }
+
+    /// Of all places in the tag's segments, the one that lacks the least memory.
+    pub(super) fn cheapest_spot(&self, tag: TagKey, lane: u32, bytes: u64, align: u64) -> Option<Spot> {
+        let spots: Box<dyn Iterator<Item = Spot> + '_> = if bytes >= self.shape.chunk_bytes {
+            Box::new(self.large_spots(tag, lane, bytes))
+        } else {
+            Box::new(self.small_spots(tag, lane, bytes, align))
+        };
+        spots.min_by_key(|spot| (spot.absent_bytes, spot.piece_bytes, spot.start))
+    }
+
+    fn large_spots(&self, tag: TagKey, lane: u32, bytes: u64) -> impl Iterator<Item = Spot> {
+        let chunk_bytes = self.shape.chunk_bytes;
+        let entry = self.tag(tag);
+        let coarse = entry.coarse.iter().flat_map(move |(piece_bytes, key)| {
+            let addr = self.blocks[*key].addr;
+            // From its beginning, or so that its end is where the block's chunks end and its granules begin.
+            let chunks_bytes = (bytes / chunk_bytes * chunk_bytes).min(*piece_bytes);
+            let late = addr + piece_bytes - chunks_bytes;
+            [Some(addr), (late > addr).then_some(late)].into_iter().flatten().map(|start| (*key, start))
+        });
+        let bare = entry.bare.iter().map(|(_, key)| (*key, self.blocks[*key].addr));
+        coarse.chain(bare).filter_map(move |(key, start)| self.spot(key, start, bytes, lane))
+    }
+
+    /// Places at the beginning of bare pieces, and those that begin in the free end of a granule before one.
+    fn small_spots(&self, tag: TagKey, lane: u32, bytes: u64, align: u64) -> impl Iterator<Item = Spot> {
+        // One whose neighbour helps out may be smaller, by less than a granule.
+        let least = bytes.saturating_sub(self.shape.granule_bytes);
+        let bare = self.tag(tag).bare.range((least, BlockKey::FIRST)..).take(LOOKS);
+        let starts = bare.flat_map(move |(_, key)| {
+            let piece = &self.blocks[*key];
+            let before = piece.prev.some().map(|prev| (prev, &self.blocks[prev]));
+            let before = before
+                .filter(|(_, block)| block.kind == Kind::Fine)
+                .map(|(prev, block)| (prev, block.addr.next_multiple_of(align)));
+            let before = before.filter(|(_, start)| *start < piece.addr);
+            [Some((*key, piece.addr)), before].into_iter().flatten()
+        });
+        starts.filter_map(move |(key, start)| self.spot(key, start, bytes, lane))
+    }
+
+    /// The place of `bytes` at `start` in the free piece `first`, if it is all free and usable.
+    fn spot(&self, first: BlockKey, start: u64, bytes: u64, lane: u32) -> Option<Spot> {
+        let (granule, chunk_bytes) = (self.shape.granule_bytes, self.shape.chunk_bytes);
+        let end = start.checked_add(bytes)?;
+        let (mut absent_bytes, mut cut) = (0, None);
+        for (_, block) in self.blocks.walk(first) {
+            let (from, to) = (block.addr.max(start), block.end().min(end));
+            match block.kind {
+                Kind::Bare => absent_bytes += to.next_multiple_of(granule) - from,
+                Kind::Fine if self.is_usable(block, lane) => {}
+                Kind::Coarse if bytes >= chunk_bytes && self.is_usable(block, lane) => {
+                    let rest = (to - block.addr) % chunk_bytes;
+                    if rest > 0 {
+                        // The chunk leaves, and granules come in its place.
+                        if !self.is_quiet(block) {
+                            return None;
+                        }
+                        cut = Some(to - rest);
+                        absent_bytes += rest.next_multiple_of(granule);
+                    }
+                }
+                _ => return None,
+            }
+            if to == end {
+                let piece_bytes = self.blocks[first].bytes;
+                return Some(Spot { first, start, absent_bytes, cut, piece_bytes });
+            }
+        }
+        None
+    }
+
+    /// Makes the spot a block in use, which no handle finds yet. With it come the rest of its last granule, the
+    /// memory that it lacks and the memory that has to leave.
+    pub(super) fn occupy(&mut self, spot: &Spot, lane: u32, bytes: u64) -> Site {
+        let segment = self.blocks[spot.first].segment;
+        let end = spot.start + bytes;
+        let mut leaving = Vec::new();
+        let mut first = spot.first;
+        if let Some(cut) = spot.cut {
+            leaving.extend(self.piece((segment, cut)));
+            let key = self.block_at(first, cut);
+            let bare = self.strip(segment, key, cut, cut + self.shape.chunk_bytes);
+            first = self.block_at(bare, spot.start);
+        }
+        let lacking = self.lacking(first, segment, spot.start, end);
+        // Of other lanes only quiet pieces are taken.
+        let own = self.blocks.walk(first).take_while(|(_, block)| block.addr < end);
+        let own =
+            own.filter(|(_, block)| block.lane == lane && block.kind != Kind::Bare && !self.is_quiet(block));
+        let stamp = own.map(|(_, block)| block.stamp).max().unwrap_or(0);
+        let reach = lacking.last().map_or(end, |piece| piece.range.end().max(end));
+        let key = self.claim(first, spot.start, reach);
+        let block = &mut self.blocks[key];
+        (block.kind, block.lane, block.stamp) = (Kind::Live, lane, 0);
+        Site { key, end, stamp, lacking, leaving }
+    }
+
+    /// The pieces to bring in so that `start..end` has memory throughout.
+    fn lacking(&self, first: BlockKey, segment: SegmentKey, start: u64, end: u64) -> Vec<Piece> {
+        let (granule, chunk_bytes) = (self.shape.granule_bytes, self.shape.chunk_bytes);
+        let mut lacking = Vec::new();
+        for (_, block) in self.blocks.walk(first).take_while(|(_, block)| block.addr < end) {
+            if block.kind != Kind::Bare {
+                continue;
+            }
+            let (mut at, to) = (block.addr.max(start), block.end().min(end));
+            while at < to {
+                let bytes = if at + chunk_bytes <= to { chunk_bytes } else { granule };
+                lacking.push(Piece::absent(segment, at, bytes));
+                at += bytes;
+            }
+        }
+        lacking
+    }
+}

@@ -1,0 +1,100 @@
+//! Finding out what has passed: events are recorded and asked for here, with no lock but that of the [`Vm`].
+
+use super::error::PoolError;
+use super::vm::Vm;
+use super::{Result, Shared};
+use crate::driver::{DriverError, DriverErrorKind, EventId};
+
+impl Shared {
+    /// Records an event on every stream under which something was freed, and asks for those under way. What
+    /// has passed becomes quiet. Never blocks; an error is returned when everything else was tried.
+    pub(super) fn poll(&self, _vm: &Vm) -> Option<DriverError> {
+        let due = {
+            let mut state = self.state.lock_anyway();
+            if !state.clocks.any_pending() && state.waiting.is_empty() {
+                return None;
+            }
+            state.clocks.begin()
+        };
+        let mut refused = None;
+        for due in due {
+            let recorded = self.driver.event_record(due.stream);
+            let mut state = self.state.lock_anyway();
+            match recorded {
+                Ok(event) => state.clocks.recorded(due, event),
+                // A stream ends when its work has finished.
+                Err(error) if is_unknown(&error) => self.forget(state.clocks.pass(due.clock, due.tick)),
+                Err(error) => {
+                    state.clocks.not_recorded(due);
+                    refused = Some(error);
+                }
+            }
+        }
+        let flying = self.state.lock_anyway().clocks.flying();
+        let mut late = None;
+        for (clock, tick, event) in flying {
+            if late == Some(clock) {
+                continue;
+            }
+            match self.driver.event_query(event) {
+                Ok(true) => {
+                    let done = self.state.lock_anyway().clocks.pass(clock, tick);
+                    self.forget(done);
+                }
+                Ok(false) => late = Some(clock),
+                // Somebody who waited for it has seen it pass.
+                Err(error) if is_unknown(&error) => drop(self.state.lock_anyway().clocks.pass(clock, tick)),
+                Err(error) => {
+                    late = Some(clock);
+                    refused = Some(error);
+                }
+            }
+        }
+        self.state.lock_anyway().settle_waiting();
+        refused
+    }
+
+    /// Waits until something that was freed is quiet. Returns false when there is nothing to wait for.
+    pub(super) fn wait_for_event(&self) -> Result<bool> {
+        let oldest = self.state.lock_anyway().clocks.flying().first().copied();
+        let Some((clock, tick, event)) = oldest else { return Ok(false) };
+        match self.driver.event_synchronize(event) {
+            // Unknown: somebody else saw it pass meanwhile.
+            Err(source) if !is_unknown(&source) => {
+                Err(PoolError::Driver { op: "wait for work on freed memory", source })
+            }
+            _ => {
+                let done = self.state.lock_anyway().clocks.pass(clock, tick);
+                self.forget(done);
+                Ok(true)
+            }
+        }
+    }
+
+    /// Waits for all work on the device; everything freed until now is quiet then.
+    pub(super) fn quiesce(&self) -> Result<(), DriverError> {
+        let due = self.state.lock_anyway().clocks.begin();
+        let idle = self.driver.synchronize();
+        let mut state = self.state.lock_anyway();
+        if idle.is_err() {
+            due.into_iter().for_each(|due| state.clocks.not_recorded(due));
+            return idle;
+        }
+        let done = state.clocks.pass_all(&due);
+        state.settle_waiting();
+        drop(state);
+        self.forget(done);
+        Ok(())
+    }
+
+    /// Events that are not needed any more. One that the driver does not let go of ends with it.
+    fn forget(&self, events: Vec<EventId>) {
+        for event in events {
+            let _ = self.driver.event_destroy(event);
+        }
+    }
+}
+
+fn is_unknown(error: &DriverError) -> bool {
+    matches!(error.kind, DriverErrorKind::UnknownHandle { .. })
+}

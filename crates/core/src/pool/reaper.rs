@@ -1,0 +1,98 @@
+//! The reaper: a thread that frees and unmaps what had to wait for the device.
+//!
+//! It is started by the first block whose free has to wait for other streams, or the first time the cache is
+//! above its mark. It waits for events with nothing held, takes no lock but the pool's own, and ends with the
+//! pool, which joins it.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use super::Shared;
+use super::gate::Monitor;
+
+/// What the reaper is told.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    work: bool,
+    stop: bool,
+}
+
+impl Orders {
+    /// Asks for work.
+    pub(super) fn give(&mut self) {
+        self.work = true;
+    }
+
+    /// Asks for the end.
+    pub(super) fn stop(&mut self) {
+        self.stop = true;
+    }
+}
+
+/// Takes the next order; returns false when the thread is to end.
+pub(super) fn next_order(orders: &Monitor<Orders>) -> bool {
+    let mut guard = orders.lock_anyway();
+    loop {
+        if guard.stop {
+            return false;
+        }
+        if std::mem::take(&mut guard.work) {
+            return true;
+        }
+        match orders.wait(guard) {
+            Some(woken) => guard = woken,
+            None => return false,
+        }
+    }
+}
+
+/// The thread, once it was needed.
+#[derive(Debug, Default)]
+pub(super) struct Reaper(Option<JoinHandle<()>>);
+
+impl Reaper {
+    /// Starts the thread if there is none. A machine that has no more threads leaves the work to the next
+    /// allocation that needs memory.
+    pub(super) fn start(&mut self, shared: &Arc<Shared>) {
+        if self.0.is_some() {
+            return;
+        }
+        let shared = Arc::clone(shared);
+        let work = move || {
+            while next_order(&shared.orders) {
+                shared.reap();
+            }
+        };
+        self.0 = thread::Builder::new().name("poorwill-reaper".into()).spawn(work).ok();
+    }
+
+    /// Waits for the thread's end, after it was told to.
+    pub(super) fn join(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // A panic there has poisoned the pool, and is seen by whoever calls it next.
+            let _ = thread.join();
+        }
+    }
+
+    /// Lets go of a thread that does not exist in this process.
+    pub(super) fn forget(&mut self) {
+        std::mem::forget(self.0.take());
+    }
+}
+
+impl Shared {
+    /// Frees and unmaps until nothing is left to wait for.
+    fn reap(&self) {
+        loop {
+            let Ok(mut vm) = self.lock_vm() else { return };
+            let refused = self.poll(&vm);
+            let above_mark = self.reclaim_above_mark(&mut vm);
+            drop(vm);
+            let waiting = self.open_state().is_ok_and(|state| !state.waiting.is_empty());
+            // After an error the next order tries again.
+            if refused.is_some() || !(waiting || above_mark) || !self.wait_for_event().unwrap_or(false) {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Where memory comes from: what nothing uses is taken before anything is created.
+//!
+//! Idle memory is loose memory (mapped nowhere) and chunks that lie wholly in quiet free pieces of tags that
+//! are awake. A need takes loose memory of its size, then idle chunks of its size, wherever they are mapped
+//! now; a large chunk that is short is made of granules, if enough of those are idle; only the rest is
+//! created, and before that as much idle memory of the wrong size is given up, if there is any.
+
+use super::blocks::{Block, BlockKey, Kind};
+use super::segment::SegmentKey;
+use super::state::{State, TagEntry};
+use super::vm::{Backing, Piece, Vm};
+use crate::tag::TagState;
+
+/// What a need gets.
+#[derive(Debug, Default)]
+pub(super) struct Supply {
+    /// Chunks that leave where they are, to be loose memory.
+    pub(super) leaving: Vec<Piece>,
+    /// To create.
+    pub(super) create_bytes: u64,
+    /// Loose memory that the need takes: size and count.
+    pub(super) reserved: Vec<(u64, usize)>,
+}
+
+/// Idle memory, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Idle {
+    /// That can be had now.
+    pub(super) quiet_bytes: u64,
+    /// That can be had when events have passed.
+    pub(super) pending_bytes: u64,
+}
+
+/// Which pieces to look at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Size {
+    Coarse,
+    Fine,
+}
+
+impl State {
+    /// Idle memory in segments.
+    pub(super) fn idle(&self) -> Idle {
+        let mut idle = Idle::default();
+        for size in [Size::Coarse, Size::Fine] {
+            for key in self.idle_pieces(size) {
+                let block = &self.blocks[key];
+                let (start, end) = self.whole_chunks(block);
+                if self.is_quiet(block) {
+                    idle.quiet_bytes += end - start;
+                } else {
+                    idle.pending_bytes += end - start;
+                }
+            }
+        }
+        idle.quiet_bytes += self.leftovers().map(|piece| piece.range.bytes).sum::<u64>();
+        idle.pending_bytes +=
+            self.waiting.iter().map(|waiting| self.blocks[waiting.block].bytes).sum::<u64>();
+        idle
+    }
+
+    /// Takes from idle memory what `needs` can use; what the caller has `in_hand` will be loose by then. Needs
+    /// for chunks that are short become needs for granules. Whether what is left may be created is a question
+    /// to ask before ([`State::idle`]).
+    pub(super) fn supply(&mut self, vm: &Vm, needs: &mut Vec<Piece>, in_hand: &[Piece]) -> Supply {
+        self.supply_needs(vm, needs, in_hand, true)
+    }
+
+    /// The same for chunks that must stay as large as they are.
+    pub(super) fn supply_as_is(&mut self, vm: &Vm, needs: &mut Vec<Piece>) -> Supply {
+        self.supply_needs(vm, needs, &[], false)
+    }
+
+    fn supply_needs(
+        &mut self,
+        vm: &Vm,
+        needs: &mut Vec<Piece>,
+        in_hand: &[Piece],
+        may_split: bool,
+    ) -> Supply {
+        let (granule, chunk) = (self.shape.granule_bytes, self.shape.chunk_bytes);
+        let count = |needs: &[Piece], bytes| needs.iter().filter(|need| need.range.bytes == bytes).count();
+        let at_hand = |bytes| vm.loose_count(bytes) + count(in_hand, bytes);
+        let mut supply = Supply::default();
+        if chunk > granule {
+            let missing = self.supply_size(Size::Coarse, count(needs, chunk), at_hand(chunk), &mut supply);
+            let missing = if may_split { missing } else { 0 };
+            let spare = (at_hand(granule) + self.idle_granules()).saturating_sub(count(needs, granule));
+            if missing > 0 {
+                split_last(needs, missing.min(spare / self.granules(chunk)), chunk, granule);
+            }
+        }
+        self.supply_size(Size::Fine, count(needs, granule), at_hand(granule), &mut supply);
+        let needed: u64 = needs.iter().map(|need| need.range.bytes).sum();
+        let reserved: u64 = supply.reserved.iter().map(|(bytes, count)| bytes * *count as u64).sum();
+        supply.create_bytes = needed - reserved;
+        let of = |pieces: &[Piece]| pieces.iter().map(|piece| piece.range.bytes).sum::<u64>();
+        let free_bytes = vm.counters().loose_bytes() + of(in_hand) + of(&supply.leaving);
+        let spare_bytes = free_bytes.saturating_sub(reserved);
+        if supply.create_bytes > spare_bytes {
+            self.steal_bytes(supply.create_bytes - spare_bytes, &mut supply.leaving);
+        }
+        supply
+    }
+
+    /// Finds `wanted` chunks of one size; returns how many are missing.
+    fn supply_size(&mut self, size: Size, wanted: usize, at_hand: usize, supply: &mut Supply) -> usize {
+        let taken = at_hand.min(wanted);
+        let found = self.steal(size, wanted - taken, &mut supply.leaving);
+        supply.reserved.push((self.chunk_bytes(size), taken + found));
+        wanted - taken - found
+    }
+
+    /// Takes idle memory of any kind, until it is `bytes` or there is no more.
+    pub(super) fn steal_bytes(&mut self, bytes: u64, leaving: &mut Vec<Piece>) {
+        let sum = |leaving: &[Piece]| leaving.iter().map(|piece| piece.range.bytes).sum::<u64>();
+        let wanted = sum(leaving).saturating_add(bytes);
+        let sizes = [(Size::Coarse, self.shape.chunk_bytes), (Size::Fine, self.shape.granule_bytes)];
+        for (size, chunk_bytes) in sizes {
+            let short = wanted.saturating_sub(sum(leaving));
+            let count = usize::try_from(short.div_ceil(chunk_bytes)).unwrap_or(usize::MAX);
+            self.steal(size, count, leaving);
+        }
+        let leftovers: Vec<Piece> = self.leftovers().collect();
+        for piece in leftovers {
+            if sum(leaving) >= wanted {
+                return;
+            }
+            if let Some(chunk) = self.chunk_mut((piece.segment, piece.range.addr)) {
+                chunk.backing = Backing::Absent;
+                leaving.push(piece);
+            }
+        }
+    }
+
+    /// Takes up to `count` idle chunks out of their pieces, smallest pieces first, each from its end.
+    fn steal(&mut self, size: Size, count: usize, leaving: &mut Vec<Piece>) -> usize {
+        let chunk_bytes = self.chunk_bytes(size);
+        let mut found = 0;
+        if count == 0 {
+            return 0;
+        }
+        let quiet = |key: &BlockKey| self.is_quiet(&self.blocks[*key]);
+        let candidates: Vec<BlockKey> = self.idle_pieces(size).filter(quiet).collect();
+        for key in candidates {
+            let block = self.blocks[key];
+            let (start, end) = self.whole_chunks(&block);
+            let chunks = usize::try_from((end - start) / chunk_bytes).unwrap_or(usize::MAX);
+            let taken = chunks.min(count - found);
+            if taken == 0 {
+                continue;
+            }
+            let from = end - taken as u64 * chunk_bytes;
+            self.evict(block.segment, key, from, end, leaving);
+            found += taken;
+            if found == count {
+                break;
+            }
+        }
+        found
+    }
+
+    /// Takes the chunks of `start..end` out of a free piece; the addresses are bare from now on.
+    pub(super) fn evict(
+        &mut self,
+        segment: SegmentKey,
+        key: BlockKey,
+        start: u64,
+        end: u64,
+        leaving: &mut Vec<Piece>,
+    ) {
+        let chunks = self.segments.get(segment).into_iter().flat_map(|s| s.chunks.range(start..end));
+        let places: Vec<u64> = chunks.map(|(at, _)| *at).collect();
+        leaving.extend(places.into_iter().filter_map(|at| self.piece((segment, at))));
+        self.strip(segment, key, start, end);
+    }
+
+    /// Free pieces that may hold whole chunks, of tags whose free pieces are free for use.
+    fn idle_pieces(&self, size: Size) -> impl Iterator<Item = BlockKey> + '_ {
+        let settled = self.tags.iter().filter(|entry| entry.is_settled());
+        settled.flat_map(move |entry| {
+            let coarse = (size == Size::Coarse).then(|| entry.coarse.iter().map(|(_, key)| *key));
+            let lanes = (size == Size::Fine).then(|| entry.lanes.iter());
+            let fine = lanes
+                .into_iter()
+                .flatten()
+                .flat_map(|lane| self.lane(*lane).fine.at_least(&self.blocks, self.shape.granule_bytes));
+            coarse.into_iter().flatten().chain(fine)
+        })
+    }
+
+    fn idle_granules(&self) -> usize {
+        let quiet =
+            self.idle_pieces(Size::Fine).map(|key| &self.blocks[key]).filter(|block| self.is_quiet(block));
+        let bytes = quiet.map(|block| self.whole_chunks(block)).map(|(start, end)| end - start).sum();
+        self.granules(bytes)
+    }
+
+    /// The part of a free piece that is whole chunks.
+    fn whole_chunks(&self, block: &Block) -> (u64, u64) {
+        if block.kind == Kind::Coarse {
+            return (block.addr, block.end());
+        }
+        let granule = self.shape.granule_bytes;
+        let start = block.addr.next_multiple_of(granule);
+        (start, (block.end() / granule * granule).max(start))
+    }
+
+    fn chunk_bytes(&self, size: Size) -> u64 {
+        match size {
+            Size::Coarse => self.shape.chunk_bytes,
+            Size::Fine => self.shape.granule_bytes,
+        }
+    }
+
+    /// Memory that a failed undo has left in tags that sleep: their bytes are elsewhere.
+    fn leftovers(&self) -> impl Iterator<Item = Piece> + '_ {
+        let of = |entry: &TagEntry| {
+            entry.has_leftovers
+                && !entry.gate.is_closed()
+                && matches!(entry.state, TagState::AsleepBackedUp | TagState::AsleepDropped)
+        };
+        let segments = self.segments.iter().filter(move |(_, segment)| of(self.tag(segment.tag)));
+        segments.flat_map(move |(key, segment)| {
+            let held = segment.chunks.iter().filter(|(_, chunk)| chunk.backing != Backing::Absent);
+            held.filter_map(move |(at, _)| self.piece((key, *at)))
+        })
+    }
+}
+
+/// Makes granules of the last `count` needs for a chunk.
+fn split_last(needs: &mut Vec<Piece>, count: usize, chunk: u64, granule: u64) {
+    let chunks: Vec<usize> = (0..needs.len()).filter(|nth| needs[*nth].range.bytes == chunk).collect();
+    for nth in chunks.into_iter().rev().take(count) {
+        let Piece { segment, range, .. } = needs[nth];
+        let granules =
+            (0..range.bytes / granule).map(|i| Piece::absent(segment, range.addr + i * granule, granule));
+        needs.splice(nth..=nth, granules);
+    }
+}
