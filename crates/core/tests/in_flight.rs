@@ -147,7 +147,7 @@ fn a_panic_while_a_copy_is_queued_harms_nobody() {
 #[test]
 fn a_poisoned_pool_refuses_everything_and_still_gives_everything_back() {
     let device = device();
-    let driver = ScriptedDriver::new(Arc::clone(&device), |call| {
+    let driver = ScriptedDriver::new(Arc::clone(&device) as Arc<dyn Driver>, |call| {
         assert!(call.op != Op::Unreserve, "a test's own panic");
         Verdict::Pass
     });

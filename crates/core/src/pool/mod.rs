@@ -67,14 +67,13 @@ use self::state::{State, TagEntry, TagKey};
 use self::vm::{Counters, Vm};
 use crate::bytes::ByteSize;
 use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
-use crate::sync;
 use crate::tag::{Tag, TagPolicy, TagState};
 
 /// Result of a pool call.
 pub type Result<T, E = PoolError> = std::result::Result<T, E>;
 
 /// How a pool behaves. The default suits a whole device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolConfig {
     /// Most bytes of backing the pool may hold, at least one granule. `None`: what the device has.
     pub limit_bytes: Option<u64>,
@@ -180,7 +179,7 @@ struct Shared {
     orders: Monitor<Orders>,
 }
 
-type StateGuard<'a> = sync::MutexGuard<'a, State>;
+type StateGuard<'a> = crate::sync::MutexGuard<'a, State>;
 type VmGuard<'a> = MutexGuard<'a, Vm>;
 
 /// The sizes of a pool. Never change.

@@ -172,7 +172,7 @@ impl State {
                     plan.saves.push(Save { place: (key, *at), bytes: chunk.bytes, granules });
                 }
                 Some(SleepAction::Drop) => {
-                    plan.discarded_bytes += granules.len() as u64 * self.shape.granule_bytes
+                    plan.discarded_bytes += granules.len() as u64 * self.shape.granule_bytes;
                 }
                 _ => {}
             }
