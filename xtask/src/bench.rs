@@ -12,10 +12,27 @@ use crate::steps::{Failure, Step};
 pub(crate) struct Bench {
     pub(crate) name: &'static str,
     package: &'static str,
+    kind: Kind,
 }
 
-/// All of them; each is a bench target of its package, under the same name.
-pub(crate) const BENCHES: [Bench; 1] = [Bench { name: "wake", package: "poorwill-driver" }];
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A bench target of the package, under the benchmark's name.
+    Target,
+    /// The only program of a package that compiles a peer.
+    Program,
+}
+
+/// All of them.
+pub(crate) const BENCHES: [Bench; 2] = [
+    Bench { name: "alloc", package: "poorwill-bench-alloc", kind: Kind::Program },
+    Bench { name: "wake", package: "poorwill-driver", kind: Kind::Target },
+];
+
+/// Packages that nobody compiles who does not ask for them.
+pub(crate) fn peer_packages() -> impl Iterator<Item = &'static str> {
+    BENCHES.into_iter().filter(|bench| bench.kind == Kind::Program).map(|bench| bench.package)
+}
 
 impl Bench {
     pub(crate) fn named(name: &OsStr) -> Option<Self> {
@@ -23,8 +40,13 @@ impl Bench {
     }
 
     pub(crate) fn run(self, args: &[OsString]) -> Result<(), Failure> {
-        let words = ["bench", "--quiet", "--locked", "--package", self.package, "--bench", self.name, "--"];
-        let command = words.into_iter().map(OsString::from).chain(args.iter().cloned());
+        let words: &[&str] = match self.kind {
+            Kind::Target => {
+                &["bench", "--quiet", "--locked", "--package", self.package, "--bench", self.name, "--"]
+            }
+            Kind::Program => &["run", "--quiet", "--release", "--locked", "--package", self.package, "--"],
+        };
+        let command = words.iter().map(OsString::from).chain(args.iter().cloned());
         Step::cargo(command).run().map(drop)
     }
 }

@@ -98,6 +98,16 @@ pub(crate) enum Failure {
     NoTests { typed: String },
 }
 
+impl Failure {
+    /// What the step's command exited with, if it ran to its end.
+    pub(crate) fn exit_code(&self) -> Option<i32> {
+        match self {
+            Failure::Status { status, .. } => status.code(),
+            Failure::Start { .. } | Failure::Output { .. } | Failure::NoTests { .. } => None,
+        }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -168,6 +178,7 @@ mod tests {
         let failure = a_failing_step().run().unwrap_err();
         let said = failure.to_string();
         assert!(said.starts_with("`false --always` failed (exit status: 1)"), "{said}");
+        assert_eq!(failure.exit_code(), Some(1));
     }
 
     #[test]

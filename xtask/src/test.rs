@@ -3,15 +3,18 @@
 //! Without arguments it builds first and then runs unit, integration and documentation tests, so
 //! that the two durations stand apart; a failure in one crate does not keep the others from being
 //! tested, and no test at all counts as a failure. With arguments it is one `cargo test` that takes
-//! them, for the whole workspace unless they choose packages.
+//! them, for the whole workspace unless they choose packages. Benchmarks that compile a peer are left
+//! out, for their peers are not ours to test: `cargo xtask lint` compiles them, and
+//! `cargo test --package` tests one.
 
 use std::ffi::OsString;
 
+use crate::bench::peer_packages;
 use crate::steps::{Failure, Step, say};
 
 pub(crate) fn run(cargo_args: &[OsString]) -> Result<(), Failure> {
     let built = if cargo_args.is_empty() {
-        let took = Step::cargo(["test", "--workspace", "--locked", "--no-run"]).run()?;
+        let took = Step::cargo(arguments(&["--no-run".into()])).run()?;
         format!(", built in {:.1} s", took.as_secs_f64())
     } else {
         String::new()
@@ -37,6 +40,7 @@ fn arguments(cargo_args: &[OsString]) -> Vec<OsString> {
     let mut arguments = vec!["test".into()];
     if !chooses_packages(cargo_args) {
         arguments.push("--workspace".into());
+        arguments.extend(peer_packages().flat_map(|package| ["--exclude".into(), package.into()]));
     }
     arguments.push("--locked".into());
     if cargo_args.is_empty() {
@@ -91,10 +95,11 @@ mod tests {
 
     #[test]
     fn arguments_reach_cargo_as_given() {
-        assert_eq!(arguments_of(&[]), ["test", "--workspace", "--locked", "--no-fail-fast"]);
+        let ours = ["test", "--workspace", "--exclude", "poorwill-bench-alloc", "--locked"];
+        assert_eq!(arguments_of(&[]), [&ours[..], &["--no-fail-fast"]].concat());
         assert_eq!(
             arguments_of(&["pool", "--", "--nocapture"]),
-            ["test", "--workspace", "--locked", "pool", "--", "--nocapture"]
+            [&ours[..], &["pool", "--", "--nocapture"]].concat()
         );
     }
 

@@ -1,10 +1,11 @@
 //! The arrows between the crates: `core ← driver ← poorwill ← {python, rotate}`, with `cli` upon
-//! `poorwill` and `rotate`, and the testkit for tests only.
+//! `poorwill` and `rotate`, and the testkit for tests only. Benchmarks that compile a peer stand beside
+//! the house: nothing stands on them, and nobody compiles them by accident.
 //!
 //! Each crate names in the table below what it may stand on. Tests may use the testkit and the
 //! driver besides.
 
-use cargo_metadata::{DependencyKind, MetadataCommand};
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 
 /// Which crates of the workspace a crate may depend on, normally and for its build.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -15,8 +16,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-rotate", &["poorwill"]),
     ("poorwill-cli", &["poorwill", "poorwill-rotate"]),
     ("poorwill-testkit", &["poorwill-core", "poorwill-driver"]),
+    ("poorwill-bench-alloc", &["poorwill-core", "poorwill-driver"]),
     ("xtask", &[]),
 ];
+
+/// How the name of a benchmark that compiles a peer begins.
+const BENCH: &str = "poorwill-bench-";
 
 /// What any crate may use in its tests, beside its own row of the table.
 const FOR_TESTS: &[&str] = &["poorwill-testkit", "poorwill-driver"];
@@ -25,6 +30,19 @@ const FOR_TESTS: &[&str] = &["poorwill-testkit", "poorwill-driver"];
 fn arrows_hold() {
     let problems = problems(&workspace());
     assert!(problems.is_empty(), "\n{}\n", problems.join("\n"));
+}
+
+#[test]
+fn benchmarks_are_built_by_name_only() {
+    let metadata = metadata();
+    let defaults = metadata.workspace_default_packages();
+    assert!(!defaults.is_empty());
+    for package in defaults {
+        assert!(!package.name.starts_with(BENCH), "`cargo build` would compile {}", package.name);
+    }
+    for package in metadata.workspace_packages().iter().filter(|package| package.name.starts_with(BENCH)) {
+        assert_eq!(package.publish.as_deref(), Some(&[][..]), "{} must not be published", package.name);
+    }
 }
 
 /// A crate of the workspace with the crates of the workspace that it depends on.
@@ -56,13 +74,7 @@ fn problems(crates: &[Crate]) -> Vec<String> {
 }
 
 fn workspace() -> Vec<Crate> {
-    // As cargo says now: checkouts that share a target folder share this test's program.
-    let own = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").into());
-    let metadata = MetadataCommand::new()
-        .manifest_path(format!("{own}/Cargo.toml"))
-        .no_deps()
-        .exec()
-        .expect("`cargo metadata` reads this workspace");
+    let metadata = metadata();
     let packages = metadata.workspace_packages();
     let is_ours = |name: &str| packages.iter().any(|package| package.name == name);
     packages
@@ -77,6 +89,16 @@ fn workspace() -> Vec<Crate> {
                 .collect(),
         })
         .collect()
+}
+
+fn metadata() -> Metadata {
+    // As cargo says now: checkouts that share a target folder share this test's program.
+    let own = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").into());
+    MetadataCommand::new()
+        .manifest_path(format!("{own}/Cargo.toml"))
+        .no_deps()
+        .exec()
+        .expect("`cargo metadata` reads this workspace")
 }
 
 mod the_checker {
@@ -98,6 +120,7 @@ mod the_checker {
             krate("poorwill-rotate", &[("poorwill", Normal), ("poorwill-testkit", Development)]),
             krate("poorwill-cli", &[("poorwill", Normal), ("poorwill-rotate", Normal)]),
             krate("poorwill-testkit", &[("poorwill-core", Normal), ("poorwill-driver", Normal)]),
+            krate("poorwill-bench-alloc", &[("poorwill-core", Normal), ("poorwill-driver", Normal)]),
             krate("xtask", &[]),
         ];
         assert_eq!(problems(&house), Vec::<String>::new());
@@ -116,6 +139,7 @@ mod the_checker {
             ("poorwill-rotate", "poorwill-cli", Development),
             ("poorwill-testkit", "poorwill", Normal),
             ("poorwill-cli", "xtask", Development),
+            ("poorwill-core", "poorwill-bench-alloc", Development),
         ] {
             let problems = problems(&[krate(from, &[(to, kind)])]);
             assert!(
@@ -145,6 +169,7 @@ mod the_checker {
             for needed in *allowed {
                 assert!(row(needed) < row(name), "{name} stands on {needed}, whose row comes later");
                 assert!(!["xtask", "poorwill-cli", "poorwill-testkit"].contains(needed), "{name}: {needed}");
+                assert!(!needed.starts_with(BENCH), "{name}: {needed}");
             }
         }
     }

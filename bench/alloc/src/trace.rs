@@ -1,0 +1,128 @@
+//! What is allocated and freed: sizes and victims from a fixed seed, the same on every machine.
+//!
+//! Sizes are log-uniform from 512 bytes up to 1 MiB: half of the blocks lie below 23 KiB, and each doubling has
+//! the same share, so neither allocator lives off one size class. That is the range in which allocators differ
+//! by their bookkeeping: below it all round up to the same, and above it what counts is the driver's calls, and
+//! engines have few such blocks. Sizes are arbitrary bytes; each allocator rounds them as it must.
+//!
+//! Victims are uniform over the live blocks: no order of freeing that an allocator could profit from, and no
+//! mercy on the caches.
+
+use std::iter;
+
+const BYTES_MIN: u32 = 512;
+/// 512 bytes to 1 MiB.
+const DOUBLINGS: u32 = 11;
+
+const SEED: u64 = 0x5007_1e57;
+
+/// One free–alloc pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pair {
+    /// Which of the live blocks is freed; the new one takes its place.
+    pub(crate) victim: u32,
+    /// Size of the new block.
+    pub(crate) bytes: u32,
+}
+
+/// An endless trace.
+#[derive(Debug, Clone)]
+pub(crate) struct Trace {
+    live: u32,
+    /// Of SplitMix64.
+    state: u64,
+}
+
+impl Trace {
+    /// The trace for this many live blocks.
+    pub(crate) fn new(live: u32) -> Self {
+        Self { live, state: SEED }
+    }
+
+    /// Sizes of the blocks that are there before the first pair.
+    pub(crate) fn fill(&mut self) -> Vec<u32> {
+        (0..self.live).map(|_| self.bytes()).collect()
+    }
+
+    /// The next `count` pairs.
+    pub(crate) fn pairs(&mut self, count: u32) -> Vec<Pair> {
+        let pair = || Pair { victim: self.below(self.live), bytes: self.bytes() };
+        iter::repeat_with(pair).take(count as usize).collect()
+    }
+
+    /// A size with the density 1/x: first a doubling, then uniform sizes within it until one is kept, each
+    /// with the probability (the doubling's beginning)/x. Whole numbers only, so that all machines agree.
+    fn bytes(&mut self) -> u32 {
+        let least = BYTES_MIN << self.below(DOUBLINGS);
+        loop {
+            let bytes = least + self.below(least);
+            if self.below(bytes) < least {
+                return bytes;
+            }
+        }
+    }
+
+    /// Uniform below `end`, as far as 32 bits allow.
+    fn below(&mut self, end: u32) -> u32 {
+        let random = u64::from(self.next());
+        // The upper half of a product of two numbers of 32 bits.
+        u32::try_from((random * u64::from(end)) >> 32).unwrap_or(0)
+    }
+
+    fn next(&mut self) -> u32 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        u32::try_from((mixed ^ (mixed >> 31)) >> 32).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_trace_is_the_same_every_time() {
+        let (mut one, mut other) = (Trace::new(1000), Trace::new(1000));
+        assert_eq!(one.fill(), other.fill());
+        assert_eq!(one.pairs(5000), other.pairs(5000));
+        // And on every machine.
+        let first = Trace::new(1000).fill();
+        assert_eq!(first[..4], [300_345, 458_695, 460_939, 197_361]);
+    }
+
+    #[test]
+    fn pairs_go_on_where_the_last_ones_ended() {
+        let mut whole = Trace::new(10);
+        let mut parts = whole.clone();
+        assert_eq!([parts.pairs(3), parts.pairs(4)].concat(), whole.pairs(7));
+    }
+
+    #[test]
+    fn sizes_are_log_uniform() {
+        const COUNT: u32 = 200_000;
+        let mut sizes = Trace::new(COUNT).fill();
+        sizes.sort_unstable();
+        assert!(sizes[0] >= 512 && sizes[sizes.len() - 1] < 1 << 20);
+        // Quantile q of a log-uniform size is 512·2048^q, and a 64th of the doublings is 13 % in size.
+        for part in 1..16 {
+            let quantile = f64::from(sizes[(COUNT / 16 * part) as usize]);
+            let expected = 512.0 * 2048f64.powf(f64::from(part) / 16.0);
+            assert!((quantile / expected - 1.0).abs() < 0.05, "{part}/16: {quantile}, not {expected}");
+        }
+        // Within a doubling too: half of it lies below its start times √2.
+        let within =
+            |from: f64, to: f64| sizes.iter().filter(|s| (from..to).contains(&f64::from(**s))).count();
+        let (lower, upper) = (within(65536.0, 92681.9), within(92681.9, 131_072.0));
+        assert!(lower.abs_diff(upper) * 20 < lower + upper, "{lower} and {upper}");
+    }
+
+    #[test]
+    fn victims_are_live_and_all_get_their_turn() {
+        let mut turns = [0u32; 100];
+        Trace::new(100).pairs(100_000).iter().for_each(|pair| turns[pair.victim as usize] += 1);
+        assert!(turns.iter().all(|turns| (800..1200).contains(turns)), "{turns:?}");
+        assert!(Trace::new(1).pairs(100).iter().all(|pair| pair.victim == 0));
+    }
+}
