@@ -127,7 +127,7 @@ impl<'a> World<'a> {
         let granule = driver.info().granule_bytes;
         let config = PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() };
         let pool = (0..9)
-            .find_map(|_| faults.while_armed(|| Pool::new(Arc::clone(&driver), config.clone())).ok())
+            .find_map(|_| faults.while_armed(|| Pool::new(Arc::clone(&driver), config)).ok())
             .expect("a pool opens once the faults are over");
         let mut world =
             Self { tally, run, pool, driver, faults, blocks: Vec::new(), states: BTreeMap::new(), seed: 0 };

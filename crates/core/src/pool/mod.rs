@@ -50,7 +50,7 @@ mod wake;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
 pub use report::{
@@ -67,6 +67,7 @@ use self::state::{State, TagEntry, TagKey};
 use self::vm::{Counters, Vm};
 use crate::bytes::ByteSize;
 use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
+use crate::sync::MutexGuard;
 use crate::tag::{Tag, TagPolicy, TagState};
 
 /// Result of a pool call.
@@ -179,8 +180,8 @@ struct Shared {
     orders: Monitor<Orders>,
 }
 
-type StateGuard<'a> = crate::sync::MutexGuard<'a, State>;
-type VmGuard<'a> = MutexGuard<'a, Vm>;
+type StateGuard<'a> = MutexGuard<'a, State>;
+type VmGuard<'a> = std::sync::MutexGuard<'a, Vm>;
 
 /// The sizes of a pool. Never change.
 #[derive(Debug, Clone, Copy)]
