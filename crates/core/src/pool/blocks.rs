@@ -53,6 +53,9 @@ pub(super) struct Block {
     /// Bytes at the end that were not asked for.
     pub(super) slack: u16,
     pub(super) kind: Kind,
+    /// What the neighbours are, so that a neighbour in use need not be looked at.
+    pub(super) prev_kind: Kind,
+    pub(super) next_kind: Kind,
 }
 
 /// All blocks of a pool.
@@ -94,6 +97,8 @@ impl Default for Block {
             lane: 0,
             slack: 0,
             kind: Kind::Vacant,
+            prev_kind: Kind::Vacant,
+            next_kind: Kind::Vacant,
         }
     }
 }
@@ -156,13 +161,28 @@ impl Blocks {
         self[key] = Block { bin_next: vacant, ..Block::default() };
     }
 
+    /// Makes a block another kind, and lets its neighbours know.
+    pub(super) fn set_kind(&mut self, key: BlockKey, kind: Kind) {
+        let block = &mut self[key];
+        block.kind = kind;
+        let (prev, next) = (block.prev, block.next);
+        if prev.is_some() {
+            self[prev].next_kind = kind;
+        }
+        if next.is_some() {
+            self[next].prev_kind = kind;
+        }
+    }
+
     /// Cuts a block at an address inside it; the part behind gets a new key and is otherwise the same.
     pub(super) fn split(&mut self, key: BlockKey, at: u64) -> BlockKey {
         let whole = self[key];
-        let behind = self.insert(Block { addr: at, bytes: whole.end() - at, prev: key, ..whole });
+        let bytes = whole.end() - at;
+        let behind = self.insert(Block { addr: at, bytes, prev: key, prev_kind: whole.kind, ..whole });
         let front = &mut self[key];
         front.bytes = at - whole.addr;
         front.next = behind;
+        front.next_kind = whole.kind;
         if whole.next.is_some() {
             self[whole.next].prev = behind;
         }
@@ -172,13 +192,16 @@ impl Blocks {
     /// Joins a block with the next one, which is gone.
     pub(super) fn join_next(&mut self, key: BlockKey) {
         let next = self[key].next;
-        let Block { bytes, stamp, next: behind, .. } = self[next];
+        let Block { bytes, stamp, next: behind, next_kind, .. } = self[next];
         let front = &mut self[key];
+        let kind = front.kind;
         front.bytes += bytes;
         front.stamp = front.stamp.max(stamp);
         front.next = behind;
+        front.next_kind = next_kind;
         if behind.is_some() {
-            self[behind].prev = key;
+            let behind = &mut self[behind];
+            (behind.prev, behind.prev_kind) = (key, kind);
         }
         self.remove(next);
     }
@@ -215,6 +238,10 @@ mod tests {
         assert_eq!(shape(&blocks, first), [(100, 60), (160, 40)]);
         assert_eq!((blocks[first].stamp, blocks[last].prev), (7, first));
         assert_eq!(blocks[middle].kind, Kind::Vacant);
+        blocks.set_kind(first, Kind::Live);
+        blocks.set_kind(last, Kind::Bare);
+        assert_eq!((blocks[first].next_kind, blocks[last].prev_kind), (Kind::Bare, Kind::Live));
+        blocks.set_kind(last, Kind::Live);
         let again = blocks.split(first, 101);
         assert_eq!(again, middle, "places are used again");
         blocks.join_next(again);

@@ -49,8 +49,8 @@ mod wake;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
 pub use report::{
@@ -67,7 +67,7 @@ use self::state::{State, TagEntry, TagKey};
 use self::vm::{Counters, Vm};
 use crate::bytes::ByteSize;
 use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
-use crate::sync::MutexGuard;
+use crate::sync::{MutexGuard, PlainGuard, PlainMutex, PoisonError};
 use crate::tag::{Tag, TagPolicy, TagState};
 
 /// Result of a pool call.
@@ -165,7 +165,7 @@ pub struct Block {
 /// Blocks of one device's memory. See the module's documentation.
 pub struct Pool {
     shared: Arc<Shared>,
-    reaper: Mutex<Reaper>,
+    reaper: PlainMutex<Reaper>,
 }
 
 /// What the callers of a pool and its reaper share.
@@ -175,13 +175,13 @@ struct Shared {
     shape: Shape,
     copy_streams: Vec<StreamId>,
     state: Monitor<State>,
-    vm: Mutex<Vm>,
+    vm: PlainMutex<Vm>,
     counters: Arc<Counters>,
     orders: Monitor<Orders>,
 }
 
 type StateGuard<'a> = MutexGuard<'a, State>;
-type VmGuard<'a> = std::sync::MutexGuard<'a, Vm>;
+type VmGuard<'a> = PlainGuard<'a, Vm>;
 
 /// The sizes of a pool. Never change.
 #[derive(Debug, Clone, Copy)]
@@ -259,10 +259,10 @@ impl Pool {
             closed: false,
         };
         let counters = Arc::new(Counters::default());
-        let vm = Mutex::new(Vm::new(Arc::clone(&driver), Arc::clone(&counters)));
+        let vm = PlainMutex::new(Vm::new(Arc::clone(&driver), Arc::clone(&counters)));
         let (state, orders) = (Monitor::new(state), Monitor::new(Orders::default()));
         let shared = Shared { driver, shape, copy_streams: ready, state, vm, counters, orders };
-        Ok(Self { shared: Arc::new(shared), reaper: Mutex::new(Reaper::default()) })
+        Ok(Self { shared: Arc::new(shared), reaper: PlainMutex::new(Reaper::default()) })
     }
 
     /// The device.

@@ -160,7 +160,8 @@ impl State {
         let reach = lacking.last().map_or(end, |piece| piece.range.end().max(end));
         let key = self.claim(first, spot.start, reach);
         let block = &mut self.blocks[key];
-        (block.kind, block.lane, block.stamp) = (Kind::Live, lane, 0);
+        (block.lane, block.stamp) = (lane, 0);
+        self.blocks.set_kind(key, Kind::Live);
         Site { key, end, stamp, lacking, leaving }
     }
 

@@ -220,15 +220,15 @@ impl State {
 
     /// Makes a block that is on no list a free piece, joined with its neighbours. Returns the piece's key.
     pub(super) fn put(&mut self, key: BlockKey, kind: Kind, stamp: u64) -> BlockKey {
-        let block = &mut self.blocks[key];
-        (block.kind, block.stamp) = (kind, stamp);
-        let (prev, next) = (block.prev, block.next);
-        if next.is_some() && self.belong_together(key, next) {
+        self.blocks[key].stamp = stamp;
+        self.blocks.set_kind(key, kind);
+        let Block { prev, next, prev_kind, next_kind, .. } = self.blocks[key];
+        if next_kind == kind && self.belong_together(key, next) {
             self.unlist(next);
             self.blocks.join_next(key);
         }
         let mut piece = key;
-        if prev.is_some() && self.belong_together(prev, key) {
+        if prev_kind == kind && self.belong_together(prev, key) {
             self.unlist(prev);
             self.blocks.join_next(prev);
             piece = prev;
@@ -237,14 +237,13 @@ impl State {
         piece
     }
 
+    /// Whether neighbours of one kind are one piece.
     fn belong_together(&self, a: BlockKey, b: BlockKey) -> bool {
-        let (a, b) = (&self.blocks[a], &self.blocks[b]);
-        a.kind == b.kind
-            && match a.kind {
-                Kind::Bare => true,
-                Kind::Fine | Kind::Coarse => a.lane == b.lane,
-                _ => false,
-            }
+        match self.blocks[a].kind {
+            Kind::Bare => true,
+            Kind::Fine | Kind::Coarse => self.blocks[a].lane == self.blocks[b].lane,
+            _ => false,
+        }
     }
 
     /// Takes `start..end` out of the free pieces that hold it, of which `first` is the first, and makes it one
@@ -461,11 +460,11 @@ impl State {
         self.next_serial += 1;
         let block = &mut self.blocks[key];
         let bytes = block.bytes;
-        block.kind = Kind::Live;
         block.lane = lane;
         block.stamp = serial;
         // Rounding adds less than a unit.
         block.slack = u16::try_from(bytes - request.bytes).unwrap_or(u16::MAX);
+        self.blocks.set_kind(key, Kind::Live);
         self.live_bytes += bytes;
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
         let tag = self.lane(lane).tag;
@@ -499,7 +498,7 @@ impl State {
                 (clock, self.clocks.stamp(clock))
             })
             .collect();
-        self.blocks[id.key].kind = Kind::Waiting;
+        self.blocks.set_kind(id.key, Kind::Waiting);
         self.waiting.push(Waiting { block: id.key, stamp, until });
         Ok(true)
     }
