@@ -1,8 +1,11 @@
 //! What the command line accepts.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
+use poorwill::churn::{Load, ParseLoadError};
 use poorwill::{ByteSize, DeviceSpec};
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
@@ -17,18 +20,22 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Write a small mixture-of-experts checkpoint to a temporary folder, load it, put it to sleep and wake it,
-    /// and verify every tensor
+    /// and verify every tensor; then measure what loading large models takes
     Demo(DemoArgs),
     /// Load safetensors files, put them to sleep and wake them, and verify every tensor
     Nap(NapArgs),
+    /// Measure
+    Bench(BenchArgs),
 }
 
 /// Arguments of `poorwill demo`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoArgs {
-    /// Device to use: host, host:SIZE, cuda:N
-    #[arg(long, value_name = "DEVICE", default_value = "host:4GiB")]
-    pub(crate) device: DeviceSpec,
+    /// Device to use: host, host:SIZE, cuda:N [default: host:4GiB, and host:64GiB for the large loads]
+    ///
+    /// On a device that is too small for the large loads they run with all sizes divided by a power of two.
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<DeviceSpec>,
 
     /// Print one JSON object instead of a table
     #[arg(long)]
@@ -65,4 +72,56 @@ pub(crate) struct NapArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `poorwill bench`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) bench: Bench,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Allocate and free as the loading of a large model does, and compare mapped with live memory
+    Churn(ChurnArgs),
+}
+
+/// Arguments of `poorwill bench churn`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ChurnArgs {
+    /// What is loaded: experts converted with large transients, dense layers converted to half their size, or
+    /// experts rearranged into new blocks while the old ones are live
+    #[arg(long, value_name = "LOAD", value_parser = load_parser())]
+    pub(crate) load: Load,
+
+    /// Where sizes that vary come from
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+
+    /// How many times to load; each frees what the one before left
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) rounds: NonZeroU32,
+
+    /// Most memory to map on the device, like 24GiB
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) limit: Option<ByteSize>,
+
+    /// Device to use: host, host:SIZE, cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "host:64GiB")]
+    pub(crate) device: DeviceSpec,
+
+    /// Write what is live and mapped after each step to this file, as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn load_parser() -> impl TypedValueParser<Value = Load> {
+    PossibleValuesParser::new(Load::ALL.map(Load::name))
+        .try_map(|name| -> Result<_, ParseLoadError> { name.parse() })
 }

@@ -5,11 +5,13 @@ use std::process::ExitCode;
 
 use poorwill::checkpoint::{CheckpointError, SyntheticError};
 use poorwill::model::ModelError;
-use poorwill::{OpenError, PoolError};
+use poorwill::{DriverError, OpenError, PoolError};
 use serde::Serialize;
 
 /// What a command has to say, for people and for programs.
 pub(crate) trait Outcome: Serialize {
+    /// What it means that something was wrong.
+    const WRONG: &'static str = "not verified";
     /// What was wrong, unless everything was verified.
     fn mismatch(&self) -> Option<&str>;
     /// The report for people, line by line.
@@ -38,13 +40,13 @@ macro_rules! failure_from {
     };
 }
 
-failure_from!(CheckpointError, SyntheticError, ModelError, OpenError, PoolError);
+failure_from!(CheckpointError, SyntheticError, ModelError, OpenError, PoolError, DriverError);
 
 /// Prints the outcome and turns it into an exit code.
-pub(crate) fn finish(json: bool, outcome: Result<impl Outcome, Failure>) -> ExitCode {
+pub(crate) fn finish<O: Outcome>(json: bool, outcome: Result<O, Failure>) -> ExitCode {
     if let Some(mismatch) = outcome.as_ref().ok().and_then(Outcome::mismatch) {
         // Standard error is the last place to complain to.
-        let _ = writeln!(io::stderr(), "error: not verified: {mismatch}");
+        let _ = writeln!(io::stderr(), "error: {}: {mismatch}", O::WRONG);
     }
     let printed = match &outcome {
         Ok(outcome) if json => print_json(outcome),

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod demo;
 mod failure;
 mod nap;
@@ -32,5 +33,6 @@ fn main() -> ExitCode {
     match args.command {
         Command::Demo(args) => failure::finish(args.json, demo::run(&args)),
         Command::Nap(args) => failure::finish(args.json, nap::run(&args)),
+        Command::Bench(args) => bench::run(args.bench),
     }
 }

@@ -1,19 +1,15 @@
 //! Reports for people.
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
+use poorwill::churn::ChurnReport;
 use poorwill::{ByteSize, Release, SleepReport, WakeReport};
 
 use crate::nap::{Cycle, Holding, NapReport};
 
 /// A nap as a table: a row per step, what the device and the host hold after it, and what happened.
 pub(crate) fn nap(report: &NapReport) -> String {
-    let mut table = Table::new();
-    table
-        .load_style(UTF8_FULL_CONDENSED)
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(width());
-    table.set_header(["step", "seconds", "on device", "on host", "what happened"]);
+    let mut table = table(["step", "seconds", "on device", "on host", "what happened"]);
     let tensors = format!("{} in {}", count(report.tensors, "tensor"), count(report.files, "file"));
     let model = [tensors].into_iter().chain(rate(report.bytes, report.load_s)).collect::<Vec<_>>().join("; ");
     row(&mut table, "load", report.load_s, report.loaded, &model);
@@ -38,6 +34,47 @@ pub(crate) fn nap(report: &NapReport) -> String {
         report.device,
         verdict(report)
     )
+}
+
+/// Loads, two rows each: at the peak and at the end; and below what failed.
+pub(crate) fn churn(reports: &[ChurnReport]) -> String {
+    let mut table = table(["load", "moment", "live", "mapped", "ratio", "what happened"]);
+    for report in reports {
+        let created: Vec<String> = report.created_bytes.iter().map(|bytes| size(*bytes)).collect();
+        let what = format!(
+            "seed {}: {} created in {:.3}\u{a0}s",
+            report.seed,
+            created.join(", then "),
+            report.seconds
+        );
+        let [live, mapped] = [report.peak_live_bytes, report.peak_mapped_bytes].map(size);
+        table.add_row([report.load.name(), "peak", &live, &mapped, &ratio(report.peak_ratio), &what]);
+        let end = if report.failed.is_some() { "failed, then trimmed" } else { "loaded, then trimmed" };
+        let [live, held] = [report.live_bytes, report.held_bytes].map(size);
+        table.add_row(["", "end", &live, &held, &ratio(report.held_ratio), end]);
+    }
+    for column in table.column_iter_mut().skip(2).take(3) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let failed = reports.iter().filter_map(|report| Some((report.load, report.failed.as_ref()?)));
+    let failed: String = failed.map(|(load, failed)| format!("FAILED: {load}: {failed}.\n")).collect();
+    format!("{table}\n{failed}")
+}
+
+/// `1.028×`, or a dash where there is none.
+fn ratio(ratio: Option<f64>) -> String {
+    ratio.map_or("–".into(), |ratio| format!("{ratio:.3}×"))
+}
+
+/// An empty table, as wide as it may be.
+fn table(header: impl IntoIterator<Item = impl Into<Cell>>) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(UTF8_FULL_CONDENSED)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(width())
+        .set_header(header.into_iter().map(Into::into).collect::<Vec<Cell>>());
+    table
 }
 
 /// That of the terminal, within what reads well.

@@ -55,6 +55,7 @@ pub enum OpenError {
 #[derive(Debug)]
 pub struct Arena {
     pool: Pool,
+    limit_bytes: Option<u64>,
 }
 
 impl Arena {
@@ -73,13 +74,19 @@ impl Arena {
     /// # Errors
     /// As for [`Pool::new`].
     pub fn over(driver: Arc<dyn Driver>, config: PoolConfig) -> Result<Self, PoolError> {
-        Ok(Self { pool: Pool::new(driver, config)? })
+        Ok(Self { limit_bytes: config.limit_bytes, pool: Pool::new(driver, config)? })
     }
 
     /// The pool underneath, for copies on streams of the caller's.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// Most it may map, where it was opened with a limit.
+    #[must_use]
+    pub fn limit_bytes(&self) -> Option<u64> {
+        self.limit_bytes
     }
 
     /// The device.

@@ -22,12 +22,14 @@
 //! ```
 //!
 //! [`checkpoint`] reads safetensors files, and [`model`] loads them into an arena and compares them with it.
+//! [`churn`] takes an arena through the allocations of loading a model and measures what that maps.
 //! What the words mean, and what is promised, is in `docs/design.md`.
 #![forbid(unsafe_code)]
 
 mod arena;
 #[cfg(unix)]
 pub mod checkpoint;
+pub mod churn;
 mod device;
 #[cfg(unix)]
 pub mod model;

@@ -3,7 +3,10 @@
 use std::fs;
 
 use poorwill::checkpoint::SyntheticMoe;
+use poorwill::churn::{Load, peak_live_bytes};
+use serde_json::Value;
 
+use crate::churn::assert_churn_report;
 use crate::report::{Expected, assert_fields, assert_seconds};
 use crate::support::{Folder, Ran, command};
 
@@ -14,7 +17,7 @@ fn the_demo_verifies_every_cycle_and_leaves_nothing_behind() {
     let ran = Ran::from(output);
     let report = ran.json();
     ran.succeeded();
-    assert_fields(&report, &[&["nap", "verified"], &["write_s"]]);
+    assert_fields(&report, &[&["nap", "verified", "churn"], &["write_s"]]);
     assert_eq!(report["verified"], true);
     assert_seconds(&report["write_s"]);
     let synthetic = SyntheticMoe::default();
@@ -30,7 +33,39 @@ fn the_demo_verifies_every_cycle_and_leaves_nothing_behind() {
     };
     assert!(expected.tensors > 1000 && (500 << 20..1 << 30).contains(&expected.bytes));
     expected.check(&report["nap"]);
+    assert_churn(&report["churn"], 1);
     assert!(is_empty(&folder));
+}
+
+#[test]
+fn the_demo_on_a_device_of_the_users_makes_the_loads_fit() {
+    let folder = Folder::new();
+    let args = ["demo", "--device", "host:2GiB"];
+    let run = |args: &[&str]| {
+        Ran::from(command(folder.path(), args).env("TMPDIR", folder.path()).output().unwrap())
+    };
+    let report = run(&[&args[..], &["--json"]].concat()).json();
+    assert_eq!((&report["verified"], &report["nap"]["device"]), (&true.into(), &"host:2GiB".into()));
+    // 29.01 GiB live at full size; a quarter of the device is left free.
+    assert_churn(&report["churn"], 32);
+    let text = run(&args).succeeded();
+    assert!(text.contains("all sizes divided by 32") && text.contains("every wake"), "{text}");
+    for load in ["moe", "swizzle"] {
+        assert!(text.lines().any(|line| line.starts_with(&format!("│ {load} "))), "{text}");
+    }
+    assert!(is_empty(&folder));
+}
+
+/// Two loads with their sizes divided.
+fn assert_churn(churn: &Value, divisor: u64) {
+    let [moe, swizzle] = churn.as_array().unwrap().as_slice() else { panic!("{churn}") };
+    for (load, report) in [(Load::Moe, moe), (Load::Swizzle, swizzle)] {
+        assert_churn_report(report);
+        assert_eq!((&report["load"], &report["seed"]), (&load.name().into(), &0.into()));
+        assert!(report["failed"].is_null() && report["limit_bytes"].is_null(), "{report}");
+        let live_bytes = peak_live_bytes(&load.steps(0)) / divisor;
+        assert_eq!(report["peak_live_bytes"].as_u64().unwrap(), live_bytes);
+    }
 }
 
 #[test]

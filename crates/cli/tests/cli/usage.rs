@@ -19,7 +19,7 @@ fn help_and_version_are_for_standard_output() {
     let folder = Folder::new();
     for args in [&["--help"][..], &["-h"], &["help"]] {
         let help = run(&folder, args).succeeded();
-        assert!(["demo", "nap", "Usage"].iter().all(|word| help.contains(word)), "{help}");
+        assert!(["demo", "nap", "bench", "Usage"].iter().all(|word| help.contains(word)), "{help}");
     }
     for args in [&["nap", "--help"][..], &["help", "nap"]] {
         let help = run(&folder, args).succeeded();
@@ -27,6 +27,14 @@ fn help_and_version_are_for_standard_output() {
             assert!(help.contains(option), "{help}");
         }
     }
+    for args in [&["bench", "churn", "--help"][..], &["help", "bench", "churn"]] {
+        let help = run(&folder, args).succeeded();
+        for option in ["--load", "--seed", "--rounds", "--limit", "--device", "--trace", "--json", "swizzle"]
+        {
+            assert!(help.contains(option), "{help}");
+        }
+    }
+    assert!(run(&folder, &["bench", "--help"]).succeeded().contains("churn"));
     assert!(run(&folder, &["demo", "--help"]).succeeded().contains("--json"));
     for args in [&["--version"][..], &["-V"]] {
         let version = run(&folder, args).succeeded();
@@ -57,11 +65,27 @@ fn a_nap_needs_a_checkpoint() {
 }
 
 #[test]
+fn a_benchmark_needs_a_name_and_a_load() {
+    assert_usage(&["bench"], &["Usage", "churn"]);
+    assert_usage(&["bench", "--json"], &["--json"]);
+    assert_usage(&["bench", "walk"], &["walk"]);
+    assert_usage(&["bench", "churn"], &["--load"]);
+    assert_usage(&["bench", "churn", "moe"], &["moe"]);
+    for load in ["", "Moe", "mixture", "moe,dense"] {
+        assert_usage(&["bench", "churn", "--load", load], &["--load", load, "moe", "dense", "swizzle"]);
+    }
+    for seed in ["-1", "18446744073709551616", "x", ""] {
+        assert_usage(&["bench", "churn", "--load=moe", &format!("--seed={seed}")], &["--seed", seed]);
+    }
+}
+
+#[test]
 fn sizes_that_are_none() {
     for size in ["1.5.GiB", "", "GiB", "-1", "1e9", "12q", "0x10", "16EiB", "1.3", "٣", "1,5GiB"] {
         for option in ["--limit", "--kv-cache"] {
             assert_usage(&["nap", "x", &format!("{option}={size}")], &[option, size, "write it like 24GiB"]);
         }
+        assert_usage(&["bench", "churn", "--load=moe", &format!("--limit={size}")], &["--limit", size]);
         if !size.is_empty() {
             let device = format!("--device=host:{size}");
             assert_usage(&["nap", "x", &device], &["--device", size, "capacity", "write it like 24GiB"]);
@@ -71,7 +95,7 @@ fn sizes_that_are_none() {
 
 #[test]
 fn devices_that_are_none() {
-    for command in [&["demo"][..], &["nap", "x"]] {
+    for command in [&["demo"][..], &["nap", "x"], &["bench", "churn", "--load", "moe"]] {
         for device in
             ["gpu", "", "HOST", "host:", "host:8GiBs", "cuda:", "cuda:x", "cuda:-1", "cuda:4294967296"]
         {
@@ -88,6 +112,10 @@ fn devices_that_are_none() {
 fn numbers_out_of_bounds() {
     for cycles in ["0", "-1", "4294967296", "three", "", "1.5"] {
         assert_usage(&["nap", "x", &format!("--cycles={cycles}")], &["--cycles", cycles]);
+    }
+    for rounds in ["0", "-1", "4294967296", "three", "", "1.5"] {
+        let args = ["bench", "churn", "--load=moe", &format!("--rounds={rounds}")];
+        assert_usage(&args, &["--rounds", rounds]);
     }
     for level in ["0", "3", "-1", "257", "one", ""] {
         assert_usage(&["nap", "x", &format!("--level={level}")], &["--level", level]);

@@ -1,0 +1,17 @@
+//! `poorwill bench`: figures, each kind by a subcommand of its own.
+
+mod churn;
+mod trace;
+
+use std::process::ExitCode;
+
+pub(crate) use self::churn::churn;
+use crate::args::Bench;
+use crate::failure;
+
+/// The command.
+pub(crate) fn run(bench: Bench) -> ExitCode {
+    match bench {
+        Bench::Churn(args) => failure::finish(args.json, churn::run(&args)),
+    }
+}

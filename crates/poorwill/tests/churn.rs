@@ -1,0 +1,126 @@
+//! Loads taken through an arena: what is reported, what fails, and that nothing stays behind.
+#![cfg(target_os = "linux")]
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)] // Helpers are test code, too.
+
+use std::num::{NonZeroU32, NonZeroU64};
+
+use poorwill::churn::{ChurnReport, Event, Load, Moment, Plan, Step, peak_live_bytes, run};
+use poorwill::{Arena, Config, PoolError};
+
+fn arena(device: &str, limit_bytes: Option<u64>) -> Arena {
+    Arena::open(Config::on(device.parse().unwrap()).limited_to(limit_bytes)).unwrap()
+}
+
+fn plan(load: Load, rounds: u32) -> Plan {
+    Plan { rounds: NonZeroU32::new(rounds).unwrap(), ..Plan::new(load) }
+}
+
+/// Runs, and holds against each other what the pool, the device and the observer say.
+fn checked(arena: &Arena, plan: &Plan) -> (ChurnReport, Vec<Moment>) {
+    let free_bytes = || arena.driver().memory_info().unwrap().free_bytes;
+    let before_bytes = free_bytes();
+    let mut seen = Vec::new();
+    let report = run(arena, plan, &mut |moment| {
+        seen.push(*moment);
+        Ok(())
+    })
+    .unwrap();
+    let stats = arena.stats().unwrap();
+    assert_eq!([stats.live_bytes, stats.mapped_bytes, stats.reserved_bytes], [0; 3]);
+    assert_eq!(free_bytes(), before_bytes);
+
+    assert_eq!((report.load, report.seed, report.rounds), (plan.load, plan.seed, plan.rounds.get()));
+    assert_eq!(report.limit_bytes, arena.limit_bytes());
+    assert_eq!(report.peak_live_bytes, seen.iter().map(|moment| moment.live_bytes).max().unwrap_or(0));
+    assert_eq!(report.live_bytes, seen.last().map_or(0, |moment| moment.live_bytes));
+    assert_eq!(report.peak_mapped_bytes, stats.peak_mapped_bytes);
+    assert!(report.live_bytes <= report.held_bytes && report.held_bytes <= report.peak_mapped_bytes);
+    assert_eq!(report.created_bytes.iter().sum::<u64>(), stats.created_bytes);
+    assert!(seen.iter().map(|moment| moment.step).eq(1..=seen.len()));
+    (report, seen)
+}
+
+fn assert_ratio(ratio: Option<f64>, part: u64, whole: u64) {
+    let part_again = ratio.unwrap() * f64::from(u32::try_from(whole >> 20).unwrap());
+    let part = f64::from(u32::try_from(part >> 20).unwrap());
+    assert!((part_again / part - 1.0).abs() < 1e-3, "{ratio:?}: {part} of {whole}");
+}
+
+#[test]
+fn every_load_runs_at_full_size() {
+    for load in Load::ALL {
+        let (report, seen) = checked(&arena("host:64GiB", None), &Plan::new(load));
+        let steps = load.steps(0);
+        assert_eq!((report.failed, report.created_bytes.len(), report.limit_bytes), (None, 1, None));
+        assert_eq!(report.peak_live_bytes, peak_live_bytes(&steps));
+        assert!(report.peak_mapped_bytes >= report.peak_live_bytes);
+        assert_ratio(report.peak_ratio, report.peak_mapped_bytes, report.peak_live_bytes);
+        assert_ratio(report.held_ratio, report.held_bytes, report.live_bytes);
+        let done = |step: &Step, moment: &Moment| match *step {
+            Step::Take { bytes } => (moment.event, moment.bytes) == (Event::Take, bytes),
+            Step::Give { block } => (moment.event, moment.block) == (Event::Give, block),
+        };
+        assert!(steps.iter().zip(&seen).all(|(step, moment)| done(step, moment)));
+        assert_eq!(steps.len(), seen.len());
+    }
+}
+
+#[test]
+fn a_round_begins_with_nothing_live_and_does_the_same_again() {
+    let plan = plan(Load::Moe, 3);
+    let (report, seen) = checked(&arena("host:64GiB", None), &plan);
+    assert_eq!((report.failed, report.created_bytes.len()), (None, 3));
+    assert_eq!(report.peak_live_bytes, peak_live_bytes(&plan.steps()));
+    // Between the rounds, every block that stayed is freed.
+    let kept = 24 * 12;
+    assert_eq!(seen.len(), 3 * plan.steps().len() + 2 * kept);
+    assert_eq!(seen.iter().filter(|moment| moment.live_bytes == 0).count(), 2);
+    let bytes = |moments: &[Moment]| -> Vec<u64> { moments.iter().map(|moment| moment.bytes).collect() };
+    assert_eq!(bytes(&seen[..672]), bytes(&seen[672 + kept..][..672]));
+    assert_eq!(seen.last().unwrap().block, 3 * 480 - 20 + 3, "the last raw tensor of the last layer");
+}
+
+#[test]
+fn what_does_not_fit_is_reported() {
+    for (load, limit_bytes) in [(Load::Moe, 8 << 30), (Load::Dense, 20 << 30), (Load::Swizzle, 1 << 30)] {
+        let (report, _) = checked(&arena("host:64GiB", Some(limit_bytes)), &plan(load, 2));
+        let failed = report.failed.unwrap();
+        assert!(failed.contains("cannot allocate") && failed.contains("limit of"), "{failed}");
+        assert!(report.peak_mapped_bytes <= limit_bytes && report.live_bytes > 0);
+        assert_eq!((report.rounds, report.created_bytes.len()), (2, 1), "no round after the one that failed");
+    }
+    let (report, _) = checked(&arena("host:8GiB", None), &Plan::new(Load::Dense));
+    assert!(report.failed.unwrap().contains("device has"));
+}
+
+#[test]
+fn where_nothing_fits_there_is_no_ratio() {
+    let (report, seen) = checked(&arena("host:2MiB", None), &Plan::new(Load::Moe));
+    assert!(report.failed.is_some() && seen.is_empty());
+    assert_eq!((report.peak_ratio, report.held_ratio), (None, None));
+    assert_eq!(report.created_bytes, [0]);
+}
+
+#[test]
+fn a_load_can_be_made_smaller() {
+    let small = Plan { divisor: NonZeroU64::new(64).unwrap(), ..Plan::new(Load::Moe) };
+    let (report, _) = checked(&arena("host:1GiB", None), &small);
+    assert_eq!((report.failed, report.peak_live_bytes), (None, (24_251 << 20) / 64));
+    let least = Plan { divisor: NonZeroU64::MAX, ..small };
+    assert!(least.steps().iter().all(|step| !matches!(step, Step::Take { bytes } if *bytes != 1)));
+    assert_eq!(checked(&arena("host:1GiB", None), &least).0.failed, None);
+}
+
+#[test]
+fn an_observer_can_end_the_run_and_nothing_stays() {
+    let arena = arena("host:64GiB", None);
+    for last in [1, 30, 700] {
+        let ended = run(&arena, &plan(Load::Moe, 2), &mut |moment| {
+            if moment.step == last { Err(PoolError::Closed) } else { Ok(()) }
+        });
+        assert!(matches!(ended, Err(PoolError::Closed)));
+        let stats = arena.stats().unwrap();
+        assert_eq!([stats.live_bytes, stats.mapped_bytes], [0; 2]);
+    }
+}
