@@ -195,7 +195,11 @@ impl Shared {
             self.dispose(vm, site.leaving);
             return Ok(short);
         }
-        let supply = state.supply(vm, &mut site.lacking, &site.leaving);
+        let idle = state.idle();
+        let idle_bytes = idle.quiet_bytes + idle.pending_bytes + in_hand + vm.counters().loose_bytes();
+        let used_bytes = vm.counters().held_bytes().saturating_sub(idle_bytes) + spot.absent_bytes;
+        let allowed_bytes = state.allowed_bytes(used_bytes);
+        let supply = state.supply(vm, &mut site.lacking, &site.leaving, allowed_bytes, true);
         state.tag_mut(tag).gate.enter();
         drop(state);
         let guest = Guest { shared: self, tag };
@@ -255,13 +259,13 @@ impl Shared {
 
     /// Brings in what the site lacks. An error says how much would have had to be created.
     fn build(&self, vm: &mut Vm, site: &mut Site, supply: Supply) -> Result<(), (u64, DriverError)> {
-        let Supply { leaving, create_bytes, reserved } = supply;
+        let Supply { leaving, create_bytes, release_bytes, reserved } = supply;
         let failed = |source| (create_bytes, source);
         site.leaving.extend(leaving);
         let refused = self.dispose(vm, std::mem::take(&mut site.leaving));
         refused.map_or(Ok(()), Err).map_err(failed)?;
-        if create_bytes > 0 {
-            let (_, refused) = vm.let_go_of_loose(create_bytes, &reserved);
+        if release_bytes > 0 {
+            let (_, refused) = vm.let_go_of_loose(release_bytes, &reserved);
             let held = vm.counters().held_bytes().saturating_add(create_bytes);
             if let Some(source) = refused.filter(|_| self.shape.limit_bytes.is_some_and(|limit| held > limit))
             {

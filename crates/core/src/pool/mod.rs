@@ -255,6 +255,7 @@ impl Pool {
             emptied: Vec::new(),
             live_bytes: 0,
             peak_live_bytes: 0,
+            peak_used_bytes: 0,
             next_serial: 1,
             closed: false,
         };

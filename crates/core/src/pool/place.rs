@@ -5,12 +5,13 @@
 //! of the block. Blocks of at least a chunk are laid out as chunks first and granules last, so that their
 //! chunks leave whole when they are freed, and their tails share granules with small blocks.
 
+use super::bins::UNIT_BYTES;
 use super::blocks::{BlockKey, Kind};
 use super::segment::SegmentKey;
 use super::state::{State, TagKey};
 use super::vm::Piece;
 
-/// How many bare pieces are looked at for a block smaller than a chunk.
+/// How many pieces are looked at for a block smaller than a chunk.
 const LOOKS: usize = 64;
 
 /// A free range of addresses for a block.
@@ -47,14 +48,46 @@ impl State {
         if bytes >= self.shape.chunk_bytes {
             return self.cheapest_spot(tag, lane, bytes, align).filter(|spot| spot.absent_bytes == 0);
         }
+        if bytes >= self.shape.granule_bytes {
+            return self.tightest_piece(tag, lane, bytes, align);
+        }
         // Every piece of this size holds the block, wherever its first aligned byte is.
-        let wanted = bytes + align.saturating_sub(super::bins::UNIT_BYTES);
+        let wanted = bytes + align.saturating_sub(UNIT_BYTES);
         let own = self.lane(lane).fine.find(&self.blocks, wanted);
         let found = own.or_else(|| self.quiet_piece(tag, lane, wanted));
         found.map(|first| {
             let piece = &self.blocks[first];
             let start = piece.addr.next_multiple_of(align);
             Spot { first, start, absent_bytes: 0, cut: None, piece_bytes: piece.bytes }
+        })
+    }
+
+    /// For a block of some granules: of the fine pieces that hold it, the one in which it takes the fewest idle
+    /// granules, because it shares those at an end with what lives there.
+    fn tightest_piece(&self, tag: TagKey, lane: u32, bytes: u64, align: u64) -> Option<Spot> {
+        let granule = self.shape.granule_bytes;
+        let pieces = self.tag(tag).lanes.iter().flat_map(|other| {
+            let pieces = self.lane(*other).fine.at_least(&self.blocks, bytes);
+            pieces.take(LOOKS).filter(|key| self.is_usable(&self.blocks[*key], lane))
+        });
+        let spots = pieces.flat_map(|first| {
+            let piece = &self.blocks[first];
+            let early = piece.addr.next_multiple_of(align);
+            let late = (piece.end() - bytes) / align * align;
+            [early, late].map(|start| (first, piece, start))
+        });
+        let spots = spots.filter(|(_, piece, start)| *start >= piece.addr && start + bytes <= piece.end());
+        let tightest = spots.min_by_key(|(_, piece, start)| {
+            let from = (start / granule * granule).max(piece.addr.next_multiple_of(granule));
+            let to = (start + bytes).next_multiple_of(granule).min(piece.end() / granule * granule);
+            (to.saturating_sub(from), piece.bytes, *start)
+        });
+        tightest.map(|(first, piece, start)| Spot {
+            first,
+            start,
+            absent_bytes: 0,
+            cut: None,
+            piece_bytes: piece.bytes,
         })
     }
 

@@ -47,6 +47,8 @@ pub(super) struct State {
     pub(super) emptied: Vec<SegmentKey>,
     pub(super) live_bytes: u64,
     pub(super) peak_live_bytes: u64,
+    /// Most memory that was in use at once, by whole chunks.
+    pub(super) peak_used_bytes: u64,
     pub(super) next_serial: u64,
     pub(super) closed: bool,
 }

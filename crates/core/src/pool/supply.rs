@@ -2,14 +2,19 @@
 //!
 //! Idle memory is loose memory (mapped nowhere) and chunks that lie wholly in quiet free pieces of tags that
 //! are awake. A need takes loose memory of its size, then idle chunks of its size, wherever they are mapped
-//! now; a large chunk that is short is made of granules, if enough of those are idle; only the rest is
-//! created, and before that as much idle memory of the wrong size is given up, if there is any.
+//! now; only the rest is created. What is idle then is of the wrong size. It may stay as long as the pool holds
+//! no more than was ever in use at once, and a sixty-fourth; beyond that, and at the limit, large chunks are made
+//! of idle granules, and idle memory is given up for as much as is created. So the pool never holds noticeably
+//! more than was needed at some time, and a load that is repeated finds what it had the first time.
 
 use super::blocks::{Block, BlockKey, Kind};
 use super::segment::SegmentKey;
 use super::state::{State, TagEntry};
 use super::vm::{Backing, Piece, Vm};
 use crate::tag::TagState;
+
+/// The part of what was ever in use that may be idle beyond it.
+const SPARE_PART: u64 = 64;
 
 /// What a need gets.
 #[derive(Debug, Default)]
@@ -18,6 +23,8 @@ pub(super) struct Supply {
     pub(super) leaving: Vec<Piece>,
     /// To create.
     pub(super) create_bytes: u64,
+    /// To give up before, from what is loose by then.
+    pub(super) release_bytes: u64,
     /// Loose memory that the need takes: size and count.
     pub(super) reserved: Vec<(u64, usize)>,
 }
@@ -59,48 +66,53 @@ impl State {
         idle
     }
 
-    /// Takes from idle memory what `needs` can use; what the caller has `in_hand` will be loose by then. Needs
-    /// for chunks that are short become needs for granules. Whether what is left may be created is a question
-    /// to ask before ([`State::idle`]).
-    pub(super) fn supply(&mut self, vm: &Vm, needs: &mut Vec<Piece>, in_hand: &[Piece]) -> Supply {
-        self.supply_needs(vm, needs, in_hand, true)
-    }
-
-    /// The same for chunks that must stay as large as they are.
-    pub(super) fn supply_as_is(&mut self, vm: &Vm, needs: &mut Vec<Piece>) -> Supply {
-        self.supply_needs(vm, needs, &[], false)
-    }
-
-    fn supply_needs(
+    /// Takes from idle memory what `needs` can use; what the caller has `in_hand` will be loose by then. What is
+    /// left is created, and the pool may hold `allowed_bytes` then: beyond that, needs for chunks become needs
+    /// for granules if `may_split`, and idle memory of the wrong size is given up. Whether enough is idle and
+    /// may be created is a question to ask before ([`State::idle`]).
+    pub(super) fn supply(
         &mut self,
         vm: &Vm,
         needs: &mut Vec<Piece>,
         in_hand: &[Piece],
+        allowed_bytes: u64,
         may_split: bool,
     ) -> Supply {
         let (granule, chunk) = (self.shape.granule_bytes, self.shape.chunk_bytes);
         let count = |needs: &[Piece], bytes| needs.iter().filter(|need| need.range.bytes == bytes).count();
         let at_hand = |bytes| vm.loose_count(bytes) + count(in_hand, bytes);
+        let held_bytes = vm.counters().held_bytes();
+        let excess = |create_bytes: u64| (held_bytes + create_bytes).saturating_sub(allowed_bytes);
         let mut supply = Supply::default();
         if chunk > granule {
             let missing = self.supply_size(Size::Coarse, count(needs, chunk), at_hand(chunk), &mut supply);
-            let missing = if may_split { missing } else { 0 };
-            let spare = (at_hand(granule) + self.idle_granules()).saturating_sub(count(needs, granule));
-            if missing > 0 {
-                split_last(needs, missing.min(spare / self.granules(chunk)), chunk, granule);
+            let (have, wanted) = (at_hand(granule) + self.idle_granules(), count(needs, granule));
+            let create_bytes = missing as u64 * chunk + wanted.saturating_sub(have) as u64 * granule;
+            let too_many = usize::try_from(excess(create_bytes).div_ceil(chunk)).unwrap_or(usize::MAX);
+            if may_split {
+                let spare = have.saturating_sub(wanted) / self.granules(chunk);
+                split_last(needs, missing.min(spare).min(too_many), chunk, granule);
             }
         }
         self.supply_size(Size::Fine, count(needs, granule), at_hand(granule), &mut supply);
-        let needed: u64 = needs.iter().map(|need| need.range.bytes).sum();
-        let reserved: u64 = supply.reserved.iter().map(|(bytes, count)| bytes * *count as u64).sum();
-        supply.create_bytes = needed - reserved;
         let of = |pieces: &[Piece]| pieces.iter().map(|piece| piece.range.bytes).sum::<u64>();
+        let reserved: u64 = supply.reserved.iter().map(|(bytes, count)| bytes * *count as u64).sum();
+        supply.create_bytes = of(needs) - reserved;
+        supply.release_bytes = excess(supply.create_bytes);
         let free_bytes = vm.counters().loose_bytes() + of(in_hand) + of(&supply.leaving);
         let spare_bytes = free_bytes.saturating_sub(reserved);
-        if supply.create_bytes > spare_bytes {
-            self.steal_bytes(supply.create_bytes - spare_bytes, &mut supply.leaving);
+        if supply.release_bytes > spare_bytes {
+            self.steal_bytes(supply.release_bytes - spare_bytes, &mut supply.leaving);
         }
         supply
+    }
+
+    /// What the pool may hold when `used_bytes` of it are in use: as much as ever was, and a little beyond for
+    /// idle memory of the wrong size, which the next large or small block may want again.
+    pub(super) fn allowed_bytes(&mut self, used_bytes: u64) -> u64 {
+        self.peak_used_bytes = self.peak_used_bytes.max(used_bytes);
+        let allowed = self.peak_used_bytes.saturating_add(self.peak_used_bytes / SPARE_PART);
+        allowed.min(self.shape.limit_bytes.unwrap_or(u64::MAX))
     }
 
     /// Finds `wanted` chunks of one size; returns how many are missing.

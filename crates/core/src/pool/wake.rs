@@ -181,11 +181,11 @@ impl Shared {
             if needed_bytes > free_bytes.saturating_add(room_bytes) {
                 return Some(None);
             }
-            state.supply_as_is(vm, &mut needs)
+            state.supply(vm, &mut needs, &[], limit_bytes, false)
         };
         let mut refused = self.dispose(vm, supply.leaving);
-        if supply.create_bytes > 0 {
-            refused = refused.or(vm.let_go_of_loose(supply.create_bytes, &supply.reserved).1);
+        if supply.release_bytes > 0 {
+            refused = refused.or(vm.let_go_of_loose(supply.release_bytes, &supply.reserved).1);
         }
         let missing: u64 = needed_bytes.saturating_sub(vm.usable_loose_bytes(&needs));
         (vm.counters().held_bytes().saturating_add(missing) > limit_bytes).then_some(refused)
