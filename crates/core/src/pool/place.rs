@@ -140,16 +140,20 @@ impl State {
         starts.filter_map(move |(key, start)| self.spot(key, start, bytes, lane))
     }
 
-    /// The place of `bytes` at `start` in the free piece `first`, if it is all free and usable.
+    /// The place of `bytes` at `start` in the free piece `first`, if it is all free and usable, and of a large
+    /// block no more than the end would lie in granules.
     fn spot(&self, first: BlockKey, start: u64, bytes: u64, lane: u32) -> Option<Spot> {
         let (granule, chunk_bytes) = (self.shape.granule_bytes, self.shape.chunk_bytes);
         let end = start.checked_add(bytes)?;
-        let (mut absent_bytes, mut cut) = (0, None);
+        let (mut absent_bytes, mut cut, mut granule_bytes) = (0, None, 0);
         for (_, block) in self.blocks.walk(first) {
             let (from, to) = (block.addr.max(start), block.end().min(end));
             match block.kind {
-                Kind::Bare => absent_bytes += to.next_multiple_of(granule) - from,
-                Kind::Fine if self.is_usable(block, lane) => {}
+                Kind::Bare => {
+                    absent_bytes += to.next_multiple_of(granule) - from;
+                    granule_bytes += (to - from) % chunk_bytes;
+                }
+                Kind::Fine if self.is_usable(block, lane) => granule_bytes += to - from,
                 Kind::Coarse if bytes >= chunk_bytes && self.is_usable(block, lane) => {
                     let rest = (to - block.addr) % chunk_bytes;
                     if rest > 0 {
@@ -159,11 +163,15 @@ impl State {
                         }
                         cut = Some(to - rest);
                         absent_bytes += rest.next_multiple_of(granule);
+                        granule_bytes += rest;
                     }
                 }
                 _ => return None,
             }
             if to == end {
+                if bytes >= chunk_bytes && granule_bytes > bytes % chunk_bytes {
+                    return None; // Granules in place of chunks would be missed where only granules will do.
+                }
                 let piece_bytes = self.blocks[first].bytes;
                 return Some(Spot { first, start, absent_bytes, cut, piece_bytes });
             }
