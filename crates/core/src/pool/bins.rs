@@ -122,13 +122,32 @@ impl Bins {
         blocks: &'a Blocks,
         bytes: u64,
     ) -> impl Iterator<Item = BlockKey> + 'a {
-        let from = bin((bytes / UNIT_BYTES).max(1));
-        let places = (from.0..self.heads.len()).flat_map(|scale| (0..STEPS).map(move |step| (scale, step)));
-        let heads = places.filter(move |place| *place >= from).map(|(scale, step)| self.heads[scale][step]);
-        heads
-            .flat_map(|head| std::iter::successors(head.some(), |key| blocks[*key].bin_next.some()))
+        self.lists_from(bytes)
+            .flat_map(|head| chain(blocks, head))
             .filter(move |key| blocks[*key].bytes >= bytes)
     }
+
+    /// The same, larger bins first.
+    pub(super) fn largest_first<'a>(
+        &'a self,
+        blocks: &'a Blocks,
+        bytes: u64,
+    ) -> impl Iterator<Item = BlockKey> + 'a {
+        let lists = self.lists_from(bytes).rev();
+        lists.flat_map(|head| chain(blocks, head)).filter(move |key| blocks[*key].bytes >= bytes)
+    }
+
+    /// The heads of all lists that may hold pieces of at least `bytes`, ascending.
+    fn lists_from(&self, bytes: u64) -> impl DoubleEndedIterator<Item = BlockKey> + '_ {
+        let (scale, step) = bin((bytes / UNIT_BYTES).max(1));
+        let first = (scale * STEPS + step).min(self.heads.len() * STEPS);
+        self.heads.as_flattened()[first..].iter().copied().filter(|head| head.is_some())
+    }
+}
+
+/// A list, from its head on.
+fn chain(blocks: &Blocks, head: BlockKey) -> impl Iterator<Item = BlockKey> + '_ {
+    std::iter::successors(head.some(), |key| blocks[*key].bin_next.some())
 }
 
 #[cfg(test)]

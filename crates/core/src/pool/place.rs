@@ -5,6 +5,8 @@
 //! of the block. Blocks of at least a chunk are laid out as chunks first and granules last, so that their
 //! chunks leave whole when they are freed, and their tails share granules with small blocks.
 
+use std::cmp::Reverse;
+
 use super::bins::UNIT_BYTES;
 use super::blocks::{BlockKey, Kind};
 use super::segment::SegmentKey;
@@ -63,11 +65,12 @@ impl State {
     }
 
     /// For a block of some granules: of the fine pieces that hold it, the one in which it takes the fewest idle
-    /// granules, because it shares those at an end with what lives there.
+    /// granules, because it shares those at an end with what lives there. Among equals the largest: there the next
+    /// block can go on in this one's last granule, and the smaller pieces leave whole.
     fn tightest_piece(&self, tag: TagKey, lane: u32, bytes: u64, align: u64) -> Option<Spot> {
         let granule = self.shape.granule_bytes;
         let pieces = self.tag(tag).lanes.iter().flat_map(|other| {
-            let pieces = self.lane(*other).fine.at_least(&self.blocks, bytes);
+            let pieces = self.lane(*other).fine.largest_first(&self.blocks, bytes);
             pieces.take(LOOKS).filter(|key| self.is_usable(&self.blocks[*key], lane))
         });
         let spots = pieces.flat_map(|first| {
@@ -80,7 +83,7 @@ impl State {
         let tightest = spots.min_by_key(|(_, piece, start)| {
             let from = (start / granule * granule).max(piece.addr.next_multiple_of(granule));
             let to = (start + bytes).next_multiple_of(granule).min(piece.end() / granule * granule);
-            (to.saturating_sub(from), piece.bytes, *start)
+            (to.saturating_sub(from), Reverse(piece.bytes), *start)
         });
         tightest.map(|(first, piece, start)| Spot {
             first,
