@@ -199,7 +199,8 @@ impl Shared {
         let idle_bytes = idle.quiet_bytes + idle.pending_bytes + in_hand + vm.counters().loose_bytes();
         let used_bytes = vm.counters().held_bytes().saturating_sub(idle_bytes) + spot.absent_bytes;
         let allowed_bytes = state.allowed_bytes(used_bytes);
-        let supply = state.supply(vm, &mut site.lacking, &site.leaving, allowed_bytes, true);
+        let mut supply = state.supply(vm, &mut site.lacking, &site.leaving, allowed_bytes, true);
+        supply.ahead = state.granules_ahead(vm, &supply, used_bytes, allowed_bytes);
         state.tag_mut(tag).gate.enter();
         drop(state);
         let guest = Guest { shared: self, tag };
@@ -259,7 +260,7 @@ impl Shared {
 
     /// Brings in what the site lacks. An error says how much would have had to be created.
     fn build(&self, vm: &mut Vm, site: &mut Site, supply: Supply) -> Result<(), (u64, DriverError)> {
-        let Supply { leaving, create_bytes, release_bytes, reserved } = supply;
+        let Supply { leaving, create_bytes, release_bytes, reserved, ahead } = supply;
         let failed = |source| (create_bytes, source);
         site.leaving.extend(leaving);
         let refused = self.dispose(vm, std::mem::take(&mut site.leaving));
@@ -272,7 +273,9 @@ impl Shared {
                 return Err(failed(source));
             }
         }
-        vm.bring_in(&mut site.lacking, &mut MapTimes::default()).map_err(failed)
+        vm.bring_in(&mut site.lacking, &mut MapTimes::default()).map_err(failed)?;
+        vm.stock(self.shape.granule_bytes, ahead);
+        Ok(())
     }
 }
 

@@ -256,6 +256,7 @@ impl Pool {
             live_bytes: 0,
             peak_live_bytes: 0,
             peak_used_bytes: 0,
+            fine_demand_bytes: 0,
             next_serial: 1,
             closed: false,
         };

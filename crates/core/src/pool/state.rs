@@ -49,6 +49,8 @@ pub(super) struct State {
     pub(super) peak_live_bytes: u64,
     /// Most memory that was in use at once, by whole chunks.
     pub(super) peak_used_bytes: u64,
+    /// Granules that live blocks would need if no two shared one, in bytes; those below a granule do share.
+    pub(super) fine_demand_bytes: u64,
     pub(super) next_serial: u64,
     pub(super) closed: bool,
 }
@@ -469,6 +471,7 @@ impl State {
         self.blocks.set_kind(key, Kind::Live);
         self.live_bytes += bytes;
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
+        self.fine_demand_bytes += self.fine_demand(bytes);
         let tag = self.lane(lane).tag;
         let entry = self.tag_mut(tag);
         entry.live_bytes += bytes;
@@ -481,6 +484,7 @@ impl State {
         let block = self.live_block("free", id)?;
         let Lane { tag, clock, .. } = *self.lane(block.lane);
         self.live_bytes -= block.bytes;
+        self.fine_demand_bytes -= self.fine_demand(block.bytes);
         let entry = self.tag_mut(tag);
         entry.live_bytes -= block.bytes;
         entry.live_blocks -= 1;
@@ -557,6 +561,12 @@ impl State {
         rounded
             .filter(|size| *size <= i64::MAX as u64)
             .ok_or_else(|| invalid("no address space is that large".into()))
+    }
+
+    /// What a block of this size needs in granules, in bytes.
+    fn fine_demand(&self, bytes: u64) -> u64 {
+        let Shape { granule_bytes, chunk_bytes, .. } = self.shape;
+        if bytes < granule_bytes { bytes } else { (bytes % chunk_bytes).next_multiple_of(granule_bytes) }
     }
 
     /// Whole granules in `bytes`. A segment's granules are counted in memory, so their number fits.

@@ -27,6 +27,8 @@ pub(super) struct Supply {
     pub(super) release_bytes: u64,
     /// Loose memory that the need takes: size and count.
     pub(super) reserved: Vec<(u64, usize)>,
+    /// Granules to create beyond the need; see [`State::granules_ahead`].
+    pub(super) ahead: usize,
 }
 
 /// Idle memory, in bytes.
@@ -109,10 +111,31 @@ impl State {
 
     /// What the pool may hold when `used_bytes` of it are in use: as much as ever was, and a little beyond for
     /// idle memory of the wrong size, which the next large or small block may want again.
-    pub(super) fn allowed_bytes(&mut self, used_bytes: u64) -> u64 {
-        self.peak_used_bytes = self.peak_used_bytes.max(used_bytes);
-        let allowed = self.peak_used_bytes.saturating_add(self.peak_used_bytes / SPARE_PART);
-        allowed.min(self.shape.limit_bytes.unwrap_or(u64::MAX))
+    pub(super) fn allowed_bytes(&self, used_bytes: u64) -> u64 {
+        let most = self.peak_used_bytes.max(used_bytes);
+        most.saturating_add(most / SPARE_PART).min(self.shape.limit_bytes.unwrap_or(u64::MAX))
+    }
+
+    /// How many granules to create beyond `supply`, because more memory is in use than ever before: as many as
+    /// the blocks of now would need if no two shared one, and those of one chunk. The same blocks may lie less well together the next
+    /// time, and are to find enough then.
+    pub(super) fn granules_ahead(
+        &mut self,
+        vm: &Vm,
+        supply: &Supply,
+        used_bytes: u64,
+        allowed_bytes: u64,
+    ) -> usize {
+        if used_bytes <= self.peak_used_bytes {
+            return 0;
+        }
+        self.peak_used_bytes = used_bytes;
+        let granule = self.shape.granule_bytes;
+        let held_bytes = vm.counters().held_bytes() + supply.create_bytes - supply.release_bytes;
+        let room = allowed_bytes.saturating_sub(held_bytes) / granule;
+        let wanted = self.fine_demand_bytes + self.shape.chunk_bytes;
+        let missing = wanted.saturating_sub(vm.held_of(granule)) / granule;
+        usize::try_from(room.min(missing)).unwrap_or(0)
     }
 
     /// Finds `wanted` chunks of one size; returns how many are missing.

@@ -63,6 +63,7 @@ pub(super) struct Vm {
     loose: BTreeMap<u64, Vec<BackingId>>,
     /// Memory whose release the driver has refused so far.
     owed: Vec<(BackingId, u64)>,
+    held_by_size: BTreeMap<u64, u64>,
     streams_destroyed: usize,
 }
 
@@ -110,7 +111,14 @@ impl Piece {
 
 impl Vm {
     pub(super) fn new(driver: Arc<dyn Driver>, counters: Arc<Counters>) -> Self {
-        Self { driver, counters, loose: BTreeMap::new(), owed: Vec::new(), streams_destroyed: 0 }
+        Self {
+            driver,
+            counters,
+            loose: BTreeMap::new(),
+            owed: Vec::new(),
+            held_by_size: BTreeMap::new(),
+            streams_destroyed: 0,
+        }
     }
 
     pub(super) fn driver(&self) -> &dyn Driver {
@@ -124,6 +132,19 @@ impl Vm {
     /// How many loose backings of this size there are.
     pub(super) fn loose_count(&self, bytes: u64) -> usize {
         self.loose.get(&bytes).map_or(0, Vec::len)
+    }
+
+    /// Bytes held in pieces of this size, mapped or not.
+    pub(super) fn held_of(&self, bytes: u64) -> u64 {
+        self.held_by_size.get(&bytes).copied().unwrap_or(0)
+    }
+
+    /// Creates loose memory, as far as there is any: nobody needs it yet.
+    pub(super) fn stock(&mut self, bytes: u64, count: usize) {
+        for _ in 0..count {
+            let Ok(id) = self.create(bytes) else { return };
+            self.put_loose(id, bytes);
+        }
     }
 
     /// Loose memory that `needs` will take.
@@ -209,8 +230,7 @@ impl Vm {
     pub(super) fn keep(&mut self, piece: &mut Piece) {
         if let Backing::Held(id) = piece.backing {
             piece.backing = Backing::Absent;
-            self.loose.entry(piece.range.bytes).or_default().push(id);
-            self.counters.loose.fetch_add(piece.range.bytes, Ordering::Relaxed);
+            self.put_loose(id, piece.range.bytes);
         }
     }
 
@@ -265,14 +285,24 @@ impl Vm {
     }
 
     fn obtain(&mut self, bytes: u64) -> Result<BackingId, DriverError> {
-        if let Some(id) = self.take_loose(bytes) {
-            return Ok(id);
+        match self.take_loose(bytes) {
+            Some(id) => Ok(id),
+            None => self.create(bytes),
         }
+    }
+
+    fn create(&mut self, bytes: u64) -> Result<BackingId, DriverError> {
         let backing = self.driver.create(bytes)?;
         let held = self.counters.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.counters.created.fetch_add(bytes, Ordering::Relaxed);
         self.counters.peak.fetch_max(held, Ordering::Relaxed);
+        *self.held_by_size.entry(bytes).or_default() += bytes;
         Ok(backing)
+    }
+
+    fn put_loose(&mut self, id: BackingId, bytes: u64) {
+        self.loose.entry(bytes).or_default().push(id);
+        self.counters.loose.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn take_loose(&mut self, bytes: u64) -> Option<BackingId> {
@@ -289,6 +319,7 @@ impl Vm {
         let released = self.driver.release(backing);
         if released.is_ok() {
             self.counters.held.fetch_sub(bytes, Ordering::Relaxed);
+            self.held_by_size.entry(bytes).and_modify(|held| *held -= bytes);
         } else {
             self.owed.push((backing, bytes));
             self.counters.owed.fetch_add(bytes, Ordering::Relaxed);
