@@ -6,6 +6,7 @@
 
 mod bench;
 mod lint;
+mod picture;
 mod steps;
 mod test;
 
@@ -25,6 +26,7 @@ Commands:
                   ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core pool`
   bench NAME [ARGS]
                   one benchmark, in release: wake (on the host device, beside its limit)
+  picture         draw docs/images again from a load measured now
   lint            formatting, clippy, documentation, and a check for aarch64
 
 Options:
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         }
         Request::Test { cargo_args } => test::run(cargo_args),
         Request::Lint => lint::run(),
+        Request::Picture => picture::run(),
         Request::Bench { bench, args } => bench.run(args),
     };
     match outcome {
@@ -63,6 +66,7 @@ enum Request {
     Help,
     Test { cargo_args: Vec<OsString> },
     Lint,
+    Picture,
     Bench { bench: Bench, args: Vec<OsString> },
 }
 
@@ -85,7 +89,8 @@ impl Request {
                 None => Err(UsageError::UnknownBench(name.clone())),
             },
             (Some("lint"), []) => Ok(Request::Lint),
-            (Some("lint"), [argument, ..]) => Err(UsageError::Unexpected(argument.clone())),
+            (Some("picture"), []) => Ok(Request::Picture),
+            (Some("lint" | "picture"), [argument, ..]) => Err(UsageError::Unexpected(argument.clone())),
             _ => Err(UsageError::UnknownCommand(command.clone())),
         }
     }
@@ -138,6 +143,7 @@ mod tests {
     fn commands_are_recognised() {
         assert_eq!(parse(&["test"]), Ok(Request::Test { cargo_args: vec![] }));
         assert_eq!(parse(&["lint"]), Ok(Request::Lint));
+        assert_eq!(parse(&["picture"]), Ok(Request::Picture));
         let args = vec!["--json".into()];
         assert_eq!(parse(&["bench", "wake", "--json"]), Ok(Request::Bench { bench: BENCHES[0], args }));
         for words in [&["--help"][..], &["-h"], &["help"], &["test", "--help"], &["lint", "-h"]] {
@@ -160,11 +166,12 @@ mod tests {
         assert_eq!(parse(&["bench"]), Err(UsageError::NoBench));
         assert_eq!(parse(&["bench", "walk"]), Err(UsageError::UnknownBench("walk".into())));
         assert_eq!(parse(&["lint", "core"]), Err(UsageError::Unexpected("core".into())));
+        assert_eq!(parse(&["picture", "moe"]), Err(UsageError::Unexpected("moe".into())));
     }
 
     #[test]
     fn usage_names_every_command() {
-        for command in ["test", "lint"] {
+        for command in ["test", "lint", "picture"] {
             assert!(USAGE.lines().any(|line| line.starts_with(&format!("  {command} "))), "{command}");
         }
     }
