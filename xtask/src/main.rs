@@ -7,6 +7,7 @@
 
 mod bench;
 mod lint;
+mod picture;
 mod steps;
 mod test;
 
@@ -27,6 +28,7 @@ Commands:
   bench NAME [ARGS]
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)
+  picture         draw docs/images again from a load measured now
   lint            formatting, clippy, documentation, and a check for aarch64
 
 Options:
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         }
         Request::Test { cargo_args } => test::run(cargo_args),
         Request::Lint => lint::run(),
+        Request::Picture => picture::run(),
         Request::Bench { bench, args } => bench.run(args),
     };
     match outcome {
@@ -73,6 +76,7 @@ enum Request {
     Help,
     Test { cargo_args: Vec<OsString> },
     Lint,
+    Picture,
     Bench { bench: Bench, args: Vec<OsString> },
 }
 
@@ -95,7 +99,8 @@ impl Request {
                 None => Err(UsageError::UnknownBench(name.clone())),
             },
             (Some("lint"), []) => Ok(Request::Lint),
-            (Some("lint"), [argument, ..]) => Err(UsageError::Unexpected(argument.clone())),
+            (Some("picture"), []) => Ok(Request::Picture),
+            (Some("lint" | "picture"), [argument, ..]) => Err(UsageError::Unexpected(argument.clone())),
             _ => Err(UsageError::UnknownCommand(command.clone())),
         }
     }
@@ -148,6 +153,7 @@ mod tests {
     fn commands_are_recognised() {
         assert_eq!(parse(&["test"]), Ok(Request::Test { cargo_args: vec![] }));
         assert_eq!(parse(&["lint"]), Ok(Request::Lint));
+        assert_eq!(parse(&["picture"]), Ok(Request::Picture));
         let args = vec!["--json".into()];
         for bench in BENCHES {
             let args = args.clone();
@@ -173,11 +179,12 @@ mod tests {
         assert_eq!(parse(&["bench"]), Err(UsageError::NoBench));
         assert_eq!(parse(&["bench", "walk"]), Err(UsageError::UnknownBench("walk".into())));
         assert_eq!(parse(&["lint", "core"]), Err(UsageError::Unexpected("core".into())));
+        assert_eq!(parse(&["picture", "moe"]), Err(UsageError::Unexpected("moe".into())));
     }
 
     #[test]
     fn usage_names_every_command() {
-        for command in ["test", "bench", "lint"] {
+        for command in ["test", "bench", "lint", "picture"] {
             assert!(USAGE.lines().any(|line| line.starts_with(&format!("  {command} "))), "{command}");
         }
         for bench in BENCHES {

@@ -96,6 +96,8 @@ pub(crate) enum Failure {
     Output { typed: String, cause: io::Error },
     Status { typed: String, status: ExitStatus },
     NoTests { typed: String },
+    File { path: PathBuf, cause: io::Error },
+    Content { path: PathBuf, problem: String },
 }
 
 impl Failure {
@@ -119,6 +121,8 @@ impl fmt::Display for Failure {
                 write!(f, "`{typed}` failed ({status}); its own message stands above")
             }
             Failure::NoTests { typed } => write!(f, "`{typed}` succeeded, but no test ran"),
+            Failure::File { path, cause } => write!(f, "cannot read or write {}: {cause}", path.display()),
+            Failure::Content { path, problem } => write!(f, "{}: {problem}", path.display()),
         }
     }
 }
