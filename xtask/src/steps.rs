@@ -105,7 +105,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> Option<i32> {
         match self {
             Failure::Status { status, .. } => status.code(),
-            Failure::Start { .. } | Failure::Output { .. } | Failure::NoTests { .. } => None,
+            _ => None,
         }
     }
 }
