@@ -11,7 +11,7 @@ use super::blocks::{Block as Entry, Kind};
 use super::error::PoolError;
 use super::place::Site;
 use super::segment::Segment;
-use super::state::{State, TagKey};
+use super::state::{LaneKey, State, TagKey};
 use super::supply::Supply;
 use super::vm::{MapTimes, Piece, Vm};
 use super::{AllocRequest, Block, Guest, Result, Shared, StateGuard};
@@ -27,7 +27,7 @@ const BLINK: Duration = Duration::from_micros(20);
 struct Wanted<'a> {
     request: &'a AllocRequest,
     tag: TagKey,
-    lane: u32,
+    lane: LaneKey,
     bytes: u64,
 }
 
@@ -55,7 +55,7 @@ impl Shared {
             state = self.wait(state)?;
         }
         state.check_awake("allocate", tag)?;
-        let lane = state.lane_key(tag, request.stream);
+        let lane = state.lane_key(tag, request)?;
         let wanted = Wanted { request, tag, lane, bytes };
         if let Some(block) = state.take_ready(&wanted)? {
             return Ok(block);
@@ -317,17 +317,11 @@ impl State {
         self.scatter_by_chunks(site.key, site.stamp);
     }
 
-    fn add_segment(&mut self, tag: TagKey, lane: u32, range: DeviceRange) {
-        let first = self.blocks.insert(Entry {
-            addr: range.addr,
-            bytes: range.bytes,
-            lane,
-            kind: Kind::Bare,
-            ..Entry::default()
-        });
+    fn add_segment(&mut self, tag: TagKey, lane: LaneKey, range: DeviceRange) {
+        let first = self.blocks.insert(Entry { lane, ..Entry::new(range.addr, range.bytes) }, Kind::Bare);
         let segment = Segment { tag, range, first, chunks: std::collections::BTreeMap::new() };
         let key = self.segments.insert(segment);
-        self.blocks[first].segment = key;
+        self.bases.insert(range.addr, key);
         self.list(first);
     }
 

@@ -8,7 +8,7 @@
 
 use super::blocks::{BlockKey, Blocks};
 
-/// Sizes are counted in units of this.
+/// Sizes are counted in units of this: every block begins and ends on a multiple of it, as PyTorch's do.
 pub(super) const UNIT_BYTES: u64 = 512;
 
 /// Bins to a power of two, as a power of two.
@@ -18,7 +18,7 @@ const STEPS: usize = 1 << STEP_BITS;
 const SCALES: usize = (64 - UNIT_BYTES.trailing_zeros() - STEP_BITS + 1) as usize;
 
 /// How many pieces of its own bin a request looks at.
-const LOOKS: usize = 8;
+const LOOKS: usize = 2;
 
 /// Free pieces, by size.
 #[derive(Debug)]
@@ -52,12 +52,11 @@ impl Default for Bins {
 
 impl Bins {
     pub(super) fn insert(&mut self, blocks: &mut Blocks, key: BlockKey) {
-        let (scale, step) = bin(blocks[key].bytes / UNIT_BYTES);
+        let (scale, step) = bin(u64::from(blocks[key].units));
         if self.heads.len() <= scale {
             self.heads.resize(scale + 1, [BlockKey::NONE; STEPS]);
         }
         let head = std::mem::replace(&mut self.heads[scale][step], key);
-        blocks[key].bin_prev = BlockKey::NONE;
         blocks[key].bin_next = head;
         if head.is_some() {
             blocks[head].bin_prev = key;
@@ -68,15 +67,16 @@ impl Bins {
 
     /// Takes a piece that is in these bins out of them.
     pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey) {
+        let (scale, step) = bin(u64::from(blocks[key].units));
         let (before, behind) = (blocks[key].bin_prev, blocks[key].bin_next);
-        if behind.is_some() {
-            blocks[behind].bin_prev = before;
-        }
-        if before.is_some() {
+        if self.heads[scale][step] != key {
             blocks[before].bin_next = behind;
+            if behind.is_some() {
+                blocks[behind].bin_prev = before;
+            }
             return;
         }
-        let (scale, step) = bin(blocks[key].bytes / UNIT_BYTES);
+        // What the head has before it is never looked at.
         self.heads[scale][step] = behind;
         if behind.is_none() {
             self.steps[scale] &= !(1 << step);
@@ -94,7 +94,7 @@ impl Bins {
             if own.is_none() {
                 break;
             }
-            if blocks[own].bytes >= bytes {
+            if blocks[own].bytes() >= bytes {
                 return Some(own);
             }
             own = blocks[own].bin_next;
@@ -124,7 +124,7 @@ impl Bins {
     ) -> impl Iterator<Item = BlockKey> + 'a {
         self.lists_from(bytes)
             .flat_map(|head| chain(blocks, head))
-            .filter(move |key| blocks[*key].bytes >= bytes)
+            .filter(move |key| blocks[*key].bytes() >= bytes)
     }
 
     /// The same, larger bins first.
@@ -134,7 +134,7 @@ impl Bins {
         bytes: u64,
     ) -> impl Iterator<Item = BlockKey> + 'a {
         let lists = self.lists_from(bytes).rev();
-        lists.flat_map(|head| chain(blocks, head)).filter(move |key| blocks[*key].bytes >= bytes)
+        lists.flat_map(|head| chain(blocks, head)).filter(move |key| blocks[*key].bytes() >= bytes)
     }
 
     /// The heads of all lists that may hold pieces of at least `bytes`, ascending.
@@ -152,7 +152,7 @@ fn chain(blocks: &Blocks, head: BlockKey) -> impl Iterator<Item = BlockKey> + '_
 
 #[cfg(test)]
 mod tests {
-    use super::super::blocks::Block;
+    use super::super::blocks::{Block, Kind};
     use super::*;
 
     #[test]
@@ -180,23 +180,23 @@ mod tests {
     fn finds_what_fits_and_nothing_else() {
         let mut blocks = Blocks::default();
         let mut bins = Bins::default();
-        let sizes = [1_u64, 2, 31, 32, 33, 100, 1000, 1001, 5000, 1 << 20, (1 << 20) + 7, 1 << 33];
+        let sizes = [1_u64, 2, 31, 32, 33, 100, 1000, 1001, 5000, 1 << 20, (1 << 20) + 7, 1 << 31];
         let keys: Vec<BlockKey> = sizes
             .iter()
             .map(|units| {
-                let key = blocks.insert(Block { bytes: units * UNIT_BYTES, ..Block::default() });
+                let key = blocks.insert(Block::new(0, units * UNIT_BYTES), Kind::Fine);
                 bins.insert(&mut blocks, key);
                 key
             })
             .collect();
-        for wanted in [1_u64, 3, 32, 34, 999, 1000, 1001, 1002, 5001, (1 << 20) + 1, 1 << 33] {
-            let found = bins.find(&blocks, wanted * UNIT_BYTES).map(|key| blocks[key].bytes / UNIT_BYTES);
+        for wanted in [1_u64, 3, 32, 34, 999, 1000, 1001, 1002, 5001, (1 << 20) + 1, 1 << 31] {
+            let found = bins.find(&blocks, wanted * UNIT_BYTES).map(|key| blocks[key].bytes() / UNIT_BYTES);
             let best = sizes.iter().copied().find(|units| *units >= wanted).unwrap();
             let found = found.expect("something fits");
             assert!(found >= wanted, "{found} for {wanted}");
             assert!(found <= best.max(best + best / 16), "{found} for {wanted}, best {best}");
         }
-        assert_eq!(bins.find(&blocks, (1 << 34) * UNIT_BYTES), None);
+        assert_eq!(bins.find(&blocks, (1 << 32) * UNIT_BYTES), None);
         assert_eq!(bins.at_least(&blocks, 1001 * UNIT_BYTES).count(), 5);
         for (nth, key) in keys.iter().enumerate() {
             bins.remove(&mut blocks, *key);

@@ -1,12 +1,15 @@
 //! Blocks: how the addresses of segments are cut up.
 //!
 //! Every byte of a segment belongs to one block, and the blocks of a segment form a list in address order.
-//! Cutting one in two and joining two neighbours is all that ever happens to them. A block is 64 bytes, so
-//! that looking at one costs one cache line.
+//! Cutting one in two and joining two neighbours is all that ever happens to them. A block is small, and
+//! knows what its neighbours are: with a hundred thousand of them, time goes into what has to be looked at.
 
 use std::ops::{Index, IndexMut};
 
-use super::segment::SegmentKey;
+use super::bins::UNIT_BYTES;
+
+/// The largest that a block can be, and so a segment: 2 TiB less a unit.
+pub(super) const BYTES_MAX: u64 = u32::MAX as u64 * UNIT_BYTES;
 
 /// A block of a pool. The key of a block that is gone may come back as that of another; whoever keeps keys
 /// outside compares the block's serial too.
@@ -35,34 +38,38 @@ pub(super) enum Kind {
 
 /// A piece of a segment.
 #[derive(Debug, Clone, Copy)]
-#[repr(align(64))]
 pub(super) struct Block {
     pub(super) addr: u64,
-    pub(super) bytes: u64,
+    pub(super) units: u32,
     /// Of a live block: which allocation of the pool it is. Of a free one: up to which tick of its stream's
     /// clock it may be in use.
     pub(super) stamp: u64,
-    pub(super) segment: SegmentKey,
     pub(super) prev: BlockKey,
     pub(super) next: BlockKey,
     /// Neighbours in a list of free pieces; of a vacant place, the next vacant one.
     pub(super) bin_prev: BlockKey,
     pub(super) bin_next: BlockKey,
     /// The tag and stream it was allocated for or freed by.
-    pub(super) lane: u32,
+    pub(super) lane: u16,
     /// Bytes at the end that were not asked for.
     pub(super) slack: u16,
-    pub(super) kind: Kind,
-    /// What the neighbours are, so that a neighbour in use need not be looked at.
-    pub(super) prev_kind: Kind,
-    pub(super) next_kind: Kind,
 }
 
 /// All blocks of a pool.
 #[derive(Debug)]
 pub(super) struct Blocks {
     table: Vec<Block>,
+    /// What each block is, apart: few bytes, which the cache keeps, so that neighbours in use need not be looked
+    /// at.
+    kinds: Vec<Kind>,
     vacant: BlockKey,
+}
+
+impl Kind {
+    /// Whether somebody may be using it.
+    pub(super) fn is_used(self) -> bool {
+        matches!(self, Self::Live | Self::Waiting)
+    }
 }
 
 impl BlockKey {
@@ -83,40 +90,50 @@ impl BlockKey {
     }
 }
 
+/// Bytes of a block in units. Nothing larger than [`BYTES_MAX`] becomes a block.
+fn to_units(bytes: u64) -> u32 {
+    u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX)
+}
+
 impl Default for Block {
     fn default() -> Self {
         Self {
             addr: 0,
-            bytes: 0,
+            units: 0,
             stamp: 0,
-            segment: SegmentKey::default(),
             prev: BlockKey::NONE,
             next: BlockKey::NONE,
             bin_prev: BlockKey::NONE,
             bin_next: BlockKey::NONE,
             lane: 0,
             slack: 0,
-            kind: Kind::Vacant,
-            prev_kind: Kind::Vacant,
-            next_kind: Kind::Vacant,
         }
     }
 }
 
 impl Block {
-    pub(super) fn end(&self) -> u64 {
-        self.addr + self.bytes
+    /// A block on its own, of at most [`BYTES_MAX`].
+    pub(super) fn new(addr: u64, bytes: u64) -> Self {
+        Self { addr, units: to_units(bytes), ..Self::default() }
     }
 
-    /// Whether somebody may be using it.
-    pub(super) fn is_used(&self) -> bool {
-        matches!(self.kind, Kind::Live | Kind::Waiting)
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.units) * UNIT_BYTES
+    }
+
+    /// Of a live block: what was asked for.
+    pub(super) fn requested_bytes(&self) -> u64 {
+        self.bytes() - u64::from(self.slack)
+    }
+
+    pub(super) fn end(&self) -> u64 {
+        self.addr + self.bytes()
     }
 }
 
 impl Default for Blocks {
     fn default() -> Self {
-        Self { table: Vec::new(), vacant: BlockKey::NONE }
+        Self { table: Vec::new(), kinds: Vec::new(), vacant: BlockKey::NONE }
     }
 }
 
@@ -136,7 +153,8 @@ impl IndexMut<BlockKey> for Blocks {
 impl Blocks {
     /// The live block that has this key and serial.
     pub(super) fn live(&self, key: BlockKey, serial: u64) -> Option<&Block> {
-        self.table.get(key.0 as usize).filter(|block| block.kind == Kind::Live && block.stamp == serial)
+        let block = self.table.get(key.0 as usize).filter(|block| block.stamp == serial)?;
+        (self.kind(key) == Kind::Live).then_some(block)
     }
 
     /// Whether there is room for `more` further blocks.
@@ -144,45 +162,44 @@ impl Blocks {
         u32::try_from(self.table.len()).is_ok_and(|len| len < u32::MAX - more)
     }
 
-    pub(super) fn insert(&mut self, block: Block) -> BlockKey {
+    pub(super) fn insert(&mut self, block: Block, kind: Kind) -> BlockKey {
         if let Some(key) = self.vacant.some() {
             self.vacant = self[key].bin_next;
+            self.kinds[key.0 as usize] = kind;
             self[key] = block;
             return key;
         }
         // `has_room` is asked before anything is allocated.
         let key = BlockKey(u32::try_from(self.table.len()).unwrap_or(u32::MAX));
         self.table.push(block);
+        self.kinds.push(kind);
         key
     }
 
     pub(super) fn remove(&mut self, key: BlockKey) {
         let vacant = std::mem::replace(&mut self.vacant, key);
+        self.set_kind(key, Kind::Vacant);
         self[key] = Block { bin_next: vacant, ..Block::default() };
     }
 
-    /// Makes a block another kind, and lets its neighbours know.
+    /// What a block is; [`Kind::Vacant`] where there is none.
+    pub(super) fn kind(&self, key: BlockKey) -> Kind {
+        self.kinds.get(key.0 as usize).copied().unwrap_or_default()
+    }
+
+    /// Makes a block another kind.
     pub(super) fn set_kind(&mut self, key: BlockKey, kind: Kind) {
-        let block = &mut self[key];
-        block.kind = kind;
-        let (prev, next) = (block.prev, block.next);
-        if prev.is_some() {
-            self[prev].next_kind = kind;
-        }
-        if next.is_some() {
-            self[next].prev_kind = kind;
-        }
+        self.kinds[key.0 as usize] = kind;
     }
 
     /// Cuts a block at an address inside it; the part behind gets a new key and is otherwise the same.
     pub(super) fn split(&mut self, key: BlockKey, at: u64) -> BlockKey {
         let whole = self[key];
-        let bytes = whole.end() - at;
-        let behind = self.insert(Block { addr: at, bytes, prev: key, prev_kind: whole.kind, ..whole });
+        let units = to_units(whole.end() - at);
+        let behind = self.insert(Block { addr: at, units, prev: key, ..whole }, self.kind(key));
         let front = &mut self[key];
-        front.bytes = at - whole.addr;
+        front.units -= units;
         front.next = behind;
-        front.next_kind = whole.kind;
         if whole.next.is_some() {
             self[whole.next].prev = behind;
         }
@@ -192,23 +209,21 @@ impl Blocks {
     /// Joins a block with the next one, which is gone.
     pub(super) fn join_next(&mut self, key: BlockKey) {
         let next = self[key].next;
-        let Block { bytes, stamp, next: behind, next_kind, .. } = self[next];
+        let Block { units, stamp, next: behind, .. } = self[next];
         let front = &mut self[key];
-        let kind = front.kind;
-        front.bytes += bytes;
+        front.units += units;
         front.stamp = front.stamp.max(stamp);
         front.next = behind;
-        front.next_kind = next_kind;
         if behind.is_some() {
-            let behind = &mut self[behind];
-            (behind.prev, behind.prev_kind) = (key, kind);
+            self[behind].prev = key;
         }
         self.remove(next);
     }
 
     /// The blocks of a segment in address order, from its first one on.
-    pub(super) fn walk(&self, first: BlockKey) -> impl Iterator<Item = (BlockKey, &Block)> {
-        std::iter::successors(first.some(), |key| self[*key].next.some()).map(|key| (key, &self[key]))
+    pub(super) fn walk(&self, first: BlockKey) -> impl Iterator<Item = (Kind, &Block)> {
+        std::iter::successors(first.some(), |key| self[*key].next.some())
+            .map(|key| (self.kind(key), &self[key]))
     }
 }
 
@@ -217,45 +232,47 @@ mod tests {
     use super::*;
 
     fn shape(blocks: &Blocks, first: BlockKey) -> Vec<(u64, u64)> {
-        blocks.walk(first).map(|(_, block)| (block.addr, block.bytes)).collect()
+        let units = |(_, block): (_, &Block)| (block.addr / UNIT_BYTES, block.bytes() / UNIT_BYTES);
+        blocks.walk(first).map(units).collect()
     }
 
     #[test]
-    fn a_block_is_one_cache_line() {
-        assert_eq!(size_of::<Block>(), 64);
+    fn a_block_is_small() {
+        assert!(size_of::<Block>() <= 40);
     }
 
     #[test]
     fn splitting_and_joining_leave_the_list_whole() {
         let mut blocks = Blocks::default();
-        let first = blocks.insert(Block { addr: 100, bytes: 100, kind: Kind::Fine, ..Block::default() });
-        let last = blocks.split(first, 160);
-        let middle = blocks.split(first, 130);
-        assert_eq!(shape(&blocks, first), [(100, 30), (130, 30), (160, 40)]);
+        let first = blocks.insert(Block::new(10 * UNIT_BYTES, 10 * UNIT_BYTES), Kind::Fine);
+        let last = blocks.split(first, 16 * UNIT_BYTES);
+        let middle = blocks.split(first, 13 * UNIT_BYTES);
+        assert_eq!(shape(&blocks, first), [(10, 3), (13, 3), (16, 4)]);
         assert_eq!((blocks[last].prev, blocks[middle].prev, blocks[middle].next), (middle, first, last));
         blocks[middle].stamp = 7;
         blocks.join_next(first);
-        assert_eq!(shape(&blocks, first), [(100, 60), (160, 40)]);
+        assert_eq!(shape(&blocks, first), [(10, 6), (16, 4)]);
         assert_eq!((blocks[first].stamp, blocks[last].prev), (7, first));
-        assert_eq!(blocks[middle].kind, Kind::Vacant);
+        assert_eq!(blocks.kind(middle), Kind::Vacant);
         blocks.set_kind(first, Kind::Live);
         blocks.set_kind(last, Kind::Bare);
-        assert_eq!((blocks[first].next_kind, blocks[last].prev_kind), (Kind::Bare, Kind::Live));
+        assert_eq!((blocks.kind(first), blocks.kind(last)), (Kind::Live, Kind::Bare));
+        assert_eq!(blocks.kind(BlockKey::NONE), Kind::Vacant);
         blocks.set_kind(last, Kind::Live);
-        let again = blocks.split(first, 101);
+        let again = blocks.split(first, 11 * UNIT_BYTES);
         assert_eq!(again, middle, "places are used again");
         blocks.join_next(again);
         blocks.join_next(first);
-        assert_eq!(shape(&blocks, first), [(100, 100)]);
+        assert_eq!(shape(&blocks, first), [(10, 10)]);
     }
 
     #[test]
     fn only_the_right_serial_finds_a_live_block() {
         let mut blocks = Blocks::default();
-        let key = blocks.insert(Block { bytes: 512, stamp: 5, kind: Kind::Live, ..Block::default() });
+        let key = blocks.insert(Block { stamp: 5, ..Block::new(0, 512) }, Kind::Live);
         assert!(blocks.live(key, 5).is_some());
         assert!(blocks.live(key, 4).is_none());
-        blocks[key].kind = Kind::Fine;
+        blocks.set_kind(key, Kind::Fine);
         assert!(blocks.live(key, 5).is_none());
         blocks.remove(key);
         assert!(blocks.live(key, 5).is_none());

@@ -47,7 +47,7 @@ mod supply;
 mod vm;
 mod wake;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -212,10 +212,11 @@ impl Pool {
         let info = driver.info().clone();
         let invalid = |reason: String| Err(PoolError::InvalidConfig { reason });
         if config.chunk_granules == 0 || config.segment_granules == 0 {
-            return invalid("a slot and a segment have at least one granule".into());
+            return invalid("a chunk and a segment have at least one granule".into());
         }
-        if config.chunk_granules.max(config.segment_granules).checked_mul(info.granule_bytes).is_none() {
-            return invalid("a slot or segment of that many granules leaves the address space".into());
+        let largest = config.chunk_granules.max(config.segment_granules).checked_mul(info.granule_bytes);
+        if largest.is_none_or(|bytes| bytes > blocks::BYTES_MAX) {
+            return invalid(format!("a chunk or segment has at most {} bytes", blocks::BYTES_MAX));
         }
         if let Some(limit) = config.limit_bytes.filter(|limit| *limit < info.granule_bytes).map(ByteSize) {
             let granule = ByteSize(info.granule_bytes);
@@ -248,6 +249,7 @@ impl Pool {
             lanes: Vec::new(),
             clocks: Clocks::default(),
             segments: Segments::default(),
+            bases: BTreeMap::new(),
             blocks: Blocks::default(),
             uses: HashMap::new(),
             waiting: Vec::new(),
@@ -344,8 +346,8 @@ impl Pool {
     /// `StaleBlock`.
     pub fn block(&self, block: BlockId) -> Result<Block> {
         let entry = self.shared.open_state()?.live_block("look up", block)?;
-        let requested_bytes = entry.bytes - u64::from(entry.slack);
-        Ok(Block { id: block, range: DeviceRange::new(entry.addr, entry.bytes), requested_bytes })
+        let requested_bytes = entry.requested_bytes();
+        Ok(Block { id: block, range: DeviceRange::new(entry.addr, entry.bytes()), requested_bytes })
     }
 
     /// Queues a copy of `bytes` of `src` (from `src_offset` on) into a block at `offset`.
@@ -542,7 +544,7 @@ impl Shared {
         if state.tag(tag).state == TagState::Undefined && !writing {
             return Err(PoolError::Undefined { op, tag: state.tag(tag).tag.clone() });
         }
-        let whole = DeviceRange::new(entry.addr, entry.bytes - u64::from(entry.slack));
+        let whole = DeviceRange::new(entry.addr, entry.requested_bytes());
         let outside = PoolError::OutOfBlock { op, offset, bytes, block, block_bytes: whole.bytes };
         let part = whole.slice(offset, bytes).ok_or(outside)?;
         state.tag_mut(tag).gate.enter();

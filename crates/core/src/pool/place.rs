@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use super::bins::UNIT_BYTES;
 use super::blocks::{BlockKey, Kind};
 use super::segment::SegmentKey;
-use super::state::{State, TagKey};
+use super::state::{LaneKey, State, TagKey};
 use super::vm::Piece;
 
 /// How many pieces are looked at for a block smaller than a chunk.
@@ -46,7 +46,7 @@ pub(super) struct Site {
 
 impl State {
     /// A place that needs no memory, if one is found at once.
-    pub(super) fn ready_spot(&self, tag: TagKey, lane: u32, bytes: u64, align: u64) -> Option<Spot> {
+    pub(super) fn ready_spot(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
         if bytes >= self.shape.chunk_bytes {
             return self.cheapest_spot(tag, lane, bytes, align).filter(|spot| spot.absent_bytes == 0);
         }
@@ -60,14 +60,14 @@ impl State {
         found.map(|first| {
             let piece = &self.blocks[first];
             let start = piece.addr.next_multiple_of(align);
-            Spot { first, start, absent_bytes: 0, cut: None, piece_bytes: piece.bytes }
+            Spot { first, start, absent_bytes: 0, cut: None, piece_bytes: piece.bytes() }
         })
     }
 
     /// For a block of some granules: of the fine pieces that hold it, the one in which it takes the fewest idle
     /// granules, because it shares those at an end with what lives there. Among equals the largest: there the next
     /// block can go on in this one's last granule, and the smaller pieces leave whole.
-    fn tightest_piece(&self, tag: TagKey, lane: u32, bytes: u64, align: u64) -> Option<Spot> {
+    fn tightest_piece(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
         let granule = self.shape.granule_bytes;
         let pieces = self.tag(tag).lanes.iter().flat_map(|other| {
             let pieces = self.lane(*other).fine.largest_first(&self.blocks, bytes);
@@ -83,19 +83,19 @@ impl State {
         let tightest = spots.min_by_key(|(_, piece, start)| {
             let from = (start / granule * granule).max(piece.addr.next_multiple_of(granule));
             let to = (start + bytes).next_multiple_of(granule).min(piece.end() / granule * granule);
-            (to.saturating_sub(from), Reverse(piece.bytes), *start)
+            (to.saturating_sub(from), Reverse(piece.bytes()), *start)
         });
         tightest.map(|(first, piece, start)| Spot {
             first,
             start,
             absent_bytes: 0,
             cut: None,
-            piece_bytes: piece.bytes,
+            piece_bytes: piece.bytes(),
         })
     }
 
     /// A fine piece of another lane that is quiet.
-    fn quiet_piece(&self, tag: TagKey, lane: u32, bytes: u64) -> Option<BlockKey> {
+    fn quiet_piece(&self, tag: TagKey, lane: LaneKey, bytes: u64) -> Option<BlockKey> {
         let others = self.tag(tag).lanes.iter().filter(|other| **other != lane);
         others
             .filter_map(|other| self.lane(*other).fine.find(&self.blocks, bytes))
@@ -103,7 +103,7 @@ impl State {
     }
 
     /// Of all places in the tag's segments, the one that lacks the least memory.
-    pub(super) fn cheapest_spot(&self, tag: TagKey, lane: u32, bytes: u64, align: u64) -> Option<Spot> {
+    pub(super) fn cheapest_spot(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
         let spots: Box<dyn Iterator<Item = Spot> + '_> = if bytes >= self.shape.chunk_bytes {
             Box::new(self.large_spots(tag, lane, bytes))
         } else {
@@ -112,7 +112,7 @@ impl State {
         spots.min_by_key(|spot| (spot.absent_bytes, spot.piece_bytes, spot.start))
     }
 
-    fn large_spots(&self, tag: TagKey, lane: u32, bytes: u64) -> impl Iterator<Item = Spot> {
+    fn large_spots(&self, tag: TagKey, lane: LaneKey, bytes: u64) -> impl Iterator<Item = Spot> {
         let chunk_bytes = self.shape.chunk_bytes;
         let entry = self.tag(tag);
         let coarse = entry.coarse.iter().flat_map(move |(piece_bytes, key)| {
@@ -127,16 +127,14 @@ impl State {
     }
 
     /// Places at the beginning of bare pieces, and those that begin in the free end of a granule before one.
-    fn small_spots(&self, tag: TagKey, lane: u32, bytes: u64, align: u64) -> impl Iterator<Item = Spot> {
+    fn small_spots(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> impl Iterator<Item = Spot> {
         // One whose neighbour helps out may be smaller, by less than a granule.
         let least = bytes.saturating_sub(self.shape.granule_bytes);
         let bare = self.tag(tag).bare.range((least, BlockKey::FIRST)..).take(LOOKS);
         let starts = bare.flat_map(move |(_, key)| {
             let piece = &self.blocks[*key];
-            let before = piece.prev.some().map(|prev| (prev, &self.blocks[prev]));
-            let before = before
-                .filter(|(_, block)| block.kind == Kind::Fine)
-                .map(|(prev, block)| (prev, block.addr.next_multiple_of(align)));
+            let before = (self.blocks.kind(piece.prev) == Kind::Fine).then_some(piece.prev);
+            let before = before.map(|prev| (prev, self.blocks[prev].addr.next_multiple_of(align)));
             let before = before.filter(|(_, start)| *start < piece.addr);
             [Some((*key, piece.addr)), before].into_iter().flatten()
         });
@@ -145,13 +143,13 @@ impl State {
 
     /// The place of `bytes` at `start` in the free piece `first`, if it is all free and usable, and of a large
     /// block no more than the end would lie in granules.
-    fn spot(&self, first: BlockKey, start: u64, bytes: u64, lane: u32) -> Option<Spot> {
+    fn spot(&self, first: BlockKey, start: u64, bytes: u64, lane: LaneKey) -> Option<Spot> {
         let (granule, chunk_bytes) = (self.shape.granule_bytes, self.shape.chunk_bytes);
         let end = start.checked_add(bytes)?;
         let (mut absent_bytes, mut cut, mut granule_bytes) = (0, None, 0);
-        for (_, block) in self.blocks.walk(first) {
+        for (kind, block) in self.blocks.walk(first) {
             let (from, to) = (block.addr.max(start), block.end().min(end));
-            match block.kind {
+            match kind {
                 Kind::Bare => {
                     absent_bytes += to.next_multiple_of(granule) - from;
                     granule_bytes += (to - from) % chunk_bytes;
@@ -175,7 +173,7 @@ impl State {
                 if bytes >= chunk_bytes && granule_bytes > bytes % chunk_bytes {
                     return None; // Granules in place of chunks would be missed where only granules will do.
                 }
-                let piece_bytes = self.blocks[first].bytes;
+                let piece_bytes = self.blocks[first].bytes();
                 return Some(Spot { first, start, absent_bytes, cut, piece_bytes });
             }
         }
@@ -184,8 +182,8 @@ impl State {
 
     /// Makes the spot a block in use, which no handle finds yet. With it come the rest of its last granule, the
     /// memory that it lacks and the memory that has to leave.
-    pub(super) fn occupy(&mut self, spot: &Spot, lane: u32, bytes: u64) -> Site {
-        let segment = self.blocks[spot.first].segment;
+    pub(super) fn occupy(&mut self, spot: &Spot, lane: LaneKey, bytes: u64) -> Site {
+        let segment = self.segment_of(spot.start);
         let end = spot.start + bytes;
         let mut leaving = Vec::new();
         let mut first = spot.first;
@@ -199,7 +197,7 @@ impl State {
         // Of other lanes only quiet pieces are taken.
         let own = self.blocks.walk(first).take_while(|(_, block)| block.addr < end);
         let own =
-            own.filter(|(_, block)| block.lane == lane && block.kind != Kind::Bare && !self.is_quiet(block));
+            own.filter(|(kind, block)| block.lane == lane && *kind != Kind::Bare && !self.is_quiet(block));
         let stamp = own.map(|(_, block)| block.stamp).max().unwrap_or(0);
         let reach = lacking.last().map_or(end, |piece| piece.range.end().max(end));
         let key = self.claim(first, spot.start, reach);
@@ -213,8 +211,8 @@ impl State {
     fn lacking(&self, first: BlockKey, segment: SegmentKey, start: u64, end: u64) -> Vec<Piece> {
         let (granule, chunk_bytes) = (self.shape.granule_bytes, self.shape.chunk_bytes);
         let mut lacking = Vec::new();
-        for (_, block) in self.blocks.walk(first).take_while(|(_, block)| block.addr < end) {
-            if block.kind != Kind::Bare {
+        for (kind, block) in self.blocks.walk(first).take_while(|(_, block)| block.addr < end) {
+            if kind != Kind::Bare {
                 continue;
             }
             let (mut at, to) = (block.addr.max(start), block.end().min(end));

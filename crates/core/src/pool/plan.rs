@@ -183,8 +183,8 @@ impl State {
     pub(super) fn uses_of_granules(&self, segment: &Segment) -> Vec<Use> {
         let base = segment.range.addr;
         let mut uses = vec![Use::Idle; self.granules(segment.range.bytes)];
-        for (_, block) in self.blocks.walk(segment.first) {
-            let is = match block.kind {
+        for (kind, block) in self.blocks.walk(segment.first) {
+            let is = match kind {
                 Kind::Live => Use::Live,
                 Kind::Waiting => Use::Pending,
                 Kind::Fine | Kind::Coarse if !self.is_quiet(block) => Use::Pending,

@@ -14,8 +14,8 @@ impl Shared {
         let mut refused = vm.settle().1;
         let stuck: Vec<Piece> = {
             let state = self.state.lock_anyway();
-            let place = |key: &_| (state.blocks[*key].segment, state.blocks[*key].addr);
-            state.stuck.iter().filter_map(|key| state.piece(place(key))).collect()
+            let addrs = state.stuck.iter().map(|key| state.blocks[*key].addr);
+            addrs.filter_map(|addr| state.piece((state.segment_of(addr), addr))).collect()
         };
         for mut piece in stuck {
             refused = refused.or(vm.take_out(std::slice::from_mut(&mut piece)).err());
@@ -116,7 +116,7 @@ impl Shared {
             match dropped {
                 Ok(()) => {
                     state.blocks.remove(first);
-                    state.segments.remove(key);
+                    state.remove_segment(key);
                 }
                 Err(error) => {
                     state.list(first);
@@ -143,7 +143,7 @@ impl Shared {
             self.state.lock_anyway().store(&pieces);
             swept?;
             vm.driver().unreserve(range)?;
-            self.state.lock_anyway().segments.remove(key);
+            self.state.lock_anyway().remove_segment(key);
         }
         vm.let_go_of_loose(u64::MAX, &[]).1.or(vm.settle().1).map_or(Ok(()), Err)
     }
@@ -152,7 +152,7 @@ impl Shared {
         let state = self.state.lock_anyway();
         let counters = &self.counters;
         let idle = state.idle();
-        let stuck: u64 = state.stuck.iter().map(|key| state.blocks[*key].bytes).sum();
+        let stuck: u64 = state.stuck.iter().map(|key| state.blocks[*key].bytes()).sum();
         Usage {
             limit_bytes: self.shape.limit_bytes(),
             live_bytes: state.live_bytes,
@@ -192,7 +192,7 @@ impl State {
     fn is_emptied(&self, key: SegmentKey) -> bool {
         self.segments.get(key).is_some_and(|segment| {
             let first = &self.blocks[segment.first];
-            first.kind == Kind::Bare && first.bytes == segment.range.bytes
+            self.blocks.kind(segment.first) == Kind::Bare && first.bytes() == segment.range.bytes
         })
     }
 }

@@ -12,10 +12,10 @@
 //! - a chunk larger than a granule lies wholly in one live block or wholly in coarse pieces;
 //! - free neighbours of one kind and lane are one piece.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::bins::{Bins, UNIT_BYTES};
-use super::blocks::{Block, BlockKey, Blocks, Kind};
+use super::blocks::{BYTES_MAX, Block, BlockKey, Blocks, Kind};
 use super::clocks::{ClockKey, Clocks};
 use super::error::PoolError;
 use super::gate::Gate;
@@ -29,6 +29,9 @@ use crate::tag::{Tag, TagPolicy, TagState};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct TagKey(pub(super) usize);
 
+/// A lane of a pool, by number.
+pub(super) type LaneKey = u16;
+
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) pool: u32,
@@ -37,6 +40,8 @@ pub(super) struct State {
     pub(super) lanes: Vec<Lane>,
     pub(super) clocks: Clocks,
     pub(super) segments: Segments,
+    /// Segments by their first address.
+    pub(super) bases: BTreeMap<u64, SegmentKey>,
     pub(super) blocks: Blocks,
     /// Streams other than its own that a live block is used on.
     pub(super) uses: HashMap<BlockKey, Vec<StreamId>>,
@@ -71,7 +76,7 @@ pub(super) struct TagEntry {
     pub(super) has_backups: bool,
     /// Whether, while the tag sleeps, a failed undo may have left memory mapped.
     pub(super) has_leftovers: bool,
-    pub(super) lanes: Vec<u32>,
+    pub(super) lanes: Vec<LaneKey>,
     /// Coarse pieces, smallest first.
     pub(super) coarse: BTreeSet<(u64, BlockKey)>,
     /// Bare pieces, smallest first.
@@ -146,21 +151,27 @@ impl State {
         &mut self.tags[key.0]
     }
 
-    /// The lane of `stream` in a tag, made if need be.
-    pub(super) fn lane_key(&mut self, tag: TagKey, stream: StreamId) -> u32 {
+    /// The lane of a request, made if need be.
+    pub(super) fn lane_key(&mut self, tag: TagKey, request: &AllocRequest) -> Result<LaneKey> {
+        let stream = request.stream;
         let known = self.tag(tag).lanes.iter().find(|lane| self.lane(**lane).stream == stream);
-        known.copied().unwrap_or_else(|| {
-            let clock = self.clocks.of(stream);
-            self.lanes.push(Lane { tag, stream, clock, fine: Bins::default() });
-            // A lane costs more than four bytes: there is no memory for as many as a u32 counts.
-            let key = u32::try_from(self.lanes.len() - 1).unwrap_or(u32::MAX);
-            self.tag_mut(tag).lanes.push(key);
-            key
-        })
+        if let Some(lane) = known {
+            return Ok(*lane);
+        }
+        let Ok(key) = LaneKey::try_from(self.lanes.len()) else {
+            let reason =
+                format!("the pool has seen {} streams, by tag, and can count no more", self.lanes.len());
+            let AllocRequest { bytes, align, ref tag, .. } = *request;
+            return Err(PoolError::InvalidRequest { bytes, align, tag: tag.clone(), reason });
+        };
+        let clock = self.clocks.of(stream);
+        self.lanes.push(Lane { tag, stream, clock, fine: Bins::default() });
+        self.tag_mut(tag).lanes.push(key);
+        Ok(key)
     }
 
-    pub(super) fn lane(&self, key: u32) -> &Lane {
-        &self.lanes[key as usize]
+    pub(super) fn lane(&self, key: LaneKey) -> &Lane {
+        &self.lanes[usize::from(key)]
     }
 
     // ---- handles ----
@@ -179,15 +190,16 @@ impl State {
     }
 
     /// Whether `lane` may take a free piece now.
-    pub(super) fn is_usable(&self, block: &Block, lane: u32) -> bool {
+    pub(super) fn is_usable(&self, block: &Block, lane: LaneKey) -> bool {
         block.lane == lane || self.is_quiet(block)
     }
 
     /// Puts a free piece on the list of its kind.
     pub(super) fn list(&mut self, key: BlockKey) {
-        let Block { kind, lane, bytes, segment, .. } = self.blocks[key];
+        let block = self.blocks[key];
+        let (kind, lane, bytes) = (self.blocks.kind(key), block.lane, block.bytes());
         match kind {
-            Kind::Fine => self.lanes[lane as usize].fine.insert(&mut self.blocks, key),
+            Kind::Fine => self.lanes[usize::from(lane)].fine.insert(&mut self.blocks, key),
             Kind::Coarse => {
                 let tag = self.lane(lane).tag;
                 self.tag_mut(tag).coarse.insert((bytes, key));
@@ -195,8 +207,8 @@ impl State {
             Kind::Bare => {
                 let tag = self.lane(lane).tag;
                 self.tag_mut(tag).bare.insert((bytes, key));
-                if self.segments.get(segment).is_some_and(|segment| segment.range.bytes == bytes) {
-                    self.emptied.push(segment);
+                if block.prev.is_none() && block.next.is_none() {
+                    self.emptied.push(self.segment_of(block.addr));
                 }
             }
             Kind::Stuck => self.stuck.push(key),
@@ -206,9 +218,10 @@ impl State {
 
     /// Takes a free piece off its list.
     pub(super) fn unlist(&mut self, key: BlockKey) {
-        let Block { kind, lane, bytes, .. } = self.blocks[key];
+        let block = self.blocks[key];
+        let (kind, lane, bytes) = (self.blocks.kind(key), block.lane, block.bytes());
         match kind {
-            Kind::Fine => self.lanes[lane as usize].fine.remove(&mut self.blocks, key),
+            Kind::Fine => self.lanes[usize::from(lane)].fine.remove(&mut self.blocks, key),
             Kind::Coarse => {
                 let tag = self.lane(lane).tag;
                 self.tag_mut(tag).coarse.remove(&(bytes, key));
@@ -226,13 +239,13 @@ impl State {
     pub(super) fn put(&mut self, key: BlockKey, kind: Kind, stamp: u64) -> BlockKey {
         self.blocks[key].stamp = stamp;
         self.blocks.set_kind(key, kind);
-        let Block { prev, next, prev_kind, next_kind, .. } = self.blocks[key];
-        if next_kind == kind && self.belong_together(key, next) {
+        let Block { prev, next, .. } = self.blocks[key];
+        if self.blocks.kind(next) == kind && self.belong_together(key, next) {
             self.unlist(next);
             self.blocks.join_next(key);
         }
         let mut piece = key;
-        if prev_kind == kind && self.belong_together(prev, key) {
+        if self.blocks.kind(prev) == kind && self.belong_together(prev, key) {
             self.unlist(prev);
             self.blocks.join_next(prev);
             piece = prev;
@@ -243,7 +256,7 @@ impl State {
 
     /// Whether neighbours of one kind are one piece.
     fn belong_together(&self, a: BlockKey, b: BlockKey) -> bool {
-        match self.blocks[a].kind {
+        match self.blocks.kind(a) {
             Kind::Bare => true,
             Kind::Fine | Kind::Coarse => self.blocks[a].lane == self.blocks[b].lane,
             _ => false,
@@ -280,7 +293,7 @@ impl State {
         let block = self.blocks[key];
         let tag = self.lane(block.lane).tag;
         let entry = self.tag(tag);
-        if block.bytes < self.shape.chunk_bytes && entry.is_settled() && !entry.has_backups {
+        if block.bytes() < self.shape.chunk_bytes && entry.is_settled() && !entry.has_backups {
             // Too small to have been given anything but granules, all of which are there.
             self.put(key, Kind::Fine, stamp);
             return;
@@ -310,7 +323,7 @@ impl State {
             _ => parts.push((kind, end)),
         };
         let mut at = block.addr;
-        if let Some(segment) = self.segments.get(block.segment) {
+        if let Some(segment) = self.segments.get(self.segment_of(block.addr)) {
             for (addr, chunk) in segment.touching(block.addr, block.end()) {
                 if addr > at {
                     add(Kind::Bare, addr);
@@ -333,7 +346,8 @@ impl State {
         if !self.tag(tag).has_backups && !sleeps {
             return;
         }
-        let Some(segment) = self.segments.get(freed.segment) else { return };
+        let key = self.segment_of(freed.addr);
+        let Some(segment) = self.segments.get(key) else { return };
         let touched: Vec<(u64, u64, bool)> = segment
             .touching(freed.addr, freed.end())
             .map(|(addr, chunk)| (addr, addr + chunk.bytes, chunk.backing == Backing::Absent))
@@ -344,11 +358,11 @@ impl State {
             if self.is_touched(cursor, end) {
                 continue;
             }
-            if let Some(chunk) = self.chunk_mut((freed.segment, start)) {
+            if let Some(chunk) = self.chunk_mut((key, start)) {
                 chunk.backup = None;
             }
             if absent && sleeps {
-                cursor = self.strip(freed.segment, cursor, start, end);
+                cursor = self.strip(key, cursor, start, end);
             }
         }
     }
@@ -367,7 +381,7 @@ impl State {
 
     /// Whether any block from `first` on that begins before `end` may be in use.
     fn is_touched(&self, first: BlockKey, end: u64) -> bool {
-        self.blocks.walk(first).take_while(|(_, block)| block.addr < end).any(|(_, block)| block.is_used())
+        self.blocks.walk(first).take_while(|(_, block)| block.addr < end).any(|(kind, _)| kind.is_used())
     }
 
     /// Forgets the chunks in `start..end`, whose memory is gone or in the caller's hands; the addresses are bare
@@ -391,6 +405,17 @@ impl State {
         self.segments.get_mut(segment)?.chunks.get_mut(&addr)
     }
 
+    /// The segment that holds an address of a block.
+    pub(super) fn segment_of(&self, addr: u64) -> SegmentKey {
+        self.bases.range(..=addr).next_back().map_or_else(SegmentKey::default, |(_, key)| *key)
+    }
+
+    pub(super) fn remove_segment(&mut self, key: SegmentKey) {
+        if let Some(segment) = self.segments.remove(key) {
+            self.bases.remove(&segment.range.addr);
+        }
+    }
+
     /// A copy of a chunk for the hands of the [`super::vm::Vm`].
     pub(super) fn piece(&self, place: Place) -> Option<Piece> {
         let chunk = self.chunk(place)?;
@@ -409,7 +434,7 @@ impl State {
 
     /// Chunks of a segment that somebody may be using.
     fn touched_chunks(&self, segment: &Segment) -> BTreeSet<u64> {
-        let used = self.blocks.walk(segment.first).filter(|(_, block)| block.is_used());
+        let used = self.blocks.walk(segment.first).filter(|(kind, _)| kind.is_used());
         used.flat_map(|(_, block)| segment.touching(block.addr, block.end()).map(|(at, _)| at)).collect()
     }
 
@@ -435,7 +460,7 @@ impl State {
                     continue;
                 }
                 cursor = self.block_at(cursor, start);
-                if self.blocks[cursor].kind == Kind::Stuck && piece.backing != Backing::Absent {
+                if self.blocks.kind(cursor) == Kind::Stuck && piece.backing != Backing::Absent {
                     continue; // Reclaiming tries again.
                 }
                 cursor = self.strip(key, cursor, start, piece.range.end());
@@ -459,11 +484,11 @@ impl State {
     // ---- live blocks ----
 
     /// Makes a block that is on no list live.
-    pub(super) fn enliven(&mut self, key: BlockKey, lane: u32, request: &AllocRequest) -> BlockId {
+    pub(super) fn enliven(&mut self, key: BlockKey, lane: LaneKey, request: &AllocRequest) -> BlockId {
         let serial = self.next_serial;
         self.next_serial += 1;
         let block = &mut self.blocks[key];
-        let bytes = block.bytes;
+        let bytes = block.bytes();
         block.lane = lane;
         block.stamp = serial;
         // Rounding adds less than a unit.
@@ -483,10 +508,10 @@ impl State {
     pub(super) fn free(&mut self, id: BlockId) -> Result<bool> {
         let block = self.live_block("free", id)?;
         let Lane { tag, clock, .. } = *self.lane(block.lane);
-        self.live_bytes -= block.bytes;
-        self.fine_demand_bytes -= self.fine_demand(block.bytes);
+        self.live_bytes -= block.bytes();
+        self.fine_demand_bytes -= self.fine_demand(block.bytes());
         let entry = self.tag_mut(tag);
-        entry.live_bytes -= block.bytes;
+        entry.live_bytes -= block.bytes();
         entry.live_blocks -= 1;
         if entry.live_blocks == 0 && entry.state == TagState::Undefined {
             entry.state = TagState::Awake; // Nothing is left that could be undefined.
@@ -528,7 +553,8 @@ impl State {
             let mut key = first;
             while let Some(next) = self.blocks[key].next.some() {
                 let (a, b) = (self.blocks[key], self.blocks[next]);
-                let free = matches!(a.kind, Kind::Fine | Kind::Coarse) && a.kind == b.kind;
+                let kind = self.blocks.kind(key);
+                let free = matches!(kind, Kind::Fine | Kind::Coarse) && kind == self.blocks.kind(next);
                 if free && self.is_quiet(&a) && self.is_quiet(&b) {
                     self.unlist(key);
                     self.unlist(next);
@@ -559,8 +585,8 @@ impl State {
         }
         let rounded = bytes.checked_next_multiple_of(UNIT_BYTES);
         rounded
-            .filter(|size| *size <= i64::MAX as u64)
-            .ok_or_else(|| invalid("no address space is that large".into()))
+            .filter(|size| *size <= BYTES_MAX)
+            .ok_or_else(|| invalid(format!("a block has at most {BYTES_MAX} bytes")))
     }
 
     /// What a block of this size needs in granules, in bytes.

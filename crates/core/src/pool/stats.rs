@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::blocks::{Block, Kind};
+use super::blocks::Kind;
 use super::segment::Segment;
 use super::state::{State, TagKey};
 use super::vm::Counters;
@@ -170,8 +170,6 @@ impl State {
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
-        let requested =
-            |block: &Block| (block.kind == Kind::Live).then(|| block.bytes - u64::from(block.slack));
         let mut segments: Vec<SegmentSnapshot> = self
             .segments
             .values()
@@ -183,10 +181,10 @@ impl State {
                 blocks: self
                     .blocks
                     .walk(segment.first)
-                    .filter_map(|(_, block)| {
-                        let kind = BlockKind::of(block.kind)?;
-                        let requested_bytes = requested(block);
-                        Some(BlockSnapshot { addr: block.addr, bytes: block.bytes, kind, requested_bytes })
+                    .filter_map(|(kind, block)| {
+                        let requested_bytes = (kind == Kind::Live).then(|| block.requested_bytes());
+                        let kind = BlockKind::of(kind)?;
+                        Some(BlockSnapshot { addr: block.addr, bytes: block.bytes(), kind, requested_bytes })
                     })
                     .collect(),
             })

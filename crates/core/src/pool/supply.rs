@@ -7,7 +7,7 @@
 //! of idle granules, and idle memory is given up for as much as is created. So the pool never holds noticeably
 //! more than was needed at some time, and a load that is repeated finds what it had the first time.
 
-use super::blocks::{Block, BlockKey, Kind};
+use super::blocks::{Block, BlockKey};
 use super::segment::SegmentKey;
 use super::state::{State, TagEntry};
 use super::vm::{Backing, Piece, Vm};
@@ -64,7 +64,7 @@ impl State {
         }
         idle.quiet_bytes += self.leftovers().map(|piece| piece.range.bytes).sum::<u64>();
         idle.pending_bytes +=
-            self.waiting.iter().map(|waiting| self.blocks[waiting.block].bytes).sum::<u64>();
+            self.waiting.iter().map(|waiting| self.blocks[waiting.block].bytes()).sum::<u64>();
         idle
     }
 
@@ -186,7 +186,7 @@ impl State {
                 continue;
             }
             let from = end - taken as u64 * chunk_bytes;
-            self.evict(block.segment, key, from, end, leaving);
+            self.evict(self.segment_of(from), key, from, end, leaving);
             found += taken;
             if found == count {
                 break;
@@ -233,9 +233,6 @@ impl State {
 
     /// The part of a free piece that is whole chunks.
     fn whole_chunks(&self, block: &Block) -> (u64, u64) {
-        if block.kind == Kind::Coarse {
-            return (block.addr, block.end());
-        }
         let granule = self.shape.granule_bytes;
         let start = block.addr.next_multiple_of(granule);
         (start, (block.end() / granule * granule).max(start))
