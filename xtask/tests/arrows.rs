@@ -17,6 +17,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-cli", &["poorwill", "poorwill-rotate"]),
     ("poorwill-testkit", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-bench-alloc", &["poorwill-core", "poorwill-driver"]),
+    ("poorwill-interleavings", &[]),
     ("xtask", &[]),
 ];
 

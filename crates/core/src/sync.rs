@@ -1,10 +1,4 @@
-//! The locks this crate uses: the standard library's, or their doubles when interleavings are model-checked.
-//!
-//! Plain ones are never model-checked.
+//! The locks that interleavings are model-checked with: the standard library's here, their doubles in
+//! `checks/interleavings`.
 
-#[cfg(loom)]
-pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
-#[cfg(not(loom))]
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
-
-pub(crate) use std::sync::{Mutex as PlainMutex, MutexGuard as PlainGuard, PoisonError};
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

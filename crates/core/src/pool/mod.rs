@@ -33,6 +33,7 @@ mod blocks;
 mod clocks;
 mod error;
 mod gate;
+mod orders;
 mod place;
 mod plan;
 mod quiet;
@@ -49,8 +50,8 @@ mod wake;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
 pub use report::{
@@ -61,13 +62,13 @@ pub use stats::{BlockKind, BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, 
 use self::blocks::{BlockKey, Blocks};
 use self::clocks::Clocks;
 use self::gate::Monitor;
-use self::reaper::{Orders, Reaper};
+use self::orders::Orders;
+use self::reaper::Reaper;
 use self::segment::Segments;
 use self::state::{State, TagEntry, TagKey};
 use self::vm::{Counters, Vm};
 use crate::bytes::ByteSize;
 use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
-use crate::sync::{MutexGuard, PlainGuard, PlainMutex, PoisonError};
 use crate::tag::{Tag, TagPolicy, TagState};
 
 /// Result of a pool call.
@@ -165,7 +166,7 @@ pub struct Block {
 /// Blocks of one device's memory. See the module's documentation.
 pub struct Pool {
     shared: Arc<Shared>,
-    reaper: PlainMutex<Reaper>,
+    reaper: Mutex<Reaper>,
 }
 
 /// What the callers of a pool and its reaper share.
@@ -175,13 +176,13 @@ struct Shared {
     shape: Shape,
     copy_streams: Vec<StreamId>,
     state: Monitor<State>,
-    vm: PlainMutex<Vm>,
+    vm: Mutex<Vm>,
     counters: Arc<Counters>,
     orders: Monitor<Orders>,
 }
 
 type StateGuard<'a> = MutexGuard<'a, State>;
-type VmGuard<'a> = PlainGuard<'a, Vm>;
+type VmGuard<'a> = MutexGuard<'a, Vm>;
 
 /// The sizes of a pool. Never change.
 #[derive(Debug, Clone, Copy)]
@@ -263,10 +264,10 @@ impl Pool {
             closed: false,
         };
         let counters = Arc::new(Counters::default());
-        let vm = PlainMutex::new(Vm::new(Arc::clone(&driver), Arc::clone(&counters)));
+        let vm = Mutex::new(Vm::new(Arc::clone(&driver), Arc::clone(&counters)));
         let (state, orders) = (Monitor::new(state), Monitor::new(Orders::default()));
         let shared = Shared { driver, shape, copy_streams: ready, state, vm, counters, orders };
-        Ok(Self { shared: Arc::new(shared), reaper: PlainMutex::new(Reaper::default()) })
+        Ok(Self { shared: Arc::new(shared), reaper: Mutex::new(Reaper::default()) })
     }
 
     /// The device.

@@ -8,43 +8,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use super::Shared;
-use super::gate::Monitor;
-
-/// What the reaper is told.
-#[derive(Debug, Default)]
-pub(super) struct Orders {
-    work: bool,
-    stop: bool,
-}
-
-impl Orders {
-    /// Asks for work.
-    pub(super) fn give(&mut self) {
-        self.work = true;
-    }
-
-    /// Asks for the end.
-    pub(super) fn stop(&mut self) {
-        self.stop = true;
-    }
-}
-
-/// Takes the next order; returns false when the thread is to end.
-pub(super) fn next_order(orders: &Monitor<Orders>) -> bool {
-    let mut guard = orders.lock_anyway();
-    loop {
-        if guard.stop {
-            return false;
-        }
-        if std::mem::take(&mut guard.work) {
-            return true;
-        }
-        match orders.wait(guard) {
-            Some(woken) => guard = woken,
-            None => return false,
-        }
-    }
-}
+use super::orders::next_order;
 
 /// The thread, once it was needed.
 #[derive(Debug, Default)]

@@ -1,0 +1,25 @@
+//! Every interleaving of the pool's own primitives, model-checked.
+//!
+//! The pool's gates and its reaper's orders are compiled here once more, from the same files, over the locks of
+//! [loom](https://docs.rs/loom), which runs each test with every order in which the threads can take them. A
+//! lost ring is a deadlock that loom reports.
+#![forbid(unsafe_code)]
+#![cfg(test)]
+#![allow(clippy::unwrap_used)] // Test code throughout.
+
+mod sync {
+    pub(crate) use std::sync::PoisonError;
+
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+}
+
+// Not everything that the pool uses is used here.
+#[allow(dead_code)]
+mod pool {
+    #[path = "../../../../crates/core/src/pool/gate.rs"]
+    pub(super) mod gate;
+    #[path = "../../../../crates/core/src/pool/orders.rs"]
+    pub(super) mod orders;
+
+    mod tests;
+}
