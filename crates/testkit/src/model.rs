@@ -1,7 +1,7 @@
 //! A pool so simple that it is right: blocks in a map, bytes by the seed of their pattern, tags by the table.
 //!
 //! It says what each operation must answer and what every block must read as afterwards. It knows nothing of
-//! segments, slots or backings, which is why comparing with it means something.
+//! segments, chunks or backings, which is why comparing with it means something.
 
 use std::collections::BTreeMap;
 
