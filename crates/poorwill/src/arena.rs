@@ -64,9 +64,12 @@ impl Arena {
     /// # Errors
     /// `Device` when it cannot be opened here; `Pool` for a limit that no pool can have.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let driver = open_device(&config.device)
-            .map_err(|source| OpenError::Device { device: config.device.clone(), source })?;
-        Self::over(driver, config.pool).map_err(OpenError::Pool)
+        let Config { device, pool } = config;
+        let driver = match open_device(&device) {
+            Ok(driver) => driver,
+            Err(source) => return Err(OpenError::Device { device, source }),
+        };
+        Self::over(driver, pool).map_err(OpenError::Pool)
     }
 
     /// An arena over a driver that is open already.
@@ -117,6 +120,14 @@ impl Arena {
     /// As there.
     pub fn free(&self, block: BlockId) -> Result<(), PoolError> {
         self.pool.free(block)
+    }
+
+    /// See [`Pool::record_use`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<(), PoolError> {
+        self.pool.record_use(block, stream)
     }
 
     /// See [`Pool::sleep`].
