@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::blocks::{Block as Entry, Kind};
 use super::error::PoolError;
-use super::place::Site;
+use super::place::{Site, Spot};
 use super::segment::Segment;
 use super::state::{LaneKey, State, TagKey};
 use super::supply::Supply;
@@ -20,7 +20,7 @@ use crate::driver::{DeviceRange, DriverError, DriverErrorKind, Op};
 const NEVER_FITS: &str = "it never fits: raise the limit";
 
 /// How long memory that is about to be quiet is preferred to new memory, all in all.
-const PATIENCE: Duration = Duration::from_micros(500);
+const PATIENCE: Duration = Duration::from_micros(200);
 const BLINK: Duration = Duration::from_micros(20);
 
 /// A request with what follows from it.
@@ -66,16 +66,16 @@ impl Shared {
 
     fn alloc_slowly(&self, wanted: &Wanted<'_>) -> Result<Block> {
         let started = Instant::now();
-        let mut reclaimed = false;
-        let mut joined = false;
+        let mut pressure = Pressure::default();
         loop {
             let mut vm = self.lock_vm()?;
+            pressure.look(self);
             let refused = self.poll(&vm).or(self.recover(&mut vm));
             let mut attempt = self.attempt(&mut vm, wanted, started.elapsed() < PATIENCE);
-            while let Ok(Attempt::Grown) = attempt {
+            if let Ok(Attempt::Grown) = attempt {
                 attempt = self.attempt(&mut vm, wanted, false);
             }
-            // A refusal leaves empty segments, which serve the next request.
+            // If the driver refuses, the segments stay, and serve the next request.
             let _ = self.drop_emptied(&vm);
             let (needed_bytes, full) = match attempt? {
                 Attempt::Done(block) => return Ok(block),
@@ -95,36 +95,18 @@ impl Shared {
                 }
                 Attempt::Short(needed_bytes) => (needed_bytes, None),
                 Attempt::DeviceShort(needed_bytes, source) => {
-                    if !reclaimed && self.reclaim(&mut vm, u64::MAX).0 > 0 {
-                        reclaimed = true;
+                    if pressure.reclaim(self, &mut vm) {
                         continue;
                     }
                     (needed_bytes, Some(source))
                 }
             };
             drop(vm);
-            if self.wait_for_memory()? {
-                reclaimed = false;
-                continue;
-            }
-            if !joined {
-                joined = true;
-                self.open_state()?.join_lanes();
+            if pressure.relieve(self)? {
                 continue;
             }
             return Err(self.refusal(wanted, needed_bytes, full, refused));
         }
-    }
-
-    /// Waits for anything that may give memory back. Returns false when there is nothing.
-    pub(super) fn wait_for_memory(&self) -> Result<bool> {
-        let state = self.open_state()?;
-        if state.tags.iter().any(|entry| entry.falling_asleep) {
-            drop(self.wait(state)?);
-            return Ok(true);
-        }
-        drop(state);
-        self.wait_for_event()
     }
 
     fn refusal(
@@ -141,7 +123,8 @@ impl Shared {
         if let Some(source) = refused {
             return PoolError::Driver { op: "make room by giving idle memory back", source };
         }
-        let hint = if wanted.bytes > self.shape.limit_bytes() {
+        let whole_bytes = wanted.bytes.next_multiple_of(self.shape.granule_bytes);
+        let hint = if whole_bytes > self.shape.limit_bytes() {
             NEVER_FITS
         } else {
             "free or put to sleep what is live, or raise the limit"
@@ -180,7 +163,8 @@ impl Shared {
         let spot = state.cheapest_spot(tag, lane, bytes, request.align);
         let Some(spot) = spot.filter(|spot| spot.absent_bytes <= whole_bytes) else {
             if let Some(short) = self.shortage(&state, vm, whole_bytes, patient) {
-                return Ok(short);
+                let granules = state.granules_for_large(lane, bytes);
+                return Ok(granules.map_or(short, |spot| Attempt::Done(state.take(&spot, wanted))));
             }
             drop(state);
             self.grow(vm, wanted)?;
@@ -191,9 +175,11 @@ impl Shared {
         let short = self.shortage(&state, vm, spot.absent_bytes.saturating_sub(in_hand), patient);
         if let Some(short) = short {
             state.abandon(&site);
+            let granules = state.granules_for_large(lane, bytes);
+            let block = granules.map(|spot| state.take(&spot, wanted));
             drop(state);
             self.dispose(vm, site.leaving);
-            return Ok(short);
+            return Ok(block.map_or(short, Attempt::Done));
         }
         let idle = state.idle();
         let idle_bytes = idle.quiet_bytes + idle.pending_bytes + in_hand + vm.counters().loose_bytes();
@@ -209,6 +195,7 @@ impl Shared {
         let attempt = match built {
             Ok(()) => {
                 let block = state.finish(&site, wanted);
+                state.peak_used_bytes = state.peak_used_bytes.max(used_bytes);
                 drop(state);
                 Ok(Attempt::Done(block))
             }
@@ -239,7 +226,7 @@ impl Shared {
         if room.is_some_and(|room| create_bytes > room) {
             return Some(Attempt::Short(create_bytes));
         }
-        (patient && idle.pending_bytes > 0).then_some(Attempt::Pending)
+        (patient && idle.pending_bytes >= create_bytes).then_some(Attempt::Pending)
     }
 
     /// New addresses for a block; no memory yet.
@@ -293,11 +280,16 @@ impl State {
                 reason,
             });
         }
-        let Some(spot) = self.ready_spot(tag, lane, bytes, request.align) else { return Ok(None) };
-        let key = self.claim(spot.first, spot.start, spot.start + bytes);
-        let id = self.enliven(key, lane, request);
-        let range = DeviceRange::new(spot.start, bytes);
-        Ok(Some(Block { id, range, requested_bytes: request.bytes }))
+        let spot = self.ready_spot(tag, lane, bytes, request.align);
+        Ok(spot.map(|spot| self.take(&spot, wanted)))
+    }
+
+    /// Makes a spot that lacks nothing a live block.
+    fn take(&mut self, spot: &Spot, wanted: &Wanted<'_>) -> Block {
+        let key = self.claim(spot.first, spot.start, spot.start + wanted.bytes);
+        let id = self.enliven(key, wanted.lane, wanted.request);
+        let range = DeviceRange::new(spot.start, wanted.bytes);
+        Block { id, range, requested_bytes: wanted.request.bytes }
     }
 
     /// The site has its memory: makes it a live block, and what its last granule has left a free piece.
@@ -345,5 +337,47 @@ impl Shared {
 impl Piece {
     fn is_absent(&self) -> bool {
         self.backing == super::vm::Backing::Absent
+    }
+}
+
+/// What has been tried to make room, by who needs some.
+#[derive(Debug, Default)]
+pub(super) struct Pressure {
+    reclaimed: bool,
+    joined: bool,
+    seen: u64,
+}
+
+impl Pressure {
+    /// Notes what has passed, before looking for memory.
+    pub(super) fn look(&mut self, shared: &Shared) {
+        self.seen = shared.state.lock_anyway().clocks.passes();
+    }
+
+    /// The device is full: gives back what is idle, once. Returns whether that was anything.
+    pub(super) fn reclaim(&mut self, shared: &Shared, vm: &mut Vm) -> bool {
+        !std::mem::replace(&mut self.reclaimed, true) && shared.reclaim(vm, u64::MAX).0 > 0
+    }
+
+    /// Waits, with nothing held, for anything that may give memory back. Returns false when there is nothing
+    /// left that could.
+    pub(super) fn relieve(&mut self, shared: &Shared) -> Result<bool> {
+        let state = shared.open_state()?;
+        if state.tags.iter().any(|entry| entry.falling_asleep) {
+            drop(shared.wait(state)?);
+            *self = Self::default();
+            return Ok(true);
+        }
+        drop(state);
+        if shared.wait_for_event(self.seen)? {
+            *self = Self::default();
+            return Ok(true);
+        }
+        self.reclaimed = false;
+        if !std::mem::replace(&mut self.joined, true) {
+            shared.open_state()?.join_lanes();
+            return Ok(true);
+        }
+        Ok(false)
     }
 }

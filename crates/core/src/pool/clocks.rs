@@ -24,7 +24,11 @@ pub(super) struct Due {
 
 /// The clocks of all streams that a pool has seen.
 #[derive(Debug, Default)]
-pub(super) struct Clocks(Vec<Clock>);
+pub(super) struct Clocks {
+    clocks: Vec<Clock>,
+    /// How often anything has passed.
+    passes: u64,
+}
 
 #[derive(Debug)]
 struct Clock {
@@ -42,33 +46,33 @@ struct Clock {
 impl Clocks {
     /// The clock of `stream`, made if need be.
     pub(super) fn of(&mut self, stream: StreamId) -> ClockKey {
-        let known = self.0.iter().position(|clock| clock.stream == stream);
+        let known = self.clocks.iter().position(|clock| clock.stream == stream);
         known.unwrap_or_else(|| {
-            self.0.push(Clock { stream, tick: 1, dirty: false, passed: 0, flying: VecDeque::new() });
-            self.0.len() - 1
+            self.clocks.push(Clock { stream, tick: 1, dirty: false, passed: 0, flying: VecDeque::new() });
+            self.clocks.len() - 1
         })
     }
 
     /// The stamp of what is freed now on this clock's stream.
     pub(super) fn stamp(&mut self, clock: ClockKey) -> u64 {
-        let clock = &mut self.0[clock];
+        let clock = &mut self.clocks[clock];
         clock.dirty = true;
         clock.tick
     }
 
     /// Whether everything with this stamp has passed.
     pub(super) fn is_quiet(&self, clock: ClockKey, stamp: u64) -> bool {
-        stamp <= self.0[clock].passed
+        stamp <= self.clocks[clock].passed
     }
 
     /// Whether anything stamped may still be in use.
     pub(super) fn any_pending(&self) -> bool {
-        self.0.iter().any(|clock| clock.dirty || !clock.flying.is_empty())
+        self.clocks.iter().any(|clock| clock.dirty || !clock.flying.is_empty())
     }
 
     /// Ends the tick of every clock under which something was freed; the caller records the events.
     pub(super) fn begin(&mut self) -> Vec<Due> {
-        let dirty = self.0.iter_mut().enumerate().filter(|(_, clock)| clock.dirty);
+        let dirty = self.clocks.iter_mut().enumerate().filter(|(_, clock)| clock.dirty);
         dirty
             .map(|(key, clock)| {
                 let due = Due { clock: key, stream: clock.stream, tick: clock.tick };
@@ -81,12 +85,12 @@ impl Clocks {
 
     /// The event that ends `due` was recorded.
     pub(super) fn recorded(&mut self, due: Due, event: EventId) {
-        self.0[due.clock].flying.push_back((due.tick, event));
+        self.clocks[due.clock].flying.push_back((due.tick, event));
     }
 
     /// The event could not be recorded: the next one covers its tick too.
     pub(super) fn not_recorded(&mut self, due: Due) {
-        self.0[due.clock].dirty = true;
+        self.clocks[due.clock].dirty = true;
     }
 
     /// Events under way: clock, tick and event, oldest first within a clock.
@@ -94,20 +98,28 @@ impl Clocks {
         let of = |(key, clock): (ClockKey, &Clock)| {
             clock.flying.iter().map(move |(tick, event)| (key, *tick, *event)).collect::<Vec<_>>()
         };
-        self.0.iter().enumerate().flat_map(of).collect()
+        self.clocks.iter().enumerate().flat_map(of).collect()
+    }
+
+    /// How often anything has passed: who waits compares.
+    pub(super) fn passes(&self) -> u64 {
+        self.passes
     }
 
     /// Everything on this clock up to `tick` has passed. Returns the events that are not needed any more.
     pub(super) fn pass(&mut self, clock: ClockKey, tick: u64) -> Vec<EventId> {
-        let clock = &mut self.0[clock];
+        self.passes += 1;
+        let clock = &mut self.clocks[clock];
         clock.passed = clock.passed.max(tick);
         let done = clock.flying.iter().take_while(|(ends, _)| *ends <= tick).count();
         clock.flying.drain(..done).map(|(_, event)| event).collect()
     }
 
-    /// The device is idle: everything that was stamped before `begin` returned `ended` has passed.
-    pub(super) fn pass_all(&mut self, ended: &[Due]) -> Vec<EventId> {
-        ended.iter().flat_map(|due| self.pass(due.clock, due.tick)).collect()
+    /// The device has been idle since [`Clocks::begin`] returned `ended` and events were `flying`.
+    pub(super) fn pass_all(&mut self, ended: &[Due], flying: &[(ClockKey, u64, EventId)]) -> Vec<EventId> {
+        let ended = ended.iter().map(|due| (due.clock, due.tick));
+        let ticks: Vec<_> = ended.chain(flying.iter().map(|(clock, tick, _)| (*clock, *tick))).collect();
+        ticks.into_iter().flat_map(|(clock, tick)| self.pass(clock, tick)).collect()
     }
 }
 
@@ -139,7 +151,7 @@ mod tests {
         let later = clocks.begin();
         assert!(later[0].tick > again[0].tick, "one event covers both ticks");
         clocks.recorded(later[0], EventId(8));
-        assert_eq!(clocks.pass_all(&later), [EventId(8)]);
+        assert_eq!(clocks.pass_all(&later, &[]), [EventId(8)]);
         assert!(clocks.is_quiet(a, late) && !clocks.any_pending());
     }
 }

@@ -292,8 +292,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes a block. Its bytes are unspecified. Never waits for work of the device unless the limit or the
-    /// device leaves no other way.
+    /// Takes a block. Its bytes are unspecified. Waits for work of the device when the limit or the device leaves
+    /// no other way; and a fraction of a millisecond at most where that may save creating memory.
     ///
     /// # Errors
     /// `InvalidRequest`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures; what the
@@ -310,12 +310,7 @@ impl Pool {
     pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<()> {
         let mut state = self.shared.open_state()?;
         let entry = state.live_block("record a use of", block)?;
-        if state.lane(entry.lane).stream != stream {
-            let others = state.uses.entry(block.key).or_default();
-            if !others.contains(&stream) {
-                others.push(stream);
-            }
-        }
+        state.record_use(block, entry.lane, stream);
         Ok(())
     }
 
@@ -351,7 +346,8 @@ impl Pool {
         Ok(Block { id: block, range: DeviceRange::new(entry.addr, entry.bytes()), requested_bytes })
     }
 
-    /// Queues a copy of `bytes` of `src` (from `src_offset` on) into a block at `offset`.
+    /// Queues a copy of `bytes` of `src` (from `src_offset` on) into a block at `offset`. It is a use of the block
+    /// on `stream`, as [`Pool::record_use`] says.
     ///
     /// # Errors
     /// `StaleBlock`, `OutOfBlock`, `Asleep`; what the driver says.
@@ -364,14 +360,15 @@ impl Pool {
         src_offset: u64,
         bytes: u64,
     ) -> Result<Pending<()>> {
-        let access = Access { op: "write", block, offset, bytes, writing: true };
+        let access = Access { op: "write", stream, block, offset, bytes, writing: true };
         let (device, _guest) = self.shared.reach(&access)?;
         let parts = [CopyPart { device, host_offset: src_offset }];
         let copy = self.shared.driver.copy_to_device(stream, src, &parts);
         copy.map_err(|source| PoolError::Driver { op: "write", source })
     }
 
-    /// Queues a copy of `bytes` of a block, from `offset` on, into `dst` at `dst_offset`.
+    /// Queues a copy of `bytes` of a block, from `offset` on, into `dst` at `dst_offset`. It is a use of the block on
+    /// `stream`, as [`Pool::record_use`] says.
     ///
     /// # Errors
     /// `StaleBlock`, `OutOfBlock`, `Asleep`; `Undefined` when the bytes were dropped and not restored; what the
@@ -385,7 +382,7 @@ impl Pool {
         dst_offset: u64,
         bytes: u64,
     ) -> Result<Pending<HostBuffer>> {
-        let access = Access { op: "read", block, offset, bytes, writing: false };
+        let access = Access { op: "read", stream, block, offset, bytes, writing: false };
         let (device, _guest) = self.shared.reach(&access)?;
         let parts = [CopyPart { device, host_offset: dst_offset }];
         let copy = self.shared.driver.copy_to_host(stream, dst, &parts);
@@ -492,6 +489,7 @@ impl Pool {
 #[derive(Debug, Clone, Copy)]
 struct Access {
     op: &'static str,
+    stream: StreamId,
     block: BlockId,
     offset: u64,
     bytes: u64,
@@ -531,7 +529,7 @@ impl Shared {
 
     /// The device range of a part of a block whose bytes are there, and stay there while the guest is.
     fn reach(&self, access: &Access) -> Result<(DeviceRange, Guest<'_>)> {
-        let Access { op, block, offset, bytes, writing } = *access;
+        let Access { op, stream, block, offset, bytes, writing } = *access;
         let mut state = self.open_state()?;
         let (entry, tag) = loop {
             let entry = state.live_block(op, block)?;
@@ -548,6 +546,7 @@ impl Shared {
         let whole = DeviceRange::new(entry.addr, entry.requested_bytes());
         let outside = PoolError::OutOfBlock { op, offset, bytes, block, block_bytes: whole.bytes };
         let part = whole.slice(offset, bytes).ok_or(outside)?;
+        state.record_use(block, entry.lane, stream);
         state.tag_mut(tag).gate.enter();
         Ok((part, Guest { shared: self, tag }))
     }

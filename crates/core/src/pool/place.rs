@@ -16,6 +16,9 @@ use super::vm::Piece;
 /// How many pieces are looked at for a block smaller than a chunk.
 const LOOKS: usize = 64;
 
+/// How many for a large one, which costs calls of the driver anyway.
+const MANY_LOOKS: usize = 512;
+
 /// A free range of addresses for a block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Spot {
@@ -45,10 +48,15 @@ pub(super) struct Site {
 }
 
 impl State {
+    /// Whether a block is laid out as chunks and granules.
+    fn is_large(&self, bytes: u64) -> bool {
+        bytes >= self.shape.chunk_bytes && self.shape.chunk_bytes > self.shape.granule_bytes
+    }
+
     /// A place that needs no memory, if one is found at once.
     pub(super) fn ready_spot(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
-        if bytes >= self.shape.chunk_bytes {
-            return self.cheapest_spot(tag, lane, bytes, align).filter(|spot| spot.absent_bytes == 0);
+        if self.is_large(bytes) {
+            return self.ready_large_spot(tag, lane, bytes);
         }
         if bytes >= self.shape.granule_bytes {
             return self.tightest_piece(tag, lane, bytes, align);
@@ -57,11 +65,43 @@ impl State {
         let wanted = bytes + align.saturating_sub(UNIT_BYTES);
         let own = self.lane(lane).fine.find(&self.blocks, wanted);
         let found = own.or_else(|| self.quiet_piece(tag, lane, wanted));
-        found.map(|first| {
+        found.map(|first| self.ready_at(first, self.blocks[first].addr.next_multiple_of(align)))
+    }
+
+    fn ready_at(&self, first: BlockKey, start: u64) -> Spot {
+        Spot { first, start, absent_bytes: 0, cut: None, piece_bytes: self.blocks[first].bytes() }
+    }
+
+    /// Of the first few coarse pieces that are large enough, one that lacks nothing; else what a block of this size
+    /// that was made of granules has left.
+    fn ready_large_spot(&self, tag: TagKey, lane: LaneKey, bytes: u64) -> Option<Spot> {
+        let chunks_bytes = bytes / self.shape.chunk_bytes * self.shape.chunk_bytes;
+        let coarse = self.tag(tag).coarse.range((chunks_bytes, BlockKey::FIRST)..).take(LOOKS);
+        let ready = coarse
+            .filter_map(|(_, key)| self.spot(*key, self.blocks[*key].end() - chunks_bytes, bytes, lane))
+            .find(|spot| spot.absent_bytes == 0);
+        ready.or_else(|| self.granules_for_large(lane, bytes).filter(|spot| spot.piece_bytes == bytes))
+    }
+
+    /// A fine piece of the lane's own that holds a large block: its stream can use it at once, though granules
+    /// are better left to small blocks.
+    pub(super) fn granules_for_large(&self, lane: LaneKey, bytes: u64) -> Option<Spot> {
+        let large = self.is_large(bytes);
+        let found = large.then(|| self.lane(lane).fine.find(&self.blocks, bytes)).flatten();
+        found.and_then(|first| {
             let piece = &self.blocks[first];
-            let start = piece.addr.next_multiple_of(align);
-            Spot { first, start, absent_bytes: 0, cut: None, piece_bytes: piece.bytes() }
+            let start = piece.addr.next_multiple_of(self.shape.granule_bytes);
+            let start = if start + bytes <= piece.end() { start } else { return None };
+            Some(self.ready_at(first, start))
         })
+    }
+
+    /// A fine piece of another lane that is quiet.
+    fn quiet_piece(&self, tag: TagKey, lane: LaneKey, bytes: u64) -> Option<BlockKey> {
+        let others = self.tag(tag).lanes.iter().filter(|other| **other != lane);
+        others
+            .filter_map(|other| self.lane(*other).fine.find(&self.blocks, bytes))
+            .find(|key| self.is_quiet(&self.blocks[*key]))
     }
 
     /// For a block of some granules: of the fine pieces that hold it, the one in which it takes the fewest idle
@@ -85,26 +125,12 @@ impl State {
             let to = (start + bytes).next_multiple_of(granule).min(piece.end() / granule * granule);
             (to.saturating_sub(from), Reverse(piece.bytes()), *start)
         });
-        tightest.map(|(first, piece, start)| Spot {
-            first,
-            start,
-            absent_bytes: 0,
-            cut: None,
-            piece_bytes: piece.bytes(),
-        })
-    }
-
-    /// A fine piece of another lane that is quiet.
-    fn quiet_piece(&self, tag: TagKey, lane: LaneKey, bytes: u64) -> Option<BlockKey> {
-        let others = self.tag(tag).lanes.iter().filter(|other| **other != lane);
-        others
-            .filter_map(|other| self.lane(*other).fine.find(&self.blocks, bytes))
-            .find(|key| self.is_quiet(&self.blocks[*key]))
+        tightest.map(|(first, _, start)| self.ready_at(first, start))
     }
 
     /// Of all places in the tag's segments, the one that lacks the least memory.
     pub(super) fn cheapest_spot(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
-        let spots: Box<dyn Iterator<Item = Spot> + '_> = if bytes >= self.shape.chunk_bytes {
+        let spots: Box<dyn Iterator<Item = Spot> + '_> = if self.is_large(bytes) {
             Box::new(self.large_spots(tag, lane, bytes))
         } else {
             Box::new(self.small_spots(tag, lane, bytes, align))
@@ -115,23 +141,28 @@ impl State {
     fn large_spots(&self, tag: TagKey, lane: LaneKey, bytes: u64) -> impl Iterator<Item = Spot> {
         let chunk_bytes = self.shape.chunk_bytes;
         let entry = self.tag(tag);
-        let coarse = entry.coarse.iter().flat_map(move |(piece_bytes, key)| {
+        let coarse = entry.coarse.iter().rev().take(MANY_LOOKS).flat_map(move |(piece_bytes, key)| {
             let addr = self.blocks[*key].addr;
             // From its beginning, or so that its end is where the block's chunks end and its granules begin.
             let chunks_bytes = (bytes / chunk_bytes * chunk_bytes).min(*piece_bytes);
             let late = addr + piece_bytes - chunks_bytes;
             [Some(addr), (late > addr).then_some(late)].into_iter().flatten().map(|start| (*key, start))
         });
-        let bare = entry.bare.iter().map(|(_, key)| (*key, self.blocks[*key].addr));
+        // The tightest that holds all of it is among them, and so are new addresses.
+        let holding = entry.bare.range((bytes, BlockKey::FIRST)..).take(1);
+        let bare = entry.bare.iter().rev().take(MANY_LOOKS).chain(holding);
+        let bare = bare.map(|(_, key)| (*key, self.blocks[*key].addr));
         coarse.chain(bare).filter_map(move |(key, start)| self.spot(key, start, bytes, lane))
     }
 
     /// Places at the beginning of bare pieces, and those that begin in the free end of a granule before one.
     fn small_spots(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> impl Iterator<Item = Spot> {
+        let bare = &self.tag(tag).bare;
+        let holding = bare.range((bytes, BlockKey::FIRST)..).take(LOOKS);
         // One whose neighbour helps out may be smaller, by less than a granule.
         let least = bytes.saturating_sub(self.shape.granule_bytes);
-        let bare = self.tag(tag).bare.range((least, BlockKey::FIRST)..).take(LOOKS);
-        let starts = bare.flat_map(move |(_, key)| {
+        let smaller = bare.range((least, BlockKey::FIRST)..(bytes, BlockKey::FIRST)).take(LOOKS);
+        let starts = holding.chain(smaller).flat_map(move |(_, key)| {
             let piece = &self.blocks[*key];
             let before = (self.blocks.kind(piece.prev) == Kind::Fine).then_some(piece.prev);
             let before = before.map(|prev| (prev, self.blocks[prev].addr.next_multiple_of(align)));
@@ -155,7 +186,7 @@ impl State {
                     granule_bytes += (to - from) % chunk_bytes;
                 }
                 Kind::Fine if self.is_usable(block, lane) => granule_bytes += to - from,
-                Kind::Coarse if bytes >= chunk_bytes && self.is_usable(block, lane) => {
+                Kind::Coarse if self.is_large(bytes) && self.is_usable(block, lane) => {
                     let rest = (to - block.addr) % chunk_bytes;
                     if rest > 0 {
                         // The chunk leaves, and granules come in its place.
@@ -170,7 +201,7 @@ impl State {
                 _ => return None,
             }
             if to == end {
-                if bytes >= chunk_bytes && granule_bytes > bytes % chunk_bytes {
+                if self.is_large(bytes) && granule_bytes > bytes % chunk_bytes {
                     return None; // Granules in place of chunks would be missed where only granules will do.
                 }
                 let piece_bytes = self.blocks[first].bytes();
@@ -202,7 +233,7 @@ impl State {
         let reach = lacking.last().map_or(end, |piece| piece.range.end().max(end));
         let key = self.claim(first, spot.start, reach);
         let block = &mut self.blocks[key];
-        (block.lane, block.stamp) = (lane, 0);
+        (block.lane, block.stamp, block.slack) = (lane, 0, 0);
         self.blocks.set_kind(key, Kind::Live);
         Site { key, end, stamp, lacking, leaving }
     }
@@ -217,7 +248,7 @@ impl State {
             }
             let (mut at, to) = (block.addr.max(start), block.end().min(end));
             while at < to {
-                let bytes = if at + chunk_bytes <= to { chunk_bytes } else { granule };
+                let bytes = if to - at >= chunk_bytes { chunk_bytes } else { granule };
                 lacking.push(Piece::absent(segment, at, bytes));
                 at += bytes;
             }

@@ -1,9 +1,17 @@
 //! Finding out what has passed: events are recorded and asked for here, with no lock but that of the [`Vm`].
 
+use std::thread;
+use std::time::Duration;
+
+use super::clocks::ClockKey;
 use super::error::PoolError;
 use super::vm::Vm;
 use super::{Result, Shared};
 use crate::driver::{DriverError, DriverErrorKind, EventId};
+
+/// Between two looks at the events of several streams.
+const PAUSE_MIN: Duration = Duration::from_micros(10);
+const PAUSE_MAX: Duration = Duration::from_millis(1);
 
 impl Shared {
     /// Records an event on every stream under which something was freed, and asks for those under way. What
@@ -37,10 +45,7 @@ impl Shared {
                 continue;
             }
             match self.driver.event_query(event) {
-                Ok(true) => {
-                    let done = self.state.lock_anyway().clocks.pass(clock, tick);
-                    self.forget(done);
-                }
+                Ok(true) => self.pass(clock, tick),
                 Ok(false) => late = Some(clock),
                 // Somebody who waited for it has seen it pass.
                 Err(error) if is_unknown(&error) => drop(self.state.lock_anyway().clocks.pass(clock, tick)),
@@ -54,33 +59,67 @@ impl Shared {
         refused
     }
 
-    /// Waits until something that was freed is quiet. Returns false when there is nothing to wait for.
-    pub(super) fn wait_for_event(&self) -> Result<bool> {
-        let oldest = self.state.lock_anyway().clocks.flying().first().copied();
-        let Some((clock, tick, event)) = oldest else { return Ok(false) };
-        match self.driver.event_synchronize(event) {
-            // Unknown: somebody else saw it pass meanwhile.
-            Err(source) if !is_unknown(&source) => {
-                Err(PoolError::Driver { op: "wait for work on freed memory", source })
+    /// Waits until something that was freed is quiet that was not when `seen` had passed. Returns false when
+    /// there is nothing to wait for.
+    pub(super) fn wait_for_event(&self, seen: u64) -> Result<bool> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            let (passes, flying) = {
+                let state = self.state.lock_anyway();
+                (state.clocks.passes(), state.clocks.flying())
+            };
+            if passes != seen {
+                return Ok(true);
             }
-            _ => {
-                let done = self.state.lock_anyway().clocks.pass(clock, tick);
-                self.forget(done);
-                Ok(true)
+            let Some((clock, tick, event)) = flying.first().copied() else { return Ok(false) };
+            let alone = flying.iter().all(|(other, _, _)| *other == clock);
+            if alone {
+                return self.wait_for_one(clock, tick, event).map(|()| true).map_err(waiting);
+            }
+            // Which stream will be first is not known, and one of them may never be.
+            for (clock, tick, event) in flying {
+                match self.driver.event_query(event) {
+                    Ok(false) => {}
+                    Err(source) if !is_unknown(&source) => return Err(waiting(source)),
+                    _ => self.pass(clock, tick),
+                }
+            }
+            if self.state.lock_anyway().clocks.passes() == seen {
+                thread::sleep(pause);
+                pause = (pause * 2).min(PAUSE_MAX);
             }
         }
     }
 
+    pub(super) fn wait_for_one(&self, clock: ClockKey, tick: u64, event: EventId) -> Result<(), DriverError> {
+        match self.driver.event_synchronize(event) {
+            // Unknown: somebody else saw it pass meanwhile.
+            Err(source) if !is_unknown(&source) => Err(source),
+            _ => {
+                self.pass(clock, tick);
+                Ok(())
+            }
+        }
+    }
+
+    fn pass(&self, clock: ClockKey, tick: u64) {
+        let done = self.state.lock_anyway().clocks.pass(clock, tick);
+        self.forget(done);
+    }
+
     /// Waits for all work on the device; everything freed until now is quiet then.
     pub(super) fn quiesce(&self) -> Result<(), DriverError> {
-        let due = self.state.lock_anyway().clocks.begin();
+        let (due, flying) = {
+            let mut state = self.state.lock_anyway();
+            (state.clocks.begin(), state.clocks.flying())
+        };
         let idle = self.driver.synchronize();
         let mut state = self.state.lock_anyway();
         if idle.is_err() {
             due.into_iter().for_each(|due| state.clocks.not_recorded(due));
             return idle;
         }
-        let done = state.clocks.pass_all(&due);
+        let done = state.clocks.pass_all(&due, &flying);
         state.settle_waiting();
         drop(state);
         self.forget(done);
@@ -93,6 +132,10 @@ impl Shared {
             let _ = self.driver.event_destroy(event);
         }
     }
+}
+
+fn waiting(source: DriverError) -> PoolError {
+    PoolError::Driver { op: "wait for work on freed memory", source }
 }
 
 fn is_unknown(error: &DriverError) -> bool {

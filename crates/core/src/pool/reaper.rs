@@ -1,8 +1,8 @@
 //! The reaper: a thread that frees and unmaps what had to wait for the device.
 //!
 //! It is started by the first block whose free has to wait for other streams, or the first time the cache is
-//! above its mark. It waits for events with nothing held, takes no lock but the pool's own, and ends with the
-//! pool, which joins it.
+//! above its mark. It waits for events with nothing held, takes no lock but the pool's, and ends with the pool,
+//! which joins it.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -49,12 +49,13 @@ impl Shared {
     fn reap(&self) {
         loop {
             let Ok(mut vm) = self.lock_vm() else { return };
+            let seen = self.state.lock_anyway().clocks.passes();
             let refused = self.poll(&vm);
             let above_mark = self.reclaim_above_mark(&mut vm);
             drop(vm);
             let waiting = self.open_state().is_ok_and(|state| !state.waiting.is_empty());
             // After an error the next order tries again.
-            if refused.is_some() || !(waiting || above_mark) || !self.wait_for_event().unwrap_or(false) {
+            if refused.is_some() || !(waiting || above_mark) || !self.wait_for_event(seen).unwrap_or(false) {
                 return;
             }
         }

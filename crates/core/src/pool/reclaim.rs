@@ -36,13 +36,7 @@ impl Shared {
     /// Takes pieces that nothing uses out of where they are mapped; their memory is loose then.
     pub(super) fn dispose(&self, vm: &mut Vm, mut pieces: Vec<Piece>) -> Option<DriverError> {
         pieces.sort_unstable_by_key(|piece| (piece.segment, piece.range.addr));
-        let mut refused = vm.take_out(&mut pieces).err();
-        if refused.is_some() {
-            // One refusal is no reason to keep the rest.
-            for piece in &mut pieces {
-                refused = refused.or(vm.take_out(std::slice::from_mut(piece)).err());
-            }
-        }
+        let refused = vm.take_out_each(&mut pieces);
         for piece in &mut pieces {
             vm.keep(piece);
             if piece.backing != Backing::Absent {
@@ -66,18 +60,17 @@ impl Shared {
     /// Gives back everything that serves no byte, waiting for work that may still touch it.
     pub(super) fn trim(&self) -> Result<u64> {
         let mut vm = self.lock_vm()?;
-        self.poll(&vm);
-        let awaited = self.state.lock_anyway().clocks.flying().len();
-        for _ in 0..awaited {
-            drop(vm);
-            self.wait_for_event()?;
-            vm = self.lock_vm()?;
-            self.poll(&vm);
+        let mut refused = self.poll(&vm);
+        let awaited = self.state.lock_anyway().clocks.flying();
+        drop(vm);
+        for (clock, tick, event) in awaited {
+            refused = refused.or(self.wait_for_one(clock, tick, event).err());
         }
+        vm = self.lock_vm()?;
+        self.poll(&vm);
         self.open_state()?.join_lanes();
         let before = vm.counters().held_bytes();
-        let (_, refused) = self.reclaim(&mut vm, u64::MAX);
-        match refused {
+        match refused.or(self.reclaim(&mut vm, u64::MAX).1) {
             None => Ok(before.saturating_sub(vm.counters().held_bytes())),
             Some(source) => Err(PoolError::Driver { op: "give cached memory back", source }),
         }
@@ -127,9 +120,10 @@ impl Shared {
         refused
     }
 
-    /// Gives back everything, whatever lives in it. Stops at the first refusal; what is done stays done.
+    /// Gives back everything, whatever lives in it, as far as the driver lets it; returns its first refusal.
     pub(super) fn sweep(&self, vm: &mut Vm) -> Result<(), DriverError> {
         let keys: Vec<SegmentKey> = self.state.lock_anyway().segments.keys().collect();
+        let mut refused = None;
         for key in keys {
             let (range, mut pieces) = {
                 let state = self.state.lock_anyway();
@@ -137,15 +131,18 @@ impl Shared {
                 let pieces = segment.chunks.keys().filter_map(|at| state.piece((key, *at)));
                 (segment.range, pieces.collect::<Vec<_>>())
             };
-            let swept = vm
-                .take_out(&mut pieces)
-                .and_then(|()| pieces.iter_mut().try_for_each(|piece| vm.let_go(piece).map(drop)));
+            let mut swept = vm.take_out_each(&mut pieces);
+            pieces.iter_mut().for_each(|piece| swept = swept.take().or(vm.let_go(piece).err()));
             self.state.lock_anyway().store(&pieces);
-            swept?;
-            vm.driver().unreserve(range)?;
-            self.state.lock_anyway().remove_segment(key);
+            if pieces.iter().all(|piece| piece.backing == Backing::Absent) {
+                match vm.driver().unreserve(range) {
+                    Ok(()) => self.state.lock_anyway().remove_segment(key),
+                    Err(error) => swept = swept.or(Some(error)),
+                }
+            }
+            refused = refused.or(swept);
         }
-        vm.let_go_of_loose(u64::MAX, &[]).1.or(vm.settle().1).map_or(Ok(()), Err)
+        refused.or(vm.let_go_of_loose(u64::MAX, &[]).1).or(vm.settle().1).map_or(Ok(()), Err)
     }
 
     pub(super) fn usage(&self) -> Usage {

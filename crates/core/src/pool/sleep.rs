@@ -4,14 +4,14 @@
 //! point nothing fails any more: a release that the driver refuses is owed, reported and tried again.
 //! Copies run with no lock held; the tags' gates are closed meanwhile.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::error::{Phase, PoolError};
 use super::plan::{Save, SleepPlan};
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
-use super::segment::{Backup, runs};
+use super::segment::{Backup, Place, runs};
 use super::state::{State, TagKey};
 use super::vm::{Backing, Piece, Vm};
 use super::{Result, Shared, VmGuard};
@@ -270,7 +270,12 @@ impl Shared {
             let undone = vm.restore(&mut pieces, &before);
             let mut state = self.state.lock_anyway();
             state.store(&pieces);
-            return Err(state.sleep_failed(plan, source, undone));
+            let error = state.sleep_failed(plan, source, undone);
+            let unfit = state.tidy_held(&plan.leaving);
+            drop(state);
+            // What is idle and could not be mapped again must not be found by who allocates.
+            let _ = self.dispose(&mut vm, unfit);
+            return Err(error);
         }
         self.state.lock_anyway().store(&pieces);
         add(&mut phases.unmap_s, started.elapsed());
@@ -434,6 +439,14 @@ impl State {
             // What has left is not here any more, and what has not is mapped.
             let _ = self.tidy(tag);
         }
+    }
+
+    /// Tidies the tags of `places` that are awake, where an undo may have left idle memory unmapped.
+    fn tidy_held(&mut self, places: &[Place]) -> Vec<Piece> {
+        let segments = places.iter().filter_map(|(segment, _)| self.segments.get(*segment));
+        let tags: BTreeSet<TagKey> = segments.map(|segment| segment.tag).collect();
+        let awake: Vec<TagKey> = tags.into_iter().filter(|tag| !self.tag(*tag).state.is_asleep()).collect();
+        awake.into_iter().flat_map(|tag| self.tidy(tag)).collect()
     }
 
     pub(super) fn forget_backups(&mut self, tag: TagKey) {

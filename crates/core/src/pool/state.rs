@@ -348,21 +348,27 @@ impl State {
         }
         let key = self.segment_of(freed.addr);
         let Some(segment) = self.segments.get(key) else { return };
-        let touched: Vec<(u64, u64, bool)> = segment
+        let touched: Vec<(u64, u64, bool, bool)> = segment
             .touching(freed.addr, freed.end())
-            .map(|(addr, chunk)| (addr, addr + chunk.bytes, chunk.backing == Backing::Absent))
+            .map(|(addr, chunk)| {
+                let absent = chunk.backing == Backing::Absent;
+                (addr, addr + chunk.bytes, absent, chunk.backup.is_some())
+            })
             .collect();
         let mut cursor = near;
-        for (start, end, absent) in touched {
-            cursor = self.block_at(cursor, start);
-            if self.is_touched(cursor, end) {
+        for (start, end, absent, has_backup) in touched {
+            if !has_backup && !sleeps {
+                continue;
+            }
+            cursor = self.block_at(cursor, start.max(freed.addr));
+            if self.is_touched(cursor, start, end) {
                 continue;
             }
             if let Some(chunk) = self.chunk_mut((key, start)) {
                 chunk.backup = None;
             }
             if absent && sleeps {
-                cursor = self.strip(key, cursor, start, end);
+                cursor = self.strip(key, self.block_at(cursor, start), start, end);
             }
         }
     }
@@ -379,9 +385,24 @@ impl State {
         key
     }
 
-    /// Whether any block from `first` on that begins before `end` may be in use.
-    fn is_touched(&self, first: BlockKey, end: u64) -> bool {
-        self.blocks.walk(first).take_while(|(_, block)| block.addr < end).any(|(kind, _)| kind.is_used())
+    /// Whether any block in `start..end` may be in use. `free` is a free one there, of which usually a neighbour
+    /// says so at once.
+    fn is_touched(&self, free: BlockKey, start: u64, end: u64) -> bool {
+        let mut key = free;
+        while self.blocks[key].addr > start {
+            key = self.blocks[key].prev;
+            if self.blocks.kind(key).is_used() {
+                return true;
+            }
+        }
+        key = free;
+        while self.blocks[key].end() < end {
+            key = self.blocks[key].next;
+            if self.blocks.kind(key).is_used() {
+                return true;
+            }
+        }
+        false
     }
 
     /// Forgets the chunks in `start..end`, whose memory is gone or in the caller's hands; the addresses are bare
@@ -504,6 +525,17 @@ impl State {
         BlockId { pool: self.pool, key, serial }
     }
 
+    /// Notes that work on `stream` uses a live block of `lane`.
+    pub(super) fn record_use(&mut self, block: BlockId, lane: LaneKey, stream: StreamId) {
+        if self.lane(lane).stream == stream {
+            return;
+        }
+        let others = self.uses.entry(block.key).or_default();
+        if !others.contains(&stream) {
+            others.push(stream);
+        }
+    }
+
     /// Gives a live block back. Returns whether other streams have to be waited for.
     pub(super) fn free(&mut self, id: BlockId) -> Result<bool> {
         let block = self.live_block("free", id)?;
@@ -555,11 +587,14 @@ impl State {
                 let (a, b) = (self.blocks[key], self.blocks[next]);
                 let kind = self.blocks.kind(key);
                 let free = matches!(kind, Kind::Fine | Kind::Coarse) && kind == self.blocks.kind(next);
-                if free && self.is_quiet(&a) && self.is_quiet(&b) {
+                let quiet = self.is_quiet(&a) && self.is_quiet(&b);
+                if free && (quiet || a.lane == b.lane) {
                     self.unlist(key);
                     self.unlist(next);
                     self.blocks.join_next(key);
-                    self.blocks[key].stamp = 0; // Quiet on whichever lane.
+                    if quiet {
+                        self.blocks[key].stamp = 0; // On whichever lane.
+                    }
                     self.list(key);
                 } else {
                     key = next;

@@ -63,8 +63,9 @@ impl State {
             }
         }
         idle.quiet_bytes += self.leftovers().map(|piece| piece.range.bytes).sum::<u64>();
-        idle.pending_bytes +=
-            self.waiting.iter().map(|waiting| self.blocks[waiting.block].bytes()).sum::<u64>();
+        let granule = self.shape.granule_bytes;
+        let waiting = self.waiting.iter().map(|waiting| self.blocks[waiting.block].bytes());
+        idle.pending_bytes += waiting.map(|bytes| bytes / granule * granule).sum::<u64>();
         idle
     }
 
@@ -120,7 +121,7 @@ impl State {
     /// the blocks of now would need if no two shared one, and those of one chunk. The same blocks may lie less well together the next
     /// time, and are to find enough then.
     pub(super) fn granules_ahead(
-        &mut self,
+        &self,
         vm: &Vm,
         supply: &Supply,
         used_bytes: u64,
@@ -129,11 +130,10 @@ impl State {
         if used_bytes <= self.peak_used_bytes {
             return 0;
         }
-        self.peak_used_bytes = used_bytes;
         let granule = self.shape.granule_bytes;
         let held_bytes = vm.counters().held_bytes() + supply.create_bytes - supply.release_bytes;
         let room = allowed_bytes.saturating_sub(held_bytes) / granule;
-        let wanted = self.fine_demand_bytes + self.shape.chunk_bytes;
+        let wanted = self.fine_demand_bytes.saturating_add(self.shape.chunk_bytes);
         let missing = wanted.saturating_sub(vm.held_of(granule)) / granule;
         usize::try_from(room.min(missing)).unwrap_or(0)
     }

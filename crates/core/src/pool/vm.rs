@@ -199,6 +199,16 @@ impl Vm {
         Ok(())
     }
 
+    /// The same, but one refusal is no reason to leave the rest; returns the first.
+    pub(super) fn take_out_each(&mut self, pieces: &mut [Piece]) -> Option<DriverError> {
+        let refused = self.take_out(pieces).err()?;
+        for piece in pieces {
+            // What is refused again stays mapped, which its state says.
+            let _ = self.take_out(std::slice::from_mut(piece));
+        }
+        Some(refused)
+    }
+
     /// Goes back to `before`, as far as the driver lets it; returns its first refusal.
     pub(super) fn restore(&mut self, pieces: &mut [Piece], before: &[Backing]) -> Option<DriverError> {
         let mut refused = None;

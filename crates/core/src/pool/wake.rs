@@ -5,9 +5,10 @@
 //! the tags' gates are closed meanwhile.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
+use super::alloc::Pressure;
 use super::error::{Corruption, Phase, PoolError};
 use super::plan::Use;
 use super::report::{WakePhases, WakeReport, WakeRequest, add};
@@ -78,7 +79,7 @@ impl Shared {
                 error => error,
             });
         }
-        let undefined_tags = self.commit_wake(&plan)?;
+        let undefined_tags = self.commit_wake(&plan);
         Ok(WakeReport {
             tags: plan.names,
             already_awake_tags: plan.already_awake,
@@ -126,13 +127,14 @@ impl Shared {
         let names: Vec<&str> = plan.names.iter().map(Tag::as_str).collect();
         let op = format!("wake {} ({} to map)", names.join(", "), ByteSize(woken.mapped_bytes));
         let mut times = MapTimes::default();
-        let mut reclaimed = false;
+        let mut pressure = Pressure::default();
         let result = loop {
             let mut vm = self.lock_vm()?;
+            pressure.look(self);
             let refused = self.poll(&vm).or(self.recover(&mut vm));
             if let Some(short) = self.make_room(&mut vm, &plan.pieces) {
                 drop(vm);
-                if self.wait_for_memory()? {
+                if pressure.relieve(self)? {
                     continue;
                 }
                 if let Some(source) = refused.or(short) {
@@ -145,13 +147,11 @@ impl Shared {
             // Going on where it stopped: what was brought in is in the pieces.
             let result = vm.bring_in(&mut plan.pieces, &mut times);
             let full = result.as_ref().is_err_and(DriverError::is_out_of_memory);
-            if full && !reclaimed && self.reclaim(&mut vm, u64::MAX).0 > 0 {
-                reclaimed = true;
+            if full && pressure.reclaim(self, &mut vm) {
                 continue;
             }
             drop(vm);
-            if full && self.wait_for_memory()? {
-                reclaimed = false;
+            if full && pressure.relieve(self)? {
                 continue;
             }
             break result;
@@ -277,8 +277,9 @@ impl Shared {
     }
 
     /// From here on the tags are awake. Returns those that are undefined.
-    fn commit_wake(&self, plan: &WakePlan) -> Result<Vec<Tag>> {
-        let mut vm = self.lock_vm()?;
+    fn commit_wake(&self, plan: &WakePlan) -> Vec<Tag> {
+        // Also after a panic elsewhere: what is mapped must be known.
+        let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state.lock_anyway();
         state.store(&plan.pieces);
         let mut unfit = Vec::new();
@@ -300,7 +301,7 @@ impl Shared {
         drop(state);
         // What cannot be taken out of the way is tried again when memory is needed.
         let _ = self.dispose(&mut vm, unfit);
-        Ok(undefined)
+        undefined
     }
 }
 
