@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
 use poorwill_core::{
@@ -57,10 +57,6 @@ struct Ledger {
 impl Ledger {
     fn holds(&self, (stream, nth): Nth) -> bool {
         self.queued.get(&stream).is_some_and(|(_, open)| nth >= *open)
-    }
-
-    fn is_idle(&self) -> bool {
-        self.queued.values().all(|(gates, open)| *open == gates.len())
     }
 
     /// The last work on a stream, if it is held back.
@@ -420,7 +416,7 @@ impl Run {
         for stream in self.streams {
             self.pass(stream, usize::MAX);
         }
-        self.free_asleep_until_awake();
+        self.free_until_awake();
         for live in &self.live {
             let Some(seed) = live.seed else { continue };
             let len = usize::try_from(live.block.requested_bytes).unwrap();
@@ -439,12 +435,11 @@ impl Run {
         assert_eq!(info.free_bytes, info.total_bytes);
     }
 
-    /// Wakes everything; where others have taken the room, they go.
-    fn free_asleep_until_awake(&mut self) {
+    /// Wakes everything; where there is no room for all, some go.
+    fn free_until_awake(&mut self) {
         self.wake();
         while !self.asleep.is_empty() {
-            let awake = self.live.iter().position(|live| !self.asleep.contains(&live.tag));
-            self.free(awake.expect("what sleeps fits alone"));
+            self.free(0);
             self.wake();
         }
     }
@@ -488,4 +483,148 @@ fn the_property_notices_events_that_pass_too_early() {
         catch_unwind(AssertUnwindSafe(|| run(kind, &steps))).is_err()
     });
     assert!(noticed.count() >= 10);
+}
+
+/// A pool of `granules` over a device with further streams, whose thread named "waiter" reports through the
+/// channel when it has to wait for an event.
+fn directed(granules: Option<u64>) -> (Arc<HostDevice>, Pool, mpsc::Sender<Told>, mpsc::Receiver<Told>) {
+    let device = Arc::new(HostDevice::open(&HostConfig::of_pages(256)).unwrap());
+    let (tell, told) = mpsc::channel();
+    let teller = Mutex::new(tell.clone());
+    let driver = ScriptedDriver::new(Arc::clone(&device) as Arc<dyn Driver>, move |call| {
+        if call.op == Op::EventSynchronize && thread::current().name() == Some("waiter") {
+            teller.lock().unwrap().send(Told::Waiting).unwrap();
+        }
+        Verdict::Pass
+    });
+    let config = PoolConfig {
+        limit_bytes: granules.map(|granules| granules * device.info().granule_bytes),
+        chunk_granules: 4,
+        segment_granules: 8,
+        ..PoolConfig::default()
+    };
+    let pool = Pool::new(Arc::new(driver), config).unwrap();
+    (device, pool, tell, told)
+}
+
+/// What a thread reports.
+#[derive(Debug)]
+enum Told {
+    Waiting,
+    Done(Result<Block, PoolError>),
+}
+
+/// Work that is held back, at most until the test ends.
+struct Held {
+    gate: Arc<Gate>,
+    copy: Option<Pending<()>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.gate.open();
+    }
+}
+
+impl Held {
+    /// Work on a block that does not pass before it is told to.
+    fn on(pool: &Pool, stream: StreamId, block: &Block) -> Self {
+        let gate = Arc::new(Gate::default());
+        let bytes = vec![7; usize::try_from(block.requested_bytes).unwrap()];
+        let src = behind(&gate, bytes);
+        let copy = pool.write(stream, block.id, 0, src, 0, block.requested_bytes).unwrap();
+        Self { gate, copy: Some(copy) }
+    }
+
+    fn pass(mut self) {
+        self.gate.open();
+        self.copy.take().unwrap().wait().unwrap();
+    }
+}
+
+#[test]
+fn a_stream_has_its_own_memory_back_at_once_and_another_one_when_its_work_has_passed() {
+    let (device, pool, ..) = directed(None);
+    let granule = device.info().granule_bytes;
+    let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+    for bytes in [1, 600, granule - 512, granule, 3 * granule + 1, 4 * granule, 11 * granule + 700] {
+        let request = |stream| AllocRequest::new(bytes, Tag::weights()).on(stream);
+        let first = pool.alloc(&request(own)).unwrap();
+        let held = Held::on(&pool, own, &first);
+        pool.free(first.id).unwrap();
+        let again = pool.alloc(&request(own)).unwrap();
+        pool.free(again.id).unwrap();
+        let elsewhere = pool.alloc(&request(other)).unwrap();
+        held.pass();
+        device.synchronize().unwrap();
+        assert_eq!(again.range, first.range, "{bytes}");
+        assert!(!elsewhere.range.overlaps(&first.range), "{bytes}");
+        pool.free(elsewhere.id).unwrap();
+        let created_bytes = pool.stats().unwrap().created_bytes;
+        let both = [other, other].map(|stream| pool.alloc(&request(stream)).unwrap());
+        assert_eq!(pool.stats().unwrap().created_bytes, created_bytes, "{bytes}: the place of each is free");
+        both.iter().for_each(|block| pool.free(block.id).unwrap());
+        pool.trim().unwrap();
+    }
+    pool.close().unwrap();
+}
+
+#[test]
+fn a_recorded_use_keeps_a_block_from_its_own_stream_too() {
+    let (device, pool, ..) = directed(None);
+    let granule = device.info().granule_bytes;
+    let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+    for bytes in [600, granule, 5 * granule] {
+        let request = AllocRequest::new(bytes, Tag::weights()).on(own);
+        let first = pool.alloc(&request).unwrap();
+        pool.record_use(first.id, other).unwrap();
+        let held = Held::on(&pool, other, &first);
+        pool.free(first.id).unwrap();
+        let waiting = |pool: &Pool| {
+            let segments = pool.snapshot().unwrap().segments;
+            segments.iter().flat_map(|segment| &segment.blocks).any(|block| block.kind == BlockKind::Waiting)
+        };
+        let next = pool.alloc(&request).unwrap();
+        let waited = waiting(&pool);
+        held.pass();
+        pool.trim().unwrap();
+        assert!(waited && !next.range.overlaps(&first.range), "{bytes}");
+        assert!(!waiting(&pool), "a trim waits for the others");
+        pool.free(next.id).unwrap();
+    }
+    pool.close().unwrap();
+}
+
+/// At the limit, whatever may give memory back is waited for.
+#[test]
+fn an_allocation_at_the_limit_waits_for_the_work_that_holds_what_it_needs() {
+    for recorded in [false, true] {
+        let (device, pool, tell, told) = directed(Some(8));
+        let granule = device.info().granule_bytes;
+        let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+        let first = pool.alloc(&AllocRequest::new(6 * granule, Tag::weights()).on(own)).unwrap();
+        let worker = if recorded { other } else { own };
+        if recorded {
+            pool.record_use(first.id, other).unwrap();
+        }
+        let held = Held::on(&pool, worker, &first);
+        pool.free(first.id).unwrap();
+        let wanted = if recorded { own } else { other };
+        let request = AllocRequest::new(5 * granule, Tag::kv_cache()).on(wanted);
+        thread::scope(|scope| {
+            let waits = || tell.send(Told::Done(pool.alloc(&request))).unwrap();
+            thread::Builder::new().name("waiter".into()).spawn_scoped(scope, waits).unwrap();
+            let early = told.recv().unwrap();
+            held.pass();
+            assert!(matches!(early, Told::Waiting), "{early:?}, and the work was held");
+            let done = told.iter().find_map(|told| match told {
+                Told::Waiting => None,
+                Told::Done(result) => Some(result),
+            });
+            let block = done.unwrap().unwrap();
+            assert_eq!(block.requested_bytes, 5 * granule);
+        });
+        assert!(pool.stats().unwrap().peak_mapped_bytes <= 8 * granule);
+        pool.close().unwrap();
+    }
 }
