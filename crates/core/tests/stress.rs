@@ -303,3 +303,42 @@ fn a_block_that_waits_for_other_streams_is_free_again_without_a_call() {
         pool.close().unwrap();
     });
 }
+
+/// Live memory that fits means success, also when it is others who free what is needed.
+#[test]
+fn threads_that_stay_within_their_share_are_never_refused() {
+    watched(|| {
+        let (device, pool) = open(LIMIT_GRANULES, None);
+        let granule = device.info().granule_bytes;
+        let share = LIMIT_GRANULES / THREADS;
+        thread::scope(|scope| {
+            for nth in 0..THREADS {
+                let (pool, device) = (&pool, &device);
+                scope.spawn(move || {
+                    let streams = [device.stream_create().unwrap(), StreamId::DEFAULT];
+                    let mut live: Vec<(Block, u64)> = Vec::new();
+                    for step in 0..3 * STEPS {
+                        let random = |n: u64| mix(nth << 40 | step << 8 | n);
+                        let granules = 1 + random(0) % share;
+                        while live.iter().map(|(_, granules)| granules).sum::<u64>() + granules > share {
+                            let (block, _) =
+                                live.swap_remove(usize::try_from(random(1) >> 1).unwrap() % live.len());
+                            pool.free(block.id).unwrap();
+                        }
+                        let request = AllocRequest::new(granules * granule, Tag::weights()).on(streams[0]);
+                        let block = pool.alloc(&AllocRequest { align: granule, ..request });
+                        let block =
+                            block.unwrap_or_else(|error| panic!("thread {nth}, step {step}: {error}"));
+                        live.push((block, granules));
+                        let user = streams[usize::from(random(2) % 4 == 0)];
+                        pool.record_use(block.id, user).unwrap();
+                        let src = Arc::new(HostBuffer::from(vec![1; 4096]));
+                        drop(pool.write(user, block.id, 0, src, 0, 4096).unwrap());
+                    }
+                    live.iter().for_each(|(block, _)| pool.free(block.id).unwrap());
+                });
+            }
+        });
+        pool.close().unwrap();
+    });
+}
