@@ -2,62 +2,16 @@
 #![allow(clippy::unwrap_used)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 
 use poorwill_core::{
-    AllocRequest, Block, Driver, HostBuffer, HostMemory, Level, Op, Pool, PoolConfig, PoolError,
-    SleepRequest, StreamId, Tag, WakeRequest,
+    AllocRequest, Block, Driver, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, StreamId, Tag,
+    WakeRequest,
 };
 use poorwill_driver::{HostConfig, HostDevice};
+use poorwill_testkit::gated::{Gate, behind, watched};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
-
-/// Host memory that does something when it is looked at for the n-th time. Its length comes first, asked by
-/// whoever queues a copy; its bytes second, asked by the copy.
-struct Watched {
-    bytes: Vec<u8>,
-    looks: AtomicUsize,
-    on_look: Box<dyn Fn(usize) + Send + Sync>,
-}
-
-impl std::fmt::Debug for Watched {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Watched")
-    }
-}
-
-impl HostMemory for Watched {
-    fn as_slice(&self) -> &[u8] {
-        (self.on_look)(self.looks.fetch_add(1, Ordering::Relaxed));
-        &self.bytes
-    }
-
-    fn as_mut_slice(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-}
-
-fn watched(bytes: Vec<u8>, on_look: impl Fn(usize) + Send + Sync + 'static) -> Arc<HostBuffer> {
-    Arc::new(HostBuffer::new(Watched { bytes, looks: AtomicUsize::new(0), on_look: Box::new(on_look) }))
-}
-
-#[derive(Debug, Default)]
-struct Gate {
-    open: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Gate {
-    fn open(&self) {
-        *self.open.lock().unwrap() = true;
-        self.changed.notify_all();
-    }
-
-    fn pass(&self) {
-        drop(self.changed.wait_while(self.open.lock().unwrap(), |open| !*open).unwrap());
-    }
-}
 
 fn device() -> Arc<HostDevice> {
     Arc::new(HostDevice::open(&HostConfig::of_pages(64)).unwrap())
@@ -82,12 +36,8 @@ fn lazy_pool(granules: u64) -> (Arc<Gate>, Pool) {
 }
 
 fn write_in_flight(pool: &Pool, gate: &Arc<Gate>, block: &Block, seed: u64) {
-    let (gate, bytes) = (Arc::clone(gate), block.requested_bytes);
-    let src = watched(pattern::bytes(seed, usize::try_from(bytes).unwrap()), move |look| {
-        if look > 0 {
-            gate.pass();
-        }
-    });
+    let bytes = block.requested_bytes;
+    let src = behind(gate, pattern::bytes(seed, usize::try_from(bytes).unwrap()));
     drop(pool.write(StreamId::DEFAULT, block.id, 0, src, 0, bytes).unwrap());
 }
 

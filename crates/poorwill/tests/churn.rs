@@ -124,3 +124,43 @@ fn an_observer_can_end_the_run_and_nothing_stays() {
         assert_eq!([stats.live_bytes, stats.mapped_bytes], [0; 2]);
     }
 }
+
+/// Does `check` for every load and seed that makes a load of its own.
+fn for_all_loads(check: impl Fn(&str, &Plan)) {
+    for load in Load::ALL {
+        let mut seen: Vec<Vec<Step>> = Vec::new();
+        for seed in 0..=20 {
+            let steps = load.steps(seed);
+            if !seen.contains(&steps) {
+                seen.push(steps);
+                check(&format!("{load:?}, seed {seed}"), &Plan { seed, ..Plan::new(load) });
+            }
+        }
+    }
+}
+
+#[test]
+fn no_load_holds_noticeably_more_than_it_needs() {
+    for_all_loads(|case, one_round| {
+        let plan = Plan { rounds: NonZeroU32::new(3).unwrap(), ..*one_round };
+        let (report, _) = checked(&arena("host:64GiB", None), &plan);
+        assert_eq!(report.failed, None, "{case}");
+        let (peak_live, peak_mapped) = (report.peak_live_bytes, report.peak_mapped_bytes);
+        assert!(peak_mapped * 100 <= peak_live * 103, "{case}: {peak_mapped} mapped for {peak_live}");
+        let (live, held) = (report.live_bytes, report.held_bytes);
+        assert!(held * 1000 <= live * 1005, "{case}: {held} held for {live}");
+        assert_eq!(report.created_bytes[1..], [0, 0], "{case}: what was there serves again");
+    });
+}
+
+#[test]
+fn every_load_fits_a_limit_just_above_what_is_live() {
+    for_all_loads(|case, one_round| {
+        let plan = Plan { rounds: NonZeroU32::new(2).unwrap(), ..*one_round };
+        let granule = arena("host:64GiB", None).driver().info().granule_bytes;
+        let limit_bytes = peak_live_bytes(&plan.steps()) * 103 / 100 / granule * granule;
+        let (report, _) = checked(&arena("host:64GiB", Some(limit_bytes)), &plan);
+        assert_eq!(report.failed, None, "{case} under a limit of {limit_bytes}");
+        assert!(report.peak_mapped_bytes <= limit_bytes, "{case}");
+    });
+}

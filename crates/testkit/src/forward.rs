@@ -29,7 +29,6 @@ macro_rules! forward_streams_and_events {
             StreamSynchronize: stream_synchronize(stream: StreamId) -> ();
             StreamWaitEvent: stream_wait_event(stream: StreamId, event: EventId) -> ();
             EventRecord: event_record(stream: StreamId) -> EventId;
-            EventQuery: event_query(event: EventId) -> bool;
             EventSynchronize: event_synchronize(event: EventId) -> ();
             EventDestroy: event_destroy(event: EventId) -> ();
             Synchronize: synchronize() -> ();

@@ -5,6 +5,7 @@
 //! - [`scripted`]: a driver around another one, whose calls fail or wait as a script says.
 //! - [`faults`]: load → sleep → wake → free with the n-th driver call failing, for every n.
 //! - [`canary`]: drivers that are broken on purpose, to prove that the suites notice.
+//! - [`gated`]: host memory that holds back the copies that read it.
 //! - [`model`]: a pool so simple that it is right, to compare the real one with.
 //! - [`pattern`]: bytes that tell where they belong.
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@ pub mod canary;
 pub mod contract;
 pub mod faults;
 mod forward;
+pub mod gated;
 pub mod model;
 pub mod pattern;
 pub mod scripted;

@@ -27,6 +27,8 @@ pub struct Call {
     pub op: Op,
     /// Whether its outcome is being waited for, rather than the call being made.
     pub waiting: bool,
+    /// What an unmap is to remove.
+    pub unmaps: Option<DeviceRange>,
 }
 
 /// The script's answer.
@@ -63,9 +65,9 @@ struct Gate {
 }
 
 impl Gate {
-    fn ask(&self, op: Op, waiting: bool) -> Result<()> {
+    fn ask(&self, op: Op, waiting: bool, unmaps: Option<DeviceRange>) -> Result<()> {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        match (self.script)(Call { number, op, waiting }) {
+        match (self.script)(Call { number, op, waiting, unmaps }) {
             Verdict::Pass => Ok(()),
             Verdict::Fail(kind) => Err(DriverError::new(op, kind)),
             Verdict::Delay(duration) => {
@@ -95,14 +97,14 @@ impl ScriptedDriver {
     }
 
     fn ask(&self, op: Op) -> Result<()> {
-        self.gate.ask(op, false)
+        self.gate.ask(op, false, None)
     }
 
     fn ask_again<T: 'static>(&self, op: Op, pending: Pending<T>) -> Pending<T> {
         let gate = Arc::clone(&self.gate);
         pending.then(move |result| {
             let outcome = result?;
-            gate.ask(op, true)?;
+            gate.ask(op, true, None)?;
             Ok(outcome)
         })
     }
@@ -116,8 +118,13 @@ impl Driver for ScriptedDriver {
         Release: release(backing: BackingId) -> ();
         Map: map(range: DeviceRange, backing: BackingId) -> ();
         SetAccess: set_access(range: DeviceRange) -> ();
-        Unmap: unmap(range: DeviceRange) -> ();
+        EventQuery: event_query(event: EventId) -> bool;
         HostAlloc: host_alloc(bytes: u64) -> HostBuffer;
+    }
+
+    fn unmap(&self, range: DeviceRange) -> Result<()> {
+        self.gate.ask(Op::Unmap, false, Some(range))?;
+        self.inner.unmap(range)
     }
 
     fn copy_to_device(

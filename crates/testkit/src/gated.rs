@@ -1,0 +1,69 @@
+//! Host memory that holds back the copies that read it, so that a test decides when work has passed.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use poorwill_core::{HostBuffer, HostMemory};
+
+/// Closed until it is opened, once and for all.
+#[derive(Debug, Default)]
+pub struct Gate {
+    open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    /// Lets everybody through from now on.
+    pub fn open(&self) {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until it is open.
+    pub fn pass(&self) {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_while(open, |open| !*open).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Host memory that does something when it is looked at for the n-th time. Its length comes first, asked by
+/// whoever queues a copy; its bytes second, asked by the copy.
+struct Watched {
+    bytes: Vec<u8>,
+    looks: AtomicUsize,
+    on_look: Box<dyn Fn(usize) + Send + Sync>,
+}
+
+impl fmt::Debug for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watched")
+    }
+}
+
+impl HostMemory for Watched {
+    fn as_slice(&self) -> &[u8] {
+        (self.on_look)(self.looks.fetch_add(1, Ordering::Relaxed));
+        &self.bytes
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+/// A buffer of `bytes`; `on_look` is called with 0 by whoever queues a copy of it, with more by the copy.
+pub fn watched(bytes: Vec<u8>, on_look: impl Fn(usize) + Send + Sync + 'static) -> Arc<HostBuffer> {
+    Arc::new(HostBuffer::new(Watched { bytes, looks: AtomicUsize::new(0), on_look: Box::new(on_look) }))
+}
+
+/// A buffer of `bytes` whose copy waits until the gate is open.
+#[must_use]
+pub fn behind(gate: &Arc<Gate>, bytes: Vec<u8>) -> Arc<HostBuffer> {
+    let gate = Arc::clone(gate);
+    watched(bytes, move |look| {
+        if look > 0 {
+            gate.pass();
+        }
+    })
+}
