@@ -306,7 +306,9 @@ impl State {
 
     /// The site gets no memory: everything is free again.
     fn abandon(&mut self, site: &Site) {
-        self.scatter_by_chunks(site.key, site.stamp);
+        let block = self.blocks[site.key];
+        let last = self.scatter_by_chunks(site.key, site.stamp);
+        self.forget_idle(&block, last);
     }
 
     fn add_segment(&mut self, tag: TagKey, lane: LaneKey, range: DeviceRange) {

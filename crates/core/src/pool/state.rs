@@ -340,7 +340,7 @@ impl State {
 
     /// After a block was freed: its chunks that nothing lives in any more lose their backups, and while the tag
     /// sleeps without memory, their addresses are bare.
-    fn forget_idle(&mut self, freed: &Block, near: BlockKey) {
+    pub(super) fn forget_idle(&mut self, freed: &Block, near: BlockKey) {
         let tag = self.lane(freed.lane).tag;
         let sleeps = self.tag(tag).state.is_asleep() && !self.tag(tag).gate.is_closed();
         if !self.tag(tag).has_backups && !sleeps {
