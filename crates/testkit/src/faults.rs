@@ -214,12 +214,12 @@ impl<'a> World<'a> {
         let granule = self.driver.info().granule_bytes;
         let streams = [0, 1].map(|_| self.driver.stream_create().unwrap());
         let (weights, kv) = (Tag::weights(), Tag::kv_cache());
-        self.load_on(12 * granule, &weights, streams[0]);
         self.load_on(3 * granule + 100, &weights, streams[1]);
-        self.free(0);
-        self.load_on(13 * granule, &kv, streams[1]); // The chunks move to addresses that hold all of it.
+        self.load_on(12 * granule, &weights, streams[0]);
         self.free(1);
-        self.load_on(6 * granule, &kv, streams[1]); // Its end cuts a chunk.
+        self.load_on(6 * granule, &weights, streams[0]); // Its end cuts a chunk.
+        self.free(1);
+        self.load_on(13 * granule, &kv, streams[1]); // The chunks move to addresses that hold all of it.
         self.hold(1, streams[1]);
         self.free(1);
         self.load_on(19 * granule, &weights, streams[0]); // Waits for what is held.
