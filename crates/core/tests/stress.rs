@@ -222,7 +222,7 @@ fn work(cached_max_bytes: Option<u64>) {
                 thread::yield_now();
             }
         });
-        let refused = workers.into_iter().map(|worker| worker.join()).collect::<Vec<_>>();
+        let refused = workers.into_iter().map(thread::ScopedJoinHandle::join).collect::<Vec<_>>();
         ended.store(true, Ordering::Relaxed);
         refused.into_iter().map(|refused| refused.unwrap()).sum()
     });
