@@ -28,7 +28,8 @@ fn host() -> Subject {
 fn every_driver_call_may_fail() {
     let tally = every_nth_call(&host);
     let hard = [tally.sleeps_undone, tally.stranded, tally.shortfalls, tally.wakes_undone];
-    assert!(tally.runs > 400 && hard.into_iter().all(|cases| cases > 20), "{tally:?}");
+    assert!(tally.runs > 500 && hard.into_iter().all(|cases| cases > 20), "{tally:?}");
+    assert!(tally.allocs_undone > 100 && tally.trims_undone > 10, "{tally:?}");
 }
 
 /// The canaries: a suite that a broken driver or a broken undo passes would prove nothing.

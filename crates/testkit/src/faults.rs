@@ -1,20 +1,21 @@
-//! Load → sleep → wake → free, with driver calls failing at every place.
+//! Load → sleep → wake → free, and memory that moves between segments, with driver calls failing at every place.
 //!
-//! [`every_nth_call`] runs one scenario again and again; in run *n* the *n*-th call of the driver fails, and
+//! [`every_nth_call`] runs each of two scenarios again and again; in run *n* the *n*-th call of the driver fails, and
 //! in further runs the two, three or five calls from there on, so that undoing fails as well. After every
 //! failure the promises are checked with the faults switched off: all or nothing, every byte where it
 //! belongs, the pool's figures equal to the device's. Then the step is tried again and must succeed in the
 //! end. The scenario ends with an empty device.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use poorwill_core::{
-    AllocRequest, Block, Driver, Level, Pool, PoolConfig, PoolError, Release, SleepReport, SleepRequest, Tag,
-    TagState, WakeRequest,
+    AllocRequest, Block, DeviceRange, Driver, Level, Op, Pool, PoolConfig, PoolError, Release, SleepReport,
+    SleepRequest, StreamId, Tag, TagState, WakeRequest,
 };
 
+use crate::gated::{Gate, behind};
 use crate::pattern;
 use crate::scripted::{ScriptedDriver, Verdict};
 
@@ -45,36 +46,63 @@ pub struct Tally {
     pub shortfalls: u64,
     /// Wakes that failed and left everything asleep.
     pub wakes_undone: u64,
+    /// Allocations that failed and took nothing.
+    pub allocs_undone: u64,
+    /// Trims that could not give everything back.
+    pub trims_undone: u64,
 }
 
-/// Runs the scenario with every call failing once, and with bursts.
+/// What happens to a new world.
+#[derive(Debug, Clone, Copy)]
+struct Scenario {
+    steps: fn(&mut World<'_>),
+    limit_granules: Option<u64>,
+    /// How many calls fail in a row.
+    bursts: &'static [u64],
+}
+
+const SCENARIOS: [Scenario; 2] = [
+    Scenario { steps: |world| world.sleep_and_wake(), limit_granules: None, bursts: &[1, 2, 3, 5] },
+    Scenario { steps: |world| world.move_memory(), limit_granules: Some(24), bursts: &[1, 3] },
+];
+
+/// Runs the scenarios with every call failing once, and with bursts.
 ///
 /// # Panics
 /// When a promise is broken; the message names the run and the step.
 pub fn every_nth_call(open: &dyn Fn() -> Subject) -> Tally {
     let mut tally = Tally::default();
-    for burst in [1, 2, 3, 5] {
-        for first in 0.. {
-            if !run(open, first, burst, &mut tally) {
-                assert!(first > 20, "the scenario made only {first} calls");
-                break;
+    for scenario in SCENARIOS {
+        for burst in scenario.bursts {
+            for first in 0.. {
+                if !run(open, scenario, first, *burst, &mut tally) {
+                    assert!(first > 20, "the scenario made only {first} calls");
+                    break;
+                }
+                tally.runs += 1;
             }
-            tally.runs += 1;
         }
     }
     tally
 }
 
 /// One run with calls `first .. first + burst` failing; whether any of them was reached.
-fn run(open: &dyn Fn() -> Subject, first: u64, burst: u64, tally: &mut Tally) -> bool {
+fn run(open: &dyn Fn() -> Subject, scenario: Scenario, first: u64, burst: u64, tally: &mut Tally) -> bool {
     let subject = open();
-    let faults = Arc::new(Faults { armed: AtomicBool::new(false), calls: AtomicU64::new(0), first, burst });
+    let (armed, calls, gates) = Default::default();
+    let faults = Arc::new(Faults { armed, calls, first, burst, gates });
     let script = Arc::clone(&faults);
     let driver = ScriptedDriver::new(Arc::clone(&subject.driver), move |call| {
-        if script.hits() { Verdict::device_failure(call) } else { Verdict::Pass }
+        if script.hits() {
+            return Verdict::device_failure(call);
+        }
+        if matches!(call.op, Op::EventSynchronize | Op::Synchronize) {
+            script.open_gates();
+        }
+        Verdict::Pass
     });
     let run = format!("calls {first}..{}", first + burst);
-    World::scenario(Arc::new(driver), Arc::clone(&faults), run, tally);
+    World::run(scenario, Arc::new(driver), Arc::clone(&faults), run, tally);
     (subject.assert_clean)();
     faults.calls.load(Ordering::Relaxed) > first
 }
@@ -84,9 +112,15 @@ struct Faults {
     calls: AtomicU64,
     first: u64,
     burst: u64,
+    /// Of work that is held back.
+    gates: Mutex<Vec<Arc<Gate>>>,
 }
 
 impl Faults {
+    fn open_gates(&self) {
+        self.gates.lock().unwrap().drain(..).for_each(|gate| gate.open());
+    }
+
     fn hits(&self) -> bool {
         if !self.armed.load(Ordering::Relaxed) {
             return false;
@@ -122,38 +156,89 @@ struct World<'a> {
     seed: u64,
 }
 
+impl Drop for World<'_> {
+    fn drop(&mut self) {
+        self.faults.open_gates(); // Also after a panic: nobody else will.
+    }
+}
+
 impl<'a> World<'a> {
-    fn scenario(driver: Arc<dyn Driver>, faults: Arc<Faults>, run: String, tally: &'a mut Tally) {
+    fn run(
+        scenario: Scenario,
+        driver: Arc<dyn Driver>,
+        faults: Arc<Faults>,
+        run: String,
+        tally: &'a mut Tally,
+    ) {
         let granule = driver.info().granule_bytes;
-        let config = PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() };
+        let limit_bytes = scenario.limit_granules.map(|granules| granules * granule);
+        let config =
+            PoolConfig { limit_bytes, chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() };
         let pool = (0..9)
             .find_map(|_| faults.while_armed(|| Pool::new(Arc::clone(&driver), config)).ok())
             .expect("a pool opens once the faults are over");
         let mut world =
             Self { tally, run, pool, driver, faults, blocks: Vec::new(), states: BTreeMap::new(), seed: 0 };
-        for bytes in [3 * granule + 100, 10 * granule, 700, 600, 5 * granule] {
-            world.load(bytes, &Tag::weights());
-        }
-        world.load(6 * granule, &Tag::kv_cache());
-        world.load(1000, &Tag::runtime());
-        world.free(2);
-        world.sleep(&SleepRequest::all(Level::One));
-        world.free(2); // Asleep, and of the first segment.
-        world.wake(None);
-        world.refill(1);
-        world.sleep(&SleepRequest { level: Level::One, tags: Some(vec![Tag::weights()]) });
-        world.wake(Some(vec![Tag::weights()]));
-        world.sleep(&SleepRequest::all(Level::Two));
-        world.wake(None);
-        world.sleep(&SleepRequest { level: Level::Two, tags: Some(vec![Tag::weights()]) }); // Still undefined.
-        world.wake(None);
-        world.restore_weights();
-        world.discard(&Tag::runtime());
-        world.wake(Some(vec![Tag::runtime()]));
-        while !world.blocks.is_empty() {
-            world.free(0);
-        }
+        (scenario.steps)(&mut world);
         world.close();
+    }
+
+    fn sleep_and_wake(&mut self) {
+        let granule = self.driver.info().granule_bytes;
+        for bytes in [3 * granule + 100, 10 * granule, 700, 600, 5 * granule] {
+            self.load(bytes, &Tag::weights());
+        }
+        self.load(6 * granule, &Tag::kv_cache());
+        self.load(1000, &Tag::runtime());
+        self.free(2);
+        self.sleep(&SleepRequest::all(Level::One));
+        self.free(2); // Asleep, and of the first segment.
+        self.wake(None);
+        self.refill(1);
+        self.sleep(&SleepRequest { level: Level::One, tags: Some(vec![Tag::weights()]) });
+        self.wake(Some(vec![Tag::weights()]));
+        self.sleep(&SleepRequest::all(Level::Two));
+        self.wake(None);
+        self.sleep(&SleepRequest { level: Level::Two, tags: Some(vec![Tag::weights()]) }); // Still undefined.
+        self.wake(None);
+        self.restore_weights();
+        self.discard(&Tag::runtime());
+        self.wake(Some(vec![Tag::runtime()]));
+        while !self.blocks.is_empty() {
+            self.free(0);
+        }
+    }
+
+    /// Sizes that do not fit what was freed, on two streams, up to the limit.
+    fn move_memory(&mut self) {
+        let granule = self.driver.info().granule_bytes;
+        let streams = [0, 1].map(|_| self.driver.stream_create().unwrap());
+        let (weights, kv) = (Tag::weights(), Tag::kv_cache());
+        self.load_on(3 * granule + 100, &weights, streams[1]);
+        self.load_on(12 * granule, &weights, streams[0]);
+        self.free(1);
+        self.load_on(6 * granule, &weights, streams[0]); // Its end cuts a chunk.
+        self.free(1);
+        self.load_on(13 * granule, &kv, streams[1]); // The chunks move to addresses that hold all of it.
+        self.hold(1, streams[1]);
+        self.free(1);
+        self.load_on(19 * granule, &weights, streams[0]); // Waits for what is held.
+        self.free(1);
+        self.record_use(0, streams[0]);
+        self.hold(0, streams[0]);
+        self.free(0);
+        self.load_on(2 * granule + 1, &weights, streams[1]);
+        self.load_on(18 * granule, &kv, streams[0]);
+        self.trim();
+        while !self.blocks.is_empty() {
+            self.free(0);
+        }
+        self.trim();
+        let stats = self.pool.stats().unwrap();
+        assert_eq!([stats.mapped_bytes, stats.reserved_bytes], [0; 2], "{}: after a trim", self.run);
+        self.load_on(granule, &weights, streams[1]);
+        self.free(0);
+        streams.into_iter().for_each(|stream| self.driver.stream_destroy(stream).unwrap());
     }
 
     /// Does `f` until it succeeds, checking the promises after each failure.
@@ -172,6 +257,8 @@ impl<'a> World<'a> {
             PoolError::SleepFailed { .. } => self.tally.sleeps_undone += 1,
             PoolError::Stranded { .. } => self.tally.stranded += 1,
             PoolError::WakeFailed { .. } => self.tally.wakes_undone += 1,
+            _ if step == "alloc" => self.tally.allocs_undone += 1,
+            _ if step == "trim" => self.tally.trims_undone += 1,
             _ => {}
         }
         let context = format!("{}: after {step} failed with `{error}`", self.run);
@@ -189,6 +276,9 @@ impl<'a> World<'a> {
         for (tag, state) in &self.states {
             assert_eq!(self.pool.tag_state(tag).unwrap(), *state, "{context}: state of {tag}");
         }
+        let mut ranges: Vec<DeviceRange> = self.blocks.iter().map(|(block, ..)| block.range).collect();
+        ranges.sort_unstable();
+        assert!(ranges.is_sorted_by(|a, b| !a.overlaps(b)), "{context}: blocks overlap");
         for (block, tag, bytes) in &self.blocks {
             assert_eq!(self.pool.block(block.id).unwrap(), *block, "{context}: address");
             let state = self.states.get(tag).copied().unwrap_or(TagState::Awake);
@@ -213,7 +303,11 @@ impl<'a> World<'a> {
     }
 
     fn load(&mut self, bytes: u64, tag: &Tag) {
-        let request = AllocRequest::new(bytes, tag.clone());
+        self.load_on(bytes, tag, StreamId::DEFAULT);
+    }
+
+    fn load_on(&mut self, bytes: u64, tag: &Tag, stream: StreamId) {
+        let request = AllocRequest::new(bytes, tag.clone()).on(stream);
         let block = self.insist("alloc", |pool| pool.alloc(&request));
         self.states.insert(tag.clone(), TagState::Awake);
         self.blocks.push((block, tag.clone(), Bytes::Unknown));
@@ -233,6 +327,27 @@ impl<'a> World<'a> {
         });
         assert!(filled, "{}: a write does not succeed once the faults are over", self.run);
         self.blocks[index].2 = Bytes::Pattern(self.seed);
+    }
+
+    /// Work on a block that passes when somebody waits for work.
+    fn hold(&mut self, index: usize, stream: StreamId) {
+        let block = self.blocks[index].0;
+        self.blocks[index].2 = Bytes::Unknown;
+        let gate = Arc::new(Gate::default());
+        self.faults.gates.lock().unwrap().push(Arc::clone(&gate));
+        let src = behind(&gate, vec![0xAA; usize::try_from(block.requested_bytes).unwrap()]);
+        let write = || self.pool.write(stream, block.id, 0, src, 0, block.requested_bytes);
+        drop(self.faults.while_armed(write)); // Where that fails there is nothing to wait for.
+    }
+
+    fn record_use(&mut self, index: usize, stream: StreamId) {
+        let block = self.blocks[index].0;
+        self.insist("record use", |pool| pool.record_use(block.id, stream));
+    }
+
+    fn trim(&mut self) {
+        self.insist("trim", Pool::trim);
+        self.check("trim");
     }
 
     fn free(&mut self, index: usize) {
