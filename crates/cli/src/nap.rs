@@ -86,6 +86,8 @@ pub(crate) fn nap(arena: &Arena, checkpoint: &Checkpoint, plan: &Plan) -> Result
     drop(progress);
     let load_s = started.elapsed().as_secs_f64();
     let kv_cache = KvCache::alloc(arena, plan.kv_cache.0)?;
+    // The load is over: what it has left idle is not needed again.
+    arena.trim()?;
     let mut report = NapReport {
         device: plan.device.clone(),
         files: checkpoint.files().len(),
