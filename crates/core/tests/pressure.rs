@@ -169,7 +169,9 @@ fn dropping_a_pool_goes_on_after_a_refusal() {
             && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
         if refuses { Verdict::device_failure(call) } else { Verdict::Pass }
     });
-    [Tag::weights(), Tag::kv_cache(), Tag::runtime()].map(|tag| granules(&pool, 8, tag));
+    for tag in [Tag::weights(), Tag::kv_cache(), Tag::runtime()] {
+        granules(&pool, 8, tag);
+    }
     refusals.store(1, Ordering::Relaxed);
     drop(pool);
     assert_eq!(device.memory_info().unwrap().free_bytes, device.info().total_bytes);
@@ -186,7 +188,9 @@ fn an_allocation_that_failed_does_not_raise_what_may_be_held() {
     others.into_iter().for_each(|backing| device.release(backing).unwrap());
     let large = granules(&pool, 20, Tag::weights());
     pool.free(large.id).unwrap();
-    (0..20).for_each(|_| drop(granules(&pool, 1, Tag::kv_cache())));
+    for _ in 0..20 {
+        granules(&pool, 1, Tag::kv_cache());
+    }
     assert!(pool.stats().unwrap().peak_mapped_bytes <= 26 * granule);
 }
 
