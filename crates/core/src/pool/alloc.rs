@@ -21,6 +21,8 @@ const NEVER_FITS: &str = "it never fits: raise the limit";
 
 /// How long memory that is about to be quiet is preferred to new memory, all in all.
 const PATIENCE: Duration = Duration::from_micros(200);
+/// Between two looks while a sleep is under way.
+const LULL: Duration = Duration::from_millis(1);
 const BLINK: Duration = Duration::from_micros(20);
 
 /// A request with what follows from it.
@@ -136,7 +138,7 @@ impl Shared {
     fn hopeless(&self, wanted: &Wanted<'_>) -> PoolError {
         let needed_bytes = wanted.bytes.next_multiple_of(self.shape.granule_bytes);
         let op = wanted.request.to_string();
-        if wanted.bytes > self.shape.limit_bytes() {
+        if needed_bytes > self.shape.limit_bytes() {
             return PoolError::OverLimit { op, needed_bytes, usage: self.usage(), hint: NEVER_FITS };
         }
         let free_bytes = self.driver.memory_info().map_or(0, |info| info.free_bytes);
@@ -155,16 +157,15 @@ impl Shared {
         if let Some(block) = state.take_ready(wanted)? {
             return Ok(Attempt::Done(block));
         }
-        if bytes > self.shape.total_bytes.min(self.shape.limit_bytes()) {
+        let whole_bytes = bytes.next_multiple_of(self.shape.granule_bytes);
+        if whole_bytes > self.shape.total_bytes.min(self.shape.limit_bytes()) {
             drop(state);
             return Err(self.hopeless(wanted));
         }
-        let whole_bytes = bytes.next_multiple_of(self.shape.granule_bytes);
         let spot = state.cheapest_spot(tag, lane, bytes, request.align);
         let Some(spot) = spot.filter(|spot| spot.absent_bytes <= whole_bytes) else {
             if let Some(short) = self.shortage(&state, vm, whole_bytes, patient) {
-                let granules = state.granules_for_large(lane, bytes);
-                return Ok(granules.map_or(short, |spot| Attempt::Done(state.take(&spot, wanted))));
+                return Ok(state.take_granules(wanted, short));
             }
             drop(state);
             self.grow(vm, wanted)?;
@@ -175,11 +176,10 @@ impl Shared {
         let short = self.shortage(&state, vm, spot.absent_bytes.saturating_sub(in_hand), patient);
         if let Some(short) = short {
             state.abandon(&site);
-            let granules = state.granules_for_large(lane, bytes);
-            let block = granules.map(|spot| state.take(&spot, wanted));
+            let attempt = state.take_granules(wanted, short);
             drop(state);
             self.dispose(vm, site.leaving);
-            return Ok(block.map_or(short, Attempt::Done));
+            return Ok(attempt);
         }
         let idle = state.idle();
         let idle_bytes = idle.quiet_bytes + idle.pending_bytes + in_hand + vm.counters().loose_bytes();
@@ -284,6 +284,13 @@ impl State {
         Ok(spot.map(|spot| self.take(&spot, wanted)))
     }
 
+    /// Memory is short, but a large block may lie in granules of its own stream.
+    fn take_granules(&mut self, wanted: &Wanted<'_>, attempt: Attempt) -> Attempt {
+        let short = matches!(attempt, Attempt::Short(_));
+        let spot = short.then(|| self.granules_for_large(wanted.lane, wanted.bytes)).flatten();
+        spot.map_or(attempt, |spot| Attempt::Done(self.take(&spot, wanted)))
+    }
+
     /// Makes a spot that lacks nothing a live block.
     fn take(&mut self, spot: &Spot, wanted: &Wanted<'_>) -> Block {
         let key = self.claim(spot.first, spot.start, spot.start + wanted.bytes);
@@ -334,6 +341,12 @@ impl Shared {
         let state = self.state.wait(state).ok_or(PoolError::Poisoned)?;
         if state.closed { Err(PoolError::Closed) } else { Ok(state) }
     }
+
+    /// The same, for a millisecond at most.
+    fn wait_briefly<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
+        let state = self.state.wait_for(state, LULL).ok_or(PoolError::Poisoned)?;
+        if state.closed { Err(PoolError::Closed) } else { Ok(state) }
+    }
 }
 
 impl Piece {
@@ -351,9 +364,9 @@ pub(super) struct Pressure {
 }
 
 impl Pressure {
-    /// Notes what has passed, before looking for memory.
+    /// Notes what is known, before looking for memory.
     pub(super) fn look(&mut self, shared: &Shared) {
-        self.seen = shared.state.lock_anyway().clocks.passes();
+        self.seen = shared.state.lock_anyway().clocks.news();
     }
 
     /// The device is full: gives back what is idle, once. Returns whether that was anything.
@@ -366,7 +379,8 @@ impl Pressure {
     pub(super) fn relieve(&mut self, shared: &Shared) -> Result<bool> {
         let state = shared.open_state()?;
         if state.tags.iter().any(|entry| entry.falling_asleep) {
-            drop(shared.wait(state)?);
+            // Its end rings; what others free meanwhile, and what passes, does not.
+            drop(shared.wait_briefly(state)?);
             *self = Self::default();
             return Ok(true);
         }

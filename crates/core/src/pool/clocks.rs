@@ -26,8 +26,8 @@ pub(super) struct Due {
 #[derive(Debug, Default)]
 pub(super) struct Clocks {
     clocks: Vec<Clock>,
-    /// How often anything has passed.
-    passes: u64,
+    /// How often anything was freed or has passed.
+    news: u64,
 }
 
 #[derive(Debug)]
@@ -55,6 +55,7 @@ impl Clocks {
 
     /// The stamp of what is freed now on this clock's stream.
     pub(super) fn stamp(&mut self, clock: ClockKey) -> u64 {
+        self.news += 1;
         let clock = &mut self.clocks[clock];
         clock.dirty = true;
         clock.tick
@@ -101,14 +102,19 @@ impl Clocks {
         self.clocks.iter().enumerate().flat_map(of).collect()
     }
 
-    /// How often anything has passed: who waits compares.
-    pub(super) fn passes(&self) -> u64 {
-        self.passes
+    /// How often anything has happened that may help who needs memory: who waits compares.
+    pub(super) fn news(&self) -> u64 {
+        self.news
+    }
+
+    /// Something else has happened that may help.
+    pub(super) fn tell(&mut self) {
+        self.news += 1;
     }
 
     /// Everything on this clock up to `tick` has passed. Returns the events that are not needed any more.
     pub(super) fn pass(&mut self, clock: ClockKey, tick: u64) -> Vec<EventId> {
-        self.passes += 1;
+        self.news += 1;
         let clock = &mut self.clocks[clock];
         clock.passed = clock.passed.max(tick);
         let done = clock.flying.iter().take_while(|(ends, _)| *ends <= tick).count();

@@ -8,6 +8,8 @@
 //! [`Monitor`] is the lock and the bell that gates are used with. Every change that somebody may wait for
 //! rings it. The interleavings of both are model-checked by the tests below.
 
+use std::time::Duration;
+
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A value behind a lock, and a bell for those who wait for it to change.
@@ -36,6 +38,15 @@ impl<T> Monitor<T> {
     /// Gives the value up until somebody rings; may come back early. `None` as for [`Monitor::lock`].
     pub(super) fn wait<'a>(&'a self, guard: MutexGuard<'a, T>) -> Option<MutexGuard<'a, T>> {
         self.changed.wait(guard).ok()
+    }
+
+    /// The same, for `most` at the longest.
+    pub(super) fn wait_for<'a>(
+        &'a self,
+        guard: MutexGuard<'a, T>,
+        most: Duration,
+    ) -> Option<MutexGuard<'a, T>> {
+        self.changed.wait_timeout(guard, most).ok().map(|(guard, _)| guard)
     }
 
     /// Wakes all who wait.

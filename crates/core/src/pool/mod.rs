@@ -565,12 +565,11 @@ impl Shared {
     }
 
     fn close(&self) -> Result<()> {
+        let failed = |source| PoolError::Driver { op: "close the pool", source };
+        self.quiesce().map_err(failed)?;
         let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
-        let op = "close the pool";
-        self.quiesce()
-            .and_then(|()| self.sweep(&mut vm))
-            .map_err(|source| PoolError::Driver { op, source })?;
-        vm.destroy_streams(&self.copy_streams).map_err(|source| PoolError::Driver { op, source })
+        let swept = self.sweep(&mut vm);
+        swept.and(vm.destroy_streams(&self.copy_streams)).map_err(failed)
     }
 }
 

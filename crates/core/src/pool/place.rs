@@ -87,7 +87,10 @@ impl State {
     /// are better left to small blocks.
     pub(super) fn granules_for_large(&self, lane: LaneKey, bytes: u64) -> Option<Spot> {
         let large = self.is_large(bytes);
-        let found = large.then(|| self.lane(lane).fine.find(&self.blocks, bytes)).flatten();
+        let fine = &self.lane(lane).fine;
+        let slack = self.shape.granule_bytes - UNIT_BYTES; // Wherever its first whole granule begins.
+        let find = || fine.find(&self.blocks, bytes + slack).or_else(|| fine.find(&self.blocks, bytes));
+        let found = large.then(find).flatten();
         found.and_then(|first| {
             let piece = &self.blocks[first];
             let start = piece.addr.next_multiple_of(self.shape.granule_bytes);

@@ -59,16 +59,16 @@ impl Shared {
         refused
     }
 
-    /// Waits until something that was freed is quiet that was not when `seen` had passed. Returns false when
+    /// Waits until something that was freed is quiet that was not when the news was `seen`. Returns false when
     /// there is nothing to wait for.
     pub(super) fn wait_for_event(&self, seen: u64) -> Result<bool> {
         let mut pause = PAUSE_MIN;
         loop {
-            let (passes, flying) = {
+            let (news, flying) = {
                 let state = self.state.lock_anyway();
-                (state.clocks.passes(), state.clocks.flying())
+                (state.clocks.news(), state.clocks.flying())
             };
-            if passes != seen {
+            if news != seen {
                 return Ok(true);
             }
             let Some((clock, tick, event)) = flying.first().copied() else { return Ok(false) };
@@ -84,7 +84,7 @@ impl Shared {
                     _ => self.pass(clock, tick),
                 }
             }
-            if self.state.lock_anyway().clocks.passes() == seen {
+            if self.state.lock_anyway().clocks.news() == seen {
                 thread::sleep(pause);
                 pause = (pause * 2).min(PAUSE_MAX);
             }

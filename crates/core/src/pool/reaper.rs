@@ -49,7 +49,7 @@ impl Shared {
     fn reap(&self) {
         loop {
             let Ok(mut vm) = self.lock_vm() else { return };
-            let seen = self.state.lock_anyway().clocks.passes();
+            let seen = self.state.lock_anyway().clocks.news();
             let refused = self.poll(&vm);
             let above_mark = self.reclaim_above_mark(&mut vm);
             drop(vm);

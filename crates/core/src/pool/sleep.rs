@@ -54,6 +54,7 @@ impl Drop for Alone<'_> {
             entry.gate.open();
             entry.falling_asleep = false;
         }
+        state.clocks.tell();
         drop(state);
         self.shared.state.ring();
     }
@@ -400,11 +401,13 @@ impl State {
         PoolError::Stranded { phase, tags: names.join(", "), source: source.into(), undo: undo.into() }
     }
 
-    /// Whether every chunk of a tag is mapped and open.
+    /// Whether every chunk of a tag that somebody may be using is mapped and open.
     fn is_whole(&self, tag: TagKey) -> bool {
-        let mut chunks =
-            self.segments.values().filter(|segment| segment.tag == tag).flat_map(|s| s.chunks.values());
-        chunks.all(|chunk| matches!(chunk.backing, Backing::Mapped { open: true, .. }))
+        let open = |backing| matches!(backing, Backing::Mapped { open: true, .. });
+        self.segments.values().filter(|segment| segment.tag == tag).all(|segment| {
+            let touched = self.touched_chunks(segment);
+            segment.chunks.iter().all(|(at, chunk)| open(chunk.backing) || !touched.contains(at))
+        })
     }
 
     /// The point of no return: from here on the tags sleep, and the memory of what leaves is in hand.

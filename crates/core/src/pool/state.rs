@@ -454,7 +454,7 @@ impl State {
     }
 
     /// Chunks of a segment that somebody may be using.
-    fn touched_chunks(&self, segment: &Segment) -> BTreeSet<u64> {
+    pub(super) fn touched_chunks(&self, segment: &Segment) -> BTreeSet<u64> {
         let used = self.blocks.walk(segment.first).filter(|(kind, _)| kind.is_used());
         used.flat_map(|(_, block)| segment.touching(block.addr, block.end()).map(|(at, _)| at)).collect()
     }
