@@ -53,6 +53,7 @@ impl Drop for Alone<'_> {
             let entry = state.tag_mut(*tag);
             entry.gate.open();
             entry.falling_asleep = false;
+            state.tidy_absent(*tag);
         }
         state.clocks.tell();
         drop(state);

@@ -463,6 +463,19 @@ impl State {
     /// for use either, the addresses are bare. Memory of those is returned: the caller's from now on.
     #[must_use]
     pub(super) fn tidy(&mut self, tag: TagKey) -> Vec<Piece> {
+        self.tidy_where(tag, |_| true)
+    }
+
+    /// At the end of any work on a tag that sleeps: blocks that were freed meanwhile have left chunks without
+    /// memory.
+    pub(super) fn tidy_absent(&mut self, tag: TagKey) {
+        if self.tag(tag).state.is_asleep() {
+            let none = self.tidy_where(tag, |backing| backing == Backing::Absent);
+            debug_assert!(none.is_empty(), "what is absent is nobody's");
+        }
+    }
+
+    fn tidy_where(&mut self, tag: TagKey, wanted: impl Fn(Backing) -> bool) -> Vec<Piece> {
         let mut unfit = Vec::new();
         let keys: Vec<SegmentKey> =
             self.segments.iter().filter(|(_, segment)| segment.tag == tag).map(|(key, _)| key).collect();
@@ -474,6 +487,9 @@ impl State {
             let mut cursor = segment.first;
             for start in idle {
                 let Some(piece) = self.piece((key, start)) else { continue };
+                if !wanted(piece.backing) {
+                    continue;
+                }
                 if matches!(piece.backing, Backing::Mapped { open: true, .. }) {
                     if let Some(chunk) = self.chunk_mut((key, start)) {
                         chunk.backup = None;
