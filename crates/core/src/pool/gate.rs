@@ -6,7 +6,7 @@
 //! the gate closes when the last guest has left.
 //!
 //! [`Monitor`] is the lock and the bell that gates are used with. Every change that somebody may wait for
-//! rings it. The interleavings of both are model-checked by the tests below.
+//! rings it. `checks/interleavings` compiles this file over other locks and tries their interleavings.
 
 use std::time::Duration;
 

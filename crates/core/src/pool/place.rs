@@ -1,6 +1,6 @@
 //! Where a block goes: which free pieces serve a request, and what memory they lack.
 //!
-//! One rule, whatever the model: of all places that are free, the one that needs the least memory brought in;
+//! One rule, whatever the model: of the free places looked at, the one that needs the least memory brought in;
 //! among equals, the one that leaves the least behind. New addresses compete with those at hand, and cost all
 //! of the block. Blocks of at least a chunk are laid out as chunks first and granules last, so that their
 //! chunks leave whole when they are freed, and their tails share granules with small blocks.
