@@ -6,6 +6,8 @@
 #![allow(unsafe_code)]
 
 #[cfg(target_os = "linux")]
+pub mod cuda;
+#[cfg(target_os = "linux")]
 pub mod host;
 #[cfg(target_os = "linux")]
 mod process;

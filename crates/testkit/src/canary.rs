@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use poorwill_core::digest::Digest;
-use poorwill_core::driver::Result;
+use poorwill_core::driver::{HostWork, Result};
 use poorwill_core::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, EventId, HostBuffer, HostMemory, MemoryInfo, Op,
     Pending, StreamId,

@@ -5,12 +5,14 @@
 //! contract's text in [`poorwill_core::driver`].
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use poorwill_core::{
     BackingId, CopyPart, DeviceRange, Digest, Driver, DriverErrorKind, EventId, HostBuffer, StreamId,
 };
 
+use crate::gated::Gate;
 use crate::pattern;
 
 /// Free granules that the suite needs.
@@ -26,7 +28,7 @@ macro_rules! driver_contract {
             bytes_stay_in_their_backing, unmap_takes_exact_runs, release_waits_for_the_last_unmap,
             handles_are_spent_once, copies_take_any_bytes, copies_check_their_places,
             buffers_are_free_after_wait, dropped_work_is_still_done, a_stream_keeps_its_order,
-            events_order_streams, unknown_streams_and_events_are_refused, zeros_and_digests,
+            events_order_streams, unknown_streams_and_events_are_refused, zeros_and_digests, host_work_keeps_the_order,
             host_memory_is_exact, threads_may_call_anything, rounds_leave_nothing);
     };
     ($open:expr; $($rule:ident),+) => {
@@ -481,6 +483,36 @@ pub fn zeros_and_digests(driver: &dyn Driver) {
     }
     let digests = driver.digest(StreamId::DEFAULT, mapped.range).unwrap().wait().unwrap();
     assert_eq!(digests, expected.chunks(expected.len() / 3).map(Digest::of).collect::<Vec<_>>());
+    mapped.end();
+}
+
+/// \[host-work\], \[order\]
+pub fn host_work_keeps_the_order(driver: &dyn Driver) {
+    let g = granule(driver);
+    let mapped = Mapped::new(driver, 1);
+    let stream = driver.stream_create().unwrap();
+    let (gate, ran) = (Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
+    let (passing, counted) = (Arc::clone(&gate), Arc::clone(&ran));
+    let parts = [CopyPart { device: mapped.range, host_offset: 0 }];
+    drop(driver.copy_to_device(stream, Arc::new(sample(11, g).into()), &parts).unwrap());
+    let held = driver.launch_host(stream, Box::new(move || passing.pass())).unwrap();
+    let zeros = driver.zero(stream, mapped.range).unwrap();
+    let last = driver.launch_host(stream, Box::new(move || drop(counted.fetch_add(1, Ordering::Relaxed))));
+    let event = driver.event_record(stream).unwrap();
+    assert!(!driver.event_query(event).unwrap(), "the stream is held");
+    assert_eq!(ran.load(Ordering::Relaxed), 0);
+    gate.open();
+    held.wait().unwrap();
+    zeros.wait().unwrap();
+    last.unwrap().wait().unwrap();
+    assert_eq!(ran.load(Ordering::Relaxed), 1);
+    assert!(read(driver, mapped.range).iter().all(|byte| *byte == 0));
+    let panics = driver.launch_host(stream, Box::new(|| std::panic::resume_unwind(Box::new(())))).unwrap();
+    assert!(matches!(kind(panics.wait()), DriverErrorKind::Device { .. }));
+    assert_unknown(driver.launch_host(StreamId(u64::MAX), Box::new(|| ())));
+    driver.stream_synchronize(stream).expect("an error is not remembered");
+    driver.event_destroy(event).unwrap();
+    driver.stream_destroy(stream).unwrap();
     mapped.end();
 }
 

@@ -32,6 +32,7 @@ macro_rules! forward_streams_and_events {
             EventSynchronize: event_synchronize(event: EventId) -> ();
             EventDestroy: event_destroy(event: EventId) -> ();
             Synchronize: synchronize() -> ();
+            LaunchHost: launch_host(stream: StreamId, work: HostWork) -> Pending<()>;
             MemoryInfo: memory_info() -> MemoryInfo;
         }
     };

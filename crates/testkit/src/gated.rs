@@ -1,10 +1,13 @@
-//! Host memory that holds back the copies that read it, so that a test decides when work has passed.
+//! Work that is held back, so that a test decides when it has passed.
+//!
+//! [`hold`] holds any stream of any driver. [`behind`] holds the one copy that reads a buffer, on drivers that
+//! look at it when the copy's turn comes, as the host device does; others look when it is queued.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use poorwill_core::{HostBuffer, HostMemory};
+use poorwill_core::{Driver, HostBuffer, HostMemory, StreamId};
 
 /// Closed until it is opened, once and for all.
 #[derive(Debug, Default)]
@@ -66,4 +69,13 @@ pub fn behind(gate: &Arc<Gate>, bytes: Vec<u8>) -> Arc<HostBuffer> {
             gate.pass();
         }
     })
+}
+
+/// Holds a stream: what is queued on it from now on waits until the gate is open.
+///
+/// # Panics
+/// When the driver refuses.
+pub fn hold(driver: &dyn Driver, stream: StreamId, gate: &Arc<Gate>) {
+    let gate = Arc::clone(gate);
+    drop(driver.launch_host(stream, Box::new(move || gate.pass())).unwrap());
 }

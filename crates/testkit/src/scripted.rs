@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use poorwill_core::digest::Digest;
-use poorwill_core::driver::Result;
+use poorwill_core::driver::{HostWork, Result};
 use poorwill_core::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId, HostBuffer,
     MemoryInfo, Op, Pending, StreamId,

@@ -62,6 +62,7 @@ pub enum Op {
     CopyToHost,
     Zero,
     Digest,
+    LaunchHost,
     MemoryInfo,
     HostAlloc,
 }
@@ -91,6 +92,7 @@ impl fmt::Display for Op {
             Self::CopyToHost => "copy to the host",
             Self::Zero => "write zeros",
             Self::Digest => "compute digests",
+            Self::LaunchHost => "run a function of the host",
             Self::MemoryInfo => "ask for free memory",
             Self::HostAlloc => "allocate host memory",
         })

@@ -58,6 +58,10 @@
 //!   and fail with [`DriverErrorKind::NotMapped`] otherwise. Copies may begin and end at any byte.
 //! - **\[events\]** An event is made by recording it on a stream; it has passed when everything queued there
 //!   before it has finished. Queries never block.
+//! - **\[host-work\]** `launch_host` runs a function of the host when everything queued on the stream before it
+//!   has finished, and holds the stream until it returns. The function must not call the driver, and may not rely
+//!   on functions of other streams to run meanwhile: some machines run all of them on one thread. A panic in it
+//!   fails that piece of work and nothing else.
 //! - **\[synchronize\]** returns when all work queued on the device by then has finished.
 //!
 //! # Errors
@@ -83,6 +87,9 @@ use crate::digest::Digest;
 
 /// Result of a driver call.
 pub type Result<T> = std::result::Result<T, DriverError>;
+
+/// A function of the host that a stream will run.
+pub type HostWork = Box<dyn FnOnce() + Send>;
 
 /// One device as one process sees it. The module's documentation is the contract.
 pub trait Driver: Send + Sync + fmt::Debug {
@@ -228,6 +235,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// `NotMapped`; at `wait`, what the device reports.
     fn digest(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<Vec<Digest>>>;
+
+    /// Queues a function of the host; see \[host-work\].
+    ///
+    /// # Errors
+    /// `UnknownHandle`; at `wait`, what the device reports, or that the function panicked.
+    fn launch_host(&self, stream: StreamId, work: HostWork) -> Result<Pending<()>>;
 
     /// Memory of the device now.
     ///

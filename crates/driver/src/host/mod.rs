@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use poorwill_core::digest::{Digest, DigestHasher};
-use poorwill_core::driver::Result;
+use poorwill_core::driver::{HostWork, Result};
 use poorwill_core::{
     BackingId, ByteSize, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId,
     HostBuffer, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
@@ -454,6 +454,14 @@ impl Driver for HostDevice {
             return Err(DriverError::invalid(Op::Digest, reason));
         }
         self.fly(Op::Digest, stream, &[range], |shared, flown| shared.digests(&flown.concat()))
+    }
+
+    fn launch_host(&self, stream: StreamId, work: HostWork) -> Result<Pending<()>> {
+        self.owner.check(Op::LaunchHost)?;
+        self.queues().stream(Op::LaunchHost, stream)?.submit(Op::LaunchHost, move || {
+            work();
+            Ok(())
+        })
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {

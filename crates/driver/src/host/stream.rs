@@ -78,7 +78,7 @@ impl Stream {
 }
 
 fn panicked() -> DriverErrorKind {
-    let text = "code of a host buffer panicked while bytes were copied".into();
+    let text = "code of the host that the work called (a host buffer's, or a function's) panicked".into();
     DriverErrorKind::Device { code: 0, name: "work panicked".into(), text }
 }
 
