@@ -1,7 +1,7 @@
 //! The machines under poorwill.
 //!
-//! Each module is one implementation of [`poorwill_core::Driver`]: today [`host`], virtual memory that
-//! behaves like a GPU's. Nearly all of the project's `unsafe` lives in this crate; its rules are collected
+//! Two modules are implementations of [`poorwill_core::Driver`]: [`host`], virtual memory that behaves like a
+//! GPU's, and [`cuda`], NVIDIA's GPUs. Nearly all of the project's `unsafe` lives in this crate; its rules are collected
 //! in `docs/unsafe.md`.
 #![allow(unsafe_code)]
 
@@ -10,7 +10,13 @@ pub mod cuda;
 #[cfg(target_os = "linux")]
 pub mod host;
 #[cfg(target_os = "linux")]
+mod ledger;
+#[cfg(target_os = "linux")]
+mod places;
+#[cfg(target_os = "linux")]
 mod process;
 
+#[cfg(target_os = "linux")]
+pub use cuda::{CudaConfig, CudaDevice};
 #[cfg(target_os = "linux")]
 pub use host::{HostConfig, HostDevice};
