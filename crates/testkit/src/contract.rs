@@ -174,7 +174,7 @@ pub fn creation_is_counted_exactly(driver: &dyn Driver) {
 /// \[create\], \[atomic\], \[no-memory\]
 pub fn too_much_is_refused_and_forgotten(driver: &dyn Driver) {
     let (g, before) = (granule(driver), free(driver));
-    let asked = driver.info().total_bytes + g;
+    let asked = driver.info().total_bytes / g * g + g;
     match kind(driver.create(asked)) {
         DriverErrorKind::OutOfMemory { asked_bytes, free_bytes } => {
             assert_eq!((asked_bytes, free_bytes), (asked, before));
@@ -535,7 +535,14 @@ pub fn host_memory_is_exact(driver: &dyn Driver) {
 
 /// \[threads\]
 pub fn threads_may_call_anything(driver: &dyn Driver) {
+    // A machine may keep something for its first streams, but not more and more of it.
+    eight_threads(driver);
     let before = free(driver);
+    eight_threads(driver);
+    assert_eq!(free(driver), before);
+}
+
+fn eight_threads(driver: &dyn Driver) {
     thread::scope(|scope| {
         for thread in 0..8u64 {
             scope.spawn(move || {
@@ -555,7 +562,6 @@ pub fn threads_may_call_anything(driver: &dyn Driver) {
             });
         }
     });
-    assert_eq!(free(driver), before);
 }
 
 /// No leak in the device's own count, however often.
