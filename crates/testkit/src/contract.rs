@@ -497,7 +497,10 @@ pub fn host_work_keeps_the_order(driver: &dyn Driver) {
     drop(driver.copy_to_device(stream, Arc::new(sample(11, g).into()), &parts).unwrap());
     let held = driver.launch_host(stream, Box::new(move || passing.pass())).unwrap();
     let zeros = driver.zero(stream, mapped.range).unwrap();
-    let last = driver.launch_host(stream, Box::new(move || drop(counted.fetch_add(1, Ordering::Relaxed))));
+    let count = move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+    };
+    let last = driver.launch_host(stream, Box::new(count));
     let event = driver.event_record(stream).unwrap();
     assert!(!driver.event_query(event).unwrap(), "the stream is held");
     assert_eq!(ran.load(Ordering::Relaxed), 0);
