@@ -10,6 +10,8 @@ pub mod cuda;
 #[cfg(target_os = "linux")]
 pub mod host;
 #[cfg(target_os = "linux")]
+pub mod nvml;
+#[cfg(target_os = "linux")]
 mod process;
 
 #[cfg(target_os = "linux")]
