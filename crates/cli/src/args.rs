@@ -24,6 +24,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Load safetensors files, put them to sleep and wake them, and verify every tensor
     Nap(NapArgs),
+    /// Say what this computer has: its devices and their free memory, and what will get in the way
+    Doctor(DoctorArgs),
     /// Measure
     Bench(BenchArgs),
 }
@@ -70,6 +72,14 @@ pub(crate) struct NapArgs {
     pub(crate) kv_cache: ByteSize,
 
     /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `poorwill doctor`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object instead of tables
     #[arg(long)]
     pub(crate) json: bool,
 }

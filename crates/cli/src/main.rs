@@ -7,6 +7,7 @@
 mod args;
 mod bench;
 mod demo;
+mod doctor;
 mod failure;
 mod nap;
 mod progress;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
     match args.command {
         Command::Demo(args) => failure::finish(args.json, demo::run(&args)),
         Command::Nap(args) => failure::finish(args.json, nap::run(&args)),
+        Command::Doctor(args) => failure::finish(args.json, Ok(doctor::run())),
         Command::Bench(args) => bench::run(args.bench),
     }
 }

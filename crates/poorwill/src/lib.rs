@@ -22,7 +22,8 @@
 //! ```
 //!
 //! [`checkpoint`] reads safetensors files, and [`model`] loads them into an arena and compares them with it.
-//! [`churn`] takes an arena through the allocations of loading a model and measures what that maps.
+//! [`churn`] takes an arena through the allocations of loading a model and measures what that maps. [`doctor`]
+//! looks at what this computer has.
 //! What the words mean, and what is promised, is in `docs/design.md`.
 #![forbid(unsafe_code)]
 
@@ -31,6 +32,10 @@ mod arena;
 pub mod checkpoint;
 pub mod churn;
 mod device;
+#[cfg(unix)]
+pub mod doctor;
+#[cfg(unix)]
+mod machine;
 #[cfg(unix)]
 pub mod model;
 

@@ -4,6 +4,7 @@
 
 mod churn;
 mod demo;
+mod doctor;
 mod nap;
 mod refusals;
 mod report;

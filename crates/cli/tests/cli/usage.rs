@@ -19,7 +19,7 @@ fn help_and_version_are_for_standard_output() {
     let folder = Folder::new();
     for args in [&["--help"][..], &["-h"], &["help"]] {
         let help = run(&folder, args).succeeded();
-        assert!(["demo", "nap", "bench", "Usage"].iter().all(|word| help.contains(word)), "{help}");
+        assert!(["demo", "nap", "doctor", "bench", "Usage"].iter().all(|word| help.contains(word)), "{help}");
     }
     for args in [&["nap", "--help"][..], &["help", "nap"]] {
         let help = run(&folder, args).succeeded();
@@ -35,7 +35,9 @@ fn help_and_version_are_for_standard_output() {
         }
     }
     assert!(run(&folder, &["bench", "--help"]).succeeded().contains("churn"));
-    assert!(run(&folder, &["demo", "--help"]).succeeded().contains("--json"));
+    for command in ["demo", "doctor"] {
+        assert!(run(&folder, &[command, "--help"]).succeeded().contains("--json"));
+    }
     for args in [&["--version"][..], &["-V"]] {
         let version = run(&folder, args).succeeded();
         assert!(version.starts_with("poorwill ") && version.contains(env!("CARGO_PKG_VERSION")), "{version}");
@@ -55,6 +57,8 @@ fn commands_and_options_that_do_not_exist() {
     assert_usage(&["nap", "x", "--levels", "1"], &["--levels", "--level"]);
     assert_usage(&["demo", "x"], &["x"]);
     assert_usage(&["demo", "--cycles", "1"], &["--cycles"]);
+    assert_usage(&["doctor", "host"], &["host"]);
+    assert_usage(&["doctor", "--device", "host"], &["--device"]);
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! Reports for people.
 
+mod doctor;
+
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use poorwill::churn::ChurnReport;
 use poorwill::{ByteSize, Release, SleepReport, WakeReport};
 
+pub(crate) use self::doctor::doctor;
 use crate::nap::{Cycle, Holding, NapReport};
 
 /// A nap as a table: a row per step, what the device and the host hold after it, and what happened.
