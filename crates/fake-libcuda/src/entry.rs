@@ -79,3 +79,15 @@ macro_rules! entries {
     };
 }
 pub(crate) use entries;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_does_not_cross_the_border() {
+        assert_eq!(enter(Gate::free, "test", || panic!("on purpose")), 999);
+        assert_eq!(enter(Gate::free, "test", || Err(Code::NOT_FOUND)), 500);
+        assert_eq!(enter(Gate::call, "test", || Ok(())), 3, "nobody has called cuInit here");
+    }
+}
