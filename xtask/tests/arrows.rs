@@ -27,7 +27,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 const BENCH: &str = "poorwill-bench-";
 
 /// What any crate may use in its tests, beside its own row of the table.
-const FOR_TESTS: &[&str] = &["poorwill-testkit", "poorwill-driver"];
+const FOR_TESTS: &[&str] = &["poorwill-testkit", "poorwill-driver", "poorwill-fake-libcuda"];
 
 #[test]
 fn arrows_hold() {
