@@ -366,7 +366,7 @@ impl Driver for CudaDevice {
     }
 
     fn synchronize(&self) -> DriverResult<()> {
-        self.call(Op::Synchronize, |_| self.context.synchronize())
+        self.call(Op::Synchronize, |_| self.queues.synchronize())
     }
 
     fn copy_to_device(

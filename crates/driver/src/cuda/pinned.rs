@@ -35,6 +35,7 @@ impl Pinned {
             _ => {}
         }
         let api = context.api;
+        context.unpin_owed();
         // SAFETY: C4, the pages belong to this object, which unregisters them before they go.
         let registered = unsafe { (api.mem_host_register)(pages.as_mut_ptr().cast(), len, 0) };
         api.check(registered).map_err(|error| fail(format!("page-locking it failed: {error}")))?;
@@ -68,11 +69,9 @@ impl HostMemory for Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         // In a forked child the pages are not there, and something else may be.
-        let Ok(entered) = self.context.enter(Op::HostAlloc) else { return };
-        // SAFETY: C4, registered by `new`. A refusal means that the context is gone, and the registration with it.
-        let _ = unsafe { (self.context.api.mem_host_unregister)(self.pages.as_mut_ptr().cast()) };
-        drop(entered);
-        // SAFETY: dropped once, here, and not used afterwards.
-        unsafe { ManuallyDrop::drop(&mut self.pages) };
+        let Ok(_entered) = self.context.enter(Op::HostAlloc) else { return };
+        // SAFETY: taken once, here, and not used afterwards.
+        let pages = unsafe { ManuallyDrop::take(&mut self.pages) };
+        self.context.unpin(pages);
     }
 }

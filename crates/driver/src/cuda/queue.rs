@@ -52,7 +52,8 @@ struct Table {
 
 /// Work that nobody waits for, with what it may touch.
 struct Left {
-    event: Event,
+    /// Behind the work; without one, only waiting for the whole device tells.
+    event: Option<Event>,
     kept: Box<dyn Send>,
 }
 
@@ -220,9 +221,9 @@ impl Queues {
         }
         let mut left = self.left();
         // What cannot be asked for may still be in flight.
-        let (passed, flying) = std::mem::take(&mut *left)
-            .into_iter()
-            .partition::<Vec<_>, _>(|left| left.event.has_passed().unwrap_or(false));
+        let (passed, flying) = std::mem::take(&mut *left).into_iter().partition::<Vec<_>, _>(|left| {
+            left.event.as_ref().is_some_and(|event| event.has_passed().unwrap_or(false))
+        });
         self.left_count.store(flying.len(), Ordering::Release);
         *left = flying;
         drop(left);
@@ -247,10 +248,24 @@ impl Queues {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn leave(&self, event: Event, kept: Box<dyn Send>) {
+    fn leave(&self, event: Option<Event>, kept: Box<dyn Send>) {
+        self.leave_all(vec![Left { event, kept }]);
+    }
+
+    fn leave_all(&self, more: Vec<Left>) {
         let mut left = self.left();
-        left.push(Left { event, kept });
+        left.extend(more);
         self.left_count.store(left.len(), Ordering::Release);
+    }
+
+    /// Waits for all work in the context. What was left until now has finished then. The caller has entered.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        let left = std::mem::take(&mut *self.left());
+        let idle = self.context.synchronize();
+        if idle.is_err() {
+            self.leave_all(left);
+        }
+        idle
     }
 
     /// Queues work that touches `kept`, and keeps that alive until the work has finished.
@@ -266,9 +281,8 @@ impl Queues {
             Ok(()) => Ok(Flight { queues: Arc::clone(self), going: Some((event, kept)) }),
             Err(error) => {
                 // Part of it may be on its way.
-                match stream.synchronize() {
-                    Ok(()) => drop(kept),
-                    Err(_) => std::mem::forget(kept),
+                if stream.synchronize().is_err() {
+                    self.leave(None, Box::new(kept));
                 }
                 Err(error)
             }
@@ -313,7 +327,7 @@ impl<T: Send + 'static> Flight<T> {
             Ok(()) => Ok(kept),
             Err(error) => {
                 // Whether it has finished is not known.
-                queues.leave(event, Box::new(kept));
+                queues.leave(Some(event), Box::new(kept));
                 Err(error)
             }
         }
@@ -323,7 +337,7 @@ impl<T: Send + 'static> Flight<T> {
 impl<T: Send + 'static> Drop for Flight<T> {
     fn drop(&mut self) {
         if let Some((event, kept)) = self.going.take() {
-            self.queues.leave(event, Box::new(kept));
+            self.queues.leave(Some(event), Box::new(kept));
         }
     }
 }
