@@ -93,10 +93,10 @@ library! {
     cuGetErrorString(code: c_int, text: *mut *const c_char) -> c_int;
     cuDeviceGetCount(count: *mut c_int) -> c_int;
     cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int;
-    cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int) -> c_int;
+    cuDeviceGetName(name: *mut u8, len: c_int, device: c_int) -> c_int;
     cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int;
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> c_int;
-    cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: c_int) -> c_int;
+    cuDeviceGetPCIBusId(id: *mut u8, len: c_int, device: c_int) -> c_int;
     cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> c_int;
     cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> c_int;
     cuDevicePrimaryCtxRelease_v2(device: c_int) -> c_int;

@@ -111,7 +111,7 @@ fn nothing_is_unmapped_under_a_running_kernel() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(cuda.cuStreamSynchronize(0), 0);
-    assert_eq!(mapped.read(GRANULE as u64, 68), [vec![7, 0, 0, 0].repeat(16), vec![0; 4]].concat());
+    assert_eq!(mapped.read(GRANULE as u64, 68), [[7, 0, 0, 0].repeat(16), vec![0; 4]].concat());
     mapped.end();
     assert_eq!(cuda.cuModuleUnload(module), 0);
 }
