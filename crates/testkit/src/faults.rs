@@ -183,9 +183,10 @@ impl Faults {
 }
 
 /// What a block should read as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Bytes {
-    Pattern(u64),
+    /// Kept, since it is compared many times.
+    Pattern(Vec<u8>),
     Zeros,
     Unknown,
 }
@@ -329,21 +330,25 @@ impl<'a> World<'a> {
         for (block, tag, bytes) in &self.blocks {
             assert_eq!(self.pool.block(block.id).unwrap(), *block, "{context}: address");
             let state = self.states.get(tag).copied().unwrap_or(TagState::Awake);
-            self.check_bytes(context, block, state, *bytes);
+            self.check_bytes(context, block, state, bytes);
         }
     }
 
-    fn check_bytes(&self, context: &str, block: &Block, state: TagState, bytes: Bytes) {
+    fn check_bytes(&self, context: &str, block: &Block, state: TagState, bytes: &Bytes) {
         let len = usize::try_from(block.requested_bytes).unwrap();
         let read = pattern::read(&self.pool, block.id, len);
+        let zeros;
         let expected = match (state, bytes) {
-            (TagState::Awake, Bytes::Pattern(seed)) => pattern::bytes(seed, len),
-            (TagState::Awake, Bytes::Zeros) => vec![0; len],
+            (TagState::Awake, Bytes::Pattern(pattern)) => pattern,
+            (TagState::Awake, Bytes::Zeros) => {
+                zeros = vec![0; len];
+                &zeros
+            }
             (TagState::Awake, Bytes::Unknown) => return drop(read.unwrap()),
             _ => return drop(read.expect_err("sleeping or undefined bytes cannot be read")),
         };
         assert!(
-            read.unwrap_or_else(|e| panic!("{context}: {e}")) == expected,
+            read.unwrap_or_else(|e| panic!("{context}: {e}")) == *expected,
             "{context}: bytes at {}",
             block.range
         );
@@ -373,7 +378,7 @@ impl<'a> World<'a> {
             filled.is_ok()
         });
         assert!(filled, "{}: a write does not succeed once the faults are over", self.run);
-        self.blocks[index].2 = Bytes::Pattern(self.seed);
+        self.blocks[index].2 = Bytes::Pattern(pattern::bytes(self.seed, len));
     }
 
     /// Work on a block that passes when somebody waits for work.
