@@ -1,35 +1,35 @@
-//! Promise 3 on the host device: whichever driver call fails, everything or nothing has happened.
+//! Promise 3: whichever driver call fails, everything or nothing has happened.
 #![allow(clippy::unwrap_used)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use poorwill_driver::{HostConfig, HostDevice};
 use poorwill_testkit::canary::{BrokenDriver, DEFECTS, Defect};
-use poorwill_testkit::faults::{Subject, every_nth_call};
+use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::faults::{Subject, Tally, some_calls};
 
-fn device() -> Arc<HostDevice> {
-    Arc::new(HostDevice::open(&HostConfig::of_pages(64)).unwrap())
+const GRANULES: u64 = 64;
+
+fn watched() -> Subject {
+    let device = TestDevice::open(GRANULES);
+    Subject::new(device.driver(), move || {
+        assert_eq!(device.resident_bytes(), 0, "the system has all memory back");
+        assert_eq!(device.host_bytes(), 0, "all backups are gone");
+    })
 }
 
-fn host() -> Subject {
-    let device = device();
-    let watched = Arc::clone(&device);
-    Subject {
-        driver: device,
-        assert_clean: Box::new(move || {
-            assert_eq!(watched.resident_bytes().unwrap(), 0, "the system has all memory back");
-            assert_eq!(watched.host_bytes(), 0, "all backups are gone");
-        }),
-    }
+/// Every call, or as many of them as there is time for.
+fn suite(open: &dyn Fn() -> Subject) -> Tally {
+    some_calls(Kind::of_this_run().stride(), open)
 }
 
 #[test]
 fn every_driver_call_may_fail() {
-    let tally = every_nth_call(&host);
+    let tally = suite(&watched);
+    let stride = Kind::of_this_run().stride() as u64;
     let hard = [tally.sleeps_undone, tally.stranded, tally.shortfalls, tally.wakes_undone];
-    assert!(tally.runs > 500 && hard.into_iter().all(|cases| cases > 20), "{tally:?}");
-    assert!(tally.allocs_undone > 100 && tally.trims_undone > 10, "{tally:?}");
+    assert!(tally.runs > 500 / stride && hard.into_iter().all(|cases| cases > 20 / stride), "{tally:?}");
+    assert!(tally.allocs_undone > 100 / stride && tally.trims_undone > 10 / stride, "{tally:?}");
 }
 
 /// The canaries: a suite that a broken driver or a broken undo passes would prove nothing.
@@ -45,6 +45,6 @@ fn the_suite_notices_what_is_broken() {
 
 fn passes(defect: Option<Defect>) -> bool {
     let subject =
-        || Subject { driver: Arc::new(BrokenDriver::new(device(), defect)), assert_clean: Box::new(|| ()) };
-    catch_unwind(AssertUnwindSafe(|| every_nth_call(&subject))).is_ok()
+        || Subject::new(Arc::new(BrokenDriver::new(TestDevice::open(GRANULES).driver(), defect)), || ());
+    catch_unwind(AssertUnwindSafe(|| suite(&subject))).is_ok()
 }

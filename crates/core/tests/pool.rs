@@ -9,31 +9,31 @@ use poorwill_core::{
     AllocRequest, Block, Driver, DriverErrorKind, Dropped, HostBuffer, Level, Op, Pool, PoolConfig,
     PoolError, Release, SleepRequest, StreamId, Tag, TagPolicy, TagState, WakeRequest,
 };
-use poorwill_driver::{HostConfig, HostDevice};
 use poorwill_testkit::canary::{BrokenDriver, Defect};
+use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 
 const GRANULES: u64 = 64;
 
-fn device() -> Arc<HostDevice> {
-    Arc::new(HostDevice::open(&HostConfig::of_pages(GRANULES)).unwrap())
+fn device() -> TestDevice {
+    TestDevice::open(GRANULES)
 }
 
 fn small_config() -> PoolConfig {
     PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() }
 }
 
-fn pool() -> (Arc<HostDevice>, Pool) {
+fn pool() -> (TestDevice, Pool) {
     let device = device();
-    let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, small_config()).unwrap();
+    let pool = Pool::new(device.driver(), small_config()).unwrap();
     (device, pool)
 }
 
-fn limited(granules: u64) -> (Arc<HostDevice>, Pool) {
+fn limited(granules: u64) -> (TestDevice, Pool) {
     let device = device();
     let config = PoolConfig { limit_bytes: Some(granules * device.info().granule_bytes), ..small_config() };
-    let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config).unwrap();
+    let pool = Pool::new(device.driver(), config).unwrap();
     (device, pool)
 }
 
@@ -74,7 +74,7 @@ fn reports_agree_with_the_device() {
         (10 * granule, 0, 6 * granule)
     );
     assert_eq!(sleep.uncovered_bytes, 0);
-    assert_eq!(device.resident_bytes().unwrap(), 0);
+    assert_eq!(device.resident_bytes(), 0);
     let wake = pool.wake(&WakeRequest::all()).unwrap();
     assert_eq!(wake.tags, [Tag::kv_cache(), Tag::weights()]);
     assert_eq!(wake.mapped_bytes, 16 * granule, "the cached block does not come back");
@@ -113,7 +113,7 @@ fn what_has_not_changed_is_not_copied_again() {
 fn backups_can_be_let_go_at_the_wake() {
     let device = device();
     let config = PoolConfig { keep_backups: false, ..small_config() };
-    let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config).unwrap();
+    let pool = Pool::new(device.driver(), config).unwrap();
     let block = loaded(&pool, 12, &Tag::weights(), 1);
     for _ in 0..2 {
         let sleep = pool.sleep(&SleepRequest::all(Level::One)).unwrap();
@@ -251,7 +251,7 @@ fn a_freed_block_never_stands_in_the_way_of_a_larger_one() {
 fn a_full_device_is_named_and_waking_waits_for_its_turn() {
     let device = device();
     let granule = device.info().granule_bytes;
-    let (mine, theirs) = (Arc::clone(&device) as Arc<dyn Driver>, Arc::clone(&device) as Arc<dyn Driver>);
+    let (mine, theirs) = (device.driver(), device.driver());
     let (mine, theirs) =
         (Pool::new(mine, small_config()).unwrap(), Pool::new(theirs, small_config()).unwrap());
     let weights = loaded(&mine, 40, &Tag::weights(), 1);
@@ -318,7 +318,7 @@ fn bad_requests_are_refused_and_cost_nothing() {
 
 #[test]
 fn bad_configurations_are_refused() {
-    let device = device() as Arc<dyn Driver>;
+    let device = device().driver();
     let granule = device.info().granule_bytes;
     let defaults = PoolConfig::default;
     for config in [
@@ -340,7 +340,7 @@ fn bad_configurations_are_refused() {
 #[test]
 fn a_backup_that_changed_is_reported_and_never_woken() {
     let device = device();
-    let rotting = Arc::new(BrokenDriver::new(Arc::clone(&device) as _, Some(Defect::HostMemoryRots)));
+    let rotting = Arc::new(BrokenDriver::new(device.driver(), Some(Defect::HostMemoryRots)));
     let pool = Pool::new(Arc::clone(&rotting) as Arc<dyn Driver>, small_config()).unwrap();
     let block = loaded(&pool, 10, &Tag::weights(), 1);
     pool.sleep(&SleepRequest::all(Level::One)).unwrap();
@@ -361,7 +361,7 @@ fn a_backup_that_changed_is_reported_and_never_woken() {
 #[test]
 fn a_copy_that_goes_wrong_is_told_from_a_bad_backup() {
     let device = device();
-    let driver = BrokenDriver::new(Arc::clone(&device) as _, Some(Defect::CopyIsShort));
+    let driver = BrokenDriver::new(device.driver(), Some(Defect::CopyIsShort));
     let pool = Pool::new(Arc::new(driver), small_config()).unwrap();
     let request = AllocRequest::new(3 * device.info().granule_bytes, Tag::weights());
     let block = pool.alloc(&request).unwrap();
@@ -376,7 +376,7 @@ fn a_copy_that_goes_wrong_is_told_from_a_bad_backup() {
 
 #[test]
 fn a_device_that_does_not_give_memory_back_is_never_confirmed() {
-    let driver = BrokenDriver::new(device(), Some(Defect::ReleaseHoards));
+    let driver = BrokenDriver::new(device().driver(), Some(Defect::ReleaseHoards));
     let pool = Pool::new(Arc::new(driver), small_config()).unwrap();
     loaded(&pool, 3, &Tag::weights(), 1);
     let report = pool.sleep(&SleepRequest::all(Level::One)).unwrap();
@@ -387,7 +387,7 @@ fn a_device_that_does_not_give_memory_back_is_never_confirmed() {
 #[test]
 fn a_silent_device_is_no_reason_to_fail_behind_the_point_of_no_return() {
     let asked = std::sync::atomic::AtomicU64::new(0);
-    let driver = ScriptedDriver::new(device(), move |call| {
+    let driver = ScriptedDriver::new(device().driver(), move |call| {
         let second =
             call.op == Op::MemoryInfo && asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) > 0;
         if second { Verdict::device_failure(call) } else { Verdict::Pass }
@@ -401,7 +401,7 @@ fn a_silent_device_is_no_reason_to_fail_behind_the_point_of_no_return() {
 
 #[test]
 fn slow_devices_change_nothing_but_the_time() {
-    let driver = ScriptedDriver::new(device(), |call| match call.op {
+    let driver = ScriptedDriver::new(device().driver(), |call| match call.op {
         Op::CopyToHost | Op::CopyToDevice | Op::Digest => Verdict::Delay(std::time::Duration::from_millis(3)),
         _ => Verdict::Pass,
     });
@@ -472,7 +472,7 @@ fn blocks_are_aligned_as_asked_wherever_they_go() {
 fn a_sleep_without_host_memory_leaves_nothing_there() {
     let device = device();
     let asked = std::sync::atomic::AtomicU64::new(0);
-    let driver = ScriptedDriver::new(Arc::clone(&device) as Arc<dyn Driver>, move |call| {
+    let driver = ScriptedDriver::new(device.driver(), move |call| {
         let third = call.op == Op::HostAlloc && asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 3;
         let none = DriverErrorKind::OutOfHostMemory { asked_bytes: 1, reason: "none is left".into() };
         if third { Verdict::Fail(none) } else { Verdict::Pass }

@@ -5,31 +5,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use poorwill_core::{
-    AllocRequest, BackingId, Block, Driver, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, StreamId,
-    Tag, WakeRequest,
+    AllocRequest, BackingId, Block, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, StreamId, Tag,
+    WakeRequest,
 };
-use poorwill_driver::{HostConfig, HostDevice};
-use poorwill_testkit::gated::{Gate, behind};
+use poorwill_testkit::device::TestDevice;
+use poorwill_testkit::gated::{self, Gate};
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 
-fn device(granules: u64) -> Arc<HostDevice> {
-    Arc::new(HostDevice::open(&HostConfig::of_pages(granules)).unwrap())
+fn device(granules: u64) -> TestDevice {
+    TestDevice::open(granules)
 }
 
 /// A pool over `device` whose calls `script` judges, with a limit in granules.
 fn scripted(
-    device: &Arc<HostDevice>,
+    device: &TestDevice,
     limit_granules: Option<u64>,
     chunk_granules: u64,
     script: impl Fn(Call) -> Verdict + Send + Sync + 'static,
 ) -> Pool {
     let limit_bytes = limit_granules.map(|granules| granules * device.info().granule_bytes);
     let config = PoolConfig { limit_bytes, chunk_granules, segment_granules: 8, ..PoolConfig::default() };
-    let driver = ScriptedDriver::new(Arc::clone(device) as Arc<dyn Driver>, script);
+    let driver = ScriptedDriver::new(device.driver(), script);
     Pool::new(Arc::new(driver), config).unwrap()
 }
 
-fn pool(device: &Arc<HostDevice>, limit_granules: Option<u64>) -> Pool {
+fn pool(device: &TestDevice, limit_granules: Option<u64>) -> Pool {
     scripted(device, limit_granules, 4, |_| Verdict::Pass)
 }
 
@@ -39,8 +39,8 @@ fn granules(pool: &Pool, count: u64, tag: Tag) -> Block {
 
 /// Work on a block that does not pass before the gate is opened.
 fn hold(pool: &Pool, block: &Block, stream: StreamId, gate: &Arc<Gate>) {
-    let src = behind(gate, vec![7; usize::try_from(block.requested_bytes).unwrap()]);
-    drop(pool.write(stream, block.id, 0, src, 0, block.requested_bytes).unwrap());
+    let bytes = vec![7; usize::try_from(block.requested_bytes).unwrap()];
+    drop(gated::write(pool, stream, block, gate, &bytes));
 }
 
 #[test]

@@ -1,16 +1,15 @@
 //! Random allocations, frees, writes, sleeps and wakes, compared with the plain model after every step.
 //!
-//! `PROPTEST_CASES` sets the number of runs (default 100, each of up to 500 steps).
+//! `PROPTEST_CASES` sets the number of runs (default 100, on a GPU fewer, each of up to 500 steps).
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use poorwill_core::{
-    AllocRequest, Block, BlockKind, DeviceRange, Driver, Dropped, Level, Pool, PoolConfig, PoolError,
-    SleepRequest, Tag, TagPolicy, WakeRequest,
+    AllocRequest, Block, BlockKind, DeviceRange, Dropped, Level, Pool, PoolConfig, PoolError, SleepRequest,
+    Tag, TagPolicy, WakeRequest,
 };
-use poorwill_driver::{HostConfig, HostDevice};
+use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::model::{Model, Reads};
 use poorwill_testkit::pattern;
 use proptest::prelude::*;
@@ -65,7 +64,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 struct Run {
-    device: Arc<HostDevice>,
+    device: TestDevice,
     pool: Pool,
     tags: [Tag; 5],
     model: Model,
@@ -76,7 +75,7 @@ struct Run {
 impl Run {
     fn new(limited: bool) -> Self {
         let capacity_granules = if limited { ROOM_GRANULES * 3 / 2 } else { ROOM_GRANULES };
-        let device = Arc::new(HostDevice::open(&HostConfig::of_pages(capacity_granules)).unwrap());
+        let device = TestDevice::open(capacity_granules);
         let granule = device.info().granule_bytes;
         let config = PoolConfig {
             limit_bytes: limited.then_some(ROOM_GRANULES * granule),
@@ -84,7 +83,7 @@ impl Run {
             segment_granules: 8,
             ..PoolConfig::default()
         };
-        let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config).unwrap();
+        let pool = Pool::new(device.driver(), config).unwrap();
         let scratch = Tag::new("scratch").unwrap();
         let tags =
             [Tag::weights(), Tag::kv_cache(), Tag::runtime(), Tag::new("lora").unwrap(), scratch.clone()];
@@ -266,7 +265,7 @@ impl Run {
         self.pool.close().unwrap();
         let info = self.device.memory_info().unwrap();
         assert_eq!(info.free_bytes, info.total_bytes);
-        assert_eq!((self.device.resident_bytes().unwrap(), self.device.host_bytes()), (0, 0));
+        assert_eq!((self.device.resident_bytes(), self.device.host_bytes()), (0, 0));
     }
 }
 
@@ -276,7 +275,10 @@ fn sorted(mut tags: Vec<Tag>) -> Vec<Tag> {
 }
 
 fn config() -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(100);
+    let cases = std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok())
+        .unwrap_or_else(|| Kind::of_this_run().cases(100));
     // Failures are printed whole; a file of seeds in the tree would be left behind by CI.
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
 }

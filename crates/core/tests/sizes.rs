@@ -4,10 +4,8 @@
 //! The oracle looks at nothing but the addresses of live blocks. `PROPTEST_CASES` sets the number of runs.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
-
-use poorwill_core::{AllocRequest, Block, Driver, Pool, PoolConfig, PoolError, StreamId, Tag};
-use poorwill_driver::{HostConfig, HostDevice};
+use poorwill_core::{AllocRequest, Block, Pool, PoolConfig, PoolError, StreamId, Tag};
+use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::pattern::mix;
 use proptest::prelude::*;
 
@@ -17,7 +15,7 @@ const GIB: u64 = 1 << 30;
 const SHAPES: [(u64, u64); 6] = [(1, 1), (1, 8), (4, 1), (4, 8), (16, 32), (3, 7)];
 
 struct World {
-    device: Arc<HostDevice>,
+    device: TestDevice,
     pool: Pool,
     granule: u64,
     limit_bytes: u64,
@@ -27,17 +25,16 @@ struct World {
 }
 
 impl World {
-    fn new(device: HostDevice, config: PoolConfig) -> Self {
-        let device = Arc::new(device);
+    fn new(device: TestDevice, config: PoolConfig) -> Self {
         let granule = device.info().granule_bytes;
-        let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config).unwrap();
+        let pool = Pool::new(device.driver(), config).unwrap();
         let limit_bytes = pool.stats().unwrap().limit_bytes;
         Self { device, pool, granule, limit_bytes, live: Vec::new(), served: 0, refused: 0 }
     }
 
-    /// A world of pages with a limit of `granules`, on a device that has half as much again.
-    fn of_pages(granules: u64, (chunk_granules, segment_granules): (u64, u64)) -> Self {
-        let device = HostDevice::open(&HostConfig::of_pages(granules * 3 / 2 + 1)).unwrap();
+    /// A world of small granules with a limit of `granules`, on a device that has half as much again.
+    fn of_granules(granules: u64, (chunk_granules, segment_granules): (u64, u64)) -> Self {
+        let device = TestDevice::open(granules * 3 / 2 + 1);
         let limit_bytes = Some(granules * device.info().granule_bytes);
         let config = PoolConfig { limit_bytes, chunk_granules, segment_granules, ..PoolConfig::default() };
         Self::new(device, config)
@@ -116,8 +113,8 @@ fn log_uniform(random: u64, least: u64, most: u64) -> u64 {
 
 #[test]
 fn sizes_of_all_magnitudes_fit_as_long_as_live_memory_leaves_room() {
-    for seed in 0..4 {
-        let device = HostDevice::open(&HostConfig::with_capacity(12 * GIB)).unwrap();
+    for seed in 0..Kind::of_this_run().cases(4).into() {
+        let device = TestDevice::with_capacity(12 * GIB);
         let config = PoolConfig { limit_bytes: Some(8 * GIB), ..PoolConfig::default() };
         let mut world = World::new(device, config);
         for step in 0..2500 {
@@ -137,7 +134,9 @@ fn sizes_of_all_magnitudes_fit_as_long_as_live_memory_leaves_room() {
             world.check();
         }
         assert!(world.served > 1000 && world.refused > 10, "{} and {}", world.served, world.refused);
-        assert_eq!(world.device.resident_bytes().unwrap(), 0, "nothing was touched");
+        if world.device.kind() == Kind::Host {
+            assert_eq!(world.device.resident_bytes(), 0, "nothing was touched");
+        }
         world.end();
     }
 }
@@ -146,8 +145,8 @@ fn sizes_of_all_magnitudes_fit_as_long_as_live_memory_leaves_room() {
 #[test]
 fn after_a_freed_block_a_larger_one_fits_under_every_limit() {
     for shape in SHAPES {
-        for granules in 1..=200 {
-            let mut world = World::of_pages(granules, shape);
+        for granules in (1..=200).step_by(Kind::of_this_run().stride()) {
+            let mut world = World::of_granules(granules, shape);
             for eighths in [6, 7] {
                 let bytes = (granules * world.granule * eighths / 8).max(1);
                 assert!(world.alloc(&AllocRequest::new(bytes, Tag::weights())), "{granules} of {shape:?}");
@@ -173,14 +172,14 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let page = page_bytes();
+    let granule = TestDevice::open(1).info().granule_bytes;
     let bytes = prop_oneof![
-        3 => any::<u64>().prop_map(move |random| log_uniform(random, 512, 64 * page)),
-        2 => (1..40u64).prop_map(move |granules| granules * page),
-        1 => (1..40u64, 0..2u64).prop_map(move |(granules, more)| granules * page - 512 + more * 1024),
+        3 => any::<u64>().prop_map(move |random| log_uniform(random, 512, 64 * granule)),
+        2 => (1..40u64).prop_map(move |granules| granules * granule),
+        1 => (1..40u64, 0..2u64).prop_map(move |(granules, more)| granules * granule - 512 + more * 1024),
     ];
     prop_oneof![
-        12 => (bytes, 0..=page.ilog2(), 0..3u64)
+        12 => (bytes, 0..=granule.ilog2(), 0..3u64)
             .prop_map(|(bytes, align, tag)| Step::Alloc { bytes, align, tag }),
         8 => any::<usize>().prop_map(Step::Free),
         1 => Just(Step::FreeAll),
@@ -188,13 +187,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The granule of [`HostConfig::of_pages`].
-fn page_bytes() -> u64 {
-    HostConfig::of_pages(1).granule_bytes
-}
-
 fn config() -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(100);
+    let cases = std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok())
+        .unwrap_or_else(|| Kind::of_this_run().cases(100));
     // Failures are printed whole; a file of seeds in the tree would be left behind by CI.
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
 }
@@ -208,7 +205,7 @@ proptest! {
         granules in 1..120u64,
         steps in proptest::collection::vec(step(), 50..300),
     ) {
-        let mut world = World::of_pages(granules, shape);
+        let mut world = World::of_granules(granules, shape);
         for step in &steps {
             match step {
                 Step::Alloc { bytes, align, tag } => {

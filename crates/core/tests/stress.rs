@@ -9,16 +9,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use poorwill_core::{
-    AllocRequest, Block, Driver, HostBuffer, Level, Pool, PoolConfig, PoolError, SleepRequest, StreamId, Tag,
+    AllocRequest, Block, HostBuffer, Level, Pool, PoolConfig, PoolError, SleepRequest, StreamId, Tag,
     WakeRequest,
 };
-use poorwill_driver::{HostConfig, HostDevice};
-use poorwill_testkit::gated::{Gate, behind};
+use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::gated::{self, Gate};
 use poorwill_testkit::pattern::{self, mix};
 
 const THREADS: u64 = 8;
-const STEPS: u64 = 800;
 const LIMIT_GRANULES: u64 = 96;
+
+/// Of each thread.
+fn steps() -> u64 {
+    Kind::of_this_run().cases(800).into()
+}
 
 /// Far beyond what any of these takes: only what never ends reaches it.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -46,8 +50,8 @@ fn eventually(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-fn open(limit_granules: u64, cached_max_bytes: Option<u64>) -> (Arc<HostDevice>, Arc<Pool>) {
-    let device = Arc::new(HostDevice::open(&HostConfig::of_pages(limit_granules * 3 / 2)).unwrap());
+fn open(limit_granules: u64, cached_max_bytes: Option<u64>) -> (TestDevice, Arc<Pool>) {
+    let device = TestDevice::open(limit_granules * 3 / 2);
     let config = PoolConfig {
         limit_bytes: Some(limit_granules * device.info().granule_bytes),
         chunk_granules: 4,
@@ -55,7 +59,7 @@ fn open(limit_granules: u64, cached_max_bytes: Option<u64>) -> (Arc<HostDevice>,
         cached_max_bytes,
         ..PoolConfig::default()
     };
-    let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config).unwrap();
+    let pool = Pool::new(device.driver(), config).unwrap();
     (device, Arc::new(pool))
 }
 
@@ -210,7 +214,7 @@ fn work(cached_max_bytes: Option<u64>) {
                     refused: 0,
                 };
                 scope.spawn(move || {
-                    (0..STEPS).for_each(|_| worker.step());
+                    (0..steps()).for_each(|_| worker.step());
                     worker.end()
                 })
             })
@@ -240,7 +244,7 @@ fn work(cached_max_bytes: Option<u64>) {
     pool.close().unwrap();
     let info = device.memory_info().unwrap();
     assert_eq!(info.free_bytes, info.total_bytes);
-    assert_eq!(device.resident_bytes().unwrap(), 0);
+    assert_eq!(device.resident_bytes(), 0);
 }
 
 #[test]
@@ -266,7 +270,7 @@ fn a_cache_above_its_mark_is_given_back_without_a_call() {
         let gate = Arc::new(Gate::default());
         for block in &blocks {
             let bytes = vec![1; usize::try_from(block.requested_bytes).unwrap()];
-            drop(pool.write(stream, block.id, 0, behind(&gate, bytes), 0, block.requested_bytes).unwrap());
+            drop(gated::write(&pool, stream, block, &gate, &bytes));
         }
         blocks.iter().for_each(|block| pool.free(block.id).unwrap());
         assert!(pool.stats().unwrap().mapped_bytes >= 12 * granule, "nothing goes while work is held");
@@ -286,8 +290,7 @@ fn a_block_that_waits_for_other_streams_is_free_again_without_a_call() {
         let block = pool.alloc(&request).unwrap();
         pool.record_use(block.id, other).unwrap();
         let gate = Arc::new(Gate::default());
-        let src = behind(&gate, vec![1; 5000]);
-        drop(pool.write(other, block.id, 0, src, 0, 5000).unwrap());
+        drop(gated::write(&pool, other, &block, &gate, &[1; 5000]));
         pool.free(block.id).unwrap();
         let is_waiting = || {
             let segments = pool.snapshot().unwrap().segments;
@@ -317,7 +320,7 @@ fn threads_that_stay_within_their_share_are_never_refused() {
                 scope.spawn(move || {
                     let streams = [device.stream_create().unwrap(), StreamId::DEFAULT];
                     let mut live: Vec<(Block, u64)> = Vec::new();
-                    for step in 0..3 * STEPS {
+                    for step in 0..3 * steps() {
                         let random = |n: u64| mix(nth << 40 | step << 8 | n);
                         let granules = 1 + random(0) % share;
                         while live.iter().map(|(_, granules)| granules).sum::<u64>() + granules > share {

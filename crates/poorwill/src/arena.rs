@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use poorwill_core::{
-    AllocRequest, Block, BlockId, Driver, DriverError, DriverErrorKind, HostBuffer, Op, Pool, PoolConfig,
-    PoolError, PoolStats, SleepReport, SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState,
-    WakeReport, WakeRequest,
+    AllocRequest, Block, BlockId, Driver, DriverError, HostBuffer, Pool, PoolConfig, PoolError, PoolStats,
+    SleepReport, SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState, WakeReport, WakeRequest,
 };
+#[cfg(not(target_os = "linux"))]
+use poorwill_core::{DriverErrorKind, Op};
 
 use crate::device::DeviceSpec;
 
@@ -236,12 +237,17 @@ fn open_device(device: &DeviceSpec) -> Result<Arc<dyn Driver>, DriverError> {
         }
         #[cfg(not(target_os = "linux"))]
         DeviceSpec::Host { .. } => Err(unsupported("the host device needs Linux")),
-        DeviceSpec::Cuda { .. } => {
-            Err(unsupported("this build drives no NVIDIA GPUs yet; use host or host:SIZE"))
+        #[cfg(target_os = "linux")]
+        DeviceSpec::Cuda { ordinal } => {
+            let config = poorwill_driver::CudaConfig::gpu(*ordinal);
+            Ok(Arc::new(poorwill_driver::CudaDevice::open(&config)?))
         }
+        #[cfg(not(target_os = "linux"))]
+        DeviceSpec::Cuda { .. } => Err(unsupported("NVIDIA GPUs need Linux")),
     }
 }
 
+#[cfg(not(target_os = "linux"))]
 fn unsupported(reason: &str) -> DriverError {
     DriverError::new(Op::Open, DriverErrorKind::Unsupported { reason: reason.into() })
 }

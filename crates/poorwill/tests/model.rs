@@ -1,4 +1,4 @@
-//! A model in an arena on the host device: loaded, asleep, awake, compared with its files, and refused.
+//! A model in an arena: loaded, asleep, awake, compared with its files, and refused.
 //!
 //! Whatever fails leaves nothing behind: no block, no mapped byte, no host buffer and no stream, so that
 //! the next attempt on the same arena succeeds.
@@ -17,7 +17,7 @@ use poorwill::{
     AllocRequest, Arena, CopyPart, DeviceRange, Driver, DriverErrorKind, HostBuffer, Level, Op, PoolConfig,
     PoolError, SleepRequest, StreamId, Tag, WakeRequest,
 };
-use poorwill_driver::{HostConfig, HostDevice};
+use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use safetensors::tensor::TensorView;
@@ -101,7 +101,7 @@ impl Files {
 
 /// An arena over a small device, whose own figures can be asked.
 struct Host {
-    device: Arc<HostDevice>,
+    device: TestDevice,
     arena: Arena,
 }
 
@@ -111,8 +111,8 @@ impl Host {
     }
 
     fn limited(limit_bytes: Option<u64>) -> Self {
-        let device = Arc::new(HostDevice::open(&HostConfig::with_capacity(64 * MIB)).unwrap());
-        let arena = arena_over(Arc::clone(&device) as Arc<dyn Driver>, limit_bytes);
+        let device = TestDevice::with_capacity(64 * MIB);
+        let arena = arena_over(device.driver(), limit_bytes);
         Self { device, arena }
     }
 
@@ -128,7 +128,7 @@ impl Host {
         let held = [stats.live_bytes, stats.mapped_bytes, stats.owed_bytes, stats.reserved_bytes];
         assert_eq!((held, stats.backup_bytes, stats.segments), ([0; 4], 0, 0));
         assert_eq!(self.device.memory_info().unwrap().process.unwrap().used_bytes, 0);
-        assert_eq!(self.device.resident_bytes().unwrap(), 0);
+        assert_eq!(self.device.resident_bytes(), 0);
         assert_eq!(self.device.host_bytes(), 0);
     }
 
@@ -467,7 +467,7 @@ fn a_model_that_does_not_fit_is_refused_before_a_byte_is_read() {
 #[test]
 fn a_device_that_another_arena_fills_is_full() {
     let (files, host) = (Files::several_pieces(), Host::new());
-    let neighbour = arena_over(Arc::clone(&host.device) as Arc<dyn Driver>, None);
+    let neighbour = arena_over(host.device.driver(), None);
     let taken = neighbour.alloc(&AllocRequest::new(60 * MIB, Tag::runtime())).unwrap();
     let error = host.load(&files).unwrap_err();
     let shown = error.to_string();
@@ -587,9 +587,9 @@ impl Faults {
 fn faulty(burst: i64) -> (Host, Arc<Faults>) {
     let faults = Arc::new(Faults { burst, ..Faults::default() });
     faults.rest();
-    let device = Arc::new(HostDevice::open(&HostConfig::with_capacity(64 * MIB)).unwrap());
+    let device = TestDevice::with_capacity(64 * MIB);
     let script = Arc::clone(&faults);
-    let driver = ScriptedDriver::new(Arc::clone(&device) as Arc<dyn Driver>, move |call| {
+    let driver = ScriptedDriver::new(device.driver(), move |call| {
         if script.fails(call.op) { Verdict::device_failure(call) } else { Verdict::Pass }
     });
     let arena = arena_over(Arc::new(driver), None);
@@ -643,8 +643,8 @@ fn whichever_driver_call_fails_nothing_is_left_and_a_retry_succeeds() {
 #[test]
 fn a_host_without_memory_for_a_piece_is_an_error() {
     let files = Files::several_pieces();
-    let device = Arc::new(HostDevice::open(&HostConfig::with_capacity(64 * MIB)).unwrap());
-    let driver = ScriptedDriver::new(Arc::clone(&device) as Arc<dyn Driver>, |call| match call.op {
+    let device = TestDevice::with_capacity(64 * MIB);
+    let driver = ScriptedDriver::new(device.driver(), |call| match call.op {
         Op::HostAlloc => Verdict::Fail(DriverErrorKind::OutOfHostMemory {
             asked_bytes: PIECE_BYTES as u64,
             reason: "none is left".into(),

@@ -14,7 +14,7 @@ use poorwill_core::{
     Pending, StreamId,
 };
 
-use crate::forward::{forward, forward_streams_and_events};
+use crate::forward::{forward, forward_figures, forward_streams_and_events};
 
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +81,7 @@ impl BrokenDriver {
 }
 
 impl Driver for BrokenDriver {
+    forward_figures!();
     forward_streams_and_events!();
 
     forward! {

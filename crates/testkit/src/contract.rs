@@ -174,7 +174,7 @@ pub fn creation_is_counted_exactly(driver: &dyn Driver) {
 /// \[create\], \[atomic\], \[no-memory\]
 pub fn too_much_is_refused_and_forgotten(driver: &dyn Driver) {
     let (g, before) = (granule(driver), free(driver));
-    let asked = driver.info().total_bytes + g;
+    let asked = driver.info().total_bytes / g * g + g;
     match kind(driver.create(asked)) {
         DriverErrorKind::OutOfMemory { asked_bytes, free_bytes } => {
             assert_eq!((asked_bytes, free_bytes), (asked, before));
@@ -497,7 +497,10 @@ pub fn host_work_keeps_the_order(driver: &dyn Driver) {
     drop(driver.copy_to_device(stream, Arc::new(sample(11, g).into()), &parts).unwrap());
     let held = driver.launch_host(stream, Box::new(move || passing.pass())).unwrap();
     let zeros = driver.zero(stream, mapped.range).unwrap();
-    let last = driver.launch_host(stream, Box::new(move || drop(counted.fetch_add(1, Ordering::Relaxed))));
+    let count = move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+    };
+    let last = driver.launch_host(stream, Box::new(count));
     let event = driver.event_record(stream).unwrap();
     assert!(!driver.event_query(event).unwrap(), "the stream is held");
     assert_eq!(ran.load(Ordering::Relaxed), 0);
@@ -532,7 +535,14 @@ pub fn host_memory_is_exact(driver: &dyn Driver) {
 
 /// \[threads\]
 pub fn threads_may_call_anything(driver: &dyn Driver) {
+    // A machine may keep something for its first streams, but not more and more of it.
+    eight_threads(driver);
     let before = free(driver);
+    eight_threads(driver);
+    assert_eq!(free(driver), before);
+}
+
+fn eight_threads(driver: &dyn Driver) {
     thread::scope(|scope| {
         for thread in 0..8u64 {
             scope.spawn(move || {
@@ -552,7 +562,6 @@ pub fn threads_may_call_anything(driver: &dyn Driver) {
             });
         }
     });
-    assert_eq!(free(driver), before);
 }
 
 /// No leak in the device's own count, however often.

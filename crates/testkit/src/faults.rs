@@ -5,17 +5,20 @@
 //! failure the promises are checked with the faults switched off: all or nothing, every byte where it
 //! belongs, the pool's figures equal to the device's. Then the step is tried again and must succeed in the
 //! end. The scenario ends with an empty device.
+//!
+//! What fails is a call of the [`Driver`] trait, or, where a subject brings an [`Injector`], a call that the
+//! driver itself makes further down.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use poorwill_core::{
-    AllocRequest, Block, DeviceRange, Driver, Level, Op, Pool, PoolConfig, PoolError, Release, SleepReport,
-    SleepRequest, StreamId, Tag, TagState, WakeRequest,
+    AllocRequest, Block, DeviceRange, Driver, Level, Op, Pending, Pool, PoolConfig, PoolError, Release,
+    SleepReport, SleepRequest, StreamId, Tag, TagState, WakeRequest,
 };
 
-use crate::gated::{Gate, behind};
+use crate::gated::{Gate, hold, source};
 use crate::pattern;
 use crate::scripted::{ScriptedDriver, Verdict};
 
@@ -25,6 +28,24 @@ pub struct Subject {
     pub driver: Arc<dyn Driver>,
     /// Called at the end of a scenario, with the pool closed.
     pub assert_clean: Box<dyn Fn()>,
+    /// Makes calls below the driver fail, instead of calls of the driver.
+    pub injector: Option<Box<dyn Injector>>,
+}
+
+impl Subject {
+    /// A device whose own calls fail.
+    pub fn new(driver: Arc<dyn Driver>, assert_clean: impl Fn() + 'static) -> Self {
+        Self { driver, assert_clean: Box::new(assert_clean), injector: None }
+    }
+}
+
+/// Counts the calls that a driver makes, and makes some of them fail.
+pub trait Injector: Send + Sync {
+    /// Counts from now on, beginning with 0, and fails the calls `first .. first + count`.
+    fn arm(&self, first: u64, count: u64);
+
+    /// Ends that. Returns how many calls were made since.
+    fn disarm(&self) -> u64;
 }
 
 impl std::fmt::Debug for Subject {
@@ -71,10 +92,19 @@ const SCENARIOS: [Scenario; 2] = [
 /// # Panics
 /// When a promise is broken; the message names the run and the step.
 pub fn every_nth_call(open: &dyn Fn() -> Subject) -> Tally {
+    some_calls(1, open)
+}
+
+/// The same with one call in `stride` failing first, where all of them would take too long.
+///
+/// # Panics
+/// As [`every_nth_call`].
+pub fn some_calls(stride: usize, open: &dyn Fn() -> Subject) -> Tally {
     let mut tally = Tally::default();
     for scenario in SCENARIOS {
-        for burst in scenario.bursts {
-            for first in 0.. {
+        for (nth, burst) in (0..).zip(scenario.bursts) {
+            // Each size of burst begins elsewhere.
+            for first in (nth % stride as u64..).step_by(stride) {
                 if !run(open, scenario, first, *burst, &mut tally) {
                     assert!(first > 20, "the scenario made only {first} calls");
                     break;
@@ -88,27 +118,32 @@ pub fn every_nth_call(open: &dyn Fn() -> Subject) -> Tally {
 
 /// One run with calls `first .. first + burst` failing; whether any of them was reached.
 fn run(open: &dyn Fn() -> Subject, scenario: Scenario, first: u64, burst: u64, tally: &mut Tally) -> bool {
-    let subject = open();
+    let Subject { driver, assert_clean, injector } = open();
     let (armed, calls, gates) = Default::default();
-    let faults = Arc::new(Faults { armed, calls, first, burst, gates });
+    let faults = Arc::new(Faults { injector, armed, calls, first, burst, gates });
     let script = Arc::clone(&faults);
-    let driver = ScriptedDriver::new(Arc::clone(&subject.driver), move |call| {
+    let driver = ScriptedDriver::new(driver, move |call| {
         if script.hits() {
             return Verdict::device_failure(call);
         }
-        if matches!(call.op, Op::EventSynchronize | Op::Synchronize) {
+        if WAITS.contains(&call.op) {
             script.open_gates();
         }
         Verdict::Pass
     });
     let run = format!("calls {first}..{}", first + burst);
     World::run(scenario, Arc::new(driver), Arc::clone(&faults), run, tally);
-    (subject.assert_clean)();
+    assert_clean();
     faults.calls.load(Ordering::Relaxed) > first
 }
 
+/// Calls that return when work has passed.
+const WAITS: [Op; 4] = [Op::EventSynchronize, Op::Synchronize, Op::StreamSynchronize, Op::StreamDestroy];
+
 struct Faults {
+    injector: Option<Box<dyn Injector>>,
     armed: AtomicBool,
+    /// Calls made while armed.
     calls: AtomicU64,
     first: u64,
     burst: u64,
@@ -121,6 +156,7 @@ impl Faults {
         self.gates.lock().unwrap().drain(..).for_each(|gate| gate.open());
     }
 
+    /// Whether this call of the driver fails.
     fn hits(&self) -> bool {
         if !self.armed.load(Ordering::Relaxed) {
             return false;
@@ -130,9 +166,18 @@ impl Faults {
     }
 
     fn while_armed<T>(&self, f: impl FnOnce() -> T) -> T {
-        self.armed.store(true, Ordering::Relaxed);
+        let Some(injector) = &self.injector else {
+            self.armed.store(true, Ordering::Relaxed);
+            let result = f();
+            self.armed.store(false, Ordering::Relaxed);
+            return result;
+        };
+        // Each time it counts anew: what was counted before is taken off both ends.
+        let calls = self.calls.load(Ordering::Relaxed);
+        let [first, end] = [self.first, self.first + self.burst].map(|call| call.saturating_sub(calls));
+        injector.arm(first, end - first);
         let result = f();
-        self.armed.store(false, Ordering::Relaxed);
+        self.calls.fetch_add(injector.disarm(), Ordering::Relaxed);
         result
     }
 }
@@ -154,6 +199,8 @@ struct World<'a> {
     blocks: Vec<(Block, Tag, Bytes)>,
     states: BTreeMap<Tag, TagState>,
     seed: u64,
+    /// Work that was held back, to be waited for in the end.
+    held: Vec<Pending<()>>,
 }
 
 impl Drop for World<'_> {
@@ -177,8 +224,8 @@ impl<'a> World<'a> {
         let pool = (0..9)
             .find_map(|_| faults.while_armed(|| Pool::new(Arc::clone(&driver), config)).ok())
             .expect("a pool opens once the faults are over");
-        let mut world =
-            Self { tally, run, pool, driver, faults, blocks: Vec::new(), states: BTreeMap::new(), seed: 0 };
+        let (blocks, states, held) = Default::default();
+        let mut world = Self { tally, run, pool, driver, faults, blocks, states, seed: 0, held };
         (scenario.steps)(&mut world);
         world.close();
     }
@@ -334,10 +381,17 @@ impl<'a> World<'a> {
         let block = self.blocks[index].0;
         self.blocks[index].2 = Bytes::Unknown;
         let gate = Arc::new(Gate::default());
+        let src = source(&*self.driver, &vec![0xAA; usize::try_from(block.requested_bytes).unwrap()]);
         self.faults.gates.lock().unwrap().push(Arc::clone(&gate));
-        let src = behind(&gate, vec![0xAA; usize::try_from(block.requested_bytes).unwrap()]);
+        hold(&*self.driver, stream, &gate);
         let write = || self.pool.write(stream, block.id, 0, src, 0, block.requested_bytes);
-        drop(self.faults.while_armed(write)); // Where that fails there is nothing to wait for.
+        // A driver whose own call fails may have to wait for the stream, and nobody would open the gate.
+        let below = self.faults.injector.is_some();
+        let written = if below { write() } else { self.faults.while_armed(write) };
+        match written {
+            Ok(copy) => self.held.push(copy),
+            Err(_) => self.faults.open_gates(), // There is nothing to wait for.
+        }
     }
 
     fn record_use(&mut self, index: usize, stream: StreamId) {
@@ -446,6 +500,9 @@ impl<'a> World<'a> {
     }
 
     fn close(&mut self) {
+        // Until it has passed, a driver holds the host memory that it reads.
+        self.faults.open_gates();
+        self.held.drain(..).for_each(|copy| copy.wait().unwrap());
         let closed = (0..9).any(|_| self.faults.while_armed(|| self.pool.close()).is_ok());
         assert!(closed, "{}: the pool does not close once the faults are over", self.run);
         assert!(matches!(self.pool.stats(), Err(PoolError::Closed)));

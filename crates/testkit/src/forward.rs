@@ -10,13 +10,22 @@ macro_rules! forward {
     };
 }
 
-/// The calls that neither take nor give memory: no wrapper has anything of its own to say about them.
-macro_rules! forward_streams_and_events {
+/// What the device says of itself, for wrappers that have no figures of their own.
+macro_rules! forward_figures {
     () => {
         fn info(&self) -> &DeviceInfo {
             self.inner.info()
         }
 
+        forward! {
+            MemoryInfo: memory_info() -> MemoryInfo;
+        }
+    };
+}
+
+/// The calls that neither take nor give memory: no wrapper has anything of its own to say about them.
+macro_rules! forward_streams_and_events {
+    () => {
         fn check_process(&self) -> Result<()> {
             self.inner.check_process()
         }
@@ -33,9 +42,8 @@ macro_rules! forward_streams_and_events {
             EventDestroy: event_destroy(event: EventId) -> ();
             Synchronize: synchronize() -> ();
             LaunchHost: launch_host(stream: StreamId, work: HostWork) -> Pending<()>;
-            MemoryInfo: memory_info() -> MemoryInfo;
         }
     };
 }
 
-pub(crate) use {forward, forward_streams_and_events};
+pub(crate) use {forward, forward_figures, forward_streams_and_events};

@@ -1,13 +1,14 @@
 //! Work that is held back, so that a test decides when it has passed.
 //!
-//! [`hold`] holds any stream of any driver. [`behind`] holds the one copy that reads a buffer, on drivers that
-//! look at it when the copy's turn comes, as the host device does; others look when it is queued.
+//! [`hold`] holds any stream of any driver, and what is queued behind it is in flight until the test opens the
+//! gate, as a [`write`] is; [`source`] is host memory for such copies. [`watched`] runs the test's own code when a buffer is looked
+//! at: drivers differ in when they do that.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use poorwill_core::{Driver, HostBuffer, HostMemory, StreamId};
+use poorwill_core::{Block, Driver, HostBuffer, HostMemory, Pending, Pool, StreamId};
 
 /// Closed until it is opened, once and for all.
 #[derive(Debug, Default)]
@@ -60,15 +61,16 @@ pub fn watched(bytes: Vec<u8>, on_look: impl Fn(usize) + Send + Sync + 'static) 
     Arc::new(HostBuffer::new(Watched { bytes, looks: AtomicUsize::new(0), on_look: Box::new(on_look) }))
 }
 
-/// A buffer of `bytes` whose copy waits until the gate is open.
+/// A buffer of `bytes` from the driver: no machine has to look at it before the copy's turn comes, so
+/// queuing a copy of it returns at once whatever its stream is held by.
+///
+/// # Panics
+/// When the driver refuses.
 #[must_use]
-pub fn behind(gate: &Arc<Gate>, bytes: Vec<u8>) -> Arc<HostBuffer> {
-    let gate = Arc::clone(gate);
-    watched(bytes, move |look| {
-        if look > 0 {
-            gate.pass();
-        }
-    })
+pub fn source(driver: &dyn Driver, bytes: &[u8]) -> Arc<HostBuffer> {
+    let mut buffer = driver.host_alloc(bytes.len() as u64).unwrap();
+    buffer.copy_from_slice(bytes);
+    Arc::new(buffer)
 }
 
 /// Holds a stream: what is queued on it from now on waits until the gate is open.
@@ -78,4 +80,15 @@ pub fn behind(gate: &Arc<Gate>, bytes: Vec<u8>) -> Arc<HostBuffer> {
 pub fn hold(driver: &dyn Driver, stream: StreamId, gate: &Arc<Gate>) {
     let gate = Arc::clone(gate);
     drop(driver.launch_host(stream, Box::new(move || gate.pass())).unwrap());
+}
+
+/// Writes `bytes` to the beginning of a block, which does not happen before the gate is open. The stream is
+/// held as by [`hold`]; the write behind it is what is in flight on the block.
+///
+/// # Panics
+/// When the pool or its driver refuses.
+pub fn write(pool: &Pool, stream: StreamId, block: &Block, gate: &Arc<Gate>, bytes: &[u8]) -> Pending<()> {
+    let src = source(&**pool.driver(), bytes);
+    hold(&**pool.driver(), stream, gate);
+    pool.write(stream, block.id, 0, src, 0, bytes.len() as u64).unwrap()
 }

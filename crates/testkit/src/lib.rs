@@ -5,7 +5,9 @@
 //! - [`scripted`]: a driver around another one, whose calls fail or wait as a script says.
 //! - [`faults`]: load → sleep → wake → free with the n-th driver call failing, for every n.
 //! - [`canary`]: drivers that are broken on purpose, to prove that the suites notice.
-//! - [`gated`]: host memory that holds back the copies that read it.
+//! - [`gated`]: work that is held back until a test lets it pass.
+//! - [`slice`]: a device of so many granules, cut out of a larger one.
+//! - [`device`]: the device that the tests of a run are about, as the environment names it.
 //! - [`model`]: a pool so simple that it is right, to compare the real one with.
 //! - [`pattern`]: bytes that tell where they belong.
 #![forbid(unsafe_code)]
@@ -13,9 +15,12 @@
 
 pub mod canary;
 pub mod contract;
+#[cfg(target_os = "linux")]
+pub mod device;
 pub mod faults;
 mod forward;
 pub mod gated;
 pub mod model;
 pub mod pattern;
 pub mod scripted;
+pub mod slice;

@@ -16,7 +16,7 @@ use poorwill_core::{
     MemoryInfo, Op, Pending, StreamId,
 };
 
-use crate::forward::{forward, forward_streams_and_events};
+use crate::forward::{forward, forward_figures, forward_streams_and_events};
 
 /// One question to the script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +111,7 @@ impl ScriptedDriver {
 }
 
 impl Driver for ScriptedDriver {
+    forward_figures!();
     forward_streams_and_events!();
 
     forward! {

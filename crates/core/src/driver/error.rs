@@ -35,7 +35,7 @@ impl DriverError {
     }
 }
 
-/// The calls of the trait, by name.
+/// The calls of the trait and of drivers, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // Each is the call of the same name.
 #[non_exhaustive]
@@ -63,6 +63,9 @@ pub enum Op {
     Zero,
     Digest,
     LaunchHost,
+    LoadModule,
+    LaunchKernel,
+    AdoptStream,
     MemoryInfo,
     HostAlloc,
 }
@@ -92,6 +95,9 @@ impl fmt::Display for Op {
             Self::CopyToHost => "copy to the host",
             Self::Zero => "write zeros",
             Self::Digest => "compute digests",
+            Self::LoadModule => "load a module",
+            Self::LaunchKernel => "launch a kernel",
+            Self::AdoptStream => "use a stream of the caller's",
             Self::LaunchHost => "run a function of the host",
             Self::MemoryInfo => "ask for free memory",
             Self::HostAlloc => "allocate host memory",

@@ -1,56 +1,23 @@
-//! NVIDIA GPUs, through whatever driver the machine has.
+//! NVIDIA's GPUs, through whatever driver the machine has.
+//!
+//! The driver's library is opened at run time, so the same program runs where there is none and says so; nothing
+//! of a CUDA toolkit is needed, to build or to run. Memory is that of the driver's virtual memory management, in
+//! the primary context, which PyTorch and the CUDA runtime use as well.
+//!
+//! What a GPU cannot tell, the contract does not ask for: work in flight under an unmap is not noticed here (it is
+//! on the host device and in the tests' fake driver). Digests are computed on the host.
+//!
+//! The rules behind the `unsafe` here are C1 to C5 in `docs/unsafe.md`.
 
-use std::path::PathBuf;
+mod context;
+mod device;
+mod digest;
+mod ffi;
+mod gpu;
+mod kernel;
+mod pinned;
+mod queue;
 
-use poorwill_core::driver::Result;
-use poorwill_core::{DriverError, DriverErrorKind, Op};
-use serde::Serialize;
-
-/// Which GPU, and through which library.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct CudaConfig {
-    /// The GPU's number, as the driver counts (`CUDA_VISIBLE_DEVICES` applies).
-    pub ordinal: u32,
-    /// The driver's library, for tests; otherwise the `libcuda.so.1` that the system finds.
-    pub library: Option<PathBuf>,
-}
-
-impl CudaConfig {
-    /// The GPU of this number, through the system's driver.
-    #[must_use]
-    pub fn gpu(ordinal: u32) -> Self {
-        Self { ordinal, library: None }
-    }
-}
-
-/// What a GPU says of itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct GpuInfo {
-    /// Its number, as the driver counts.
-    pub ordinal: u32,
-    /// Name for people.
-    pub name: String,
-    /// Compute capability, major and minor.
-    pub compute_capability: (u32, u32),
-    /// Newest CUDA version that the driver supports, major and minor.
-    pub cuda_version: (u32, u32),
-    /// As NVML and `nvidia-smi` write it: `GPU-…`, without the prefix of what kind of device it is.
-    pub uuid: String,
-    /// Where it sits, as `domain:bus:device.function`.
-    pub pci_bus_id: String,
-    /// Smallest unit that can be mapped, in bytes.
-    pub granule_bytes: u64,
-    /// Physical memory as the driver tells it, in bytes.
-    pub total_bytes: u64,
-    /// Whether it shares the machine's memory.
-    pub integrated: bool,
-}
-
-/// The GPUs that the driver shows this process, found out without taking memory of any.
-///
-/// # Errors
-/// `Unsupported` where there is no driver or no usable one; `Device` with what the driver said.
-pub fn gpus(_library: Option<PathBuf>) -> Result<Vec<GpuInfo>> {
-    let reason = "not built yet".into();
-    Err(DriverError::new(Op::Open, DriverErrorKind::Unsupported { reason }))
-}
+pub use device::{CudaConfig, CudaDevice};
+pub use gpu::{GpuInfo, gpus};
+pub use kernel::{Function, KernelArg, Module};

@@ -33,8 +33,10 @@ use poorwill_core::{
     HostBuffer, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
-use self::state::{Span, State, of, punch};
+use self::state::{Span, State, punch};
 use self::stream::{Event, Stream, system};
+use crate::ledger::of;
+use crate::places;
 use crate::process::Owner;
 
 /// Granule of a host device unless configured otherwise: that of NVIDIA's.
@@ -419,7 +421,7 @@ impl Driver for HostDevice {
         src: Arc<HostBuffer>,
         parts: &[CopyPart],
     ) -> Result<Pending<()>> {
-        let places = buffer_places(Op::CopyToDevice, src.len(), parts)?;
+        let places = places::in_buffer(src.len(), parts).map_err(of(Op::CopyToDevice))?;
         self.fly(Op::CopyToDevice, stream, &device_ranges(parts), move |shared, flown| {
             places.into_iter().zip(flown).try_for_each(|(place, spans)| shared.write(spans, &src[place]))
         })
@@ -431,7 +433,7 @@ impl Driver for HostDevice {
         mut dst: HostBuffer,
         parts: &[CopyPart],
     ) -> Result<Pending<HostBuffer>> {
-        let places = buffer_places(Op::CopyToHost, dst.len(), parts)?;
+        let places = places::in_buffer(dst.len(), parts).map_err(of(Op::CopyToHost))?;
         self.fly(Op::CopyToHost, stream, &device_ranges(parts), move |shared, flown| {
             places
                 .into_iter()
@@ -482,20 +484,6 @@ impl Driver for HostDevice {
 
 fn device_ranges(parts: &[CopyPart]) -> Vec<DeviceRange> {
     parts.iter().map(|part| part.device).collect()
-}
-
-/// Where in a buffer of `len` bytes the parts of a copy are.
-fn buffer_places(op: Op, len: usize, parts: &[CopyPart]) -> Result<Vec<std::ops::Range<usize>>> {
-    let place = |part: &CopyPart| {
-        let start = usize::try_from(part.host_offset).ok()?;
-        let end = start.checked_add(usize::try_from(part.device.bytes).ok()?)?;
-        (end <= len).then_some(start..end)
-    };
-    let outside = |part: &CopyPart| {
-        let (bytes, offset) = (part.device.bytes, part.host_offset);
-        DriverError::invalid(op, format!("{bytes} bytes at {offset} leave a host buffer of {len} bytes"))
-    };
-    parts.iter().map(|part| place(part).ok_or_else(|| outside(part))).collect()
 }
 
 impl Drop for HostDevice {

@@ -1,0 +1,116 @@
+//! The primary context of one GPU, retained, and made current for the length of a call.
+//!
+//! Promise: whatever context the calling thread had is current again when a call returns, and what is created
+//! in the primary context belongs to the same context that PyTorch and the CUDA runtime use.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::marker::PhantomData;
+
+use poorwill_core::driver::Result as DriverResult;
+use poorwill_core::{DriverErrorKind, Op};
+
+use super::ffi::{Api, CuDevice, CuResult, Raw};
+use crate::ledger::{Result, of};
+use crate::process::Owner;
+
+/// A retained primary context.
+pub(super) struct Context {
+    pub(super) api: &'static Api,
+    pub(super) device: CuDevice,
+    pub(super) raw: Raw,
+    pub(super) owner: Owner,
+    /// Whether nobody else in the process had it before.
+    pub(super) is_first: bool,
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// The context is current on this thread until this is dropped.
+#[derive(Debug)]
+pub(super) struct Entered<'a> {
+    context: &'a Context,
+    pushed: bool,
+    /// Of one thread only.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Context {
+    pub(super) fn retain(api: &'static Api, device: CuDevice, owner: Owner) -> Result<Self> {
+        let (mut flags, mut active): (_, c_int) = (0, 0);
+        // SAFETY: C2.
+        api.check(unsafe { (api.primary_ctx_get_state)(device, &raw mut flags, &raw mut active) })?;
+        // SAFETY: C2.
+        let raw = api.get(|raw| unsafe { (api.primary_ctx_retain)(raw, device) })?;
+        Ok(Self { api, device, raw, owner, is_first: active == 0 })
+    }
+
+    /// Makes the context current, in the process that retained it.
+    pub(super) fn enter(&self, op: Op) -> DriverResult<Entered<'_>> {
+        self.owner.check(op)?;
+        self.make_current().map_err(of(op))
+    }
+
+    fn make_current(&self) -> Result<Entered<'_>> {
+        let api = self.api;
+        // SAFETY: C2.
+        let current: Raw = api.get(|raw| unsafe { (api.ctx_get_current)(raw) })?;
+        let pushed = current != self.raw;
+        if pushed {
+            // SAFETY: C3, the context is retained.
+            api.check(unsafe { (api.ctx_push_current)(self.raw) })?;
+        }
+        Ok(Entered { context: self, pushed, _thread: PhantomData })
+    }
+
+    /// Waits for all work in the context.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        // SAFETY: C3; the callers have entered.
+        self.api.check(unsafe { (self.api.ctx_synchronize)() })
+    }
+
+    /// Free and total memory in bytes.
+    pub(super) fn memory(&self) -> Result<(u64, u64)> {
+        let (mut free, mut total) = (0usize, 0usize);
+        // SAFETY: C2; the callers have entered.
+        self.api.check(unsafe { (self.api.mem_get_info)(&raw mut free, &raw mut total) })?;
+        Ok((free as u64, total as u64))
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped: Raw = 0;
+            // SAFETY: C2; what is popped is what `enter` pushed, since calls on one thread nest.
+            let result = unsafe { (self.context.api.ctx_pop_current)(&raw mut popped) };
+            debug_assert!(result != CuResult::SUCCESS || popped == self.context.raw, "contexts do not nest");
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.owner.is_here() {
+            // SAFETY: C3, given back once. A driver that is shutting down refuses, and has freed all by then.
+            let _ = unsafe { (self.api.primary_ctx_release)(self.device) };
+        }
+    }
+}
+
+/// The error of a driver that finds no GPU.
+pub(super) fn no_device(api: &Api, code: CuResult) -> DriverErrorKind {
+    let error = api.error(code);
+    if code == CuResult::NO_DEVICE {
+        let reason = format!(
+            "the NVIDIA driver shows this process no GPU ({error}); is CUDA_VISIBLE_DEVICES set, or the container \
+             started without GPUs?"
+        );
+        return DriverErrorKind::Unsupported { reason };
+    }
+    error
+}

@@ -1,0 +1,451 @@
+//! The driver contract on one GPU.
+//!
+//! What the driver's calls check differently or not at all is checked in the books before they are made, so an
+//! error here is the contract's and has changed nothing.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use poorwill_core::driver::{HostWork, Result as DriverResult};
+use poorwill_core::{
+    BackingId, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, EventId,
+    HostBuffer, MemoryInfo, Op, Pending, StreamId,
+};
+
+use super::context::{Context, Entered};
+use super::digest::{Digests, HostJob};
+use super::ffi::{AccessDesc, AllocationProp, Api, CuResult};
+use super::gpu::{GpuInfo, find, memory_of};
+use super::pinned::Pinned;
+use super::queue::{Queues, Stream};
+use crate::ledger::{Ledger, Result, check_size, invalid, of};
+use crate::places;
+use crate::process::Owner;
+
+/// Streams over which copies are worth spreading: one direction is one engine's work, but a digest or a hash can
+/// go on beside a copy.
+const COPY_STREAMS: usize = 2;
+
+/// Which GPU, and through which library.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CudaConfig {
+    /// The GPU's number, as the driver counts (`CUDA_VISIBLE_DEVICES` applies).
+    pub ordinal: u32,
+    /// The driver's library, for tests; otherwise the `libcuda.so.1` that the system finds.
+    pub library: Option<PathBuf>,
+}
+
+impl CudaConfig {
+    /// The GPU of this number, through the system's driver.
+    #[must_use]
+    pub fn gpu(ordinal: u32) -> Self {
+        Self { ordinal, library: None }
+    }
+}
+
+/// A GPU. What nobody has given back when it is dropped is given back then.
+pub struct CudaDevice {
+    info: DeviceInfo,
+    gpu: GpuInfo,
+    context: Arc<Context>,
+    queues: Arc<Queues>,
+    memory: AllocationProp,
+    /// Reservations, and backings by the driver's handle.
+    ledger: Mutex<Ledger<(), u64>>,
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDevice").field("gpu", &self.gpu).finish_non_exhaustive()
+    }
+}
+
+impl CudaDevice {
+    /// Opens a GPU, retaining its primary context.
+    ///
+    /// # Errors
+    /// `Unsupported` where there is no driver, one that is too old, no GPU, or one without virtual memory
+    /// management; `InvalidArgument` for a number that no GPU has; what the driver says otherwise.
+    pub fn open(config: &CudaConfig) -> DriverResult<Self> {
+        let api = Api::load(config.library.as_deref())?;
+        let owner = Owner::this()?;
+        let open = || -> Result<Self> {
+            let (device, gpu) = find(api, config.ordinal)?;
+            let context = Arc::new(Context::retain(api, device, owner)?);
+            Self::over(context, gpu)
+        };
+        open().map_err(of(Op::Open))
+    }
+
+    fn over(context: Arc<Context>, gpu: GpuInfo) -> Result<Self> {
+        let entered = context.enter(Op::Open).map_err(|error| error.kind)?;
+        let (_, total_bytes) = context.memory()?;
+        drop(entered);
+        let info = DeviceInfo {
+            id: format!("cuda:{}", gpu.ordinal),
+            name: gpu.name.clone(),
+            granule_bytes: gpu.granule_bytes,
+            total_bytes,
+            copy_streams: COPY_STREAMS,
+        };
+        let ledger = Mutex::new(Ledger::new(gpu.granule_bytes));
+        let memory = memory_of(context.api, context.device);
+        Ok(Self { info, gpu, queues: Arc::new(Queues::new(&context)), context, memory, ledger })
+    }
+
+    /// What the GPU says of itself.
+    #[must_use]
+    pub fn gpu(&self) -> &GpuInfo {
+        &self.gpu
+    }
+
+    /// Whether nobody else in the process used the GPU when this was opened.
+    #[must_use]
+    pub fn is_first_in_process(&self) -> bool {
+        self.context.is_first
+    }
+
+    /// A stream of the caller's (a `CUstream` or `cudaStream_t`), to be named in calls from now on; zero is the
+    /// default stream. The same stream has one name until [`Driver::stream_destroy`], which forgets the name and
+    /// leaves the stream to its owner.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a stream of another context.
+    ///
+    /// # Safety
+    /// The stream must be alive, and stay so until its name is forgotten.
+    pub unsafe fn adopt_stream(&self, stream: usize) -> DriverResult<StreamId> {
+        let _entered = self.enter(Op::AdoptStream)?;
+        self.queues.adopt(stream).map_err(of(Op::AdoptStream))
+    }
+
+    /// The driver's handle of a stream, for calls of the caller's own.
+    ///
+    /// # Errors
+    /// `UnknownHandle`.
+    pub fn raw_stream(&self, stream: StreamId) -> DriverResult<usize> {
+        self.queues.stream(stream).map(|stream| stream.raw).map_err(of(Op::AdoptStream))
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(super) fn queues(&self) -> &Arc<Queues> {
+        &self.queues
+    }
+
+    /// Makes the context current, and lets go of what nobody waits for any more.
+    pub(super) fn enter(&self, op: Op) -> DriverResult<Entered<'_>> {
+        let entered = self.context.enter(op)?;
+        self.queues.sweep();
+        Ok(entered)
+    }
+
+    fn api(&self) -> &'static Api {
+        self.context.api
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger<(), u64>> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One call of the contract: in the context, under the operation's name.
+    fn call<T>(&self, op: Op, f: impl FnOnce(&'static Api) -> Result<T>) -> DriverResult<T> {
+        let _entered = self.enter(op)?;
+        f(self.api()).map_err(of(op))
+    }
+
+    /// Whether the bytes of all ranges are mapped with access.
+    fn check_open(&self, ranges: impl IntoIterator<Item = DeviceRange>) -> Result<()> {
+        let ledger = self.ledger();
+        ranges.into_iter().try_for_each(|range| ledger.locate(range).map(drop))
+    }
+
+    /// Queues `queue` on a stream, keeping `kept` alive until it is done.
+    fn fly<T: Send + 'static, U: 'static>(
+        &self,
+        op: Op,
+        stream: StreamId,
+        kept: T,
+        queue: impl FnOnce(&T, &Stream) -> Result<()>,
+        finish: impl FnOnce(T) -> Result<U> + Send + 'static,
+    ) -> DriverResult<Pending<U>> {
+        self.call(op, |_| {
+            let stream = self.queues.stream(stream)?;
+            let flight = self.queues.fly(&stream, kept, |kept| queue(kept, &stream))?;
+            Ok(flight.pending(op, finish))
+        })
+    }
+
+    fn create_handle(&self, bytes: u64) -> Result<u64> {
+        let mut handle = 0;
+        // SAFETY: C2.
+        let code =
+            unsafe { (self.api().mem_create)(&raw mut handle, to_usize(bytes)?, &raw const self.memory, 0) };
+        if code == CuResult::OUT_OF_MEMORY {
+            let (free_bytes, _) = self.context.memory()?;
+            return Err(DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes });
+        }
+        self.api().check(code).map(|()| handle)
+    }
+
+    /// Gives back what is left, as far as the driver takes it.
+    fn give_everything_back(&self) {
+        let Ok(_entered) = self.context.enter(Op::Synchronize) else { return };
+        let idle = self.context.synchronize().is_ok();
+        self.queues.close(idle);
+        let left = self.ledger().take_all();
+        for (range, mapped, ()) in left.reservations {
+            for mapping in mapped {
+                let _ = self.unmap_range(mapping);
+            }
+            let _ = self.free_range(range);
+        }
+        for handle in left.backings {
+            let _ = self.release_handle(handle);
+        }
+    }
+
+    fn unmap_range(&self, range: DeviceRange) -> Result<()> {
+        let bytes = to_usize(range.bytes)?;
+        // SAFETY: C3, the range is mapped by us, and by the contract nothing is in flight on it.
+        self.api().check(unsafe { (self.api().mem_unmap)(range.addr, bytes) })
+    }
+
+    fn free_range(&self, range: DeviceRange) -> Result<()> {
+        let bytes = to_usize(range.bytes)?;
+        // SAFETY: C3, a reservation of ours in which nothing is mapped.
+        self.api().check(unsafe { (self.api().mem_address_free)(range.addr, bytes) })
+    }
+
+    fn release_handle(&self, handle: u64) -> Result<()> {
+        // SAFETY: C3, created by us and released once.
+        self.api().check(unsafe { (self.api().mem_release)(handle) })
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // In a forked child, entering fails, and nothing is touched.
+        self.give_everything_back();
+    }
+}
+
+impl Driver for CudaDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn check_process(&self) -> DriverResult<()> {
+        self.context.owner.check(Op::CheckProcess)
+    }
+
+    fn reserve(&self, bytes: u64) -> DriverResult<DeviceRange> {
+        let granule = self.info.granule_bytes;
+        self.call(Op::Reserve, |api| {
+            check_size(granule, bytes)?;
+            let (len, align) = (to_usize(bytes)?, to_usize(granule)?);
+            // SAFETY: C2.
+            let addr = api.get(|addr| unsafe { (api.mem_address_reserve)(addr, len, align, 0, 0) });
+            let addr = addr.map_err(|error| DriverErrorKind::OutOfAddressSpace {
+                asked_bytes: bytes,
+                reason: error.to_string(),
+            })?;
+            let range = DeviceRange::new(addr, bytes);
+            self.ledger().reserved(range, ());
+            Ok(range)
+        })
+    }
+
+    fn unreserve(&self, range: DeviceRange) -> DriverResult<()> {
+        self.call(Op::Unreserve, |_| self.ledger().unreserve(range, |()| self.free_range(range)))
+    }
+
+    fn create(&self, bytes: u64) -> DriverResult<BackingId> {
+        self.call(Op::Create, |_| {
+            check_size(self.info.granule_bytes, bytes)?;
+            // Not under the lock: the driver may first have to clean memory that was just released.
+            let handle = self.create_handle(bytes)?;
+            Ok(self.ledger().created(bytes, handle))
+        })
+    }
+
+    fn release(&self, backing: BackingId) -> DriverResult<()> {
+        // Mapped or not: the driver keeps the memory until the last unmap.
+        self.call(Op::Release, |_| {
+            self.ledger().release(backing, |handle, _mapped| self.release_handle(*handle))
+        })
+    }
+
+    fn map(&self, range: DeviceRange, backing: BackingId) -> DriverResult<()> {
+        self.call(Op::Map, |api| {
+            let bytes = to_usize(range.bytes)?;
+            self.ledger().map(range, backing, |(), handle| {
+                // SAFETY: C3, the range is ours and free, the handle alive and of this size.
+                api.check(unsafe { (api.mem_map)(range.addr, bytes, 0, *handle, 0) })
+            })
+        })
+    }
+
+    fn set_access(&self, range: DeviceRange) -> DriverResult<()> {
+        let access = AccessDesc { location: self.memory.location, flags: 3 };
+        self.call(Op::SetAccess, |api| {
+            let bytes = to_usize(range.bytes)?;
+            // One call for the range: what is open in it already stays so.
+            self.ledger().set_access(range, |(), _closed| {
+                // SAFETY: C3, all of the range is mapped.
+                api.check(unsafe { (api.mem_set_access)(range.addr, bytes, &raw const access, 1) })
+            })
+        })
+    }
+
+    fn unmap(&self, range: DeviceRange) -> DriverResult<()> {
+        self.call(Op::Unmap, |_| self.ledger().unmap(range, |()| self.unmap_range(range)).map(drop))
+    }
+
+    fn stream_create(&self) -> DriverResult<StreamId> {
+        self.call(Op::StreamCreate, |_| self.queues.create_stream())
+    }
+
+    fn stream_destroy(&self, stream: StreamId) -> DriverResult<()> {
+        self.call(Op::StreamDestroy, |_| self.queues.remove_stream(stream))
+    }
+
+    fn stream_synchronize(&self, stream: StreamId) -> DriverResult<()> {
+        self.call(Op::StreamSynchronize, |_| self.queues.stream(stream)?.synchronize())
+    }
+
+    fn stream_wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()> {
+        self.call(Op::StreamWaitEvent, |_| self.queues.stream_waits(stream, event))
+    }
+
+    fn event_record(&self, stream: StreamId) -> DriverResult<EventId> {
+        self.call(Op::EventRecord, |_| self.queues.record_event(stream))
+    }
+
+    fn event_query(&self, event: EventId) -> DriverResult<bool> {
+        self.call(Op::EventQuery, |_| self.queues.event_has_passed(event))
+    }
+
+    fn event_synchronize(&self, event: EventId) -> DriverResult<()> {
+        self.call(Op::EventSynchronize, |_| self.queues.wait_for_event(event))
+    }
+
+    fn event_destroy(&self, event: EventId) -> DriverResult<()> {
+        self.call(Op::EventDestroy, |_| self.queues.remove_event(event))
+    }
+
+    fn synchronize(&self) -> DriverResult<()> {
+        self.call(Op::Synchronize, |_| self.context.synchronize())
+    }
+
+    fn copy_to_device(
+        &self,
+        stream: StreamId,
+        src: Arc<HostBuffer>,
+        parts: &[CopyPart],
+    ) -> DriverResult<Pending<()>> {
+        let op = Op::CopyToDevice;
+        self.context.owner.check(op)?;
+        let places = places::in_buffer(src.len(), parts).map_err(of(op))?;
+        self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
+        let queue = |src: &Arc<HostBuffer>, stream: &Stream| {
+            let bytes: &[u8] = src;
+            parts.iter().zip(&places).try_for_each(|(part, place)| {
+                let Some(from) = bytes.get(place.clone()).filter(|from| !from.is_empty()) else {
+                    return Ok(());
+                };
+                let pointer = from.as_ptr().cast();
+                // SAFETY: C3 and C5: the flight holds the buffer, shared, until the copy has finished.
+                let copied = unsafe {
+                    (self.api().memcpy_htod_async)(part.device.addr, pointer, from.len(), stream.raw)
+                };
+                self.api().check(copied)
+            })
+        };
+        self.fly(op, stream, src, queue, |_src| Ok(()))
+    }
+
+    fn copy_to_host(
+        &self,
+        stream: StreamId,
+        mut dst: HostBuffer,
+        parts: &[CopyPart],
+    ) -> DriverResult<Pending<HostBuffer>> {
+        let op = Op::CopyToHost;
+        self.context.owner.check(op)?;
+        let places = places::in_buffer(dst.len(), parts).map_err(of(op))?;
+        self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
+        let bytes: &mut [u8] = &mut dst;
+        // By address: what is written there belongs to the copy until the flight has landed.
+        let (start, len) = (bytes.as_mut_ptr().expose_provenance(), bytes.len());
+        let queue = |_: &HostBuffer, stream: &Stream| {
+            parts.iter().zip(&places).try_for_each(|(part, place)| {
+                if place.is_empty() || place.end > len {
+                    return Ok(());
+                }
+                let pointer = std::ptr::with_exposed_provenance_mut(start + place.start);
+                // SAFETY: C3 and C5: the flight owns the buffer until the copy has finished.
+                let copied = unsafe {
+                    (self.api().memcpy_dtoh_async)(pointer, part.device.addr, place.len(), stream.raw)
+                };
+                self.api().check(copied)
+            })
+        };
+        self.fly(op, stream, dst, queue, Ok)
+    }
+
+    fn zero(&self, stream: StreamId, range: DeviceRange) -> DriverResult<Pending<()>> {
+        let op = Op::Zero;
+        self.context.owner.check(op)?;
+        self.check_open([range]).map_err(of(op))?;
+        let bytes = to_usize(range.bytes).map_err(of(op))?;
+        let queue = |(): &(), stream: &Stream| {
+            if bytes == 0 {
+                return Ok(());
+            }
+            // SAFETY: C3, the range is mapped with access.
+            self.api().check(unsafe { (self.api().memset_d8_async)(range.addr, 0, bytes, stream.raw) })
+        };
+        self.fly(op, stream, (), queue, Ok)
+    }
+
+    fn digest(&self, stream: StreamId, range: DeviceRange) -> DriverResult<Pending<Vec<Digest>>> {
+        let (op, granule) = (Op::Digest, self.info.granule_bytes);
+        self.context.owner.check(op)?;
+        if !range.addr.is_multiple_of(granule) || !range.bytes.is_multiple_of(granule) {
+            let reason = format!("{range} does not begin and end on granules of {granule} bytes");
+            return Err(DriverError::invalid(op, reason));
+        }
+        self.check_open([range]).map_err(of(op))?;
+        let digests = Digests::of(range, granule).map_err(of(op))?;
+        let queued = Mutex::new(Vec::new());
+        let queue = |(digests, queued): &(Arc<Digests>, Mutex<_>), stream: &Stream| {
+            digests.queue(&self.context, stream, range, queued)
+        };
+        self.fly(op, stream, (digests, queued), queue, |(digests, _queued)| digests.take())
+    }
+
+    fn launch_host(&self, stream: StreamId, work: HostWork) -> DriverResult<Pending<()>> {
+        let job = HostJob::new(work);
+        let queue = |job: &Arc<HostJob>, stream: &Stream| job.launch(&self.context, stream);
+        self.fly(Op::LaunchHost, stream, job, queue, |job| job.outcome())
+    }
+
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+        self.call(Op::MemoryInfo, |_| {
+            let (free_bytes, total_bytes) = self.context.memory()?;
+            Ok(MemoryInfo { total_bytes, free_bytes, process: None })
+        })
+    }
+
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostBuffer> {
+        self.call(Op::HostAlloc, |_| Pinned::buffer(&self.context, bytes))
+    }
+}
+
+fn to_usize(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|_| invalid(format!("{bytes} bytes do not fit this machine's addresses")))
+}

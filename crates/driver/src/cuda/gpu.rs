@@ -1,0 +1,176 @@
+//! Which GPUs there are, asked without making a context.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::path::Path;
+
+use poorwill_core::{DriverErrorKind, Op};
+use serde::Serialize;
+
+use super::context::no_device;
+use super::ffi::{
+    ATTRIBUTE_CAPABILITY_MAJOR, ATTRIBUTE_CAPABILITY_MINOR, ATTRIBUTE_INTEGRATED,
+    ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY, ATTRIBUTE_VIRTUAL_MEMORY, AllocationProp, Api, CuDevice, CuResult,
+    GRANULARITY_MINIMUM, Location,
+};
+use crate::ledger::{Result, invalid, of};
+
+/// What a GPU says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GpuInfo {
+    /// Its number, as the driver counts.
+    pub ordinal: u32,
+    /// Name for people.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub compute_capability: (u32, u32),
+    /// Newest CUDA version that the driver supports, major and minor.
+    pub cuda_version: (u32, u32),
+    /// As NVML and `nvidia-smi` write it, without the prefix of what kind of device it is (`GPU-`, `MIG-`).
+    pub uuid: String,
+    /// Where it sits, as `domain:bus:device.function`.
+    pub pci_bus_id: String,
+    /// Smallest unit that can be mapped, in bytes; 0 where it has no virtual memory management.
+    pub granule_bytes: u64,
+    /// Physical memory as the driver tells it, in bytes.
+    pub total_bytes: u64,
+    /// Whether it shares the machine's memory.
+    pub integrated: bool,
+}
+
+/// The GPUs that the driver shows this process, found out without taking memory of any.
+///
+/// # Errors
+/// `Unsupported` where there is no driver, no usable one, or no GPU; `Device` with what the driver said.
+pub fn gpus(library: Option<&Path>) -> poorwill_core::driver::Result<Vec<GpuInfo>> {
+    let api = Api::load(library)?;
+    let asked = count(api)
+        .and_then(|count| (0..count).map(|ordinal| ask(api, ordinal).map(|(_, gpu)| gpu)).collect());
+    asked.map_err(of(Op::Open))
+}
+
+/// The driver's handle of a GPU, and what it is.
+pub(super) fn find(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
+    let count = count(api)?;
+    if ordinal >= count {
+        let known =
+            if count == 1 { "cuda:0".into() } else { format!("cuda:0 to cuda:{}", count.saturating_sub(1)) };
+        return Err(invalid(format!(
+            "there is no GPU {ordinal}: the driver shows this process {count} ({known})"
+        )));
+    }
+    let (device, gpu) = ask(api, ordinal)?;
+    if gpu.granule_bytes == 0 {
+        let reason = format!("{} has no virtual memory management, which sleeping needs", gpu.name);
+        return Err(DriverErrorKind::Unsupported { reason });
+    }
+    Ok((device, gpu))
+}
+
+fn count(api: &Api) -> Result<u32> {
+    // SAFETY: C2; initialising twice does nothing.
+    let ready = unsafe { (api.init)(0) };
+    if ready != CuResult::SUCCESS {
+        return Err(no_device(api, ready));
+    }
+    // SAFETY: C2.
+    let count: c_int = api.get(|count| unsafe { (api.device_get_count)(count) })?;
+    if count == 0 {
+        return Err(no_device(api, CuResult::NO_DEVICE));
+    }
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
+fn ask(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
+    let number = c_int::try_from(ordinal).map_err(|_| invalid(format!("there is no GPU {ordinal}")))?;
+    // SAFETY: C2.
+    let device: CuDevice = api.get(|device| unsafe { (api.device_get)(device, number) })?;
+    // SAFETY: C2.
+    let version: c_int = api.get(|version| unsafe { (api.driver_get_version)(version) })?;
+    // SAFETY: C2.
+    let uuid: [u8; 16] = api.get(|uuid| unsafe { (api.device_get_uuid)(uuid, device) })?;
+    // SAFETY: C2.
+    let total_bytes: usize = api.get(|bytes| unsafe { (api.device_total_mem)(bytes, device) })?;
+    let capability = |which| attribute(api, device, which).map(|number| u32::try_from(number).unwrap_or(0));
+    let version = u32::try_from(version).unwrap_or(0);
+    let gpu = GpuInfo {
+        ordinal,
+        name: text(api, |text, len| {
+            // SAFETY: C2, `text` has room for `len` bytes.
+            unsafe { (api.device_get_name)(text, len, device) }
+        })?,
+        compute_capability: (
+            capability(ATTRIBUTE_CAPABILITY_MAJOR)?,
+            capability(ATTRIBUTE_CAPABILITY_MINOR)?,
+        ),
+        cuda_version: (version / 1000, version % 1000 / 10),
+        uuid: dashed(uuid),
+        pci_bus_id: text(api, |text, len| {
+            // SAFETY: C2, `text` has room for `len` bytes.
+            unsafe { (api.device_get_pci_bus_id)(text, len, device) }
+        })?,
+        granule_bytes: granule_bytes(api, device)?,
+        total_bytes: total_bytes as u64,
+        integrated: attribute(api, device, ATTRIBUTE_INTEGRATED)? != 0,
+    };
+    Ok((device, gpu))
+}
+
+/// What memory of a GPU is to be: its own, and open to network cards where the GPU can do that.
+pub(super) fn memory_of(api: &Api, device: CuDevice) -> AllocationProp {
+    let rdma = attribute(api, device, ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY).is_ok_and(|can| can != 0);
+    AllocationProp {
+        kind: 1,
+        requested_handle_types: 0,
+        location: Location { kind: 1, id: device },
+        win32_handle_meta_data: 0,
+        compression: 0,
+        gpu_direct_rdma_capable: rdma.into(),
+        usage: 0,
+        reserved: [0; 4],
+    }
+}
+
+fn granule_bytes(api: &Api, device: CuDevice) -> Result<u64> {
+    if attribute(api, device, ATTRIBUTE_VIRTUAL_MEMORY)? == 0 {
+        return Ok(0);
+    }
+    let prop = memory_of(api, device);
+    // SAFETY: C2.
+    let bytes: usize =
+        api.get(|bytes| unsafe { (api.mem_get_granularity)(bytes, &raw const prop, GRANULARITY_MINIMUM) })?;
+    Ok(bytes as u64)
+}
+
+fn attribute(api: &Api, device: CuDevice, which: c_int) -> Result<c_int> {
+    // SAFETY: C2.
+    api.get(|value| unsafe { (api.device_get_attribute)(value, which, device) })
+}
+
+/// A text that a call writes into room for it.
+fn text(api: &Api, call: impl FnOnce(*mut c_char, c_int) -> CuResult) -> Result<String> {
+    let mut room = [0u8; 256];
+    api.check(call(room.as_mut_ptr().cast(), 255))?;
+    let text = CStr::from_bytes_until_nul(&room).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
+/// A UUID as it is usually written.
+fn dashed(uuid: [u8; 16]) -> String {
+    let mut text = String::with_capacity(36);
+    for (nth, byte) in uuid.into_iter().enumerate() {
+        if matches!(nth, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn uuids_are_written_as_usual() {
+        let uuid = std::array::from_fn(|nth| u8::try_from(nth * 16 + nth).unwrap());
+        assert_eq!(super::dashed(uuid), "00112233-4455-6677-8899-aabbccddeeff");
+    }
+}

@@ -1,0 +1,154 @@
+//! Kernels: modules of PTX, and launching what is in them.
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use poorwill_core::driver::Result as DriverResult;
+use poorwill_core::{DriverErrorKind, Op, Pending, StreamId};
+
+use super::context::Context;
+use super::device::CudaDevice;
+use super::ffi::Raw;
+use crate::ledger::{Result, invalid, of};
+
+/// Code on one GPU; unloaded with its last [`Function`].
+#[derive(Debug, Clone)]
+pub struct Module(Arc<Loaded>);
+
+/// An entry of a module.
+#[derive(Debug, Clone)]
+pub struct Function {
+    module: Arc<Loaded>,
+    raw: Raw,
+}
+
+/// A parameter of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelArg {
+    /// `.u32`
+    U32(u32),
+    /// `.u64`, addresses among them
+    U64(u64),
+}
+
+#[derive(Debug)]
+struct Loaded {
+    context: Arc<Context>,
+    raw: Raw,
+}
+
+impl Module {
+    /// Compiles PTX for the GPU.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a text with a zero in it; `Device` with what the driver says to the code.
+    pub fn load(device: &CudaDevice, ptx: &str) -> DriverResult<Self> {
+        let context = device.context();
+        let _entered = context.enter(Op::LoadModule)?;
+        let load = || -> Result<Self> {
+            let text = c_string(ptx)?;
+            // SAFETY: C2, the text ends in a zero and outlives the call.
+            let raw = context.api.get(|raw| unsafe { (context.api.module_load_data)(raw, text.as_ptr()) })?;
+            Ok(Self(Arc::new(Loaded { context: Arc::clone(context), raw })))
+        };
+        load().map_err(of(Op::LoadModule))
+    }
+
+    /// The entry of this name.
+    ///
+    /// # Errors
+    /// `Device` when there is none.
+    pub fn function(&self, name: &str) -> DriverResult<Function> {
+        let context = &self.0.context;
+        let _entered = context.enter(Op::LoadModule)?;
+        let find = || -> Result<Function> {
+            let name = c_string(name)?;
+            // SAFETY: C2 and C3.
+            let raw = context
+                .api
+                .get(|raw| unsafe { (context.api.module_get_function)(raw, self.0.raw, name.as_ptr()) })?;
+            Ok(Function { module: Arc::clone(&self.0), raw })
+        };
+        find().map_err(of(Op::LoadModule))
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.context.enter(Op::LoadModule) else { return };
+        // SAFETY: C3, unloaded once; work in flight holds a `Function`.
+        let _ = unsafe { (self.context.api.module_unload)(self.raw) };
+    }
+}
+
+impl CudaDevice {
+    /// Queues a kernel of `blocks` blocks of `threads` threads.
+    ///
+    /// # Errors
+    /// `UnknownHandle`; `InvalidArgument` for a function of another GPU; what the driver says to the launch; at
+    /// `wait`, what the device reports.
+    ///
+    /// # Safety
+    /// `args` must be the parameters of the kernel, in number, order and type, and the kernel must touch only
+    /// memory that stays mapped until it has finished, and that nothing else relies on meanwhile.
+    pub unsafe fn launch(
+        &self,
+        stream: StreamId,
+        function: &Function,
+        (blocks, threads): (u32, u32),
+        args: &[KernelArg],
+    ) -> DriverResult<Pending<()>> {
+        let op = Op::LaunchKernel;
+        let _entered = self.enter(op)?;
+        let context = self.context();
+        let launch = || -> Result<Pending<()>> {
+            if function.module.context.raw != context.raw {
+                return Err(invalid("the function was loaded on another GPU".into()));
+            }
+            let stream = self.queues().stream(stream)?;
+            let mut values: Vec<u64> = args.iter().map(|arg| arg.value()).collect();
+            let mut pointers: Vec<*mut c_void> =
+                values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+            let flight = self.queues().fly(&stream, function.clone(), |function| {
+                // SAFETY: C3; the parameters are read before the call returns, and are what the caller says.
+                context.api.check(unsafe {
+                    (context.api.launch_kernel)(
+                        function.raw,
+                        blocks,
+                        1,
+                        1,
+                        threads,
+                        1,
+                        1,
+                        0,
+                        stream.raw,
+                        pointers.as_mut_ptr(),
+                        std::ptr::null_mut(),
+                    )
+                })
+            })?;
+            Ok(flight.pending(op, |_function| Ok(())))
+        };
+        launch().map_err(of(op))
+    }
+}
+
+impl KernelArg {
+    /// The bytes that the kernel reads, the first four of them for a `.u32`.
+    fn value(self) -> u64 {
+        match self {
+            Self::U32(value) => {
+                let mut bytes = [0; 8];
+                bytes[..4].copy_from_slice(&value.to_ne_bytes());
+                u64::from_ne_bytes(bytes)
+            }
+            Self::U64(value) => value,
+        }
+    }
+}
+
+fn c_string(text: &str) -> Result<CString> {
+    CString::new(text).map_err(|error| DriverErrorKind::InvalidArgument {
+        reason: format!("a text with a zero in it: {error}"),
+    })
+}

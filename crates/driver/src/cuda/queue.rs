@@ -1,0 +1,333 @@
+//! Streams, events, and what work in flight keeps alive.
+//!
+//! [`Flight`] is the one way in which work leaves: it owns whatever the work touches until an event behind the work
+//! has passed. Who waits gets it back; who does not leaves it to the [`Queues`], which let go of it once the event
+//! has passed. Promise: nothing that a copy or a host function may still touch is freed, whatever fails.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use poorwill_core::driver::Result as DriverResult;
+use poorwill_core::{DriverErrorKind, EventId, Op, Pending, StreamId};
+
+use super::context::Context;
+use super::digest::Staging;
+use super::ffi::{CuResult, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Raw, STREAM_NON_BLOCKING};
+use crate::ledger::{Result, invalid, of};
+
+/// A stream of ours or of the caller's.
+#[derive(Debug)]
+pub(super) struct Stream {
+    context: Arc<Context>,
+    pub(super) raw: Raw,
+    is_ours: bool,
+    /// What digests on this stream pass through. Held while a piece is queued, so that pieces do not mix.
+    pub(super) staging: Mutex<Option<Arc<Staging>>>,
+}
+
+/// An event of the driver's, destroyed when nobody asks for it any more.
+#[derive(Debug)]
+pub(super) struct Event {
+    context: Arc<Context>,
+    raw: Raw,
+}
+
+/// Streams and events by number, and what is left in flight.
+#[derive(Debug)]
+pub(super) struct Queues {
+    context: Arc<Context>,
+    table: Mutex<Table>,
+    left: Mutex<Vec<Left>>,
+    left_count: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Table {
+    streams: HashMap<u64, Arc<Stream>>,
+    events: HashMap<u64, Arc<Event>>,
+    next_id: u64,
+}
+
+/// Work that nobody waits for, with what it may touch.
+struct Left {
+    event: Event,
+    kept: Box<dyn Send>,
+}
+
+impl fmt::Debug for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Left").field("event", &self.event).finish_non_exhaustive()
+    }
+}
+
+/// Work on its way.
+pub(super) struct Flight<T: Send + 'static> {
+    queues: Arc<Queues>,
+    /// Taken by whoever ends the flight.
+    going: Option<(Event, T)>,
+}
+
+impl Event {
+    pub(super) fn create(context: &Arc<Context>) -> Result<Self> {
+        let flags = EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC;
+        // SAFETY: C2.
+        let raw = context.api.get(|raw| unsafe { (context.api.event_create)(raw, flags) })?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    pub(super) fn record(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: C3, both handles are alive.
+        self.context.api.check(unsafe { (self.context.api.event_record)(self.raw, stream.raw) })
+    }
+
+    fn has_passed(&self) -> Result<bool> {
+        // SAFETY: C3.
+        match unsafe { (self.context.api.event_query)(self.raw) } {
+            CuResult::NOT_READY => Ok(false),
+            code => self.context.api.check(code).map(|()| true),
+        }
+    }
+
+    fn wait(&self) -> Result<()> {
+        // SAFETY: C3.
+        self.context.api.check(unsafe { (self.context.api.event_synchronize)(self.raw) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.context.enter(Op::EventDestroy) else { return };
+        // SAFETY: C3, destroyed once; the driver frees it when it has passed.
+        let _ = unsafe { (self.context.api.event_destroy)(self.raw) };
+    }
+}
+
+impl Stream {
+    fn ours(context: &Arc<Context>) -> Result<Self> {
+        // SAFETY: C2.
+        let raw = context.api.get(|raw| unsafe { (context.api.stream_create)(raw, STREAM_NON_BLOCKING) })?;
+        Ok(Self::of(context, raw, true))
+    }
+
+    fn of(context: &Arc<Context>, raw: Raw, is_ours: bool) -> Self {
+        Self { context: Arc::clone(context), raw, is_ours, staging: Mutex::new(None) }
+    }
+
+    pub(super) fn synchronize(&self) -> Result<()> {
+        // SAFETY: C3.
+        self.context.api.check(unsafe { (self.context.api.stream_synchronize)(self.raw) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if !self.is_ours {
+            return;
+        }
+        let Ok(_entered) = self.context.enter(Op::StreamDestroy) else { return };
+        // SAFETY: C3, destroyed once; work still queued on it is finished first.
+        let _ = unsafe { (self.context.api.stream_destroy)(self.raw) };
+    }
+}
+
+impl Queues {
+    pub(super) fn new(context: &Arc<Context>) -> Self {
+        let default = Arc::new(Stream::of(context, 0, false));
+        let streams = HashMap::from([(StreamId::DEFAULT.0, default)]);
+        let table = Table { streams, events: HashMap::new(), next_id: 1 };
+        let (left, left_count) = Default::default();
+        Self { context: Arc::clone(context), table: Mutex::new(table), left, left_count }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn stream(&self, id: StreamId) -> Result<Arc<Stream>> {
+        self.table().streams.get(&id.0).cloned().ok_or_else(|| unknown(id))
+    }
+
+    pub(super) fn event(&self, id: EventId) -> Result<Arc<Event>> {
+        self.table().events.get(&id.0).cloned().ok_or_else(|| unknown(id))
+    }
+
+    pub(super) fn create_stream(&self) -> Result<StreamId> {
+        let stream = Stream::ours(&self.context)?;
+        Ok(self.table().add(stream))
+    }
+
+    /// The number of a stream of the caller's: the same one as long as it is not removed.
+    pub(super) fn adopt(&self, raw: Raw) -> Result<StreamId> {
+        if raw == 0 {
+            return Ok(StreamId::DEFAULT);
+        }
+        let api = self.context.api;
+        // SAFETY: C2; that the handle is a stream is what the caller of `adopt_stream` promises.
+        let context: Raw = api.get(|context| unsafe { (api.stream_get_ctx)(raw, context) })?;
+        if context != self.context.raw {
+            return Err(invalid("the stream belongs to another context than the GPU's primary one".into()));
+        }
+        let mut table = self.table();
+        let known = table.streams.iter().find(|(_, stream)| stream.raw == raw).map(|(id, _)| StreamId(*id));
+        Ok(known.unwrap_or_else(|| table.add(Stream::of(&self.context, raw, false))))
+    }
+
+    pub(super) fn remove_stream(&self, id: StreamId) -> Result<()> {
+        if id == StreamId::DEFAULT {
+            return Err(invalid("the default stream cannot be destroyed".into()));
+        }
+        // It stays known until its work is done, so that whoever waits for the device waits for it.
+        self.stream(id)?.synchronize()?;
+        let removed = self.table().streams.remove(&id.0);
+        removed.map(drop).ok_or_else(|| unknown(id))
+    }
+
+    pub(super) fn record_event(&self, stream: StreamId) -> Result<EventId> {
+        let stream = self.stream(stream)?;
+        let event = Event::create(&self.context)?;
+        event.record(&stream)?;
+        let mut table = self.table();
+        let id = table.next_id();
+        table.events.insert(id, Arc::new(event));
+        Ok(EventId(id))
+    }
+
+    pub(super) fn event_has_passed(&self, id: EventId) -> Result<bool> {
+        self.event(id)?.has_passed()
+    }
+
+    pub(super) fn wait_for_event(&self, id: EventId) -> Result<()> {
+        self.event(id)?.wait()
+    }
+
+    pub(super) fn remove_event(&self, id: EventId) -> Result<()> {
+        let removed = self.table().events.remove(&id.0);
+        removed.map(drop).ok_or_else(|| unknown(id))
+    }
+
+    pub(super) fn stream_waits(&self, stream: StreamId, event: EventId) -> Result<()> {
+        let (event, stream) = (self.event(event)?, self.stream(stream)?);
+        // SAFETY: C3.
+        self.context.api.check(unsafe { (self.context.api.stream_wait_event)(stream.raw, event.raw, 0) })
+    }
+
+    /// Lets go of what work has finished with that nobody waits for. The caller has entered the context.
+    pub(super) fn sweep(&self) {
+        if self.left_count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut left = self.left();
+        // What cannot be asked for may still be in flight.
+        let (passed, flying) = std::mem::take(&mut *left)
+            .into_iter()
+            .partition::<Vec<_>, _>(|left| left.event.has_passed().unwrap_or(false));
+        self.left_count.store(flying.len(), Ordering::Release);
+        *left = flying;
+        drop(left);
+        // With no lock held: dropping runs code of whoever made a buffer.
+        passed.into_iter().for_each(|left| drop(left.kept));
+    }
+
+    /// At the end: nothing is in flight any more if the device says so; otherwise what may be is never freed.
+    pub(super) fn close(&self, all_done: bool) {
+        let left = std::mem::take(&mut *self.left());
+        self.left_count.store(0, Ordering::Release);
+        for Left { kept, .. } in left {
+            if all_done { drop(kept) } else { std::mem::forget(kept) }
+        }
+        let mut table = self.table();
+        let (streams, events) = (std::mem::take(&mut table.streams), std::mem::take(&mut table.events));
+        drop(table);
+        drop((streams, events));
+    }
+
+    fn left(&self) -> MutexGuard<'_, Vec<Left>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn leave(&self, event: Event, kept: Box<dyn Send>) {
+        let mut left = self.left();
+        left.push(Left { event, kept });
+        self.left_count.store(left.len(), Ordering::Release);
+    }
+
+    /// Queues work that touches `kept`, and keeps that alive until the work has finished.
+    pub(super) fn fly<T: Send + 'static>(
+        self: &Arc<Self>,
+        stream: &Stream,
+        kept: T,
+        queue: impl FnOnce(&T) -> Result<()>,
+    ) -> Result<Flight<T>> {
+        let event = Event::create(&self.context)?;
+        let queued = queue(&kept).and_then(|()| event.record(stream));
+        match queued {
+            Ok(()) => Ok(Flight { queues: Arc::clone(self), going: Some((event, kept)) }),
+            Err(error) => {
+                // Part of it may be on its way.
+                match stream.synchronize() {
+                    Ok(()) => drop(kept),
+                    Err(_) => std::mem::forget(kept),
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Table {
+    fn next_id(&mut self) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        id
+    }
+
+    fn add(&mut self, stream: Stream) -> StreamId {
+        let id = self.next_id();
+        self.streams.insert(id, Arc::new(stream));
+        StreamId(id)
+    }
+}
+
+impl<T: Send + 'static> Flight<T> {
+    /// The outcome, given what the work has touched.
+    pub(super) fn pending<U: 'static>(
+        self,
+        op: Op,
+        finish: impl FnOnce(T) -> Result<U> + Send + 'static,
+    ) -> Pending<U> {
+        Pending::new(move || {
+            let kept = self.land(op)?;
+            finish(kept).map_err(of(op))
+        })
+    }
+
+    fn land(mut self, op: Op) -> DriverResult<T> {
+        let queues = Arc::clone(&self.queues);
+        let Some((event, kept)) = self.going.take() else {
+            return Err(of(op)(invalid("the work was waited for before".into())));
+        };
+        let waited = queues.context.enter(op).and_then(|_entered| event.wait().map_err(of(op)));
+        match waited {
+            Ok(()) => Ok(kept),
+            Err(error) => {
+                // Whether it has finished is not known.
+                queues.leave(event, Box::new(kept));
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Flight<T> {
+    fn drop(&mut self) {
+        if let Some((event, kept)) = self.going.take() {
+            self.queues.leave(event, Box::new(kept));
+        }
+    }
+}
+
+fn unknown(handle: impl fmt::Display) -> DriverErrorKind {
+    DriverErrorKind::UnknownHandle { handle: handle.to_string() }
+}

@@ -1,0 +1,345 @@
+//! What a driver knows of its device: reservations, backings, and the mappings between them.
+//!
+//! The rules of the contract on sizes, ranges and handles are checked here, once for all machines. Each call
+//! takes the machine's own step as a function and makes it between the check and the entry: a step that fails
+//! leaves the books as they were. `R` is what a machine keeps of a reservation, `B` of a backing.
+
+use std::collections::{BTreeMap, HashMap};
+
+use poorwill_core::{BackingId, DeviceRange, DriverError, DriverErrorKind, Op};
+
+/// A result whose error has not been given the operation's name yet.
+pub(crate) type Result<T> = std::result::Result<T, DriverErrorKind>;
+
+/// The books of one device.
+#[derive(Debug)]
+pub(crate) struct Ledger<R, B> {
+    granule_bytes: u64,
+    next_backing: u64,
+    backings: HashMap<u64, Backing<B>>,
+    reservations: BTreeMap<u64, Reservation<R>>,
+}
+
+#[derive(Debug)]
+struct Backing<B> {
+    bytes: u64,
+    mappings: u32,
+    released: bool,
+    machine: B,
+}
+
+#[derive(Debug)]
+struct Reservation<R> {
+    bytes: u64,
+    machine: R,
+    mappings: BTreeMap<u64, Mapping>,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    bytes: u64,
+    backing: u64,
+    open: bool,
+    in_flight: u32,
+}
+
+/// Which mapping: the addresses of its reservation and of itself.
+pub(crate) type MappingKey = (u64, u64);
+
+/// The part of an open range that lies in one mapping.
+#[derive(Debug)]
+pub(crate) struct Located<'a, R, B> {
+    pub(crate) key: MappingKey,
+    pub(crate) reservation: &'a R,
+    pub(crate) backing: &'a B,
+    /// Where it begins, from the reservation's and from the backing's beginning.
+    pub(crate) in_reservation: u64,
+    pub(crate) in_backing: u64,
+    pub(crate) bytes: u64,
+}
+
+impl<R, B> Ledger<R, B> {
+    pub(crate) fn new(granule_bytes: u64) -> Self {
+        let (backings, reservations) = Default::default();
+        Self { granule_bytes, next_backing: 1, backings, reservations }
+    }
+
+    pub(crate) fn granule_bytes(&self) -> u64 {
+        self.granule_bytes
+    }
+
+    /// Whether a size is one that the machine can be asked for.
+    pub(crate) fn check_size(&self, bytes: u64) -> Result<()> {
+        check_size(self.granule_bytes, bytes)
+    }
+
+    fn check_range(&self, range: DeviceRange) -> Result<()> {
+        self.check_size(range.bytes)?;
+        if !range.addr.is_multiple_of(self.granule_bytes) || range.addr.checked_add(range.bytes).is_none() {
+            return Err(invalid(format!("{range} does not begin on a granule of {}", self.granule_bytes)));
+        }
+        Ok(())
+    }
+
+    /// Enters addresses that the machine has reserved.
+    pub(crate) fn reserved(&mut self, range: DeviceRange, machine: R) {
+        let mappings = BTreeMap::new();
+        self.reservations.insert(range.addr, Reservation { bytes: range.bytes, machine, mappings });
+    }
+
+    /// Removes a whole reservation in which nothing is mapped.
+    pub(crate) fn unreserve(
+        &mut self,
+        range: DeviceRange,
+        give_back: impl FnOnce(&R) -> Result<()>,
+    ) -> Result<R> {
+        let not_one = || invalid(format!("{range} is not a reservation"));
+        let found = self.reservations.get(&range.addr).filter(|found| found.bytes == range.bytes);
+        let found = found.ok_or_else(not_one)?;
+        if !found.mappings.is_empty() {
+            return Err(DriverErrorKind::AlreadyMapped { range });
+        }
+        give_back(&found.machine)?;
+        self.reservations.remove(&range.addr).map(|found| found.machine).ok_or_else(not_one)
+    }
+
+    /// Enters memory that the machine has created.
+    pub(crate) fn created(&mut self, bytes: u64, machine: B) -> BackingId {
+        let id = self.next_backing;
+        self.next_backing += 1;
+        self.backings.insert(id, Backing { bytes, mappings: 0, released: false, machine });
+        BackingId(id)
+    }
+
+    /// Gives a backing up. The machine's step is told whether it is still mapped.
+    pub(crate) fn release(
+        &mut self,
+        id: BackingId,
+        give_back: impl FnOnce(&B, bool) -> Result<()>,
+    ) -> Result<()> {
+        let backing = self.live_backing(id)?;
+        let mapped = backing.mappings > 0;
+        give_back(&backing.machine, mapped)?;
+        if mapped {
+            self.backings.entry(id.0).and_modify(|backing| backing.released = true);
+        } else {
+            self.backings.remove(&id.0);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn map(
+        &mut self,
+        range: DeviceRange,
+        id: BackingId,
+        place: impl FnOnce(&R, &B) -> Result<()>,
+    ) -> Result<()> {
+        self.check_range(range)?;
+        let bytes = self.live_backing(id)?.bytes;
+        if bytes != range.bytes {
+            return Err(invalid(format!("{id} has {bytes} bytes and {range} has {}", range.bytes)));
+        }
+        let base = self.base_of(range)?;
+        let (Some(reservation), Some(backing)) =
+            (self.reservations.get_mut(&base), self.backings.get_mut(&id.0))
+        else {
+            return Err(DriverErrorKind::unknown_backing(id));
+        };
+        if reservation.touches_a_mapping(range) {
+            return Err(DriverErrorKind::AlreadyMapped { range });
+        }
+        place(&reservation.machine, &backing.machine)?;
+        reservation.mappings.insert(range.addr, Mapping { bytes, backing: id.0, open: false, in_flight: 0 });
+        backing.mappings += 1;
+        Ok(())
+    }
+
+    /// Opens a run of mappings. The machine's step is given the parts that are not open yet, adjoining ones
+    /// joined, and is not made when there are none.
+    pub(crate) fn set_access(
+        &mut self,
+        range: DeviceRange,
+        open: impl FnOnce(&R, &[DeviceRange]) -> Result<()>,
+    ) -> Result<()> {
+        self.check_range(range)?;
+        let reservation = self.reservation_of(range)?;
+        reservation.check_run(range)?;
+        let closed = reservation.closed_runs(range);
+        if closed.is_empty() {
+            return Ok(());
+        }
+        open(&reservation.machine, &closed)?;
+        reservation.mappings.range_mut(range.addr..range.end()).for_each(|(_, mapping)| mapping.open = true);
+        Ok(())
+    }
+
+    /// Removes a run of mappings. Returns the backings that were released before and are gone with it.
+    pub(crate) fn unmap(
+        &mut self,
+        range: DeviceRange,
+        remove: impl FnOnce(&R) -> Result<()>,
+    ) -> Result<Vec<B>> {
+        self.check_range(range)?;
+        let reservation = self.reservation_of(range)?;
+        reservation.check_run(range)?;
+        if reservation.mappings.range(range.addr..range.end()).any(|(_, mapping)| mapping.in_flight > 0) {
+            return Err(DriverErrorKind::Busy { range });
+        }
+        remove(&reservation.machine)?;
+        let at: Vec<u64> = reservation.mappings.range(range.addr..range.end()).map(|(at, _)| *at).collect();
+        let unmapped: Vec<u64> = at
+            .iter()
+            .filter_map(|at| reservation.mappings.remove(at))
+            .map(|mapping| mapping.backing)
+            .collect();
+        let mut gone = Vec::new();
+        for id in unmapped {
+            let Some(backing) = self.backings.get_mut(&id) else { continue };
+            backing.mappings -= 1;
+            if backing.mappings == 0 && backing.released {
+                gone.extend(self.backings.remove(&id).map(|backing| backing.machine));
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Where the bytes of an open range are, which may begin and end anywhere. None are nowhere.
+    pub(crate) fn locate(&self, range: DeviceRange) -> Result<Vec<Located<'_, R, B>>> {
+        let mut located = Vec::new();
+        if range.bytes == 0 {
+            return Ok(located);
+        }
+        let not_mapped = DriverErrorKind::NotMapped { range };
+        let (base, reservation) =
+            self.reservations.range(..=range.addr).next_back().ok_or(not_mapped.clone())?;
+        let mut addr = range.addr;
+        while addr < range.end() {
+            let (start, mapping) =
+                reservation.mappings.range(..=addr).next_back().ok_or(not_mapped.clone())?;
+            let in_backing = addr - start;
+            if in_backing >= mapping.bytes || !mapping.open {
+                return Err(not_mapped);
+            }
+            let bytes = (mapping.bytes - in_backing).min(range.end() - addr);
+            let backing = self.backings.get(&mapping.backing).ok_or(not_mapped.clone())?;
+            located.push(Located {
+                key: (*base, *start),
+                reservation: &reservation.machine,
+                backing: &backing.machine,
+                in_reservation: addr - base,
+                in_backing,
+                bytes,
+            });
+            addr += bytes;
+        }
+        Ok(located)
+    }
+
+    /// Counts a piece of work in flight on a mapping, which cannot be unmapped until [`Ledger::land`].
+    pub(crate) fn take_off(&mut self, key: MappingKey) {
+        self.mapping_mut(key).into_iter().for_each(|mapping| mapping.in_flight += 1);
+    }
+
+    /// A piece of work counted by [`Ledger::take_off`] has finished.
+    pub(crate) fn land(&mut self, key: MappingKey) {
+        self.mapping_mut(key).into_iter().for_each(|mapping| mapping.in_flight -= 1);
+    }
+
+    fn mapping_mut(&mut self, (base, at): MappingKey) -> Option<&mut Mapping> {
+        self.reservations.get_mut(&base)?.mappings.get_mut(&at)
+    }
+
+    fn live_backing(&self, id: BackingId) -> Result<&Backing<B>> {
+        let live = self.backings.get(&id.0).filter(|backing| !backing.released);
+        live.ok_or_else(|| DriverErrorKind::unknown_backing(id))
+    }
+
+    /// The address of the reservation that a range lies in.
+    fn base_of(&self, range: DeviceRange) -> Result<u64> {
+        let below = self.reservations.range(..=range.addr).next_back();
+        below
+            .filter(|(addr, reservation)| DeviceRange::new(**addr, reservation.bytes).contains(&range))
+            .map(|(addr, _)| *addr)
+            .ok_or_else(|| invalid(format!("{range} does not lie inside one reservation")))
+    }
+
+    fn reservation_of(&mut self, range: DeviceRange) -> Result<&mut Reservation<R>> {
+        let base = self.base_of(range)?;
+        let found = self.reservations.get_mut(&base);
+        found.ok_or_else(|| invalid(format!("{range} does not lie inside one reservation")))
+    }
+}
+
+impl<R> Ledger<R, u64> {
+    /// Every reservation with its mappings, for a machine that closes for good.
+    pub(crate) fn take_all(&mut self) -> Leftovers<R> {
+        let reservations = std::mem::take(&mut self.reservations).into_iter().map(|(addr, found)| {
+            let mapped = found.mappings.iter().map(|(at, mapping)| DeviceRange::new(*at, mapping.bytes));
+            (DeviceRange::new(addr, found.bytes), mapped.collect(), found.machine)
+        });
+        let held = std::mem::take(&mut self.backings).into_values().filter(|backing| !backing.released);
+        Leftovers {
+            reservations: reservations.collect(),
+            backings: held.map(|backing| backing.machine).collect(),
+        }
+    }
+}
+
+/// What nobody gave back.
+#[derive(Debug)]
+pub(crate) struct Leftovers<R> {
+    /// Each with what is mapped in it.
+    pub(crate) reservations: Vec<(DeviceRange, Vec<DeviceRange>, R)>,
+    /// Not released.
+    pub(crate) backings: Vec<u64>,
+}
+
+impl<R> Reservation<R> {
+    fn touches_a_mapping(&self, range: DeviceRange) -> bool {
+        let last = self.mappings.range(..range.end()).next_back();
+        last.is_some_and(|(addr, mapping)| DeviceRange::new(*addr, mapping.bytes).overlaps(&range))
+    }
+
+    /// Whether the range is exactly a run of mappings without a gap.
+    fn check_run(&self, range: DeviceRange) -> Result<()> {
+        let mut at = range.addr;
+        for (addr, mapping) in self.mappings.range(range.addr..range.end()) {
+            if *addr != at {
+                break;
+            }
+            at += mapping.bytes;
+        }
+        if at == range.end() { Ok(()) } else { Err(DriverErrorKind::NotMapped { range }) }
+    }
+
+    /// The parts of a run of mappings that are not open yet, adjoining ones joined.
+    fn closed_runs(&self, range: DeviceRange) -> Vec<DeviceRange> {
+        let mut runs: Vec<DeviceRange> = Vec::new();
+        let closed = self.mappings.range(range.addr..range.end()).filter(|(_, mapping)| !mapping.open);
+        for (addr, mapping) in closed {
+            match runs.last_mut() {
+                Some(last) if last.end() == *addr => last.bytes += mapping.bytes,
+                _ => runs.push(DeviceRange::new(*addr, mapping.bytes)),
+            }
+        }
+        runs
+    }
+}
+
+/// Whether a size is a positive number of granules.
+pub(crate) fn check_size(granule_bytes: u64, bytes: u64) -> Result<()> {
+    if bytes == 0 || !bytes.is_multiple_of(granule_bytes) {
+        return Err(invalid(format!("{bytes} bytes are no multiple of the granule of {granule_bytes}")));
+    }
+    Ok(())
+}
+
+/// An argument that is wrong.
+pub(crate) fn invalid(reason: String) -> DriverErrorKind {
+    DriverErrorKind::InvalidArgument { reason }
+}
+
+/// Names the operation of an error.
+pub(crate) fn of(op: Op) -> impl Fn(DriverErrorKind) -> DriverError {
+    move |kind| DriverError::new(op, kind)
+}

@@ -1,0 +1,203 @@
+//! A device of exactly so many granules, cut out of a larger one.
+//!
+//! A [`Slice`] is full when its own granules are, and its figures are its own count: what it has created and
+//! not released, where a released backing counts until its last unmap. So tests are exact on a machine that
+//! other tests and other processes use at the same time. Everything else is the larger device's.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use poorwill_core::digest::Digest;
+use poorwill_core::driver::{HostWork, Result};
+use poorwill_core::{
+    BackingId, ByteSize, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId,
+    HostBuffer, HostMemory, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
+};
+
+use crate::forward::{forward, forward_streams_and_events};
+
+/// The wrapper.
+#[derive(Debug)]
+pub struct Slice {
+    inner: Arc<dyn Driver>,
+    info: DeviceInfo,
+    /// Locked while memory moves, so that the count is in step with the device.
+    books: Mutex<Books>,
+    /// Beside the books, so that whoever asks for figures waits for no call of the device.
+    held_bytes: AtomicU64,
+    host_bytes: Arc<AtomicU64>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    backings: HashMap<BackingId, Backing>,
+    /// By address.
+    mappings: BTreeMap<u64, BackingId>,
+}
+
+#[derive(Debug)]
+struct Backing {
+    bytes: u64,
+    mappings: u32,
+    released: bool,
+}
+
+impl Slice {
+    /// `granules` of `inner`.
+    ///
+    /// # Panics
+    /// When `inner` has fewer.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Driver>, granules: u64) -> Self {
+        let mut info = inner.info().clone();
+        let total_bytes = granules.checked_mul(info.granule_bytes).unwrap();
+        let (wanted, there) = (ByteSize(total_bytes), ByteSize(info.total_bytes));
+        assert!(total_bytes <= info.total_bytes, "{} has {there}, and the test needs {wanted}", info.name);
+        info.name = format!("{wanted} of {}", info.name);
+        info.total_bytes = total_bytes;
+        let (books, held_bytes, host_bytes) = Default::default();
+        Self { inner, info, books, held_bytes, host_bytes }
+    }
+
+    /// Memory created and not given back yet, in bytes.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Host memory given out by `host_alloc` and not dropped yet, in bytes.
+    #[must_use]
+    pub fn host_bytes(&self) -> u64 {
+        self.host_bytes.load(Ordering::Relaxed)
+    }
+
+    fn ask(&self, _: Op) -> Result<()> {
+        let _ = self;
+        Ok(())
+    }
+
+    /// In a forked child the lock may be held by a thread that is not there.
+    fn check(&self, op: Op) -> Result<()> {
+        self.inner.check_process().map_err(|error| DriverError::new(op, error.kind))
+    }
+
+    fn books(&self, op: Op) -> Result<MutexGuard<'_, Books>> {
+        self.check(op)?;
+        Ok(self.books.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn settle(&self, books: &mut Books, id: BackingId) {
+        let gone = books.backings.get(&id).filter(|backing| backing.released && backing.mappings == 0);
+        if let Some(bytes) = gone.map(|backing| backing.bytes) {
+            books.backings.remove(&id);
+            self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Books {
+    /// A backing of this slice, and not of another one of the same device.
+    fn live(&mut self, op: Op, id: BackingId) -> Result<&mut Backing> {
+        let unknown = || DriverError::new(op, DriverErrorKind::unknown_backing(id));
+        self.backings.get_mut(&id).filter(|backing| !backing.released).ok_or_else(unknown)
+    }
+}
+
+impl Driver for Slice {
+    forward_streams_and_events!();
+
+    forward! {
+        SetAccess: set_access(range: DeviceRange) -> ();
+        EventQuery: event_query(event: EventId) -> bool;
+        CopyToDevice: copy_to_device(stream: StreamId, src: Arc<HostBuffer>, parts: &[CopyPart]) -> Pending<()>;
+        CopyToHost: copy_to_host(stream: StreamId, dst: HostBuffer, parts: &[CopyPart]) -> Pending<HostBuffer>;
+        Zero: zero(stream: StreamId, range: DeviceRange) -> Pending<()>;
+        Digest: digest(stream: StreamId, range: DeviceRange) -> Pending<Vec<Digest>>;
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.check(Op::MemoryInfo)?;
+        let (total_bytes, used_bytes) = (self.info.total_bytes, self.held_bytes());
+        let process = Some(ProcessMemory { used_bytes, context_bytes: 0 });
+        Ok(MemoryInfo { total_bytes, free_bytes: total_bytes - used_bytes, process })
+    }
+
+    fn create(&self, bytes: u64) -> Result<BackingId> {
+        let mut books = self.books(Op::Create)?;
+        let free_bytes = self.info.total_bytes - self.held_bytes();
+        if bytes > free_bytes && bytes.is_multiple_of(self.info.granule_bytes) {
+            let full = DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes };
+            return Err(DriverError::new(Op::Create, full));
+        }
+        let id = self.inner.create(bytes)?;
+        books.backings.insert(id, Backing { bytes, mappings: 0, released: false });
+        self.held_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(id)
+    }
+
+    fn release(&self, backing: BackingId) -> Result<()> {
+        let mut books = self.books(Op::Release)?;
+        books.live(Op::Release, backing)?;
+        self.inner.release(backing)?;
+        books.live(Op::Release, backing)?.released = true;
+        self.settle(&mut books, backing);
+        Ok(())
+    }
+
+    fn map(&self, range: DeviceRange, backing: BackingId) -> Result<()> {
+        let mut books = self.books(Op::Map)?;
+        books.live(Op::Map, backing)?;
+        self.inner.map(range, backing)?;
+        books.live(Op::Map, backing)?.mappings += 1;
+        books.mappings.insert(range.addr, backing);
+        Ok(())
+    }
+
+    fn unmap(&self, range: DeviceRange) -> Result<()> {
+        let mut books = self.books(Op::Unmap)?;
+        self.inner.unmap(range)?;
+        let mut behind = books.mappings.split_off(&range.addr);
+        let mut kept = behind.split_off(&range.end());
+        books.mappings.append(&mut kept);
+        for id in behind.into_values() {
+            books.backings.entry(id).and_modify(|backing| backing.mappings -= 1);
+            self.settle(&mut books, id);
+        }
+        Ok(())
+    }
+
+    fn host_alloc(&self, bytes: u64) -> Result<HostBuffer> {
+        let buffer = self.inner.host_alloc(bytes)?;
+        self.host_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(HostBuffer::new(Counted { buffer, bytes, counter: Arc::clone(&self.host_bytes) }))
+    }
+}
+
+/// Host memory that is counted while it lives.
+#[derive(Debug)]
+struct Counted {
+    buffer: HostBuffer,
+    bytes: u64,
+    counter: Arc<AtomicU64>,
+}
+
+impl HostMemory for Counted {
+    fn as_slice(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.counter.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
