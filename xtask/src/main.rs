@@ -24,6 +24,7 @@ Usage: cargo xtask COMMAND
 
 Commands:
   test [-- ARGS]  build and run every test of the workspace: unit, integration, documentation;
+                  the promises again over the fake CUDA library, and on an NVIDIA GPU if one is here;
                   ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core pool`
   bench NAME [ARGS]
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),

@@ -47,6 +47,11 @@ impl Step {
         self
     }
 
+    /// The words that a person would type.
+    pub(crate) fn typed(&self) -> &str {
+        &self.typed
+    }
+
     /// Runs to the end with the terminal's own output.
     pub(crate) fn run(mut self) -> Result<Duration, Failure> {
         note(&format!("==> {}", self.typed));

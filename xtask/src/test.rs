@@ -1,38 +1,121 @@
 //! `cargo xtask test`: every test of the workspace with plain `cargo test`.
 //!
 //! Without arguments it builds first and then runs unit, integration and documentation tests, so
-//! that the two durations stand apart; a failure in one crate does not keep the others from being
-//! tested, and no test at all counts as a failure. With arguments it is one `cargo test` that takes
-//! them, for the whole workspace unless they choose packages. Benchmarks that compile a peer are left
-//! out, for their peers are not ours to test: `cargo xtask lint` compiles them, and
-//! `cargo test --package` tests one.
+//! that the two durations stand apart. Then it runs the tests of promises again, over the fake CUDA library
+//! and, where there is one, on the first NVIDIA GPU: a [`Pass`] each, which tells them by an environment variable
+//! what they run on. A failure in one crate or pass does not keep the others from being tested, and no test at all
+//! counts as a failure.
+//!
+//! With arguments it is one `cargo test` that takes them, for the whole workspace unless they choose packages.
+//! Benchmarks that compile a peer are left out, for their peers are not ours to test: `cargo xtask lint` compiles
+//! them, and `cargo test --package` tests one.
 
 use std::ffi::OsString;
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
 
 use crate::bench::peer_packages;
-use crate::steps::{Failure, Step, say};
+use crate::steps::{Failure, Step, note, say};
+
+/// One run of tests.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Pass {
+    /// What it runs on.
+    name: &'static str,
+    /// What names it to the tests.
+    device: &'static str,
+    /// All of the workspace where none is named.
+    packages: &'static [&'static str],
+    /// What the test programs are given.
+    test_args: &'static [&'static str],
+}
+
+/// The variable that `poorwill_testkit::device` reads.
+const DEVICE: &str = "POORWILL_TEST_DEVICE";
+
+/// The crates whose tests run on any device.
+const PROMISES: &[&str] = &["poorwill-core", "poorwill", "poorwill-driver"];
+
+const HOST: Pass = Pass { name: "host device", device: "host", packages: &[], test_args: &[] };
+const FAKE: Pass = Pass { name: "fake CUDA library", device: "fake", packages: PROMISES, test_args: &[] };
+/// One test at a time: they share the GPU, and one that holds a stream may hold up all.
+const GPU: Pass =
+    Pass { name: "NVIDIA GPU", device: "cuda:0", packages: PROMISES, test_args: &["--test-threads=1"] };
+
+/// Exists where NVIDIA's kernel driver shows a GPU.
+const GPU_IS_HERE: &str = "/dev/nvidiactl";
+
+const NO_GPU: &str = "no NVIDIA GPU here: not run on one";
 
 pub(crate) fn run(cargo_args: &[OsString]) -> Result<(), Failure> {
-    let built = if cargo_args.is_empty() {
-        let took = Step::cargo(arguments(&["--no-run".into()])).run()?;
-        format!(", built in {:.1} s", took.as_secs_f64())
-    } else {
-        String::new()
-    };
-
-    let mut tally = Tally::default();
-    let took = Step::cargo(arguments(cargo_args)).run_watched(|line| tally.add(line))?;
-    if cargo_args.is_empty() && tally.passed == 0 {
-        return Err(Failure::NoTests { typed: "cargo test --workspace".to_owned() });
+    if !cargo_args.is_empty() {
+        let mut tally = Tally::default();
+        let took = Step::cargo(arguments(cargo_args)).run_watched(|line| tally.add(line))?;
+        say(&format!("xtask test: {tally}, ran in {:.1} s", took.as_secs_f64()));
+        return Ok(());
     }
-    say(&format!(
-        "xtask test: {} passed, {} failed, {} ignored{built}, ran in {:.1} s",
-        tally.passed,
-        tally.failed,
-        tally.ignored,
-        took.as_secs_f64()
-    ));
-    Ok(())
+    let built = Step::cargo(HOST.arguments(&["--no-run"])).run()?;
+    let has_gpu = Path::new(GPU_IS_HERE).exists();
+    let (mut all, mut ran, mut failed) = (Tally::default(), Duration::ZERO, None);
+    for pass in passes(has_gpu) {
+        note(&format!("==> on the {}", pass.name));
+        let mut tally = Tally::default();
+        let step = pass.step();
+        let typed = step.typed().to_owned();
+        let outcome = step.run_watched(|line| tally.add(line));
+        let outcome = outcome
+            .and_then(|took| if tally.passed == 0 { Err(Failure::NoTests { typed }) } else { Ok(took) });
+        note(&format!("--- on the {}: {tally}", pass.name));
+        match outcome {
+            Ok(took) => ran += took,
+            Err(failure) => failed = failed.or(Some(failure)),
+        }
+        all += tally;
+    }
+    if !has_gpu {
+        note(&format!("xtask test: {NO_GPU} ({GPU_IS_HERE} does not exist)"));
+    }
+    match failed {
+        Some(failure) => Err(failure),
+        None => {
+            say(&summary(all, has_gpu, built, ran));
+            Ok(())
+        }
+    }
+}
+
+/// What is run without arguments.
+fn passes(has_gpu: bool) -> Vec<Pass> {
+    let mut passes = vec![HOST, FAKE];
+    passes.extend(has_gpu.then_some(GPU));
+    passes
+}
+
+fn summary(tally: Tally, has_gpu: bool, built: Duration, ran: Duration) -> String {
+    let [built, ran] = [built, ran].map(|took| took.as_secs_f64());
+    let gpu = if has_gpu { String::new() } else { format!("; {NO_GPU}") };
+    format!("xtask test: {tally}, built in {built:.1} s, ran in {ran:.1} s{gpu}")
+}
+
+impl Pass {
+    fn step(&self) -> Step {
+        Step::cargo(self.arguments(&[])).env(DEVICE, self.device)
+    }
+
+    /// What `cargo` is called with, `more` among it.
+    fn arguments(&self, more: &[&str]) -> Vec<OsString> {
+        let mut own: Vec<OsString> = Vec::new();
+        own.extend(self.packages.iter().flat_map(|package| ["-p".into(), package.into()]));
+        own.extend((!self.packages.is_empty()).then(|| "--tests".into()));
+        own.push("--no-fail-fast".into());
+        own.extend(more.iter().map(OsString::from));
+        if !self.test_args.is_empty() {
+            own.push("--".into());
+            own.extend(self.test_args.iter().map(OsString::from));
+        }
+        arguments(&own)
+    }
 }
 
 /// What `cargo` is called with.
@@ -43,9 +126,6 @@ fn arguments(cargo_args: &[OsString]) -> Vec<OsString> {
         arguments.extend(peer_packages().flat_map(|package| ["--exclude".into(), package.into()]));
     }
     arguments.push("--locked".into());
-    if cargo_args.is_empty() {
-        arguments.push("--no-fail-fast".into());
-    }
     arguments.extend_from_slice(cargo_args);
     arguments
 }
@@ -62,7 +142,7 @@ fn chooses_packages(cargo_args: &[OsString]) -> bool {
 }
 
 /// The sums over all lines in which a test executable gives its result.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Tally {
     passed: u64,
     failed: u64,
@@ -85,6 +165,20 @@ impl Tally {
     }
 }
 
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.ignored += other.ignored;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed, {} ignored", self.passed, self.failed, self.ignored)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,11 +190,32 @@ mod tests {
     #[test]
     fn arguments_reach_cargo_as_given() {
         let ours = ["test", "--workspace", "--exclude", "poorwill-bench-alloc", "--locked"];
-        assert_eq!(arguments_of(&[]), [&ours[..], &["--no-fail-fast"]].concat());
+        assert_eq!(HOST.arguments(&[]), [&ours[..], &["--no-fail-fast"]].concat());
+        assert_eq!(HOST.arguments(&["--no-run"]), [&ours[..], &["--no-fail-fast", "--no-run"]].concat());
         assert_eq!(
             arguments_of(&["pool", "--", "--nocapture"]),
             [&ours[..], &["pool", "--", "--nocapture"]].concat()
         );
+    }
+
+    #[test]
+    fn the_promises_are_tested_on_every_device_that_is_here() {
+        assert_eq!(passes(false), [HOST, FAKE]);
+        assert_eq!(passes(true), [HOST, FAKE, GPU]);
+        let promises =
+            "cargo test --locked -p poorwill-core -p poorwill -p poorwill-driver --tests --no-fail-fast";
+        assert_eq!(FAKE.step().typed(), format!("POORWILL_TEST_DEVICE=fake {promises}"));
+        assert_eq!(GPU.step().typed(), format!("POORWILL_TEST_DEVICE=cuda:0 {promises} -- --test-threads=1"));
+        assert!(HOST.step().typed().starts_with("POORWILL_TEST_DEVICE=host cargo test --workspace "));
+    }
+
+    #[test]
+    fn the_summary_says_where_no_gpu_was() {
+        let tally = Tally { passed: 5, failed: 0, ignored: 1 };
+        let [built, ran] = [Duration::from_millis(1200), Duration::from_secs(3)];
+        let said = "xtask test: 5 passed, 0 failed, 1 ignored, built in 1.2 s, ran in 3.0 s";
+        assert_eq!(summary(tally, true, built, ran), said);
+        assert_eq!(summary(tally, false, built, ran), format!("{said}; no NVIDIA GPU here: not run on one"));
     }
 
     #[test]
@@ -123,5 +238,7 @@ mod tests {
             tally.add(line);
         }
         assert_eq!(tally, Tally { passed: 5, failed: 1, ignored: 1 });
+        tally += tally;
+        assert_eq!(tally.to_string(), "10 passed, 2 failed, 2 ignored");
     }
 }

@@ -1,6 +1,7 @@
 //! The arrows between the crates: `core ← driver ← poorwill ← {python, rotate}`, with `cli` upon
 //! `poorwill` and `rotate`, and the testkit for tests only. Benchmarks that compile a peer stand beside
-//! the house: nothing stands on them, and nobody compiles them by accident.
+//! the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda stands on the
+//! driver's host device, and only the testkit on it.
 //!
 //! Each crate names in the table below what it may stand on. Tests may use the testkit and the
 //! driver besides.
@@ -11,11 +12,12 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-core", &[]),
     ("poorwill-driver", &["poorwill-core"]),
+    ("poorwill-fake-libcuda", &["poorwill-core", "poorwill-driver"]),
     ("poorwill", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-python", &["poorwill"]),
     ("poorwill-rotate", &["poorwill"]),
     ("poorwill-cli", &["poorwill", "poorwill-rotate"]),
-    ("poorwill-testkit", &["poorwill-core", "poorwill-driver"]),
+    ("poorwill-testkit", &["poorwill-core", "poorwill-driver", "poorwill-fake-libcuda"]),
     ("poorwill-bench-alloc", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-interleavings", &[]),
     ("xtask", &[]),
@@ -25,7 +27,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 const BENCH: &str = "poorwill-bench-";
 
 /// What any crate may use in its tests, beside its own row of the table.
-const FOR_TESTS: &[&str] = &["poorwill-testkit", "poorwill-driver"];
+const FOR_TESTS: &[&str] = &["poorwill-testkit", "poorwill-driver", "poorwill-fake-libcuda"];
 
 #[test]
 fn arrows_hold() {

@@ -12,9 +12,9 @@ pub mod host;
 #[cfg(target_os = "linux")]
 mod ledger;
 #[cfg(target_os = "linux")]
-mod places;
-#[cfg(target_os = "linux")]
 pub mod nvml;
+#[cfg(target_os = "linux")]
+mod places;
 #[cfg(target_os = "linux")]
 mod process;
 

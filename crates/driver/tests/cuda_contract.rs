@@ -5,7 +5,9 @@ use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::Driver;
-use poorwill_driver::{CudaConfig, CudaDevice};
+use poorwill_driver::CudaDevice;
+use poorwill_testkit::contract::GRANULES_MIN;
+use poorwill_testkit::device::{TestDevice, cuda_config};
 
 /// A device whose figures nobody else in this process moves meanwhile.
 struct Alone {
@@ -23,7 +25,14 @@ impl Deref for Alone {
 fn open() -> Alone {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    Alone { device: CudaDevice::open(&CudaConfig::gpu(0)).unwrap(), _turn: turn }
+    Alone { device: CudaDevice::open(&cuda_config()).unwrap(), _turn: turn }
 }
 
-poorwill_testkit::driver_contract!(open);
+mod whole {
+    poorwill_testkit::driver_contract!(super::open);
+}
+
+/// A share of the device of this run, which is exact whatever others do on it.
+mod slice {
+    poorwill_testkit::driver_contract!(|| super::TestDevice::open(super::GRANULES_MIN).driver());
+}

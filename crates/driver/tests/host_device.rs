@@ -132,6 +132,27 @@ fn an_early_unmap_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn launched_work_keeps_its_ranges_mapped() {
+    let device = open(64 * MIB);
+    let range = device.reserve(4 * MIB).unwrap();
+    let backing = device.create(4 * MIB).unwrap();
+    device.map(range, backing).unwrap();
+    let closed = device.launch(StreamId::DEFAULT, &[range], || ()).unwrap_err();
+    assert!(matches!(closed.kind, DriverErrorKind::NotMapped { .. }), "{closed}");
+    device.set_access(range).unwrap();
+    let (go, word) = channel::<()>();
+    let part = DeviceRange::new(range.addr + MIB, 4);
+    let work = device.launch(StreamId::DEFAULT, &[part], move || word.recv().unwrap()).unwrap();
+    let early = device.unmap(range).unwrap_err();
+    assert!(matches!(early.kind, DriverErrorKind::Busy { .. }), "{early}");
+    go.send(()).unwrap();
+    work.wait().unwrap();
+    let panicking = device.launch(StreamId::DEFAULT, &[part], || panic!("on purpose")).unwrap();
+    assert!(panicking.wait().is_err());
+    device.unmap(range).expect("work that panicked has landed, too");
+}
+
+#[test]
 fn thirty_gib_in_granules_fit_into_a_thousand_descriptors() {
     if !is_child() {
         return assert!(in_a_child("thirty_gib_in_granules_fit_into_a_thousand_descriptors").success());

@@ -8,11 +8,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use poorwill_core::Driver;
-use poorwill_driver::{HostConfig, HostDevice};
+use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice};
 
 use crate::slice::Slice;
 
@@ -176,6 +177,21 @@ impl TestDevice {
         }
     }
 
+    /// The machine itself: the whole GPU, not the share of one test. Other tests and processes move its figures.
+    #[must_use]
+    pub fn machine(&self) -> Arc<dyn Driver> {
+        match &self.machine {
+            Machine::Host(device) => Arc::clone(device) as Arc<dyn Driver>,
+            Machine::Slice(slice) => Arc::clone(slice.inner()),
+        }
+    }
+
+    /// Whether another process finds the same memory when it opens the device.
+    #[must_use]
+    pub fn is_shared_between_processes(&self) -> bool {
+        matches!(self.kind, Kind::Cuda(_))
+    }
+
     /// Host memory given out by `host_alloc` and not dropped yet, in bytes.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
@@ -225,7 +241,22 @@ fn shared(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
 
 /// The CUDA driver's device of this number, of the library that belongs to the kind.
 fn open_cuda(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
-    panic!("{kind}, device {ordinal}: not built yet")
+    let library = library_of(kind);
+    Arc::new(CudaDevice::open(&CudaConfig { ordinal, library }).unwrap())
+}
+
+/// How the CUDA driver is opened in this run: on the GPU that is named, otherwise over the fake library, where
+/// granules are those of GPUs.
+#[must_use]
+pub fn cuda_config() -> CudaConfig {
+    match Kind::of_this_run() {
+        Kind::Cuda(ordinal) => CudaConfig::gpu(ordinal),
+        Kind::Host | Kind::Fake => CudaConfig { ordinal: 0, library: library_of(Kind::Fake) },
+    }
+}
+
+fn library_of(kind: Kind) -> Option<PathBuf> {
+    (kind == Kind::Fake).then(poorwill_fake_libcuda::path)
 }
 
 #[cfg(test)]

@@ -60,6 +60,12 @@ impl Slice {
         Self { inner, info, books, held_bytes, host_bytes }
     }
 
+    /// What it is cut from.
+    #[must_use]
+    pub fn inner(&self) -> &Arc<dyn Driver> {
+        &self.inner
+    }
+
     /// Memory created and not given back yet, in bytes.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {

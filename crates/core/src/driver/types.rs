@@ -129,6 +129,6 @@ pub struct MemoryInfo {
 pub struct ProcessMemory {
     /// All of it, in bytes, as the driver counts.
     pub used_bytes: u64,
-    /// The part that being on the device at all costs (a bare context), in bytes.
+    /// The part that being on the device at all costs (a bare context), in bytes; 0 where that is not known.
     pub context_bytes: u64,
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use poorwill_core::driver::{HostWork, Result as DriverResult};
 use poorwill_core::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, EventId,
-    HostBuffer, MemoryInfo, Op, Pending, StreamId,
+    HostBuffer, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
 use super::context::{Context, Entered};
@@ -20,6 +20,7 @@ use super::gpu::{GpuInfo, find, memory_of};
 use super::pinned::Pinned;
 use super::queue::{Queues, Stream};
 use crate::ledger::{Ledger, Result, check_size, invalid, of};
+use crate::nvml::Nvml;
 use crate::places;
 use crate::process::Owner;
 
@@ -51,6 +52,7 @@ pub struct CudaDevice {
     context: Arc<Context>,
     queues: Arc<Queues>,
     memory: AllocationProp,
+    usage: Option<Usage>,
     /// Reservations, and backings by the driver's handle.
     ledger: Mutex<Ledger<(), u64>>,
 }
@@ -75,7 +77,12 @@ impl CudaDevice {
             let context = Arc::new(Context::retain(api, device, owner)?);
             Self::over(context, gpu)
         };
-        open().map_err(of(Op::Open))
+        let mut device = open().map_err(of(Op::Open))?;
+        // NVML speaks of the system's GPUs, not of those of a library that the caller names.
+        if config.library.is_none() {
+            device.usage = Usage::of(&device.gpu.uuid, device.context.is_first);
+        }
+        Ok(device)
     }
 
     fn over(context: Arc<Context>, gpu: GpuInfo) -> Result<Self> {
@@ -91,7 +98,8 @@ impl CudaDevice {
         };
         let ledger = Mutex::new(Ledger::new(gpu.granule_bytes));
         let memory = memory_of(context.api, context.device);
-        Ok(Self { info, gpu, queues: Arc::new(Queues::new(&context)), context, memory, ledger })
+        let queues = Arc::new(Queues::new(&context));
+        Ok(Self { info, gpu, queues, context, memory, usage: None, ledger })
     }
 
     /// What the GPU says of itself.
@@ -223,6 +231,26 @@ impl CudaDevice {
     fn release_handle(&self, handle: u64) -> Result<()> {
         // SAFETY: C3, created by us and released once.
         self.api().check(unsafe { (self.api().mem_release)(handle) })
+    }
+}
+
+/// What NVML says that this process uses.
+struct Usage {
+    nvml: Nvml,
+    /// What it used when it had nothing but a context, where that is known.
+    context_bytes: u64,
+}
+
+impl Usage {
+    fn of(uuid: &str, is_bare: bool) -> Option<Self> {
+        let nvml = Nvml::load().ok()?;
+        let used_bytes = nvml.process_used_bytes(uuid, std::process::id())?;
+        Some(Self { nvml, context_bytes: if is_bare { used_bytes } else { 0 } })
+    }
+
+    fn now(&self, uuid: &str) -> Option<ProcessMemory> {
+        let used_bytes = self.nvml.process_used_bytes(uuid, std::process::id())?;
+        Some(ProcessMemory { used_bytes, context_bytes: self.context_bytes })
     }
 }
 
@@ -437,7 +465,8 @@ impl Driver for CudaDevice {
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.call(Op::MemoryInfo, |_| {
             let (free_bytes, total_bytes) = self.context.memory()?;
-            Ok(MemoryInfo { total_bytes, free_bytes, process: None })
+            let process = self.usage.as_ref().and_then(|usage| usage.now(&self.gpu.uuid));
+            Ok(MemoryInfo { total_bytes, free_bytes, process })
         })
     }
 

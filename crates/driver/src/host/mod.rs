@@ -157,6 +157,24 @@ impl HostDevice {
         self.host_bytes.load(Ordering::Relaxed)
     }
 
+    /// Queues `work` that reads or writes `ranges` through their addresses. Until it has returned, they count
+    /// as in flight: unmapping one of them is refused with `Busy`.
+    ///
+    /// # Errors
+    /// `NotMapped` when a range is not mapped with access throughout; `UnknownHandle`; at `wait`, that the work
+    /// panicked.
+    pub fn launch(
+        &self,
+        stream: StreamId,
+        ranges: &[DeviceRange],
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<Pending<()>> {
+        self.fly(Op::LaunchHost, stream, ranges, move |_, _| {
+            work();
+            Ok(())
+        })
+    }
+
     fn queues(&self) -> MutexGuard<'_, Queues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }

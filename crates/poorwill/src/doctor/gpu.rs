@@ -55,8 +55,10 @@ pub(super) use linux::examine;
 
 #[cfg(target_os = "linux")]
 mod linux {
+    use poorwill_core::Driver;
     use poorwill_driver::cuda::{self, GpuInfo};
     use poorwill_driver::nvml::Nvml;
+    use poorwill_driver::{CudaConfig, CudaDevice};
 
     use super::{FreeSource, GpuReport};
 
@@ -69,12 +71,6 @@ mod linux {
                 return Vec::new();
             }
         };
-        if gpus.is_empty() {
-            warnings.push(
-                "the NVIDIA driver shows this process no GPU; CUDA_VISIBLE_DEVICES may hide some".into(),
-            );
-            return Vec::new();
-        }
         let nvml = Nvml::load();
         let driver_version = nvml.as_ref().ok().and_then(Nvml::driver_version);
         let nvml_free_bytes = |gpu: &GpuInfo| {
@@ -107,7 +103,8 @@ mod linux {
 
     /// What the driver says is free, asked in a context of its own.
     fn cuda_free_bytes(ordinal: u32) -> Result<u64, String> {
-        Err(format!("cuda:{ordinal} was not opened to ask for it"))
+        let asked = CudaDevice::open(&CudaConfig::gpu(ordinal)).and_then(|device| device.memory_info());
+        asked.map(|memory| memory.free_bytes).map_err(|error| error.to_string())
     }
 
     fn report(

@@ -1,0 +1,269 @@
+//! What the CUDA driver promises beyond the contract: the caller's context and streams are left alone, work that
+//! nobody waits for keeps its memory, nothing is left behind, and what is wrong says so.
+//!
+//! Over the fake libcuda, or on the GPU that `POORWILL_TEST_DEVICE` names.
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+use std::ffi::{c_int, c_uint};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use libloading::os::unix::Library;
+use poorwill_core::{
+    AllocRequest, CopyPart, DeviceRange, Driver, DriverErrorKind, HostBuffer, Level, Op, Pool, PoolConfig,
+    SleepRequest, StreamId, Tag, WakeRequest,
+};
+use poorwill_driver::{CudaConfig, CudaDevice, cuda};
+use poorwill_testkit::device::cuda_config;
+use poorwill_testkit::pattern;
+
+type CuResult = c_int;
+
+/// Figures of the whole GPU are compared here: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn open() -> CudaDevice {
+    CudaDevice::open(&cuda_config()).unwrap()
+}
+
+/// The library beside our driver, for calls that our driver does not make.
+fn library() -> Library {
+    let path = cuda_config().library.unwrap_or_else(|| "libcuda.so.1".into());
+    // SAFETY: it is loaded already, by the driver under test.
+    unsafe { Library::new(path) }.unwrap()
+}
+
+macro_rules! call {
+    ($library:expr, $name:literal, ($($arg:expr => $ty:ty),*)) => {{
+        // SAFETY: the documented type of the symbol.
+        let function = unsafe { $library.get::<unsafe extern "C" fn($($ty),*) -> CuResult>($name.as_bytes()) };
+        let function = function.unwrap();
+        // SAFETY: out-parameters are locals, handles are alive.
+        unsafe { function($($arg),*) }
+    }};
+}
+
+fn current(library: &Library) -> usize {
+    let mut context = 0usize;
+    assert_eq!(call!(library, "cuCtxGetCurrent", (&raw mut context => *mut usize)), 0);
+    context
+}
+
+/// A use of most calls.
+fn use_everything(device: &CudaDevice) {
+    let granule = device.info().granule_bytes;
+    let range = device.reserve(granule).unwrap();
+    let backing = device.create(granule).unwrap();
+    device.map(range, backing).unwrap();
+    device.set_access(range).unwrap();
+    device.zero(StreamId::DEFAULT, range).unwrap().wait().unwrap();
+    device.digest(StreamId::DEFAULT, range).unwrap().wait().unwrap();
+    drop(device.host_alloc(4096).unwrap());
+    device.memory_info().unwrap();
+    device.synchronize().unwrap();
+    let _ = device.create(1).unwrap_err();
+    device.unmap(range).unwrap();
+    device.release(backing).unwrap();
+    device.unreserve(range).unwrap();
+}
+
+#[test]
+fn the_callers_context_stays_current() {
+    let _turn = alone();
+    let device = open();
+    let library = library();
+    assert_eq!(current(&library), 0, "opening leaves nothing behind");
+    use_everything(&device);
+    assert_eq!(current(&library), 0);
+    let mut foreign = 0usize;
+    let created = call!(library, "cuCtxCreate_v2", (&raw mut foreign => *mut usize, 0 => c_uint, 0 => c_int));
+    assert_eq!(created, 0);
+    assert_eq!(current(&library), foreign);
+    use_everything(&device);
+    assert_eq!(current(&library), foreign, "on the thread that has a context of its own");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            use_everything(&device);
+            assert_eq!(current(&library), 0, "on a thread that has none");
+        });
+    });
+    assert_eq!(call!(library, "cuCtxDestroy_v2", (foreign => usize)), 0);
+}
+
+#[test]
+fn streams_of_the_callers_have_one_name_and_stay_theirs() {
+    let _turn = alone();
+    let device = open();
+    let library = library();
+    let mut primary = 0usize;
+    let ordinal = c_int::try_from(device.gpu().ordinal).unwrap();
+    assert_eq!(
+        call!(library, "cuDevicePrimaryCtxRetain", (&raw mut primary => *mut usize, ordinal => c_int)),
+        0
+    );
+    assert_eq!(call!(library, "cuCtxPushCurrent_v2", (primary => usize)), 0);
+    let mut raw = 0usize;
+    assert_eq!(call!(library, "cuStreamCreate", (&raw mut raw => *mut usize, 1 => c_uint)), 0);
+    // SAFETY: the stream lives until the end of this test.
+    let adopt = |raw| unsafe { device.adopt_stream(raw) };
+    let stream = adopt(raw).unwrap();
+    assert_eq!(adopt(raw).unwrap(), stream, "one stream, one name");
+    assert_eq!(adopt(0).unwrap(), StreamId::DEFAULT);
+    assert_eq!(device.raw_stream(stream).unwrap(), raw);
+    let pool = Pool::new(Arc::new(open()), PoolConfig::default()).unwrap();
+    drop(pool);
+    device.launch_host(stream, Box::new(|| ())).unwrap().wait().unwrap();
+    device.stream_destroy(stream).unwrap();
+    assert!(matches!(
+        device.stream_synchronize(stream).unwrap_err().kind,
+        DriverErrorKind::UnknownHandle { .. }
+    ));
+    assert_eq!(call!(library, "cuStreamSynchronize", (raw => usize)), 0, "forgotten, not destroyed");
+    let again = adopt(raw).unwrap();
+    assert_ne!(again, stream, "a new name: nobody mistakes it for the old one");
+    device.stream_destroy(again).unwrap();
+
+    let mut foreign = 0usize;
+    let created = call!(library, "cuCtxCreate_v2", (&raw mut foreign => *mut usize, 0 => c_uint, 0 => c_int));
+    assert_eq!(created, 0);
+    let mut other = 0usize;
+    assert_eq!(call!(library, "cuStreamCreate", (&raw mut other => *mut usize, 1 => c_uint)), 0);
+    let refused = adopt(other).unwrap_err();
+    assert_eq!(refused.op, Op::AdoptStream);
+    assert!(refused.to_string().contains("another context"), "{refused}");
+    assert_eq!(call!(library, "cuCtxDestroy_v2", (foreign => usize)), 0);
+    assert_eq!(call!(library, "cuStreamDestroy_v2", (raw => usize)), 0);
+    let mut popped = 0usize;
+    assert_eq!(call!(library, "cuCtxPopCurrent_v2", (&raw mut popped => *mut usize)), 0);
+    assert_eq!(popped, primary);
+    assert_eq!(call!(library, "cuDevicePrimaryCtxRelease_v2", (ordinal => c_int)), 0);
+}
+
+#[test]
+fn work_that_nobody_waits_for_keeps_its_memory_until_it_is_done() {
+    let _turn = alone();
+    let device = open();
+    let granule = device.info().granule_bytes;
+    let range = device.reserve(granule).unwrap();
+    let backing = device.create(granule).unwrap();
+    device.map(range, backing).unwrap();
+    device.set_access(range).unwrap();
+    let bytes = usize::try_from(granule).unwrap();
+    let parts = [CopyPart { device: range, host_offset: 0 }];
+    let stream = device.stream_create().unwrap();
+    let gate = Arc::new(poorwill_testkit::gated::Gate::default());
+    poorwill_testkit::gated::hold(&device, stream, &gate);
+    let sources: Vec<Arc<HostBuffer>> =
+        (0..4).map(|seed| Arc::new(HostBuffer::from(pattern::bytes(seed, bytes)))).collect();
+    for source in &sources {
+        drop(device.copy_to_device(stream, Arc::clone(source), &parts).unwrap());
+    }
+    drop(device.copy_to_host(stream, vec![0; bytes].into(), &parts).unwrap());
+    drop(device.digest(stream, range).unwrap());
+    assert!(sources.iter().all(|source| Arc::strong_count(source) == 2), "held while the stream is");
+    gate.open();
+    device.stream_synchronize(stream).unwrap();
+    device.memory_info().unwrap(); // Any call lets go of what is done.
+    assert!(sources.iter().all(|source| Arc::strong_count(source) == 1), "and no longer");
+    device.stream_destroy(stream).unwrap();
+    device.unmap(range).unwrap();
+    device.release(backing).unwrap();
+    device.unreserve(range).unwrap();
+}
+
+#[test]
+fn a_device_gives_back_what_nobody_did() {
+    let _turn = alone();
+    let witness = open(); // Keeps the context, so that only the device's own things come and go.
+    let granule = witness.info().granule_bytes;
+    let before = witness.memory_info().unwrap();
+    let device = open();
+    let ranges: Vec<DeviceRange> =
+        (1..5).map(|granules| device.reserve(granules * granule).unwrap()).collect();
+    for range in &ranges[..3] {
+        let backing = device.create(range.bytes).unwrap();
+        device.map(*range, backing).unwrap();
+        device.set_access(*range).unwrap();
+    }
+    let _ = device.create(7 * granule).unwrap();
+    let released = device.create(granule).unwrap();
+    device.map(DeviceRange::new(ranges[3].addr, granule), released).unwrap();
+    device.release(released).unwrap();
+    let stream = device.stream_create().unwrap();
+    drop(device.zero(stream, ranges[2]).unwrap());
+    let buffer = device.host_alloc(1 << 20).unwrap();
+    let event = device.event_record(stream).unwrap();
+    assert_ne!(witness.memory_info().unwrap(), before);
+    drop(device);
+    assert_eq!(witness.memory_info().unwrap().free_bytes, before.free_bytes);
+    assert!(buffer.iter().all(|byte| *byte == 0), "host memory outlives the device");
+    let _ = (event, stream);
+}
+
+#[test]
+fn two_devices_are_one_gpu() {
+    let _turn = alone();
+    let (first, second) = (open(), open());
+    let granule = first.info().granule_bytes;
+    let before = second.memory_info().unwrap().free_bytes;
+    let backing = first.create(4 * granule).unwrap();
+    assert_eq!(second.memory_info().unwrap().free_bytes, before - 4 * granule);
+    let foreign = second.release(backing).unwrap_err();
+    assert!(matches!(foreign.kind, DriverErrorKind::UnknownHandle { .. }), "{foreign}");
+    first.release(backing).unwrap();
+    drop(first);
+    use_everything(&second);
+}
+
+#[test]
+fn what_cannot_be_opened_says_why() {
+    let _turn = alone();
+    let config = CudaConfig { ordinal: 99, ..cuda_config() };
+    let error = CudaDevice::open(&config).unwrap_err();
+    assert!(matches!(error.kind, DriverErrorKind::InvalidArgument { .. }));
+    assert!(error.to_string().contains("no GPU 99") && error.to_string().contains("cuda:0"), "{error}");
+    let missing = CudaConfig { ordinal: 0, library: Some("/nonexistent/libcuda.so.1".into()) };
+    let error = CudaDevice::open(&missing).unwrap_err();
+    assert!(matches!(error.kind, DriverErrorKind::Unsupported { .. }), "{error}");
+    let known = cuda::gpus(cuda_config().library.as_deref()).unwrap();
+    assert!(!known.is_empty() && known.iter().zip(0..).all(|(gpu, ordinal)| gpu.ordinal == ordinal));
+    let device = open();
+    assert_eq!(device.gpu(), &known[usize::try_from(device.gpu().ordinal).unwrap()]);
+    assert_eq!(device.info().id, format!("cuda:{}", device.gpu().ordinal));
+}
+
+#[test]
+fn a_forked_child_can_do_no_harm() {
+    let _turn = alone();
+    let device = Arc::new(open());
+    let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, PoolConfig::default()).unwrap();
+    let block = pool.alloc(&AllocRequest::new(100_000, Tag::weights())).unwrap();
+    pattern::fill(&pool, block.id, 3, 100_000).unwrap();
+    let buffer = device.host_alloc(4096).unwrap();
+    // SAFETY: the child calls our driver, which must not call the library there, and ends without unwinding.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = |kind: DriverErrorKind| matches!(kind, DriverErrorKind::WrongProcess { .. });
+        let granule = device.info().granule_bytes;
+        let all = refused(device.memory_info().unwrap_err().kind)
+            && refused(device.create(granule).unwrap_err().kind)
+            && refused(device.host_alloc(1).unwrap_err().kind)
+            && refused(device.synchronize().unwrap_err().kind)
+            && pool.alloc(&AllocRequest::new(1, Tag::weights())).is_err();
+        drop(buffer);
+        drop(pool);
+        drop(device);
+        // SAFETY: ends the child at once, with no destructor of the test harness.
+        unsafe { libc::_exit(c_int::from(!all)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child was refused everything and ended quietly");
+    pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+    pool.wake(&WakeRequest::all()).unwrap();
+    assert_eq!(pattern::read(&pool, block.id, 100_000).unwrap(), pattern::bytes(3, 100_000));
+    drop(buffer);
+}

@@ -1,0 +1,298 @@
+//! The types that cross the border: result codes with their names, structs, and wrappers of the pointers that
+//! a caller in C passes.
+//!
+//! The wrappers are made by nobody on this side (rule F1 of `docs/unsafe.md`): an entry that takes an
+//! [`Out`] can be called by safe code only with one that came from C, whose caller vouches for it.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+
+use poorwill_core::{DriverError, DriverErrorKind};
+
+/// A `CUresult` other than success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Code(pub(crate) c_int);
+
+/// What the body of an entry gives.
+pub(crate) type Outcome<T = ()> = Result<T, Code>;
+
+macro_rules! codes {
+    ($($value:literal $name:ident $text:literal;)+) => {
+        #[allow(dead_code)] // Some are there to be asked for by number.
+        impl Code {
+            $(pub(crate) const $name: Self = Self($value);)+
+        }
+
+        const NAMES: &[(c_int, &CStr, &CStr)] = &[
+            (0, c"CUDA_SUCCESS", c"no error"),
+            $(($value, codes!(@c concat!("CUDA_ERROR_", stringify!($name), "\0")), codes!(@c concat!($text, "\0")))),+
+        ];
+    };
+    (@c $text:expr) => {
+        match CStr::from_bytes_with_nul($text.as_bytes()) {
+            Ok(text) => text,
+            Err(_) => panic!("a name with a zero in it"),
+        }
+    };
+}
+
+codes! {
+    1 INVALID_VALUE "invalid argument";
+    2 OUT_OF_MEMORY "out of memory";
+    3 NOT_INITIALIZED "initialization error";
+    4 DEINITIALIZED "driver shutting down";
+    100 NO_DEVICE "no CUDA-capable device is detected";
+    101 INVALID_DEVICE "invalid device ordinal";
+    200 INVALID_IMAGE "device kernel image is invalid";
+    201 INVALID_CONTEXT "invalid device context";
+    205 MAP_FAILED "mapping of buffer object failed";
+    206 UNMAP_FAILED "unmapping of buffer object failed";
+    208 ALREADY_MAPPED "resource already mapped";
+    209 NO_BINARY_FOR_GPU "no kernel image is available for execution on the device";
+    218 INVALID_PTX "a PTX JIT compilation failed";
+    304 OPERATING_SYSTEM "OS call failed or operation not supported on this OS";
+    400 INVALID_HANDLE "invalid resource handle";
+    401 ILLEGAL_STATE "the operation cannot be performed in the present state";
+    500 NOT_FOUND "named symbol not found";
+    600 NOT_READY "device not ready";
+    700 ILLEGAL_ADDRESS "an illegal memory access was encountered";
+    709 CONTEXT_IS_DESTROYED "context is destroyed";
+    712 HOST_MEMORY_ALREADY_REGISTERED "part or all of the requested memory range is already mapped";
+    713 HOST_MEMORY_NOT_REGISTERED "pointer does not correspond to a registered memory region";
+    716 MISALIGNED_ADDRESS "misaligned address";
+    719 LAUNCH_FAILED "unspecified launch failure";
+    800 NOT_PERMITTED "operation not permitted";
+    801 NOT_SUPPORTED "operation not supported";
+    999 UNKNOWN "unknown error";
+}
+
+/// Name and text of a code.
+pub(crate) fn names(code: c_int) -> Option<(&'static CStr, &'static CStr)> {
+    NAMES.iter().find(|(value, ..)| *value == code).map(|(_, name, text)| (*name, *text))
+}
+
+impl From<DriverError> for Code {
+    /// What the host device says, in CUDA's words.
+    fn from(error: DriverError) -> Self {
+        match error.kind {
+            DriverErrorKind::OutOfMemory { .. }
+            | DriverErrorKind::OutOfAddressSpace { .. }
+            | DriverErrorKind::OutOfHostMemory { .. } => Self::OUT_OF_MEMORY,
+            DriverErrorKind::Busy { .. } => Self::ILLEGAL_ADDRESS,
+            DriverErrorKind::UnknownHandle { .. } => Self::INVALID_HANDLE,
+            DriverErrorKind::WrongProcess { .. } => Self::NOT_INITIALIZED,
+            DriverErrorKind::Unsupported { .. } => Self::NOT_SUPPORTED,
+            DriverErrorKind::InvalidArgument { .. }
+            | DriverErrorKind::NotMapped { .. }
+            | DriverErrorKind::AlreadyMapped { .. } => Self::INVALID_VALUE,
+            _ => Self::UNKNOWN,
+        }
+    }
+}
+
+/// `CUmemLocation`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Location {
+    pub(crate) kind: c_int,
+    pub(crate) id: c_int,
+}
+
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+pub(crate) const LOCATION_DEVICE: c_int = 1;
+
+/// `CUmemAllocationProp`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct AllocationProp {
+    pub(crate) kind: c_int,
+    pub(crate) requested_handle_types: c_int,
+    pub(crate) location: Location,
+    pub(crate) win32_handle_meta_data: *mut c_void,
+    pub(crate) compression_type: u8,
+    pub(crate) gpu_direct_rdma_capable: u8,
+    pub(crate) usage: u16,
+    pub(crate) reserved: [u8; 4],
+}
+
+/// `CUmemAccessDesc`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct AccessDesc {
+    pub(crate) location: Location,
+    pub(crate) flags: c_int,
+}
+
+const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<AccessDesc>() == 12);
+
+/// What exists on a device, as `poorwillFakeCensus` tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Census {
+    /// Reservations of addresses.
+    pub reservations: u64,
+    /// Backings whose memory is held: not released, or released and still mapped.
+    pub backings: u64,
+    /// Mappings of backings.
+    pub mappings: u64,
+    /// Streams that were created and not destroyed.
+    pub streams: u64,
+    /// Events that were created and not destroyed.
+    pub events: u64,
+    /// Ranges of host memory that are registered.
+    pub registered_host_ranges: u64,
+    /// How often the primary context is retained, and contexts created beside it.
+    pub contexts_retained: u64,
+    /// Memory of the device that is not free, in bytes.
+    pub held_bytes: u64,
+}
+
+/// Where a caller in C wants a value.
+#[repr(transparent)]
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// Writes the value, or says that there is no place for it.
+    pub(crate) fn set(&self, value: T) -> Outcome {
+        self.check()?;
+        // SAFETY: F1, a pointer that is not NULL is one that the caller may have written to.
+        unsafe { self.0.write(value) };
+        Ok(())
+    }
+
+    /// Fails when there is no place: before something is made whose handle nobody could be told.
+    pub(crate) fn check(&self) -> Outcome {
+        if self.is_null() { Err(Code::INVALID_VALUE) } else { Ok(()) }
+    }
+
+    pub(crate) fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+}
+
+impl Out<c_char> {
+    /// Writes as much of `text` as fits into `len` bytes with a zero behind it.
+    pub(crate) fn set_text(&self, text: &str, len: c_int) -> Outcome {
+        let room = usize::try_from(len).ok().filter(|len| *len > 0).ok_or(Code::INVALID_VALUE)?;
+        self.check()?;
+        let text = &text.as_bytes()[..text.len().min(room - 1)];
+        let place = self.0.cast::<u8>();
+        // SAFETY: F1, there are `len` bytes at the pointer, and `text` is shorter.
+        unsafe { place.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
+        // SAFETY: F1, as above.
+        let end = unsafe { place.add(text.len()) };
+        // SAFETY: F1, as above.
+        unsafe { end.write(0) };
+        Ok(())
+    }
+}
+
+/// A value, or several, that a caller in C passes by pointer.
+#[repr(transparent)]
+pub(crate) struct In<T>(*const T);
+
+impl<T: Copy> In<T> {
+    pub(crate) fn get(&self) -> Outcome<T> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: F1, a pointer that is not NULL points at a value of its type.
+        Ok(unsafe { self.0.read() })
+    }
+
+    /// The first `count` values.
+    pub(crate) fn list(&self, count: usize) -> Outcome<Vec<T>> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: F1, the caller passes as many values as it says.
+        Ok(unsafe { std::slice::from_raw_parts(self.0, count) }.to_vec())
+    }
+}
+
+/// The image of a module: text that ends with a zero.
+#[repr(transparent)]
+pub(crate) struct Image(*const c_void);
+
+impl Image {
+    pub(crate) fn text(&self) -> Outcome<String> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: F1, an image that is no text begins with bytes that say so and holds a zero, as ELF files do.
+        let text = unsafe { CStr::from_ptr(self.0.cast()) };
+        text.to_str().map(str::to_owned).map_err(|_| Code::INVALID_IMAGE)
+    }
+}
+
+/// The name of a kernel.
+#[repr(transparent)]
+pub(crate) struct Name(*const c_char);
+
+impl Name {
+    pub(crate) fn text(&self) -> Outcome<String> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: F1, names end with a zero.
+        Ok(unsafe { CStr::from_ptr(self.0) }.to_string_lossy().into_owned())
+    }
+}
+
+/// A stretch of host memory that a copy will touch: only its address, until the stream gets there.
+#[repr(transparent)]
+pub(crate) struct HostPointer(*mut c_void);
+
+impl HostPointer {
+    pub(crate) fn addr(&self) -> usize {
+        self.0.expose_provenance()
+    }
+}
+
+/// A function of the host, and what it is to be called with.
+pub(crate) type HostFn = Option<extern "C" fn(UserData)>;
+
+/// What a caller passes to its own host function.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct UserData(*mut c_void);
+
+// SAFETY: F1, who launches a host function knows that it runs on another thread.
+unsafe impl Send for UserData {}
+
+/// The parameters of a kernel: a pointer to each.
+#[repr(transparent)]
+pub(crate) struct Params(*mut *mut c_void);
+
+impl Params {
+    /// The parameter number `nth`. The kernel's function asks for the type that its PTX declares.
+    pub(crate) fn read<T: Scalar>(&self, nth: usize) -> Outcome<T> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: F2, the caller passes as many pointers as the kernel has parameters.
+        let slot = unsafe { self.0.add(nth) };
+        // SAFETY: F2, as above.
+        let pointer = unsafe { slot.read() };
+        if pointer.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: F2, it points at a value of the parameter's type; any bits are one.
+        Ok(unsafe { ptr::read_unaligned(pointer.cast::<T>()) })
+    }
+}
+
+/// Types of which any bits are a value.
+pub(crate) trait Scalar: Copy {}
+impl Scalar for u32 {}
+impl Scalar for u64 {}
+
+/// A parameter that must be NULL here.
+#[repr(transparent)]
+pub(crate) struct Unused(*mut c_void);
+
+impl Unused {
+    pub(crate) fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+}

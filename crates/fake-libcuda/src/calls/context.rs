@@ -1,0 +1,66 @@
+//! Primary contexts, and the stack of contexts of each thread.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::abi::{Code, Out};
+use crate::context::{self, current, current_even_if_broken};
+use crate::entry::entries;
+use crate::world::Handle;
+
+/// `CU_CTX_*` flags that exist.
+const FLAGS: c_uint = 0x1FF;
+
+entries! {
+    call cuDevicePrimaryCtxRetain(context: Out<Handle>, device: c_int) {
+        context.check()?;
+        context.set(context::retain(device)?)
+    }
+
+    call cuDevicePrimaryCtxRelease_v2(device: c_int) {
+        context::release(device)
+    }
+
+    call cuDevicePrimaryCtxGetState(device: c_int, flags: Out<c_uint>, active: Out<c_int>) {
+        let is_active = context::is_active(device)?;
+        flags.set(0)?;
+        active.set(c_int::from(is_active))
+    }
+
+    call cuCtxCreate_v2(context: Out<Handle>, flags: c_uint, device: c_int) {
+        context.check()?;
+        if flags & !FLAGS != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        context.set(context::create(device)?)
+    }
+
+    call cuCtxDestroy_v2(context: Handle) {
+        context::destroy(context)
+    }
+
+    stack cuCtxPushCurrent_v2(context: Handle) {
+        context::push(context)
+    }
+
+    stack cuCtxPopCurrent_v2(context: Out<Handle>) {
+        let popped = context::pop()?;
+        if context.is_null() { Ok(()) } else { context.set(popped) }
+    }
+
+    stack cuCtxGetCurrent(context: Out<Handle>) {
+        context.set(context::top().unwrap_or(0))
+    }
+
+    stack cuCtxSetCurrent(context: Handle) {
+        context::set(context)
+    }
+
+    call cuCtxGetDevice(device: Out<c_int>) {
+        let ordinal = current_even_if_broken()?.device.ordinal;
+        device.set(c_int::try_from(ordinal).map_err(|_| Code::INVALID_DEVICE)?)
+    }
+
+    call cuCtxSynchronize() {
+        current()?.wait_for_device()
+    }
+}

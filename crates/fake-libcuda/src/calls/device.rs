@@ -1,0 +1,113 @@
+//! Starting, errors, and what devices say of themselves.
+
+use std::ffi::{c_char, c_int, c_uint};
+
+use poorwill_core::Driver;
+
+use crate::abi::{Code, Out, Outcome, names};
+use crate::entry::entries;
+use crate::world;
+
+/// The CUDA version that the library says it supports: 13.0.
+const VERSION: c_int = 13000;
+
+entries! {
+    early cuInit(flags: c_uint) {
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        world::open()
+    }
+
+    early cuDriverGetVersion(version: Out<c_int>) {
+        version.set(VERSION)
+    }
+
+    free cuGetErrorName(error: c_int, name: Out<*const c_char>) {
+        let known = names(error);
+        name.set(known.map_or(std::ptr::null(), |(name, _)| name.as_ptr()))?;
+        known.map(drop).ok_or(Code::INVALID_VALUE)
+    }
+
+    free cuGetErrorString(error: c_int, text: Out<*const c_char>) {
+        let known = names(error);
+        text.set(known.map_or(std::ptr::null(), |(_, text)| text.as_ptr()))?;
+        known.map(drop).ok_or(Code::INVALID_VALUE)
+    }
+
+    call cuDeviceGetCount(count: Out<c_int>) {
+        count.set(c_int::try_from(world::get()?.devices.len()).unwrap_or(c_int::MAX))
+    }
+
+    call cuDeviceGet(device: Out<c_int>, ordinal: c_int) {
+        world::get()?.device(ordinal)?;
+        device.set(ordinal)
+    }
+
+    call cuDeviceGetName(name: Out<c_char>, len: c_int, device: c_int) {
+        let device = world::get()?.device(device)?;
+        name.set_text(&format!("Poorwill fake GPU {}", device.ordinal), len)
+    }
+
+    call cuDeviceGetAttribute(value: Out<c_int>, attribute: c_int, device: c_int) {
+        world::get()?.device(device)?;
+        value.set(attribute_value(attribute, device)?)
+    }
+
+    call cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: c_int) {
+        world::get()?.device(device)?;
+        let mut bytes = *b"poorwill\x40\x00\x80\x00\0\0\0\0";
+        bytes[12..].copy_from_slice(&device.to_be_bytes());
+        uuid.set(bytes)
+    }
+
+    call cuDeviceGetPCIBusId(id: Out<c_char>, len: c_int, device: c_int) {
+        world::get()?.device(device)?;
+        let text = bus_id(device);
+        if usize::try_from(len).is_ok_and(|len| len > text.len()) {
+            id.set_text(&text, len)
+        } else {
+            Err(Code::INVALID_VALUE)
+        }
+    }
+
+    call cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) {
+        let total = world::get()?.device(device)?.host.info().total_bytes;
+        bytes.set(usize::try_from(total).unwrap_or(usize::MAX))
+    }
+}
+
+/// Bus 1 for device 0, and so on.
+fn bus_id(device: c_int) -> String {
+    format!("0000:{:02X}:00.0", (device + 1) & 0xFF)
+}
+
+/// What a driver of memory asks; anything else is refused, so that it is noticed.
+fn attribute_value(attribute: c_int, device: c_int) -> Outcome<c_int> {
+    Ok(match attribute {
+        1 => 1024,                 // MAX_THREADS_PER_BLOCK
+        2 | 3 => 1024,             // MAX_BLOCK_DIM_X, Y
+        4 => 64,                   // MAX_BLOCK_DIM_Z
+        5 => c_int::MAX,           // MAX_GRID_DIM_X
+        6 | 7 => 65535,            // MAX_GRID_DIM_Y, Z
+        8 => 48 << 10,             // MAX_SHARED_MEMORY_PER_BLOCK
+        10 => 32,                  // WARP_SIZE
+        16 => 16,                  // MULTIPROCESSOR_COUNT
+        17 | 18 | 20 | 35 => 0,    // KERNEL_EXEC_TIMEOUT, INTEGRATED, COMPUTE_MODE, TCC_DRIVER
+        19 => 1,                   // CAN_MAP_HOST_MEMORY
+        31 => 1,                   // CONCURRENT_KERNELS
+        33 => (device + 1) & 0xFF, // PCI_BUS_ID
+        34 | 50 => 0,              // PCI_DEVICE_ID, PCI_DOMAIN_ID
+        40 => 2,                   // ASYNC_ENGINE_COUNT
+        41 => 1,                   // UNIFIED_ADDRESSING
+        75 => 8,                   // COMPUTE_CAPABILITY_MAJOR
+        76 => 0,                   // COMPUTE_CAPABILITY_MINOR
+        83 => 0,                   // MANAGED_MEMORY
+        88 | 89 | 91 | 100 => 0,   // pageable and host memory that the device would touch by itself
+        99 => 1,                   // HOST_REGISTER_SUPPORTED
+        102 => 1,                  // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        103 => 0,                  // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        107 | 110 | 116 => 0,      // compression, GPUDirect RDMA with virtual memory
+        _ => return Err(Code::INVALID_VALUE),
+    })
+}

@@ -1,0 +1,71 @@
+//! Events.
+
+use std::ffi::c_uint;
+use std::sync::Arc;
+
+use crate::abi::{Code, Out, Outcome};
+use crate::context::{Current, current};
+use crate::entry::entries;
+use crate::queue::{Event, Point};
+use crate::world::{Handle, Kind};
+
+/// `CU_EVENT_*`: blocking sync, no timing, for other processes.
+const FLAGS: c_uint = 1 | NO_TIMING | INTERPROCESS;
+const NO_TIMING: c_uint = 2;
+const INTERPROCESS: c_uint = 4;
+
+entries! {
+    call cuEventCreate(event: Out<Handle>, flags: c_uint) {
+        event.check()?;
+        let times_for_others = flags & INTERPROCESS != 0 && flags & NO_TIMING == 0;
+        if flags & !FLAGS != 0 || times_for_others {
+            return Err(Code::INVALID_VALUE);
+        }
+        let current = current()?;
+        let mut tables = current.world.tables();
+        let handle = tables.new_handle(Kind::Event);
+        let made = Event { context: current.context, device: current.device.ordinal, recorded: None };
+        tables.events.insert(handle, made);
+        event.set(handle)
+    }
+
+    call cuEventDestroy_v2(event: Handle) {
+        let gone = current()?.world.tables().events.remove(&event);
+        gone.map(drop).ok_or(Code::INVALID_HANDLE)
+    }
+
+    call cuEventRecord(event: Handle, stream: Handle) {
+        let current = current()?;
+        let stream = current.world.any_stream(&current, stream)?;
+        let mut tables = current.world.tables();
+        let event = tables.events.get_mut(&event).ok_or(Code::INVALID_HANDLE)?;
+        if event.context != stream.context {
+            return Err(Code::INVALID_HANDLE);
+        }
+        let device = &current.world.devices[stream.device];
+        event.recorded = Some(Arc::new(Point::record(device, &stream)?));
+        Ok(())
+    }
+
+    call cuEventQuery(event: Handle) {
+        let current = current()?;
+        let Some(point) = recorded(&current, event)? else { return Ok(()) };
+        if !point.has_passed()? {
+            return Err(Code::NOT_READY);
+        }
+        current.device.check()
+    }
+
+    call cuEventSynchronize(event: Handle) {
+        let current = current()?;
+        let Some(point) = recorded(&current, event)? else { return Ok(()) };
+        point.wait()?;
+        current.device.check()
+    }
+}
+
+/// Where an event was recorded; one that never was has passed.
+fn recorded(current: &Current, event: Handle) -> Outcome<Option<Arc<Point>>> {
+    let tables = current.world.tables();
+    tables.events.get(&event).map(|event| event.recorded.clone()).ok_or(Code::INVALID_HANDLE)
+}

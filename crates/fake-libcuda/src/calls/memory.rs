@@ -1,0 +1,72 @@
+//! Addresses, memory and mappings; memory of the host that copies may be told about.
+
+use std::ffi::{c_int, c_uint, c_ulonglong};
+
+use poorwill_core::Driver;
+
+use crate::abi::{AccessDesc, AllocationProp, Code, HostPointer, In, Out};
+use crate::context::{current, current_even_if_broken};
+use crate::entry::entries;
+use crate::memory;
+use crate::world::{self, Handle, range};
+
+entries! {
+    call cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        let info = current()?.device.host.memory_info()?;
+        free.set(usize::try_from(info.free_bytes).unwrap_or(usize::MAX))?;
+        total.set(usize::try_from(info.total_bytes).unwrap_or(usize::MAX))
+    }
+
+    call cuMemGetAllocationGranularity(granule: Out<usize>, prop: In<AllocationProp>, option: c_int) {
+        // The least one, or the recommended one.
+        if !(0..=1).contains(&option) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let device = memory::device_of(world::get()?, &prop.get()?)?;
+        granule.set(usize::try_from(device.granule()).unwrap_or(usize::MAX))
+    }
+
+    call cuMemAddressReserve(
+        addr: Out<u64>,
+        bytes: usize,
+        alignment: usize,
+        _wish: u64,
+        flags: c_ulonglong,
+    ) {
+        addr.check()?;
+        addr.set(memory::reserve(&current()?, bytes, alignment, flags)?)
+    }
+
+    call cuMemAddressFree(addr: u64, bytes: usize) {
+        memory::unreserve(current_even_if_broken()?.world, range(addr, bytes)?)
+    }
+
+    call cuMemCreate(handle: Out<Handle>, bytes: usize, prop: In<AllocationProp>, flags: c_ulonglong) {
+        handle.check()?;
+        handle.set(memory::create(current()?.world, bytes, &prop.get()?, flags)?)
+    }
+
+    call cuMemRelease(handle: Handle) {
+        memory::release(current_even_if_broken()?.world, handle)
+    }
+
+    call cuMemMap(addr: u64, bytes: usize, offset: usize, handle: Handle, flags: c_ulonglong) {
+        memory::map(current()?.world, range(addr, bytes)?, offset, handle, flags)
+    }
+
+    call cuMemUnmap(addr: u64, bytes: usize) {
+        memory::unmap(current_even_if_broken()?.world, range(addr, bytes)?)
+    }
+
+    call cuMemSetAccess(addr: u64, bytes: usize, wanted: In<AccessDesc>, count: usize) {
+        memory::set_access(current()?.world, range(addr, bytes)?, &wanted.list(count)?)
+    }
+
+    call cuMemHostRegister_v2(host: HostPointer, bytes: usize, flags: c_uint) {
+        memory::register(&current()?, host.addr(), bytes, flags)
+    }
+
+    call cuMemHostUnregister(host: HostPointer) {
+        memory::unregister(&current_even_if_broken()?, host.addr())
+    }
+}

@@ -1,0 +1,102 @@
+//! Streams, and functions of the host in their order.
+
+use std::ffi::{c_int, c_uint};
+use std::thread;
+
+use poorwill_core::{Driver, StreamId};
+
+use crate::abi::{Code, HostFn, Out, UserData};
+use crate::context::current;
+use crate::entry::{as_host_function, entries};
+use crate::queue::Stream;
+use crate::world::{Handle, Kind};
+
+/// `CU_STREAM_NON_BLOCKING`, the one flag.
+const FLAGS: c_uint = 1;
+
+entries! {
+    call cuStreamCreate(stream: Out<Handle>, flags: c_uint) {
+        stream.check()?;
+        if flags & !FLAGS != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let current = current()?;
+        let id = current.device.host.stream_create()?;
+        let made = Stream {
+            context: current.context,
+            device: current.device.ordinal,
+            id,
+            flights: std::sync::Arc::default(),
+        };
+        let mut tables = current.world.tables();
+        let handle = tables.new_handle(Kind::Stream);
+        tables.streams.insert(handle, made);
+        stream.set(handle)
+    }
+
+    call cuStreamDestroy_v2(stream: Handle) {
+        let current = current()?;
+        let gone = current.world.tables().streams.remove(&stream).ok_or(Code::INVALID_HANDLE)?;
+        let device = &current.world.devices[gone.device];
+        if gone.is_idle(device)? {
+            return Ok(device.host.stream_destroy(gone.id)?);
+        }
+        // As with CUDA the caller does not wait for what is queued, and the stream goes when that is done.
+        let last = move || {
+            if gone.wait(device).is_ok() {
+                // Nobody else knows it any more.
+                let _ = device.host.stream_destroy(gone.id);
+            }
+        };
+        thread::Builder::new().name("fake-libcuda-last".into()).spawn(last).map_err(|_| Code::OPERATING_SYSTEM)?;
+        Ok(())
+    }
+
+    call cuStreamSynchronize(stream: Handle) {
+        let current = current()?;
+        let stream = current.world.any_stream(&current, stream)?;
+        let device = &current.world.devices[stream.device];
+        stream.wait(device)?;
+        device.check()
+    }
+
+    call cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) {
+        let current = current()?;
+        let stream = current.stream(stream)?;
+        let tables = current.world.tables();
+        let event = tables.events.get(&event).ok_or(Code::INVALID_HANDLE)?;
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        match &event.recorded {
+            None => Ok(()),
+            Some(_) if event.device != stream.device => Err(Code::NOT_SUPPORTED),
+            Some(point) => Ok(current.device.host.stream_wait_event(stream.id, point.id)?),
+        }
+    }
+
+    call cuStreamGetCtx(stream: Handle, context: Out<Handle>) {
+        let current = current()?;
+        context.set(current.world.any_stream(&current, stream)?.context)
+    }
+
+    call cuStreamIsCapturing(stream: Handle, status: Out<c_int>) {
+        let current = current()?;
+        current.world.any_stream(&current, stream)?;
+        status.set(0)
+    }
+
+    call cuLaunchHostFunc(stream: Handle, function: HostFn, data: UserData) {
+        let current = current()?;
+        let stream = current.stream(stream)?;
+        let function = function.ok_or(Code::INVALID_VALUE)?;
+        let work = move || as_host_function(|| call(function, data));
+        let id: StreamId = stream.id;
+        stream.keep(current.device, current.device.host.launch_host(id, Box::new(work)))
+    }
+}
+
+/// Takes the data as a whole along, and not its pointer alone.
+fn call(function: extern "C" fn(UserData), data: UserData) {
+    function(data);
+}

@@ -1,0 +1,30 @@
+//! The symbols that CUDA does not have: calls that fail on demand, and a count of what there is.
+
+use std::ffi::c_int;
+
+use crate::abi::{Census, Out};
+use crate::entry::{Gate, enter};
+use crate::{faults, world};
+
+/// From now on counts the calls that a machine could make fail, and has those number `first` to
+/// `first + count - 1`, counted from 0, do nothing but fail with `CUDA_ERROR_UNKNOWN`. The process's: callers
+/// take turns.
+#[allow(non_snake_case)] // A name beside CUDA's.
+#[unsafe(no_mangle)]
+extern "C" fn poorwillFakeArm(first: u64, count: u64) {
+    faults::arm(first, count);
+}
+
+/// Stops what `poorwillFakeArm` began; gives how many calls were counted.
+#[allow(non_snake_case)] // A name beside CUDA's.
+#[unsafe(no_mangle)]
+extern "C" fn poorwillFakeDisarm() -> u64 {
+    faults::disarm()
+}
+
+/// What there is on a device.
+#[allow(non_snake_case)] // A name beside CUDA's.
+#[unsafe(no_mangle)]
+extern "C" fn poorwillFakeCensus(device: c_int, out: Out<Census>) -> c_int {
+    enter(Gate::free, "poorwillFakeCensus", || out.set(world::get()?.census(device)?))
+}

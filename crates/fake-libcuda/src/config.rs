@@ -1,0 +1,140 @@
+//! The settings: which devices there are, which calls fail and which take their time.
+
+use std::env;
+use std::time::Duration;
+
+use poorwill_core::ByteSize;
+use poorwill_driver::HostConfig;
+
+use crate::entry::is_symbol;
+
+/// What the environment says.
+#[derive(Debug)]
+pub(crate) struct Config {
+    pub(crate) devices: Vec<HostConfig>,
+    pub(crate) failures: Vec<Failure>,
+    pub(crate) delays: Vec<Delay>,
+}
+
+/// Calls number `first` to `first + count - 1` of a symbol, counted from 1, give `code`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// `None` for every symbol that counts.
+    pub(crate) symbol: Option<String>,
+    pub(crate) first: u64,
+    pub(crate) count: u64,
+    pub(crate) code: i32,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Delay {
+    pub(crate) symbol: String,
+    pub(crate) by: Duration,
+}
+
+const DEVICES: &str = "16GiB/2MiB,16GiB/PAGE";
+
+impl Config {
+    /// What the environment says, or what is wrong with it.
+    pub(crate) fn from_environment() -> Result<Self, String> {
+        Ok(Self {
+            devices: list("POORWILL_FAKE_CUDA_DEVICES", DEVICES, device)?,
+            failures: list("POORWILL_FAKE_CUDA_FAIL", "", failure)?,
+            delays: list("POORWILL_FAKE_CUDA_DELAY", "", delay)?,
+        })
+    }
+}
+
+fn list<T>(
+    variable: &str,
+    default: &str,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<Vec<T>, String> {
+    let value = match env::var(variable) {
+        Ok(value) => value,
+        Err(env::VarError::NotPresent) => default.to_owned(),
+        Err(error) => return Err(format!("{variable}: {error}")),
+    };
+    let items = value.split(',').map(str::trim).filter(|item| !item.is_empty());
+    items.map(|item| parse(item).map_err(|reason| format!("{variable}: `{item}`: {reason}"))).collect()
+}
+
+fn device(item: &str) -> Result<HostConfig, String> {
+    let (total, granule) =
+        item.split_once('/').map_or((item, None), |(total, granule)| (total, Some(granule)));
+    let mut config = HostConfig::with_capacity(size(total)?);
+    match granule {
+        Some("PAGE") => config.granule_bytes = rustix::param::page_size() as u64,
+        Some(granule) => config.granule_bytes = size(granule)?,
+        None => {}
+    }
+    Ok(config)
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    text.parse::<ByteSize>().map(|size| size.0).map_err(|error| error.to_string())
+}
+
+fn failure(item: &str) -> Result<Failure, String> {
+    let parts: Vec<&str> = item.split(':').collect();
+    let (symbol, numbers) = match &parts[..] {
+        [symbol, numbers @ ..] if (1..=3).contains(&numbers.len()) => (*symbol, numbers),
+        _ => return Err("write SYMBOL:N[:COUNT[:CODE]]".into()),
+    };
+    let symbol = if symbol == "*" { None } else { Some(known(symbol)?) };
+    let first = number(numbers[0])?;
+    let count = numbers.get(1).map_or(Ok(1), |count| number(count))?;
+    let code = numbers.get(2).map_or(Ok(999), |code| number(code))?;
+    let code = i32::try_from(code).map_err(|error| error.to_string())?;
+    if first == 0 || count == 0 || code == 0 {
+        return Err("N, COUNT and CODE begin at 1".into());
+    }
+    Ok(Failure { symbol, first, count, code })
+}
+
+fn delay(item: &str) -> Result<Delay, String> {
+    let (symbol, micros) = item.split_once(':').ok_or("write SYMBOL:MICROSECONDS")?;
+    Ok(Delay { symbol: known(symbol)?, by: Duration::from_micros(number(micros)?) })
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|error| format!("`{text}`: {error}"))
+}
+
+fn known(symbol: &str) -> Result<String, String> {
+    if is_symbol(symbol) { Ok(symbol.to_owned()) } else { Err(format!("there is no symbol `{symbol}`")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_right_is_understood() {
+        let page = rustix::param::page_size() as u64;
+        assert_eq!(device("1GiB"), Ok(HostConfig::with_capacity(1 << 30)));
+        assert_eq!(device("1GiB/PAGE"), Ok(HostConfig { capacity_bytes: 1 << 30, granule_bytes: page }));
+        assert_eq!(device("8m/4m"), Ok(HostConfig { capacity_bytes: 8 << 20, granule_bytes: 4 << 20 }));
+        let expected = Failure { symbol: None, first: 3, count: 1, code: 999 };
+        assert_eq!(failure("*:3"), Ok(expected));
+        let expected = Failure { symbol: Some("cuMemMap".into()), first: 1, count: 2, code: 700 };
+        assert_eq!(failure("cuMemMap:1:2:700"), Ok(expected));
+        let expected = Delay { symbol: "cuMemCreate".into(), by: Duration::from_millis(5) };
+        assert_eq!(delay("cuMemCreate:5000"), Ok(expected));
+    }
+
+    #[test]
+    fn what_is_malformed_is_refused() {
+        for item in ["", "x", "1GiB/", "1GiB/page", "/2MiB"] {
+            assert!(device(item).is_err(), "{item}");
+        }
+        for item in
+            ["cuMemMap", "cuMemMap:0", "cuMemMap:x", "cuMemMop:1", "*:1:0", "*:1:1:0", "*:1:1:1:1", "*:-1"]
+        {
+            assert!(failure(item).is_err(), "{item}");
+        }
+        for item in ["cuMemMap", "cuMemMap:", "*:5", "cuMemMap:1.5"] {
+            assert!(delay(item).is_err(), "{item}");
+        }
+    }
+}

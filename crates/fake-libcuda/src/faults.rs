@@ -1,0 +1,86 @@
+//! Calls that fail or dawdle on purpose: by the environment, and armed by a test of the same process.
+//!
+//! A call that is made to fail does nothing at all. The counts are the process's.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+
+use crate::abi::{Code, Outcome};
+use crate::config::Config;
+
+static CONFIG: OnceLock<Config> = OnceLock::new();
+static COUNTS: Mutex<Option<Counts>> = Mutex::new(None);
+
+/// Calls so far.
+#[derive(Debug, Default)]
+struct Counts {
+    of_each: HashMap<&'static str, u64>,
+    of_all: u64,
+    armed: Option<Armed>,
+}
+
+#[derive(Debug)]
+struct Armed {
+    first: u64,
+    count: u64,
+    seen: u64,
+}
+
+/// The settings; read from the environment until that succeeds once.
+pub(crate) fn config() -> Outcome<&'static Config> {
+    if let Some(config) = CONFIG.get() {
+        return Ok(config);
+    }
+    let config = Config::from_environment().map_err(|problem| {
+        eprintln!("fake libcuda: {problem}");
+        Code::INVALID_VALUE
+    })?;
+    Ok(CONFIG.get_or_init(|| config))
+}
+
+/// Counts a call and gives what is to happen to it. `counts` says whether the machine can make it fail.
+pub(crate) fn consult(symbol: &'static str, counts: bool) -> Outcome {
+    let config = CONFIG.get();
+    for delay in config.iter().flat_map(|config| &config.delays).filter(|delay| delay.symbol == symbol) {
+        thread::sleep(delay.by);
+    }
+    let mut held = lock();
+    let calls = held.get_or_insert_default();
+    let of_this = *calls.of_each.entry(symbol).and_modify(|calls| *calls += 1).or_insert(1);
+    if counts {
+        calls.of_all += 1;
+        if let Some(armed) = &mut calls.armed {
+            let number = armed.seen;
+            armed.seen += 1;
+            if number >= armed.first && number - armed.first < armed.count {
+                return Err(Code::UNKNOWN);
+            }
+        }
+    }
+    for failure in config.iter().flat_map(|config| &config.failures) {
+        let number = match &failure.symbol {
+            Some(name) if name == symbol => of_this,
+            None if counts => calls.of_all,
+            _ => continue,
+        };
+        if number >= failure.first && number - failure.first < failure.count {
+            return Err(Code(failure.code));
+        }
+    }
+    Ok(())
+}
+
+/// From now on the calls number `first` to `first + count - 1`, counted from 0, fail.
+pub(crate) fn arm(first: u64, count: u64) {
+    lock().get_or_insert_default().armed = Some(Armed { first, count, seen: 0 });
+}
+
+/// Stops that, and gives how many calls there were.
+pub(crate) fn disarm() -> u64 {
+    lock().get_or_insert_default().armed.take().map_or(0, |armed| armed.seen)
+}
+
+fn lock() -> MutexGuard<'static, Option<Counts>> {
+    COUNTS.lock().unwrap_or_else(PoisonError::into_inner)
+}

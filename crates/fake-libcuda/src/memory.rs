@@ -1,0 +1,187 @@
+//! Backings, reservations, mappings and registered host memory: what callers' handles and addresses stand for.
+//!
+//! The host device keeps the memory itself and refuses what it can; here is what CUDA knows beyond that.
+
+use poorwill_core::{BackingId, DeviceRange, Driver};
+
+use crate::abi::{AccessDesc, AllocationProp, Code, LOCATION_DEVICE, Location, Outcome};
+use crate::context::Current;
+use crate::world::{Device, Handle, Kind, Tables, World};
+
+/// Physical memory behind a handle. The handle dies with its release, the memory with the last unmap.
+#[derive(Debug)]
+pub(crate) struct Backing {
+    pub(crate) device: usize,
+    id: BackingId,
+    mappings: u64,
+    released: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    pub(crate) device: usize,
+    bytes: u64,
+    /// What the host device reserved: more, where a caller asked for an alignment beyond the granule.
+    whole: DeviceRange,
+}
+
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    pub(crate) device: usize,
+    backing: Handle,
+}
+
+/// A range of host memory that is registered.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    pub(crate) device: usize,
+    pub(crate) context: Handle,
+    bytes: usize,
+}
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+const PINNED: i32 = 1;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+const READ_WRITE: i32 = 3;
+/// `CU_MEMHOSTREGISTER_*`: portable, mapped, of a device's, read-only.
+const REGISTER_FLAGS: u32 = 0xF;
+
+fn ensure(condition: bool) -> Outcome {
+    if condition { Ok(()) } else { Err(Code::INVALID_VALUE) }
+}
+
+fn located<'w>(world: &'w World, location: &Location) -> Outcome<&'w Device> {
+    ensure(location.kind == LOCATION_DEVICE)?;
+    world.device(location.id).map_err(|_| Code::INVALID_VALUE)
+}
+
+/// The device whose memory `prop` describes.
+pub(crate) fn device_of<'w>(world: &'w World, prop: &AllocationProp) -> Outcome<&'w Device> {
+    ensure(prop.kind == PINNED)?;
+    ensure(prop.requested_handle_types == 0 && prop.win32_handle_meta_data.is_null())?;
+    ensure(prop.compression_type == 0 && prop.gpu_direct_rdma_capable <= 1)?;
+    ensure(prop.usage == 0 && prop.reserved == [0; 4])?;
+    located(world, &prop.location)
+}
+
+pub(crate) fn reserve(current: &Current, bytes: usize, alignment: usize, flags: u64) -> Outcome<u64> {
+    let (device, bytes, alignment) = (current.device, bytes as u64, alignment as u64);
+    ensure(flags == 0 && (alignment == 0 || alignment.is_power_of_two()))?;
+    ensure(bytes > 0 && bytes.is_multiple_of(device.granule()))?;
+    // What the granule does not align anyway needs room to move in.
+    let room = if alignment > device.granule() { alignment } else { 0 };
+    let whole = device.host.reserve(bytes.checked_add(room).ok_or(Code::OUT_OF_MEMORY)?)?;
+    let addr = whole.addr.next_multiple_of(alignment.max(1));
+    let reservation = Reservation { device: device.ordinal, bytes, whole };
+    current.world.tables().reservations.insert(addr, reservation);
+    Ok(addr)
+}
+
+pub(crate) fn unreserve(world: &World, range: DeviceRange) -> Outcome {
+    let mut tables = world.tables();
+    let found = tables.reservations.get(&range.addr).filter(|found| found.bytes == range.bytes);
+    let found = found.ok_or(Code::INVALID_VALUE)?;
+    world.devices[found.device].host.unreserve(found.whole)?;
+    tables.reservations.remove(&range.addr);
+    Ok(())
+}
+
+pub(crate) fn create(world: &World, bytes: usize, prop: &AllocationProp, flags: u64) -> Outcome<Handle> {
+    let device = device_of(world, prop)?;
+    ensure(flags == 0)?;
+    let id = device.host.create(bytes as u64)?;
+    let mut tables = world.tables();
+    let handle = tables.new_handle(Kind::Backing);
+    let backing = Backing { device: device.ordinal, id, mappings: 0, released: false };
+    tables.backings.insert(handle, backing);
+    Ok(handle)
+}
+
+pub(crate) fn release(world: &World, handle: Handle) -> Outcome {
+    let mut tables = world.tables();
+    let backing = tables.live(handle)?;
+    world.devices[backing.device].host.release(backing.id)?;
+    if backing.mappings == 0 {
+        tables.backings.remove(&handle);
+    } else {
+        backing.released = true;
+    }
+    Ok(())
+}
+
+pub(crate) fn map(world: &World, range: DeviceRange, offset: usize, handle: Handle, flags: u64) -> Outcome {
+    ensure(offset == 0 && flags == 0)?;
+    let mut tables = world.tables();
+    let device = tables.reserved(range)?;
+    let backing = tables.live(handle)?;
+    if backing.device != device {
+        eprintln!(
+            "fake libcuda: {range} was reserved with a context of device {device} current and takes no memory of \
+             device {}; CUDA would",
+            backing.device
+        );
+        return Err(Code::INVALID_VALUE);
+    }
+    world.devices[device].host.map(range, backing.id)?;
+    backing.mappings += 1;
+    tables.mappings.insert(range.addr, Mapping { device, backing: handle });
+    Ok(())
+}
+
+pub(crate) fn unmap(world: &World, range: DeviceRange) -> Outcome {
+    let mut tables = world.tables();
+    let device = tables.reserved(range)?;
+    world.devices[device].host.unmap(range)?;
+    let gone: Vec<u64> = tables.mappings.range(range.addr..range.end()).map(|(addr, _)| *addr).collect();
+    for mapping in gone.iter().filter_map(|addr| tables.mappings.remove(addr)).collect::<Vec<_>>() {
+        let Some(backing) = tables.backings.get_mut(&mapping.backing) else { continue };
+        backing.mappings -= 1;
+        if backing.mappings == 0 && backing.released {
+            tables.backings.remove(&mapping.backing);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn set_access(world: &World, range: DeviceRange, wanted: &[AccessDesc]) -> Outcome {
+    let tables = world.tables();
+    let device = tables.reserved(range)?;
+    ensure(!wanted.is_empty())?;
+    for desc in wanted {
+        ensure(desc.flags == READ_WRITE && located(world, &desc.location)?.ordinal == device)?;
+    }
+    Ok(world.devices[device].host.set_access(range)?)
+}
+
+pub(crate) fn register(current: &Current, addr: usize, bytes: usize, flags: u32) -> Outcome {
+    let end = addr.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
+    ensure(addr != 0 && bytes > 0 && flags & !REGISTER_FLAGS == 0)?;
+    let mut tables = current.world.tables();
+    let before = tables.registered.range(..end).next_back();
+    if before.is_some_and(|(start, other)| start + other.bytes > addr) {
+        return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
+    }
+    let registered = Registered { device: current.device.ordinal, context: current.context, bytes };
+    tables.registered.insert(addr, registered);
+    Ok(())
+}
+
+pub(crate) fn unregister(current: &Current, addr: usize) -> Outcome {
+    ensure(addr != 0)?;
+    let gone = current.world.tables().registered.remove(&addr);
+    gone.map(drop).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)
+}
+
+impl Tables {
+    /// A backing whose handle was not released.
+    fn live(&mut self, handle: Handle) -> Outcome<&mut Backing> {
+        self.backings.get_mut(&handle).filter(|backing| !backing.released).ok_or(Code::INVALID_VALUE)
+    }
+
+    /// The device of the reservation that a range lies in.
+    fn reserved(&self, range: DeviceRange) -> Outcome<usize> {
+        let (addr, found) = self.reservations.range(..=range.addr).next_back().ok_or(Code::INVALID_VALUE)?;
+        ensure(DeviceRange::new(*addr, found.bytes).contains(&range))?;
+        Ok(found.device)
+    }
+}

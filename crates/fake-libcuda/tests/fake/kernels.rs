@@ -1,0 +1,117 @@
+//! Kernels by name, and memory that they still write to.
+
+use std::ffi::{CString, c_void};
+use std::ptr;
+use std::time::Duration;
+
+use poorwill_fake_libcuda::TEST_FILL_PTX;
+
+use crate::api::{
+    GRANULE, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, Mapped, Turn, expect_success, in_a_child,
+    is_child, turn,
+};
+
+const INVALID_IMAGE: i32 = 200;
+const INVALID_PTX: i32 = 218;
+const NOT_FOUND: i32 = 500;
+const MISALIGNED_ADDRESS: i32 = 716;
+
+/// A module that was loaded from this PTX.
+fn module(cuda: &Turn, ptx: &str) -> u64 {
+    let (mut module, ptx) = (0, CString::new(ptx).unwrap());
+    assert_eq!(cuda.cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()), 0);
+    module
+}
+
+fn function(cuda: &Turn, module: u64, name: &str) -> Result<u64, i32> {
+    let (mut function, name) = (0, CString::new(name).unwrap());
+    match cuda.cuModuleGetFunction(&raw mut function, module, name.as_ptr()) {
+        0 => Ok(function),
+        code => Err(code),
+    }
+}
+
+/// Launches `poorwill_test_fill`. What it was given is gone when this returns.
+fn fill(
+    cuda: &Turn,
+    function: u64,
+    mut address: u64,
+    mut words: u64,
+    mut value: u32,
+    mut rounds: u32,
+) -> i32 {
+    let mut params: [*mut c_void; 4] = [
+        (&raw mut address).cast(),
+        (&raw mut words).cast(),
+        (&raw mut value).cast(),
+        (&raw mut rounds).cast(),
+    ];
+    cuda.cuLaunchKernel(function, 8, 1, 1, 256, 1, 1, 0, 0, params.as_mut_ptr(), ptr::null_mut())
+}
+
+#[test]
+fn kernels_run_by_name() {
+    let cuda = turn();
+    let module = module(&cuda, TEST_FILL_PTX);
+    let kernel = function(&cuda, module, "poorwill_test_fill").unwrap();
+    let mapped = Mapped::new(&cuda, 1);
+    assert_eq!(fill(&cuda, kernel, mapped.addr + 8, 100, 0x0102_0304, 2), 0);
+    let expected = [vec![0; 8], 0x0102_0304u32.to_ne_bytes().repeat(100), vec![0; 8]].concat();
+    assert_eq!(mapped.read(0, 416), expected);
+    assert_eq!(fill(&cuda, kernel, mapped.addr + 2, 1, 1, 1), MISALIGNED_ADDRESS);
+    assert_eq!(fill(&cuda, kernel, mapped.addr, GRANULE as u64, 1, 1), ILLEGAL_ADDRESS, "not all is mapped");
+    assert_eq!(fill(&cuda, kernel, 0, 0, 1, 1), 0, "no word is anywhere");
+    let launch = |grid, block| {
+        cuda.cuLaunchKernel(kernel, grid, 1, 1, block, 1, 1, 0, 0, ptr::null_mut(), ptr::null_mut())
+    };
+    for (grid, block) in [(0, 1), (1, 0), (1, 1025), (1, 1)] {
+        assert_eq!(launch(grid, block), INVALID_VALUE, "{grid}, {block}, and no parameters");
+    }
+    mapped.end();
+    assert_eq!(cuda.cuModuleUnload(module), 0);
+    assert_eq!(launch(1, 1), INVALID_HANDLE, "it went with its module");
+}
+
+#[test]
+fn names_must_be_in_the_ptx() {
+    let cuda = turn();
+    let loaded = module(&cuda, TEST_FILL_PTX);
+    assert_eq!(function(&cuda, loaded, "poorwill_test_fil"), Err(NOT_FOUND));
+    assert_eq!(cuda.cuModuleUnload(loaded), 0);
+    assert_eq!(cuda.cuModuleUnload(loaded), INVALID_HANDLE);
+    let mut handle = 0;
+    assert_eq!(cuda.cuModuleLoadData(&raw mut handle, c"kernel".as_ptr().cast()), INVALID_PTX);
+    assert_eq!(cuda.cuModuleLoadData(&raw mut handle, ptr::null()), INVALID_VALUE);
+}
+
+#[test]
+fn a_kernel_that_nothing_stands_in_for_is_named() {
+    if !is_child() {
+        let output = in_a_child("kernels::a_kernel_that_nothing_stands_in_for_is_named", &[]);
+        expect_success(&output);
+        return assert!(String::from_utf8_lossy(&output.stderr).contains("the kernel `other`"));
+    }
+    let cuda = turn();
+    let module = module(&cuda, &TEST_FILL_PTX.replace("poorwill_test_fill", "other"));
+    let kernel = function(&cuda, module, "other").unwrap();
+    assert_eq!(fill(&cuda, kernel, 0, 0, 0, 0), INVALID_IMAGE);
+    assert_eq!(cuda.cuModuleUnload(module), 0);
+}
+
+#[test]
+fn nothing_is_unmapped_under_a_running_kernel() {
+    let cuda = turn();
+    let module = module(&cuda, TEST_FILL_PTX);
+    let kernel = function(&cuda, module, "poorwill_test_fill").unwrap();
+    let mapped = Mapped::new(&cuda, 2);
+    // Half a second at least: long enough to be looked at.
+    assert_eq!(fill(&cuda, kernel, mapped.addr + GRANULE as u64, 16, 7, 5000), 0);
+    for _ in 0..5 {
+        assert_eq!(cuda.cuMemUnmap(mapped.addr, mapped.bytes), ILLEGAL_ADDRESS);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(cuda.cuStreamSynchronize(0), 0);
+    assert_eq!(mapped.read(GRANULE as u64, 68), [vec![7, 0, 0, 0].repeat(16), vec![0; 4]].concat());
+    mapped.end();
+    assert_eq!(cuda.cuModuleUnload(module), 0);
+}

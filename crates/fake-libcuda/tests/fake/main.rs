@@ -1,0 +1,12 @@
+//! What the fake libcuda promises to a caller who loads it: CUDA's behaviour where its callers rely on it,
+//! errors where they err, faults on demand, and a count of what they leave behind.
+#![cfg(target_os = "linux")]
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+mod api;
+mod contexts;
+mod faults;
+mod kernels;
+mod memory;
+mod streams;
+mod strict;
