@@ -1,12 +1,12 @@
 //! What the command line accepts.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use poorwill::churn::{Load, ParseLoadError};
-use poorwill::{ByteSize, DeviceSpec};
+use poorwill::{ByteSize, DeviceSpec, ParseSizeError};
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 #[derive(Debug, Parser)]
@@ -96,6 +96,9 @@ pub(crate) struct BenchArgs {
 pub(crate) enum Bench {
     /// Allocate and free as the loading of a large model does, and compare mapped with live memory
     Churn(ChurnArgs),
+    /// Put a load like a model's to sleep and wake it, compare every byte, and put the times beside what the link and
+    /// the driver alone take
+    Sleep(SleepArgs),
 }
 
 /// Arguments of `poorwill bench churn`.
@@ -129,6 +132,31 @@ pub(crate) struct ChurnArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `poorwill bench sleep`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SleepArgs {
+    /// Device to use: host, host:SIZE, cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "host")]
+    pub(crate) device: DeviceSpec,
+
+    /// How much to load, like 24GiB: whole layers of 496 MiB, or one that is smaller throughout
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = some_bytes)]
+    pub(crate) size: NonZeroU64,
+
+    /// How many times to sleep and wake
+    #[arg(long, value_name = "N", default_value = "3")]
+    pub(crate) cycles: NonZeroU32,
+
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn some_bytes(text: &str) -> Result<NonZeroU64, String> {
+    let size: ByteSize = text.parse().map_err(|error: ParseSizeError| error.to_string())?;
+    NonZeroU64::new(size.0).ok_or_else(|| "there must be something to load; write it like 24GiB".into())
 }
 
 fn load_parser() -> impl TypedValueParser<Value = Load> {

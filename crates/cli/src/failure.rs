@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use poorwill::checkpoint::{CheckpointError, SyntheticError};
+use poorwill::cycle::CycleError;
 use poorwill::model::ModelError;
 use poorwill::{DriverError, OpenError, PoolError};
 use serde::Serialize;
@@ -40,7 +41,7 @@ macro_rules! failure_from {
     };
 }
 
-failure_from!(CheckpointError, SyntheticError, ModelError, OpenError, PoolError, DriverError);
+failure_from!(CheckpointError, SyntheticError, CycleError, ModelError, OpenError, PoolError, DriverError);
 
 /// Prints the outcome and turns it into an exit code.
 pub(crate) fn finish<O: Outcome>(json: bool, outcome: Result<O, Failure>) -> ExitCode {

@@ -22,8 +22,9 @@
 //! ```
 //!
 //! [`checkpoint`] reads safetensors files, and [`model`] loads them into an arena and compares them with it.
-//! [`churn`] takes an arena through the allocations of loading a model and measures what that maps. [`doctor`]
-//! looks at what this computer has.
+//! [`churn`] takes an arena through the allocations of loading a model and measures what that maps, [`cycle`]
+//! through sleeping and waking and measures what that costs beside the machine's limits. [`doctor`] looks at what
+//! this computer has.
 //! What the words mean, and what is promised, is in `docs/design.md`.
 #![forbid(unsafe_code)]
 
@@ -31,6 +32,8 @@ mod arena;
 #[cfg(unix)]
 pub mod checkpoint;
 pub mod churn;
+#[cfg(unix)]
+pub mod cycle;
 mod device;
 #[cfg(unix)]
 pub mod doctor;

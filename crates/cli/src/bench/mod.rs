@@ -1,6 +1,7 @@
 //! `poorwill bench`: figures, each kind by a subcommand of its own.
 
 mod churn;
+mod sleep;
 mod trace;
 
 use std::process::ExitCode;
@@ -13,5 +14,6 @@ use crate::failure;
 pub(crate) fn run(bench: Bench) -> ExitCode {
     match bench {
         Bench::Churn(args) => failure::finish(args.json, churn::run(&args)),
+        Bench::Sleep(args) => failure::finish(args.json, sleep::run(&args)),
     }
 }

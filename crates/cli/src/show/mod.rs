@@ -1,5 +1,6 @@
 //! Reports for people.
 
+mod cycles;
 mod doctor;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
@@ -7,6 +8,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use poorwill::churn::ChurnReport;
 use poorwill::{ByteSize, Release, SleepReport, WakeReport};
 
+pub(crate) use self::cycles::cycles;
 pub(crate) use self::doctor::doctor;
 use crate::nap::{Cycle, Holding, NapReport};
 

@@ -122,7 +122,7 @@ fn what_cannot_be_opened_is_refused_without_a_report() {
         (["--limit", "0"], &["limit of 0 B", "2 MiB"][..]),
         (["--limit", "2MB"], &["limit of 1.91 MiB"]),
         (["--device", "host:1"], &["host:", "capacity"]),
-        (["--device", "cuda:0"], &["cuda:0", "NVIDIA"]),
+        (["--device", "cuda:4096"], &["cuda:4096", "driver"]),
         (["--trace", "nowhere/trace.csv"], &["nowhere/trace.csv", "cannot write the trace"]),
         (["--trace", "."], &["cannot write the trace"]),
     ] {

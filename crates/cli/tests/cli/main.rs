@@ -8,6 +8,7 @@ mod doctor;
 mod nap;
 mod refusals;
 mod report;
+mod sleep;
 mod streams;
 mod support;
 mod usage;

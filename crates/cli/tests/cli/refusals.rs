@@ -159,11 +159,11 @@ fn limits_and_capacities_that_no_device_has() {
 }
 
 #[test]
-fn gpus_are_not_driven_by_this_build() {
+fn gpus_that_are_not_there_are_refused() {
     let folder = Folder::new();
     folder.write_tensor("x.safetensors", "w", 10);
-    for device in ["cuda:0", "cuda", "cuda:7"] {
-        refused(&folder, &["x.safetensors", "--device", device], &["cuda:", "NVIDIA", "host"]);
+    for device in ["cuda:4294967295", "cuda:4096"] {
+        refused(&folder, &["x.safetensors", "--device", device], &[device, "driver"]);
     }
 }
 

@@ -34,7 +34,13 @@ fn help_and_version_are_for_standard_output() {
             assert!(help.contains(option), "{help}");
         }
     }
-    assert!(run(&folder, &["bench", "--help"]).succeeded().contains("churn"));
+    let help = run(&folder, &["bench", "sleep", "--help"]).succeeded();
+    assert!(
+        ["--device", "--size", "--cycles", "--json"].iter().all(|option| help.contains(option)),
+        "{help}"
+    );
+    let help = run(&folder, &["bench", "--help"]).succeeded();
+    assert!(["churn", "sleep"].iter().all(|bench| help.contains(bench)), "{help}");
     for command in ["demo", "doctor"] {
         assert!(run(&folder, &[command, "--help"]).succeeded().contains("--json"));
     }
@@ -90,6 +96,10 @@ fn sizes_that_are_none() {
             assert_usage(&["nap", "x", &format!("{option}={size}")], &[option, size, "write it like 24GiB"]);
         }
         assert_usage(&["bench", "churn", "--load=moe", &format!("--limit={size}")], &["--limit", size]);
+        assert_usage(
+            &["bench", "sleep", &format!("--size={size}")],
+            &["--size", size, "write it like 24GiB"],
+        );
         if !size.is_empty() {
             let device = format!("--device=host:{size}");
             assert_usage(&["nap", "x", &device], &["--device", size, "capacity", "write it like 24GiB"]);
@@ -99,7 +109,7 @@ fn sizes_that_are_none() {
 
 #[test]
 fn devices_that_are_none() {
-    for command in [&["demo"][..], &["nap", "x"], &["bench", "churn", "--load", "moe"]] {
+    for command in [&["demo"][..], &["nap", "x"], &["bench", "churn", "--load", "moe"], &["bench", "sleep"]] {
         for device in
             ["gpu", "", "HOST", "host:", "host:8GiBs", "cuda:", "cuda:x", "cuda:-1", "cuda:4294967296"]
         {
@@ -114,8 +124,13 @@ fn devices_that_are_none() {
 
 #[test]
 fn numbers_out_of_bounds() {
+    for size in ["0", "0GiB"] {
+        assert_usage(&["bench", "sleep", "--size", size], &["--size", size, "24GiB"]);
+    }
     for cycles in ["0", "-1", "4294967296", "three", "", "1.5"] {
-        assert_usage(&["nap", "x", &format!("--cycles={cycles}")], &["--cycles", cycles]);
+        for command in [&["nap", "x"][..], &["bench", "sleep"]] {
+            assert_usage(&[command, &[&format!("--cycles={cycles}")]].concat(), &["--cycles", cycles]);
+        }
     }
     for rounds in ["0", "-1", "4294967296", "three", "", "1.5"] {
         let args = ["bench", "churn", "--load=moe", &format!("--rounds={rounds}")];

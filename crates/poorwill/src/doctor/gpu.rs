@@ -83,6 +83,10 @@ mod linux {
         });
         let reports: Vec<GpuReport> = reports.collect();
         for report in &reports {
+            if report.granule_bytes == 0 {
+                let reason = "it has no virtual memory management, which sleeping needs";
+                warnings.push(format!("{} cannot be used: {reason}", report.id));
+            }
             if let Some(reason) = &report.free_error {
                 warnings.push(format!("how much of {} is free is not known: {reason}", report.id));
             }

@@ -1,0 +1,59 @@
+"""One face for every allocator under test: pool(), sleep(), drop(), wake()."""
+
+from contextlib import nullcontext
+
+
+class Torch:
+    """PyTorch's default pool: the reference for loading; it cannot sleep."""
+
+    def pool(self):
+        return nullcontext()
+
+
+class CuMem:
+    """vLLM's CuMemAllocator."""
+
+    def __init__(self):
+        from vllm.device_allocator.cumem import CuMemAllocator
+
+        self._allocator = CuMemAllocator.get_instance()
+
+    def pool(self):
+        return self._allocator.use_memory_pool(tag="weights")
+
+    def sleep(self):
+        self._allocator.sleep(offload_tags=("weights",))
+
+    def drop(self):
+        self._allocator.sleep(offload_tags=())
+
+    def wake(self):
+        self._allocator.wake_up()
+
+
+class MemorySaver:
+    """torch_memory_saver with host backups, kept across cycles or not."""
+
+    def __init__(self, retain: bool):
+        from torch_memory_saver import torch_memory_saver
+
+        torch_memory_saver.hook_mode = "torch"
+        torch_memory_saver.retain_cpu_backup = retain
+        self._saver = torch_memory_saver
+
+    def pool(self):
+        return self._saver.region(tag="weights", enable_cpu_backup=True)
+
+    def sleep(self):
+        self._saver.pause("weights")
+
+    def wake(self):
+        self._saver.resume("weights")
+
+
+MAKE = {
+    "none": Torch,
+    "cumem": CuMem,
+    "tms": lambda: MemorySaver(retain=False),
+    "tms-retain": lambda: MemorySaver(retain=True),
+}

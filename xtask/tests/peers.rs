@@ -1,0 +1,18 @@
+//! The scripts that measure peers hold what they promise, as far as no GPU and no PyTorch are needed for it.
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn scripts_do_what_they_say() {
+    let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let script =
+        Path::new(&own).parent().expect("xtask lies in the workspace").join("bench/peers/test_run.py");
+    // No bytecode: a test leaves nothing in the tree.
+    let Ok(output) = Command::new("python3").arg("-B").arg(script).output() else {
+        eprintln!("skipped: there is no python3 here");
+        return;
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
