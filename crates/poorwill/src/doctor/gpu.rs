@@ -72,6 +72,11 @@ mod linux {
             }
         };
         let nvml = Nvml::load();
+        if let Err(reason) = &nvml {
+            warnings.push(format!(
+                "the driver's version is not known, and what is free takes a context to ask for: {reason}"
+            ));
+        }
         let driver_version = nvml.as_ref().ok().and_then(Nvml::driver_version);
         let nvml_free_bytes = |gpu: &GpuInfo| {
             let memory = nvml.as_ref().map_err(Clone::clone)?.memory(&gpu.uuid);
