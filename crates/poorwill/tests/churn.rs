@@ -171,6 +171,11 @@ fn no_load_holds_noticeably_more_than_it_needs() {
         let plan = Plan { rounds: NonZeroU32::new(3).unwrap(), ..*one_round };
         let (report, _) = checked(&arena(LARGE_BYTES, None), &plan);
         assert_eq!(report.failed, None, "{case}");
+        if Kind::of_this_run() != Kind::Host {
+            // Elsewhere an event takes its time to pass even where no work is queued, and this load is over in
+            // no time: what has just been freed is not idle yet, and nothing but a limit makes the pool wait.
+            return;
+        }
         let (peak_live, peak_mapped) = (report.peak_live_bytes, report.peak_mapped_bytes);
         assert!(peak_mapped * 100 <= peak_live * 103, "{case}: {peak_mapped} mapped for {peak_live}");
         let (live, held) = (report.live_bytes, report.held_bytes);

@@ -1,8 +1,8 @@
 //! Work that is held back, so that a test decides when it has passed.
 //!
 //! [`hold`] holds any stream of any driver, and what is queued behind it is in flight until the test opens the
-//! gate, as a [`write`] is; [`source`] is host memory for such copies. [`watched`] runs the test's own code when a buffer is looked
-//! at: drivers differ in when they do that.
+//! gate, as a [`write()`] is; [`source`] is host memory for such copies. [`watched`] runs the test's own code when
+//! a buffer is looked at: drivers differ in when they do that.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};

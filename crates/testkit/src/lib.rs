@@ -6,7 +6,7 @@
 //! - [`faults`]: load → sleep → wake → free with the n-th driver call failing, for every n.
 //! - [`canary`]: drivers that are broken on purpose, to prove that the suites notice.
 //! - [`gated`]: work that is held back until a test lets it pass.
-//! - [`slice`]: a device of so many granules, cut out of a larger one.
+//! - [`mod@slice`]: a device of so many granules, cut out of a larger one.
 //! - [`device`]: the device that the tests of a run are about, as the environment names it.
 //! - [`model`]: a pool so simple that it is right, to compare the real one with.
 //! - [`pattern`]: bytes that tell where they belong.
