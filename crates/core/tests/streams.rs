@@ -388,6 +388,9 @@ impl Run {
     }
 
     fn wake(&mut self) {
+        if !self.device.kind().holds_streams_apart() {
+            self.ledger().open_all(); // A wake needs functions of the host, behind those that hold.
+        }
         self.ledger().moving = true;
         match self.pool.wake(&WakeRequest::all()) {
             Ok(_) => self.asleep.clear(),

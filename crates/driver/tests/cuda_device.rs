@@ -14,6 +14,7 @@ use poorwill_core::{
 };
 use poorwill_driver::{CudaConfig, CudaDevice, cuda};
 use poorwill_testkit::device::cuda_config;
+use poorwill_testkit::gated::{self, Gate};
 use poorwill_testkit::pattern;
 
 type CuResult = c_int;
@@ -153,14 +154,16 @@ fn work_that_nobody_waits_for_keeps_its_memory_until_it_is_done() {
     let bytes = usize::try_from(granule).unwrap();
     let parts = [CopyPart { device: range, host_offset: 0 }];
     let stream = device.stream_create().unwrap();
-    let gate = Arc::new(poorwill_testkit::gated::Gate::default());
-    poorwill_testkit::gated::hold(&device, stream, &gate);
+    let gate = Arc::new(Gate::default());
+    gated::hold(&device, stream, &gate);
+    // From the driver: other memory would be copied in pieces, by the call.
     let sources: Vec<Arc<HostBuffer>> =
-        (0..4).map(|seed| Arc::new(HostBuffer::from(pattern::bytes(seed, bytes)))).collect();
+        (0..4).map(|seed| gated::source(&device, &pattern::bytes(seed, bytes))).collect();
     for source in &sources {
         drop(device.copy_to_device(stream, Arc::clone(source), &parts).unwrap());
     }
-    drop(device.copy_to_host(stream, vec![0; bytes].into(), &parts).unwrap());
+    let into = device.host_alloc(granule).unwrap();
+    drop(device.copy_to_host(stream, into, &parts).unwrap());
     drop(device.digest(stream, range).unwrap());
     assert!(sources.iter().all(|source| Arc::strong_count(source) == 2), "held while the stream is");
     gate.open();
@@ -171,6 +174,31 @@ fn work_that_nobody_waits_for_keeps_its_memory_until_it_is_done() {
     device.unmap(range).unwrap();
     device.release(backing).unwrap();
     device.unreserve(range).unwrap();
+}
+
+/// Giving page-locked memory back waits for the whole GPU, so it must not happen where a buffer is dropped.
+#[test]
+fn dropping_host_memory_waits_for_nothing() {
+    let _turn = alone();
+    let device = open();
+    let stream = device.stream_create().unwrap();
+    let mut buffer = device.host_alloc(3 << 20).unwrap();
+    let first = buffer.as_ptr();
+    buffer.fill(1);
+    let gate = Arc::new(Gate::default());
+    gated::hold(&device, stream, &gate);
+    drop(buffer);
+    let event = device.event_record(stream).unwrap();
+    assert!(!device.event_query(event).unwrap(), "the stream is still held: nobody has waited for it");
+    let again = device.host_alloc(3 << 20).unwrap();
+    assert_eq!(again.as_ptr(), first, "page-locked memory is used again");
+    drop(again);
+    gate.open();
+    for _ in 0..3 {
+        device.synchronize().unwrap(); // Gives back what nobody has used for a while.
+    }
+    device.event_destroy(event).unwrap();
+    device.stream_destroy(stream).unwrap();
 }
 
 #[test]
@@ -193,12 +221,14 @@ fn a_device_gives_back_what_nobody_did() {
     device.release(released).unwrap();
     let stream = device.stream_create().unwrap();
     drop(device.zero(stream, ranges[2]).unwrap());
-    let buffer = device.host_alloc(1 << 20).unwrap();
+    let mut buffer = device.host_alloc(1 << 20).unwrap();
+    buffer.fill(0);
+    buffer[5] = 7;
     let event = device.event_record(stream).unwrap();
     assert_ne!(witness.memory_info().unwrap(), before);
     drop(device);
     assert_eq!(witness.memory_info().unwrap().free_bytes, before.free_bytes);
-    assert!(buffer.iter().all(|byte| *byte == 0), "host memory outlives the device");
+    assert_eq!(buffer.iter().map(|byte| u64::from(*byte)).sum::<u64>(), 7, "host memory outlives the device");
     let _ = (event, stream);
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Delay {
     pub(crate) by: Duration,
 }
 
-const DEVICES: &str = "16GiB/2MiB,16GiB/PAGE";
+const DEVICES: &str = "256GiB/2MiB,16GiB/PAGE";
 
 impl Config {
     /// What the environment says, or what is wrong with it.

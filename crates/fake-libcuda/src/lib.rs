@@ -22,7 +22,7 @@
 //!
 //! | variable | value |
 //! |---|---|
-//! | `POORWILL_FAKE_CUDA_DEVICES` | `TOTAL[/GRANULE]` per device, separated by commas; `PAGE` is a granule, too. Without it: `16GiB/2MiB,16GiB/PAGE` |
+//! | `POORWILL_FAKE_CUDA_DEVICES` | `TOTAL[/GRANULE]` per device, separated by commas; `PAGE` is a granule, too. Without it: `256GiB/2MiB,16GiB/PAGE` |
 //! | `POORWILL_FAKE_CUDA_FAIL` | `SYMBOL:N[:COUNT[:CODE]]`, separated by commas: the N-th call of the symbol, counted from 1, and the COUNT - 1 after it do nothing and give CODE (otherwise 999). `*` is every symbol that `poorwillFakeArm` counts |
 //! | `POORWILL_FAKE_CUDA_DELAY` | `SYMBOL:MICROSECONDS`, separated by commas: calls of the symbol take that much longer |
 //!

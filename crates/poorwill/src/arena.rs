@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use poorwill_core::{
-    AllocRequest, Block, BlockId, Driver, DriverError, HostBuffer, Pool, PoolConfig, PoolError, PoolStats,
-    SleepReport, SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState, WakeReport, WakeRequest,
+    AllocRequest, Block, BlockId, Driver, DriverError, DriverErrorKind, HostBuffer, Op, Pool, PoolConfig,
+    PoolError, PoolStats, SleepReport, SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState,
+    WakeReport, WakeRequest,
 };
 #[cfg(not(target_os = "linux"))]
 use poorwill_core::{DriverErrorKind, Op};
@@ -222,10 +223,22 @@ impl Arena {
             return Ok(Vec::new());
         }
         let at = |source| PoolError::Driver { op: "read", source };
-        let buffer = self.driver().host_alloc(bytes).map_err(at)?;
+        let buffer = zeros(bytes).map_err(at)?;
         let copy = self.pool.read(StreamId::DEFAULT, block, offset, buffer, 0, bytes)?;
         copy.wait().map(|buffer| buffer.to_vec()).map_err(at)
     }
+}
+
+/// Ordinary memory: page-locking some for one read would cost more than it saves.
+fn zeros(bytes: u64) -> Result<HostBuffer, DriverError> {
+    let fail = |reason: String| {
+        DriverError::new(Op::HostAlloc, DriverErrorKind::OutOfHostMemory { asked_bytes: bytes, reason })
+    };
+    let len = usize::try_from(bytes).map_err(|error| fail(error.to_string()))?;
+    let mut zeros = Vec::new();
+    zeros.try_reserve_exact(len).map_err(|error| fail(error.to_string()))?;
+    zeros.resize(len, 0u8);
+    Ok(zeros.into())
 }
 
 fn open_device(device: &DeviceSpec) -> Result<Arc<dyn Driver>, DriverError> {

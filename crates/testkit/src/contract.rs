@@ -525,7 +525,6 @@ pub fn host_memory_is_exact(driver: &dyn Driver) {
     for bytes in [1, 4095, 4097, 3 << 20] {
         let buffer = driver.host_alloc(bytes).unwrap();
         assert_eq!(buffer.len() as u64, bytes);
-        assert!(buffer.iter().all(|byte| *byte == 0));
     }
     let hopeless = kind(driver.host_alloc(1 << 60));
     assert!(

@@ -53,7 +53,9 @@
 //!   order, unless an event says otherwise. [`StreamId::DEFAULT`] always exists.
 //! - **\[owned\]** A copy owns or shares its host buffer until it has finished, so safe code cannot free what
 //!   a copy still touches. Dropping a [`Pending`] neither cancels nor waits. When `wait` has returned, the
-//!   driver holds no reference to the buffer any more.
+//!   driver holds no reference to the buffer any more. A copy with memory of `host_alloc` is queued and the call
+//!   returns; with other memory the call may last until the copy has been done. Dropping memory of `host_alloc`
+//!   waits for nothing.
 //! - **\[ranges\]** Copies, `zero` and `digest` check at the call that their device range is mapped with access,
 //!   and fail with [`DriverErrorKind::NotMapped`] otherwise. Copies may begin and end at any byte.
 //! - **\[events\]** An event is made by recording it on a stream; it has passed when everything queued there
@@ -249,7 +251,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// What the device reports.
     fn memory_info(&self) -> Result<MemoryInfo>;
 
-    /// Host memory of exactly `bytes` bytes, from which the device copies fastest. Zeroed; any size but 0.
+    /// Host memory of exactly `bytes` bytes, from which the device copies fastest; any size but 0. What it holds
+    /// is not specified.
     ///
     /// # Errors
     /// `OutOfHostMemory`.

@@ -6,13 +6,12 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Mutex, PoisonError};
 
-use memmap2::MmapMut;
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, Op};
 
 use super::ffi::{Api, CuDevice, CuResult, Raw};
+use super::pinned::Spare;
 use crate::ledger::{Result, of};
 use crate::process::Owner;
 
@@ -24,8 +23,8 @@ pub(super) struct Context {
     pub(super) owner: Owner,
     /// Whether nobody else in the process had it before.
     pub(super) is_first: bool,
-    /// Pages that the driver refused to unregister so far. They are kept: elsewhere they would meet others.
-    pinned: Mutex<Vec<MmapMut>>,
+    /// Page-locked memory in nobody's use.
+    pub(super) spare: Spare,
 }
 
 impl fmt::Debug for Context {
@@ -50,7 +49,7 @@ impl Context {
         api.check(unsafe { (api.primary_ctx_get_state)(device, &raw mut flags, &raw mut active) })?;
         // SAFETY: C2.
         let raw = api.get(|raw| unsafe { (api.primary_ctx_retain)(raw, device) })?;
-        Ok(Self { api, device, raw, owner, is_first: active == 0, pinned: Mutex::default() })
+        Ok(Self { api, device, raw, owner, is_first: active == 0, spare: Spare::default() })
     }
 
     /// Makes the context current, in the process that retained it.
@@ -71,25 +70,12 @@ impl Context {
         Ok(Entered { context: self, pushed, _thread: PhantomData })
     }
 
-    /// Waits for all work in the context.
+    /// Waits for all work in the context; the moment to give page-locked memory back.
     pub(super) fn synchronize(&self) -> Result<()> {
         // SAFETY: C3; the callers have entered.
-        self.api.check(unsafe { (self.api.ctx_synchronize)() })
-    }
-
-    /// Unregisters pages and unmaps them. The caller has entered.
-    pub(super) fn unpin(&self, pages: MmapMut) {
-        let start = pages.as_ptr().cast_mut().cast();
-        // SAFETY: C4, registered by whoever hands the pages in.
-        if unsafe { (self.api.mem_host_unregister)(start) } != CuResult::SUCCESS {
-            self.pinned.lock().unwrap_or_else(PoisonError::into_inner).push(pages);
-        }
-    }
-
-    /// Tries again what was refused before. The caller has entered.
-    pub(super) fn unpin_owed(&self) {
-        let owed = std::mem::take(&mut *self.pinned.lock().unwrap_or_else(PoisonError::into_inner));
-        owed.into_iter().for_each(|pages| self.unpin(pages));
+        self.api.check(unsafe { (self.api.ctx_synchronize)() })?;
+        self.spare.age(self.api);
+        Ok(())
     }
 
     /// Free and total memory in bytes.
@@ -114,15 +100,17 @@ impl Drop for Entered<'_> {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if self.owner.is_here() {
-            // SAFETY: C3, given back once. A driver that is shutting down refuses, and has freed all by then.
-            let _ = unsafe { (self.api.primary_ctx_release)(self.device) };
+        if !self.owner.is_here() {
+            self.spare.forget();
             return;
         }
-        // In a forked child the pages are not there, and something else may be.
-        std::mem::take(&mut *self.pinned.lock().unwrap_or_else(PoisonError::into_inner))
-            .into_iter()
-            .for_each(std::mem::forget);
+        if let Ok(_entered) = self.make_current() {
+            // Nobody can use it any more: twice, so that what is fresh goes as well.
+            self.spare.age(self.api);
+            self.spare.age(self.api);
+        }
+        // SAFETY: C3, given back once. A driver that is shutting down refuses, and has freed all by then.
+        let _ = unsafe { (self.api.primary_ctx_release)(self.device) };
     }
 }
 

@@ -67,6 +67,9 @@ entries! {
     }
 
     call cuMemHostUnregister(host: HostPointer) {
-        memory::unregister(&current_even_if_broken()?, host.addr())
+        let context = current_even_if_broken()?;
+        // As the real one does, which also holds up whoever queues work meanwhile. What failed is no matter here.
+        let _ = context.wait_for_device();
+        memory::unregister(&context, host.addr())
     }
 }
