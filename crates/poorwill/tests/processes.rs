@@ -137,7 +137,7 @@ fn the_other_process() {
                 thread::spawn(|| {
                     thread::sleep(Duration::from_millis(40));
                     use rustix::process::{Signal, getpid, kill_process};
-                    kill_process(getpid(), Signal::SEGV).unwrap(); // As a bug of the engine's would end it.
+                    kill_process(getpid(), Signal::ABORT).unwrap(); // As a bug of the engine's would end it.
                 });
             }
             loop {
