@@ -8,7 +8,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -151,8 +151,15 @@ fn the_other_process() {
     }
 }
 
+/// The machine's figures are compared here: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn another_process_may_end_in_any_way() {
+    let _turn = alone();
     let device = TestDevice::with_capacity(256 * MIB).machine();
     let mine = Resident::new(Arc::clone(&device), 1, &[60 * MIB, 9 * MIB, 700, 2 * MIB]);
     mine.sleep();
@@ -234,6 +241,7 @@ impl Hog {
 
 #[test]
 fn a_wake_that_finds_its_memory_taken_says_so_and_works_later() {
+    let _turn = alone();
     let device = TestDevice::with_capacity(256 * MIB);
     let mine = Resident::new(device.machine(), 9, &[100 * MIB, 5 * MIB]);
     mine.sleep();

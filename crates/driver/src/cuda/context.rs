@@ -70,12 +70,10 @@ impl Context {
         Ok(Entered { context: self, pushed, _thread: PhantomData })
     }
 
-    /// Waits for all work in the context; the moment to give page-locked memory back.
+    /// Waits for all work in the context.
     pub(super) fn synchronize(&self) -> Result<()> {
         // SAFETY: C3; the callers have entered.
-        self.api.check(unsafe { (self.api.ctx_synchronize)() })?;
-        self.spare.age(self.api);
-        Ok(())
+        self.api.check(unsafe { (self.api.ctx_synchronize)() })
     }
 
     /// Free and total memory in bytes.
@@ -104,11 +102,7 @@ impl Drop for Context {
             self.spare.forget();
             return;
         }
-        if let Ok(_entered) = self.make_current() {
-            // Nobody can use it any more: twice, so that what is fresh goes as well.
-            self.spare.age(self.api);
-            self.spare.age(self.api);
-        }
+        self.spare.clear(self);
         // SAFETY: C3, given back once. A driver that is shutting down refuses, and has freed all by then.
         let _ = unsafe { (self.api.primary_ctx_release)(self.device) };
     }

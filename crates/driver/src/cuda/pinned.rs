@@ -3,17 +3,19 @@
 //! Giving page-locked memory back to the driver waits for all work on the GPU, and holds up whoever queues more
 //! meanwhile. So a buffer that is dropped costs no call of the driver: its pages are kept for the next buffer of
 //! their size, and go when the whole device was waited for anyway, unless they were used since the time before.
+//! A thread sees to that, since it takes a second for some 60 GiB.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 
 use memmap2::{Advice, MmapMut};
-use poorwill_core::{DriverErrorKind, HostBuffer, HostMemory};
+use poorwill_core::{DriverErrorKind, HostBuffer, HostMemory, Op};
 
 use super::context::Context;
-use super::ffi::{Api, CuResult};
+use super::ffi::CuResult;
 use crate::ledger::{Result, invalid};
 
 /// Anonymous pages, faulted in, registered with the driver, and kept from forked children, whose copy-on-write
@@ -28,6 +30,8 @@ pub(super) struct Pinned {
 #[derive(Default)]
 pub(super) struct Spare {
     kept: Mutex<Kept>,
+    /// Gives pages back, the last time that there were any.
+    worker: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
@@ -119,26 +123,66 @@ impl Spare {
         self.kept().fresh.entry(pages.len()).or_default().push(pages);
     }
 
-    /// The device was just waited for: gives back what nobody has used since the last time. The caller has
-    /// entered the context.
-    pub(super) fn age(&self, api: &Api) {
+    /// The device of `context` was just waited for: begins to give back what nobody has used since the last time.
+    pub(super) fn age(context: &Arc<Context>) {
+        let spare = &context.spare;
+        let mut worker = spare.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        if worker.as_ref().is_some_and(|worker| !worker.is_finished()) {
+            return; // The next time will do.
+        }
         let gone = {
-            let mut kept = self.kept();
+            let mut kept = spare.kept();
             let fresh = std::mem::take(&mut kept.fresh);
             std::mem::replace(&mut kept.aged, fresh)
         };
-        for pages in gone.into_values().flatten() {
+        let gone: Vec<MmapMut> = gone.into_values().flatten().collect();
+        if gone.is_empty() {
+            return;
+        }
+        let (gone, theirs) = (Arc::new(Mutex::new(gone)), Arc::clone(context));
+        let left = Arc::clone(&gone);
+        let name = "poorwill-unpin".to_owned();
+        let started = thread::Builder::new().name(name).spawn(move || theirs.spare.give_back(&theirs, &left));
+        match started {
+            Ok(started) => *worker = Some(started),
+            // Where no thread is to be had, it is done here.
+            Err(_) => spare.give_back(context, &gone),
+        }
+    }
+
+    /// Unregisters and unmaps. What the driver refuses is kept: at its addresses nothing else could be registered.
+    fn give_back(&self, context: &Context, gone: &Mutex<Vec<MmapMut>>) {
+        let entered = context.enter(Op::HostAlloc);
+        loop {
+            let pages = gone.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let Some(mut pages) = pages else { return };
+            let start = pages.as_mut_ptr().cast();
             // SAFETY: C4, registered when they were made.
-            if unsafe { (api.mem_host_unregister)(pages.as_ptr().cast_mut().cast()) } != CuResult::SUCCESS {
-                // Still registered: at these addresses nothing else could be, so they are kept.
+            let unregister = || unsafe { (context.api.mem_host_unregister)(start) };
+            if entered.is_err() || unregister() != CuResult::SUCCESS {
                 self.give(pages);
             }
         }
+    }
+
+    /// Waits until what is being given back has been.
+    pub(super) fn settle(&self) {
+        let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // It does not panic; if it did, there is nobody to tell.
+        worker.into_iter().for_each(|worker| drop(worker.join()));
+    }
+
+    /// At the very end: gives everything back. The caller is the last to have the context.
+    pub(super) fn clear(&self, context: &Context) {
+        let Kept { fresh, aged } = std::mem::take(&mut *self.kept());
+        let gone = fresh.into_values().chain(aged.into_values()).flatten().collect();
+        self.give_back(context, &Mutex::new(gone));
     }
 
     /// Leaves the pages alone, in a forked child.
     pub(super) fn forget(&mut self) {
         let kept = std::mem::take(self.kept.get_mut().unwrap_or_else(PoisonError::into_inner));
         std::mem::forget(kept);
+        std::mem::forget(self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

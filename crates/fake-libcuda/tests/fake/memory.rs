@@ -9,7 +9,7 @@ use crate::api::{GRANULE, INVALID_VALUE, Mapped, OUT_OF_MEMORY, Turn, access, pr
 fn free(cuda: &Turn) -> usize {
     let (mut free, mut total) = (0, 0);
     assert_eq!(cuda.cuMemGetInfo_v2(&raw mut free, &raw mut total), 0);
-    assert_eq!(total, 16 << 30);
+    assert_eq!(total, 256 << 30);
     free
 }
 
@@ -129,8 +129,8 @@ fn unmap_takes_whole_mappings() {
 fn the_device_can_be_full() {
     let cuda = turn();
     let (mut all, mut more) = (0, 0);
-    assert_eq!(cuda.cuMemCreate(&raw mut more, (16 << 30) + GRANULE, &prop(0), 0), OUT_OF_MEMORY);
-    assert_eq!(cuda.cuMemCreate(&raw mut all, 16 << 30, &prop(0), 0), 0);
+    assert_eq!(cuda.cuMemCreate(&raw mut more, (256 << 30) + GRANULE, &prop(0), 0), OUT_OF_MEMORY);
+    assert_eq!(cuda.cuMemCreate(&raw mut all, 256 << 30, &prop(0), 0), 0);
     assert_eq!(cuda.cuMemCreate(&raw mut more, GRANULE, &prop(0), 0), OUT_OF_MEMORY);
     assert_eq!(free(&cuda), 0);
     assert_eq!(cuda.cuMemCreate(&raw mut more, GRANULE, &prop(1), 0), 0, "the other device is not");
