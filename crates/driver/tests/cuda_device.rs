@@ -194,11 +194,30 @@ fn dropping_host_memory_waits_for_nothing() {
     assert_eq!(again.as_ptr(), first, "page-locked memory is used again");
     drop(again);
     gate.open();
-    for _ in 0..3 {
-        device.synchronize().unwrap(); // Gives back what nobody has used for a while.
-    }
+    device.synchronize().unwrap();
     device.event_destroy(event).unwrap();
     device.stream_destroy(stream).unwrap();
+}
+
+#[test]
+fn host_memory_of_many_sizes_does_not_pile_up() {
+    let _turn = alone();
+    let device = open();
+    let before = resident_bytes();
+    for nth in 0..400 {
+        drop(device.host_alloc((4 << 20) + nth * 4096).unwrap());
+    }
+    let kept = resident_bytes() - before;
+    assert!((512 << 20..1280 << 20).contains(&kept), "{kept} bytes of 1.9 GiB are kept for later");
+    drop(device);
+    assert!(resident_bytes() < before + (64 << 20), "all of it has gone with the device");
+}
+
+/// What the system says that this process has in memory.
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * rustix::param::page_size() as u64
 }
 
 #[test]

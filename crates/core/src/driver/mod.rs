@@ -252,7 +252,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn memory_info(&self) -> Result<MemoryInfo>;
 
     /// Host memory of exactly `bytes` bytes, from which the device copies fastest; any size but 0. What it holds
-    /// is not specified.
+    /// is not specified. The call may wait for work on the device.
     ///
     /// # Errors
     /// `OutOfHostMemory`.

@@ -102,7 +102,9 @@ impl Drop for Context {
             self.spare.forget();
             return;
         }
-        self.spare.clear(self);
+        if let Ok(_entered) = self.make_current() {
+            self.spare.clear(self);
+        }
         // SAFETY: C3, given back once. A driver that is shutting down refuses, and has freed all by then.
         let _ = unsafe { (self.api.primary_ctx_release)(self.device) };
     }

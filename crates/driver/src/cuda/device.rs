@@ -204,7 +204,6 @@ impl CudaDevice {
         let Ok(_entered) = self.context.enter(Op::Synchronize) else { return };
         let idle = self.context.synchronize().is_ok();
         self.queues.close(idle);
-        self.context.spare.settle();
         let left = self.ledger().take_all();
         for (range, mapped, ()) in left.reservations {
             for mapping in mapped {

@@ -2,17 +2,15 @@
 //!
 //! Giving page-locked memory back to the driver waits for all work on the GPU, and holds up whoever queues more
 //! meanwhile. So a buffer that is dropped costs no call of the driver: its pages are kept for the next buffer of
-//! their size, and go when the whole device was waited for anyway, unless they were used since the time before.
-//! A thread sees to that, since it takes a second for some 60 GiB.
+//! their size. They go when the device does, or, where more than [`SPARE_BYTES`] lie unused, little by little when
+//! a buffer of another size is made, which takes its time anyway.
 
-use std::collections::HashMap;
-use std::fmt;
+use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
 
 use memmap2::{Advice, MmapMut};
-use poorwill_core::{DriverErrorKind, HostBuffer, HostMemory, Op};
+use poorwill_core::{DriverErrorKind, HostBuffer, HostMemory};
 
 use super::context::Context;
 use super::ffi::CuResult;
@@ -26,26 +24,18 @@ pub(super) struct Pinned {
     pages: ManuallyDrop<MmapMut>,
 }
 
+/// How much is kept for sizes that may come again.
+const SPARE_BYTES: usize = 1 << 30;
+
 /// Pages that are registered and in nobody's use.
-#[derive(Default)]
-pub(super) struct Spare {
-    kept: Mutex<Kept>,
-    /// Gives pages back, the last time that there were any.
-    worker: Mutex<Option<JoinHandle<()>>>,
-}
+#[derive(Debug, Default)]
+pub(super) struct Spare(Mutex<Kept>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Kept {
-    /// By length; dropped since the device was last waited for.
-    fresh: HashMap<usize, Vec<MmapMut>>,
-    /// Dropped before that.
-    aged: HashMap<usize, Vec<MmapMut>>,
-}
-
-impl fmt::Debug for Spare {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Spare")
-    }
+    /// By length.
+    pages: BTreeMap<usize, Vec<MmapMut>>,
+    bytes: usize,
 }
 
 impl Pinned {
@@ -59,6 +49,7 @@ impl Pinned {
         if let Some(pages) = context.spare.take(len) {
             return Ok(Self { context: Arc::clone(context), pages: ManuallyDrop::new(pages) });
         }
+        context.spare.make_room(context, len);
         let mut pages = MmapMut::map_anon(len).map_err(|error| fail(error.to_string()))?;
         // Faster where the system grants it; without it nothing changes.
         let _ = pages.advise(Advice::HugePage);
@@ -111,78 +102,71 @@ impl Drop for Pinned {
 
 impl Spare {
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(&self, len: usize) -> Option<MmapMut> {
-        let Kept { fresh, aged } = &mut *self.kept();
-        fresh.get_mut(&len).and_then(Vec::pop).or_else(|| aged.get_mut(&len).and_then(Vec::pop))
+        self.kept().take(len)
     }
 
     fn give(&self, pages: MmapMut) {
-        self.kept().fresh.entry(pages.len()).or_default().push(pages);
+        let mut kept = self.kept();
+        kept.bytes += pages.len();
+        kept.pages.entry(pages.len()).or_default().push(pages);
     }
 
-    /// The device of `context` was just waited for: begins to give back what nobody has used since the last time.
-    pub(super) fn age(context: &Arc<Context>) {
-        let spare = &context.spare;
-        let mut worker = spare.worker.lock().unwrap_or_else(PoisonError::into_inner);
-        if worker.as_ref().is_some_and(|worker| !worker.is_finished()) {
-            return; // The next time will do.
+    /// Before `len` bytes more are registered: gives twice as much of the surplus back, so that it shrinks
+    /// whatever sizes are asked for.
+    fn make_room(&self, context: &Context, len: usize) {
+        let mut gone = Vec::new();
+        {
+            let mut kept = self.kept();
+            let surplus = kept.bytes.saturating_sub(SPARE_BYTES).min(len.saturating_mul(2));
+            let mut found = 0;
+            while found < surplus {
+                let Some(pages) = kept.largest().and_then(|len| kept.take(len)) else { break };
+                found += pages.len();
+                gone.push(pages);
+            }
         }
-        let gone = {
-            let mut kept = spare.kept();
-            let fresh = std::mem::take(&mut kept.fresh);
-            std::mem::replace(&mut kept.aged, fresh)
-        };
-        let gone: Vec<MmapMut> = gone.into_values().flatten().collect();
-        if gone.is_empty() {
-            return;
-        }
-        let (gone, theirs) = (Arc::new(Mutex::new(gone)), Arc::clone(context));
-        let left = Arc::clone(&gone);
-        let name = "poorwill-unpin".to_owned();
-        let started = thread::Builder::new().name(name).spawn(move || theirs.spare.give_back(&theirs, &left));
-        match started {
-            Ok(started) => *worker = Some(started),
-            // Where no thread is to be had, it is done here.
-            Err(_) => spare.give_back(context, &gone),
-        }
+        self.give_back(context, gone);
     }
 
     /// Unregisters and unmaps. What the driver refuses is kept: at its addresses nothing else could be registered.
-    fn give_back(&self, context: &Context, gone: &Mutex<Vec<MmapMut>>) {
-        let entered = context.enter(Op::HostAlloc);
-        loop {
-            let pages = gone.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let Some(mut pages) = pages else { return };
+    fn give_back(&self, context: &Context, gone: Vec<MmapMut>) {
+        for mut pages in gone {
             let start = pages.as_mut_ptr().cast();
             // SAFETY: C4, registered when they were made.
-            let unregister = || unsafe { (context.api.mem_host_unregister)(start) };
-            if entered.is_err() || unregister() != CuResult::SUCCESS {
+            if unsafe { (context.api.mem_host_unregister)(start) } != CuResult::SUCCESS {
                 self.give(pages);
             }
         }
     }
 
-    /// Waits until what is being given back has been.
-    pub(super) fn settle(&self) {
-        let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // It does not panic; if it did, there is nobody to tell.
-        worker.into_iter().for_each(|worker| drop(worker.join()));
-    }
-
-    /// At the very end: gives everything back. The caller is the last to have the context.
+    /// At the very end: gives everything back. The caller is the last to have the context, and has entered it.
     pub(super) fn clear(&self, context: &Context) {
-        let Kept { fresh, aged } = std::mem::take(&mut *self.kept());
-        let gone = fresh.into_values().chain(aged.into_values()).flatten().collect();
-        self.give_back(context, &Mutex::new(gone));
+        let kept = std::mem::take(&mut *self.kept());
+        self.give_back(context, kept.pages.into_values().flatten().collect());
     }
 
     /// Leaves the pages alone, in a forked child.
     pub(super) fn forget(&mut self) {
-        let kept = std::mem::take(self.kept.get_mut().unwrap_or_else(PoisonError::into_inner));
-        std::mem::forget(kept);
-        std::mem::forget(self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        std::mem::forget(std::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner)));
+    }
+}
+
+impl Kept {
+    fn take(&mut self, len: usize) -> Option<MmapMut> {
+        let of_len = self.pages.get_mut(&len)?;
+        let pages = of_len.pop();
+        if of_len.is_empty() {
+            self.pages.remove(&len);
+        }
+        self.bytes -= pages.as_ref().map_or(0, |pages| pages.len());
+        pages
+    }
+
+    fn largest(&self) -> Option<usize> {
+        self.pages.keys().next_back().copied()
     }
 }

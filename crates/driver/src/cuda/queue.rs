@@ -15,7 +15,6 @@ use poorwill_core::{DriverErrorKind, EventId, Op, Pending, StreamId};
 use super::context::Context;
 use super::digest::Staging;
 use super::ffi::{CuResult, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Raw, STREAM_NON_BLOCKING};
-use super::pinned::Spare;
 use crate::ledger::{Result, invalid, of};
 
 /// A stream of ours or of the caller's.
@@ -265,10 +264,7 @@ impl Queues {
         let idle = self.context.synchronize();
         if idle.is_err() {
             self.leave_all(left);
-            return idle;
         }
-        drop(left);
-        Spare::age(&self.context);
         idle
     }
 
