@@ -483,6 +483,12 @@ pub fn zeros_and_digests(driver: &dyn Driver) {
     }
     let digests = driver.digest(StreamId::DEFAULT, mapped.range).unwrap().wait().unwrap();
     assert_eq!(digests, expected.chunks(expected.len() / 3).map(Digest::of).collect::<Vec<_>>());
+    let fresh = driver.stream_create().unwrap();
+    let nothing = DeviceRange::new(mapped.range.addr, 0);
+    assert!(driver.digest(fresh, nothing).unwrap().wait().unwrap().is_empty(), "no bytes, no digests");
+    driver.zero(fresh, nothing).unwrap().wait().unwrap();
+    driver.stream_destroy(fresh).unwrap();
+    driver.host_trim().unwrap();
     mapped.end();
 }
 

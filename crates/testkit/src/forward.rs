@@ -41,6 +41,7 @@ macro_rules! forward_streams_and_events {
             EventSynchronize: event_synchronize(event: EventId) -> ();
             EventDestroy: event_destroy(event: EventId) -> ();
             Synchronize: synchronize() -> ();
+            HostTrim: host_trim() -> ();
             LaunchHost: launch_host(stream: StreamId, work: HostWork) -> Pending<()>;
         }
     };

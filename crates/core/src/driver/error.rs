@@ -68,6 +68,7 @@ pub enum Op {
     AdoptStream,
     MemoryInfo,
     HostAlloc,
+    HostTrim,
 }
 
 impl fmt::Display for Op {
@@ -101,6 +102,7 @@ impl fmt::Display for Op {
             Self::LaunchHost => "run a function of the host",
             Self::MemoryInfo => "ask for free memory",
             Self::HostAlloc => "allocate host memory",
+            Self::HostTrim => "give host memory back",
         })
     }
 }

@@ -257,4 +257,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// `OutOfHostMemory`.
     fn host_alloc(&self, bytes: u64) -> Result<HostBuffer>;
+
+    /// Gives host memory back that was dropped and that the driver keeps for later, if it does. The call may wait
+    /// for all work on the device.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn host_trim(&self) -> Result<()>;
 }

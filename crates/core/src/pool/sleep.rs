@@ -142,6 +142,9 @@ impl Shared {
                 chunk.backup = None;
             }
         }
+        drop(state);
+        // Already failing; what the driver keeps of their memory serves the next try.
+        let _ = self.driver.host_trim();
     }
 
     /// Brings every backup of the plan up to date.

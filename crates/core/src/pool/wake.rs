@@ -80,6 +80,11 @@ impl Shared {
             });
         }
         let undefined_tags = self.commit_wake(&plan);
+        if !self.shape.keep_backups {
+            plan.fillings.clear();
+            // The wake is done, whether or not the driver keeps some of the memory for later.
+            let _ = self.driver.host_trim();
+        }
         Ok(WakeReport {
             tags: plan.names,
             already_awake_tags: plan.already_awake,

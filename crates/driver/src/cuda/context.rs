@@ -98,12 +98,15 @@ impl Drop for Entered<'_> {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if !self.owner.is_here() {
-            self.spare.forget();
-            return;
-        }
-        if let Ok(_entered) = self.make_current() {
+        if self.owner.is_here()
+            && let Ok(_entered) = self.make_current()
+        {
             self.spare.clear(self);
+        }
+        // What the driver still has registered must stay where it is; in a forked child it is not even there.
+        self.spare.forget();
+        if !self.owner.is_here() {
+            return;
         }
         // SAFETY: C3, given back once. A driver that is shutting down refuses, and has freed all by then.
         let _ = unsafe { (self.api.primary_ctx_release)(self.device) };

@@ -133,6 +133,7 @@ impl CudaDevice {
     /// # Errors
     /// `UnknownHandle`.
     pub fn raw_stream(&self, stream: StreamId) -> DriverResult<usize> {
+        self.context.owner.check(Op::AdoptStream)?;
         self.queues.stream(stream).map(|stream| stream.raw).map_err(of(Op::AdoptStream))
     }
 
@@ -192,18 +193,30 @@ impl CudaDevice {
         // SAFETY: C2.
         let code =
             unsafe { (self.api().mem_create)(&raw mut handle, to_usize(bytes)?, &raw const self.memory, 0) };
+        self.check_memory(code, bytes).map(|()| handle)
+    }
+
+    /// Success, or the error; a full device is one of its own kind.
+    fn check_memory(&self, code: CuResult, asked_bytes: u64) -> Result<()> {
         if code == CuResult::OUT_OF_MEMORY {
-            let (free_bytes, _) = self.context.memory()?;
-            return Err(DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes });
+            // Where the driver does not even say how much is free, none is what it has for us.
+            let free_bytes = self.context.memory().map_or(0, |(free_bytes, _)| free_bytes);
+            return Err(DriverErrorKind::OutOfMemory { asked_bytes, free_bytes });
         }
-        self.api().check(code).map(|()| handle)
+        self.api().check(code)
     }
 
     /// Gives back what is left, as far as the driver takes it.
     fn give_everything_back(&self) {
-        let Ok(_entered) = self.context.enter(Op::Synchronize) else { return };
-        let idle = self.context.synchronize().is_ok();
-        self.queues.close(idle);
+        if !self.context.owner.is_here() {
+            return;
+        }
+        let entered = self.context.enter(Op::Synchronize);
+        let is_idle = entered.is_ok() && self.context.synchronize().is_ok();
+        self.queues.close(is_idle);
+        if !is_idle {
+            return; // Under work that may be running nothing can be taken away.
+        }
         let left = self.ledger().take_all();
         for (range, mapped, ()) in left.reservations {
             for mapping in mapped {
@@ -274,13 +287,14 @@ impl Driver for CudaDevice {
         let granule = self.info.granule_bytes;
         self.call(Op::Reserve, |api| {
             check_size(granule, bytes)?;
-            let (len, align) = (to_usize(bytes)?, to_usize(granule)?);
+            let (len, align, mut addr) = (to_usize(bytes)?, to_usize(granule)?, 0);
             // SAFETY: C2.
-            let addr = api.get(|addr| unsafe { (api.mem_address_reserve)(addr, len, align, 0, 0) });
-            let addr = addr.map_err(|error| DriverErrorKind::OutOfAddressSpace {
-                asked_bytes: bytes,
-                reason: error.to_string(),
-            })?;
+            let reserved = unsafe { (api.mem_address_reserve)(&raw mut addr, len, align, 0, 0) };
+            if matches!(reserved, CuResult::INVALID_VALUE | CuResult::OUT_OF_MEMORY) {
+                let reason = api.error(reserved).to_string();
+                return Err(DriverErrorKind::OutOfAddressSpace { asked_bytes: bytes, reason });
+            }
+            api.check(reserved)?;
             let range = DeviceRange::new(addr, bytes);
             self.ledger().reserved(range, ());
             Ok(range)
@@ -312,7 +326,9 @@ impl Driver for CudaDevice {
             let bytes = to_usize(range.bytes)?;
             self.ledger().map(range, backing, |(), handle| {
                 // SAFETY: C3, the range is ours and free, the handle alive and of this size.
-                api.check(unsafe { (api.mem_map)(range.addr, bytes, 0, *handle, 0) })
+                let mapped = unsafe { (api.mem_map)(range.addr, bytes, 0, *handle, 0) };
+                // The driver's own tables take memory, too.
+                self.check_memory(mapped, range.bytes)
             })
         })
     }
@@ -324,7 +340,8 @@ impl Driver for CudaDevice {
             // One call for the range: what is open in it already stays so.
             self.ledger().set_access(range, |(), _closed| {
                 // SAFETY: C3, all of the range is mapped.
-                api.check(unsafe { (api.mem_set_access)(range.addr, bytes, &raw const access, 1) })
+                let opened = unsafe { (api.mem_set_access)(range.addr, bytes, &raw const access, 1) };
+                self.check_memory(opened, range.bytes)
             })
         })
     }
@@ -467,6 +484,13 @@ impl Driver for CudaDevice {
             let (free_bytes, total_bytes) = self.context.memory()?;
             let process = self.usage.as_ref().and_then(|usage| usage.now(&self.gpu.uuid));
             Ok(MemoryInfo { total_bytes, free_bytes, process })
+        })
+    }
+
+    fn host_trim(&self) -> DriverResult<()> {
+        self.call(Op::HostTrim, |_| {
+            self.context.spare.clear(&self.context);
+            Ok(())
         })
     }
 

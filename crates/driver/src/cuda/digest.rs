@@ -74,7 +74,11 @@ impl HostJob {
         let Some(work) = work else { return };
         let outcome = match catch_unwind(AssertUnwindSafe(work)) {
             Ok(()) => Outcome::Returned,
-            Err(_) => Outcome::Panicked,
+            Err(payload) => {
+                // Dropping what was thrown may throw again, and nobody is left to catch it.
+                std::mem::forget(payload);
+                Outcome::Panicked
+            }
         };
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
     }
@@ -86,7 +90,9 @@ extern "C" fn run(user: *mut c_void) {
     let job = unsafe { Arc::from_raw(user.cast_const().cast::<HostJob>()) };
     job.run();
     // The last reference may drop code of the caller's: its panic must not cross into the driver either.
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(job)));
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(job))) {
+        std::mem::forget(payload);
+    }
 }
 
 /// The digests of a range, as they come in.
@@ -121,6 +127,9 @@ impl Digests {
         range: DeviceRange,
         queued: &Mutex<Vec<(Arc<HostJob>, Arc<Staging>)>>,
     ) -> Result<()> {
+        if range.bytes == 0 {
+            return Ok(());
+        }
         let granule_bytes = self.granule_bytes as u64;
         let piece_bytes = (PIECE_BYTES / granule_bytes).max(1) * granule_bytes;
         let mut slot = stream.staging.lock().unwrap_or_else(PoisonError::into_inner);

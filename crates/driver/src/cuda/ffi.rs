@@ -20,6 +20,7 @@ pub(super) struct CuResult(pub(super) c_int);
 
 impl CuResult {
     pub(super) const SUCCESS: Self = Self(0);
+    pub(super) const INVALID_VALUE: Self = Self(1);
     pub(super) const OUT_OF_MEMORY: Self = Self(2);
     pub(super) const NO_DEVICE: Self = Self(100);
     pub(super) const NOT_READY: Self = Self(600);

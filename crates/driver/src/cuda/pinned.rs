@@ -2,8 +2,8 @@
 //!
 //! Giving page-locked memory back to the driver waits for all work on the GPU, and holds up whoever queues more
 //! meanwhile. So a buffer that is dropped costs no call of the driver: its pages are kept for the next buffer of
-//! their size. They go when the device does, or, where more than [`SPARE_BYTES`] lie unused, little by little when
-//! a buffer of another size is made, which takes its time anyway.
+//! their size. They go when they are asked for, when the device does, or, where more than [`SPARE_BYTES`] lie
+//! unused, little by little when a buffer of another size is made, which takes its time anyway.
 
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
@@ -44,26 +44,40 @@ impl Pinned {
         if bytes == 0 {
             return Err(invalid("0 bytes of host memory were asked for".into()));
         }
-        let fail = |reason: String| DriverErrorKind::OutOfHostMemory { asked_bytes: bytes, reason };
-        let len = usize::try_from(bytes).map_err(|error| fail(error.to_string()))?;
+        let len = usize::try_from(bytes).map_err(|error| DriverErrorKind::OutOfHostMemory {
+            asked_bytes: bytes,
+            reason: error.to_string(),
+        })?;
         if let Some(pages) = context.spare.take(len) {
             return Ok(Self { context: Arc::clone(context), pages: ManuallyDrop::new(pages) });
         }
         context.spare.make_room(context, len);
-        let mut pages = MmapMut::map_anon(len).map_err(|error| fail(error.to_string()))?;
+        let pages = Self::pages(context, len).or_else(|_| {
+            // What lies unused must not be what is lacking.
+            context.spare.clear(context);
+            Self::pages(context, len)
+        });
+        let pages =
+            pages.map_err(|reason| DriverErrorKind::OutOfHostMemory { asked_bytes: bytes, reason })?;
+        Ok(Self { context: Arc::clone(context), pages: ManuallyDrop::new(pages) })
+    }
+
+    /// New pages, registered; or why not.
+    fn pages(context: &Context, len: usize) -> std::result::Result<MmapMut, String> {
+        let mut pages = MmapMut::map_anon(len).map_err(|error| error.to_string())?;
         // Faster where the system grants it; without it nothing changes.
         let _ = pages.advise(Advice::HugePage);
-        pages.advise(Advice::DontFork).map_err(|error| fail(format!("madvise(DONTFORK): {error}")))?;
+        pages.advise(Advice::DontFork).map_err(|error| format!("madvise(DONTFORK): {error}"))?;
         match pages.advise(Advice::PopulateWrite) {
             // Linux before 5.14 does not know it; then registering faults the pages in.
-            Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(fail(error.to_string())),
+            Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error.to_string()),
             _ => {}
         }
         let api = context.api;
-        // SAFETY: C4, the pages belong to this object, and after it to the spare ones, which unregister them.
+        // SAFETY: C4, whoever has the pages unregisters them before they go.
         let registered = unsafe { (api.mem_host_register)(pages.as_mut_ptr().cast(), len, 0) };
-        api.check(registered).map_err(|error| fail(format!("page-locking it failed: {error}")))?;
-        Ok(Self { context: Arc::clone(context), pages: ManuallyDrop::new(pages) })
+        api.check(registered).map_err(|error| format!("page-locking it failed: {error}"))?;
+        Ok(pages)
     }
 
     /// The same, for copies to own.
@@ -143,7 +157,7 @@ impl Spare {
         }
     }
 
-    /// At the very end: gives everything back. The caller is the last to have the context, and has entered it.
+    /// Gives everything back that the driver takes. The caller has entered the context.
     pub(super) fn clear(&self, context: &Context) {
         let kept = std::mem::take(&mut *self.kept());
         self.give_back(context, kept.pages.into_values().flatten().collect());

@@ -4,10 +4,11 @@
 //! has passed. Who waits gets it back; who does not leaves it to the [`Queues`], which let go of it once the event
 //! has passed. Promise: nothing that a copy or a host function may still touch is freed, whatever fails.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, EventId, Op, Pending, StreamId};
@@ -17,12 +18,18 @@ use super::digest::Staging;
 use super::ffi::{CuResult, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Raw, STREAM_NON_BLOCKING};
 use crate::ledger::{Result, invalid, of};
 
+/// What the driver calls the default stream, and the default stream of each thread.
+const STREAM_LEGACY: Raw = 1;
+const STREAM_PER_THREAD: Raw = 2;
+
 /// A stream of ours or of the caller's.
 #[derive(Debug)]
 pub(super) struct Stream {
     context: Arc<Context>,
     pub(super) raw: Raw,
     is_ours: bool,
+    /// Pieces of work queued so far.
+    queued: AtomicU64,
     /// What digests on this stream pass through. Held while a piece is queued, so that pieces do not mix.
     pub(super) staging: Mutex<Option<Arc<Staging>>>,
 }
@@ -39,9 +46,30 @@ pub(super) struct Event {
 pub(super) struct Queues {
     context: Arc<Context>,
     table: Mutex<Table>,
-    left: Mutex<Vec<Left>>,
+    left: Mutex<Remains>,
     left_count: AtomicUsize,
 }
+
+/// Work that nobody waits for, oldest first.
+#[derive(Debug, Default)]
+struct Remains {
+    flying: VecDeque<Left>,
+    end: End,
+}
+
+/// How the device has ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum End {
+    #[default]
+    NotYet,
+    /// All work had finished.
+    Idle,
+    /// Some may still be running, for all that is known.
+    Unknown,
+}
+
+/// How many events that have not passed are met before a sweep ends.
+const SWEEP_MISSES: usize = 8;
 
 #[derive(Debug)]
 struct Table {
@@ -50,7 +78,7 @@ struct Table {
     next_id: u64,
 }
 
-/// Work that nobody waits for, with what it may touch.
+/// A piece of such work, with what it may touch.
 struct Left {
     /// Behind the work; without one, only waiting for the whole device tells.
     event: Option<Event>,
@@ -113,7 +141,8 @@ impl Stream {
     }
 
     fn of(context: &Arc<Context>, raw: Raw, is_ours: bool) -> Self {
-        Self { context: Arc::clone(context), raw, is_ours, staging: Mutex::new(None) }
+        let (queued, staging) = Default::default();
+        Self { context: Arc::clone(context), raw, is_ours, queued, staging }
     }
 
     pub(super) fn synchronize(&self) -> Result<()> {
@@ -161,8 +190,14 @@ impl Queues {
 
     /// The number of a stream of the caller's: the same one as long as it is not removed.
     pub(super) fn adopt(&self, raw: Raw) -> Result<StreamId> {
-        if raw == 0 {
-            return Ok(StreamId::DEFAULT);
+        match raw {
+            0 | STREAM_LEGACY => return Ok(StreamId::DEFAULT),
+            STREAM_PER_THREAD => {
+                let reason =
+                    "the default stream of each thread is a stream for each thread, and has no one name";
+                return Err(invalid(reason.into()));
+            }
+            _ => {}
         }
         let api = self.context.api;
         // SAFETY: C2; that the handle is a stream is what the caller of `adopt_stream` promises.
@@ -179,10 +214,22 @@ impl Queues {
         if id == StreamId::DEFAULT {
             return Err(invalid("the default stream cannot be destroyed".into()));
         }
-        // It stays known until its work is done, so that whoever waits for the device waits for it.
-        self.stream(id)?.synchronize()?;
-        let removed = self.table().streams.remove(&id.0);
-        removed.map(drop).ok_or_else(|| unknown(id))
+        loop {
+            // It stays known until its work is done: who does not know it takes its work for finished.
+            let stream = self.stream(id)?;
+            let queued = stream.queued.load(Ordering::Acquire);
+            stream.synchronize()?;
+            let mut table = self.table();
+            // One in the table, one here: nobody is between looking it up and queuing something.
+            if Arc::strong_count(&stream) == 2 && stream.queued.load(Ordering::Acquire) == queued {
+                let removed = table.streams.remove(&id.0);
+                drop(table);
+                return removed.map(drop).ok_or_else(|| unknown(id));
+            }
+            drop(table);
+            drop(stream);
+            thread::yield_now();
+        }
     }
 
     pub(super) fn record_event(&self, stream: StreamId) -> Result<EventId> {
@@ -210,60 +257,111 @@ impl Queues {
 
     pub(super) fn stream_waits(&self, stream: StreamId, event: EventId) -> Result<()> {
         let (event, stream) = (self.event(event)?, self.stream(stream)?);
+        stream.queued.fetch_add(1, Ordering::AcqRel);
         // SAFETY: C3.
         self.context.api.check(unsafe { (self.context.api.stream_wait_event)(stream.raw, event.raw, 0) })
     }
 
-    /// Lets go of what work has finished with that nobody waits for. The caller has entered the context.
+    /// Lets go of what work has finished with that nobody waits for: of the oldest, as far as a few events tell.
+    /// The caller has entered the context.
     pub(super) fn sweep(&self) {
         if self.left_count.load(Ordering::Acquire) == 0 {
             return;
         }
-        let mut left = self.left();
-        // What cannot be asked for may still be in flight.
-        let (passed, flying) = std::mem::take(&mut *left).into_iter().partition::<Vec<_>, _>(|left| {
-            left.event.as_ref().is_some_and(|event| event.has_passed().unwrap_or(false))
-        });
-        self.left_count.store(flying.len(), Ordering::Release);
-        *left = flying;
-        drop(left);
-        // With no lock held: dropping runs code of whoever made a buffer.
-        passed.into_iter().for_each(|left| drop(left.kept));
+        // With no lock held while the driver is asked, and while code of whoever made a buffer runs.
+        let mut asked = self.take_left();
+        let (mut flying, mut misses) = (VecDeque::new(), 0);
+        while misses < SWEEP_MISSES
+            && let Some(left) = asked.pop_front()
+        {
+            // What cannot be asked for may still be in flight.
+            if left.event.as_ref().is_some_and(|event| event.has_passed().unwrap_or(false)) {
+                drop(left.kept);
+            } else {
+                misses += 1;
+                flying.push_back(left);
+            }
+        }
+        flying.extend(asked);
+        self.leave_again(flying);
     }
 
     /// At the end: nothing is in flight any more if the device says so; otherwise what may be is never freed.
-    pub(super) fn close(&self, all_done: bool) {
-        let left = std::mem::take(&mut *self.left());
-        self.left_count.store(0, Ordering::Release);
+    pub(super) fn close(&self, is_idle: bool) {
+        let left = {
+            let mut left = self.left();
+            left.end = if is_idle { End::Idle } else { End::Unknown };
+            self.left_count.store(0, Ordering::Release);
+            std::mem::take(&mut left.flying)
+        };
         for Left { kept, .. } in left {
-            if all_done { drop(kept) } else { std::mem::forget(kept) }
+            if is_idle { drop(kept) } else { std::mem::forget(kept) }
         }
         let mut table = self.table();
         let (streams, events) = (std::mem::take(&mut table.streams), std::mem::take(&mut table.events));
         drop(table);
-        drop((streams, events));
+        if is_idle {
+            drop(streams);
+        } else {
+            // Their staging buffers may be written to.
+            std::mem::forget(streams);
+        }
+        drop(events);
     }
 
-    fn left(&self) -> MutexGuard<'_, Vec<Left>> {
+    fn left(&self) -> MutexGuard<'_, Remains> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn leave(&self, event: Option<Event>, kept: Box<dyn Send>) {
-        self.leave_all(vec![Left { event, kept }]);
+    fn take_left(&self) -> VecDeque<Left> {
+        std::mem::take(&mut self.left().flying)
     }
 
-    fn leave_all(&self, more: Vec<Left>) {
+    /// Puts back what is older than whatever was left meanwhile.
+    fn leave_again(&self, mut older: VecDeque<Left>) {
         let mut left = self.left();
-        left.extend(more);
-        self.left_count.store(left.len(), Ordering::Release);
+        older.append(&mut left.flying);
+        self.keep(left, older);
+    }
+
+    fn leave(&self, event: Option<Event>, kept: Box<dyn Send>) {
+        let mut left = self.left();
+        let mut flying = std::mem::take(&mut left.flying);
+        flying.push_back(Left { event, kept });
+        self.keep(left, flying);
+    }
+
+    /// Work whose end nobody has seen. In a forked child the lock may be held for ever, and nothing is ours to free.
+    fn leave_in_doubt<T: Send + 'static>(&self, event: Event, kept: T) {
+        if self.context.owner.is_here() {
+            self.leave(Some(event), Box::new(kept));
+        } else {
+            std::mem::forget((event, kept));
+        }
+    }
+
+    /// What work that has not been waited for touches is kept as long as the device is there; behind its end it
+    /// goes if the end was idle, and never otherwise.
+    fn keep(&self, mut left: MutexGuard<'_, Remains>, flying: VecDeque<Left>) {
+        match left.end {
+            End::NotYet => {
+                self.left_count.store(flying.len(), Ordering::Release);
+                left.flying = flying;
+            }
+            End::Idle => {
+                drop(left);
+                drop(flying);
+            }
+            End::Unknown => std::mem::forget(flying),
+        }
     }
 
     /// Waits for all work in the context. What was left until now has finished then. The caller has entered.
     pub(super) fn synchronize(&self) -> Result<()> {
-        let left = std::mem::take(&mut *self.left());
+        let left = self.take_left();
         let idle = self.context.synchronize();
         if idle.is_err() {
-            self.leave_all(left);
+            self.leave_again(left);
         }
         idle
     }
@@ -276,6 +374,7 @@ impl Queues {
         queue: impl FnOnce(&T) -> Result<()>,
     ) -> Result<Flight<T>> {
         let event = Event::create(&self.context)?;
+        stream.queued.fetch_add(1, Ordering::AcqRel);
         let queued = queue(&kept).and_then(|()| event.record(stream));
         match queued {
             Ok(()) => Ok(Flight { queues: Arc::clone(self), going: Some((event, kept)) }),
@@ -287,6 +386,14 @@ impl Queues {
                 Err(error)
             }
         }
+    }
+}
+
+impl Drop for Queues {
+    fn drop(&mut self) {
+        // Only where the device was not closed, as in a forked child: nobody knows what is in flight.
+        let left = self.left.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::take(&mut left.flying));
     }
 }
 
@@ -326,8 +433,7 @@ impl<T: Send + 'static> Flight<T> {
         match waited {
             Ok(()) => Ok(kept),
             Err(error) => {
-                // Whether it has finished is not known.
-                queues.leave(Some(event), Box::new(kept));
+                queues.leave_in_doubt(event, kept);
                 Err(error)
             }
         }
@@ -337,7 +443,7 @@ impl<T: Send + 'static> Flight<T> {
 impl<T: Send + 'static> Drop for Flight<T> {
     fn drop(&mut self) {
         if let Some((event, kept)) = self.going.take() {
-            self.queues.leave(Some(event), Box::new(kept));
+            self.queues.leave_in_doubt(event, kept);
         }
     }
 }

@@ -494,6 +494,10 @@ impl Driver for HostDevice {
         })
     }
 
+    fn host_trim(&self) -> Result<()> {
+        self.owner.check(Op::HostTrim) // Nothing is kept.
+    }
+
     fn host_alloc(&self, bytes: u64) -> Result<HostBuffer> {
         self.owner.check(Op::HostAlloc)?;
         buffer::allocate(bytes, &self.host_bytes)

@@ -1,0 +1,166 @@
+//! How devices end, and where page-locked memory stays: what must hold although calls of the library fail.
+//!
+//! Over the fake libcuda only: it makes the calls fail, and tells what is left.
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use libloading::os::unix::{Library, Symbol};
+use poorwill_core::{
+    AllocRequest, CopyPart, DeviceRange, Driver, Level, Pool, PoolConfig, SleepRequest, StreamId, Tag,
+    WakeRequest,
+};
+use poorwill_driver::{CudaConfig, CudaDevice};
+use poorwill_fake_libcuda::Census;
+use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::pattern;
+
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Fake {
+    arm: Symbol<extern "C" fn(u64, u64)>,
+    disarm: Symbol<extern "C" fn() -> u64>,
+    census: Symbol<unsafe extern "C" fn(c_int, *mut Census) -> c_int>,
+}
+
+impl Fake {
+    fn load() -> Self {
+        // SAFETY: a library of ours, which the driver under test loads as well.
+        let library = unsafe { Library::new(poorwill_fake_libcuda::path()) }.unwrap();
+        // SAFETY: the type that the symbol has there.
+        let arm = unsafe { library.get(b"poorwillFakeArm") }.unwrap();
+        // SAFETY: likewise.
+        let disarm = unsafe { library.get(b"poorwillFakeDisarm") }.unwrap();
+        // SAFETY: likewise.
+        let census = unsafe { library.get(b"poorwillFakeCensus") }.unwrap();
+        std::mem::forget(library);
+        Self { arm, disarm, census }
+    }
+
+    fn census(&self, device: c_int) -> Census {
+        let mut census = Census::default();
+        // SAFETY: `census` outlives the call.
+        assert_eq!(unsafe { (self.census)(device, &raw mut census) }, 0);
+        census
+    }
+}
+
+fn open() -> CudaDevice {
+    CudaDevice::open(&CudaConfig { ordinal: 0, library: Some(poorwill_fake_libcuda::path()) }).unwrap()
+}
+
+fn mapped(device: &CudaDevice, granules: u64) -> DeviceRange {
+    let range = device.reserve(granules * device.info().granule_bytes).unwrap();
+    let backing = device.create(range.bytes).unwrap();
+    device.map(range, backing).unwrap();
+    device.set_access(range).unwrap();
+    range
+}
+
+/// Where an error leaves it open whether work has finished, its memory is kept.
+#[test]
+fn memory_of_work_in_flight_outlives_a_device_whose_end_failed() {
+    let _turn = alone();
+    let fake = Fake::load();
+    let device = open();
+    let range = mapped(&device, 1);
+    let stream = device.stream_create().unwrap();
+    let gate = Arc::new(Gate::default());
+    gated::hold(&device, stream, &gate);
+    let source = gated::source(&device, &pattern::bytes(1, usize::try_from(range.bytes).unwrap()));
+    let parts = [CopyPart { device: range, host_offset: 0 }];
+    let copy = device.copy_to_device(stream, Arc::clone(&source), &parts).unwrap();
+    // The wait for the device fails as it ends.
+    (fake.arm)(0, u64::MAX >> 1);
+    drop(device);
+    (fake.disarm)();
+    drop(copy); // Behind the end of the device, too.
+    let holders = Arc::strong_count(&source);
+    gate.open();
+    // Gives the fake time to run the copy with the memory that is still here.
+    open().synchronize().unwrap();
+    assert_eq!(holders, 2, "the copy has not run yet, and nobody holds its memory");
+}
+
+#[test]
+fn pages_that_stay_registered_stay_mapped() {
+    let _turn = alone();
+    let fake = Fake::load();
+    let device = open();
+    let before = fake.census(0).registered_host_ranges;
+    let buffer = device.host_alloc(5 << 20).unwrap();
+    let at = buffer.as_ptr() as usize;
+    drop(buffer);
+    (fake.arm)(0, u64::MAX >> 1);
+    drop(device);
+    (fake.disarm)();
+    let registered = fake.census(0).registered_host_ranges > before;
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let still_mapped = maps.lines().any(|line| {
+        let (start, rest) = line.split_once('-').unwrap();
+        let end = rest.split(' ').next().unwrap();
+        let [start, end] = [start, end].map(|hex| usize::from_str_radix(hex, 16).unwrap());
+        (start..end).contains(&at)
+    });
+    assert!(!registered || still_mapped, "unmapped while the driver has it registered");
+}
+
+/// `keep_backups: false`: no backups stay in host memory after a wake.
+#[test]
+fn backups_that_are_not_kept_leave_host_memory() {
+    let _turn = alone();
+    let fake = Fake::load();
+    let device = Arc::new(open());
+    let before = fake.census(0).registered_host_ranges;
+    let config = PoolConfig { keep_backups: false, ..PoolConfig::default() };
+    let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config).unwrap();
+    let block = pool.alloc(&AllocRequest::new(64 << 20, Tag::weights())).unwrap();
+    pattern::fill(&pool, block.id, 3, 64 << 20).unwrap();
+    pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+    pool.wake(&WakeRequest::all()).unwrap();
+    assert_eq!(pool.stats().unwrap().backup_bytes, 0);
+    pool.free(block.id).unwrap();
+    pool.trim().unwrap();
+    pool.close().unwrap();
+    drop(pool);
+    device.memory_info().unwrap();
+    assert_eq!(fake.census(0).registered_host_ranges, before, "page-locked, and of use to nobody");
+}
+
+/// Host memory that lies unused must not be what keeps host memory from being had.
+#[test]
+fn unused_page_locked_memory_makes_room() {
+    let _turn = alone();
+    let fake = Fake::load();
+    let device = open();
+    let before = fake.census(0).registered_host_ranges;
+    drop(device.host_alloc(64 << 20).unwrap());
+    // Another size, and the system has no more to lock.
+    (fake.arm)(0, 1);
+    let refused = device.host_alloc(32 << 20);
+    (fake.disarm)();
+    let after = fake.census(0).registered_host_ranges;
+    assert!(refused.is_ok() || after == before, "refused with 64 MiB lying idle: {refused:?}");
+}
+
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("dropping the payload");
+    }
+}
+
+/// Otherwise it would end the whole test program, on a thread of the driver's.
+#[test]
+fn a_panic_whose_payload_panics_fails_that_work_and_nothing_else() {
+    let _turn = alone();
+    let device = open();
+    let work = device.launch_host(StreamId::DEFAULT, Box::new(|| std::panic::panic_any(Bomb))).unwrap();
+    assert!(work.wait().is_err());
+    device.launch_host(StreamId::DEFAULT, Box::new(|| ())).unwrap().wait().unwrap();
+}
