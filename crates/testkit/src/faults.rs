@@ -398,7 +398,7 @@ impl<'a> World<'a> {
         let written = if below { write() } else { self.faults.while_armed(write) };
         self.holds += 1;
         match written {
-            Ok(copy) if self.holds % 2 == 0 => drop(copy),
+            Ok(copy) if self.holds.is_multiple_of(2) => drop(copy),
             Ok(copy) => self.held.push(copy),
             Err(_) => self.faults.open_gates(), // There is nothing to wait for.
         }
