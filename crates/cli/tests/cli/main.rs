@@ -5,6 +5,8 @@
 mod churn;
 mod demo;
 mod doctor;
+#[cfg(target_os = "linux")]
+mod gpu;
 mod nap;
 mod refusals;
 mod report;

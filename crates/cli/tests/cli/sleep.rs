@@ -127,3 +127,12 @@ fn a_load_that_does_not_fit_is_refused() {
     }
     bench(&["--device", "host:1"]).failed(&["host:", "capacity"]);
 }
+
+#[test]
+fn a_load_of_too_many_tensors_is_refused() {
+    let args = ["--device", "host:4EiB", "--size", "2EiB"];
+    let ran = bench(&args);
+    let message = ran.failed(&["cannot load 2 EiB", "tensors", "1000000", "load less"]).to_owned();
+    assert_eq!(ran.stdout, "");
+    assert_eq!(bench(&[&args[..], &["--json"]].concat()).json(), serde_json::json!({ "error": message }));
+}

@@ -47,8 +47,10 @@ impl Context {
         let (mut flags, mut active): (_, c_int) = (0, 0);
         // SAFETY: C2.
         api.check(unsafe { (api.primary_ctx_get_state)(device, &raw mut flags, &raw mut active) })?;
+        let mut raw: Raw = 0;
         // SAFETY: C2.
-        let raw = api.get(|raw| unsafe { (api.primary_ctx_retain)(raw, device) })?;
+        let retained = unsafe { (api.primary_ctx_retain)(&raw mut raw, device) };
+        api.check(retained).map_err(super::gpu::failed("cuDevicePrimaryCtxRetain", retained))?;
         Ok(Self { api, device, raw, owner, is_first: active == 0, spare: Spare::default() })
     }
 

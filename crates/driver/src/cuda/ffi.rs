@@ -27,7 +27,7 @@ impl CuResult {
 
     /// Whether the process has lost its context by it: every later call will fail as well.
     fn is_fatal(self) -> bool {
-        matches!(self.0, 214 | 700 | 702 | 708..=710 | 714..=721)
+        matches!(self.0, 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
     }
 }
 
@@ -156,14 +156,8 @@ symbols! {
 /// The library's usual name.
 const LIBCUDA: &str = "libcuda.so.1";
 
-/// The driver that first brought a version of CUDA, for those versions that a symbol here came with.
-fn driver_of(cuda: &str) -> &str {
-    match cuda {
-        "10.2" => "440.33",
-        "10.0" => "410.48",
-        _ => "396.26",
-    }
-}
+/// The oldest driver that has every symbol here, and the CUDA that it came with.
+const DRIVER_MIN: &str = "440.33 (CUDA 10.2)";
 
 impl Api {
     /// The driver's library, loaded at most once and never unloaded: it has threads and exit handlers of its own.
@@ -253,10 +247,10 @@ fn symbol(library: &Library, path: &Path, since: &str, names: &[&str]) -> Result
         }
     }
     let reason = format!(
-        "the NVIDIA driver is too old: {} has no {}, which came with CUDA {since}; use driver {} or later",
+        "the NVIDIA driver is too old: {} has no {}, which came with CUDA {since}; use driver {DRIVER_MIN} or \
+         later",
         path.display(),
-        names[0],
-        driver_of(since)
+        names[0]
     );
     Err(DriverErrorKind::Unsupported { reason })
 }
@@ -271,7 +265,15 @@ mod tests {
         assert!(error.contains("/nonexistent/libcuda.so.1") && error.contains("NVIDIA's driver"), "{error}");
         let error = Api::load(Some(Path::new("libc.so.6"))).unwrap_err().to_string();
         assert!(error.contains("libc.so.6 has no cuInit"), "{error}");
-        assert!(error.contains("396.26 or later"), "{error}");
+        assert!(error.contains("use driver 440.33 (CUDA 10.2) or later"), "{error}");
+    }
+
+    #[test]
+    fn only_some_errors_cost_the_context() {
+        let fatal = [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721];
+        for code in 0..1000 {
+            assert_eq!(CuResult(code).is_fatal(), fatal.contains(&code), "{code}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
 
+use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, Op};
 use serde::Serialize;
 
@@ -37,15 +38,15 @@ pub struct GpuInfo {
     pub integrated: bool,
 }
 
-/// The GPUs that the driver shows this process, found out without taking memory of any.
+/// The GPUs that the driver shows this process, in its order, found out without taking memory of any. One that
+/// does not answer is an error that names it, and hides none of the others.
 ///
 /// # Errors
 /// `Unsupported` where there is no driver, no usable one, or no GPU; `Device` with what the driver said.
-pub fn gpus(library: Option<&Path>) -> poorwill_core::driver::Result<Vec<GpuInfo>> {
+pub fn gpus(library: Option<&Path>) -> DriverResult<Vec<DriverResult<GpuInfo>>> {
     let api = Api::load(library)?;
-    let asked = count(api)
-        .and_then(|count| (0..count).map(|ordinal| ask(api, ordinal).map(|(_, gpu)| gpu)).collect());
-    asked.map_err(of(Op::Open))
+    let count = count(api).map_err(of(Op::Open))?;
+    Ok((0..count).map(|ordinal| ask(api, ordinal).map(|(_, gpu)| gpu).map_err(of(Op::Open))).collect())
 }
 
 /// The driver's handle of a GPU, and what it is.
@@ -69,9 +70,10 @@ pub(super) fn find(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo
 fn count(api: &Api) -> Result<u32> {
     // SAFETY: C2; initialising twice does nothing.
     let ready = unsafe { (api.init)(0) };
-    if ready != CuResult::SUCCESS {
+    if ready == CuResult::NO_DEVICE {
         return Err(no_device(api, ready));
     }
+    api.check(ready).map_err(failed("cuInit", ready))?;
     // SAFETY: C2.
     let count: c_int = api.get(|count| unsafe { (api.device_get_count)(count) })?;
     if count == 0 {
@@ -80,7 +82,47 @@ fn count(api: &Api) -> Result<u32> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
+/// The error of a call that finds or takes a GPU: names the call, and what may help where the driver's words do
+/// not say it.
+pub(super) fn failed(call: &str, code: CuResult) -> impl FnOnce(DriverErrorKind) -> DriverErrorKind {
+    let hint = hint(call, code).map_or_else(String::new, |hint| format!("; {hint}"));
+    move |error| reworded(error, |text| format!("{call} failed: {text}{hint}"))
+}
+
+/// What may be behind an error, and what to do about it.
+fn hint(call: &str, code: CuResult) -> Option<&'static str> {
+    Some(match code.0 {
+        2 if call == "cuDevicePrimaryCtxRetain" => {
+            "the GPU has too little free memory for a context, which takes some hundred MiB"
+        }
+        46 => "another process may have the GPU for itself (exclusive compute mode)",
+        802 => "NVIDIA's fabric manager may not be running",
+        803 => {
+            "the driver's library and kernel module are of different versions: restart the machine, or the \
+             container"
+        }
+        999 => "the kernel module nvidia-uvm may not be loaded; `nvidia-modprobe -u` loads it",
+        _ => return None,
+    })
+}
+
+/// The error with other words of the driver's.
+fn reworded(error: DriverErrorKind, words: impl FnOnce(String) -> String) -> DriverErrorKind {
+    match error {
+        DriverErrorKind::Device { code, name, text } => {
+            DriverErrorKind::Device { code, name, text: words(text) }
+        }
+        other => other,
+    }
+}
+
+/// What a GPU is; the error names which.
 fn ask(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
+    let named = |error| reworded(error, |text| format!("cuda:{ordinal} does not say what it is: {text}"));
+    properties(api, ordinal).map_err(named)
+}
+
+fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     let number = c_int::try_from(ordinal).map_err(|_| invalid(format!("there is no GPU {ordinal}")))?;
     // SAFETY: C2.
     let device: CuDevice = api.get(|device| unsafe { (api.device_get)(device, number) })?;
@@ -168,9 +210,35 @@ fn dashed(uuid: [u8; 16]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_help_is_said() {
+        for (call, code, words) in [
+            ("cuDevicePrimaryCtxRetain", 2, "some hundred MiB"),
+            ("cuDevicePrimaryCtxRetain", 46, "exclusive compute mode"),
+            ("cuInit", 802, "fabric manager"),
+            ("cuInit", 803, "restart the machine"),
+            ("cuInit", 999, "nvidia-modprobe -u"),
+        ] {
+            let hint = hint(call, CuResult(code)).unwrap();
+            assert!(hint.contains(words), "{code}: {hint}");
+        }
+        for (call, code) in [("cuInit", 2), ("cuInit", 3), ("cuDevicePrimaryCtxRetain", 101)] {
+            assert_eq!(hint(call, CuResult(code)), None, "{code}");
+        }
+    }
+
+    #[test]
+    fn the_call_and_what_may_help_are_in_the_text() {
+        let (name, text) = ("CUDA_ERROR_UNKNOWN".into(), "unknown error".into());
+        let error = failed("cuInit", CuResult(999))(DriverErrorKind::Device { code: 999, name, text });
+        assert!(error.to_string().starts_with("CUDA_ERROR_UNKNOWN (999): cuInit failed: unknown error; "));
+    }
+
     #[test]
     fn uuids_are_written_as_usual() {
         let uuid = std::array::from_fn(|nth| u8::try_from(nth * 16 + nth).unwrap());
-        assert_eq!(super::dashed(uuid), "00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!(dashed(uuid), "00112233-4455-6677-8899-aabbccddeeff");
     }
 }

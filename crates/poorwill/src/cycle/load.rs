@@ -20,6 +20,12 @@ const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 /// How many bytes are compared before it is asked whether they were the same.
 const WINDOW_BYTES: usize = 4096;
 
+/// How many tensors [`sizes`] has.
+pub(super) fn count(bytes: u64) -> u64 {
+    let layer_bytes: u64 = LAYER.iter().sum();
+    bytes.div_ceil(layer_bytes).max(1).saturating_mul(LAYER.len() as u64)
+}
+
 /// Sizes of as many layers as it takes to reach `bytes`; below one, of one that is smaller throughout.
 pub(super) fn sizes(bytes: u64) -> Vec<u64> {
     let layer_bytes: u64 = LAYER.iter().sum();
@@ -181,6 +187,9 @@ mod tests {
         assert_eq!(sizes(layer_bytes + 1).len(), 12);
         let sizes_of_24_gib = sizes(24 << 30);
         assert_eq!(sizes_of_24_gib.len(), 50 * LAYER.len());
+        for bytes in [1, layer_bytes - 1, layer_bytes, layer_bytes + 1, 24 << 30] {
+            assert_eq!(count(bytes), sizes(bytes).len() as u64, "{bytes}");
+        }
         assert!(sizes_of_24_gib.iter().sum::<u64>() >= 24 << 30);
         for bytes in [1, 1000, 1 << 20, layer_bytes - 1] {
             let sizes = sizes(bytes);

@@ -9,7 +9,7 @@ use poorwill_core::{
 };
 
 use super::limits::{Limits, Pieces};
-use super::load::{Load, sizes};
+use super::load::{Load, count, sizes};
 use super::report::{Cycle, CycleReport, DropCycle, Dropping, Held, Memory, Spread};
 use crate::arena::Arena;
 use crate::machine::resident_bytes;
@@ -22,6 +22,9 @@ const COMPARED_MAX: u32 = 5;
 
 /// How many of the first cycles are reported one by one.
 const REPORTED_FIRST: u32 = 3;
+
+/// Most tensors of a load: about 79 TiB of layers.
+const TENSORS_MAX: u64 = 1_000_000;
 
 /// The tag of the cycles without a copy.
 const DISCARDABLE: &str = "bench-discardable";
@@ -77,6 +80,19 @@ pub enum CycleError {
         /// What the device has free.
         free_bytes: u64,
     },
+    /// The load would have more tensors than can be kept track of here.
+    #[error(
+        "cannot load {}: that takes {tensors} tensors, and {tensors_max} is the most; load less",
+        ByteSize(*asked_bytes)
+    )]
+    TooManyTensors {
+        /// Size of the load.
+        asked_bytes: u64,
+        /// How many tensors it takes.
+        tensors: u64,
+        /// How many there may be.
+        tensors_max: u64,
+    },
     /// A call of the driver failed that no pool had made.
     #[error("cannot measure the limits of the device: {0}")]
     Limits(#[source] DriverError),
@@ -102,7 +118,11 @@ pub fn run(arena: &Arena, plan: &Plan, observer: &mut dyn FnMut(Stage)) -> Resul
         if asked_bytes > free_bytes { Err(CycleError::TooLarge { asked_bytes, free_bytes }) } else { Ok(()) }
     };
     fits(plan.bytes.get())?;
-    let sizes = sizes(plan.bytes.get());
+    let (asked_bytes, tensors) = (plan.bytes.get(), count(plan.bytes.get()));
+    if tensors > TENSORS_MAX {
+        return Err(CycleError::TooManyTensors { asked_bytes, tensors, tensors_max: TENSORS_MAX });
+    }
+    let sizes = sizes(asked_bytes);
     let pieces = Pieces::of(&sizes, arena.driver().info().granule_bytes, plan.chunk_granules);
     fits(pieces.bytes())?;
 

@@ -71,6 +71,13 @@ mod linux {
                 return Vec::new();
             }
         };
+        let mut answered = Vec::new();
+        for (ordinal, gpu) in gpus.into_iter().enumerate() {
+            match gpu {
+                Ok(gpu) => answered.push(gpu),
+                Err(error) => warnings.push(format!("cuda:{ordinal} cannot be used: {}", error.kind)),
+            }
+        }
         let nvml = Nvml::load();
         if let Err(reason) = &nvml {
             warnings.push(format!(
@@ -82,7 +89,7 @@ mod linux {
             let memory = nvml.as_ref().map_err(Clone::clone)?.memory(&gpu.uuid);
             memory.map(|memory| memory.free_bytes).ok_or_else(|| "NVML has no figure for it".to_owned())
         };
-        let reports = gpus.into_iter().map(|gpu| {
+        let reports = answered.into_iter().map(|gpu| {
             let free = free_bytes(nvml_free_bytes(&gpu), || cuda_free_bytes(gpu.ordinal));
             report(gpu, free, driver_version.clone())
         });
