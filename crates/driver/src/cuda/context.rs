@@ -120,8 +120,8 @@ pub(super) fn no_device(api: &Api, code: CuResult) -> DriverErrorKind {
     let error = api.error(code);
     if code == CuResult::NO_DEVICE {
         let reason = format!(
-            "the NVIDIA driver shows this process no GPU ({error}); is CUDA_VISIBLE_DEVICES set, or the container \
-             started without GPUs?"
+            "the NVIDIA driver shows this process no GPU ({error}); CUDA_VISIBLE_DEVICES may hide some, or the \
+             container was started without GPUs"
         );
         return DriverErrorKind::Unsupported { reason };
     }
