@@ -4,12 +4,13 @@
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libloading::os::unix::{Library, Symbol};
 use poorwill_core::{
-    AllocRequest, CopyPart, DeviceRange, Driver, Level, Pool, PoolConfig, SleepRequest, StreamId, Tag,
-    WakeRequest,
+    AllocRequest, CopyPart, DeviceRange, Driver, HostBuffer, HostMemory, Level, Pool, PoolConfig,
+    SleepRequest, StreamId, Tag, WakeRequest,
 };
 use poorwill_driver::{CudaConfig, CudaDevice};
 use poorwill_fake_libcuda::Census;
@@ -124,10 +125,7 @@ fn backups_that_are_not_kept_leave_host_memory() {
     pool.wake(&WakeRequest::all()).unwrap();
     assert_eq!(pool.stats().unwrap().backup_bytes, 0);
     pool.free(block.id).unwrap();
-    pool.trim().unwrap();
-    pool.close().unwrap();
     drop(pool);
-    device.memory_info().unwrap();
     assert_eq!(fake.census(0).registered_host_ranges, before, "page-locked, and of use to nobody");
 }
 
@@ -145,6 +143,51 @@ fn unused_page_locked_memory_makes_room() {
     (fake.disarm)();
     let after = fake.census(0).registered_host_ranges;
     assert!(refused.is_ok() || after == before, "refused with 64 MiB lying idle: {refused:?}");
+}
+
+/// A buffer of the caller's whose end panics.
+#[derive(Debug)]
+struct BombBuffer(Vec<u8>);
+
+impl HostMemory for BombBuffer {
+    fn as_slice(&self) -> &[u8] {
+        &self.0
+    }
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl Drop for BombBuffer {
+    fn drop(&mut self) {
+        panic!("dropping the buffer");
+    }
+}
+
+#[test]
+fn a_buffer_whose_end_panics_takes_no_other_with_it() {
+    let _turn = alone();
+    let device = open();
+    let range = mapped(&device, 1);
+    let parts = [CopyPart { device: range, host_offset: 0 }];
+    let (quick, held) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+    let len = usize::try_from(range.bytes).unwrap();
+    let bomb = Arc::new(HostBuffer::new(BombBuffer(vec![0; len])));
+    drop(device.copy_to_device(quick, bomb, &parts).unwrap());
+    let gate = Arc::new(Gate::default());
+    gated::hold(&device, held, &gate);
+    let source = gated::source(&device, &pattern::bytes(1, len));
+    drop(device.copy_to_device(held, Arc::clone(&source), &parts).unwrap());
+    // Whichever call finds that the first copy has passed lets go of its buffer.
+    let panicked = (0..1000).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        catch_unwind(AssertUnwindSafe(|| device.memory_info())).is_err()
+    });
+    assert!(panicked, "the buffer was let go of");
+    assert_eq!(Arc::strong_count(&source), 2, "the copy that is held still has its memory");
+    gate.open();
+    device.synchronize().unwrap();
+    assert_eq!(Arc::strong_count(&source), 1);
 }
 
 struct Bomb;

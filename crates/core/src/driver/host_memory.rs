@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 /// A piece of host memory: pageable, pinned, or whatever its driver copies from best.
+///
+/// It is dropped wherever a driver lets go of it, in any call: dropping it must not call the driver or the pool.
 pub trait HostMemory: Send + Sync + fmt::Debug {
     /// The bytes.
     fn as_slice(&self) -> &[u8];

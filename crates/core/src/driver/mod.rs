@@ -133,13 +133,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// `AlreadyMapped` when part of the range is; `InvalidArgument` when sizes differ or the range leaves its
-    /// reservation; `UnknownHandle`.
+    /// reservation; `UnknownHandle`; `OutOfMemory` where the machine's own tables find no room.
     fn map(&self, range: DeviceRange, backing: BackingId) -> Result<()>;
 
     /// Opens `range` for reading and writing by the device (and, on the host device, by its process).
     ///
     /// # Errors
-    /// `NotMapped` when part of the range is not mapped.
+    /// `NotMapped` when part of the range is not mapped; `OutOfMemory` as for [`Driver::map`].
     fn set_access(&self, range: DeviceRange) -> Result<()>;
 
     /// Removes all mappings in `range`.

@@ -569,9 +569,11 @@ impl Shared {
         self.quiesce().map_err(failed)?;
         let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
         let swept = self.sweep(&mut vm);
+        let ended = swept.and(vm.destroy_streams(&self.copy_streams)).map_err(failed);
+        drop(vm);
         // The backups went with it. What the driver keeps of their memory it may as well keep.
         let _ = self.driver.host_trim();
-        swept.and(vm.destroy_streams(&self.copy_streams)).map_err(failed)
+        ended
     }
 }
 

@@ -31,7 +31,11 @@ impl Shared {
             match recorded {
                 Ok(event) => state.clocks.recorded(due, event),
                 // A stream ends when its work has finished.
-                Err(error) if is_unknown(&error) => self.forget(state.clocks.pass(due.clock, due.tick)),
+                Err(error) if is_unknown(&error) => {
+                    let done = state.clocks.pass(due.clock, due.tick);
+                    drop(state);
+                    self.forget(done);
+                }
                 Err(error) => {
                     state.clocks.not_recorded(due);
                     refused = Some(error);

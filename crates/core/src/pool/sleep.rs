@@ -63,8 +63,16 @@ impl Drop for Alone<'_> {
 
 impl Shared {
     pub(super) fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
-        let (visited, _alone) = self.alone("sleep", request.tags.as_deref(), |_| true, true)?;
-        self.fall_asleep(&|state| state.plan_sleep(request.level, &visited, &self.counters))
+        let (visited, alone) = self.alone("sleep", request.tags.as_deref(), |_| true, true)?;
+        let slept = self.fall_asleep(&|state| state.plan_sleep(request.level, &visited, &self.counters));
+        drop(alone);
+        let undone =
+            |error: &PoolError| matches!(error, PoolError::SleepFailed { .. } | PoolError::Stranded { .. });
+        if slept.as_ref().is_err_and(|error| undone(error) && self.lets_backups_go(error)) {
+            // Already failing; what the driver keeps of their memory serves the next try.
+            let _ = self.driver.host_trim();
+        }
+        slept
     }
 
     pub(super) fn discard(&self, tags: &[Tag]) -> Result<SleepReport> {
@@ -129,9 +137,7 @@ impl Shared {
     /// After a sleep that failed: what it had backed up already is of no use where backups are not kept, and
     /// stands in the way of the next try where the host has too little memory.
     fn let_backups_go(&self, plan: &SleepPlan, error: &PoolError) {
-        let starved = matches!(error, PoolError::SleepFailed { source, .. }
-            if matches!(source.kind, DriverErrorKind::OutOfHostMemory { .. }));
-        if self.shape.keep_backups && !starved {
+        if !self.lets_backups_go(error) {
             return;
         }
         let mut state = self.state.lock_anyway();
@@ -142,9 +148,12 @@ impl Shared {
                 chunk.backup = None;
             }
         }
-        drop(state);
-        // Already failing; what the driver keeps of their memory serves the next try.
-        let _ = self.driver.host_trim();
+    }
+
+    fn lets_backups_go(&self, error: &PoolError) -> bool {
+        let starved = matches!(error, PoolError::SleepFailed { source, .. }
+            if matches!(source.kind, DriverErrorKind::OutOfHostMemory { .. }));
+        starved || !self.shape.keep_backups
     }
 
     /// Brings every backup of the plan up to date.

@@ -65,7 +65,7 @@ impl Shared {
     pub(super) fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         let started = Instant::now();
         // Tags that are awake go on working: what they do not use may serve those that wake.
-        let (visited, _alone) = self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false)?;
+        let (visited, alone) = self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false)?;
         let mut plan = self.open_state()?.plan_wake(&visited, request.tags.is_some());
         let before: Vec<Backing> = plan.pieces.iter().map(|piece| piece.backing).collect();
         let mut woken = Woken::default();
@@ -80,12 +80,7 @@ impl Shared {
             });
         }
         let undefined_tags = self.commit_wake(&plan);
-        if !self.shape.keep_backups {
-            plan.fillings.clear();
-            // The wake is done, whether or not the driver keeps some of the memory for later.
-            let _ = self.driver.host_trim();
-        }
-        Ok(WakeReport {
+        let report = WakeReport {
             tags: plan.names,
             already_awake_tags: plan.already_awake,
             seconds: started.elapsed().as_secs_f64(),
@@ -95,7 +90,14 @@ impl Shared {
             verified_bytes: woken.verified_bytes,
             undefined_tags,
             phases: woken.phases,
-        })
+        };
+        drop(alone);
+        if !self.shape.keep_backups && report.copied_bytes > 0 {
+            drop(plan.fillings);
+            // The wake is done, whether or not the driver keeps some of the memory for later.
+            let _ = self.driver.host_trim();
+        }
+        Ok(report)
     }
 
     /// Nothing may be in flight on what is unmapped now. If the device refuses even to wait, or an undo is

@@ -207,8 +207,11 @@ impl CudaDevice {
     }
 
     /// Gives back what is left, as far as the driver takes it.
-    fn give_everything_back(&self) {
+    fn give_everything_back(&mut self) {
         if !self.context.owner.is_here() {
+            // A thread of the parent's may have been changing the books.
+            let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::replace(ledger, Ledger::new(self.info.granule_bytes)));
             return;
         }
         let entered = self.context.enter(Op::Synchronize);
@@ -217,6 +220,8 @@ impl CudaDevice {
         if !is_idle {
             return; // Under work that may be running nothing can be taken away.
         }
+        // Now, and not with the last buffer that outlives the device: others may be at work by then.
+        self.context.spare.clear(&self.context);
         let left = self.ledger().take_all();
         for (range, mapped, ()) in left.reservations {
             for mapping in mapped {

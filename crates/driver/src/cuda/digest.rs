@@ -15,7 +15,7 @@ use poorwill_core::driver::HostWork;
 use poorwill_core::{DeviceRange, Digest, DriverErrorKind};
 
 use super::context::Context;
-use super::pinned::Pinned;
+use super::pinned::{Pinned, Purpose};
 use super::queue::Stream;
 use crate::ledger::Result;
 
@@ -185,7 +185,7 @@ fn staging(slot: &mut Option<Arc<Staging>>, context: &Arc<Context>, bytes: u64) 
     if let Some(staging) = slot.as_ref().filter(|staging| staging.len() as u64 >= bytes) {
         return Ok(Arc::clone(staging));
     }
-    let staging = Arc::new(Staging::new(context, bytes)?);
+    let staging = Arc::new(Staging::new(context, bytes, Purpose::Staging)?);
     *slot = Some(Arc::clone(&staging));
     Ok(staging)
 }

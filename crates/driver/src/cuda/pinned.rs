@@ -24,6 +24,15 @@ pub(super) struct Pinned {
     pages: ManuallyDrop<MmapMut>,
 }
 
+/// What page-locked memory is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// For the caller of a call that may wait for work.
+    Buffer,
+    /// For work that is being queued, which waits only where there is no memory otherwise.
+    Staging,
+}
+
 /// How much is kept for sizes that may come again.
 const SPARE_BYTES: usize = 1 << 30;
 
@@ -40,7 +49,7 @@ struct Kept {
 
 impl Pinned {
     /// `bytes` of memory with any contents. The caller has entered the context.
-    pub(super) fn new(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+    pub(super) fn new(context: &Arc<Context>, bytes: u64, purpose: Purpose) -> Result<Self> {
         if bytes == 0 {
             return Err(invalid("0 bytes of host memory were asked for".into()));
         }
@@ -51,11 +60,12 @@ impl Pinned {
         if let Some(pages) = context.spare.take(len) {
             return Ok(Self { context: Arc::clone(context), pages: ManuallyDrop::new(pages) });
         }
-        context.spare.make_room(context, len);
-        let pages = Self::pages(context, len).or_else(|_| {
+        if purpose == Purpose::Buffer {
+            context.spare.make_room(context, len);
+        }
+        let pages = Self::pages(context, len).or_else(|reason| {
             // What lies unused must not be what is lacking.
-            context.spare.clear(context);
-            Self::pages(context, len)
+            if context.spare.clear(context) { Self::pages(context, len) } else { Err(reason) }
         });
         let pages =
             pages.map_err(|reason| DriverErrorKind::OutOfHostMemory { asked_bytes: bytes, reason })?;
@@ -82,7 +92,7 @@ impl Pinned {
 
     /// The same, for copies to own.
     pub(super) fn buffer(context: &Arc<Context>, bytes: u64) -> Result<HostBuffer> {
-        Self::new(context, bytes).map(HostBuffer::new)
+        Self::new(context, bytes, Purpose::Buffer).map(HostBuffer::new)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -135,11 +145,11 @@ impl Spare {
         let mut gone = Vec::new();
         {
             let mut kept = self.kept();
-            let surplus = kept.bytes.saturating_sub(SPARE_BYTES).min(len.saturating_mul(2));
-            let mut found = 0;
-            while found < surplus {
-                let Some(pages) = kept.largest().and_then(|len| kept.take(len)) else { break };
-                found += pages.len();
+            let mut surplus = kept.bytes.saturating_sub(SPARE_BYTES).min(len.saturating_mul(2));
+            while surplus > 0
+                && let Some(pages) = kept.near(surplus).and_then(|len| kept.take(len))
+            {
+                surplus = surplus.saturating_sub(pages.len());
                 gone.push(pages);
             }
         }
@@ -157,10 +167,12 @@ impl Spare {
         }
     }
 
-    /// Gives everything back that the driver takes. The caller has entered the context.
-    pub(super) fn clear(&self, context: &Context) {
+    /// Gives everything back that the driver takes; whether there was anything. The caller has entered the context.
+    pub(super) fn clear(&self, context: &Context) -> bool {
         let kept = std::mem::take(&mut *self.kept());
+        let any = kept.bytes > 0;
         self.give_back(context, kept.pages.into_values().flatten().collect());
+        any
     }
 
     /// Leaves the pages alone, in a forked child.
@@ -180,7 +192,9 @@ impl Kept {
         pages
     }
 
-    fn largest(&self) -> Option<usize> {
-        self.pages.keys().next_back().copied()
+    /// The largest length of up to `bytes`, or else the smallest there is.
+    fn near(&self, bytes: usize) -> Option<usize> {
+        let below = self.pages.range(..=bytes).next_back();
+        below.or_else(|| self.pages.iter().next()).map(|(len, _)| *len)
     }
 }

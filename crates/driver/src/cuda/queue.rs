@@ -6,9 +6,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, EventId, Op, Pending, StreamId};
@@ -21,6 +22,9 @@ use crate::ledger::{Result, invalid, of};
 /// What the driver calls the default stream, and the default stream of each thread.
 const STREAM_LEGACY: Raw = 1;
 const STREAM_PER_THREAD: Raw = 2;
+
+/// Longest between two looks at a stream that is to be removed while others use it.
+const REMOVAL_PAUSE_MAX: Duration = Duration::from_millis(1);
 
 /// A stream of ours or of the caller's.
 #[derive(Debug)]
@@ -50,7 +54,7 @@ pub(super) struct Queues {
     left_count: AtomicUsize,
 }
 
-/// Work that nobody waits for, oldest first.
+/// Work that nobody waits for.
 #[derive(Debug, Default)]
 struct Remains {
     flying: VecDeque<Left>,
@@ -165,8 +169,8 @@ impl Drop for Stream {
 impl Queues {
     pub(super) fn new(context: &Arc<Context>) -> Self {
         let default = Arc::new(Stream::of(context, 0, false));
-        let streams = HashMap::from([(StreamId::DEFAULT.0, default)]);
-        let table = Table { streams, events: HashMap::new(), next_id: 1 };
+        let mut table = Table::empty();
+        table.streams.insert(StreamId::DEFAULT.0, default);
         let (left, left_count) = Default::default();
         Self { context: Arc::clone(context), table: Mutex::new(table), left, left_count }
     }
@@ -214,6 +218,7 @@ impl Queues {
         if id == StreamId::DEFAULT {
             return Err(invalid("the default stream cannot be destroyed".into()));
         }
+        let mut pause = Duration::from_micros(10);
         loop {
             // It stays known until its work is done: who does not know it takes its work for finished.
             let stream = self.stream(id)?;
@@ -221,14 +226,17 @@ impl Queues {
             stream.synchronize()?;
             let mut table = self.table();
             // One in the table, one here: nobody is between looking it up and queuing something.
-            if Arc::strong_count(&stream) == 2 && stream.queued.load(Ordering::Acquire) == queued {
+            let is_alone = Arc::strong_count(&stream) == 2;
+            fence(Ordering::Acquire); // With whoever let go of it last.
+            if is_alone && stream.queued.load(Ordering::Acquire) == queued {
                 let removed = table.streams.remove(&id.0);
                 drop(table);
                 return removed.map(drop).ok_or_else(|| unknown(id));
             }
             drop(table);
             drop(stream);
-            thread::yield_now();
+            thread::sleep(pause);
+            pause = (pause * 2).min(REMOVAL_PAUSE_MAX);
         }
     }
 
@@ -262,7 +270,7 @@ impl Queues {
         self.context.api.check(unsafe { (self.context.api.stream_wait_event)(stream.raw, event.raw, 0) })
     }
 
-    /// Lets go of what work has finished with that nobody waits for: of the oldest, as far as a few events tell.
+    /// Lets go of what work has finished with that nobody waits for, as far as a few events tell.
     /// The caller has entered the context.
     pub(super) fn sweep(&self) {
         if self.left_count.load(Ordering::Acquire) == 0 {
@@ -270,20 +278,22 @@ impl Queues {
         }
         // With no lock held while the driver is asked, and while code of whoever made a buffer runs.
         let mut asked = self.take_left();
-        let (mut flying, mut misses) = (VecDeque::new(), 0);
-        while misses < SWEEP_MISSES
+        let (mut passed, mut missed) = (Vec::new(), VecDeque::new());
+        while missed.len() < SWEEP_MISSES
             && let Some(left) = asked.pop_front()
         {
             // What cannot be asked for may still be in flight.
             if left.event.as_ref().is_some_and(|event| event.has_passed().unwrap_or(false)) {
-                drop(left.kept);
+                passed.push(left);
             } else {
-                misses += 1;
-                flying.push_back(left);
+                missed.push_back(left);
             }
         }
-        flying.extend(asked);
-        self.leave_again(flying);
+        // Those that were missed go to the end, so that the next sweep looks at others.
+        asked.append(&mut missed);
+        self.leave_again(asked);
+        // Last, since this runs code of whoever made a buffer, which may panic.
+        drop(passed);
     }
 
     /// At the end: nothing is in flight any more if the device says so; otherwise what may be is never freed.
@@ -317,7 +327,7 @@ impl Queues {
         std::mem::take(&mut self.left().flying)
     }
 
-    /// Puts back what is older than whatever was left meanwhile.
+    /// Puts back what was taken, before whatever was left meanwhile.
     fn leave_again(&self, mut older: VecDeque<Left>) {
         let mut left = self.left();
         older.append(&mut left.flying);
@@ -394,10 +404,19 @@ impl Drop for Queues {
         // Only where the device was not closed, as in a forked child: nobody knows what is in flight.
         let left = self.left.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::take(&mut left.flying));
+        if !self.context.owner.is_here() {
+            // A thread of the parent's may have been changing it.
+            let table = self.table.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::replace(table, Table::empty()));
+        }
     }
 }
 
 impl Table {
+    fn empty() -> Self {
+        Self { streams: HashMap::new(), events: HashMap::new(), next_id: 1 }
+    }
+
     fn next_id(&mut self) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
