@@ -172,20 +172,23 @@ fn a_buffer_whose_end_panics_takes_no_other_with_it() {
     let parts = [CopyPart { device: range, host_offset: 0 }];
     let (quick, held) = (device.stream_create().unwrap(), device.stream_create().unwrap());
     let len = usize::try_from(range.bytes).unwrap();
+    let (first, gate) = (Arc::new(Gate::default()), Arc::new(Gate::default()));
+    gated::hold(&device, quick, &first);
     let bomb = Arc::new(HostBuffer::new(BombBuffer(vec![0; len])));
     drop(device.copy_to_device(quick, bomb, &parts).unwrap());
-    let gate = Arc::new(Gate::default());
     gated::hold(&device, held, &gate);
     let source = gated::source(&device, &pattern::bytes(1, len));
     drop(device.copy_to_device(held, Arc::clone(&source), &parts).unwrap());
     // Whichever call finds that the first copy has passed lets go of its buffer.
+    first.open();
     let panicked = (0..1000).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(1));
         catch_unwind(AssertUnwindSafe(|| device.memory_info())).is_err()
     });
+    let holders = Arc::strong_count(&source);
+    gate.open(); // Before anything can fail: the device's end waits for it.
     assert!(panicked, "the buffer was let go of");
-    assert_eq!(Arc::strong_count(&source), 2, "the copy that is held still has its memory");
-    gate.open();
+    assert_eq!(holders, 2, "the copy that was held still had its memory");
     device.synchronize().unwrap();
     assert_eq!(Arc::strong_count(&source), 1);
 }
