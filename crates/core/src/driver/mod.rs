@@ -63,8 +63,7 @@
 //! - **\[host-work\]** `launch_host` runs a function of the host when everything queued on the stream before it
 //!   has finished, and holds the stream until it returns. The function must not call the driver (nor
 //!   drop host memory of its), and may not rely on functions of other streams to run meanwhile: some machines run
-//!   all of them on one thread. A panic in it
-//!   fails that piece of work and nothing else.
+//!   all of them on one thread. A panic in it fails that piece of work and nothing else.
 //! - **\[synchronize\]** returns when all work queued on the device by then has finished.
 //!
 //! # Errors

@@ -108,12 +108,6 @@ impl CudaDevice {
         &self.gpu
     }
 
-    /// Whether nobody else in the process used the GPU when this was opened.
-    #[must_use]
-    pub fn is_first_in_process(&self) -> bool {
-        self.context.is_first
-    }
-
     /// A stream of the caller's (a `CUstream` or `cudaStream_t`), to be named in calls from now on; zero is the
     /// default stream. The same stream has one name until [`Driver::stream_destroy`], which forgets the name and
     /// leaves the stream to its owner.
