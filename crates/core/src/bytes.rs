@@ -32,6 +32,33 @@ impl ByteSize {
     pub const fn gib(n: u64) -> Self {
         Self(n << 30)
     }
+
+    /// The most that prints without rounding and is no more than this: for what may be asked at most.
+    #[must_use]
+    pub fn rounded_down(self) -> Self {
+        self.readable(|hundredths, _| hundredths)
+    }
+
+    /// The least that prints without rounding and is no less than this, unless it does not fit: for what is needed
+    /// at least.
+    #[must_use]
+    pub fn rounded_up(self) -> Self {
+        self.readable(|hundredths, has_rest| hundredths + u128::from(has_rest))
+    }
+
+    /// A whole number of hundredths of its unit.
+    fn readable(self, choose: impl FnOnce(u128, bool) -> u128) -> Self {
+        let Some((_, scale)) = unit(self.0) else { return self };
+        let (hundreds, scale) = (u128::from(self.0) * 100, u128::from(scale));
+        let hundredths = choose(hundreds / scale, hundreds % scale != 0);
+        // Rounded towards where the figure as printed comes out the same.
+        u64::try_from((hundredths * scale).div_ceil(100)).map_or(self, Self)
+    }
+}
+
+/// The largest unit that is no more than `bytes`, with its size.
+fn unit(bytes: u64) -> Option<(&'static str, u64)> {
+    BINARY.into_iter().find(|(_, scale)| bytes >= *scale)
 }
 
 const BINARY: [(&str, u64); 6] = [
@@ -46,7 +73,7 @@ const BINARY: [(&str, u64); 6] = [
 impl fmt::Display for ByteSize {
     /// Up to two decimals, rounded to nearest: `23.68 GiB`, `2 MiB`, `512 B`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((unit, scale)) = BINARY.into_iter().find(|(_, scale)| self.0 >= *scale) else {
+        let Some((unit, scale)) = unit(self.0) else {
             return f.pad(&format!("{} B", self.0));
         };
         let hundredths = (u128::from(self.0) * 100 + u128::from(scale) / 2) / u128::from(scale);
@@ -211,5 +238,24 @@ mod tests {
             assert_eq!(ByteSize(bytes).to_string(), text);
         }
         assert_eq!(format!("{:>10}|", ByteSize::mib(2)), "     2 MiB|");
+    }
+
+    #[test]
+    fn rounds_to_what_can_be_printed() {
+        let gib = |hundredths: u64| ((u128::from(hundredths) << 30).div_ceil(100)) as u64;
+        for (bytes, down, up) in [
+            (0, 0, 0),
+            (1023, 1023, 1023),
+            (5 << 30, 5 << 30, 5 << 30),
+            (gib(2103) + 1, gib(2103), gib(2104)),
+            (gib(2104) - 1, gib(2103), gib(2104)),
+            ((1 << 30) - 1, 1_073_731_339, 1 << 30),
+        ] {
+            let size = ByteSize(bytes);
+            assert_eq!((size.rounded_down(), size.rounded_up()), (ByteSize(down), ByteSize(up)), "{bytes}");
+        }
+        assert_eq!(ByteSize(u64::MAX).rounded_up(), ByteSize(u64::MAX));
+        assert_eq!(ByteSize(gib(2103) + 1).rounded_down().to_string(), "21.03 GiB");
+        assert_eq!(ByteSize(gib(2103) + 1).rounded_up().to_string(), "21.04 GiB");
     }
 }

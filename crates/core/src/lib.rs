@@ -1,13 +1,14 @@
 //! Memory policy of the poorwill GPU memory runtime.
 //!
 //! This crate decides; it never touches a machine. It holds the [`Driver`] trait with its contract,
-//! the [`Pool`] that hands out blocks of device memory, the plans by which tags of a pool go to
+//! the [`Pool`] that hands out blocks of device memory, the [`budget`] that says how much there may be of it, the plans by which tags of a pool go to
 //! sleep and wake, and the words ([`Tag`], [`Digest`], [`ByteSize`]) that every other crate uses.
 //! Addresses are integers here, never pointers; there is no `unsafe`, no file and no system call.
 //!
 //! The machines live in `poorwill-driver`; the library people import is `poorwill`.
 #![forbid(unsafe_code)]
 
+pub mod budget;
 pub mod bytes;
 pub mod digest;
 pub mod driver;
@@ -15,6 +16,7 @@ pub mod pool;
 mod sync;
 pub mod tag;
 
+pub use budget::{Budget, Cap, Claim, ClaimError, Envelope};
 pub use bytes::{ByteSize, ParseSizeError};
 pub use digest::{DIGEST_VERSION, Digest};
 pub use driver::{

@@ -1,0 +1,318 @@
+//! The rule: which source a budget comes from.
+
+use serde::Serialize;
+
+use super::cap::Cap;
+use super::source::{Answer, Fact, Source, SourceName};
+use crate::bytes::ByteSize;
+
+/// More than any device has: a figure above it is no total.
+pub const PLAUSIBLE_BYTES_MAX: u64 = 1 << 50;
+
+/// From here on an unsigned figure is one that went below zero.
+const UNDERFLOW_BYTES_MIN: u64 = 1 << 63;
+
+/// How much of a device this process may use, and who says so.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Budget {
+    /// Everyone who was asked, with their figures as given.
+    pub sources: Vec<Source>,
+    /// Whose figure is the budget. `None` where nobody had a plausible one.
+    pub winner: Option<SourceName>,
+    /// The smallest plausible total before the user's cap, in bytes.
+    pub total_bytes: Option<u64>,
+    /// What this process may use, in bytes.
+    pub budget_bytes: Option<u64>,
+    /// What it can have on top of what it has, in bytes: the smaller of what is free and what of the budget it has
+    /// not used. `None` where nobody tells what is free.
+    pub headroom_bytes: Option<u64>,
+    /// What it has in use, in bytes, its context included. `None` where that is not known; then the headroom
+    /// assumes that it is nothing.
+    pub process_used_bytes: Option<u64>,
+}
+
+impl Budget {
+    /// What follows from these facts, in whichever order they come; of equal totals the first wins.
+    #[must_use]
+    pub fn decide(facts: &[Fact], process_used_bytes: Option<u64>, cap: Option<Cap>) -> Self {
+        let total = least(facts.iter().filter_map(|fact| Some((plausible_total(fact)?, fact.source))));
+        let total_bytes = total.map(|(bytes, _)| bytes);
+        let user = cap.map(|cap| User::of(cap, total));
+        let user_total = user.as_ref().and_then(|user| Some((user.bytes?, SourceName::User)));
+        // The user comes last: who asks for all there is gets it from whoever told what there is.
+        let budget = least(total.into_iter().chain(user_total));
+        let budget_bytes = budget.map(|(bytes, _)| bytes);
+        let free_bytes = measured_free(facts, total_bytes);
+        let unused_bytes =
+            budget_bytes.map(|budget_bytes| budget_bytes.saturating_sub(process_used_bytes.unwrap_or(0)));
+        let mut sources: Vec<Source> = facts.iter().map(|fact| judged(fact, total_bytes)).collect();
+        sources.extend(user.map(|user| user.source(total_bytes)));
+        Self {
+            sources,
+            winner: budget.map(|(_, name)| name),
+            total_bytes,
+            budget_bytes,
+            headroom_bytes: free_bytes.zip(unused_bytes).map(|(free, unused)| free.min(unused)),
+            process_used_bytes,
+        }
+    }
+
+    /// The source of this name.
+    #[must_use]
+    pub fn source(&self, name: SourceName) -> Option<&Source> {
+        self.sources.iter().find(|source| source.name == name)
+    }
+}
+
+/// The cap, and what it comes to.
+struct User {
+    cap: Cap,
+    bytes: Option<u64>,
+    of: Option<SourceName>,
+}
+
+impl User {
+    fn of(cap: Cap, total: Option<(u64, SourceName)>) -> Self {
+        let bytes = match cap {
+            Cap::Bytes(bytes) => Some(bytes),
+            Cap::Share(share) => total.map(|(bytes, _)| share.of(bytes)),
+        };
+        Self { cap, bytes, of: total.map(|(_, name)| name) }
+    }
+
+    fn source(self, total_bytes: Option<u64>) -> Source {
+        let Self { cap, bytes, of } = self;
+        let note = match (cap, of, total_bytes) {
+            (Cap::Share(share), Some(of), Some(total)) => {
+                Some(format!("{share} of {}, from {of}", ByteSize(total)))
+            }
+            (Cap::Share(share), ..) => Some(format!("{share} of a total that nobody tells")),
+            (Cap::Bytes(bytes), _, Some(total)) if bytes > total => Some("more than there is".into()),
+            (Cap::Bytes(_), ..) => None,
+        };
+        Source { name: SourceName::User, bytes, note }
+    }
+}
+
+/// The smallest; of equal ones the first.
+fn least(totals: impl Iterator<Item = (u64, SourceName)>) -> Option<(u64, SourceName)> {
+    totals.min_by_key(|(bytes, _)| *bytes)
+}
+
+/// The figure of a source that tells how much there is, unless no device can have that much.
+fn plausible_total(fact: &Fact) -> Option<u64> {
+    match fact.answer {
+        Answer::Bytes(bytes) if !fact.source.is_about_free() && odd_total(bytes).is_none() => Some(bytes),
+        _ => None,
+    }
+}
+
+/// What is wrong with a total.
+fn odd_total(bytes: u64) -> Option<&'static str> {
+    match bytes {
+        0 => Some("0 is no total: not counted"),
+        u64::MAX => Some("stands for \u{201c}not available\u{201d}: not counted"),
+        PLAUSIBLE_BYTES_MAX.. => Some("no device has that much: not counted"),
+        _ => None,
+    }
+}
+
+/// What the sources that tell it agree is free: the least of them. Where the operating system has a say, the device
+/// shares the computer's memory, and what it could make available counts beside what others find free already.
+fn measured_free(facts: &[Fact], total_bytes: Option<u64>) -> Option<u64> {
+    let least_of = |names: &[SourceName]| {
+        let named = facts.iter().filter(|fact| names.contains(&fact.source));
+        named.filter_map(|fact| free(fact, total_bytes)).min()
+    };
+    let device = least_of(&[SourceName::CapacityFree, SourceName::CudaFree, SourceName::NvmlFree]);
+    let device = device.max(least_of(&[SourceName::SystemAvailable]));
+    let group = least_of(&[SourceName::CgroupDmemFree]);
+    device.into_iter().chain(group).min()
+}
+
+/// What a source's free figure counts for.
+fn free(fact: &Fact, total_bytes: Option<u64>) -> Option<u64> {
+    match fact.answer {
+        Answer::Bytes(u64::MAX) | Answer::None(_) => None,
+        Answer::Bytes(UNDERFLOW_BYTES_MIN..) | Answer::OverLimit(_) => Some(0),
+        Answer::Bytes(bytes) => Some(total_bytes.map_or(bytes, |total_bytes| bytes.min(total_bytes))),
+    }
+}
+
+/// The source as reports show it: what is odd about a figure stands before its own note.
+fn judged(fact: &Fact, total_bytes: Option<u64>) -> Source {
+    let (bytes, found) = match &fact.answer {
+        Answer::Bytes(bytes) => (Some(*bytes), odd(fact.source, *bytes, total_bytes)),
+        Answer::None(reason) => (None, Some(reason.clone())),
+        Answer::OverLimit(reason) => {
+            (None, Some(format!("{reason}: more is in use than the limit allows, so nothing is free")))
+        }
+    };
+    let notes: Vec<String> = found.into_iter().chain(fact.note.clone()).collect();
+    let note = (!notes.is_empty()).then(|| notes.join("; "));
+    Source { name: fact.source, bytes, note }
+}
+
+fn odd(source: SourceName, bytes: u64, total_bytes: Option<u64>) -> Option<String> {
+    if !source.is_about_free() {
+        return odd_total(bytes).map(str::to_owned);
+    }
+    match (bytes, total_bytes) {
+        (u64::MAX, _) => Some("stands for \u{201c}not available\u{201d}: not counted".into()),
+        (UNDERFLOW_BYTES_MIN.., _) => {
+            Some("went below zero: more is in use than the limit allows, so nothing is free".into())
+        }
+        // That the operating system has more than the device may use is nothing odd.
+        (_, Some(total)) if bytes > total && source != SourceName::SystemAvailable => {
+            Some(format!("more than the total of {}, which counts", ByteSize(total)))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use SourceName::{
+        CgroupDmem, CgroupDmemFree, CudaFree, CudaTotal, DeviceProperties, MemoryLimit, MpsLimit, NvmlFree,
+        NvmlTotal, SystemAvailable, User,
+    };
+
+    const GIB: u64 = 1 << 30;
+
+    fn decide(facts: &[(SourceName, u64)], used_bytes: u64, cap: &str) -> Budget {
+        let facts: Vec<Fact> = facts.iter().map(|(source, bytes)| Fact::bytes(*source, *bytes)).collect();
+        let cap = (!cap.is_empty()).then(|| cap.parse().unwrap());
+        Budget::decide(&facts, Some(used_bytes), cap)
+    }
+
+    fn figures(budget: &Budget) -> (Option<SourceName>, Option<u64>, Option<u64>) {
+        (budget.winner, budget.budget_bytes, budget.headroom_bytes)
+    }
+
+    fn note(budget: &Budget, name: SourceName) -> &str {
+        budget.source(name).unwrap().note.as_deref().unwrap_or_default()
+    }
+
+    #[test]
+    fn the_smallest_plausible_total_wins() {
+        let card = [
+            (DeviceProperties, 24 * GIB),
+            (CudaTotal, 23 * GIB),
+            (CudaFree, 22 * GIB),
+            (NvmlTotal, 24 * GIB),
+        ];
+        let budget = decide(&card, GIB, "");
+        assert_eq!(figures(&budget), (Some(CudaTotal), Some(23 * GIB), Some(22 * GIB)));
+        let limited = [&card[..], &[(MemoryLimit, 10 * GIB)]].concat();
+        assert_eq!(figures(&decide(&limited, GIB, "")), (Some(MemoryLimit), Some(10 * GIB), Some(9 * GIB)));
+        let limited =
+            [&limited[..], &[(MpsLimit, 9 * GIB), (CgroupDmem, 8 * GIB), (CgroupDmemFree, 2 * GIB)]].concat();
+        assert_eq!(figures(&decide(&limited, GIB, "")), (Some(CgroupDmem), Some(8 * GIB), Some(2 * GIB)));
+        let same = [(CudaTotal, GIB), (NvmlTotal, GIB)];
+        assert_eq!(figures(&decide(&same, 0, "1.0")), (Some(CudaTotal), Some(GIB), None));
+    }
+
+    #[test]
+    fn a_cap_is_a_source_and_a_share_is_of_the_total() {
+        let slice = [(CudaTotal, 23 * GIB), (CudaFree, 23 * GIB), (NvmlTotal, 24 * GIB)];
+        let budget = decide(&slice, 0, "0.5");
+        assert_eq!(figures(&budget), (Some(User), Some(23 * GIB / 2), Some(23 * GIB / 2)));
+        assert_eq!(note(&budget, User), "0.5 of 23 GiB, from cuda_total");
+        assert_eq!(budget.total_bytes, Some(23 * GIB));
+        assert_eq!(figures(&decide(&slice, 3 * GIB, "20GiB")), (Some(User), Some(20 * GIB), Some(17 * GIB)));
+        let budget = decide(&slice, 0, "30GiB");
+        assert_eq!(figures(&budget), (Some(CudaTotal), Some(23 * GIB), Some(23 * GIB)));
+        assert_eq!(note(&budget, User), "more than there is");
+        let limits = ["0.95", "0.92", "0.88"].map(|cap| decide(&slice, 0, cap).budget_bytes.unwrap());
+        assert!(limits.is_sorted_by(|a, b| a > b), "{limits:?}");
+    }
+
+    #[test]
+    fn odd_totals_are_named_and_do_not_count() {
+        for (bytes, words) in [(0, "no total"), (u64::MAX, "not available"), (1 << 60, "no device has")] {
+            let budget = decide(&[(DeviceProperties, bytes), (CudaTotal, 8 * GIB)], 0, "");
+            assert_eq!(budget.budget_bytes, Some(8 * GIB));
+            assert!(note(&budget, DeviceProperties).contains(words), "{budget:?}");
+            assert_eq!(
+                budget.source(DeviceProperties).unwrap().bytes,
+                Some(bytes),
+                "figures stay as they were"
+            );
+        }
+    }
+
+    #[test]
+    fn odd_free_figures_are_named() {
+        let of = |free| decide(&[(CudaTotal, 8 * GIB), (CudaFree, 6 * GIB), (NvmlFree, free)], 0, "");
+        for (free, headroom, words) in [
+            (5 * GIB, 5 * GIB, ""),
+            (u64::MAX, 6 * GIB, "not available"),
+            (u64::MAX - GIB + 1, 0, "below zero"),
+            (9 * GIB, 6 * GIB, "more than the total of 8 GiB"),
+        ] {
+            let budget = of(free);
+            assert_eq!(budget.headroom_bytes, Some(headroom), "{free}");
+            assert!(note(&budget, NvmlFree).contains(words), "{budget:?}");
+        }
+        let facts = [
+            Fact::bytes(CudaTotal, 8 * GIB),
+            Fact::new(CudaFree, Answer::OverLimit("CUDA_ERROR_INVALID_VALUE".into())),
+            Fact::bytes(NvmlFree, 8 * GIB),
+        ];
+        let budget = Budget::decide(&facts, None, None);
+        assert_eq!(figures(&budget), (Some(CudaTotal), Some(8 * GIB), Some(0)));
+        assert!(
+            note(&budget, CudaFree).starts_with("CUDA_ERROR_INVALID_VALUE: more is in use"),
+            "{budget:?}"
+        );
+        // More used than the budget: nothing is left, and nothing wraps.
+        assert_eq!(decide(&[(CudaTotal, GIB), (CudaFree, GIB)], 2 * GIB, "").headroom_bytes, Some(0));
+    }
+
+    #[test]
+    fn shared_memory_of_the_computer_counts_as_free() {
+        let facts = [(CudaTotal, 64 * GIB), (CudaFree, 2 * GIB), (SystemAvailable, 40 * GIB)];
+        assert_eq!(decide(&facts, 0, "").headroom_bytes, Some(40 * GIB));
+        let facts = [(CudaTotal, 64 * GIB), (CudaFree, 2 * GIB), (SystemAvailable, GIB)];
+        assert_eq!(decide(&facts, 0, "").headroom_bytes, Some(2 * GIB));
+        let facts = [(CudaTotal, 64 * GIB), (CudaFree, 2 * GIB), (SystemAvailable, 99 * GIB)];
+        let budget = decide(&facts, 0, "");
+        assert_eq!((budget.headroom_bytes, note(&budget, SystemAvailable)), (Some(64 * GIB), ""));
+    }
+
+    #[test]
+    fn what_nobody_tells_is_not_made_up() {
+        let none =
+            [Fact::none(CudaTotal, "no driver"), Fact::none(NvmlTotal, "no NVML").with_note("looked twice")];
+        let budget = Budget::decide(&none, None, None);
+        assert_eq!((figures(&budget), budget.total_bytes), ((None, None, None), None));
+        assert_eq!(note(&budget, NvmlTotal), "no NVML; looked twice");
+        let budget = Budget::decide(&none, None, Some("0.5".parse().unwrap()));
+        assert_eq!(figures(&budget), (None, None, None));
+        assert!(note(&budget, User).contains("nobody tells"));
+        let budget = Budget::decide(&none, None, Some(Cap::Bytes(GIB)));
+        assert_eq!(figures(&budget), (Some(User), Some(GIB), None));
+        assert_eq!(Budget::decide(&[], None, None).sources, []);
+    }
+
+    #[test]
+    fn a_budget_in_json() {
+        let budget = decide(&[(CudaTotal, 8), (CudaFree, 6)], 1, "0.5");
+        assert_eq!(
+            serde_json::to_value(budget).unwrap(),
+            serde_json::json!({
+                "sources": [
+                    {"name": "cuda_total", "bytes": 8, "note": null},
+                    {"name": "cuda_free", "bytes": 6, "note": null},
+                    {"name": "user", "bytes": 4, "note": "0.5 of 8 B, from cuda_total"},
+                ],
+                "winner": "user",
+                "total_bytes": 8,
+                "budget_bytes": 4,
+                "headroom_bytes": 3,
+                "process_used_bytes": 1,
+            })
+        );
+    }
+}
