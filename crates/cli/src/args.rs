@@ -4,9 +4,11 @@ use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+use poorwill::budget::Caps;
 use poorwill::churn::{Load, ParseLoadError};
-use poorwill::{ByteSize, DeviceSpec, ParseSizeError};
+use poorwill::{ByteSize, Cap, DeviceSpec, ParseSizeError};
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 #[derive(Debug, Parser)]
@@ -30,6 +32,50 @@ pub(crate) enum Command {
     Bench(BenchArgs),
 }
 
+impl Args {
+    /// The command line, or what is wrong with it.
+    pub(crate) fn read() -> Result<Self, clap::Error> {
+        let args = Self::try_parse()?;
+        match args.command.misplaced_budget() {
+            None => Ok(args),
+            Some(message) => Err(Self::command().error(ErrorKind::ValueValidation, message)),
+        }
+    }
+}
+
+impl Command {
+    /// What is wrong with a budget that names devices, and not the one that is used.
+    fn misplaced_budget(&self) -> Option<String> {
+        let (budget, device) = match self {
+            Self::Demo(args) => (&args.budget, args.device.clone().unwrap_or(DeviceSpec::host())),
+            Self::Nap(args) => (&args.budget, args.device.clone()),
+            Self::Bench(BenchArgs { bench: Bench::Churn(args) }) => (&args.budget, args.device.clone()),
+            Self::Bench(BenchArgs { bench: Bench::Sleep(args) }) => (&args.budget, args.device.clone()),
+            Self::Doctor(_) => return None,
+        };
+        let (caps, used) = (budget.budget.as_ref()?, device.id());
+        let other = caps.devices().find(|named| *named != used)?;
+        Some(format!(
+            "--budget names {other}, and the device is {used}; name that one with --device, or none"
+        ))
+    }
+}
+
+/// The dial of every command that takes memory of a device.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Budget {
+    /// Most to use of the device: bytes, like 20GiB, or a share of what it has for this process, like 0.92
+    #[arg(long, value_name = "BUDGET")]
+    budget: Option<Caps>,
+}
+
+impl Budget {
+    /// The cap of a device.
+    pub(crate) fn of(&self, device: &DeviceSpec) -> Option<Cap> {
+        self.budget.as_ref()?.of(device)
+    }
+}
+
 /// Arguments of `poorwill demo`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoArgs {
@@ -38,6 +84,9 @@ pub(crate) struct DemoArgs {
     /// On a device that is too small for the large loads they run with all sizes divided by a power of two.
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<DeviceSpec>,
+
+    #[command(flatten)]
+    pub(crate) budget: Budget,
 
     /// Print one JSON object instead of a table
     #[arg(long)]
@@ -54,6 +103,9 @@ pub(crate) struct NapArgs {
     /// Device to use: host, host:SIZE, cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "host")]
     pub(crate) device: DeviceSpec,
+
+    #[command(flatten)]
+    pub(crate) budget: Budget,
 
     /// How many times to sleep and wake
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
@@ -125,6 +177,9 @@ pub(crate) struct ChurnArgs {
     #[arg(long, value_name = "DEVICE", default_value = "host:64GiB")]
     pub(crate) device: DeviceSpec,
 
+    #[command(flatten)]
+    pub(crate) budget: Budget,
+
     /// Write what is live and mapped after each step to this file, as comma-separated values
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
@@ -140,6 +195,9 @@ pub(crate) struct SleepArgs {
     /// Device to use: host, host:SIZE, cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "host")]
     pub(crate) device: DeviceSpec,
+
+    #[command(flatten)]
+    pub(crate) budget: Budget,
 
     /// How much to load, like 24GiB: whole layers of 496 MiB, or one that is smaller throughout
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = some_bytes)]

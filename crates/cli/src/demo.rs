@@ -40,14 +40,19 @@ pub(crate) struct DemoReport {
 /// The command.
 pub(crate) fn run(args: &DemoArgs) -> Result<DemoReport, Failure> {
     let device = args.device.clone().unwrap_or(NAP_DEVICE);
-    let arena = Arena::open(Config::on(device.clone()))?;
+    let arena = open(&device, args)?;
     let (checkpoint, write_s) = checkpoint()?;
     let plan = Plan { device, cycles: 3, level: Level::One, kv_cache: ByteSize::mib(256) };
     let nap = nap::nap(&arena, &checkpoint, &plan)?;
     drop(arena);
-    let (churn, churn_divisor) = churn(args.device.as_ref().unwrap_or(&CHURN_DEVICE))?;
+    let (churn, churn_divisor) = churn(args.device.as_ref().unwrap_or(&CHURN_DEVICE), args)?;
     let verified = nap.verified && churn.iter().all(|report| report.failed.is_none());
     Ok(DemoReport { nap, churn, churn_divisor, write_s, verified })
+}
+
+/// An arena on a device, within the user's budget.
+fn open(device: &DeviceSpec, args: &DemoArgs) -> Result<Arena, Failure> {
+    Ok(Arena::open(Config::on(device.clone()).within(args.budget.of(device)))?)
 }
 
 /// A checkpoint whose files are open and have no names any more, and how many seconds it took to write.
@@ -71,10 +76,10 @@ fn checkpoint() -> Result<(Checkpoint, f64), Failure> {
 }
 
 /// Two loads, each in an arena of its own, at full size or at the largest half, quarter, … that fits well.
-fn churn(device: &DeviceSpec) -> Result<(Vec<ChurnReport>, NonZeroU64), Failure> {
+fn churn(device: &DeviceSpec, args: &DemoArgs) -> Result<(Vec<ChurnReport>, NonZeroU64), Failure> {
     let plans = [Load::Moe, Load::Swizzle].map(churn::Plan::new);
-    let arena = Arena::open(Config::on(device.clone()))?;
-    let free_bytes = arena.driver().memory_info()?.free_bytes;
+    let arena = open(device, args)?;
+    let free_bytes = arena.driver().memory_info()?.free_bytes.min(arena.limit_bytes());
     drop(arena);
     let needed_bytes = plans.iter().map(|plan| churn::peak_live_bytes(&plan.steps())).max().unwrap_or(0);
     let mut divisor = NonZeroU64::MIN;
@@ -82,9 +87,7 @@ fn churn(device: &DeviceSpec) -> Result<(Vec<ChurnReport>, NonZeroU64), Failure>
     while needed_bytes / divisor > free_bytes / 4 * 3 && divisor.get() < DIVISOR_MAX {
         divisor = divisor.saturating_mul(NonZeroU64::MIN.saturating_add(1));
     }
-    let reports = plans.map(|plan| {
-        bench::churn(&Arena::open(Config::on(device.clone()))?, &churn::Plan { divisor, ..plan })
-    });
+    let reports = plans.map(|plan| bench::churn(&open(device, args)?, &churn::Plan { divisor, ..plan }));
     Ok((reports.into_iter().collect::<Result<_, Failure>>()?, divisor))
 }
 

@@ -15,12 +15,10 @@ mod show;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use self::args::{Args, Command};
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let args = match Args::read() {
         Ok(args) => args,
         Err(error) => {
             // Help and version are errors to clap, and go to standard output.

@@ -65,7 +65,8 @@ pub(crate) struct Plan {
 /// The command.
 pub(crate) fn run(args: &NapArgs) -> Result<NapReport, Failure> {
     let checkpoint = Checkpoint::open(&args.checkpoints)?;
-    let config = Config::on(args.device.clone()).limited_to(args.limit.map(|limit| limit.0));
+    let cap = args.budget.of(&args.device);
+    let config = Config::on(args.device.clone()).within(cap).limited_to(args.limit.map(|limit| limit.0));
     nap(
         &Arena::open(config)?,
         &checkpoint,

@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn rounds_to_what_can_be_printed() {
-        let gib = |hundredths: u64| ((u128::from(hundredths) << 30).div_ceil(100)) as u64;
+        let gib = |hundredths: u64| (hundredths << 30).div_ceil(100);
         for (bytes, down, up) in [
             (0, 0, 0),
             (1023, 1023, 1023),

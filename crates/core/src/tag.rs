@@ -62,6 +62,12 @@ impl Tag {
         Self("cudagraph".into())
     }
 
+    /// All that a pool maps, as a claim on a budget.
+    #[must_use]
+    pub fn pool() -> Self {
+        Self("pool".into())
+    }
+
     /// The name.
     #[must_use]
     pub fn as_str(&self) -> &str {

@@ -2,22 +2,24 @@
 
 use std::sync::Arc;
 
+use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
     AllocRequest, Block, BlockId, Driver, DriverError, DriverErrorKind, HostBuffer, Op, Pool, PoolConfig,
     PoolError, PoolStats, SleepReport, SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState,
     WakeReport, WakeRequest,
 };
-#[cfg(not(target_os = "linux"))]
-use poorwill_core::{DriverErrorKind, Op};
 
 use crate::device::DeviceSpec;
+use crate::open::{Device, OpenError};
 
-/// Which device to open, and how its pool behaves.
+/// Which device to open, how much of it to use, and how its pool behaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// The device.
     pub device: DeviceSpec,
-    /// Limit and shape of the pool.
+    /// What the user allows of the device; the budget is this or less.
+    pub budget: Option<Cap>,
+    /// Limit and shape of the pool. The limit is a claim on the budget; without one the pool claims all of it.
     pub pool: PoolConfig,
 }
 
@@ -25,7 +27,7 @@ impl Config {
     /// The whole of `device`, with the default pool.
     #[must_use]
     pub fn on(device: DeviceSpec) -> Self {
-        Self { device, pool: PoolConfig::default() }
+        Self { device, budget: None, pool: PoolConfig::default() }
     }
 
     /// The same, mapping at most `limit_bytes`.
@@ -34,52 +36,63 @@ impl Config {
         self.pool.limit_bytes = limit_bytes;
         self
     }
-}
 
-/// Why an arena could not be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// The device would not open.
-    #[error("cannot use device {device}: {}", source.kind)]
-    Device {
-        /// Which.
-        device: DeviceSpec,
-        /// What it said.
-        source: DriverError,
-    },
-    /// The pool would not open.
-    #[error(transparent)]
-    Pool(#[from] PoolError),
+    /// The same, within a budget of the user's.
+    #[must_use]
+    pub fn within(mut self, cap: Option<Cap>) -> Self {
+        self.budget = cap;
+        self
+    }
 }
 
 /// Memory of one device. Methods are those of [`Pool`], and some that wait.
 #[derive(Debug)]
 pub struct Arena {
     pool: Pool,
-    limit_bytes: Option<u64>,
+    /// What the pool may map. Returned after the pool is gone.
+    claim: Claim,
 }
 
 impl Arena {
-    /// Opens a device.
+    /// Opens a device, finds its budget, and opens a pool within it.
     ///
     /// # Errors
-    /// `Device` when it cannot be opened here; `Pool` for a limit that no pool can have.
+    /// `Device` when it cannot be opened here; `Budget` when nobody tells how much memory it has; `Claim` for a
+    /// limit above the budget; `Pool` for a limit that no pool can have.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let Config { device, pool } = config;
-        let driver = match open_device(&device) {
-            Ok(driver) => driver,
-            Err(source) => return Err(OpenError::Device { device, source }),
-        };
-        Self::over(driver, pool).map_err(OpenError::Pool)
+        let Config { device, budget, pool } = config;
+        let device = Device::open(&device)?;
+        let (_, envelope) = device.envelope(budget)?;
+        Self::open_within(&device, &envelope, pool)
     }
 
-    /// An arena over a driver that is open already.
+    /// A pool on a device that is open, which claims its limit from `envelope`, beside whoever else does; without a
+    /// limit it claims what is left.
     ///
     /// # Errors
-    /// As for [`Pool::new`].
-    pub fn over(driver: Arc<dyn Driver>, config: PoolConfig) -> Result<Self, PoolError> {
-        Ok(Self { limit_bytes: config.limit_bytes, pool: Pool::new(driver, config)? })
+    /// `Claim` for a limit above what is left; `Pool` for one that no pool can have.
+    pub fn open_within(device: &Device, envelope: &Envelope, pool: PoolConfig) -> Result<Self, OpenError> {
+        Self::claim(device.driver(), envelope, pool)
+    }
+
+    /// An arena over a driver that is open already, with all that the driver has for its budget.
+    ///
+    /// # Errors
+    /// `Claim` for a limit above that; as for [`Pool::new`] otherwise.
+    pub fn over(driver: Arc<dyn Driver>, pool: PoolConfig) -> Result<Self, OpenError> {
+        let total_bytes = driver.info().total_bytes;
+        Self::claim(driver, &Envelope::new(total_bytes, total_bytes), pool)
+    }
+
+    fn claim(driver: Arc<dyn Driver>, envelope: &Envelope, pool: PoolConfig) -> Result<Self, OpenError> {
+        let claim = match pool.limit_bytes {
+            None => envelope.claim_rest(Tag::pool()),
+            Some(bytes) => envelope.claim(Tag::pool(), bytes).map_err(Box::new)?,
+        };
+        // All that the device has is no limit: it is the device then that refuses, and says so.
+        let is_all = pool.limit_bytes.is_none() && claim.bytes() >= driver.info().total_bytes;
+        let config = PoolConfig { limit_bytes: (!is_all).then(|| claim.bytes()), ..pool };
+        Ok(Self { pool: Pool::new(driver, config)?, claim })
     }
 
     /// The pool underneath, for copies on streams of the caller's.
@@ -88,10 +101,16 @@ impl Arena {
         &self.pool
     }
 
-    /// Most it may map, where it was opened with a limit.
+    /// Most it may map, in bytes.
     #[must_use]
-    pub fn limit_bytes(&self) -> Option<u64> {
-        self.limit_bytes
+    pub fn limit_bytes(&self) -> u64 {
+        self.claim.bytes()
+    }
+
+    /// The budget that it has its limit from: for others who need memory of this device.
+    #[must_use]
+    pub fn envelope(&self) -> &Envelope {
+        self.claim.envelope()
     }
 
     /// The device.
@@ -241,30 +260,6 @@ fn zeros(bytes: u64) -> Result<HostBuffer, DriverError> {
     Ok(zeros.into())
 }
 
-fn open_device(device: &DeviceSpec) -> Result<Arc<dyn Driver>, DriverError> {
-    match device {
-        #[cfg(target_os = "linux")]
-        DeviceSpec::Host { capacity_bytes } => {
-            let config = poorwill_driver::HostConfig::with_capacity(*capacity_bytes);
-            Ok(Arc::new(poorwill_driver::HostDevice::open(&config)?))
-        }
-        #[cfg(not(target_os = "linux"))]
-        DeviceSpec::Host { .. } => Err(unsupported("the host device needs Linux")),
-        #[cfg(target_os = "linux")]
-        DeviceSpec::Cuda { ordinal } => {
-            let config = poorwill_driver::CudaConfig::gpu(*ordinal);
-            Ok(Arc::new(poorwill_driver::CudaDevice::open(&config)?))
-        }
-        #[cfg(not(target_os = "linux"))]
-        DeviceSpec::Cuda { .. } => Err(unsupported("NVIDIA GPUs need Linux")),
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn unsupported(reason: &str) -> DriverError {
-    DriverError::new(Op::Open, DriverErrorKind::Unsupported { reason: reason.into() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,6 +274,52 @@ mod tests {
         }
         let config = Config::on("host:8MiB".parse().unwrap()).limited_to(Some(1));
         assert!(matches!(Arena::open(config), Err(OpenError::Pool(PoolError::InvalidConfig { .. }))));
+    }
+
+    #[test]
+    fn the_limit_is_a_claim_on_the_budget() {
+        let open = |budget: &str, limit_bytes| {
+            let budget = (!budget.is_empty()).then(|| budget.parse().unwrap());
+            Arena::open(Config::on("host:64MiB".parse().unwrap()).within(budget).limited_to(limit_bytes))
+        };
+        for (budget, limit_bytes, expected) in [
+            ("", None, 64 << 20),
+            ("0.5", None, 32 << 20),
+            ("16MiB", None, 16 << 20),
+            ("1GiB", None, 64 << 20),
+            ("16m", Some(8 << 20), 8 << 20),
+        ] {
+            let arena = open(budget, limit_bytes).unwrap();
+            assert_eq!(arena.limit_bytes(), expected, "{budget}");
+            assert!(arena.alloc(&AllocRequest::new(expected, Tag::weights())).is_ok());
+            assert!(arena.alloc(&AllocRequest::new(1, Tag::weights())).is_err());
+        }
+        let arena = open("16MiB", Some(8 << 20)).unwrap();
+        assert_eq!(arena.envelope().unclaimed_bytes(), 8 << 20);
+        let Err(OpenError::Claim(refused)) = open("16MiB", Some(17 << 20)) else { panic!("it does not fit") };
+        assert!(
+            refused.to_string().contains("cannot claim 17 MiB for `pool`: the budget is 16 MiB"),
+            "{refused}"
+        );
+        assert!(matches!(open("1KiB", None), Err(OpenError::Pool(PoolError::InvalidConfig { .. }))));
+    }
+
+    #[test]
+    fn several_consumers_share_one_budget() {
+        let device = Device::open(&"host:64MiB".parse().unwrap()).unwrap();
+        let (budget, envelope) = device.envelope(Some("0.75".parse().unwrap())).unwrap();
+        assert_eq!(budget.budget_bytes, Some(48 << 20));
+        let graphs = envelope.claim(Tag::cudagraph(), 8 << 20).unwrap();
+        let limited = |limit_bytes| PoolConfig { limit_bytes, ..PoolConfig::default() };
+        let first = Arena::open_within(&device, &envelope, limited(Some(32 << 20))).unwrap();
+        assert!(matches!(
+            Arena::open_within(&device, &envelope, limited(Some(9 << 20))),
+            Err(OpenError::Claim(_))
+        ));
+        let second = Arena::open_within(&device, &envelope, limited(None)).unwrap();
+        assert_eq!(second.limit_bytes(), 8 << 20);
+        drop((first, second, graphs));
+        assert_eq!(envelope.unclaimed_bytes(), 48 << 20);
     }
 
     #[test]

@@ -24,6 +24,23 @@ pub enum DeviceSpec {
     },
 }
 
+impl DeviceSpec {
+    /// The host device of the default size.
+    #[must_use]
+    pub fn host() -> Self {
+        Self::Host { capacity_bytes: HOST_CAPACITY_BYTES_DEFAULT }
+    }
+
+    /// Which device it is, whatever its size: `host`, `cuda:0`.
+    #[must_use]
+    pub fn id(&self) -> String {
+        match self {
+            Self::Host { .. } => "host".into(),
+            Self::Cuda { ordinal } => format!("cuda:{ordinal}"),
+        }
+    }
+}
+
 impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -69,7 +86,7 @@ impl FromStr for DeviceSpec {
             Some((kind, rest)) => (kind, Some(rest)),
         };
         match (kind, rest) {
-            ("host", None) => Ok(Self::Host { capacity_bytes: HOST_CAPACITY_BYTES_DEFAULT }),
+            ("host", None) => Ok(Self::host()),
             ("host", Some(size)) => Ok(Self::Host { capacity_bytes: size.parse::<ByteSize>()?.0 }),
             ("cuda", None) => Ok(Self::Cuda { ordinal: 0 }),
             ("cuda", Some(ordinal)) => Ok(Self::Cuda { ordinal: ordinal.parse().map_err(|_| unknown())? }),

@@ -29,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod arena;
+pub mod budget;
 #[cfg(unix)]
 pub mod checkpoint;
 pub mod churn;
@@ -41,13 +42,15 @@ pub mod doctor;
 mod machine;
 #[cfg(unix)]
 pub mod model;
+mod open;
 
-pub use arena::{Arena, Config, OpenError};
+pub use arena::{Arena, Config};
 pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};
+pub use open::{Device, OpenError};
 pub use poorwill_core::{
-    AllocRequest, Block, BlockId, ByteSize, CopyPart, DIGEST_VERSION, DeviceInfo, DeviceRange, Digest,
-    Driver, DriverError, DriverErrorKind, Dropped, HostBuffer, HostMemory, InvalidTag, Level, MemoryInfo, Op,
-    ParseSizeError, Pending, Pool, PoolConfig, PoolError, PoolStats, ProcessMemory, Release, SleepAction,
-    SleepPhases, SleepReport, SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState, WakePhases,
-    WakeReport, WakeRequest, digest, driver, pool, tag,
+    AllocRequest, Block, BlockId, Budget, ByteSize, Cap, Claim, ClaimError, CopyPart, DIGEST_VERSION,
+    DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, Dropped, Envelope, HostBuffer,
+    HostMemory, InvalidTag, Level, MemoryInfo, Op, ParseSizeError, Pending, Pool, PoolConfig, PoolError,
+    PoolStats, ProcessMemory, Release, SleepAction, SleepPhases, SleepReport, SleepRequest, Snapshot,
+    StreamId, Tag, TagPolicy, TagState, WakePhases, WakeReport, WakeRequest, digest, driver, pool, tag,
 };

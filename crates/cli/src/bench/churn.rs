@@ -12,7 +12,8 @@ use crate::show;
 /// The command.
 pub(crate) fn run(args: &ChurnArgs) -> Result<ChurnReport, Failure> {
     let plan = Plan { seed: args.seed, rounds: args.rounds, ..Plan::new(args.load) };
-    let config = Config::on(args.device.clone()).limited_to(args.limit.map(|limit| limit.0));
+    let cap = args.budget.of(&args.device);
+    let config = Config::on(args.device.clone()).within(cap).limited_to(args.limit.map(|limit| limit.0));
     let arena = Arena::open(config)?;
     let Some(path) = &args.trace else { return churn(&arena, &plan) };
     let mut trace = Trace::create(path)?;

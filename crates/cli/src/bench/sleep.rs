@@ -10,7 +10,7 @@ use crate::show;
 
 /// The command.
 pub(crate) fn run(args: &SleepArgs) -> Result<CycleReport, Failure> {
-    let arena = Arena::open(Config::on(args.device.clone()))?;
+    let arena = Arena::open(Config::on(args.device.clone()).within(args.budget.of(&args.device)))?;
     let plan = Plan { cycles: args.cycles, ..Plan::new(args.size) };
     let mut shown = None;
     let report = cycle::run(&arena, &plan, &mut |stage| {

@@ -92,7 +92,6 @@ impl Envelope {
     }
 
     /// Claims all that is unclaimed, which may be nothing.
-    #[must_use]
     pub fn claim_rest(&self, name: Tag) -> Claim {
         let mut book = self.book();
         let bytes = self.0.budget_bytes - book.claimed_bytes();

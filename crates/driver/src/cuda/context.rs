@@ -27,6 +27,24 @@ pub(super) struct Context {
     pub(super) spare: Spare,
 }
 
+/// What the driver tells about a GPU's memory in a context (`cuMemGetInfo`), as it tells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CudaMemory {
+    /// Figures.
+    Known {
+        /// Of which free, in bytes.
+        free_bytes: u64,
+        /// All of it, in bytes.
+        total_bytes: u64,
+    },
+    /// The call is refused as invalid, which it cannot be: a limiter in front of the driver (HAMi) answers so when
+    /// more is in use than it allows.
+    OverLimit {
+        /// The driver's words.
+        words: String,
+    },
+}
+
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context").field("device", &self.device).finish_non_exhaustive()
@@ -78,12 +96,16 @@ impl Context {
         self.api.check(unsafe { (self.api.ctx_synchronize)() })
     }
 
-    /// Free and total memory in bytes.
-    pub(super) fn memory(&self) -> Result<(u64, u64)> {
+    /// What the driver tells about the GPU's memory.
+    pub(super) fn memory(&self) -> Result<CudaMemory> {
         let (mut free, mut total) = (0usize, 0usize);
         // SAFETY: C2; the callers have entered.
-        self.api.check(unsafe { (self.api.mem_get_info)(&raw mut free, &raw mut total) })?;
-        Ok((free as u64, total as u64))
+        let code = unsafe { (self.api.mem_get_info)(&raw mut free, &raw mut total) };
+        if code == CuResult::INVALID_VALUE {
+            return Ok(CudaMemory::OverLimit { words: self.api.error(code).to_string() });
+        }
+        self.api.check(code)?;
+        Ok(CudaMemory::Known { free_bytes: free as u64, total_bytes: total as u64 })
     }
 }
 

@@ -13,7 +13,7 @@ use poorwill_core::{
     HostBuffer, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
-use super::context::{Context, Entered};
+use super::context::{Context, CudaMemory, Entered};
 use super::digest::{Digests, HostJob};
 use super::ffi::{AccessDesc, AllocationProp, Api, CuResult};
 use super::gpu::{GpuInfo, find, memory_of};
@@ -87,7 +87,11 @@ impl CudaDevice {
 
     fn over(context: Arc<Context>, gpu: GpuInfo) -> Result<Self> {
         let entered = context.enter(Op::Open).map_err(|error| error.kind)?;
-        let (_, total_bytes) = context.memory()?;
+        let total_bytes = match context.memory()? {
+            CudaMemory::Known { total_bytes, .. } => total_bytes,
+            CudaMemory::OverLimit { .. } if gpu.total_bytes > 0 => gpu.total_bytes,
+            CudaMemory::OverLimit { words } => return Err(over_limit(&words)),
+        };
         drop(entered);
         let info = DeviceInfo {
             id: format!("cuda:{}", gpu.ordinal),
@@ -106,6 +110,20 @@ impl CudaDevice {
     #[must_use]
     pub fn gpu(&self) -> &GpuInfo {
         &self.gpu
+    }
+
+    /// What the driver tells about the GPU's memory, without anything made of it: no figure is corrected.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn memory_as_told(&self) -> DriverResult<CudaMemory> {
+        self.call(Op::MemoryInfo, |_| self.context.memory())
+    }
+
+    /// What this process holds of the GPU, in bytes, its context included, where NVML can tell.
+    #[must_use]
+    pub fn process_used_bytes(&self) -> Option<u64> {
+        Some(self.usage.as_ref()?.now(&self.gpu.uuid)?.used_bytes)
     }
 
     /// A stream of the caller's (a `CUstream` or `cudaStream_t`), to be named in calls from now on; zero is the
@@ -194,7 +212,10 @@ impl CudaDevice {
     fn check_memory(&self, code: CuResult, asked_bytes: u64) -> Result<()> {
         if code == CuResult::OUT_OF_MEMORY {
             // Where the driver does not even say how much is free, none is what it has for us.
-            let free_bytes = self.context.memory().map_or(0, |(free_bytes, _)| free_bytes);
+            let free_bytes = match self.context.memory() {
+                Ok(CudaMemory::Known { free_bytes, .. }) => free_bytes,
+                _ => 0,
+            };
             return Err(DriverErrorKind::OutOfMemory { asked_bytes, free_bytes });
         }
         self.api().check(code)
@@ -480,7 +501,10 @@ impl Driver for CudaDevice {
 
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.call(Op::MemoryInfo, |_| {
-            let (free_bytes, total_bytes) = self.context.memory()?;
+            let (free_bytes, total_bytes) = match self.context.memory()? {
+                CudaMemory::Known { free_bytes, total_bytes } => (free_bytes, total_bytes),
+                CudaMemory::OverLimit { .. } => (0, self.info.total_bytes),
+            };
             let process = self.usage.as_ref().and_then(|usage| usage.now(&self.gpu.uuid));
             Ok(MemoryInfo { total_bytes, free_bytes, process })
         })
@@ -495,6 +519,15 @@ impl Driver for CudaDevice {
 
     fn host_alloc(&self, bytes: u64) -> DriverResult<HostBuffer> {
         self.call(Op::HostAlloc, |_| Pinned::buffer(&self.context, bytes))
+    }
+}
+
+fn over_limit(words: &str) -> DriverErrorKind {
+    DriverErrorKind::Unsupported {
+        reason: format!(
+            "more memory is in use than the limit of this slice allows, and nobody tells how much that is \
+             (cuMemGetInfo: {words}); end what uses it, or raise the limit"
+        ),
     }
 }
 

@@ -70,9 +70,11 @@ pub(super) struct AccessDesc {
 /// A function that a stream calls on the host.
 pub(super) type HostFn = extern "C" fn(*mut c_void);
 
+pub(super) const ATTRIBUTE_SHARED_MEMORY_PER_BLOCK: c_int = 8;
 pub(super) const ATTRIBUTE_INTEGRATED: c_int = 18;
 pub(super) const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 pub(super) const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
+pub(super) const ATTRIBUTE_SHARED_MEMORY_PER_BLOCK_OPTIN: c_int = 97;
 pub(super) const ATTRIBUTE_VIRTUAL_MEMORY: c_int = 102;
 pub(super) const ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY: c_int = 110;
 pub(super) const GRANULARITY_MINIMUM: c_int = 0;

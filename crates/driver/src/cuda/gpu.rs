@@ -10,8 +10,9 @@ use serde::Serialize;
 use super::context::no_device;
 use super::ffi::{
     ATTRIBUTE_CAPABILITY_MAJOR, ATTRIBUTE_CAPABILITY_MINOR, ATTRIBUTE_INTEGRATED,
-    ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY, ATTRIBUTE_VIRTUAL_MEMORY, AllocationProp, Api, CuDevice, CuResult,
-    GRANULARITY_MINIMUM, Location,
+    ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY, ATTRIBUTE_SHARED_MEMORY_PER_BLOCK,
+    ATTRIBUTE_SHARED_MEMORY_PER_BLOCK_OPTIN, ATTRIBUTE_VIRTUAL_MEMORY, AllocationProp, Api, CuDevice,
+    CuResult, GRANULARITY_MINIMUM, Location,
 };
 use crate::ledger::{Result, invalid, of};
 
@@ -32,8 +33,10 @@ pub struct GpuInfo {
     pub pci_bus_id: String,
     /// Smallest unit that can be mapped, in bytes; 0 where it has no virtual memory management.
     pub granule_bytes: u64,
-    /// Physical memory as the driver tells it, in bytes.
+    /// Physical memory as the driver tells it, in bytes; 0 on some slices.
     pub total_bytes: u64,
+    /// Shared memory that a block of threads may opt in to, in bytes.
+    pub shared_memory_per_block_bytes: u64,
     /// Whether it shares the machine's memory.
     pub integrated: bool,
 }
@@ -152,6 +155,7 @@ fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
         })?,
         granule_bytes: granule_bytes(api, device)?,
         total_bytes: total_bytes as u64,
+        shared_memory_per_block_bytes: shared_memory_per_block(api, device)?,
         integrated: attribute(api, device, ATTRIBUTE_INTEGRATED)? != 0,
     };
     Ok((device, gpu))
@@ -181,6 +185,13 @@ fn granule_bytes(api: &Api, device: CuDevice) -> Result<u64> {
     let bytes: usize =
         api.get(|bytes| unsafe { (api.mem_get_granularity)(bytes, &raw const prop, GRANULARITY_MINIMUM) })?;
     Ok(bytes as u64)
+}
+
+/// What a block may opt in to; what it gets anyhow where the driver does not know of opting in.
+fn shared_memory_per_block(api: &Api, device: CuDevice) -> Result<u64> {
+    let bytes = attribute(api, device, ATTRIBUTE_SHARED_MEMORY_PER_BLOCK_OPTIN)
+        .or_else(|_| attribute(api, device, ATTRIBUTE_SHARED_MEMORY_PER_BLOCK))?;
+    Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
 fn attribute(api: &Api, device: CuDevice, which: c_int) -> Result<c_int> {

@@ -18,6 +18,7 @@ mod kernel;
 mod pinned;
 mod queue;
 
+pub use context::CudaMemory;
 pub use device::{CudaConfig, CudaDevice};
 pub use gpu::{GpuInfo, gpus};
 pub use kernel::{Function, KernelArg, Module};

@@ -14,8 +14,8 @@ pub struct ChurnReport {
     pub seed: u64,
     /// How many times it was to run.
     pub rounds: u32,
-    /// Most the arena may map, where a limit was given.
-    pub limit_bytes: Option<u64>,
+    /// Most the arena may map, in bytes.
+    pub limit_bytes: u64,
     /// Why an allocation failed, if one did; the load ended there.
     pub failed: Option<String>,
     /// Most bytes live at any time, as the load itself counts them.

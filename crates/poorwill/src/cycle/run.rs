@@ -113,7 +113,8 @@ pub enum CycleError {
 /// See [`CycleError`]. Everything that can be freed is freed also then.
 pub fn run(arena: &Arena, plan: &Plan, observer: &mut dyn FnMut(Stage)) -> Result<CycleReport, CycleError> {
     arena.trim()?;
-    let free_bytes = arena.driver().memory_info()?.free_bytes;
+    // The limits are measured with memory beside the pool's, before it has any: its limit holds for both.
+    let free_bytes = arena.driver().memory_info()?.free_bytes.min(arena.limit_bytes());
     let fits = |asked_bytes| {
         if asked_bytes > free_bytes { Err(CycleError::TooLarge { asked_bytes, free_bytes }) } else { Ok(()) }
     };

@@ -164,6 +164,7 @@ mod linux {
                 pci_bus_id: "0000:4e:00.0".into(),
                 granule_bytes: 2 << 20,
                 total_bytes: 140 << 30,
+                shared_memory_per_block_bytes: 227 << 10,
                 integrated: false,
             }
         }

@@ -1,0 +1,141 @@
+//! Caps of several devices, as one text: `0.92`, or `cuda:0=20GiB,cuda:1=0.92`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use poorwill_core::budget::{Cap, InvalidCap};
+
+use crate::device::{DeviceSpec, ParseDeviceError};
+
+/// What the user allows of each device. Later entries for a device replace earlier ones when two are joined.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Caps {
+    others: Option<Cap>,
+    named: Vec<(String, Cap)>,
+}
+
+/// Why a text is no caps.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidCaps {
+    /// A cap is malformed.
+    #[error(transparent)]
+    Cap(#[from] InvalidCap),
+    /// What stands before `=` is no device.
+    #[error(transparent)]
+    Device(#[from] ParseDeviceError),
+    /// Two caps for the same.
+    #[error("`{text}`: two budgets for {device}; write one each, like cuda:0=20GiB,cuda:1=0.92")]
+    Twice {
+        /// What was given.
+        text: String,
+        /// For which.
+        device: String,
+    },
+}
+
+impl Caps {
+    /// The cap of a device: its own, or the one for those that are not named.
+    #[must_use]
+    pub fn of(&self, device: &DeviceSpec) -> Option<Cap> {
+        let id = device.id();
+        self.named.iter().find(|(named, _)| *named == id).map(|(_, cap)| *cap).or(self.others)
+    }
+
+    /// The devices that are named, in order.
+    pub fn devices(&self) -> impl Iterator<Item = &str> {
+        self.named.iter().map(|(device, _)| device.as_str())
+    }
+
+    fn add(&mut self, text: &str, device: Option<String>, cap: Cap) -> Result<(), InvalidCaps> {
+        let twice = |device: &str| InvalidCaps::Twice { text: text.to_owned(), device: device.to_owned() };
+        match device {
+            Some(device) if self.devices().any(|named| named == device) => Err(twice(&device)),
+            Some(device) => {
+                self.named.push((device, cap));
+                Ok(())
+            }
+            None if self.others.is_some() => Err(twice("all devices")),
+            None => {
+                self.others = Some(cap);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl From<Cap> for Caps {
+    fn from(cap: Cap) -> Self {
+        Self { others: Some(cap), named: Vec::new() }
+    }
+}
+
+impl FromStr for Caps {
+    type Err = InvalidCaps;
+
+    fn from_str(text: &str) -> Result<Self, InvalidCaps> {
+        let mut caps = Self::default();
+        for entry in text.split(',') {
+            let (device, cap) = match entry.split_once('=') {
+                None => (None, entry),
+                Some((device, cap)) => (Some(device.trim().parse::<DeviceSpec>()?.id()), cap),
+            };
+            caps.add(text, device, cap.parse()?)?;
+        }
+        Ok(caps)
+    }
+}
+
+impl fmt::Display for Caps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let others = self.others.map(|cap| cap.to_string());
+        let named = self.named.iter().map(|(device, cap)| format!("{device}={cap}"));
+        f.write_str(&others.into_iter().chain(named).collect::<Vec<_>>().join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(caps: &str, device: &str) -> Option<String> {
+        let caps: Caps = caps.parse().unwrap();
+        assert_eq!(caps.to_string().parse(), Ok(caps.clone()), "{caps}");
+        caps.of(&device.parse().unwrap()).map(|cap| cap.to_string())
+    }
+
+    #[test]
+    fn one_for_all_or_one_each() {
+        for device in ["cuda:0", "cuda:7", "host", "host:1GiB"] {
+            assert_eq!(of("0.92", device).as_deref(), Some("0.92"));
+        }
+        let each = "cuda:0=20GiB, cuda:1 = 92%";
+        assert_eq!(of(each, "cuda:0").as_deref(), Some("20 GiB"));
+        assert_eq!(of(each, "cuda:1").as_deref(), Some("0.92"));
+        assert_eq!(of(each, "cuda:2"), None);
+        assert_eq!(of("0.5,cuda=0.25,host=1GiB", "cuda:0").as_deref(), Some("0.25"));
+        assert_eq!(of("0.5,cuda=0.25,host=1GiB", "cuda:1").as_deref(), Some("0.5"));
+        assert_eq!(of("0.5,cuda=0.25,host=1GiB", "host:8GiB").as_deref(), Some("1 GiB"));
+        assert_eq!("cuda:1=0.5,0.9".parse::<Caps>().unwrap().devices().collect::<Vec<_>>(), ["cuda:1"]);
+        assert_eq!(Caps::default().of(&"host".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn the_rest_is_refused_by_name() {
+        for (text, words) in [
+            ("", "no budget"),
+            ("0.5,", "no budget"),
+            ("cuda:0=", "no budget"),
+            ("gpu=0.5", "names no device"),
+            ("=0.5", "names no device"),
+            ("cuda:0=0.5=0.6", "no budget"),
+            ("hip:0=0.5", "AMD"),
+            ("0.5,0.6", "two budgets for all devices"),
+            ("cuda=0.5,cuda:0=0.6", "two budgets for cuda:0"),
+            ("cuda:0=1.5", "at most 1.0"),
+        ] {
+            let error = text.parse::<Caps>().expect_err(text).to_string();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+}

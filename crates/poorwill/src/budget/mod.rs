@@ -1,0 +1,81 @@
+//! Budgets of real devices: everyone who can be asked about a device's memory is asked, and
+//! [`poorwill_core::budget`] decides.
+//!
+//! ```
+//! use poorwill::{Cap, Device, Tag};
+//!
+//! let device = Device::open(&"host:4GiB".parse()?)?;
+//! let (budget, envelope) = device.envelope(Some("0.75".parse()?))?;
+//! assert_eq!(budget.budget_bytes, Some(3 << 30));
+//! let weights = envelope.claim(Tag::weights(), 2 << 30)?;
+//! assert!(envelope.claim(Tag::kv_cache(), 2 << 30).is_err());
+//! # drop(weights);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod caps;
+#[cfg(target_os = "linux")]
+mod cuda;
+
+pub use poorwill_core::budget::*;
+
+pub use self::caps::{Caps, InvalidCaps};
+#[cfg(target_os = "linux")]
+pub(crate) use self::cuda::facts_of;
+
+/// Nobody tells how much memory a device has, and the user has not said it in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "how much memory {device} has is not known: {}; say how much may be used in bytes, like --budget 20GiB",
+    reasons(sources)
+)]
+pub struct UnknownBudget {
+    /// Which.
+    pub device: String,
+    /// Who was asked.
+    pub sources: Vec<Source>,
+}
+
+fn reasons(sources: &[Source]) -> String {
+    let said = sources.iter().filter(|source| !source.name.is_about_free());
+    let said =
+        said.map(|source| format!("{}: {}", source.name, source.note.as_deref().unwrap_or("no figure")));
+    let said: Vec<String> = said.collect();
+    if said.is_empty() { "there is nobody to ask".into() } else { said.join(", ") }
+}
+
+/// The envelope of a budget.
+///
+/// # Errors
+/// When nobody tells how much there is.
+pub fn envelope(device: &str, budget: Budget) -> Result<(Budget, Envelope), UnknownBudget> {
+    match budget.budget_bytes {
+        Some(bytes) => {
+            let envelope = Envelope::new(bytes, budget.total_bytes.unwrap_or(bytes));
+            Ok((budget, envelope))
+        }
+        None => Err(UnknownBudget { device: device.to_owned(), sources: budget.sources }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_knows_is_an_error_that_says_who_was_asked() {
+        let facts = [
+            Fact::none(SourceName::CudaTotal, "CUDA_ERROR_UNKNOWN"),
+            Fact::bytes(SourceName::DeviceProperties, 0),
+            Fact::none(SourceName::CudaFree, "no"),
+        ];
+        let error = envelope("cuda:3", Budget::decide(&facts, None, None)).unwrap_err().to_string();
+        for words in ["cuda:3", "cuda_total: CUDA_ERROR_UNKNOWN", "0 is no total", "--budget 20GiB"] {
+            assert!(error.contains(words) && !error.contains("cuda_free"), "`{words}`: {error}");
+        }
+        let by_hand = Budget::decide(&facts, None, Some(Cap::Bytes(7)));
+        assert_eq!(envelope("cuda:3", by_hand).unwrap().1.budget_bytes(), 7);
+        let error = envelope("cuda:3", Budget::decide(&[], None, None)).unwrap_err().to_string();
+        assert!(error.contains("nobody to ask"), "{error}");
+    }
+}

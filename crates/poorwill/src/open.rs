@@ -1,0 +1,167 @@
+//! An open device: its driver, and what there is to know about its memory.
+
+use std::sync::Arc;
+
+#[cfg(target_os = "linux")]
+use poorwill_core::budget::SourceName;
+use poorwill_core::budget::{Budget, Cap, Envelope, Fact};
+use poorwill_core::{Driver, DriverError, PoolError};
+#[cfg(not(target_os = "linux"))]
+use poorwill_core::{DriverErrorKind, Op};
+#[cfg(target_os = "linux")]
+use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice};
+
+use crate::budget::UnknownBudget;
+use crate::device::DeviceSpec;
+
+/// Why a device, or an arena on it, could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The device would not open.
+    #[error("cannot use device {device}: {}", source.kind)]
+    Device {
+        /// Which.
+        device: DeviceSpec,
+        /// What it said.
+        source: DriverError,
+    },
+    /// Nobody tells how much memory there is.
+    #[error(transparent)]
+    Budget(#[from] UnknownBudget),
+    /// The limit does not fit into the budget.
+    #[error("{0}")]
+    Claim(#[from] Box<poorwill_core::ClaimError>),
+    /// The pool would not open.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}
+
+/// A device that is open. Clones are the same device.
+#[derive(Debug, Clone)]
+pub struct Device {
+    spec: DeviceSpec,
+    machine: Machine,
+}
+
+#[derive(Debug, Clone)]
+enum Machine {
+    #[cfg(target_os = "linux")]
+    Host(Arc<HostDevice>),
+    #[cfg(target_os = "linux")]
+    Cuda(Arc<CudaDevice>),
+}
+
+impl Device {
+    /// Opens it: a GPU's primary context is retained, the host device is made.
+    ///
+    /// # Errors
+    /// `Device` when it cannot be opened here.
+    pub fn open(spec: &DeviceSpec) -> Result<Self, OpenError> {
+        let machine =
+            Machine::open(spec).map_err(|source| OpenError::Device { device: spec.clone(), source })?;
+        Ok(Self { spec: spec.clone(), machine })
+    }
+
+    /// As it was named.
+    #[must_use]
+    pub fn spec(&self) -> &DeviceSpec {
+        &self.spec
+    }
+
+    /// Its driver.
+    #[must_use]
+    pub fn driver(&self) -> Arc<dyn Driver> {
+        match &self.machine {
+            #[cfg(target_os = "linux")]
+            Machine::Host(device) => Arc::clone(device) as Arc<dyn Driver>,
+            #[cfg(target_os = "linux")]
+            Machine::Cuda(device) => Arc::clone(device) as Arc<dyn Driver>,
+            #[cfg(not(target_os = "linux"))]
+            _ => unreachable!("no device opens here"),
+        }
+    }
+
+    /// The GPU, if it is one.
+    #[cfg(target_os = "linux")]
+    #[must_use]
+    pub fn cuda(&self) -> Option<&Arc<CudaDevice>> {
+        match &self.machine {
+            Machine::Host(_) => None,
+            Machine::Cuda(device) => Some(device),
+        }
+    }
+
+    /// What everyone who can be asked says about its memory now.
+    #[must_use]
+    pub fn facts(&self) -> Vec<Fact> {
+        match &self.machine {
+            #[cfg(target_os = "linux")]
+            Machine::Host(device) => vec![
+                Fact::bytes(SourceName::Capacity, device.info().total_bytes),
+                match device.memory_info() {
+                    Ok(memory) => Fact::bytes(SourceName::CapacityFree, memory.free_bytes),
+                    Err(error) => Fact::none(SourceName::CapacityFree, error.to_string()),
+                },
+            ],
+            #[cfg(target_os = "linux")]
+            Machine::Cuda(device) => crate::budget::facts_of(device),
+            #[cfg(not(target_os = "linux"))]
+            _ => unreachable!("no device opens here"),
+        }
+    }
+
+    /// What this process holds of it, in bytes, where that is known.
+    #[must_use]
+    pub fn process_used_bytes(&self) -> Option<u64> {
+        match &self.machine {
+            #[cfg(target_os = "linux")]
+            Machine::Host(device) => {
+                let memory = device.memory_info().ok()?;
+                Some(memory.total_bytes - memory.free_bytes)
+            }
+            #[cfg(target_os = "linux")]
+            Machine::Cuda(device) => device.process_used_bytes(),
+            #[cfg(not(target_os = "linux"))]
+            _ => unreachable!("no device opens here"),
+        }
+    }
+
+    /// How much of it this process may use now, by everyone's word and the user's.
+    #[must_use]
+    pub fn budget(&self, cap: Option<Cap>) -> Budget {
+        Budget::decide(&self.facts(), self.process_used_bytes(), cap)
+    }
+
+    /// The budget, and the envelope that hands it out.
+    ///
+    /// # Errors
+    /// When nobody tells how much there is.
+    pub fn envelope(&self, cap: Option<Cap>) -> Result<(Budget, Envelope), UnknownBudget> {
+        crate::budget::envelope(&self.spec.id(), self.budget(cap))
+    }
+}
+
+impl Machine {
+    #[cfg(target_os = "linux")]
+    fn open(spec: &DeviceSpec) -> Result<Self, DriverError> {
+        match spec {
+            DeviceSpec::Host { capacity_bytes } => {
+                let config = HostConfig::with_capacity(*capacity_bytes);
+                Ok(Self::Host(Arc::new(HostDevice::open(&config)?)))
+            }
+            DeviceSpec::Cuda { ordinal } => {
+                Ok(Self::Cuda(Arc::new(CudaDevice::open(&CudaConfig::gpu(*ordinal))?)))
+            }
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn open(spec: &DeviceSpec) -> Result<Self, DriverError> {
+        let reason = match spec {
+            DeviceSpec::Host { .. } => "the host device needs Linux",
+            DeviceSpec::Cuda { .. } => "NVIDIA GPUs need Linux",
+        };
+        Err(DriverError::new(Op::Open, DriverErrorKind::Unsupported { reason: reason.into() }))
+    }
+}
