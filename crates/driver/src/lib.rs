@@ -1,8 +1,8 @@
 //! The machines under poorwill.
 //!
 //! Two modules are implementations of [`poorwill_core::Driver`]: [`host`], virtual memory that behaves like a
-//! GPU's, and [`cuda`], NVIDIA's GPUs; [`nvml`] asks what GPUs use. Nearly all of the project's `unsafe` lives in
-//! this crate; its rules are collected in `docs/unsafe.md`.
+//! GPU's, and [`cuda`], NVIDIA's GPUs; [`nvml`] asks what GPUs use, and [`system`] what the operating system tells.
+//! Nearly all of the project's `unsafe` lives in this crate; its rules are collected in `docs/unsafe.md`.
 #![allow(unsafe_code)]
 
 #[cfg(target_os = "linux")]
@@ -17,6 +17,8 @@ pub mod nvml;
 mod places;
 #[cfg(target_os = "linux")]
 mod process;
+#[cfg(target_os = "linux")]
+pub mod system;
 
 #[cfg(target_os = "linux")]
 pub use cuda::{CudaConfig, CudaDevice};

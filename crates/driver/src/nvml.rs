@@ -2,7 +2,8 @@
 //!
 //! It comes with NVIDIA's driver and is loaded when asked for. Nothing depends on it: where it is missing,
 //! [`Nvml::load`] says why, and a question that it has no answer to is answered with `None`. No error is
-//! remembered: the next question, and the next load, is judged on its own.
+//! remembered: the next question, and the next load, is judged on its own. Figures are handed on as NVML gives them, odd
+//! ones too: what is free may come out larger than what there is.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -13,11 +14,13 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml as Library};
 use serde::Serialize;
 
+use crate::system::PciLink;
+
 /// By which name a driver installs it, and by which its development files do.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
-/// What stands before the number of a device in its UUID.
-const PREFIXES: [&str; 2] = ["GPU-", "MIG-"];
+/// What stands before the number of a device in its UUID, in the order in which devices are looked for.
+const PREFIXES: [(&str, Handle); 2] = [("GPU-", Handle::Gpu), ("MIG-", Handle::MigInstance)];
 
 /// The one of this process, once it is there.
 static LOADED: Mutex<Option<Nvml>> = Mutex::new(None);
@@ -35,6 +38,36 @@ pub struct GpuMemory {
     pub free_bytes: u64,
     /// Of which processes use.
     pub used_bytes: u64,
+}
+
+/// What NVML handed out for a UUID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Handle {
+    /// A whole GPU.
+    Gpu,
+    /// An instance that a GPU is divided into.
+    MigInstance,
+}
+
+/// What NVML knows of the memory behind a UUID.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NvmlMemory {
+    /// What the figures are about.
+    pub handle: Handle,
+    /// Whether the GPU is divided into instances. `None` where NVML does not tell, and for an instance.
+    pub mig_mode: Option<bool>,
+    /// The figures, or why NVML refuses them, for people: the user may not ask, or the device has none.
+    pub memory: Result<GpuMemory, String>,
+}
+
+impl NvmlMemory {
+    /// Whether the figures are those of a whole card that is divided. A process on it has one instance, and they
+    /// say nothing about that one.
+    #[must_use]
+    pub fn is_of_a_divided_card(&self) -> bool {
+        self.handle == Handle::Gpu && self.mig_mode == Some(true)
+    }
 }
 
 impl Nvml {
@@ -84,22 +117,90 @@ impl Nvml {
     /// Memory of the GPU with this UUID, which has no prefix.
     #[must_use]
     pub fn memory(&self, uuid: &str) -> Option<GpuMemory> {
-        let memory = self.device(uuid)?.memory_info().ok()?;
-        Some(GpuMemory { total_bytes: memory.total, free_bytes: memory.free, used_bytes: memory.used })
+        self.known_memory(uuid).ok()??.memory.ok()
+    }
+
+    /// The same, with what NVML is talking of. `None` where it knows neither a GPU nor an instance of this UUID.
+    ///
+    /// # Errors
+    /// Why NVML does not even say whether it knows it, for people.
+    pub fn known_memory(&self, uuid: &str) -> Result<Option<NvmlMemory>, String> {
+        let Some((handle, device)) = self.device(uuid).map_err(|error| error.to_string())? else {
+            return Ok(None);
+        };
+        let memory = device.memory_info().map(|memory| GpuMemory {
+            total_bytes: memory.total,
+            free_bytes: memory.free,
+            used_bytes: memory.used,
+        });
+        let mig_mode = match handle {
+            Handle::Gpu => is_enabled(&device.mig_mode().map(|mode| mode.current)),
+            Handle::MigInstance => None,
+        };
+        Ok(Some(NvmlMemory { handle, mig_mode, memory: memory.map_err(|error| error.to_string()) }))
+    }
+
+    /// The link of the GPU with this UUID, or of the one that this instance is a part of.
+    #[must_use]
+    pub fn pci_link(&self, uuid: &str) -> PciLink {
+        let Ok(Some((handle, device))) = self.device(uuid) else { return PciLink::default() };
+        let whole = match handle {
+            Handle::Gpu => Ok(device),
+            Handle::MigInstance => device.mig_parent_device(),
+        };
+        whole.map_or_else(
+            |_| PciLink::default(),
+            |gpu| PciLink {
+                width: gpu.current_pcie_link_width().ok(),
+                width_max: gpu.max_pcie_link_width().ok(),
+                generation: gpu.current_pcie_link_gen().ok(),
+                generation_max: gpu.max_pcie_link_gen().ok(),
+            },
+        )
     }
 
     /// What process `pid` uses of the GPU with this UUID. `None` also when the process is not listed, as in a
     /// container with process numbers of its own, and where the driver keeps no such figure.
     #[must_use]
     pub fn process_used_bytes(&self, uuid: &str, pid: u32) -> Option<u64> {
-        let processes = self.device(uuid)?.running_compute_processes().ok()?;
+        let (_, device) = self.device(uuid).ok()??;
+        let processes = device.running_compute_processes().ok()?;
         used_bytes(
             processes.iter().filter(|process| process.pid == pid).map(|process| &process.used_gpu_memory),
         )
     }
 
-    fn device(&self, uuid: &str) -> Option<Device<'_>> {
-        PREFIXES.iter().find_map(|prefix| self.0.device_by_uuid(format!("{prefix}{uuid}")).ok())
+    /// The one with this UUID, by whichever prefix NVML knows it.
+    fn device(&self, uuid: &str) -> Result<Option<(Handle, Device<'_>)>, NvmlError> {
+        first(PREFIXES.into_iter().map(|(prefix, handle)| {
+            let device = self.0.device_by_uuid(format!("{prefix}{uuid}"));
+            device.map(|device| (handle, device))
+        }))
+    }
+}
+
+/// The first that was found. If there is none, what went wrong otherwise than that it was not found.
+fn first<T>(answers: impl Iterator<Item = Result<T, NvmlError>>) -> Result<Option<T>, NvmlError> {
+    let mut refused = None;
+    for answer in answers {
+        match answer {
+            Ok(found) => return Ok(Some(found)),
+            // NVML's words for a UUID that it does not know, or that is none.
+            Err(NvmlError::NotFound | NvmlError::InvalidArg | NvmlError::NulError(_)) => {}
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    refused.map_or(Ok(None), Err)
+}
+
+/// Whether a GPU is divided, from its mode. One that cannot be is not, nor one whose driver is older than that.
+fn is_enabled(mode: &Result<u32, NvmlError>) -> Option<bool> {
+    match mode {
+        Ok(mode) => Some(*mode != 0),
+        Err(NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_)) => {
+            Some(false)
+        }
+        Err(_) => None,
     }
 }
 
@@ -133,6 +234,8 @@ mod tests {
             Ok(nvml) => {
                 assert!(nvml.memory("no such device").is_none());
                 assert!(nvml.memory("\0").is_none());
+                assert_eq!(nvml.known_memory("\0"), Ok(None));
+                assert_eq!(nvml.pci_link("no such device"), PciLink::default());
                 assert!(nvml.process_used_bytes("", std::process::id()).is_none());
             }
         }
@@ -151,6 +254,42 @@ mod tests {
             (&[Used(u64::MAX - 1), Used(u64::MAX - 1)], Some(u64::MAX)),
         ] {
             assert_eq!(used_bytes(entries.iter()), expected, "{entries:?}");
+        }
+    }
+
+    #[test]
+    fn not_known_is_told_from_refused() {
+        use NvmlError::{GpuLost, InvalidArg, NoPermission, NotFound};
+        let found = |answers: [Result<u8, NvmlError>; 2]| first(answers.into_iter());
+        assert!(matches!(found([Ok(1), Ok(2)]), Ok(Some(1))));
+        assert!(matches!(found([Err(NotFound), Ok(2)]), Ok(Some(2))));
+        assert!(matches!(found([Err(NoPermission), Ok(2)]), Ok(Some(2))));
+        assert!(matches!(found([Err(NotFound), Err(InvalidArg)]), Ok(None)));
+        assert!(matches!(found([Err(NoPermission), Err(NotFound)]), Err(NoPermission)));
+        assert!(matches!(found([Err(NotFound), Err(GpuLost)]), Err(GpuLost)));
+        assert!(matches!(found([Err(GpuLost), Err(NoPermission)]), Err(GpuLost)));
+    }
+
+    #[test]
+    fn figures_of_a_divided_card_are_marked() {
+        use NvmlError::{FailedToLoadSymbol, NoPermission, NotSupported};
+        for (mode, expected) in [
+            (Ok(1), Some(true)),
+            (Ok(0), Some(false)),
+            (Err(NotSupported), Some(false)),
+            (Err(FailedToLoadSymbol("nvmlDeviceGetMigMode".into())), Some(false)),
+            (Err(NoPermission), None),
+        ] {
+            assert_eq!(is_enabled(&mode), expected);
+        }
+        for (handle, mig_mode, expected) in [
+            (Handle::Gpu, Some(true), true),
+            (Handle::Gpu, Some(false), false),
+            (Handle::Gpu, None, false),
+            (Handle::MigInstance, None, false),
+        ] {
+            let memory = NvmlMemory { handle, mig_mode, memory: Err(String::new()) };
+            assert_eq!(memory.is_of_a_divided_card(), expected, "{memory:?}");
         }
     }
 }

@@ -31,8 +31,21 @@ fn computer(host: &HostReport) -> String {
     let number = |value: Option<u64>| value.map_or_else(|| "–".into(), |value| value.to_string());
     let limit = match host.cgroup_memory_limit_bytes {
         None => String::new(),
-        Some(bytes) => format!("; {} for this process", size(bytes)),
+        Some(bytes) => {
+            let left = host.cgroup_memory_remaining_bytes;
+            let left = left.map_or_else(String::new, |left| format!(", {} of it left", size(left)));
+            format!("; {} for this process{left}", size(bytes))
+        }
     };
+    let locked = host.memlock_bytes.map_or_else(|| "no limit".into(), size);
+    let reserved = match host.reserved_huge_pages_bytes {
+        None | Some(0) => String::new(),
+        Some(bytes) => format!(", {} of them reserved", size(bytes)),
+    };
+    let mut nodes = host.numa_nodes.map_or_else(|| "–".into(), |nodes| nodes.to_string());
+    if !host.numa_nodes_without_cpus.is_empty() {
+        nodes += &format!(", {} of memory alone", host.numa_nodes_without_cpus.len());
+    }
     let mut table = table(["computer", ""]);
     for (what, value) in [
         ("system", format!("{} {}, {}", host.os, text(&host.kernel), host.architecture)),
@@ -45,7 +58,12 @@ fn computer(host: &HostReport) -> String {
                 known(host.memory_total_bytes)
             ),
         ),
-        ("pages", format!("{}, huge ones: {}", size(host.page_bytes), text(&host.transparent_huge_pages))),
+        ("locked memory", locked),
+        (
+            "pages",
+            format!("{}, huge ones: {}{reserved}", size(host.page_bytes), text(&host.transparent_huge_pages)),
+        ),
+        ("NUMA nodes", nodes),
         ("mappings", number(host.max_map_count)),
         ("poorwill", host.poorwill_version.clone()),
     ] {

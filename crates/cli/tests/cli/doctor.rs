@@ -13,8 +13,13 @@ const HOST: &[&str] = &[
     "memory_total_bytes",
     "memory_available_bytes",
     "cgroup_memory_limit_bytes",
+    "cgroup_memory_remaining_bytes",
+    "memlock_bytes",
     "page_bytes",
     "transparent_huge_pages",
+    "reserved_huge_pages_bytes",
+    "numa_nodes",
+    "numa_nodes_without_cpus",
     "max_map_count",
     "poorwill_version",
 ];
@@ -45,8 +50,11 @@ fn the_report() {
     let int = |object: &Value, field: &str| object[field].as_u64().unwrap_or_else(|| panic!("{field}"));
     assert!(int(host, "memory_available_bytes") <= int(host, "memory_total_bytes"));
     assert!(int(host, "page_bytes").is_power_of_two() && int(host, "cpus") > 0);
-    let limit = &host["cgroup_memory_limit_bytes"];
-    assert!(limit.is_null() || limit.is_u64(), "{limit}");
+    for field in ["cgroup_memory_limit_bytes", "cgroup_memory_remaining_bytes", "memlock_bytes", "numa_nodes"]
+    {
+        assert!(host[field].is_null() || host[field].is_u64(), "{field}: {}", host[field]);
+    }
+    assert!(host["numa_nodes_without_cpus"].is_array());
 
     let (last, gpus) = report["devices"].as_array().unwrap().split_last().unwrap();
     assert_fields(last, &[HOST_DEVICE]);

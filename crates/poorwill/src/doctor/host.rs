@@ -1,9 +1,10 @@
 //! The computer: its memory, and the settings of its kernel that matter for mapping and pinning it.
 
-use std::path::Path;
 use std::thread;
 
 use poorwill_core::ByteSize;
+#[cfg(target_os = "linux")]
+use poorwill_driver::system::System;
 use serde::Serialize;
 
 use crate::machine::{page_bytes, text};
@@ -11,8 +12,8 @@ use crate::machine::{page_bytes, text};
 /// Linux's own default, which is enough.
 const MAP_COUNT_MIN: u64 = 65530;
 
-/// Where version 1 of control groups begins to mean that there is no limit.
-const UNLIMITED_BYTES: u64 = 1 << 62;
+/// What a process should be allowed to lock, for rings of `io_uring` with buffers of a useful size.
+const MEMLOCK_MIN_BYTES: u64 = 1 << 30;
 
 /// A computer. What its system does not tell is `None`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -31,10 +32,20 @@ pub struct HostReport {
     pub memory_available_bytes: Option<u64>,
     /// Least limit of memory among the control groups of this process, in bytes. None where there is none.
     pub cgroup_memory_limit_bytes: Option<u64>,
+    /// Least that is left below such a limit, in bytes. Cached files count as used, and give way.
+    pub cgroup_memory_remaining_bytes: Option<u64>,
+    /// Memory that this process may lock by itself, in bytes. None where there is no limit.
+    pub memlock_bytes: Option<u64>,
     /// Size of a page, in bytes.
     pub page_bytes: u64,
     /// When the kernel uses transparent huge pages: `always`, `madvise` or `never`. None where it has none.
     pub transparent_huge_pages: Option<String>,
+    /// Huge pages that are reserved and that nobody uses, in bytes.
+    pub reserved_huge_pages_bytes: Option<u64>,
+    /// How many NUMA nodes have processors.
+    pub numa_nodes: Option<usize>,
+    /// NUMA nodes that have memory and no processors, by number: memory of GPUs that the system runs as its own.
+    pub numa_nodes_without_cpus: Vec<u32>,
     /// How many mappings a process may have.
     pub max_map_count: Option<u64>,
     /// Version of this library.
@@ -44,21 +55,46 @@ pub struct HostReport {
 impl HostReport {
     /// Looks at this one.
     pub(super) fn examine() -> Self {
-        let memory = text("/proc/meminfo").unwrap_or_default();
-        let groups = text("/proc/self/cgroup").unwrap_or_default();
-        let huge_pages = text("/sys/kernel/mm/transparent_hugepage/enabled");
-        Self {
+        let report = Self {
             os: std::env::consts::OS.into(),
             kernel: text("/proc/sys/kernel/osrelease"),
             architecture: std::env::consts::ARCH.into(),
             cpus: thread::available_parallelism().ok().map(usize::from),
-            memory_total_bytes: meminfo_bytes(&memory, "MemTotal"),
-            memory_available_bytes: meminfo_bytes(&memory, "MemAvailable"),
-            cgroup_memory_limit_bytes: cgroup_limit_bytes(Path::new("/sys/fs/cgroup"), &groups),
+            memory_total_bytes: None,
+            memory_available_bytes: None,
+            cgroup_memory_limit_bytes: None,
+            cgroup_memory_remaining_bytes: None,
+            memlock_bytes: None,
             page_bytes: page_bytes(),
-            transparent_huge_pages: huge_pages.and_then(|modes| chosen(&modes)),
-            max_map_count: text("/proc/sys/vm/max_map_count").and_then(|count| count.parse().ok()),
+            transparent_huge_pages: None,
+            reserved_huge_pages_bytes: None,
+            numa_nodes: None,
+            numa_nodes_without_cpus: Vec::new(),
+            max_map_count: None,
             poorwill_version: env!("CARGO_PKG_VERSION").into(),
+        };
+        #[cfg(target_os = "linux")]
+        let report = report.with(&System::here());
+        report
+    }
+
+    /// The same, with what this system tells.
+    #[cfg(target_os = "linux")]
+    fn with(self, system: &System) -> Self {
+        let (memory, group) = (system.memory(), system.cgroup_memory());
+        let nodes = system.numa_nodes();
+        Self {
+            memory_total_bytes: memory.total_bytes,
+            memory_available_bytes: memory.available_bytes,
+            cgroup_memory_limit_bytes: group.limit_bytes,
+            cgroup_memory_remaining_bytes: group.remaining_bytes,
+            memlock_bytes: system.locked_memory().soft.bytes(),
+            transparent_huge_pages: memory.transparent_huge_pages,
+            reserved_huge_pages_bytes: memory.huge_pages_free_bytes,
+            numa_nodes: nodes.as_ref().map(|nodes| nodes.with_cpus.len()),
+            numa_nodes_without_cpus: nodes.map(|nodes| nodes.without_cpus).unwrap_or_default(),
+            max_map_count: system.max_map_count(),
+            ..self
         }
     }
 
@@ -73,6 +109,15 @@ impl HostReport {
                  sleeps at level 1 must fit in the limit",
                 ByteSize(limit),
                 ByteSize(available)
+            ));
+        }
+        if let Some(bytes) = self.memlock_bytes
+            && bytes < MEMLOCK_MIN_BYTES
+        {
+            warnings.push(format!(
+                "this process may lock {} of memory (`ulimit -l`) unless it has CAP_IPC_LOCK; that bounds mlock and \
+                 io_uring, and not what NVIDIA's driver page-locks for backups",
+                ByteSize(bytes)
             ));
         }
         if !matches!(self.transparent_huge_pages.as_deref(), Some("always" | "madvise")) {
@@ -94,94 +139,15 @@ impl HostReport {
     }
 }
 
-/// A line like `MemTotal:  16384 kB`.
-fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
-    let mut named = meminfo.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    let kib: u64 = named.next()?.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
-    kib.checked_mul(1 << 10)
-}
-
-/// The one in brackets, as in `always [madvise] never`.
-fn chosen(modes: &str) -> Option<String> {
-    let (_, rest) = modes.split_once('[')?;
-    rest.split_once(']').map(|(mode, _)| mode.to_owned())
-}
-
-/// The least limit on the way from a process's groups up to the roots. `membership` is its `/proc/self/cgroup`.
-fn cgroup_limit_bytes(root: &Path, membership: &str) -> Option<u64> {
-    let limits = membership.lines().filter_map(|line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, group) = (fields.next()?, fields.next()?);
-        let (folder, file) = if controllers.is_empty() {
-            (root.to_owned(), "memory.max")
-        } else if controllers.split(',').any(|controller| controller == "memory") {
-            (root.join("memory"), "memory.limit_in_bytes")
-        } else {
-            return None;
-        };
-        let groups = Path::new(group.trim_start_matches('/')).ancestors();
-        groups.filter_map(|group| text(folder.join(group).join(file))?.parse::<u64>().ok()).min()
-    });
-    limits.min().filter(|bytes| *bytes < UNLIMITED_BYTES)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
-
-    #[test]
-    fn figures_of_meminfo() {
-        let meminfo =
-            "MemTotal:       24684092 kB\nMemFree:   1 kB\nMemAvailable: 24122660 kB\nHugePages_Total: 3\n";
-        assert_eq!(meminfo_bytes(meminfo, "MemTotal"), Some(24_684_092 << 10));
-        assert_eq!(meminfo_bytes(meminfo, "MemAvailable"), Some(24_122_660 << 10));
-        for name in ["Mem", "HugePages_Total", "Swap", ""] {
-            assert_eq!(meminfo_bytes(meminfo, name), None, "{name}");
-        }
-        assert_eq!(meminfo_bytes("MemTotal: 18446744073709551615 kB", "MemTotal"), None);
-    }
-
-    #[test]
-    fn the_chosen_mode() {
-        assert_eq!(chosen("always [madvise] never").as_deref(), Some("madvise"));
-        assert_eq!(chosen("always madvise never"), None);
-        assert_eq!(chosen("[never").as_deref(), None);
-    }
-
-    #[test]
-    fn limits_of_control_groups() {
-        let root = tempfile::tempdir().unwrap();
-        let put = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
-        let limit = |membership: &str| cgroup_limit_bytes(root.path(), membership);
-        assert_eq!(limit("0::/a/b\n"), None);
-        put("a/b/memory.max", "max\n");
-        assert_eq!(limit("0::/a/b\n"), None);
-        // A group above may allow less than one's own.
-        put("a/memory.max", "1048576\n");
-        put("a/c/memory.max", "4194304\n");
-        assert_eq!(limit("0::/a/b\n"), Some(1 << 20));
-        assert_eq!(limit("0::/a/c"), Some(1 << 20));
-        assert_eq!(limit("0::/"), None);
-
-        put("memory/memory.limit_in_bytes", "9223372036854771712\n");
-        put("memory/x/memory.limit_in_bytes", "2097152\n");
-        assert_eq!(limit("9:cpu:/x\n4:memory:/y\n0::/\n"), None);
-        assert_eq!(limit("9:cpu:/\n4:hugetlb,memory:/x\n0::/\n"), Some(2 << 20));
-        for nonsense in ["", "memory", "4:memory", "::", ":::", "4:memory:/../../.."] {
-            assert_eq!(limit(nonsense), None, "{nonsense}");
-        }
-    }
 
     #[test]
     fn what_gets_in_the_way_is_said() {
         let good = HostReport {
             cgroup_memory_limit_bytes: None,
+            memlock_bytes: None,
             memory_available_bytes: Some(8 << 30),
             transparent_huge_pages: Some("madvise".into()),
             max_map_count: Some(65530),
@@ -192,7 +158,9 @@ mod tests {
             HostReport { cgroup_memory_limit_bytes: Some(8 << 30), ..good.clone() }.warnings(),
             [""; 0]
         );
+        assert_eq!(HostReport { memlock_bytes: Some(1 << 30), ..good.clone() }.warnings(), [""; 0]);
         for (bad, words) in [
+            (HostReport { memlock_bytes: Some(8 << 20), ..good.clone() }, ["8 MiB", "ulimit -l", "and not"]),
             (
                 HostReport { cgroup_memory_limit_bytes: Some(1 << 30), ..good.clone() },
                 ["limit", "1 GiB", "8 GiB"],
@@ -214,5 +182,45 @@ mod tests {
             assert_eq!(warnings.len(), 1, "{warnings:?}");
             assert!(words.iter().all(|word| warnings[0].contains(word)), "{warnings:?}");
         }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_report_follows_the_system() {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in [
+            (
+                "proc/meminfo",
+                "MemTotal: 8 kB\nMemAvailable: 4 kB\nHugePages_Free: 2\nHugepagesize: 2048 kB\n",
+            ),
+            ("proc/self/cgroup", "0::/a\n"),
+            ("proc/self/limits", "Max locked memory 65536 unlimited bytes\n"),
+            ("proc/sys/vm/max_map_count", "100\n"),
+            ("sys/fs/cgroup/cgroup.controllers", "memory\n"),
+            ("sys/fs/cgroup/a/memory.max", "4096\n"),
+            ("sys/fs/cgroup/a/memory.current", "1024\n"),
+            ("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n"),
+            ("sys/devices/system/node/has_cpu", "0-1\n"),
+            ("sys/devices/system/node/has_memory", "0-2\n"),
+        ] {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let here = HostReport::examine();
+        let expected = HostReport {
+            memory_total_bytes: Some(8192),
+            memory_available_bytes: Some(4096),
+            cgroup_memory_limit_bytes: Some(4096),
+            cgroup_memory_remaining_bytes: Some(3072),
+            memlock_bytes: Some(64 << 10),
+            transparent_huge_pages: Some("never".into()),
+            reserved_huge_pages_bytes: Some(4 << 20),
+            numa_nodes: Some(2),
+            numa_nodes_without_cpus: vec![2],
+            max_map_count: Some(100),
+            ..here.clone()
+        };
+        assert_eq!(here.with(&System::at(root.path())), expected);
     }
 }

@@ -1,0 +1,338 @@
+//! What the control groups of this process allow it, of host memory and of a GPU's.
+//!
+//! A process may use what its group allows and what every group above that one allows, so the least counts. Both
+//! versions of control groups are looked at, also side by side. In a container the path of a group is often that
+//! of the system outside; what is not there is passed over, and what is mounted at the top is the container's own
+//! group then.
+
+use std::path::{Component, Path, PathBuf};
+
+use super::{PciAddress, System};
+
+/// Where groups of version 2 may be mounted: alone, or beside those of version 1.
+const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+
+/// A file that every group of version 2 has.
+const UNIFIED_HAS: &str = "cgroup.controllers";
+
+/// Where version 1 keeps its groups for memory.
+const MEMORY: &str = "/sys/fs/cgroup/memory";
+
+/// Where version 1 begins to mean that there is no limit.
+const UNLIMITED_BYTES: u64 = 1 << 62;
+
+/// How the parts of a device begin that are its own memory; others are host memory that it may use. `vidmem` is
+/// NVIDIA's word, `vram` that of the drivers in the kernel.
+const OWN_MEMORY: [&str; 2] = ["vidmem", "vram"];
+
+/// Host memory that control groups allow. Each figure is the least among the groups that have it, and `None` where
+/// none has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GroupMemory {
+    /// The limit: at it, processes are killed.
+    pub limit_bytes: Option<u64>,
+    /// Where the kernel begins to slow a group down and to take memory from it (`memory.high`), where that lies
+    /// below the limit.
+    pub high_bytes: Option<u64>,
+    /// What is left below a limit. Cached files count as used.
+    pub remaining_bytes: Option<u64>,
+    /// What is left below a limit when caches of files that have not been used lately give way, as they do.
+    pub available_bytes: Option<u64>,
+}
+
+/// Memory of one GPU that control groups allow, by the controller `dmem` of version 2. Each figure is the least
+/// among the groups that have it, and `None` where none has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GroupDeviceMemory {
+    /// All that there is to divide, whatever the limits. `None` where the controller does not know the GPU, and
+    /// in most containers.
+    pub capacity_bytes: Option<u64>,
+    /// The limit: beyond it, allocations fail.
+    pub limit_bytes: Option<u64>,
+    /// What is left below a limit.
+    pub remaining_bytes: Option<u64>,
+}
+
+impl System {
+    /// What the groups of this process allow of host memory.
+    #[must_use]
+    pub fn cgroup_memory(&self) -> GroupMemory {
+        let mut least = GroupMemory::default();
+        for (folders, files) in [(self.unified(), &VERSION_2), (self.memory_groups(), &VERSION_1)] {
+            for folder in folders {
+                self.group_memory(&folder, files, &mut least);
+            }
+        }
+        least.high_bytes =
+            least.high_bytes.filter(|high| least.limit_bytes.is_none_or(|limit| *high < limit));
+        least
+    }
+
+    /// What the groups of this process allow of this GPU's memory.
+    #[must_use]
+    pub fn cgroup_device_memory(&self, gpu: PciAddress) -> GroupDeviceMemory {
+        let mut least = GroupDeviceMemory::default();
+        for folder in self.unified() {
+            let regions = |file| self.text(folder.join(file)).unwrap_or_default();
+            let (capacity, limits, used) =
+                (regions("dmem.capacity"), regions("dmem.max"), regions("dmem.current"));
+            for (_, bytes) in own_memory(&capacity, gpu) {
+                lower(&mut least.capacity_bytes, Some(bytes));
+            }
+            for (region, limit_bytes) in own_memory(&limits, gpu) {
+                let used = own_memory(&used, gpu).find(|(used, _)| *used == region);
+                lower(&mut least.limit_bytes, Some(limit_bytes));
+                lower(&mut least.remaining_bytes, used.map(|(_, used)| limit_bytes.saturating_sub(used)));
+            }
+        }
+        least
+    }
+
+    fn group_memory(&self, folder: &Path, files: &Files, least: &mut GroupMemory) {
+        let bytes = |file: &str| self.number(folder.join(file)).filter(|bytes| *bytes < UNLIMITED_BYTES);
+        lower(&mut least.high_bytes, files.high.and_then(bytes));
+        let Some(limit_bytes) = bytes(files.limit) else { return };
+        lower(&mut least.limit_bytes, Some(limit_bytes));
+        let Some(used_bytes) = self.number(folder.join(files.used)) else { return };
+        let statistics = self.text(folder.join("memory.stat")).unwrap_or_default();
+        let cached = statistics.lines().find_map(|line| line.strip_prefix(files.cached)?.trim().parse().ok());
+        let kept_bytes = used_bytes.saturating_sub(cached.unwrap_or_default());
+        lower(&mut least.remaining_bytes, Some(limit_bytes.saturating_sub(used_bytes)));
+        lower(&mut least.available_bytes, Some(limit_bytes.saturating_sub(kept_bytes)));
+    }
+
+    /// The groups of version 2 that this process is in, from its own to the top one.
+    fn unified(&self) -> Vec<PathBuf> {
+        let is_mounted = |mount: &&str| self.path(mount).join(UNIFIED_HAS).exists();
+        let Some(mount) = UNIFIED.into_iter().find(is_mounted) else { return Vec::new() };
+        self.groups(mount, str::is_empty)
+    }
+
+    /// The same of version 1 for memory.
+    fn memory_groups(&self) -> Vec<PathBuf> {
+        self.groups(MEMORY, |controllers| controllers.split(',').any(|controller| controller == "memory"))
+    }
+
+    /// Lines of `/proc/self/cgroup` are numbered: `4:cpu,memory:/a/b`, or `0::/a/b` in version 2.
+    fn groups(&self, mount: &str, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+        let membership = self.text("/proc/self/cgroup").unwrap_or_default();
+        let groups = membership.lines().filter_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (controllers, group) = (fields.next()?, fields.next()?);
+            is_meant(controllers).then_some(group)
+        });
+        groups.flat_map(|group| upwards(mount, group)).collect()
+    }
+}
+
+/// The folders of a group and of those above it. Of one that lies outside of what is mounted (`/../a`), the top.
+fn upwards(mount: &str, group: &str) -> Vec<PathBuf> {
+    let group = Path::new(group.trim_start_matches('/'));
+    let is_inside = group.components().all(|component| matches!(component, Component::Normal(_)));
+    let group = if is_inside { group } else { Path::new("") };
+    group.ancestors().map(|group| Path::new(mount).join(group)).collect()
+}
+
+/// The lines about this GPU's own memory, as in `nvidia/0000:4e:00.0/vidmem 1048576`. One that is `max` is no limit.
+fn own_memory(regions: &str, gpu: PciAddress) -> impl Iterator<Item = (&str, u64)> {
+    regions.lines().filter_map(move |line| {
+        let mut words = line.split_whitespace();
+        let (region, bytes) = (words.next()?, words.next()?.parse().ok()?);
+        let mut parts = region.split('/').skip_while(|part| part.parse() != Ok(gpu)).skip(1);
+        let is_own = parts.next().is_some_and(|part| OWN_MEMORY.iter().any(|own| part.starts_with(own)));
+        (is_own && words.next().is_none()).then_some((region, bytes))
+    })
+}
+
+fn lower(least: &mut Option<u64>, bytes: Option<u64>) {
+    *least = least.iter().copied().chain(bytes).min();
+}
+
+/// How a version of control groups names what it tells about memory.
+struct Files {
+    limit: &'static str,
+    used: &'static str,
+    high: Option<&'static str>,
+    /// In `memory.stat`.
+    cached: &'static str,
+}
+
+const VERSION_1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    high: None,
+    cached: "total_inactive_file ",
+};
+
+const VERSION_2: Files = Files {
+    limit: "memory.max",
+    used: "memory.current",
+    high: Some("memory.high"),
+    cached: "inactive_file ",
+};
+
+#[cfg(test)]
+mod tests {
+    use super::super::Fake;
+    use super::*;
+
+    /// A computer with groups of version 2 mounted here, and a process in this one.
+    fn unified(mount: &str, membership: &str) -> Fake {
+        let fake = Fake::new();
+        fake.put(&format!("{mount}/{UNIFIED_HAS}"), "memory dmem\n");
+        fake.put("/proc/self/cgroup", membership);
+        fake
+    }
+
+    fn gpu() -> PciAddress {
+        "00000000:4E:00.0".parse().unwrap()
+    }
+
+    #[test]
+    fn a_group_above_may_allow_less() {
+        for mount in UNIFIED {
+            let fake = unified(mount, "0::/a/b\n");
+            let put = |path: &str, text: &str| fake.put(&format!("{mount}/{path}"), text);
+            let memory = || fake.system().cgroup_memory();
+            assert_eq!(memory(), GroupMemory::default());
+            put("a/b/memory.max", "max\n");
+            put("a/b/memory.current", "1024\n");
+            assert_eq!(memory(), GroupMemory::default());
+            put("a/memory.max", "1048576\n");
+            put("a/c/memory.max", "4096\n");
+            assert_eq!(memory(), GroupMemory { limit_bytes: Some(1 << 20), ..GroupMemory::default() });
+            put("a/b/memory.max", "2097152\n");
+            assert_eq!(memory().limit_bytes, Some(1 << 20));
+            assert_eq!(memory().remaining_bytes, Some((2 << 20) - 1024));
+            put("a/memory.current", "786432\n");
+            assert_eq!(memory().remaining_bytes, Some(256 << 10));
+            put("a/memory.current", "9999999\n");
+            assert_eq!(memory().remaining_bytes, Some(0));
+        }
+    }
+
+    #[test]
+    fn cached_files_give_way() {
+        let fake = unified(UNIFIED[0], "0::/a");
+        fake.put("/sys/fs/cgroup/a/memory.max", "1000");
+        fake.put("/sys/fs/cgroup/a/memory.current", "900");
+        fake.put("/sys/fs/cgroup/a/memory.stat", "file 700\nactive_file 100\ninactive_file 600\n");
+        let memory = fake.system().cgroup_memory();
+        assert_eq!((memory.remaining_bytes, memory.available_bytes), (Some(100), Some(700)));
+        fake.put("/sys/fs/cgroup/a/memory.stat", "inactive_file x\n");
+        assert_eq!(fake.system().cgroup_memory().available_bytes, Some(100));
+    }
+
+    #[test]
+    fn slowing_down_is_told_where_it_comes_first() {
+        let fake = unified(UNIFIED[0], "0::/a/b");
+        let high = || fake.system().cgroup_memory().high_bytes;
+        fake.put("/sys/fs/cgroup/a/b/memory.high", "max\n");
+        assert_eq!(high(), None);
+        fake.put("/sys/fs/cgroup/a/memory.high", "2000\n");
+        assert_eq!(high(), Some(2000));
+        fake.put("/sys/fs/cgroup/a/b/memory.max", "3000\n");
+        assert_eq!(high(), Some(2000));
+        fake.put("/sys/fs/cgroup/a/b/memory.max", "1000\n");
+        assert_eq!(high(), None);
+    }
+
+    #[test]
+    fn limits_of_the_first_version() {
+        let fake = Fake::new();
+        let memory = |membership: &str| {
+            fake.put("/proc/self/cgroup", membership);
+            fake.system().cgroup_memory()
+        };
+        fake.put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+        fake.put("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "2097152\n");
+        fake.put("/sys/fs/cgroup/memory/x/memory.usage_in_bytes", "1048576\n");
+        fake.put("/sys/fs/cgroup/memory/x/memory.stat", "inactive_file 1\ntotal_inactive_file 524288\n");
+        assert_eq!(memory("9:cpu:/x\n4:memory:/y\n0::/\n"), GroupMemory::default());
+        let expected = GroupMemory {
+            limit_bytes: Some(2 << 20),
+            high_bytes: None,
+            remaining_bytes: Some(1 << 20),
+            available_bytes: Some(3 << 19),
+        };
+        assert_eq!(memory("9:cpu:/\n4:hugetlb,memory:/x\n0::/\n"), expected);
+        for nonsense in ["", "memory", "4:memory", "::", ":::", "4:memory:/../../..", "4:memory:/x/../../y"] {
+            assert_eq!(memory(nonsense), GroupMemory::default(), "{nonsense}");
+        }
+
+        // Beside it, groups of version 2 may have a say.
+        fake.put("/sys/fs/cgroup/unified/cgroup.controllers", "");
+        fake.put("/sys/fs/cgroup/unified/z/memory.max", "1024\n");
+        assert_eq!(memory("4:memory:/x\n0::/z\n").limit_bytes, Some(1024));
+    }
+
+    #[test]
+    fn in_a_container_the_top_is_its_own() {
+        for membership in ["0::/\n", "0::/system.slice/docker-0123.scope\n", "0::/../../kubepods/pod1\n"] {
+            let fake = unified(UNIFIED[0], membership);
+            fake.put("/sys/fs/cgroup/memory.max", "4096\n");
+            fake.put("/sys/fs/cgroup/dmem.max", "nvidia/0000:4e:00.0/vidmem 1024\n");
+            assert_eq!(fake.system().cgroup_memory().limit_bytes, Some(4096), "{membership}");
+            assert_eq!(fake.system().cgroup_device_memory(gpu()).limit_bytes, Some(1024), "{membership}");
+        }
+    }
+
+    #[test]
+    fn memory_of_a_gpu() {
+        let fake = unified(UNIFIED[0], "0::/pod/container\n");
+        let memory = || fake.system().cgroup_device_memory(gpu());
+        let root = "/sys/fs/cgroup";
+        fake.put(
+            &format!("{root}/dmem.capacity"),
+            "nvidia/0000:4e:00.0/vidmem 9000\ndrm/0000:03:00.0/vram0 7\n",
+        );
+        assert_eq!(
+            memory(),
+            GroupDeviceMemory { capacity_bytes: Some(9000), ..GroupDeviceMemory::default() }
+        );
+        fake.put(
+            &format!("{root}/pod/dmem.max"),
+            "drm/0000:03:00.0/vram0 5\nnvidia/0000:4E:00.0/vidmem 4000\n",
+        );
+        fake.put(
+            &format!("{root}/pod/dmem.current"),
+            "drm/0000:03:00.0/vram0 1\nnvidia/0000:4E:00.0/vidmem 3500\n",
+        );
+        fake.put(&format!("{root}/pod/container/dmem.max"), "nvidia/0000:4e:00.0/vidmem max\n");
+        fake.put(&format!("{root}/pod/container/dmem.current"), "nvidia/0000:4e:00.0/vidmem 300\n");
+        let expected = |limit_bytes, remaining_bytes| GroupDeviceMemory {
+            capacity_bytes: Some(9000),
+            limit_bytes: Some(limit_bytes),
+            remaining_bytes: Some(remaining_bytes),
+        };
+        assert_eq!(memory(), expected(4000, 500));
+        // What the group itself may take can be less, and what it has taken more.
+        fake.put(&format!("{root}/pod/container/dmem.max"), "nvidia/0000:4e:00.0/vidmem 600\n");
+        assert_eq!(memory(), expected(600, 300));
+        fake.put(&format!("{root}/pod/container/dmem.current"), "nvidia/0000:4e:00.0/vidmem 601\n");
+        assert_eq!(memory(), expected(600, 0));
+    }
+
+    #[test]
+    fn only_lines_about_the_gpus_own_memory_count() {
+        let lines = |text: &'static str| own_memory(text, gpu()).collect::<Vec<_>>();
+        for line in [
+            "",
+            "nvidia/0000:4e:00.0/vidmem",
+            "nvidia/0000:4e:00.0/vidmem max",
+            "nvidia/0000:4e:00.0/vidmem -1",
+            "nvidia/0000:4e:00.0/vidmem 1 2",
+            "nvidia/0000:4e:00.0/vidmem 18446744073709551616",
+            "nvidia/0000:4e:00.1/vidmem 1",
+            "nvidia/0001:4e:00.0/vidmem 1",
+            "drm/0000:4e:00.0/stolen 1",
+            "0000:4e:00.0 1",
+            "1 nvidia/0000:4e:00.0/vidmem",
+        ] {
+            assert_eq!(lines(line), [], "{line}");
+        }
+        assert_eq!(lines("drm/0000:4e:00.0/vram0 1\n\nx\n"), [("drm/0000:4e:00.0/vram0", 1)]);
+        assert_eq!(lines("drm/00000000:4E:00.0/vram 2"), [("drm/00000000:4E:00.0/vram", 2)]);
+        assert_eq!(lines("0000:4e:00.0/vidmem 3"), [("0000:4e:00.0/vidmem", 3)]);
+    }
+}

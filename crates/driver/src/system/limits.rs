@@ -1,0 +1,92 @@
+//! What the kernel allows this process.
+
+use super::System;
+
+/// Up to where something is allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// So many bytes.
+    Bytes(u64),
+    /// Without end.
+    Unlimited,
+    /// The system does not tell.
+    Unknown,
+}
+
+impl Limit {
+    /// The bytes, if it is a number of bytes.
+    #[must_use]
+    pub fn bytes(self) -> Option<u64> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Unlimited | Self::Unknown => None,
+        }
+    }
+}
+
+/// How much memory a process may lock by itself, as with `mlock` and for `io_uring`. What NVIDIA's driver
+/// page-locks is not counted here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockedMemory {
+    /// What is in force.
+    pub soft: Limit,
+    /// Up to where the process may raise that.
+    pub hard: Limit,
+}
+
+impl System {
+    /// How much memory this process may lock. A process with `CAP_IPC_LOCK` may lock more.
+    #[must_use]
+    pub fn locked_memory(&self) -> LockedMemory {
+        locked_memory(&self.text("/proc/self/limits").unwrap_or_default())
+    }
+
+    /// How many mappings a process may have.
+    #[must_use]
+    pub fn max_map_count(&self) -> Option<u64> {
+        self.number("/proc/sys/vm/max_map_count")
+    }
+}
+
+/// Of a line like `Max locked memory   8388608   unlimited   bytes`.
+fn locked_memory(limits: &str) -> LockedMemory {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
+    let mut words = line.unwrap_or_default().split_whitespace();
+    let mut limit = || match words.next() {
+        Some("unlimited") => Limit::Unlimited,
+        Some(bytes) => bytes.parse().map_or(Limit::Unknown, Limit::Bytes),
+        None => Limit::Unknown,
+    };
+    LockedMemory { soft: limit(), hard: limit() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Fake;
+    use super::*;
+
+    #[test]
+    fn memory_that_may_be_locked() {
+        for (line, soft, hard) in [
+            ("8388608   8388608   bytes", Limit::Bytes(8 << 20), Limit::Bytes(8 << 20)),
+            ("65536   unlimited   bytes", Limit::Bytes(64 << 10), Limit::Unlimited),
+            ("unlimited unlimited bytes", Limit::Unlimited, Limit::Unlimited),
+            ("0 -1 bytes", Limit::Bytes(0), Limit::Unknown),
+            ("", Limit::Unknown, Limit::Unknown),
+        ] {
+            let limits = format!(
+                "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         {line}\nMax x 1 1\n"
+            );
+            assert_eq!(locked_memory(&limits), LockedMemory { soft, hard }, "{line}");
+        }
+        assert_eq!(Limit::Bytes(7).bytes(), Some(7));
+        assert_eq!((Limit::Unlimited.bytes(), Limit::Unknown.bytes()), (None, None));
+    }
+
+    #[test]
+    fn mappings() {
+        let fake = Fake::new();
+        fake.put("/proc/sys/vm/max_map_count", "65530\n");
+        assert_eq!(fake.system().max_map_count(), Some(65530));
+    }
+}
