@@ -39,6 +39,8 @@ mod device;
 #[cfg(unix)]
 pub mod doctor;
 #[cfg(unix)]
+mod link;
+#[cfg(unix)]
 mod machine;
 #[cfg(unix)]
 pub mod model;

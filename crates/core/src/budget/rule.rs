@@ -90,7 +90,7 @@ impl User {
             (Cap::Bytes(bytes), _, Some(total)) if bytes > total => Some("more than there is".into()),
             (Cap::Bytes(_), ..) => None,
         };
-        Source { name: SourceName::User, bytes, note }
+        Source { name: SourceName::User, bytes, note, is_odd: false }
     }
 }
 
@@ -141,16 +141,20 @@ fn free(fact: &Fact, total_bytes: Option<u64>) -> Option<u64> {
 
 /// The source as reports show it: what is odd about a figure stands before its own note.
 fn judged(fact: &Fact, total_bytes: Option<u64>) -> Source {
-    let (bytes, found) = match &fact.answer {
-        Answer::Bytes(bytes) => (Some(*bytes), odd(fact.source, *bytes, total_bytes)),
-        Answer::None(reason) => (None, Some(reason.clone())),
+    let (bytes, found, is_odd) = match &fact.answer {
+        Answer::Bytes(bytes) => {
+            let odd = odd(fact.source, *bytes, total_bytes);
+            let is_odd = odd.is_some();
+            (Some(*bytes), odd, is_odd)
+        }
+        Answer::None(reason) => (None, Some(reason.clone()), false),
         Answer::OverLimit(reason) => {
-            (None, Some(format!("{reason}: more is in use than the limit allows, so nothing is free")))
+            (None, Some(format!("{reason}: more is in use than the limit allows, so nothing is free")), true)
         }
     };
     let notes: Vec<String> = found.into_iter().chain(fact.note.clone()).collect();
     let note = (!notes.is_empty()).then(|| notes.join("; "));
-    Source { name: fact.source, bytes, note }
+    Source { name: fact.source, bytes, note, is_odd }
 }
 
 fn odd(source: SourceName, bytes: u64, total_bytes: Option<u64>) -> Option<String> {

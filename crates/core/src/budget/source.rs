@@ -141,4 +141,7 @@ pub struct Source {
     pub bytes: Option<u64>,
     /// Why there is none, or what is odd about it and what is made of it.
     pub note: Option<String>,
+    /// Whether the figure is one that cannot be.
+    #[serde(skip)]
+    pub is_odd: bool,
 }

@@ -1,22 +1,154 @@
-//! Whom to ask about a GPU's memory.
+//! Whom to ask about a GPU's memory, and how a GPU is cut into slices.
 
 use poorwill_core::budget::{Answer, Fact, SourceName};
 use poorwill_driver::CudaDevice;
-use poorwill_driver::cuda::CudaMemory;
+use poorwill_driver::cuda::{CudaMemory, GpuInfo};
+use poorwill_driver::nvml::Nvml;
+use poorwill_driver::system::slices::{EnvLimit, GpuName, Lookup, hami_limit, mps_limit};
+use poorwill_driver::system::{GroupDeviceMemory, System};
+
+use super::Slice;
 
 /// What everyone says about the memory of a GPU that is open.
 pub(crate) fn facts_of(device: &CudaDevice) -> Vec<Fact> {
-    let mut facts = Vec::new();
-    match device.memory_as_told() {
+    let told = device.memory_as_told().map_err(|error| error.kind.to_string());
+    Inquiry::here(device.gpu(), &told, &Nvml::load()).facts
+}
+
+/// A GPU, what everyone says about its memory, and how it is cut.
+#[derive(Debug)]
+pub(crate) struct Inquiry {
+    pub(crate) facts: Vec<Fact>,
+    /// The means nearest to this process, where there are several.
+    pub(crate) slice: Option<Slice>,
+    /// What the environment says and nobody can read, in sentences.
+    pub(crate) problems: Vec<String>,
+}
+
+/// Those who can be asked beside the GPU's driver.
+struct Witnesses<'a> {
+    nvml: &'a Result<Nvml, String>,
+    system: &'a System,
+    variables: Lookup<'a>,
+}
+
+impl Inquiry {
+    /// Asks on this computer, in this environment. `told` is what the driver says in a context, or why it does not.
+    pub(crate) fn here(
+        gpu: &GpuInfo,
+        told: &Result<CudaMemory, String>,
+        nvml: &Result<Nvml, String>,
+    ) -> Self {
+        let variables = |name: &str| std::env::var_os(name);
+        Self::of(gpu, told, &Witnesses { nvml, system: &System::here(), variables: &variables })
+    }
+
+    fn of(gpu: &GpuInfo, told: &Result<CudaMemory, String>, witnesses: &Witnesses<'_>) -> Self {
+        let Witnesses { nvml, system, variables } = *witnesses;
+        let mut facts = driver_facts(gpu, told);
+        let (nvml_facts, is_instance) = nvml_facts(gpu, nvml);
+        facts.extend(nvml_facts);
+
+        let hami = hami_limit(variables, gpu.ordinal);
+        let is_enforced = system.has_hami(variables);
+        facts.push(match &hami {
+            None => Fact::none(SourceName::MemoryLimit, "CUDA_DEVICE_MEMORY_LIMIT is not set"),
+            Some(limit) if is_enforced => limit_fact(SourceName::MemoryLimit, limit),
+            Some(limit) => limit_fact(SourceName::MemoryLimit, limit)
+                .with_note(format!("{}; HAMi's library is not preloaded here", limit.variable)),
+        });
+        let mps = mps_limit(variables, GpuName { ordinal: gpu.ordinal, uuid: &gpu.uuid });
+        facts.push(match &mps {
+            None => Fact::none(SourceName::MpsLimit, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT is not set for it"),
+            Some(limit) => limit_fact(SourceName::MpsLimit, limit),
+        });
+        let group =
+            gpu.pci_bus_id.parse().map(|address| system.cgroup_device_memory(address)).unwrap_or_default();
+        facts.extend(group_facts(group));
+        facts.extend(system_facts(gpu, system));
+
+        let is_limit = |limit: &Option<EnvLimit>| limit.as_ref().is_some_and(|limit| limit.bytes != Ok(None));
+        let slice = if is_limit(&hami) || is_enforced {
+            Some(Slice::Hami)
+        } else if is_limit(&mps) {
+            Some(Slice::Mps)
+        } else if is_instance || gpu.name.contains(" MIG ") {
+            Some(Slice::Mig)
+        } else if group.limit_bytes.is_some() {
+            Some(Slice::Dmem)
+        } else {
+            None
+        };
+        let malformed = hami.iter().chain(&mps).filter_map(|limit| {
+            let reason = limit.bytes.as_ref().err()?;
+            Some(format!("{} is set and cannot be read: {reason}", limit.variable))
+        });
+        Self { facts, slice, problems: malformed.collect() }
+    }
+}
+
+fn driver_facts(gpu: &GpuInfo, told: &Result<CudaMemory, String>) -> Vec<Fact> {
+    let (total, free) = match told {
         Ok(CudaMemory::Known { free_bytes, total_bytes }) => {
-            facts.push(Fact::bytes(SourceName::CudaTotal, total_bytes));
-            facts.push(Fact::bytes(SourceName::CudaFree, free_bytes));
+            (Answer::Bytes(*total_bytes), Answer::Bytes(*free_bytes))
         }
         Ok(CudaMemory::OverLimit { words }) => {
-            facts.push(Fact::none(SourceName::CudaTotal, words.clone()));
-            facts.push(Fact::new(SourceName::CudaFree, Answer::OverLimit(words)));
+            (Answer::None(words.clone()), Answer::OverLimit(words.clone()))
         }
-        Err(_) => {}
+        Err(reason) => (Answer::None(reason.clone()), Answer::None(reason.clone())),
+    };
+    vec![
+        Fact::new(SourceName::CudaTotal, total),
+        Fact::new(SourceName::CudaFree, free),
+        Fact::bytes(SourceName::DeviceProperties, gpu.total_bytes),
+    ]
+}
+
+/// What NVML says, and whether it knows the GPU as an instance of one.
+fn nvml_facts(gpu: &GpuInfo, nvml: &Result<Nvml, String>) -> (Vec<Fact>, bool) {
+    let none = |reason: &str| {
+        [SourceName::NvmlTotal, SourceName::NvmlFree].map(|name| Fact::none(name, reason)).to_vec()
+    };
+    let known = match nvml.as_ref().map_err(Clone::clone).and_then(|nvml| nvml.known_memory(&gpu.uuid)) {
+        Err(reason) => return (none(&reason), false),
+        Ok(None) => return (none("NVML knows no device of this UUID"), false),
+        Ok(Some(known)) => known,
+    };
+    let is_instance = known.handle == poorwill_driver::nvml::Handle::MigInstance;
+    let facts = match &known.memory {
+        _ if known.is_of_a_divided_card() => {
+            none("NVML's figures are those of the whole card, which is divided")
+        }
+        Err(reason) => none(reason),
+        Ok(memory) => vec![
+            Fact::bytes(SourceName::NvmlTotal, memory.total_bytes),
+            Fact::bytes(SourceName::NvmlFree, memory.free_bytes),
+        ],
+    };
+    (facts, is_instance)
+}
+
+fn limit_fact(name: SourceName, limit: &EnvLimit) -> Fact {
+    let EnvLimit { variable, text, bytes } = limit;
+    match bytes {
+        Ok(Some(bytes)) => Fact::bytes(name, *bytes).with_note(variable.clone()),
+        Ok(None) => Fact::none(name, format!("{variable} is `{text}`, which is no limit")),
+        Err(reason) => Fact::none(name, format!("{variable} cannot be read: {reason}")),
     }
-    facts
+}
+
+fn group_facts(group: GroupDeviceMemory) -> [Fact; 2] {
+    let fact = |name, bytes: Option<u64>| match bytes {
+        Some(bytes) => Fact::bytes(name, bytes),
+        None => Fact::none(name, "no control group limits it"),
+    };
+    [fact(SourceName::CgroupDmem, group.limit_bytes), fact(SourceName::CgroupDmemFree, group.remaining_bytes)]
+}
+
+/// Only where the device has no memory of its own.
+fn system_facts(gpu: &GpuInfo, system: &System) -> Option<Fact> {
+    gpu.integrated.then(|| match system.memory().available_bytes {
+        Some(bytes) => Fact::bytes(SourceName::SystemAvailable, bytes),
+        None => Fact::none(SourceName::SystemAvailable, "the system does not tell"),
+    })
 }

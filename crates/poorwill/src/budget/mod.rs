@@ -16,12 +16,14 @@
 mod caps;
 #[cfg(target_os = "linux")]
 mod cuda;
+mod slice;
 
 pub use poorwill_core::budget::*;
 
 pub use self::caps::{Caps, InvalidCaps};
 #[cfg(target_os = "linux")]
-pub(crate) use self::cuda::facts_of;
+pub(crate) use self::cuda::{Inquiry, facts_of};
+pub use self::slice::Slice;
 
 /// Nobody tells how much memory a device has, and the user has not said it in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -12,9 +12,6 @@ use crate::machine::{page_bytes, text};
 /// Linux's own default, which is enough.
 const MAP_COUNT_MIN: u64 = 65530;
 
-/// What a process should be allowed to lock, for rings of `io_uring` with buffers of a useful size.
-const MEMLOCK_MIN_BYTES: u64 = 1 << 30;
-
 /// A computer. What its system does not tell is `None`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HostReport {
@@ -111,15 +108,6 @@ impl HostReport {
                 ByteSize(available)
             ));
         }
-        if let Some(bytes) = self.memlock_bytes
-            && bytes < MEMLOCK_MIN_BYTES
-        {
-            warnings.push(format!(
-                "this process may lock {} of memory (`ulimit -l`) unless it has CAP_IPC_LOCK; that bounds mlock and \
-                 io_uring, and not what NVIDIA's driver page-locks for backups",
-                ByteSize(bytes)
-            ));
-        }
         if !matches!(self.transparent_huge_pages.as_deref(), Some("always" | "madvise")) {
             warnings.push(
                 "the kernel uses no transparent huge pages, so host memory takes longer to get and to pin; write \
@@ -147,7 +135,6 @@ mod tests {
     fn what_gets_in_the_way_is_said() {
         let good = HostReport {
             cgroup_memory_limit_bytes: None,
-            memlock_bytes: None,
             memory_available_bytes: Some(8 << 30),
             transparent_huge_pages: Some("madvise".into()),
             max_map_count: Some(65530),
@@ -158,9 +145,7 @@ mod tests {
             HostReport { cgroup_memory_limit_bytes: Some(8 << 30), ..good.clone() }.warnings(),
             [""; 0]
         );
-        assert_eq!(HostReport { memlock_bytes: Some(1 << 30), ..good.clone() }.warnings(), [""; 0]);
         for (bad, words) in [
-            (HostReport { memlock_bytes: Some(8 << 20), ..good.clone() }, ["8 MiB", "ulimit -l", "and not"]),
             (
                 HostReport { cgroup_memory_limit_bytes: Some(1 << 30), ..good.clone() },
                 ["limit", "1 GiB", "8 GiB"],
