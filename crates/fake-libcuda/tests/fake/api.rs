@@ -129,6 +129,7 @@ library! {
     cuStreamWaitEvent(stream: u64, event: u64, flags: c_uint) -> c_int;
     cuStreamGetCtx(stream: u64, context: *mut u64) -> c_int;
     cuStreamIsCapturing(stream: u64, status: *mut c_int) -> c_int;
+    cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int;
     cuEventCreate(event: *mut u64, flags: c_uint) -> c_int;
     cuEventDestroy_v2(event: u64) -> c_int;
     cuEventRecord(event: u64, stream: u64) -> c_int;
