@@ -86,32 +86,32 @@ fn bus_id(device: c_int) -> String {
 /// What a driver of memory asks; anything else is refused, so that it is noticed.
 fn attribute_value(attribute: c_int, device: c_int, play: &Play) -> Outcome<c_int> {
     Ok(match attribute {
-        1 => 1024,         // MAX_THREADS_PER_BLOCK
-        2 | 3 => 1024,     // MAX_BLOCK_DIM_X, Y
-        4 => 64,           // MAX_BLOCK_DIM_Z
-        5 => c_int::MAX,   // MAX_GRID_DIM_X
-        6 | 7 => 65535,    // MAX_GRID_DIM_Y, Z
-        8 => 48 << 10,     // MAX_SHARED_MEMORY_PER_BLOCK
-        10 => 32,          // WARP_SIZE
-        16 => 16,          // MULTIPROCESSOR_COUNT
-        17 | 20 | 35 => 0, // KERNEL_EXEC_TIMEOUT, COMPUTE_MODE, TCC_DRIVER
-        18 => c_int::from(play.is_integrated),
-        19 => 1,                   // CAN_MAP_HOST_MEMORY
-        31 => 1,                   // CONCURRENT_KERNELS
-        33 => (device + 1) & 0xFF, // PCI_BUS_ID
-        34 | 50 => 0,              // PCI_DEVICE_ID, PCI_DOMAIN_ID
-        40 => 2,                   // ASYNC_ENGINE_COUNT
-        41 => 1,                   // UNIFIED_ADDRESSING
-        75 => play.capability.major,
-        76 => play.capability.minor,
-        83 => 0,                   // MANAGED_MEMORY
-        88 | 89 | 91 | 100 => 0,   // pageable and host memory that the device would touch by itself
+        1 => 1024,                             // MAX_THREADS_PER_BLOCK
+        2 | 3 => 1024,                         // MAX_BLOCK_DIM_X, Y
+        4 => 64,                               // MAX_BLOCK_DIM_Z
+        5 => c_int::MAX,                       // MAX_GRID_DIM_X
+        6 | 7 => 65535,                        // MAX_GRID_DIM_Y, Z
+        8 => 48 << 10,                         // MAX_SHARED_MEMORY_PER_BLOCK
+        10 => 32,                              // WARP_SIZE
+        16 => 16,                              // MULTIPROCESSOR_COUNT
+        17 | 20 | 35 => 0,                     // KERNEL_EXEC_TIMEOUT, COMPUTE_MODE, TCC_DRIVER
+        18 => c_int::from(play.is_integrated), // INTEGRATED
+        19 => 1,                               // CAN_MAP_HOST_MEMORY
+        31 => 1,                               // CONCURRENT_KERNELS
+        33 => (device + 1) & 0xFF,             // PCI_BUS_ID
+        34 | 50 => 0,                          // PCI_DEVICE_ID, PCI_DOMAIN_ID
+        40 => 2,                               // ASYNC_ENGINE_COUNT
+        41 => 1,                               // UNIFIED_ADDRESSING
+        75 => play.capability.major,           // COMPUTE_CAPABILITY_MAJOR
+        76 => play.capability.minor,           // COMPUTE_CAPABILITY_MINOR
+        83 => 0,                               // MANAGED_MEMORY
+        88 | 89 | 91 | 100 => 0, // pageable and host memory that the device would touch by itself
         97 => play.shared_bytes(), // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-        99 => 1,                   // HOST_REGISTER_SUPPORTED
-        102 => 1,                  // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-        103 => 0,                  // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-        107 | 110 | 116 => 0,      // compression, GPUDirect RDMA with virtual memory
-        111 => play.reserved_shared_bytes(),
+        99 => 1,                 // HOST_REGISTER_SUPPORTED
+        102 => 1,                // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        103 => 0,                // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        107 | 110 | 116 => 0,    // compression, GPUDirect RDMA with virtual memory
+        111 => play.reserved_shared_bytes(), // RESERVED_SHARED_MEMORY_PER_BLOCK
         _ => return Err(Code::INVALID_VALUE),
     })
 }
