@@ -1,10 +1,10 @@
 //! The arrows between the crates: `core ← driver ← poorwill ← {python, rotate}`, with `cli` upon
 //! `poorwill` and `rotate`, and the testkit for tests only. Benchmarks that compile a peer stand beside
 //! the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda stands on the
-//! driver's host device, and only the testkit on it.
+//! driver's host device, and only the testkit on it; the fake NVML knows sizes and nothing else.
 //!
-//! Each crate names in the table below what it may stand on. Tests may use the testkit and the
-//! driver besides.
+//! Each crate names in the table below what it may stand on. Tests may use the testkit, the driver and the
+//! fakes besides.
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 
@@ -13,6 +13,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-core", &[]),
     ("poorwill-driver", &["poorwill-core"]),
     ("poorwill-fake-libcuda", &["poorwill-core", "poorwill-driver"]),
+    ("poorwill-fake-nvml", &["poorwill-core"]),
     ("poorwill", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-python", &["poorwill"]),
     ("poorwill-rotate", &["poorwill"]),
@@ -27,7 +28,8 @@ const ARROWS: &[(&str, &[&str])] = &[
 const BENCH: &str = "poorwill-bench-";
 
 /// What any crate may use in its tests, beside its own row of the table.
-const FOR_TESTS: &[&str] = &["poorwill-testkit", "poorwill-driver", "poorwill-fake-libcuda"];
+const FOR_TESTS: &[&str] =
+    &["poorwill-testkit", "poorwill-driver", "poorwill-fake-libcuda", "poorwill-fake-nvml"];
 
 #[test]
 fn arrows_hold() {

@@ -143,7 +143,7 @@ pub struct Census {
     pub registered_host_ranges: u64,
     /// How often the primary context is retained, and contexts created beside it.
     pub contexts_retained: u64,
-    /// Memory of the device that is not free, in bytes.
+    /// Memory of the device that this process holds, in bytes.
     pub held_bytes: u64,
 }
 
@@ -207,6 +207,20 @@ impl<T: Copy> In<T> {
         }
         // SAFETY: F1, the caller passes as many values as it says.
         Ok(unsafe { std::slice::from_raw_parts(self.0, count) }.to_vec())
+    }
+}
+
+/// A value that a caller in C passes by pointer, and wants another for.
+#[repr(transparent)]
+pub(crate) struct InOut<T>(*mut T);
+
+impl<T: Copy> InOut<T> {
+    pub(crate) fn get(&self) -> Outcome<T> {
+        In(self.0.cast_const()).get()
+    }
+
+    pub(crate) fn set(&self, value: T) -> Outcome {
+        Out(self.0).set(value)
     }
 }
 

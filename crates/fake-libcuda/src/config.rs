@@ -1,5 +1,6 @@
-//! The settings: which devices there are, which calls fail and which take their time.
+//! The settings: which devices there are and what they play, which calls fail and which take their time.
 
+use std::collections::HashSet;
 use std::env;
 use std::time::Duration;
 
@@ -7,11 +8,14 @@ use poorwill_core::ByteSize;
 use poorwill_driver::HostConfig;
 
 use crate::entry::is_symbol;
+use crate::play::{Play, Setting, setting};
 
 /// What the environment says.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) devices: Vec<HostConfig>,
+    /// What each device plays.
+    pub(crate) plays: Vec<Play>,
     pub(crate) failures: Vec<Failure>,
     pub(crate) delays: Vec<Delay>,
 }
@@ -33,12 +37,15 @@ pub(crate) struct Delay {
 }
 
 const DEVICES: &str = "256GiB/2MiB,16GiB/PAGE";
+const PLAY: &str = "POORWILL_FAKE_CUDA_PLAY";
 
 impl Config {
     /// What the environment says, or what is wrong with it.
     pub(crate) fn from_environment() -> Result<Self, String> {
+        let devices = list("POORWILL_FAKE_CUDA_DEVICES", DEVICES, device)?;
         Ok(Self {
-            devices: list("POORWILL_FAKE_CUDA_DEVICES", DEVICES, device)?,
+            plays: plays(&list(PLAY, "", setting)?, devices.len())?,
+            devices,
             failures: list("POORWILL_FAKE_CUDA_FAIL", "", failure)?,
             delays: list("POORWILL_FAKE_CUDA_DELAY", "", delay)?,
         })
@@ -71,7 +78,22 @@ fn device(item: &str) -> Result<HostConfig, String> {
     Ok(config)
 }
 
-fn size(text: &str) -> Result<u64, String> {
+/// What each of `count` devices plays.
+fn plays(settings: &[Setting], count: usize) -> Result<Vec<Play>, String> {
+    let mut plays = vec![Play::default(); count];
+    let mut seen = HashSet::new();
+    for Setting { device, key, value } in settings {
+        let refused = |reason: String| format!("{PLAY}: `{device}:{key}={value}`: {reason}");
+        let play = plays.get_mut(*device).ok_or_else(|| refused("there is no such device".into()))?;
+        play.set(key, value).map_err(refused)?;
+        if !seen.insert((device, key)) {
+            return Err(refused("it was set before".into()));
+        }
+    }
+    Ok(plays)
+}
+
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     text.parse::<ByteSize>().map(|size| size.0).map_err(|error| error.to_string())
 }
 
@@ -97,7 +119,7 @@ fn delay(item: &str) -> Result<Delay, String> {
     Ok(Delay { symbol: known(symbol)?, by: Duration::from_micros(number(micros)?) })
 }
 
-fn number(text: &str) -> Result<u64, String> {
+pub(crate) fn number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|error| format!("`{text}`: {error}"))
 }
 
@@ -108,6 +130,7 @@ fn known(symbol: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::play::Held;
 
     #[test]
     fn what_is_written_right_is_understood() {
@@ -121,6 +144,23 @@ mod tests {
         assert_eq!(failure("cuMemMap:1:2:700"), Ok(expected));
         let expected = Delay { symbol: "cuMemCreate".into(), by: Duration::from_millis(5) };
         assert_eq!(delay("cuMemCreate:5000"), Ok(expected));
+    }
+
+    #[test]
+    fn plays_are_of_devices_that_there_are() {
+        let of = |items: &[&str]| {
+            let settings: Result<Vec<Setting>, String> = items.iter().map(|item| setting(item)).collect();
+            plays(&settings?, 2)
+        };
+        let both = of(&["1:used=1GiB", "0:hami=4GiB", "1:hami=2GiB"]);
+        let free = Held { capacity_bytes: 8 << 30, held_bytes: 0 };
+        let rooms: Result<Vec<u64>, String> =
+            both.map(|both| both.iter().map(|play| play.room_bytes(free) >> 30).collect());
+        assert_eq!(rooms, Ok(vec![4, 1]));
+        for items in [&["2:hami=1GiB"][..], &["0:hami=1", "0:hami=1"], &["0:x=1"]] {
+            let reason = of(items).expect_err("malformed");
+            assert!(reason.starts_with(PLAY), "{items:?}: {reason}");
+        }
     }
 
     #[test]

@@ -25,13 +25,35 @@
 //! | `POORWILL_FAKE_CUDA_DEVICES` | `TOTAL[/GRANULE]` per device, separated by commas; `PAGE` is a granule, too. Without it: `256GiB/2MiB,16GiB/PAGE` |
 //! | `POORWILL_FAKE_CUDA_FAIL` | `SYMBOL:N[:COUNT[:CODE]]`, separated by commas: the N-th call of the symbol, counted from 1, and the COUNT - 1 after it do nothing and give CODE (otherwise 999). `*` is every symbol that `poorwillFakeArm` counts |
 //! | `POORWILL_FAKE_CUDA_DELAY` | `SYMBOL:MICROSECONDS`, separated by commas: calls of the symbol take that much longer |
+//! | `POORWILL_FAKE_CUDA_PLAY` | `DEVICE:KEY=VALUE`, separated by commas: what a device [plays](self#plays) |
+//!
+//! # Plays
+//!
+//! Without a play a device is a whole GPU of its own. Each key may be set once per device, and they go together:
+//! a limit and neighbours, for one. No figure is rounded, and the capacity is that of `POORWILL_FAKE_CUDA_DEVICES`.
+//!
+//! | key | value | what the device does then |
+//! |---|---|---|
+//! | `hami` | size | as under a limiter that is preloaded: `cuMemGetInfo` gives the least of limit and capacity as the total, and fails with `CUDA_ERROR_INVALID_VALUE` when more than the limit is in use; `cuDeviceTotalMem` gives 0 |
+//! | `mps` | size | as for a client of the Multi-Process Service with a limit: less is free, the total is the whole card |
+//! | `used` | size | others use that much, of the capacity and of a limiter's limit |
+//! | `mig` | profile, as in `1g.10gb` | its name ends in `MIG` and the profile |
+//! | `integrated` | `0` or `1` | whether it says that it shares the host's memory; `info_free` plays the rest |
+//! | `capability` | `MAJOR.MINOR` | its compute capability (otherwise 8.0), and the shared memory that goes with it |
+//! | `shared` | size | what a block can have of shared memory when it asks for it |
+//! | `total` | size | said by `cuDeviceTotalMem`, whatever is true |
+//! | `info_total`, `info_free` | size | said by `cuMemGetInfo`, whatever is true |
+//! | `info_code` | number | `cuMemGetInfo` fails with this `CUresult` |
+//!
+//! What `hami`, `mps` and `used` leave is all that `cuMemCreate` gives, and more is `CUDA_ERROR_OUT_OF_MEMORY`.
+//! `poorwillFakeCensus` counts what this process holds, without the others' share.
 //!
 //! # Symbols for tests
 //!
 //! - `void poorwillFakeArm(uint64_t first, uint64_t count)`: from now on counts every call of a symbol that can
-//!   fail for a reason of the machine's (all but `cuGetErrorName`, `cuGetErrorString` and
-//!   `cuCtx{Push,Pop,Get,Set}Current`). The calls number `first` to `first + count - 1`, counted from 0, do
-//!   nothing and give 999.
+//!   fail for a reason of the machine's (all but `cuGetErrorName`, `cuGetErrorString`,
+//!   `cuCtx{Push,Pop,Get,Set}Current` and `cuThreadExchangeStreamCaptureMode`). The calls number `first` to
+//!   `first + count - 1`, counted from 0, do nothing and give 999.
 //! - `uint64_t poorwillFakeDisarm(void)`: stops that, and gives how many calls were counted.
 //! - `CUresult poorwillFakeCensus(CUdevice device, struct Census *out)`: what is there now; see [`Census`].
 //!
@@ -63,13 +85,26 @@ mod memory;
 mod module;
 mod place;
 #[cfg(target_os = "linux")]
+mod play;
+#[cfg(target_os = "linux")]
 mod queue;
+mod uuid;
 #[cfg(target_os = "linux")]
 mod world;
 
 #[cfg(target_os = "linux")]
 pub use abi::Census;
-pub use place::path;
+pub use uuid::uuid_text;
+
+/// The shared library: what the environment variable `POORWILL_FAKE_LIBCUDA` names (any library with the
+/// symbols of libcuda), otherwise the one that cargo built with the running program.
+///
+/// # Panics
+/// When it is not there; the message says where it was looked for.
+#[must_use]
+pub fn path() -> std::path::PathBuf {
+    place::find("POORWILL_FAKE_LIBCUDA", "libpoorwill_fake_libcuda.so")
+}
 
 /// PTX of the kernel `poorwill_test_fill(u64 address, u64 words, u32 value, u32 rounds)`, for `sm_70` and
 /// later: writes `value` to `words` words of four bytes at `address`, `rounds` times over.

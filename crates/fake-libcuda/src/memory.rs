@@ -88,9 +88,14 @@ pub(crate) fn unreserve(world: &World, range: DeviceRange) -> Outcome {
 
 pub(crate) fn create(world: &World, bytes: usize, prop: &AllocationProp, flags: u64) -> Outcome<Handle> {
     let device = device_of(world, prop)?;
-    ensure(flags == 0)?;
-    let id = device.host.create(bytes as u64)?;
+    let bytes = bytes as u64;
+    ensure(flags == 0 && bytes > 0 && bytes.is_multiple_of(device.granule()))?;
+    // Held from here on, so that nobody else takes what is left.
     let mut tables = world.tables();
+    if bytes > device.play.room_bytes(device.memory()?) {
+        return Err(Code::OUT_OF_MEMORY);
+    }
+    let id = device.host.create(bytes)?;
     let handle = tables.new_handle(Kind::Backing);
     let backing = Backing { device: device.ordinal, id, mappings: 0, released: false };
     tables.backings.insert(handle, backing);

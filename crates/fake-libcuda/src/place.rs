@@ -1,4 +1,4 @@
-//! Where the shared library of this crate is.
+//! Where the shared library of a crate like this one is; the fake NVML uses this file as well.
 //!
 //! Cargo builds it together with the part that Rust code links, so it lies beside or above whatever program
 //! asks: tests and benchmarks run in the folder `deps` that it is written to, programs one folder above and
@@ -6,25 +6,20 @@
 
 use std::path::{Path, PathBuf};
 
-const VARIABLE: &str = "POORWILL_FAKE_LIBCUDA";
-const FILE: &str = "libpoorwill_fake_libcuda.so";
-
-/// The shared library: what the environment variable `POORWILL_FAKE_LIBCUDA` names (any library with the
-/// symbols of libcuda), otherwise the one that cargo built with the running program.
+/// What the environment's `variable` names, otherwise the `file` that cargo built with the running program.
 ///
 /// # Panics
 /// When it is not there; the message says where it was looked for.
-#[must_use]
-pub fn path() -> PathBuf {
-    if let Some(named) = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()) {
+pub(crate) fn find(variable: &str, file: &str) -> PathBuf {
+    if let Some(named) = std::env::var_os(variable).filter(|named| !named.is_empty()) {
         return named.into();
     }
     let program = std::env::current_exe().unwrap_or_default();
-    let candidates = candidates(&program);
+    let candidates = candidates(&program, file);
     candidates.iter().find(|candidate| candidate.is_file()).cloned().unwrap_or_else(|| {
         let looked: Vec<String> = candidates.iter().map(|path| format!("  {}", path.display())).collect();
         panic!(
-            "no {FILE} for the program {}: {VARIABLE} is not set, and there is none of\n{}",
+            "no {file} for the program {}: {variable} is not set, and there is none of\n{}",
             program.display(),
             looked.join("\n")
         )
@@ -32,12 +27,12 @@ pub fn path() -> PathBuf {
 }
 
 /// `deps` folders first: what lies elsewhere may be a copy of an older build.
-fn candidates(program: &Path) -> Vec<PathBuf> {
+fn candidates(program: &Path, file: &str) -> Vec<PathBuf> {
     let folders: Vec<&Path> = program.ancestors().skip(1).take(2).collect();
     let beside_deps =
-        folders.iter().filter(|folder| folder.ends_with("deps")).map(|folder| folder.join(FILE));
-    let in_deps = folders.iter().map(|folder| folder.join("deps").join(FILE));
-    let beside = folders.iter().map(|folder| folder.join(FILE));
+        folders.iter().filter(|folder| folder.ends_with("deps")).map(|folder| folder.join(file));
+    let in_deps = folders.iter().map(|folder| folder.join("deps").join(file));
+    let beside = folders.iter().map(|folder| folder.join(file));
     let mut found: Vec<PathBuf> = Vec::new();
     for candidate in beside_deps.chain(in_deps).chain(beside) {
         if !found.contains(&candidate) {
@@ -51,6 +46,8 @@ fn candidates(program: &Path) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
+    const FILE: &str = "libtest.so";
+
     #[test]
     fn the_folder_that_cargo_writes_to_comes_first() {
         for (program, first) in [
@@ -58,7 +55,7 @@ mod tests {
             ("/t/debug/a", "/t/debug/deps"),
             ("/t/debug/examples/a", "/t/debug/examples/deps"),
         ] {
-            let candidates = candidates(Path::new(program));
+            let candidates = candidates(Path::new(program), FILE);
             assert_eq!(candidates[0], Path::new(first).join(FILE), "{program}");
             for folder in ["/t/debug/deps", "/t/debug"] {
                 assert!(candidates.contains(&Path::new(folder).join(FILE)), "{program}: {candidates:?}");

@@ -16,6 +16,7 @@ use crate::context::Context;
 use crate::faults;
 use crate::memory::{Backing, Mapping, Registered, Reservation};
 use crate::module::{Function, Module};
+use crate::play::{Held, Play};
 use crate::queue::{Event, Flights, Stream};
 
 /// What callers hold in place of pointers. 0 is none.
@@ -43,6 +44,7 @@ pub(crate) struct World {
 pub(crate) struct Device {
     pub(crate) ordinal: usize,
     pub(crate) host: HostDevice,
+    pub(crate) play: Play,
     /// Its primary context's handle, the same each time.
     pub(crate) primary: Handle,
     /// Work on the default stream.
@@ -54,6 +56,15 @@ pub(crate) struct Device {
 impl Device {
     pub(crate) fn granule(&self) -> u64 {
         self.host.info().granule_bytes
+    }
+
+    /// Its memory as it is behind what it plays.
+    pub(crate) fn memory(&self) -> Outcome<Held> {
+        let memory = self.host.memory_info()?;
+        Ok(Held {
+            capacity_bytes: memory.total_bytes,
+            held_bytes: memory.total_bytes.saturating_sub(memory.free_bytes),
+        })
     }
 
     /// Fails when work of the device has failed before.
@@ -114,13 +125,21 @@ pub(crate) fn open() -> Outcome {
         return Ok(());
     }
     let mut tables = Tables::default();
-    let devices = faults::config()?.devices.iter().enumerate().map(|(ordinal, config)| {
+    let config = faults::config()?;
+    let devices = config.devices.iter().zip(&config.plays).enumerate().map(|(ordinal, (config, play))| {
         let host = HostDevice::open(config).map_err(|error| {
             eprintln!("fake libcuda: device {ordinal} of POORWILL_FAKE_CUDA_DEVICES: {error}");
             Code::INVALID_VALUE
         })?;
         let primary = tables.new_handle(Kind::Context);
-        Ok(Device { ordinal, host, primary, flights: Arc::default(), broken: AtomicI32::new(0) })
+        Ok(Device {
+            ordinal,
+            host,
+            play: play.clone(),
+            primary,
+            flights: Arc::default(),
+            broken: AtomicI32::new(0),
+        })
     });
     let devices = devices.collect::<Outcome<Vec<Device>>>()?;
     if devices.is_empty() {
@@ -143,7 +162,7 @@ impl World {
     /// What there is on one device.
     pub(crate) fn census(&self, ordinal: c_int) -> Outcome<Census> {
         let device = self.device(ordinal)?;
-        let memory = device.host.memory_info()?;
+        let memory = device.memory()?;
         let tables = self.tables();
         let ours = |of: usize| u64::from(of == device.ordinal);
         Ok(Census {
@@ -154,7 +173,7 @@ impl World {
             events: tables.events.values().map(|e| ours(e.device)).sum(),
             registered_host_ranges: tables.registered.values().map(|r| ours(r.device)).sum(),
             contexts_retained: tables.contexts.values().map(|c| ours(c.device) * c.retained).sum(),
-            held_bytes: memory.total_bytes - memory.free_bytes,
+            held_bytes: memory.held_bytes,
         })
     }
 }

@@ -6,7 +6,8 @@ use poorwill_core::Driver;
 
 use crate::abi::{Code, Out, Outcome, names};
 use crate::entry::entries;
-use crate::world;
+use crate::play::Play;
+use crate::{uuid, world};
 
 /// The CUDA version that the library says it supports: 13.0.
 const VERSION: c_int = 13000;
@@ -46,19 +47,18 @@ entries! {
 
     call cuDeviceGetName(name: Out<c_char>, len: c_int, device: c_int) {
         let device = world::get()?.device(device)?;
-        name.set_text(&format!("Poorwill fake GPU {}", device.ordinal), len)
+        let mig = device.play.mig.iter().map(|profile| format!(" MIG {profile}")).collect::<String>();
+        name.set_text(&format!("Poorwill fake GPU {}{mig}", device.ordinal), len)
     }
 
     call cuDeviceGetAttribute(value: Out<c_int>, attribute: c_int, device: c_int) {
-        world::get()?.device(device)?;
-        value.set(attribute_value(attribute, device)?)
+        let play = &world::get()?.device(device)?.play;
+        value.set(attribute_value(attribute, device, play)?)
     }
 
     call cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: c_int) {
         world::get()?.device(device)?;
-        let mut bytes = *b"poorwill\x40\x00\x80\x00\0\0\0\0";
-        bytes[12..].copy_from_slice(&device.to_be_bytes());
-        uuid.set(bytes)
+        uuid.set(uuid::bytes(device.cast_unsigned()))
     }
 
     call cuDeviceGetPCIBusId(id: Out<c_char>, len: c_int, device: c_int) {
@@ -72,7 +72,8 @@ entries! {
     }
 
     call cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) {
-        let total = world::get()?.device(device)?.host.info().total_bytes;
+        let device = world::get()?.device(device)?;
+        let total = device.play.total_bytes(device.host.info().total_bytes);
         bytes.set(usize::try_from(total).unwrap_or(usize::MAX))
     }
 }
@@ -83,31 +84,34 @@ fn bus_id(device: c_int) -> String {
 }
 
 /// What a driver of memory asks; anything else is refused, so that it is noticed.
-fn attribute_value(attribute: c_int, device: c_int) -> Outcome<c_int> {
+fn attribute_value(attribute: c_int, device: c_int, play: &Play) -> Outcome<c_int> {
     Ok(match attribute {
-        1 => 1024,                 // MAX_THREADS_PER_BLOCK
-        2 | 3 => 1024,             // MAX_BLOCK_DIM_X, Y
-        4 => 64,                   // MAX_BLOCK_DIM_Z
-        5 => c_int::MAX,           // MAX_GRID_DIM_X
-        6 | 7 => 65535,            // MAX_GRID_DIM_Y, Z
-        8 => 48 << 10,             // MAX_SHARED_MEMORY_PER_BLOCK
-        10 => 32,                  // WARP_SIZE
-        16 => 16,                  // MULTIPROCESSOR_COUNT
-        17 | 18 | 20 | 35 => 0,    // KERNEL_EXEC_TIMEOUT, INTEGRATED, COMPUTE_MODE, TCC_DRIVER
-        19 => 1,                   // CAN_MAP_HOST_MEMORY
-        31 => 1,                   // CONCURRENT_KERNELS
-        33 => (device + 1) & 0xFF, // PCI_BUS_ID
-        34 | 50 => 0,              // PCI_DEVICE_ID, PCI_DOMAIN_ID
-        40 => 2,                   // ASYNC_ENGINE_COUNT
-        41 => 1,                   // UNIFIED_ADDRESSING
-        75 => 8,                   // COMPUTE_CAPABILITY_MAJOR
-        76 => 0,                   // COMPUTE_CAPABILITY_MINOR
-        83 => 0,                   // MANAGED_MEMORY
-        88 | 89 | 91 | 100 => 0,   // pageable and host memory that the device would touch by itself
-        99 => 1,                   // HOST_REGISTER_SUPPORTED
-        102 => 1,                  // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-        103 => 0,                  // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-        107 | 110 | 116 => 0,      // compression, GPUDirect RDMA with virtual memory
+        1 => 1024,                             // MAX_THREADS_PER_BLOCK
+        2 | 3 => 1024,                         // MAX_BLOCK_DIM_X, Y
+        4 => 64,                               // MAX_BLOCK_DIM_Z
+        5 => c_int::MAX,                       // MAX_GRID_DIM_X
+        6 | 7 => 65535,                        // MAX_GRID_DIM_Y, Z
+        8 => 48 << 10,                         // MAX_SHARED_MEMORY_PER_BLOCK
+        10 => 32,                              // WARP_SIZE
+        16 => 16,                              // MULTIPROCESSOR_COUNT
+        17 | 20 | 35 => 0,                     // KERNEL_EXEC_TIMEOUT, COMPUTE_MODE, TCC_DRIVER
+        18 => c_int::from(play.is_integrated), // INTEGRATED
+        19 => 1,                               // CAN_MAP_HOST_MEMORY
+        31 => 1,                               // CONCURRENT_KERNELS
+        33 => (device + 1) & 0xFF,             // PCI_BUS_ID
+        34 | 50 => 0,                          // PCI_DEVICE_ID, PCI_DOMAIN_ID
+        40 => 2,                               // ASYNC_ENGINE_COUNT
+        41 => 1,                               // UNIFIED_ADDRESSING
+        75 => play.capability.major,           // COMPUTE_CAPABILITY_MAJOR
+        76 => play.capability.minor,           // COMPUTE_CAPABILITY_MINOR
+        83 => 0,                               // MANAGED_MEMORY
+        88 | 89 | 91 | 100 => 0, // pageable and host memory that the device would touch by itself
+        97 => play.shared_bytes(), // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        99 => 1,                 // HOST_REGISTER_SUPPORTED
+        102 => 1,                // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        103 => 0,                // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        107 | 110 | 116 => 0,    // compression, GPUDirect RDMA with virtual memory
+        111 => play.reserved_shared_bytes(), // RESERVED_SHARED_MEMORY_PER_BLOCK
         _ => return Err(Code::INVALID_VALUE),
     })
 }

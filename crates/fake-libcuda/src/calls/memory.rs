@@ -2,8 +2,6 @@
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
-use poorwill_core::Driver;
-
 use crate::abi::{AccessDesc, AllocationProp, Code, HostPointer, In, Out};
 use crate::context::{current, current_even_if_broken};
 use crate::entry::entries;
@@ -12,9 +10,10 @@ use crate::world::{self, Handle, range};
 
 entries! {
     call cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
-        let info = current()?.device.host.memory_info()?;
-        free.set(usize::try_from(info.free_bytes).unwrap_or(usize::MAX))?;
-        total.set(usize::try_from(info.total_bytes).unwrap_or(usize::MAX))
+        let device = current()?.device;
+        let (total_bytes, free_bytes) = device.play.info(device.memory()?)?;
+        free.set(usize::try_from(free_bytes).unwrap_or(usize::MAX))?;
+        total.set(usize::try_from(total_bytes).unwrap_or(usize::MAX))
     }
 
     call cuMemGetAllocationGranularity(granule: Out<usize>, prop: In<AllocationProp>, option: c_int) {

@@ -1,11 +1,13 @@
 //! Streams, and functions of the host in their order.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_uint};
+use std::ops::RangeInclusive;
 use std::thread;
 
 use poorwill_core::{Driver, StreamId};
 
-use crate::abi::{Code, HostFn, Out, UserData};
+use crate::abi::{Code, HostFn, InOut, Out, UserData};
 use crate::context::current;
 use crate::entry::{as_host_function, entries};
 use crate::queue::Stream;
@@ -13,6 +15,13 @@ use crate::world::{Handle, Kind};
 
 /// `CU_STREAM_NON_BLOCKING`, the one flag.
 const FLAGS: c_uint = 1;
+/// `CU_STREAM_CAPTURE_MODE_*`: global, of the thread, relaxed.
+const CAPTURE_MODES: RangeInclusive<c_int> = 0..=2;
+
+thread_local! {
+    /// Kept for who asks: nothing is ever captured.
+    static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
+}
 
 entries! {
     call cuStreamCreate(stream: Out<Handle>, flags: c_uint) {
@@ -84,6 +93,14 @@ entries! {
         let current = current()?;
         current.world.any_stream(&current, stream)?;
         status.set(0)
+    }
+
+    stack cuThreadExchangeStreamCaptureMode(mode: InOut<c_int>) {
+        let wanted = mode.get()?;
+        if !CAPTURE_MODES.contains(&wanted) {
+            return Err(Code::INVALID_VALUE);
+        }
+        mode.set(CAPTURE_MODE.replace(wanted))
     }
 
     call cuLaunchHostFunc(stream: Handle, function: HostFn, data: UserData) {

@@ -98,6 +98,8 @@ fn malformed_settings_fail_the_init() {
         ("POORWILL_FAKE_CUDA_DEVICES", "1MiB/3"),
         ("POORWILL_FAKE_CUDA_FAIL", "cuMemCreat:1"),
         ("POORWILL_FAKE_CUDA_DELAY", "cuMemCreate"),
+        ("POORWILL_FAKE_CUDA_PLAY", "0:hami"),
+        ("POORWILL_FAKE_CUDA_PLAY", "0:used=1GiB,2:hami=1GiB"),
     ] {
         let output = in_a_child(name, &[(variable, value)]);
         expect_success(&output);

@@ -8,5 +8,6 @@ mod contexts;
 mod faults;
 mod kernels;
 mod memory;
+mod plays;
 mod streams;
 mod strict;

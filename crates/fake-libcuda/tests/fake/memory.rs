@@ -30,6 +30,7 @@ fn devices_say_what_they_are() {
         (cuda.cuDeviceGetAttribute(&raw mut value, which, 0), value)
     };
     assert_eq!([75, 76, 18, 102].map(attribute), [(0, 8), (0, 0), (0, 0), (0, 1)]);
+    assert_eq!([97, 111].map(attribute), [(0, 163 << 10), (0, 1024)]);
     assert_eq!(attribute(9999), (INVALID_VALUE, -1));
     let mut uuids = [[0; 16]; 2];
     assert_eq!(cuda.cuDeviceGetUuid_v2(&raw mut uuids[0], 0), 0);

@@ -176,3 +176,17 @@ fn thousands_of_copies_pile_up_nothing() {
     assert!(began.elapsed() < Duration::from_secs(30));
     mapped.end();
 }
+
+#[test]
+fn each_thread_has_a_capture_mode() {
+    let cuda = turn();
+    let exchange = |mut mode| (cuda.cuThreadExchangeStreamCaptureMode(&raw mut mode), mode);
+    assert_eq!([2, 1, 1, 0].map(exchange), [(0, 0), (0, 2), (0, 1), (0, 1)]);
+    for wrong in [-1, 3] {
+        assert_eq!(exchange(wrong), (INVALID_VALUE, wrong));
+    }
+    assert_eq!(cuda.cuThreadExchangeStreamCaptureMode(ptr::null_mut()), INVALID_VALUE);
+    assert_eq!(exchange(2), (0, 0), "what was refused has changed nothing");
+    let there = thread::scope(|scope| scope.spawn(|| exchange(0)).join().unwrap());
+    assert_eq!((there, exchange(0)), ((0, 0), (0, 2)));
+}

@@ -1,0 +1,274 @@
+//! What a device plays besides a whole GPU of its own: a slice of one, an integrated GPU, one of another
+//! generation, or one whose figures are lies.
+//!
+//! A part that is played holds: what others use, and what a limit leaves, is refused to the caller as well.
+//! Figures that are set by themselves (`total`, `info_total`, `info_free`) are said and not kept.
+
+use std::ffi::c_int;
+
+use crate::abi::{Code, Outcome};
+use crate::config::{number, size};
+
+/// What one device plays. By default a whole GPU of compute capability 8.0 that nobody else uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Play {
+    /// A limit that a library in front of the driver keeps.
+    hami_bytes: Option<u64>,
+    /// A limit for this client of the Multi-Process Service.
+    mps_bytes: Option<u64>,
+    /// What others use: other processes on the card, or in the slice.
+    used_bytes: u64,
+    pub(crate) is_integrated: bool,
+    /// Profile of the instance that the device is.
+    pub(crate) mig: Option<String>,
+    pub(crate) capability: Capability,
+    shared_bytes: Option<c_int>,
+    total_bytes: Option<u64>,
+    info_total_bytes: Option<u64>,
+    info_free_bytes: Option<u64>,
+    info_code: Option<Code>,
+}
+
+/// One key of one device's.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Setting {
+    pub(crate) device: usize,
+    pub(crate) key: String,
+    pub(crate) value: String,
+}
+
+/// Generation of a GPU, in the order of time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Capability {
+    pub(crate) major: c_int,
+    pub(crate) minor: c_int,
+}
+
+impl Default for Play {
+    fn default() -> Self {
+        Self {
+            hami_bytes: None,
+            mps_bytes: None,
+            used_bytes: 0,
+            is_integrated: false,
+            mig: None,
+            capability: Capability { major: 8, minor: 0 },
+            shared_bytes: None,
+            total_bytes: None,
+            info_total_bytes: None,
+            info_free_bytes: None,
+            info_code: None,
+        }
+    }
+}
+
+/// Memory of the device behind a play, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Held {
+    pub(crate) capacity_bytes: u64,
+    /// Of which this process holds.
+    pub(crate) held_bytes: u64,
+}
+
+impl Play {
+    /// Takes one setting.
+    pub(crate) fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        match key {
+            "hami" => self.hami_bytes = Some(size(value)?),
+            "mps" => self.mps_bytes = Some(size(value)?),
+            "used" => self.used_bytes = size(value)?,
+            "integrated" => self.is_integrated = flag(value)?,
+            "mig" if value.is_empty() => return Err("write a profile, as in 1g.10gb".into()),
+            "mig" => self.mig = Some(value.to_owned()),
+            "capability" => self.capability = capability(value)?,
+            "shared" => self.shared_bytes = Some(integer(size(value)?)?),
+            "total" => self.total_bytes = Some(size(value)?),
+            "info_total" => self.info_total_bytes = Some(size(value)?),
+            "info_free" => self.info_free_bytes = Some(size(value)?),
+            "info_code" => match integer(number(value)?)? {
+                0 => return Err("codes begin at 1".into()),
+                code => self.info_code = Some(Code(code)),
+            },
+            _ => return Err(format!("there is no `{key}` to play")),
+        }
+        Ok(())
+    }
+
+    /// How much more can be created.
+    pub(crate) fn room_bytes(&self, memory: Held) -> u64 {
+        let all_use = self.used_bytes.saturating_add(memory.held_bytes);
+        // A limit of the Multi-Process Service counts what its client uses, the others what everybody does.
+        let rooms = [
+            Some(memory.capacity_bytes.saturating_sub(all_use)),
+            self.hami_bytes.map(|limit| limit.saturating_sub(all_use)),
+            self.mps_bytes.map(|limit| limit.saturating_sub(memory.held_bytes)),
+        ];
+        rooms.into_iter().flatten().min().unwrap_or(0)
+    }
+
+    /// What `cuDeviceTotalMem` says.
+    pub(crate) fn total_bytes(&self, capacity_bytes: u64) -> u64 {
+        let said = if self.hami_bytes.is_some() { 0 } else { capacity_bytes };
+        self.total_bytes.unwrap_or(said)
+    }
+
+    /// What `cuMemGetInfo` says of all memory and of free memory.
+    pub(crate) fn info(&self, memory: Held) -> Outcome<(u64, u64)> {
+        if let Some(code) = self.info_code {
+            return Err(code);
+        }
+        let all_use = self.used_bytes.saturating_add(memory.held_bytes);
+        if self.hami_bytes.is_some_and(|limit| all_use > limit) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let total = self.hami_bytes.map_or(memory.capacity_bytes, |limit| limit.min(memory.capacity_bytes));
+        let free = self.room_bytes(memory);
+        Ok((self.info_total_bytes.unwrap_or(total), self.info_free_bytes.unwrap_or(free)))
+    }
+
+    /// How much shared memory a block can have that asks for it, in bytes.
+    pub(crate) fn shared_bytes(&self) -> c_int {
+        let kib = match (self.capability.major, self.capability.minor) {
+            (7, 0) => 96,
+            (7, 5) => 64,
+            (8, 0 | 7) => 163,
+            (8, 6 | 8 | 9) | (12, 0 | 1) => 99,
+            (9 | 11, 0) | (10, 0 | 3) => 227,
+            _ => 48,
+        };
+        self.shared_bytes.unwrap_or(kib << 10)
+    }
+
+    /// How much shared memory of each block is the driver's, in bytes.
+    pub(crate) fn reserved_shared_bytes(&self) -> c_int {
+        if self.capability.major >= 8 { 1024 } else { 0 }
+    }
+}
+
+/// `DEVICE:KEY=VALUE`.
+pub(crate) fn setting(item: &str) -> Result<Setting, String> {
+    let parts = item.split_once(':').and_then(|(device, rest)| Some((device, rest.split_once('=')?)));
+    let (device, (key, value)) = parts.ok_or("write DEVICE:KEY=VALUE")?;
+    let device = usize::try_from(number(device)?).map_err(|error| error.to_string())?;
+    Ok(Setting { device, key: key.to_owned(), value: value.to_owned() })
+}
+
+fn flag(text: &str) -> Result<bool, String> {
+    match text {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err("write 0 or 1".into()),
+    }
+}
+
+fn capability(text: &str) -> Result<Capability, String> {
+    let (major, minor) = text.split_once('.').ok_or("write MAJOR.MINOR")?;
+    Ok(Capability { major: integer(number(major)?)?, minor: integer(number(minor)?)? })
+}
+
+fn integer(value: u64) -> Result<c_int, String> {
+    c_int::try_from(value).map_err(|error| format!("{value}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn playing(settings: &[(&str, &str)]) -> Play {
+        let mut play = Play::default();
+        for (key, value) in settings {
+            play.set(key, value).unwrap_or_else(|reason| panic!("{key}={value}: {reason}"));
+        }
+        play
+    }
+
+    fn held(held_bytes: u64) -> Held {
+        Held { capacity_bytes: 10 * GIB, held_bytes }
+    }
+
+    #[test]
+    fn a_whole_gpu_says_what_it_has() {
+        let play = Play::default();
+        assert_eq!(play.info(held(3 * GIB)), Ok((10 * GIB, 7 * GIB)));
+        assert_eq!((play.room_bytes(held(3 * GIB)), play.total_bytes(10 * GIB)), (7 * GIB, 10 * GIB));
+    }
+
+    #[test]
+    fn a_limiter_hides_the_rest_of_the_card() {
+        let play = playing(&[("hami", "4GiB"), ("used", "1GiB")]);
+        assert_eq!(play.info(held(GIB)), Ok((4 * GIB, 2 * GIB)));
+        assert_eq!(play.info(held(3 * GIB)), Ok((4 * GIB, 0)));
+        assert_eq!(play.info(held(3 * GIB + 1)), Err(Code::INVALID_VALUE));
+        assert_eq!((play.room_bytes(held(4 * GIB)), play.total_bytes(10 * GIB)), (0, 0));
+        let wide = playing(&[("hami", "99GiB"), ("used", "11GiB")]);
+        assert_eq!(wide.info(held(0)), Ok((10 * GIB, 0)), "a limit beyond the card");
+    }
+
+    #[test]
+    fn a_client_of_the_service_sees_the_whole_card_and_less_of_it_free() {
+        let play = playing(&[("mps", "4GiB")]);
+        assert_eq!(play.info(held(GIB)), Ok((10 * GIB, 3 * GIB)));
+        assert_eq!(play.total_bytes(10 * GIB), 10 * GIB);
+        let crowded = playing(&[("mps", "4GiB"), ("used", "8GiB")]);
+        assert_eq!(crowded.info(held(GIB)), Ok((10 * GIB, GIB)), "the neighbours hold the rest");
+        assert_eq!(playing(&[("mps", "99GiB")]).info(held(GIB)), Ok((10 * GIB, 9 * GIB)));
+    }
+
+    #[test]
+    fn figures_can_be_lies() {
+        let play = playing(&[("total", "0"), ("info_total", "99GiB"), ("info_free", "100GiB")]);
+        assert_eq!(play.info(held(GIB)), Ok((99 * GIB, 100 * GIB)));
+        assert_eq!((play.room_bytes(held(GIB)), play.total_bytes(10 * GIB)), (9 * GIB, 0));
+        assert_eq!(playing(&[("info_code", "801")]).info(held(0)), Err(Code::NOT_SUPPORTED));
+    }
+
+    #[test]
+    fn shared_memory_goes_by_the_generation() {
+        for (capability, kib, reserved) in [
+            ("7.0", 96, 0),
+            ("7.5", 64, 0),
+            ("8.0", 163, 1024),
+            ("8.6", 99, 1024),
+            ("8.7", 163, 1024),
+            ("8.9", 99, 1024),
+            ("9.0", 227, 1024),
+            ("10.3", 227, 1024),
+            ("11.0", 227, 1024),
+            ("12.1", 99, 1024),
+            ("6.1", 48, 0),
+            ("13.0", 48, 1024),
+        ] {
+            let play = playing(&[("capability", capability)]);
+            let said = (play.shared_bytes(), play.reserved_shared_bytes());
+            assert_eq!(said, (kib << 10, reserved), "{capability}");
+        }
+        assert_eq!(playing(&[("capability", "9.0"), ("shared", "101376")]).shared_bytes(), 101_376);
+    }
+
+    #[test]
+    fn what_is_malformed_is_refused() {
+        for item in ["", "0", "0:hami", "hami=1GiB", "x:hami=1GiB", "-1:hami=1GiB", ":hami=1GiB"] {
+            assert!(setting(item).is_err(), "{item}");
+        }
+        let expected = Setting { device: 1, key: "mig".to_owned(), value: "1g.10gb".to_owned() };
+        assert_eq!(setting("1:mig=1g.10gb"), Ok(expected));
+        for (key, value) in [
+            ("hami", "much"),
+            ("mps", ""),
+            ("used", "-1"),
+            ("integrated", "yes"),
+            ("mig", ""),
+            ("capability", "8"),
+            ("capability", "8.x"),
+            ("shared", "4GiB"),
+            ("info_code", "0"),
+            ("info_code", "4294967296"),
+            ("hammy", "1GiB"),
+            ("", ""),
+        ] {
+            assert!(Play::default().set(key, value).is_err(), "{key}={value}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! A device as the settings tell it.
+
+use std::ffi::c_int;
+
+use crate::abi::{Code, Memory, Outcome};
+
+/// How the UUID of an instance begins, and that of a card.
+pub(crate) const INSTANCE: &str = "MIG-";
+pub(crate) const CARD: &str = "GPU-";
+
+/// One card, or an instance of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Device {
+    /// With its prefix.
+    pub(crate) uuid: String,
+    /// UUID of the card that an instance is of.
+    pub(crate) parent: Option<String>,
+    pub(crate) name: Option<String>,
+    pub(crate) capability: Capability,
+    pub(crate) total_bytes: Option<u64>,
+    pub(crate) used_bytes: u64,
+    pub(crate) free_bytes: Option<u64>,
+    pub(crate) memory_error: Option<Code>,
+    pub(crate) is_divided: Option<bool>,
+    pub(crate) processes: Vec<Process>,
+    pub(crate) link: Link,
+}
+
+/// A process with a context on the device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Process {
+    /// `None` for the one that asks.
+    pub(crate) pid: Option<u32>,
+    pub(crate) used_bytes: u64,
+}
+
+/// The PCIe link, now and at most.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Link {
+    pub(crate) generation: Option<u32>,
+    pub(crate) generation_max: Option<u32>,
+    pub(crate) width: Option<u32>,
+    pub(crate) width_max: Option<u32>,
+}
+
+/// Compute capability.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Capability {
+    pub(crate) major: c_int,
+    pub(crate) minor: c_int,
+}
+
+impl Device {
+    /// One of which nothing is told but its UUID.
+    pub(crate) fn new(uuid: String) -> Self {
+        Self {
+            uuid,
+            parent: None,
+            name: None,
+            capability: Capability { major: 8, minor: 0 },
+            total_bytes: None,
+            used_bytes: 0,
+            free_bytes: None,
+            memory_error: None,
+            is_divided: None,
+            processes: Vec::new(),
+            link: Link::default(),
+        }
+    }
+
+    pub(crate) fn is_instance(&self) -> bool {
+        self.uuid.starts_with(INSTANCE)
+    }
+
+    pub(crate) fn memory(&self) -> Outcome<Memory> {
+        if let Some(code) = self.memory_error {
+            return Err(code);
+        }
+        let total_bytes = self.total_bytes.ok_or(Code::NOT_SUPPORTED)?;
+        // As limiters have it that take one from the other without a look.
+        let left = total_bytes.wrapping_sub(self.used_bytes);
+        let free_bytes = self.free_bytes.unwrap_or(left);
+        Ok(Memory { total_bytes, free_bytes, used_bytes: self.used_bytes })
+    }
+}
