@@ -29,6 +29,12 @@ impl Step {
         Step::new("rustc", &program, args)
     }
 
+    /// A step that runs any other program, shown from the workspace's root.
+    pub(crate) fn program<A: AsRef<OsStr>>(program: &OsStr, args: impl IntoIterator<Item = A>) -> Step {
+        let shown = Path::new(program).strip_prefix(workspace_root()).unwrap_or(Path::new(program));
+        Step::new(&quoted(shown.as_os_str()), program, args)
+    }
+
     fn new<A: AsRef<OsStr>>(name: &str, program: &OsStr, args: impl IntoIterator<Item = A>) -> Step {
         let mut command = Command::new(program);
         command.current_dir(workspace_root()).stdin(Stdio::null());
@@ -44,6 +50,17 @@ impl Step {
     pub(crate) fn env(mut self, name: &str, value: &str) -> Step {
         self.command.env(name, value);
         self.typed = format!("{name}={} {}", quoted(OsStr::new(value)), self.typed);
+        self
+    }
+
+    /// Runs with the programs of a virtual environment before all others, as its `activate` has it.
+    pub(crate) fn in_environment(mut self, folder: &Path) -> Step {
+        let mut path = folder.join("bin").into_os_string();
+        if let Some(others) = std::env::var_os("PATH") {
+            path.push(":");
+            path.push(others);
+        }
+        self.command.env("VIRTUAL_ENV", folder).env("PATH", path).env_remove("PYTHONHOME");
         self
     }
 
