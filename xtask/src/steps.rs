@@ -29,10 +29,9 @@ impl Step {
         Step::new("rustc", &program, args)
     }
 
-    /// A step that runs any other program, shown from the workspace's root.
+    /// A step that runs any other program.
     pub(crate) fn program<A: AsRef<OsStr>>(program: &OsStr, args: impl IntoIterator<Item = A>) -> Step {
-        let shown = Path::new(program).strip_prefix(workspace_root()).unwrap_or(Path::new(program));
-        Step::new(&quoted(shown.as_os_str()), program, args)
+        Step::new(&quoted(program), program, args)
     }
 
     fn new<A: AsRef<OsStr>>(name: &str, program: &OsStr, args: impl IntoIterator<Item = A>) -> Step {
@@ -50,6 +49,13 @@ impl Step {
     pub(crate) fn env(mut self, name: &str, value: &str) -> Step {
         self.command.env(name, value);
         self.typed = format!("{name}={} {}", quoted(OsStr::new(value)), self.typed);
+        self
+    }
+
+    /// Runs in another folder than the workspace's root.
+    pub(crate) fn within(mut self, folder: &Path) -> Step {
+        self.command.current_dir(folder);
+        self.typed = format!("cd {} && {}", quoted(folder.as_os_str()), self.typed);
         self
     }
 
@@ -227,6 +233,9 @@ mod tests {
     fn a_step_is_shown_as_typed() {
         let step = Step::cargo(["doc", "--workspace"]).env("RUSTDOCFLAGS", "-D warnings");
         assert_eq!(step.typed, "RUSTDOCFLAGS='-D warnings' cargo doc --workspace");
+        let step = Step::program(OsStr::new("/bin/pwd"), ["-P"]).within(Path::new("/"));
+        assert_eq!(step.typed, "cd / && /bin/pwd -P");
+        assert_eq!(step.output().unwrap(), "/");
         assert_eq!(quoted(OsStr::new("it's")), r"'it'\''s'");
         assert_eq!(quoted(OsStr::new("")), "''");
     }
