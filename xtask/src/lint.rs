@@ -1,9 +1,10 @@
-//! `cargo xtask lint`: formatting, clippy, documentation, and a check for aarch64, all with warnings
-//! as errors.
+//! `cargo xtask lint`: formatting, clippy, documentation, a check for aarch64, and the style of the Python package,
+//! all with warnings as errors.
 
 use std::path::Path;
 use std::time::Instant;
 
+use crate::python;
 use crate::steps::{Failure, Step, note, say};
 
 /// The other architecture that poorwill is written for.
@@ -14,15 +15,17 @@ pub(crate) fn run() -> Result<(), Failure> {
     Step::cargo(["fmt", "--all", "--check"]).run()?;
     Step::cargo(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]).run()?;
     Step::cargo(["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings").run()?;
-    let skipped = if is_installed(OTHER_TARGET)? {
+    let mut skipped = Vec::new();
+    if is_installed(OTHER_TARGET)? {
         Step::cargo(["check", "--workspace", "--locked", "--target", OTHER_TARGET]).run()?;
-        String::new()
     } else {
-        let skipped =
-            format!("skipped: target {OTHER_TARGET} not installed; `rustup target add {OTHER_TARGET}`");
-        note(&format!("!!! {skipped}"));
-        format!(" ({skipped})")
-    };
+        let why = format!("target {OTHER_TARGET} not installed; `rustup target add {OTHER_TARGET}`");
+        note(&format!("!!! skipped: {why}"));
+        skipped.push(why);
+    }
+    skipped.extend(python::lint()?);
+    let skipped =
+        if skipped.is_empty() { String::new() } else { format!(" (skipped: {})", skipped.join("; ")) };
     say(&format!("xtask lint: clean in {:.1} s{skipped}", start.elapsed().as_secs_f64()));
     Ok(())
 }

@@ -8,6 +8,7 @@
 mod bench;
 mod lint;
 mod picture;
+mod python;
 mod steps;
 mod test;
 
@@ -25,12 +26,16 @@ Usage: cargo xtask COMMAND
 Commands:
   test [-- ARGS]  build and run every test of the workspace: unit, integration, documentation;
                   the promises again over the fake CUDA library, and on an NVIDIA GPU if one is here;
+                  and the Python package's, if a Python is here;
                   ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core pool`
+  python [-- ARGS]
+                  the Python package alone: build it, run its tests, check its types;
+                  ARGS go to `pytest`: `cargo xtask python -- -k fork`
   bench NAME [ARGS]
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)
   picture         draw docs/images again from a load measured now
-  lint            formatting, clippy, documentation, and a check for aarch64
+  lint            formatting, clippy, documentation, a check for aarch64, and the Python package's style
 
 Options:
   -h, --help      print this";
@@ -52,6 +57,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         Request::Test { cargo_args } => test::run(cargo_args),
+        Request::Python { pytest_args } => python::run(pytest_args),
         Request::Lint => lint::run(),
         Request::Picture => picture::run(),
         Request::Bench { bench, args } => bench.run(args),
@@ -76,6 +82,7 @@ fn main() -> ExitCode {
 enum Request {
     Help,
     Test { cargo_args: Vec<OsString> },
+    Python { pytest_args: Vec<OsString> },
     Lint,
     Picture,
     Bench { bench: Bench, args: Vec<OsString> },
@@ -93,7 +100,13 @@ impl Request {
             (Some("test"), [dashes, cargo_args @ ..]) if dashes == "--" => {
                 Ok(Request::Test { cargo_args: cargo_args.to_vec() })
             }
-            (Some("test"), [argument, ..]) => Err(UsageError::BeforeDashes(argument.clone())),
+            (Some("python"), []) => Ok(Request::Python { pytest_args: Vec::new() }),
+            (Some("python"), [dashes, pytest_args @ ..]) if dashes == "--" => {
+                Ok(Request::Python { pytest_args: pytest_args.to_vec() })
+            }
+            (Some(name @ ("test" | "python")), [argument, ..]) => {
+                Err(UsageError::BeforeDashes { command: name.to_owned(), argument: argument.clone() })
+            }
             (Some("bench"), []) => Err(UsageError::NoBench),
             (Some("bench"), [name, args @ ..]) => match Bench::named(name) {
                 Some(bench) => Ok(Request::Bench { bench, args: args.to_vec() }),
@@ -111,7 +124,7 @@ impl Request {
 enum UsageError {
     NoCommand,
     UnknownCommand(OsString),
-    BeforeDashes(OsString),
+    BeforeDashes { command: String, argument: OsString },
     Unexpected(OsString),
     NoBench,
     UnknownBench(OsString),
@@ -122,11 +135,15 @@ impl fmt::Display for UsageError {
         match self {
             UsageError::NoCommand => write!(f, "no command given"),
             UsageError::UnknownCommand(name) => write!(f, "unknown command `{}`", name.display()),
-            UsageError::BeforeDashes(argument) => write!(
-                f,
-                "unexpected `{0}`: arguments for `cargo test` go after `--`, as in `cargo xtask test -- {0}`",
-                argument.display()
-            ),
+            UsageError::BeforeDashes { command, argument } => {
+                let (taker, argument) =
+                    (if command == "test" { "cargo test" } else { "pytest" }, argument.display());
+                write!(
+                    f,
+                    "unexpected `{argument}`: arguments for `{taker}` go after `--`, \
+                     as in `cargo xtask {command} -- {argument}`"
+                )
+            }
             UsageError::Unexpected(argument) => {
                 write!(f, "unexpected `{}`: this command takes no arguments", argument.display())
             }
@@ -153,6 +170,7 @@ mod tests {
     #[test]
     fn commands_are_recognised() {
         assert_eq!(parse(&["test"]), Ok(Request::Test { cargo_args: vec![] }));
+        assert_eq!(parse(&["python"]), Ok(Request::Python { pytest_args: vec![] }));
         assert_eq!(parse(&["lint"]), Ok(Request::Lint));
         assert_eq!(parse(&["picture"]), Ok(Request::Picture));
         let args = vec!["--json".into()];
@@ -170,7 +188,15 @@ mod tests {
         let cargo_args = ["pool", "--", "--nocapture"].map(OsString::from).to_vec();
         assert_eq!(parse(&["test", "--", "pool", "--", "--nocapture"]), Ok(Request::Test { cargo_args }));
         assert_eq!(parse(&["test", "--"]), Ok(Request::Test { cargo_args: vec![] }));
-        assert_eq!(parse(&["test", "pool"]), Err(UsageError::BeforeDashes("pool".into())));
+        let pytest_args = ["-k", "fork"].map(OsString::from).to_vec();
+        assert_eq!(parse(&["python", "--", "-k", "fork"]), Ok(Request::Python { pytest_args }));
+        for (command, taker) in [("test", "`cargo test`"), ("python", "`pytest`")] {
+            let said = parse(&[command, "pool"]).unwrap_err().to_string();
+            assert!(
+                said.contains(taker) && said.contains(&format!("`cargo xtask {command} -- pool`")),
+                "{said}"
+            );
+        }
     }
 
     #[test]
@@ -185,7 +211,7 @@ mod tests {
 
     #[test]
     fn usage_names_every_command() {
-        for command in ["test", "bench", "lint", "picture"] {
+        for command in ["test", "python", "bench", "lint", "picture"] {
             assert!(USAGE.lines().any(|line| line.starts_with(&format!("  {command} "))), "{command}");
         }
         for bench in BENCHES {

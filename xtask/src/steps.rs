@@ -29,6 +29,11 @@ impl Step {
         Step::new("rustc", &program, args)
     }
 
+    /// A step that runs any other program.
+    pub(crate) fn program<A: AsRef<OsStr>>(program: &OsStr, args: impl IntoIterator<Item = A>) -> Step {
+        Step::new(&quoted(program), program, args)
+    }
+
     fn new<A: AsRef<OsStr>>(name: &str, program: &OsStr, args: impl IntoIterator<Item = A>) -> Step {
         let mut command = Command::new(program);
         command.current_dir(workspace_root()).stdin(Stdio::null());
@@ -44,6 +49,24 @@ impl Step {
     pub(crate) fn env(mut self, name: &str, value: &str) -> Step {
         self.command.env(name, value);
         self.typed = format!("{name}={} {}", quoted(OsStr::new(value)), self.typed);
+        self
+    }
+
+    /// Runs in another folder than the workspace's root.
+    pub(crate) fn within(mut self, folder: &Path) -> Step {
+        self.command.current_dir(folder);
+        self.typed = format!("cd {} && {}", quoted(folder.as_os_str()), self.typed);
+        self
+    }
+
+    /// Runs with the programs of a virtual environment before all others, as its `activate` has it.
+    pub(crate) fn in_environment(mut self, folder: &Path) -> Step {
+        let mut path = folder.join("bin").into_os_string();
+        if let Some(others) = std::env::var_os("PATH") {
+            path.push(":");
+            path.push(others);
+        }
+        self.command.env("VIRTUAL_ENV", folder).env("PATH", path).env_remove("PYTHONHOME");
         self
     }
 
@@ -210,6 +233,9 @@ mod tests {
     fn a_step_is_shown_as_typed() {
         let step = Step::cargo(["doc", "--workspace"]).env("RUSTDOCFLAGS", "-D warnings");
         assert_eq!(step.typed, "RUSTDOCFLAGS='-D warnings' cargo doc --workspace");
+        let step = Step::program(OsStr::new("/bin/pwd"), ["-P"]).within(Path::new("/"));
+        assert_eq!(step.typed, "cd / && /bin/pwd -P");
+        assert_eq!(step.output().unwrap(), "/");
         assert_eq!(quoted(OsStr::new("it's")), r"'it'\''s'");
         assert_eq!(quoted(OsStr::new("")), "''");
     }

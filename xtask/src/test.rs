@@ -3,8 +3,8 @@
 //! Without arguments it builds first and then runs unit, integration and documentation tests, so
 //! that the two durations stand apart. Then it runs the tests of promises again, over the fake CUDA library
 //! and, where there is one, on the first NVIDIA GPU: a [`Pass`] each, which tells them by an environment variable
-//! what they run on. A failure in one crate or pass does not keep the others from being tested, and no test at all
-//! counts as a failure.
+//! what they run on. Last come the tests of the Python package. A failure in one crate or pass does not keep the others
+//! from being tested, and no test at all counts as a failure.
 //!
 //! With arguments it is one `cargo test` that takes them, for the whole workspace unless they choose packages.
 //! Benchmarks that compile a peer are left out, for their peers are not ours to test: `cargo xtask lint` compiles
@@ -16,6 +16,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::bench::peer_packages;
+use crate::python::{self, Tested};
 use crate::steps::{Failure, Step, note, say};
 
 /// One run of tests.
@@ -55,7 +56,7 @@ pub(crate) fn run(cargo_args: &[OsString]) -> Result<(), Failure> {
         say(&format!("xtask test: {tally}, ran in {:.1} s", took.as_secs_f64()));
         return Ok(());
     }
-    let built = Step::cargo(HOST.arguments(&["--no-run"])).run()?;
+    let mut built = Step::cargo(HOST.arguments(&["--no-run"])).run()?;
     let has_gpu = Path::new(GPU_IS_HERE).exists();
     let (mut all, mut ran, mut failed) = (Tally::default(), Duration::ZERO, None);
     for pass in passes(has_gpu) {
@@ -73,13 +74,25 @@ pub(crate) fn run(cargo_args: &[OsString]) -> Result<(), Failure> {
         }
         all += tally;
     }
+    let mut skipped = Vec::new();
     if !has_gpu {
         note(&format!("xtask test: {NO_GPU} ({GPU_IS_HERE} does not exist)"));
+        skipped.push(NO_GPU.to_owned());
+    }
+    note("==> the Python package");
+    match python::test(&[]) {
+        Ok(Tested::Ran { tally, built: build, ran: run }) => {
+            all += tally;
+            built += build;
+            ran += run;
+        }
+        Ok(Tested::Skipped { why }) => skipped.push(why),
+        Err(failure) => failed = failed.or(Some(failure)),
     }
     match failed {
         Some(failure) => Err(failure),
         None => {
-            say(&summary(all, has_gpu, built, ran));
+            say(&summary(all, &skipped, built, ran));
             Ok(())
         }
     }
@@ -92,10 +105,10 @@ fn passes(has_gpu: bool) -> Vec<Pass> {
     passes
 }
 
-fn summary(tally: Tally, has_gpu: bool, built: Duration, ran: Duration) -> String {
+fn summary(tally: Tally, skipped: &[String], built: Duration, ran: Duration) -> String {
     let [built, ran] = [built, ran].map(|took| took.as_secs_f64());
-    let gpu = if has_gpu { String::new() } else { format!("; {NO_GPU}") };
-    format!("xtask test: {tally}, built in {built:.1} s, ran in {ran:.1} s{gpu}")
+    let skipped: String = skipped.iter().map(|why| format!("; {why}")).collect();
+    format!("xtask test: {tally}, built in {built:.1} s, ran in {ran:.1} s{skipped}")
 }
 
 impl Pass {
@@ -143,22 +156,37 @@ fn chooses_packages(cargo_args: &[OsString]) -> bool {
 
 /// The sums over all lines in which a test executable gives its result.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Tally {
-    passed: u64,
-    failed: u64,
-    ignored: u64,
+pub(crate) struct Tally {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) ignored: u64,
 }
 
 impl Tally {
     fn add(&mut self, line: &str) {
-        let Some((_, result)) = line.split_once("test result: ") else { return };
-        let words: Vec<&str> = result.split([' ', ';', '.']).filter(|word| !word.is_empty()).collect();
+        if let Some((_, result)) = line.split_once("test result: ") {
+            self.add_counts(result);
+        }
+    }
+
+    /// The same for the last line of pytest: `=== 2 passed, 1 skipped in 0.10s ===`.
+    pub(crate) fn add_pytest(&mut self, line: &str) {
+        let line = line.trim_matches(['=', ' ']);
+        let Some((counts, took)) = line.rsplit_once(" in ") else { return };
+        let seconds = took.split(' ').next().and_then(|took| took.strip_suffix('s'));
+        if seconds.is_some_and(|seconds| seconds.parse::<f64>().is_ok()) {
+            self.add_counts(counts);
+        }
+    }
+
+    fn add_counts(&mut self, result: &str) {
+        let words: Vec<&str> = result.split([' ', ';', ',', '.']).filter(|word| !word.is_empty()).collect();
         for pair in words.windows(2) {
             let Ok(count) = pair[0].parse::<u64>() else { continue };
             match pair[1] {
                 "passed" => self.passed += count,
-                "failed" => self.failed += count,
-                "ignored" => self.ignored += count,
+                "failed" | "error" | "errors" => self.failed += count,
+                "ignored" | "skipped" | "xfailed" => self.ignored += count,
                 _ => {}
             }
         }
@@ -210,12 +238,16 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_says_where_no_gpu_was() {
+    fn the_summary_says_what_was_skipped() {
         let tally = Tally { passed: 5, failed: 0, ignored: 1 };
         let [built, ran] = [Duration::from_millis(1200), Duration::from_secs(3)];
         let said = "xtask test: 5 passed, 0 failed, 1 ignored, built in 1.2 s, ran in 3.0 s";
-        assert_eq!(summary(tally, true, built, ran), said);
-        assert_eq!(summary(tally, false, built, ran), format!("{said}; no NVIDIA GPU here: not run on one"));
+        assert_eq!(summary(tally, &[], built, ran), said);
+        let skipped = [NO_GPU.to_owned(), "no Python here".to_owned()];
+        assert_eq!(
+            summary(tally, &skipped, built, ran),
+            format!("{said}; no NVIDIA GPU here: not run on one; no Python here")
+        );
     }
 
     #[test]
@@ -240,5 +272,19 @@ mod tests {
         assert_eq!(tally, Tally { passed: 5, failed: 1, ignored: 1 });
         tally += tally;
         assert_eq!(tally.to_string(), "10 passed, 2 failed, 2 ignored");
+    }
+
+    #[test]
+    fn results_of_pytest_are_summed() {
+        let mut tally = Tally::default();
+        for line in [
+            "collected 3 items in 0.1s",
+            "========= 1 failed, 22 passed, 2 skipped, 1 xfailed, 3 warnings, 1 error in 0.08s ==========",
+            "5 passed in 61.00s (0:01:01)",
+            "tests/test_sizes.py ..F.  9 passed in time",
+        ] {
+            tally.add_pytest(line);
+        }
+        assert_eq!(tally, Tally { passed: 27, failed: 2, ignored: 3 });
     }
 }

@@ -1,0 +1,20 @@
+//! The native half of the Python package `poorwill`: the module `poorwill._native`.
+//!
+//! Each module here owns the bindings of one part of the library and puts them in place with `register`;
+//! `python/poorwill/__init__.py` says which of them are the package's own. Bindings hold no policy: they turn
+//! Python's values into the library's types, and the library's errors into Python's, with the library's words.
+
+#![forbid(unsafe_code)]
+
+mod errors;
+mod sizes;
+
+use pyo3::prelude::*;
+
+/// The native half of poorwill; use the package `poorwill`.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    errors::register(module)?;
+    sizes::register(module)
+}

@@ -1,0 +1,79 @@
+"""What installing and importing the package promises."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import poorwill
+from poorwill import _native
+
+WORKSPACE = Path(__file__).parents[3]
+
+
+def test_version_is_that_of_the_crates() -> None:
+    manifest = (WORKSPACE / "Cargo.toml").read_text()
+    [version] = re.findall(r'^version = "(.*)"$', manifest, re.MULTILINE)
+    assert poorwill.__version__ == version
+    assert importlib.metadata.version("poorwill") == version
+
+
+def test_imports_without_torch_and_without_a_gpu() -> None:
+    # `None` in `sys.modules` makes an import fail; a library by this name does not exist.
+    script = (
+        "import sys; sys.modules.update(torch=None, triton=None, numpy=None); "
+        "import poorwill; print(poorwill.parse_bytes('2m'))"
+    )
+    without = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "POORWILL_FAKE_LIBCUDA": "/nonexistent"}
+    ran = subprocess.run([sys.executable, "-B", "-c", script], env=without, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"{2 << 20}\n", "")
+
+
+def test_works_in_a_forked_child() -> None:
+    # In a process of its own, so that no thread of the test runner is there when it forks.
+    script = """
+import os, sys
+if "early" in sys.argv: import poorwill
+child = os.fork()
+import poorwill
+assert poorwill.parse_bytes("1k") == 1024
+if child == 0: os._exit(7)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    for when in ["early", "late"]:
+        ran = subprocess.run([sys.executable, "-B", "-c", script, when], capture_output=True, text=True)
+        assert (ran.returncode, ran.stderr) == (7, ""), when
+
+
+def test_one_build_serves_every_python() -> None:
+    assert Path(_native.__file__).name == "_native.abi3.so"
+    wheel = importlib.metadata.distribution("poorwill").read_text("WHEEL")
+    assert wheel is not None
+    [tag] = re.findall(r"^Tag: (.*)$", wheel, re.MULTILINE)
+    assert tag.startswith("cp310-abi3-"), tag
+
+
+def test_holds_what_is_needed_and_no_more() -> None:
+    files = {str(path) for path in importlib.metadata.files("poorwill") or []}
+    ours = {path for path in files if path.startswith("poorwill/") and "__pycache__" not in path}
+    sources = {
+        path.name for path in (WORKSPACE / "crates/python/python/poorwill").iterdir() if path.is_file()
+    }
+    assert ours == {f"poorwill/{name}" for name in sources | {"_native.abi3.so"}}
+    assert {"poorwill/__init__.py", "poorwill/_native.pyi", "poorwill/py.typed"} <= ours
+    licences = {path.rsplit("/", 1)[1] for path in files if "/licenses/" in path}
+    assert licences == {"LICENSE-APACHE", "LICENSE-MIT"}
+
+
+def test_all_that_is_public_is_there_and_documented() -> None:
+    for name in poorwill.__all__:
+        assert getattr(poorwill, name).__doc__, name
+
+
+def test_errors_can_be_caught_by_one_name() -> None:
+    assert issubclass(poorwill.PoorwillError, Exception)
+    assert (
+        f"{poorwill.PoorwillError.__module__}.{poorwill.PoorwillError.__name__}" == "poorwill.PoorwillError"
+    )
