@@ -23,6 +23,7 @@ use crate::ledger::{Ledger, Result, check_size, invalid, of};
 use crate::nvml::Nvml;
 use crate::places;
 use crate::process::Owner;
+use crate::system::slices::hami_limit;
 
 /// Streams over which copies are worth spreading: one direction is one engine's work, but a digest or a hash can
 /// go on beside a copy.
@@ -89,8 +90,7 @@ impl CudaDevice {
         let entered = context.enter(Op::Open).map_err(|error| error.kind)?;
         let total_bytes = match context.memory()? {
             CudaMemory::Known { total_bytes, .. } => total_bytes,
-            CudaMemory::OverLimit { .. } if gpu.total_bytes > 0 => gpu.total_bytes,
-            CudaMemory::OverLimit { words } => return Err(over_limit(&words)),
+            CudaMemory::OverLimit { words } => total_of_slice(&gpu).ok_or_else(|| over_limit(&words))?,
         };
         drop(entered);
         let info = DeviceInfo {
@@ -520,6 +520,12 @@ impl Driver for CudaDevice {
     fn host_alloc(&self, bytes: u64) -> DriverResult<HostBuffer> {
         self.call(Op::HostAlloc, |_| Pinned::buffer(&self.context, bytes))
     }
+}
+
+/// What a slice has whose driver does not say it now: the GPU's own word, or what the slice was told to have.
+fn total_of_slice(gpu: &GpuInfo) -> Option<u64> {
+    let limit = || hami_limit(&|name| std::env::var_os(name), gpu.ordinal)?.bytes.ok()?;
+    (gpu.total_bytes > 0).then_some(gpu.total_bytes).or_else(limit)
 }
 
 fn over_limit(words: &str) -> DriverErrorKind {

@@ -17,6 +17,7 @@ mod caps;
 #[cfg(target_os = "linux")]
 mod cuda;
 mod slice;
+mod watch;
 
 pub use poorwill_core::budget::*;
 
@@ -24,6 +25,7 @@ pub use self::caps::{Caps, InvalidCaps};
 #[cfg(target_os = "linux")]
 pub(crate) use self::cuda::{Inquiry, facts_of};
 pub use self::slice::Slice;
+pub use self::watch::Watch;
 
 /// Nobody tells how much memory a device has, and the user has not said it in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -58,6 +60,18 @@ pub fn envelope(device: &str, budget: Budget) -> Result<(Budget, Envelope), Unkn
         }
         None => Err(UnknownBudget { device: device.to_owned(), sources: budget.sources }),
     }
+}
+
+/// Who has what is in use already, as a claim is named.
+const IN_USE: &str = "in_use";
+
+/// A claim for the part of a budget that cannot be had now, since it is in use already: by this process, its context
+/// included, or by others. `None` where all of it can be had, or where nobody tells.
+#[must_use]
+pub fn claim_in_use(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
+    let in_use_bytes = budget.budget_bytes?.saturating_sub(budget.headroom_bytes?);
+    let name = IN_USE.parse().ok()?;
+    (in_use_bytes > 0).then(|| envelope.claim(name, in_use_bytes).ok()).flatten()
 }
 
 #[cfg(test)]

@@ -1,26 +1,14 @@
-//! The GPUs that the driver shows, and what NVML tells beside it.
+//! The GPUs that the driver shows, who says what about them, and what their links move.
 
 use serde::Serialize;
 
-/// A GPU. What could not be found out is `None`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+use super::{DeviceReport, Plan};
+
+/// What only a GPU has. What could not be found out is `None`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GpuReport {
-    /// How the command line names it.
-    pub id: String,
-    /// Name for people.
-    pub name: String,
     /// Major and minor, as in `9.0`.
     pub compute_capability: String,
-    /// Smallest unit that can be mapped, in bytes.
-    pub granule_bytes: u64,
-    /// Physical memory as the driver tells it, in bytes.
-    pub total_bytes: u64,
-    /// Of which nobody uses, in bytes.
-    pub free_bytes: Option<u64>,
-    /// Who said how much is free.
-    pub free_source: Option<FreeSource>,
-    /// Why nobody did.
-    pub free_error: Option<String>,
     /// Version of the driver, as in `580.159.04`.
     pub driver_version: Option<String>,
     /// Newest CUDA version that the driver supports, as in `13.0`.
@@ -31,21 +19,35 @@ pub struct GpuReport {
     pub pci_bus_id: String,
     /// Whether it shares the computer's memory.
     pub integrated: bool,
+    /// The NUMA node that it is nearest to.
+    pub numa_node: Option<u32>,
+    /// How it is connected.
+    pub link: LinkReport,
+    /// Bytes of host memory that are page-locked for it in a second, by one thread.
+    pub pin_bytes_per_s: Option<f64>,
+    /// Size of the piece of memory that was page-locked and copied to measure, in bytes.
+    pub measured_bytes: Option<u64>,
 }
 
-/// Who tells how much memory of a GPU is free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum FreeSource {
-    /// NVML, from outside.
-    Nvml,
-    /// The CUDA driver, in a context that was made for the question.
-    Cuda,
+/// The link of a GPU: as it is now, as it could be, and as measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct LinkReport {
+    /// Lanes in use.
+    pub width: Option<u32>,
+    /// Lanes that both ends have.
+    pub width_max: Option<u32>,
+    /// Generation of PCI Express in use, read right after copies, since an idle link slows down.
+    pub generation: Option<u32>,
+    /// Newest generation that both ends have.
+    pub generation_max: Option<u32>,
+    /// Bytes per second from page-locked memory to the device.
+    pub to_device_bytes_per_s: Option<f64>,
+    /// Bytes per second from the device to page-locked memory.
+    pub to_host_bytes_per_s: Option<f64>,
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn examine(warnings: &mut Vec<String>) -> Vec<GpuReport> {
+pub(super) fn examine(_: &Plan, warnings: &mut Vec<String>) -> Vec<DeviceReport> {
     warnings.push("no NVIDIA GPU can be used: poorwill drives them on Linux only".into());
     Vec::new()
 }
@@ -55,15 +57,32 @@ pub(super) use linux::examine;
 
 #[cfg(target_os = "linux")]
 mod linux {
-    use poorwill_core::Driver;
+    use std::time::{Duration, Instant};
+
+    use poorwill_core::ByteSize;
+    use poorwill_core::budget::{Budget, SourceName};
     use poorwill_driver::cuda::{self, GpuInfo};
     use poorwill_driver::nvml::Nvml;
+    use poorwill_driver::system::{PciAddress, PciLink, System};
     use poorwill_driver::{CudaConfig, CudaDevice};
 
-    use super::{FreeSource, GpuReport};
+    use super::{DeviceReport, GpuReport, LinkReport, Plan};
+    use crate::budget::Inquiry;
+    use crate::device::DeviceSpec;
+    use crate::doctor::{EngineAdvice, warnings_of};
+    use crate::link::{self, rate};
 
-    /// Asks for all of them; what goes wrong is added to `warnings`.
-    pub(in super::super) fn examine(warnings: &mut Vec<String>) -> Vec<GpuReport> {
+    /// What is page-locked and copied to measure.
+    const PIECE_BYTES: u64 = 128 << 20;
+
+    /// What the device and the computer must have left, so that measuring is in nobody's way.
+    const ROOM_BYTES: u64 = 8 * PIECE_BYTES;
+
+    /// When no further GPU is measured: the report has to be there soon.
+    const MEASURING_MAX: Duration = Duration::from_secs(6);
+
+    /// Asks for all of them, or the one that is planned; what goes wrong is added to `warnings`.
+    pub(in super::super) fn examine(plan: &Plan, warnings: &mut Vec<String>) -> Vec<DeviceReport> {
         let gpus = match cuda::gpus(None) {
             Ok(gpus) => gpus,
             Err(error) => {
@@ -71,141 +90,145 @@ mod linux {
                 return Vec::new();
             }
         };
+        let count = gpus.len();
         let mut answered = Vec::new();
         for (ordinal, gpu) in gpus.into_iter().enumerate() {
+            let is_wanted = plan.device.as_ref().is_none_or(|spec| spec.id() == format!("cuda:{ordinal}"));
             match gpu {
+                _ if !is_wanted => {}
                 Ok(gpu) => answered.push(gpu),
                 Err(error) => warnings.push(format!("cuda:{ordinal} cannot be used: {}", error.kind)),
             }
         }
+        if let Some(DeviceSpec::Cuda { ordinal }) = plan.device
+            && usize::try_from(ordinal).is_ok_and(|ordinal| ordinal >= count)
+        {
+            warnings.clear();
+            warnings.push(format!("the driver shows this process {count}, counted from cuda:0"));
+        }
         let nvml = Nvml::load();
-        if let Err(reason) = &nvml {
-            warnings.push(format!(
-                "the driver's version is not known, and what is free takes a context to ask for: {reason}"
-            ));
+        if let (Err(reason), false) = (&nvml, answered.is_empty()) {
+            warnings.push(format!("NVML cannot be asked: {reason}"));
         }
-        let driver_version = nvml.as_ref().ok().and_then(Nvml::driver_version);
-        let nvml_free_bytes = |gpu: &GpuInfo| {
-            let memory = nvml.as_ref().map_err(Clone::clone)?.memory(&gpu.uuid);
-            memory.map(|memory| memory.free_bytes).ok_or_else(|| "NVML has no figure for it".to_owned())
-        };
-        let reports = answered.into_iter().map(|gpu| {
-            let free = free_bytes(nvml_free_bytes(&gpu), || cuda_free_bytes(gpu.ordinal));
-            report(gpu, free, driver_version.clone())
-        });
-        let reports: Vec<GpuReport> = reports.collect();
-        for report in &reports {
-            if report.granule_bytes == 0 {
-                let reason = "it has no virtual memory management, which sleeping needs";
-                warnings.push(format!("{} cannot be used: {reason}", report.id));
-            }
-            if let Some(reason) = &report.free_error {
-                warnings.push(format!("how much of {} is free is not known: {reason}", report.id));
-            }
-        }
-        reports
+        let examination = Examination { plan, nvml, system: System::here(), started: Instant::now() };
+        answered.into_iter().map(|gpu| examination.report(&gpu, warnings)).collect()
     }
 
-    /// NVML's figure if there is one, otherwise that of the driver.
-    fn free_bytes(
-        nvml: Result<u64, String>,
-        cuda: impl FnOnce() -> Result<u64, String>,
-    ) -> Result<(u64, FreeSource), String> {
-        nvml.map(|bytes| (bytes, FreeSource::Nvml)).or_else(|nvml| {
-            let cuda = cuda().map(|bytes| (bytes, FreeSource::Cuda));
-            cuda.map_err(|cuda| format!("{nvml}; {cuda}"))
+    struct Examination<'a> {
+        plan: &'a Plan,
+        nvml: Result<Nvml, String>,
+        system: System,
+        started: Instant,
+    }
+
+    impl Examination<'_> {
+        fn report(&self, gpu: &GpuInfo, warnings: &mut Vec<String>) -> DeviceReport {
+            let spec = DeviceSpec::Cuda { ordinal: gpu.ordinal };
+            let (id, cap) = (spec.id(), self.plan.caps.of(&spec));
+            let opened = CudaDevice::open(&CudaConfig::gpu(gpu.ordinal));
+            let device = opened.as_ref().map_err(|error| error.kind.to_string());
+            let told = device
+                .clone()
+                .and_then(|device| device.memory_as_told().map_err(|error| error.kind.to_string()));
+            let used_bytes = device.as_ref().ok().and_then(|device| device.process_used_bytes());
+            let Inquiry { facts, slice, problems } = Inquiry::here(gpu, &told, &self.nvml);
+            let memory = Budget::decide(&facts, used_bytes, cap);
+            if let Err(reason) = &device {
+                warnings.push(format!("{id} cannot be used: {reason}"));
+            }
+            warnings.extend(problems);
+            warnings.extend(warnings_of(&id, &memory, slice));
+
+            let measured = device.and_then(|device| self.measure(device, &memory));
+            let address = gpu.pci_bus_id.parse::<PciAddress>().ok();
+            let link = address.map(|address| self.system.pci_link(address)).unwrap_or_default();
+            let link = self.nvml.as_ref().map_or(link, |nvml| link.or(nvml.pci_link(&gpu.uuid)));
+            warnings.extend(slow_link(&id, link));
+            if let (Err(reason), Ok(_)) = (&measured, &opened) {
+                warnings.push(format!("the link of {id} was not measured: {reason}"));
+            }
+            let measured = measured.ok();
+            let engine_total_bytes = memory.source(SourceName::CudaTotal).and_then(|source| source.bytes);
+            DeviceReport {
+                id,
+                name: gpu.name.clone(),
+                granule_bytes: Some(gpu.granule_bytes),
+                slice,
+                shared_memory_per_block_bytes: Some(gpu.shared_memory_per_block_bytes),
+                engine: EngineAdvice::of(&memory, engine_total_bytes, &self.plan.claims),
+                memory,
+                gpu: Some(GpuReport {
+                    compute_capability: version(gpu.compute_capability),
+                    driver_version: self.nvml.as_ref().ok().and_then(Nvml::driver_version),
+                    cuda_version: version(gpu.cuda_version),
+                    uuid: gpu.uuid.clone(),
+                    pci_bus_id: gpu.pci_bus_id.clone(),
+                    integrated: gpu.integrated,
+                    numa_node: address.and_then(|address| self.system.numa_node(address)),
+                    link: LinkReport {
+                        width: link.width,
+                        width_max: link.width_max,
+                        generation: link.generation,
+                        generation_max: link.generation_max,
+                        to_device_bytes_per_s: measured.map(|times| rate(PIECE_BYTES, times.to_device_s)),
+                        to_host_bytes_per_s: measured.map(|times| rate(PIECE_BYTES, times.to_host_s)),
+                    },
+                    pin_bytes_per_s: measured.map(|times| rate(PIECE_BYTES, times.pin_s)),
+                    measured_bytes: measured.map(|_| PIECE_BYTES),
+                }),
+            }
+        }
+
+        /// What the link moves, if there is time and room to measure it.
+        fn measure(&self, device: &CudaDevice, memory: &Budget) -> Result<link::LinkTimes, String> {
+            if self.started.elapsed() > MEASURING_MAX {
+                return Err("other GPUs took too long; name it with --device".into());
+            }
+            let host = self.system.memory().available_bytes;
+            let group = self.system.cgroup_memory().available_bytes;
+            for (what, left) in
+                [("it", memory.headroom_bytes), ("the computer", host), ("the control group", group)]
+            {
+                if let Some(left) = left.filter(|left| *left < ROOM_BYTES) {
+                    return Err(format!("{what} has {} left", ByteSize(left)));
+                }
+            }
+            link::measure(device, PIECE_BYTES).map_err(|error| error.to_string())
+        }
+    }
+
+    fn slow_link(id: &str, link: PciLink) -> Option<String> {
+        let narrow = link.width.zip(link.width_max).filter(|(now, best)| now < best);
+        let slow = link.generation.zip(link.generation_max).filter(|(now, best)| now < best);
+        let lanes = narrow.map(|(now, best)| format!("{now} of {best} lanes"));
+        let speed = slow.map(|(now, best)| format!("generation {now} of {best}"));
+        let what: Vec<String> = lanes.into_iter().chain(speed).collect();
+        (!what.is_empty()).then(|| {
+            format!("the link of {id} runs with {}; waking takes as long as it does", what.join(" and "))
         })
     }
 
-    /// What the driver says is free, asked in a context of its own.
-    fn cuda_free_bytes(ordinal: u32) -> Result<u64, String> {
-        let asked = CudaDevice::open(&CudaConfig::gpu(ordinal)).and_then(|device| device.memory_info());
-        asked.map(|memory| memory.free_bytes).map_err(|error| error.to_string())
-    }
-
-    fn report(
-        gpu: GpuInfo,
-        free: Result<(u64, FreeSource), String>,
-        driver_version: Option<String>,
-    ) -> GpuReport {
-        let version = |(major, minor)| format!("{major}.{minor}");
-        let (free, free_error) = match free {
-            Ok(free) => (Some(free), None),
-            Err(reason) => (None, Some(reason)),
-        };
-        GpuReport {
-            id: format!("cuda:{}", gpu.ordinal),
-            name: gpu.name,
-            compute_capability: version(gpu.compute_capability),
-            granule_bytes: gpu.granule_bytes,
-            total_bytes: gpu.total_bytes,
-            free_bytes: free.map(|(bytes, _)| bytes),
-            free_source: free.map(|(_, source)| source),
-            free_error,
-            driver_version,
-            cuda_version: version(gpu.cuda_version),
-            uuid: gpu.uuid,
-            pci_bus_id: gpu.pci_bus_id,
-            integrated: gpu.integrated,
-        }
+    fn version((major, minor): (u32, u32)) -> String {
+        format!("{major}.{minor}")
     }
 
     #[cfg(test)]
     mod tests {
         use super::*;
 
-        fn gpu() -> GpuInfo {
-            GpuInfo {
-                ordinal: 1,
-                name: "NVIDIA H200".into(),
-                compute_capability: (9, 0),
-                cuda_version: (13, 0),
-                uuid: "01234567-89ab-cdef-0123-456789abcdef".into(),
-                pci_bus_id: "0000:4e:00.0".into(),
-                granule_bytes: 2 << 20,
-                total_bytes: 140 << 30,
-                shared_memory_per_block_bytes: 227 << 10,
-                integrated: false,
-            }
-        }
-
         #[test]
-        fn nvml_is_asked_first() {
-            let free = free_bytes(Ok(7), || panic!("a context costs memory"));
-            assert_eq!(free, Ok((7, FreeSource::Nvml)));
-            assert_eq!(free_bytes(Err("no NVML".into()), || Ok(8)), Ok((8, FreeSource::Cuda)));
-            let reason = free_bytes(Err("no NVML".into()), || Err("no context".into())).unwrap_err();
-            assert_eq!(reason, "no NVML; no context");
-        }
-
-        #[test]
-        fn a_gpu_in_json() {
-            let report = report(gpu(), Ok((139 << 30, FreeSource::Nvml)), Some("580.159.04".into()));
-            assert_eq!(
-                serde_json::to_value(report).unwrap(),
-                serde_json::json!({
-                    "id": "cuda:1",
-                    "name": "NVIDIA H200",
-                    "compute_capability": "9.0",
-                    "granule_bytes": 2 << 20,
-                    "total_bytes": 140_u64 << 30,
-                    "free_bytes": 139_u64 << 30,
-                    "free_source": "nvml",
-                    "free_error": null,
-                    "driver_version": "580.159.04",
-                    "cuda_version": "13.0",
-                    "uuid": "01234567-89ab-cdef-0123-456789abcdef",
-                    "pci_bus_id": "0000:4e:00.0",
-                    "integrated": false,
-                })
-            );
-        }
-
-        #[test]
-        fn what_is_not_known_is_none() {
-            let report = report(gpu(), Err("no NVML; no context".into()), None);
-            assert_eq!((report.free_bytes, report.free_source, report.driver_version), (None, None, None));
-            assert_eq!(report.free_error.as_deref(), Some("no NVML; no context"));
+        fn a_link_below_its_best_is_told() {
+            let link = |width, generation| PciLink {
+                width: Some(width),
+                width_max: Some(16),
+                generation: Some(generation),
+                generation_max: Some(5),
+            };
+            assert_eq!(slow_link("cuda:0", link(16, 5)), None);
+            assert_eq!(slow_link("cuda:0", PciLink::default()), None);
+            let said = slow_link("cuda:0", link(8, 4)).unwrap();
+            assert!(said.contains("8 of 16 lanes and generation 4 of 5"), "{said}");
+            assert!(slow_link("cuda:0", link(16, 1)).unwrap().contains("with generation 1 of 5;"));
         }
     }
 }

@@ -1,27 +1,56 @@
-//! What this computer has for poorwill to work with, and what about it will get in the way.
+//! What this computer has for poorwill to work with, how much of it an engine may use, and what will get in the way.
 //!
-//! [`examine`] asks and changes nothing: it takes no memory of a GPU as long as NVML tells what is free there.
-//! What it cannot find out is `None`, with a warning that says why; it never fails.
+//! [`examine`] asks and changes nothing. It makes a context on each GPU for a moment, since only there the driver
+//! tells what can really be had, and measures the link with a small piece of memory. What it cannot find out is
+//! `None`, with a warning that says why.
 //!
 //! ```
-//! let report = poorwill::doctor::examine();
-//! let devices: Vec<&str> = report.devices.iter().map(|device| device.id()).collect();
+//! use poorwill::doctor::{Plan, examine};
+//!
+//! let report = examine(&Plan::default())?;
+//! let devices: Vec<&str> = report.devices.iter().map(|device| device.id.as_str()).collect();
 //! assert_eq!(devices.last(), Some(&"host"));
+//! # Ok::<(), poorwill::doctor::NoSuchDevice>(())
 //! ```
 
+mod engine;
 mod gpu;
 mod host;
 
+use poorwill_core::budget::{Budget, SourceName};
+use poorwill_core::{ByteSize, Tag};
 use serde::Serialize;
 
-pub use gpu::{FreeSource, GpuReport};
-pub use host::HostReport;
+pub use self::engine::EngineAdvice;
+pub use self::gpu::{GpuReport, LinkReport};
+pub use self::host::HostReport;
+use crate::budget::{Caps, Slice};
+use crate::device::DeviceSpec;
+use crate::open::Device;
 
-use crate::arena::{Arena, Config};
-use crate::device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT};
+/// What to look at, and what an engine is to have. The default is every device, and all of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// This device, with the host device behind it. `None` for all.
+    pub device: Option<DeviceSpec>,
+    /// What the user allows.
+    pub caps: Caps,
+    /// What an engine will claim before its key-value cache, in this order, in bytes.
+    pub claims: Vec<(Tag, u64)>,
+}
+
+/// The device that was to be looked at is not here.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no {device} here: {}", reasons.join("; "))]
+pub struct NoSuchDevice {
+    /// Which.
+    pub device: DeviceSpec,
+    /// What was found out about it.
+    pub reasons: Vec<String>,
+}
 
 /// What was found. One shape in Rust and JSON.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DoctorReport {
     /// The computer.
     pub host: HostReport,
@@ -31,72 +60,169 @@ pub struct DoctorReport {
     pub warnings: Vec<String>,
 }
 
-/// A device. In JSON, the fields of whichever it is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-#[non_exhaustive]
-pub enum DeviceReport {
-    /// An NVIDIA GPU.
-    Gpu(GpuReport),
-    /// The host device.
-    Host(HostDeviceReport),
-}
-
-impl DeviceReport {
-    /// How the command line names it.
+impl DoctorReport {
+    /// The first claim that was refused, with the device that it was for.
     #[must_use]
-    pub fn id(&self) -> &str {
-        match self {
-            Self::Gpu(gpu) => &gpu.id,
-            Self::Host(host) => &host.id,
-        }
+    pub fn refused(&self) -> Option<(&str, &str)> {
+        self.devices.iter().find_map(|device| Some((device.id.as_str(), device.engine.refused.as_deref()?)))
     }
 }
 
-/// The host device of the default size.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct HostDeviceReport {
+/// A device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DeviceReport {
     /// How the command line names it.
     pub id: String,
     /// Name for people.
     pub name: String,
-    /// Smallest unit that can be mapped, in bytes. None where the device does not open.
+    /// Smallest unit that can be mapped, in bytes; 0 for a GPU without virtual memory management, `None` for a
+    /// device that does not open.
     pub granule_bytes: Option<u64>,
-    /// Its capacity, in bytes.
-    pub total_bytes: u64,
-    /// Of which free, in bytes. Only what is written takes memory of the computer.
-    pub free_bytes: Option<u64>,
+    /// Who says what about its memory, and what follows.
+    #[serde(flatten)]
+    pub memory: Budget,
+    /// By what means this process has a part of it only.
+    pub slice: Option<Slice>,
+    /// Shared memory that a block of threads may opt in to, in bytes. `None` for the host device.
+    pub shared_memory_per_block_bytes: Option<u64>,
+    /// What an engine should be given.
+    pub engine: EngineAdvice,
+    /// What only GPUs have; in JSON its fields stand beside the others.
+    #[serde(flatten)]
+    pub gpu: Option<GpuReport>,
 }
 
-/// Looks at this computer.
-#[must_use]
-pub fn examine() -> DoctorReport {
+/// Looks at this computer. Claims that do not fit are in the report.
+///
+/// # Errors
+/// When the device that was named is not here.
+pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     let host = HostReport::examine();
     let mut warnings = host.warnings();
-    let mut devices: Vec<DeviceReport> =
-        gpu::examine(&mut warnings).into_iter().map(DeviceReport::Gpu).collect();
-    devices.push(DeviceReport::Host(host_device(&mut warnings)));
-    DoctorReport { host, devices, warnings }
+    let mut devices = match &plan.device {
+        Some(DeviceSpec::Host { .. }) => Vec::new(),
+        _ => gpu::examine(plan, &mut warnings),
+    };
+    let spec = match &plan.device {
+        Some(spec @ DeviceSpec::Host { .. }) => spec.clone(),
+        _ => DeviceSpec::host(),
+    };
+    if let Some(device @ DeviceSpec::Cuda { .. }) = &plan.device
+        && devices.is_empty()
+    {
+        return Err(NoSuchDevice { device: device.clone(), reasons: warnings });
+    }
+    devices.push(host_device(&spec, plan, &mut warnings));
+    for named in plan.caps.devices().filter(|named| devices.iter().all(|device| device.id != **named)) {
+        warnings.push(format!("the budget names {named}, which was not looked at"));
+    }
+    Ok(DoctorReport { host, devices, warnings })
 }
 
-fn host_device(warnings: &mut Vec<String>) -> HostDeviceReport {
-    let device = DeviceSpec::Host { capacity_bytes: HOST_CAPACITY_BYTES_DEFAULT };
-    let mut report = HostDeviceReport {
-        id: "host".into(),
-        name: "host device".into(),
-        granule_bytes: None,
-        total_bytes: HOST_CAPACITY_BYTES_DEFAULT,
-        free_bytes: None,
-    };
-    match Arena::open(Config::on(device)) {
-        Ok(arena) => {
-            let info = arena.driver().info();
-            report.name.clone_from(&info.name);
-            report.granule_bytes = Some(info.granule_bytes);
-            report.total_bytes = info.total_bytes;
-            report.free_bytes = arena.driver().memory_info().ok().map(|memory| memory.free_bytes);
+fn host_device(spec: &DeviceSpec, plan: &Plan, warnings: &mut Vec<String>) -> DeviceReport {
+    let cap = plan.caps.of(spec);
+    let (name, granule_bytes, memory) = match Device::open(spec) {
+        Ok(device) => {
+            let info = device.driver().info().clone();
+            (info.name, Some(info.granule_bytes), device.budget(cap))
         }
-        Err(error) => warnings.push(error.to_string()),
+        Err(error) => {
+            warnings.push(error.to_string());
+            ("host device".into(), None, Budget::decide(&[], None, cap))
+        }
+    };
+    DeviceReport {
+        id: spec.id(),
+        name,
+        granule_bytes,
+        engine: EngineAdvice::of(&memory, None, &plan.claims),
+        memory,
+        slice: None,
+        shared_memory_per_block_bytes: None,
+        gpu: None,
     }
-    report
+}
+
+/// What about a budget people should know, a sentence each. `id` names the device.
+fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for source in memory.sources.iter().filter(|source| source.is_odd) {
+        let figure = source.bytes.map_or_else(String::new, |bytes| format!(" says {bytes} bytes"));
+        let note = source.note.as_deref().unwrap_or_default();
+        warnings.push(format!("{} of {id}{figure}: {note}", source.name));
+    }
+    let Some(total_bytes) = memory.total_bytes else {
+        warnings.push(format!("how much memory {id} has is not known; engines need to be told, in bytes"));
+        return warnings;
+    };
+    let is_total = |name: SourceName| !name.is_about_free() && name != SourceName::User;
+    let totals = memory.sources.iter().filter(|source| is_total(source.name) && !source.is_odd);
+    let card_bytes = totals.filter_map(|source| source.bytes).max().unwrap_or(total_bytes);
+    let differs = card_bytes - total_bytes > total_bytes / 50;
+    match slice {
+        Some(slice) => warnings.push(format!(
+            "{id} is a part of a GPU ({}) with {}; an engine that reckons with more than that fails",
+            slice.as_str(),
+            ByteSize(total_bytes)
+        )),
+        None if differs => {
+            warnings.push(format!(
+                "those who were asked disagree about the memory of {id}: from {} to {}; the smaller figure counts",
+                ByteSize(total_bytes),
+                ByteSize(card_bytes)
+            ));
+        }
+        None => {}
+    }
+    let in_use_bytes = memory.budget_bytes.zip(memory.headroom_bytes).map(|(budget, room)| budget - room);
+    let others_bytes = in_use_bytes.unwrap_or(0).saturating_sub(memory.process_used_bytes.unwrap_or(0));
+    if memory.process_used_bytes.is_some() && others_bytes > total_bytes / 50 {
+        warnings.push(format!("others use {} of what {id} may give", ByteSize(others_bytes)));
+    }
+    if memory.headroom_bytes.is_none() {
+        warnings.push(format!("how much of {id} is free is not known"));
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use poorwill_core::budget::{Answer, Fact};
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn warned(facts: &[Fact], used_bytes: Option<u64>, slice: Option<Slice>) -> String {
+        warnings_of("cuda:0", &Budget::decide(facts, used_bytes, None), slice).join("\n")
+    }
+
+    #[test]
+    fn what_people_should_know() {
+        let card =
+            [Fact::bytes(SourceName::CudaTotal, 24 * GIB), Fact::bytes(SourceName::CudaFree, 24 * GIB)];
+        assert_eq!(warned(&card, Some(0), None), "");
+        let with = |fact| [&card[..], &[fact]].concat();
+        for (facts, words) in [
+            (vec![], "not known"),
+            (card[..1].to_vec(), "how much of cuda:0 is free is not known"),
+            (
+                with(Fact::bytes(SourceName::NvmlTotal, 30 * GIB)),
+                "disagree about the memory of cuda:0: from 24 GiB to 30",
+            ),
+            (
+                with(Fact::bytes(SourceName::DeviceProperties, 0)),
+                "device_properties of cuda:0 says 0 bytes: 0 is no total",
+            ),
+            (with(Fact::bytes(SourceName::NvmlFree, 20 * GIB)), "others use 4 GiB of what cuda:0 may give"),
+            (
+                with(Fact::new(SourceName::CudaFree, Answer::OverLimit("E".into()))),
+                "cuda_free of cuda:0: E: more is in use",
+            ),
+        ] {
+            let warnings = warned(&facts, Some(0), None);
+            assert!(warnings.contains(words), "{words}: {warnings}");
+        }
+        assert!(warned(&card, Some(0), Some(Slice::Hami)).contains("a part of a GPU (hami) with 24 GiB"));
+    }
 }

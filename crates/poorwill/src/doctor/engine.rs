@@ -1,0 +1,108 @@
+//! What an inference engine should be given of a device.
+
+use poorwill_core::Tag;
+use poorwill_core::budget::{Budget, Claimed, Share};
+use serde::Serialize;
+
+use crate::budget::{claim_in_use, envelope};
+
+/// Rounding that makes no difference to an engine.
+const SLACK_BYTES: u64 = 1 << 20;
+
+/// What an engine should be given. `None` where the device's memory is not known.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EngineAdvice {
+    /// The share to tell an engine that takes it of what `cuMemGetInfo` calls the total, as vLLM does with
+    /// `--gpu-memory-utilization`. `None` also where that total is not known, and on the host device.
+    pub gpu_memory_utilization: Option<f64>,
+    /// What an engine may use altogether, in bytes: the budget without what is in use already.
+    pub memory_bytes: Option<u64>,
+    /// What is claimed of the budget, what is in use already first.
+    pub claims: Vec<Claimed>,
+    /// What is left for a key-value cache after the claims, in bytes. `None` also where a claim is refused.
+    pub kv_cache_bytes: Option<u64>,
+    /// Why a claim is refused, and what to change.
+    pub refused: Option<String>,
+}
+
+impl EngineAdvice {
+    /// `engine_total_bytes` is what an engine takes its share of.
+    pub(super) fn of(memory: &Budget, engine_total_bytes: Option<u64>, claims: &[(Tag, u64)]) -> Self {
+        let mut advice = Self {
+            gpu_memory_utilization: None,
+            memory_bytes: None,
+            claims: Vec::new(),
+            kv_cache_bytes: None,
+            refused: None,
+        };
+        let Ok((memory, envelope)) = envelope("", memory.clone()) else { return advice };
+        let in_use = claim_in_use(&memory, &envelope);
+        let memory_bytes = envelope.unclaimed_bytes();
+        advice.memory_bytes = Some(memory_bytes);
+        advice.gpu_memory_utilization = engine_total_bytes.and_then(|total_bytes| {
+            let share =
+                Share::within(memory_bytes.saturating_add(SLACK_BYTES).min(total_bytes), total_bytes)?;
+            share.to_string().parse().ok()
+        });
+        let mut held = Vec::new();
+        for (name, bytes) in claims {
+            match envelope.claim(name.clone(), *bytes) {
+                Ok(claim) => held.push(claim),
+                Err(error) => {
+                    advice.refused = Some(error.to_string());
+                    break;
+                }
+            }
+        }
+        advice.claims = envelope.claims();
+        advice.kv_cache_bytes = advice.refused.is_none().then(|| envelope.unclaimed_bytes());
+        drop((in_use, held));
+        advice
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use poorwill_core::budget::{Fact, SourceName};
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn advice(free_bytes: u64, cap: &str, claims: &[(&str, u64)]) -> EngineAdvice {
+        let facts =
+            [Fact::bytes(SourceName::CudaTotal, 23 * GIB), Fact::bytes(SourceName::CudaFree, free_bytes)];
+        let cap = (!cap.is_empty()).then(|| cap.parse().unwrap());
+        let claims: Vec<_> = claims.iter().map(|(name, bytes)| (name.parse().unwrap(), *bytes)).collect();
+        EngineAdvice::of(&Budget::decide(&facts, Some(0), cap), Some(23 * GIB), &claims)
+    }
+
+    #[test]
+    fn an_engine_gets_what_can_be_had() {
+        let all = advice(23 * GIB, "", &[]);
+        assert_eq!((all.gpu_memory_utilization, all.kv_cache_bytes), (Some(1.0), Some(23 * GIB)));
+        for cap in ["0.95", "0.92", "0.88"] {
+            let advice = advice(23 * GIB, cap, &[]);
+            assert_eq!(advice.gpu_memory_utilization, cap.parse().ok(), "what the user says comes back");
+        }
+        let shared = advice(10 * GIB, "0.9", &[("weights", 8 * GIB)]);
+        assert_eq!((shared.memory_bytes, shared.kv_cache_bytes), (Some(10 * GIB), Some(2 * GIB)));
+        assert_eq!(shared.gpu_memory_utilization, Some(0.43));
+        let names: Vec<_> = shared.claims.iter().map(|claimed| claimed.name.to_string()).collect();
+        assert_eq!(names, ["in_use", "weights"]);
+    }
+
+    #[test]
+    fn a_claim_that_does_not_fit_ends_it() {
+        let advice = advice(23 * GIB, "0.5", &[("weights", 8 * GIB), ("activations", 4 * GIB), ("more", 1)]);
+        assert_eq!((advice.kv_cache_bytes, advice.claims.len()), (None, 1));
+        let refused = advice.refused.unwrap();
+        assert!(refused.contains("`activations`") && refused.contains("a share of 0.53"), "{refused}");
+    }
+
+    #[test]
+    fn what_is_not_known_is_none() {
+        let advice = EngineAdvice::of(&Budget::decide(&[], None, None), None, &[(Tag::weights(), 1)]);
+        assert_eq!((advice.memory_bytes, advice.kv_cache_bytes, advice.refused), (None, None, None));
+    }
+}
