@@ -142,6 +142,25 @@ impl Device {
     }
 }
 
+/// Shared memory that a block of threads may opt in to on a GPU, in bytes; asked without opening it.
+///
+/// # Errors
+/// `Device` where there is no such GPU, or no driver.
+pub fn shared_memory_per_block_bytes(ordinal: u32) -> Result<u64, OpenError> {
+    let asked = shared_memory_of(ordinal);
+    asked.map_err(|source| OpenError::Device { device: DeviceSpec::Cuda { ordinal }, source })
+}
+
+#[cfg(target_os = "linux")]
+fn shared_memory_of(ordinal: u32) -> Result<u64, DriverError> {
+    poorwill_driver::cuda::gpu(None, ordinal).map(|gpu| gpu.shared_memory_per_block_bytes)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn shared_memory_of(ordinal: u32) -> Result<u64, DriverError> {
+    Err(unsupported(&DeviceSpec::Cuda { ordinal }))
+}
+
 impl Machine {
     #[cfg(target_os = "linux")]
     fn open(spec: &DeviceSpec) -> Result<Self, DriverError> {
@@ -158,10 +177,15 @@ impl Machine {
 
     #[cfg(not(target_os = "linux"))]
     fn open(spec: &DeviceSpec) -> Result<Self, DriverError> {
-        let reason = match spec {
-            DeviceSpec::Host { .. } => "the host device needs Linux",
-            DeviceSpec::Cuda { .. } => "NVIDIA GPUs need Linux",
-        };
-        Err(DriverError::new(Op::Open, DriverErrorKind::Unsupported { reason: reason.into() }))
+        Err(unsupported(spec))
     }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn unsupported(spec: &DeviceSpec) -> DriverError {
+    let reason = match spec {
+        DeviceSpec::Host { .. } => "the host device needs Linux",
+        DeviceSpec::Cuda { .. } => "NVIDIA GPUs need Linux",
+    };
+    DriverError::new(Op::Open, DriverErrorKind::Unsupported { reason: reason.into() })
 }

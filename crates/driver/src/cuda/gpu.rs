@@ -52,8 +52,26 @@ pub fn gpus(library: Option<&Path>) -> DriverResult<Vec<DriverResult<GpuInfo>>> 
     Ok((0..count).map(|ordinal| ask(api, ordinal).map(|(_, gpu)| gpu).map_err(of(Op::Open))).collect())
 }
 
-/// The driver's handle of a GPU, and what it is.
+/// The GPU of this number, asked as [`gpus`] does.
+///
+/// # Errors
+/// As there; `InvalidArgument` for a number that no GPU has.
+pub fn gpu(library: Option<&Path>, ordinal: u32) -> DriverResult<GpuInfo> {
+    let api = Api::load(library)?;
+    known(api, ordinal).map(|(_, gpu)| gpu).map_err(of(Op::Open))
+}
+
+/// The driver's handle of a GPU that can be used, and what it is.
 pub(super) fn find(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
+    let (device, gpu) = known(api, ordinal)?;
+    if gpu.granule_bytes == 0 {
+        let reason = format!("{} has no virtual memory management, which sleeping needs", gpu.name);
+        return Err(DriverErrorKind::Unsupported { reason });
+    }
+    Ok((device, gpu))
+}
+
+fn known(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     let count = count(api)?;
     if ordinal >= count {
         let known =
@@ -62,12 +80,7 @@ pub(super) fn find(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo
             "there is no GPU {ordinal}: the driver shows this process {count} ({known})"
         )));
     }
-    let (device, gpu) = ask(api, ordinal)?;
-    if gpu.granule_bytes == 0 {
-        let reason = format!("{} has no virtual memory management, which sleeping needs", gpu.name);
-        return Err(DriverErrorKind::Unsupported { reason });
-    }
-    Ok((device, gpu))
+    ask(api, ordinal)
 }
 
 fn count(api: &Api) -> Result<u32> {

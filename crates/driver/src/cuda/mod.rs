@@ -20,5 +20,5 @@ mod queue;
 
 pub use context::CudaMemory;
 pub use device::{CudaConfig, CudaDevice};
-pub use gpu::{GpuInfo, gpus};
+pub use gpu::{GpuInfo, gpu, gpus};
 pub use kernel::{Function, KernelArg, Module};

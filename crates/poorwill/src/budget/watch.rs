@@ -9,8 +9,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use poorwill_core::DriverError;
 use poorwill_core::budget::Claim;
+use poorwill_core::{DriverError, DriverErrorKind, Op};
 
 use crate::open::Device;
 
@@ -95,14 +95,14 @@ impl Sampler {
     }
 
     fn used_bytes(&self) -> Result<u64, DriverError> {
-        let own = if self.is_own { self.device.process_used_bytes() } else { None };
-        match own {
-            Some(bytes) => Ok(bytes),
-            None => {
-                let memory = self.device.driver().memory_info()?;
-                Ok(memory.total_bytes.saturating_sub(memory.free_bytes))
-            }
+        if self.is_own {
+            let gone = || DriverErrorKind::Unsupported {
+                reason: "NVML tells no more what this process uses".into(),
+            };
+            return self.device.process_used_bytes().ok_or_else(|| DriverError::new(Op::MemoryInfo, gone()));
         }
+        let memory = self.device.driver().memory_info()?;
+        Ok(memory.total_bytes.saturating_sub(memory.free_bytes))
     }
 }
 
