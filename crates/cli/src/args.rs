@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use poorwill::budget::Caps;
 use poorwill::churn::{Load, ParseLoadError};
-use poorwill::{ByteSize, Cap, DeviceSpec, ParseSizeError};
+use poorwill::{ByteSize, Cap, DeviceSpec, InvalidTag, ParseSizeError, Tag};
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 #[derive(Debug, Parser)]
@@ -26,7 +26,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Load safetensors files, put them to sleep and wake them, and verify every tensor
     Nap(NapArgs),
-    /// Say what this computer has: its devices and their free memory, and what will get in the way
+    /// Say what this computer has: its devices, who says what about their memory, how much of it an engine may use,
+    /// and what will get in the way
     Doctor(DoctorArgs),
     /// Measure
     Bench(BenchArgs),
@@ -131,6 +132,21 @@ pub(crate) struct NapArgs {
 /// Arguments of `poorwill doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
+    /// Look at this device only, and the host device: host, host:SIZE, cuda:N [default: all]
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<DeviceSpec>,
+
+    /// Most to use of each device: bytes, like 20GiB, a share of what it has for this process, like 0.92, or one
+    /// each, like cuda:0=20GiB,cuda:1=0.92
+    #[arg(long, value_name = "BUDGET")]
+    pub(crate) budget: Option<Caps>,
+
+    /// What an engine will need before its key-value cache, like weights=16GiB; may be given several times
+    ///
+    /// The report says what is left for the cache. A claim that does not fit into the budget is refused.
+    #[arg(long = "claim", value_name = "NAME=SIZE", value_parser = claim)]
+    pub(crate) claims: Vec<(Tag, u64)>,
+
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub(crate) json: bool,
@@ -210,6 +226,13 @@ pub(crate) struct SleepArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+fn claim(text: &str) -> Result<(Tag, u64), String> {
+    let (name, size) = text.split_once('=').ok_or("write it like weights=16GiB")?;
+    let name = name.trim().parse().map_err(|error: InvalidTag| error.to_string())?;
+    let size: ByteSize = size.parse().map_err(|error: ParseSizeError| error.to_string())?;
+    Ok((name, size.0))
 }
 
 fn some_bytes(text: &str) -> Result<NonZeroU64, String> {

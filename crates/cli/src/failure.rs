@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use poorwill::checkpoint::{CheckpointError, SyntheticError};
 use poorwill::cycle::CycleError;
+use poorwill::doctor::NoSuchDevice;
 use poorwill::model::ModelError;
 use poorwill::{DriverError, OpenError, PoolError};
 use serde::Serialize;
@@ -41,7 +42,16 @@ macro_rules! failure_from {
     };
 }
 
-failure_from!(CheckpointError, SyntheticError, CycleError, ModelError, OpenError, PoolError, DriverError);
+failure_from!(
+    CheckpointError,
+    SyntheticError,
+    CycleError,
+    ModelError,
+    NoSuchDevice,
+    OpenError,
+    PoolError,
+    DriverError
+);
 
 /// Prints the outcome and turns it into an exit code.
 pub(crate) fn finish<O: Outcome>(json: bool, outcome: Result<O, Failure>) -> ExitCode {

@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     match args.command {
         Command::Demo(args) => failure::finish(args.json, demo::run(&args)),
         Command::Nap(args) => failure::finish(args.json, nap::run(&args)),
-        Command::Doctor(args) => failure::finish(args.json, Ok(doctor::run())),
+        Command::Doctor(args) => failure::finish(args.json, doctor::run(&args)),
         Command::Bench(args) => bench::run(args.bench),
     }
 }

@@ -1,7 +1,7 @@
 //! Sizes in bytes as people write and read them.
 //!
-//! [`ByteSize`] parses `24GiB`, `22g`, `22528m`, `1.5 GiB`, `80GB` or a plain count, exactly (integer
-//! arithmetic, no rounding through floats), and prints the largest binary unit that stays readable.
+//! [`ByteSize`] parses `24GiB`, `22g`, `22528m`, `1.53 GiB`, `80GB` or a plain count, in integer
+//! arithmetic (no rounding through floats), and prints the largest binary unit that stays readable.
 //! Anything it does not understand is a [`ParseSizeError`] that repeats the text and says what would
 //! have been understood.
 
@@ -107,8 +107,8 @@ impl FromStr for ByteSize {
     type Err = ParseSizeError;
 
     /// Binary units by default: `k`, `m`, `g`, `t` and `KiB` … `EiB` are powers of 1024; only `kB`,
-    /// `MB`, `GB`, `TB`, `PB`, `EB` are powers of 1000. Case does not matter. A fraction must come out
-    /// as a whole number of bytes.
+    /// `MB`, `GB`, `TB`, `PB`, `EB` are powers of 1000. Case does not matter. What a fraction of a unit
+    /// comes to is rounded down to a whole byte; a fraction of a byte is refused.
     fn from_str(text: &str) -> Result<Self, ParseSizeError> {
         let fail = |reason| ParseSizeError { text: text.to_owned(), reason };
         let trimmed = text.trim();
@@ -130,19 +130,21 @@ impl FromStr for ByteSize {
             .and_then(|n| n.checked_mul(u128::from(scale)))
             .ok_or_else(too_large)?;
         if let Some(fraction) = fraction.map(|f| f.trim_end_matches('0')).filter(|f| !f.is_empty()) {
-            let part =
-                fraction_of(fraction, scale).ok_or_else(|| fail("it is not a whole number of bytes"))?;
+            if scale == 1 {
+                return Err(fail("it is not a whole number of bytes"));
+            }
+            let part = fraction_of(fraction, scale).ok_or_else(|| fail("it has too many decimal places"))?;
             bytes = bytes.checked_add(part).ok_or_else(too_large)?;
         }
         u64::try_from(bytes).map(Self).map_err(|_| too_large())
     }
 }
 
-/// `0.fraction × scale`, if that is a whole number.
+/// `0.fraction × scale`, rounded down.
 fn fraction_of(fraction: &str, scale: u64) -> Option<u128> {
     let power = 10u128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
     let parts = fraction.parse::<u128>().ok()?.checked_mul(u128::from(scale))?;
-    (parts % power == 0).then_some(parts / power)
+    Some(parts / power)
 }
 
 fn unit_scale(unit: &str) -> Option<u64> {
@@ -183,14 +185,12 @@ mod tests {
             (" 22gib ", 22 << 30),
             ("1.5GiB", 3 << 29),
             ("0.5k", 512),
-            ("1.50", 0),
             ("80GB", 80_000_000_000),
-            ("15.999EiB", 0),
+            ("1.53GiB", 1_642_824_990),
+            ("15.999EiB", 18_445_591_152_204_944_769),
+            ("0.0001k", 0),
         ] {
-            match text.parse::<ByteSize>() {
-                Ok(size) => assert_eq!(size.0, bytes, "{text}"),
-                Err(_) => assert_eq!(bytes, 0, "{text} must be refused as a fraction of a byte"),
-            }
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
         }
     }
 
@@ -216,6 +216,9 @@ mod tests {
             "1GiBB",
             "٣",
             "1.0000001",
+            "1.50",
+            "1.5b",
+            "0.0000000000000000000000000000000000000000001g",
             "340282366920938463463374607431768211.9kB",
         ] {
             let error = text.parse::<ByteSize>().expect_err(text);

@@ -12,6 +12,8 @@ pub(crate) use self::cycles::cycles;
 pub(crate) use self::doctor::doctor;
 use crate::nap::{Cycle, Holding, NapReport};
 
+const GIB: f64 = 1_073_741_824.0;
+
 /// A nap as a table: a row per step, what the device and the host hold after it, and what happened.
 pub(crate) fn nap(report: &NapReport) -> String {
     let mut table = table(["step", "seconds", "on device", "on host", "what happened"]);
@@ -87,6 +89,32 @@ fn width() -> u16 {
     terminal_size::terminal_size().map_or(100, |(width, _)| width.0.clamp(60, 120))
 }
 
+/// A sentence in lines that a terminal does not break; in one line where there is none.
+fn lines(sentence: &str) -> String {
+    let Some((terminal_size::Width(width), _)) = terminal_size::terminal_size() else {
+        return format!("{sentence}\n");
+    };
+    broken(sentence, usize::from(width.clamp(60, 120)))
+}
+
+fn broken(sentence: &str, width: usize) -> String {
+    let (mut text, mut column) = (String::new(), 0);
+    for word in sentence.split(' ') {
+        let letters = word.chars().count();
+        if column > 0 && column + 1 + letters > width {
+            text.push('\n');
+            column = 0;
+        } else if column > 0 {
+            text.push(' ');
+            column += 1;
+        }
+        text.push_str(word);
+        column += letters;
+    }
+    text.push('\n');
+    text
+}
+
 fn row(table: &mut Table, step: &str, seconds: f64, after: Holding, what: &str) {
     let (device, host) = (size(after.device_bytes), size(after.host_bytes));
     table.add_row([step, &format!("{seconds:.3}"), &device, &host, what]);
@@ -152,6 +180,19 @@ fn count(number: usize, noun: &str) -> String {
 /// `1.20 GiB/s`, if it is worth a figure. Rounding one for display is what floats are for.
 #[allow(clippy::cast_precision_loss)]
 fn rate(bytes: u64, seconds: f64) -> Option<String> {
-    let gib_per_s = bytes as f64 / f64::from(1 << 30) / seconds.max(1e-9);
-    (gib_per_s >= 0.01).then(|| format!("{gib_per_s:.2}\u{a0}GiB/s"))
+    let bytes_per_s = bytes as f64 / seconds.max(1e-9);
+    (bytes_per_s >= 0.01 * GIB).then(|| rate_of(bytes_per_s))
+}
+
+/// `1.20 GiB/s`.
+fn rate_of(bytes_per_s: f64) -> String {
+    format!("{:.2}\u{a0}GiB/s", bytes_per_s / GIB)
+}
+
+#[test]
+fn lines_are_no_longer_than_they_may_be() {
+    assert_eq!(broken("Note: a b.", 60), "Note: a b.\n");
+    assert_eq!(broken("one two three", 7), "one two\nthree\n");
+    assert_eq!(broken("one two three", 6), "one\ntwo\nthree\n");
+    assert_eq!(broken("incomprehensible a", 6), "incomprehensible\na\n");
 }

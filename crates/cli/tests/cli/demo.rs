@@ -62,7 +62,7 @@ fn assert_churn(churn: &Value, divisor: u64) {
     for (load, report) in [(Load::Moe, moe), (Load::Swizzle, swizzle)] {
         assert_churn_report(report);
         assert_eq!((&report["load"], &report["seed"]), (&load.name().into(), &0.into()));
-        assert!(report["failed"].is_null() && report["limit_bytes"].is_null(), "{report}");
+        assert!(report["failed"].is_null() && report["limit_bytes"].is_u64(), "{report}");
         let live_bytes = peak_live_bytes(&load.steps(0)) / divisor;
         assert_eq!(report["peak_live_bytes"].as_u64().unwrap(), live_bytes);
     }

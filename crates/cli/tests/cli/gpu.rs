@@ -7,6 +7,7 @@ use std::os::unix::fs::symlink;
 use serde_json::{Value, json};
 
 use crate::churn::assert_churn_report;
+use crate::doctor::assert_device;
 use crate::support::{Folder, Ran, assert_clean, command};
 
 /// The fake library's setting of which calls fail.
@@ -62,18 +63,23 @@ fn doctor_lists_the_gpus_before_the_host_device() {
     let doctor = report(&folder, &["doctor"]);
     assert_eq!(ids(&doctor), ["cuda:0", "cuda:1", "host"]);
     let [first, second] = [0, 1].map(|nth| &doctor["devices"][nth]);
+    for gpu in [first, second] {
+        assert_device(gpu);
+        assert_eq!((&gpu["winner"], &gpu["headroom_bytes"]), (&"cuda_total".into(), &gpu["budget_bytes"]));
+        // Compute capability 8.0.
+        assert_eq!(gpu["shared_memory_per_block_bytes"], 163 << 10);
+        assert!(
+            gpu["link"]["to_device_bytes_per_s"].is_f64() && gpu["engine"]["gpu_memory_utilization"] == 1.0
+        );
+    }
     assert_eq!(
-        (&first["name"], &first["total_bytes"]),
+        (&first["name"], &first["budget_bytes"]),
         (&"Poorwill fake GPU 0".into(), &(256_u64 << 30).into())
     );
     assert_eq!(
-        (&first["granule_bytes"], &second["total_bytes"]),
+        (&first["granule_bytes"], &second["budget_bytes"]),
         (&(2 << 20).into(), &(16_u64 << 30).into())
     );
-    // There is no NVML beside the fake, or it does not know these GPUs: the driver tells.
-    for gpu in [first, second] {
-        assert_eq!((&gpu["free_source"], &gpu["free_bytes"]), (&"cuda".into(), &gpu["total_bytes"]));
-    }
     assert_eq!(warnings(&doctor, "cannot be used"), [""; 0]);
 
     let text = run(&folder, &["doctor"]).succeeded();

@@ -64,7 +64,7 @@ fn commands_and_options_that_do_not_exist() {
     assert_usage(&["demo", "x"], &["x"]);
     assert_usage(&["demo", "--cycles", "1"], &["--cycles"]);
     assert_usage(&["doctor", "host"], &["host"]);
-    assert_usage(&["doctor", "--device", "host"], &["--device"]);
+    assert_usage(&["doctor", "--limit", "1GiB"], &["--limit"]);
 }
 
 #[test]

@@ -229,12 +229,14 @@ impl ClaimError {
     /// What would help.
     fn hint(&self) -> String {
         let needed = ByteSize(self.needed_bytes()).rounded_up();
-        let smaller = match self.fits_bytes {
-            0 => "release a claim".to_owned(),
-            bytes => format!("claim at most {}, release a claim", ByteSize(bytes).rounded_down()),
-        };
+        let less = (self.fits_bytes > 0)
+            .then(|| format!("claim at most {}", ByteSize(self.fits_bytes).rounded_down()));
+        let release = (!self.claims.is_empty()).then(|| "release a claim".to_owned());
+        let smaller = less.into_iter().chain(release).collect::<Vec<_>>().join(", ");
         match Share::that_makes(self.needed_bytes(), self.total_bytes) {
+            Some(share) if smaller.is_empty() => format!("raise the budget to {needed} (a share of {share})"),
             Some(share) => format!("{smaller}, or raise the budget to {needed} (a share of {share})"),
+            None if smaller.is_empty() => format!("there are {} in all", ByteSize(self.total_bytes)),
             None => format!(
                 "{smaller}; no budget would do, since {needed} are needed and there are {} in all",
                 ByteSize(self.total_bytes)

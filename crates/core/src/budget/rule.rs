@@ -102,17 +102,21 @@ fn least(totals: impl Iterator<Item = (u64, SourceName)>) -> Option<(u64, Source
 /// The figure of a source that tells how much there is, unless no device can have that much.
 fn plausible_total(fact: &Fact) -> Option<u64> {
     match fact.answer {
-        Answer::Bytes(bytes) if !fact.source.is_about_free() && odd_total(bytes).is_none() => Some(bytes),
+        Answer::Bytes(bytes) if !fact.source.is_about_free() && odd_total(fact.source, bytes).is_none() => {
+            Some(bytes)
+        }
         _ => None,
     }
 }
 
-/// What is wrong with a total.
-fn odd_total(bytes: u64) -> Option<&'static str> {
+/// What is wrong with a total. The host device may be opened with any capacity.
+fn odd_total(source: SourceName, bytes: u64) -> Option<&'static str> {
     match bytes {
         0 => Some("0 is no total: not counted"),
         u64::MAX => Some("stands for \u{201c}not available\u{201d}: not counted"),
-        PLAUSIBLE_BYTES_MAX.. => Some("no device has that much: not counted"),
+        PLAUSIBLE_BYTES_MAX.. if source != SourceName::Capacity => {
+            Some("no device has that much: not counted")
+        }
         _ => None,
     }
 }
@@ -159,7 +163,7 @@ fn judged(fact: &Fact, total_bytes: Option<u64>) -> Source {
 
 fn odd(source: SourceName, bytes: u64, total_bytes: Option<u64>) -> Option<String> {
     if !source.is_about_free() {
-        return odd_total(bytes).map(str::to_owned);
+        return odd_total(source, bytes).map(str::to_owned);
     }
     match (bytes, total_bytes) {
         (u64::MAX, _) => Some("stands for \u{201c}not available\u{201d}: not counted".into()),
