@@ -27,16 +27,20 @@ def shared_bytes(
 ) -> int:
     """The shared memory of `function` on a GPU of compute capability `capability`, given as 90 for 9.0.
 
-    `types` are those of the arguments that are passed; what is neither there nor among the constants is `None`.
-    Pointers and sizes are taken to be multiples of 16, as they nearly always are.
+    `types` are those of the arguments that are passed; what is neither there nor among the constants is
+    `None`. Pointers and sizes are taken to be multiples of 16, as they nearly always are.
     """
-    names = function.arg_names
+    names = list(function.arg_names)
     passed = {name: types.get(name, "constexpr") for name in names}
     source = ASTSource(
         fn=function,
         signature=passed,
-        constexprs={(names.index(name),): constants.get(name) for name in names if passed[name] == "constexpr"},
-        attrs={(names.index(name),): ALIGNED for name in names if is_aligned(function, name, passed[name])},
+        constexprs={
+            (at,): constants.get(name) for at, name in enumerate(names) if passed[name] == "constexpr"
+        },
+        attrs={
+            (at,): ALIGNED for at, name in enumerate(names) if is_aligned(function.params[at], passed[name])
+        },
     )
     target = GPUTarget("cuda", capability, THREADS_PER_WARP)
     backend = make_backend(target)
@@ -55,13 +59,12 @@ def shared_bytes(
     return lay_out(module, context, capability, get_ptx_version_from_options(options, capability))
 
 
-def is_aligned(function: "triton.JITFunction[Any]", name: str, kind: str) -> bool:
-    unspecialized = function.params[function.arg_names.index(name)].do_not_specialize
-    return kind.startswith("*") or (kind.startswith("i") and not unspecialized)
+def is_aligned(parameter: Any, kind: str) -> bool:
+    return kind.startswith("*") or (kind.startswith("i") and not parameter.do_not_specialize)
 
 
 def lay_out(module: Any, context: Any, capability: int, ptx_version: int) -> int:
-    """Run the passes with which Triton begins its way to LLVM, as far as the one that places shared memory."""
+    """Run the passes with which Triton begins its way to LLVM, up to the one that places shared memory."""
     manager = ir.pass_manager(context)
     passes.ttgpuir.add_combine_tensor_select_and_if(manager)
     passes.ttgpuir.add_allocate_warp_groups(manager)

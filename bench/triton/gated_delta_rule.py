@@ -28,7 +28,9 @@ STAND_INS = [
 class StandIn(ModuleType):
     """A module that has every name: features are absent, types are `object`, decorators change nothing."""
 
-    __path__: list[str] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Record how much shared memory Triton gives kernels: record.py [--rows N] [--seed N] [--only KERNEL] FOLDER.
 
-Draws random configurations of four kernels, compiles each for five kinds of GPU, and writes one table per kernel
-into FOLDER. No GPU is needed, and neither is PyTorch: the compiler is told what to compile for, and stops as
-soon as it has laid out shared memory. So configurations that fit no GPU are in the tables, too.
+Draws random configurations of four kernels, compiles each for five kinds of GPU, and writes one table per
+kernel into FOLDER. No GPU is needed, and neither is PyTorch: the compiler is told what to compile for, and
+stops as soon as it has laid out shared memory. So configurations that fit no GPU are in the tables, too.
 
     pip install triton==3.6.0
     pip install --no-deps flash-linear-attention==0.6.0 fla-core==0.6.0
     python bench/triton/record.py crates/core/tests/data/shared_memory
 
-The same seed draws the same configurations.
+It takes a few minutes. The same seed draws the same configurations.
 """
 
 import argparse
@@ -41,7 +41,7 @@ Row = dict[str, int]
 
 @dataclass
 class Launch:
-    """What the compiler has to know of a launch: the types of what is passed, and the compile-time constants."""
+    """What the compiler has to know of a launch: types of what is passed, and compile-time constants."""
 
     types: dict[str, str]
     constants: dict[str, Any]
@@ -92,7 +92,11 @@ def attention_launch(row: Row) -> Launch:
 def output_launch(row: Row) -> Launch:
     element = FLOATS[row["element_bytes"]]
     types = dict.fromkeys(["q", "k", "v", "h", "o"], f"*{element}") | {"scale": "fp32", "T": "i32"}
-    optional = {"g": ("use_g", "*fp32"), "cu_seqlens": ("is_varlen", "*i64"), "chunk_indices": ("is_varlen", "*i64")}
+    optional = {
+        "g": ("use_g", "*fp32"),
+        "cu_seqlens": ("is_varlen", "*i64"),
+        "chunk_indices": ("is_varlen", "*i64"),
+    }
     types |= {name: kind for name, (switch, kind) in optional.items() if row[switch]}
     return Launch(
         types=types,
@@ -208,23 +212,23 @@ KERNELS = {
 }
 
 
-def draws(kernel: Kernel, generator: random.Random) -> Iterator[Row]:
+def draws(kernel: Kernel, capability: int, generator: random.Random) -> Iterator[Row]:
     """Configurations without end, none of them twice."""
     seen: set[tuple[int, ...]] = set()
     choices = kernel.choices | {"num_stages": STAGES, "num_warps": WARPS}
     while True:
         row = {name: generator.choice(values) for name, values in choices.items()}
-        if makes_sense(row) and tuple(row.values()) not in seen:
+        if makes_sense(row, capability) and tuple(row.values()) not in seen:
             seen.add(tuple(row.values()))
             yield row
 
 
-def makes_sense(row: Row) -> bool:
-    """Whether Triton takes it: a product of bytes needs 32 of them, and gives integers of four bytes."""
+def makes_sense(row: Row, capability: int) -> bool:
+    """Whether Triton takes it: a product of bytes needs 32 of them and gives integers, and sm_75 has none."""
     if "a_bytes" in row:
         a, b, c = row["a_bytes"], row["b_bytes"], row["c_bytes"]
         if a == 1:
-            return b == 1 and c == 4 and row["block_k"] >= 32
+            return b == 1 and c == 4 and row["block_k"] >= 32 and capability >= 80
         return b in (a, 1) if a == 2 else b == a and c == 4
     return True
 
@@ -236,7 +240,7 @@ def record(name: str, kernel: Kernel, rows: int, seed: int, folder: Path) -> Non
     for capability in CAPABILITIES:
         generator = random.Random(f"{seed} {name} {capability}")
         taken = 0
-        for row in itertools.islice(draws(kernel, generator), 2 * rows):
+        for row in itertools.islice(draws(kernel, capability, generator), 2 * rows):
             launch = kernel.launch(row)
             try:
                 shared = shared_bytes(

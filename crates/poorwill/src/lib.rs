@@ -54,5 +54,6 @@ pub use poorwill_core::{
     DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, Dropped, Envelope, HostBuffer,
     HostMemory, InvalidTag, Level, MemoryInfo, Op, ParseSizeError, Pending, Pool, PoolConfig, PoolError,
     PoolStats, ProcessMemory, Release, SleepAction, SleepPhases, SleepReport, SleepRequest, Snapshot,
-    StreamId, Tag, TagPolicy, TagState, WakePhases, WakeReport, WakeRequest, digest, driver, pool, tag,
+    StreamId, Tag, TagPolicy, TagState, WakePhases, WakeReport, WakeRequest, digest, driver, pool,
+    shared_memory, tag,
 };

@@ -1,0 +1,58 @@
+//! Attention, forward, in one pass over the keys.
+
+use super::bytes::Bytes;
+use super::capability::{Capability, Generation};
+
+/// A flash attention kernel: a tile of queries stays, tiles of keys and values pass by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionTiles {
+    /// Queries of a block.
+    pub block_m: u64,
+    /// Keys, and values, at a time.
+    pub block_n: u64,
+    /// Elements of a query, key or value.
+    pub head_dim: u64,
+    /// Size of an element.
+    pub element_bytes: u64,
+    /// Triton's `num_stages`.
+    pub num_stages: u64,
+    /// Triton's `num_warps`.
+    pub num_warps: u64,
+}
+
+impl AttentionTiles {
+    /// The shared memory that a block takes, at most.
+    #[must_use]
+    pub fn estimate_bytes(&self, capability: impl Into<Capability>) -> u64 {
+        let generation = Generation::of(capability.into());
+        let queries = Bytes::of_tile(self.block_m, self.head_dim, self.element_bytes);
+        let keys = Bytes::of_tile(self.block_n, self.head_dim, self.element_bytes);
+        let weights = Bytes::of_tile(self.block_m, self.block_n, self.element_bytes);
+        if generation == Generation::Synchronous {
+            let total = if self.element_bytes >= FLOAT_BYTES {
+                queries + keys + weights
+            } else {
+                (queries + keys.max(weights)) * 2
+            };
+            return total.0;
+        }
+        let ahead = self.num_stages.saturating_sub(1);
+        if generation.multiplies_in_place(self.block_m, self.num_warps) {
+            let buffers = if ahead == 0 { keys } else { keys * 2 * self.num_stages };
+            return (queries + buffers).0;
+        }
+        let buffers = if ahead == 0 { keys } else { keys * 2 * ahead };
+        (queries + buffers + self.exchange(weights)).0
+    }
+
+    /// With fewer queries than elements, Triton lays the warps side by side along the keys: each then needs the
+    /// others' weights, and their part of every row's maximum and sum.
+    fn exchange(&self, weights: Bytes) -> Bytes {
+        if self.num_warps <= 1 || self.block_m >= self.head_dim {
+            return Bytes::ZERO;
+        }
+        weights + Bytes::of_tile(self.block_m, self.num_warps, FLOAT_BYTES)
+    }
+}
+
+const FLOAT_BYTES: u64 = size_of::<f32>() as u64;

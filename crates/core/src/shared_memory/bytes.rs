@@ -1,0 +1,39 @@
+//! Sums and products of sizes that end at `u64::MAX` instead of wrapping.
+
+use std::ops::{Add, Mul};
+
+/// A number of bytes in shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Bytes(pub(super) u64);
+
+impl Bytes {
+    pub(super) const ZERO: Self = Self(0);
+
+    /// A tile of `rows` by `columns` elements.
+    pub(super) fn of_tile(rows: u64, columns: u64, element_bytes: u64) -> Self {
+        Self(rows) * columns * element_bytes
+    }
+}
+
+impl Add for Bytes {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl Mul<u64> for Bytes {
+    type Output = Self;
+
+    fn mul(self, times: u64) -> Self {
+        Self(self.0.saturating_mul(times))
+    }
+}
+
+#[test]
+fn arithmetic_ends_at_the_top() {
+    assert_eq!(Bytes::of_tile(3, 5, 2), Bytes(30));
+    assert_eq!(Bytes::of_tile(u64::MAX, 2, 2), Bytes(u64::MAX));
+    assert_eq!(Bytes(u64::MAX) + Bytes(1), Bytes(u64::MAX));
+}
