@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod errors;
+mod shared_memory;
 mod sizes;
 
 use pyo3::prelude::*;
@@ -16,5 +17,6 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
+    shared_memory::register(module)?;
     sizes::register(module)
 }

@@ -1,0 +1,509 @@
+"""Keep Triton's autotuner to configurations that fit the GPU's shared memory.
+
+`shared_memory_budget` says what a block may have. `shared_memory_pruner` makes the callback that
+`triton.autotune` takes as `prune_configs_by={"early_config_prune": ...}` out of an estimate: one of `matmul`,
+`attention`, `chunk_fwd_o` and `chunk_gated_delta_rule_fwd_h`, which know their kernels' tiles, `exact`, which
+compiles each configuration and reads what it takes, or a function of your own.
+
+Importing this needs neither Triton nor PyTorch nor a GPU.
+"""
+
+import importlib
+import operator
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+from poorwill import _native
+
+__all__ = [
+    "Capability",
+    "Config",
+    "Device",
+    "Estimator",
+    "Launch",
+    "attention",
+    "chunk_fwd_o",
+    "chunk_gated_delta_rule_fwd_h",
+    "exact",
+    "matmul",
+    "shared_memory_budget",
+    "shared_memory_pruner",
+]
+
+Capability: TypeAlias = tuple[int, int]
+
+
+class TorchDevice(Protocol):
+    """A `torch.device`, or what looks like one."""
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def index(self) -> int | None: ...
+
+
+# `None`, 1, "cuda:1" and a `torch.device` are GPUs of this computer; "sm_120" and (12, 0) are kinds of GPU.
+Device: TypeAlias = int | str | Capability | TorchDevice | None
+
+
+class Config(Protocol):
+    """A `triton.Config`, or what looks like one."""
+
+    @property
+    def kwargs(self) -> dict[str, Any]: ...
+
+    @property
+    def num_stages(self) -> int: ...
+
+    @property
+    def num_warps(self) -> int: ...
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What an estimate is made from: a configuration, and the launch that the autotuner was called for."""
+
+    config: Config
+    named_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the kernel that were passed by position, by name."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What was passed by name, `grid` included."""
+    capabilities: Sequence[Capability] = ()
+    """What the GPU may be: one kind where it was named, otherwise those that have its shared memory."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Everything by name: arguments, meta-parameters, `num_stages` and `num_warps`."""
+        own = {"num_stages": self.config.num_stages, "num_warps": self.config.num_warps}
+        return {**self.named_args, **self.options, **self.config.kwargs, **own}
+
+
+class Estimator(Protocol):
+    """Says how much shared memory a block of a kernel takes."""
+
+    def estimate_bytes(self, launch: Launch) -> int: ...
+
+
+Estimate: TypeAlias = Estimator | Callable[[dict[str, Any]], int]
+
+
+def shared_memory_budget(device: Device = None) -> int:
+    """The bytes of shared memory that a block may have on `device`, if its kernel opts in.
+
+    A GPU of this computer is asked, once: `None` (PyTorch's current one where PyTorch uses CUDA, otherwise
+    the first), a number, "cuda:1", or a `torch.device`. Where nothing can be asked, it is the 48 KiB that
+    every GPU has. For a kind of GPU, "sm_120" or (12, 0), it comes from a table; `ValueError` names those
+    that are known.
+    """
+    return _target(device).budget_bytes
+
+
+def shared_memory_pruner(
+    estimate: Estimate,
+    *,
+    margin_bytes: int = 1024,
+    on_empty: Literal["smallest", "error"] = "smallest",
+    device: Device = None,
+) -> "Pruner":
+    """A callback for `early_config_prune` that drops the configurations which cannot fit `device`.
+
+    A configuration is dropped if its estimate exceeds the budget less `margin_bytes`; the others keep their
+    order. `estimate` is an estimator of this module, or a function that is called with everything known by
+    name (arguments, meta-parameters, `num_stages`, `num_warps`) and returns bytes. A configuration that it
+    raises for is kept, as it would be without a pruner, and a warning says so once.
+
+    If none fits, "smallest" keeps the one that takes least and warns once; "error" raises `ValueError` with
+    what each takes. Triton does not call the pruner of a kernel that has a single configuration.
+    """
+    if margin_bytes < 0:
+        raise ValueError(f"margin_bytes is {margin_bytes}; it is taken off the budget, so 0 is the least")
+    if on_empty not in ("smallest", "error"):
+        raise ValueError(f'on_empty is {on_empty!r}; it is "smallest" or "error"')
+    if not (callable(estimate) or hasattr(estimate, "estimate_bytes")):
+        raise TypeError(f"{estimate!r} estimates nothing; take a function, or an estimator like matmul()")
+    if isinstance(device, tuple) or (isinstance(device, str) and device.startswith("sm_")):
+        _target(device)
+    return Pruner(estimate, margin_bytes, on_empty, device)
+
+
+@dataclass
+class Pruner:
+    """What `shared_memory_pruner` returns. Called with configurations alone, it prunes a list by hand."""
+
+    estimate: Estimate
+    margin_bytes: int
+    on_empty: Literal["smallest", "error"]
+    device: Device
+    _warned: set[str] = field(default_factory=set, repr=False)
+
+    def __call__(
+        self,
+        configs: Sequence[AnyConfig],
+        named_args: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[AnyConfig]:
+        target = _target(self.device)
+        limit_bytes = target.budget_bytes - self.margin_bytes
+        launches = [Launch(config, named_args or {}, options, target.capabilities) for config in configs]
+        sizes = [self._size(launch) for launch in launches]
+        kept = [
+            config
+            for config, size_bytes in zip(configs, sizes, strict=True)
+            if size_bytes is None or size_bytes <= limit_bytes
+        ]
+        if kept or not configs:
+            return kept
+        known = [size_bytes for size_bytes in sizes if size_bytes is not None]
+        if self.on_empty == "error":
+            raise ValueError(f"{self._none_fits(target, known)}: {_described(configs, known)}")
+        least = min(range(len(known)), key=known.__getitem__)
+        taken = _described(configs[least : least + 1], known[least : least + 1])
+        self._warn("empty", f"{self._none_fits(target, known)}; keeping the smallest, {taken}")
+        return [configs[least]]
+
+    def _size(self, launch: Launch) -> int | None:
+        """The estimate, or `None` where there is none."""
+        try:
+            if callable(self.estimate):
+                return operator.index(self.estimate(launch.parameters))
+            return self.estimate.estimate_bytes(launch)
+        except Exception as error:
+            name = _name(launch.config)
+            self._warn("raised", f"no estimate for {name}, which is kept: {type(error).__name__}: {error}")
+            return None
+
+    def _none_fits(self, target: "Target", sizes: list[int]) -> str:
+        return (
+            f"none of {len(sizes)} configurations fits {target.name}, where a block may have "
+            f"{target.budget_bytes} bytes of shared memory (less a margin of {self.margin_bytes})"
+        )
+
+    def _warn(self, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(text, stacklevel=4)
+
+
+def _described(configs: Sequence[Config], sizes: list[int]) -> str:
+    pairs = zip(configs, sizes, strict=True)
+    return ", ".join(f"{_name(config)} takes {_bytes(size_bytes)}" for config, size_bytes in pairs)
+
+
+def _name(config: Config) -> str:
+    parameters = {**config.kwargs, "num_stages": config.num_stages, "num_warps": config.num_warps}
+    return " ".join(f"{name}={value}" for name, value in parameters.items())
+
+
+def _bytes(size_bytes: int) -> str:
+    return "more than any GPU has" if size_bytes >= DOES_NOT_FIT_BYTES else f"{size_bytes} bytes"
+
+
+# A size is a number, or the name of a parameter; for the size of an element, also that of a tensor.
+Size: TypeAlias = int | str
+
+
+def matmul(
+    *,
+    block_m: Size = "BLOCK_M",
+    block_n: Size = "BLOCK_N",
+    block_k: Size = "BLOCK_K",
+    a_bytes: Size = 2,
+    b_bytes: Size = 2,
+    output_bytes: Size = 2,
+) -> Estimator:
+    """Estimates a kernel that multiplies matrices: a loop over K, and an accumulator."""
+    sizes = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
+    elements = {"a_bytes": a_bytes, "b_bytes": b_bytes, "output_bytes": output_bytes}
+
+    def of(launch: Launch, capability: Capability) -> int:
+        return _native.estimate_matmul(capability, **_sizes(launch, sizes | elements), **_options(launch))
+
+    return _Tiles("matmul", of)
+
+
+def attention(
+    *,
+    block_m: Size = "BLOCK_M",
+    block_n: Size = "BLOCK_N",
+    head_dim: Size = "HEAD_DIM",
+    element_bytes: Size = 2,
+) -> Estimator:
+    """Estimates a flash attention kernel, forward: queries stay, keys and values pass by."""
+    sizes = {"block_m": block_m, "block_n": block_n, "head_dim": head_dim, "element_bytes": element_bytes}
+
+    def of(launch: Launch, capability: Capability) -> int:
+        return _native.estimate_attention(capability, **_sizes(launch, sizes), **_options(launch))
+
+    return _Tiles("attention", of)
+
+
+def chunk_fwd_o(
+    *,
+    block_t: Size = "BT",
+    block_k: Size = "BK",
+    block_v: Size = "BV",
+    key_dim: Size = "K",
+    element_bytes: Size = "q",
+    state_v_first: bool | str = "STATE_V_FIRST",
+) -> Estimator:
+    """Estimates flash-linear-attention's `chunk_fwd_kernel_o`.
+
+    Where the launch has no `key_dim` or `state_v_first` of that name, it counts as whatever takes more.
+    """
+    sizes = {"block_t": block_t, "block_k": block_k, "block_v": block_v, "element_bytes": element_bytes}
+
+    def of(launch: Launch, capability: Capability) -> int:
+        keys = None if _is_missing(launch, key_dim) else _size(launch, key_dim)
+        return max(
+            _native.estimate_chunk_fwd_o(
+                capability, key_dim=keys, state_v_first=order, **_sizes(launch, sizes), **_options(launch)
+            )
+            for order in _orders(launch, state_v_first)
+        )
+
+    return _Tiles("chunk_fwd_o", of)
+
+
+def chunk_gated_delta_rule_fwd_h(
+    *,
+    block_t: Size = "BT",
+    block_v: Size = "BV",
+    key_dim: Size = "K",
+    element_bytes: Size = "k",
+    state_v_first: bool | str = "STATE_V_FIRST",
+) -> Estimator:
+    """Estimates flash-linear-attention's `chunk_gated_delta_rule_fwd_kernel_h_blockdim64`.
+
+    Where the launch has no `state_v_first` of that name, it counts as whatever takes more.
+    """
+    sizes = {"block_t": block_t, "block_v": block_v, "element_bytes": element_bytes}
+
+    def of(launch: Launch, capability: Capability) -> int:
+        k_blocks = -(-_size(launch, key_dim) // KEYS_PER_BLOCK)
+        return max(
+            _native.estimate_chunk_gated_delta_rule_fwd_h(
+                capability,
+                k_blocks=k_blocks,
+                state_v_first=order,
+                **_sizes(launch, sizes),
+                **_options(launch),
+            )
+            for order in _orders(launch, state_v_first)
+        )
+
+    return _Tiles("chunk_gated_delta_rule_fwd_h", of)
+
+
+KEYS_PER_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """An estimate from tile sizes, by the name of what it estimates."""
+
+    kernel: str
+    of: Callable[[Launch, Capability], int] = field(repr=False)
+
+    def estimate_bytes(self, launch: Launch) -> int:
+        """What the kernel takes on the kind of GPU where it takes most."""
+        kinds = launch.capabilities or _native.known_compute_capabilities()
+        return max(self.of(launch, capability) for capability in kinds)
+
+
+def _options(launch: Launch) -> dict[str, int]:
+    return {"num_stages": launch.config.num_stages, "num_warps": launch.config.num_warps}
+
+
+def _sizes(launch: Launch, sizes: Mapping[str, Size]) -> dict[str, int]:
+    return {name: _size(launch, size) for name, size in sizes.items()}
+
+
+def _size(launch: Launch, size: Size) -> int:
+    if not isinstance(size, str):
+        return size
+    parameters = launch.parameters
+    if size not in parameters:
+        raise KeyError(f"there is no parameter {size}; there are {', '.join(parameters)}")
+    value = parameters[size]
+    return operator.index(value.element_size() if hasattr(value, "element_size") else value)
+
+
+def _is_missing(launch: Launch, name: object) -> bool:
+    return isinstance(name, str) and name not in launch.parameters
+
+
+def _orders(launch: Launch, state_v_first: bool | str) -> list[bool]:
+    if _is_missing(launch, state_v_first):
+        return [False, True]
+    value = launch.parameters[state_v_first] if isinstance(state_v_first, str) else state_v_first
+    return [bool(value)]
+
+
+def exact(
+    kernel: Any,
+    *,
+    signature: Mapping[str, str] | None = None,
+    constants: Mapping[str, Any] | None = None,
+) -> Estimator:
+    """Compiles each configuration and reads what it takes, so that nothing is estimated.
+
+    `kernel` is what `triton.jit` returned, or a function that returns it: `exact(lambda: my_kernel)` names a
+    kernel that is only being defined. It is compiled for the launch that the autotuner was called for, and
+    the autotuner then finds it in Triton's cache. That needs the GPU.
+
+    With a `signature`, from the names of the arguments that are passed to their types ("*fp16", "i32"), it is
+    compiled without one, for the kind of GPU that the pruner's `device` names, otherwise for the one that
+    Triton uses; pointers and sizes count as multiples of 16. `constants` are compile-time arguments that no
+    configuration has; what is named nowhere is `None`.
+    """
+    return _Exact(kernel, signature, dict(constants or {}))
+
+
+# What the compiler refuses, because it is too large for any GPU.
+DOES_NOT_FIT_BYTES = sys.maxsize
+
+
+@dataclass(frozen=True)
+class _Exact:
+    kernel: Any
+    signature: Mapping[str, str] | None
+    constants: Mapping[str, Any]
+
+    def estimate_bytes(self, launch: Launch) -> int:
+        kernel = _jit_function(self.kernel)
+        try:
+            if self.signature is None:
+                compiled = _warmed_up(kernel, launch)
+            else:
+                compiled = _compiled(kernel, self.signature, self.constants, launch)
+        except Exception as error:
+            taken_bytes = _refused_bytes(error)
+            if taken_bytes is None:
+                raise
+            return taken_bytes
+        return operator.index(compiled.metadata.shared)
+
+
+def _jit_function(kernel: Any) -> Any:
+    """The kernel without its autotuner, which would prune again. Heuristics stay: they give it arguments."""
+    found = kernel if hasattr(kernel, "warmup") or not callable(kernel) else kernel()
+    while hasattr(found, "configs"):
+        found = found.fn
+    if not hasattr(found, "warmup"):
+        raise TypeError(f"{kernel!r} is no kernel of Triton's, and returns none")
+    return found
+
+
+def _warmed_up(kernel: Any, launch: Launch) -> Any:
+    options = {name: value for name, value in launch.options.items() if name not in ("grid", "warmup")}
+    config = launch.config
+    own = config.all_kwargs() if hasattr(config, "all_kwargs") else launch.config.kwargs | _options(launch)
+    return kernel.warmup(*launch.named_args.values(), grid=(1,), **options, **own)
+
+
+def _compiled(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any], launch: Launch) -> Any:
+    compiler = importlib.import_module("triton.compiler")
+    backends = importlib.import_module("triton.backends.compiler")
+    while not hasattr(kernel, "arg_names") or not hasattr(kernel, "params"):
+        kernel = kernel.fn
+    names = list(kernel.arg_names)
+    values = {**constants, **launch.config.kwargs}
+    types = {name: signature.get(name, "constexpr") for name in names}
+    fixed = {(at,): values.get(name) for at, name in enumerate(names) if types[name] == "constexpr"}
+    aligned = [["tt.divisibility", 16]]
+    wide = [at for at, name in enumerate(names) if types[name].startswith(("*", "i"))]
+    attributes = {(at,): aligned for at in wide if not kernel.params[at].do_not_specialize}
+    source = compiler.ASTSource(fn=kernel, signature=types, constexprs=fixed, attrs=attributes)
+    if len(launch.capabilities) == 1:
+        [(major, minor)] = launch.capabilities
+        target = backends.GPUTarget("cuda", 10 * major + minor, THREADS_PER_WARP)
+    else:
+        target = importlib.import_module("triton.runtime").driver.active.get_current_target()
+    return compiler.compile(source, target=target, options=_options(launch))
+
+
+THREADS_PER_WARP = 32
+
+
+def _refused_bytes(error: Exception) -> int | None:
+    """What a configuration takes that was refused for it; `None` where it was refused for something else."""
+    kind = type(error).__name__
+    if kind == "OutOfResources" and getattr(error, "name", None) == "shared memory":
+        return operator.index(error.required)  # type: ignore[attr-defined]
+    return DOES_NOT_FIT_BYTES if kind == "PTXASError" and "shared" in str(error) else None
+
+
+@dataclass(frozen=True)
+class Target:
+    """The GPU that kernels are for."""
+
+    name: str
+    capabilities: Sequence[Capability]
+    budget_bytes: int
+
+
+def _target(device: Device) -> Target:
+    if isinstance(device, tuple):
+        return _of_capability(device)
+    if isinstance(device, str) and (kind := re.fullmatch(r"sm_(\d+)(\d)[af]?", device)):
+        return _of_capability((int(kind[1]), int(kind[2])))
+    ordinal = _ordinal(device)
+    try:
+        return _of_gpu(ordinal)
+    except (RuntimeError, _native.PoorwillError):
+        return Target("an unknown GPU", (), _native.SHARED_MEMORY_WITHOUT_OPT_IN_BYTES)
+
+
+def _of_capability(capability: Capability) -> Target:
+    major, minor = capability
+    budget_bytes = _native.shared_memory_of_capability(major, minor)
+    if budget_bytes is None:
+        known = ", ".join(f"sm_{major}{minor}" for major, minor in _native.known_compute_capabilities())
+        raise ValueError(f"the shared memory of sm_{major}{minor} is not known; known are {known}")
+    return Target(f"sm_{major}{minor}", [capability], budget_bytes)
+
+
+@cache
+def _of_gpu(ordinal: int) -> Target:
+    """What a GPU says of itself. Only answers are kept: what cannot be asked now is asked again.
+
+    Kinds of GPU with the same shared memory also use it alike, so which of them it is need not be asked.
+    """
+    budget_bytes = _native.shared_memory_of_device(ordinal)
+    kinds = _native.known_compute_capabilities()
+    alike = [kind for kind in kinds if _native.shared_memory_of_capability(*kind) == budget_bytes]
+    return Target(f"cuda:{ordinal}", alike, budget_bytes)
+
+
+def _ordinal(device: int | str | TorchDevice | None) -> int:
+    if device is None:
+        return _current_ordinal()
+    if isinstance(device, int):
+        if device < 0:
+            raise ValueError(f"there is no GPU {device}; GPUs are numbered from 0")
+        return device
+    if isinstance(device, str):
+        kind, _, index = device.partition(":")
+        if kind == "cuda" and (index.isdecimal() or device == "cuda"):
+            return int(index) if index else _current_ordinal()
+        raise ValueError(f'{device!r} is no GPU; write "cuda", "cuda:1", or a kind of GPU like "sm_90"')
+    if device.type != "cuda":
+        raise ValueError(f"{device} is no GPU that CUDA knows; only those have a budget")
+    return _current_ordinal() if device.index is None else device.index
+
+
+def _current_ordinal() -> int:
+    """PyTorch's current GPU if it has one already; PyTorch is neither imported nor started for this."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return operator.index(torch.cuda.current_device())
+    return 0
