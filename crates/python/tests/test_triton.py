@@ -216,6 +216,16 @@ def test_a_delta_rule_for_large_gpus_is_dropped_on_small_ones(element_bytes: int
     assert pruning.shared_memory_pruner(estimate, device="sm_90")(configs, launch) == fit
 
 
+def test_the_configuration_of_the_report_is_dropped_where_it_may_not_fit() -> None:
+    fits, large = Config({"BT": 64, "BK": 32, "BV": 32}, 2), Config({"BT": 64, "BK": 64, "BV": 64}, 4)
+    prune = pruning.shared_memory_pruner(pruning.chunk_fwd_o(), device="sm_120")
+    assert prune([fits, large], {}) == [fits]
+    # With elements of two bytes, which the launch tells, Triton gives it 72 KiB.
+    assert prune([fits, large], {"q": Tensor(2)}) == [fits, large]
+    on_90 = pruning.shared_memory_pruner(pruning.chunk_fwd_o(), device="sm_90")
+    assert on_90([fits, large], {}) == [fits, large]
+
+
 def test_kinds_of_gpu_with_the_same_shared_memory_use_it_alike(gpus: list[int]) -> None:
     config = Config({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64})
     assert len(gpus) == 0

@@ -257,15 +257,21 @@ def chunk_fwd_o(
 ) -> Estimator:
     """Estimates flash-linear-attention's `chunk_fwd_kernel_o`.
 
-    Where the launch has no `key_dim` or `state_v_first` of that name, it counts as whatever takes more.
+    Where the launch has no `key_dim`, `element_bytes` or `state_v_first` of that name, it counts as whatever
+    takes more: elements of four bytes, for one.
     """
-    sizes = {"block_t": block_t, "block_k": block_k, "block_v": block_v, "element_bytes": element_bytes}
+    sizes = {"block_t": block_t, "block_k": block_k, "block_v": block_v}
 
     def of(launch: Launch, capability: Capability) -> int:
         keys = None if _is_missing(launch, key_dim) else _size(launch, key_dim)
         return max(
             _native.estimate_chunk_fwd_o(
-                capability, key_dim=keys, state_v_first=order, **_sizes(launch, sizes), **_options(launch)
+                capability,
+                key_dim=keys,
+                element_bytes=_element(launch, element_bytes),
+                state_v_first=order,
+                **_sizes(launch, sizes),
+                **_options(launch),
             )
             for order in _orders(launch, state_v_first)
         )
@@ -283,16 +289,19 @@ def chunk_gated_delta_rule_fwd_h(
 ) -> Estimator:
     """Estimates flash-linear-attention's `chunk_gated_delta_rule_fwd_kernel_h_blockdim64`.
 
-    Where the launch has no `state_v_first` of that name, it counts as whatever takes more.
+    Where the launch has no `key_dim`, `element_bytes` or `state_v_first` of that name, it counts as whatever
+    takes more: 256 keys, which are the most that the kernel takes, and elements of four bytes.
     """
-    sizes = {"block_t": block_t, "block_v": block_v, "element_bytes": element_bytes}
+    sizes = {"block_t": block_t, "block_v": block_v}
 
     def of(launch: Launch, capability: Capability) -> int:
-        k_blocks = -(-_size(launch, key_dim) // KEYS_PER_BLOCK)
+        keys = KEYS_MAX if _is_missing(launch, key_dim) else _size(launch, key_dim)
+        k_blocks = -(-keys // KEYS_PER_BLOCK)
         return max(
             _native.estimate_chunk_gated_delta_rule_fwd_h(
                 capability,
                 k_blocks=k_blocks,
+                element_bytes=_element(launch, element_bytes),
                 state_v_first=order,
                 **_sizes(launch, sizes),
                 **_options(launch),
@@ -304,6 +313,8 @@ def chunk_gated_delta_rule_fwd_h(
 
 
 KEYS_PER_BLOCK = 64
+KEYS_MAX = 256
+ELEMENT_BYTES_MAX = 4
 
 
 @dataclass(frozen=True)
@@ -335,6 +346,11 @@ def _size(launch: Launch, size: Size) -> int:
         raise KeyError(f"there is no parameter {size}; there are {', '.join(parameters)}")
     value = parameters[size]
     return operator.index(value.element_size() if hasattr(value, "element_size") else value)
+
+
+def _element(launch: Launch, size: Size) -> int:
+    """The size of an element, or that of the widest where nobody tells."""
+    return ELEMENT_BYTES_MAX if _is_missing(launch, size) else _size(launch, size)
 
 
 def _is_missing(launch: Launch, name: object) -> bool:
