@@ -6,7 +6,10 @@
 
 #![forbid(unsafe_code)]
 
+mod budget;
+mod device;
 mod errors;
+mod process;
 mod sizes;
 
 use pyo3::prelude::*;
@@ -16,5 +19,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
-    sizes::register(module)
+    sizes::register(module)?;
+    device::register(module)?;
+    budget::register(module)
 }
