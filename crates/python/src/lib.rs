@@ -6,7 +6,10 @@
 
 #![forbid(unsafe_code)]
 
+mod budget;
+mod device;
 mod errors;
+mod process;
 mod shared_memory;
 mod sizes;
 
@@ -18,5 +21,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
     shared_memory::register(module)?;
-    sizes::register(module)
+    sizes::register(module)?;
+    device::register(module)?;
+    budget::register(module)
 }

@@ -6,13 +6,10 @@ use poorwill::shared_memory::{
 };
 use pyo3::prelude::*;
 
-use crate::errors::PoorwillError;
-
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("SHARED_MEMORY_WITHOUT_OPT_IN_BYTES", WITHOUT_OPT_IN_BYTES)?;
     module.add_function(wrap_pyfunction!(known_compute_capabilities, module)?)?;
     module.add_function(wrap_pyfunction!(shared_memory_of_capability, module)?)?;
-    module.add_function(wrap_pyfunction!(shared_memory_of_device, module)?)?;
     module.add_function(wrap_pyfunction!(estimate_matmul, module)?)?;
     module.add_function(wrap_pyfunction!(estimate_attention, module)?)?;
     module.add_function(wrap_pyfunction!(estimate_chunk_fwd_o, module)?)?;
@@ -29,15 +26,6 @@ fn known_compute_capabilities() -> Vec<(u32, u32)> {
 #[pyfunction]
 fn shared_memory_of_capability(major: u32, minor: u32) -> Option<u64> {
     per_block_bytes((major, minor))
-}
-
-/// The bytes of shared memory that a block may opt in to, as the GPU's driver says.
-///
-/// Raises PoorwillError where there is no such GPU.
-#[pyfunction]
-fn shared_memory_of_device(py: Python<'_>, ordinal: u32) -> PyResult<u64> {
-    py.detach(|| poorwill::shared_memory_per_block_bytes(ordinal))
-        .map_err(|error| PoorwillError::new_err(error.to_string()))
 }
 
 /// The shared memory that a matrix product takes at most, in bytes.

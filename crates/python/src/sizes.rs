@@ -1,8 +1,11 @@
 //! Sizes in bytes as people write them.
 
 use poorwill::{ByteSize, ParseSizeError};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
+
+use crate::errors::{invalid, wrong_type};
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(parse_bytes, module)?)
@@ -15,7 +18,34 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyfunction]
 #[pyo3(signature = (text, /))]
 fn parse_bytes(text: &str) -> PyResult<u64> {
-    let size: ByteSize =
-        text.parse().map_err(|error: ParseSizeError| PyValueError::new_err(error.to_string()))?;
+    let size: ByteSize = text.parse().map_err(invalid)?;
     Ok(size.0)
+}
+
+/// A size as an int or a text.
+pub(crate) fn size_of(value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if let Ok(text) = value.extract::<String>() {
+        return text.parse::<ByteSize>().map(|size| size.0).map_err(invalid);
+    }
+    match whole_number(value)? {
+        Some(Ok(bytes)) => Ok(bytes),
+        Some(Err(reason)) => Err(invalid(ParseSizeError { text: value.str()?.to_string(), reason })),
+        None => Err(wrong_type("a size is an int, in bytes, or a text like \"1.5GiB\"", value)),
+    }
+}
+
+/// The number that an int is, or why it is none that counts something; `None` for what is no int.
+pub(crate) fn whole_number(value: &Bound<'_, PyAny>) -> PyResult<Option<Result<u64, &'static str>>> {
+    if value.is_instance_of::<PyBool>() {
+        return Ok(None);
+    }
+    let py = value.py();
+    match value.extract::<u64>() {
+        Ok(number) => Ok(Some(Ok(number))),
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => Ok(None),
+        Err(error) if error.is_instance_of::<PyOverflowError>(py) => {
+            Ok(Some(Err(if value.lt(0)? { "it is negative" } else { "it does not fit into 64 bits" })))
+        }
+        Err(error) => Err(error),
+    }
 }

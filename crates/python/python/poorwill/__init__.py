@@ -3,6 +3,30 @@
 Importing it opens nothing: it needs neither a GPU nor PyTorch.
 """
 
-from poorwill._native import PoorwillError, __version__, parse_bytes
+from poorwill import triton
+from poorwill._native import (
+    Budget,
+    BudgetError,
+    BudgetWarning,
+    Claim,
+    Claimed,
+    PoorwillError,
+    Source,
+    __version__,
+    budget,
+    parse_bytes,
+)
 
-__all__ = ["PoorwillError", "__version__", "parse_bytes"]
+__all__ = [
+    "Budget",
+    "BudgetError",
+    "BudgetWarning",
+    "Claim",
+    "Claimed",
+    "PoorwillError",
+    "Source",
+    "__version__",
+    "budget",
+    "parse_bytes",
+    "triton",
+]
