@@ -2,6 +2,8 @@
 //!
 //! Whoever needs memory of a device (weights, activations, graph captures, key-value cache, a pool) claims it here
 //! before taking it. What is claimed never exceeds the budget. A claim that is dropped is returned.
+//!
+//! A forked child has a copy of the book that means nothing: dropping a claim there does nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,6 +34,8 @@ pub struct Envelope(Arc<Shared>);
 struct Shared {
     budget_bytes: u64,
     total_bytes: u64,
+    /// The process that the book is of.
+    process: u32,
     book: Mutex<Book>,
 }
 
@@ -57,7 +61,8 @@ impl Envelope {
     #[must_use]
     pub fn new(budget_bytes: u64, total_bytes: u64) -> Self {
         let total_bytes = total_bytes.max(budget_bytes);
-        Self(Arc::new(Shared { budget_bytes, total_bytes, book: Mutex::default() }))
+        let process = std::process::id();
+        Self(Arc::new(Shared { budget_bytes, total_bytes, process, book: Mutex::default() }))
     }
 
     /// All of it, in bytes.
@@ -198,7 +203,10 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.envelope.book().claims.remove(&self.id);
+        // In a forked child somebody may hold the lock for ever.
+        if self.envelope.0.process == std::process::id() {
+            self.envelope.book().claims.remove(&self.id);
+        }
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Watch {
     /// Its end ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    /// The process that the thread is in; a forked child has none.
+    process: u32,
 }
 
 /// Who counts, from where.
@@ -60,7 +62,7 @@ impl Watch {
             }
         });
         // Without a thread the peak is what it is at the end; a process that can start none has other worries.
-        Ok(Self { claim, sampler, stop: Some(stop), thread: thread.ok() })
+        Ok(Self { claim, sampler, stop: Some(stop), thread: thread.ok(), process: std::process::id() })
     }
 
     /// Takes a last look, and ends.
@@ -75,8 +77,14 @@ impl Watch {
     }
 
     fn end(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
+        let (stop, thread) = (self.stop.take(), self.thread.take());
+        if self.process != std::process::id() {
+            // Nobody is there to be told or waited for, and the channel's locks may be held for ever.
+            std::mem::forget((stop, thread));
+            return;
+        }
+        drop(stop);
+        if let Some(thread) = thread {
             // The thread calls nothing that panics; if it did, the last look still counts.
             let _ = thread.join();
         }
