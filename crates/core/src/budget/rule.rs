@@ -6,7 +6,7 @@ use super::cap::Cap;
 use super::source::{Answer, Fact, Source, SourceName};
 use crate::bytes::ByteSize;
 
-/// More than any device has: a figure above it is no total.
+/// More than any device has: a figure from here on is no total, but for the host device's.
 pub const PLAUSIBLE_BYTES_MAX: u64 = 1 << 50;
 
 /// From here on an unsigned figure is one that went below zero.
@@ -102,17 +102,22 @@ fn least(totals: impl Iterator<Item = (u64, SourceName)>) -> Option<(u64, Source
 /// The figure of a source that tells how much there is, unless no device can have that much.
 fn plausible_total(fact: &Fact) -> Option<u64> {
     match fact.answer {
-        Answer::Bytes(bytes) if !fact.source.is_about_free() && odd_total(bytes).is_none() => Some(bytes),
+        Answer::Bytes(bytes) if !fact.source.is_about_free() && odd_total(fact.source, bytes).is_none() => {
+            Some(bytes)
+        }
         _ => None,
     }
 }
 
 /// What is wrong with a total.
-fn odd_total(bytes: u64) -> Option<&'static str> {
+fn odd_total(source: SourceName, bytes: u64) -> Option<&'static str> {
     match bytes {
         0 => Some("0 is no total: not counted"),
         u64::MAX => Some("stands for \u{201c}not available\u{201d}: not counted"),
-        PLAUSIBLE_BYTES_MAX.. => Some("no device has that much: not counted"),
+        // The host device has what it was opened with.
+        PLAUSIBLE_BYTES_MAX.. if source != SourceName::Capacity => {
+            Some("no device has that much: not counted")
+        }
         _ => None,
     }
 }
@@ -159,7 +164,7 @@ fn judged(fact: &Fact, total_bytes: Option<u64>) -> Source {
 
 fn odd(source: SourceName, bytes: u64, total_bytes: Option<u64>) -> Option<String> {
     if !source.is_about_free() {
-        return odd_total(bytes).map(str::to_owned);
+        return odd_total(source, bytes).map(str::to_owned);
     }
     match (bytes, total_bytes) {
         (u64::MAX, _) => Some("stands for \u{201c}not available\u{201d}: not counted".into()),
@@ -244,6 +249,13 @@ mod tests {
                 "figures stay as they were"
             );
         }
+    }
+
+    #[test]
+    fn the_host_device_has_what_it_was_opened_with() {
+        let budget = decide(&[(SourceName::Capacity, 1 << 62), (SourceName::CapacityFree, 1 << 62)], 0, "");
+        assert_eq!(figures(&budget), (Some(SourceName::Capacity), Some(1 << 62), Some(1 << 62)));
+        assert_eq!(note(&budget, SourceName::Capacity), "");
     }
 
     #[test]
