@@ -72,7 +72,9 @@ impl Arena {
     /// # Errors
     /// `Claim` for a limit above what is left; `Pool` for one that no pool can have.
     pub fn open_within(device: &Device, envelope: &Envelope, pool: PoolConfig) -> Result<Self, OpenError> {
-        Self::claim(device.driver(), envelope, pool)
+        // A GPU's total is what somebody says, and need not be what is kept.
+        let keeps_total = matches!(device.spec(), DeviceSpec::Host { .. });
+        Self::claim(device.driver(), envelope, pool, keeps_total)
     }
 
     /// An arena over a driver that is open already, with all that the driver has for its budget.
@@ -81,16 +83,21 @@ impl Arena {
     /// `Claim` for a limit above that; as for [`Pool::new`] otherwise.
     pub fn over(driver: Arc<dyn Driver>, pool: PoolConfig) -> Result<Self, OpenError> {
         let total_bytes = driver.info().total_bytes;
-        Self::claim(driver, &Envelope::new(total_bytes, total_bytes), pool)
+        Self::claim(driver, &Envelope::new(total_bytes, total_bytes), pool, true)
     }
 
-    fn claim(driver: Arc<dyn Driver>, envelope: &Envelope, pool: PoolConfig) -> Result<Self, OpenError> {
+    fn claim(
+        driver: Arc<dyn Driver>,
+        envelope: &Envelope,
+        pool: PoolConfig,
+        keeps_total: bool,
+    ) -> Result<Self, OpenError> {
         let claim = match pool.limit_bytes {
             None => envelope.claim_rest(Tag::pool()),
             Some(bytes) => envelope.claim(Tag::pool(), bytes).map_err(Box::new)?,
         };
-        // All that the device has is no limit: it is the device then that refuses, and says so.
-        let is_all = pool.limit_bytes.is_none() && claim.bytes() >= driver.info().total_bytes;
+        // All of a device that keeps its total is no limit: it is the device then that refuses, and says so.
+        let is_all = keeps_total && pool.limit_bytes.is_none() && claim.bytes() >= driver.info().total_bytes;
         let config = PoolConfig { limit_bytes: (!is_all).then(|| claim.bytes()), ..pool };
         Ok(Self { pool: Pool::new(driver, config)?, claim })
     }

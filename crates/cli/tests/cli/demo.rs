@@ -33,7 +33,7 @@ fn the_demo_verifies_every_cycle_and_leaves_nothing_behind() {
     };
     assert!(expected.tensors > 1000 && (500 << 20..1 << 30).contains(&expected.bytes));
     expected.check(&report["nap"]);
-    assert_churn(&report["churn"], 1);
+    assert_churn(&report["churn"], 1, 64 << 30);
     assert!(is_empty(&folder));
 }
 
@@ -47,7 +47,7 @@ fn the_demo_on_a_device_of_the_users_makes_the_loads_fit() {
     let report = run(&[&args[..], &["--json"]].concat()).json();
     assert_eq!((&report["verified"], &report["nap"]["device"]), (&true.into(), &"host:2GiB".into()));
     // 29.01 GiB live at full size; a quarter of the device is left free.
-    assert_churn(&report["churn"], 32);
+    assert_churn(&report["churn"], 32, 2 << 30);
     let text = run(&args).succeeded();
     assert!(text.contains("all sizes divided by 32") && text.contains("every wake"), "{text}");
     for load in ["moe", "swizzle"] {
@@ -56,13 +56,16 @@ fn the_demo_on_a_device_of_the_users_makes_the_loads_fit() {
     assert!(is_empty(&folder));
 }
 
-/// Two loads with their sizes divided.
-fn assert_churn(churn: &Value, divisor: u64) {
+/// Two loads with their sizes divided, on devices of this capacity.
+fn assert_churn(churn: &Value, divisor: u64, limit_bytes: u64) {
     let [moe, swizzle] = churn.as_array().unwrap().as_slice() else { panic!("{churn}") };
     for (load, report) in [(Load::Moe, moe), (Load::Swizzle, swizzle)] {
         assert_churn_report(report);
         assert_eq!((&report["load"], &report["seed"]), (&load.name().into(), &0.into()));
-        assert!(report["failed"].is_null() && report["limit_bytes"].is_u64(), "{report}");
+        assert!(
+            report["failed"].is_null() && report["limit_bytes"].as_u64() == Some(limit_bytes),
+            "{report}"
+        );
         let live_bytes = peak_live_bytes(&load.steps(0)) / divisor;
         assert_eq!(report["peak_live_bytes"].as_u64().unwrap(), live_bytes);
     }

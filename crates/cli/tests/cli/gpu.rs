@@ -13,16 +13,42 @@ use crate::support::{Folder, Ran, assert_clean, command};
 /// The fake library's setting of which calls fail.
 const FAIL: &str = "POORWILL_FAKE_CUDA_FAIL";
 
-/// Runs the command with the fake library under the name of NVIDIA's, and calls of it failing.
-fn run_failing(folder: &Folder, fail: &str, args: &[&str]) -> Ran {
-    let libraries = Folder::new();
-    symlink(poorwill_fake_libcuda::path(), libraries.join("libcuda.so.1")).unwrap();
-    let mut command = command(folder.path(), args);
-    for name in ["POORWILL_FAKE_CUDA_DEVICES", "POORWILL_FAKE_CUDA_DELAY"] {
-        command.env_remove(name);
+/// How the variables begin that say something about GPUs. None comes from whoever tests.
+const SETTINGS: [&str; 4] = ["CUDA_", "NVIDIA_", "POORWILL_FAKE_CUDA_", "POORWILL_FAKE_NVML_DEVICES"];
+
+/// The GPUs that the command sees, and its environment.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Gpus {
+    variables: Vec<(&'static str, String)>,
+}
+
+impl Gpus {
+    /// The same, with a variable set.
+    pub(crate) fn with(mut self, name: &'static str, value: &str) -> Self {
+        self.variables.push((name, value.to_owned()));
+        self
     }
-    command.env("LD_LIBRARY_PATH", libraries.path()).env("TMPDIR", folder.path()).env(FAIL, fail);
-    Ran::from(command.output().unwrap())
+
+    /// Runs the command with the fake library under the name of NVIDIA's.
+    pub(crate) fn run(&self, folder: &Folder, args: &[&str]) -> Ran {
+        let libraries = Folder::new();
+        symlink(poorwill_fake_libcuda::path(), libraries.join("libcuda.so.1")).unwrap();
+        let mut command = command(folder.path(), args);
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            if SETTINGS.iter().any(|setting| text.starts_with(setting)) {
+                command.env_remove(&name);
+            }
+        }
+        command.env("LD_LIBRARY_PATH", libraries.path()).env("TMPDIR", folder.path());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        Ran::from(command.output().unwrap())
+    }
+}
+
+/// Runs the command on the default GPUs, with calls of the library failing.
+fn run_failing(folder: &Folder, fail: &str, args: &[&str]) -> Ran {
+    Gpus::default().with(FAIL, fail).run(folder, args)
 }
 
 fn run(folder: &Folder, args: &[&str]) -> Ran {

@@ -6,7 +6,7 @@ use super::cap::Cap;
 use super::source::{Answer, Fact, Source, SourceName};
 use crate::bytes::ByteSize;
 
-/// More than any device has: a figure above it is no total.
+/// More than any device has: a figure from here on is no total, but for the host device's.
 pub const PLAUSIBLE_BYTES_MAX: u64 = 1 << 50;
 
 /// From here on an unsigned figure is one that went below zero.
@@ -109,11 +109,12 @@ fn plausible_total(fact: &Fact) -> Option<u64> {
     }
 }
 
-/// What is wrong with a total. The host device may be opened with any capacity.
+/// What is wrong with a total.
 fn odd_total(source: SourceName, bytes: u64) -> Option<&'static str> {
     match bytes {
         0 => Some("0 is no total: not counted"),
         u64::MAX => Some("stands for \u{201c}not available\u{201d}: not counted"),
+        // The host device has what it was opened with.
         PLAUSIBLE_BYTES_MAX.. if source != SourceName::Capacity => {
             Some("no device has that much: not counted")
         }
@@ -248,6 +249,13 @@ mod tests {
                 "figures stay as they were"
             );
         }
+    }
+
+    #[test]
+    fn the_host_device_has_what_it_was_opened_with() {
+        let budget = decide(&[(SourceName::Capacity, 1 << 62), (SourceName::CapacityFree, 1 << 62)], 0, "");
+        assert_eq!(figures(&budget), (Some(SourceName::Capacity), Some(1 << 62), Some(1 << 62)));
+        assert_eq!(note(&budget, SourceName::Capacity), "");
     }
 
     #[test]

@@ -107,7 +107,7 @@ pub struct DeviceInfo {
     pub name: String,
     /// Smallest unit that can be mapped, a power of two, in bytes.
     pub granule_bytes: u64,
-    /// Physical memory of the device, in bytes.
+    /// Physical memory of the device, in bytes; 0 where it does not tell.
     pub total_bytes: u64,
     /// Number of streams over which copies in one direction are worth spreading.
     pub copy_streams: usize,

@@ -238,7 +238,11 @@ impl Pool {
             granule_bytes: info.granule_bytes,
             chunk_bytes: info.granule_bytes * config.chunk_granules,
             segment_bytes: info.granule_bytes * config.segment_granules,
-            total_bytes: info.total_bytes,
+            total_bytes: match info.total_bytes {
+                // Not known; it is the device then that refuses.
+                0 => config.limit_bytes.unwrap_or(u64::MAX),
+                bytes => bytes,
+            },
             limit_bytes: config.limit_bytes,
             cached_max_bytes: config.cached_max_bytes,
             keep_backups: config.keep_backups,

@@ -89,6 +89,7 @@ impl CudaDevice {
     fn over(context: Arc<Context>, gpu: GpuInfo) -> Result<Self> {
         let entered = context.enter(Op::Open).map_err(|error| error.kind)?;
         let total_bytes = match context.memory()? {
+            CudaMemory::Known { total_bytes: 0, .. } => total_of_slice(&gpu).unwrap_or(0),
             CudaMemory::Known { total_bytes, .. } => total_bytes,
             CudaMemory::OverLimit { words } => total_of_slice(&gpu).ok_or_else(|| over_limit(&words))?,
         };
@@ -502,6 +503,7 @@ impl Driver for CudaDevice {
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.call(Op::MemoryInfo, |_| {
             let (free_bytes, total_bytes) = match self.context.memory()? {
+                CudaMemory::Known { free_bytes, total_bytes: 0 } => (free_bytes, self.info.total_bytes),
                 CudaMemory::Known { free_bytes, total_bytes } => (free_bytes, total_bytes),
                 CudaMemory::OverLimit { .. } => (0, self.info.total_bytes),
             };
