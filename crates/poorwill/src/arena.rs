@@ -9,6 +9,7 @@ use poorwill_core::{
     WakeReport, WakeRequest,
 };
 
+use crate::budget::claim_own;
 use crate::device::DeviceSpec;
 use crate::open::{Device, OpenError};
 
@@ -51,10 +52,13 @@ pub struct Arena {
     pool: Pool,
     /// What the pool may map. Returned after the pool is gone.
     claim: Claim,
+    /// What the process had in use when the device was opened.
+    _in_use: Option<Claim>,
 }
 
 impl Arena {
-    /// Opens a device, finds its budget, and opens a pool within it.
+    /// Opens a device, finds its budget, and opens a pool within it: beside what this process has in use already,
+    /// its context included.
     ///
     /// # Errors
     /// `Device` when it cannot be opened here; `Budget` when nobody tells how much memory it has; `Claim` for a
@@ -62,8 +66,10 @@ impl Arena {
     pub fn open(config: Config) -> Result<Self, OpenError> {
         let Config { device, budget, pool } = config;
         let device = Device::open(&device)?;
-        let (_, envelope) = device.envelope(budget)?;
-        Self::open_within(&device, &envelope, pool)
+        let (budget, envelope) = device.envelope(budget)?;
+        let in_use = claim_own(&budget, &envelope);
+        let arena = Self::open_within(&device, &envelope, pool)?;
+        Ok(Self { _in_use: in_use, ..arena })
     }
 
     /// A pool on a device that is open, which claims its limit from `envelope`, beside whoever else does; without a
@@ -99,7 +105,7 @@ impl Arena {
         // All of a device that keeps its total is no limit: it is the device then that refuses, and says so.
         let is_all = keeps_total && pool.limit_bytes.is_none() && claim.bytes() >= driver.info().total_bytes;
         let config = PoolConfig { limit_bytes: (!is_all).then(|| claim.bytes()), ..pool };
-        Ok(Self { pool: Pool::new(driver, config)?, claim })
+        Ok(Self { pool: Pool::new(driver, config)?, claim, _in_use: None })
     }
 
     /// The pool underneath, for copies on streams of the caller's.

@@ -17,7 +17,7 @@ use super::vm::{MapTimes, Piece, Vm};
 use super::{AllocRequest, Block, Guest, Result, Shared, StateGuard};
 use crate::driver::{DeviceRange, DriverError, DriverErrorKind, Op};
 
-const NEVER_FITS: &str = "it never fits: raise the limit";
+const NEVER_FITS: &str = "it never fits: raise the limit, or the budget that it comes from";
 
 /// How long memory that is about to be quiet is preferred to new memory, all in all.
 const PATIENCE: Duration = Duration::from_micros(200);
@@ -129,7 +129,7 @@ impl Shared {
         let hint = if whole_bytes > self.shape.limit_bytes() {
             NEVER_FITS
         } else {
-            "free or put to sleep what is live, or raise the limit"
+            "free or put to sleep what is live, or raise the limit, or the budget that it comes from"
         };
         PoolError::OverLimit { op, needed_bytes, usage: self.usage(), hint }
     }

@@ -147,7 +147,8 @@ impl Shared {
                 if let Some(source) = refused.or(short) {
                     return Err(PoolError::Driver { op: "make room by giving idle memory back", source });
                 }
-                let hint = "free or put to sleep what is live, or raise the limit";
+                let hint =
+                    "free or put to sleep what is live, or raise the limit, or the budget that it comes from";
                 let usage = self.usage();
                 return Err(PoolError::OverLimit { op, needed_bytes: absent_bytes, usage, hint });
             }

@@ -147,8 +147,14 @@ fn group_facts(group: GroupDeviceMemory) -> [Fact; 2] {
 
 /// Only where the device has no memory of its own.
 fn system_facts(gpu: &GpuInfo, system: &System) -> Option<Fact> {
-    gpu.integrated.then(|| match system.memory().available_bytes {
-        Some(bytes) => Fact::bytes(SourceName::SystemAvailable, bytes),
-        None => Fact::none(SourceName::SystemAvailable, "the system does not tell"),
+    gpu.integrated.then(|| {
+        let (system, group) = (system.memory().available_bytes, system.cgroup_memory().available_bytes);
+        match system.into_iter().chain(group).min() {
+            Some(bytes) if Some(bytes) == group => {
+                Fact::bytes(SourceName::SystemAvailable, bytes).with_note("what the control group leaves")
+            }
+            Some(bytes) => Fact::bytes(SourceName::SystemAvailable, bytes),
+            None => Fact::none(SourceName::SystemAvailable, "the system does not tell"),
+        }
     })
 }

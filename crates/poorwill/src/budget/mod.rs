@@ -69,9 +69,21 @@ const IN_USE: &str = "in_use";
 /// included, or by others. `None` where all of it can be had, or where nobody tells.
 #[must_use]
 pub fn claim_in_use(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
-    let in_use_bytes = budget.budget_bytes?.saturating_sub(budget.headroom_bytes?);
+    claim(envelope, budget.budget_bytes?.saturating_sub(budget.headroom_bytes?))
+}
+
+/// A claim for what this process itself has in use, its context included: that stays, whatever others do. `None`
+/// where it has nothing, or where nobody tells.
+#[must_use]
+pub fn claim_own(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
+    claim(envelope, budget.process_used_bytes?)
+}
+
+/// As much of it as there is.
+fn claim(envelope: &Envelope, in_use_bytes: u64) -> Option<Claim> {
     let name = IN_USE.parse().ok()?;
-    (in_use_bytes > 0).then(|| envelope.claim(name, in_use_bytes).ok()).flatten()
+    let bytes = in_use_bytes.min(envelope.unclaimed_bytes());
+    (bytes > 0).then(|| envelope.claim(name, bytes).ok()).flatten()
 }
 
 #[cfg(test)]

@@ -60,6 +60,14 @@ pub struct DoctorReport {
     pub warnings: Vec<String>,
 }
 
+impl DoctorReport {
+    /// The first claim that was refused, and on which device.
+    #[must_use]
+    pub fn refused(&self) -> Option<(&str, &str)> {
+        self.devices.iter().find_map(|device| Some((device.id.as_str(), device.engine.refused.as_deref()?)))
+    }
+}
+
 /// A device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DeviceReport {

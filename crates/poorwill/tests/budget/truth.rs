@@ -222,16 +222,18 @@ impl Case {
         assert!(cap.is_none_or(|cap| limit <= cap.of(total)), "{self:?}: {budget:?}");
         assert_eq!(budget.process_used_bytes.unwrap_or(0), self.own_bytes(), "{self:?}");
 
+        // What this process has in use is a part of the budget, too.
+        let allowed = limit.saturating_sub(self.own_bytes());
         let arena = match Arena::open(Config::on(gpu()).within(cap)) {
             Ok(arena) => arena,
-            Err(OpenError::Pool(PoolError::InvalidConfig { .. })) if limit < GRANULE => return,
+            Err(OpenError::Pool(PoolError::InvalidConfig { .. })) if allowed < GRANULE => return,
             Err(error) => panic!("{self:?}: {error}"),
         };
-        assert_eq!(arena.limit_bytes(), limit, "{self:?}");
+        assert_eq!(arena.limit_bytes(), allowed, "{self:?}");
         let mut granules = Granules { arena: &arena, held: 0 };
         granules.grow_to(headroom / GRANULE);
-        // The pool may have all of the budget, also what others have now, as far as the device gives it.
-        granules.grow_to(limit.min(room) / GRANULE);
+        // The pool may have the rest of the budget, also what others have now, as far as the device gives it.
+        granules.grow_to(allowed.min(room) / GRANULE);
         for _ in 0..2 {
             let refused = take(&arena, GRANULE).expect_err("a granule more");
             assert!(is_full(&refused), "{self:?}: {refused}");
