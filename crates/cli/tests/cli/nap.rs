@@ -223,6 +223,7 @@ fn a_file_cut_during_the_nap_is_an_error() {
     let file = OpenOptions::new().write(true).open(folder.join("x.safetensors")).unwrap();
     file.set_len(1_000_000).unwrap();
     let ran = Ran::from(nap.wait_with_output().unwrap());
-    assert_eq!(ran.stdout, "");
     ran.failed(&["x.safetensors", "\"w\"", "000"]);
+    // Whoever reads while the system cuts may see zeros where the end was: then the bytes differ.
+    assert!(ran.stdout.is_empty() || ran.stderr.contains("differs from the file"), "{ran:?}");
 }
