@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use poorwill::budget::Caps;
+use poorwill::budget::{Caps, InvalidCap};
 use poorwill::churn::{Load, ParseLoadError};
 use poorwill::{ByteSize, Cap, DeviceSpec, InvalidTag, ParseSizeError, Tag};
 
@@ -55,7 +55,10 @@ impl Command {
             Self::Doctor(_) => return None,
         };
         let (caps, used) = (budget.budget.as_ref()?, device.id());
-        let other = caps.devices().find(|named| *named != used)?;
+        if caps.of(&device).is_some() {
+            return None;
+        }
+        let other = caps.devices().next()?;
         Some(format!(
             "--budget names {other}, and the device is {used}; name that one with --device, or none"
         ))
@@ -66,7 +69,7 @@ impl Command {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Budget {
     /// Most to use of the device: bytes, like 20GiB, or a share of what it has for this process, like 0.92
-    #[arg(long, value_name = "BUDGET")]
+    #[arg(long, value_name = "BUDGET", allow_hyphen_values = true)]
     budget: Option<Caps>,
 }
 
@@ -138,7 +141,7 @@ pub(crate) struct DoctorArgs {
 
     /// Most to use of each device: bytes, like 20GiB, a share of what it has for this process, like 0.92, or one
     /// each, like cuda:0=20GiB,cuda:1=0.92
-    #[arg(long, value_name = "BUDGET")]
+    #[arg(long, value_name = "BUDGET", allow_hyphen_values = true)]
     pub(crate) budget: Option<Caps>,
 
     /// What an engine will need before its key-value cache, like weights=16GiB; may be given several times
@@ -231,8 +234,12 @@ pub(crate) struct SleepArgs {
 fn claim(text: &str) -> Result<(Tag, u64), String> {
     let (name, size) = text.split_once('=').ok_or("write it like weights=16GiB")?;
     let name = name.trim().parse().map_err(|error: InvalidTag| error.to_string())?;
-    let size: ByteSize = size.parse().map_err(|error: ParseSizeError| error.to_string())?;
-    Ok((name, size.0))
+    match size.parse().map_err(|error: InvalidCap| error.to_string())? {
+        Cap::Bytes(bytes) => Ok((name, bytes)),
+        Cap::Share(_) => {
+            Err("a claim is a number of bytes, like weights=16GiB; shares are for --budget".into())
+        }
+    }
 }
 
 fn some_bytes(text: &str) -> Result<NonZeroU64, String> {

@@ -26,16 +26,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Examined, Failure> {
         claims: args.claims.clone(),
     };
     let report = doctor::examine(&plan)?;
-    // A claim is for the devices that are asked about: all, or the one that is named. The host device that comes
-    // with a GPU is no place for an engine.
-    let asked = report.devices.iter().filter(|device| match &plan.device {
-        Some(named) => device.id == named.id(),
-        None => device.gpu.is_some() || report.devices.len() == 1,
-    });
-    let refused =
-        asked.filter_map(|device| Some(format!("{}: {}", device.id, device.engine.refused.as_deref()?)));
-    let refused: Vec<String> = refused.collect();
-    let refused = (!refused.is_empty()).then(|| refused.join("; "));
+    let refused = report.refused().map(|(device, reason)| format!("{device}: {reason}"));
     Ok(Examined { report, refused })
 }
 

@@ -114,6 +114,9 @@ impl FromStr for ByteSize {
         let trimmed = text.trim();
         let split = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(split);
+        if number.is_empty() {
+            return Err(fail("it does not begin with a number"));
+        }
         let scale = unit_scale(unit.trim_start()).ok_or_else(|| fail("the unit is not known"))?;
         let (whole, fraction) = match number.split_once('.') {
             None => (number, None),

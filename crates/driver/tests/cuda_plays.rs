@@ -9,7 +9,7 @@
 use std::process::Command;
 
 use poorwill_core::driver::Result;
-use poorwill_core::{AllocRequest, Driver, DriverErrorKind, MemoryInfo, Pool, PoolConfig, PoolError, Tag};
+use poorwill_core::{AllocRequest, Driver, MemoryInfo, Pool, PoolConfig, PoolError, Tag};
 use poorwill_driver::cuda::{self, CudaMemory, GpuInfo};
 use poorwill_driver::{CudaConfig, CudaDevice};
 
@@ -82,14 +82,15 @@ fn over_its_limit_a_slice_has_nothing_free() {
 }
 
 #[test]
-fn over_a_limit_that_nobody_tells_it_does_not_open() {
+fn over_a_limit_that_nobody_tells_it_opens_with_nothing() {
     let variables = [(PLAY, "0:hami=23GiB,0:used=24GiB"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "23g")];
-    if !played("over_a_limit_that_nobody_tells_it_does_not_open", &variables) {
+    if !played("over_a_limit_that_nobody_tells_it_opens_with_nothing", &variables) {
         return;
     }
-    let error = open().unwrap_err();
-    assert!(matches!(error.kind, DriverErrorKind::Unsupported { .. }), "{error}");
-    assert!(error.to_string().contains("limit of this slice"), "{error}");
+    let device = open().unwrap();
+    assert!(matches!(device.memory_as_told().unwrap(), CudaMemory::OverLimit { .. }));
+    assert_eq!((device.info().total_bytes, memory(&device)), (0, (0, 0)));
+    assert!(device.create(device.info().granule_bytes).unwrap_err().is_out_of_memory());
 }
 
 #[test]

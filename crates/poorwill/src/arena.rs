@@ -99,7 +99,17 @@ impl Arena {
         keeps_total: bool,
     ) -> Result<Self, OpenError> {
         let claim = match pool.limit_bytes {
-            None => envelope.claim_rest(Tag::pool()),
+            None => {
+                let rest = envelope.claim_rest(Tag::pool());
+                let granule_bytes = driver.info().granule_bytes;
+                if rest.bytes() < granule_bytes && driver.info().total_bytes >= granule_bytes {
+                    rest.release();
+                    // Says who has the rest of the budget, and what budget would do.
+                    envelope.claim(Tag::pool(), granule_bytes).map_err(Box::new)?
+                } else {
+                    rest
+                }
+            }
             Some(bytes) => envelope.claim(Tag::pool(), bytes).map_err(Box::new)?,
         };
         // All of a device that keeps its total is no limit: it is the device then that refuses, and says so.
@@ -314,7 +324,12 @@ mod tests {
             refused.to_string().contains("cannot claim 17 MiB for `pool`: the budget is 16 MiB"),
             "{refused}"
         );
-        assert!(matches!(open("1KiB", None), Err(OpenError::Pool(PoolError::InvalidConfig { .. }))));
+        let Err(OpenError::Claim(refused)) = open("1KiB", None) else { panic!("it is less than a granule") };
+        assert!(
+            refused.to_string().contains("cannot claim 2 MiB for `pool`: the budget is 1 KiB"),
+            "{refused}"
+        );
+        assert!(matches!(open("1KiB", Some(1)), Err(OpenError::Pool(PoolError::InvalidConfig { .. }))));
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl Device {
             Machine::Host(device) => vec![
                 Fact::bytes(SourceName::Capacity, device.info().total_bytes),
                 match device.memory_info() {
-                    Ok(memory) => Fact::bytes(SourceName::CapacityFree, memory.free_bytes),
+                    Ok(memory) => capacity_free(memory.free_bytes),
                     Err(error) => Fact::none(SourceName::CapacityFree, error.to_string()),
                 },
             ],
@@ -139,6 +139,21 @@ impl Device {
     /// When nobody tells how much there is.
     pub fn envelope(&self, cap: Option<Cap>) -> Result<(Budget, Envelope), UnknownBudget> {
         crate::budget::envelope(&self.spec.id(), self.budget(cap))
+    }
+}
+
+/// Free capacity of the host device. That it is more than the computer has is no mistake.
+#[cfg(target_os = "linux")]
+fn capacity_free(bytes: u64) -> Fact {
+    let fact = Fact::bytes(SourceName::CapacityFree, bytes);
+    match poorwill_driver::system::System::here().available_bytes() {
+        Some(available) if available < bytes => {
+            let available = poorwill_core::ByteSize(available);
+            fact.with_note(format!(
+                "only what is written takes memory; the computer has {available} available"
+            ))
+        }
+        _ => fact,
     }
 }
 

@@ -21,8 +21,9 @@ fn computer(host: &HostReport) -> String {
         (Some(bytes), None) => format!("; {} for this process", size(bytes)),
         (Some(bytes), Some(left)) => format!("; {} for this process, {} of it left", size(bytes), size(left)),
     };
-    let locked =
-        host.memlock_bytes.map_or_else(|| "no limit".into(), |bytes| format!("at most {}", size(bytes)));
+    let locked = host
+        .memlock_bytes
+        .map_or_else(|| "no limit known".into(), |bytes| format!("at most {}", size(bytes)));
     let mut table = table(["computer", ""]);
     for (what, value) in [
         ("system", format!("{} {}, {}", host.os, text(&host.kernel), host.architecture)),
@@ -60,7 +61,7 @@ fn nodes(host: &HostReport) -> String {
         [] => nodes,
         gpus => {
             let gpus: Vec<String> = gpus.iter().map(u32::to_string).collect();
-            format!("{nodes}, and memory of GPUs as {}", gpus.join(", "))
+            format!("{nodes}, and memory without processors as {}", gpus.join(", "))
         }
     }
 }
@@ -96,7 +97,7 @@ fn what(device: &DeviceReport) -> String {
         Some(gpu) => format!("{} at {}", device.name, gpu.pci_bus_id),
     }];
     if let Some(slice) = device.slice {
-        what.push(format!("a part of a GPU ({})", slice.as_str()));
+        what.push(format!("cut by {}", slice.as_str()));
     }
     if let Some(gpu) = &device.gpu {
         what.push(format!("compute capability {}", gpu.compute_capability));

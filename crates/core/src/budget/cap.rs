@@ -47,7 +47,9 @@ impl Cap {
 impl fmt::Display for Cap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Bytes(bytes) => ByteSize(*bytes).fmt(f),
+            // Rounded for people only where nothing is lost.
+            Self::Bytes(bytes) if ByteSize(*bytes).rounded_down().0 == *bytes => ByteSize(*bytes).fmt(f),
+            Self::Bytes(bytes) => f.pad(&format!("{bytes} B")),
             Self::Share(share) => share.fmt(f),
         }
     }
@@ -190,6 +192,10 @@ mod tests {
         }
         assert_eq!(cap("1.5GiB"), Cap::Bytes(3 * GIB / 2));
         assert_eq!(cap("22GiB").of(GIB), 22 * GIB);
+        for bytes in [22 * GIB, 22 * GIB + 1, 1_642_824_990, 1 << 20, (1 << 20) + 1] {
+            let shown = Cap::Bytes(bytes).to_string();
+            assert_eq!(cap(&shown), Cap::Bytes(bytes), "{shown} is another budget");
+        }
     }
 
     #[test]
@@ -228,7 +234,7 @@ mod tests {
     #[test]
     fn the_rest_is_refused_with_a_hint() {
         for (text, words) in [
-            ("", "malformed"),
+            ("", "begin with a number"),
             ("%", "malformed"),
             (".", "malformed"),
             ("0", "nothing"),
@@ -243,11 +249,11 @@ mod tests {
             ("1.0000000000001", "at most 1.0"),
             ("101%", "at most 1.0"),
             ("99999999999999999999999.9", "at most 1.0"),
-            ("-0.5", "unit is not known"),
+            ("-0.5", "begin with a number"),
             ("0.9.2", "malformed"),
             ("0,92", "unit is not known"),
             ("1e-1", "unit is not known"),
-            ("NaN", "unit is not known"),
+            ("NaN", "begin with a number"),
             ("20GB/s", "unit is not known"),
             ("16EiB", "64 bits"),
         ] {

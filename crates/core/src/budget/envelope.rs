@@ -12,8 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::Serialize;
 
 use super::cap::Share;
+use super::rule::Budget;
+use super::source::SourceName;
 use crate::bytes::ByteSize;
 use crate::tag::Tag;
+
+/// The name of a claim for what is in use already and is nobody's to release.
+pub const IN_USE: &str = "in_use";
 
 /// A budget that is handed out by name. Cheap to clone; clones are the same envelope.
 ///
@@ -32,17 +37,33 @@ pub struct Envelope(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    budget_bytes: u64,
-    total_bytes: u64,
+    ground: Ground,
     /// The process that the book is of.
     process: u32,
     book: Mutex<Book>,
+}
+
+/// What a budget was decided on, for messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ground {
+    /// All of the budget, in bytes.
+    pub budget_bytes: u64,
+    /// What the budget was cut from, in bytes.
+    pub total_bytes: u64,
+    /// Whose figure that is.
+    pub total_from: Option<SourceName>,
+    /// What was free when the budget was decided, in bytes.
+    pub free_bytes: Option<u64>,
+    /// What this process had in use then, in bytes.
+    pub own_bytes: u64,
 }
 
 #[derive(Debug, Default)]
 struct Book {
     next_id: u64,
     claims: BTreeMap<u64, Claimed>,
+    /// Their sum: at most the budget.
+    claimed_bytes: u64,
 }
 
 /// An entry of the book.
@@ -61,20 +82,36 @@ impl Envelope {
     #[must_use]
     pub fn new(budget_bytes: u64, total_bytes: u64) -> Self {
         let total_bytes = total_bytes.max(budget_bytes);
-        let process = std::process::id();
-        Self(Arc::new(Shared { budget_bytes, total_bytes, process, book: Mutex::default() }))
+        Self::on(Ground { budget_bytes, total_bytes, total_from: None, free_bytes: None, own_bytes: 0 })
+    }
+
+    /// Nothing is claimed yet of a budget. `None` where it is not known.
+    #[must_use]
+    pub fn of(budget: &Budget) -> Option<Self> {
+        let budget_bytes = budget.budget_bytes?;
+        Some(Self::on(Ground {
+            budget_bytes,
+            total_bytes: budget.total_bytes.unwrap_or(0).max(budget_bytes),
+            total_from: budget.total_from,
+            free_bytes: budget.free_bytes,
+            own_bytes: budget.process_used_bytes.unwrap_or(0),
+        }))
+    }
+
+    fn on(ground: Ground) -> Self {
+        Self(Arc::new(Shared { ground, process: std::process::id(), book: Mutex::default() }))
     }
 
     /// All of it, in bytes.
     #[must_use]
     pub fn budget_bytes(&self) -> u64 {
-        self.0.budget_bytes
+        self.0.ground.budget_bytes
     }
 
     /// What nobody has claimed, in bytes.
     #[must_use]
     pub fn unclaimed_bytes(&self) -> u64 {
-        self.0.budget_bytes - self.book().claimed_bytes()
+        self.budget_bytes() - self.book().claimed_bytes
     }
 
     /// The claims, in the order in which they were made.
@@ -89,43 +126,45 @@ impl Envelope {
     /// When fewer are unclaimed; nothing has changed then.
     pub fn claim(&self, name: Tag, bytes: u64) -> Result<Claim, ClaimError> {
         let mut book = self.book();
-        let fits_bytes = self.0.budget_bytes - book.claimed_bytes();
+        let fits_bytes = self.budget_bytes() - book.claimed_bytes;
         if bytes > fits_bytes {
-            return Err(self.refusal(&book, name, bytes, fits_bytes));
+            return Err(self.refusal(&book, None, name, bytes));
         }
         Ok(self.enter(&mut book, name, bytes))
     }
 
     /// Claims all that is unclaimed, which may be nothing.
     pub fn claim_rest(&self, name: Tag) -> Claim {
+        self.claim_up_to(name, u64::MAX)
+    }
+
+    /// Claims `bytes`, or what is unclaimed if that is less.
+    pub fn claim_up_to(&self, name: Tag, bytes: u64) -> Claim {
         let mut book = self.book();
-        let bytes = self.0.budget_bytes - book.claimed_bytes();
+        let bytes = bytes.min(self.budget_bytes() - book.claimed_bytes);
         self.enter(&mut book, name, bytes)
     }
 
     fn enter(&self, book: &mut Book, name: Tag, bytes: u64) -> Claim {
         let id = book.next_id;
         book.next_id += 1;
+        book.claimed_bytes += bytes;
         book.claims.insert(id, Claimed { name: name.clone(), bytes, peak_bytes: None });
         Claim { envelope: self.clone(), id, name }
     }
 
-    fn refusal(&self, book: &Book, name: Tag, asked_bytes: u64, fits_bytes: u64) -> ClaimError {
-        let claims = book.claims.values().cloned().collect();
-        let Shared { budget_bytes, total_bytes, .. } = *self.0;
-        ClaimError { name, asked_bytes, fits_bytes, budget_bytes, total_bytes, claims }
+    /// Why `name`, which is `claim` if it has one already, cannot have so much.
+    fn refusal(&self, book: &Book, claim: Option<u64>, name: Tag, asked_bytes: u64) -> ClaimError {
+        let others = book.claims.iter().filter(|(id, _)| Some(**id) != claim);
+        let claims: Vec<Claimed> = others.map(|(_, claimed)| claimed.clone()).collect();
+        let others_bytes: u64 = claims.iter().map(|claimed| claimed.bytes).sum();
+        let ground = self.0.ground;
+        ClaimError { name, asked_bytes, fits_bytes: ground.budget_bytes - others_bytes, ground, claims }
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
         // The book is changed by single insertions, removals and assignments: no panic leaves it half written.
         self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Book {
-    /// At most the budget, so it does not overflow.
-    fn claimed_bytes(&self) -> u64 {
-        self.claims.values().map(|claimed| claimed.bytes).sum()
     }
 }
 
@@ -177,12 +216,13 @@ impl Claim {
     pub fn resize(&self, bytes: u64) -> Result<(), ClaimError> {
         let mut book = self.envelope.book();
         let held_bytes = book.claims.get(&self.id).map_or(0, |claimed| claimed.bytes);
-        let fits_bytes = self.envelope.budget_bytes() - book.claimed_bytes() + held_bytes;
-        if bytes > fits_bytes {
-            return Err(self.envelope.refusal(&book, self.name.clone(), bytes, fits_bytes));
+        let others_bytes = book.claimed_bytes - held_bytes;
+        if bytes > self.envelope.budget_bytes() - others_bytes {
+            return Err(self.envelope.refusal(&book, Some(self.id), self.name.clone(), bytes));
         }
         if let Some(claimed) = book.claims.get_mut(&self.id) {
             claimed.bytes = bytes;
+            book.claimed_bytes = others_bytes + bytes;
         }
         Ok(())
     }
@@ -205,7 +245,10 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // In a forked child somebody may hold the lock for ever.
         if self.envelope.0.process == std::process::id() {
-            self.envelope.book().claims.remove(&self.id);
+            let mut book = self.envelope.book();
+            if let Some(claimed) = book.claims.remove(&self.id) {
+                book.claimed_bytes -= claimed.bytes;
+            }
         }
     }
 }
@@ -219,56 +262,85 @@ pub struct ClaimError {
     pub asked_bytes: u64,
     /// What would have fitted, in bytes.
     pub fits_bytes: u64,
-    /// All of the budget, in bytes.
-    pub budget_bytes: u64,
-    /// What the budget was cut from, in bytes.
-    pub total_bytes: u64,
-    /// What is claimed by whom; on a resize the claim itself, as it was, is among them.
+    /// The budget, and what it was decided on.
+    pub ground: Ground,
+    /// What the others have claimed.
     pub claims: Vec<Claimed>,
 }
 
 impl ClaimError {
-    /// What the budget would have to be, in bytes.
+    /// What all who claim need together, in bytes, without what is in use already.
     #[must_use]
     pub fn needed_bytes(&self) -> u64 {
-        self.budget_bytes.saturating_sub(self.fits_bytes).saturating_add(self.asked_bytes)
+        let others = self.claims.iter().filter(|claimed| claimed.name.as_str() != IN_USE);
+        others.map(|claimed| claimed.bytes).fold(self.asked_bytes, u64::saturating_add)
     }
 
-    /// What would help.
+    /// What the budget would have to be, in bytes.
+    #[must_use]
+    pub fn needed_budget_bytes(&self) -> u64 {
+        let has_in_use = self.claims.iter().any(|claimed| claimed.name.as_str() == IN_USE);
+        let own_bytes = if has_in_use { self.ground.own_bytes } else { 0 };
+        self.needed_bytes().saturating_add(own_bytes)
+    }
+
+    /// What would help, of what can.
     fn hint(&self) -> String {
-        let needed = ByteSize(self.needed_bytes()).rounded_up();
+        let Ground { total_bytes, total_from, free_bytes, .. } = self.ground;
         let less = (self.fits_bytes > 0)
             .then(|| format!("claim at most {}", ByteSize(self.fits_bytes).rounded_down()));
-        let release = (!self.claims.is_empty()).then(|| "release a claim".to_owned());
-        let smaller = less.into_iter().chain(release).collect::<Vec<_>>().join(", ");
-        match Share::that_makes(self.needed_bytes(), self.total_bytes) {
-            Some(share) if smaller.is_empty() => format!("raise the budget to {needed} (a share of {share})"),
-            Some(share) => format!("{smaller}, or raise the budget to {needed} (a share of {share})"),
-            None if smaller.is_empty() => format!("there are {} in all", ByteSize(self.total_bytes)),
-            None => format!(
-                "{smaller}; no budget would do, since {needed} are needed and there are {} in all",
-                ByteSize(self.total_bytes)
-            ),
-        }
+        let is_anybodys = self.claims.iter().any(|claimed| claimed.name.as_str() != IN_USE);
+        let release = is_anybodys.then(|| "release a claim".to_owned());
+        let needed = self.needed_budget_bytes();
+        let (raise, fact) = match (Share::that_makes(needed, total_bytes), free_bytes) {
+            (None, _) => {
+                let from = total_from.map_or_else(String::new, |from| format!(", by {from}"));
+                let (needed, total) = (ByteSize(needed).rounded_up(), ByteSize(total_bytes));
+                (
+                    None,
+                    Some(format!(
+                        "no budget would do: {needed} are needed, and there are {total} in all{from}"
+                    )),
+                )
+            }
+            (Some(_), Some(free)) if self.needed_bytes() > free => {
+                let free = ByteSize(free).rounded_down();
+                let others = "end what else uses the device".to_owned();
+                (Some(others), Some(format!("{free} are free of it, whatever the budget")))
+            }
+            (Some(share), _) => {
+                let needed = ByteSize(needed).rounded_up();
+                (Some(format!("raise the budget to {needed} (a share of {share})")), None)
+            }
+        };
+        let ways: Vec<String> = less.into_iter().chain(release).chain(raise).collect();
+        let ways = match &ways[..] {
+            [] => None,
+            [way] => Some(way.clone()),
+            [ways @ .., last] => Some(format!("{}, or {last}", ways.join(", "))),
+        };
+        fact.into_iter().chain(ways).collect::<Vec<_>>().join("; ")
     }
 }
 
 impl fmt::Display for ClaimError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, asked_bytes, fits_bytes, budget_bytes, .. } = self;
-        let [asked, fits, budget] = [*asked_bytes, *fits_bytes, *budget_bytes].map(ByteSize);
-        write!(f, "cannot claim {asked} for `{name}`: the budget is {budget}, of which ")?;
-        match &self.claims[..] {
-            [] => f.write_str("nothing is claimed")?,
-            claims => {
-                for (nth, claimed) in claims.iter().enumerate() {
-                    let comma = if nth == 0 { "" } else { ", " };
-                    write!(f, "{comma}`{}` has {}", claimed.name, ByteSize(claimed.bytes))?;
-                }
-                write!(f, " and {fits} would fit")?;
-            }
+        let Self { name, asked_bytes, fits_bytes, ground, claims } = self;
+        // Two figures that differ by little must not look the same.
+        let looks_same = ByteSize(*asked_bytes).to_string() == ByteSize(*fits_bytes).to_string();
+        let asked = if looks_same { format!("{asked_bytes} B") } else { ByteSize(*asked_bytes).to_string() };
+        let fits = if looks_same { format!("{fits_bytes} B") } else { ByteSize(*fits_bytes).to_string() };
+        write!(
+            f,
+            "cannot claim {asked} for `{name}`: the budget is {}, of which ",
+            ByteSize(ground.budget_bytes)
+        )?;
+        for (nth, claimed) in claims.iter().enumerate() {
+            let comma = if nth == 0 { "" } else { ", " };
+            write!(f, "{comma}`{}` has {}", claimed.name, ByteSize(claimed.bytes))?;
         }
-        write!(f, "; {}", self.hint())
+        let and = if claims.is_empty() { "" } else { " and " };
+        write!(f, "{and}{fits} would fit; {}", self.hint())
     }
 }
 
@@ -276,6 +348,7 @@ impl std::error::Error for ClaimError {}
 
 #[cfg(test)]
 mod tests {
+    use super::super::source::Fact;
     use super::*;
 
     const GIB: u64 = 1 << 30;
@@ -290,7 +363,7 @@ mod tests {
         let weights = envelope.claim(tag("weights"), 6 * GIB).unwrap();
         let graph = envelope.claim(tag("cudagraph"), GIB).unwrap();
         let refused = envelope.claim(tag("kv_cache"), 4 * GIB).unwrap_err();
-        assert_eq!((refused.fits_bytes, refused.needed_bytes()), (3 * GIB, 11 * GIB));
+        assert_eq!((refused.fits_bytes, refused.needed_budget_bytes()), (3 * GIB, 11 * GIB));
         assert_eq!(
             refused.to_string(),
             "cannot claim 4 GiB for `kv_cache`: the budget is 10 GiB, of which `weights` has 6 GiB, `cudagraph` has \
@@ -301,13 +374,54 @@ mod tests {
         let kv = envelope.claim(tag("kv_cache"), 4 * GIB).unwrap();
         assert_eq!(envelope.unclaimed_bytes(), 0);
         let refused = envelope.claim(tag("more"), 3 * GIB).unwrap_err().to_string();
-        assert!(refused.contains("0 B would fit; release a claim; no budget would do"), "{refused}");
-        assert!(refused.contains("13 GiB are needed and there are 12 GiB in all"), "{refused}");
+        assert!(refused.contains("0 B would fit; no budget would do: 13 GiB are needed"), "{refused}");
+        assert!(refused.ends_with("and there are 12 GiB in all; release a claim"), "{refused}");
         drop((weights, kv));
         assert_eq!((envelope.claims(), envelope.unclaimed_bytes()), (Vec::new(), 10 * GIB));
         let refused = envelope.claim(tag("all"), u64::MAX).unwrap_err();
         assert_eq!(refused.needed_bytes(), u64::MAX);
-        assert!(refused.to_string().contains("nothing is claimed"), "{refused}");
+        assert!(refused.to_string().contains("of which 10 GiB would fit; no budget would do"), "{refused}");
+    }
+
+    #[test]
+    fn figures_that_look_the_same_are_told_exactly() {
+        let refused = Envelope::new(GIB, 2 * GIB).claim(tag("weights"), GIB + 1).unwrap_err().to_string();
+        assert!(refused.contains("cannot claim 1073741825 B") && refused.contains("1073741824 B would fit"));
+    }
+
+    /// What a device of 24 GiB says whose neighbours use so much.
+    fn shared(free_bytes: u64, own_bytes: u64, cap: &str) -> (Envelope, Claim) {
+        let facts =
+            [Fact::bytes(SourceName::CudaTotal, 24 * GIB), Fact::bytes(SourceName::CudaFree, free_bytes)];
+        let budget = Budget::decide(&facts, Some(own_bytes), Some(cap.parse().unwrap()));
+        let envelope = Envelope::of(&budget).unwrap();
+        let in_use_bytes = budget.budget_bytes.unwrap() - budget.headroom_bytes.unwrap();
+        let in_use = envelope.claim(tag(IN_USE), in_use_bytes).unwrap();
+        (envelope, in_use)
+    }
+
+    #[test]
+    fn whoever_follows_the_hint_succeeds() {
+        let (envelope, _in_use) = shared(14 * GIB, GIB, "0.5");
+        let refused = envelope.claim(tag("weights"), 13 * GIB).unwrap_err();
+        assert_eq!(refused.needed_budget_bytes(), 14 * GIB);
+        assert!(
+            refused.to_string().ends_with("or raise the budget to 14 GiB (a share of 0.59)"),
+            "{refused}"
+        );
+        for cap in ["14GiB", "0.59"] {
+            let (envelope, _in_use) = shared(14 * GIB, GIB, cap);
+            envelope.claim(tag("weights"), 13 * GIB).unwrap().release();
+        }
+        // What is not free no budget gives, and nobody can release what is in use.
+        let refused = envelope.claim(tag("weights"), 15 * GIB).unwrap_err().to_string();
+        assert!(
+            refused.contains("14 GiB are free of it, whatever the budget; claim at most 11 GiB, or end what")
+        );
+        assert!(!refused.contains("release"), "{refused}");
+        let (envelope, _in_use) = shared(0, GIB, "1.0");
+        let refused = envelope.claim(tag("weights"), GIB).unwrap_err().to_string();
+        assert!(refused.ends_with("0 B are free of it, whatever the budget; end what else uses the device"));
     }
 
     #[test]
@@ -316,7 +430,8 @@ mod tests {
         let first = envelope.claim(tag("a"), 4).unwrap();
         let second = envelope.claim_rest(tag("b"));
         assert_eq!(second.bytes(), 6);
-        assert_eq!(first.resize(5).unwrap_err().fits_bytes, 4);
+        let refused = first.resize(5).unwrap_err();
+        assert_eq!((refused.fits_bytes, refused.claims.len()), (4, 1));
         assert_eq!(first.bytes(), 4, "a refused resize changes nothing");
         second.resize(1).unwrap();
         first.resize(9).unwrap();

@@ -21,8 +21,14 @@ pub struct Budget {
     pub winner: Option<SourceName>,
     /// The smallest plausible total before the user's cap, in bytes.
     pub total_bytes: Option<u64>,
+    /// Whose figure that is.
+    #[serde(skip)]
+    pub total_from: Option<SourceName>,
     /// What this process may use, in bytes.
     pub budget_bytes: Option<u64>,
+    /// What is free of the device, as far as it is this process's to have, in bytes.
+    #[serde(skip)]
+    pub free_bytes: Option<u64>,
     /// What it can have on top of what it has, in bytes: the smaller of what is free and what of the budget it has
     /// not used. `None` where nobody tells what is free.
     pub headroom_bytes: Option<u64>,
@@ -51,7 +57,9 @@ impl Budget {
             sources,
             winner: budget.map(|(_, name)| name),
             total_bytes,
+            total_from: total.map(|(_, name)| name),
             budget_bytes,
+            free_bytes,
             headroom_bytes: free_bytes.zip(unused_bytes).map(|(free, unused)| free.min(unused)),
             process_used_bytes,
         }
@@ -123,23 +131,37 @@ fn odd_total(source: SourceName, bytes: u64) -> Option<&'static str> {
 }
 
 /// What the sources that tell it agree is free: the least of them. Where the operating system has a say, the device
-/// shares the computer's memory, and what it could make available counts beside what others find free already.
+/// shares the computer's memory, and what it could make available counts beside what others find free already, unless
+/// somebody says that a limit is exceeded.
 fn measured_free(facts: &[Fact], total_bytes: Option<u64>) -> Option<u64> {
-    let least_of = |names: &[SourceName]| {
-        let named = facts.iter().filter(|fact| names.contains(&fact.source));
-        named.filter_map(|fact| free(fact, total_bytes)).min()
+    let of = |names: &'static [SourceName]| {
+        let named = facts.iter().filter(move |fact| names.contains(&fact.source));
+        named.filter(|fact| fact.source.is_about_free())
     };
-    let device = least_of(&[SourceName::CapacityFree, SourceName::CudaFree, SourceName::NvmlFree]);
-    let device = device.max(least_of(&[SourceName::SystemAvailable]));
+    let least_of = |names| of(names).filter_map(|fact| free(fact, total_bytes)).min();
+    const DEVICE: &[SourceName] = &[SourceName::CapacityFree, SourceName::CudaFree, SourceName::NvmlFree];
+    if of(DEVICE).any(|fact| is_over_limit(&fact.answer)) {
+        return Some(0);
+    }
+    let device = least_of(DEVICE).max(least_of(&[SourceName::SystemAvailable]));
     let group = least_of(&[SourceName::CgroupDmemFree]);
     device.into_iter().chain(group).min()
+}
+
+/// Whether an answer about free memory means that more is in use than a limit allows.
+fn is_over_limit(answer: &Answer) -> bool {
+    match answer {
+        Answer::OverLimit(_) => true,
+        Answer::Bytes(bytes) => (UNDERFLOW_BYTES_MIN..u64::MAX).contains(bytes),
+        Answer::None(_) => false,
+    }
 }
 
 /// What a source's free figure counts for.
 fn free(fact: &Fact, total_bytes: Option<u64>) -> Option<u64> {
     match fact.answer {
         Answer::Bytes(u64::MAX) | Answer::None(_) => None,
-        Answer::Bytes(UNDERFLOW_BYTES_MIN..) | Answer::OverLimit(_) => Some(0),
+        Answer::OverLimit(_) | Answer::Bytes(UNDERFLOW_BYTES_MIN..) => Some(0),
         Answer::Bytes(bytes) => Some(total_bytes.map_or(bytes, |total_bytes| bytes.min(total_bytes))),
     }
 }
@@ -295,6 +317,14 @@ mod tests {
         let facts = [(CudaTotal, 64 * GIB), (CudaFree, 2 * GIB), (SystemAvailable, 99 * GIB)];
         let budget = decide(&facts, 0, "");
         assert_eq!((budget.headroom_bytes, note(&budget, SystemAvailable)), (Some(64 * GIB), ""));
+        let over = [
+            Fact::bytes(CudaTotal, 64 * GIB),
+            Fact::new(CudaFree, Answer::OverLimit("invalid".into())),
+            Fact::bytes(SystemAvailable, 40 * GIB),
+        ];
+        assert_eq!(Budget::decide(&over, None, None).headroom_bytes, Some(0));
+        let facts = [(CudaTotal, 64 * GIB), (NvmlFree, u64::MAX - 5), (SystemAvailable, 40 * GIB)];
+        assert_eq!(decide(&facts, 0, "").headroom_bytes, Some(0));
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl CudaDevice {
         let total_bytes = match context.memory()? {
             CudaMemory::Known { total_bytes: 0, .. } => total_of_slice(&gpu).unwrap_or(0),
             CudaMemory::Known { total_bytes, .. } => total_bytes,
-            CudaMemory::OverLimit { words } => total_of_slice(&gpu).ok_or_else(|| over_limit(&words))?,
+            CudaMemory::OverLimit { .. } => total_of_slice(&gpu).unwrap_or(0),
         };
         drop(entered);
         let info = DeviceInfo {
@@ -526,17 +526,8 @@ impl Driver for CudaDevice {
 
 /// What a slice has whose driver does not say it now: the GPU's own word, or what the slice was told to have.
 fn total_of_slice(gpu: &GpuInfo) -> Option<u64> {
-    let limit = || hami_limit(&|name| std::env::var_os(name), gpu.ordinal)?.bytes.ok()?;
-    (gpu.total_bytes > 0).then_some(gpu.total_bytes).or_else(limit)
-}
-
-fn over_limit(words: &str) -> DriverErrorKind {
-    DriverErrorKind::Unsupported {
-        reason: format!(
-            "more memory is in use than the limit of this slice allows, and nobody tells how much that is \
-             (cuMemGetInfo: {words}); end what uses it, or raise the limit"
-        ),
-    }
+    let limit = hami_limit(&|name| std::env::var_os(name), gpu.ordinal).and_then(|limit| limit.bytes.ok()?);
+    limit.into_iter().chain((gpu.total_bytes > 0).then_some(gpu.total_bytes)).min()
 }
 
 fn to_usize(bytes: u64) -> Result<usize> {

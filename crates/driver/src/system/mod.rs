@@ -51,6 +51,13 @@ impl System {
     }
 
     /// Where the file with this path, from `/`, lies.
+    /// Memory that can be had without swapping, in bytes: what the system tells, and what the control groups of this
+    /// process leave, whichever is less. `None` where neither tells.
+    #[must_use]
+    pub fn available_bytes(&self) -> Option<u64> {
+        self.memory().available_bytes.into_iter().chain(self.cgroup_memory().available_bytes).min()
+    }
+
     fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))

@@ -7,7 +7,7 @@ use poorwill_core::budget::{Cap, InvalidCap};
 
 use crate::device::{DeviceSpec, ParseDeviceError};
 
-/// What the user allows of each device. Later entries for a device replace earlier ones when two are joined.
+/// What the user allows of each device: one for all, one each, or both.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Caps {
     others: Option<Cap>,
@@ -19,8 +19,13 @@ pub struct Caps {
 #[non_exhaustive]
 pub enum InvalidCaps {
     /// A cap is malformed.
-    #[error(transparent)]
-    Cap(#[from] InvalidCap),
+    #[error("{}{source}", whole(text, source))]
+    Cap {
+        /// What was given.
+        text: String,
+        /// What is wrong with a part of it.
+        source: InvalidCap,
+    },
     /// What stands before `=` is no device.
     #[error(transparent)]
     Device(#[from] ParseDeviceError),
@@ -32,6 +37,16 @@ pub enum InvalidCaps {
         /// For which.
         device: String,
     },
+}
+
+/// A text from outside, for people.
+fn shown(text: &str) -> String {
+    text.escape_debug().take(128).collect()
+}
+
+/// The whole text, where only a part of it is wrong.
+fn whole(text: &str, source: &InvalidCap) -> String {
+    if text == source.text { String::new() } else { format!("`{text}`: ") }
 }
 
 impl Caps {
@@ -48,7 +63,7 @@ impl Caps {
     }
 
     fn add(&mut self, text: &str, device: Option<String>, cap: Cap) -> Result<(), InvalidCaps> {
-        let twice = |device: &str| InvalidCaps::Twice { text: text.to_owned(), device: device.to_owned() };
+        let twice = |device: &str| InvalidCaps::Twice { text: shown(text), device: device.to_owned() };
         match device {
             Some(device) if self.devices().any(|named| named == device) => Err(twice(&device)),
             Some(device) => {
@@ -80,7 +95,8 @@ impl FromStr for Caps {
                 None => (None, entry),
                 Some((device, cap)) => (Some(device.trim().parse::<DeviceSpec>()?.id()), cap),
             };
-            caps.add(text, device, cap.parse()?)?;
+            let cap = cap.parse().map_err(|source| InvalidCaps::Cap { text: shown(text), source })?;
+            caps.add(text, device, cap)?;
         }
         Ok(caps)
     }

@@ -3,8 +3,8 @@
 use poorwill_core::budget::{Answer, Fact, SourceName};
 use poorwill_driver::CudaDevice;
 use poorwill_driver::cuda::{CudaMemory, GpuInfo};
-use poorwill_driver::nvml::Nvml;
-use poorwill_driver::system::slices::{EnvLimit, GpuName, Lookup, hami_limit, mps_limit};
+use poorwill_driver::nvml::{Handle, Nvml};
+use poorwill_driver::system::slices::{EnvLimit, GpuName, Lookup, hami_limit, mig_hints, mps_limit};
 use poorwill_driver::system::{GroupDeviceMemory, System};
 
 use super::Slice;
@@ -65,20 +65,20 @@ impl Inquiry {
         let group =
             gpu.pci_bus_id.parse().map(|address| system.cgroup_device_memory(address)).unwrap_or_default();
         facts.extend(group_facts(group));
-        facts.extend(system_facts(gpu, system));
 
         let is_limit = |limit: &Option<EnvLimit>| limit.as_ref().is_some_and(|limit| limit.bytes != Ok(None));
         let slice = if is_limit(&hami) || is_enforced {
             Some(Slice::Hami)
-        } else if is_limit(&mps) {
+        } else if is_limit(&mps) || system.has_mps(variables) {
             Some(Slice::Mps)
-        } else if is_instance || gpu.name.contains(" MIG ") {
+        } else if is_instance || is_named_instance(gpu) || !mig_hints(variables).is_empty() {
             Some(Slice::Mig)
         } else if group.limit_bytes.is_some() {
             Some(Slice::Dmem)
         } else {
             None
         };
+        facts.extend(system_fact(gpu, told, slice, system));
         let malformed = hami.iter().chain(&mps).filter_map(|limit| {
             let reason = limit.bytes.as_ref().err()?;
             Some(format!("{} is set and cannot be read: {reason}", limit.variable))
@@ -114,9 +114,9 @@ fn nvml_facts(gpu: &GpuInfo, nvml: &Result<Nvml, String>) -> (Vec<Fact>, bool) {
         Ok(None) => return (none("NVML knows no device of this UUID"), false),
         Ok(Some(known)) => known,
     };
-    let is_instance = known.handle == poorwill_driver::nvml::Handle::MigInstance;
+    let is_instance = known.handle == Handle::MigInstance;
     let facts = match &known.memory {
-        _ if known.is_of_a_divided_card() => {
+        _ if known.is_of_a_divided_card() || (known.handle == Handle::Gpu && is_named_instance(gpu)) => {
             none("NVML's figures are those of the whole card, which is divided")
         }
         Err(reason) => none(reason),
@@ -145,16 +145,27 @@ fn group_facts(group: GroupDeviceMemory) -> [Fact; 2] {
     [fact(SourceName::CgroupDmem, group.limit_bytes), fact(SourceName::CgroupDmemFree, group.remaining_bytes)]
 }
 
-/// Only where the device has no memory of its own.
-fn system_facts(gpu: &GpuInfo, system: &System) -> Option<Fact> {
-    gpu.integrated.then(|| {
-        let (system, group) = (system.memory().available_bytes, system.cgroup_memory().available_bytes);
-        match system.into_iter().chain(group).min() {
-            Some(bytes) if Some(bytes) == group => {
-                Fact::bytes(SourceName::SystemAvailable, bytes).with_note("what the control group leaves")
-            }
-            Some(bytes) => Fact::bytes(SourceName::SystemAvailable, bytes),
-            None => Fact::none(SourceName::SystemAvailable, "the system does not tell"),
-        }
+/// Only where the device has no memory of its own. Who has a part of such a device has a part of that memory, and
+/// nobody tells which: what the driver finds free is all there is then.
+fn system_fact(
+    gpu: &GpuInfo,
+    told: &Result<CudaMemory, String>,
+    slice: Option<Slice>,
+    system: &System,
+) -> Option<Fact> {
+    let name = SourceName::SystemAvailable;
+    let is_whole = match told {
+        Ok(CudaMemory::Known { total_bytes, .. }) => *total_bytes >= gpu.total_bytes,
+        _ => false,
+    };
+    gpu.integrated.then(|| match system.available_bytes() {
+        _ if slice.is_some() || !is_whole => Fact::none(name, "this process has a part of the GPU only"),
+        Some(bytes) => Fact::bytes(name, bytes),
+        None => Fact::none(name, "the system does not tell"),
     })
+}
+
+/// Whether the driver calls it an instance of a divided GPU.
+fn is_named_instance(gpu: &GpuInfo) -> bool {
+    gpu.name.contains(" MIG ")
 }

@@ -53,17 +53,11 @@ fn reasons(sources: &[Source]) -> String {
 /// # Errors
 /// When nobody tells how much there is.
 pub fn envelope(device: &str, budget: Budget) -> Result<(Budget, Envelope), UnknownBudget> {
-    match budget.budget_bytes {
-        Some(bytes) => {
-            let envelope = Envelope::new(bytes, budget.total_bytes.unwrap_or(bytes));
-            Ok((budget, envelope))
-        }
+    match Envelope::of(&budget) {
+        Some(envelope) => Ok((budget, envelope)),
         None => Err(UnknownBudget { device: device.to_owned(), sources: budget.sources }),
     }
 }
-
-/// Who has what is in use already, as a claim is named.
-const IN_USE: &str = "in_use";
 
 /// A claim for the part of a budget that cannot be had now, since it is in use already: by this process, its context
 /// included, or by others. `None` where all of it can be had, or where nobody tells.
@@ -81,9 +75,8 @@ pub fn claim_own(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
 
 /// As much of it as there is.
 fn claim(envelope: &Envelope, in_use_bytes: u64) -> Option<Claim> {
-    let name = IN_USE.parse().ok()?;
-    let bytes = in_use_bytes.min(envelope.unclaimed_bytes());
-    (bytes > 0).then(|| envelope.claim(name, bytes).ok()).flatten()
+    let claim = envelope.claim_up_to(IN_USE.parse().ok()?, in_use_bytes);
+    (claim.bytes() > 0).then_some(claim)
 }
 
 #[cfg(test)]

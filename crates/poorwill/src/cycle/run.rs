@@ -68,17 +68,21 @@ pub enum Stage {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CycleError {
-    /// The device has too little memory for the load.
+    /// The device has too little memory for the load, or its budget is too small.
     #[error(
-        "cannot load {}: the device has {} free; load less, or use a larger device",
+        "cannot load {}: the device has {} free, and the budget allows {}; load less, {}",
         ByteSize(*asked_bytes),
-        ByteSize(*free_bytes)
+        ByteSize(*free_bytes),
+        ByteSize(*limit_bytes),
+        if limit_bytes < free_bytes { "or raise the budget" } else { "or use a larger device" }
     )]
     TooLarge {
         /// Size of the load.
         asked_bytes: u64,
         /// What the device has free.
         free_bytes: u64,
+        /// What the arena may map.
+        limit_bytes: u64,
     },
     /// The load would have more tensors than can be kept track of here.
     #[error(
@@ -114,9 +118,10 @@ pub enum CycleError {
 pub fn run(arena: &Arena, plan: &Plan, observer: &mut dyn FnMut(Stage)) -> Result<CycleReport, CycleError> {
     arena.trim()?;
     // The limits are measured with memory beside the pool's, before it has any: its limit holds for both.
-    let free_bytes = arena.driver().memory_info()?.free_bytes.min(arena.limit_bytes());
+    let (free_bytes, limit_bytes) = (arena.driver().memory_info()?.free_bytes, arena.limit_bytes());
     let fits = |asked_bytes| {
-        if asked_bytes > free_bytes { Err(CycleError::TooLarge { asked_bytes, free_bytes }) } else { Ok(()) }
+        let too_large = CycleError::TooLarge { asked_bytes, free_bytes, limit_bytes };
+        if asked_bytes > free_bytes.min(limit_bytes) { Err(too_large) } else { Ok(()) }
     };
     fits(plan.bytes.get())?;
     let (asked_bytes, tensors) = (plan.bytes.get(), count(plan.bytes.get()));

@@ -4,16 +4,17 @@ use poorwill_core::Tag;
 use poorwill_core::budget::{Budget, Claimed, Share};
 use serde::Serialize;
 
-use crate::budget::{claim_in_use, envelope};
+use crate::budget::{Envelope, claim_in_use};
 
 /// Rounding that makes no difference to an engine.
 const SLACK_BYTES: u64 = 1 << 20;
 
-/// What an engine should be given. `None` where the device's memory is not known.
+/// What an engine should be given. `None` where it is not known how much the device has, or how much of it is free.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EngineAdvice {
     /// The share to tell an engine that takes it of what `cuMemGetInfo` calls the total, as vLLM does with
-    /// `--gpu-memory-utilization`. `None` also where that total is not known, and on the host device.
+    /// `--gpu-memory-utilization`. What a context takes is left out, so it may be a hundredth below the budget's own
+    /// share. `None` also where that total is not known, and on the host device.
     pub gpu_memory_utilization: Option<f64>,
     /// What an engine may use altogether, in bytes: the budget without what is in use already.
     pub memory_bytes: Option<u64>,
@@ -35,8 +36,9 @@ impl EngineAdvice {
             kv_cache_bytes: None,
             refused: None,
         };
-        let Ok((memory, envelope)) = envelope("", memory.clone()) else { return advice };
-        let in_use = claim_in_use(&memory, &envelope);
+        // Where nobody tells what is free, nothing is promised.
+        let (Some(envelope), Some(_)) = (Envelope::of(memory), memory.headroom_bytes) else { return advice };
+        let in_use = claim_in_use(memory, &envelope);
         let memory_bytes = envelope.unclaimed_bytes();
         advice.memory_bytes = Some(memory_bytes);
         advice.gpu_memory_utilization = engine_total_bytes.and_then(|total_bytes| {

@@ -78,8 +78,9 @@ mod linux {
     /// What the device and the computer must have left, so that measuring is in nobody's way.
     const ROOM_BYTES: u64 = 8 * PIECE_BYTES;
 
-    /// When no further GPU is measured: the report has to be there soon.
-    const MEASURING_MAX: Duration = Duration::from_secs(6);
+    /// When no further GPU is measured, and when none is even opened: the report has to be there soon.
+    const MEASURING_MAX: Duration = Duration::from_secs(5);
+    const OPENING_MAX: Duration = Duration::from_secs(7);
 
     /// Asks for all of them, or the one that is planned; what goes wrong is added to `warnings`.
     pub(in super::super) fn examine(plan: &Plan, warnings: &mut Vec<String>) -> Vec<DeviceReport> {
@@ -103,7 +104,6 @@ mod linux {
         if let Some(DeviceSpec::Cuda { ordinal }) = plan.device
             && usize::try_from(ordinal).is_ok_and(|ordinal| ordinal >= count)
         {
-            warnings.clear();
             warnings.push(format!("the driver shows this process {count}, counted from cuda:0"));
         }
         let nvml = Nvml::load();
@@ -125,8 +125,12 @@ mod linux {
         fn report(&self, gpu: &GpuInfo, warnings: &mut Vec<String>) -> DeviceReport {
             let spec = DeviceSpec::Cuda { ordinal: gpu.ordinal };
             let (id, cap) = (spec.id(), self.plan.caps.of(&spec));
-            let opened = CudaDevice::open(&CudaConfig::gpu(gpu.ordinal));
-            let device = opened.as_ref().map_err(|error| error.kind.to_string());
+            let opened = if self.started.elapsed() > OPENING_MAX {
+                Err("it was not opened, since others took too long; name it with --device".to_owned())
+            } else {
+                CudaDevice::open(&CudaConfig::gpu(gpu.ordinal)).map_err(|error| error.kind.to_string())
+            };
+            let device = opened.as_ref().map_err(Clone::clone);
             let told = device
                 .clone()
                 .and_then(|device| device.memory_as_told().map_err(|error| error.kind.to_string()));

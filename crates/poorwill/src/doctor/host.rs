@@ -29,7 +29,7 @@ pub struct HostReport {
     pub memory_available_bytes: Option<u64>,
     /// Least limit of memory among the control groups of this process, in bytes. None where there is none.
     pub cgroup_memory_limit_bytes: Option<u64>,
-    /// Least that is left below such a limit, in bytes. Cached files count as used, and give way.
+    /// Least that is left below such a limit, in bytes, when cached files that nobody uses give way.
     pub cgroup_memory_remaining_bytes: Option<u64>,
     /// Memory that this process may lock by itself, in bytes. None where there is no limit.
     pub memlock_bytes: Option<u64>,
@@ -84,7 +84,7 @@ impl HostReport {
             memory_total_bytes: memory.total_bytes,
             memory_available_bytes: memory.available_bytes,
             cgroup_memory_limit_bytes: group.limit_bytes,
-            cgroup_memory_remaining_bytes: group.remaining_bytes,
+            cgroup_memory_remaining_bytes: group.available_bytes,
             memlock_bytes: system.locked_memory().soft.bytes(),
             transparent_huge_pages: memory.transparent_huge_pages,
             reserved_huge_pages_bytes: memory.huge_pages_free_bytes,
@@ -99,14 +99,17 @@ impl HostReport {
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if let (Some(limit), Some(available)) = (self.cgroup_memory_limit_bytes, self.memory_available_bytes)
-            && limit < available
         {
-            warnings.push(format!(
-                "the memory limit of this process's control group is {}, and the computer has {} available; what \
-                 sleeps at level 1 must fit in the limit",
-                ByteSize(limit),
-                ByteSize(available)
-            ));
+            let left = self.cgroup_memory_remaining_bytes.unwrap_or(limit).min(limit);
+            if left < available {
+                warnings.push(format!(
+                    "the control group of this process leaves it {} of a limit of {}, and the computer has {} \
+                     available; what sleeps at level 1 must fit in what is left",
+                    ByteSize(left),
+                    ByteSize(limit),
+                    ByteSize(available)
+                ));
+            }
         }
         if !matches!(self.transparent_huge_pages.as_deref(), Some("always" | "madvise")) {
             warnings.push(

@@ -17,7 +17,7 @@ mod engine;
 mod gpu;
 mod host;
 
-use poorwill_core::budget::{Budget, SourceName};
+use poorwill_core::budget::{Budget, Cap, SourceName};
 use poorwill_core::{ByteSize, Tag};
 use serde::Serialize;
 
@@ -35,7 +35,8 @@ pub struct Plan {
     pub device: Option<DeviceSpec>,
     /// What the user allows.
     pub caps: Caps,
-    /// What an engine will claim before its key-value cache, in this order, in bytes.
+    /// What an engine will claim before its key-value cache, in this order, in bytes. On the host device only where
+    /// that is the one to look at, or the only one.
     pub claims: Vec<(Tag, u64)>,
 }
 
@@ -99,9 +100,10 @@ pub struct DeviceReport {
 pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     let host = HostReport::examine();
     let mut warnings = host.warnings();
+    let mut about_gpus = Vec::new();
     let mut devices = match &plan.device {
         Some(DeviceSpec::Host { .. }) => Vec::new(),
-        _ => gpu::examine(plan, &mut warnings),
+        _ => gpu::examine(plan, &mut about_gpus),
     };
     let spec = match &plan.device {
         Some(spec @ DeviceSpec::Host { .. }) => spec.clone(),
@@ -110,17 +112,23 @@ pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     if let Some(device @ DeviceSpec::Cuda { .. }) = &plan.device
         && devices.is_empty()
     {
-        return Err(NoSuchDevice { device: device.clone(), reasons: warnings });
+        return Err(NoSuchDevice { device: device.clone(), reasons: about_gpus });
     }
-    devices.push(host_device(&spec, plan, &mut warnings));
+    warnings.extend(about_gpus);
+    let claims = if devices.is_empty() { &plan.claims[..] } else { &[] };
+    devices.push(host_device(&spec, plan.caps.of(&spec), claims, &mut warnings));
     for named in plan.caps.devices().filter(|named| devices.iter().all(|device| device.id != **named)) {
         warnings.push(format!("the budget names {named}, which was not looked at"));
     }
     Ok(DoctorReport { host, devices, warnings })
 }
 
-fn host_device(spec: &DeviceSpec, plan: &Plan, warnings: &mut Vec<String>) -> DeviceReport {
-    let cap = plan.caps.of(spec);
+fn host_device(
+    spec: &DeviceSpec,
+    cap: Option<Cap>,
+    claims: &[(Tag, u64)],
+    warnings: &mut Vec<String>,
+) -> DeviceReport {
     let (name, granule_bytes, memory) = match Device::open(spec) {
         Ok(device) => {
             let info = device.driver().info().clone();
@@ -135,13 +143,16 @@ fn host_device(spec: &DeviceSpec, plan: &Plan, warnings: &mut Vec<String>) -> De
         id: spec.id(),
         name,
         granule_bytes,
-        engine: EngineAdvice::of(&memory, None, &plan.claims),
+        engine: EngineAdvice::of(&memory, None, claims),
         memory,
         slice: None,
         shared_memory_per_block_bytes: None,
         gpu: None,
     }
 }
+
+/// What a bare context takes at most, as far as we have seen.
+const CONTEXT_BYTES_MAX: u64 = 1 << 30;
 
 /// What about a budget people should know, a sentence each. `id` names the device.
 fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
@@ -161,7 +172,7 @@ fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
     let differs = card_bytes - total_bytes > total_bytes / 50;
     match slice {
         Some(slice) => warnings.push(format!(
-            "{id} is a part of a GPU ({}) with {}; an engine that reckons with more than that fails",
+            "{id} is cut by {}: this process has {} of it; an engine that reckons with more than that fails",
             slice.as_str(),
             ByteSize(total_bytes)
         )),
@@ -176,7 +187,9 @@ fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
     }
     let in_use_bytes = memory.budget_bytes.zip(memory.headroom_bytes).map(|(budget, room)| budget - room);
     let others_bytes = in_use_bytes.unwrap_or(0).saturating_sub(memory.process_used_bytes.unwrap_or(0));
-    if memory.process_used_bytes.is_some() && others_bytes > total_bytes / 50 {
+    // Where nobody tells what this process uses, its context is among it.
+    let least_bytes = if memory.process_used_bytes.is_some() { 0 } else { CONTEXT_BYTES_MAX };
+    if others_bytes > least_bytes.max(total_bytes / 50) {
         warnings.push(format!("others use {} of what {id} may give", ByteSize(others_bytes)));
     }
     if memory.headroom_bytes.is_none() {
@@ -223,6 +236,9 @@ mod tests {
             let warnings = warned(&facts, Some(0), None);
             assert!(warnings.contains(words), "{words}: {warnings}");
         }
-        assert!(warned(&card, Some(0), Some(Slice::Hami)).contains("a part of a GPU (hami) with 24 GiB"));
+        assert!(
+            warned(&card, Some(0), Some(Slice::Hami))
+                .contains("cuda:0 is cut by hami: this process has 24 GiB")
+        );
     }
 }

@@ -45,7 +45,7 @@ fn a_slice_of_hamis_is_named() {
     assert_warned(
         &report,
         &[
-            "cuda:0 is a part of a GPU (hami) with 23 GiB",
+            "cuda:0 is cut by hami: this process has 23 GiB of it",
             "device_properties of cuda:0 says 0 bytes: 0 is no total",
             "others use 3 GiB of what cuda:0 may give",
         ],
@@ -95,10 +95,7 @@ fn slices_by_other_means_are_named() {
     assert_eq!(advice(&report.devices[1]), (Some(Slice::Mps), Some(0.41), Some(10 * GIB)));
     assert_eq!(advice(&report.devices[2]), (None, Some(1.0), Some(24 * GIB)));
     assert_eq!(report.devices[3].slice, None);
-    assert_warned(
-        &report,
-        &["cuda:0 is a part of a GPU (mig)", "cuda:1 is a part of a GPU (mps) with 10 GiB"],
-    );
+    assert_warned(&report, &["cuda:0 is cut by mig", "cuda:1 is cut by mps: this process has 10 GiB of it"]);
     assert!(!warned(&report, "cuda:2"), "{:?}", report.warnings);
 }
 

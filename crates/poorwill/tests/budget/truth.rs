@@ -3,7 +3,7 @@
 //!
 //! The GPUs are drawn from numbers, of cards and slices with neighbours, and those who are asked about them lie.
 
-use poorwill::{Arena, Cap, Config, Device, OpenError, PoolError};
+use poorwill::{Arena, Cap, Config, Device, OpenError};
 
 use crate::scene::{GRANULE, MIB, Scene, cap, gpu, is_full, play, role, take};
 
@@ -226,7 +226,7 @@ impl Case {
         let allowed = limit.saturating_sub(self.own_bytes());
         let arena = match Arena::open(Config::on(gpu()).within(cap)) {
             Ok(arena) => arena,
-            Err(OpenError::Pool(PoolError::InvalidConfig { .. })) if allowed < GRANULE => return,
+            Err(OpenError::Claim(_)) if allowed < GRANULE => return,
             Err(error) => panic!("{self:?}: {error}"),
         };
         assert_eq!(arena.limit_bytes(), allowed, "{self:?}");

@@ -236,10 +236,10 @@ impl Over {
             return format!("{happened}, which the rest of the budget covers; claim {peak} for it");
         };
         let (needed, budget) =
-            (ByteSize(refused.needed_bytes()).rounded_up(), ByteSize(refused.budget_bytes));
+            (ByteSize(refused.needed_budget_bytes()).rounded_up(), ByteSize(refused.ground.budget_bytes));
         let fits = ByteSize(refused.fits_bytes).rounded_down();
         let happened = format!("{happened}, and the budget of {budget} has {fits} for it");
-        match Share::that_makes(refused.needed_bytes(), refused.total_bytes) {
+        match Share::that_makes(refused.needed_budget_bytes(), refused.ground.total_bytes) {
             Some(share) => format!(
                 "{happened}; make it take less, release another claim, or raise the budget to {needed} (a share of \
                  {share}) and claim {peak} for it"
@@ -247,7 +247,7 @@ impl Over {
             None => format!(
                 "{happened}; make it take less or release another claim; no budget would do, since {needed} are \
                  needed and there are {} in all",
-                ByteSize(refused.total_bytes)
+                ByteSize(refused.ground.total_bytes)
             ),
         }
     }
