@@ -3,7 +3,8 @@
 //! Whoever needs memory of a device (weights, activations, graph captures, key-value cache, a pool) claims it here
 //! before taking it. What is claimed never exceeds the budget. A claim that is dropped is returned.
 //!
-//! A forked child has a copy of the book that means nothing: dropping a claim there does nothing.
+//! A forked child has a copy of the book that means nothing, and perhaps one whose lock is held for ever: nothing of it
+//! may be used there. Dropping a claim there does nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
