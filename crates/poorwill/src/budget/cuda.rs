@@ -236,7 +236,7 @@ mod tests {
         };
         put("proc/self/cgroup", "0::/\n");
         put("sys/fs/cgroup/cgroup.controllers", "dmem\n");
-        for _ in 0..3000 {
+        for _ in 0..2000 {
             // What this process may really have, and what of it is free.
             let true_bytes = GIB + draw.below(80 * GIB);
             let free_bytes = draw.below(true_bytes + 1);
