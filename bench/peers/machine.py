@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """The machine's own limits: the link, pinning host memory, virtual memory calls. Prints JSON lines."""
 
+# What is defined in a turn of a loop is called in that turn only.
+# ruff: noqa: B023
+
 import concurrent.futures
 import ctypes
 import gc
@@ -13,17 +16,29 @@ GIB, MIB = 1 << 30, 1 << 20
 POPULATE_WRITE, HUGEPAGE = 23, 14  # madvise advice
 libc = ctypes.CDLL("libc.so.6", use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 cuda = ctypes.CDLL("libcuda.so.1")
 u64, size_t, pointer = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
 for name, arguments in {
-    "cuMemHostRegister_v2": [pointer, size_t, ctypes.c_uint], "cuMemHostUnregister": [pointer],
-    "cuCtxSetCurrent": [pointer], "cuMemCreate": [pointer, size_t, pointer, u64],
-    "cuMemAddressReserve": [pointer, size_t, size_t, u64, u64], "cuMemAddressFree": [u64, size_t],
-    "cuMemMap": [u64, size_t, size_t, u64, u64], "cuMemSetAccess": [u64, size_t, pointer, size_t],
-    "cuMemUnmap": [u64, size_t], "cuMemRelease": [u64],
+    "cuMemHostRegister_v2": [pointer, size_t, ctypes.c_uint],
+    "cuMemHostUnregister": [pointer],
+    "cuCtxSetCurrent": [pointer],
+    "cuMemCreate": [pointer, size_t, pointer, u64],
+    "cuMemAddressReserve": [pointer, size_t, size_t, u64, u64],
+    "cuMemAddressFree": [u64, size_t],
+    "cuMemMap": [u64, size_t, size_t, u64, u64],
+    "cuMemSetAccess": [u64, size_t, pointer, size_t],
+    "cuMemUnmap": [u64, size_t],
+    "cuMemRelease": [u64],
 }.items():
     getattr(cuda, name).argtypes = arguments
 
@@ -33,8 +48,13 @@ class Location(ctypes.Structure):
 
 
 class Prop(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("location", Location),
-                ("win32", ctypes.c_void_p), ("flags", ctypes.c_ubyte * 8)]
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("handles", ctypes.c_int),
+        ("location", Location),
+        ("win32", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    ]
 
 
 class Access(ctypes.Structure):
@@ -65,14 +85,19 @@ def link():
         with torch.cuda.stream(streams[1]):
             host[GIB:].copy_(device[GIB:], non_blocking=True)
 
-    for name, action in {"h2d": lambda: device.copy_(host, non_blocking=True),
-                         "d2h": lambda: host.copy_(device, non_blocking=True), "both": both}.items():
+    for name, action in {
+        "h2d": lambda: device.copy_(host, non_blocking=True),
+        "d2h": lambda: host.copy_(device, non_blocking=True),
+        "both": both,
+    }.items():
         action()
         report("link " + name, gib_per_s=2 / min(timed(action) for _ in range(5)))
 
 
 def pinning(gib: int = 8):
-    report("pin by torch", gib_per_s=4 / timed(lambda: torch.empty(4 * GIB, dtype=torch.uint8, pin_memory=True)))
+    report(
+        "pin by torch", gib_per_s=4 / timed(lambda: torch.empty(4 * GIB, dtype=torch.uint8, pin_memory=True))
+    )
     gc.collect()
     context = ctypes.c_void_p()
     cuda.cuCtxGetCurrent(ctypes.byref(context))
@@ -91,8 +116,14 @@ def pinning(gib: int = 8):
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:
             codes = set(pool.map(register, range(gib * 1024 // piece)))
         seconds = time.perf_counter() - begin
-        report("pin by registering", huge=huge, threads=threads, piece_mib=piece, codes=list(codes),
-               gib_per_s=gib / seconds)
+        report(
+            "pin by registering",
+            huge=huge,
+            threads=threads,
+            piece_mib=piece,
+            codes=list(codes),
+            gib_per_s=gib / seconds,
+        )
         for index in range(gib * 1024 // piece):
             cuda.cuMemHostUnregister(start + index * piece * MIB)
         libc.munmap(base, gib * GIB + 2 * MIB)
@@ -103,7 +134,13 @@ def virtual_memory():
     prop.type = prop.location.type = access.location.type = 1
     access.flags = 3
     # The second is what poorwill maps large tensors in: 768 chunks.
-    for chunk, total in [(2 * MIB, 2 * GIB), (32 * MIB, 24 * GIB), (256 * MIB, 16 * GIB), (GIB, 32 * GIB), (4 * GIB, 64 * GIB)]:
+    for chunk, total in [
+        (2 * MIB, 2 * GIB),
+        (32 * MIB, 24 * GIB),
+        (256 * MIB, 16 * GIB),
+        (GIB, 32 * GIB),
+        (4 * GIB, 64 * GIB),
+    ]:
         count, base, handles, codes, took = total // chunk, u64(), [], set(), {}
 
         def step(name, action):

@@ -22,6 +22,7 @@ ENDING_S = 30  # how long a killed run may take to end
 
 def runs(poorwill: str | None, device: str, gib: int) -> dict[str, list[str]]:
     """Every run by name, with its command."""
+
     def script(name: str, *arguments: str) -> list[str]:
         return [sys.executable, str(HERE / name), *arguments]
 
@@ -32,13 +33,31 @@ def runs(poorwill: str | None, device: str, gib: int) -> dict[str, list[str]]:
         for split in ["none", "20"]:
             for load in ["moe", "dense"]:
                 commands[f"churn-{allocator}-{split}-{load}"] = script(
-                    "churn.py", "--allocator", allocator, "--split", split, "--load", load)
+                    "churn.py", "--allocator", allocator, "--split", split, "--load", load
+                )
     if poorwill:
         commands["poorwill-doctor"] = [poorwill, "doctor", "--json"]
-        commands["poorwill-sleep"] = [poorwill, "bench", "sleep", "--json", "--device", device, "--size", f"{gib}GiB"]
+        commands["poorwill-sleep"] = [
+            poorwill,
+            "bench",
+            "sleep",
+            "--json",
+            "--device",
+            device,
+            "--size",
+            f"{gib}GiB",
+        ]
         for load in ["moe", "dense", "swizzle"]:
             commands[f"poorwill-churn-{load}"] = [
-                poorwill, "bench", "churn", "--json", "--device", device, "--load", load]
+                poorwill,
+                "bench",
+                "churn",
+                "--json",
+                "--device",
+                device,
+                "--load",
+                load,
+            ]
     return commands
 
 
@@ -52,8 +71,16 @@ def execute(command: list[str], environment: dict[str, str], limit_s: float) -> 
     """Standard output of a command, and how it ended."""
     start = time.monotonic()
     try:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
     except OSError as error:
         return "", {"failed": str(error), "seconds": 0.0}
     failed = None
@@ -87,7 +114,9 @@ def lines(out: str) -> list[dict]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--out", type=Path, help="file to write; lines are added to one that is there")
     arguments.add_argument("--poorwill", help="poorwill's program; without it only the peers run")
     arguments.add_argument("--peers", help="folder that get_peers.py made; goes first on PYTHONPATH")
@@ -95,7 +124,9 @@ def main() -> None:
     arguments.add_argument("--gib", type=int, default=24, help="size of the load that sleeps")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--limit-s", type=float, default=300, help="longest that one run may take")
-    arguments.add_argument("--deadline-s", type=float, help="after how many seconds nothing is begun, and what runs is ended")
+    arguments.add_argument(
+        "--deadline-s", type=float, help="after how many seconds nothing is begun, and what runs is ended"
+    )
     arguments.add_argument("--only", help="names of runs, or how they begin, with commas between")
     arguments.add_argument("--list", action="store_true", help="print the names of the runs, and run nothing")
     options = arguments.parse_args()
@@ -115,14 +146,18 @@ def main() -> None:
         arguments.error("--out FILE is needed")
     environment = dict(os.environ)
     if options.peers:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [options.peers, os.environ.get("PYTHONPATH")]))
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [options.peers, os.environ.get("PYTHONPATH")])
+        )
 
     start, failures = time.monotonic(), 0
     with options.out.open("a") as file:
         for turn in range(options.rounds):
             for name in rotated(names, turn, options.rounds):
                 tag = {"run": name, "round": turn + 1}
-                left_s = options.deadline_s - (time.monotonic() - start) if options.deadline_s else options.limit_s
+                left_s = (
+                    options.deadline_s - (time.monotonic() - start) if options.deadline_s else options.limit_s
+                )
                 if left_s <= 0:
                     printed, ended = [], {"failed": "the deadline had passed", "seconds": 0.0}
                 else:
@@ -132,7 +167,9 @@ def main() -> None:
                     file.write(json.dumps({**tag, **line}) + "\n")
                 file.flush()
                 failures += bool(ended["failed"])
-                print(f"{turn + 1} {name}: {ended['failed'] or 'done'} ({ended['seconds']} s)", file=sys.stderr)
+                print(
+                    f"{turn + 1} {name}: {ended['failed'] or 'done'} ({ended['seconds']} s)", file=sys.stderr
+                )
     print(f"{options.rounds * len(names) - failures} runs done, {failures} failed", file=sys.stderr)
 
 

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Holds run.py to what it says, with a shell script in poorwill's place; needs no GPU and no PyTorch."""
 
+# There may be no pytest where this runs.
+# ruff: noqa: PT009
+
 import ast
 import json
 import subprocess
@@ -44,10 +47,16 @@ class Run(unittest.TestCase):
     def test_every_line_says_where_it_comes_from_and_failures_are_no_end(self):
         lines = self.measure("--only", "poorwill", "--rounds", "1", "--limit-s", "1", "--peers", "/peers")
         ended = {line["run"]: line["ended"]["failed"] for line in lines if "ended" in line}
-        self.assertEqual(ended, {
-            "poorwill-doctor": None, "poorwill-sleep": "still running after 1 s",
-            "poorwill-churn-moe": "exit code 3", "poorwill-churn-dense": "killed by signal 9",
-            "poorwill-churn-swizzle": None})
+        self.assertEqual(
+            ended,
+            {
+                "poorwill-doctor": None,
+                "poorwill-sleep": "still running after 1 s",
+                "poorwill-churn-moe": "exit code 3",
+                "poorwill-churn-dense": "killed by signal 9",
+                "poorwill-churn-swizzle": None,
+            },
+        )
 
         def by_run(run):
             return [line for line in lines if line["run"] == run]
@@ -63,8 +72,15 @@ class Run(unittest.TestCase):
     def test_the_order_rotates(self):
         lines = self.measure("--only", "poorwill-doctor,poorwill-churn-swizzle", "--rounds", "2")
         order = [(line["round"], line["run"]) for line in lines if "ended" in line]
-        self.assertEqual(order, [(1, "poorwill-doctor"), (1, "poorwill-churn-swizzle"),
-                                 (2, "poorwill-churn-swizzle"), (2, "poorwill-doctor")])
+        self.assertEqual(
+            order,
+            [
+                (1, "poorwill-doctor"),
+                (1, "poorwill-churn-swizzle"),
+                (2, "poorwill-churn-swizzle"),
+                (2, "poorwill-doctor"),
+            ],
+        )
 
     def test_nothing_begins_behind_the_deadline(self):
         lines = self.measure("--only", "poorwill-s,poorwill-d", "--rounds", "1", "--deadline-s", "1e-9")

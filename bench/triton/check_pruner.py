@@ -72,9 +72,7 @@ def matmul_arguments() -> dict[str, Any]:
 
 
 def attention_arguments(head_dim: int) -> dict[str, Any]:
-    q, k, v, o = (
-        torch.randn(HEADS, SIZE, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(4)
-    )
+    q, k, v, o = (torch.randn(HEADS, SIZE, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     return {
         "q_ptr": q,
         "k_ptr": k,

@@ -1,5 +1,5 @@
-//! `cargo xtask lint`: formatting, clippy, documentation, a check for aarch64, and the style of the Python package,
-//! all with warnings as errors.
+//! `cargo xtask lint`: formatting, clippy, documentation, a check for aarch64, and the style of all Python, all
+//! with warnings as errors.
 
 use std::path::Path;
 use std::time::Instant;

@@ -35,7 +35,7 @@ Commands:
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)
   picture         draw docs/images again from a load measured now
-  lint            formatting, clippy, documentation, a check for aarch64, and the Python package's style
+  lint            formatting, clippy, documentation, a check for aarch64, and the style of the Python
 
 Options:
   -h, --help      print this";

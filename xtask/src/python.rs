@@ -5,7 +5,7 @@
 //! `requirements-test.txt`. Nothing is written to the tree.
 //!
 //! Where there is no fitting Python this is skipped, and so it is where the tools cannot be installed, as without a
-//! network. Both say so. Under continuous integration (`CI`) the second is a failure.
+//! network. Both say so. Under continuous integration (`CI`) both are failures.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -22,6 +22,12 @@ const TESTS: &str = "crates/python/tests";
 const SOURCES: &str = "crates/python/python/poorwill";
 const SETTINGS: &str = "crates/python/pyproject.toml";
 const TOOLS: &str = "crates/python/requirements-test.txt";
+
+/// Scripts of benchmarks, in the package's style.
+const BENCH: &str = "bench";
+
+/// What has to be there to build the package and to run the tools.
+const MODULES: [&str; 5] = ["pip", "maturin", "mypy", "pytest", "ruff"];
 
 /// The module that is written in Rust, whose types stand in a file of their own.
 const NATIVE: &str = "poorwill._native";
@@ -45,7 +51,8 @@ pub(crate) fn run(pytest_args: &[OsString]) -> Result<(), Failure> {
             let [built, ran] = [built, ran].map(|took| took.as_secs_f64());
             say(&format!("xtask python: {tally}, built in {built:.1} s, ran in {ran:.1} s"));
         }
-        Tested::Skipped { why } => say(&format!("xtask python: {why}")),
+        // It has been said, and there is nothing else to say.
+        Tested::Skipped { why: _ } => {}
     }
     Ok(())
 }
@@ -60,10 +67,8 @@ pub(crate) fn test(pytest_args: &[OsString]) -> Result<Tested, Failure> {
         Step::cargo(["build", "--locked", "--package", FAKE_PACKAGE]).run()? + environment.install()?;
 
     let mut tally = Tally::default();
-    let arguments = [OsStr::new("-m"), "pytest".as_ref(), TESTS.as_ref()].into_iter();
-    let pytest = environment
-        .python(arguments.chain(pytest_args.iter().map(OsString::as_os_str)))
-        .env(FAKE, &own_program()?.with_file_name(FAKE_FILE).to_string_lossy());
+    let fake = own_program()?.with_file_name(FAKE_FILE);
+    let pytest = environment.pytest(pytest_args).env(FAKE, &fake.to_string_lossy());
     let typed = pytest.typed().to_owned();
     let tested = pytest.run_watched(|line| tally.add_pytest(line));
     let tested =
@@ -72,20 +77,24 @@ pub(crate) fn test(pytest_args: &[OsString]) -> Result<Tested, Failure> {
 
     let cache = environment.beside("python-mypy");
     let mypy = ["-m", "mypy", "--strict", "--config-file", SETTINGS, "--cache-dir"].map(OsStr::new);
-    let typed = environment.python(mypy.into_iter().chain([cache.as_os_str(), SOURCES.as_ref()])).run();
+    let checked = [cache.as_os_str(), SOURCES.as_ref(), TESTS.as_ref()];
+    let typed = environment.python(mypy.into_iter().chain(checked)).run();
     // Whether the native module has what its file of types says. The comparison keeps a cache where it runs.
     let compared = environment.python(["-m", "mypy.stubtest", NATIVE]).within(&environment.folder).run();
     Ok(Tested::Ran { tally, built, ran: tested? + typed? + compared? })
 }
 
-/// Checks the style of the package's Python; `Some` says why that was left out.
+/// Checks the style of all Python, by the package's settings; `Some` says why that was left out.
 pub(crate) fn lint() -> Result<Option<String>, Failure> {
     let environment = match Environment::ready() {
         Ok(environment) => environment,
         Err(unready) => return unready.skip("not linted").map(Some),
     };
-    environment.python(["-m", "ruff", "check", "--no-cache", PACKAGE]).run()?;
-    environment.python(["-m", "ruff", "format", "--no-cache", "--check", PACKAGE]).run()?;
+    for job in [&["check"][..], &["format", "--check"]] {
+        let ruff = ["-m", "ruff"].into_iter().chain(job.iter().copied());
+        let all = ["--no-cache", "--config", SETTINGS, PACKAGE, BENCH];
+        environment.python(ruff.chain(all)).run()?;
+    }
     Ok(None)
 }
 
@@ -124,16 +133,19 @@ impl Environment {
         Ok(Environment { folder: target.join("python-venv"), _lock: lock })
     }
 
-    /// It has an interpreter that works, and the tools that are wanted now.
+    /// It has an interpreter that works, and the tools that are wanted now, also where another Python has taken the
+    /// place of the one that they were installed for.
     fn is_complete(&self) -> bool {
         let wanted = fs::read(workspace_root().join(TOOLS));
         let has_tools = wanted.is_ok_and(|wanted| fs::read(self.seal_file()).is_ok_and(|has| has == wanted));
-        has_tools && refusal(self.interpreter().as_os_str()).is_ok_and(|refusal| refusal.is_none())
+        let accepts =
+            |script: &str| says(self.interpreter().as_os_str(), script).is_ok_and(|no| no.is_none());
+        has_tools && accepts(&examination()) && accepts(&search(&MODULES))
     }
 
     fn make(&self, python: &OsStr) -> Result<(), Failure> {
         let folder = self.folder.as_os_str();
-        let arguments = [OsStr::new("-m"), "venv".as_ref(), "--clear".as_ref(), folder];
+        let arguments = ["-I", "-m", "venv", "--clear"].map(OsStr::new).into_iter().chain([folder]);
         Step::program(python, arguments).run()?;
         // Wheels only: a tool that has to be compiled first is none that we can count on.
         let install =
@@ -154,6 +166,14 @@ impl Environment {
         self.pip(["--no-build-isolation", "--no-index", "--no-deps", "--force-reinstall", package.as_str()])
             .env("MATURIN_PEP517_ARGS", "--profile dev --locked")
             .run()
+    }
+
+    /// Runs the package's tests and says why one was skipped. The line that counts them has to stay plain, whatever
+    /// the surroundings ask for.
+    fn pytest(&self, pytest_args: &[OsString]) -> Step {
+        let arguments = ["-m", "pytest", "-rfEs", TESTS].map(OsStr::new).into_iter();
+        let arguments = arguments.chain(pytest_args.iter().map(OsString::as_os_str));
+        self.python(arguments.chain([OsStr::new("--color=no")]))
     }
 
     fn pip<const N: usize>(&self, arguments: [&str; N]) -> Step {
@@ -194,7 +214,10 @@ impl Unready {
 
     fn skip_on(self, is_ci: bool) -> Result<String, Failure> {
         match self {
-            Unready::NoPython => Ok(format!("no CPython {} or later with venv here", oldest())),
+            Unready::NoPython => {
+                let what = format!("no CPython {} or later with venv here", oldest());
+                if is_ci { Err(Failure::Missing { what }) } else { Ok(what) }
+            }
             Unready::NoTools(_) if !is_ci => {
                 Ok("its tools could not be installed; pip says why above".to_owned())
             }
@@ -231,8 +254,13 @@ fn find_python(names: &[String], refusal: impl Fn(&OsStr) -> io::Result<Option<S
 
 /// Why the interpreter cannot be used; an error where there is none.
 fn refusal(python: &OsStr) -> io::Result<Option<String>> {
+    says(python, &examination())
+}
+
+/// What the interpreter says against itself by a script, whatever the environment and the folder would have it find.
+fn says(python: &OsStr, script: &str) -> io::Result<Option<String>> {
     let asked = Command::new(python)
-        .args(["-B", "-c", &examination()])
+        .args(["-I", "-B", "-c", script])
         .current_dir(workspace_root())
         .stdin(Stdio::null())
         .output()?;
@@ -253,6 +281,18 @@ fn examination() -> String {
          if sys.implementation.name != 'cpython': sys.exit('it is ' + sys.implementation.name)\n\
          if sysconfig.get_config_var('Py_GIL_DISABLED'): sys.exit('free threading has no stable ABI')\n\
          import venv, ensurepip\n"
+    )
+}
+
+/// A script that fails, and says why, where one of the modules is missing. Empty folders count for nothing.
+fn search(modules: &[&str]) -> String {
+    format!(
+        "import sys\n\
+         from importlib.util import find_spec\n\
+         specs = {{name: find_spec(name) for name in '{}'.split()}}\n\
+         missing = [name for name, spec in specs.items() if spec is None or spec.origin is None]\n\
+         if missing: sys.exit('it lacks ' + ', '.join(missing))\n",
+        modules.join(" ")
     )
 }
 
@@ -313,25 +353,66 @@ mod tests {
     }
 
     #[test]
-    fn tools_that_are_missing_fail_under_continuous_integration_only() {
+    fn what_is_missing_fails_under_continuous_integration_only() {
         let no_tools = || Unready::NoTools(Failure::NoTests { typed: "pip".to_owned() });
         let said = no_tools().skip_on(false).unwrap();
         assert_eq!(said, "its tools could not be installed; pip says why above");
         assert!(no_tools().skip_on(true).is_err());
-        for is_ci in [false, true] {
-            let said = Unready::NoPython.skip_on(is_ci).unwrap();
-            assert_eq!(said, "no CPython 3.10 or later with venv here");
-        }
+        let said = Unready::NoPython.skip_on(false).unwrap();
+        assert_eq!(said, "no CPython 3.10 or later with venv here");
+        let failure = Unready::NoPython.skip_on(true).unwrap_err().to_string();
+        assert!(failure.starts_with(&format!("{said}; install it")), "{failure}");
         assert!(Unready::Failed(Failure::NoTests { typed: "lock".to_owned() }).skip_on(false).is_err());
     }
 
     #[test]
+    fn an_environment_without_its_packages_is_not_complete() {
+        let Some(python) = find_python(&candidates(), refusal) else {
+            eprintln!("skipped: there is no fitting Python here");
+            return;
+        };
+        let environment =
+            environment(target_folder().unwrap().join(format!("python-venv-of-{}", std::process::id())));
+        let folder = &environment.folder;
+        assert!(!environment.is_complete(), "there is none");
+        let venv = ["-I", "-m", "venv", "--without-pip"].map(OsStr::new);
+        Step::program(&python, venv.into_iter().chain([folder.as_os_str()])).run().unwrap();
+        environment.seal().unwrap();
+        assert!(!environment.is_complete(), "it is empty");
+
+        let version = "import sys; print('python%d.%d' % sys.version_info[:2])";
+        let version = Step::program(&python, ["-c", version]).output().unwrap();
+        let installed = folder.join("lib").join(version).join("site-packages");
+        for module in MODULES {
+            assert!(!environment.is_complete(), "{module} is not there");
+            fs::create_dir(installed.join(module)).unwrap();
+            assert!(!environment.is_complete(), "{module} is an empty folder");
+            fs::write(installed.join(module).join("__init__.py"), "").unwrap();
+        }
+        assert!(environment.is_complete());
+        fs::rename(&installed, folder.join("lib/of-another-version")).unwrap();
+        assert!(!environment.is_complete(), "the interpreter looks elsewhere");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn pytest_says_what_it_skips_and_stays_plain() {
+        let step = environment("/venv".into()).pytest(&["--color=yes".into(), "-k".into(), "gpu".into()]);
+        let typed = "/venv/bin/python -B -m pytest -rfEs crates/python/tests --color=yes -k gpu --color=no";
+        assert_eq!(step.typed(), typed);
+    }
+
+    #[test]
     fn steps_run_in_the_environment() {
-        let nothing = File::open(workspace_root().join(TOOLS)).unwrap();
-        let environment = Environment { folder: "/target/python-venv".into(), _lock: nothing };
+        let environment = environment("/target/python-venv".into());
         let step = environment.python(["-m", "pytest"]);
         assert_eq!(step.typed(), "/target/python-venv/bin/python -B -m pytest");
         assert_eq!(environment.beside("python-mypy"), Path::new("/target/python-mypy"));
         assert!(target_folder().unwrap().join("CACHEDIR.TAG").is_file());
+    }
+
+    fn environment(folder: PathBuf) -> Environment {
+        let nothing = File::open(workspace_root().join(TOOLS)).unwrap();
+        Environment { folder, _lock: nothing }
     }
 }

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+/// What changes which modules Python finds, or what pytest is asked for.
+const FOREIGN: [&str; 3] = ["PYTHONHOME", "PYTHONPATH", "PYTEST_ADDOPTS"];
+
 /// A command with the words that a person would type to run it again.
 #[derive(Debug)]
 pub(crate) struct Step {
@@ -59,14 +62,18 @@ impl Step {
         self
     }
 
-    /// Runs with the programs of a virtual environment before all others, as its `activate` has it.
+    /// Runs with the programs of a virtual environment before all others, as its `activate` has it, and without
+    /// what would bring in others' modules or options.
     pub(crate) fn in_environment(mut self, folder: &Path) -> Step {
         let mut path = folder.join("bin").into_os_string();
         if let Some(others) = std::env::var_os("PATH") {
             path.push(":");
             path.push(others);
         }
-        self.command.env("VIRTUAL_ENV", folder).env("PATH", path).env_remove("PYTHONHOME");
+        self.command.env("VIRTUAL_ENV", folder).env("PATH", path);
+        for variable in FOREIGN {
+            self.command.env_remove(variable);
+        }
         self
     }
 
@@ -124,6 +131,7 @@ pub(crate) enum Failure {
     Output { typed: String, cause: io::Error },
     Status { typed: String, status: ExitStatus },
     NoTests { typed: String },
+    Missing { what: String },
     File { path: PathBuf, cause: io::Error },
     Content { path: PathBuf, problem: String },
 }
@@ -149,6 +157,9 @@ impl fmt::Display for Failure {
                 write!(f, "`{typed}` failed ({status}); its own message stands above")
             }
             Failure::NoTests { typed } => write!(f, "`{typed}` succeeded, but no test ran"),
+            Failure::Missing { what } => {
+                write!(f, "{what}; install it, for under continuous integration (`CI`) nothing is skipped")
+            }
             Failure::File { path, cause } => write!(f, "cannot read or write {}: {cause}", path.display()),
             Failure::Content { path, problem } => write!(f, "{}: {problem}", path.display()),
         }
@@ -238,6 +249,17 @@ mod tests {
         assert_eq!(step.output().unwrap(), "/");
         assert_eq!(quoted(OsStr::new("it's")), r"'it'\''s'");
         assert_eq!(quoted(OsStr::new("")), "''");
+    }
+
+    #[test]
+    fn a_virtual_environment_goes_before_what_stands_around() {
+        let step = Step::program(OsStr::new("python"), ["-m", "pytest"]).in_environment(Path::new("/venv"));
+        let changed = |name: &str| step.command.get_envs().find(|(changed, _)| *changed == name).unwrap().1;
+        assert_eq!(changed("VIRTUAL_ENV"), Some(OsStr::new("/venv")));
+        assert!(changed("PATH").unwrap().to_string_lossy().starts_with("/venv/bin"));
+        for removed in ["PYTHONHOME", "PYTHONPATH", "PYTEST_ADDOPTS"] {
+            assert_eq!(changed(removed), None);
+        }
     }
 
     #[test]

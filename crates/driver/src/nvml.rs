@@ -160,7 +160,8 @@ impl Nvml {
     }
 
     /// What process `pid` uses of the GPU with this UUID. `None` also when the process is not listed, as in a
-    /// container with process numbers of its own, and where the driver keeps no such figure.
+    /// container with process numbers of its own, and where the driver keeps no such figure. In such a container NVML
+    /// may also list another process under our number, so that the figure of our own use can be another's.
     #[must_use]
     pub fn process_used_bytes(&self, uuid: &str, pid: u32) -> Option<u64> {
         let (_, device) = self.device(uuid).ok()??;

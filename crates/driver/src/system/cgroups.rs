@@ -44,9 +44,6 @@ pub struct GroupMemory {
 /// among the groups that have it, and `None` where none has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupDeviceMemory {
-    /// All that there is to divide, whatever the limits. `None` where the controller does not know the GPU, and
-    /// in most containers.
-    pub capacity_bytes: Option<u64>,
     /// The limit: beyond it, allocations fail.
     pub limit_bytes: Option<u64>,
     /// What is left below a limit.
@@ -74,11 +71,7 @@ impl System {
         let mut least = GroupDeviceMemory::default();
         for folder in self.unified() {
             let regions = |file| self.text(folder.join(file)).unwrap_or_default();
-            let (capacity, limits, used) =
-                (regions("dmem.capacity"), regions("dmem.max"), regions("dmem.current"));
-            for (_, bytes) in own_memory(&capacity, gpu) {
-                lower(&mut least.capacity_bytes, Some(bytes));
-            }
+            let (limits, used) = (regions("dmem.max"), regions("dmem.current"));
             for (region, limit_bytes) in own_memory(&limits, gpu) {
                 let used = own_memory(&used, gpu).find(|(used, _)| *used == region);
                 lower(&mut least.limit_bytes, Some(limit_bytes));
@@ -286,10 +279,7 @@ mod tests {
             &format!("{root}/dmem.capacity"),
             "nvidia/0000:4e:00.0/vidmem 9000\ndrm/0000:03:00.0/vram0 7\n",
         );
-        assert_eq!(
-            memory(),
-            GroupDeviceMemory { capacity_bytes: Some(9000), ..GroupDeviceMemory::default() }
-        );
+        assert_eq!(memory(), GroupDeviceMemory::default(), "what there is to divide is no limit");
         fake.put(
             &format!("{root}/pod/dmem.max"),
             "drm/0000:03:00.0/vram0 5\nnvidia/0000:4E:00.0/vidmem 4000\n",
@@ -301,7 +291,6 @@ mod tests {
         fake.put(&format!("{root}/pod/container/dmem.max"), "nvidia/0000:4e:00.0/vidmem max\n");
         fake.put(&format!("{root}/pod/container/dmem.current"), "nvidia/0000:4e:00.0/vidmem 300\n");
         let expected = |limit_bytes, remaining_bytes| GroupDeviceMemory {
-            capacity_bytes: Some(9000),
             limit_bytes: Some(limit_bytes),
             remaining_bytes: Some(remaining_bytes),
         };

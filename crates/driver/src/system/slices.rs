@@ -1,8 +1,9 @@
 //! What the environment says about how this process's share of a GPU is cut.
 //!
 //! These are hints, not proof: a variable says what somebody wanted, and whoever enforces it may not be there. A
-//! limit that is written down and cannot be read is told with its text, never passed over. Variables are looked up
-//! by a function, so that the environment is whoever asks' own.
+//! limit that is written down and cannot be read is told with its text, never passed over. Texts are escaped and cut
+//! before they are told, for they may go to a terminal. Variables are looked up by a function, so that the environment
+//! is whoever asks' own.
 //!
 //! - **HAMi** puts a library in front of the driver's and tells it the limits in `CUDA_DEVICE_MEMORY_LIMIT_0`, …,
 //!   and `CUDA_DEVICE_MEMORY_LIMIT` for GPUs without one of their own.
@@ -42,7 +43,7 @@ const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
 pub struct EnvLimit {
     /// The variable.
     pub variable: String,
-    /// What it says, as far as it is about this GPU.
+    /// What it says, as far as it is about this GPU, for people: escaped, and 128 characters at most.
     pub text: String,
     /// What that comes to; none where it says that there is no limit. Otherwise, why it cannot be read, for people.
     pub bytes: Result<Option<u64>, String>,
@@ -81,12 +82,12 @@ pub fn hami_limit(lookup: Lookup<'_>, ordinal: u32) -> Option<EnvLimit> {
 #[must_use]
 pub fn mps_limit(lookup: Lookup<'_>, gpu: GpuName<'_>) -> Option<EnvLimit> {
     let text = variable(lookup, MPS_LIMIT)?;
-    let limit = |text: &str, bytes| EnvLimit { variable: MPS_LIMIT.into(), text: text.into(), bytes };
+    let limit = |text: &str, bytes| EnvLimit { variable: MPS_LIMIT.into(), text: shown(text), bytes };
     let mut least: Option<EnvLimit> = None;
     for pair in text.split(',').map(str::trim) {
         let named = pair.split_once('=').map(|(device, value)| (device.trim(), value.trim()));
         let Some((device, value)) = named.filter(|(device, _)| is_device(device)) else {
-            let reason = format!("`{text}` is no list of limits; it looks like 0=1G,1=512M");
+            let reason = format!("`{}` is no list of limits; it looks like 0=1G,1=512M", shown(&text));
             return Some(limit(&text, Err(reason)));
         };
         if !names(device, gpu) {
@@ -139,8 +140,7 @@ impl System {
 
 fn hami_limit_in(lookup: Lookup<'_>, name: String) -> Option<EnvLimit> {
     let text = variable(lookup, &name)?;
-    let bytes = hami_bytes(&text);
-    Some(EnvLimit { variable: name, text, bytes })
+    Some(EnvLimit { variable: name, text: shown(&text), bytes: hami_bytes(&text) })
 }
 
 /// Digits with `k`, `m` or `g` behind them or nothing. HAMi itself takes what it understands of a text and passes
@@ -152,6 +152,7 @@ fn hami_bytes(text: &str) -> Result<Option<u64>, String> {
         is_number(digits) && (digits == "0" || !digits.starts_with('0')) && text.len() - digits.len() < 2;
     let size = if is_plain { text.parse().ok() } else { None };
     let ByteSize(bytes) = size.ok_or_else(|| {
+        let text = shown(text);
         format!("`{text}` is no limit to HAMi; it is a whole number with k, m or g, or of bytes, like 24576m")
     })?;
     Ok((bytes > 0).then_some(bytes))
@@ -160,7 +161,8 @@ fn hami_bytes(text: &str) -> Result<Option<u64>, String> {
 /// Digits with `M`, `MB`, `G` or `GB` behind them. These are powers of 1024: at a limit of `1G`, `2G` or `4G`, CUDA
 /// tells a client that 2^30, 2^31 or 2^32 bytes are free, less the same 24 MB that every client takes.
 fn mps_bytes(text: &str) -> Result<u64, String> {
-    let refuse = || format!("`{text}` is no limit to MPS; it is a whole number with M or G, like 512M");
+    let refuse =
+        || format!("`{}` is no limit to MPS; it is a whole number with M or G, like 512M", shown(text));
     let split = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
     let scale = match unit.to_ascii_uppercase().as_str() {
@@ -197,6 +199,18 @@ fn starts_with(text: &str, start: &str) -> bool {
 fn variable(lookup: Lookup<'_>, name: &str) -> Option<String> {
     let text = lookup(name)?.to_string_lossy().trim().to_owned();
     (!text.is_empty()).then_some(text)
+}
+
+/// The longest text of a variable that is told, in characters.
+const SHOWN_MAX: usize = 128;
+
+/// A variable's text as people are told it: on one line, with nothing that a terminal takes as a command.
+fn shown(text: &str) -> String {
+    let mut shown = String::new();
+    for c in text.chars().take(SHOWN_MAX) {
+        if matches!(c, '\'' | '"') { shown.push(c) } else { shown.extend(c.escape_debug()) }
+    }
+    shown.chars().take(SHOWN_MAX).collect()
 }
 
 #[cfg(test)]
@@ -299,6 +313,35 @@ mod tests {
                     .is_none_or(|limit| limit.bytes.is_ok_and(|bytes| bytes.is_some()) || expected.is_some())
             );
         }
+    }
+
+    #[test]
+    fn texts_are_told_escaped_and_cut() {
+        let value = |start: &str| format!("{start}{}", "x".repeat(3000 - start.len()));
+        let (red, long) = (value("\x1b[31m"), value("1"));
+        let (list_red, list_long) = (value("1=\x1b[31m"), value("1="));
+        for text in ["\x1b[31m", "\x1b[31m\n1g", "1=\x1b[31m", &red, &long, &list_red, &list_long] {
+            let limits = [
+                hami_limit(&environment(&[(HAMI_LIMIT, text)]), 1),
+                hami_limit(&environment(&[("CUDA_DEVICE_MEMORY_LIMIT_1", text)]), 1),
+                mps_limit(&environment(&[(MPS_LIMIT, text)]), GPU),
+            ];
+            for limit in limits.map(Option::unwrap) {
+                let reason = limit.bytes.unwrap_err();
+                assert!(limit.text.chars().count() <= 128, "{}", limit.text);
+                assert!(reason.chars().count() <= 256, "{reason}");
+                for told in [limit.text, reason] {
+                    assert!(!told.contains(char::is_control), "{told}");
+                    assert_eq!(told.contains("\\u{1b}[31m"), text.contains('\x1b'), "{told}");
+                }
+            }
+        }
+        // The same of a limit that can be read.
+        let long = format!("{}1g", "0".repeat(3000));
+        let limit = mps_limit(&environment(&[(MPS_LIMIT, &format!("1={long}"))]), GPU).unwrap();
+        assert_eq!((limit.bytes, limit.text.len()), (Ok(Some(1 << 30)), 128));
+        assert_eq!(shown("\'1=\u{202e}\u{9b}2G\"\t"), "\'1=\\u{202e}\\u{9b}2G\"\\t");
+        assert_eq!(shown(&"\0".repeat(3000)).len(), 128);
     }
 
     #[test]
