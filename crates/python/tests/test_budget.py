@@ -154,8 +154,8 @@ def test_claims_are_named_refused_and_returned() -> None:
         budget.claim("kv_cache", 4 * GIB)
     assert str(raised.value) == (
         "cannot claim 4 GiB for `kv_cache`: the budget is 10 GiB, of which `weights` has 6 GiB, `cudagraph` "
-        "has 1 GiB and 3 GiB would fit; claim at most 3 GiB, release a claim; no budget would do, since 11 "
-        "GiB are needed and there are 10 GiB in all"
+        "has 1 GiB and 3 GiB would fit; no budget would do: 11 GiB are needed, and there are 10 GiB in all, by "
+        "capacity; claim at most 3 GiB, or release a claim"
     )
     graphs.release()
     graphs.release()
@@ -457,6 +457,21 @@ def test_shared_memory_is_asked_of_one_gpu(fake: dict[str, str]) -> None:
     script = "print(_native.shared_memory_of_device(1))"
     play = {"POORWILL_FAKE_CUDA_DEVICES": "1GiB,1GiB", "POORWILL_FAKE_CUDA_PLAY": "1:shared=99k"}
     assert run(script, **fake, **play) == f"{99 << 10}\n"
+
+
+def test_a_gpu_that_the_driver_does_not_have_is_a_value_error(fake: dict[str, str]) -> None:
+    script = """
+from poorwill.triton import shared_memory_budget, shared_memory_pruner
+prune = shared_memory_pruner(lambda parameters: 0, device="cuda:2")
+for ask in (lambda: shared_memory_budget(2), lambda: prune([])):
+    try:
+        ask()
+    except ValueError as error:
+        print(error)
+"""
+    said = run(script, **fake, POORWILL_FAKE_CUDA_DEVICES="1GiB,1GiB").splitlines()
+    assert len(said) == 2
+    assert all("there is no GPU 2: the driver shows this process 2" in line for line in said)
 
 
 # Takes memory of the device as another library in the process does: through calls of its own.
