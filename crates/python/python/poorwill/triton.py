@@ -136,9 +136,10 @@ def shared_memory_pruner(
         raise ValueError(f'on_empty is {on_empty!r}; it is "smallest" or "error"')
     if not (callable(estimate) or hasattr(estimate, "estimate_bytes")):
         raise TypeError(f"{estimate!r} estimates nothing; take a function, or an estimator like matmul()")
-    for maker in (matmul, attention, chunk_fwd_o, chunk_gated_delta_rule_fwd_h, exact):
+    makers: list[Any] = [matmul, attention, chunk_fwd_o, chunk_gated_delta_rule_fwd_h, exact]
+    for name, maker in [(maker.__name__, maker) for maker in makers]:
         if estimate is maker:
-            raise TypeError(f"{maker.__name__} makes an estimator; call it, as in {maker.__name__}(...)")
+            raise TypeError(f"{name} makes an estimator; call it, as in {name}(...)")
     if (kind := _kind(device)) is not None:
         _of_kind(kind)
     else:
