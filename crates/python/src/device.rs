@@ -22,7 +22,9 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 fn cuda_ordinal(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u32> {
     match named(device, py)? {
         DeviceSpec::Cuda { ordinal } => Ok(ordinal),
-        other => Err(invalid(format!("`{other}` is no GPU; write \"cuda:0\", or a kind of GPU like \"sm_90\""))),
+        other => {
+            Err(invalid(format!("`{other}` is no GPU; write \"cuda:0\", or a kind of GPU like \"sm_90\"")))
+        }
     }
 }
 
@@ -34,7 +36,9 @@ fn cuda_ordinal(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u
 fn shared_memory_of_device(py: Python<'_>, ordinal: u32) -> PyResult<u64> {
     let asked = py.detach(|| poorwill::shared_memory_per_block_bytes(ordinal));
     asked.map_err(|error| match &error {
-        OpenError::Device { source, .. } if matches!(source.kind, DriverErrorKind::InvalidArgument { .. }) => {
+        OpenError::Device { source, .. }
+            if matches!(source.kind, DriverErrorKind::InvalidArgument { .. }) =>
+        {
             invalid(error)
         }
         _ => refused(error),
