@@ -150,6 +150,7 @@ def test_claims_are_named_refused_and_returned() -> None:
         ("cudagraph", GIB, None),
     ]
     assert repr(budget.claims()[0]) == "<poorwill.Claimed weights: 6 GiB>"
+    assert (budget.budget_bytes, budget.winner) == (10 * GIB, "capacity")
     with pytest.raises(poorwill.BudgetError) as raised:
         budget.claim("kv_cache", 4 * GIB)
     assert str(raised.value) == (

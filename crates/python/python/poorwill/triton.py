@@ -142,7 +142,7 @@ def shared_memory_pruner(
             raise TypeError(f"{name} makes an estimator; call it, as in {name}(...)")
     if (kind := _kind(device)) is not None:
         _of_kind(kind)
-    else:
+    elif device is not None:
         _native.cuda_ordinal(device)
     return Pruner(estimate, margin_bytes, on_empty, device)
 
@@ -485,7 +485,7 @@ class _Exact:
         """Raises `ValueError` if the signature or the constants have what the kernel has not."""
         if self.signature is None:
             return
-        names = list(_innermost(_jit_function(self.kernel)).arg_names)
+        names = list(_jit_function(self.kernel).arg_names)
         for what, given in (("signature", self.signature), ("constants", self.constants)):
             if unknown := [name for name in given if name not in names]:
                 raise ValueError(
