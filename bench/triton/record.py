@@ -9,7 +9,8 @@ stops as soon as it has laid out shared memory. So configurations that fit no GP
     pip install --no-deps flash-linear-attention==0.6.0 fla-core==0.6.0
     python bench/triton/record.py crates/core/tests/data/shared_memory
 
-It takes a few minutes. The same seed draws the same configurations.
+It takes a few minutes. The same seed draws the same configurations. `--fix` draws among those alone that have
+this value, as in `--only chunk_fwd_o --fix block_t=64`.
 """
 
 import argparse
@@ -31,8 +32,9 @@ from compiler import shared_bytes
 
 CAPABILITIES = [75, 80, 86, 90, 120]
 ROWS_DEFAULT = 300  # of a kernel on a kind of GPU
-FLOATS = {1: "fp8e5", 2: "fp16", 4: "fp32"}
-INTEGERS = {1: "i8"}
+DRAWS_MAX = 100_000
+FLOATS = {2: "fp16", 4: "fp32"}
+ELEMENTS = {1: "i8", **FLOATS}
 WARPS = [1, 2, 4, 8, 16]
 STAGES = [1, 2, 3, 4, 5, 6]
 
@@ -58,7 +60,7 @@ class Kernel:
 
 def matmul_launch(row: Row) -> Launch:
     whole = row["a_bytes"] == 1
-    a, b = (INTEGERS.get(row[name], FLOATS[row[name]]) for name in ("a_bytes", "b_bytes"))
+    a, b = ELEMENTS[row["a_bytes"]], ELEMENTS[row["b_bytes"]]
     c = "i32" if whole else FLOATS[row["c_bytes"]]
     pointers = {"a_ptr": f"*{a}", "b_ptr": f"*{b}", "c_ptr": f"*{c}"}
     sizes = ["rows", "columns", "depth", "a_stride", "b_stride", "c_stride"]
@@ -212,11 +214,12 @@ KERNELS = {
 }
 
 
-def draws(kernel: Kernel, capability: int, generator: random.Random) -> Iterator[Row]:
-    """Configurations without end, none of them twice."""
+def draws(kernel: Kernel, capability: int, generator: random.Random, fixed: Row) -> Iterator[Row]:
+    """Configurations, none of them twice, until new ones become rare."""
     seen: set[tuple[int, ...]] = set()
     choices = kernel.choices | {"num_stages": STAGES, "num_warps": WARPS}
-    while True:
+    choices |= {name: [value] for name, value in fixed.items()}
+    for _ in range(DRAWS_MAX):
         row = {name: generator.choice(values) for name, values in choices.items()}
         if makes_sense(row, capability) and tuple(row.values()) not in seen:
             seen.add(tuple(row.values()))
@@ -233,14 +236,14 @@ def makes_sense(row: Row, capability: int) -> bool:
     return True
 
 
-def record(name: str, kernel: Kernel, rows: int, seed: int, folder: Path) -> None:
+def record(name: str, kernel: Kernel, rows: int, seed: int, fixed: Row, folder: Path) -> None:
     function = kernel.function()
     refused: Counter[str] = Counter()
     lines = []
     for capability in CAPABILITIES:
         generator = random.Random(f"{seed} {name} {capability}")
         taken = 0
-        for row in itertools.islice(draws(kernel, capability, generator), 2 * rows):
+        for row in itertools.islice(draws(kernel, capability, generator, fixed), 2 * rows):
             launch = kernel.launch(row)
             try:
                 shared = shared_bytes(
@@ -268,11 +271,20 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS_DEFAULT, help="of each kernel on each kind of GPU")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=list(KERNELS), help="record this kernel alone")
+    parser.add_argument("--fix", type=fixed_choice, action="append", default=[], metavar="NAME=N")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, kernel in KERNELS.items():
         if options.only in (None, name):
-            record(name, kernel, options.rows, options.seed, options.folder)
+            unknown = dict(options.fix).keys() - kernel.choices.keys() - {"num_stages", "num_warps"}
+            if unknown:
+                parser.error(f"{name} has no {', '.join(sorted(unknown))}; --only picks a kernel")
+            record(name, kernel, options.rows, options.seed, dict(options.fix), options.folder)
+
+
+def fixed_choice(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    return name, int(value)
 
 
 if __name__ == "__main__":

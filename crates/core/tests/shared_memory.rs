@@ -1,7 +1,9 @@
 //! What Triton takes and what a GPU has, against what Triton's compiler recorded.
 //!
 //! `bench/triton/record.py` makes the tables under `data/shared_memory`. A *wrong keep* is a configuration that is
-//! said to fit and does not; a *wrong drop* is one that fits and is said not to.
+//! said to fit and does not; a *wrong drop* is one that fits and is said not to. The estimates were fitted to the
+//! tables of that folder itself; those under `unseen` were drawn with another seed when they were finished, and those
+//! under `one_piece` hold a kind of configuration that is rare among random ones, where they once were too low.
 
 use std::collections::BTreeMap;
 
@@ -29,6 +31,23 @@ const TABLES: [(&str, &str, Estimate); 4] = [
         state,
     ),
 ];
+
+const UNSEEN: [(&str, &str, Estimate); 4] = [
+    ("matmul", include_str!("data/shared_memory/unseen/matmul.csv"), matmul),
+    ("attention", include_str!("data/shared_memory/unseen/attention.csv"), attention),
+    ("chunk_fwd_o", include_str!("data/shared_memory/unseen/chunk_fwd_o.csv"), output),
+    (
+        "chunk_gated_delta_rule_fwd_h",
+        include_str!("data/shared_memory/unseen/chunk_gated_delta_rule_fwd_h.csv"),
+        state,
+    ),
+];
+
+const ONE_PIECE: (&str, &str, Estimate) = (
+    "chunk_gated_delta_rule_fwd_h of one piece",
+    include_str!("data/shared_memory/one_piece/chunk_gated_delta_rule_fwd_h.csv"),
+    state,
+);
 
 fn matmul(row: &Row, capability: Capability) -> u64 {
     MatmulTiles {
@@ -122,6 +141,16 @@ fn counts(table: &'static str, estimate: Estimate) -> BTreeMap<Capability, Count
     counts
 }
 
+fn total(table: &'static str, estimate: Estimate) -> Count {
+    counts(table, estimate).into_values().fold(Count::default(), |total, count| Count {
+        rows: total.rows + count.rows,
+        fit: total.fit + count.fit,
+        wrong_keeps: total.wrong_keeps + count.wrong_keeps,
+        wrong_drops: total.wrong_drops + count.wrong_drops,
+        exact: total.exact + count.exact,
+    })
+}
+
 #[test]
 fn no_configuration_is_kept_that_does_not_fit_and_few_are_dropped_that_do() {
     println!("kernel capability rows fit wrong_keeps wrong_drops exact");
@@ -136,10 +165,32 @@ fn no_configuration_is_kept_that_does_not_fit_and_few_are_dropped_that_do() {
     }
 }
 
+/// A capability has too few of these for a percentage of its own.
+#[test]
+fn the_same_is_true_of_configurations_that_the_estimates_were_not_fitted_to() {
+    println!("kernel, unseen: rows fit wrong_keeps wrong_drops exact");
+    for (kernel, table, estimate) in UNSEEN {
+        let Count { rows, fit, wrong_keeps, wrong_drops, exact } = total(table, estimate);
+        println!("{kernel} {rows} {fit} {wrong_keeps} {wrong_drops} {exact}");
+        assert!(rows >= ROWS_MIN, "{kernel} has {rows} rows");
+        assert_eq!(wrong_keeps, 0, "{kernel}");
+        assert!(wrong_drops * 100 <= fit * WRONG_DROPS_MAX_PERCENT, "{kernel}");
+    }
+}
+
+#[test]
+fn no_configuration_of_one_piece_is_kept_that_does_not_fit() {
+    let (kernel, table, estimate) = ONE_PIECE;
+    let Count { rows, fit, wrong_keeps, wrong_drops, exact } = total(table, estimate);
+    println!("{kernel} {rows} {fit} {wrong_keeps} {wrong_drops} {exact}");
+    assert!(rows >= ROWS_MIN, "{rows} rows");
+    assert_eq!(wrong_keeps, 0);
+}
+
 /// An estimate that is too low may be right about one limit and wrong about another.
 #[test]
 fn no_estimate_is_below_what_triton_takes() {
-    for (kernel, table, estimate) in TABLES {
+    for (kernel, table, estimate) in TABLES.into_iter().chain(UNSEEN).chain([ONE_PIECE]) {
         let low = rows(table).find(|row| estimate(row, capability(row)) < row["shared_bytes"]);
         assert_eq!(low, None, "{kernel}");
     }
@@ -172,7 +223,8 @@ fn a_configuration_for_large_gpus_is_dropped_on_small_ones() {
         fits(output(4).estimate_bytes((9, 0)), (9, 0)) && !fits(output(4).estimate_bytes((12, 0)), (12, 0))
     );
     assert!(fits(state.estimate_bytes((9, 0)), (9, 0)) && !fits(state.estimate_bytes((12, 0)), (12, 0)));
-    // Elements of two bytes take half, and Triton 3.6 takes exactly that.
+    // Elements of two bytes take half, and Triton 3.6 takes exactly that. The 131 KiB of the report that this is about
+    // could not be reproduced with it.
     assert_eq!(output(2).estimate_bytes((12, 0)), 72 << 10);
 }
 

@@ -1,6 +1,6 @@
 //! Devices as Python names them, and what can be asked about one without opening it.
 
-use poorwill::DeviceSpec;
+use poorwill::{DeviceSpec, DriverErrorKind, OpenError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -10,15 +10,39 @@ use crate::sizes::whole_number;
 const UNDERSTOOD: &str = "a device is an int, a text like \"cuda:0\" or \"host:8GiB\", or a torch.device";
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(cuda_ordinal, module)?)?;
     module.add_function(wrap_pyfunction!(shared_memory_of_device, module)?)
+}
+
+/// The number of the GPU that is meant: None or "cuda" for the current one, a number, "cuda:1", or a torch.device.
+///
+/// Asks no driver, so whether there is such a GPU stays open. Raises ValueError for what is no GPU.
+#[pyfunction]
+#[pyo3(signature = (device=None, /))]
+fn cuda_ordinal(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u32> {
+    match named(device, py)? {
+        DeviceSpec::Cuda { ordinal } => Ok(ordinal),
+        other => {
+            Err(invalid(format!("`{other}` is no GPU; write \"cuda:0\", or a kind of GPU like \"sm_90\"")))
+        }
+    }
 }
 
 /// Shared memory, in bytes, that a block of threads may opt in to on a GPU.
 ///
-/// Asks the driver without opening the GPU. Raises PoorwillError where there is no such GPU, or no driver.
+/// Asks the driver without opening the GPU. Raises ValueError where the driver has no such GPU, and PoorwillError
+/// where there is no driver, no GPU at all, or no answer.
 #[pyfunction]
 fn shared_memory_of_device(py: Python<'_>, ordinal: u32) -> PyResult<u64> {
-    py.detach(|| poorwill::shared_memory_per_block_bytes(ordinal)).map_err(refused)
+    let asked = py.detach(|| poorwill::shared_memory_per_block_bytes(ordinal));
+    asked.map_err(|error| match &error {
+        OpenError::Device { source, .. }
+            if matches!(source.kind, DriverErrorKind::InvalidArgument { .. }) =>
+        {
+            invalid(error)
+        }
+        _ => refused(error),
+    })
 }
 
 /// The device that is meant: a number, a text, or what has a type and an index as `torch.device` has. Where it is

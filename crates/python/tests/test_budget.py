@@ -150,12 +150,13 @@ def test_claims_are_named_refused_and_returned() -> None:
         ("cudagraph", GIB, None),
     ]
     assert repr(budget.claims()[0]) == "<poorwill.Claimed weights: 6 GiB>"
+    assert (budget.budget_bytes, budget.winner) == (10 * GIB, "capacity")
     with pytest.raises(poorwill.BudgetError) as raised:
         budget.claim("kv_cache", 4 * GIB)
     assert str(raised.value) == (
         "cannot claim 4 GiB for `kv_cache`: the budget is 10 GiB, of which `weights` has 6 GiB, `cudagraph` "
-        "has 1 GiB and 3 GiB would fit; claim at most 3 GiB, release a claim; no budget would do, since 11 "
-        "GiB are needed and there are 10 GiB in all"
+        "has 1 GiB and 3 GiB would fit; no budget would do: 11 GiB are needed, and there are 10 GiB in all, "
+        "by capacity; claim at most 3 GiB, or release a claim"
     )
     graphs.release()
     graphs.release()
@@ -287,7 +288,9 @@ def test_threads_share_a_budget() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all("cannot claim 16 MiB for `mine`" in str(error) for error in refused)
+    # A byte short of what is asked for is said in bytes.
+    beginnings = ("cannot claim 16 MiB for `mine`", "cannot claim 16777216 B for `mine`")
+    assert all(str(error).startswith(beginnings) for error in refused)
     shared.release()
     assert budget.unclaimed_bytes == 64 * MIB
 
@@ -457,6 +460,21 @@ def test_shared_memory_is_asked_of_one_gpu(fake: dict[str, str]) -> None:
     script = "print(_native.shared_memory_of_device(1))"
     play = {"POORWILL_FAKE_CUDA_DEVICES": "1GiB,1GiB", "POORWILL_FAKE_CUDA_PLAY": "1:shared=99k"}
     assert run(script, **fake, **play) == f"{99 << 10}\n"
+
+
+def test_a_gpu_that_the_driver_does_not_have_is_a_value_error(fake: dict[str, str]) -> None:
+    script = """
+from poorwill.triton import shared_memory_budget, shared_memory_pruner
+prune = shared_memory_pruner(lambda parameters: 0, device="cuda:2")
+for ask in (lambda: shared_memory_budget(2), lambda: prune([])):
+    try:
+        ask()
+    except ValueError as error:
+        print(error)
+"""
+    said = run(script, **fake, POORWILL_FAKE_CUDA_DEVICES="1GiB,1GiB").splitlines()
+    assert len(said) == 2
+    assert all("there is no GPU 2: the driver shows this process 2" in line for line in said)
 
 
 # Takes memory of the device as another library in the process does: through calls of its own.

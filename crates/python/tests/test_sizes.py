@@ -23,7 +23,7 @@ def test_reads_what_people_write(text: str, size_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "the number is malformed"),
+        ("", "it does not begin with a number"),
         ("1..5g", "the number is malformed"),
         ("12q", "the unit is not known"),
         ("16EiB", "it does not fit into 64 bits"),

@@ -1,13 +1,11 @@
 """`poorwill.triton` keeps Triton's autotuner to what fits; Triton itself is there for a few tests only."""
 
 import csv
-import importlib
 import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,39 +13,9 @@ from typing import Any
 import pytest
 from poorwill import _native
 from poorwill import triton as pruning
+from triton_fakes import KIB, Config, Tensor, own_size, sized, whole_numbers
 
 TRUTH = Path(__file__).parents[3] / "crates/core/tests/data/shared_memory"
-KIB = 1 << 10
-
-
-@dataclass
-class Config:
-    """Like `triton.Config`."""
-
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    num_stages: int = 3
-    num_warps: int = 4
-
-    def all_kwargs(self) -> dict[str, Any]:
-        return {**self.kwargs, "num_stages": self.num_stages, "num_warps": self.num_warps}
-
-
-@dataclass
-class Tensor:
-    element_bytes: int
-
-    def element_size(self) -> int:
-        return self.element_bytes
-
-
-def sized(*sizes_bytes: int) -> list[Config]:
-    """Configurations that say themselves what they take."""
-    return [Config({"size_bytes": size_bytes}) for size_bytes in sizes_bytes]
-
-
-def own_size(parameters: dict[str, Any]) -> int:
-    size_bytes: int = parameters["size_bytes"]
-    return size_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -57,16 +25,24 @@ def _forget_gpus() -> Iterator[None]:
     pruning._of_gpu.cache_clear()
 
 
+ASLEEP = 7
+
+
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Two GPUs: an H100, and a card with 99 KiB. Returns the numbers that were asked for."""
+    """Two GPUs: an H100, and a card with 99 KiB; one more does not answer.
+
+    Returns the numbers that were asked for.
+    """
     asked: list[int] = []
     kinds = [(9, 0), (12, 0)]
 
     def shared(ordinal: int) -> int | None:
         asked.append(ordinal)
+        if ordinal == ASLEEP:
+            raise _native.PoorwillError("it does not answer")
         if ordinal >= len(kinds):
-            raise _native.PoorwillError(f"there is no GPU {ordinal}")
+            raise ValueError(f"there is no GPU {ordinal}")
         return _native.shared_memory_of_capability(*kinds[ordinal])
 
     monkeypatch.setattr(_native, "shared_memory_of_device", shared)
@@ -94,10 +70,28 @@ def test_an_unknown_kind_of_gpu_is_refused_with_the_known_ones(device: Any) -> N
 CPU = SimpleNamespace(type="cpu", index=None)
 
 
-@pytest.mark.parametrize("device", [-1, "rocm:0", "cuda:x", "cuda:", "", CPU])
+@pytest.mark.parametrize(
+    "device",
+    [
+        *(-1, 2**32, 10**30, CPU, SimpleNamespace(type="cuda", index=2**70)),
+        *("rocm:0", "cuda:x", "cuda:", "cuda:99999999999", "", "host", "host:1GiB"),
+        *("sm_", "sm_9", "sm_90x", "sm_" + "9" * 99, "sm_-90"),
+        *((), (9,), (9, 0, 0), (-9, 0), (True, 0), (9.0, 0), ("9", "0"), (10**30, 0)),
+    ],
+)
 def test_what_is_no_gpu_is_refused(device: Any) -> None:
-    with pytest.raises(ValueError, match="no GPU"):
+    with pytest.raises(ValueError, match=r"GPU|device|not known|capability"):
         pruning.shared_memory_budget(device)
+    with pytest.raises(ValueError, match=r"GPU|device|not known|capability"):
+        pruning.shared_memory_pruner(own_size, device=device)
+
+
+@pytest.mark.parametrize("device", [1.0, True, b"cuda:0", [9, 0]])
+def test_what_names_nothing_is_a_wrong_type(device: Any) -> None:
+    with pytest.raises(TypeError, match="a device is"):
+        pruning.shared_memory_budget(device)
+    with pytest.raises(TypeError, match="a device is"):
+        pruning.shared_memory_pruner(own_size, device=device)
 
 
 def test_a_gpu_is_asked_once(gpus: list[int]) -> None:
@@ -107,8 +101,26 @@ def test_a_gpu_is_asked_once(gpus: list[int]) -> None:
 
 
 def test_where_nothing_can_be_asked_it_is_what_every_gpu_has(gpus: list[int]) -> None:
-    assert [pruning.shared_memory_budget(7) for _ in range(2)] == [48 * KIB] * 2
-    assert gpus == [7, 7]  # no answer is not remembered
+    assert [pruning.shared_memory_budget(ASLEEP) for _ in range(2)] == [48 * KIB] * 2
+    assert gpus == [ASLEEP, ASLEEP]  # no answer is not remembered
+
+
+def test_pruning_for_a_gpu_that_cannot_be_asked_says_why_once(gpus: list[int]) -> None:
+    configs = sized(48 * KIB, 48 * KIB + 1)
+    prune = pruning.shared_memory_pruner(own_size, margin_bytes=0, device=ASLEEP)
+    with pytest.warns(UserWarning, match=r"held to the 49152 bytes.*cuda:7.*it does not answer") as warned:
+        assert [prune(configs), prune(configs)] == [configs[:1]] * 2
+    assert [warning.filename for warning in warned] == [__file__]
+    assert gpus == [ASLEEP, ASLEEP]
+
+
+def test_a_gpu_that_is_not_there_is_an_error(gpus: list[int]) -> None:
+    with pytest.raises(ValueError, match="there is no GPU 2"):
+        pruning.shared_memory_budget(2)
+    prune = pruning.shared_memory_pruner(own_size, device=2)
+    assert gpus == [2]
+    with pytest.raises(ValueError, match="there is no GPU 2"):
+        prune(sized(1, 2))
 
 
 @pytest.mark.parametrize(("is_initialized", "budget_bytes"), [(True, 99 * KIB), (False, 227 * KIB)])
@@ -148,7 +160,7 @@ def test_where_none_fits_the_smallest_is_kept_with_one_warning() -> None:
     ) as warned:
         [kept] = prune(configs, {})
     assert kept is configs[1]
-    assert len(warned) == 1
+    assert [warning.filename for warning in warned] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert prune(configs, {}) == [kept]
@@ -165,16 +177,40 @@ def test_a_configuration_without_an_estimate_is_kept_with_one_warning() -> None:
     prune = pruning.shared_memory_pruner(own_size, device="sm_120")
     with pytest.warns(UserWarning, match=r"no estimate for OTHER=1.*KeyError") as warned:
         assert prune(configs, {}) == [configs[0], configs[1], configs[3]]
-    assert len(warned) == 1
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_an_estimate_below_zero_is_none() -> None:
+    configs = sized(-1, 300 * KIB)
+    estimator = SimpleNamespace(estimate_bytes=lambda launch: launch.config.kwargs["size_bytes"])
+    for estimate in (own_size, estimator):
+        prune = pruning.shared_memory_pruner(estimate, device="sm_120")
+        with pytest.warns(UserWarning, match=r"no estimate for size_bytes=-1 .*ValueError.*-1 bytes"):
+            assert prune(configs) == configs[:1]
+
+
+def test_arguments_of_the_kernel_may_have_any_name() -> None:
+    seen: list[dict[str, Any]] = []
+    prune = pruning.shared_memory_pruner(lambda parameters: seen.append(parameters) or 0, device="sm_90")
+    arguments = {"self": 1, "configs": 2, "named_args": 3, "options": 4, "launch": 5}
+    prune(sized(0), {}, **arguments)
+    assert seen[0].items() > arguments.items()
 
 
 def test_bad_arguments_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="margin_bytes is -1"):
         pruning.shared_memory_pruner(own_size, margin_bytes=-1)
+    for margin_bytes in (True, 1.5, "1k"):
+        with pytest.raises(TypeError):
+            pruning.shared_memory_pruner(own_size, margin_bytes=margin_bytes)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='"smallest" or "error"'):
         pruning.shared_memory_pruner(own_size, on_empty="all")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="estimates nothing"):
         pruning.shared_memory_pruner(17)  # type: ignore[arg-type]
+    makers: list[Any] = [pruning.matmul, pruning.attention, pruning.chunk_fwd_o, pruning.exact]
+    for maker in [*makers, pruning.chunk_gated_delta_rule_fwd_h]:
+        with pytest.raises(TypeError, match=rf"call it, as in {maker.__name__}\("):
+            pruning.shared_memory_pruner(maker)
 
 
 def test_an_estimate_of_ones_own_sees_everything_by_name() -> None:
@@ -199,6 +235,45 @@ def test_names_and_sizes_of_tiles_can_be_given() -> None:
     assert estimate.estimate_bytes(launch) == size_bytes == 128 * KIB
 
 
+MATMUL = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
+ATTENTION = {"BLOCK_M": 128, "BLOCK_N": 64, "HEAD_DIM": 128}
+
+
+@pytest.mark.parametrize(("make", "tiles"), [(pruning.matmul, MATMUL), (pruning.attention, ATTENTION)])
+def test_elements_are_as_wide_as_the_widest_tensor_unless_they_are_given(
+    make: Callable[..., pruning.Estimator], tiles: dict[str, int]
+) -> None:
+    def taken(given: pruning.Estimator, named_args: dict[str, Any], options: dict[str, Any]) -> int:
+        return given.estimate_bytes(pruning.Launch(Config(dict(tiles)), named_args, options, [(9, 0)]))
+
+    names = ["a_bytes", "b_bytes", "output_bytes"] if make is pruning.matmul else ["element_bytes"]
+    sized = {size: taken(make(**dict.fromkeys(names, size)), {}, {}) for size in (1, 2, 4, 8)}
+    assert len(set(sized.values())) == 4
+    two, four, offsets = Tensor(2), Tensor(4), whole_numbers(8)
+    assert taken(make(), {}, {"grid": (1,)}) == sized[4]
+    assert taken(make(), {"x": 7, "offsets": offsets}, {}) == sized[4]
+    assert taken(make(), {"x": two, "n": 7}, {"offsets": offsets}) == sized[2]
+    assert taken(make(), {"x": two}, {"y": four}) == sized[4]
+    assert taken(make(), {"x": four, "y": two}, {}) == sized[4]
+    assert taken(make(), {"x": two, "y": Tensor(8)}, {}) == sized[8]
+    assert taken(make(), {"x": whole_numbers(1)}, {}) == sized[1]
+    assert taken(make(**dict.fromkeys(names, "x")), {"x": two, "y": four}, {}) == sized[2]
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+@pytest.mark.parametrize("keys", [64, 256])
+def test_what_a_launch_does_not_tell_counts_as_what_takes_most(num_stages: int, keys: int) -> None:
+    tiles = {"BT": 64, "BV": 64, "BK": 64, "K": keys}
+    launch = pruning.Launch(Config(tiles, num_stages), capabilities=[(8, 0)])
+    for make in (pruning.chunk_fwd_o, pruning.chunk_gated_delta_rule_fwd_h):
+        known = [
+            make(element_bytes=element_bytes, state_v_first=order).estimate_bytes(launch)
+            for element_bytes in (1, 2, 4)
+            for order in (False, True)
+        ]
+        assert make().estimate_bytes(launch) == max(known)
+
+
 def test_without_a_gpu_tiles_take_what_they_take_where_it_is_most() -> None:
     config = Config({"BLOCK_M": 64, "BLOCK_N": 64, "HEAD_DIM": 64})
     most = pruning.attention().estimate_bytes(pruning.Launch(config))
@@ -220,7 +295,8 @@ def test_the_configuration_of_the_report_is_dropped_where_it_may_not_fit() -> No
     fits, large = Config({"BT": 64, "BK": 32, "BV": 32}, 2), Config({"BT": 64, "BK": 64, "BV": 64}, 4)
     prune = pruning.shared_memory_pruner(pruning.chunk_fwd_o(), device="sm_120")
     assert prune([fits, large], {}) == [fits]
-    # With elements of two bytes, which the launch tells, Triton gives it 72 KiB.
+    # With elements of two bytes, which the launch tells, Triton 3.6 gives it 72 KiB, and it fits. The 131 KiB
+    # of the report could not be reproduced with it.
     assert prune([fits, large], {"q": Tensor(2)}) == [fits, large]
     on_90 = pruning.shared_memory_pruner(pruning.chunk_fwd_o(), device="sm_90")
     assert on_90([fits, large], {}) == [fits, large]
@@ -290,78 +366,6 @@ def test_nothing_is_kept_that_triton_says_does_not_fit(kernel: str) -> None:
     assert dropped <= 0.05 * fit
 
 
-class FakeKernel:
-    """Like a `triton.jit` function, compiled to what its `size_bytes` says."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def warmup(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls.append((args, kwargs))
-        if isinstance(kwargs["size_bytes"], Exception):
-            raise kwargs["size_bytes"]
-        return SimpleNamespace(metadata=SimpleNamespace(shared=kwargs["size_bytes"]))
-
-
-class OutOfResources(Exception):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
-        self.required = 300 * KIB
-
-
-class PTXASError(Exception):
-    pass
-
-
-def test_exact_compiles_for_the_launch_and_reads_what_is_taken() -> None:
-    kernel = FakeKernel()
-    tuner = SimpleNamespace(configs=[], fn=kernel, warmup=None)
-    configs = sized(99 * KIB, 99 * KIB + 1, 5)
-    for given in (kernel, tuner, lambda: tuner):
-        prune = pruning.shared_memory_pruner(pruning.exact(given), margin_bytes=0, device="sm_120")
-        assert prune(configs, {"x": "X", "y": "Y"}, grid=(7,), warmup=False, z=3) == [configs[0], configs[2]]
-    args, kwargs = kernel.calls[0]
-    assert args == ("X", "Y")
-    assert kwargs == {"grid": (1,), "z": 3, "size_bytes": 99 * KIB, "num_stages": 3, "num_warps": 4}
-
-
-def test_exact_drops_what_the_compiler_refuses_for_its_size_alone() -> None:
-    refused = [OutOfResources("shared memory"), PTXASError("uses too much shared data (0x32000 bytes)")]
-    other = [OutOfResources("threads"), PTXASError("no such instruction"), ZeroDivisionError("a bug")]
-    configs = [Config({"size_bytes": error}) for error in [*refused, *other]]
-    prune = pruning.shared_memory_pruner(pruning.exact(FakeKernel()), device="sm_120")
-    with pytest.warns(UserWarning, match="no estimate"):
-        assert prune(configs, {}) == configs[2:]
-
-
-def test_exact_without_a_kernel_says_so() -> None:
-    with pytest.raises(TypeError, match="no kernel of Triton's"):
-        pruning.exact(17).estimate_bytes(pruning.Launch(Config()))
-
-
-def test_exact_agrees_with_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    triton = pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "triton_kernels_for_tests.py").write_text(PRODUCT)
-    product = importlib.import_module("triton_kernels_for_tests").product
-    tiles = [{"M": 64, "N": side, "K": depth} for side in (64, 128) for depth in (32, 128)]
-    configs = [triton.Config(each, num_stages=stages) for each in tiles for stages in (2, 4)]
-    signature = {name: "*fp16" for name in ("a", "b", "c")} | {"depth": "i32"}
-    estimate = pruning.exact(product, signature=signature)
-    taken = [estimate.estimate_bytes(pruning.Launch(config, capabilities=[(12, 0)])) for config in configs]
-    # The tiles of A and B, as many times as there are stages but one.
-    assert taken == [
-        2 * (config.num_stages - 1) * config.kwargs["K"] * (config.kwargs["M"] + config.kwargs["N"])
-        for config in configs
-    ]
-    prune = pruning.shared_memory_pruner(estimate, margin_bytes=0, device="sm_120")
-    fit = [config for config, size_bytes in zip(configs, taken, strict=True) if size_bytes <= 99 * KIB]
-    assert prune(configs, {}) == fit
-    assert 0 < len(fit) < len(configs)
-
-
 def test_tritons_autotuner_takes_a_pruner() -> None:
     pytest.importorskip("triton")
     autotuner = pytest.importorskip("triton.runtime.autotuner")
@@ -372,20 +376,3 @@ def test_tritons_autotuner_takes_a_pruner() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert tuner.prune_configs({"grid": (1,), "warmup": False}) == configs[1:]
-
-
-PRODUCT = """
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def product(a, b, c, depth, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
-    total = tl.zeros((M, N), dtype=tl.float32)
-    for start in range(0, depth, K):
-        left = tl.load(a + m[:, None] * depth + start + k[None, :])
-        right = tl.load(b + (start + k[:, None]) * N + n[None, :])
-        total = tl.dot(left, right, total)
-    tl.store(c + m[:, None] * N + n[None, :], total.to(tl.float16))
-"""

@@ -99,13 +99,15 @@ impl DeltaRuleStateTiles {
         }
         let in_place = generation.multiplies_in_place(HEAD_PIECE, self.num_warps);
         let all_keys = keys * self.k_blocks;
-        let gates = Bytes::of_tile(self.block_t, 1, FLOAT_BYTES) + Bytes(FLOAT_BYTES);
+        let gates = (Bytes::of_tile(self.block_t, 1, FLOAT_BYTES) + Bytes(FLOAT_BYTES)) * ahead;
         // Two tiles of the keys' shape for each piece: the keys, and the weights that the state is read with.
-        let mut loaded = (all_keys * 2 + values + gates) * ahead;
+        let mut loaded = (all_keys * 2 + values) * ahead;
+        let mut besides = gates;
         let kept = if in_place {
             loaded = loaded + all_keys;
             if generation.multiplies_in_place(self.block_t, self.num_warps) {
                 loaded = loaded + all_keys;
+                besides = gates.max(self.kept_without_gates());
                 self.states() + self.kept_in_place()
             } else {
                 self.states() + turned
@@ -117,7 +119,7 @@ impl DeltaRuleStateTiles {
         } else {
             turned
         };
-        (loaded + kept).max(at_once).0
+        (loaded + besides + kept).max(at_once).0
     }
 
     /// A tile of keys, one piece wide.
@@ -148,11 +150,23 @@ impl DeltaRuleStateTiles {
     /// The values that are multiplied with, and what is turned beside them.
     fn kept_in_place(&self) -> Bytes {
         let beside = self.state().max(self.values());
-        let has_idle_warps = WARP_ROWS.saturating_mul(self.num_warps) > self.block_t;
-        self.values() + if self.state_v_first || has_idle_warps { beside } else { Bytes::ZERO }
+        self.values() + if self.state_v_first || self.has_idle_warps() { beside } else { Bytes::ZERO }
     }
 
-    /// A single warp has all of a product in its registers, and turns it a few rows at a time.
+    /// A second copy of the state. Found by measurement: a kernel of one piece that loads no gates and stores the
+    /// new values has it, for chunks longer than a piece. Whether there are gates is not known here.
+    fn kept_without_gates(&self) -> Bytes {
+        let is_one_piece = self.k_blocks <= 1 && self.block_t > HEAD_PIECE;
+        if is_one_piece && !self.state_v_first && !self.has_idle_warps() { self.state() } else { Bytes::ZERO }
+    }
+
+    fn has_idle_warps(&self) -> bool {
+        WARP_ROWS.saturating_mul(self.num_warps) > self.block_t
+    }
+
+    /// A single warp has all of a product in its registers, and turns it a few rows at a time. How much that takes
+    /// was found by measurement with elements of two and four bytes: 2 KiB and 8 KiB, so the size of an element
+    /// stands in it twice.
     fn kept_by_one_warp(&self) -> Bytes {
         if !self.is_narrow() && self.state_v_first {
             return self.turned();
@@ -169,7 +183,8 @@ impl DeltaRuleStateTiles {
 const FLOAT_BYTES: u64 = size_of::<f32>() as u64;
 /// How many elements of a key a piece of the state has.
 const HEAD_PIECE: u64 = 64;
-/// From so many elements of values on, a state is turned in registers.
+/// From so many elements of values on, a state is turned in registers. Found by measurement among tiles of 16, 32, 64
+/// and 128.
 const WIDE_VALUES: u64 = 128;
 /// How many elements a warp turns at a time.
 const PIECE_ELEMENTS_PER_WARP: u64 = 512;

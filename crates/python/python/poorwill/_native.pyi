@@ -13,6 +13,7 @@ __all__ = [
     "Source",
     "__version__",
     "budget",
+    "cuda_ordinal",
     "estimate_attention",
     "estimate_chunk_fwd_o",
     "estimate_chunk_gated_delta_rule_fwd_h",
@@ -106,7 +107,8 @@ def estimate_chunk_gated_delta_rule_fwd_h(
 def shared_memory_of_device(ordinal: int) -> int:
     """Shared memory, in bytes, that a block of threads may opt in to on a GPU.
 
-    Asks the driver without opening the GPU. Raises PoorwillError where there is no such GPU, or no driver.
+    Asks the driver without opening the GPU. Raises ValueError where the driver has no such GPU, and
+    PoorwillError where there is no driver, no GPU at all, or no answer.
     """
 
 class _DeviceLike(Protocol):
@@ -119,6 +121,13 @@ class _DeviceLike(Protocol):
 
 _Device: TypeAlias = int | str | _DeviceLike
 _Cap: TypeAlias = int | float | str
+
+def cuda_ordinal(device: object = None, /) -> int:
+    """The number of the GPU that is meant: None or "cuda" for the current one, a number, "cuda:1", or a
+    torch.device.
+
+    Asks no driver, so whether there is such a GPU stays open. Raises ValueError for what is no GPU.
+    """
 
 def budget(device: _Device | None = None, cap: _Cap | Mapping[Any, _Cap] | None = None) -> Budget:
     """How much memory of a device this process may use: everyone who can be asked about it is asked.
@@ -148,13 +157,13 @@ class Budget:
     def sources(self) -> list[Source]:
         """Everyone who was asked, with their figures as given."""
     @property
-    def winner(self) -> str | None:
+    def winner(self) -> str:
         """Whose figure the budget is."""
     @property
     def total_bytes(self) -> int | None:
         """The smallest plausible total, before the user's cap."""
     @property
-    def budget_bytes(self) -> int | None:
+    def budget_bytes(self) -> int:
         """What this process may use."""
     @property
     def headroom_bytes(self) -> int | None:

@@ -9,7 +9,9 @@ Importing this needs neither Triton nor PyTorch nor a GPU.
 """
 
 import importlib
+import inspect
 import operator
+import os
 import re
 import sys
 import warnings
@@ -100,9 +102,9 @@ def shared_memory_budget(device: Device = None) -> int:
     """The bytes of shared memory that a block may have on `device`, if its kernel opts in.
 
     A GPU of this computer is asked, once: `None` (PyTorch's current one where PyTorch uses CUDA, otherwise
-    the first), a number, "cuda:1", or a `torch.device`. Where nothing can be asked, it is the 48 KiB that
-    every GPU has. For a kind of GPU, "sm_120" or (12, 0), it comes from a table; `ValueError` names those
-    that are known.
+    the first), a number, "cuda:1", or a `torch.device`. `ValueError` says that there is no such GPU; where
+    nothing can be asked, as without a driver, it is the 48 KiB that every GPU has. For a kind of GPU,
+    "sm_120" or (12, 0), it comes from a table; `ValueError` names those that are known.
     """
     return _target(device).budget_bytes
 
@@ -119,19 +121,29 @@ def shared_memory_pruner(
     A configuration is dropped if its estimate exceeds the budget less `margin_bytes`; the others keep their
     order. `estimate` is an estimator of this module, or a function that is called with everything known by
     name (arguments, meta-parameters, `num_stages`, `num_warps`) and returns bytes. A configuration that it
-    raises for is kept, as it would be without a pruner, and a warning says so once.
+    raises for is kept, as it would be without a pruner, and a warning says so once. One also says why it is
+    the 48 KiB of every GPU that counts, where nothing can be asked.
 
     If none fits, "smallest" keeps the one that takes least and warns once; "error" raises `ValueError` with
     what each takes. Triton does not call the pruner of a kernel that has a single configuration.
     """
+    if isinstance(margin_bytes, bool):
+        raise TypeError(f"margin_bytes is {margin_bytes}; it is a number of bytes")
+    margin_bytes = operator.index(margin_bytes)
     if margin_bytes < 0:
         raise ValueError(f"margin_bytes is {margin_bytes}; it is taken off the budget, so 0 is the least")
     if on_empty not in ("smallest", "error"):
         raise ValueError(f'on_empty is {on_empty!r}; it is "smallest" or "error"')
     if not (callable(estimate) or hasattr(estimate, "estimate_bytes")):
         raise TypeError(f"{estimate!r} estimates nothing; take a function, or an estimator like matmul()")
-    if isinstance(device, tuple) or (isinstance(device, str) and device.startswith("sm_")):
-        _target(device)
+    makers: list[Any] = [matmul, attention, chunk_fwd_o, chunk_gated_delta_rule_fwd_h, exact]
+    for name, maker in [(maker.__name__, maker) for maker in makers]:
+        if estimate is maker:
+            raise TypeError(f"{name} makes an estimator; call it, as in {name}(...)")
+    if (kind := _kind(device)) is not None:
+        _of_kind(kind)
+    elif device is not None:
+        _native.cuda_ordinal(device)
     return Pruner(estimate, margin_bytes, on_empty, device)
 
 
@@ -149,9 +161,16 @@ class Pruner:
         self,
         configs: Sequence[AnyConfig],
         named_args: Mapping[str, Any] | None = None,
+        /,
         **options: Any,
     ) -> list[AnyConfig]:
         target = _target(self.device)
+        if target.doubt is not None:
+            self._warn(
+                "doubt", f"configurations are held to the {target.budget_bytes} bytes of {target.doubt}"
+            )
+        if isinstance(self.estimate, _Exact):
+            self.estimate.check_names()
         limit_bytes = target.budget_bytes - self.margin_bytes
         launches = [Launch(config, named_args or {}, options, target.capabilities) for config in configs]
         sizes = [self._size(launch) for launch in launches]
@@ -174,8 +193,12 @@ class Pruner:
         """The estimate, or `None` where there is none."""
         try:
             if callable(self.estimate):
-                return operator.index(self.estimate(launch.parameters))
-            return self.estimate.estimate_bytes(launch)
+                size_bytes = operator.index(self.estimate(launch.parameters))
+            else:
+                size_bytes = self.estimate.estimate_bytes(launch)
+            if size_bytes < 0:
+                raise ValueError(f"the estimate is {size_bytes} bytes")
+            return size_bytes
         except Exception as error:
             name = _name(launch.config)
             self._warn("raised", f"no estimate for {name}, which is kept: {type(error).__name__}: {error}")
@@ -190,7 +213,18 @@ class Pruner:
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(text, stacklevel=_callers_level())
+
+
+PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+def _callers_level() -> int:
+    """The `stacklevel` at which who calls this finds the nearest caller outside of the package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _described(configs: Sequence[Config], sizes: list[int]) -> str:
@@ -209,6 +243,8 @@ def _bytes(size_bytes: int) -> str:
 
 # A size is a number, or the name of a parameter; for the size of an element, also that of a tensor.
 Size: TypeAlias = int | str
+# Left open, the size of an element is that of the widest tensor in the launch.
+ElementSize: TypeAlias = Size | None
 
 
 def matmul(
@@ -216,16 +252,22 @@ def matmul(
     block_m: Size = "BLOCK_M",
     block_n: Size = "BLOCK_N",
     block_k: Size = "BLOCK_K",
-    a_bytes: Size = 2,
-    b_bytes: Size = 2,
-    output_bytes: Size = 2,
+    a_bytes: ElementSize = None,
+    b_bytes: ElementSize = None,
+    output_bytes: ElementSize = None,
 ) -> Estimator:
-    """Estimates a kernel that multiplies matrices: a loop over K, and an accumulator."""
+    """Estimates a kernel that multiplies matrices: a loop over K, and an accumulator.
+
+    Elements whose size is not given are as wide as those of the widest tensor in the launch, and have four
+    bytes where there is none. Tensors of 64-bit whole numbers hold no operands and do not count.
+    """
     sizes = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
     elements = {"a_bytes": a_bytes, "b_bytes": b_bytes, "output_bytes": output_bytes}
 
     def of(launch: Launch, capability: Capability) -> int:
-        return _native.estimate_matmul(capability, **_sizes(launch, sizes | elements), **_options(launch))
+        return _native.estimate_matmul(
+            capability, **_sizes(launch, sizes), **_elements(launch, elements), **_options(launch)
+        )
 
     return _Tiles("matmul", of)
 
@@ -235,13 +277,19 @@ def attention(
     block_m: Size = "BLOCK_M",
     block_n: Size = "BLOCK_N",
     head_dim: Size = "HEAD_DIM",
-    element_bytes: Size = 2,
+    element_bytes: ElementSize = None,
 ) -> Estimator:
-    """Estimates a flash attention kernel, forward: queries stay, keys and values pass by."""
-    sizes = {"block_m": block_m, "block_n": block_n, "head_dim": head_dim, "element_bytes": element_bytes}
+    """Estimates a flash attention kernel, forward: queries stay, keys and values pass by.
+
+    Without `element_bytes`, elements are reckoned as by `matmul`.
+    """
+    sizes = {"block_m": block_m, "block_n": block_n, "head_dim": head_dim}
+    elements = {"element_bytes": element_bytes}
 
     def of(launch: Launch, capability: Capability) -> int:
-        return _native.estimate_attention(capability, **_sizes(launch, sizes), **_options(launch))
+        return _native.estimate_attention(
+            capability, **_sizes(launch, sizes), **_elements(launch, elements), **_options(launch)
+        )
 
     return _Tiles("attention", of)
 
@@ -258,7 +306,7 @@ def chunk_fwd_o(
     """Estimates flash-linear-attention's `chunk_fwd_kernel_o`.
 
     Where the launch has no `key_dim`, `element_bytes` or `state_v_first` of that name, it counts as whatever
-    takes more: elements of four bytes, for one.
+    takes more: elements of up to four bytes, for one.
     """
     sizes = {"block_t": block_t, "block_k": block_k, "block_v": block_v}
 
@@ -268,12 +316,13 @@ def chunk_fwd_o(
             _native.estimate_chunk_fwd_o(
                 capability,
                 key_dim=keys,
-                element_bytes=_element(launch, element_bytes),
+                element_bytes=element,
                 state_v_first=order,
                 **_sizes(launch, sizes),
                 **_options(launch),
             )
             for order in _orders(launch, state_v_first)
+            for element in _possible_elements(launch, element_bytes)
         )
 
     return _Tiles("chunk_fwd_o", of)
@@ -290,7 +339,7 @@ def chunk_gated_delta_rule_fwd_h(
     """Estimates flash-linear-attention's `chunk_gated_delta_rule_fwd_kernel_h_blockdim64`.
 
     Where the launch has no `key_dim`, `element_bytes` or `state_v_first` of that name, it counts as whatever
-    takes more: 256 keys, which are the most that the kernel takes, and elements of four bytes.
+    takes more: 256 keys, which are the most that the kernel takes, and elements of up to four bytes.
     """
     sizes = {"block_t": block_t, "block_v": block_v}
 
@@ -301,12 +350,13 @@ def chunk_gated_delta_rule_fwd_h(
             _native.estimate_chunk_gated_delta_rule_fwd_h(
                 capability,
                 k_blocks=k_blocks,
-                element_bytes=_element(launch, element_bytes),
+                element_bytes=element,
                 state_v_first=order,
                 **_sizes(launch, sizes),
                 **_options(launch),
             )
             for order in _orders(launch, state_v_first)
+            for element in _possible_elements(launch, element_bytes)
         )
 
     return _Tiles("chunk_gated_delta_rule_fwd_h", of)
@@ -314,7 +364,8 @@ def chunk_gated_delta_rule_fwd_h(
 
 KEYS_PER_BLOCK = 64
 KEYS_MAX = 256
-ELEMENT_BYTES_MAX = 4
+# What elements have that are multiplied, unless a tensor says more.
+ELEMENT_BYTES = [1, 2, 4]
 
 
 @dataclass(frozen=True)
@@ -348,9 +399,27 @@ def _size(launch: Launch, size: Size) -> int:
     return operator.index(value.element_size() if hasattr(value, "element_size") else value)
 
 
-def _element(launch: Launch, size: Size) -> int:
-    """The size of an element, or that of the widest where nobody tells."""
-    return ELEMENT_BYTES_MAX if _is_missing(launch, size) else _size(launch, size)
+def _elements(launch: Launch, sizes: Mapping[str, ElementSize]) -> dict[str, int]:
+    """Sizes of elements as given; what is left open is as wide as the launch's tensors."""
+    widest = _widest(launch)
+    return {name: widest if size is None else _size(launch, size) for name, size in sizes.items()}
+
+
+def _widest(launch: Launch) -> int:
+    passed = [*launch.named_args.values(), *launch.options.values()]
+    tensors = [value for value in passed if hasattr(value, "element_size") and not _is_index(value)]
+    return max((operator.index(tensor.element_size()) for tensor in tensors), default=max(ELEMENT_BYTES))
+
+
+def _is_index(tensor: Any) -> bool:
+    """Whether it holds 64-bit whole numbers, such as offsets: nothing multiplies tiles of them."""
+    is_whole = not getattr(getattr(tensor, "dtype", None), "is_floating_point", True)
+    return is_whole and tensor.element_size() > max(ELEMENT_BYTES)
+
+
+def _possible_elements(launch: Launch, size: Size) -> list[int]:
+    """The size of an element, or all that it may be where nobody tells."""
+    return ELEMENT_BYTES if _is_missing(launch, size) else [_size(launch, size)]
 
 
 def _is_missing(launch: Launch, name: object) -> bool:
@@ -379,9 +448,13 @@ def exact(
     With a `signature`, from the names of the arguments that are passed to their types ("*fp16", "i32"), it is
     compiled without one, for the kind of GPU that the pruner's `device` names, otherwise for the one that
     Triton uses; pointers and sizes count as multiples of 16. `constants` are compile-time arguments that no
-    configuration has; what is named nowhere is `None`.
+    configuration has. Others are as in the launch, or as the kernel has them by default; what is named
+    nowhere is `None`. Names that are not the kernel's are a `ValueError`.
     """
-    return _Exact(kernel, signature, dict(constants or {}))
+    estimator = _Exact(kernel, signature, dict(constants or {}))
+    if hasattr(kernel, "warmup"):
+        estimator.check_names()
+    return estimator
 
 
 # What the compiler refuses, because it is too large for any GPU.
@@ -408,31 +481,62 @@ class _Exact:
             return taken_bytes
         return operator.index(compiled.metadata.shared)
 
+    def check_names(self) -> None:
+        """Raises `ValueError` if the signature or the constants have what the kernel has not."""
+        if self.signature is None:
+            return
+        names = list(_jit_function(self.kernel).arg_names)
+        for what, given in (("signature", self.signature), ("constants", self.constants)):
+            if unknown := [name for name in given if name not in names]:
+                raise ValueError(
+                    f"the kernel has no {', '.join(unknown)}, which {what} names; it has {', '.join(names)}"
+                )
+
 
 def _jit_function(kernel: Any) -> Any:
-    """The kernel without its autotuner, which would prune again. Heuristics stay: they give it arguments."""
+    """What is below the kernel's autotuner, which would prune again.
+
+    Heuristics below it stay: they give the kernel arguments. Those above it have put theirs into the launch.
+    """
     found = kernel if hasattr(kernel, "warmup") or not callable(kernel) else kernel()
-    while hasattr(found, "configs"):
-        found = found.fn
+    at = found
+    while hasattr(at, "warmup") and hasattr(at, "fn"):
+        if hasattr(at, "configs"):
+            found = at.fn
+        at = at.fn
     if not hasattr(found, "warmup"):
         raise TypeError(f"{kernel!r} is no kernel of Triton's, and returns none")
     return found
 
 
+def _innermost(kernel: Any) -> Any:
+    """What `triton.jit` returned, without heuristics."""
+    while not hasattr(kernel, "arg_names") or not hasattr(kernel, "params"):
+        kernel = kernel.fn
+    return kernel
+
+
 def _warmed_up(kernel: Any, launch: Launch) -> Any:
     options = {name: value for name, value in launch.options.items() if name not in ("grid", "warmup")}
-    config = launch.config
-    own = config.all_kwargs() if hasattr(config, "all_kwargs") else launch.config.kwargs | _options(launch)
-    return kernel.warmup(*launch.named_args.values(), grid=(1,), **options, **own)
+    return kernel.warmup(*launch.named_args.values(), grid=(1,), **options, **_all_kwargs(launch.config))
+
+
+def _all_kwargs(config: Config) -> dict[str, Any]:
+    """Everything that a configuration sets, the compiler's options included."""
+    if hasattr(config, "all_kwargs"):
+        everything: dict[str, Any] = config.all_kwargs()
+        return everything
+    return {**config.kwargs, "num_stages": config.num_stages, "num_warps": config.num_warps}
 
 
 def _compiled(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any], launch: Launch) -> Any:
     compiler = importlib.import_module("triton.compiler")
     backends = importlib.import_module("triton.backends.compiler")
-    while not hasattr(kernel, "arg_names") or not hasattr(kernel, "params"):
-        kernel = kernel.fn
+    kernel = _innermost(kernel)
     names = list(kernel.arg_names)
-    values = {**constants, **launch.config.kwargs}
+    defaults = {name: parameter.default for name, parameter in zip(names, kernel.params, strict=True)}
+    known = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
+    values = {**known, **constants, **launch.named_args, **launch.options, **launch.config.kwargs}
     types = {name: signature.get(name, "constexpr") for name in names}
     fixed = {(at,): values.get(name) for at, name in enumerate(names) if types[name] == "constexpr"}
     aligned = [["tt.divisibility", 16]]
@@ -444,7 +548,8 @@ def _compiled(kernel: Any, signature: Mapping[str, str], constants: Mapping[str,
         target = backends.GPUTarget("cuda", 10 * major + minor, THREADS_PER_WARP)
     else:
         target = importlib.import_module("triton.runtime").driver.active.get_current_target()
-    return compiler.compile(source, target=target, options=_options(launch))
+    options = {name: value for name, value in _all_kwargs(launch.config).items() if name not in names}
+    return compiler.compile(source, target=target, options=options)
 
 
 THREADS_PER_WARP = 32
@@ -455,7 +560,8 @@ def _refused_bytes(error: Exception) -> int | None:
     kind = type(error).__name__
     if kind == "OutOfResources" and getattr(error, "name", None) == "shared memory":
         return operator.index(error.required)  # type: ignore[attr-defined]
-    return DOES_NOT_FIT_BYTES if kind == "PTXASError" and "shared" in str(error) else None
+    is_too_large = kind == "PTXASError" and "uses too much shared data" in str(error)
+    return DOES_NOT_FIT_BYTES if is_too_large else None
 
 
 @dataclass(frozen=True)
@@ -465,25 +571,41 @@ class Target:
     name: str
     capabilities: Sequence[Capability]
     budget_bytes: int
+    doubt: str | None = None
+    """Where nothing could be asked: whose the budget is, and why."""
 
 
 def _target(device: Device) -> Target:
-    if isinstance(device, tuple):
-        return _of_capability(device)
-    if isinstance(device, str) and (kind := re.fullmatch(r"sm_(\d+)(\d)[af]?", device)):
-        return _of_capability((int(kind[1]), int(kind[2])))
-    ordinal = _ordinal(device)
+    kind = _kind(device)
+    if kind is not None:
+        return _of_kind(kind)
+    ordinal = _native.cuda_ordinal(device)
     try:
         return _of_gpu(ordinal)
-    except (RuntimeError, _native.PoorwillError):
-        return Target("an unknown GPU", (), _native.SHARED_MEMORY_WITHOUT_OPT_IN_BYTES)
+    except _native.PoorwillError as error:
+        doubt = f"every GPU, since cuda:{ordinal} could not be asked: {error}"
+        return Target("an unknown GPU", (), _native.SHARED_MEMORY_WITHOUT_OPT_IN_BYTES, doubt)
 
 
-def _of_capability(capability: Capability) -> Target:
+def _kind(device: object) -> Capability | None:
+    """The kind of GPU that `device` names, if it names one."""
+    if isinstance(device, str) and device.startswith("sm_"):
+        if named := re.fullmatch(r"sm_([0-9]+)([0-9])[af]?", device):
+            return int(named[1]), int(named[2])
+        raise ValueError(f'{device!r} is no kind of GPU; one is written "sm_90"')
+    if not isinstance(device, tuple):
+        return None
+    if len(device) == 2 and all(type(number) is int and number >= 0 for number in device):
+        return device
+    raise ValueError(f"{device!r} is no compute capability; one is two numbers, as in (9, 0)")
+
+
+def _of_kind(capability: Capability) -> Target:
+    kinds = _native.known_compute_capabilities()
     major, minor = capability
-    budget_bytes = _native.shared_memory_of_capability(major, minor)
+    budget_bytes = _native.shared_memory_of_capability(major, minor) if capability in kinds else None
     if budget_bytes is None:
-        known = ", ".join(f"sm_{major}{minor}" for major, minor in _native.known_compute_capabilities())
+        known = ", ".join(f"sm_{major}{minor}" for major, minor in kinds)
         raise ValueError(f"the shared memory of sm_{major}{minor} is not known; known are {known}")
     return Target(f"sm_{major}{minor}", [capability], budget_bytes)
 
@@ -498,28 +620,3 @@ def _of_gpu(ordinal: int) -> Target:
     kinds = _native.known_compute_capabilities()
     alike = [kind for kind in kinds if _native.shared_memory_of_capability(*kind) == budget_bytes]
     return Target(f"cuda:{ordinal}", alike, budget_bytes)
-
-
-def _ordinal(device: int | str | TorchDevice | None) -> int:
-    if device is None:
-        return _current_ordinal()
-    if isinstance(device, int):
-        if device < 0:
-            raise ValueError(f"there is no GPU {device}; GPUs are numbered from 0")
-        return device
-    if isinstance(device, str):
-        kind, _, index = device.partition(":")
-        if kind == "cuda" and (index.isdecimal() or device == "cuda"):
-            return int(index) if index else _current_ordinal()
-        raise ValueError(f'{device!r} is no GPU; write "cuda", "cuda:1", or a kind of GPU like "sm_90"')
-    if device.type != "cuda":
-        raise ValueError(f"{device} is no GPU that CUDA knows; only those have a budget")
-    return _current_ordinal() if device.index is None else device.index
-
-
-def _current_ordinal() -> int:
-    """PyTorch's current GPU if it has one already; PyTorch is neither imported nor started for this."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return operator.index(torch.cuda.current_device())
-    return 0
