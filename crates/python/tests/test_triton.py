@@ -191,7 +191,12 @@ def test_an_estimate_below_zero_is_none() -> None:
 
 def test_arguments_of_the_kernel_may_have_any_name() -> None:
     seen: list[dict[str, Any]] = []
-    prune = pruning.shared_memory_pruner(lambda parameters: seen.append(parameters) or 0, device="sm_90")
+
+    def nothing(parameters: dict[str, Any]) -> int:
+        seen.append(parameters)
+        return 0
+
+    prune = pruning.shared_memory_pruner(nothing, device="sm_90")
     arguments = {"self": 1, "configs": 2, "named_args": 3, "options": 4, "launch": 5}
     prune(sized(0), {}, **arguments)
     assert seen[0].items() > arguments.items()

@@ -156,7 +156,7 @@ def test_exact_compiles_once_for_each_configuration_below_heuristics(
         prune_configs_by={"early_config_prune": prune},
         do_bench=lambda call, quantiles: (call(), [1.0] * len(quantiles))[1],
     )(product)
-    kernel = triton.heuristics({"M": lambda arguments: arguments["depth"] // 2})(tuned)
+    kernel: Any = triton.heuristics({"M": lambda arguments: arguments["depth"] // 2})(tuned)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kernel[(1,)]("A", "B", "C", 64, K=16)
