@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use poorwill::budget::{Caps, InvalidCap};
+use poorwill::budget::Caps;
 use poorwill::churn::{Load, ParseLoadError};
 use poorwill::{ByteSize, Cap, DeviceSpec, InvalidTag, ParseSizeError, Tag};
 
@@ -234,11 +234,15 @@ pub(crate) struct SleepArgs {
 fn claim(text: &str) -> Result<(Tag, u64), String> {
     let (name, size) = text.split_once('=').ok_or("write it like weights=16GiB")?;
     let name = name.trim().parse().map_err(|error: InvalidTag| error.to_string())?;
-    match size.parse().map_err(|error: InvalidCap| error.to_string())? {
-        Cap::Bytes(bytes) => Ok((name, bytes)),
-        Cap::Share(_) => {
+    match (size.parse::<Cap>(), size.parse::<ByteSize>()) {
+        (Ok(Cap::Share(_)), _) => {
             Err("a claim is a number of bytes, like weights=16GiB; shares are for --budget".into())
         }
+        (_, Err(error)) => Err(error.to_string()),
+        (Err(_), Ok(ByteSize(bytes))) if bytes > 0 => {
+            Err(format!("without a unit it is {bytes} bytes; write it like weights=16GiB"))
+        }
+        (_, Ok(ByteSize(bytes))) => Ok((name, bytes)),
     }
 }
 

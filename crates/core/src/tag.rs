@@ -62,6 +62,12 @@ impl Tag {
         Self("cudagraph".into())
     }
 
+    /// What is in use already, as a claim on a budget.
+    #[must_use]
+    pub fn in_use() -> Self {
+        Self("in_use".into())
+    }
+
     /// All that a pool maps, as a claim on a budget.
     #[must_use]
     pub fn pool() -> Self {

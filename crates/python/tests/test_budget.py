@@ -580,12 +580,12 @@ except KeyError as error:
     said = run(TAKING + script, **fake, POORWILL_FAKE_CUDA_DEVICES="24GiB").splitlines()
     assert said == [
         "`cudagraph` claimed 1 GiB and took up to 3 GiB, 2 GiB more, and the budget of 8 GiB has 2 GiB for "
-        "it; make it take less, release another claim, or raise the budget to 9 GiB (a share of 0.38) and "
-        "claim 3 GiB for it",
+        "it; make it take less, or, for a claim of 3 GiB: release a claim, or raise the budget to 9 GiB (a "
+        "share of 0.38)",
         "1 3 2 2",
         "`cudagraph` claimed 1 GiB and took up to 3 GiB, 2 GiB more, and the budget of 24 GiB has 2 GiB for "
-        "it; make it take less or release another claim; no budget would do, since 25 GiB are needed and "
-        "there are 24 GiB in all",
+        "it; make it take less, or, for a claim of 3 GiB: no budget would do: 25 GiB are needed, and there "
+        "are 24 GiB in all, by cuda_total; release a claim",
         "1 3 2 2",
         "'first' None 2",
     ]

@@ -48,8 +48,11 @@ impl fmt::Display for Cap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             // Rounded for people only where nothing is lost.
-            Self::Bytes(bytes) if ByteSize(*bytes).rounded_down().0 == *bytes => ByteSize(*bytes).fmt(f),
-            Self::Bytes(bytes) => f.pad(&format!("{bytes} B")),
+            Self::Bytes(bytes) => {
+                let short = ByteSize(*bytes).to_string();
+                let is_exact = short.parse() == Ok(ByteSize(*bytes));
+                f.pad(&if is_exact { short } else { format!("{bytes} B") })
+            }
             Self::Share(share) => share.fmt(f),
         }
     }
@@ -192,7 +195,7 @@ mod tests {
         }
         assert_eq!(cap("1.5GiB"), Cap::Bytes(3 * GIB / 2));
         assert_eq!(cap("22GiB").of(GIB), 22 * GIB);
-        for bytes in [22 * GIB, 22 * GIB + 1, 1_642_824_990, 1 << 20, (1 << 20) + 1] {
+        for bytes in [22 * GIB, 22 * GIB + 1, 1_642_824_990, 1_642_824_991, 1 << 20, (1 << 20) + 1] {
             let shown = Cap::Bytes(bytes).to_string();
             assert_eq!(cap(&shown), Cap::Bytes(bytes), "{shown} is another budget");
         }

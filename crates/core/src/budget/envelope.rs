@@ -18,9 +18,6 @@ use super::source::SourceName;
 use crate::bytes::ByteSize;
 use crate::tag::Tag;
 
-/// The name of a claim for what is in use already and is nobody's to release.
-pub const IN_USE: &str = "in_use";
-
 /// A budget that is handed out by name. Cheap to clone; clones are the same envelope.
 ///
 /// ```
@@ -49,8 +46,8 @@ struct Shared {
 pub struct Ground {
     /// All of the budget, in bytes.
     pub budget_bytes: u64,
-    /// What the budget was cut from, in bytes.
-    pub total_bytes: u64,
+    /// What the budget was cut from, in bytes. `None` where nobody told.
+    pub total_bytes: Option<u64>,
     /// Whose figure that is.
     pub total_from: Option<SourceName>,
     /// What was free when the budget was decided, in bytes.
@@ -76,13 +73,25 @@ pub struct Claimed {
     pub bytes: u64,
     /// Most that was measured for it, in bytes. `None` where nobody measures.
     pub peak_bytes: Option<u64>,
+    /// Set where it is for what is in use already, which nobody can release.
+    #[serde(skip)]
+    pub in_use: Option<InUse>,
+}
+
+/// Whose use of a device a claim stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InUse {
+    /// This process's, its context included: it stays.
+    Own,
+    /// Everybody's, as far as it keeps the budget from being had now: it changes as others come and go.
+    Everybodys,
 }
 
 impl Envelope {
     /// Nothing is claimed yet of `budget_bytes`; `total_bytes` is what the budget was cut from, for messages.
     #[must_use]
     pub fn new(budget_bytes: u64, total_bytes: u64) -> Self {
-        let total_bytes = total_bytes.max(budget_bytes);
+        let total_bytes = Some(total_bytes.max(budget_bytes));
         Self::on(Ground { budget_bytes, total_bytes, total_from: None, free_bytes: None, own_bytes: 0 })
     }
 
@@ -92,7 +101,7 @@ impl Envelope {
         let budget_bytes = budget.budget_bytes?;
         Some(Self::on(Ground {
             budget_bytes,
-            total_bytes: budget.total_bytes.unwrap_or(0).max(budget_bytes),
+            total_bytes: budget.total_bytes,
             total_from: budget.total_from,
             free_bytes: budget.free_bytes,
             own_bytes: budget.process_used_bytes.unwrap_or(0),
@@ -131,7 +140,7 @@ impl Envelope {
         if bytes > fits_bytes {
             return Err(self.refusal(&book, None, name, bytes));
         }
-        Ok(self.enter(&mut book, name, bytes))
+        Ok(self.enter(&mut book, name, bytes, None))
     }
 
     /// Claims all that is unclaimed, which may be nothing.
@@ -143,14 +152,21 @@ impl Envelope {
     pub fn claim_up_to(&self, name: Tag, bytes: u64) -> Claim {
         let mut book = self.book();
         let bytes = bytes.min(self.budget_bytes() - book.claimed_bytes);
-        self.enter(&mut book, name, bytes)
+        self.enter(&mut book, name, bytes, None)
     }
 
-    fn enter(&self, book: &mut Book, name: Tag, bytes: u64) -> Claim {
+    /// Claims `bytes` for what is in use already, or what is unclaimed if that is less.
+    pub fn claim_in_use(&self, whose: InUse, bytes: u64) -> Claim {
+        let mut book = self.book();
+        let bytes = bytes.min(self.budget_bytes() - book.claimed_bytes);
+        self.enter(&mut book, Tag::in_use(), bytes, Some(whose))
+    }
+
+    fn enter(&self, book: &mut Book, name: Tag, bytes: u64, in_use: Option<InUse>) -> Claim {
         let id = book.next_id;
         book.next_id += 1;
         book.claimed_bytes += bytes;
-        book.claims.insert(id, Claimed { name: name.clone(), bytes, peak_bytes: None });
+        book.claims.insert(id, Claimed { name: name.clone(), bytes, peak_bytes: None, in_use });
         Claim { envelope: self.clone(), id, name }
     }
 
@@ -273,48 +289,62 @@ impl ClaimError {
     /// What all who claim need together, in bytes, without what is in use already.
     #[must_use]
     pub fn needed_bytes(&self) -> u64 {
-        let others = self.claims.iter().filter(|claimed| claimed.name.as_str() != IN_USE);
+        let others = self.claims.iter().filter(|claimed| claimed.in_use.is_none());
         others.map(|claimed| claimed.bytes).fold(self.asked_bytes, u64::saturating_add)
     }
 
     /// What the budget would have to be, in bytes.
     #[must_use]
     pub fn needed_budget_bytes(&self) -> u64 {
-        let has_in_use = self.claims.iter().any(|claimed| claimed.name.as_str() == IN_USE);
+        let has_in_use = self.claims.iter().any(|claimed| claimed.in_use.is_some());
         let own_bytes = if has_in_use { self.ground.own_bytes } else { 0 };
         self.needed_bytes().saturating_add(own_bytes)
     }
 
-    /// What would help, of what can.
-    fn hint(&self) -> String {
-        let Ground { total_bytes, total_from, free_bytes, .. } = self.ground;
-        let less = (self.fits_bytes > 0)
+    /// What would help, of what can: whoever does it succeeds, unless others change what they have.
+    #[must_use]
+    pub fn hint(&self) -> String {
+        self.ways(true)
+    }
+
+    /// What would help to get so much, for who cannot take less.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        self.ways(false)
+    }
+
+    fn ways(&self, or_less: bool) -> String {
+        let Ground { budget_bytes, total_bytes, total_from, free_bytes, .. } = self.ground;
+        let less = (or_less && self.fits_bytes > 0)
             .then(|| format!("claim at most {}", ByteSize(self.fits_bytes).rounded_down()));
-        let is_anybodys = self.claims.iter().any(|claimed| claimed.name.as_str() != IN_USE);
+        let is_anybodys = self.claims.iter().any(|claimed| claimed.in_use.is_none());
         let release = is_anybodys.then(|| "release a claim".to_owned());
-        let needed = self.needed_budget_bytes();
-        let (raise, fact) = match (Share::that_makes(needed, total_bytes), free_bytes) {
+        let needed_bytes = self.needed_budget_bytes();
+        let needed = ByteSize(needed_bytes).rounded_up();
+        let raise = match total_bytes {
+            None => Some(format!("raise the budget to {needed}")),
+            Some(total) => Share::that_makes(needed_bytes, total)
+                .map(|share| format!("raise the budget to {needed} (a share of {share})")),
+        };
+        // What others have matters where it was taken off.
+        let counts_free = self.claims.iter().any(|claimed| claimed.in_use == Some(InUse::Everybodys));
+        let lacking = free_bytes.filter(|free| counts_free && self.needed_bytes() > *free);
+        let (fact, way) = match (raise, lacking) {
             (None, _) => {
                 let from = total_from.map_or_else(String::new, |from| format!(", by {from}"));
-                let (needed, total) = (ByteSize(needed).rounded_up(), ByteSize(total_bytes));
-                (
-                    None,
-                    Some(format!(
-                        "no budget would do: {needed} are needed, and there are {total} in all{from}"
-                    )),
-                )
+                let total = ByteSize(total_bytes.unwrap_or(budget_bytes));
+                let fact =
+                    format!("no budget would do: {needed} are needed, and there are {total} in all{from}");
+                (Some(fact), None)
             }
-            (Some(_), Some(free)) if self.needed_bytes() > free => {
-                let free = ByteSize(free).rounded_down();
-                let others = "end what else uses the device".to_owned();
-                (Some(others), Some(format!("{free} are free of it, whatever the budget")))
+            (Some(raise), Some(free)) => {
+                let end = "end what else uses the device".to_owned();
+                let way = if needed_bytes > budget_bytes { format!("{end} and {raise}") } else { end };
+                (Some(format!("{} are free now", ByteSize(free).rounded_down())), Some(way))
             }
-            (Some(share), _) => {
-                let needed = ByteSize(needed).rounded_up();
-                (Some(format!("raise the budget to {needed} (a share of {share})")), None)
-            }
+            (Some(raise), None) => (None, Some(raise)),
         };
-        let ways: Vec<String> = less.into_iter().chain(release).chain(raise).collect();
+        let ways: Vec<String> = less.into_iter().chain(release).chain(way).collect();
         let ways = match &ways[..] {
             [] => None,
             [way] => Some(way.clone()),
@@ -397,7 +427,7 @@ mod tests {
         let budget = Budget::decide(&facts, Some(own_bytes), Some(cap.parse().unwrap()));
         let envelope = Envelope::of(&budget).unwrap();
         let in_use_bytes = budget.budget_bytes.unwrap() - budget.headroom_bytes.unwrap();
-        let in_use = envelope.claim(tag(IN_USE), in_use_bytes).unwrap();
+        let in_use = envelope.claim_in_use(InUse::Everybodys, in_use_bytes);
         (envelope, in_use)
     }
 
@@ -416,13 +446,45 @@ mod tests {
         }
         // What is not free no budget gives, and nobody can release what is in use.
         let refused = envelope.claim(tag("weights"), 15 * GIB).unwrap_err().to_string();
-        assert!(
-            refused.contains("14 GiB are free of it, whatever the budget; claim at most 11 GiB, or end what")
-        );
-        assert!(!refused.contains("release"), "{refused}");
+        let ways = "14 GiB are free now; claim at most 11 GiB, or end what else uses the device and raise the budget to \
+                    16 GiB (a share of 0.67)";
+        assert!(refused.ends_with(ways), "{refused}");
+        envelope.claim(tag("weights"), 11 * GIB).unwrap().release();
+        let (others_gone, _in_use) = shared(23 * GIB, GIB, "16GiB");
+        others_gone.claim(tag("weights"), 15 * GIB).unwrap().release();
         let (envelope, _in_use) = shared(0, GIB, "1.0");
         let refused = envelope.claim(tag("weights"), GIB).unwrap_err().to_string();
-        assert!(refused.ends_with("0 B are free of it, whatever the budget; end what else uses the device"));
+        assert!(refused.ends_with("0 B are free now; end what else uses the device"), "{refused}");
+    }
+
+    #[test]
+    fn where_others_were_not_taken_off_they_do_not_matter() {
+        let facts =
+            [Fact::bytes(SourceName::CudaTotal, 24 * GIB), Fact::bytes(SourceName::CudaFree, 10 * GIB)];
+        let envelope = |cap: &str| {
+            let envelope =
+                Envelope::of(&Budget::decide(&facts, Some(GIB), Some(cap.parse().unwrap()))).unwrap();
+            let own = envelope.claim_in_use(InUse::Own, GIB);
+            (envelope, own)
+        };
+        let (half, _own) = envelope("0.5");
+        let refused = half.claim(tag("pool"), 15 * GIB).unwrap_err().to_string();
+        assert!(refused.ends_with("claim at most 11 GiB, or raise the budget to 16 GiB (a share of 0.67)"));
+        let (enough, _own) = envelope("16GiB");
+        enough.claim(tag("pool"), 15 * GIB).unwrap().release();
+        // A name is no mark: this one can be released.
+        let named = half.claim(tag("in_use"), 5 * GIB).unwrap();
+        let refused = half.claim(tag("pool"), 8 * GIB).unwrap_err();
+        assert_eq!(refused.needed_budget_bytes(), 14 * GIB);
+        assert!(refused.to_string().contains("release a claim"), "{refused}");
+        drop(named);
+    }
+
+    #[test]
+    fn without_a_total_there_is_no_share() {
+        let budget = Budget::decide(&[], None, Some("20GiB".parse().unwrap()));
+        let refused = Envelope::of(&budget).unwrap().claim(tag("weights"), 21 * GIB).unwrap_err().to_string();
+        assert!(refused.ends_with("claim at most 20 GiB, or raise the budget to 21 GiB"), "{refused}");
     }
 
     #[test]

@@ -50,7 +50,6 @@ impl System {
         Self { root: root.into() }
     }
 
-    /// Where the file with this path, from `/`, lies.
     /// Memory that can be had without swapping, in bytes: what the system tells, and what the control groups of this
     /// process leave, whichever is less. `None` where neither tells.
     #[must_use]
@@ -58,6 +57,7 @@ impl System {
         self.memory().available_bytes.into_iter().chain(self.cgroup_memory().available_bytes).min()
     }
 
+    /// Where the file with this path, from `/`, lies.
     fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))

@@ -21,7 +21,7 @@ pub(crate) struct Inquiry {
     pub(crate) facts: Vec<Fact>,
     /// The means nearest to this process, where there are several.
     pub(crate) slice: Option<Slice>,
-    /// What the environment says and nobody can read, in sentences.
+    /// What the environment says and nobody can read, or does not say, in sentences.
     pub(crate) problems: Vec<String>,
 }
 
@@ -69,7 +69,7 @@ impl Inquiry {
         let is_limit = |limit: &Option<EnvLimit>| limit.as_ref().is_some_and(|limit| limit.bytes != Ok(None));
         let slice = if is_limit(&hami) || is_enforced {
             Some(Slice::Hami)
-        } else if is_limit(&mps) || system.has_mps(variables) {
+        } else if is_limit(&mps) {
             Some(Slice::Mps)
         } else if is_instance || is_named_instance(gpu) || !mig_hints(variables).is_empty() {
             Some(Slice::Mig)
@@ -78,12 +78,16 @@ impl Inquiry {
         } else {
             None
         };
-        facts.extend(system_fact(gpu, told, slice, system));
+        let may_be_cut = slice.is_some() || system.has_mps(variables);
+        facts.extend(system_fact(gpu, told, may_be_cut, system));
         let malformed = hami.iter().chain(&mps).filter_map(|limit| {
             let reason = limit.bytes.as_ref().err()?;
             Some(format!("{} is set and cannot be read: {reason}", limit.variable))
         });
-        Self { facts, slice, problems: malformed.collect() }
+        let untold = (mps.is_none() && system.has_mps(variables)).then(|| {
+            "an MPS daemon seems to serve this process; a limit that only the daemon knows is told by nobody".into()
+        });
+        Self { facts, slice, problems: malformed.chain(untold).collect() }
     }
 }
 
@@ -150,7 +154,7 @@ fn group_facts(group: GroupDeviceMemory) -> [Fact; 2] {
 fn system_fact(
     gpu: &GpuInfo,
     told: &Result<CudaMemory, String>,
-    slice: Option<Slice>,
+    may_be_cut: bool,
     system: &System,
 ) -> Option<Fact> {
     let name = SourceName::SystemAvailable;
@@ -159,7 +163,7 @@ fn system_fact(
         _ => false,
     };
     gpu.integrated.then(|| match system.available_bytes() {
-        _ if slice.is_some() || !is_whole => Fact::none(name, "this process has a part of the GPU only"),
+        _ if may_be_cut || !is_whole => Fact::none(name, "this process may have a part of the GPU only"),
         Some(bytes) => Fact::bytes(name, bytes),
         None => Fact::none(name, "the system does not tell"),
     })

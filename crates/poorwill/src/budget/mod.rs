@@ -63,19 +63,18 @@ pub fn envelope(device: &str, budget: Budget) -> Result<(Budget, Envelope), Unkn
 /// included, or by others. `None` where all of it can be had, or where nobody tells.
 #[must_use]
 pub fn claim_in_use(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
-    claim(envelope, budget.budget_bytes?.saturating_sub(budget.headroom_bytes?))
+    let in_use_bytes = budget.budget_bytes?.saturating_sub(budget.headroom_bytes?);
+    something(envelope.claim_in_use(InUse::Everybodys, in_use_bytes))
 }
 
 /// A claim for what this process itself has in use, its context included: that stays, whatever others do. `None`
 /// where it has nothing, or where nobody tells.
 #[must_use]
 pub fn claim_own(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
-    claim(envelope, budget.process_used_bytes?)
+    something(envelope.claim_in_use(InUse::Own, budget.process_used_bytes?))
 }
 
-/// As much of it as there is.
-fn claim(envelope: &Envelope, in_use_bytes: u64) -> Option<Claim> {
-    let claim = envelope.claim_up_to(IN_USE.parse().ok()?, in_use_bytes);
+fn something(claim: Claim) -> Option<Claim> {
     (claim.bytes() > 0).then_some(claim)
 }
 

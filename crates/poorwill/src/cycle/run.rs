@@ -74,7 +74,7 @@ pub enum CycleError {
         ByteSize(*asked_bytes),
         ByteSize(*free_bytes),
         ByteSize(*limit_bytes),
-        if limit_bytes < free_bytes { "or raise the budget" } else { "or use a larger device" }
+        if asked_bytes <= free_bytes { "or raise the budget" } else { "or use a larger device" }
     )]
     TooLarge {
         /// Size of the load.

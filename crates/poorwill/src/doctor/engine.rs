@@ -36,12 +36,13 @@ impl EngineAdvice {
             kv_cache_bytes: None,
             refused: None,
         };
-        // Where nobody tells what is free, nothing is promised.
-        let (Some(envelope), Some(_)) = (Envelope::of(memory), memory.headroom_bytes) else { return advice };
+        let Some(envelope) = Envelope::of(memory) else { return advice };
         let in_use = claim_in_use(memory, &envelope);
         let memory_bytes = envelope.unclaimed_bytes();
-        advice.memory_bytes = Some(memory_bytes);
-        advice.gpu_memory_utilization = engine_total_bytes.and_then(|total_bytes| {
+        // Where nobody tells what is free, nothing is promised.
+        let is_known = memory.headroom_bytes.is_some();
+        advice.memory_bytes = is_known.then_some(memory_bytes);
+        advice.gpu_memory_utilization = engine_total_bytes.filter(|_| is_known).and_then(|total_bytes| {
             let share =
                 Share::within(memory_bytes.saturating_add(SLACK_BYTES).min(total_bytes), total_bytes)?;
             share.to_string().parse().ok()
@@ -57,7 +58,8 @@ impl EngineAdvice {
             }
         }
         advice.claims = envelope.claims();
-        advice.kv_cache_bytes = advice.refused.is_none().then(|| envelope.unclaimed_bytes());
+        let is_granted = is_known && advice.refused.is_none();
+        advice.kv_cache_bytes = is_granted.then(|| envelope.unclaimed_bytes());
         drop((in_use, held));
         advice
     }
@@ -106,5 +108,10 @@ mod tests {
     fn what_is_not_known_is_none() {
         let advice = EngineAdvice::of(&Budget::decide(&[], None, None), None, &[(Tag::weights(), 1)]);
         assert_eq!((advice.memory_bytes, advice.kv_cache_bytes, advice.refused), (None, None, None));
+        let facts = [Fact::bytes(SourceName::CudaTotal, 23 * GIB)];
+        let claims = [(Tag::weights(), 24 * GIB)];
+        let advice = EngineAdvice::of(&Budget::decide(&facts, None, None), Some(23 * GIB), &claims);
+        assert_eq!((advice.memory_bytes, advice.gpu_memory_utilization), (None, None));
+        assert!(advice.refused.unwrap().contains("there are 23 GiB in all, by cuda_total"));
     }
 }

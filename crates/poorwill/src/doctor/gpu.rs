@@ -126,7 +126,7 @@ mod linux {
             let spec = DeviceSpec::Cuda { ordinal: gpu.ordinal };
             let (id, cap) = (spec.id(), self.plan.caps.of(&spec));
             let opened = if self.started.elapsed() > OPENING_MAX {
-                Err("it was not opened, since others took too long; name it with --device".to_owned())
+                Err("it was not looked at, for others took too long; name it with --device".to_owned())
             } else {
                 CudaDevice::open(&CudaConfig::gpu(gpu.ordinal)).map_err(|error| error.kind.to_string())
             };

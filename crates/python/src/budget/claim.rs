@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use poorwill::budget::{Share, Watch};
+use poorwill::budget::Watch;
 use poorwill::{ByteSize, ClaimError, Device, DriverError};
 use pyo3::prelude::*;
 
@@ -235,20 +235,11 @@ impl Over {
         let Some(refused) = &self.refused else {
             return format!("{happened}, which the rest of the budget covers; claim {peak} for it");
         };
-        let (needed, budget) =
-            (ByteSize(refused.needed_budget_bytes()).rounded_up(), ByteSize(refused.ground.budget_bytes));
+        let budget = ByteSize(refused.ground.budget_bytes);
         let fits = ByteSize(refused.fits_bytes).rounded_down();
-        let happened = format!("{happened}, and the budget of {budget} has {fits} for it");
-        match Share::that_makes(refused.needed_budget_bytes(), refused.ground.total_bytes) {
-            Some(share) => format!(
-                "{happened}; make it take less, release another claim, or raise the budget to {needed} (a share of \
-                 {share}) and claim {peak} for it"
-            ),
-            None => format!(
-                "{happened}; make it take less or release another claim; no budget would do, since {needed} are \
-                 needed and there are {} in all",
-                ByteSize(refused.ground.total_bytes)
-            ),
-        }
+        format!(
+            "{happened}, and the budget of {budget} has {fits} for it; make it take less, or, for a claim of {peak}: {}",
+            refused.remedy()
+        )
     }
 }

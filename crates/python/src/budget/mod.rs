@@ -211,7 +211,7 @@ impl Claimed {
 
 impl From<poorwill::budget::Claimed> for Claimed {
     fn from(claimed: poorwill::budget::Claimed) -> Self {
-        let poorwill::budget::Claimed { name, bytes, peak_bytes } = claimed;
+        let poorwill::budget::Claimed { name, bytes, peak_bytes, .. } = claimed;
         Self { name: name.to_string(), bytes, peak_bytes }
     }
 }
