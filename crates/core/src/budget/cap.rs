@@ -69,9 +69,6 @@ impl Serialize for Cap {
 pub struct Share(u64);
 
 impl Share {
-    /// All of it.
-    pub const ALL: Self = Self(WHOLE);
-
     /// This part of `bytes`, rounded down.
     #[must_use]
     pub fn of(self, bytes: u64) -> u64 {

@@ -6,8 +6,8 @@
 //! it: [`MatmulTiles`], [`AttentionTiles`], and for the gated delta rule [`DeltaRuleOutputTiles`] and
 //! [`DeltaRuleStateTiles`].
 //!
-//! An estimate is an upper bound that is meant to be tight: what Triton 3.6 takes is that much or a little less.
-//! `docs/kernels.md` says how tight, kernel by kernel. Everything here is a pure function of integers, whatever
+//! An estimate is meant to be an upper bound, and a tight one: what Triton 3.6 takes is that much or a little less.
+//! That is measured, not proven; `docs/kernels.md` says with what, and how tight, kernel by kernel. Everything here is a pure function of integers, whatever
 //! they are: sums and products end at `u64::MAX`.
 //!
 //! ```

@@ -42,7 +42,7 @@ impl Watch {
     /// Begins; what is in use now is not the claim's.
     ///
     /// # Errors
-    /// When the device does not tell what is in use.
+    /// When the device does not tell what is in use; when the process can start no thread.
     pub fn start(device: &Device, claim: Arc<Claim>) -> Result<Self, DriverError> {
         let mut sampler = Sampler {
             device: device.clone(),
@@ -61,8 +61,11 @@ impl Watch {
                 }
             }
         });
-        // Without a thread the peak is what it is at the end; a process that can start none has other worries.
-        Ok(Self { claim, sampler, stop: Some(stop), thread: thread.ok(), process: std::process::id() })
+        let thread = thread.map_err(|error| {
+            let reason = format!("no thread can be started that looks at what is in use: {error}");
+            DriverError::new(Op::MemoryInfo, DriverErrorKind::Unsupported { reason })
+        })?;
+        Ok(Self { claim, sampler, stop: Some(stop), thread: Some(thread), process: std::process::id() })
     }
 
     /// Takes a last look, and ends.
