@@ -23,7 +23,7 @@ pub use bytes::{ByteSize, ParseSizeError};
 pub use digest::{DIGEST_VERSION, Digest};
 pub use driver::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId, HostBuffer,
-    HostMemory, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
+    HostMemory, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 pub use pool::{
     AllocRequest, Block, BlockId, BlockKind, BlockSnapshot, Level, Pool, PoolConfig, PoolError, PoolStats,

@@ -334,6 +334,19 @@ pub(crate) fn check_size(granule_bytes: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
+/// Whether ranges to be digested begin and end on granules.
+pub(crate) fn check_granules(granule_bytes: u64, ranges: &[DeviceRange]) -> Result<()> {
+    let is_whole = |range: &&DeviceRange| {
+        range.addr.is_multiple_of(granule_bytes) && range.bytes.is_multiple_of(granule_bytes)
+    };
+    match ranges.iter().find(|range| !is_whole(range)) {
+        None => Ok(()),
+        Some(range) => {
+            Err(invalid(format!("{range} does not begin and end on granules of {granule_bytes} bytes")))
+        }
+    }
+}
+
 /// An argument that is wrong.
 pub(crate) fn invalid(reason: String) -> DriverErrorKind {
     DriverErrorKind::InvalidArgument { reason }

@@ -60,7 +60,7 @@ fn use_everything(device: &CudaDevice) {
     device.map(range, backing).unwrap();
     device.set_access(range).unwrap();
     device.zero(StreamId::DEFAULT, range).unwrap().wait().unwrap();
-    device.digest(StreamId::DEFAULT, range).unwrap().wait().unwrap();
+    device.digest(StreamId::DEFAULT, &[range]).unwrap().wait().unwrap();
     drop(device.host_alloc(4096).unwrap());
     device.memory_info().unwrap();
     device.synchronize().unwrap();
@@ -164,7 +164,7 @@ fn work_that_nobody_waits_for_keeps_its_memory_until_it_is_done() {
     }
     let into = device.host_alloc(granule).unwrap();
     drop(device.copy_to_host(stream, into, &parts).unwrap());
-    drop(device.digest(stream, range).unwrap());
+    drop(device.digest(stream, &[range]).unwrap());
     assert!(sources.iter().all(|source| Arc::strong_count(source) == 2), "held while the stream is");
     gate.open();
     device.stream_synchronize(stream).unwrap();

@@ -83,7 +83,7 @@ fn reading_untouched_memory_costs_nothing() {
     let backing = device.create(64 * MIB).unwrap();
     device.map(range, backing).unwrap();
     device.set_access(range).unwrap();
-    device.digest(StreamId::DEFAULT, range).unwrap().wait().unwrap();
+    device.digest(StreamId::DEFAULT, &[range]).unwrap().wait().unwrap();
     assert_eq!(device.resident_bytes().unwrap(), 0);
 }
 
@@ -316,7 +316,7 @@ fn shutdown_in_any_order_is_quiet() {
     let backing = device.create(4 * MIB).unwrap();
     device.map(range, backing).unwrap();
     device.set_access(range).unwrap();
-    let digests = device.digest(StreamId::DEFAULT, range).unwrap();
+    let digests = device.digest(StreamId::DEFAULT, &[range]).unwrap();
     drop(device); // With everything still mapped and work in flight.
     digests.wait().unwrap();
 }

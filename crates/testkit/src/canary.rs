@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use poorwill_core::digest::Digest;
 use poorwill_core::driver::{HostWork, Result};
 use poorwill_core::{
-    BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, EventId, HostBuffer, HostMemory, MemoryInfo, Op,
-    Pending, StreamId,
+    BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, EventId, HostBuffer, HostMemory, HostMemoryInfo,
+    MemoryInfo, Op, Pending, StreamId,
 };
 
 use crate::forward::{forward, forward_figures, forward_streams_and_events};
@@ -87,7 +87,7 @@ impl Driver for BrokenDriver {
     forward! {
         CopyToHost: copy_to_host(stream: StreamId, dst: HostBuffer, parts: &[CopyPart]) -> Pending<HostBuffer>;
         Zero: zero(stream: StreamId, range: DeviceRange) -> Pending<()>;
-        Digest: digest(stream: StreamId, range: DeviceRange) -> Pending<Vec<Digest>>;
+        Digest: digest(stream: StreamId, ranges: &[DeviceRange]) -> Pending<Vec<Digest>>;
     }
 
     fn event_query(&self, event: EventId) -> Result<bool> {

@@ -222,7 +222,7 @@ pub fn access_comes_with_set_access(driver: &dyn Driver) {
     driver.map(at(1, 1), backings[1]).unwrap();
     assert_not_mapped(driver.set_access(at(0, 3)));
     assert_not_mapped(driver.zero(StreamId::DEFAULT, at(0, 1)));
-    assert_not_mapped(driver.digest(StreamId::DEFAULT, at(0, 1)));
+    assert_not_mapped(driver.digest(StreamId::DEFAULT, &[at(0, 1)]));
     driver.set_access(at(0, 1)).unwrap();
     driver.set_access(at(0, 2)).expect("opening twice does nothing");
     write(driver, at(0, 2), sample(1, 2 * g));
@@ -231,7 +231,7 @@ pub fn access_comes_with_set_access(driver: &dyn Driver) {
     assert_not_mapped(driver.zero(StreamId::DEFAULT, at(1, 2)));
     assert_eq!(read(driver, at(0, 2)), sample(1, 2 * g));
     driver.unmap(range).unwrap();
-    assert_not_mapped(driver.digest(StreamId::DEFAULT, at(0, 1)));
+    assert_not_mapped(driver.digest(StreamId::DEFAULT, &[at(0, 1)]));
     backings.into_iter().for_each(|backing| driver.release(backing).unwrap());
     driver.unreserve(range).unwrap();
 }
@@ -366,7 +366,7 @@ pub fn copies_check_their_places(driver: &dyn Driver) {
         assert_not_mapped(to_device(wrong));
         assert_not_mapped(to_host(wrong));
     }
-    assert_invalid(driver.digest(StreamId::DEFAULT, DeviceRange::new(mapped.range.addr, g - 1)));
+    assert_invalid(driver.digest(StreamId::DEFAULT, &[DeviceRange::new(mapped.range.addr, g - 1)]));
     let good = CopyPart { device: DeviceRange::new(mapped.range.addr, 1), host_offset: 0 };
     let bad = part(g, 1, 0);
     assert_not_mapped(driver.copy_to_host(StreamId::DEFAULT, vec![0; 64].into(), &[good, bad]));
@@ -406,7 +406,7 @@ pub fn a_stream_keeps_its_order(driver: &dyn Driver) {
     for seed in 0..20 {
         drop(driver.copy_to_device(stream, Arc::new(sample(seed, 2 * g).into()), &parts).unwrap());
     }
-    let digests = driver.digest(stream, mapped.range).unwrap();
+    let digests = driver.digest(stream, &[mapped.range]).unwrap();
     drop(driver.zero(stream, mapped.range).unwrap());
     let last = sample(19, 2 * g);
     let expected: Vec<Digest> = last.chunks(last.len() / 2).map(Digest::of).collect();
@@ -427,7 +427,7 @@ pub fn events_order_streams(driver: &dyn Driver) {
         drop(driver.copy_to_device(first, Arc::new(sample(round, 4 * g).into()), &parts).unwrap());
         let event = driver.event_record(first).unwrap();
         driver.stream_wait_event(second, event).unwrap();
-        let digests = driver.digest(second, mapped.range).unwrap();
+        let digests = driver.digest(second, &[mapped.range]).unwrap();
         driver.event_synchronize(event).unwrap();
         assert!(driver.event_query(event).unwrap(), "an event that was waited for has passed");
         let bytes = sample(round, 4 * g);
@@ -454,7 +454,7 @@ pub fn unknown_streams_and_events_are_refused(driver: &dyn Driver) {
         assert_unknown(driver.stream_synchronize(stream));
         assert_unknown(driver.event_record(stream));
         assert_unknown(driver.zero(stream, mapped.range));
-        assert_unknown(driver.digest(stream, mapped.range));
+        assert_unknown(driver.digest(stream, &[mapped.range]));
     }
     for event in [event, EventId(u64::MAX)] {
         assert_unknown(driver.event_query(event));
@@ -481,11 +481,11 @@ pub fn zeros_and_digests(driver: &dyn Driver) {
         expected[start..start + bytes].fill(0);
         assert_eq!(read(driver, mapped.range), expected);
     }
-    let digests = driver.digest(StreamId::DEFAULT, mapped.range).unwrap().wait().unwrap();
+    let digests = driver.digest(StreamId::DEFAULT, &[mapped.range]).unwrap().wait().unwrap();
     assert_eq!(digests, expected.chunks(expected.len() / 3).map(Digest::of).collect::<Vec<_>>());
     let fresh = driver.stream_create().unwrap();
     let nothing = DeviceRange::new(mapped.range.addr, 0);
-    assert!(driver.digest(fresh, nothing).unwrap().wait().unwrap().is_empty(), "no bytes, no digests");
+    assert!(driver.digest(fresh, &[nothing]).unwrap().wait().unwrap().is_empty(), "no bytes, no digests");
     driver.zero(fresh, nothing).unwrap().wait().unwrap();
     driver.stream_destroy(fresh).unwrap();
     driver.host_trim().unwrap();

@@ -30,10 +30,15 @@ macro_rules! forward_streams_and_events {
             self.inner.check_process()
         }
 
+        fn host_memory(&self) -> HostMemoryInfo {
+            self.inner.host_memory()
+        }
+
         forward! {
             Reserve: reserve(bytes: u64) -> DeviceRange;
             Unreserve: unreserve(range: DeviceRange) -> ();
             StreamCreate: stream_create() -> StreamId;
+            StreamCreate: stream_create_background() -> StreamId;
             StreamDestroy: stream_destroy(stream: StreamId) -> ();
             StreamSynchronize: stream_synchronize(stream: StreamId) -> ();
             StreamWaitEvent: stream_wait_event(stream: StreamId, event: EventId) -> ();

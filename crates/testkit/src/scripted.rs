@@ -13,7 +13,7 @@ use poorwill_core::digest::Digest;
 use poorwill_core::driver::{HostWork, Result};
 use poorwill_core::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId, HostBuffer,
-    MemoryInfo, Op, Pending, StreamId,
+    HostMemoryInfo, MemoryInfo, Op, Pending, StreamId,
 };
 
 use crate::forward::{forward, forward_figures, forward_streams_and_events};
@@ -156,9 +156,26 @@ impl Driver for ScriptedDriver {
         Ok(self.ask_again(Op::Zero, pending))
     }
 
-    fn digest(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<Vec<Digest>>> {
+    fn save(
+        &self,
+        stream: StreamId,
+        dst: HostBuffer,
+        parts: &[CopyPart],
+    ) -> Result<Pending<(HostBuffer, Vec<Digest>)>> {
+        self.ask(Op::Save)?;
+        let pending = self.inner.save(stream, dst, parts)?;
+        Ok(self.ask_again(Op::Save, pending))
+    }
+
+    fn host_alloc_all(&self, sizes: &[u64]) -> Result<Vec<Pending<HostBuffer>>> {
+        self.ask(Op::HostAlloc)?;
+        let buffers = self.inner.host_alloc_all(sizes)?;
+        Ok(buffers.into_iter().map(|buffer| self.ask_again(Op::HostAlloc, buffer)).collect())
+    }
+
+    fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<Digest>>> {
         self.ask(Op::Digest)?;
-        let pending = self.inner.digest(stream, range)?;
+        let pending = self.inner.digest(stream, ranges)?;
         Ok(self.ask_again(Op::Digest, pending))
     }
 }

@@ -12,7 +12,7 @@ use poorwill_core::digest::Digest;
 use poorwill_core::driver::{HostWork, Result};
 use poorwill_core::{
     BackingId, ByteSize, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId,
-    HostBuffer, HostMemory, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
+    HostBuffer, HostMemory, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
 use crate::forward::{forward, forward_streams_and_events};
@@ -118,8 +118,9 @@ impl Driver for Slice {
         EventQuery: event_query(event: EventId) -> bool;
         CopyToDevice: copy_to_device(stream: StreamId, src: Arc<HostBuffer>, parts: &[CopyPart]) -> Pending<()>;
         CopyToHost: copy_to_host(stream: StreamId, dst: HostBuffer, parts: &[CopyPart]) -> Pending<HostBuffer>;
+        Save: save(stream: StreamId, dst: HostBuffer, parts: &[CopyPart]) -> Pending<(HostBuffer, Vec<Digest>)>;
         Zero: zero(stream: StreamId, range: DeviceRange) -> Pending<()>;
-        Digest: digest(stream: StreamId, range: DeviceRange) -> Pending<Vec<Digest>>;
+        Digest: digest(stream: StreamId, ranges: &[DeviceRange]) -> Pending<Vec<Digest>>;
     }
 
     fn info(&self) -> &DeviceInfo {
@@ -178,10 +179,22 @@ impl Driver for Slice {
     }
 
     fn host_alloc(&self, bytes: u64) -> Result<HostBuffer> {
-        let buffer = self.inner.host_alloc(bytes)?;
-        self.host_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Ok(HostBuffer::new(Counted { buffer, bytes, counter: Arc::clone(&self.host_bytes) }))
+        self.inner.host_alloc(bytes).map(|buffer| counted(buffer, &self.host_bytes))
     }
+
+    fn host_alloc_all(&self, sizes: &[u64]) -> Result<Vec<Pending<HostBuffer>>> {
+        let count = |buffer: Pending<HostBuffer>| {
+            let counter = Arc::clone(&self.host_bytes);
+            buffer.then(move |buffer| buffer.map(|buffer| counted(buffer, &counter)))
+        };
+        Ok(self.inner.host_alloc_all(sizes)?.into_iter().map(count).collect())
+    }
+}
+
+fn counted(buffer: HostBuffer, counter: &Arc<AtomicU64>) -> HostBuffer {
+    let bytes = buffer.len() as u64;
+    counter.fetch_add(bytes, Ordering::Relaxed);
+    HostBuffer::new(Counted { buffer, bytes, counter: Arc::clone(counter) })
 }
 
 /// Host memory that is counted while it lives.

@@ -75,6 +75,7 @@
 mod error;
 mod host_memory;
 mod pending;
+mod save;
 mod types;
 
 use std::fmt;
@@ -83,7 +84,11 @@ use std::sync::Arc;
 pub use error::{DriverError, DriverErrorKind, Op};
 pub use host_memory::{HostBuffer, HostMemory};
 pub use pending::Pending;
-pub use types::{BackingId, CopyPart, DeviceInfo, DeviceRange, EventId, MemoryInfo, ProcessMemory, StreamId};
+pub use save::{check as check_save, digests as digests_of_saved};
+pub use types::{
+    BackingId, CopyPart, DeviceInfo, DeviceRange, EventId, HostMemoryInfo, MemoryInfo, ProcessMemory,
+    StreamId,
+};
 
 use crate::digest::Digest;
 
@@ -153,6 +158,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// `Device` when the machine has no more of them.
     fn stream_create(&self) -> Result<StreamId>;
+
+    /// Makes a stream whose work gives way to that of other streams, where the device can tell them apart.
+    ///
+    /// # Errors
+    /// As for [`Driver::stream_create`].
+    fn stream_create_background(&self) -> Result<StreamId> {
+        self.stream_create()
+    }
 
     /// Ends a stream after the work queued on it has finished.
     ///
@@ -231,12 +244,35 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// `NotMapped`; at `wait`, what the device reports.
     fn zero(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<()>>;
 
-    /// Queues [`Digest::of`] each granule in `range`, which begins and ends on granules; one digest per
+    /// Queues copies of whole granules from the device into `dst`, and [`Digest::of`] each as it arrived there;
+    /// `wait` gives the buffer back, and one digest per granule, in the order of the parts. What is digested are
+    /// the stored bytes, never those on the device.
+    ///
+    /// # Errors
+    /// As for [`Driver::copy_to_host`]; `InvalidArgument` when a part does not begin and end on granules.
+    fn save(
+        &self,
+        stream: StreamId,
+        dst: HostBuffer,
+        parts: &[CopyPart],
+    ) -> Result<Pending<(HostBuffer, Vec<Digest>)>> {
+        let granule_bytes = self.info().granule_bytes;
+        save::check(granule_bytes, parts)?;
+        let parts_to_digest = parts.to_vec();
+        let copy = self.copy_to_host(stream, dst, parts)?;
+        Ok(copy.then(move |copied| {
+            let buffer = copied?;
+            let digests = save::digests(&buffer, granule_bytes, &parts_to_digest)?;
+            Ok((buffer, digests))
+        }))
+    }
+
+    /// Queues [`Digest::of`] each granule in `ranges`, which begin and end on granules; one digest per
     /// granule, in order.
     ///
     /// # Errors
-    /// `NotMapped`; at `wait`, what the device reports.
-    fn digest(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<Vec<Digest>>>;
+    /// `NotMapped`; `InvalidArgument`; at `wait`, what the device reports.
+    fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<Digest>>>;
 
     /// Queues a function of the host; see \[host-work\].
     ///
@@ -256,6 +292,23 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// `OutOfHostMemory`.
     fn host_alloc(&self, bytes: u64) -> Result<HostBuffer>;
+
+    /// Host memory for several buffers at once, each as from [`Driver::host_alloc`]. All of it is announced with
+    /// the call, so that it can be made by several threads, exactly as much as is asked for; each buffer can be
+    /// waited for by itself, in any order. Dropping one that was not waited for gives it back.
+    ///
+    /// # Errors
+    /// `OutOfHostMemory` when it is known at the call that not all of it is to be had; the same at `wait`.
+    fn host_alloc_all(&self, sizes: &[u64]) -> Result<Vec<Pending<HostBuffer>>> {
+        let buffers = sizes.iter().map(|bytes| self.host_alloc(*bytes));
+        let buffers: Vec<HostBuffer> = buffers.collect::<Result<_>>()?;
+        Ok(buffers.into_iter().map(|buffer| Pending::new(|| Ok(buffer))).collect())
+    }
+
+    /// Host memory that the driver has for buffers.
+    fn host_memory(&self) -> HostMemoryInfo {
+        HostMemoryInfo::default()
+    }
 
     /// Gives host memory back that was dropped and that the driver keeps for later, if it does. The call may wait
     /// for all work on the device.

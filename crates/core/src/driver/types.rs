@@ -111,6 +111,22 @@ pub struct DeviceInfo {
     pub total_bytes: u64,
     /// Number of streams over which copies in one direction are worth spreading.
     pub copy_streams: usize,
+    /// Whether digests of the device's memory cost far less than copying it, so that it pays to compare before
+    /// a copy.
+    pub fast_digests: bool,
+}
+
+/// Host memory that a driver has for buffers, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct HostMemoryInfo {
+    /// All that it holds, in use or kept for later.
+    pub held_bytes: u64,
+    /// Of which in use by buffers.
+    pub used_bytes: u64,
+    /// Of what it holds, page-locked: the device copies from and to it at the full speed of the link.
+    pub pinned_bytes: u64,
+    /// Most that it may hold by what it was told, if anything.
+    pub limit_bytes: Option<u64>,
 }
 
 /// Memory of a device at one moment.

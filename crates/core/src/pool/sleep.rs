@@ -209,7 +209,7 @@ impl Shared {
             let kept: Vec<usize> = stored.iter().map(|(granule, _)| *granule).collect();
             for run in runs(&kept) {
                 let range = self.granule_range(save, run.start, run.len());
-                asked.push((turn, run, self.driver.digest(self.copy_stream(turn), range)?));
+                asked.push((turn, run, self.driver.digest(self.copy_stream(turn), &[range])?));
             }
         }
         let mut unchanged = vec![Vec::new(); saves.len()];

@@ -262,7 +262,7 @@ impl Shared {
         for (turn, filling) in plan.fillings.iter().enumerate() {
             let With::Backup { buffer, digests: stored } = &filling.with else { continue };
             for part in self.stored_parts(stored, filling.range) {
-                let digests = self.driver.digest(self.copy_stream(turn), part.device).map_err(at)?;
+                let digests = self.driver.digest(self.copy_stream(turn), &[part.device]).map_err(at)?;
                 asked.push((&filling.tag, buffer, stored, part, digests));
             }
         }

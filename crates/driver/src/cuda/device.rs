@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::driver::{HostWork, Result as DriverResult};
 use poorwill_core::{
-    BackingId, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, EventId,
-    HostBuffer, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
+    BackingId, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverErrorKind, EventId, HostBuffer,
+    MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
 use super::context::{Context, CudaMemory, Entered};
@@ -19,7 +19,7 @@ use super::ffi::{AccessDesc, AllocationProp, Api, CuResult};
 use super::gpu::{GpuInfo, find, memory_of};
 use super::pinned::Pinned;
 use super::queue::{Queues, Stream};
-use crate::ledger::{Ledger, Result, check_size, invalid, of};
+use crate::ledger::{Ledger, Result, check_granules, check_size, invalid, of};
 use crate::nvml::Nvml;
 use crate::places;
 use crate::process::Owner;
@@ -100,6 +100,7 @@ impl CudaDevice {
             granule_bytes: gpu.granule_bytes,
             total_bytes,
             copy_streams: COPY_STREAMS,
+            fast_digests: false,
         };
         let ledger = Mutex::new(Ledger::new(gpu.granule_bytes));
         let memory = memory_of(context.api, context.device);
@@ -478,20 +479,21 @@ impl Driver for CudaDevice {
         self.fly(op, stream, (), queue, Ok)
     }
 
-    fn digest(&self, stream: StreamId, range: DeviceRange) -> DriverResult<Pending<Vec<Digest>>> {
+    fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> DriverResult<Pending<Vec<Digest>>> {
         let (op, granule) = (Op::Digest, self.info.granule_bytes);
         self.context.owner.check(op)?;
-        if !range.addr.is_multiple_of(granule) || !range.bytes.is_multiple_of(granule) {
-            let reason = format!("{range} does not begin and end on granules of {granule} bytes");
-            return Err(DriverError::invalid(op, reason));
-        }
-        self.check_open([range]).map_err(of(op))?;
-        let digests = Digests::of(range, granule).map_err(of(op))?;
+        check_granules(granule, ranges).map_err(of(op))?;
+        self.check_open(ranges.iter().copied()).map_err(of(op))?;
+        let digests = ranges.iter().map(|range| Digests::of(*range, granule)).collect::<Result<Vec<_>>>();
+        let digests = digests.map_err(of(op))?;
         let queued = Mutex::new(Vec::new());
-        let queue = |(digests, queued): &(Arc<Digests>, Mutex<_>), stream: &Stream| {
-            digests.queue(&self.context, stream, range, queued)
+        let queue = |(digests, queued): &(Vec<Arc<Digests>>, Mutex<_>), stream: &Stream| {
+            let mut pairs = digests.iter().zip(ranges);
+            pairs.try_for_each(|(digests, range)| digests.queue(&self.context, stream, *range, queued))
         };
-        self.fly(op, stream, (digests, queued), queue, |(digests, _queued)| digests.take())
+        self.fly(op, stream, (digests, queued), queue, |(digests, _queued)| {
+            Ok(digests.iter().map(|digests| digests.take()).collect::<Result<Vec<_>>>()?.concat())
+        })
     }
 
     fn launch_host(&self, stream: StreamId, work: HostWork) -> DriverResult<Pending<()>> {

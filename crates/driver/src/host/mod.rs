@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use poorwill_core::digest::{Digest, DigestHasher};
-use poorwill_core::driver::{HostWork, Result};
+use poorwill_core::driver::{HostWork, Result, check_save, digests_of_saved};
 use poorwill_core::{
     BackingId, ByteSize, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId,
     HostBuffer, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
@@ -35,7 +35,7 @@ use poorwill_core::{
 
 use self::state::{Span, State, punch};
 use self::stream::{Event, Stream, system};
-use crate::ledger::of;
+use crate::ledger::{check_granules, of};
 use crate::places;
 use crate::process::Owner;
 
@@ -134,6 +134,7 @@ impl HostDevice {
                 granule_bytes: granule,
                 total_bytes: capacity_bytes,
                 copy_streams,
+                fast_digests: true,
             },
             owner,
             shared: Arc::new(Shared { state: Mutex::new(state), file, granule_bytes }),
@@ -461,19 +462,32 @@ impl Driver for HostDevice {
         })
     }
 
+    fn save(
+        &self,
+        stream: StreamId,
+        mut dst: HostBuffer,
+        parts: &[CopyPart],
+    ) -> Result<Pending<(HostBuffer, Vec<Digest>)>> {
+        let (granule_bytes, stored) = (self.info.granule_bytes, parts.to_vec());
+        check_save(granule_bytes, parts)?;
+        let places = places::in_buffer(dst.len(), parts).map_err(of(Op::Save))?;
+        self.fly(Op::Save, stream, &device_ranges(parts), move |shared, flown| {
+            let mut parts = places.into_iter().zip(flown);
+            parts.try_for_each(|(place, spans)| shared.read(spans, &mut dst[place]))?;
+            let digests = digests_of_saved(&dst, granule_bytes, &stored).map_err(|error| error.kind)?;
+            Ok((dst, digests))
+        })
+    }
+
     fn zero(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<()>> {
         self.fly(Op::Zero, stream, &[range], |shared, flown| {
             flown.iter().try_for_each(|spans| shared.zero(spans))
         })
     }
 
-    fn digest(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<Vec<Digest>>> {
-        let granule = self.info.granule_bytes;
-        if !range.addr.is_multiple_of(granule) || !range.bytes.is_multiple_of(granule) {
-            let reason = format!("{range} does not begin and end on granules of {granule} bytes");
-            return Err(DriverError::invalid(Op::Digest, reason));
-        }
-        self.fly(Op::Digest, stream, &[range], |shared, flown| shared.digests(&flown.concat()))
+    fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<Digest>>> {
+        check_granules(self.info.granule_bytes, ranges).map_err(of(Op::Digest))?;
+        self.fly(Op::Digest, stream, ranges, |shared, flown| shared.digests(&flown.concat()))
     }
 
     fn launch_host(&self, stream: StreamId, work: HostWork) -> Result<Pending<()>> {
