@@ -9,6 +9,7 @@
 //! The machines live in `poorwill-driver`; the library people import is `poorwill`.
 #![forbid(unsafe_code)]
 
+pub mod backup;
 pub mod budget;
 pub mod bytes;
 pub mod digest;
@@ -26,8 +27,9 @@ pub use driver::{
     HostMemory, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 pub use pool::{
-    AllocRequest, Block, BlockId, BlockKind, BlockSnapshot, Level, Pool, PoolConfig, PoolError, PoolStats,
-    Release, SegmentSnapshot, SleepPhases, SleepReport, SleepRequest, Snapshot, TagStats, WakePhases,
-    WakeReport, WakeRequest,
+    AllocRequest, Block, BlockId, BlockKind, BlockSnapshot, Level, OnProgress, Pool, PoolConfig, PoolError,
+    PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, Release, SegmentSnapshot,
+    SleepPhases, SleepReport, SleepRequest, Snapshot, TagStats, Verify, WakePhases, WakeProgress, WakeReport,
+    WakeRequest,
 };
-pub use tag::{Dropped, InvalidTag, SleepAction, Tag, TagPolicy, TagState};
+pub use tag::{Changes, Dropped, InvalidTag, SleepAction, Tag, TagPolicy, TagState};

@@ -169,6 +169,20 @@ impl TagPolicy {
     }
 }
 
+/// What is known about changes to a tag's bytes between two sleeps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Changes {
+    /// Nothing: each granule is compared with its backup by digest, and copied if it differs.
+    #[default]
+    Compared,
+    /// The owner promises that bytes which were backed up stay what they are. Only a rotating sixty-fourth is
+    /// compared; a difference is an error, and ends the trust.
+    Immutable,
+    /// Everything changes: nothing is compared, everything is copied.
+    Volatile,
+}
+
 /// Where the bytes of a tag are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

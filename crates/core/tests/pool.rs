@@ -7,7 +7,7 @@ use std::sync::Arc;
 use poorwill_core::pool::Corruption;
 use poorwill_core::{
     AllocRequest, Block, Driver, DriverErrorKind, Dropped, HostBuffer, Level, Op, Pool, PoolConfig,
-    PoolError, Release, SleepRequest, StreamId, Tag, TagPolicy, TagState, WakeRequest,
+    PoolError, Release, SleepRequest, StreamId, Tag, TagPolicy, TagState, Verify, WakeRequest,
 };
 use poorwill_testkit::canary::{BrokenDriver, Defect};
 use poorwill_testkit::device::TestDevice;
@@ -75,7 +75,7 @@ fn reports_agree_with_the_device() {
     );
     assert_eq!(sleep.uncovered_bytes, 0);
     assert_eq!(device.resident_bytes(), 0);
-    let wake = pool.wake(&WakeRequest::all()).unwrap();
+    let wake = pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
     assert_eq!(wake.tags, [Tag::kv_cache(), Tag::weights()]);
     assert_eq!(wake.mapped_bytes, 16 * granule, "the cached block does not come back");
     assert_eq!(
@@ -165,7 +165,7 @@ fn sleeping_sleepers_and_waking_the_awake_do_nothing_and_say_so() {
         "{conflict}"
     );
     assert!(conflict.to_string().contains("wake it first"));
-    let one = pool.wake(&WakeRequest { tags: Some(vec![Tag::weights()]) }).unwrap();
+    let one = pool.wake(&WakeRequest::of([Tag::weights()])).unwrap();
     assert_eq!(one.tags, [Tag::weights()]);
     assert_eq!(pool.tag_state(&Tag::kv_cache()).unwrap(), TagState::AsleepDropped);
 }
@@ -261,7 +261,7 @@ fn a_full_device_is_named_and_waking_waits_for_its_turn() {
     assert_eq!(report.uncovered_bytes, 0);
     let holder = loaded(&theirs, 40, &Tag::weights(), 3);
     for _ in 0..2 {
-        let full = mine.wake(&WakeRequest { tags: tags.clone() }).unwrap_err();
+        let full = mine.wake(&WakeRequest { tags: tags.clone(), ..WakeRequest::default() }).unwrap_err();
         let PoolError::DeviceFull { source, shortage, .. } = &full else { panic!("{full}") };
         assert!(matches!(source.kind, DriverErrorKind::OutOfMemory { .. }));
         let shown =
@@ -307,10 +307,7 @@ fn bad_requests_are_refused_and_cost_nothing() {
     let sleep =
         pool.sleep(&SleepRequest { level: Level::One, tags: Some(vec![unknown.clone()]) }).unwrap_err();
     assert!(sleep.to_string().contains("known are cudagraph, kv_cache, runtime, weights"), "{sleep}");
-    assert!(matches!(
-        pool.wake(&WakeRequest { tags: Some(vec![unknown]) }),
-        Err(PoolError::UnknownTag { .. })
-    ));
+    assert!(matches!(pool.wake(&WakeRequest::of([unknown])), Err(PoolError::UnknownTag { .. })));
     pool.free(block.id).unwrap();
     assert!(matches!(pool.free(block.id), Err(PoolError::StaleBlock { .. })));
     assert!(matches!(pool.block(block.id), Err(PoolError::StaleBlock { .. })));
@@ -346,7 +343,7 @@ fn a_backup_that_changed_is_reported_and_never_woken() {
     pool.sleep(&SleepRequest::all(Level::One)).unwrap();
     rotting.rot();
     for _ in 0..2 {
-        let error = pool.wake(&WakeRequest::all()).unwrap_err();
+        let error = pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap_err();
         let PoolError::Corrupt { tag, range, place, .. } = &error else { panic!("{error}") };
         assert_eq!((tag, *place), (&Tag::weights(), Corruption::Backup));
         assert!(block.range.contains(range));
@@ -355,7 +352,10 @@ fn a_backup_that_changed_is_reported_and_never_woken() {
         assert_eq!(device.memory_info().unwrap().free_bytes, device.info().total_bytes);
     }
     pool.discard(&[Tag::weights()]).unwrap();
-    assert_eq!(pool.wake(&WakeRequest::all()).unwrap().undefined_tags, [Tag::weights()]);
+    assert_eq!(
+        pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap().undefined_tags,
+        [Tag::weights()]
+    );
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use poorwill_core::{
     AllocRequest, Block, BlockKind, DeviceRange, Dropped, Level, Pool, PoolConfig, PoolError, SleepRequest,
-    Tag, TagPolicy, WakeRequest,
+    Tag, TagPolicy, Verify, WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::model::{Model, Reads};
@@ -195,7 +195,11 @@ impl Run {
     }
 
     fn wake(&mut self, tags: Option<&[Tag]>) {
-        match self.pool.wake(&WakeRequest { tags: tags.map(<[Tag]>::to_vec) }) {
+        match self.pool.wake(&WakeRequest {
+            tags: tags.map(<[Tag]>::to_vec),
+            verify: Verify::All,
+            ..WakeRequest::default()
+        }) {
             Ok(report) => {
                 assert_eq!(sorted(report.tags), sorted(self.model.wake(tags)));
                 assert_eq!(report.copied_bytes, report.verified_bytes);

@@ -169,7 +169,7 @@ impl Worker {
     }
 
     fn wake(&mut self) {
-        match self.pool.wake(&WakeRequest { tags: Some(vec![self.tag.clone()]) }) {
+        match self.pool.wake(&WakeRequest::of([self.tag.clone()])) {
             Ok(_) => self.asleep = false,
             Err(PoolError::OverLimit { .. }) => {}
             Err(error) => panic!("{error}"),

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
-    AllocRequest, Block, BlockId, Driver, DriverError, DriverErrorKind, HostBuffer, Op, Pool, PoolConfig,
-    PoolError, PoolStats, SleepReport, SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState,
-    WakeReport, WakeRequest,
+    AllocRequest, Block, BlockId, Changes, Driver, DriverError, DriverErrorKind, HostBuffer, Op, Pool,
+    PoolConfig, PoolError, PoolStats, Preparation, SleepReport, SleepRequest, Snapshot, StreamId, Tag,
+    TagPolicy, TagState, WakeReport, WakeRequest,
 };
 
 use crate::budget::claim_own;
@@ -172,6 +172,22 @@ impl Arena {
     /// As there.
     pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<(), PoolError> {
         self.pool.record_use(block, stream)
+    }
+
+    /// See [`Pool::declare_changes`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<(), PoolError> {
+        self.pool.declare_changes(tag, changes)
+    }
+
+    /// See [`Pool::prepare_sleep`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prepare_sleep(&self, request: &SleepRequest) -> Result<Preparation, PoolError> {
+        self.pool.prepare_sleep(request)
     }
 
     /// See [`Pool::sleep`].

@@ -50,10 +50,11 @@ pub use arena::{Arena, Config};
 pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};
 pub use open::{Device, OpenError, shared_memory_per_block_bytes};
 pub use poorwill_core::{
-    AllocRequest, Block, BlockId, Budget, ByteSize, Cap, Claim, ClaimError, CopyPart, DIGEST_VERSION,
-    DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, Dropped, Envelope, HostBuffer,
-    HostMemory, InvalidTag, Level, MemoryInfo, Op, ParseSizeError, Pending, Pool, PoolConfig, PoolError,
-    PoolStats, ProcessMemory, Release, SleepAction, SleepPhases, SleepReport, SleepRequest, Snapshot,
-    StreamId, Tag, TagPolicy, TagState, WakePhases, WakeReport, WakeRequest, digest, driver, pool,
+    AllocRequest, Block, BlockId, Budget, ByteSize, Cap, Changes, Claim, ClaimError, CopyPart,
+    DIGEST_VERSION, DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, Dropped, Envelope,
+    HostBuffer, HostMemory, HostMemoryInfo, InvalidTag, Level, MemoryInfo, Op, ParseSizeError, Pending, Pool,
+    PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, ProcessMemory,
+    Release, SleepAction, SleepPhases, SleepReport, SleepRequest, Snapshot, StreamId, Tag, TagPolicy,
+    TagState, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, digest, driver, pool,
     shared_memory, tag,
 };

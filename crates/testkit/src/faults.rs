@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 
 use poorwill_core::{
     AllocRequest, Block, DeviceRange, Driver, Level, Op, Pending, Pool, PoolConfig, PoolError, Release,
-    SleepReport, SleepRequest, StreamId, Tag, TagState, WakeRequest,
+    SleepReport, SleepRequest, StreamId, Tag, TagState, Verify, WakeRequest,
 };
 
 use crate::gated::{Gate, hold, source};
@@ -486,7 +486,7 @@ impl<'a> World<'a> {
     }
 
     fn wake(&mut self, tags: Option<Vec<Tag>>) {
-        let request = WakeRequest { tags };
+        let request = WakeRequest { tags, verify: Verify::All, ..WakeRequest::default() };
         let report = self.insist("wake", |pool| pool.wake(&request));
         assert!(report.verified_bytes == report.copied_bytes);
         for (tag, state) in &mut self.states {

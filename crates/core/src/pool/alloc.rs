@@ -378,7 +378,7 @@ impl Pressure {
     /// left that could.
     pub(super) fn relieve(&mut self, shared: &Shared) -> Result<bool> {
         let state = shared.open_state()?;
-        if state.tags.iter().any(|entry| entry.falling_asleep) {
+        if !state.copying.is_empty() || state.tags.iter().any(|entry| entry.falling_asleep) {
             // Its end rings; what others free meanwhile, and what passes, does not.
             drop(shared.wait_briefly(state)?);
             *self = Self::default();

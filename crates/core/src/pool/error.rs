@@ -165,6 +165,29 @@ pub enum PoolError {
         /// What it said to the undo.
         undo: Box<DriverError>,
     },
+    /// A tag that was declared immutable has changed: the sleep did not happen, everything is as it was, and from
+    /// now on the tag's granules are compared like any other's.
+    #[error(
+        "sleep refused: `{tag}` was declared immutable, and its granule at {range} has digest {found} instead of {expected}; nothing of it is taken on trust any more: sleep again to copy what has changed"
+    )]
+    TrustBroken {
+        /// The tag.
+        tag: Tag,
+        /// The granule on the device.
+        range: DeviceRange,
+        /// Digest of the backup.
+        expected: Digest,
+        /// Digest of the device's bytes.
+        found: Digest,
+    },
+    /// Backups could not be made in the background. Nothing else has happened; a sleep makes what is missing.
+    #[error(
+        "cannot prepare the sleep: {source}; what was backed up by then stays; sleep all the same, or try again"
+    )]
+    PrepareFailed {
+        /// What the driver or the store of backups said.
+        source: DriverError,
+    },
     /// The tags sleep, but not all of their memory could be given back. The rest is tried again by the next
     /// call that sleeps, wakes or needs room.
     #[error("asleep, but {} of {} could not be given back: {source}; sleep again to retry",

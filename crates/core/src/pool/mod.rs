@@ -32,14 +32,18 @@ mod bins;
 mod blocks;
 mod clocks;
 mod error;
+mod fill;
 mod gate;
 mod orders;
 mod place;
 mod plan;
+mod prepare;
 mod quiet;
 mod reaper;
 mod reclaim;
 mod report;
+mod sample;
+mod save;
 mod segment;
 mod sleep;
 mod state;
@@ -50,12 +54,14 @@ mod wake;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
+pub use prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
 pub use report::{
-    Level, Release, SleepPhases, SleepReport, SleepRequest, WakePhases, WakeReport, WakeRequest,
+    Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
+    WakeReport, WakeRequest,
 };
 pub use stats::{BlockKind, BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, TagStats};
 
@@ -63,13 +69,15 @@ use self::blocks::{BlockKey, Blocks};
 use self::clocks::Clocks;
 use self::gate::Monitor;
 use self::orders::Orders;
+use self::prepare::Preparers;
 use self::reaper::Reaper;
 use self::segment::Segments;
 use self::state::{State, TagEntry, TagKey};
 use self::vm::{Counters, Vm};
+use crate::backup::{Backups, HostBackups};
 use crate::bytes::ByteSize;
 use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
-use crate::tag::{Tag, TagPolicy, TagState};
+use crate::tag::{Changes, Tag, TagPolicy, TagState};
 
 /// Result of a pool call.
 pub type Result<T, E = PoolError> = std::result::Result<T, E>;
@@ -167,19 +175,30 @@ pub struct Block {
 pub struct Pool {
     shared: Arc<Shared>,
     reaper: Mutex<Reaper>,
+    preparers: Mutex<Preparers>,
 }
 
 /// What the callers of a pool and its reaper share.
 #[derive(Debug)]
 struct Shared {
     driver: Arc<dyn Driver>,
+    backups: Arc<dyn Backups>,
     shape: Shape,
     copy_streams: Vec<StreamId>,
+    /// Their work gives way to that of others.
+    background_streams: Vec<StreamId>,
+    /// Held by who prepares a sleep.
+    preparing: Mutex<()>,
+    /// How many wakes there were, to check other granules each time.
+    checks: AtomicU64,
     state: Monitor<State>,
     vm: Mutex<Vm>,
     counters: Arc<Counters>,
     orders: Monitor<Orders>,
 }
+
+/// Streams for work in the background: while one brings a digest, the other copies.
+const BACKGROUND_STREAMS: usize = 2;
 
 type StateGuard<'a> = MutexGuard<'a, State>;
 type VmGuard<'a> = MutexGuard<'a, Vm>;
@@ -210,6 +229,19 @@ impl Pool {
     /// # Errors
     /// `InvalidConfig`; what the driver says when it has no streams.
     pub fn new(driver: Arc<dyn Driver>, config: PoolConfig) -> Result<Self> {
+        let backups = Arc::new(HostBackups::new(Arc::clone(&driver)));
+        Self::with_backups(driver, config, backups)
+    }
+
+    /// A pool over `driver` that keeps its backups in `backups`, which may serve other pools, too.
+    ///
+    /// # Errors
+    /// As for [`Pool::new`].
+    pub fn with_backups(
+        driver: Arc<dyn Driver>,
+        config: PoolConfig,
+        backups: Arc<dyn Backups>,
+    ) -> Result<Self> {
         let info = driver.info().clone();
         let invalid = |reason: String| Err(PoolError::InvalidConfig { reason });
         if config.chunk_granules == 0 || config.segment_granules == 0 {
@@ -223,7 +255,9 @@ impl Pool {
             let granule = ByteSize(info.granule_bytes);
             return invalid(format!("a limit of {limit} is below one granule of {granule}; raise it"));
         }
-        let streams = (0..info.copy_streams.max(1)).map(|_| driver.stream_create()).collect::<Vec<_>>();
+        let streams = (0..info.copy_streams.max(1)).map(|_| driver.stream_create());
+        let background = (0..BACKGROUND_STREAMS).map(|_| driver.stream_create_background());
+        let streams = streams.chain(background).collect::<Vec<_>>();
         let ready: Vec<StreamId> =
             streams.iter().filter_map(|stream| stream.as_ref().ok().copied()).collect();
         if let Some(source) = streams.into_iter().find_map(Result::err) {
@@ -259,6 +293,7 @@ impl Pool {
             uses: HashMap::new(),
             waiting: Vec::new(),
             stuck: Vec::new(),
+            copying: Vec::new(),
             emptied: Vec::new(),
             live_bytes: 0,
             peak_live_bytes: 0,
@@ -270,8 +305,24 @@ impl Pool {
         let counters = Arc::new(Counters::default());
         let vm = Mutex::new(Vm::new(Arc::clone(&driver), Arc::clone(&counters)));
         let (state, orders) = (Monitor::new(state), Monitor::new(Orders::default()));
-        let shared = Shared { driver, shape, copy_streams: ready, state, vm, counters, orders };
-        Ok(Self { shared: Arc::new(shared), reaper: Mutex::new(Reaper::default()) })
+        let mut ready = ready;
+        let background_streams = ready.split_off(ready.len().saturating_sub(BACKGROUND_STREAMS));
+        let (preparing, checks) = Default::default();
+        let shared = Shared {
+            driver,
+            backups,
+            shape,
+            copy_streams: ready,
+            background_streams,
+            preparing,
+            checks,
+            state,
+            vm,
+            counters,
+            orders,
+        };
+        let (reaper, preparers) = Default::default();
+        Ok(Self { shared: Arc::new(shared), reaper, preparers })
     }
 
     /// The device.
@@ -393,6 +444,33 @@ impl Pool {
         copy.map_err(|source| PoolError::Driver { op: "read", source })
     }
 
+    /// What is known about changes to the bytes of a tag between sleeps, from now on. May be said at any time: also
+    /// that a tag is immutable once it has been loaded.
+    ///
+    /// # Errors
+    /// `Closed`, `WrongProcess`.
+    pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<()> {
+        let mut state = self.shared.open_state()?;
+        let key = state.tag_key(tag);
+        while state.tag(key).gate.is_closed() {
+            state = self.shared.wait(state)?;
+        }
+        state.tag_mut(key).changes = changes;
+        // What was the same before this was promised may have changed by then.
+        state.doubt_all(key);
+        Ok(())
+    }
+
+    /// Starts to back up, in the background, what a sleep would: so that even the first sleep copies nothing but
+    /// what changes from then on. The owner goes on working. A sleep of one of the tags ends the preparation.
+    ///
+    /// # Errors
+    /// As for [`Pool::sleep`] before anything has happened; `PrepareFailed` when there is no thread to be had.
+    /// What fails later, [`Preparation::wait`] tells.
+    pub fn prepare_sleep(&self, request: &SleepRequest) -> Result<Preparation> {
+        self.preparers.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared, request)
+    }
+
     /// Puts tags to sleep: their memory goes back to the device, their addresses stay.
     ///
     /// All or nothing up to the point of no return. Tags that sleep already are reported and left alone.
@@ -482,6 +560,7 @@ impl Pool {
     pub fn close(&self) -> Result<()> {
         self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
         self.shared.close_gates();
+        self.preparers.lock().unwrap_or_else(PoisonError::into_inner).join();
         self.shared.orders.lock_anyway().stop();
         self.shared.orders.ring();
         self.reaper.lock().unwrap_or_else(PoisonError::into_inner).join();
@@ -531,6 +610,12 @@ impl Shared {
         self.copy_streams.get(turn % self.copy_streams.len().max(1)).copied().unwrap_or(StreamId::DEFAULT)
     }
 
+    /// The background stream for the `turn`-th piece of work.
+    fn background_stream(&self, turn: usize) -> StreamId {
+        let count = self.background_streams.len().max(1);
+        self.background_streams.get(turn % count).copied().unwrap_or(StreamId::DEFAULT)
+    }
+
     /// The device range of a part of a block whose bytes are there, and stay there while the guest is.
     fn reach(&self, access: &Access) -> Result<(DeviceRange, Guest<'_>)> {
         let Access { op, stream, block, offset, bytes, writing } = *access;
@@ -573,10 +658,12 @@ impl Shared {
         self.quiesce().map_err(failed)?;
         let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
         let swept = self.sweep(&mut vm);
-        let ended = swept.and(vm.destroy_streams(&self.copy_streams)).map_err(failed);
+        let streams: Vec<StreamId> =
+            self.copy_streams.iter().chain(&self.background_streams).copied().collect();
+        let ended = swept.and(vm.destroy_streams(&streams)).map_err(failed);
         drop(vm);
-        // The backups went with it. What the driver keeps of their memory it may as well keep.
-        let _ = self.driver.host_trim();
+        // The backups went with it. What is kept of their memory may as well be kept.
+        let _ = self.backups.trim();
         ended
     }
 }
@@ -592,6 +679,7 @@ impl Drop for Pool {
         if self.shared.driver.check_process().is_err() {
             // A forked child: everything belongs to the parent.
             self.reaper.get_mut().unwrap_or_else(PoisonError::into_inner).forget();
+            self.preparers.get_mut().unwrap_or_else(PoisonError::into_inner).forget();
             return;
         }
         // Nobody is left to tell; whoever wants to know calls `close`. Also after a panic: closing trusts no

@@ -3,7 +3,8 @@
 //! The reports have one shape in Rust, JSON and Python: plain byte counts, seconds, tags by name.
 
 use std::fmt;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde::{Serialize, Serializer};
 
@@ -53,11 +54,52 @@ impl SleepRequest {
     }
 }
 
-/// Which tags wake.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// How much of what a wake copies back is compared with the digests of the backups.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// A sixty-fourth of the granules, at least one, and others each time.
+    #[default]
+    Sample,
+    /// Every granule.
+    All,
+}
+
+/// How far a wake is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WakeProgress {
+    /// Copied back, or zeroed, in bytes.
+    pub filled_bytes: u64,
+    /// All that is to be, in bytes.
+    pub total_bytes: u64,
+}
+
+/// A function that is told how far a wake is, now and then, by the thread that wakes.
+#[derive(Clone)]
+pub struct OnProgress(Arc<dyn Fn(WakeProgress) + Send + Sync>);
+
+impl OnProgress {
+    pub(super) fn call(&self, progress: WakeProgress) {
+        (self.0)(progress);
+    }
+}
+
+impl fmt::Debug for OnProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnProgress")
+    }
+}
+
+/// Which tags wake, and how.
+#[derive(Debug, Clone, Default)]
 pub struct WakeRequest {
     /// The tags; `None` is every tag that sleeps.
     pub tags: Option<Vec<Tag>>,
+    /// How much is verified.
+    pub verify: Verify,
+    /// Until when to wait for memory of the device that others are about to give back; `None` refuses at once.
+    pub deadline: Option<Instant>,
+    /// Who is told how far it is.
+    pub progress: Option<OnProgress>,
 }
 
 impl WakeRequest {
@@ -66,7 +108,37 @@ impl WakeRequest {
     pub fn all() -> Self {
         Self::default()
     }
+
+    /// These tags.
+    #[must_use]
+    pub fn of(tags: impl Into<Vec<Tag>>) -> Self {
+        Self { tags: Some(tags.into()), ..Self::default() }
+    }
+
+    /// The same, with every granule compared, or a sample.
+    #[must_use]
+    pub fn verifying(mut self, verify: Verify) -> Self {
+        self.verify = verify;
+        self
+    }
+
+    /// The same, waiting up to `patience` from now on for memory that others are about to give back.
+    #[must_use]
+    pub fn within(mut self, patience: Duration) -> Self {
+        // A time that cannot be told is far enough away.
+        self.deadline = Instant::now().checked_add(patience).or_else(|| Instant::now().checked_add(YEAR));
+        self
+    }
+
+    /// The same; `tell` is called as bytes arrive. It must not call the pool.
+    #[must_use]
+    pub fn telling(mut self, tell: impl Fn(WakeProgress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(OnProgress(Arc::new(tell)));
+        self
+    }
 }
+
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How it is known that memory was given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -99,8 +171,13 @@ pub struct SleepReport {
     pub release: Release,
     /// Copied to host memory.
     pub copied_bytes: u64,
-    /// Not copied, because the backup's digest matched.
+    /// Not copied, because the backup's digest matched, or because the tag was declared immutable.
     pub unchanged_bytes: u64,
+    /// Of which nobody compared, because the tag was declared immutable.
+    pub trusted_bytes: u64,
+    /// Whether the device computes digests at the speed of its memory. Where it does not (a driver that refuses
+    /// the kernel), nothing is compared and everything is copied.
+    pub fast_digests: bool,
     /// Held live bytes and were dropped, in whole granules.
     pub discarded_bytes: u64,
     /// What this process still holds of the device beyond this pool and its bare context; 0 where the driver
@@ -150,17 +227,20 @@ pub struct WakeReport {
     pub phases: WakePhases,
 }
 
-/// Where the time of a wake went, in seconds.
+/// Where the time of a wake went, in seconds. Copying runs beside the other phases, so they add up to more than
+/// the whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct WakePhases {
     /// Getting memory from the device.
     pub create_s: f64,
     /// Mapping it and opening it for access.
     pub map_s: f64,
-    /// Copying, and writing zeros.
+    /// From the first copy, or the first zeros, to the end of the last.
     pub copy_s: f64,
-    /// Comparing digests.
+    /// Waiting for digests after that, and comparing them.
     pub verify_s: f64,
+    /// Waiting, with nothing held, for memory that others gave back.
+    pub wait_s: f64,
 }
 
 /// Adds a duration to a figure in seconds.

@@ -9,8 +9,9 @@ use slotmap::SlotMap;
 use super::blocks::BlockKey;
 use super::state::TagKey;
 use super::vm::Backing;
+use crate::backup::Room;
 use crate::digest::Digest;
-use crate::driver::{DeviceRange, HostBuffer};
+use crate::driver::DeviceRange;
 
 slotmap::new_key_type! {
     /// A segment of a pool.
@@ -42,13 +43,23 @@ pub(super) struct Chunk {
     pub(super) backup: Option<Backup>,
 }
 
-/// Host copy of a chunk's granules.
+/// Copy of a chunk's granules.
 #[derive(Debug)]
 pub(super) struct Backup {
     /// As long as the chunk; only stored granules have been written.
-    pub(super) buffer: Arc<HostBuffer>,
-    /// Per granule, the digest of what is stored, computed from the stored bytes.
-    pub(super) digests: Vec<Option<Digest>>,
+    pub(super) room: Arc<Room>,
+    /// Per granule, what is stored, if anything.
+    pub(super) granules: Vec<Option<Stored>>,
+}
+
+/// A stored granule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stored {
+    /// Computed from the stored bytes.
+    pub(super) digest: Digest,
+    /// Whether these were the granule's bytes when a sleep last looked, with nothing in flight. A copy made in the
+    /// background may have been overtaken by a writer.
+    pub(super) proven: bool,
 }
 
 impl Segment {

@@ -2,42 +2,21 @@
 //!
 //! Until everything is unmapped no handle has been given up, so going back only maps again. Behind that
 //! point nothing fails any more: a release that the driver refuses is owed, reported and tried again.
-//! Copies run with no lock held; the tags' gates are closed meanwhile.
+//! Copies ([`super::save`]) run with no lock held; the tags' gates are closed meanwhile.
 
-use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::error::{Phase, PoolError};
-use super::plan::{Save, SleepPlan};
+use super::plan::SleepPlan;
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
-use super::segment::{Backup, Place, runs};
+use super::save::{Saved, is_lacking};
+use super::segment::Place;
 use super::state::{State, TagKey};
 use super::vm::{Backing, Piece, Vm};
 use super::{Result, Shared, VmGuard};
-use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, HostBuffer, MemoryInfo, Pending};
+use crate::driver::{DriverError, MemoryInfo};
 use crate::tag::{SleepAction, Tag, TagState};
-
-/// Copies in flight per stream: one that runs, one that waits.
-const COPIES_PER_STREAM: usize = 2;
-
-/// What the first half of a sleep did.
-#[derive(Debug, Default)]
-struct Saved {
-    copied_bytes: u64,
-    unchanged_bytes: u64,
-    phases: SleepPhases,
-}
-
-/// A copy on its way into a backup.
-struct Saving<'a> {
-    save: &'a Save,
-    digests: Vec<Option<Digest>>,
-    /// Granules that the copy brings.
-    fresh: Vec<usize>,
-    copy: Pending<HostBuffer>,
-}
 
 /// Tags that nobody else may work on, until this is dropped.
 #[derive(Debug)]
@@ -70,7 +49,7 @@ impl Shared {
             |error: &PoolError| matches!(error, PoolError::SleepFailed { .. } | PoolError::Stranded { .. });
         if slept.as_ref().is_err_and(|error| undone(error) && self.lets_backups_go(error)) {
             // Already failing; what the driver keeps of their memory serves the next try.
-            let _ = self.driver.host_trim();
+            let _ = self.backups.trim();
         }
         slept
     }
@@ -103,7 +82,14 @@ impl Shared {
                 }
                 return Ok((visited, Alone { shared: self, tags: held }));
             }
-            state = self.wait(state)?;
+            // Who prepares a sleep in the background makes way.
+            held.iter().for_each(|tag| state.tag_mut(*tag).wanted += 1);
+            let waited = self.state.wait(state).ok_or(PoolError::Poisoned);
+            state = waited?;
+            held.iter().for_each(|tag| state.tag_mut(*tag).wanted -= 1);
+            if state.closed {
+                return Err(PoolError::Closed);
+            }
         }
     }
 
@@ -115,8 +101,7 @@ impl Shared {
         let before = self.driver.memory_info().map_err(at(Phase::Measure))?;
         let plan = plan(&*self.open_state()?)?;
         let mut saved = Saved::default();
-        let saving = self.save(&plan, &mut saved).map_err(|(phase, source)| at(phase)(source));
-        let unmapped = saving.and_then(|()| self.unmap(&plan, &mut saved.phases));
+        let unmapped = self.save(&plan, &mut saved).and_then(|()| self.unmap(&plan, &mut saved.phases));
         let (mut vm, mut pieces) = match unmapped {
             Ok(unmapped) => unmapped,
             Err(error) => {
@@ -151,123 +136,8 @@ impl Shared {
     }
 
     fn lets_backups_go(&self, error: &PoolError) -> bool {
-        let starved = matches!(error, PoolError::SleepFailed { source, .. }
-            if matches!(source.kind, DriverErrorKind::OutOfHostMemory { .. }));
+        let starved = matches!(error, PoolError::SleepFailed { source, .. } if is_lacking(source));
         starved || !self.shape.keep_backups
-    }
-
-    /// Brings every backup of the plan up to date.
-    fn save(&self, plan: &SleepPlan, saved: &mut Saved) -> Result<(), (Phase, DriverError)> {
-        let started = Instant::now();
-        let unchanged = self.unchanged(&plan.saves).map_err(|source| (Phase::Compare, source))?;
-        add(&mut saved.phases.digest_s, started.elapsed());
-        let (started, before_s) = (Instant::now(), saved.phases.digest_s);
-        let mut flying: VecDeque<Saving<'_>> = VecDeque::new();
-        let copied = self.copy_changed(plan, unchanged, &mut flying, saved);
-        // After a failure nothing stays in flight: it would hold host memory that the next try may need.
-        let left: Vec<DriverError> =
-            flying.into_iter().filter_map(|saving| saving.copy.wait().err()).collect();
-        // Starting a copy and waiting for one alternate with digests of what has arrived.
-        saved.phases.copy_s = started.elapsed().as_secs_f64() - (saved.phases.digest_s - before_s);
-        copied.and(left.into_iter().next().map_or(Ok(()), |source| Err((Phase::Copy, source))))
-    }
-
-    fn copy_changed<'a>(
-        &self,
-        plan: &'a SleepPlan,
-        unchanged: Vec<Vec<usize>>,
-        flying: &mut VecDeque<Saving<'a>>,
-        saved: &mut Saved,
-    ) -> Result<(), (Phase, DriverError)> {
-        for (turn, (save, unchanged)) in plan.saves.iter().zip(unchanged).enumerate() {
-            if flying.len() >= COPIES_PER_STREAM * self.copy_streams.len() {
-                self.store_next(flying, saved)?;
-            }
-            let mut kept = save.granules.len();
-            if unchanged.len() < kept {
-                let copy = self.start_copy(save, &unchanged, turn);
-                let copy = copy.map_err(|source| (Phase::Copy, source))?;
-                kept -= copy.fresh.len();
-                flying.push_back(copy);
-            }
-            saved.unchanged_bytes += kept as u64 * self.shape.granule_bytes;
-        }
-        while !flying.is_empty() {
-            self.store_next(flying, saved)?;
-        }
-        Ok(())
-    }
-
-    /// For each save, the granules whose backup is the same as the device.
-    fn unchanged(&self, saves: &[Save]) -> Result<Vec<Vec<usize>>, DriverError> {
-        let stored: Vec<Vec<(usize, Digest)>> = {
-            let state = self.state.lock_anyway();
-            saves.iter().map(|save| state.stored_digests(save)).collect()
-        };
-        let mut asked = Vec::new();
-        for (turn, (save, stored)) in saves.iter().zip(&stored).enumerate() {
-            let kept: Vec<usize> = stored.iter().map(|(granule, _)| *granule).collect();
-            for run in runs(&kept) {
-                let range = self.granule_range(save, run.start, run.len());
-                asked.push((turn, run, self.driver.digest(self.copy_stream(turn), &[range])?));
-            }
-        }
-        let mut unchanged = vec![Vec::new(); saves.len()];
-        for (turn, run, digests) in asked {
-            let same = run.zip(digests.wait()?).filter(|found| stored[turn].contains(found));
-            unchanged[turn].extend(same.map(|(granule, _)| granule));
-        }
-        Ok(unchanged)
-    }
-
-    /// Starts the copy of what has changed. The backup is in the copy's hands until [`Shared::store_next`].
-    fn start_copy<'a>(
-        &self,
-        save: &'a Save,
-        unchanged: &[usize],
-        turn: usize,
-    ) -> Result<Saving<'a>, DriverError> {
-        let kept = self.state.lock_anyway().chunk_mut(save.place).and_then(|chunk| chunk.backup.take());
-        let kept = kept.and_then(|backup| Some((Arc::try_unwrap(backup.buffer).ok()?, backup.digests)));
-        let (buffer, digests) = match kept {
-            Some(kept) => kept,
-            None => (self.driver.host_alloc(save.bytes)?, Vec::new()),
-        };
-        // A buffer that could not be reused keeps nothing of what was unchanged.
-        let keeps = |granule: &usize| !digests.is_empty() && unchanged.contains(granule);
-        let fresh: Vec<usize> = save.granules.iter().copied().filter(|g| !keeps(g)).collect();
-        let granule_bytes = self.shape.granule_bytes;
-        let mut kept_digests = vec![None; usize::try_from(save.bytes / granule_bytes).unwrap_or(usize::MAX)];
-        save.granules.iter().filter(|g| keeps(g)).for_each(|g| kept_digests[*g] = digests[*g]);
-        let parts: Vec<CopyPart> = runs(&fresh)
-            .into_iter()
-            .map(|run| CopyPart {
-                device: self.granule_range(save, run.start, run.len()),
-                host_offset: run.start as u64 * granule_bytes,
-            })
-            .collect();
-        let copy = self.driver.copy_to_host(self.copy_stream(turn), buffer, &parts)?;
-        Ok(Saving { save, digests: kept_digests, fresh, copy })
-    }
-
-    /// Waits for the oldest copy and stores it, with digests of the stored bytes.
-    fn store_next(
-        &self,
-        flying: &mut VecDeque<Saving<'_>>,
-        saved: &mut Saved,
-    ) -> Result<(), (Phase, DriverError)> {
-        let Some(Saving { save, mut digests, fresh, copy }) = flying.pop_front() else { return Ok(()) };
-        let buffer = copy.wait().map_err(|source| (Phase::Copy, source))?;
-        let copied = Instant::now();
-        let granule_bytes = buffer.len() / digests.len().max(1);
-        for granule in &fresh {
-            let start = granule * granule_bytes;
-            digests[*granule] = Some(Digest::of(&buffer[start..start + granule_bytes]));
-        }
-        add(&mut saved.phases.digest_s, copied.elapsed());
-        saved.copied_bytes += fresh.len() as u64 * self.shape.granule_bytes;
-        self.state.lock_anyway().keep_backup(save, Backup { buffer: Arc::new(buffer), digests });
-        Ok(())
     }
 
     /// Unmaps all that leaves, or nothing. Returns what is in hand then.
@@ -356,6 +226,8 @@ impl Shared {
             },
             copied_bytes: saved.copied_bytes,
             unchanged_bytes: saved.unchanged_bytes,
+            trusted_bytes: saved.trusted_bytes,
+            fast_digests: self.driver.info().fast_digests,
             discarded_bytes: plan.discarded_bytes,
             uncovered_bytes,
             device_free_before_bytes: before.free_bytes,
@@ -363,32 +235,9 @@ impl Shared {
             phases: saved.phases,
         }
     }
-
-    fn granule_range(&self, save: &Save, first: usize, count: usize) -> DeviceRange {
-        let granule_bytes = self.shape.granule_bytes;
-        DeviceRange::new(save.place.1 + first as u64 * granule_bytes, count as u64 * granule_bytes)
-    }
 }
 
 impl State {
-    /// The live granules of a save that are stored already, with their digests.
-    fn stored_digests(&self, save: &Save) -> Vec<(usize, Digest)> {
-        let Some(backup) = self.chunk(save.place).and_then(|chunk| chunk.backup.as_ref()) else {
-            return Vec::new();
-        };
-        save.granules.iter().filter_map(|granule| Some((*granule, backup.digests[*granule]?))).collect()
-    }
-
-    fn keep_backup(&mut self, save: &Save, backup: Backup) {
-        let tag = self.segments.get(save.place.0).map(|segment| segment.tag);
-        if let Some(chunk) = self.chunk_mut(save.place) {
-            chunk.backup = Some(backup);
-        }
-        if let Some(tag) = tag {
-            self.tag_mut(tag).has_backups = true;
-        }
-    }
-
     fn sleep_failed(
         &mut self,
         plan: &SleepPlan,
@@ -463,11 +312,5 @@ impl State {
         let tags: BTreeSet<TagKey> = segments.map(|segment| segment.tag).collect();
         let awake: Vec<TagKey> = tags.into_iter().filter(|tag| !self.tag(*tag).state.is_asleep()).collect();
         awake.into_iter().flat_map(|tag| self.tidy(tag)).collect()
-    }
-
-    pub(super) fn forget_backups(&mut self, tag: TagKey) {
-        self.tag_mut(tag).has_backups = false;
-        let chunks = self.segments.values_mut().filter(|segment| segment.tag == tag);
-        chunks.flat_map(|segment| segment.chunks.values_mut()).for_each(|chunk| chunk.backup = None);
     }
 }

@@ -23,7 +23,7 @@ use super::segment::{Chunk, Place, Segment, SegmentKey, Segments};
 use super::vm::{Backing, Piece};
 use super::{AllocRequest, BlockId, Result, Shape};
 use crate::driver::{DeviceRange, StreamId};
-use crate::tag::{Tag, TagPolicy, TagState};
+use crate::tag::{Changes, Tag, TagPolicy, TagState};
 
 /// A tag of a pool, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,6 +48,8 @@ pub(super) struct State {
     pub(super) waiting: Vec<Waiting>,
     /// Blocks of that kind.
     pub(super) stuck: Vec<BlockKey>,
+    /// What the background copies just now: nothing may be unmapped there.
+    pub(super) copying: Vec<DeviceRange>,
     /// Segments that may be bare from end to end.
     pub(super) emptied: Vec<SegmentKey>,
     pub(super) live_bytes: u64,
@@ -72,6 +74,12 @@ pub(super) struct TagEntry {
     pub(super) gate: Gate,
     /// Whether a sleep is under way that will give memory back.
     pub(super) falling_asleep: bool,
+    /// What is known about changes to its bytes.
+    pub(super) changes: Changes,
+    /// How many sleeps have checked what was promised not to change.
+    pub(super) checks: u64,
+    /// How many wait to have it alone.
+    pub(super) wanted: u32,
     /// Whether any chunk may have a backup.
     pub(super) has_backups: bool,
     /// Whether, while the tag sleeps, a failed undo may have left memory mapped.
@@ -113,6 +121,9 @@ impl TagEntry {
             undefined: false,
             gate: Gate::default(),
             falling_asleep: false,
+            changes: Changes::default(),
+            checks: 0,
+            wanted: 0,
             has_backups: false,
             has_leftovers: false,
             lanes: Vec::new(),
@@ -184,9 +195,10 @@ impl State {
 
     // ---- free pieces ----
 
-    /// Whether no work that was queued before it was freed may still touch a piece.
+    /// Whether no work that was queued before it was freed, and no copy in the background, may still touch a piece.
     pub(super) fn is_quiet(&self, block: &Block) -> bool {
-        self.clocks.is_quiet(self.lane(block.lane).clock, block.stamp)
+        let copied = || self.copying.iter().any(|range| range.addr < block.end() && block.addr < range.end());
+        self.clocks.is_quiet(self.lane(block.lane).clock, block.stamp) && !copied()
     }
 
     /// Whether `lane` may take a free piece now.
@@ -538,6 +550,9 @@ impl State {
         let entry = self.tag_mut(tag);
         entry.live_bytes += bytes;
         entry.live_blocks += 1;
+        if entry.has_backups && entry.changes == Changes::Immutable {
+            self.doubt(&self.blocks[key].clone());
+        }
         BlockId { pool: self.pool, key, serial }
     }
 
@@ -617,6 +632,35 @@ impl State {
                 }
             }
         }
+    }
+
+    /// What is stored of a new block's granules is of what was there before.
+    fn doubt(&mut self, block: &Block) {
+        let key = self.segment_of(block.addr);
+        let granule_bytes = self.shape.granule_bytes;
+        let Some(segment) = self.segments.get_mut(key) else { return };
+        let touched: Vec<u64> = segment.touching(block.addr, block.end()).map(|(at, _)| at).collect();
+        for at in touched {
+            let backup = segment.chunks.get_mut(&at).and_then(|chunk| chunk.backup.as_mut());
+            for (range, stored) in backup.into_iter().flat_map(|backup| {
+                let starts = (0..).map(|nth| at + nth * granule_bytes);
+                starts.map(|at| DeviceRange::new(at, granule_bytes)).zip(&mut backup.granules)
+            }) {
+                if range.addr < block.end() && block.addr < range.end() {
+                    stored.iter_mut().for_each(|stored| stored.proven = false);
+                }
+            }
+        }
+    }
+
+    /// Nothing of what is stored of a tag is taken on trust any more.
+    pub(super) fn doubt_all(&mut self, tag: TagKey) {
+        let chunks = self.segments.values_mut().filter(|segment| segment.tag == tag);
+        let backups =
+            chunks.flat_map(|segment| segment.chunks.values_mut()).filter_map(|c| c.backup.as_mut());
+        backups
+            .flat_map(|backup| backup.granules.iter_mut().flatten())
+            .for_each(|stored| stored.proven = false);
     }
 
     // ---- sizes ----

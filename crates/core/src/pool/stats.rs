@@ -164,7 +164,7 @@ impl State {
             state: entry.state,
             live_bytes: entry.live_bytes,
             mapped_bytes: segments().map(Segment::held_bytes).sum(),
-            backup_bytes: backups.map(|backup| backup.buffer.len() as u64).sum(),
+            backup_bytes: backups.map(|backup| backup.room.bytes()).sum(),
             live_blocks: entry.live_blocks,
         }
     }

@@ -1,25 +1,29 @@
 //! Waking: create → map → copy → verify → commit.
 //!
 //! Everything is mapped, filled and verified, or everything sleeps again with its backups. A backup is let
-//! go only behind the commit, and kept even then when the pool keeps backups. Copies run with no lock held;
-//! the tags' gates are closed meanwhile.
+//! go only behind the commit, and kept even then when the pool keeps backups. Memory is brought in a few pieces
+//! at a time, and copies into what is mapped ([`super::fill`]) run while the next pieces are. The tags' gates are
+//! closed meanwhile.
+//!
+//! A wake that finds the device full may be given a deadline: it then undoes what it did, holding nothing that
+//! somebody else waits for, and tries again when enough is free.
 
-use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::alloc::Pressure;
-use super::error::{Corruption, Phase, PoolError};
+use super::error::{Phase, PoolError};
+use super::fill::{Filler, Filling, With};
 use super::plan::Use;
 use super::report::{WakePhases, WakeReport, WakeRequest, add};
-use super::segment::runs;
 use super::state::{State, TagKey};
 use super::vm::{Backing, MapTimes, Piece, Vm};
 use super::{Result, Shared};
 use crate::bytes::ByteSize;
-use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, HostBuffer, Pending, StreamId};
-use crate::tag::{Dropped, Tag, TagState};
+use crate::driver::{DeviceRange, DriverError};
+use crate::tag::{Changes, Dropped, Tag, TagState};
 
 /// What a wake will do. Pure, like the plan of a sleep.
 #[derive(Debug)]
@@ -34,31 +38,21 @@ struct WakePlan {
     fillings: Vec<Filling>,
 }
 
-/// What a chunk gets back.
-#[derive(Debug)]
-struct Filling {
-    tag: Tag,
-    range: DeviceRange,
-    with: With,
-}
+/// How much is mapped at a time: little enough that copying begins at once.
+const GROUP_PIECES: usize = 8;
 
-#[derive(Debug)]
-enum With {
-    Zeros,
-    Backup { buffer: Arc<HostBuffer>, digests: Vec<Option<Digest>> },
-}
-
-/// Work that fills a chunk, and what its failure is called.
-type Queued = (Phase, Pending<()>);
+/// Between two looks at a device that is full, at most.
+const PAUSE_MIN: Duration = Duration::from_micros(200);
+const PAUSE_MAX: Duration = Duration::from_millis(5);
 
 /// Figures of a wake under way.
 #[derive(Debug, Default)]
-struct Woken {
-    mapped_bytes: u64,
-    copied_bytes: u64,
-    zeroed_bytes: u64,
-    verified_bytes: u64,
-    phases: WakePhases,
+pub(super) struct Woken {
+    pub(super) mapped_bytes: u64,
+    pub(super) copied_bytes: u64,
+    pub(super) zeroed_bytes: u64,
+    pub(super) verified_bytes: u64,
+    pub(super) phases: WakePhases,
 }
 
 impl Shared {
@@ -66,19 +60,23 @@ impl Shared {
         let started = Instant::now();
         // Tags that are awake go on working: what they do not use may serve those that wake.
         let (visited, alone) = self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false)?;
-        let mut plan = self.open_state()?.plan_wake(&visited, request.tags.is_some());
-        let before: Vec<Backing> = plan.pieces.iter().map(|piece| piece.backing).collect();
-        let mut woken = Woken::default();
-        if let Err(error) = self.apply_wake(&mut plan, &mut woken) {
+        let mut waited = Duration::ZERO;
+        let (plan, mut woken) = loop {
+            let mut plan = self.open_state()?.plan_wake(&visited, request.tags.is_some());
+            let before: Vec<Backing> = plan.pieces.iter().map(|piece| piece.backing).collect();
+            let mut woken = Woken::default();
+            let Err(error) = self.apply_wake(&mut plan, request, &mut woken) else { break (plan, woken) };
             self.undo_wake(&mut plan, &before);
-            return Err(match error {
-                // Once more, now that everything is undone.
-                PoolError::DeviceFull { op, shortage, source, .. } => {
-                    self.device_full(op, shortage.needed_bytes, *source)
-                }
-                error => error,
-            });
-        }
+            // Once more, now that everything is undone.
+            let PoolError::DeviceFull { op, shortage, source, .. } = error else { return Err(error) };
+            let full = self.device_full(op, shortage.needed_bytes, *source);
+            let began = Instant::now();
+            if !self.wait_for_memory(shortage.needed_bytes, request.deadline)? {
+                return Err(full);
+            }
+            waited += began.elapsed();
+        };
+        add(&mut woken.phases.wait_s, waited);
         let undefined_tags = self.commit_wake(&plan);
         let report = WakeReport {
             tags: plan.names,
@@ -94,10 +92,35 @@ impl Shared {
         drop(alone);
         if !self.shape.keep_backups && report.copied_bytes > 0 {
             drop(plan.fillings);
-            // The wake is done, whether or not the driver keeps some of the memory for later.
-            let _ = self.driver.host_trim();
+            // The wake is done, whether or not some of the memory is kept for later.
+            let _ = self.backups.trim();
         }
         Ok(report)
+    }
+
+    /// Waits until the device has `needed_bytes` free. Returns false when it has not by the deadline, or when there
+    /// is none: then nobody wants to wait.
+    fn wait_for_memory(&self, needed_bytes: u64, deadline: Option<Instant>) -> Result<bool> {
+        let Some(deadline) = deadline else { return Ok(false) };
+        // Two that wait for the same memory look at different moments.
+        let mut pause = PAUSE_MIN + Duration::from_micros(u64::from(std::process::id()) % 97);
+        loop {
+            let now = Instant::now();
+            if now >= deadline {
+                return Ok(false);
+            }
+            thread::sleep(pause.min(deadline - now));
+            pause = (pause * 3 / 2).min(PAUSE_MAX);
+            let mut state = self.open_state()?; // Nobody waits for a pool that is closed.
+            let ours = state.idle().quiet_bytes + self.counters.loose_bytes();
+            state.settle_waiting();
+            drop(state);
+            let at = |source| PoolError::Driver { op: "wait for memory of the device", source };
+            let free_bytes = self.driver.memory_info().map_err(at)?.free_bytes;
+            if free_bytes.saturating_add(ours) >= needed_bytes {
+                return Ok(true);
+            }
+        }
     }
 
     /// Nothing may be in flight on what is unmapped now. If the device refuses even to wait, or an undo is
@@ -114,32 +137,36 @@ impl Shared {
         plan.tags.iter().for_each(|tag| state.tag_mut(*tag).has_leftovers |= left);
     }
 
-    fn apply_wake(&self, plan: &mut WakePlan, woken: &mut Woken) -> Result<()> {
-        self.map_all(plan, woken)?;
-        let started = Instant::now();
-        self.fill(plan, woken)?;
-        add(&mut woken.phases.copy_s, started.elapsed());
-        let started = Instant::now();
-        self.verify(plan, woken)?;
-        add(&mut woken.phases.verify_s, started.elapsed());
-        Ok(())
+    fn apply_wake(&self, plan: &mut WakePlan, request: &WakeRequest, woken: &mut Woken) -> Result<()> {
+        let turn = self.checks.fetch_add(1, Ordering::Relaxed);
+        let WakePlan { names, pieces, fillings, .. } = plan;
+        let mut filler = Filler::new(self, fillings, request, turn);
+        let mapped = self.map_all(names, pieces, &mut filler, woken);
+        filler.finish(mapped.err(), woken)
     }
 
-    fn map_all(&self, plan: &mut WakePlan, woken: &mut Woken) -> Result<()> {
+    fn map_all(
+        &self,
+        names: &[Tag],
+        pieces: &mut [Piece],
+        filler: &mut Filler<'_>,
+        woken: &mut Woken,
+    ) -> Result<()> {
         let sum = |wanted: &dyn Fn(&Piece) -> bool| -> u64 {
-            plan.pieces.iter().filter(|piece| wanted(piece)).map(|piece| piece.range.bytes).sum()
+            pieces.iter().filter(|piece| wanted(piece)).map(|piece| piece.range.bytes).sum()
         };
         let absent_bytes = sum(&|piece| piece.backing == Backing::Absent);
         woken.mapped_bytes = sum(&|piece| !piece.is_mapped());
-        let names: Vec<&str> = plan.names.iter().map(Tag::as_str).collect();
+        let names: Vec<&str> = names.iter().map(Tag::as_str).collect();
         let op = format!("wake {} ({} to map)", names.join(", "), ByteSize(woken.mapped_bytes));
         let mut times = MapTimes::default();
         let mut pressure = Pressure::default();
+        let mut done = 0;
         let result = loop {
             let mut vm = self.lock_vm()?;
             pressure.look(self);
             let refused = self.poll(&vm).or(self.recover(&mut vm));
-            if let Some(short) = self.make_room(&mut vm, &plan.pieces) {
+            if let Some(short) = self.make_room(&mut vm, pieces) {
                 drop(vm);
                 if pressure.relieve(self)? {
                     continue;
@@ -153,7 +180,17 @@ impl Shared {
                 return Err(PoolError::OverLimit { op, needed_bytes: absent_bytes, usage, hint });
             }
             // Going on where it stopped: what was brought in is in the pieces.
-            let result = vm.bring_in(&mut plan.pieces, &mut times);
+            let result = loop {
+                filler.fill_up_to(done, woken)?;
+                if done == pieces.len() {
+                    break Ok(());
+                }
+                let end = pieces.len().min(done + GROUP_PIECES);
+                if let Err(error) = vm.bring_in(&mut pieces[done..end], &mut times) {
+                    break Err(error);
+                }
+                done = end;
+            };
             let full = result.as_ref().is_err_and(DriverError::is_out_of_memory);
             if full && pressure.reclaim(self, &mut vm) {
                 continue;
@@ -199,91 +236,6 @@ impl Shared {
         (vm.counters().held_bytes().saturating_add(missing) > limit_bytes).then_some(refused)
     }
 
-    /// Copies backups to the device and writes zeros where the policy asks for them.
-    fn fill(&self, plan: &WakePlan, woken: &mut Woken) -> Result<()> {
-        let mut queued: Vec<Queued> = Vec::new();
-        let mut failed = None;
-        for (turn, filling) in plan.fillings.iter().enumerate() {
-            match self.fill_chunk(filling, self.copy_stream(turn), woken) {
-                Ok(work) => queued.push(work),
-                Err(error) => {
-                    failed = Some(error);
-                    break;
-                }
-            }
-        }
-        // All of it is waited for, also after a failure: nothing may be in flight when the undo unmaps.
-        for (phase, pending) in queued {
-            if let Err(source) = pending.wait() {
-                failed = failed.or(Some((phase, source)));
-            }
-        }
-        failed.map_or(Ok(()), |(phase, source)| Err(PoolError::WakeFailed { phase, source }))
-    }
-
-    fn fill_chunk(
-        &self,
-        filling: &Filling,
-        stream: StreamId,
-        woken: &mut Woken,
-    ) -> Result<Queued, (Phase, DriverError)> {
-        match &filling.with {
-            With::Backup { buffer, digests } => {
-                let parts = self.stored_parts(digests, filling.range);
-                woken.copied_bytes += parts.iter().map(|part| part.device.bytes).sum::<u64>();
-                let copy = self.driver.copy_to_device(stream, Arc::clone(buffer), &parts);
-                copy.map(|copy| (Phase::Copy, copy)).map_err(|source| (Phase::Copy, source))
-            }
-            With::Zeros => {
-                woken.zeroed_bytes += filling.range.bytes;
-                let zeros = self.driver.zero(stream, filling.range);
-                zeros.map(|zeros| (Phase::Zero, zeros)).map_err(|source| (Phase::Zero, source))
-            }
-        }
-    }
-
-    /// The stored granules of a chunk, neighbours joined.
-    fn stored_parts(&self, digests: &[Option<Digest>], range: DeviceRange) -> Vec<CopyPart> {
-        let granule_bytes = self.shape.granule_bytes;
-        let stored: Vec<usize> = (0..digests.len()).filter(|granule| digests[*granule].is_some()).collect();
-        let part = |run: Range<usize>| {
-            let host_offset = run.start as u64 * granule_bytes;
-            let bytes = run.len() as u64 * granule_bytes;
-            CopyPart { device: DeviceRange::new(range.addr + host_offset, bytes), host_offset }
-        };
-        runs(&stored).into_iter().map(part).collect()
-    }
-
-    /// Compares the device with the digests of the backups.
-    fn verify(&self, plan: &WakePlan, woken: &mut Woken) -> Result<()> {
-        let at = |source| PoolError::WakeFailed { phase: Phase::Verify, source };
-        let granule_bytes = self.shape.granule_bytes;
-        let mut asked = Vec::new();
-        for (turn, filling) in plan.fillings.iter().enumerate() {
-            let With::Backup { buffer, digests: stored } = &filling.with else { continue };
-            for part in self.stored_parts(stored, filling.range) {
-                let digests = self.driver.digest(self.copy_stream(turn), &[part.device]).map_err(at)?;
-                asked.push((&filling.tag, buffer, stored, part, digests));
-            }
-        }
-        for (tag, buffer, stored, part, digests) in asked {
-            let first = usize::try_from(part.host_offset / granule_bytes).unwrap_or(usize::MAX);
-            let bytes = buffer.len() / stored.len().max(1);
-            for (nth, found) in digests.wait().map_err(at)?.into_iter().enumerate() {
-                if let Some(expected) = stored[first + nth].filter(|expected| *expected != found) {
-                    let range =
-                        DeviceRange::new(part.device.addr + nth as u64 * granule_bytes, granule_bytes);
-                    let start = (first + nth) * bytes;
-                    let intact = Digest::of(&buffer[start..start + bytes]) == expected;
-                    let place = if intact { Corruption::Transfer } else { Corruption::Backup };
-                    return Err(PoolError::Corrupt { tag: tag.clone(), range, expected, found, place });
-                }
-            }
-            woken.verified_bytes += part.device.bytes;
-        }
-        Ok(())
-    }
-
     /// From here on the tags are awake. Returns those that are undefined.
     fn commit_wake(&self, plan: &WakePlan) -> Vec<Tag> {
         // Also after a panic elsewhere: what is mapped must be known.
@@ -300,7 +252,7 @@ impl Shared {
             if is_undefined {
                 undefined.push(tag);
             }
-            if !self.shape.keep_backups {
+            if !self.shape.keep_backups || state.tag(tag).changes == Changes::Volatile {
                 state.forget_backups(tag);
             }
             unfit.extend(state.tidy(tag));
@@ -344,16 +296,26 @@ impl State {
                 pieces.push(Piece { segment: key, range, backing: chunk.backing });
                 let with = match (entry.state, &chunk.backup) {
                     (TagState::AsleepBackedUp, Some(backup)) => {
-                        let (buffer, digests) = (Arc::clone(&backup.buffer), backup.digests.clone());
-                        With::Backup { buffer, digests }
+                        let (room, granules) = (Arc::clone(&backup.room), backup.granules.clone());
+                        With::Backup { room, granules }
                     }
                     (TagState::AsleepDropped, _) if entry.policy.dropped == Dropped::Zeros => With::Zeros,
                     _ => continue,
                 };
-                fillings.push(Filling { tag: entry.tag.clone(), range, with });
+                fillings.push((key, Filling { piece: 0, tag: entry.tag.clone(), range, with }));
             }
         }
         pieces.sort_unstable_by_key(|piece| (piece.segment, piece.range.addr));
+        // In the order of the pieces, each with the number of its own.
+        fillings.sort_unstable_by_key(|(key, filling)| (*key, filling.range.addr));
+        let mut piece = 0;
+        let mut fillings: Vec<Filling> = fillings.into_iter().map(|(_, filling)| filling).collect();
+        for filling in &mut fillings {
+            while pieces.get(piece).is_some_and(|piece| piece.range.addr != filling.range.addr) {
+                piece += 1;
+            }
+            filling.piece = piece;
+        }
         let names = self.names(&tags);
         WakePlan { tags, names, already_awake, undefined, pieces, fillings }
     }

@@ -1,0 +1,407 @@
+//! Backing up before the sleep, in the background, while the owner goes on working.
+//!
+//! A thread goes through the live chunks of the tags that the sleep would back up, and copies what is not stored
+//! yet, or has changed, on streams that give way to others. Allocating, freeing, reading and writing go on; only
+//! the chunk that is being copied stays mapped meanwhile. Whoever wants a tag alone (a sleep, a discard) is let in
+//! after the copies in flight, and the preparation ends there. What a writer changes during or after a copy is
+//! found by the sleep, which compares the digest of the stored bytes with the device when nothing is in flight.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::error::PoolError;
+use super::gate::Monitor;
+use super::plan::{Save, Use};
+use super::report::SleepRequest;
+use super::segment::{Backup, Stored, runs};
+use super::state::{State, TagKey};
+use super::vm::Backing;
+use super::{Result, Shared};
+use crate::backup::Room;
+use crate::driver::{BackingId, DeviceRange, DriverError, Pending, StreamId};
+use crate::tag::{Changes, SleepAction, Tag, TagState};
+
+/// How much host memory is asked for at a time: enough for a few threads, not for all of the machine's.
+const AHEAD_BYTES: u64 = 256 << 20;
+
+/// How a preparation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrepareEnd {
+    /// Everything was looked at.
+    Finished,
+    /// It was cancelled.
+    Cancelled,
+    /// A sleep or a discard of one of the tags came first, or the pool was closed.
+    Overtaken,
+}
+
+/// What a preparation did. Sizes in bytes, times in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PrepareReport {
+    /// Tags that the sleep would back up.
+    pub tags: Vec<Tag>,
+    /// How it ended.
+    pub end: PrepareEnd,
+    /// Whole duration.
+    pub seconds: f64,
+    /// Copied to the backups.
+    pub copied_bytes: u64,
+    /// Not copied, because the backup's digest matched.
+    pub unchanged_bytes: u64,
+}
+
+/// How far a preparation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrepareProgress {
+    /// Looked at so far, in bytes.
+    pub done_bytes: u64,
+    /// Live bytes that there were to look at when it began, in whole granules.
+    pub total_bytes: u64,
+    /// Whether it has ended.
+    pub is_ended: bool,
+}
+
+/// A sleep that is being prepared. Dropping it lets the preparation go on.
+#[derive(Debug)]
+pub struct Preparation {
+    job: Arc<Job>,
+}
+
+#[derive(Debug)]
+struct Job {
+    cancelled: AtomicBool,
+    done_bytes: AtomicU64,
+    total_bytes: u64,
+    outcome: Monitor<Outcome>,
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    ended: bool,
+    result: Option<Result<PrepareReport>>,
+}
+
+impl Preparation {
+    /// Asks it to end. Copies in flight are finished and kept.
+    pub fn cancel(&self) {
+        self.job.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn progress(&self) -> PrepareProgress {
+        let is_ended = self.job.outcome.lock_anyway().ended;
+        let done_bytes = self.job.done_bytes.load(Ordering::Relaxed);
+        PrepareProgress { done_bytes, total_bytes: self.job.total_bytes, is_ended }
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// `PrepareFailed` when host memory was lacking or the device failed: what was stored by then stays, and
+    /// nothing else has happened. `Poisoned`.
+    pub fn wait(self) -> Result<PrepareReport> {
+        let mut outcome = self.job.outcome.lock_anyway();
+        while !outcome.ended {
+            outcome = self.job.outcome.wait(outcome).ok_or(PoolError::Poisoned)?;
+        }
+        outcome.result.take().unwrap_or(Err(PoolError::Poisoned))
+    }
+}
+
+/// Tells the end, also of a thread that panics.
+struct Telling(Arc<Job>);
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        self.0.outcome.lock_anyway().ended = true;
+        self.0.outcome.ring();
+    }
+}
+
+/// The threads, to be joined when the pool ends.
+#[derive(Debug, Default)]
+pub(super) struct Preparers(Vec<JoinHandle<()>>);
+
+impl Preparers {
+    /// Starts preparing what `request` would sleep.
+    pub(super) fn start(&mut self, shared: &Arc<Shared>, request: &SleepRequest) -> Result<Preparation> {
+        self.0.retain(|thread| !thread.is_finished());
+        let (saves, tags) = {
+            let state = shared.open_state()?;
+            let visited = state.selected("prepare the sleep of", request.tags.as_deref())?;
+            let plan = state.plan_sleep(request.level, &visited, &shared.counters)?;
+            let backed_up = |(tag, action): &(TagKey, _)| (*action == SleepAction::Backup).then_some(*tag);
+            let tags: Vec<TagKey> = plan.tags.iter().filter_map(backed_up).collect();
+            (plan.saves, state.names(&tags))
+        };
+        let granules: u64 = saves.iter().map(|save| save.granules.len() as u64).sum();
+        let job = Arc::new(Job {
+            cancelled: AtomicBool::new(false),
+            done_bytes: AtomicU64::new(0),
+            total_bytes: granules * shared.shape.granule_bytes,
+            outcome: Monitor::new(Outcome::default()),
+        });
+        let (shared, telling) = (Arc::clone(shared), Telling(Arc::clone(&job)));
+        let work = move || {
+            let result = shared.prepare(&telling.0, &saves, tags);
+            telling.0.outcome.lock_anyway().result = Some(result);
+            drop(telling);
+        };
+        let thread = thread::Builder::new().name("poorwill-prepare".into()).spawn(work);
+        self.0.push(thread.map_err(|error| PoolError::PrepareFailed { source: no_thread(&error) })?);
+        Ok(Preparation { job })
+    }
+
+    /// Waits for the ends of all, after the pool was closed.
+    pub(super) fn join(&mut self) {
+        for thread in self.0.drain(..) {
+            // A panic there has poisoned the pool, and is seen by whoever calls it next.
+            let _ = thread.join();
+        }
+    }
+
+    /// Lets go of threads that do not exist in this process.
+    pub(super) fn forget(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.0));
+    }
+}
+
+fn no_thread(error: &std::io::Error) -> DriverError {
+    let kind = crate::driver::DriverErrorKind::Device {
+        code: error.raw_os_error().unwrap_or(0).into(),
+        name: "no thread".into(),
+        text: error.to_string(),
+    };
+    DriverError::new(crate::driver::Op::Save, kind)
+}
+
+/// A chunk that is being looked at: its tag cannot fall asleep, and it stays mapped, until this is dropped.
+struct Held<'a> {
+    shared: &'a Shared,
+    tag: TagKey,
+    range: DeviceRange,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock_anyway();
+        state.copying.retain(|range| *range != self.range);
+        state.tag_mut(self.tag).gate.leave();
+        drop(state);
+        self.shared.state.ring();
+    }
+}
+
+/// A chunk as it was found.
+struct Found<'a> {
+    held: Held<'a>,
+    save: Save,
+    backing: BackingId,
+    backup: Option<Backup>,
+    changes: Changes,
+}
+
+/// Whether to look at the next chunk.
+enum Next<'a> {
+    Chunk(Box<Found<'a>>),
+    Gone,
+    End(PrepareEnd),
+}
+
+#[derive(Default)]
+struct Done {
+    copied_bytes: u64,
+    unchanged_bytes: u64,
+}
+
+impl Shared {
+    fn prepare(&self, job: &Job, saves: &[Save], tags: Vec<Tag>) -> Result<PrepareReport> {
+        let started = Instant::now();
+        // One at a time: the second finds what the first has stored.
+        let alone = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = Done::default();
+        let end = self.prepare_all(job, saves, &mut done);
+        drop(alone);
+        let seconds = started.elapsed().as_secs_f64();
+        let Done { copied_bytes, unchanged_bytes } = done;
+        Ok(PrepareReport { tags, end: end?, seconds, copied_bytes, unchanged_bytes })
+    }
+
+    fn prepare_all(&self, job: &Job, saves: &[Save], done: &mut Done) -> Result<PrepareEnd> {
+        let failed = |source| PoolError::PrepareFailed { source };
+        let mut rooms: VecDeque<(u64, Pending<Room>)> = VecDeque::new();
+        for (turn, save) in saves.iter().enumerate() {
+            // Host memory before the chunk is held: making some takes its time, and a sleep may want to begin.
+            let lacks = self.state.lock_anyway().lacks_backup(save);
+            let room =
+                lacks.then(|| self.next_room(&saves[turn..], &mut rooms)).transpose().map_err(failed)?;
+            match self.look_at(job, save)? {
+                Next::End(end) => return Ok(end),
+                Next::Gone => {}
+                Next::Chunk(found) => self.bring_up_to_date(*found, turn, room, done).map_err(failed)?,
+            }
+            let looked_at = save.granules.len() as u64 * self.shape.granule_bytes;
+            job.done_bytes.fetch_add(looked_at, Ordering::Relaxed);
+        }
+        Ok(PrepareEnd::Finished)
+    }
+
+    /// Room for the first of `saves`. It is asked for ahead with that for the next, so that some of it is made while
+    /// others are copied.
+    fn next_room(
+        &self,
+        saves: &[Save],
+        rooms: &mut VecDeque<(u64, Pending<Room>)>,
+    ) -> Result<Room, DriverError> {
+        let bytes = saves[0].bytes;
+        // What was announced for chunks that are gone goes back.
+        while let Some((size, room)) = rooms.pop_front() {
+            if size == bytes {
+                return room.wait();
+            }
+        }
+        let mut sizes = vec![bytes];
+        let mut ahead_bytes = bytes;
+        {
+            let state = self.state.lock_anyway();
+            for save in saves[1..].iter().filter(|save| state.lacks_backup(save)) {
+                ahead_bytes = ahead_bytes.saturating_add(save.bytes);
+                if ahead_bytes > AHEAD_BYTES {
+                    break;
+                }
+                sizes.push(save.bytes);
+            }
+        }
+        *rooms = sizes.iter().copied().zip(self.backups.rooms(&sizes)?).collect();
+        match rooms.pop_front() {
+            Some((_, room)) => room.wait(),
+            None => self.one_room(bytes).wait(),
+        }
+    }
+
+    /// Holds a chunk that is still there and in use.
+    fn look_at(&self, job: &Job, save: &Save) -> Result<Next<'_>> {
+        if job.cancelled.load(Ordering::Relaxed) {
+            return Ok(Next::End(PrepareEnd::Cancelled));
+        }
+        let mut state = match self.open_state() {
+            Err(PoolError::Closed) => return Ok(Next::End(PrepareEnd::Overtaken)),
+            state => state?,
+        };
+        let Some(tag) = state.segments.get(save.place.0).map(|segment| segment.tag) else {
+            return Ok(Next::Gone);
+        };
+        let entry = state.tag(tag);
+        if entry.wanted > 0 || entry.gate.is_closed() || entry.state != TagState::Awake {
+            return Ok(Next::End(PrepareEnd::Overtaken));
+        }
+        let changes = entry.changes;
+        let (save, backing) = match state.now(save) {
+            Some(found) => found,
+            None => return Ok(Next::Gone),
+        };
+        let range = DeviceRange::new(save.place.1, save.bytes);
+        state.tag_mut(tag).gate.enter();
+        state.copying.push(range);
+        let backup = state.take_backup(&save);
+        drop(state);
+        let held = Held { shared: self, tag, range };
+        Ok(Next::Chunk(Box::new(Found { held, save, backing, backup, changes })))
+    }
+
+    fn bring_up_to_date(
+        &self,
+        found: Found<'_>,
+        turn: usize,
+        room: Option<Room>,
+        done: &mut Done,
+    ) -> Result<(), DriverError> {
+        let Found { held, save, backing, backup, changes } = found;
+        let stream = self.background_stream(turn);
+        let old = backup.filter(|backup| backup.room.is_free());
+        let old = old.and_then(|backup| Some((Arc::into_inner(backup.room)?, backup.granules)));
+        let (room, mut granules) = match (old, room) {
+            (Some(old), _) => old,
+            (None, Some(room)) => (room, Vec::new()),
+            (None, None) => (self.one_room(save.bytes).wait()?, Vec::new()),
+        };
+        granules.resize(save.granules.last().map_or(0, |last| last + 1).max(granules.len()), None);
+        // What the sleep copies whatever is stored need not be copied now; the room is what can be prepared.
+        let only_room = changes == Changes::Volatile || !self.driver.info().fast_digests;
+        let same = if only_room { Ok(save.granules.clone()) } else { self.same(&save, &granules, stream) };
+        let fresh: Vec<usize> = match &same {
+            Ok(same) => save.granules.iter().copied().filter(|g| same.binary_search(g).is_err()).collect(),
+            Err(_) => Vec::new(),
+        };
+        let granule_bytes = self.shape.granule_bytes;
+        if fresh.is_empty() {
+            self.put_back(&held, &save, backing, Backup { room: Arc::new(room), granules });
+            let same = same?;
+            done.unchanged_bytes += if only_room { 0 } else { same.len() as u64 * granule_bytes };
+            return Ok(());
+        }
+        done.unchanged_bytes += (save.granules.len() - fresh.len()) as u64 * granule_bytes;
+        let saving = self.start_copy(&save, room, granules, fresh, stream)?;
+        let (backup, copied) = saving.land(false)?;
+        done.copied_bytes += copied as u64 * granule_bytes;
+        self.put_back(&held, &save, backing, backup);
+        Ok(())
+    }
+
+    /// The live granules that are stored as they are on the device now.
+    fn same(
+        &self,
+        save: &Save,
+        stored: &[Option<Stored>],
+        stream: StreamId,
+    ) -> Result<Vec<usize>, DriverError> {
+        let asked: Vec<usize> =
+            save.granules.iter().copied().filter(|granule| stored[*granule].is_some()).collect();
+        if asked.is_empty() {
+            return Ok(asked);
+        }
+        let range = |run: std::ops::Range<usize>| self.granule_range(save, run.start, run.len());
+        let ranges: Vec<DeviceRange> = runs(&asked).into_iter().map(range).collect();
+        let found = self.driver.digest(stream, &ranges)?.wait()?;
+        let same = asked.into_iter().zip(found);
+        let is_same = |granule: usize, found| stored[granule].is_some_and(|stored| stored.digest == found);
+        Ok(same.filter(|(granule, found)| is_same(*granule, *found)).map(|(granule, _)| granule).collect())
+    }
+
+    /// Stores a backup, if its chunk is still what it was. The chunk is held.
+    fn put_back(&self, held: &Held<'_>, save: &Save, backing: BackingId, mut backup: Backup) {
+        let len = usize::try_from(save.bytes / self.shape.granule_bytes).unwrap_or(usize::MAX);
+        backup.granules.resize(len, None);
+        debug_assert_eq!(held.range.addr, save.place.1, "the chunk that is held");
+        let mut state = self.state.lock_anyway();
+        if state.now(save).is_some_and(|(_, id)| id == backing) {
+            state.keep_backup(save, backup);
+        }
+    }
+}
+
+impl State {
+    fn lacks_backup(&self, save: &Save) -> bool {
+        self.chunk(save.place).is_some_and(|chunk| chunk.backup.is_none() && chunk.bytes == save.bytes)
+    }
+
+    /// A chunk as it is now: the granules that are live, and its memory. `None` when it is another one, or idle.
+    fn now(&self, save: &Save) -> Option<(Save, BackingId)> {
+        let segment = self.segments.get(save.place.0)?;
+        let chunk = segment.chunks.get(&save.place.1).filter(|chunk| chunk.bytes == save.bytes)?;
+        let Backing::Mapped { id, open: true } = chunk.backing else { return None };
+        let first = self.granules(save.place.1 - segment.range.addr);
+        let uses = self.uses_of_granules(segment);
+        let of_chunk = &uses[first..first + self.granules(chunk.bytes)];
+        let granules: Vec<usize> =
+            (0..of_chunk.len()).filter(|granule| of_chunk[*granule] == Use::Live).collect();
+        (!granules.is_empty()).then_some((Save { place: save.place, bytes: save.bytes, granules }, id))
+    }
+}

@@ -1,0 +1,43 @@
+//! Which granules a spot check looks at: one in [`SAMPLE`], others each time, at least one.
+
+/// One granule in so many is checked.
+pub(super) const SAMPLE: u64 = 64;
+
+/// The choice of one check among `count` granules.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sample {
+    residue: u64,
+}
+
+impl Sample {
+    /// The `turn`-th choice. As many turns as [`SAMPLE`] (or as there are granules) choose each once.
+    pub(super) fn of(turn: u64, count: u64) -> Self {
+        Self { residue: turn % count.clamp(1, SAMPLE) }
+    }
+
+    /// Whether the `nth` granule is chosen.
+    pub(super) fn takes(self, nth: u64) -> bool {
+        nth % SAMPLE == self.residue
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_granule_has_its_turn_and_no_check_is_empty() {
+        for count in [1, 2, 63, 64, 65, 200] {
+            let mut seen = vec![0; usize::try_from(count).unwrap()];
+            for turn in 0..SAMPLE.min(count) {
+                let chosen: Vec<u64> = (0..count).filter(|nth| Sample::of(turn, count).takes(*nth)).collect();
+                assert!(
+                    !chosen.is_empty() && chosen.len() as u64 <= count.div_ceil(SAMPLE),
+                    "{turn} of {count}"
+                );
+                chosen.iter().for_each(|nth| seen[usize::try_from(*nth).unwrap()] += 1);
+            }
+            assert!(seen.iter().all(|times| *times == 1), "{count}: {seen:?}");
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! Bringing backups up to date in a sleep: compare, then copy what differs.
+//!
+//! What a granule's backup holds is known by the digest of the stored bytes. The context is quiet by now, so a
+//! granule of the device whose digest is the same need not be copied again. Copies run with no lock held; several
+//! are in flight, and the host memory that the first sleep needs is announced as a whole, so that copying begins
+//! when its first piece is there.
+//!
+//! Promise: when this succeeds, every live granule of the plan is stored, and was compared with what is stored
+//! or copied just now, but for those that were promised not to change, of which a sixty-fourth was compared.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::error::{Phase, PoolError};
+use super::plan::{Save, SleepPlan};
+use super::report::{SleepPhases, add};
+use super::sample::Sample;
+use super::segment::{Backup, Stored, runs};
+use super::state::{State, TagKey};
+use super::{Result, Shared};
+use crate::backup::Room;
+use crate::digest::Digest;
+use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, Pending};
+use crate::tag::Changes;
+
+/// Copies in flight per stream: one that runs, one that waits.
+const COPIES_PER_STREAM: usize = 2;
+
+/// What the first half of a sleep did.
+#[derive(Debug, Default)]
+pub(super) struct Saved {
+    pub(super) copied_bytes: u64,
+    pub(super) unchanged_bytes: u64,
+    pub(super) trusted_bytes: u64,
+    pub(super) phases: SleepPhases,
+}
+
+/// A copy on its way into a backup.
+pub(super) struct Saving<'a> {
+    pub(super) save: &'a Save,
+    /// Of the granules that the copy does not bring.
+    granules: Vec<Option<Stored>>,
+    /// Granules that it brings.
+    fresh: Vec<usize>,
+    copy: Pending<(Room, Vec<Digest>)>,
+}
+
+/// What of a save need not be copied.
+#[derive(Debug, Clone, Default)]
+struct Kept {
+    /// Granules, ascending.
+    granules: Vec<usize>,
+    /// How many of them nobody looked at.
+    trusted: usize,
+}
+
+/// A granule whose digest is asked for.
+struct Question {
+    turn: usize,
+    granule: usize,
+    expected: Digest,
+    /// Promised not to change.
+    trusted: bool,
+}
+
+fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
+    move |source| PoolError::SleepFailed { phase, source }
+}
+
+impl Shared {
+    /// Brings every backup of the plan up to date.
+    pub(super) fn save(&self, plan: &SleepPlan, saved: &mut Saved) -> Result<()> {
+        let started = Instant::now();
+        let kept = self.unchanged(&plan.saves)?;
+        add(&mut saved.phases.digest_s, started.elapsed());
+        let started = Instant::now();
+        let mut flying: VecDeque<Saving<'_>> = VecDeque::new();
+        let copied = self.copy_changed(plan, &kept, &mut flying, saved);
+        // After a failure nothing stays in flight: it would hold host memory that the next try may need.
+        let left: Vec<DriverError> =
+            flying.into_iter().filter_map(|saving| saving.copy.wait().err()).collect();
+        add(&mut saved.phases.copy_s, started.elapsed());
+        copied.and(left.into_iter().next().map_or(Ok(()), |source| Err(at(Phase::Copy)(source))))
+    }
+
+    fn copy_changed<'a>(
+        &self,
+        plan: &'a SleepPlan,
+        kept: &[Kept],
+        flying: &mut VecDeque<Saving<'a>>,
+        saved: &mut Saved,
+    ) -> Result<()> {
+        let granule_bytes = self.shape.granule_bytes;
+        let changed: Vec<(&Save, &Kept)> = plan
+            .saves
+            .iter()
+            .zip(kept)
+            .filter(|(save, kept)| kept.granules.len() < save.granules.len())
+            .collect();
+        let mut rooms = self.new_rooms(plan, &changed).map_err(at(Phase::Copy))?.into_iter();
+        for kept in kept {
+            saved.trusted_bytes += kept.trusted as u64 * granule_bytes;
+            saved.unchanged_bytes += kept.granules.len() as u64 * granule_bytes;
+        }
+        for (turn, (save, kept)) in changed.into_iter().enumerate() {
+            if flying.len() >= COPIES_PER_STREAM * self.copy_streams.len() {
+                self.store_next(flying, saved)?;
+            }
+            let old = self.state.lock_anyway().take_backup(save);
+            let (room, granules) = match old {
+                Some(Backup { room, granules }) if room.is_free() => (Arc::into_inner(room), granules),
+                _ => (None, Vec::new()),
+            };
+            let (room, granules) = match room {
+                Some(room) => (room, granules),
+                None => {
+                    let room = rooms.next().unwrap_or_else(|| self.one_room(save.bytes));
+                    (self.wait_for_room(plan, save, room).map_err(at(Phase::Copy))?, Vec::new())
+                }
+            };
+            // A room that is not the old one keeps nothing of what was unchanged.
+            let lost = if granules.is_empty() { kept.granules.len() } else { 0 };
+            saved.unchanged_bytes -= lost as u64 * granule_bytes;
+            let keep: &[usize] = if granules.is_empty() { &[] } else { &kept.granules };
+            let fresh: Vec<usize> = save
+                .granules
+                .iter()
+                .copied()
+                .filter(|granule| keep.binary_search(granule).is_err())
+                .collect();
+            let stream = self.copy_stream(turn);
+            let copy = self.start_copy(save, room, granules, fresh, stream).map_err(at(Phase::Copy))?;
+            flying.push_back(copy);
+        }
+        while !flying.is_empty() {
+            self.store_next(flying, saved)?;
+        }
+        Ok(())
+    }
+
+    /// Rooms for those of `changed` that have none, in their order.
+    fn new_rooms(
+        &self,
+        plan: &SleepPlan,
+        changed: &[(&Save, &Kept)],
+    ) -> Result<Vec<Pending<Room>>, DriverError> {
+        let sizes: Vec<u64> = {
+            let state = self.state.lock_anyway();
+            let without = changed.iter().filter(|(save, _)| !state.has_room(save));
+            without.map(|(save, _)| save.bytes).collect()
+        };
+        if sizes.is_empty() {
+            return Ok(Vec::new());
+        }
+        match self.backups.rooms(&sizes) {
+            Err(error) if is_lacking(&error) && self.let_idle_backups_go(plan) => self.backups.rooms(&sizes),
+            rooms => rooms,
+        }
+    }
+
+    pub(super) fn one_room(&self, bytes: u64) -> Pending<Room> {
+        let room = self.backups.rooms(&[bytes]).map(|mut rooms| rooms.pop());
+        Pending::new(move || match room {
+            Ok(Some(room)) => room.wait(),
+            Ok(None) => Err(DriverError::invalid(crate::driver::Op::HostAlloc, "a store gave no room")),
+            Err(error) => Err(error),
+        })
+    }
+
+    fn wait_for_room(&self, plan: &SleepPlan, save: &Save, room: Pending<Room>) -> Result<Room, DriverError> {
+        match room.wait() {
+            Err(error) if is_lacking(&error) && self.let_idle_backups_go(plan) => {
+                self.one_room(save.bytes).wait()
+            }
+            room => room,
+        }
+    }
+
+    /// The host has too little memory: backups of what is awake, and stays so, only save time. Returns whether
+    /// there were any.
+    fn let_idle_backups_go(&self, plan: &SleepPlan) -> bool {
+        let mut state = self.state.lock_anyway();
+        let idle: Vec<TagKey> = (0..state.tags.len())
+            .map(TagKey)
+            .filter(|tag| {
+                let entry = state.tag(*tag);
+                let falls_asleep = plan.tags.iter().any(|(falling, _)| falling == tag);
+                entry.has_backups && entry.state.is_held() && !falls_asleep && !entry.gate.is_closed()
+            })
+            .collect();
+        idle.iter().for_each(|tag| state.forget_backups(*tag));
+        !idle.is_empty()
+    }
+
+    /// For each save, the granules whose backup is what the device holds.
+    fn unchanged(&self, saves: &[Save]) -> Result<Vec<Kept>> {
+        let mut kept = vec![Kept::default(); saves.len()];
+        let questions = self.state.lock_anyway().questions(saves, self.driver.info().fast_digests, &mut kept);
+        let digests = self.digests(saves, &questions).map_err(at(Phase::Compare))?;
+        let mut proven: Vec<(usize, usize)> = Vec::new();
+        for (question, found) in questions.iter().zip(digests) {
+            if found == question.expected {
+                kept[question.turn].granules.push(question.granule);
+                proven.push((question.turn, question.granule));
+            } else if question.trusted {
+                return Err(self.end_trust(&saves[question.turn], question, found));
+            }
+        }
+        kept.iter_mut().for_each(|kept| kept.granules.sort_unstable());
+        let mut state = self.state.lock_anyway();
+        for (turn, granule) in proven {
+            let backup = state.chunk_mut(saves[turn].place).and_then(|chunk| chunk.backup.as_mut());
+            let stored = backup.and_then(|backup| backup.granules.get_mut(granule)?.as_mut());
+            stored.into_iter().for_each(|stored| stored.proven = true);
+        }
+        Ok(kept)
+    }
+
+    /// Digests of the device's granules, in the order of the questions: asked all at once, spread over the streams.
+    fn digests(&self, saves: &[Save], questions: &[Question]) -> Result<Vec<Digest>, DriverError> {
+        let share = questions.len().div_ceil(self.copy_streams.len().max(1)).max(1);
+        let (mut asked, mut failed) = (Vec::new(), None);
+        for (turn, questions) in questions.chunks(share).enumerate() {
+            let next = |a: &Question, b: &Question| a.turn == b.turn && a.granule + 1 == b.granule;
+            let range = |run: &[Question]| self.granule_range(&saves[run[0].turn], run[0].granule, run.len());
+            let ranges: Vec<DeviceRange> = questions.chunk_by(next).map(range).collect();
+            match self.driver.digest(self.copy_stream(turn), &ranges) {
+                Ok(digests) => asked.push(digests),
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        // Whatever was asked is waited for: nothing may be in flight when the sleep goes on, or ends.
+        let mut digests = Vec::with_capacity(questions.len());
+        for asked in asked {
+            match asked.wait() {
+                Ok(found) => digests.extend(found),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        failed.map_or(Ok(digests), Err)
+    }
+
+    fn end_trust(&self, save: &Save, question: &Question, found: Digest) -> PoolError {
+        let mut state = self.state.lock_anyway();
+        let tag = state.segments.get(save.place.0).map(|segment| segment.tag);
+        let name = tag.map(|tag| {
+            state.tag_mut(tag).changes = Changes::Compared;
+            state.tag(tag).tag.clone()
+        });
+        PoolError::TrustBroken {
+            tag: name.unwrap_or_else(crate::tag::Tag::pool),
+            range: self.granule_range(save, question.granule, 1),
+            expected: question.expected,
+            found,
+        }
+    }
+
+    /// Starts the copy of what has changed. The room is in the copy's hands until it is stored.
+    pub(super) fn start_copy<'a>(
+        &self,
+        save: &'a Save,
+        room: Room,
+        mut granules: Vec<Option<Stored>>,
+        fresh: Vec<usize>,
+        stream: crate::driver::StreamId,
+    ) -> Result<Saving<'a>, DriverError> {
+        let granule_bytes = self.shape.granule_bytes;
+        granules.resize(usize::try_from(save.bytes / granule_bytes).unwrap_or(usize::MAX), None);
+        // What is not live any more is of no use; what comes is not there yet.
+        for (granule, stored) in granules.iter_mut().enumerate() {
+            if save.granules.binary_search(&granule).is_err() || fresh.binary_search(&granule).is_ok() {
+                *stored = None;
+            }
+        }
+        let part = |run: std::ops::Range<usize>| CopyPart {
+            device: self.granule_range(save, run.start, run.len()),
+            host_offset: run.start as u64 * granule_bytes,
+        };
+        let parts: Vec<CopyPart> = runs(&fresh).into_iter().map(part).collect();
+        let copy = room.save(stream, &parts)?;
+        Ok(Saving { save, granules, fresh, copy })
+    }
+
+    /// Waits for the oldest copy and stores it.
+    fn store_next(&self, flying: &mut VecDeque<Saving<'_>>, saved: &mut Saved) -> Result<()> {
+        let Some(saving) = flying.pop_front() else { return Ok(()) };
+        let save = saving.save;
+        let (backup, copied) = saving.land(true).map_err(at(Phase::Copy))?;
+        saved.copied_bytes += copied as u64 * self.shape.granule_bytes;
+        self.state.lock_anyway().keep_backup(save, backup);
+        Ok(())
+    }
+
+    pub(super) fn granule_range(&self, save: &Save, first: usize, count: usize) -> DeviceRange {
+        let granule_bytes = self.shape.granule_bytes;
+        DeviceRange::new(save.place.1 + first as u64 * granule_bytes, count as u64 * granule_bytes)
+    }
+}
+
+impl Saving<'_> {
+    /// Waits for the copy. Returns what is stored then, and how many granules it brought.
+    pub(super) fn land(self, proven: bool) -> Result<(Backup, usize), DriverError> {
+        let Self { mut granules, fresh, copy, .. } = self;
+        let (room, digests) = copy.wait()?;
+        if digests.len() != fresh.len() {
+            let reason =
+                format!("{} granules were saved, and {} digests came back", fresh.len(), digests.len());
+            return Err(DriverError::invalid(crate::driver::Op::Save, reason));
+        }
+        for (granule, digest) in fresh.iter().zip(digests) {
+            granules[*granule] = Some(Stored { digest, proven });
+        }
+        Ok((Backup { room: Arc::new(room), granules }, fresh.len()))
+    }
+}
+
+impl State {
+    /// Whose digests a sleep needs; what is taken on trust is kept at once.
+    fn questions(&mut self, saves: &[Save], fast_digests: bool, kept: &mut [Kept]) -> Vec<Question> {
+        let mut questions = Vec::new();
+        let mut trusted: Vec<(TagKey, Question)> = Vec::new();
+        for (turn, save) in saves.iter().enumerate() {
+            let Some(tag) = self.segments.get(save.place.0).map(|segment| segment.tag) else { continue };
+            let changes = self.tag(tag).changes;
+            let Some(backup) = self.chunk(save.place).and_then(|chunk| chunk.backup.as_ref()) else {
+                continue;
+            };
+            for granule in save.granules.iter().copied() {
+                let Some(stored) = backup.granules.get(granule).copied().flatten() else { continue };
+                let question = |trusted| Question { turn, granule, expected: stored.digest, trusted };
+                match changes {
+                    Changes::Volatile => {}
+                    Changes::Immutable if stored.proven => trusted.push((tag, question(true))),
+                    // Where comparing costs as much as copying, copying is what is done.
+                    _ if fast_digests => questions.push(question(false)),
+                    _ => {}
+                }
+            }
+        }
+        let tags: std::collections::BTreeSet<TagKey> = trusted.iter().map(|(tag, _)| *tag).collect();
+        let count = trusted.len() as u64;
+        let checks = tags.iter().map(|tag| self.tag(*tag).checks).max().unwrap_or(0);
+        tags.iter().for_each(|tag| self.tag_mut(*tag).checks = checks + 1);
+        let sample = Sample::of(checks, count);
+        for (nth, (_, question)) in (0..).zip(trusted) {
+            if sample.takes(nth) {
+                questions.push(question);
+            } else {
+                kept[question.turn].granules.push(question.granule);
+                kept[question.turn].trusted += 1;
+            }
+        }
+        questions
+    }
+
+    fn has_room(&self, save: &Save) -> bool {
+        let backup = self.chunk(save.place).and_then(|chunk| chunk.backup.as_ref());
+        backup.is_some_and(|backup| Arc::strong_count(&backup.room) == 1 && backup.room.is_free())
+    }
+
+    pub(super) fn take_backup(&mut self, save: &Save) -> Option<Backup> {
+        self.chunk_mut(save.place)?.backup.take()
+    }
+
+    pub(super) fn keep_backup(&mut self, save: &Save, backup: Backup) {
+        let tag = self.segments.get(save.place.0).map(|segment| segment.tag);
+        if let Some(chunk) = self.chunk_mut(save.place) {
+            chunk.backup = Some(backup);
+        }
+        if let Some(tag) = tag {
+            self.tag_mut(tag).has_backups = true;
+        }
+    }
+
+    pub(super) fn forget_backups(&mut self, tag: TagKey) {
+        self.tag_mut(tag).has_backups = false;
+        let chunks = self.segments.values_mut().filter(|segment| segment.tag == tag);
+        chunks.flat_map(|segment| segment.chunks.values_mut()).for_each(|chunk| chunk.backup = None);
+    }
+}
+
+/// Whether the host has too little memory.
+pub(super) fn is_lacking(error: &DriverError) -> bool {
+    matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. })
+}
