@@ -119,7 +119,9 @@ impl Request {
             (Some("lint"), []) => Ok(Request::Lint),
             (Some("picture"), []) => Ok(Request::Picture),
             (Some("ptx"), []) => Ok(Request::Ptx),
-            (Some("lint" | "picture" | "ptx"), [argument, ..]) => Err(UsageError::Unexpected(argument.clone())),
+            (Some("lint" | "picture" | "ptx"), [argument, ..]) => {
+                Err(UsageError::Unexpected(argument.clone()))
+            }
             _ => Err(UsageError::UnknownCommand(command.clone())),
         }
     }

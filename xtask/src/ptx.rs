@@ -182,7 +182,12 @@ impl Ptx {
         let _ = writeln!(self.0, ".const .align 16 .b64 constants[{}] = {{", words.len());
         let lines: Vec<String> = words
             .chunks(4)
-            .map(|line| line.iter().map(|word| format!("{word:#018X}").replace("0X", "0x")).collect::<Vec<_>>().join(", "))
+            .map(|line| {
+                line.iter()
+                    .map(|word| format!("{word:#018X}").replace("0X", "0x"))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            })
             .collect();
         let _ = writeln!(self.0, "    {}\n}};", lines.join(",\n    "));
     }

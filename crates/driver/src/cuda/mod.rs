@@ -22,3 +22,13 @@ pub use context::CudaMemory;
 pub use device::{CudaConfig, CudaDevice};
 pub use gpu::{GpuInfo, gpu, gpus};
 pub use kernel::{Function, KernelArg, Module};
+
+/// PTX of the kernel `poorwill_digest(u64 granules, u64 digests, u32 leaves)`: the digests of granules, by their
+/// addresses. Its head says what it asks for.
+pub const DIGEST_PTX: &str = include_str!("digest.ptx");
+
+/// Fewest leaves of a granule that the kernel computes digests of.
+pub const DIGEST_LEAVES_MIN: u64 = 15;
+
+/// Most leaves: their digests have to find room in the shared memory that every block has.
+pub const DIGEST_LEAVES_MAX: u64 = 2048;
