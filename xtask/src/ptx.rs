@@ -14,7 +14,7 @@ use std::fs;
 use crate::steps::{Failure, say, workspace_root};
 
 /// Where the file is.
-pub(crate) const FILE: &str = "crates/driver/src/cuda/digest.ptx";
+pub(crate) const FILE: &str = "crates/driver/src/cuda/digest/kernel.ptx";
 
 const PRIME32_1: u64 = 0x9E37_79B1;
 const PRIME32_2: u64 = 0x85EB_CA77;
