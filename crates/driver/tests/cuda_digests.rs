@@ -182,9 +182,9 @@ fn whatever_fails_a_device_opens_whole_or_without_its_kernel() {
             Ok(device) => {
                 assert_eq!(device.info().fast_digests, device.digest_kernel().is_ok());
                 if device.info().fast_digests {
-                    whole += 1
+                    whole += 1;
                 } else {
-                    without += 1
+                    without += 1;
                 }
                 expect_right_digests(&device, nth);
             }
