@@ -37,6 +37,8 @@ pub(crate) struct Registered {
     pub(crate) device: usize,
     pub(crate) context: Handle,
     bytes: usize,
+    /// Whether kernels have an address for it.
+    mapped: bool,
 }
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
@@ -45,6 +47,7 @@ const PINNED: i32 = 1;
 const READ_WRITE: i32 = 3;
 /// `CU_MEMHOSTREGISTER_*`: portable, mapped, of a device's, read-only.
 const REGISTER_FLAGS: u32 = 0xF;
+const REGISTER_MAPPED: u32 = 0x2;
 
 fn ensure(condition: bool) -> Outcome {
     if condition { Ok(()) } else { Err(Code::INVALID_VALUE) }
@@ -166,9 +169,19 @@ pub(crate) fn register(current: &Current, addr: usize, bytes: usize, flags: u32)
     if before.is_some_and(|(start, other)| start + other.bytes > addr) {
         return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
     }
-    let registered = Registered { device: current.device.ordinal, context: current.context, bytes };
+    let mapped = flags & REGISTER_MAPPED != 0;
+    let registered = Registered { device: current.device.ordinal, context: current.context, bytes, mapped };
     tables.registered.insert(addr, registered);
     Ok(())
+}
+
+/// Where kernels find registered memory: at its own address.
+pub(crate) fn device_pointer(current: &Current, addr: usize, flags: u32) -> Outcome<u64> {
+    ensure(flags == 0)?;
+    let tables = current.world.tables();
+    let before = tables.registered.range(..=addr).next_back();
+    let inside = before.filter(|(start, registered)| registered.mapped && addr - **start < registered.bytes);
+    inside.map(|_| addr as u64).ok_or(Code::INVALID_VALUE)
 }
 
 pub(crate) fn unregister(current: &Current, addr: usize) -> Outcome {

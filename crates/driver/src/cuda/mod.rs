@@ -15,8 +15,9 @@ mod digest;
 mod ffi;
 mod gpu;
 mod kernel;
-mod pinned;
+mod locked;
 mod queue;
+mod staging;
 
 pub use context::CudaMemory;
 pub use device::{CudaConfig, CudaDevice};
