@@ -226,7 +226,17 @@ impl HostArena {
 
     /// Gives so many bytes back in slabs that nobody uses, or all there are; whether that was anything.
     pub(super) fn give_unused_back(&self, bytes: u64) -> bool {
-        let unused = self.books().take_unused(bytes);
+        let (unused, stuck) = {
+            let mut books = self.books();
+            (books.take_unused(bytes), books.take_stuck())
+        };
+        for region in stuck {
+            if self.backend.unlock(&region) {
+                self.backend.unmap(region);
+            } else {
+                self.books().stick(region);
+            }
+        }
         self.give_back(unused)
     }
 

@@ -77,6 +77,8 @@ pub(super) struct Books {
     pub(super) being_made: u64,
     /// May be taken without asking the system again.
     pub(super) credit: u64,
+    /// Registered by halves: of no use, and held until the device lets go of them.
+    stuck: Vec<Region>,
     pub(super) workers: Vec<JoinHandle<()>>,
     pub(super) is_closed: bool,
 }
@@ -263,6 +265,19 @@ impl Books {
         self.held += bytes;
         self.free.insert(id, 0, bytes);
         self.enter(id, made);
+    }
+
+    /// Keeps what is of no use and cannot be given back yet.
+    pub(super) fn stick(&mut self, region: Region) {
+        self.held += region.bytes() as u64;
+        self.stuck.push(region);
+    }
+
+    /// Takes it, to try again.
+    pub(super) fn take_stuck(&mut self) -> Vec<Region> {
+        let stuck = std::mem::take(&mut self.stuck);
+        self.held -= stuck.iter().map(|region| region.bytes() as u64).sum::<u64>();
+        stuck
     }
 
     /// The slab that these addresses lie in, and how far from its beginning.

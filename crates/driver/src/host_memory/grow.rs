@@ -102,7 +102,7 @@ impl HostArena {
         let device = match self.lock(&region) {
             Ok(device) => device,
             Err(Refusal::Stuck(reason)) => {
-                // It stays mapped, since it may be registered.
+                self.books().stick(region); // It may be registered, so it stays mapped.
                 return Err(reason);
             }
             Err(Refusal::Failed(reason) | Refusal::Unsupported(reason)) => {

@@ -41,6 +41,8 @@ struct Accounts {
     /// The call with this number, from 0, fails; none fails by default.
     fails: Mutex<Option<u64>>,
     unlocks_nothing: AtomicBool,
+    /// Every lock fails halfway: registered, and of no use.
+    locks_halfway: AtomicBool,
     is_unsupported: AtomicBool,
     peak: AtomicU64,
 }
@@ -88,6 +90,9 @@ impl Backend for Pretended {
         }
         self.0.call().map_err(Refusal::Failed)?;
         self.0.locked.lock().unwrap().insert(region.start(), region.bytes());
+        if self.0.locks_halfway.load(Ordering::Relaxed) {
+            return Err(Refusal::Stuck("halfway".into()));
+        }
         Ok(Some(region.start() as u64 + (1 << 46)))
     }
 
@@ -222,6 +227,7 @@ fn any_failing_call_leaves_nothing_behind() {
         assert_eq!(info.used_bytes, used + 4096);
         assert_eq!((accounts.mapped_bytes(), accounts.locked_bytes()), (info.held_bytes, info.held_bytes));
         drop(good);
+        *accounts.fails.lock().unwrap() = None;
         assert_eq!(
             wait_for_all(arena.alloc_all(&sizes).unwrap()).len(),
             sizes.len(),
@@ -266,6 +272,22 @@ fn what_the_device_does_not_let_go_of_stays() {
     assert_eq!((arena.info().held_bytes, accounts.mapped_bytes()), (3 * MIB, 3 * MIB), "and is of use");
     drop(arena);
     assert_eq!(accounts.mapped_bytes(), 3 * MIB, "mapped as long as it is locked");
+}
+
+#[test]
+fn what_was_locked_halfway_is_held_until_it_is_let_go_of() {
+    let files = Files::new();
+    let (arena, accounts) = pretended(options(&files, None));
+    accounts.locks_halfway.store(true, Ordering::Relaxed);
+    accounts.unlocks_nothing.store(true, Ordering::Relaxed);
+    assert!(reason(arena.alloc(MIB).unwrap_err()).contains("halfway"));
+    assert_eq!((arena.info().held_bytes, accounts.mapped_bytes()), (MIB, MIB));
+    accounts.locks_halfway.store(false, Ordering::Relaxed);
+    arena.trim();
+    assert_eq!((arena.info().held_bytes, accounts.mapped_bytes()), (MIB, MIB));
+    accounts.unlocks_nothing.store(false, Ordering::Relaxed);
+    arena.trim();
+    assert_eq!((arena.info().held_bytes, accounts.mapped_bytes()), (0, 0));
 }
 
 #[test]
@@ -452,7 +474,8 @@ fn real_memory_is_made_in_the_background() {
     let starts: Vec<_> = buffers.iter().map(|buffer| buffer.as_ptr()).collect();
     drop(buffers);
     let again = wait_for_all(arena.alloc_all(&sizes).unwrap());
-    assert!(again.iter().all(|buffer| starts.contains(&buffer.as_ptr())), "used again");
+    assert!(again.iter().filter(|buffer| starts.contains(&buffer.as_ptr())).count() >= 3, "used again");
+    assert!(arena.info().held_bytes <= sizes.iter().sum::<u64>() + 8192);
     drop(arena);
     assert_eq!(again[4].len(), 1, "memory outlives its arena's owner");
 }
