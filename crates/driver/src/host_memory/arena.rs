@@ -155,6 +155,25 @@ impl HostArena {
         if total > ASKED_BYTES_MAX {
             return Err(refused("no machine has as much; ask for less".to_owned()));
         }
+        let mut lack = match self.try_place(sizes) {
+            Ok(placed) => return Ok(placed),
+            Err(lack) => lack,
+        };
+        // Slabs that have some of the room must not be what keeps others from being made.
+        if self.would_help(&lack) && self.give_unused_back(u64::MAX) {
+            lack = match self.try_place(sizes) {
+                Ok(placed) => return Ok(placed),
+                Err(lack) => lack,
+            };
+        }
+        let before = self.books().held;
+        Err(refused(format!("{} held before; {}", ByteSize(before), lack.reason)))
+    }
+
+    fn try_place(
+        self: &Arc<Self>,
+        sizes: &[u64],
+    ) -> std::result::Result<(Vec<Extent>, Vec<Arc<Slab>>), Lack> {
         let (spots, slabs, is_small) = self.enter(sizes);
         let extent = |spot| Extent { arena: Arc::clone(self), spot };
         // From here on they go back if they are dropped, and slabs that nobody waits for are forgotten.
@@ -162,20 +181,18 @@ impl HostArena {
         if slabs.is_empty() {
             return Ok((extents, slabs));
         }
-        let mut checked = self.check(is_small);
-        if let Err(lack) = &checked
-            && self.give_unused_back(lack.lacking_bytes)
-        {
-            checked = self.check(is_small);
-        }
-        match checked {
-            Ok(()) => Ok((extents, slabs)),
-            Err(lack) => {
-                drop(extents);
-                let before = self.books().held;
-                Err(refused(format!("{} held before; {}", ByteSize(before), lack.reason)))
+        if let Err(lack) = self.check(is_small) {
+            if !self.would_help(&lack) || !self.give_unused_back(lack.lacking_bytes) {
+                return Err(lack);
             }
+            self.check(is_small)?;
         }
+        Ok((extents, slabs))
+    }
+
+    /// Whether it is worth it to give back what nobody uses.
+    fn would_help(&self, lack: &Lack) -> bool {
+        self.books().unused() >= lack.lacking_bytes
     }
 
     /// Writes down who gets what. Whether little is made for it.

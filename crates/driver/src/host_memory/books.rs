@@ -57,6 +57,8 @@ struct Known {
     used_bytes: u64,
     is_begun: bool,
     made: Option<Made>,
+    /// Places that are free once it is made. Until then nobody else is given one: it may come to nothing.
+    free_later: Vec<(u64, u64)>,
 }
 
 /// All slabs. The figures are in bytes.
@@ -140,10 +142,9 @@ impl Books {
             self.last_id += 1;
             let (phase, turned) = (Mutex::new(Phase::Announced), Condvar::new());
             let slab = Arc::new(Slab { id: self.last_id, bytes: planned.bytes, phase, turned });
-            let known =
-                Known { slab: Arc::clone(&slab), users: 0, used_bytes: 0, is_begun: false, made: None };
+            let mut known = Known::new(&slab);
+            known.free_later.push((planned.used_bytes, planned.bytes - planned.used_bytes));
             self.slabs.insert(slab.id, known);
-            self.free.insert(slab.id, planned.used_bytes, planned.bytes - planned.used_bytes);
             self.held += planned.bytes;
             self.unmade += planned.bytes;
             slabs.push(slab);
@@ -164,6 +165,8 @@ impl Books {
         self.used -= spot.bytes;
         if known.users == 0 && !known.is_begun {
             self.forget(id);
+        } else if known.made.is_none() {
+            known.free_later.push((spot.offset, rounded(spot.bytes)));
         } else {
             self.free.insert(id, spot.offset, rounded(spot.bytes));
         }
@@ -198,6 +201,9 @@ impl Books {
             self.pinned += known.slab.bytes;
         }
         known.made = Some(made);
+        for (offset, bytes) in std::mem::take(&mut known.free_later) {
+            self.free.insert(id, offset, bytes);
+        }
     }
 
     /// It cannot be made; so say all that lie in it.
@@ -261,9 +267,11 @@ impl Books {
     pub(super) fn put_back(&mut self, unused: Unused) {
         let Unused { slab, made } = unused;
         let (id, bytes) = (slab.id, slab.bytes);
-        self.slabs.insert(id, Known { slab, users: 0, used_bytes: 0, is_begun: true, made: None });
+        let mut known = Known::new(&slab);
+        known.is_begun = true;
+        known.free_later.push((0, bytes));
+        self.slabs.insert(id, known);
         self.held += bytes;
-        self.free.insert(id, 0, bytes);
         self.enter(id, made);
     }
 
@@ -290,6 +298,11 @@ impl Books {
 }
 
 impl Known {
+    fn new(slab: &Arc<Slab>) -> Self {
+        let (slab, free_later) = (Arc::clone(slab), Vec::new());
+        Self { slab, users: 0, used_bytes: 0, is_begun: false, made: None, free_later }
+    }
+
     fn is_unused(&self) -> bool {
         self.users == 0 && self.made.is_some()
     }

@@ -169,8 +169,12 @@ fn wait_for_all(pending: Vec<Pending<HostBuffer>>) -> Vec<HostBuffer> {
 }
 
 fn reason(error: DriverError) -> String {
-    assert!(matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. }), "{error}");
-    error.to_string()
+    match error.kind {
+        DriverErrorKind::OutOfHostMemory { asked_bytes, reason } => {
+            format!("{} asked for: {reason}", poorwill_core::ByteSize(asked_bytes))
+        }
+        other => panic!("{other}"),
+    }
 }
 
 #[test]
@@ -340,6 +344,47 @@ fn the_limit_of_the_caller() {
     assert_eq!((arena.info().held_bytes, accounts.mapped_bytes()), (90 * MIB, 90 * MIB));
     assert_eq!(arena.info().limit_bytes, Some(100 * MIB));
     drop(other);
+}
+
+/// Slabs that have room for a part must not keep the whole from being had.
+#[test]
+fn a_batch_that_fits_beside_nothing_else_is_had() {
+    let files = Files::new();
+    let (arena, _accounts) = pretended(options(&files, Some(8 * MIB)));
+    drop(arena.alloc(6 * MIB).unwrap());
+    assert_eq!(wait_for_all(arena.alloc_all(&[4 * MIB, 4 * MIB]).unwrap()).len(), 2);
+    assert_eq!(arena.info().held_bytes, 8 * MIB);
+}
+
+#[test]
+fn what_can_never_be_had_costs_nothing_of_what_is_kept() {
+    let files = Files::new();
+    let (arena, _accounts) = pretended(options(&files, Some(8 * MIB)));
+    drop(arena.alloc(6 * MIB).unwrap());
+    reason(arena.alloc(9 * MIB).unwrap_err());
+    assert_eq!(arena.info().held_bytes, 6 * MIB);
+}
+
+/// What another caller was refused is nothing that one waits for.
+#[test]
+fn refusals_beside_each_other_leave_nobody_waiting() {
+    let files = Files::new();
+    let (arena, _accounts) = pretended(options(&files, Some(4 * MIB)));
+    thread::scope(|scope| {
+        for seed in 0..8 {
+            let arena = &arena;
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                for _ in 0..500 {
+                    let sizes: Vec<u64> = (0..3).map(|_| 1 + random.below(MIB)).collect();
+                    drop(arena.alloc_all(&sizes).map(wait));
+                }
+            });
+        }
+    });
+    assert_eq!(arena.info().used_bytes, 0);
+    arena.trim();
+    assert_eq!(arena.info().held_bytes, 0);
 }
 
 #[test]

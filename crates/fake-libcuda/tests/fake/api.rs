@@ -120,6 +120,7 @@ library! {
     cuMemSetAccess(addr: u64, bytes: usize, wanted: *const Access, count: usize) -> c_int;
     cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: c_uint) -> c_int;
     cuMemHostUnregister(host: *mut c_void) -> c_int;
+    cuMemHostGetDevicePointer_v2(device: *mut u64, host: *mut c_void, flags: c_uint) -> c_int;
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: u64) -> c_int;
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: u64) -> c_int;
     cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: u64) -> c_int;
