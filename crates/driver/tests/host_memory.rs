@@ -277,7 +277,11 @@ fn a_control_group_is_not_overrun() {
     const TEST: &str = "a_control_group_is_not_overrun";
     if let Ok(group) = env::var("CHILD_GROUP") {
         // From here on the group counts what is touched, and kills.
-        fs::write(Path::new(&group).join("cgroup.procs"), std::process::id().to_string()).unwrap();
+        if let Err(error) = fs::write(Path::new(&group).join("cgroup.procs"), std::process::id().to_string())
+        {
+            println!("not entered: {error}");
+            return;
+        }
         let device = host(None);
         let refused = device.host_alloc_all(&[200 * MIB, 200 * MIB]).unwrap_err();
         assert!(refused.to_string().contains("control group"), "{refused}");
@@ -316,5 +320,8 @@ fn a_control_group_is_not_overrun() {
     let output = child.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    if let Some((_, why)) = said.split_once("not entered: ") {
+        return skip(format!("no process may enter a control group here: {why}"));
+    }
     assert!(output.status.success() && said.contains("2 buffers"), "{}: {said}\n{errors}", output.status);
 }

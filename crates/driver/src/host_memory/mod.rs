@@ -1,13 +1,13 @@
 //! Host memory for buffers: exactly sized, made by several threads, page-locked where a GPU copies from it.
 //!
 //! Making host memory is what a first sleep takes its time for, not copying: pages are zeroed, one fault each, and
-//! registered. So a [`HostArena`] is told of all buffers at once, packs what it does not have into slabs whose sizes
+//! registered. So an arena is told of all buffers at once, packs what it does not have into slabs whose sizes
 //! add up to exactly that, and has several threads fault them in, with huge pages where these are quicker, and
 //! register them. Each buffer can be waited for by itself; the first ones are there long before the last.
 //!
 //! What is dropped stays, registered, for whoever asks next: a drop costs a lock and no call of the driver, since
 //! giving page-locked memory back waits for all work on the GPU. Slabs that nobody uses go when they are asked for
-//! ([`HostArena::trim`]), when memory is lacking, with the device, and, where more than [`SURPLUS_BYTES`] lie unused,
+//! (`Driver::host_trim`), when memory is lacking, with the device, and, where more than 1 GiB lies unused,
 //! when slabs of other sizes are made.
 //!
 //! Nothing is made beyond a budget: what the caller allows, what the control groups leave (beyond that a system kills
