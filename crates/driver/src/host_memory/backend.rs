@@ -11,6 +11,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         Region::map(wish)
     }
 
+    /// Addresses in a row, cut into regions of these sizes.
+    fn map_row(&self, wish: &Wish, sizes: &[usize]) -> Result<Vec<Region>, String> {
+        self.map(wish).map(|region| region.split(sizes))
+    }
+
     /// Memory behind them, by so many threads.
     fn populate(&self, region: &Region, threads: usize) -> Result<(), String> {
         region.populate(threads)

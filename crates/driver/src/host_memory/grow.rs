@@ -1,8 +1,8 @@
 //! Making slabs: here, or on several threads, of which each takes the next slab, brings its memory in and registers
 //! it. So both go on at the same time, and the first slabs are ready first.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use super::arena::HostArena;
@@ -23,6 +23,11 @@ const SHARED_BYTES: u64 = 128 << 20;
 /// Slabs that are to be made.
 struct Growth {
     slabs: Vec<Arc<Slab>>,
+    /// Addresses for each, mapped with one call: mapping waits for whoever is bringing memory in, and holds up who
+    /// would begin to.
+    regions: Vec<Mutex<Option<Region>>>,
+    /// Held until all threads are there, for the same reason.
+    start: Mutex<()>,
     next: AtomicUsize,
     bytes: u64,
     /// Threads to a slab.
@@ -44,14 +49,19 @@ impl HostArena {
         if growth.bytes < BACKGROUND_BYTES {
             return growth.run(self);
         }
-        let growth = Arc::new(growth);
+        let growth = Arc::new(growth.mapped(self));
         let mut workers = Vec::new();
+        let starting = growth.start.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..self.threads.min(growth.slabs.len()) {
             let (arena, growth) = (Arc::clone(self), Arc::clone(&growth));
-            let work = move || growth.run(&arena);
+            let work = move || {
+                drop(growth.start.lock().unwrap_or_else(PoisonError::into_inner));
+                growth.run(&arena);
+            };
             let Ok(worker) = thread::Builder::new().name("poorwill-pin".into()).spawn(work) else { break };
             workers.push(worker);
         }
+        drop(starting);
         if workers.is_empty() {
             return growth.run(self); // No thread is to be had.
         }
@@ -67,31 +77,36 @@ impl HostArena {
     }
 
     /// Makes a slab, unless nobody waits for it any more.
-    fn make(&self, slab: &Slab, growth: &Growth) {
+    fn make(&self, slab: &Slab, region: Option<Region>, growth: &Growth) {
         if !self.books().begin(slab) {
+            region.into_iter().for_each(|region| self.backend.unmap(region));
             return self.books().fail(slab, "the device was closed before it was made".into());
         }
         let mut making = Making { arena: self, slab, made: None };
-        let made = self.try_make(slab, growth);
+        let made = self.try_make(slab, region, growth);
         // What lies unused must not be what is lacking.
         let again = made.is_err() && self.give_unused_back(u64::MAX);
-        let made = if again { self.try_make(slab, growth) } else { made };
+        let made = if again { self.try_make(slab, None, growth) } else { made };
         if made.is_err() {
             growth.has_failed.store(true, Ordering::Relaxed);
         }
         making.made = Some(made);
     }
 
-    fn try_make(&self, slab: &Slab, growth: &Growth) -> Result<Made, String> {
+    fn try_make(&self, slab: &Slab, region: Option<Region>, growth: &Growth) -> Result<Made, String> {
         let being_made = self.books().being_made;
         // Little is not worth a look each time: what the groups left was looked at.
         if growth.bytes >= BACKGROUND_BYTES || slab.bytes >= BACKGROUND_BYTES / 16 {
             let is_patient = !growth.has_failed.load(Ordering::Relaxed);
-            self.budget.check_machine(being_made, is_patient).map_err(|lack| lack.reason)?;
+            if let Err(lack) = self.budget.check_machine(being_made, is_patient) {
+                region.into_iter().for_each(|region| self.backend.unmap(region));
+                return Err(lack.reason);
+            }
         }
-        let bytes = usize::try_from(slab.bytes).map_err(|error| error.to_string())?;
-        let wish = Wish { bytes, huge: self.huge_pages(growth.bytes), node: self.node };
-        let region = self.backend.map(&wish)?;
+        let region = match region {
+            Some(region) => region,
+            None => self.backend.map(&self.wish(slab.bytes, growth.bytes)?)?,
+        };
         if region.node().is_some() {
             self.is_bound.store(true, Ordering::Relaxed);
         }
@@ -111,6 +126,12 @@ impl HostArena {
             }
         };
         Ok(Made { region, device })
+    }
+
+    /// What a region for `bytes` of the `all_bytes` that are to be made is to be.
+    fn wish(&self, bytes: u64, all_bytes: u64) -> Result<Wish, String> {
+        let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
+        Ok(Wish { bytes, huge: self.huge_pages(all_bytes), node: self.node })
     }
 
     fn lock(&self, region: &Region) -> Result<Option<u64>, Refusal> {
@@ -144,8 +165,23 @@ impl Growth {
         let bytes = slabs.iter().map(|slab| slab.bytes).sum();
         let is_shared = slabs.iter().any(|slab| slab.bytes >= SHARED_BYTES);
         let faulters = if is_shared { (threads / slabs.len().max(1)).max(1) } else { 1 };
-        let (next, has_failed) = Default::default();
-        Self { slabs, next, bytes, faulters, has_failed }
+        let (regions, start, next, has_failed) = Default::default();
+        Self { slabs, regions, start, next, bytes, faulters, has_failed }
+    }
+
+    /// The same with addresses for all of it. Where they are not to be had, each slab gets its own, or says why not.
+    fn mapped(mut self, arena: &HostArena) -> Self {
+        let sizes: Result<Vec<usize>, _> =
+            self.slabs.iter().map(|slab| usize::try_from(slab.bytes)).collect();
+        let (Ok(sizes), Ok(wish)) = (sizes, arena.wish(self.bytes, self.bytes)) else { return self };
+        if let Ok(regions) = arena.backend.map_row(&wish, &sizes) {
+            self.regions = regions.into_iter().map(|region| Mutex::new(Some(region))).collect();
+        }
+        self
+    }
+
+    fn region(&self, nth: usize) -> Option<Region> {
+        self.regions.get(nth)?.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn run(&self, arena: &HostArena) {
@@ -156,7 +192,7 @@ impl Growth {
                 arena.give_back(arena.surplus(&self.slabs));
             }
             let Some(slab) = self.slabs.get(nth) else { break };
-            arena.make(slab, self);
+            arena.make(slab, self.region(nth), self);
         }
     }
 }

@@ -30,6 +30,9 @@ pub(crate) struct Wish {
 
 const HUGE_PAGE: usize = 2 << 20;
 
+/// How much is brought in at a time.
+const STEP_BYTES: usize = 8 << 20;
+
 /// `MPOL_PREFERRED`: from this node first, then from others.
 const PREFERRED: c_int = 1;
 
@@ -128,6 +131,18 @@ impl Region {
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
+    /// Cuts it into regions of these sizes, one after the other. Nobody else knows it yet.
+    pub(crate) fn split(self, sizes: &[usize]) -> Vec<Self> {
+        debug_assert_eq!(sizes.iter().sum::<usize>(), self.bytes, "no byte is lost");
+        let mut start = self.start;
+        let cut = |bytes: &usize| {
+            let region = Self { start, bytes: *bytes, node: self.node };
+            start += bytes;
+            region
+        };
+        sizes.iter().map(cut).collect()
+    }
+
     /// Gives addresses and memory back.
     pub(crate) fn unmap(self) {
         let start = ptr::with_exposed_provenance_mut(self.start);
@@ -140,8 +155,14 @@ impl Region {
     }
 }
 
-/// Brings the memory of new pages in.
+/// Brings the memory of new pages in, a little at a time: the kernel holds up whoever maps or unmaps something (a
+/// thread that is started, say) until a step is done.
 fn fault_in(start: usize, bytes: usize) -> Result<(), String> {
+    let mut steps = (0..bytes).step_by(STEP_BYTES);
+    steps.try_for_each(|offset| fault_step_in(start + offset, STEP_BYTES.min(bytes - offset)))
+}
+
+fn fault_step_in(start: usize, bytes: usize) -> Result<(), String> {
     let at: *mut u8 = ptr::with_exposed_provenance_mut(start);
     // SAFETY: A1, the pages are ours, and what they hold stays.
     let populated =

@@ -102,13 +102,18 @@ pub fn saves_check_their_places(driver: &dyn Driver) {
     for (host_offset, bytes) in [(g, 2 * g - 1), (u64::MAX, 2 * g), (g + 1, 2 * g)] {
         assert_invalid(save(at(0, g), host_offset, bytes));
     }
-    assert_not_mapped(save(at(2 * g, g), g, 2 * g));
+    let gone = Mapped::new(driver, 1);
+    driver.unmap(gone.range).unwrap();
+    assert_not_mapped(save(gone.range, g, 2 * g));
+    driver.map(gone.range, gone.backing).unwrap();
+    assert_not_mapped(save(gone.range, g, 2 * g)); // There, and not open.
     assert_not_mapped(save(at(g, 2 * g), g, 3 * g));
     let buffer = driver.host_alloc(g).unwrap();
     let parts = [CopyPart { device: at(0, g), host_offset: 0 }];
     assert_unknown(driver.save(StreamId(u64::MAX), buffer, &parts));
     save(at(g, g), g, 2 * g).expect("an error is not remembered").wait().unwrap();
     mapped.end();
+    gone.end();
 }
 
 /// `digest`, of several ranges.
