@@ -39,7 +39,7 @@ fn limits(table: &mut Table, report: &CycleReport) {
     let pinned = format!("with {} of pinned memory", size(link_bytes));
     table.add_row(to("link to device", limits.to_device_bytes_per_s, pinned.clone()));
     table.add_row(to("link to host", limits.to_host_bytes_per_s, pinned));
-    let compared = format!("of device memory, digests of {}", size(digest_bytes));
+    let compared = format!("of device memory, by digests of {}", size(digest_bytes));
     table.add_row(to("reading", limits.digest_bytes_per_s, compared));
     table.add_row(to("host memory", limits.pin_bytes_per_s, format!("made, {} at once", size(pin_bytes))));
     let pieces = format!(
