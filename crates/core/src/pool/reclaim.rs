@@ -66,6 +66,12 @@ impl Shared {
         for (clock, tick, event) in awaited {
             refused = refused.or(self.wait_for_one(clock, tick, event).err());
         }
+        let mut state = self.open_state()?;
+        let copying = state.copying.clone();
+        while state.copying.iter().any(|range| copying.contains(range)) {
+            state = self.wait(state)?;
+        }
+        drop(state);
         vm = self.lock_vm()?;
         self.poll(&vm);
         self.open_state()?.join_lanes();

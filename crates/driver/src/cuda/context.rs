@@ -10,8 +10,9 @@ use std::marker::PhantomData;
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, Op};
 
-use super::ffi::{Api, CuDevice, CuResult, Raw};
+use super::ffi::{Api, CuDevice, CuDeviceptr, CuResult, Raw};
 use super::pinned::Spare;
+use super::registered::Registered;
 use crate::ledger::{Result, of};
 use crate::process::Owner;
 
@@ -25,6 +26,8 @@ pub(super) struct Context {
     pub(super) is_first: bool,
     /// Page-locked memory in nobody's use.
     pub(super) spare: Spare,
+    /// Page-locked memory, by address.
+    pub(super) registered: Registered,
 }
 
 /// What the driver tells about a GPU's memory in a context (`cuMemGetInfo`), as it tells it.
@@ -69,7 +72,8 @@ impl Context {
         // SAFETY: C2.
         let retained = unsafe { (api.primary_ctx_retain)(&raw mut raw, device) };
         api.check(retained).map_err(super::gpu::failed("cuDevicePrimaryCtxRetain", retained))?;
-        Ok(Self { api, device, raw, owner, is_first: active == 0, spare: Spare::default() })
+        let (spare, registered) = Default::default();
+        Ok(Self { api, device, raw, owner, is_first: active == 0, spare, registered })
     }
 
     /// Makes the context current, in the process that retained it.
@@ -94,6 +98,11 @@ impl Context {
     pub(super) fn synchronize(&self) -> Result<()> {
         // SAFETY: C3; the callers have entered.
         self.api.check(unsafe { (self.api.ctx_synchronize)() })
+    }
+
+    /// Where the GPU finds these bytes of the host, if they are page-locked.
+    pub(super) fn pinned_at(&self, addr: usize, bytes: usize) -> Option<CuDeviceptr> {
+        self.registered.at(addr, bytes)
     }
 
     /// What the driver tells about the GPU's memory.

@@ -4,19 +4,21 @@
 //! error here is the contract's and has changed nothing.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use poorwill_core::driver::{HostWork, Result as DriverResult};
+use poorwill_core::driver::{HostWork, Result as DriverResult, check_save};
 use poorwill_core::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverErrorKind, EventId, HostBuffer,
     MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
 use super::context::{Context, CudaMemory, Entered};
-use super::digest::{Digests, HostJob};
+use super::digest::{Digester, Digests, Job, of_stored};
 use super::ffi::{AccessDesc, AllocationProp, Api, CuResult};
 use super::gpu::{GpuInfo, find, memory_of};
+use super::job::HostJob;
 use super::pinned::Pinned;
 use super::queue::{Queues, Stream};
 use crate::ledger::{Ledger, Result, check_granules, check_size, invalid, of};
@@ -25,9 +27,9 @@ use crate::places;
 use crate::process::Owner;
 use crate::system::slices::hami_limit;
 
-/// Streams over which copies are worth spreading: one direction is one engine's work, but a digest or a hash can
-/// go on beside a copy.
-const COPY_STREAMS: usize = 2;
+/// Streams over which copies are worth spreading. Copies in one direction run one after another whatever their
+/// streams, but the digests of what one stream has stored are computed beside the copies of the others.
+const COPY_STREAMS: usize = 4;
 
 /// Which GPU, and through which library.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -54,6 +56,7 @@ pub struct CudaDevice {
     queues: Arc<Queues>,
     memory: AllocationProp,
     usage: Option<Usage>,
+    digester: Digester,
     /// Reservations, and backings by the driver's handle.
     ledger: Mutex<Ledger<(), u64>>,
 }
@@ -93,6 +96,7 @@ impl CudaDevice {
             CudaMemory::Known { total_bytes, .. } => total_bytes,
             CudaMemory::OverLimit { .. } => total_of_slice(&gpu).unwrap_or(0),
         };
+        let digester = Digester::open(&context, gpu.granule_bytes);
         drop(entered);
         let info = DeviceInfo {
             id: format!("cuda:{}", gpu.ordinal),
@@ -100,12 +104,12 @@ impl CudaDevice {
             granule_bytes: gpu.granule_bytes,
             total_bytes,
             copy_streams: COPY_STREAMS,
-            fast_digests: false,
+            fast_digests: digester.kernel().is_ok(),
         };
         let ledger = Mutex::new(Ledger::new(gpu.granule_bytes));
         let memory = memory_of(context.api, context.device);
         let queues = Arc::new(Queues::new(&context));
-        Ok(Self { info, gpu, queues, context, memory, usage: None, ledger })
+        Ok(Self { info, gpu, queues, context, memory, usage: None, digester, ledger })
     }
 
     /// What the GPU says of itself.
@@ -126,6 +130,14 @@ impl CudaDevice {
     #[must_use]
     pub fn process_used_bytes(&self) -> Option<u64> {
         Some(self.usage.as_ref()?.now(&self.gpu.uuid)?.used_bytes)
+    }
+
+    /// Whether digests are computed by a kernel on the GPU; if they are not, why.
+    ///
+    /// # Errors
+    /// The reason, which may be the driver's.
+    pub fn digest_kernel(&self) -> std::result::Result<(), &str> {
+        self.digester.kernel()
     }
 
     /// A stream of the caller's (a `CUstream` or `cudaStream_t`), to be named in calls from now on; zero is the
@@ -202,6 +214,26 @@ impl CudaDevice {
         })
     }
 
+    /// Queues copies to a buffer that a flight owns. The parts lie at these places of it.
+    fn queue_to_host(
+        &self,
+        stream: &Stream,
+        to: Writable,
+        parts: &[CopyPart],
+        places: &[Range<usize>],
+    ) -> Result<()> {
+        parts.iter().zip(places).try_for_each(|(part, place)| {
+            if place.is_empty() || place.end > to.len {
+                return Ok(());
+            }
+            let pointer = std::ptr::with_exposed_provenance_mut(to.start + place.start);
+            // SAFETY: C3 and C5: the flight owns the buffer until the copy has finished.
+            let copied =
+                unsafe { (self.api().memcpy_dtoh_async)(pointer, part.device.addr, place.len(), stream.raw) };
+            self.api().check(copied)
+        })
+    }
+
     fn create_handle(&self, bytes: u64) -> Result<u64> {
         let mut handle = 0;
         // SAFETY: C2.
@@ -234,9 +266,12 @@ impl CudaDevice {
         let entered = self.context.enter(Op::Synchronize);
         let is_idle = entered.is_ok() && self.context.synchronize().is_ok();
         self.queues.close(is_idle);
+        let digester = std::mem::replace(&mut self.digester, Digester::closed());
         if !is_idle {
+            std::mem::forget(digester);
             return; // Under work that may be running nothing can be taken away.
         }
+        drop(digester);
         // Now, and not with the last buffer that outlives the device: others may be at work by then.
         self.context.spare.clear(&self.context);
         let left = self.ledger().take_all();
@@ -266,6 +301,20 @@ impl CudaDevice {
     fn release_handle(&self, handle: u64) -> Result<()> {
         // SAFETY: C3, created by us and released once.
         self.api().check(unsafe { (self.api().mem_release)(handle) })
+    }
+}
+
+/// A buffer by address: what is written there belongs to the copy until the flight has landed.
+#[derive(Debug, Clone, Copy)]
+struct Writable {
+    start: usize,
+    len: usize,
+}
+
+impl Writable {
+    fn of(buffer: &mut HostBuffer) -> Self {
+        let bytes: &mut [u8] = buffer;
+        Self { start: bytes.as_mut_ptr().expose_provenance(), len: bytes.len() }
     }
 }
 
@@ -376,6 +425,10 @@ impl Driver for CudaDevice {
         self.call(Op::StreamCreate, |_| self.queues.create_stream())
     }
 
+    fn stream_create_background(&self) -> DriverResult<StreamId> {
+        self.call(Op::StreamCreate, |_| self.queues.create_background_stream())
+    }
+
     fn stream_destroy(&self, stream: StreamId) -> DriverResult<()> {
         self.call(Op::StreamDestroy, |_| self.queues.remove_stream(stream))
     }
@@ -445,23 +498,37 @@ impl Driver for CudaDevice {
         self.context.owner.check(op)?;
         let places = places::in_buffer(dst.len(), parts).map_err(of(op))?;
         self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
-        let bytes: &mut [u8] = &mut dst;
-        // By address: what is written there belongs to the copy until the flight has landed.
-        let (start, len) = (bytes.as_mut_ptr().expose_provenance(), bytes.len());
-        let queue = |_: &HostBuffer, stream: &Stream| {
-            parts.iter().zip(&places).try_for_each(|(part, place)| {
-                if place.is_empty() || place.end > len {
-                    return Ok(());
-                }
-                let pointer = std::ptr::with_exposed_provenance_mut(start + place.start);
-                // SAFETY: C3 and C5: the flight owns the buffer until the copy has finished.
-                let copied = unsafe {
-                    (self.api().memcpy_dtoh_async)(pointer, part.device.addr, place.len(), stream.raw)
-                };
-                self.api().check(copied)
-            })
-        };
+        let to = Writable::of(&mut dst);
+        let queue = |_: &HostBuffer, stream: &Stream| self.queue_to_host(stream, to, parts, &places);
         self.fly(op, stream, dst, queue, Ok)
+    }
+
+    fn save(
+        &self,
+        stream: StreamId,
+        mut dst: HostBuffer,
+        parts: &[CopyPart],
+    ) -> DriverResult<Pending<(HostBuffer, Vec<Digest>)>> {
+        let op = Op::Save;
+        self.context.owner.check(op)?;
+        check_save(self.info.granule_bytes, parts)?;
+        let places = places::in_buffer(dst.len(), parts).map_err(of(op))?;
+        self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
+        let to = Writable::of(&mut dst);
+        let job = self.call(op, |_| Ok(self.digester.of_stored(&self.context, &dst, parts)))?;
+        let (granule, stored) = (to_usize(self.info.granule_bytes).map_err(of(op))?, places.clone());
+        let queue = |(_, job): &(HostBuffer, Option<Job>), stream: &Stream| {
+            self.queue_to_host(stream, to, parts, &places)?;
+            job.as_ref().map_or(Ok(()), |job| job.queue(stream))
+        };
+        self.fly(op, stream, (dst, job), queue, move |(dst, job)| {
+            let digests = job.map(|job| job.digests()).unwrap_or_else(|| {
+                let bytes: &[u8] = &dst;
+                let granules = stored.into_iter().flat_map(|place| bytes[place].chunks(granule));
+                of_stored(&granules.collect::<Vec<_>>())
+            });
+            Ok((dst, digests))
+        })
     }
 
     fn zero(&self, stream: StreamId, range: DeviceRange) -> DriverResult<Pending<()>> {
@@ -484,6 +551,9 @@ impl Driver for CudaDevice {
         self.context.owner.check(op)?;
         check_granules(granule, ranges).map_err(of(op))?;
         self.check_open(ranges.iter().copied()).map_err(of(op))?;
+        if let Some(job) = self.call(op, |_| Ok(self.digester.of_device(ranges)))? {
+            return self.fly(op, stream, job, Job::queue, |job| Ok(job.digests()));
+        }
         let digests = ranges.iter().map(|range| Digests::of(*range, granule)).collect::<Result<Vec<_>>>();
         let digests = digests.map_err(of(op))?;
         let queued = Mutex::new(Vec::new());

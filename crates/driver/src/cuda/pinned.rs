@@ -13,7 +13,7 @@ use memmap2::{Advice, MmapMut};
 use poorwill_core::{DriverErrorKind, HostBuffer, HostMemory};
 
 use super::context::Context;
-use super::ffi::CuResult;
+use super::ffi::{CuResult, HOST_REGISTER_DEVICEMAP};
 use crate::ledger::{Result, invalid};
 
 /// Anonymous pages, faulted in, registered with the driver, and kept from forked children, whose copy-on-write
@@ -85,8 +85,10 @@ impl Pinned {
         }
         let api = context.api;
         // SAFETY: C4, whoever has the pages unregisters them before they go.
-        let registered = unsafe { (api.mem_host_register)(pages.as_mut_ptr().cast(), len, 0) };
+        let registered =
+            unsafe { (api.mem_host_register)(pages.as_mut_ptr().cast(), len, HOST_REGISTER_DEVICEMAP) };
         api.check(registered).map_err(|error| format!("page-locking it failed: {error}"))?;
+        context.registered.add(context, pages.as_mut_ptr(), len);
         Ok(pages)
     }
 
@@ -161,7 +163,9 @@ impl Spare {
         for mut pages in gone {
             let start = pages.as_mut_ptr().cast();
             // SAFETY: C4, registered when they were made.
-            if unsafe { (context.api.mem_host_unregister)(start) } != CuResult::SUCCESS {
+            if unsafe { (context.api.mem_host_unregister)(start) } == CuResult::SUCCESS {
+                context.registered.remove(pages.as_ptr());
+            } else {
                 self.give(pages);
             }
         }
