@@ -70,7 +70,7 @@ fn checked(arena: &Arena, plan: &Plan) -> (CycleReport, Vec<Stage>) {
 fn check_copied(report: &CycleReport, granule_bytes: u64) -> u64 {
     let copied = report.copied_bytes;
     let all_bytes = copied.first.unwrap();
-    assert!(all_bytes >= report.bytes && all_bytes % granule_bytes == 0);
+    assert!(all_bytes >= report.bytes && all_bytes.is_multiple_of(granule_bytes));
     assert_eq!(copied.wake, Some(all_bytes));
     let prepare = report.prepare.as_ref().unwrap();
     assert_eq!((prepare.end, prepare.unchanged_bytes), (PrepareEnd::Finished, 0));
