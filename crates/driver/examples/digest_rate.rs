@@ -79,7 +79,8 @@ mod linux {
     fn run() -> Outcome<bool> {
         let options = options()?;
         let library = std::env::var_os("POORWILL_FAKE_LIBCUDA").map(Into::into);
-        let device = CudaDevice::open(&CudaConfig { ordinal: options.device, library })?;
+        let device =
+            CudaDevice::open(&CudaConfig { ordinal: options.device, library, ..CudaConfig::default() })?;
         let filled = fill(&device, options.bytes)?;
         let mut fields = vec![
             format!("\"device\": \"{}\"", device.info().name),

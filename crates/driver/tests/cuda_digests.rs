@@ -49,7 +49,7 @@ impl Fake {
 }
 
 fn config(ordinal: u32) -> CudaConfig {
-    CudaConfig { ordinal, library: Some(poorwill_fake_libcuda::path()) }
+    CudaConfig { library: Some(poorwill_fake_libcuda::path()), ..CudaConfig::gpu(ordinal) }
 }
 
 fn open(ordinal: u32) -> CudaDevice {

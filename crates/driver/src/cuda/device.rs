@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use poorwill_core::driver::{HostWork, Result as DriverResult, check_save};
 use poorwill_core::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverErrorKind, EventId, HostBuffer,
-    MemoryInfo, Op, Pending, ProcessMemory, StreamId,
+    HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
 use super::context::{Context, CudaMemory, Entered};
@@ -19,8 +19,9 @@ use super::digest::{Digester, Digests, Job, of_stored};
 use super::ffi::{AccessDesc, AllocationProp, Api, CuResult};
 use super::gpu::{GpuInfo, find, memory_of};
 use super::job::HostJob;
-use super::pinned::Pinned;
 use super::queue::{Queues, Stream};
+use super::staging::{self, Queued, Way};
+use crate::host_memory::{HostMemoryConfig, HostMemoryDetails};
 use crate::ledger::{Ledger, Result, check_granules, check_size, invalid, of};
 use crate::nvml::Nvml;
 use crate::places;
@@ -38,13 +39,15 @@ pub struct CudaConfig {
     pub ordinal: u32,
     /// The driver's library, for tests; otherwise the `libcuda.so.1` that the system finds.
     pub library: Option<PathBuf>,
+    /// How its host memory is made.
+    pub host_memory: HostMemoryConfig,
 }
 
 impl CudaConfig {
     /// The GPU of this number, through the system's driver.
     #[must_use]
     pub fn gpu(ordinal: u32) -> Self {
-        Self { ordinal, library: None }
+        Self { ordinal, ..Self::default() }
     }
 }
 
@@ -78,7 +81,7 @@ impl CudaDevice {
         let owner = Owner::this()?;
         let open = || -> Result<Self> {
             let (device, gpu) = find(api, config.ordinal)?;
-            let context = Arc::new(Context::retain(api, device, owner)?);
+            let context = Arc::new(Context::retain(api, device, &gpu, owner, &config.host_memory)?);
             Self::over(context, gpu)
         };
         let mut device = open().map_err(of(Op::Open))?;
@@ -140,6 +143,20 @@ impl CudaDevice {
         self.digester.kernel()
     }
 
+    /// How host memory is made, and whether it is page-locked.
+    #[must_use]
+    pub fn host_memory_details(&self) -> HostMemoryDetails {
+        self.context.host_memory.details()
+    }
+
+    /// The address at which kernels find these bytes, if they are page-locked memory of this device's, whatever buffer
+    /// they are in.
+    #[must_use]
+    pub fn pinned_at(&self, bytes: &[u8]) -> Option<u64> {
+        self.context.owner.check(Op::HostAlloc).ok()?;
+        self.context.pinned_at(bytes.as_ptr().addr(), bytes.len())
+    }
+
     /// A stream of the caller's (a `CUstream` or `cudaStream_t`), to be named in calls from now on; zero is the
     /// default stream. The same stream has one name until [`Driver::stream_destroy`], which forgets the name and
     /// leaves the stream to its owner.
@@ -198,6 +215,11 @@ impl CudaDevice {
         ranges.into_iter().try_for_each(|range| ledger.locate(range).map(drop))
     }
 
+    /// Whether copies with this memory go through staging.
+    fn is_staged(&self, bytes: &[u8]) -> bool {
+        staging::is_worth_it(&self.context, bytes.as_ptr().addr(), bytes.len())
+    }
+
     /// Queues `queue` on a stream, keeping `kept` alive until it is done.
     fn fly<T: Send + 'static, U: 'static>(
         &self,
@@ -221,15 +243,19 @@ impl CudaDevice {
         to: Writable,
         parts: &[CopyPart],
         places: &[Range<usize>],
+        queued: &Queued,
     ) -> Result<()> {
         parts.iter().zip(places).try_for_each(|(part, place)| {
             if place.is_empty() || place.end > to.len {
                 return Ok(());
             }
-            let pointer = std::ptr::with_exposed_provenance_mut(to.start + place.start);
+            let (from, at, len) = (part.device.addr, to.start + place.start, place.len());
+            if to.is_staged && staging::copy(&self.context, stream, Way::ToHost, from, at, len, queued)? {
+                return Ok(());
+            }
+            let pointer = std::ptr::with_exposed_provenance_mut(at);
             // SAFETY: C3 and C5: the flight owns the buffer until the copy has finished.
-            let copied =
-                unsafe { (self.api().memcpy_dtoh_async)(pointer, part.device.addr, place.len(), stream.raw) };
+            let copied = unsafe { (self.api().memcpy_dtoh_async)(pointer, from, len, stream.raw) };
             self.api().check(copied)
         })
     }
@@ -263,6 +289,9 @@ impl CudaDevice {
             std::mem::forget(std::mem::replace(ledger, Ledger::new(self.info.granule_bytes)));
             return;
         }
+        let (kept, staging) = (&self.context.host_memory, &self.context.staging);
+        kept.close();
+        staging.close();
         let entered = self.context.enter(Op::Synchronize);
         let is_idle = entered.is_ok() && self.context.synchronize().is_ok();
         self.queues.close(is_idle);
@@ -273,7 +302,7 @@ impl CudaDevice {
         }
         drop(digester);
         // Now, and not with the last buffer that outlives the device: others may be at work by then.
-        self.context.spare.clear(&self.context);
+        self.trim();
         let left = self.ledger().take_all();
         for (range, mapped, ()) in left.reservations {
             for mapping in mapped {
@@ -284,6 +313,12 @@ impl CudaDevice {
         for handle in left.backings {
             let _ = self.release_handle(handle);
         }
+    }
+
+    /// Gives host memory back that nobody uses. The caller has entered the context.
+    fn trim(&self) {
+        self.context.host_memory.trim();
+        self.context.staging.trim();
     }
 
     fn unmap_range(&self, range: DeviceRange) -> Result<()> {
@@ -309,12 +344,15 @@ impl CudaDevice {
 struct Writable {
     start: usize,
     len: usize,
+    /// Whether copies go through staging.
+    is_staged: bool,
 }
 
 impl Writable {
-    fn of(buffer: &mut HostBuffer) -> Self {
+    fn of(device: &CudaDevice, buffer: &mut HostBuffer) -> Self {
         let bytes: &mut [u8] = buffer;
-        Self { start: bytes.as_mut_ptr().expose_provenance(), len: bytes.len() }
+        let start = bytes.as_mut_ptr().expose_provenance();
+        Self { start, len: bytes.len(), is_staged: device.is_staged(bytes) }
     }
 }
 
@@ -471,21 +509,26 @@ impl Driver for CudaDevice {
         self.context.owner.check(op)?;
         let places = places::in_buffer(src.len(), parts).map_err(of(op))?;
         self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
-        let queue = |src: &Arc<HostBuffer>, stream: &Stream| {
+        let queue = |(src, queued): &(Arc<HostBuffer>, Queued), stream: &Stream| {
             let bytes: &[u8] = src;
+            let is_staged = self.is_staged(bytes);
             parts.iter().zip(&places).try_for_each(|(part, place)| {
                 let Some(from) = bytes.get(place.clone()).filter(|from| !from.is_empty()) else {
                     return Ok(());
                 };
+                let (to, len) = (part.device.addr, from.len());
+                let at = from.as_ptr().expose_provenance();
+                if is_staged && staging::copy(&self.context, stream, Way::ToDevice, to, at, len, queued)? {
+                    return Ok(());
+                }
                 let pointer = from.as_ptr().cast();
                 // SAFETY: C3 and C5: the flight holds the buffer, shared, until the copy has finished.
-                let copied = unsafe {
-                    (self.api().memcpy_htod_async)(part.device.addr, pointer, from.len(), stream.raw)
-                };
+                let copied = unsafe { (self.api().memcpy_htod_async)(to, pointer, len, stream.raw) };
                 self.api().check(copied)
             })
         };
-        self.fly(op, stream, src, queue, |_src| Ok(()))
+        let kept = (src, Queued::default());
+        self.fly(op, stream, kept, queue, |(_src, queued)| staging::outcome(&queued))
     }
 
     fn copy_to_host(
@@ -498,9 +541,12 @@ impl Driver for CudaDevice {
         self.context.owner.check(op)?;
         let places = places::in_buffer(dst.len(), parts).map_err(of(op))?;
         self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
-        let to = Writable::of(&mut dst);
-        let queue = |_: &HostBuffer, stream: &Stream| self.queue_to_host(stream, to, parts, &places);
-        self.fly(op, stream, dst, queue, Ok)
+        let to = Writable::of(self, &mut dst);
+        let queue = |(_, queued): &(HostBuffer, Queued), stream: &Stream| {
+            self.queue_to_host(stream, to, parts, &places, queued)
+        };
+        let kept = (dst, Queued::default());
+        self.fly(op, stream, kept, queue, |(dst, queued)| staging::outcome(&queued).map(|()| dst))
     }
 
     fn save(
@@ -514,14 +560,16 @@ impl Driver for CudaDevice {
         check_save(self.info.granule_bytes, parts)?;
         let places = places::in_buffer(dst.len(), parts).map_err(of(op))?;
         self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
-        let to = Writable::of(&mut dst);
+        let to = Writable::of(self, &mut dst);
         let job = self.call(op, |_| Ok(self.digester.of_stored(&self.context, &dst, parts)))?;
         let (granule, stored) = (to_usize(self.info.granule_bytes).map_err(of(op))?, places.clone());
-        let queue = |(_, job): &(HostBuffer, Option<Job>), stream: &Stream| {
-            self.queue_to_host(stream, to, parts, &places)?;
+        let queue = |(_, job, queued): &(HostBuffer, Option<Job>, Queued), stream: &Stream| {
+            self.queue_to_host(stream, to, parts, &places, queued)?;
             job.as_ref().map_or(Ok(()), |job| job.queue(stream))
         };
-        self.fly(op, stream, (dst, job), queue, move |(dst, job)| {
+        let kept = (dst, job, Queued::default());
+        self.fly(op, stream, kept, queue, move |(dst, job, queued)| {
+            staging::outcome(&queued)?;
             let digests = job.map(|job| job.digests()).unwrap_or_else(|| {
                 let bytes: &[u8] = &dst;
                 let granules = stored.into_iter().flat_map(|place| bytes[place].chunks(granule));
@@ -586,13 +634,23 @@ impl Driver for CudaDevice {
 
     fn host_trim(&self) -> DriverResult<()> {
         self.call(Op::HostTrim, |_| {
-            self.context.spare.clear(&self.context);
+            self.trim();
             Ok(())
         })
     }
 
+    fn host_memory(&self) -> HostMemoryInfo {
+        self.context.host_memory.info()
+    }
+
     fn host_alloc(&self, bytes: u64) -> DriverResult<HostBuffer> {
-        self.call(Op::HostAlloc, |_| Pinned::buffer(&self.context, bytes))
+        let _entered = self.enter(Op::HostAlloc)?;
+        self.context.host_memory.alloc(bytes).map(HostBuffer::new)
+    }
+
+    fn host_alloc_all(&self, sizes: &[u64]) -> DriverResult<Vec<Pending<HostBuffer>>> {
+        let _entered = self.enter(Op::HostAlloc)?;
+        self.context.host_memory.alloc_all(sizes)
     }
 }
 

@@ -24,6 +24,8 @@ impl CuResult {
     pub(super) const OUT_OF_MEMORY: Self = Self(2);
     pub(super) const NO_DEVICE: Self = Self(100);
     pub(super) const NOT_READY: Self = Self(600);
+    pub(super) const NOT_PERMITTED: Self = Self(800);
+    pub(super) const NOT_SUPPORTED: Self = Self(801);
 
     /// Whether the process has lost its context by it: every later call will fail as well.
     fn is_fatal(self) -> bool {
@@ -79,7 +81,6 @@ pub(super) const ATTRIBUTE_VIRTUAL_MEMORY: c_int = 102;
 pub(super) const ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY: c_int = 110;
 pub(super) const GRANULARITY_MINIMUM: c_int = 0;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
-pub(super) const HOST_REGISTER_DEVICEMAP: c_uint = 2;
 pub(super) const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 

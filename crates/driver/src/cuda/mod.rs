@@ -17,9 +17,9 @@ mod ffi;
 mod gpu;
 mod job;
 mod kernel;
-mod pinned;
+mod locked;
 mod queue;
-mod registered;
+mod staging;
 
 pub use context::CudaMemory;
 pub use device::{CudaConfig, CudaDevice};

@@ -15,8 +15,8 @@ use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, EventId, Op, Pending, StreamId};
 
 use super::context::Context;
-use super::digest::Staging;
 use super::ffi::{CuResult, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Raw, STREAM_NON_BLOCKING};
+use super::staging::Staging;
 use crate::ledger::{Result, invalid, of};
 
 /// What the driver calls the default stream, and the default stream of each thread.
@@ -34,7 +34,7 @@ pub(super) struct Stream {
     is_ours: bool,
     /// Pieces of work queued so far.
     queued: AtomicU64,
-    /// What digests on this stream pass through. Held while a piece is queued, so that pieces do not mix.
+    /// What digests and copies with pageable memory pass through on this stream. Held while a piece is queued, so that pieces do not mix.
     pub(super) staging: Mutex<Option<Arc<Staging>>>,
 }
 

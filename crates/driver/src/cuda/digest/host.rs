@@ -15,18 +15,12 @@ use poorwill_core::{DeviceRange, Digest, DriverErrorKind};
 
 use super::super::context::Context;
 use super::super::job::HostJob;
-use super::super::pinned::{Pinned, Purpose};
 use super::super::queue::Stream;
+use super::super::staging::{self, PIECE_BYTES, Queued, Staging};
 use crate::ledger::Result;
-
-/// Bytes that are copied at a time: enough for the link's full speed, and for several threads to hash.
-const PIECE_BYTES: u64 = 32 << 20;
 
 /// Threads that hash one piece at most.
 const HASHERS_MAX: usize = 4;
-
-/// Pinned memory that a stream's digests pass through.
-pub(in crate::cuda) type Staging = Pinned;
 
 /// The digests of a range, as they come in.
 #[derive(Debug)]
@@ -58,7 +52,7 @@ impl Digests {
         context: &Arc<Context>,
         stream: &Stream,
         range: DeviceRange,
-        queued: &Mutex<Vec<(Arc<HostJob>, Arc<Staging>)>>,
+        queued: &Queued,
     ) -> Result<()> {
         if range.bytes == 0 {
             return Ok(());
@@ -66,12 +60,12 @@ impl Digests {
         let granule_bytes = self.granule_bytes as u64;
         let piece_bytes = (PIECE_BYTES / granule_bytes).max(1) * granule_bytes;
         let mut slot = stream.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        let staging = staging(&mut slot, context, piece_bytes.min(range.bytes))?;
+        let staging = staging::buffer(&mut slot, context, piece_bytes.min(range.bytes))?;
         let mut done_bytes = 0;
         while done_bytes < range.bytes {
             let bytes = (staging.len() as u64).min(range.bytes - done_bytes) / granule_bytes * granule_bytes;
             let (len, first) = (to_usize(bytes)?, to_usize(done_bytes / granule_bytes)?);
-            let to = staging.start().cast_mut().cast::<c_void>();
+            let to = staging.start().cast::<c_void>();
             let (digests, staged) = (Arc::clone(self), Arc::clone(&staging));
             let job = HostJob::new(Box::new(move || digests.hash(first, &staged, len)));
             let kept = (Arc::clone(&job), Arc::clone(&staging));
@@ -89,7 +83,7 @@ impl Digests {
 
     fn hash(&self, first: usize, staging: &Staging, len: usize) {
         // SAFETY: C5, the stream calls this between the copy into these bytes and the next one.
-        let bytes = unsafe { std::slice::from_raw_parts(staging.start(), len) };
+        let bytes = unsafe { std::slice::from_raw_parts(staging.start().cast_const(), len) };
         let granules: Vec<&[u8]> = bytes.chunks(self.granule_bytes).collect();
         hash(&granules, |nth, digest| {
             self.found.lock().unwrap_or_else(PoisonError::into_inner)[first + nth] = Some(digest);
@@ -125,16 +119,6 @@ fn hash(granules: &[&[u8]], found: impl Fn(usize, Digest) + Sync) {
         }
         work();
     });
-}
-
-/// The stream's buffer, made anew where it is too small. Work in flight keeps the old one alive.
-fn staging(slot: &mut Option<Arc<Staging>>, context: &Arc<Context>, bytes: u64) -> Result<Arc<Staging>> {
-    if let Some(staging) = slot.as_ref().filter(|staging| staging.len() as u64 >= bytes) {
-        return Ok(Arc::clone(staging));
-    }
-    let staging = Arc::new(Staging::new(context, bytes, Purpose::Staging)?);
-    *slot = Some(Arc::clone(&staging));
-    Ok(staging)
 }
 
 fn to_usize(bytes: u64) -> Result<usize> {

@@ -14,7 +14,7 @@ use poorwill_core::{CopyPart, DeviceRange};
 use super::context::Context;
 use super::ffi::CuDeviceptr;
 
-pub(super) use host::{Digests, Staging, of_stored};
+pub(super) use host::{Digests, of_stored};
 use kernel::DigestKernel;
 pub(super) use kernel::Job;
 pub use kernel::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN, DIGEST_PTX};

@@ -10,7 +10,8 @@ use poorwill_core::{Digest, DriverErrorKind};
 
 use super::super::context::Context;
 use super::super::ffi::CuDeviceptr;
-use super::super::pinned::{Pinned, Purpose};
+use super::super::staging::Staging;
+use crate::host_memory::Place;
 use crate::ledger::Result;
 
 /// What is page-locked at a time, at least: for the digests of 80 GiB.
@@ -28,7 +29,7 @@ pub(super) struct Slots {
 
 #[derive(Debug)]
 struct Piece {
-    memory: Arc<Pinned>,
+    memory: Arc<Staging>,
     device: CuDeviceptr,
     /// By unit.
     taken: Vec<bool>,
@@ -38,7 +39,7 @@ struct Piece {
 #[derive(Debug)]
 pub(super) struct Slot {
     slots: Arc<Slots>,
-    memory: Arc<Pinned>,
+    memory: Arc<Staging>,
     device: CuDeviceptr,
     piece: usize,
     units: Range<usize>,
@@ -84,11 +85,11 @@ impl Slots {
 
 impl Piece {
     fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
-        let memory = Arc::new(Pinned::new(context, bytes as u64, Purpose::Staging)?);
-        let device = context.pinned_at(memory.start().addr(), bytes).ok_or_else(|| {
-            let reason = "the driver gives kernels no access to page-locked memory".into();
-            DriverErrorKind::Unsupported { reason }
-        })?;
+        let memory = Arc::new(context.staging.alloc(bytes as u64).map_err(|error| error.kind)?);
+        let Place::Pinned(device) = context.staging.place_of(memory.start().addr(), bytes) else {
+            let reason = "the driver gives kernels no access to host memory".into();
+            return Err(DriverErrorKind::Unsupported { reason });
+        };
         Ok(Self { memory, device, taken: vec![false; bytes / UNIT_BYTES] })
     }
 
