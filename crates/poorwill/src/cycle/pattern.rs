@@ -38,7 +38,7 @@ pub(super) fn write(text: Text, offset: u64, bytes: &mut [u8]) {
     rest.copy_from_slice(&word.to_le_bytes()[..held]);
 }
 
-/// Where the first byte is that [`write`] would not have written.
+/// Where the first byte is that [`write()`] would not have written.
 pub(super) fn first_wrong(text: Text, offset: u64, bytes: &[u8]) -> Option<usize> {
     let windows = bytes.chunks(WINDOW_BYTES).enumerate();
     windows.map(|(nth, window)| (nth * WINDOW_BYTES, window)).find_map(|(at, window)| {
