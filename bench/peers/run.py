@@ -3,7 +3,7 @@
 
 Every line says which run and which round it comes from: `line` is what that run printed, `ended` says how
 it ended. The order rotates from round to round, so that nobody always comes first. A run that fails, is
-killed or takes too long is recorded and the rest goes on.
+killed or takes too long is recorded and the rest goes on. table.py reads the file.
 """
 
 import argparse
@@ -20,7 +20,7 @@ STDERR_BYTES = 2000  # how much of a run's complaints is kept
 ENDING_S = 30  # how long a killed run may take to end
 
 
-def runs(poorwill: str | None, device: str, gib: int) -> dict[str, list[str]]:
+def runs(poorwill: str | None, device: str, gib: int, changed: str) -> dict[str, list[str]]:
     """Every run by name, with its command."""
 
     def script(name: str, *arguments: str) -> list[str]:
@@ -46,6 +46,8 @@ def runs(poorwill: str | None, device: str, gib: int) -> dict[str, list[str]]:
             device,
             "--size",
             f"{gib}GiB",
+            "--changed",
+            changed,
         ]
         for load in ["moe", "dense", "swizzle"]:
             commands[f"poorwill-churn-{load}"] = [
@@ -122,6 +124,7 @@ def main() -> None:
     arguments.add_argument("--peers", help="folder that get_peers.py made; goes first on PYTHONPATH")
     arguments.add_argument("--device", default="cuda:0", help="poorwill's device")
     arguments.add_argument("--gib", type=int, default=24, help="size of the load that sleeps")
+    arguments.add_argument("--changed", default="1%", help="part that changes before poorwill's last sleep")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--limit-s", type=float, default=300, help="longest that one run may take")
     arguments.add_argument(
@@ -131,7 +134,7 @@ def main() -> None:
     arguments.add_argument("--list", action="store_true", help="print the names of the runs, and run nothing")
     options = arguments.parse_args()
 
-    commands = runs(options.poorwill, options.device, options.gib)
+    commands = runs(options.poorwill, options.device, options.gib, options.changed)
     names = list(commands)
     if options.only:
         wanted = options.only.split(",")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds run.py to what it says, with a shell script in poorwill's place; needs no GPU and no PyTorch."""
+"""Holds run.py and table.py to what they say, with a script in poorwill's place; needs no GPU, no PyTorch."""
 
 # There may be no pytest where this runs.
 # ruff: noqa: PT009
@@ -26,7 +26,26 @@ esac
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, str(HERE / "run.py"), *arguments], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, str(HERE / "run.py"), *arguments],
+        capture_output=True,
+        text=True,
+    )
+
+
+def report(**figures) -> dict:
+    """One of `poorwill bench sleep`, as far as table.py reads it."""
+    names = ["first", "prepared", "clean", "changed", "wake", "drop", "wake_empty"]
+    ratio = {"limit_s": 0.5, "ratio": 0.75, "ratio_aim": 1.0}
+    return {
+        "bytes": 24 << 30,
+        **{f"{name}_sleep_s" if name in names[:4] else f"{name}_s": 0.25 for name in names},
+        "changed_fraction": 0.01,
+        "verified": True,
+        "limits": {"to_host_bytes_per_s": 48 << 30},
+        "ratios": {f"{name}_sleep" if name in names[:4] else name: ratio for name in names},
+        **figures,
+    }
 
 
 class Run(unittest.TestCase):
@@ -92,6 +111,61 @@ class Run(unittest.TestCase):
         self.assertNotIn("poorwill", run("--list").stdout)
         self.assertEqual(run("--only", "nobody", "--list").returncode, 2)
         self.assertEqual(run().returncode, 2)
+
+    def test_the_load_and_what_changes_of_it_can_be_chosen(self):
+        arguments = [
+            "--only",
+            "poorwill-doctor,poorwill-sleep",
+            "--rounds",
+            "1",
+            "--deadline-s",
+            "1e-9",
+        ]
+        commands = {line["run"]: line["command"] for line in self.measure(*arguments, "--changed", "0.5")}
+        sleep = commands["poorwill-sleep"]
+        self.assertEqual(sleep[1:4], ["bench", "sleep", "--json"])
+        self.assertEqual(sleep[-4:], ["--size", "24GiB", "--changed", "0.5"])
+
+    def table(self, *lines: tuple[str, int, dict]) -> subprocess.CompletedProcess:
+        records = [{"run": name, "round": turn, "line": line} for name, turn, line in lines]
+        self.out.write_text("".join(json.dumps(record) + "\n" for record in records))
+        program = [sys.executable, str(HERE / "table.py"), str(self.out)]
+        return subprocess.run(program, capture_output=True, text=True, encoding="utf-8")
+
+    def test_the_table_of_sleeping_and_waking(self):
+        cycles = [{"sleep_s": 9.0, "wake_s": 0.5}, {"sleep_s": 0.5, "wake_s": 0.75}]
+        ran = self.table(
+            ("machine", 1, {"what": "pin by torch", "gib_per_s": 2.0}),
+            ("machine", 1, {"what": "pin by registering", "gib_per_s": 16.0}),
+            ("machine", 1, {"what": "link d2h", "gib_per_s": 50.0}),
+            *(("sleep-cumem", 1, cycle) for cycle in cycles),
+            ("sleep-cumem", 1, {"drop_s": 0.07, "wake_empty_s": 0.03}),
+            ("sleep-cumem", 1, {"drop_s": 0.06, "wake_empty_s": 0.04}),
+            ("poorwill-sleep", 1, report(first_sleep_s=1.6)),
+            ("poorwill-sleep", 2, report(first_sleep_s=2.0)),
+        )
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ran.stdout.splitlines()]
+        self.assertEqual(rows[0][1:5], ["cumem", "tms", "tms-retain", "poorwill"])
+        self.assertEqual({len(row) for row in rows}, {8})
+        by_title = {row[0]: row[1:] for row in rows[2:]}
+        # Round 1 stands beside machine.py's pinning, round 2 beside poorwill's own.
+        first = by_title["first sleep, nothing prepared"]
+        self.assertEqual(first, ["9.00 s", "-", "-", "1.80 s", "1.00 s", "0.91", "≤ 1.18"])
+        later = by_title["later sleep, 1 % changed"]
+        self.assertEqual(later, ["500.0 ms", "-", "-", "250.0 ms", "500.0 ms", "0.75", "≤ 1.00"])
+        self.assertEqual(by_title["wake"][0], "625.0 ms")
+        self.assertEqual(by_title["sleep without a copy"][0], "60.0 ms")
+        self.assertEqual(by_title["first sleep after preparing"][:3], ["-"] * 3)
+
+    def test_a_table_says_what_it_lacks(self):
+        ratios = {**report()["ratios"], "clean_sleep": None}
+        ran = self.table(("poorwill-sleep", 1, report(ratios=ratios, drop_s=None, verified=False)))
+        self.assertIn("| - | 250.0 ms | - | - | - |", ran.stdout)
+        self.assertIn("NOT verified in round 1", ran.stdout)
+        ran = self.table(("poorwill-sleep", 1, {"error": "no GPU"}))
+        self.assertEqual(ran.returncode, 1)
+        self.assertIn("no run of poorwill-sleep", ran.stderr)
 
     def test_every_script_is_python(self):
         for path in HERE.glob("*.py"):

@@ -8,7 +8,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use poorwill::budget::Caps;
 use poorwill::churn::{Load, ParseLoadError};
-use poorwill::{ByteSize, Cap, DeviceSpec, InvalidTag, ParseSizeError, Tag};
+use poorwill::cycle::{Fraction, InvalidFraction};
+use poorwill::{ByteSize, Cap, Config, DeviceSpec, InvalidTag, ParseSizeError, Tag};
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 #[derive(Debug, Parser)]
@@ -65,7 +66,7 @@ impl Command {
     }
 }
 
-/// The dial of every command that takes memory of a device.
+/// The dials of every command that takes memory of a device.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Budget {
     /// Most to use of the device: bytes, like 20GiB, or a share of what it has for this process, like 0.92
@@ -74,9 +75,10 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// The cap of a device.
-    pub(crate) fn of(&self, device: &DeviceSpec) -> Option<Cap> {
-        self.budget.as_ref()?.of(device)
+    /// How a device is opened with them: whatever is said about its memory, and about the host's, goes in here.
+    pub(crate) fn open(&self, device: &DeviceSpec) -> Config {
+        let cap = self.budget.as_ref().and_then(|caps| caps.of(device));
+        Config::on(device.clone()).within(cap)
     }
 }
 
@@ -122,6 +124,10 @@ pub(crate) struct NapArgs {
     /// Most memory to map on the device, like 24GiB
     #[arg(long, value_name = "SIZE")]
     pub(crate) limit: Option<ByteSize>,
+
+    /// Back the weights up in the background before the first sleep, so that it has nothing to copy
+    #[arg(long)]
+    pub(crate) prepare: bool,
 
     /// Size of a key-value cache to hold beside the weights, like 2GiB
     #[arg(long, value_name = "SIZE", default_value = "0")]
@@ -218,17 +224,38 @@ pub(crate) struct SleepArgs {
     #[command(flatten)]
     pub(crate) budget: Budget,
 
-    /// How much to load, like 24GiB: whole layers of 496 MiB, or one that is smaller throughout
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = some_bytes)]
-    pub(crate) size: NonZeroU64,
+    /// How much to load, like 24GiB: whole layers of 496 MiB, or one that is smaller throughout [default: 1GiB on
+    /// the host device, 24GiB on a GPU]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+    size: Option<NonZeroU64>,
 
-    /// How many times to sleep and wake
+    /// Which part of the load changes before the last sleep, like 1% or 0.01
+    #[arg(long, value_name = "PART", default_value = "1%", value_parser = part, allow_hyphen_values = true)]
+    pub(crate) changed: Fraction,
+
+    /// How many times to sleep and wake with nothing changed
     #[arg(long, value_name = "N", default_value = "3")]
     pub(crate) cycles: NonZeroU32,
 
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What is loaded unless a size is given: on the host device.
+const HOST_LOAD_BYTES: NonZeroU64 = NonZeroU64::new(1 << 30).unwrap();
+
+/// The same on a GPU.
+const GPU_LOAD_BYTES: NonZeroU64 = NonZeroU64::new(24 << 30).unwrap();
+
+impl SleepArgs {
+    /// How much to load.
+    pub(crate) fn bytes(&self) -> NonZeroU64 {
+        self.size.unwrap_or(match self.device {
+            DeviceSpec::Host { .. } => HOST_LOAD_BYTES,
+            _ => GPU_LOAD_BYTES,
+        })
+    }
 }
 
 fn claim(text: &str) -> Result<(Tag, u64), String> {
@@ -249,6 +276,10 @@ fn claim(text: &str) -> Result<(Tag, u64), String> {
 fn some_bytes(text: &str) -> Result<NonZeroU64, String> {
     let size: ByteSize = text.parse().map_err(|error: ParseSizeError| error.to_string())?;
     NonZeroU64::new(size.0).ok_or_else(|| "there must be something to load; write it like 24GiB".into())
+}
+
+fn part(text: &str) -> Result<Fraction, String> {
+    text.parse().map_err(|error: InvalidFraction| error.to_string())
 }
 
 fn load_parser() -> impl TypedValueParser<Value = Load> {

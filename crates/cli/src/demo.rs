@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use poorwill::checkpoint::{Checkpoint, SyntheticMoe};
 use poorwill::churn::{self, ChurnReport, Load};
-use poorwill::{Arena, ByteSize, Config, DeviceSpec, Level};
+use poorwill::{Arena, ByteSize, DeviceSpec, Level};
 use serde::Serialize;
 
 use crate::args::DemoArgs;
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<DemoReport, Failure> {
     let device = args.device.clone().unwrap_or(NAP_DEVICE);
     let arena = open(&device, args)?;
     let (checkpoint, write_s) = checkpoint()?;
-    let plan = Plan { device, cycles: 3, level: Level::One, kv_cache: ByteSize::mib(256) };
+    let plan = Plan { device, cycles: 3, level: Level::One, prepare: false, kv_cache: ByteSize::mib(256) };
     let nap = nap::nap(&arena, &checkpoint, &plan)?;
     drop(arena);
     let (churn, churn_divisor) = churn(args.device.as_ref().unwrap_or(&CHURN_DEVICE), args)?;
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<DemoReport, Failure> {
 
 /// An arena on a device, within the user's budget.
 fn open(device: &DeviceSpec, args: &DemoArgs) -> Result<Arena, Failure> {
-    Ok(Arena::open(Config::on(device.clone()).within(args.budget.of(device)))?)
+    Ok(Arena::open(args.budget.open(device))?)
 }
 
 /// A checkpoint whose files are open and have no names any more, and how many seconds it took to write.

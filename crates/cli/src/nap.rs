@@ -5,8 +5,8 @@ use std::time::Instant;
 use poorwill::checkpoint::Checkpoint;
 use poorwill::model::{Model, ModelError};
 use poorwill::{
-    AllocRequest, Arena, Block, ByteSize, Config, DeviceSpec, Level, SleepReport, SleepRequest, Tag,
-    WakeReport, WakeRequest,
+    AllocRequest, Arena, Block, ByteSize, DeviceSpec, Level, PrepareReport, SleepReport, SleepRequest, Tag,
+    Verify, WakeReport, WakeRequest,
 };
 use serde::{Serialize, Serializer};
 
@@ -26,11 +26,22 @@ pub(crate) struct NapReport {
     pub(crate) kv_cache_bytes: u64,
     pub(crate) load_s: f64,
     pub(crate) loaded: Holding,
+    /// What was backed up before the first sleep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prepared: Option<Prepared>,
     pub(crate) cycles: Vec<Cycle>,
     pub(crate) verified: bool,
     /// What was wrong, when not everything was verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mismatch: Option<String>,
+}
+
+/// A sleep that was prepared.
+#[derive(Debug, Serialize)]
+pub(crate) struct Prepared {
+    #[serde(flatten)]
+    pub(crate) report: PrepareReport,
+    pub(crate) held: Holding,
 }
 
 /// One sleep and one wake.
@@ -59,14 +70,15 @@ pub(crate) struct Plan {
     pub(crate) device: DeviceSpec,
     pub(crate) cycles: u32,
     pub(crate) level: Level,
+    /// Whether the first sleep is prepared in the background.
+    pub(crate) prepare: bool,
     pub(crate) kv_cache: ByteSize,
 }
 
 /// The command.
 pub(crate) fn run(args: &NapArgs) -> Result<NapReport, Failure> {
     let checkpoint = Checkpoint::open(&args.checkpoints)?;
-    let cap = args.budget.of(&args.device);
-    let config = Config::on(args.device.clone()).within(cap).limited_to(args.limit.map(|limit| limit.0));
+    let config = args.budget.open(&args.device).limited_to(args.limit.map(|limit| limit.0));
     nap(
         &Arena::open(config)?,
         &checkpoint,
@@ -74,6 +86,7 @@ pub(crate) fn run(args: &NapArgs) -> Result<NapReport, Failure> {
             device: args.device.clone(),
             cycles: args.cycles,
             level: if args.level == 2 { Level::Two } else { Level::One },
+            prepare: args.prepare,
             kv_cache: args.kv_cache,
         },
     )
@@ -97,11 +110,15 @@ pub(crate) fn nap(arena: &Arena, checkpoint: &Checkpoint, plan: &Plan) -> Result
         kv_cache_bytes: plan.kv_cache.0,
         load_s,
         loaded: Holding::of(arena)?,
+        prepared: None,
         cycles: Vec::new(),
         verified: false,
         mismatch: None,
     };
     report.mismatch = verify(checkpoint, &model)?;
+    if plan.prepare {
+        report.prepared = Some(prepare(arena, plan.level)?);
+    }
     for _ in 0..plan.cycles {
         if report.mismatch.is_some() {
             return Ok(report);
@@ -113,6 +130,14 @@ pub(crate) fn nap(arena: &Arena, checkpoint: &Checkpoint, plan: &Plan) -> Result
     report.verified = report.mismatch.is_none();
     arena.close()?;
     Ok(report)
+}
+
+/// Backs up what the first sleep would, and waits: a nap has nothing else to do meanwhile.
+fn prepare(arena: &Arena, level: Level) -> Result<Prepared, Failure> {
+    let progress = Progress::waiting("preparing");
+    let report = arena.prepare_sleep(&SleepRequest::all(level))?.wait()?;
+    drop(progress);
+    Ok(Prepared { report, held: Holding::of(arena)? })
 }
 
 fn cycle(
@@ -127,8 +152,9 @@ fn cycle(
     let sleep = arena.sleep(&SleepRequest::all(level))?;
     drop(progress);
     let asleep = Holding::of(arena)?;
-    let progress = Progress::waiting("waking");
-    let wake = arena.wake(&WakeRequest::all())?;
+    let progress = Progress::bytes("waking", checkpoint.bytes());
+    let request = WakeRequest::all().verifying(Verify::All).telling(progress.teller());
+    let wake = arena.wake(&request)?;
     drop(progress);
     let reload_s =
         if wake.undefined_tags.is_empty() { None } else { Some(reload(arena, checkpoint, model)?) };

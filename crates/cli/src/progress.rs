@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use poorwill::WakeProgress;
 
 /// How long a step may take in silence.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -38,6 +39,15 @@ impl Progress {
     /// `bytes` are done in all.
     pub(crate) fn set(&self, bytes: u64) {
         self.bar.set_position(bytes);
+    }
+
+    /// What shows how far a wake is. It may outlive the step, and then shows nothing.
+    pub(crate) fn teller(&self) -> impl Fn(WakeProgress) + Send + Sync + 'static {
+        let bar = self.bar.clone();
+        move |progress| {
+            bar.set_length(progress.total_bytes);
+            bar.set_position(progress.filled_bytes);
+        }
     }
 
     fn start(bar: ProgressBar, label: &str, template: &str) -> Self {

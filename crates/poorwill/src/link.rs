@@ -59,6 +59,11 @@ pub(crate) struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
+    /// Where it is.
+    pub(crate) fn range(&self) -> DeviceRange {
+        self.range
+    }
+
     pub(crate) fn reserve(driver: &'a dyn Driver, bytes: u64) -> Result<Self> {
         let range = driver.reserve(bytes)?;
         Ok(Self { driver, range, backings: Vec::new(), mapped: Vec::new() })
@@ -116,8 +121,13 @@ pub(crate) fn timed<T>(action: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
     Ok((started.elapsed().as_secs_f64(), outcome))
 }
 
-/// Bytes per second. Sizes of memory are far below where a float begins to round to whole bytes.
-#[allow(clippy::cast_precision_loss)]
+/// Bytes per second.
 pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
-    bytes as f64 / seconds.max(1e-9)
+    as_float(bytes) / seconds.max(1e-9)
+}
+
+/// Sizes of memory are far below where a float begins to round to whole bytes.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn as_float(bytes: u64) -> f64 {
+    bytes as f64
 }

@@ -1,7 +1,7 @@
 //! `poorwill bench churn`: mapped against live memory while a large model is loaded.
 
 use poorwill::churn::{self, ChurnReport, Event, Moment, Plan, Step};
-use poorwill::{Arena, Config, PoolError};
+use poorwill::{Arena, PoolError};
 
 use super::trace::Trace;
 use crate::args::ChurnArgs;
@@ -12,8 +12,7 @@ use crate::show;
 /// The command.
 pub(crate) fn run(args: &ChurnArgs) -> Result<ChurnReport, Failure> {
     let plan = Plan { seed: args.seed, rounds: args.rounds, ..Plan::new(args.load) };
-    let cap = args.budget.of(&args.device);
-    let config = Config::on(args.device.clone()).within(cap).limited_to(args.limit.map(|limit| limit.0));
+    let config = args.budget.open(&args.device).limited_to(args.limit.map(|limit| limit.0));
     let arena = Arena::open(config)?;
     let Some(path) = &args.trace else { return churn(&arena, &plan) };
     let mut trace = Trace::create(path)?;

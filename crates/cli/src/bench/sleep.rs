@@ -1,7 +1,7 @@
 //! `poorwill bench sleep`: what sleeping and waking cost beside the machine's limits.
 
-use poorwill::cycle::{self, CycleReport, Plan, Stage};
-use poorwill::{Arena, Config};
+use poorwill::Arena;
+use poorwill::cycle::{self, CycleReport, Kind, Plan, Stage};
 
 use crate::args::SleepArgs;
 use crate::failure::{Failure, Outcome};
@@ -10,14 +10,18 @@ use crate::show;
 
 /// The command.
 pub(crate) fn run(args: &SleepArgs) -> Result<CycleReport, Failure> {
-    let arena = Arena::open(Config::on(args.device.clone()).within(args.budget.of(&args.device)))?;
-    let plan = Plan { cycles: args.cycles, ..Plan::new(args.size) };
+    let arena = Arena::open(args.budget.open(&args.device))?;
+    let plan = Plan { cycles: args.cycles, changed: args.changed, ..Plan::new(args.bytes()) };
     let mut shown = None;
     let report = cycle::run(&arena, &plan, &mut |stage| {
         let label = match stage {
             Stage::Limits => "limits".into(),
             Stage::Load => "loading".into(),
-            Stage::Cycle(number) => format!("cycle {number}"),
+            Stage::Prepare => "preparing".into(),
+            Stage::Cycle { kind: Kind::First, .. } => "first".into(),
+            Stage::Cycle { kind: Kind::Prepared, .. } => "prepared".into(),
+            Stage::Cycle { kind: Kind::Clean, number } => format!("clean {number}"),
+            Stage::Cycle { kind: Kind::Changed, .. } => "changed".into(),
             Stage::Drop => "dropping".into(),
             _ => "measuring".into(),
         };

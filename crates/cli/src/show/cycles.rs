@@ -1,49 +1,47 @@
-//! What sleeping and waking cost: a row for each limit and each step, with the part of its limit that it reached.
+//! What sleeping and waking cost: a row for each limit and each step, with how it stands beside its limit.
 
 use comfy_table::{CellAlignment, Table};
-use poorwill::cycle::{Cycle, CycleReport, Dropping, Limits, Spread};
+use poorwill::cycle::{Beside, CycleReport, Kind, Limits, Spread};
 
-use super::{count, rate, size, table};
+use super::{count, lines, rate, rate_of, size, table};
 
 /// The report as a table.
 pub(crate) fn cycles(report: &CycleReport) -> String {
-    let mut table = table(["step", "seconds", "beside its limit", "what happened"]);
-    limits(&mut table, &report.limits);
-    let load = [count(report.tensors, "tensor")].into_iter().chain(rate(report.bytes, report.load_s));
-    row(&mut table, "load", report.load_s, "", &load.collect::<Vec<_>>().join("; "));
-    let mut before = 0;
-    for cycle in &report.cycles {
-        if cycle.cycle > before + 1 {
-            table.add_row(["…"]);
-        }
-        before = cycle.cycle;
-        add_cycle(&mut table, cycle);
-    }
-    if let Some(dropping) = &report.dropping {
-        add_dropping(&mut table, dropping);
-    }
-    for column in table.column_iter_mut().skip(1).take(2) {
+    let mut table = table(["step", "seconds", "÷ limit", "aim", "what happened"]);
+    limits(&mut table, report);
+    steps(&mut table, report);
+    for column in table.column_iter_mut().skip(1).take(3) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    format!(
-        "{} on {} ({})\n{table}\n{}{}\n{}\n",
-        size(report.bytes),
-        report.device,
-        report.device_name,
+    [
+        format!("{} on {} ({})\n{table}\n", size(report.bytes), report.device, report.device_name),
+        explained(report),
         spreads(report),
         held(report),
-        verdict(report)
-    )
+        verdict(report),
+    ]
+    .concat()
 }
 
-fn limits(table: &mut Table, limits: &Limits) {
-    let bytes = size(limits.link_bytes);
-    for (step, bytes_per_s) in
-        [("link to device", limits.to_device_bytes_per_s), ("link to host", limits.to_host_bytes_per_s)]
-    {
-        let gib_per_s = bytes_per_s / f64::from(1 << 30);
-        table.add_row([step, "", "", &format!("{gib_per_s:.2}\u{a0}GiB/s with {bytes} of pinned memory")]);
-    }
+/// What the machine can do at best.
+fn limits(table: &mut Table, report: &CycleReport) {
+    let Limits { link_bytes, digest_bytes, pin_bytes, .. } = report.limits;
+    let limits = &report.limits;
+    let to = |what: &str, bytes_per_s: f64, how: String| {
+        [
+            what.to_owned(),
+            String::new(),
+            String::new(),
+            String::new(),
+            format!("{} {how}", rate_of(bytes_per_s)),
+        ]
+    };
+    let pinned = format!("with {} of pinned memory", size(link_bytes));
+    table.add_row(to("link to device", limits.to_device_bytes_per_s, pinned.clone()));
+    table.add_row(to("link to host", limits.to_host_bytes_per_s, pinned));
+    let compared = format!("of device memory, by digests of {}", size(digest_bytes));
+    table.add_row(to("reading", limits.digest_bytes_per_s, compared));
+    table.add_row(to("host memory", limits.pin_bytes_per_s, format!("made, {} at once", size(pin_bytes))));
     let pieces = format!(
         "{} × {} and {} × {}, driver alone",
         limits.chunks,
@@ -51,80 +49,107 @@ fn limits(table: &mut Table, limits: &Limits) {
         limits.granules,
         size(limits.granule_bytes)
     );
-    row(table, "bare bring-in", limits.bring_in_s, "", &format!("create, map and open {pieces}"));
-    row(table, "bare give-back", limits.give_back_s, "", &format!("unmap and release {pieces}"));
+    row(table, "bare bring-in", limits.bring_in_s, None, &format!("create, map and open {pieces}"));
+    row(table, "bare give-back", limits.give_back_s, None, &format!("unmap and release {pieces}"));
 }
 
-fn add_cycle(table: &mut Table, cycle: &Cycle) {
-    let Cycle { cycle: number, sleep, wake, .. } = cycle;
-    let slept = format!("{} given back; {} copied", size(sleep.released_bytes), size(sleep.copied_bytes));
-    row(table, &format!("sleep {number}"), cycle.sleep_s, "", &slept);
-    let compared = match cycle.verified {
-        Some(true) => "; every byte compared",
-        Some(false) => "; NOT the same bytes",
-        None => "",
+/// What was done, in its order.
+fn steps(table: &mut Table, report: &CycleReport) {
+    let load = [count(report.tensors, "tensor")].into_iter().chain(rate(report.bytes, report.load_s));
+    row(table, "load", report.load_s, None, &load.collect::<Vec<_>>().join("; "));
+    let (ratios, copied) = (&report.ratios, &report.copied_bytes);
+    let mut sleep = |step: &str, seconds: Option<f64>, copied: Option<u64>, beside, what: &str| {
+        let Some(seconds) = seconds else { return };
+        let copied = copied.map(|bytes| format!("{} copied; ", size(bytes))).unwrap_or_default();
+        row(table, step, seconds, beside, &format!("{copied}{what}"));
     };
-    let woke = format!(
-        "{} copied back; {:.3}\u{a0}s without verifying{compared}",
-        size(wake.copied_bytes),
-        cycle.wake_without_verify_s
+    let slower = "limit: making host memory, or the link";
+    sleep("first sleep", report.first_sleep_s, copied.first, ratios.first_sleep, slower);
+    let prepare_s = report.prepare.as_ref().map(|prepare| prepare.seconds);
+    let prepared = report.prepare.as_ref().map(|prepare| prepare.copied_bytes);
+    sleep("prepare", prepare_s, prepared, None, "in the background");
+    let as_clean = "limit: as for a clean sleep";
+    sleep("prepared sleep", report.prepared_sleep_s, copied.prepared, ratios.prepared_sleep, as_clean);
+    let median = format!("median of {}", report.clean_cycles);
+    let clean = format!("{median}; limit: a drop, reading all at 0.7 of its speed, 5\u{a0}ms");
+    sleep("clean sleep", report.clean_sleep_s, copied.clean, ratios.clean_sleep, &clean);
+    let part = report.cycle(Kind::Clean).map(|cycle| cycle.wake.verified_bytes).unwrap_or_default();
+    let wake = format!("{median}; {} verified by digest; limit: the link", size(part));
+    sleep("wake", report.wake_s, copied.wake, ratios.wake, &wake);
+    let granules = count(usize::try_from(report.changed_granules).unwrap_or(usize::MAX), "granule");
+    let changed = format!(
+        "{} written before: {granules}; limit: a clean sleep, these over the link, 5\u{a0}ms",
+        report.changed_fraction
     );
-    let reached = format!("{:.0}\u{a0}% of the link", cycle.wake_link_ratio * 100.0);
-    row(table, &format!("wake {number}"), cycle.wake_s, &reached, &woke);
+    sleep("changed sleep", report.changed_sleep_s, copied.changed, ratios.changed_sleep, &changed);
+    let whole = report.cycle(Kind::Changed).map(|cycle| (cycle.wake_s, &cycle.wake));
+    let all = whole.map(|(_, wake)| format!("{} verified by digest", size(wake.verified_bytes)));
+    let (whole_s, whole_copied) = (whole.map(|(wake_s, _)| wake_s), whole.map(|(_, wake)| wake.copied_bytes));
+    sleep("wake, all verified", whole_s, whole_copied, None, &all.unwrap_or_default());
+    let best = report.dropping.as_ref().map_or(0, |dropping| dropping.cycles.len());
+    let best = |limit: &str| format!("quickest of {best}; limit: {limit}");
+    sleep("drop", report.drop_s, None, ratios.drop, &best("bare give-back"));
+    sleep("wake empty", report.wake_empty_s, None, ratios.wake_empty, &best("bare bring-in"));
 }
 
-fn add_dropping(table: &mut Table, dropping: &Dropping) {
-    let best = format!("quickest of {}, nothing copied", dropping.cycles.len());
-    for (step, seconds, ratio) in [
-        ("drop", dropping.drop_s, dropping.drop_ratio),
-        ("wake empty", dropping.wake_empty_s, dropping.wake_empty_ratio),
-    ] {
-        row(table, step, seconds, &format!("{ratio:.2}× bare"), &best);
-    }
-}
-
-fn row(table: &mut Table, step: &str, seconds: f64, beside: &str, what: &str) {
+fn row(table: &mut Table, step: &str, seconds: f64, beside: Option<Beside>, what: &str) {
+    let times = |ratio: f64| format!("{ratio:.2}×");
+    let (ratio, aim) = beside
+        .map(|beside| (times(beside.ratio), format!("≤\u{a0}{}", times(beside.ratio_aim))))
+        .unwrap_or_default();
     // Calls of the driver alone take less than a millisecond on some devices.
-    table.add_row([step, &format!("{seconds:.4}"), beside, what]);
+    table.add_row([step, &format!("{seconds:.4}"), &ratio, &aim, what]);
+}
+
+/// What the table cannot say.
+fn explained(report: &CycleReport) -> String {
+    if report.fast_digests {
+        return String::new();
+    }
+    lines(
+        "This device has no fast digests: nothing is compared before a sleep, and everything is copied each time.",
+    )
 }
 
 fn spreads(report: &CycleReport) -> String {
-    let spread = |what: &str, spread: Option<Spread>| {
-        let Some(Spread { min, median, max }) = spread else { return String::new() };
+    let Some(spreads) = report.spreads else { return String::new() };
+    let spread = |what: &str, spread: Spread| {
+        let Spread { min, median, max } = spread;
         format!("{what}: {min:.4} to {max:.4} s, median {median:.4} s.\n")
     };
-    let cycles = count(usize::try_from(report.cycle_count).unwrap_or(usize::MAX), "cycle");
+    let cycles = count(usize::try_from(report.clean_cycles).unwrap_or(usize::MAX), "clean cycle");
     [
-        spread(&format!("Sleep over {cycles}"), report.sleep_s),
-        spread("Wake", report.wake_s),
-        spread("Wake without verifying", report.wake_without_verify_s),
+        spread(&format!("Sleep over {cycles}"), spreads.sleep_s),
+        spread("Wake", spreads.wake_s),
+        spread("Wake without verifying", spreads.wake_without_verify_s),
     ]
     .concat()
 }
 
 fn held(report: &CycleReport) -> String {
-    let memory = &report.memory;
+    let (first, last) = (report.memory.after_first, report.memory.after);
     let change = |what: &str, from: Option<u64>, to: Option<u64>| {
         let known = |bytes: Option<u64>| bytes.map_or_else(|| "–".into(), size);
         format!("{what} {} → {}", known(from), known(to))
     };
-    let (first, last) = (memory.after_first, memory.after);
-    [
+    let held = [
         change(
-            "Held from the first cycle to the last: device free",
+            "Held from the first clean cycle to the last: device free",
             Some(first.device_free_bytes),
             Some(last.device_free_bytes),
         ),
         change("process", first.process_resident_bytes, last.process_resident_bytes),
         change("backups", Some(first.backup_bytes), Some(last.backup_bytes)),
     ]
-    .join(", ")
-        + "."
+    .join(", ");
+    let host = report.host_bytes.filter(|bytes| *bytes > 0);
+    let host = host.map(|bytes| format!("; host memory for them {}", size(bytes))).unwrap_or_default();
+    lines(&format!("{held}{host}."))
 }
 
 fn verdict(report: &CycleReport) -> String {
     match &report.mismatch {
-        None => format!("Verified: {}, same addresses, same bytes.", count(report.tensors, "tensor")),
-        Some(mismatch) => format!("FAILED: {mismatch}."),
+        None => format!("Verified: {}, same addresses, same bytes.\n", count(report.tensors, "tensor")),
+        Some(mismatch) => format!("FAILED: {mismatch}.\n"),
     }
 }

@@ -10,7 +10,7 @@ use poorwill::{ByteSize, Release, SleepReport, WakeReport};
 
 pub(crate) use self::cycles::cycles;
 pub(crate) use self::doctor::doctor;
-use crate::nap::{Cycle, Holding, NapReport};
+use crate::nap::{Cycle, Holding, NapReport, Prepared};
 
 const GIB: f64 = 1_073_741_824.0;
 
@@ -20,6 +20,11 @@ pub(crate) fn nap(report: &NapReport) -> String {
     let tensors = format!("{} in {}", count(report.tensors, "tensor"), count(report.files, "file"));
     let model = [tensors].into_iter().chain(rate(report.bytes, report.load_s)).collect::<Vec<_>>().join("; ");
     row(&mut table, "load", report.load_s, report.loaded, &model);
+    if let Some(Prepared { report, held }) = &report.prepared {
+        let mut what = Vec::new();
+        push(&mut what, report.copied_bytes, "backed up in the background");
+        row(&mut table, "prepare", report.seconds, *held, &what.join("; "));
+    }
     for (number, cycle) in (1..).zip(&report.cycles) {
         row(&mut table, &format!("sleep {number}"), cycle.sleep.seconds, cycle.asleep, &slept(&cycle.sleep));
         row(&mut table, &format!("wake {number}"), cycle.wake.seconds, cycle.awake, &woke(cycle));
@@ -129,6 +134,7 @@ fn slept(sleep: &SleepReport) -> String {
     let mut what = vec![format!("{} given back ({known})", size(sleep.released_bytes))];
     push(&mut what, sleep.copied_bytes, "copied to the host");
     push(&mut what, sleep.unchanged_bytes, "unchanged, not copied again");
+    push(&mut what, sleep.trusted_bytes, "of it not compared");
     push(&mut what, sleep.discarded_bytes, "dropped");
     what.join("; ")
 }

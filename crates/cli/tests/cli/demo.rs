@@ -30,6 +30,7 @@ fn the_demo_verifies_every_cycle_and_leaves_nothing_behind() {
         kv_cache_bytes: 256 << 20,
         level: 1,
         cycles: 3,
+        prepare: false,
     };
     assert!(expected.tensors > 1000 && (500 << 20..1 << 30).contains(&expected.bytes));
     expected.check(&report["nap"]);

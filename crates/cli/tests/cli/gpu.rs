@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::churn::assert_churn_report;
 use crate::doctor::assert_device;
+use crate::sleep::assert_bench_report;
 use crate::support::{Folder, Ran, assert_clean, command};
 
 /// The fake library's setting of which calls fail.
@@ -140,6 +141,9 @@ fn naps_are_verified() {
         let cycles = nap["cycles"].as_array().unwrap();
         assert_eq!(cycles.len(), 2);
         assert!(cycles.iter().all(|cycle| cycle["asleep"]["device_bytes"] == 0), "{nap}");
+        // Where comparing costs as much as copying, every sleep copies.
+        let again = &cycles[1]["sleep"];
+        assert!(again["fast_digests"] == false || again["copied_bytes"] == 0, "{nap}");
     }
     let text = run(&folder, &["nap", "model", "--device", "cuda:1", "--cycles", "1"]).succeeded();
     assert!(text.contains("cuda:1") && text.contains("Verified after "), "{text}");
@@ -149,10 +153,17 @@ fn naps_are_verified() {
 fn sleeping_is_measured_and_verified() {
     for device in ["cuda:0", "cuda:1"] {
         let args = ["bench", "sleep", "--device", device, "--size", "32MiB", "--cycles", "2"];
-        let bench = report(&Folder::new(), &args);
-        assert_eq!((&bench["device"], &bench["cycle_count"]), (&device.into(), &2.into()));
-        assert_eq!((&bench["moved"], &bench["verified"]), (&false.into(), &true.into()));
+        let bench = report(&Folder::new(), &[&args[..], &["--changed", "25%"]].concat());
+        assert_eq!((&bench["device"], &bench["clean_cycles"]), (&device.into(), &2.into()));
+        assert_bench_report(&bench);
+        assert_eq!(bench["changed_fraction"], 0.25);
     }
+}
+
+#[test]
+fn a_gpu_sleeps_with_24_gib_unless_told_otherwise() {
+    // This one has 16 GiB.
+    refused(&Folder::new(), "", &["bench", "sleep", "--device", "cuda:1"], &["cannot load 24 GiB", "16 GiB"]);
 }
 
 #[test]

@@ -25,6 +25,7 @@ fn expected(folder: &Folder, paths: &[&str]) -> Expected {
         kv_cache_bytes: 0,
         level: 1,
         cycles: 3,
+        prepare: false,
     }
 }
 
@@ -67,6 +68,20 @@ fn level_2_reads_the_weights_again() {
     let folder = Folder::with_model();
     let expected = Expected { level: 2, cycles: 2, ..expected(&folder, &["model"]) };
     check(&folder, &["model", "--level", "2", "--cycles", "2"], &expected);
+}
+
+#[test]
+fn only_the_first_of_five_sleeps_copies_and_none_that_was_prepared() {
+    let folder = Folder::with_model();
+    let expected = Expected { cycles: 5, ..expected(&folder, &["model"]) };
+    check(&folder, &["model", "--cycles", "5"], &expected);
+    let expected = Expected { prepare: true, kv_cache_bytes: 4 * MIB, ..expected };
+    check(&folder, &["model", "--cycles", "5", "--prepare", "--kv-cache", "4MiB"], &expected);
+    let expected = Expected { level: 2, ..expected };
+    check(&folder, &["model", "--cycles", "5", "--prepare", "--kv-cache", "4MiB", "--level=2"], &expected);
+    let table = run(&folder, &["nap", "model", "--cycles", "1", "--prepare"]).succeeded();
+    let flat = flat(&table);
+    assert!(flat.contains("backed up in the background") && !flat.contains("copied to the host"), "{table}");
 }
 
 #[test]

@@ -24,7 +24,8 @@ const SLEEP: &[&str] = &[
     "device_free_after_bytes",
     "phases",
 ];
-const SLEEP_BESIDES: &[&str] = &["already_asleep_tags"];
+const SLEEP_BESIDES: &[&str] = &["already_asleep_tags", "trusted_bytes", "fast_digests"];
+const PREPARED: &[&str] = &["tags", "end", "seconds", "copied_bytes", "unchanged_bytes", "held"];
 const WAKE: &[&str] = &[
     "tags",
     "seconds",
@@ -47,12 +48,13 @@ pub(crate) struct Expected {
     pub(crate) kv_cache_bytes: u64,
     pub(crate) level: u64,
     pub(crate) cycles: usize,
+    pub(crate) prepare: bool,
 }
 
 impl Expected {
     /// Holds a report against what was asked, and its figures against each other.
     pub(crate) fn check(&self, nap: &Value) {
-        assert_fields(nap, &[NAP, NAP_BESIDES]);
+        assert_fields(nap, &[NAP, NAP_BESIDES, if self.prepare { &["prepared"] } else { &[] }]);
         assert_eq!(nap["device"], self.device);
         let counts = [int(nap, "files"), int(nap, "tensors")];
         assert_eq!(counts, [self.files as u64, self.tensors as u64]);
@@ -62,11 +64,27 @@ impl Expected {
         assert_eq!(nap["verified"], true);
         assert_holding(&nap["loaded"], int(&nap["loaded"], "device_bytes"), 0);
         assert!(int(&nap["loaded"], "device_bytes") >= self.bytes + self.kv_cache_bytes);
+        if self.prepare {
+            self.check_prepared(&nap["prepared"], int(&nap["loaded"], "device_bytes"));
+        }
         let cycles = nap["cycles"].as_array().unwrap();
         assert_eq!(cycles.len(), self.cycles);
         for (number, cycle) in cycles.iter().enumerate() {
             self.check_cycle(number, cycle, int(&nap["loaded"], "device_bytes"));
         }
+    }
+
+    /// What was backed up before the first sleep; at level 2 nothing is.
+    fn check_prepared(&self, prepared: &Value, loaded_bytes: u64) {
+        assert_fields(prepared, &[PREPARED]);
+        assert_seconds(&prepared["seconds"]);
+        assert_eq!((&prepared["end"], &prepared["unchanged_bytes"]), (&"finished".into(), &0.into()));
+        let (tags, backed_up): (&[&str], bool) =
+            if self.level == 2 { (&[], false) } else { (&["weights"], true) };
+        assert_eq!(prepared["tags"], Value::from(tags));
+        let copied = int(prepared, "copied_bytes");
+        assert!(if backed_up { copied >= self.bytes } else { copied == 0 });
+        assert_holding(&prepared["held"], loaded_bytes, copied);
     }
 
     fn check_cycle(&self, number: usize, cycle: &Value, loaded_bytes: u64) {
@@ -82,7 +100,7 @@ impl Expected {
         assert_holding(&cycle["asleep"], 0, kept_bytes);
 
         assert_fields(wake, &[WAKE, WAKE_BESIDES]);
-        assert_phases(wake, &["create_s", "map_s", "copy_s", "verify_s"]);
+        assert_phases(wake, &["create_s", "map_s", "copy_s", "verify_s", "wait_s"]);
         assert_eq!(wake["tags"], sleep["tags"]);
         assert!(wake["already_awake_tags"].as_array().unwrap().is_empty());
         assert_eq!(int(wake, "mapped_bytes"), int(sleep, "released_bytes"));
@@ -118,8 +136,9 @@ impl Expected {
         }
         assert!(copied + unchanged >= self.bytes);
         self.assert_kv_cache_bytes(discarded);
-        // Only the first sleep copies: the weights do not change.
-        assert_eq!(if number == 0 { unchanged } else { copied }, 0);
+        // Only the first sleep copies, or what prepared it: the weights do not change.
+        assert_eq!(if number == 0 && !self.prepare { unchanged } else { copied }, 0);
+        assert_eq!((int(sleep, "trusted_bytes"), &sleep["fast_digests"]), (0, &true.into()));
     }
 
     /// The cache, in whole granules.

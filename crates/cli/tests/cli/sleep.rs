@@ -5,28 +5,49 @@ use serde_json::Value;
 use crate::report::{assert_fields, assert_seconds};
 use crate::support::{Folder, Ran, assert_clean, run};
 
+/// Fields that every consumer may count on, in their order.
 const REPORT: &[&str] = &[
     "device",
-    "device_name",
     "bytes",
+    "link_gib_per_s",
+    "first_sleep_s",
+    "prepared_sleep_s",
+    "clean_sleep_s",
+    "changed_fraction",
+    "changed_sleep_s",
+    "wake_s",
+    "drop_s",
+    "wake_empty_s",
+    "copied_bytes",
+    "host_bytes",
+    "verified",
+];
+/// Ours besides.
+const REPORT_BESIDES: &[&str] = &[
+    "moved",
+    "device_name",
+    "fast_digests",
     "tensors",
     "load_s",
     "limits",
-    "cycle_count",
+    "ratios",
+    "prepare",
+    "changed_granules",
+    "clean_cycles",
     "cycles",
-    "sleep_s",
-    "wake_s",
-    "wake_without_verify_s",
-    "wake_link_ratio",
+    "spreads",
     "dropping",
     "memory",
-    "moved",
-    "verified",
 ];
+const COPIED: &[&str] = &["first", "prepared", "clean", "changed", "wake"];
 const LIMITS: &[&str] = &[
     "link_bytes",
     "to_device_bytes_per_s",
     "to_host_bytes_per_s",
+    "digest_bytes",
+    "digest_bytes_per_s",
+    "pin_bytes",
+    "pin_bytes_per_s",
     "chunks",
     "chunk_bytes",
     "granules",
@@ -34,8 +55,11 @@ const LIMITS: &[&str] = &[
     "bring_in_s",
     "give_back_s",
 ];
+const RATIOS: &[&str] =
+    &["first_sleep", "prepared_sleep", "clean_sleep", "changed_sleep", "wake", "drop", "wake_empty"];
 const CYCLE: &[&str] = &[
-    "cycle",
+    "kind",
+    "number",
     "sleep",
     "wake",
     "sleep_s",
@@ -46,12 +70,63 @@ const CYCLE: &[&str] = &[
     "wake_without_verify_s",
     "wake_link_ratio",
 ];
-const DROPPING: &[&str] = &["cycles", "drop_s", "wake_empty_s", "drop_ratio", "wake_empty_ratio"];
 const MEMORY: &[&str] = &["before", "after_first", "after"];
-const HELD: &[&str] = &["device_free_bytes", "process_resident_bytes", "backup_bytes"];
+const HELD: &[&str] = &["device_free_bytes", "process_resident_bytes", "backup_bytes", "host"];
 
 fn bench(args: &[&str]) -> Ran {
     run(&Folder::new(), &[&["bench", "sleep"], args].concat())
+}
+
+/// A report of a run that was verified: its fields, and what was copied when.
+pub(crate) fn assert_bench_report(report: &Value) {
+    assert_fields(report, &[REPORT, REPORT_BESIDES]);
+    assert_eq!((&report["moved"], &report["verified"]), (&false.into(), &true.into()));
+    for figure in REPORT.iter().filter(|field| field.ends_with("_s")) {
+        assert_seconds(&report[figure]);
+    }
+    assert_fields(&report["limits"], &[LIMITS]);
+    assert_fields(&report["memory"], &[MEMORY]);
+    MEMORY.iter().for_each(|moment| assert_fields(&report["memory"][moment], &[HELD]));
+    assert_fields(&report["spreads"], &[&["sleep_s", "wake_s", "wake_without_verify_s"]]);
+    for spread in report["spreads"].as_object().unwrap().values() {
+        assert_fields(spread, &[&["min", "median", "max"]]);
+    }
+    assert_fields(&report["dropping"], &[&["cycles"]]);
+    for drop in report["dropping"]["cycles"].as_array().unwrap() {
+        assert_fields(drop, &[&["drop_s", "wake_empty_s"]]);
+    }
+    let compares = report["fast_digests"] == true;
+    assert_fields(&report["ratios"], &[RATIOS]);
+    for (figure, beside) in report["ratios"].as_object().unwrap() {
+        if compares || !["prepared_sleep", "clean_sleep", "changed_sleep"].contains(&figure.as_str()) {
+            assert_fields(beside, &[&["limit_s", "ratio", "ratio_aim"]]);
+            assert_seconds(&beside["limit_s"]);
+        } else {
+            assert!(beside.is_null(), "{figure}: {beside}");
+        }
+    }
+
+    let int = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{value} in {report}"));
+    assert_fields(&report["copied_bytes"], &[COPIED]);
+    let [first, prepared, clean, changed, wake] = copied(report);
+    assert!(first >= int(&report["bytes"]) && wake == first, "{report}");
+    let changed_bytes = int(&report["changed_granules"]) * int(&report["limits"]["granule_bytes"]);
+    let expected = if compares { [0, 0, changed_bytes] } else { [first; 3] };
+    assert_eq!([prepared, clean, changed], expected);
+    let held = int(&report["host_bytes"]);
+    assert!(held == 0 || held >= first, "{held} of {first}");
+    for cycle in report["cycles"].as_array().unwrap() {
+        assert_fields(cycle, &[CYCLE]);
+        let (sleep, wake) = (&cycle["sleep"], &cycle["wake"]);
+        // What was idle went with the rest, and does not come back.
+        assert!(int(&wake["mapped_bytes"]) <= int(&sleep["released_bytes"]));
+        assert_ne!(cycle["verified"], false);
+    }
+}
+
+fn copied(report: &Value) -> [u64; 5] {
+    ["first", "prepared", "clean", "changed", "wake"]
+        .map(|which| report["copied_bytes"][which].as_u64().unwrap())
 }
 
 #[test]
@@ -59,61 +134,89 @@ fn the_report() {
     for (cycles, reported) in [("1", &[1][..]), ("2", &[1, 2]), ("7", &[1, 2, 3, 7])] {
         let ran = bench(&["--device", "host:64MiB", "--size", "8MiB", "--cycles", cycles, "--json"]);
         let report = ran.json();
-        ran.succeeded();
-        assert_fields(&report, &[REPORT]);
+        assert_bench_report(&report);
         assert_eq!((&report["device"], &report["tensors"]), (&"host".into(), &6.into()));
-        assert_eq!(report["cycle_count"].to_string(), cycles);
-        assert_eq!((&report["moved"], &report["verified"]), (&false.into(), &true.into()));
+        assert_eq!((&report["fast_digests"], &report["changed_fraction"]), (&true.into(), &0.01.into()));
+        assert_eq!(report["clean_cycles"].to_string(), cycles);
         let bytes = report["bytes"].as_u64().unwrap();
         assert!(bytes <= 8 << 20 && bytes > (8 << 20) - 6);
 
-        assert_fields(&report["limits"], &[LIMITS]);
-        assert_fields(&report["dropping"], &[DROPPING]);
-        assert_fields(&report["memory"], &[MEMORY]);
-        MEMORY.iter().for_each(|moment| assert_fields(&report["memory"][moment], &[HELD]));
-        for figure in ["sleep_s", "wake_s", "wake_without_verify_s"] {
-            assert_fields(&report[figure], &[&["min", "median", "max"]]);
-            assert_seconds(&report[figure]["median"]);
-        }
-        for drop in report["dropping"]["cycles"].as_array().unwrap() {
-            assert_fields(drop, &[&["drop_s", "wake_empty_s"]]);
-        }
-
         let cycles = report["cycles"].as_array().unwrap();
-        let numbers: Vec<u64> = cycles.iter().map(|cycle| cycle["cycle"].as_u64().unwrap()).collect();
-        assert_eq!(numbers, reported);
-        for cycle in cycles {
-            assert_fields(cycle, &[CYCLE]);
-            let (sleep, wake) = (&cycle["sleep"], &cycle["wake"]);
-            assert_eq!(cycle["device_released_bytes"], sleep["released_bytes"]);
-            assert_eq!(wake["mapped_bytes"], sleep["released_bytes"]);
-            assert_ne!(cycle["verified"], Value::Bool(false));
-        }
-        assert_eq!(cycles.last().unwrap()["verified"], true);
+        let of_kind = |kind: &str| -> Vec<u64> {
+            let of_kind = cycles.iter().filter(|cycle| cycle["kind"] == kind);
+            of_kind.map(|cycle| cycle["number"].as_u64().unwrap()).collect()
+        };
+        assert_eq!(of_kind("clean"), reported);
+        assert_eq!(["first", "prepared", "changed"].map(of_kind), [[1], [1], [1]]);
+        assert!(
+            cycles.iter().all(|cycle| cycle["device_released_bytes"] == cycle["sleep"]["released_bytes"])
+        );
+        assert_eq!(cycles.last().unwrap()["wake"]["verified_bytes"], report["copied_bytes"]["wake"]);
+
+        // What the fields are called is promised, and that these come first.
+        let stdout = ran.succeeded();
+        let places = REPORT.iter().map(|field| stdout.find(&format!("\"{field}\":")).unwrap());
+        assert!(places.is_sorted(), "{stdout}");
     }
+}
+
+#[test]
+fn a_part_of_the_load_changes() {
+    let granules_of = |part: &str| {
+        let ran =
+            bench(&["--device", "host:64MiB", "--size", "24MiB", "--changed", part, "--cycles=1", "--json"]);
+        let report = ran.json();
+        ran.succeeded();
+        assert_bench_report(&report);
+        let [.., changed, _] = copied(&report);
+        changed / (2 << 20)
+    };
+    let [nothing, hundredth, half, all] = ["0", "1%", "0.5", "100%"].map(granules_of);
+    assert_eq!((nothing, hundredth), (0, 1));
+    assert!(half > 1 && half < all && all <= 12, "{half} of {all}");
 }
 
 #[test]
 fn the_table_for_people() {
     let table = bench(&["--device", "host:64MiB", "--size", "8MiB", "--cycles", "6"]).succeeded();
     assert_clean(&table);
-    for words in [
+    let step = |line: &str| Some(line.strip_prefix('│')?.split('┆').next()?.trim().to_owned());
+    let steps: Vec<String> = table.lines().filter_map(step).collect();
+    for step in [
         "link to device",
+        "link to host",
+        "reading",
+        "host memory",
         "bare bring-in",
-        "wake 3",
-        "…",
-        "wake 6",
-        "× bare",
-        "% of the link",
-        "Verified",
-        "6 cycles",
+        "bare give-back",
+        "load",
+        "first sleep",
+        "prepare",
+        "prepared sleep",
+        "clean sleep",
+        "wake",
+        "changed sleep",
+        "wake, all verified",
+        "drop",
+        "wake empty",
     ] {
-        assert!(table.contains(words), "`{words}` is not in:\n{table}");
+        assert_eq!(steps.iter().filter(|found| *found == step).count(), 1, "{step}: {table}");
+    }
+    for words in [
+        "÷ limit",
+        "≤ 1.50×",
+        "median of 6",
+        "quickest of 3",
+        "1 % written before",
+        "Verified",
+        "6 clean cycles",
+    ] {
+        let words = words.replace(' ', "\u{a0}");
+        assert!(table.replace(' ', "\u{a0}").contains(&words), "`{words}` is not in:\n{table}");
     }
     assert!(
         table.lines().take_while(|line| !line.starts_with("Sleep")).all(|line| line.chars().count() <= 120)
     );
-    assert!(!table.contains("wake 4"), "{table}");
 }
 
 #[test]
@@ -126,6 +229,8 @@ fn a_load_that_does_not_fit_is_refused() {
         assert_eq!(bench(&[&args[..], &["--json"]].concat()).json(), serde_json::json!({ "error": message }));
     }
     bench(&["--device", "host:1"]).failed(&["host:", "capacity"]);
+    // So much is loaded unless it is said how much.
+    bench(&["--device", "host:1000MiB"]).failed(&["cannot load 1 GiB", "1000 MiB free"]);
 }
 
 #[test]

@@ -23,7 +23,9 @@ fn help_and_version_are_for_standard_output() {
     }
     for args in [&["nap", "--help"][..], &["help", "nap"]] {
         let help = run(&folder, args).succeeded();
-        for option in ["--device", "--cycles", "--level", "--limit", "--kv-cache", "--json", "CHECKPOINT"] {
+        for option in
+            ["--device", "--cycles", "--level", "--limit", "--prepare", "--kv-cache", "--json", "CHECKPOINT"]
+        {
             assert!(help.contains(option), "{help}");
         }
     }
@@ -36,7 +38,9 @@ fn help_and_version_are_for_standard_output() {
     }
     let help = run(&folder, &["bench", "sleep", "--help"]).succeeded();
     assert!(
-        ["--device", "--size", "--cycles", "--json"].iter().all(|option| help.contains(option)),
+        ["--device", "--size", "--changed", "--cycles", "--json", "24GiB"]
+            .iter()
+            .all(|option| help.contains(option)),
         "{help}"
     );
     let help = run(&folder, &["bench", "--help"]).succeeded();
@@ -127,6 +131,11 @@ fn numbers_out_of_bounds() {
     for size in ["0", "0GiB"] {
         assert_usage(&["bench", "sleep", "--size", size], &["--size", size, "24GiB"]);
     }
+    for part in ["200%", "-1", "x", "", "1", "1.5", "-1%", "1e-2", "NaN", "0.0.1", "٣%", "%"] {
+        let args = ["bench", "sleep", &format!("--changed={part}")];
+        assert_usage(&args, &["--changed", part, "like 1% or 0.01"]);
+    }
+    assert_usage(&["bench", "sleep", "--changed", "-1"], &["--changed", "less than nothing"]);
     for cycles in ["0", "-1", "4294967296", "three", "", "1.5"] {
         for command in [&["nap", "x"][..], &["bench", "sleep"]] {
             assert_usage(&[command, &[&format!("--cycles={cycles}")]].concat(), &["--cycles", cycles]);

@@ -1,16 +1,24 @@
-//! The limits: the link, and bare calls of the driver. No pool is involved.
+//! The limits: the link, reading device memory, making host memory, and bare calls of the driver. No pool is
+//! involved.
 
-use poorwill_core::Driver;
 use poorwill_core::driver::Result;
+use poorwill_core::{Driver, HostBuffer, Pending, StreamId};
 use serde::Serialize;
 
 use crate::link::{self, Scratch, rate, timed};
+use crate::machine::page_bytes;
 
 /// How many times memory comes and goes; the quickest counts.
 const ROUNDS: usize = 3;
 
 /// Most that one copy moves.
 const LINK_BYTES_MAX: u64 = 1 << 30;
+
+/// Most that digests are computed of at once.
+const DIGEST_BYTES_MAX: u64 = 2 << 30;
+
+/// How often host memory is made. The first time, a machine may have to touch it for the first time ever.
+const PIN_ROUNDS: usize = 2;
 
 /// What the machine can do at best.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -21,6 +29,14 @@ pub struct Limits {
     pub to_device_bytes_per_s: f64,
     /// From the device to pinned memory, the quickest of five.
     pub to_host_bytes_per_s: f64,
+    /// Bytes of device memory that digests were computed of, with one call.
+    pub digest_bytes: u64,
+    /// Computing them, the quickest of three.
+    pub digest_bytes_per_s: f64,
+    /// Host memory made at once, in the pieces of the load.
+    pub pin_bytes: u64,
+    /// Making it while none is kept, until every page is there, page-locked on a GPU: the quicker of two.
+    pub pin_bytes_per_s: f64,
     /// How many chunks of the pool's size the load takes.
     pub chunks: u64,
     /// The pool's size of a chunk.
@@ -70,13 +86,21 @@ impl Pieces {
 impl Limits {
     /// Measures, and leaves the device as it was.
     pub(super) fn measure(driver: &dyn Driver, pieces: &Pieces) -> Result<Self> {
-        let link_bytes = pieces.bytes().min(LINK_BYTES_MAX) / pieces.granule_bytes * pieces.granule_bytes;
+        let sizes = pieces.sizes();
+        let up_to = |bytes| pieces.bytes().min(bytes) / pieces.granule_bytes * pieces.granule_bytes;
+        let (link_bytes, digest_bytes) = (up_to(LINK_BYTES_MAX), up_to(DIGEST_BYTES_MAX));
         let link = link::measure(driver, link_bytes)?;
-        let (bring_in_s, give_back_s) = bare(driver, &pieces.sizes())?;
+        let digest_s = digest(driver, digest_bytes)?;
+        let pin_s = pin(driver, &sizes)?;
+        let (bring_in_s, give_back_s) = bare(driver, &sizes)?;
         Ok(Self {
             link_bytes,
             to_device_bytes_per_s: rate(link_bytes, link.to_device_s),
             to_host_bytes_per_s: rate(link_bytes, link.to_host_s),
+            digest_bytes,
+            digest_bytes_per_s: rate(digest_bytes, digest_s),
+            pin_bytes: pieces.bytes(),
+            pin_bytes_per_s: rate(pieces.bytes(), pin_s),
             chunks: pieces.chunks,
             chunk_bytes: pieces.chunk_bytes,
             granules: pieces.granules,
@@ -85,6 +109,45 @@ impl Limits {
             give_back_s,
         })
     }
+}
+
+/// Seconds of the quickest reading.
+fn digest(driver: &dyn Driver, bytes: u64) -> Result<f64> {
+    let mut memory = Scratch::reserve(driver, bytes)?;
+    memory.bring_in(&[bytes])?;
+    driver.zero(StreamId::DEFAULT, memory.range())?.wait()?;
+    let mut quickest_s = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let (seconds, _) = timed(|| driver.digest(StreamId::DEFAULT, &[memory.range()])?.wait())?;
+        quickest_s = quickest_s.min(seconds);
+    }
+    Ok(quickest_s)
+}
+
+/// Seconds of the quicker making. Nothing is kept, before and after.
+fn pin(driver: &dyn Driver, sizes: &[u64]) -> Result<f64> {
+    let mut quickest_s = f64::INFINITY;
+    for _ in 0..PIN_ROUNDS {
+        driver.host_trim()?;
+        let (seconds, buffers) = timed(|| {
+            let made = driver.host_alloc_all(sizes)?.into_iter().map(Pending::wait);
+            let mut buffers = made.collect::<Result<Vec<HostBuffer>>>()?;
+            if driver.host_memory().pinned_bytes == 0 {
+                buffers.iter_mut().for_each(|buffer| touch(buffer));
+            }
+            Ok(buffers)
+        })?;
+        quickest_s = quickest_s.min(seconds);
+        drop(buffers);
+    }
+    driver.host_trim()?;
+    Ok(quickest_s)
+}
+
+/// Pages that were never written are no memory. Page-locked ones are there already.
+fn touch(buffer: &mut [u8]) {
+    let page_bytes = usize::try_from(page_bytes()).unwrap_or(4096);
+    buffer.iter_mut().step_by(page_bytes).for_each(|byte| *byte = 1);
 }
 
 /// Seconds of the quickest bringing in, and of the quickest giving back.
@@ -101,7 +164,7 @@ fn bare(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, f64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::load::sizes;
+    use super::super::sizes::sizes;
     use super::*;
 
     const GRANULE_BYTES: u64 = 2 << 20;

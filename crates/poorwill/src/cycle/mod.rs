@@ -1,12 +1,20 @@
 //! What sleeping and waking cost beside the limits of the machine, all measured in one run.
 //!
-//! [`run`] measures the link and the bare calls of the driver first, without a pool. Then it fills a load like a
-//! model's with bytes that depend on where they are, takes it through [`Plan::cycles`] of sleep at level 1 and
-//! wake and compares the bytes, and then through some cycles in which everything is dropped and nothing is
-//! copied. Ratios in the [`CycleReport`] put each beside its limit of the same run.
+//! [`run`] measures the link, reading device memory, making host memory and the bare calls of the driver first,
+//! without a pool. Then it fills a load like a model's with bytes that depend on where they are, and takes it
+//! through sleeps at level 1 and wakes:
 //!
-//! Promises: every byte is compared after the first wake and after the last, and after each when there are few;
-//! the report has the same size however many cycles there are; at the end everything is freed and trimmed.
+//! 1. a **first** sleep, with nothing prepared and no host memory kept;
+//! 2. after loading the same again, a **prepared** one, whose backups were made in the background;
+//! 3. [`Plan::cycles`] **clean** ones, with nothing changed;
+//! 4. a **changed** one, after other bytes were written into a part of the granules ([`Plan::changed`]);
+//! 5. and some cycles in which everything is dropped and nothing is copied.
+//!
+//! [`Ratios`] in the [`CycleReport`] put each beside what the limits of the same run make of it.
+//!
+//! Promises: every byte is compared after the wakes of 1, 2 and 4, after the first and the last of 3, and after each
+//! of those when there are few; the report has the same size however many cycles there are; at the end everything
+//! is freed and trimmed.
 //!
 //! ```
 //! use poorwill::cycle::{Plan, run};
@@ -16,16 +24,26 @@
 //! let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
 //! let report = run(&arena, &Plan::new((8 << 20).try_into()?), &mut |_| {})?;
 //! assert!(report.verified && !report.moved);
-//! assert_eq!(report.cycles[0].sleep.copied_bytes, report.cycles[0].wake.copied_bytes);
+//! assert_eq!(report.copied_bytes.first, report.copied_bytes.wake);
+//! assert_eq!(report.copied_bytes.clean, Some(0));
 //! # Ok(())
 //! # }
 //! ```
 
+mod choice;
+mod fraction;
 mod limits;
 mod load;
+mod pattern;
+mod plan;
+mod ratios;
 mod report;
 mod run;
+mod sizes;
 
+pub use fraction::{Fraction, InvalidFraction};
 pub use limits::Limits;
-pub use report::{Cycle, CycleReport, DropCycle, Dropping, Held, Memory, Spread};
-pub use run::{CycleError, Plan, Stage, run};
+pub use plan::{CycleError, Kind, Plan, Stage};
+pub use ratios::{Beside, Ratios};
+pub use report::{CopiedBytes, Cycle, CycleReport, DropCycle, Dropping, Held, Memory, Spread, Spreads};
+pub use run::run;

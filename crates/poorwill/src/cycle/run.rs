@@ -1,26 +1,26 @@
-//! Taking an arena through cycles of sleep and wake.
+//! Taking an arena through the phases of a plan.
 
-use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Instant;
 
-use poorwill_core::{
-    ByteSize, DriverError, Dropped, InvalidTag, Level, PoolConfig, PoolError, SleepRequest, Tag, TagPolicy,
-    WakeRequest,
-};
+use poorwill_core::{Dropped, Level, PoolError, SleepRequest, Tag, TagPolicy, Verify, WakeRequest};
 
 use super::limits::{Limits, Pieces};
-use super::load::{Load, count, sizes};
-use super::report::{Cycle, CycleReport, DropCycle, Dropping, Held, Memory, Spread};
+use super::load::Load;
+use super::plan::{CycleError, Kind, Plan, Stage};
+use super::ratios::Ratios;
+use super::report::{CopiedBytes, Cycle, CycleReport, DropCycle, Held, Memory, Spread, Spreads};
+use super::sizes::{count, sizes};
 use crate::arena::Arena;
+use crate::link::as_float;
 use crate::machine::resident_bytes;
 
 /// How many cycles there are without a copy.
 const DROP_CYCLES: usize = 3;
 
-/// Up to how many cycles the bytes are compared after each.
+/// Up to how many clean cycles the bytes are compared after each.
 const COMPARED_MAX: u32 = 5;
 
-/// How many of the first cycles are reported one by one.
+/// How many of the first clean cycles are reported one by one.
 const REPORTED_FIRST: u32 = 3;
 
 /// Most tensors of a load: about 79 TiB of layers.
@@ -29,88 +29,6 @@ const TENSORS_MAX: u64 = 1_000_000;
 /// The tag of the cycles without a copy.
 const DISCARDABLE: &str = "bench-discardable";
 
-/// What to run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
-    /// How much to load: whole layers of 496 MiB until this is reached, or one layer that is smaller throughout.
-    pub bytes: NonZeroU64,
-    /// How many times to sleep and wake.
-    pub cycles: NonZeroU32,
-    /// [`PoolConfig::chunk_granules`] of the arena: bare calls of the driver are measured with chunks of the same
-    /// size.
-    pub chunk_granules: u64,
-}
-
-impl Plan {
-    /// Three cycles with `bytes` bytes in an arena with the default chunks.
-    #[must_use]
-    pub fn new(bytes: NonZeroU64) -> Self {
-        let cycles = NonZeroU32::MIN.saturating_add(2);
-        Self { bytes, cycles, chunk_granules: PoolConfig::default().chunk_granules }
-    }
-}
-
-/// What is done next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Stage {
-    /// Measuring limits.
-    Limits,
-    /// Loading.
-    Load,
-    /// This cycle, from 1.
-    Cycle(u32),
-    /// Cycles without a copy.
-    Drop,
-}
-
-/// Why a run failed. What differs after a wake is no failure: the report says it.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CycleError {
-    /// The device has too little memory for the load, or its budget is too small.
-    #[error(
-        "cannot load {}: the device has {} free, and the budget allows {}; load less, {}",
-        ByteSize(*asked_bytes),
-        ByteSize(*free_bytes),
-        ByteSize(*limit_bytes),
-        if asked_bytes <= free_bytes { "or raise the budget" } else { "or use a larger device" }
-    )]
-    TooLarge {
-        /// Size of the load.
-        asked_bytes: u64,
-        /// What the device has free.
-        free_bytes: u64,
-        /// What the arena may map.
-        limit_bytes: u64,
-    },
-    /// The load would have more tensors than can be kept track of here.
-    #[error(
-        "cannot load {}: that takes {tensors} tensors, and {tensors_max} is the most; load less",
-        ByteSize(*asked_bytes)
-    )]
-    TooManyTensors {
-        /// Size of the load.
-        asked_bytes: u64,
-        /// How many tensors it takes.
-        tensors: u64,
-        /// How many there may be.
-        tensors_max: u64,
-    },
-    /// A call of the driver failed that no pool had made.
-    #[error("cannot measure the limits of the device: {0}")]
-    Limits(#[source] DriverError),
-    /// The device would not say what it has free.
-    #[error(transparent)]
-    Device(#[from] DriverError),
-    /// A call of the pool failed.
-    #[error(transparent)]
-    Pool(#[from] PoolError),
-    /// The tag of the cycles without a copy has no good name.
-    #[error(transparent)]
-    Tag(#[from] InvalidTag),
-}
-
 /// Takes an arena that is used for nothing else through a plan. At its end everything is freed and trimmed.
 ///
 /// # Errors
@@ -118,6 +36,22 @@ pub enum CycleError {
 pub fn run(arena: &Arena, plan: &Plan, observer: &mut dyn FnMut(Stage)) -> Result<CycleReport, CycleError> {
     arena.trim()?;
     // The limits are measured with memory beside the pool's, before it has any: its limit holds for both.
+    let (sizes, pieces) = fitting(arena, plan)?;
+    observer(Stage::Limits);
+    let limits = Limits::measure(&**arena.driver(), &pieces).map_err(CycleError::Limits)?;
+    let report = empty_report(arena, plan, &sizes, limits)?;
+    let mut run = Run { arena, plan, sizes, load: Load::new(arena), report, observer };
+    let outcome = run.phases();
+    let cleared = run.load.clear();
+    outcome?;
+    cleared?;
+    let mut report = run.report;
+    report.ratios = Ratios::of(&report);
+    Ok(report)
+}
+
+/// The tensors of a load for which there is room, and what they take.
+fn fitting(arena: &Arena, plan: &Plan) -> Result<(Vec<u64>, Pieces), CycleError> {
     let (free_bytes, limit_bytes) = (arena.driver().memory_info()?.free_bytes, arena.limit_bytes());
     let fits = |asked_bytes| {
         let too_large = CycleError::TooLarge { asked_bytes, free_bytes, limit_bytes };
@@ -131,149 +65,210 @@ pub fn run(arena: &Arena, plan: &Plan, observer: &mut dyn FnMut(Stage)) -> Resul
     let sizes = sizes(asked_bytes);
     let pieces = Pieces::of(&sizes, arena.driver().info().granule_bytes, plan.chunk_granules);
     fits(pieces.bytes())?;
-
-    observer(Stage::Limits);
-    let limits = Limits::measure(&**arena.driver(), &pieces).map_err(CycleError::Limits)?;
-    let mut load = Load::new(arena);
-    let report = cycles(arena, plan, &sizes, limits, &mut load, observer);
-    let cleared = load.clear();
-    let mut report = report?;
-    cleared?;
-    if report.mismatch.is_none() {
-        observer(Stage::Drop);
-        let dropping = dropping(arena, &sizes, &report.limits, &mut load);
-        let cleared = load.clear();
-        let (dropping, moved) = dropping?;
-        cleared?;
-        report.dropping = Some(dropping);
-        report.note(moved.then(|| "a block moved while it was dropped".into()), moved);
-    }
-    Ok(report)
+    Ok((sizes, pieces))
 }
 
-fn cycles(
+struct Run<'a> {
+    arena: &'a Arena,
+    plan: &'a Plan,
+    sizes: Vec<u64>,
+    load: Load<'a>,
+    report: CycleReport,
+    observer: &'a mut dyn FnMut(Stage),
+}
+
+impl Run<'_> {
+    /// All of them, or as many as it takes to find a byte that is wrong.
+    fn phases(&mut self) -> Result<(), CycleError> {
+        for phase in [Self::first, Self::prepared, Self::clean, Self::changed, Self::dropping] {
+            phase(self)?;
+            if self.report.mismatch.is_some() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is prepared, and no host memory is kept.
+    fn first(&mut self) -> Result<(), CycleError> {
+        self.report.load_s = self.load_afresh()?;
+        self.report.memory.before = held(self.arena)?;
+        self.cycle(Kind::First, 1)?;
+        Ok(())
+    }
+
+    /// The same load in other blocks, which have never slept.
+    fn prepared(&mut self) -> Result<(), CycleError> {
+        self.load.clear()?;
+        self.load_afresh()?;
+        (self.observer)(Stage::Prepare);
+        let preparation = self.arena.prepare_sleep(&SleepRequest::all(Level::One))?;
+        self.report.prepare = Some(preparation.wait()?);
+        self.cycle(Kind::Prepared, 1)?;
+        Ok(())
+    }
+
+    fn clean(&mut self) -> Result<(), CycleError> {
+        let mut figures: Vec<[f64; 3]> = Vec::new();
+        for number in 1..=self.plan.cycles.get() {
+            figures.push(self.cycle(Kind::Clean, number)?);
+            self.report.memory.after = held(self.arena)?;
+            if number == 1 {
+                self.report.memory.after_first = self.report.memory.after;
+            }
+            if self.report.mismatch.is_some() {
+                break;
+            }
+        }
+        let spread = |nth: usize| Spread::of(figures.iter().map(|figures| figures[nth]));
+        let spreads = || {
+            let (sleep_s, wake_s, wake_without_verify_s) = (spread(0)?, spread(1)?, spread(2)?);
+            Some(Spreads { sleep_s, wake_s, wake_without_verify_s })
+        };
+        self.report.add_spreads(spreads());
+        Ok(())
+    }
+
+    fn changed(&mut self) -> Result<(), CycleError> {
+        self.report.changed_granules = self.load.change(self.plan.changed)?;
+        self.cycle(Kind::Changed, 1)?;
+        self.let_go_of_buffers()?;
+        self.report.host_bytes = Some(self.arena.driver().host_memory().held_bytes);
+        Ok(())
+    }
+
+    fn dropping(&mut self) -> Result<(), CycleError> {
+        (self.observer)(Stage::Drop);
+        self.load.clear()?;
+        let tag = Tag::new(DISCARDABLE)?;
+        self.arena.declare_tag(&tag, TagPolicy::discardable(Dropped::Undefined))?;
+        self.load.take(&self.sizes, &tag)?;
+        let mut cycles = Vec::new();
+        for _ in 0..DROP_CYCLES {
+            let (drop_s, _) = timed(|| self.arena.sleep(&SleepRequest::all(Level::One)))?;
+            let (wake_empty_s, _) = timed(|| self.arena.wake(&WakeRequest::all()))?;
+            cycles.push(DropCycle { drop_s, wake_empty_s });
+        }
+        self.report.add_dropping(cycles);
+        if self.load.is_moved()? {
+            self.report.moved = true;
+            self.report.note(Some("a block moved while it was dropped".into()));
+        }
+        Ok(())
+    }
+
+    /// Takes and writes the load, and leaves no host memory behind. Returns how long taking and writing took.
+    fn load_afresh(&mut self) -> Result<f64, CycleError> {
+        (self.observer)(Stage::Load);
+        let (load_s, ()) = timed(|| {
+            self.load.take(&self.sizes, &Tag::weights())?;
+            self.load.fill()
+        })?;
+        self.let_go_of_buffers()?;
+        Ok(load_s)
+    }
+
+    /// Gives back the host memory that is ours, and what the driver keeps of it.
+    fn let_go_of_buffers(&mut self) -> Result<(), CycleError> {
+        self.load.rest();
+        Ok(self.arena.driver().host_trim()?)
+    }
+
+    /// A sleep with the bytes, the wake, and a look at them. Returns the seconds of the sleep, of the wake, and of
+    /// the wake without verifying.
+    fn cycle(&mut self, kind: Kind, number: u32) -> Result<[f64; 3], CycleError> {
+        (self.observer)(Stage::Cycle { kind, number });
+        let verify = if kind == Kind::Changed { Verify::All } else { Verify::Sample };
+        let mut cycle = self.sleep_and_wake(kind, number, verify)?;
+        cycle.moved = self.load.is_moved()?;
+        let mut mismatch = cycle.moved.then(|| format!("a block moved in {}", named(kind, number)));
+        let last = self.plan.cycles.get();
+        if kind != Kind::Clean || number == 1 || number == last || last <= COMPARED_MAX {
+            let wrong = self.load.compare()?;
+            cycle.verified = Some(wrong.is_none());
+            mismatch = mismatch.or(wrong.map(|wrong| format!("after {} {wrong}", named(kind, number))));
+        }
+        self.report.moved |= cycle.moved;
+        self.report.note(mismatch);
+        self.report.add(&cycle);
+        let figures = [cycle.sleep_s, cycle.wake_s, cycle.wake_without_verify_s];
+        if number <= REPORTED_FIRST || number == last || self.report.mismatch.is_some() {
+            self.report.cycles.push(cycle);
+        }
+        Ok(figures)
+    }
+
+    fn sleep_and_wake(&self, kind: Kind, number: u32, verify: Verify) -> Result<Cycle, CycleError> {
+        let free_bytes = || Ok::<_, CycleError>(self.arena.driver().memory_info()?.free_bytes);
+        let before = free_bytes()?;
+        let (sleep_s, sleep) = timed(|| self.arena.sleep(&SleepRequest::all(Level::One)))?;
+        let after = free_bytes()?;
+        let (wake_s, wake) = timed(|| self.arena.wake(&WakeRequest::all().verifying(verify)))?;
+        let link_s = as_float(wake.copied_bytes) / self.report.limits.to_device_bytes_per_s;
+        Ok(Cycle {
+            kind,
+            number,
+            sleep_s,
+            wake_s,
+            device_released_bytes: after.cast_signed().wrapping_sub(before.cast_signed()),
+            moved: false,
+            verified: None,
+            wake_without_verify_s: (wake_s - wake.phases.verify_s).max(0.0),
+            wake_link_ratio: link_s / wake_s.max(1e-9),
+            sleep,
+            wake,
+        })
+    }
+}
+
+/// How a mismatch names a cycle.
+fn named(kind: Kind, number: u32) -> String {
+    match kind {
+        Kind::First => "the first sleep".into(),
+        Kind::Prepared => "the prepared sleep".into(),
+        Kind::Clean => format!("clean sleep {number}"),
+        Kind::Changed => "the changed sleep".into(),
+    }
+}
+
+fn empty_report(
     arena: &Arena,
     plan: &Plan,
     sizes: &[u64],
     limits: Limits,
-    load: &mut Load<'_>,
-    observer: &mut dyn FnMut(Stage),
 ) -> Result<CycleReport, CycleError> {
-    observer(Stage::Load);
-    let (load_s, ()) = timed(|| {
-        load.take(sizes, &Tag::weights())?;
-        load.fill()
-    })?;
-    let before = held(arena)?;
-    let info = arena.driver().info();
-    let mut report = CycleReport {
+    let (info, held) = (arena.driver().info(), held(arena)?);
+    Ok(CycleReport {
         device: info.id.clone(),
-        device_name: info.name.clone(),
         bytes: sizes.iter().sum(),
-        tensors: sizes.len(),
-        load_s,
-        limits,
-        cycle_count: 0,
-        cycles: Vec::new(),
-        sleep_s: None,
+        link_gib_per_s: limits.to_device_bytes_per_s / as_float(1 << 30),
+        first_sleep_s: None,
+        prepared_sleep_s: None,
+        clean_sleep_s: None,
+        changed_fraction: plan.changed,
+        changed_sleep_s: None,
         wake_s: None,
-        wake_without_verify_s: None,
-        wake_link_ratio: None,
-        dropping: None,
-        memory: Memory { before, after_first: before, after: before },
-        moved: false,
+        drop_s: None,
+        wake_empty_s: None,
+        copied_bytes: CopiedBytes::default(),
+        host_bytes: None,
         verified: true,
         mismatch: None,
-    };
-    let mut figures: Vec<[f64; 4]> = Vec::new();
-    let last = plan.cycles.get();
-    for number in 1..=last {
-        observer(Stage::Cycle(number));
-        let mut cycle = cycle(arena, number, report.limits.to_device_bytes_per_s)?;
-        figures.push([cycle.sleep_s, cycle.wake_s, cycle.wake_without_verify_s, cycle.wake_link_ratio]);
-        report.cycle_count = number;
-        report.memory.after = held(arena)?;
-        if number == 1 {
-            report.memory.after_first = report.memory.after;
-        }
-        cycle.moved = load.is_moved()?;
-        let mut mismatch = cycle.moved.then(|| format!("a block moved in cycle {number}"));
-        if number == 1 || number == last || last <= COMPARED_MAX {
-            let wrong = load.compare()?;
-            cycle.verified = Some(wrong.is_none());
-            mismatch = mismatch.or(wrong.map(|wrong| format!("after cycle {number} {wrong}")));
-        }
-        report.note(mismatch, cycle.moved);
-        if number <= REPORTED_FIRST || number == last || report.mismatch.is_some() {
-            report.cycles.push(cycle);
-        }
-        if report.mismatch.is_some() {
-            break;
-        }
-    }
-    let [sleep_s, wake_s, wake_without_verify_s, ratio] =
-        [0, 1, 2, 3].map(|nth| Spread::of(figures.iter().map(|figures| figures[nth])));
-    (report.sleep_s, report.wake_s) = (sleep_s, wake_s);
-    report.wake_without_verify_s = wake_without_verify_s;
-    report.wake_link_ratio = ratio.map(|spread| spread.median);
-    Ok(report)
-}
-
-fn cycle(arena: &Arena, number: u32, to_device_bytes_per_s: f64) -> Result<Cycle, CycleError> {
-    let before = arena.driver().memory_info()?.free_bytes;
-    let (sleep_s, sleep) = timed(|| arena.sleep(&SleepRequest::all(Level::One)))?;
-    let after = arena.driver().memory_info()?.free_bytes;
-    let (wake_s, wake) = timed(|| arena.wake(&WakeRequest::all()))?;
-    let wake_without_verify_s = (wake_s - wake.phases.verify_s).max(0.0);
-    let link_s = as_float(wake.copied_bytes) / to_device_bytes_per_s;
-    Ok(Cycle {
-        cycle: number,
-        sleep,
-        wake,
-        sleep_s,
-        wake_s,
-        device_released_bytes: after.cast_signed().wrapping_sub(before.cast_signed()),
         moved: false,
-        verified: None,
-        wake_without_verify_s,
-        wake_link_ratio: link_s / wake_without_verify_s.max(1e-9),
+        device_name: info.name.clone(),
+        fast_digests: info.fast_digests,
+        tensors: sizes.len(),
+        load_s: 0.0,
+        limits,
+        ratios: Ratios::default(),
+        prepare: None,
+        changed_granules: 0,
+        clean_cycles: 0,
+        cycles: Vec::new(),
+        spreads: None,
+        dropping: None,
+        memory: Memory { before: held, after_first: held, after: held },
     })
-}
-
-/// Cycles without a copy, and whether a block moved.
-fn dropping(
-    arena: &Arena,
-    sizes: &[u64],
-    limits: &Limits,
-    load: &mut Load<'_>,
-) -> Result<(Dropping, bool), CycleError> {
-    let tag = Tag::new(DISCARDABLE)?;
-    arena.declare_tag(&tag, TagPolicy::discardable(Dropped::Undefined))?;
-    load.take(sizes, &tag)?;
-    let mut cycles = Vec::new();
-    for _ in 0..DROP_CYCLES {
-        let (drop_s, _) = timed(|| arena.sleep(&SleepRequest::all(Level::One)))?;
-        let (wake_empty_s, _) = timed(|| arena.wake(&WakeRequest::all()))?;
-        cycles.push(DropCycle { drop_s, wake_empty_s });
-    }
-    let least = |figure: fn(&DropCycle) -> f64| cycles.iter().map(figure).fold(f64::INFINITY, f64::min);
-    let (drop_s, wake_empty_s) = (least(|cycle| cycle.drop_s), least(|cycle| cycle.wake_empty_s));
-    let dropping = Dropping {
-        drop_ratio: drop_s / limits.give_back_s.max(1e-9),
-        wake_empty_ratio: wake_empty_s / limits.bring_in_s.max(1e-9),
-        drop_s,
-        wake_empty_s,
-        cycles,
-    };
-    Ok((dropping, load.is_moved()?))
-}
-
-impl CycleReport {
-    fn note(&mut self, mismatch: Option<String>, moved: bool) {
-        self.moved |= moved;
-        self.verified &= mismatch.is_none();
-        self.mismatch = self.mismatch.take().or(mismatch);
-    }
 }
 
 fn held(arena: &Arena) -> Result<Held, CycleError> {
@@ -281,6 +276,7 @@ fn held(arena: &Arena) -> Result<Held, CycleError> {
         device_free_bytes: arena.driver().memory_info()?.free_bytes,
         process_resident_bytes: resident_bytes(),
         backup_bytes: arena.stats()?.backup_bytes,
+        host: arena.driver().host_memory(),
     })
 }
 
@@ -288,10 +284,4 @@ fn timed<T>(action: impl FnOnce() -> Result<T, PoolError>) -> Result<(f64, T), P
     let started = Instant::now();
     let outcome = action()?;
     Ok((started.elapsed().as_secs_f64(), outcome))
-}
-
-/// Sizes of memory are far below where a float begins to round to whole bytes.
-#[allow(clippy::cast_precision_loss)]
-fn as_float(bytes: u64) -> f64 {
-    bytes as f64
 }
