@@ -66,6 +66,11 @@ impl Shared {
         for (clock, tick, event) in awaited {
             refused = refused.or(self.wait_for_one(clock, tick, event).err());
         }
+        let mut state = self.open_state()?;
+        while state.is_copying_freed() {
+            state = self.wait_briefly(state)?;
+        }
+        drop(state);
         vm = self.lock_vm()?;
         self.poll(&vm);
         self.open_state()?.join_lanes();
