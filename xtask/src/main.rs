@@ -8,6 +8,7 @@
 mod bench;
 mod lint;
 mod picture;
+mod ptx;
 mod python;
 mod steps;
 mod test;
@@ -35,6 +36,7 @@ Commands:
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)
   picture         draw docs/images again from a load measured now
+  ptx             write the GPU's kernel for digests again
   lint            formatting, clippy, documentation, a check for aarch64, and the style of the Python
 
 Options:
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Request::Python { pytest_args } => python::run(pytest_args),
         Request::Lint => lint::run(),
         Request::Picture => picture::run(),
+        Request::Ptx => ptx::run(),
         Request::Bench { bench, args } => bench.run(args),
     };
     match outcome {
@@ -85,6 +88,7 @@ enum Request {
     Python { pytest_args: Vec<OsString> },
     Lint,
     Picture,
+    Ptx,
     Bench { bench: Bench, args: Vec<OsString> },
 }
 
@@ -114,7 +118,10 @@ impl Request {
             },
             (Some("lint"), []) => Ok(Request::Lint),
             (Some("picture"), []) => Ok(Request::Picture),
-            (Some("lint" | "picture"), [argument, ..]) => Err(UsageError::Unexpected(argument.clone())),
+            (Some("ptx"), []) => Ok(Request::Ptx),
+            (Some("lint" | "picture" | "ptx"), [argument, ..]) => {
+                Err(UsageError::Unexpected(argument.clone()))
+            }
             _ => Err(UsageError::UnknownCommand(command.clone())),
         }
     }
@@ -173,6 +180,7 @@ mod tests {
         assert_eq!(parse(&["python"]), Ok(Request::Python { pytest_args: vec![] }));
         assert_eq!(parse(&["lint"]), Ok(Request::Lint));
         assert_eq!(parse(&["picture"]), Ok(Request::Picture));
+        assert_eq!(parse(&["ptx"]), Ok(Request::Ptx));
         let args = vec!["--json".into()];
         for bench in BENCHES {
             let args = args.clone();
@@ -211,7 +219,7 @@ mod tests {
 
     #[test]
     fn usage_names_every_command() {
-        for command in ["test", "python", "bench", "lint", "picture"] {
+        for command in ["test", "python", "bench", "lint", "picture", "ptx"] {
             assert!(USAGE.lines().any(|line| line.starts_with(&format!("  {command} "))), "{command}");
         }
         for bench in BENCHES {

@@ -10,6 +10,8 @@ pub mod cuda;
 #[cfg(target_os = "linux")]
 pub mod host;
 #[cfg(target_os = "linux")]
+pub mod host_memory;
+#[cfg(target_os = "linux")]
 mod ledger;
 #[cfg(target_os = "linux")]
 pub mod nvml;
@@ -24,3 +26,5 @@ pub mod system;
 pub use cuda::{CudaConfig, CudaDevice};
 #[cfg(target_os = "linux")]
 pub use host::{HostConfig, HostDevice};
+#[cfg(target_os = "linux")]
+pub use host_memory::{HostMemoryConfig, HostMemoryDetails, HugePages, Pin};

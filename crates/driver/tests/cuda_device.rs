@@ -273,7 +273,7 @@ fn what_cannot_be_opened_says_why() {
     let error = CudaDevice::open(&config).unwrap_err();
     assert!(matches!(error.kind, DriverErrorKind::InvalidArgument { .. }));
     assert!(error.to_string().contains("no GPU 99") && error.to_string().contains("cuda:0"), "{error}");
-    let missing = CudaConfig { ordinal: 0, library: Some("/nonexistent/libcuda.so.1".into()) };
+    let missing = CudaConfig { library: Some("/nonexistent/libcuda.so.1".into()), ..CudaConfig::default() };
     let error = CudaDevice::open(&missing).unwrap_err();
     assert!(matches!(error.kind, DriverErrorKind::Unsupported { .. }), "{error}");
     let known = cuda::gpus(cuda_config().library.as_deref()).unwrap();

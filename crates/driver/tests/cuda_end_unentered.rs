@@ -29,8 +29,11 @@ fn left_work_keeps_its_memory_when_the_end_cannot_enter() {
         }
         return;
     }
-    let device =
-        CudaDevice::open(&CudaConfig { ordinal: 0, library: Some(poorwill_fake_libcuda::path()) }).unwrap();
+    let device = CudaDevice::open(&CudaConfig {
+        library: Some(poorwill_fake_libcuda::path()),
+        ..CudaConfig::default()
+    })
+    .unwrap();
     let range = device.reserve(device.info().granule_bytes).unwrap();
     let backing = device.create(range.bytes).unwrap();
     device.map(range, backing).unwrap();

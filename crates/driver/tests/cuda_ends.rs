@@ -51,7 +51,8 @@ impl Fake {
 }
 
 fn open() -> CudaDevice {
-    CudaDevice::open(&CudaConfig { ordinal: 0, library: Some(poorwill_fake_libcuda::path()) }).unwrap()
+    CudaDevice::open(&CudaConfig { library: Some(poorwill_fake_libcuda::path()), ..CudaConfig::default() })
+        .unwrap()
 }
 
 fn mapped(device: &CudaDevice, granules: u64) -> DeviceRange {

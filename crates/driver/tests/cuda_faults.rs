@@ -75,7 +75,7 @@ const ORDINAL: c_int = 1;
 fn every_call_of_the_library_may_fail() {
     let fake = Fake::load();
     let library = Some(poorwill_fake_libcuda::path());
-    let config = CudaConfig { ordinal: ORDINAL.unsigned_abs(), library };
+    let config = CudaConfig { ordinal: ORDINAL.unsigned_abs(), library, ..CudaConfig::default() };
     // Keeps the context, which would take along all that was left in it.
     let witness = CudaDevice::open(&config).unwrap();
     let before = fake.census(ORDINAL);

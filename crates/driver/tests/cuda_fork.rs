@@ -13,7 +13,7 @@ use poorwill_testkit::gated::{self, Gate};
 fn a_forked_child_drops_work_while_a_thread_of_the_parent_sweeps() {
     // SAFETY: the only test of this program, before any other thread reads the environment.
     unsafe { std::env::set_var("POORWILL_FAKE_CUDA_DELAY", "cuEventQuery:3000000") };
-    let config = CudaConfig { ordinal: 0, library: Some(poorwill_fake_libcuda::path()) };
+    let config = CudaConfig { library: Some(poorwill_fake_libcuda::path()), ..CudaConfig::default() };
     let device = Arc::new(CudaDevice::open(&config).unwrap());
     let stream = device.stream_create().unwrap();
     let gate = Arc::new(Gate::default());

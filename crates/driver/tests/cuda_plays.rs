@@ -53,7 +53,7 @@ fn play(test: &str, role: &str, variables: &[(&str, &str)]) -> String {
 }
 
 fn open() -> Result<CudaDevice> {
-    CudaDevice::open(&CudaConfig { ordinal: 0, library: Some(poorwill_fake_libcuda::path()) })
+    CudaDevice::open(&CudaConfig { library: Some(poorwill_fake_libcuda::path()), ..CudaConfig::default() })
 }
 
 fn gpu(ordinal: u32) -> Result<GpuInfo> {

@@ -47,7 +47,9 @@ fn configurations_are_checked() {
     for (capacity_bytes, granule_bytes) in
         [(0, 2 * MIB), (MIB, 2 * MIB), (u64::MAX, 2 * MIB), (MIB, 0), (MIB, 512), (MIB, 12 << 10)]
     {
-        let error = HostDevice::open(&HostConfig { capacity_bytes, granule_bytes }).unwrap_err();
+        let error =
+            HostDevice::open(&HostConfig { granule_bytes, ..HostConfig::with_capacity(capacity_bytes) })
+                .unwrap_err();
         assert!(matches!(error.kind, DriverErrorKind::InvalidArgument { .. }), "{error}");
     }
     let rounded = HostDevice::open(&HostConfig::with_capacity(5 * MIB + 1)).unwrap();

@@ -136,8 +136,10 @@ mod tests {
     fn what_is_written_right_is_understood() {
         let page = rustix::param::page_size() as u64;
         assert_eq!(device("1GiB"), Ok(HostConfig::with_capacity(1 << 30)));
-        assert_eq!(device("1GiB/PAGE"), Ok(HostConfig { capacity_bytes: 1 << 30, granule_bytes: page }));
-        assert_eq!(device("8m/4m"), Ok(HostConfig { capacity_bytes: 8 << 20, granule_bytes: 4 << 20 }));
+        let with =
+            |capacity, granule_bytes| Ok(HostConfig { granule_bytes, ..HostConfig::with_capacity(capacity) });
+        assert_eq!(device("1GiB/PAGE"), with(1 << 30, page));
+        assert_eq!(device("8m/4m"), with(8 << 20, 4 << 20));
         let expected = Failure { symbol: None, first: 3, count: 1, code: 999 };
         assert_eq!(failure("*:3"), Ok(expected));
         let expected = Failure { symbol: Some("cuMemMap".into()), first: 1, count: 2, code: 700 };

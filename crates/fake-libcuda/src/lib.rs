@@ -13,6 +13,9 @@
 //! - The default stream does not wait for the others; `CU_STREAM_PER_THREAD` is not supported, and streams wait
 //!   for events of their own device only.
 //! - Every call on memory but the question for the granule needs a current context.
+//! - Kernels know registered memory of the host by another address than the host, which
+//!   `cuMemHostGetDevicePointer` gives for what was registered as mapped.
+//! - A priority that is out of the range is refused; otherwise all streams are alike.
 //! - A kernel is a function of [the table](self#kernels); its PTX is read for names only.
 //!
 //! # Settings
@@ -61,8 +64,8 @@
 //!
 //! # Kernels
 //!
-//! `src/kernels` holds a function of the host for each kernel that can be launched: for now
-//! `poorwill_test_fill`, whose PTX for real GPUs is [`TEST_FILL_PTX`].
+//! `src/kernels` holds a function of the host for each kernel that can be launched: `poorwill_test_fill`,
+//! whose PTX for real GPUs is [`TEST_FILL_PTX`], and `poorwill_digest`, which the CUDA driver brings along.
 #![allow(unsafe_code)]
 
 #[cfg(target_os = "linux")]

@@ -37,7 +37,16 @@ pub(crate) struct Registered {
     pub(crate) device: usize,
     pub(crate) context: Handle,
     bytes: usize,
+    /// Whether kernels may have its address.
+    is_mapped: bool,
 }
+
+/// What kernels know memory of the host by: its address with this bit, so that who passes on an address of the host's
+/// is found out.
+pub(crate) const HOST_WINDOW: u64 = 1 << 56;
+
+/// `CU_MEMHOSTREGISTER_DEVICEMAP`.
+const MAPPED: u32 = 2;
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 const PINNED: i32 = 1;
@@ -166,7 +175,8 @@ pub(crate) fn register(current: &Current, addr: usize, bytes: usize, flags: u32)
     if before.is_some_and(|(start, other)| start + other.bytes > addr) {
         return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
     }
-    let registered = Registered { device: current.device.ordinal, context: current.context, bytes };
+    let (device, is_mapped) = (current.device.ordinal, flags & MAPPED != 0);
+    let registered = Registered { device, context: current.context, bytes, is_mapped };
     tables.registered.insert(addr, registered);
     Ok(())
 }
@@ -177,7 +187,32 @@ pub(crate) fn unregister(current: &Current, addr: usize) -> Outcome {
     gone.map(drop).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)
 }
 
+/// Where kernels find registered memory.
+pub(crate) fn device_pointer(current: &Current, addr: usize, flags: u32) -> Outcome<u64> {
+    ensure(flags == 0)?;
+    let tables = current.world.tables();
+    let registered = tables.registered_at(addr, 1)?;
+    ensure(registered.is_mapped && registered.context == current.context)?;
+    Ok(addr as u64 | HOST_WINDOW)
+}
+
+/// Memory of the host that a kernel knows by this address, if all of it is registered.
+pub(crate) fn host_behind(world: &World, addr: u64, bytes: usize) -> Outcome<usize> {
+    let host = usize::try_from(addr & !HOST_WINDOW).map_err(|_| Code::ILLEGAL_ADDRESS)?;
+    let tables = world.tables();
+    let registered = tables.registered_at(host, bytes).map_err(|_| Code::ILLEGAL_ADDRESS)?;
+    if addr & HOST_WINDOW != 0 && registered.is_mapped { Ok(host) } else { Err(Code::ILLEGAL_ADDRESS) }
+}
+
 impl Tables {
+    /// What registered memory these bytes lie in.
+    fn registered_at(&self, addr: usize, bytes: usize) -> Outcome<&Registered> {
+        let (start, found) = self.registered.range(..=addr).next_back().ok_or(Code::INVALID_VALUE)?;
+        let inside = (addr - start).checked_add(bytes).is_some_and(|end| end <= found.bytes);
+        ensure(inside)?;
+        Ok(found)
+    }
+
     /// A backing whose handle was not released.
     fn live(&mut self, handle: Handle) -> Outcome<&mut Backing> {
         self.backings.get_mut(&handle).filter(|backing| !backing.released).ok_or(Code::INVALID_VALUE)

@@ -244,7 +244,7 @@ fn shared(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
 /// The CUDA driver's device of this number, of the library that belongs to the kind.
 fn open_cuda(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
     let library = library_of(kind);
-    Arc::new(CudaDevice::open(&CudaConfig { ordinal, library }).unwrap())
+    Arc::new(CudaDevice::open(&CudaConfig { ordinal, library, ..CudaConfig::default() }).unwrap())
 }
 
 /// How the CUDA driver is opened in this run: on the GPU that is named, otherwise over the fake library, where
@@ -253,7 +253,7 @@ fn open_cuda(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
 pub fn cuda_config() -> CudaConfig {
     match Kind::of_this_run() {
         Kind::Cuda(ordinal) => CudaConfig::gpu(ordinal),
-        Kind::Host | Kind::Fake => CudaConfig { ordinal: 0, library: library_of(Kind::Fake) },
+        Kind::Host | Kind::Fake => CudaConfig { library: library_of(Kind::Fake), ..CudaConfig::default() },
     }
 }
 

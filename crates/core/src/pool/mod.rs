@@ -17,7 +17,9 @@
 //! - `free` joins the block with its free neighbours and stamps it with its stream's clock (`clocks`). Nothing is
 //!   unmapped, and no other stream gets it, before what was queued until then has passed (`quiet`).
 //! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
-//!   knows, and undone when the driver fails.
+//!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
+//!   ([`crate::backup`]); `save` compares and copies what differs, `prepare` does so before, in the background,
+//!   and `fill` brings it back while more is mapped.
 //!
 //! What is promised: addresses, bytes, all or nothing, the truth in reports, no leak, stream order, live fits
 //! means success, never over the limit, errors in forked children.

@@ -68,7 +68,7 @@ impl Shared {
         }
         let mut state = self.open_state()?;
         while state.is_copying_freed() {
-            state = self.wait_briefly(state)?;
+            state = self.wait(state)?;
         }
         drop(state);
         vm = self.lock_vm()?;

@@ -198,11 +198,9 @@ impl Shared {
         let fast_digests = self.driver.info().fast_digests;
         let (questions, sampled) = self.state.lock_anyway().questions(saves, fast_digests, &mut kept);
         let digests = self.digests(saves, &questions).map_err(at(Phase::Compare))?;
-        let mut proven: Vec<(usize, usize)> = Vec::new();
         for (question, found) in questions.iter().zip(digests) {
             if found == question.expected {
                 kept[question.turn].granules.push(question.granule);
-                proven.push((question.turn, question.granule));
             } else if question.trusted {
                 return Err(self.end_trust(
                     &saves[question.turn],
@@ -211,13 +209,17 @@ impl Shared {
                 ));
             }
         }
-        kept.iter_mut().for_each(|kept| kept.granules.sort_unstable());
         let mut state = self.state.lock_anyway();
         sampled.into_iter().for_each(|tag| state.tag_mut(tag).checks += 1);
-        for (turn, granule) in proven {
-            let backup = state.chunk_mut(saves[turn].place).and_then(|chunk| chunk.backup.as_mut());
-            let stored = backup.and_then(|backup| backup.granules.get_mut(granule)?.as_mut());
-            stored.into_iter().for_each(|stored| stored.proven = true);
+        for (save, kept) in saves.iter().zip(&mut kept) {
+            kept.granules.sort_unstable();
+            let Some(backup) = state.chunk_mut(save.place).and_then(|chunk| chunk.backup.as_mut()) else {
+                continue;
+            };
+            for granule in &kept.granules {
+                let stored = backup.granules.get_mut(*granule).and_then(Option::as_mut);
+                stored.into_iter().for_each(|stored| stored.proven = true);
+            }
         }
         Ok(kept)
     }

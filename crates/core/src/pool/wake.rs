@@ -122,10 +122,8 @@ impl Shared {
             }
             thread::sleep(pause.min(deadline - now));
             pause = (pause * 3 / 2).min(PAUSE_MAX);
-            let mut state = self.open_state()?; // Nobody waits for a pool that is closed.
-            let ours = state.idle().quiet_bytes + self.counters.loose_bytes();
-            state.settle_waiting();
-            drop(state);
+            // Nobody waits for a pool that is closed.
+            let ours = self.open_state()?.idle().quiet_bytes + self.counters.loose_bytes();
             let at = |source| PoolError::Driver { op: "wait for memory of the device", source };
             let free_bytes = self.driver.memory_info().map_err(at)?.free_bytes;
             if free_bytes.saturating_add(ours) >= needed_bytes {

@@ -1,4 +1,5 @@
-//! The primary context of one GPU, retained, and made current for the length of a call.
+//! The primary context of one GPU, retained, and made current for the length of a call; and the host memory that
+//! belongs to it.
 //!
 //! Promise: whatever context the calling thread had is current again when a call returns, and what is created
 //! in the primary context belongs to the same context that PyTorch and the CUDA runtime use.
@@ -6,25 +7,37 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::Arc;
 
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, Op};
 
 use super::ffi::{Api, CuDevice, CuResult, Raw};
-use super::pinned::Spare;
+use super::gpu::GpuInfo;
+use super::locked::Locked;
+use crate::host_memory::{HostArena, HostMemoryConfig, Options, Place};
 use crate::ledger::{Result, of};
 use crate::process::Owner;
+use crate::system::System;
 
-/// A retained primary context.
+/// A retained primary context, with its host memory.
 pub(super) struct Context {
+    primary: Arc<Primary>,
+    /// Memory for buffers.
+    pub(super) host_memory: Arc<HostArena>,
+    /// Page-locked memory that bytes pass through on their way, apart from the limits of what is kept.
+    pub(super) staging: Arc<HostArena>,
+}
+
+/// A retained primary context. Page-locked memory keeps it.
+pub(super) struct Primary {
     pub(super) api: &'static Api,
     pub(super) device: CuDevice,
     pub(super) raw: Raw,
     pub(super) owner: Owner,
     /// Whether nobody else in the process had it before.
     pub(super) is_first: bool,
-    /// Page-locked memory in nobody's use.
-    pub(super) spare: Spare,
 }
 
 /// What the driver tells about a GPU's memory in a context (`cuMemGetInfo`), as it tells it.
@@ -51,17 +64,73 @@ impl fmt::Debug for Context {
     }
 }
 
+impl fmt::Debug for Primary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Primary").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
 /// The context is current on this thread until this is dropped.
 #[derive(Debug)]
 pub(super) struct Entered<'a> {
-    context: &'a Context,
+    context: &'a Primary,
     pushed: bool,
     /// Of one thread only.
     _thread: PhantomData<*const ()>,
 }
 
 impl Context {
-    pub(super) fn retain(api: &'static Api, device: CuDevice, owner: Owner) -> Result<Self> {
+    /// Retains it, with no host memory made yet.
+    pub(super) fn retain(
+        api: &'static Api,
+        device: CuDevice,
+        gpu: &GpuInfo,
+        owner: Owner,
+        config: &HostMemoryConfig,
+    ) -> Result<Self> {
+        let primary = Arc::new(Primary::retain(api, device, owner)?);
+        let system = System::here();
+        let node = gpu.pci_bus_id.parse().ok().and_then(|address| system.numa_node(address));
+        let shares_memory = "the GPU has no memory of its own: page-locked memory would be taken from it";
+        let staging = Options {
+            config: HostMemoryConfig::default(),
+            pageable_because: None,
+            node,
+            gives_surplus_back: false,
+            system: system.clone(),
+        };
+        let kept = Options {
+            config: config.clone(),
+            pageable_because: gpu.integrated.then(|| shares_memory.into()),
+            node,
+            gives_surplus_back: true,
+            system,
+        };
+        let arena = |options| HostArena::new(owner, Box::new(Locked::new(&primary)), options);
+        let (host_memory, staging) = (arena(kept), arena(staging));
+        Ok(Self { host_memory, staging, primary })
+    }
+
+    /// The address at which the GPU sees `len` bytes of host memory from `addr` on, if they are page-locked memory of
+    /// this context's, whoever holds them. The caller has entered the context, or checked the process.
+    pub(super) fn pinned_at(&self, addr: usize, len: usize) -> Option<u64> {
+        match self.host_memory.place_of(addr, len) {
+            Place::Pinned(device) => Some(device),
+            Place::Pageable | Place::Foreign => None,
+        }
+    }
+}
+
+impl Deref for Context {
+    type Target = Primary;
+
+    fn deref(&self) -> &Primary {
+        &self.primary
+    }
+}
+
+impl Primary {
+    fn retain(api: &'static Api, device: CuDevice, owner: Owner) -> Result<Self> {
         let (mut flags, mut active): (_, c_int) = (0, 0);
         // SAFETY: C2.
         api.check(unsafe { (api.primary_ctx_get_state)(device, &raw mut flags, &raw mut active) })?;
@@ -69,7 +138,7 @@ impl Context {
         // SAFETY: C2.
         let retained = unsafe { (api.primary_ctx_retain)(&raw mut raw, device) };
         api.check(retained).map_err(super::gpu::failed("cuDevicePrimaryCtxRetain", retained))?;
-        Ok(Self { api, device, raw, owner, is_first: active == 0, spare: Spare::default() })
+        Ok(Self { api, device, raw, owner, is_first: active == 0 })
     }
 
     /// Makes the context current, in the process that retained it.
@@ -120,15 +189,8 @@ impl Drop for Entered<'_> {
     }
 }
 
-impl Drop for Context {
+impl Drop for Primary {
     fn drop(&mut self) {
-        if self.owner.is_here()
-            && let Ok(_entered) = self.make_current()
-        {
-            self.spare.clear(self);
-        }
-        // What the driver still has registered must stay where it is; in a forked child it is not even there.
-        self.spare.forget();
         if !self.owner.is_here() {
             return;
         }

@@ -4,30 +4,33 @@
 //! error here is the contract's and has changed nothing.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use poorwill_core::driver::{HostWork, Result as DriverResult};
+use poorwill_core::driver::{HostWork, Result as DriverResult, check_save};
 use poorwill_core::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverErrorKind, EventId, HostBuffer,
-    MemoryInfo, Op, Pending, ProcessMemory, StreamId,
+    HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
 use super::context::{Context, CudaMemory, Entered};
-use super::digest::{Digests, HostJob};
+use super::digest::{Digester, Digests, Job, of_stored};
 use super::ffi::{AccessDesc, AllocationProp, Api, CuResult};
 use super::gpu::{GpuInfo, find, memory_of};
-use super::pinned::Pinned;
+use super::job::HostJob;
 use super::queue::{Queues, Stream};
+use super::staging::{self, Queued, Way};
+use crate::host_memory::{HostMemoryConfig, HostMemoryDetails};
 use crate::ledger::{Ledger, Result, check_granules, check_size, invalid, of};
 use crate::nvml::Nvml;
 use crate::places;
 use crate::process::Owner;
 use crate::system::slices::hami_limit;
 
-/// Streams over which copies are worth spreading: one direction is one engine's work, but a digest or a hash can
-/// go on beside a copy.
-const COPY_STREAMS: usize = 2;
+/// Streams over which copies are worth spreading. Copies in one direction run one after another whatever their
+/// streams, but the digests of what one stream has stored are computed beside the copies of the others.
+const COPY_STREAMS: usize = 4;
 
 /// Which GPU, and through which library.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -36,13 +39,15 @@ pub struct CudaConfig {
     pub ordinal: u32,
     /// The driver's library, for tests; otherwise the `libcuda.so.1` that the system finds.
     pub library: Option<PathBuf>,
+    /// How its host memory is made.
+    pub host_memory: HostMemoryConfig,
 }
 
 impl CudaConfig {
     /// The GPU of this number, through the system's driver.
     #[must_use]
     pub fn gpu(ordinal: u32) -> Self {
-        Self { ordinal, library: None }
+        Self { ordinal, ..Self::default() }
     }
 }
 
@@ -54,6 +59,7 @@ pub struct CudaDevice {
     queues: Arc<Queues>,
     memory: AllocationProp,
     usage: Option<Usage>,
+    digester: Digester,
     /// Reservations, and backings by the driver's handle.
     ledger: Mutex<Ledger<(), u64>>,
 }
@@ -75,7 +81,7 @@ impl CudaDevice {
         let owner = Owner::this()?;
         let open = || -> Result<Self> {
             let (device, gpu) = find(api, config.ordinal)?;
-            let context = Arc::new(Context::retain(api, device, owner)?);
+            let context = Arc::new(Context::retain(api, device, &gpu, owner, &config.host_memory)?);
             Self::over(context, gpu)
         };
         let mut device = open().map_err(of(Op::Open))?;
@@ -93,6 +99,7 @@ impl CudaDevice {
             CudaMemory::Known { total_bytes, .. } => total_bytes,
             CudaMemory::OverLimit { .. } => total_of_slice(&gpu).unwrap_or(0),
         };
+        let digester = Digester::open(&context, gpu.granule_bytes);
         drop(entered);
         let info = DeviceInfo {
             id: format!("cuda:{}", gpu.ordinal),
@@ -100,12 +107,12 @@ impl CudaDevice {
             granule_bytes: gpu.granule_bytes,
             total_bytes,
             copy_streams: COPY_STREAMS,
-            fast_digests: false,
+            fast_digests: digester.kernel().is_ok(),
         };
         let ledger = Mutex::new(Ledger::new(gpu.granule_bytes));
         let memory = memory_of(context.api, context.device);
         let queues = Arc::new(Queues::new(&context));
-        Ok(Self { info, gpu, queues, context, memory, usage: None, ledger })
+        Ok(Self { info, gpu, queues, context, memory, usage: None, digester, ledger })
     }
 
     /// What the GPU says of itself.
@@ -126,6 +133,28 @@ impl CudaDevice {
     #[must_use]
     pub fn process_used_bytes(&self) -> Option<u64> {
         Some(self.usage.as_ref()?.now(&self.gpu.uuid)?.used_bytes)
+    }
+
+    /// Whether digests are computed by a kernel on the GPU; if they are not, why.
+    ///
+    /// # Errors
+    /// The reason, which may be the driver's.
+    pub fn digest_kernel(&self) -> std::result::Result<(), &str> {
+        self.digester.kernel()
+    }
+
+    /// How host memory is made, and whether it is page-locked.
+    #[must_use]
+    pub fn host_memory_details(&self) -> HostMemoryDetails {
+        self.context.host_memory.details()
+    }
+
+    /// The address at which kernels find these bytes, if they are page-locked memory of this device's, whatever buffer
+    /// they are in.
+    #[must_use]
+    pub fn pinned_at(&self, bytes: &[u8]) -> Option<u64> {
+        self.context.owner.check(Op::HostAlloc).ok()?;
+        self.context.pinned_at(bytes.as_ptr().addr(), bytes.len())
     }
 
     /// A stream of the caller's (a `CUstream` or `cudaStream_t`), to be named in calls from now on; zero is the
@@ -186,6 +215,11 @@ impl CudaDevice {
         ranges.into_iter().try_for_each(|range| ledger.locate(range).map(drop))
     }
 
+    /// Whether copies with this memory go through staging.
+    fn is_staged(&self, bytes: &[u8]) -> bool {
+        staging::is_worth_it(&self.context, bytes.as_ptr().addr(), bytes.len())
+    }
+
     /// Queues `queue` on a stream, keeping `kept` alive until it is done.
     fn fly<T: Send + 'static, U: 'static>(
         &self,
@@ -199,6 +233,30 @@ impl CudaDevice {
             let stream = self.queues.stream(stream)?;
             let flight = self.queues.fly(&stream, kept, |kept| queue(kept, &stream))?;
             Ok(flight.pending(op, finish))
+        })
+    }
+
+    /// Queues copies to a buffer that a flight owns. The parts lie at these places of it.
+    fn queue_to_host(
+        &self,
+        stream: &Stream,
+        to: Writable,
+        parts: &[CopyPart],
+        places: &[Range<usize>],
+        queued: &Queued,
+    ) -> Result<()> {
+        parts.iter().zip(places).try_for_each(|(part, place)| {
+            if place.is_empty() || place.end > to.len {
+                return Ok(());
+            }
+            let (from, at, len) = (part.device.addr, to.start + place.start, place.len());
+            if to.is_staged && staging::copy(&self.context, stream, Way::ToHost, from, at, len, queued)? {
+                return Ok(());
+            }
+            let pointer = std::ptr::with_exposed_provenance_mut(at);
+            // SAFETY: C3 and C5: the flight owns the buffer until the copy has finished.
+            let copied = unsafe { (self.api().memcpy_dtoh_async)(pointer, from, len, stream.raw) };
+            self.api().check(copied)
         })
     }
 
@@ -231,14 +289,20 @@ impl CudaDevice {
             std::mem::forget(std::mem::replace(ledger, Ledger::new(self.info.granule_bytes)));
             return;
         }
+        let (kept, staging) = (&self.context.host_memory, &self.context.staging);
+        kept.close();
+        staging.close();
         let entered = self.context.enter(Op::Synchronize);
         let is_idle = entered.is_ok() && self.context.synchronize().is_ok();
         self.queues.close(is_idle);
+        let digester = std::mem::replace(&mut self.digester, Digester::closed());
         if !is_idle {
+            std::mem::forget(digester);
             return; // Under work that may be running nothing can be taken away.
         }
+        drop(digester);
         // Now, and not with the last buffer that outlives the device: others may be at work by then.
-        self.context.spare.clear(&self.context);
+        self.trim();
         let left = self.ledger().take_all();
         for (range, mapped, ()) in left.reservations {
             for mapping in mapped {
@@ -249,6 +313,12 @@ impl CudaDevice {
         for handle in left.backings {
             let _ = self.release_handle(handle);
         }
+    }
+
+    /// Gives host memory back that nobody uses. The caller has entered the context.
+    fn trim(&self) {
+        self.context.host_memory.trim();
+        self.context.staging.trim();
     }
 
     fn unmap_range(&self, range: DeviceRange) -> Result<()> {
@@ -266,6 +336,23 @@ impl CudaDevice {
     fn release_handle(&self, handle: u64) -> Result<()> {
         // SAFETY: C3, created by us and released once.
         self.api().check(unsafe { (self.api().mem_release)(handle) })
+    }
+}
+
+/// A buffer by address: what is written there belongs to the copy until the flight has landed.
+#[derive(Debug, Clone, Copy)]
+struct Writable {
+    start: usize,
+    len: usize,
+    /// Whether copies go through staging.
+    is_staged: bool,
+}
+
+impl Writable {
+    fn of(device: &CudaDevice, buffer: &mut HostBuffer) -> Self {
+        let bytes: &mut [u8] = buffer;
+        let start = bytes.as_mut_ptr().expose_provenance();
+        Self { start, len: bytes.len(), is_staged: device.is_staged(bytes) }
     }
 }
 
@@ -376,6 +463,10 @@ impl Driver for CudaDevice {
         self.call(Op::StreamCreate, |_| self.queues.create_stream())
     }
 
+    fn stream_create_background(&self) -> DriverResult<StreamId> {
+        self.call(Op::StreamCreate, |_| self.queues.create_background_stream())
+    }
+
     fn stream_destroy(&self, stream: StreamId) -> DriverResult<()> {
         self.call(Op::StreamDestroy, |_| self.queues.remove_stream(stream))
     }
@@ -418,21 +509,26 @@ impl Driver for CudaDevice {
         self.context.owner.check(op)?;
         let places = places::in_buffer(src.len(), parts).map_err(of(op))?;
         self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
-        let queue = |src: &Arc<HostBuffer>, stream: &Stream| {
+        let queue = |(src, queued): &(Arc<HostBuffer>, Queued), stream: &Stream| {
             let bytes: &[u8] = src;
+            let is_staged = self.is_staged(bytes);
             parts.iter().zip(&places).try_for_each(|(part, place)| {
                 let Some(from) = bytes.get(place.clone()).filter(|from| !from.is_empty()) else {
                     return Ok(());
                 };
+                let (to, len) = (part.device.addr, from.len());
+                let at = from.as_ptr().expose_provenance();
+                if is_staged && staging::copy(&self.context, stream, Way::ToDevice, to, at, len, queued)? {
+                    return Ok(());
+                }
                 let pointer = from.as_ptr().cast();
                 // SAFETY: C3 and C5: the flight holds the buffer, shared, until the copy has finished.
-                let copied = unsafe {
-                    (self.api().memcpy_htod_async)(part.device.addr, pointer, from.len(), stream.raw)
-                };
+                let copied = unsafe { (self.api().memcpy_htod_async)(to, pointer, len, stream.raw) };
                 self.api().check(copied)
             })
         };
-        self.fly(op, stream, src, queue, |_src| Ok(()))
+        let kept = (src, Queued::default());
+        self.fly(op, stream, kept, queue, |(_src, queued)| staging::outcome(&queued))
     }
 
     fn copy_to_host(
@@ -445,23 +541,42 @@ impl Driver for CudaDevice {
         self.context.owner.check(op)?;
         let places = places::in_buffer(dst.len(), parts).map_err(of(op))?;
         self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
-        let bytes: &mut [u8] = &mut dst;
-        // By address: what is written there belongs to the copy until the flight has landed.
-        let (start, len) = (bytes.as_mut_ptr().expose_provenance(), bytes.len());
-        let queue = |_: &HostBuffer, stream: &Stream| {
-            parts.iter().zip(&places).try_for_each(|(part, place)| {
-                if place.is_empty() || place.end > len {
-                    return Ok(());
-                }
-                let pointer = std::ptr::with_exposed_provenance_mut(start + place.start);
-                // SAFETY: C3 and C5: the flight owns the buffer until the copy has finished.
-                let copied = unsafe {
-                    (self.api().memcpy_dtoh_async)(pointer, part.device.addr, place.len(), stream.raw)
-                };
-                self.api().check(copied)
-            })
+        let to = Writable::of(self, &mut dst);
+        let queue = |(_, queued): &(HostBuffer, Queued), stream: &Stream| {
+            self.queue_to_host(stream, to, parts, &places, queued)
         };
-        self.fly(op, stream, dst, queue, Ok)
+        let kept = (dst, Queued::default());
+        self.fly(op, stream, kept, queue, |(dst, queued)| staging::outcome(&queued).map(|()| dst))
+    }
+
+    fn save(
+        &self,
+        stream: StreamId,
+        mut dst: HostBuffer,
+        parts: &[CopyPart],
+    ) -> DriverResult<Pending<(HostBuffer, Vec<Digest>)>> {
+        let op = Op::Save;
+        self.context.owner.check(op)?;
+        check_save(self.info.granule_bytes, parts)?;
+        let places = places::in_buffer(dst.len(), parts).map_err(of(op))?;
+        self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
+        let to = Writable::of(self, &mut dst);
+        let job = self.call(op, |_| Ok(self.digester.of_stored(&self.context, &dst, parts)))?;
+        let (granule, stored) = (to_usize(self.info.granule_bytes).map_err(of(op))?, places.clone());
+        let queue = |(_, job, queued): &(HostBuffer, Option<Job>, Queued), stream: &Stream| {
+            self.queue_to_host(stream, to, parts, &places, queued)?;
+            job.as_ref().map_or(Ok(()), |job| job.queue(stream))
+        };
+        let kept = (dst, job, Queued::default());
+        self.fly(op, stream, kept, queue, move |(dst, job, queued)| {
+            staging::outcome(&queued)?;
+            let digests = job.map(|job| job.digests()).unwrap_or_else(|| {
+                let bytes: &[u8] = &dst;
+                let granules = stored.into_iter().flat_map(|place| bytes[place].chunks(granule));
+                of_stored(&granules.collect::<Vec<_>>())
+            });
+            Ok((dst, digests))
+        })
     }
 
     fn zero(&self, stream: StreamId, range: DeviceRange) -> DriverResult<Pending<()>> {
@@ -484,6 +599,9 @@ impl Driver for CudaDevice {
         self.context.owner.check(op)?;
         check_granules(granule, ranges).map_err(of(op))?;
         self.check_open(ranges.iter().copied()).map_err(of(op))?;
+        if let Some(job) = self.call(op, |_| Ok(self.digester.of_device(ranges)))? {
+            return self.fly(op, stream, job, Job::queue, |job| Ok(job.digests()));
+        }
         let digests = ranges.iter().map(|range| Digests::of(*range, granule)).collect::<Result<Vec<_>>>();
         let digests = digests.map_err(of(op))?;
         let queued = Mutex::new(Vec::new());
@@ -516,13 +634,23 @@ impl Driver for CudaDevice {
 
     fn host_trim(&self) -> DriverResult<()> {
         self.call(Op::HostTrim, |_| {
-            self.context.spare.clear(&self.context);
+            self.trim();
             Ok(())
         })
     }
 
+    fn host_memory(&self) -> HostMemoryInfo {
+        self.context.host_memory.info()
+    }
+
     fn host_alloc(&self, bytes: u64) -> DriverResult<HostBuffer> {
-        self.call(Op::HostAlloc, |_| Pinned::buffer(&self.context, bytes))
+        let _entered = self.enter(Op::HostAlloc)?;
+        self.context.host_memory.alloc(bytes).map(HostBuffer::new)
+    }
+
+    fn host_alloc_all(&self, sizes: &[u64]) -> DriverResult<Vec<Pending<HostBuffer>>> {
+        let _entered = self.enter(Op::HostAlloc)?;
+        self.context.host_memory.alloc_all(sizes)
     }
 }
 

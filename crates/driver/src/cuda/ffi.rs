@@ -24,6 +24,8 @@ impl CuResult {
     pub(super) const OUT_OF_MEMORY: Self = Self(2);
     pub(super) const NO_DEVICE: Self = Self(100);
     pub(super) const NOT_READY: Self = Self(600);
+    pub(super) const NOT_PERMITTED: Self = Self(800);
+    pub(super) const NOT_SUPPORTED: Self = Self(801);
 
     /// Whether the process has lost its context by it: every later call will fail as well.
     fn is_fatal(self) -> bool {
@@ -122,6 +124,7 @@ symbols! {
     ctx_push_current: "4.0", "cuCtxPushCurrent_v2", fn(Raw);
     ctx_pop_current: "4.0", "cuCtxPopCurrent_v2", fn(*mut Raw);
     ctx_synchronize: "2.0", "cuCtxSynchronize", fn();
+    ctx_get_stream_priority_range: "5.5", "cuCtxGetStreamPriorityRange", fn(*mut c_int, *mut c_int);
     mem_get_info: "3.2", "cuMemGetInfo_v2", fn(*mut usize, *mut usize);
     mem_get_granularity: "10.2", "cuMemGetAllocationGranularity",
         fn(*mut usize, *const AllocationProp, c_int);
@@ -134,10 +137,13 @@ symbols! {
     mem_set_access: "10.2", "cuMemSetAccess", fn(CuDeviceptr, usize, *const AccessDesc, usize);
     mem_host_register: "6.5", "cuMemHostRegister_v2", fn(*mut c_void, usize, c_uint);
     mem_host_unregister: "4.0", "cuMemHostUnregister", fn(*mut c_void);
+    mem_host_get_device_pointer: "3.2", "cuMemHostGetDevicePointer_v2",
+        fn(*mut CuDeviceptr, *mut c_void, c_uint);
     memcpy_htod_async: "3.2", "cuMemcpyHtoDAsync_v2", fn(CuDeviceptr, *const c_void, usize, Raw);
     memcpy_dtoh_async: "3.2", "cuMemcpyDtoHAsync_v2", fn(*mut c_void, CuDeviceptr, usize, Raw);
     memset_d8_async: "3.2", "cuMemsetD8Async", fn(CuDeviceptr, u8, usize, Raw);
     stream_create: "2.0", "cuStreamCreate", fn(*mut Raw, c_uint);
+    stream_create_with_priority: "5.5", "cuStreamCreateWithPriority", fn(*mut Raw, c_uint, c_int);
     stream_destroy: "4.0", "cuStreamDestroy_v2", fn(Raw);
     stream_synchronize: "2.0", "cuStreamSynchronize", fn(Raw);
     stream_wait_event: "3.2", "cuStreamWaitEvent", fn(Raw, Raw, c_uint);

@@ -9,6 +9,7 @@ use poorwill_core::{DriverErrorKind, Op, Pending, StreamId};
 use super::context::Context;
 use super::device::CudaDevice;
 use super::ffi::Raw;
+use super::queue::Stream;
 use crate::ledger::{Result, invalid, of};
 
 /// Code on one GPU; unloaded with its last [`Function`].
@@ -31,6 +32,23 @@ pub enum KernelArg {
     U64(u64),
 }
 
+/// How a kernel is spread over the GPU. Made of `(blocks, threads)` where it takes no dynamic shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks, in one dimension.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl From<(u32, u32)> for Grid {
+    fn from((blocks, threads): (u32, u32)) -> Self {
+        Self { blocks, threads, shared_bytes: 0 }
+    }
+}
+
 #[derive(Debug)]
 struct Loaded {
     context: Arc<Context>,
@@ -43,7 +61,10 @@ impl Module {
     /// # Errors
     /// `InvalidArgument` for a text with a zero in it; `Device` with what the driver says to the code.
     pub fn load(device: &CudaDevice, ptx: &str) -> DriverResult<Self> {
-        let context = device.context();
+        Self::load_in(device.context(), ptx)
+    }
+
+    pub(super) fn load_in(context: &Arc<Context>, ptx: &str) -> DriverResult<Self> {
         let _entered = context.enter(Op::LoadModule)?;
         let load = || -> Result<Self> {
             let text = c_string(ptx)?;
@@ -81,8 +102,38 @@ impl Drop for Loaded {
     }
 }
 
+impl Function {
+    /// Queues the kernel. The caller has entered the context, and keeps the function until the kernel has finished.
+    ///
+    /// # Safety
+    /// As for [`CudaDevice::launch`].
+    pub(super) unsafe fn queue(&self, stream: &Stream, grid: Grid, args: &[KernelArg]) -> Result<()> {
+        let api = self.module.context.api;
+        let mut values: Vec<u64> = args.iter().map(|arg| arg.value()).collect();
+        let mut pointers: Vec<*mut c_void> =
+            values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        let Grid { blocks, threads, shared_bytes } = grid;
+        // SAFETY: C3; the parameters are read before the call returns, and are what the caller says.
+        api.check(unsafe {
+            (api.launch_kernel)(
+                self.raw,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared_bytes,
+                stream.raw,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        })
+    }
+}
+
 impl CudaDevice {
-    /// Queues a kernel of `blocks` blocks of `threads` threads.
+    /// Queues a kernel, on a grid or on `(blocks, threads)`.
     ///
     /// # Errors
     /// `UnknownHandle`; `InvalidArgument` for a function of another GPU; what the driver says to the launch; at
@@ -95,37 +146,20 @@ impl CudaDevice {
         &self,
         stream: StreamId,
         function: &Function,
-        (blocks, threads): (u32, u32),
+        grid: impl Into<Grid>,
         args: &[KernelArg],
     ) -> DriverResult<Pending<()>> {
         let op = Op::LaunchKernel;
         let _entered = self.enter(op)?;
-        let context = self.context();
+        let (context, grid) = (self.context(), grid.into());
         let launch = || -> Result<Pending<()>> {
             if function.module.context.raw != context.raw {
                 return Err(invalid("the function was loaded on another GPU".into()));
             }
             let stream = self.queues().stream(stream)?;
-            let mut values: Vec<u64> = args.iter().map(|arg| arg.value()).collect();
-            let mut pointers: Vec<*mut c_void> =
-                values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
             let flight = self.queues().fly(&stream, function.clone(), |function| {
-                // SAFETY: C3; the parameters are read before the call returns, and are what the caller says.
-                context.api.check(unsafe {
-                    (context.api.launch_kernel)(
-                        function.raw,
-                        blocks,
-                        1,
-                        1,
-                        threads,
-                        1,
-                        1,
-                        0,
-                        stream.raw,
-                        pointers.as_mut_ptr(),
-                        std::ptr::null_mut(),
-                    )
-                })
+                // SAFETY: what the caller of this promises.
+                unsafe { function.queue(&stream, grid, args) }
             })?;
             Ok(flight.pending(op, |_function| Ok(())))
         };

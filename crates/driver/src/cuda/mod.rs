@@ -5,7 +5,8 @@
 //! the primary context, which PyTorch and the CUDA runtime use as well.
 //!
 //! What a GPU cannot tell, the contract does not ask for: work in flight under an unmap is not noticed here (it is
-//! on the host device and in the tests' fake driver). Digests are computed on the host.
+//! on the host device and in the tests' fake driver). Digests are computed by a kernel where the driver takes it, on the
+//! host otherwise.
 //!
 //! The rules behind the `unsafe` here are C1 to C5 in `docs/unsafe.md`.
 
@@ -14,11 +15,14 @@ mod device;
 mod digest;
 mod ffi;
 mod gpu;
+mod job;
 mod kernel;
-mod pinned;
+mod locked;
 mod queue;
+mod staging;
 
 pub use context::CudaMemory;
 pub use device::{CudaConfig, CudaDevice};
+pub use digest::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN, DIGEST_PTX};
 pub use gpu::{GpuInfo, gpu, gpus};
-pub use kernel::{Function, KernelArg, Module};
+pub use kernel::{Function, Grid, KernelArg, Module};

@@ -15,8 +15,8 @@ use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, EventId, Op, Pending, StreamId};
 
 use super::context::Context;
-use super::digest::Staging;
 use super::ffi::{CuResult, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Raw, STREAM_NON_BLOCKING};
+use super::staging::Staging;
 use crate::ledger::{Result, invalid, of};
 
 /// What the driver calls the default stream, and the default stream of each thread.
@@ -34,7 +34,7 @@ pub(super) struct Stream {
     is_ours: bool,
     /// Pieces of work queued so far.
     queued: AtomicU64,
-    /// What digests on this stream pass through. Held while a piece is queued, so that pieces do not mix.
+    /// What digests and copies with pageable memory pass through on this stream. Held while a piece is queued, so that pieces do not mix.
     pub(super) staging: Mutex<Option<Arc<Staging>>>,
 }
 
@@ -138,9 +138,21 @@ impl Drop for Event {
 }
 
 impl Stream {
-    fn ours(context: &Arc<Context>) -> Result<Self> {
+    pub(super) fn ours(context: &Arc<Context>) -> Result<Self> {
         // SAFETY: C2.
         let raw = context.api.get(|raw| unsafe { (context.api.stream_create)(raw, STREAM_NON_BLOCKING) })?;
+        Ok(Self::of(context, raw, true))
+    }
+
+    /// One whose kernels and copies are behind those of others, where the GPU has to choose.
+    fn behind_others(context: &Arc<Context>) -> Result<Self> {
+        let api = context.api;
+        let (mut lowest, mut highest) = (0, 0);
+        // SAFETY: C2.
+        api.check(unsafe { (api.ctx_get_stream_priority_range)(&raw mut lowest, &raw mut highest) })?;
+        let create = api.stream_create_with_priority;
+        // SAFETY: C2.
+        let raw = api.get(|raw| unsafe { create(raw, STREAM_NON_BLOCKING, lowest) })?;
         Ok(Self::of(context, raw, true))
     }
 
@@ -189,6 +201,11 @@ impl Queues {
 
     pub(super) fn create_stream(&self) -> Result<StreamId> {
         let stream = Stream::ours(&self.context)?;
+        Ok(self.table().add(stream))
+    }
+
+    pub(super) fn create_background_stream(&self) -> Result<StreamId> {
+        let stream = Stream::behind_others(&self.context)?;
         Ok(self.table().add(stream))
     }
 

@@ -13,7 +13,6 @@
 //! nothing; writes go through the mapping, because writers to one file would wait for each other there;
 //! zeros are holes.
 
-mod buffer;
 mod state;
 mod stream;
 mod vm;
@@ -22,7 +21,6 @@ use std::collections::HashMap;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -30,14 +28,16 @@ use poorwill_core::digest::{Digest, DigestHasher};
 use poorwill_core::driver::{HostWork, Result, check_save, digests_of_saved};
 use poorwill_core::{
     BackingId, ByteSize, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId,
-    HostBuffer, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
+    HostBuffer, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
 use self::state::{Span, State, punch};
 use self::stream::{Event, Stream, system};
+use crate::host_memory::{HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain};
 use crate::ledger::{check_granules, of};
 use crate::places;
 use crate::process::Owner;
+use crate::system::System;
 
 /// Granule of a host device unless configured otherwise: that of NVIDIA's.
 pub const GRANULE_BYTES: u64 = 2 << 20;
@@ -52,20 +52,24 @@ pub struct HostConfig {
     pub capacity_bytes: u64,
     /// Granule, in bytes: a power of two and a multiple of the page size.
     pub granule_bytes: u64,
+    /// How memory for buffers is made.
+    pub host_memory: HostMemoryConfig,
 }
 
 impl HostConfig {
     /// A device of this capacity with the default granule (or a page, where pages are larger).
     #[must_use]
     pub fn with_capacity(capacity_bytes: u64) -> Self {
-        Self { capacity_bytes, granule_bytes: GRANULE_BYTES.max(rustix::param::page_size() as u64) }
+        let granule_bytes = GRANULE_BYTES.max(rustix::param::page_size() as u64);
+        Self { capacity_bytes, granule_bytes, host_memory: HostMemoryConfig::default() }
     }
 
     /// A device of this many granules, each as small as the machine allows: one page. For tests.
     #[must_use]
     pub fn of_pages(granules: u64) -> Self {
         let granule_bytes = rustix::param::page_size() as u64;
-        Self { capacity_bytes: granules.saturating_mul(granule_bytes), granule_bytes }
+        let capacity_bytes = granules.saturating_mul(granule_bytes);
+        Self { capacity_bytes, granule_bytes, host_memory: HostMemoryConfig::default() }
     }
 }
 
@@ -77,7 +81,7 @@ pub struct HostDevice {
     shared: Arc<Shared>,
     /// Not dropped in a forked child, where the threads do not exist.
     queues: ManuallyDrop<Mutex<Queues>>,
-    host_bytes: Arc<AtomicU64>,
+    host_memory: Arc<HostArena>,
 }
 
 #[derive(Debug)]
@@ -127,6 +131,13 @@ impl HostDevice {
         queues.streams.insert(StreamId::DEFAULT.0, Stream::start(StreamId::DEFAULT, owner, Op::Open)?);
         let copy_streams = thread::available_parallelism().map_or(1, usize::from).min(COPY_STREAMS_MAX);
         let file = Arc::clone(&state.file);
+        let options = Options {
+            config: config.host_memory.clone(),
+            pageable_because: Some("the host device copies from any memory alike".into()),
+            node: None,
+            gives_surplus_back: true,
+            system: System::here(),
+        };
         Ok(Self {
             info: DeviceInfo {
                 id: "host".into(),
@@ -139,7 +150,7 @@ impl HostDevice {
             owner,
             shared: Arc::new(Shared { state: Mutex::new(state), file, granule_bytes }),
             queues: ManuallyDrop::new(Mutex::new(queues)),
-            host_bytes: Arc::new(AtomicU64::new(0)),
+            host_memory: HostArena::new(owner, Box::new(Plain), options),
         })
     }
 
@@ -155,7 +166,13 @@ impl HostDevice {
     /// Host memory given out by `host_alloc` and not dropped yet, in bytes.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
-        self.host_bytes.load(Ordering::Relaxed)
+        self.host_memory.used_bytes()
+    }
+
+    /// How host memory is made.
+    #[must_use]
+    pub fn host_memory_details(&self) -> HostMemoryDetails {
+        self.host_memory.details()
     }
 
     /// Queues `work` that reads or writes `ranges` through their addresses. Until it has returned, they count
@@ -509,12 +526,21 @@ impl Driver for HostDevice {
     }
 
     fn host_trim(&self) -> Result<()> {
-        self.owner.check(Op::HostTrim) // Nothing is kept.
+        self.owner.check(Op::HostTrim)?;
+        self.host_memory.trim();
+        Ok(())
+    }
+
+    fn host_memory(&self) -> HostMemoryInfo {
+        self.host_memory.info()
     }
 
     fn host_alloc(&self, bytes: u64) -> Result<HostBuffer> {
-        self.owner.check(Op::HostAlloc)?;
-        buffer::allocate(bytes, &self.host_bytes)
+        self.host_memory.alloc(bytes).map(HostBuffer::new)
+    }
+
+    fn host_alloc_all(&self, sizes: &[u64]) -> Result<Vec<Pending<HostBuffer>>> {
+        self.host_memory.alloc_all(sizes)
     }
 }
 
@@ -529,5 +555,7 @@ impl Drop for HostDevice {
         }
         let queues = std::mem::take(&mut *self.queues());
         queues.streams.into_values().for_each(Stream::finish);
+        self.host_memory.close();
+        self.host_memory.trim();
     }
 }

@@ -10,6 +10,10 @@ use crate::world::Handle;
 /// `CU_CTX_*` flags that exist.
 const FLAGS: c_uint = 0x1FF;
 
+/// Priorities of streams: 0 is the lowest, and the lower the number the higher.
+pub(super) const PRIORITY_LOWEST: c_int = 0;
+pub(super) const PRIORITY_HIGHEST: c_int = -5;
+
 entries! {
     call cuDevicePrimaryCtxRetain(context: Out<Handle>, device: c_int) {
         context.check()?;
@@ -58,6 +62,16 @@ entries! {
     call cuCtxGetDevice(device: Out<c_int>) {
         let ordinal = current_even_if_broken()?.device.ordinal;
         device.set(c_int::try_from(ordinal).map_err(|_| Code::INVALID_DEVICE)?)
+    }
+
+    call cuCtxGetStreamPriorityRange(lowest: Out<c_int>, highest: Out<c_int>) {
+        current()?;
+        for (out, priority) in [(lowest, PRIORITY_LOWEST), (highest, PRIORITY_HIGHEST)] {
+            if !out.is_null() {
+                out.set(priority)?;
+            }
+        }
+        Ok(())
     }
 
     call cuCtxSynchronize() {

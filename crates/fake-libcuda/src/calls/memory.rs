@@ -65,6 +65,11 @@ entries! {
         memory::register(&current()?, host.addr(), bytes, flags)
     }
 
+    call cuMemHostGetDevicePointer_v2(pointer: Out<u64>, host: HostPointer, flags: c_uint) {
+        pointer.check()?;
+        pointer.set(memory::device_pointer(&current()?, host.addr(), flags)?)
+    }
+
     call cuMemHostUnregister(host: HostPointer) {
         let context = current_even_if_broken()?;
         // As the real one does, which also holds up whoever queues work meanwhile. What failed is no matter here.

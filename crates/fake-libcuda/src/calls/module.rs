@@ -60,7 +60,8 @@ entries! {
     ) {
         let current = current()?;
         let stream = current.stream(stream)?;
-        let launch = Launch { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z] };
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        let launch = Launch { grid, block, shared_bytes };
         let threads: u64 = launch.block.iter().map(|n| u64::from(*n)).fold(1, u64::saturating_mul);
         let empty = launch.grid.contains(&0) || launch.block.contains(&0);
         if empty || threads > THREADS_MAX || shared_bytes > 48 << 10 {

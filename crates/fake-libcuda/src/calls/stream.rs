@@ -7,7 +7,8 @@ use std::thread;
 
 use poorwill_core::{Driver, StreamId};
 
-use crate::abi::{Code, HostFn, InOut, Out, UserData};
+use super::context::{PRIORITY_HIGHEST, PRIORITY_LOWEST};
+use crate::abi::{Code, HostFn, InOut, Out, Outcome, UserData};
 use crate::context::current;
 use crate::entry::{as_host_function, entries};
 use crate::queue::Stream;
@@ -25,22 +26,15 @@ thread_local! {
 
 entries! {
     call cuStreamCreate(stream: Out<Handle>, flags: c_uint) {
-        stream.check()?;
-        if flags & !FLAGS != 0 {
+        create(&stream, flags)
+    }
+
+    call cuStreamCreateWithPriority(stream: Out<Handle>, flags: c_uint, priority: c_int) {
+        // CUDA takes the nearest that there is; whoever has not asked for the range is found out here.
+        if !(PRIORITY_HIGHEST..=PRIORITY_LOWEST).contains(&priority) {
             return Err(Code::INVALID_VALUE);
         }
-        let current = current()?;
-        let id = current.device.host.stream_create()?;
-        let made = Stream {
-            context: current.context,
-            device: current.device.ordinal,
-            id,
-            flights: std::sync::Arc::default(),
-        };
-        let mut tables = current.world.tables();
-        let handle = tables.new_handle(Kind::Stream);
-        tables.streams.insert(handle, made);
-        stream.set(handle)
+        create(&stream, flags)
     }
 
     call cuStreamDestroy_v2(stream: Handle) {
@@ -111,6 +105,26 @@ entries! {
         let id: StreamId = stream.id;
         stream.keep(current.device, current.device.host.launch_host(id, Box::new(work)))
     }
+}
+
+/// All streams are alike here.
+fn create(stream: &Out<Handle>, flags: c_uint) -> Outcome {
+    stream.check()?;
+    if flags & !FLAGS != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let current = current()?;
+    let id = current.device.host.stream_create()?;
+    let made = Stream {
+        context: current.context,
+        device: current.device.ordinal,
+        id,
+        flights: std::sync::Arc::default(),
+    };
+    let mut tables = current.world.tables();
+    let handle = tables.new_handle(Kind::Stream);
+    tables.streams.insert(handle, made);
+    stream.set(handle)
 }
 
 /// Takes the data as a whole along, and not its pointer alone.

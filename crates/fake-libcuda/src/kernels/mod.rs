@@ -4,6 +4,7 @@
 //! the device memory that the kernel will touch. Later the [`Prepared::work`] runs on the stream, and until it
 //! has returned that memory counts as in flight.
 
+mod digest;
 mod fill;
 
 use poorwill_core::DeviceRange;
@@ -15,6 +16,7 @@ use crate::abi::{Outcome, Params};
 pub(crate) struct Launch {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
 }
 
 /// A kernel whose parameters have been read.
@@ -28,7 +30,8 @@ pub(crate) struct Prepared {
 pub(crate) type Prepare = fn(&Params, &Launch) -> Outcome<Prepared>;
 
 /// Every kernel by the name of its entry.
-const TABLE: &[(&str, Prepare)] = &[("poorwill_test_fill", fill::prepare)];
+const TABLE: &[(&str, Prepare)] =
+    &[("poorwill_test_fill", fill::prepare), ("poorwill_digest", digest::prepare)];
 
 /// The function for a kernel's name.
 pub(crate) fn by_name(name: &str) -> Option<Prepare> {

@@ -108,6 +108,7 @@ library! {
     cuCtxGetCurrent(context: *mut u64) -> c_int;
     cuCtxSetCurrent(context: u64) -> c_int;
     cuCtxGetDevice(device: *mut c_int) -> c_int;
+    cuCtxGetStreamPriorityRange(lowest: *mut c_int, highest: *mut c_int) -> c_int;
     cuCtxSynchronize() -> c_int;
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_int;
     cuMemGetAllocationGranularity(granule: *mut usize, prop: *const Prop, option: c_int) -> c_int;
@@ -119,11 +120,13 @@ library! {
     cuMemUnmap(addr: u64, bytes: usize) -> c_int;
     cuMemSetAccess(addr: u64, bytes: usize, wanted: *const Access, count: usize) -> c_int;
     cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: c_uint) -> c_int;
+    cuMemHostGetDevicePointer_v2(pointer: *mut u64, host: *mut c_void, flags: c_uint) -> c_int;
     cuMemHostUnregister(host: *mut c_void) -> c_int;
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: u64) -> c_int;
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: u64) -> c_int;
     cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: u64) -> c_int;
     cuStreamCreate(stream: *mut u64, flags: c_uint) -> c_int;
+    cuStreamCreateWithPriority(stream: *mut u64, flags: c_uint, priority: c_int) -> c_int;
     cuStreamDestroy_v2(stream: u64) -> c_int;
     cuStreamSynchronize(stream: u64) -> c_int;
     cuStreamWaitEvent(stream: u64, event: u64, flags: c_uint) -> c_int;

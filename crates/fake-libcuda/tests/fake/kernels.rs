@@ -4,6 +4,8 @@ use std::ffi::{CString, c_void};
 use std::ptr;
 use std::time::Duration;
 
+use poorwill_core::Digest;
+use poorwill_driver::cuda::DIGEST_PTX;
 use poorwill_fake_libcuda::TEST_FILL_PTX;
 
 use crate::api::{
@@ -70,6 +72,92 @@ fn kernels_run_by_name() {
     mapped.end();
     assert_eq!(cuda.cuModuleUnload(module), 0);
     assert_eq!(launch(1, 1), INVALID_HANDLE, "it went with its module");
+}
+
+/// A page of host memory for the arrays of `poorwill_digest`, registered or not.
+struct Arrays<'t> {
+    cuda: &'t Turn,
+    words: Box<[u64; 512]>,
+}
+
+impl<'t> Arrays<'t> {
+    fn new(cuda: &'t Turn) -> Self {
+        let mut words = Box::new([0; 512]);
+        assert_eq!(cuda.cuMemHostRegister_v2(words.as_mut_ptr().cast(), 4096, 2), 0);
+        Self { cuda, words }
+    }
+
+    fn device(&self) -> u64 {
+        let mut pointer = 0;
+        let host = self.words.as_ptr().cast_mut().cast();
+        assert_eq!(self.cuda.cuMemHostGetDevicePointer_v2(&raw mut pointer, host, 0), 0);
+        pointer
+    }
+
+    /// Launches `poorwill_digest` with the addresses in the first words and the digests in the upper half.
+    fn launch(&self, function: u64, blocks: u32, (threads, shared): (u32, u32), mut leaves: u32) -> i32 {
+        let (mut granules, mut digests) = (self.device(), self.device() + 2048);
+        let mut params: [*mut c_void; 3] =
+            [(&raw mut granules).cast(), (&raw mut digests).cast(), (&raw mut leaves).cast()];
+        let (params, none) = (params.as_mut_ptr(), ptr::null_mut());
+        self.cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, 0, params, none)
+    }
+
+    fn digest(&self, nth: usize) -> Digest {
+        let [low, high] = [0, 1].map(|half| u128::from(self.words[256 + 2 * nth + half]));
+        Digest(low | high << 64)
+    }
+
+    fn end(mut self) {
+        assert_eq!(self.cuda.cuMemHostUnregister(self.words.as_mut_ptr().cast()), 0);
+    }
+}
+
+#[test]
+fn digests_are_of_granules_on_the_device_and_in_registered_memory() {
+    let cuda = turn();
+    let module = module(&cuda, DIGEST_PTX);
+    let kernel = function(&cuda, module, "poorwill_digest").unwrap();
+    let mapped = Mapped::new(&cuda, 1);
+    let leaves = 16;
+    let bytes = leaves as usize * 4096;
+    let stored: Vec<u64> = (0..bytes as u64 / 8 + 2).map(|word| word * word).collect();
+    let start = stored.as_ptr().cast_mut().cast();
+    assert_eq!(cuda.cuMemHostRegister_v2(start, bytes + 16, 2), 0);
+    let mut host = 0;
+    assert_eq!(cuda.cuMemHostGetDevicePointer_v2(&raw mut host, start, 0), 0);
+    assert_ne!(host, start as u64, "kernels know it by another address");
+    assert_eq!(cuda.cuMemcpyHtoDAsync_v2(mapped.addr + 4096, start.cast(), bytes, 0), 0);
+
+    let mut arrays = Arrays::new(&cuda);
+    arrays.words[..3].copy_from_slice(&[host + 16, mapped.addr + 4096, host]);
+    let good = (256, 16 * leaves + 16);
+    assert_eq!(arrays.launch(kernel, 3, good, leaves), 0);
+    assert_eq!(cuda.cuStreamSynchronize(0), 0);
+    let expected = |word: usize| {
+        let bytes: Vec<u8> = stored[word..word + bytes / 8].iter().flat_map(|w| w.to_le_bytes()).collect();
+        Digest::of(&bytes)
+    };
+    assert_eq!([0, 1, 2].map(|nth| arrays.digest(nth)), [expected(2), expected(0), expected(0)]);
+
+    for (shape, leaves) in [((257, 272), 16), ((40, 272), 16), ((256, 271), 16), ((256, 256), 14)] {
+        assert_eq!(arrays.launch(kernel, 3, shape, leaves), INVALID_VALUE, "{shape:?}, {leaves}");
+    }
+    for (address, code) in [
+        (start as u64, ILLEGAL_ADDRESS),
+        (host + 8, MISALIGNED_ADDRESS),
+        (host + 32, ILLEGAL_ADDRESS),
+        (mapped.addr + GRANULE as u64 - 4096, ILLEGAL_ADDRESS),
+        (0, ILLEGAL_ADDRESS),
+    ] {
+        arrays.words[1] = address;
+        assert_eq!(arrays.launch(kernel, 3, good, leaves), code, "{address:#x}");
+    }
+    assert_eq!(arrays.launch(kernel, 1000, good, leaves), ILLEGAL_ADDRESS, "the arrays are not that long");
+    arrays.end();
+    assert_eq!(cuda.cuMemHostUnregister(start), 0);
+    mapped.end();
+    assert_eq!(cuda.cuModuleUnload(module), 0);
 }
 
 #[test]

@@ -190,3 +190,19 @@ fn each_thread_has_a_capture_mode() {
     let there = thread::scope(|scope| scope.spawn(|| exchange(0)).join().unwrap());
     assert_eq!((there, exchange(0)), ((0, 0), (0, 2)));
 }
+
+#[test]
+fn priorities_are_those_of_the_range() {
+    let cuda = turn();
+    let (mut lowest, mut highest, mut stream) = (7, 7, 0);
+    assert_eq!(cuda.cuCtxGetStreamPriorityRange(&raw mut lowest, &raw mut highest), 0);
+    assert_eq!(cuda.cuCtxGetStreamPriorityRange(ptr::null_mut(), ptr::null_mut()), 0);
+    assert!(highest < lowest && lowest == 0, "{highest}, {lowest}");
+    for priority in [lowest, highest] {
+        assert_eq!(cuda.cuStreamCreateWithPriority(&raw mut stream, 1, priority), 0);
+        assert_eq!(cuda.cuStreamDestroy_v2(stream), 0);
+    }
+    for (flags, priority) in [(2, lowest), (1, lowest + 1), (1, highest - 1)] {
+        assert_eq!(cuda.cuStreamCreateWithPriority(&raw mut stream, flags, priority), INVALID_VALUE);
+    }
+}

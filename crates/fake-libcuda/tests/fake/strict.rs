@@ -237,6 +237,14 @@ fn host_memory_is_registered_once() {
     assert_eq!(cuda.cuMemHostRegister_v2(at(0), 1000, 1), 0);
     assert_eq!(cuda.cuMemHostRegister_v2(at(5000), 8192 - 5000, 3), 0);
     assert_eq!(cuda.census(0).registered_host_ranges, 3);
+    let pointer = |offset, flags| {
+        let mut pointer = 0;
+        (cuda.cuMemHostGetDevicePointer_v2(&raw mut pointer, at(offset), flags), pointer & 0xFFF)
+    };
+    assert_eq!(pointer(6000, 0), (0, at(6000) as u64 & 0xFFF));
+    for (offset, flags) in [(6000, 1), (0, 0), (1000, 0)] {
+        assert_eq!(pointer(offset, flags).0, INVALID_VALUE, "{offset}: only what was registered as mapped");
+    }
     for refused in [
         cuda.cuMemHostRegister_v2(ptr::null_mut(), 1, 0),
         cuda.cuMemHostRegister_v2(at(0), 0, 0),
@@ -245,6 +253,13 @@ fn host_memory_is_registered_once() {
     ] {
         assert_eq!(refused, INVALID_VALUE);
     }
+    let mut device = 0;
+    assert_eq!(cuda.cuMemHostGetDevicePointer_v2(&raw mut device, at(6000), 0), 0);
+    assert_eq!(device, at(6000).addr() as u64, "kernels find it where it is");
+    for (offset, flags) in [(6000, 1), (1000, 0), (8192, 0)] {
+        assert_eq!(cuda.cuMemHostGetDevicePointer_v2(&raw mut device, at(offset), flags), INVALID_VALUE);
+    }
+    assert_eq!(cuda.cuMemHostGetDevicePointer_v2(ptr::null_mut(), at(6000), 0), INVALID_VALUE);
     assert_eq!(cuda.cuMemHostUnregister(at(1)), NOT_REGISTERED);
     assert_eq!([0, 1000, 5000].map(|offset| cuda.cuMemHostUnregister(at(offset))), [0; 3]);
     assert_eq!(cuda.cuMemHostUnregister(at(0)), NOT_REGISTERED);

@@ -1,0 +1,57 @@
+//! Page-locking host memory with the GPU's driver.
+
+use std::ffi::c_uint;
+use std::ptr;
+use std::sync::Arc;
+
+use poorwill_core::Op;
+
+use super::context::Primary;
+use super::ffi::{CuDeviceptr, CuResult};
+use crate::host_memory::{Backend, Refusal, Region};
+
+/// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`: for every context, and with an address for kernels.
+const REGISTER_FLAGS: c_uint = 1 | 2;
+
+/// Memory of the system's that one GPU's driver page-locks. It keeps the context.
+#[derive(Debug)]
+pub(super) struct Locked {
+    primary: Arc<Primary>,
+}
+
+impl Locked {
+    pub(super) fn new(primary: &Arc<Primary>) -> Self {
+        Self { primary: Arc::clone(primary) }
+    }
+}
+
+impl Backend for Locked {
+    fn lock(&self, region: &Region) -> Result<Option<u64>, Refusal> {
+        let failed =
+            |error: &dyn std::fmt::Display| Refusal::Failed(format!("page-locking it failed: {error}"));
+        let _entered = self.primary.enter(Op::HostAlloc).map_err(|error| failed(&error.kind))?;
+        let api = self.primary.api;
+        let start = ptr::with_exposed_provenance_mut(region.start());
+        // SAFETY: C4, whoever has the region unregisters it before it goes.
+        let registered = unsafe { (api.mem_host_register)(start, region.bytes(), REGISTER_FLAGS) };
+        if matches!(registered, CuResult::NOT_PERMITTED | CuResult::NOT_SUPPORTED) {
+            let words = api.error(registered);
+            return Err(Refusal::Unsupported(format!("the driver does not page-lock memory here: {words}")));
+        }
+        api.check(registered).map_err(|error| failed(&error))?;
+        // SAFETY: C2; the memory is registered.
+        let device: Result<CuDeviceptr, _> =
+            api.get(|device| unsafe { (api.mem_host_get_device_pointer)(device, start, 0) });
+        device.map(Some).map_err(|error| {
+            let reason = format!("page-locked memory has no address for the device: {error}");
+            if self.unlock(region) { Refusal::Failed(reason) } else { Refusal::Stuck(reason) }
+        })
+    }
+
+    fn unlock(&self, region: &Region) -> bool {
+        let Ok(_entered) = self.primary.enter(Op::HostTrim) else { return false };
+        let start = ptr::with_exposed_provenance_mut(region.start());
+        // SAFETY: C4, registered when it was made, and used by nobody any more.
+        unsafe { (self.primary.api.mem_host_unregister)(start) == CuResult::SUCCESS }
+    }
+}

@@ -1,0 +1,472 @@
+//! Runs a kernel's PTX on the CPU, one thread block at a time, so that its text is tested where no GPU is.
+//!
+//! Only what our kernels say is understood; anything else is a panic that quotes the line. Threads run one after the
+//! other to the next place where they meet: a shuffle, which all threads of a warp must reach together, or the barrier.
+//! Accesses that are not aligned, or outside of the memory that the test names, panic as well.
+
+use std::collections::HashMap;
+
+const WARP: usize = 32;
+
+/// A module with one kernel.
+pub(crate) struct Kernel {
+    code: Vec<Line>,
+    labels: HashMap<String, usize>,
+    registers: HashMap<String, usize>,
+    params: Vec<String>,
+    constants: Vec<u8>,
+}
+
+struct Line {
+    text: String,
+    /// Register, and whether it has to be false.
+    guard: Option<(usize, bool)>,
+    op: Op,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Value {
+    Register(usize),
+    Number(u64),
+    Thread,
+    Threads,
+    Block,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Space {
+    Param,
+    Global,
+    Const,
+    Shared,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Math {
+    Move,
+    Add,
+    Sub,
+    And,
+    Xor,
+    Not,
+    Min,
+    ShiftLeft,
+    ShiftRight,
+    MulLow,
+    MulHigh,
+    MulWide,
+    MadWide,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Compare {
+    Equal,
+    Less,
+    GreaterOrEqual,
+}
+
+enum Op {
+    /// Bytes of a word, registers, base, offset.
+    Load(Space, usize, Vec<usize>, Value, u64),
+    Store(Space, usize, Vec<Value>, Value, u64),
+    Math(Math, u32, usize, Vec<Value>),
+    Compare(Compare, usize, Value, Value),
+    Select(usize, Value, Value, usize),
+    Unpack(usize, usize, usize),
+    Pack(usize, usize, usize),
+    /// To, from, lanes' distance.
+    Shuffle(usize, usize, usize),
+    Branch(String),
+    Barrier,
+    Return,
+}
+
+/// Memory that the kernel may touch, by address.
+#[derive(Default)]
+pub(crate) struct Memory(pub(crate) Vec<(u64, Vec<u8>)>);
+
+/// How a kernel is launched, for one of its blocks.
+pub(crate) struct Launch<'a> {
+    pub(crate) params: &'a [u64],
+    pub(crate) block: u64,
+    pub(crate) threads: usize,
+    pub(crate) shared_bytes: usize,
+}
+
+#[derive(Clone)]
+struct Thread {
+    at: usize,
+    registers: Vec<u64>,
+    number: usize,
+}
+
+/// Where a thread has stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    Shuffle(usize),
+    Barrier(usize),
+    End,
+}
+
+impl Kernel {
+    pub(crate) fn parse(ptx: &str) -> Self {
+        let lines: Vec<&str> = ptx
+            .lines()
+            .map(|line| line.split("//").next().unwrap().trim())
+            .filter(|line| !line.is_empty())
+            .collect();
+        let text = lines.join("\n");
+        let table =
+            text.split_once("constants[").unwrap().1.split_once('{').unwrap().1.split_once("};").unwrap().0;
+        let number = |word: &str| u64::from_str_radix(word.trim().strip_prefix("0x").unwrap(), 16).unwrap();
+        let constants = table.split(',').flat_map(|word| number(word).to_le_bytes()).collect();
+        let entry = text.split_once(".visible .entry").unwrap().1;
+        let (params, rest) = entry.split_once('(').unwrap().1.split_once(')').unwrap();
+        let params =
+            params.split(',').map(|param| param.split_whitespace().last().unwrap().to_owned()).collect();
+        let body = rest.split_once('{').unwrap().1.rsplit_once('}').unwrap().0;
+        let (code, labels, registers) = Default::default();
+        let mut kernel = Self { code, labels, registers, params, constants };
+        for line in body.lines() {
+            if line.is_empty() || line.starts_with(".reg") {
+                continue;
+            }
+            if let Some(label) = line.strip_suffix(':') {
+                assert!(kernel.labels.insert(label.to_owned(), kernel.code.len()).is_none(), "{label} twice");
+                continue;
+            }
+            let line = kernel.line(line);
+            kernel.code.push(line);
+        }
+        kernel
+    }
+
+    fn register(&mut self, name: &str) -> usize {
+        assert!(name.starts_with('%'), "`{name}` is no register");
+        let next = self.registers.len();
+        *self.registers.entry(name.to_owned()).or_insert(next)
+    }
+
+    fn value(&mut self, text: &str) -> Value {
+        match text {
+            "%tid.x" => Value::Thread,
+            "%ntid.x" => Value::Threads,
+            "%ctaid.x" => Value::Block,
+            "constants" | "found" => Value::Number(0),
+            _ if text.starts_with('%') => Value::Register(self.register(text)),
+            _ => {
+                let number =
+                    text.strip_prefix("0x").map_or_else(|| text.parse(), |hex| u64::from_str_radix(hex, 16));
+                Value::Number(number.unwrap_or_else(|_| panic!("what is `{text}`?")))
+            }
+        }
+    }
+
+    fn line(&mut self, text: &str) -> Line {
+        let code = text.strip_suffix(';').unwrap_or_else(|| panic!("no end of `{text}`"));
+        let (guard, code) = match code.strip_prefix('@') {
+            None => (None, code),
+            Some(guarded) => {
+                let (guard, code) = guarded.split_once(' ').unwrap();
+                let name = guard.trim_start_matches('!');
+                (Some((self.register(name), guard.starts_with('!'))), code)
+            }
+        };
+        let (name, args) = code.split_once(' ').unwrap_or((code, ""));
+        let op = self.op(name, args).unwrap_or_else(|| panic!("not understood: `{text}`"));
+        Line { text: text.to_owned(), guard, op }
+    }
+
+    fn op(&mut self, name: &str, args: &str) -> Option<Op> {
+        let words: Vec<&str> = name.split('.').collect();
+        let bits = |word: &str| match word {
+            "u32" | "b32" => Some(32),
+            "u64" | "b64" => Some(64),
+            "pred" => Some(1),
+            _ => None,
+        };
+        let width = bits(words.last()?);
+        // `{a, b}` is one argument.
+        let mut list: Vec<String> = Vec::new();
+        let mut open = false;
+        for part in args.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            match list.last_mut().filter(|_| open) {
+                Some(last) => *last = format!("{last}, {part}"),
+                None => list.push(part.to_owned()),
+            }
+            open = (open || part.starts_with('{')) && !part.ends_with('}');
+        }
+        let several = |text: &str| -> Vec<String> {
+            text.trim_matches(['{', '}']).split(',').map(|part| part.trim().to_owned()).collect()
+        };
+        Some(match (words[0], &list[..]) {
+            ("ld" | "st", [first, second]) => {
+                let is_load = words[0] == "ld";
+                let (values, place) = if is_load { (first, second) } else { (second, first) };
+                let space = words[1..].iter().find_map(|word| match *word {
+                    "param" => Some(Space::Param),
+                    "global" => Some(Space::Global),
+                    "const" => Some(Space::Const),
+                    "shared" => Some(Space::Shared),
+                    _ => None,
+                })?;
+                let known = ["param", "global", "const", "shared", "cv", "v2", "u64", "u32"];
+                assert!(words[1..].iter().all(|word| known.contains(word)), "{name}");
+                let place = place.strip_prefix('[')?.strip_suffix(']')?;
+                let (base, offset) = place.split_once('+').unwrap_or((place, "0"));
+                let base = match space {
+                    Space::Param => Value::Number(self.params.iter().position(|param| param == base)? as u64),
+                    _ => self.value(base),
+                };
+                let offset = offset.parse::<i64>().ok()?.cast_unsigned();
+                let (bytes, values) = (usize::try_from(width? / 8).ok()?, several(values));
+                assert_eq!(values.len(), if words.contains(&"v2") { 2 } else { 1 }, "{name}");
+                if is_load {
+                    let to = values.iter().map(|name| self.register(name)).collect();
+                    Op::Load(space, bytes, to, base, offset)
+                } else {
+                    let from = values.iter().map(|text| self.value(text)).collect();
+                    Op::Store(space, bytes, from, base, offset)
+                }
+            }
+            ("cvta", [to, from]) => Op::Math(Math::Move, 64, self.register(to), vec![self.value(from)]),
+            ("cvt", [to, from]) if name == "cvt.u64.u32" => {
+                Op::Math(Math::Move, 64, self.register(to), vec![self.value(from)])
+            }
+            ("mov", [to, from]) if to.starts_with('{') => {
+                let parts = several(to);
+                Op::Unpack(self.register(&parts[0]), self.register(&parts[1]), self.register(from))
+            }
+            ("mov", [to, from]) if from.starts_with('{') => {
+                let parts = several(from);
+                Op::Pack(self.register(to), self.register(&parts[0]), self.register(&parts[1]))
+            }
+            ("setp", [to, a, b]) => {
+                let compare = match words[1] {
+                    "eq" => Compare::Equal,
+                    "lt" => Compare::Less,
+                    "ge" => Compare::GreaterOrEqual,
+                    _ => return None,
+                };
+                Op::Compare(compare, self.register(to), self.value(a), self.value(b))
+            }
+            ("selp", [to, a, b, p]) => {
+                Op::Select(self.register(to), self.value(a), self.value(b), self.register(p))
+            }
+            ("shfl", [to, from, distance, clamp, mask])
+                if name == "shfl.sync.bfly.b32" && clamp == "31" && mask == "0xffffffff" =>
+            {
+                Op::Shuffle(self.register(to), self.register(from), distance.parse().ok()?)
+            }
+            ("bra", [label]) => Op::Branch(label.clone()),
+            ("bar", [zero]) if zero == "0" => Op::Barrier,
+            ("ret", []) => Op::Return,
+            (_, [to, from @ ..]) => {
+                let (math, wide) = match &words[..words.len() - 1] {
+                    ["mov"] => (Math::Move, false),
+                    ["add"] => (Math::Add, false),
+                    ["sub"] => (Math::Sub, false),
+                    ["and"] => (Math::And, false),
+                    ["xor"] => (Math::Xor, false),
+                    ["not"] => (Math::Not, false),
+                    ["min"] => (Math::Min, false),
+                    ["shl"] => (Math::ShiftLeft, false),
+                    ["shr"] => (Math::ShiftRight, false),
+                    ["mul", "lo"] => (Math::MulLow, false),
+                    ["mul", "hi"] => (Math::MulHigh, false),
+                    ["mul", "wide"] => (Math::MulWide, true),
+                    ["mad", "wide"] => (Math::MadWide, true),
+                    _ => return None,
+                };
+                let width = if wide { 64 } else { width? };
+                Op::Math(math, width, self.register(to), from.iter().map(|text| self.value(text)).collect())
+            }
+            _ => return None,
+        })
+    }
+
+    /// Runs one block to its end.
+    pub(crate) fn run(&self, memory: &mut Memory, launch: &Launch<'_>) {
+        assert!(launch.threads.is_multiple_of(WARP));
+        let mut shared = vec![0xEE; launch.shared_bytes];
+        let registers = vec![0xEEEE_EEEE_EEEE_EEEE; self.registers.len()];
+        let thread = |number| Thread { at: 0, registers: registers.clone(), number };
+        let mut threads: Vec<Thread> = (0..launch.threads).map(thread).collect();
+        loop {
+            let mut stops: Vec<Stop> = Vec::new();
+            for warp in threads.chunks_mut(WARP) {
+                stops.push(self.warp(warp, memory, &mut shared, launch));
+            }
+            if stops.iter().all(|stop| *stop == Stop::End) {
+                return;
+            }
+            let barrier = stops[0];
+            assert!(
+                matches!(barrier, Stop::Barrier(_)) && stops.iter().all(|stop| *stop == barrier),
+                "{stops:?}"
+            );
+            threads.iter_mut().for_each(|thread| thread.at += 1);
+        }
+    }
+
+    /// Runs a warp to a barrier or its end.
+    fn warp(&self, warp: &mut [Thread], memory: &mut Memory, shared: &mut [u8], launch: &Launch<'_>) -> Stop {
+        loop {
+            let stops: Vec<Stop> =
+                warp.iter_mut().map(|thread| self.thread(thread, memory, shared, launch)).collect();
+            assert!(stops.iter().all(|stop| *stop == stops[0]), "a warp is of two minds: {stops:?}");
+            let Stop::Shuffle(at) = stops[0] else { return stops[0] };
+            let Op::Shuffle(to, from, distance) = self.code[at].op else { unreachable!() };
+            let given: Vec<u64> = warp.iter().map(|thread| thread.registers[from]).collect();
+            for (lane, thread) in warp.iter_mut().enumerate() {
+                thread.registers[to] = given[lane ^ distance];
+                thread.at += 1;
+            }
+        }
+    }
+
+    fn thread(
+        &self,
+        thread: &mut Thread,
+        memory: &mut Memory,
+        shared: &mut [u8],
+        launch: &Launch<'_>,
+    ) -> Stop {
+        loop {
+            let line = &self.code[thread.at];
+            if line.guard.is_some_and(|(register, negated)| (thread.registers[register] != 0) == negated) {
+                thread.at += 1;
+                continue;
+            }
+            let get = |thread: &Thread, value: Value| match value {
+                Value::Register(register) => thread.registers[register],
+                Value::Number(number) => number,
+                Value::Thread => thread.number as u64,
+                Value::Threads => launch.threads as u64,
+                Value::Block => launch.block,
+            };
+            match &line.op {
+                Op::Load(space, bytes, to, base, offset) => {
+                    let addr = get(thread, *base).wrapping_add(*offset);
+                    if matches!(space, Space::Param) {
+                        thread.registers[to[0]] = launch.params[usize::try_from(addr).unwrap()];
+                    } else {
+                        let len = bytes * to.len();
+                        assert!(addr.is_multiple_of(len as u64), "{}: {addr:#x} is not aligned", line.text);
+                        let found = match space {
+                            Space::Const => slice(&self.constants, addr, len),
+                            Space::Shared => slice(shared, addr, len),
+                            _ => memory.read(addr, len),
+                        };
+                        for (to, word) in to.iter().zip(found.chunks(*bytes)) {
+                            let mut value = [0; 8];
+                            value[..*bytes].copy_from_slice(word);
+                            thread.registers[*to] = u64::from_le_bytes(value);
+                        }
+                    }
+                }
+                Op::Store(space, bytes, from, base, offset) => {
+                    let addr = get(thread, *base).wrapping_add(*offset);
+                    let words: Vec<u8> = from
+                        .iter()
+                        .flat_map(|value| get(thread, *value).to_le_bytes()[..*bytes].to_vec())
+                        .collect();
+                    assert!(
+                        addr.is_multiple_of(words.len() as u64),
+                        "{}: {addr:#x} is not aligned",
+                        line.text
+                    );
+                    match space {
+                        Space::Shared => slice_mut(shared, addr, words.len()).copy_from_slice(&words),
+                        Space::Global => memory.write(addr, &words),
+                        _ => panic!("{}", line.text),
+                    }
+                }
+                Op::Math(math, width, to, from) => {
+                    let values: Vec<u64> = from.iter().map(|value| get(thread, *value)).collect();
+                    thread.registers[*to] = calculated(*math, *width, &values);
+                }
+                Op::Compare(compare, to, a, b) => {
+                    let (a, b) = (get(thread, *a), get(thread, *b));
+                    let holds = match compare {
+                        Compare::Equal => a == b,
+                        Compare::Less => a < b,
+                        Compare::GreaterOrEqual => a >= b,
+                    };
+                    thread.registers[*to] = u64::from(holds);
+                }
+                Op::Select(to, a, b, predicate) => {
+                    let chosen = if thread.registers[*predicate] != 0 { a } else { b };
+                    thread.registers[*to] = get(thread, *chosen);
+                }
+                Op::Unpack(low, high, from) => {
+                    let value = thread.registers[*from];
+                    (thread.registers[*low], thread.registers[*high]) = (value & 0xFFFF_FFFF, value >> 32);
+                }
+                Op::Pack(to, low, high) => {
+                    thread.registers[*to] =
+                        thread.registers[*low] & 0xFFFF_FFFF | thread.registers[*high] << 32;
+                }
+                Op::Shuffle(..) => return Stop::Shuffle(thread.at),
+                Op::Barrier => return Stop::Barrier(thread.at),
+                Op::Return => return Stop::End,
+                Op::Branch(label) => {
+                    thread.at = self.labels[label];
+                    continue;
+                }
+            }
+            thread.at += 1;
+        }
+    }
+}
+
+fn calculated(math: Math, width: u32, values: &[u64]) -> u64 {
+    let low = |value: u64| value & 0xFFFF_FFFF;
+    let result = match (math, values) {
+        (Math::Move, [a]) => *a,
+        (Math::Add, [a, b]) => a.wrapping_add(*b),
+        (Math::Sub, [a, b]) => a.wrapping_sub(*b),
+        (Math::And, [a, b]) => a & b,
+        (Math::Xor, [a, b]) => a ^ b,
+        (Math::Not, [a]) => !a,
+        (Math::Min, [a, b]) => *a.min(b),
+        (Math::ShiftLeft, [a, b]) => a << b,
+        (Math::ShiftRight, [a, b]) => a >> b,
+        (Math::MulLow, [a, b]) => a.wrapping_mul(*b),
+        (Math::MulHigh, [a, b]) => u64::try_from((u128::from(*a) * u128::from(*b)) >> 64).unwrap(),
+        (Math::MulWide, [a, b]) => low(*a) * low(*b),
+        (Math::MadWide, [a, b, c]) => (low(*a) * low(*b)).wrapping_add(*c),
+        _ => panic!("{math:?} of {}", values.len()),
+    };
+    if width == 64 { result } else { result & ((1 << width) - 1) }
+}
+
+fn slice(bytes: &[u8], addr: u64, len: usize) -> &[u8] {
+    let start = usize::try_from(addr).unwrap();
+    &bytes[start..start + len]
+}
+
+fn slice_mut(bytes: &mut [u8], addr: u64, len: usize) -> &mut [u8] {
+    let start = usize::try_from(addr).unwrap();
+    &mut bytes[start..start + len]
+}
+
+impl Memory {
+    fn place(&self, addr: u64, len: usize) -> (usize, usize) {
+        let inside = |(start, bytes): &(u64, Vec<u8>)| {
+            addr >= *start && addr - *start + len as u64 <= bytes.len() as u64
+        };
+        let nth = self.0.iter().position(inside).unwrap_or_else(|| panic!("{addr:#x} is nobody's"));
+        (nth, usize::try_from(addr - self.0[nth].0).unwrap())
+    }
+
+    fn read(&self, addr: u64, len: usize) -> &[u8] {
+        let (nth, at) = self.place(addr, len);
+        &self.0[nth].1[at..at + len]
+    }
+
+    fn write(&mut self, addr: u64, bytes: &[u8]) {
+        let (nth, at) = self.place(addr, bytes.len());
+        self.0[nth].1[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
