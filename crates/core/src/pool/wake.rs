@@ -19,7 +19,6 @@ use super::error::{Phase, PoolError};
 use super::fill::{Filler, Filling, With};
 use super::plan::Use;
 use super::report::{WakePhases, WakeReport, WakeRequest, add};
-use super::segment::Stored;
 use super::state::{State, TagKey};
 use super::vm::{Backing, MapTimes, Piece, Vm};
 use super::{Result, Shared};
@@ -305,14 +304,8 @@ impl State {
                 pieces.push(Piece { segment: key, range, backing: chunk.backing });
                 let with = match (entry.state, &chunk.backup) {
                     (TagState::AsleepBackedUp, Some(backup)) => {
-                        // What was freed meanwhile need not come back.
-                        let stored = backup.granules.iter().zip(of_chunk);
-                        let live = stored.map(|(stored, is)| stored.filter(|_| *is == Use::Live));
-                        let granules: Vec<Option<Stored>> = live.collect();
-                        if granules.iter().all(Option::is_none) {
-                            continue;
-                        }
-                        With::Backup { room: Arc::clone(&backup.room), granules }
+                        let (room, granules) = (Arc::clone(&backup.room), backup.granules.clone());
+                        With::Backup { room, granules }
                     }
                     (TagState::AsleepDropped, _) if entry.policy.dropped == Dropped::Zeros => With::Zeros,
                     _ => continue,
