@@ -215,6 +215,13 @@ fn work(cached_max_bytes: Option<u64>) {
                 thread::yield_now();
             }
         });
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                let preparation = pool.prepare_sleep(&SleepRequest::all(Level::One)).unwrap();
+                preparation.wait().unwrap();
+                thread::yield_now();
+            }
+        });
         let refused = workers.into_iter().map(thread::ScopedJoinHandle::join).collect::<Vec<_>>();
         ended.store(true, Ordering::Relaxed);
         refused.into_iter().map(|refused| refused.unwrap()).sum()
