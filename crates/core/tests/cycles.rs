@@ -3,22 +3,12 @@
 //! Alone in its file, hence in its process, so that descriptors and mappings can be counted exactly.
 #![allow(clippy::unwrap_used)]
 
-use poorwill_core::{
-    AllocRequest, Block, Level, Pool, PoolConfig, PoolStats, SleepRequest, Tag, WakeRequest,
-};
+use std::sync::Arc;
+
+use poorwill_core::{Level, Pool, PoolConfig, PoolStats, SleepRequest, Tag, Verify, WakeRequest};
 use poorwill_testkit::device::{Kind, TestDevice};
-use poorwill_testkit::pattern;
-
-fn loaded(pool: &Pool, granules: u64, tag: &Tag, seed: u64) -> Block {
-    let bytes = granules * pool.driver().info().granule_bytes;
-    let block = pool.alloc(&AllocRequest::new(bytes, tag.clone())).unwrap();
-    fill(pool, &block, seed);
-    block
-}
-
-fn fill(pool: &Pool, block: &Block, seed: u64) {
-    pattern::fill(pool, block.id, seed, usize::try_from(block.requested_bytes).unwrap()).unwrap();
-}
+use poorwill_testkit::tenant::Tenant;
+use poorwill_testkit::watchdog::eventually;
 
 /// Mappings of device memory, open descriptors, and threads of this process; on the host device, since a GPU's
 /// driver has some of its own and keeps what it likes.
@@ -36,32 +26,54 @@ fn a_thousand_cycles_leave_nothing_behind() {
     let bare = system();
     let device = TestDevice::open(64);
     let config = PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() };
-    let pool = Pool::new(device.driver(), config).unwrap();
-    let weights = loaded(&pool, 10, &Tag::weights(), 1);
-    let runtime = loaded(&pool, 3, &Tag::runtime(), 2);
-    loaded(&pool, 6, &Tag::kv_cache(), 3);
+    let pool = Arc::new(Pool::new(device.driver(), config).unwrap());
+    let mut tenant = Tenant::new(&pool, 1);
+    let granule = device.info().granule_bytes;
+    let weights = tenant.load(10 * granule, &Tag::weights());
+    let runtime = tenant.load(3 * granule, &Tag::runtime());
+    let kv = tenant.load(6 * granule, &Tag::kv_cache());
+    // Its bytes are zeros after each wake.
+    tenant.blocks[kv].bytes.fill(0);
     let mut first = None;
     for cycle in 0..1000 {
         // Level 2 comes second to last of each round, so that every round ends with a level 1.
         let level = if cycle % 4 == 2 { Level::Two } else { Level::One };
+        for _ in 0..tenant.random(3) {
+            let touched = tenant.random(10);
+            tenant.touch_granule(weights, touched);
+            tenant.touch_granule(runtime, touched % 3);
+        }
+        // The first round shows how many threads there are without those that prepare.
+        if cycle > 3 && cycle % 5 < 2 {
+            let preparation = pool.prepare_sleep(&SleepRequest::all(level)).unwrap();
+            match cycle % 3 {
+                0 => drop(preparation.wait().unwrap()),
+                1 => preparation.cancel(),
+                _ => drop(preparation),
+            }
+        }
         pool.sleep(&SleepRequest::all(level)).unwrap();
         assert_eq!(device.resident_bytes(), 0, "cycle {cycle}");
-        if !pool.wake(&WakeRequest::all()).unwrap().undefined_tags.is_empty() {
-            fill(&pool, &weights, 1);
+        let wake = WakeRequest::all().verifying(if cycle % 2 == 0 { Verify::All } else { Verify::Sample });
+        if !pool.wake(&wake).unwrap().undefined_tags.is_empty() {
+            tenant.write(weights);
             pool.mark_restored(&[Tag::weights()]).unwrap();
         }
+        tenant.verify();
         if cycle % 4 == 3 {
-            let stats = PoolStats { created_bytes: 0, ..pool.stats().unwrap() };
-            let info = device.memory_info().unwrap();
-            let here = (pool.snapshot().unwrap(), stats, info, device.host_bytes(), system());
-            assert_eq!(*first.get_or_insert_with(|| here.clone()), here, "cycle {cycle}");
+            let here = || {
+                let stats = PoolStats { created_bytes: 0, ..pool.stats().unwrap() };
+                let info = device.memory_info().unwrap();
+                (pool.snapshot().unwrap(), stats, info, device.host_bytes(), system())
+            };
+            let first = first.get_or_insert_with(here);
+            eventually("preparations have ended", || here().4 == first.4 && here().3 == first.3);
+            assert_eq!(*first, here(), "cycle {cycle}");
         }
     }
-    assert_eq!(device.host_bytes(), 13 * device.info().granule_bytes, "one backup of each preserved byte");
-    for (block, seed) in [(weights, 1), (runtime, 2)] {
-        let len = usize::try_from(block.requested_bytes).unwrap();
-        assert!(pattern::read(&pool, block.id, len).unwrap() == pattern::bytes(seed, len));
-    }
+    assert_eq!(device.host_bytes(), 13 * granule, "one backup of each preserved byte");
+    tenant.verify();
+    drop(tenant);
     pool.close().unwrap();
     drop(pool);
     drop(device);

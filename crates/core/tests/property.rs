@@ -1,17 +1,19 @@
-//! Random allocations, frees, writes, sleeps and wakes, compared with the plain model after every step.
+//! Random allocations, frees, writes, sleeps, wakes and preparations, compared with the plain model after every step.
 //!
 //! `PROPTEST_CASES` sets the number of runs (default 100, on a GPU fewer, each of up to 500 steps).
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use poorwill_core::{
-    AllocRequest, Block, BlockKind, DeviceRange, Dropped, Level, Pool, PoolConfig, PoolError, SleepRequest,
-    Tag, TagPolicy, Verify, WakeRequest,
+    AllocRequest, Block, BlockKind, Changes, DeviceRange, Dropped, Level, Pool, PoolConfig, PoolError,
+    Preparation, SleepRequest, Tag, TagPolicy, Verify, WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::model::{Model, Reads};
 use poorwill_testkit::pattern;
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use proptest::prelude::*;
 
 /// What the pool may map: a limit on a larger device, or the whole of a device without one.
@@ -40,11 +42,21 @@ enum Step {
     },
     MarkRestored(usize),
     Trim,
+    /// In the background of the next steps, unless it is waited for.
+    Prepare {
+        tags: Option<u8>,
+        wait: bool,
+    },
+    Declare {
+        tag: usize,
+        changes: Changes,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let tags = || prop_oneof![2 => Just(None), 3 => any::<u8>().prop_map(Some)];
     let level = prop_oneof![2 => Just(Level::One), 1 => Just(Level::Two)];
+    let changes = prop_oneof![Just(Changes::Compared), Just(Changes::Immutable), Just(Changes::Volatile)];
     // Sizes of all magnitudes: from one byte to a fifth of the limit.
     let alloc = (0..5usize, 0..7u32, 1..3u64, 0..600u64).prop_map(|(tag, log, factor, odd)| Step::Alloc {
         tag,
@@ -60,6 +72,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<u8>().prop_map(|tags| Step::Discard { tags }),
         2 => (0..5usize).prop_map(Step::MarkRestored),
         1 => Just(Step::Trim),
+        2 => (tags(), any::<bool>()).prop_map(|(tags, wait)| Step::Prepare { tags, wait }),
+        1 => (0..5usize, changes).prop_map(|(tag, changes)| Step::Declare { tag, changes }),
     ]
 }
 
@@ -69,6 +83,9 @@ struct Run {
     tags: [Tag; 5],
     model: Model,
     blocks: BTreeMap<u64, Block>,
+    tag_of: BTreeMap<u64, usize>,
+    changes: [Changes; 5],
+    preparing: Vec<Preparation>,
     next: u64,
 }
 
@@ -83,7 +100,9 @@ impl Run {
             segment_granules: 8,
             ..PoolConfig::default()
         };
-        let pool = Pool::new(device.driver(), config).unwrap();
+        let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
+        let driver = driver.posing(|info| info.fast_digests = limited || info.fast_digests);
+        let pool = Pool::new(Arc::new(driver), config).unwrap();
         let scratch = Tag::new("scratch").unwrap();
         let tags =
             [Tag::weights(), Tag::kv_cache(), Tag::runtime(), Tag::new("lora").unwrap(), scratch.clone()];
@@ -95,7 +114,8 @@ impl Run {
         pool.declare_tag(&scratch, policy).unwrap();
         pool.declare_tag(&tags[3], TagPolicy::PRESERVED).unwrap();
         model.declare(scratch, policy);
-        Self { device, pool, tags, model, blocks: BTreeMap::new(), next: 0 }
+        let (blocks, tag_of, changes, preparing) = Default::default();
+        Self { device, pool, tags, model, blocks, tag_of, changes, preparing, next: 0 }
     }
 
     fn chosen(&self, mask: u8) -> Vec<Tag> {
@@ -126,7 +146,13 @@ impl Run {
                 let Some((id, block)) = self.live(*n) else { return };
                 self.next += 1;
                 let len = usize::try_from(block.requested_bytes).unwrap();
+                // Whoever changes what was promised to stay takes the promise back before, and gives it anew.
+                let tag = self.tag_of[&id];
+                let promised = self.changes[tag] == Changes::Immutable;
+                let declare = |changes| self.pool.declare_changes(&self.tags[tag], changes).unwrap();
+                promised.then(|| declare(Changes::Compared));
                 let filled = pattern::fill(&self.pool, block.id, self.next, len).is_ok();
+                promised.then(|| declare(Changes::Immutable));
                 assert_eq!(filled, self.model.fill(id, self.next));
             }
             Step::Sleep { level, tags } => self.sleep(*level, tags.map(|mask| self.chosen(mask))),
@@ -145,6 +171,19 @@ impl Run {
             Step::Trim => {
                 self.pool.trim().unwrap();
             }
+            Step::Prepare { tags, wait } => {
+                let tags = tags.map(|mask| self.chosen(mask));
+                match self.pool.prepare_sleep(&SleepRequest { level: Level::One, tags }) {
+                    Ok(preparation) if *wait => drop(preparation.wait().unwrap()),
+                    Ok(preparation) => self.preparing.push(preparation),
+                    Err(PoolError::SleepConflict { .. } | PoolError::Undefined { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            Step::Declare { tag, changes } => {
+                self.pool.declare_changes(&self.tags[*tag], *changes).unwrap();
+                self.changes[*tag] = *changes;
+            }
         }
     }
 
@@ -152,8 +191,8 @@ impl Run {
         self.device.info().granule_bytes
     }
 
-    fn alloc(&mut self, tag: usize, bytes: u64) {
-        let tag = self.tags[tag].clone();
+    fn alloc(&mut self, which: usize, bytes: u64) {
+        let tag = self.tags[which].clone();
         let request = AllocRequest::new(bytes.max(1), tag.clone());
         self.next += 1;
         match self.pool.alloc(&request) {
@@ -163,6 +202,7 @@ impl Run {
                 assert!(self.blocks.values().all(apart), "{block:?} overlaps another block");
                 assert!(block.range.addr.is_multiple_of(512) && block.range.bytes >= bytes);
                 self.blocks.insert(self.next, block);
+                self.tag_of.insert(self.next, which);
             }
             Err(PoolError::Asleep { .. }) => assert!(self.model.state(&tag).is_asleep()),
             Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) => {
@@ -211,12 +251,16 @@ impl Run {
     }
 
     /// What must hold after every step.
-    fn check(&self) {
+    fn check(&mut self) {
+        let is_over = |preparation: &mut Preparation| preparation.progress().is_ended;
+        self.preparing.extract_if(.., is_over).for_each(|preparation| drop(preparation.wait().unwrap()));
         let stats = self.pool.stats().unwrap();
         let used_bytes = self.device.memory_info().unwrap().process.unwrap().used_bytes;
         assert_eq!(stats.mapped_bytes, used_bytes, "our accounting and the device's");
         assert!(stats.mapped_bytes <= ROOM_GRANULES * self.granule(), "over the limit");
-        assert_eq!(stats.backup_bytes, self.device.host_bytes(), "host memory is exactly the backups");
+        if self.preparing.is_empty() {
+            assert_eq!(stats.backup_bytes, self.device.host_bytes(), "host memory is exactly the backups");
+        }
         assert_eq!(stats.live_blocks, self.blocks.len());
         assert_eq!(stats.live_bytes, self.blocks.values().map(|block| block.range.bytes).sum::<u64>());
         for tag in &self.tags {

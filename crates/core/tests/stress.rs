@@ -3,10 +3,9 @@
 //! Each test runs under a watchdog, so that a deadlock fails instead of hanging.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use poorwill_core::{
     AllocRequest, Block, HostBuffer, Level, Pool, PoolConfig, PoolError, SleepRequest, StreamId, Tag,
@@ -15,6 +14,8 @@ use poorwill_core::{
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::gated::{self, Gate};
 use poorwill_testkit::pattern::{self, mix};
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::watchdog::{eventually, watched};
 
 const THREADS: u64 = 8;
 const LIMIT_GRANULES: u64 = 96;
@@ -22,32 +23,6 @@ const LIMIT_GRANULES: u64 = 96;
 /// Of each thread.
 fn steps() -> u64 {
     Kind::of_this_run().cases(800).into()
-}
-
-/// Far beyond what any of these takes: only what never ends reaches it.
-const PATIENCE: Duration = Duration::from_secs(240);
-
-/// Runs `test` on a thread of its own, and fails when it does not come to an end.
-fn watched(test: impl FnOnce() + Send + 'static) {
-    let (ended, end) = mpsc::channel::<()>();
-    let thread = thread::spawn(move || {
-        let _ended = ended; // Dropped also by a panic.
-        test();
-    });
-    let result = end.recv_timeout(PATIENCE);
-    assert!(result != Err(mpsc::RecvTimeoutError::Timeout), "no end after {PATIENCE:?}: a deadlock");
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-/// Waits until `done`, which must come true by itself.
-fn eventually(what: &str, done: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < PATIENCE / 4, "{what}: not after {:?}", started.elapsed());
-        thread::yield_now();
-    }
 }
 
 fn open(limit_granules: u64, cached_max_bytes: Option<u64>) -> (TestDevice, Arc<Pool>) {
@@ -59,7 +34,10 @@ fn open(limit_granules: u64, cached_max_bytes: Option<u64>) -> (TestDevice, Arc<
         cached_max_bytes,
         ..PoolConfig::default()
     };
-    let pool = Pool::new(device.driver(), config).unwrap();
+    // As where a GPU computes them, so that what is prepared is compared.
+    let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
+    let driver = driver.posing(|info| info.fast_digests = true);
+    let pool = Pool::new(Arc::new(driver), config).unwrap();
     (device, Arc::new(pool))
 }
 
@@ -96,8 +74,8 @@ impl Worker {
             85..90 => self.fall_asleep(),
             90..95 => self.wake(),
             95..97 => drop(self.pool.trim().unwrap()),
-            97..99 => drop(self.pool.stats().unwrap()),
-            _ => drop(self.pool.snapshot().unwrap()),
+            97 => drop((self.pool.stats().unwrap(), self.pool.snapshot().unwrap())),
+            _ => self.prepare(),
         }
     }
 
@@ -168,6 +146,17 @@ impl Worker {
         }
     }
 
+    /// Of its own tag, or of all: those of the others are overtaken sooner or later.
+    fn prepare(&mut self) {
+        let tags = (self.random(2) == 0).then(|| vec![self.tag.clone()]);
+        let preparation = self.pool.prepare_sleep(&SleepRequest { level: Level::One, tags }).unwrap();
+        match self.random(4) {
+            0 => preparation.cancel(),
+            1 => drop(preparation.wait().unwrap()),
+            _ => {} // Goes on by itself.
+        }
+    }
+
     fn wake(&mut self) {
         match self.pool.wake(&WakeRequest::of([self.tag.clone()])) {
             Ok(_) => self.asleep = false,
@@ -226,6 +215,13 @@ fn work(cached_max_bytes: Option<u64>) {
                 thread::yield_now();
             }
         });
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                let preparation = pool.prepare_sleep(&SleepRequest::all(Level::One)).unwrap();
+                preparation.wait().unwrap();
+                thread::yield_now();
+            }
+        });
         let refused = workers.into_iter().map(thread::ScopedJoinHandle::join).collect::<Vec<_>>();
         ended.store(true, Ordering::Relaxed);
         refused.into_iter().map(|refused| refused.unwrap()).sum()
@@ -240,7 +236,8 @@ fn work(cached_max_bytes: Option<u64>) {
     pool.trim().unwrap();
     let stats = pool.stats().unwrap();
     assert_eq!([stats.mapped_bytes, stats.cached_bytes, stats.owed_bytes, stats.reserved_bytes], [0; 4]);
-    assert_eq!((stats.backup_bytes, device.host_bytes()), (0, 0), "nothing lives that has a backup");
+    assert_eq!(stats.backup_bytes, 0, "nothing lives that has a backup");
+    eventually("preparations have ended", || device.host_bytes() == 0);
     pool.close().unwrap();
     let info = device.memory_info().unwrap();
     assert_eq!(info.free_bytes, info.total_bytes);

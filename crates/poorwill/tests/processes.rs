@@ -8,15 +8,18 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use poorwill::{
-    AllocRequest, Block, Driver, Level, Pool, PoolConfig, PoolError, SleepRequest, Tag, TagState, WakeRequest,
+    AllocRequest, Block, Driver, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, TagState, Verify,
+    WakeRequest,
 };
 use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::pattern;
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 
 const ROLE: &str = "POORWILL_TEST_ROLE";
 const MIB: u64 = 1 << 20;
@@ -130,6 +133,20 @@ fn the_other_process() {
             std::io::stdin().read_line(&mut String::new()).unwrap();
             pool.close().unwrap();
         }
+        "newcomer" => {
+            let resident = Resident::new(device, 33, &[20 * MIB, 7 * MIB, 600]);
+            let all = SleepRequest::all(Level::One);
+            for round in 0..2 {
+                resident.pool.prepare_sleep(&all).unwrap().wait().unwrap();
+                resident.sleep();
+                resident.pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
+                resident.verify();
+                assert_eq!(resident.pool.stats().unwrap().owed_bytes, 0, "round {round}");
+            }
+            resident.pool.close().unwrap();
+            say("clean");
+        }
+        moment if moment.starts_with(STOPS) => stop_at(device, moment),
         napper => {
             let resident = Resident::new(device, 55, &[120 * MIB, 50 * MIB, MIB / 3]);
             say("ready");
@@ -149,6 +166,46 @@ fn the_other_process() {
             }
         }
     }
+}
+
+/// Begins the role of a process that stops in the middle.
+const STOPS: &str = "stops-";
+/// Where that is.
+const MOMENTS: [&str; 6] = ["preparing", "saving", "unmapping", "releasing", "mapping", "filling"];
+
+/// Sleeps and wakes, but stops at a moment, holding whatever it holds then.
+fn stop_at(device: Arc<dyn Driver>, role: &str) {
+    let moment = role.strip_prefix(STOPS).unwrap().to_owned();
+    let op = match moment.as_str() {
+        "preparing" | "saving" => Op::Save,
+        "unmapping" => Op::Unmap,
+        "releasing" => Op::Release,
+        "mapping" => Op::Map,
+        _ => Op::CopyToDevice,
+    };
+    let (armed, seen) = (Arc::new(AtomicBool::new(false)), AtomicU64::new(0));
+    let is_armed = Arc::clone(&armed);
+    let driver = ScriptedDriver::new(device, move |call| {
+        // The second call: something was done, and something is not.
+        let counts = is_armed.load(Ordering::Relaxed) && call.op == op && !call.waiting;
+        if counts && seen.fetch_add(1, Ordering::Relaxed) == 1 {
+            say("stopped");
+            loop {
+                thread::park();
+            }
+        }
+        Verdict::Pass
+    });
+    let driver = driver.posing(|info| info.fast_digests = true);
+    let resident = Resident::new(Arc::new(driver), 11, &[33 * MIB, 3 * MIB, 600]);
+    armed.store(true, Ordering::Relaxed);
+    if moment == "preparing" {
+        let preparation = resident.pool.prepare_sleep(&SleepRequest::all(Level::One)).unwrap();
+        preparation.wait().unwrap();
+    }
+    resident.sleep();
+    resident.wake();
+    say("not stopped");
 }
 
 /// The machine's figures are compared here: one test at a time.
@@ -190,6 +247,23 @@ fn another_process_may_end_in_any_way() {
     }
     mine.wake();
     mine.verify();
+}
+
+#[test]
+fn a_kill_in_the_middle_leaves_a_device_on_which_others_start_clean() {
+    let _turn = alone();
+    let device = TestDevice::with_capacity(256 * MIB).machine();
+    let before_bytes = device.memory_info().unwrap().free_bytes;
+    for moment in MOMENTS {
+        let mut other = Other::start(&format!("{STOPS}{moment}"));
+        other.hear("stopped");
+        other.kill();
+        given_back(&*device, before_bytes);
+        let mut newcomer = Other::start("newcomer");
+        newcomer.hear("clean");
+        assert!(newcomer.child.wait().unwrap().success(), "after a kill while {moment}");
+        given_back(&*device, before_bytes);
+    }
 }
 
 /// Waits until the device has as much free as before the other process came.

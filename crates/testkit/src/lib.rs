@@ -9,6 +9,9 @@
 //! - [`mod@slice`]: a device of so many granules, cut out of a larger one.
 //! - [`device`]: the device that the tests of a run are about, as the environment names it.
 //! - [`model`]: a pool so simple that it is right, to compare the real one with.
+//! - [`stores`]: backups that are kept in other ways than in host memory of the driver.
+//! - [`tenant`]: blocks of a pool whose bytes are known.
+//! - [`watchdog`]: an end to what never ends.
 //! - [`pattern`]: bytes that tell where they belong.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // It is all test code, where a panic is the verdict.
@@ -24,3 +27,6 @@ pub mod model;
 pub mod pattern;
 pub mod scripted;
 pub mod slice;
+pub mod stores;
+pub mod tenant;
+pub mod watchdog;

@@ -16,7 +16,7 @@ use poorwill_core::{
     HostMemoryInfo, MemoryInfo, Op, Pending, StreamId,
 };
 
-use crate::forward::{forward, forward_figures, forward_streams_and_events};
+use crate::forward::{forward, forward_streams_and_events};
 
 /// One question to the script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct Call {
     pub waiting: bool,
     /// What an unmap is to remove.
     pub unmaps: Option<DeviceRange>,
+    /// Of copies, digests and host memory: how much.
+    pub bytes: u64,
 }
 
 /// The script's answer.
@@ -56,6 +58,7 @@ type Script = dyn Fn(Call) -> Verdict + Send + Sync;
 /// The wrapper.
 pub struct ScriptedDriver {
     inner: Arc<dyn Driver>,
+    info: DeviceInfo,
     gate: Arc<Gate>,
 }
 
@@ -65,9 +68,9 @@ struct Gate {
 }
 
 impl Gate {
-    fn ask(&self, op: Op, waiting: bool, unmaps: Option<DeviceRange>) -> Result<()> {
+    fn ask(&self, op: Op, waiting: bool, unmaps: Option<DeviceRange>, bytes: u64) -> Result<()> {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        match (self.script)(Call { number, op, waiting, unmaps }) {
+        match (self.script)(Call { number, op, waiting, unmaps, bytes }) {
             Verdict::Pass => Ok(()),
             Verdict::Fail(kind) => Err(DriverError::new(op, kind)),
             Verdict::Delay(duration) => {
@@ -87,7 +90,15 @@ impl fmt::Debug for ScriptedDriver {
 impl ScriptedDriver {
     /// `inner`, as `script` lets it.
     pub fn new(inner: Arc<dyn Driver>, script: impl Fn(Call) -> Verdict + Send + Sync + 'static) -> Self {
-        Self { inner, gate: Arc::new(Gate { script: Box::new(script), calls: AtomicU64::new(0) }) }
+        let info = inner.info().clone();
+        Self { inner, info, gate: Arc::new(Gate { script: Box::new(script), calls: AtomicU64::new(0) }) }
+    }
+
+    /// The same device, which says something else of itself.
+    #[must_use]
+    pub fn posing(mut self, pose: impl FnOnce(&mut DeviceInfo)) -> Self {
+        pose(&mut self.info);
+        self
     }
 
     /// Questions asked so far.
@@ -97,34 +108,46 @@ impl ScriptedDriver {
     }
 
     fn ask(&self, op: Op) -> Result<()> {
-        self.gate.ask(op, false, None)
+        self.gate.ask(op, false, None, 0)
     }
 
-    fn ask_again<T: 'static>(&self, op: Op, pending: Pending<T>) -> Pending<T> {
+    fn ask_for(&self, op: Op, bytes: u64) -> Result<()> {
+        self.gate.ask(op, false, None, bytes)
+    }
+
+    fn ask_again<T: 'static>(&self, op: Op, bytes: u64, pending: Pending<T>) -> Pending<T> {
         let gate = Arc::clone(&self.gate);
         pending.then(move |result| {
             let outcome = result?;
-            gate.ask(op, true, None)?;
+            gate.ask(op, true, None, bytes)?;
             Ok(outcome)
         })
     }
 }
 
 impl Driver for ScriptedDriver {
-    forward_figures!();
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
     forward_streams_and_events!();
 
     forward! {
+        MemoryInfo: memory_info() -> MemoryInfo;
         Create: create(bytes: u64) -> BackingId;
         Release: release(backing: BackingId) -> ();
         Map: map(range: DeviceRange, backing: BackingId) -> ();
         SetAccess: set_access(range: DeviceRange) -> ();
         EventQuery: event_query(event: EventId) -> bool;
-        HostAlloc: host_alloc(bytes: u64) -> HostBuffer;
+    }
+
+    fn host_alloc(&self, bytes: u64) -> Result<HostBuffer> {
+        self.ask_for(Op::HostAlloc, bytes)?;
+        self.inner.host_alloc(bytes)
     }
 
     fn unmap(&self, range: DeviceRange) -> Result<()> {
-        self.gate.ask(Op::Unmap, false, Some(range))?;
+        self.gate.ask(Op::Unmap, false, Some(range), range.bytes)?;
         self.inner.unmap(range)
     }
 
@@ -134,9 +157,10 @@ impl Driver for ScriptedDriver {
         src: Arc<HostBuffer>,
         parts: &[CopyPart],
     ) -> Result<Pending<()>> {
-        self.ask(Op::CopyToDevice)?;
+        let bytes = sum(parts);
+        self.ask_for(Op::CopyToDevice, bytes)?;
         let pending = self.inner.copy_to_device(stream, src, parts)?;
-        Ok(self.ask_again(Op::CopyToDevice, pending))
+        Ok(self.ask_again(Op::CopyToDevice, bytes, pending))
     }
 
     fn copy_to_host(
@@ -145,15 +169,16 @@ impl Driver for ScriptedDriver {
         dst: HostBuffer,
         parts: &[CopyPart],
     ) -> Result<Pending<HostBuffer>> {
-        self.ask(Op::CopyToHost)?;
+        let bytes = sum(parts);
+        self.ask_for(Op::CopyToHost, bytes)?;
         let pending = self.inner.copy_to_host(stream, dst, parts)?;
-        Ok(self.ask_again(Op::CopyToHost, pending))
+        Ok(self.ask_again(Op::CopyToHost, bytes, pending))
     }
 
     fn zero(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<()>> {
-        self.ask(Op::Zero)?;
+        self.ask_for(Op::Zero, range.bytes)?;
         let pending = self.inner.zero(stream, range)?;
-        Ok(self.ask_again(Op::Zero, pending))
+        Ok(self.ask_again(Op::Zero, range.bytes, pending))
     }
 
     fn save(
@@ -162,20 +187,26 @@ impl Driver for ScriptedDriver {
         dst: HostBuffer,
         parts: &[CopyPart],
     ) -> Result<Pending<(HostBuffer, Vec<Digest>)>> {
-        self.ask(Op::Save)?;
+        let bytes = sum(parts);
+        self.ask_for(Op::Save, bytes)?;
         let pending = self.inner.save(stream, dst, parts)?;
-        Ok(self.ask_again(Op::Save, pending))
+        Ok(self.ask_again(Op::Save, bytes, pending))
     }
 
     fn host_alloc_all(&self, sizes: &[u64]) -> Result<Vec<Pending<HostBuffer>>> {
-        self.ask(Op::HostAlloc)?;
-        let buffers = self.inner.host_alloc_all(sizes)?;
-        Ok(buffers.into_iter().map(|buffer| self.ask_again(Op::HostAlloc, buffer)).collect())
+        self.ask_for(Op::HostAlloc, sizes.iter().sum())?;
+        let buffers = self.inner.host_alloc_all(sizes)?.into_iter().zip(sizes);
+        Ok(buffers.map(|(buffer, bytes)| self.ask_again(Op::HostAlloc, *bytes, buffer)).collect())
     }
 
     fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<Digest>>> {
-        self.ask(Op::Digest)?;
+        let bytes = ranges.iter().map(|range| range.bytes).sum();
+        self.ask_for(Op::Digest, bytes)?;
         let pending = self.inner.digest(stream, ranges)?;
-        Ok(self.ask_again(Op::Digest, pending))
+        Ok(self.ask_again(Op::Digest, bytes, pending))
     }
+}
+
+fn sum(parts: &[CopyPart]) -> u64 {
+    parts.iter().map(|part| part.device.bytes).sum()
 }

@@ -343,7 +343,7 @@ impl Shared {
     }
 
     /// The same, for a millisecond at most.
-    fn wait_briefly<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
+    pub(super) fn wait_briefly<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
         let state = self.state.wait_for(state, LULL).ok_or(PoolError::Poisoned)?;
         if state.closed { Err(PoolError::Closed) } else { Ok(state) }
     }
@@ -378,7 +378,7 @@ impl Pressure {
     /// left that could.
     pub(super) fn relieve(&mut self, shared: &Shared) -> Result<bool> {
         let state = shared.open_state()?;
-        if !state.copying.is_empty() || state.tags.iter().any(|entry| entry.falling_asleep) {
+        if state.is_copying_freed() || state.tags.iter().any(|entry| entry.falling_asleep) {
             // Its end rings; what others free meanwhile, and what passes, does not.
             drop(shared.wait_briefly(state)?);
             *self = Self::default();

@@ -6,6 +6,7 @@
 //!
 //! Promise: when [`Filler::finish`] returns, with whatever outcome, nothing that was queued is in flight.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,11 +43,11 @@ pub(super) struct Filler<'a> {
     shared: &'a Shared,
     fillings: &'a [Filling],
     request: &'a WakeRequest,
-    sample: Sample,
+    /// Of each tag, what is compared, and how many stored granules were seen so far. A tag may wake with others or
+    /// alone, so each has turns of its own.
+    samples: BTreeMap<Tag, (Sample, u64)>,
     /// The first filling that is not queued yet.
     next: usize,
-    /// Stored granules seen so far.
-    seen: u64,
     total_bytes: u64,
     started: Option<Instant>,
     queued: Vec<(Phase, u64, Pending<()>)>,
@@ -66,7 +67,7 @@ impl<'a> Filler<'a> {
         shared: &'a Shared,
         fillings: &'a [Filling],
         request: &'a WakeRequest,
-        turn: u64,
+        turns: &BTreeMap<Tag, u64>,
     ) -> Self {
         let granule_bytes = shared.shape.granule_bytes;
         let stored = |filling: &Filling| match &filling.with {
@@ -74,15 +75,18 @@ impl<'a> Filler<'a> {
             With::Backup { granules, .. } => granules.iter().flatten().count() as u64,
         };
         let stored_granules: u64 = fillings.iter().map(stored).sum();
+        let sample = |(tag, turn): (&Tag, &u64)| {
+            let of_tag = fillings.iter().filter(|filling| filling.tag == *tag);
+            (tag.clone(), (Sample::of(*turn, of_tag.map(stored).sum()), 0))
+        };
         let zeros = fillings.iter().filter(|filling| matches!(filling.with, With::Zeros));
         let zeroed_bytes: u64 = zeros.map(|filling| filling.range.bytes).sum();
         Self {
             shared,
             fillings,
             request,
-            sample: Sample::of(turn, stored_granules),
+            samples: turns.iter().map(sample).collect(),
             next: 0,
-            seen: 0,
             total_bytes: stored_granules * granule_bytes + zeroed_bytes,
             started: None,
             queued: Vec::with_capacity(fillings.len()),
@@ -128,7 +132,7 @@ impl<'a> Filler<'a> {
         let copy = room.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
         woken.copied_bytes += bytes;
         self.queued.push((Phase::Copy, bytes, copy));
-        let chosen: Vec<usize> = stored.into_iter().filter(|_| self.is_chosen()).collect();
+        let chosen: Vec<usize> = stored.into_iter().filter(|_| self.is_chosen(&filling.tag)).collect();
         if chosen.is_empty() {
             return Ok(());
         }
@@ -140,14 +144,13 @@ impl<'a> Filler<'a> {
         Ok(())
     }
 
-    /// Whether the next stored granule is to be checked.
-    fn is_chosen(&mut self) -> bool {
-        let nth = self.seen;
-        self.seen += 1;
-        match self.request.verify {
-            Verify::All => true,
-            Verify::Sample => self.sample.takes(nth),
-        }
+    /// Whether the next stored granule of the tag is to be checked.
+    fn is_chosen(&mut self, tag: &Tag) -> bool {
+        let takes = self.samples.get_mut(tag).is_none_or(|(sample, seen)| {
+            *seen += 1;
+            sample.takes(*seen - 1)
+        });
+        takes || self.request.verify == Verify::All
     }
 
     /// Waits for everything, and says what failed first, `failed` before all.

@@ -51,12 +51,13 @@ mod sleep;
 mod state;
 mod stats;
 mod supply;
+mod trust;
 mod vm;
 mod wake;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
@@ -191,8 +192,8 @@ struct Shared {
     background_streams: Vec<StreamId>,
     /// Held by who prepares a sleep.
     preparing: Mutex<()>,
-    /// How many wakes there were, to check other granules each time.
-    checks: AtomicU64,
+    /// How many sleeps lack host memory: who prepares one makes way.
+    starving: AtomicU32,
     state: Monitor<State>,
     vm: Mutex<Vm>,
     counters: Arc<Counters>,
@@ -309,7 +310,7 @@ impl Pool {
         let (state, orders) = (Monitor::new(state), Monitor::new(Orders::default()));
         let mut ready = ready;
         let background_streams = ready.split_off(ready.len().saturating_sub(BACKGROUND_STREAMS));
-        let (preparing, checks) = Default::default();
+        let (preparing, starving) = Default::default();
         let shared = Shared {
             driver,
             backups,
@@ -317,7 +318,7 @@ impl Pool {
             copy_streams: ready,
             background_streams,
             preparing,
-            checks,
+            starving,
             state,
             vm,
             counters,
@@ -470,6 +471,8 @@ impl Pool {
     /// As for [`Pool::sleep`] before anything has happened; `PrepareFailed` when there is no thread to be had.
     /// What fails later, [`Preparation::wait`] tells.
     pub fn prepare_sleep(&self, request: &SleepRequest) -> Result<Preparation> {
+        // Before the lock: in a forked child it may be held by a thread that does not exist there.
+        self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
         self.preparers.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared, request)
     }
 

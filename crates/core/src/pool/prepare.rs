@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use super::blocks::Kind;
 use super::error::PoolError;
 use super::gate::Monitor;
 use super::plan::{Save, Use};
@@ -23,7 +24,7 @@ use super::state::{State, TagKey};
 use super::vm::Backing;
 use super::{Result, Shared};
 use crate::backup::Room;
-use crate::driver::{BackingId, DeviceRange, DriverError, Pending, StreamId};
+use crate::driver::{BackingId, DeviceRange, Driver, DriverError, Pending, StreamId};
 use crate::tag::{Changes, SleepAction, Tag, TagState};
 
 /// How much host memory is asked for at a time: enough for a few threads, not for all of the machine's.
@@ -37,7 +38,7 @@ pub enum PrepareEnd {
     Finished,
     /// It was cancelled.
     Cancelled,
-    /// A sleep or a discard of one of the tags came first, or the pool was closed.
+    /// A sleep or a discard of one of the tags came first, a sleep lacked host memory, or the pool was closed.
     Overtaken,
 }
 
@@ -71,6 +72,7 @@ pub struct PrepareProgress {
 #[derive(Debug)]
 pub struct Preparation {
     job: Arc<Job>,
+    driver: Arc<dyn Driver>,
 }
 
 #[derive(Debug)]
@@ -78,6 +80,8 @@ struct Job {
     cancelled: AtomicBool,
     done_bytes: AtomicU64,
     total_bytes: u64,
+    /// Beside the outcome, for those who may not lock anything.
+    ended: AtomicBool,
     outcome: Monitor<Outcome>,
 }
 
@@ -96,7 +100,7 @@ impl Preparation {
     /// How far it is.
     #[must_use]
     pub fn progress(&self) -> PrepareProgress {
-        let is_ended = self.job.outcome.lock_anyway().ended;
+        let is_ended = self.job.ended.load(Ordering::Acquire);
         let done_bytes = self.job.done_bytes.load(Ordering::Relaxed);
         PrepareProgress { done_bytes, total_bytes: self.job.total_bytes, is_ended }
     }
@@ -105,8 +109,9 @@ impl Preparation {
     ///
     /// # Errors
     /// `PrepareFailed` when host memory was lacking or the device failed: what was stored by then stays, and
-    /// nothing else has happened. `Poisoned`.
+    /// nothing else has happened. `Poisoned`. `WrongProcess`: in a forked child nobody prepares anything.
     pub fn wait(self) -> Result<PrepareReport> {
+        self.driver.check_process().map_err(PoolError::WrongProcess)?;
         let mut outcome = self.job.outcome.lock_anyway();
         while !outcome.ended {
             outcome = self.job.outcome.wait(outcome).ok_or(PoolError::Poisoned)?;
@@ -121,6 +126,7 @@ struct Telling(Arc<Job>);
 impl Drop for Telling {
     fn drop(&mut self) {
         self.0.outcome.lock_anyway().ended = true;
+        self.0.ended.store(true, Ordering::Release);
         self.0.outcome.ring();
     }
 }
@@ -146,8 +152,10 @@ impl Preparers {
             cancelled: AtomicBool::new(false),
             done_bytes: AtomicU64::new(0),
             total_bytes: granules * shared.shape.granule_bytes,
+            ended: AtomicBool::new(false),
             outcome: Monitor::new(Outcome::default()),
         });
+        let driver = Arc::clone(&shared.driver);
         let (shared, telling) = (Arc::clone(shared), Telling(Arc::clone(&job)));
         let work = move || {
             let result = shared.prepare(&telling.0, &saves, tags);
@@ -156,7 +164,7 @@ impl Preparers {
         };
         let thread = thread::Builder::new().name("poorwill-prepare".into()).spawn(work);
         self.0.push(thread.map_err(|error| PoolError::PrepareFailed { source: no_thread(&error) })?);
-        Ok(Preparation { job })
+        Ok(Preparation { job, driver })
     }
 
     /// Waits for the ends of all, after the pool was closed.
@@ -194,8 +202,14 @@ impl Drop for Held<'_> {
         let mut state = self.shared.state.lock_anyway();
         state.copying.retain(|range| *range != self.range);
         state.tag_mut(self.tag).gate.leave();
+        // What was freed meanwhile can be had now.
+        state.clocks.tell();
         drop(state);
         self.shared.state.ring();
+        if self.shared.shape.cached_max_bytes.is_some() {
+            self.shared.orders.lock_anyway().give();
+            self.shared.orders.ring();
+        }
     }
 }
 
@@ -206,6 +220,8 @@ struct Found<'a> {
     backing: BackingId,
     backup: Option<Backup>,
     changes: Changes,
+    /// The tag's count of doubts.
+    doubts: u64,
 }
 
 /// Whether to look at the next chunk.
@@ -238,6 +254,9 @@ impl Shared {
         let failed = |source| PoolError::PrepareFailed { source };
         let mut rooms: VecDeque<(u64, Pending<Room>)> = VecDeque::new();
         for (turn, save) in saves.iter().enumerate() {
+            if self.starving.load(Ordering::Relaxed) > 0 {
+                return Ok(PrepareEnd::Overtaken);
+            }
             // Host memory before the chunk is held: making some takes its time, and a sleep may want to begin.
             let lacks = self.state.lock_anyway().lacks_backup(save);
             let room =
@@ -302,7 +321,7 @@ impl Shared {
         if entry.wanted > 0 || entry.gate.is_closed() || entry.state != TagState::Awake {
             return Ok(Next::End(PrepareEnd::Overtaken));
         }
-        let changes = entry.changes;
+        let (changes, doubts) = (entry.changes, entry.doubts);
         let (save, backing) = match state.now(save) {
             Some(found) => found,
             None => return Ok(Next::Gone),
@@ -313,7 +332,7 @@ impl Shared {
         let backup = state.take_backup(&save);
         drop(state);
         let held = Held { shared: self, tag, range };
-        Ok(Next::Chunk(Box::new(Found { held, save, backing, backup, changes })))
+        Ok(Next::Chunk(Box::new(Found { held, save, backing, backup, changes, doubts })))
     }
 
     fn bring_up_to_date(
@@ -323,7 +342,7 @@ impl Shared {
         room: Option<Room>,
         done: &mut Done,
     ) -> Result<(), DriverError> {
-        let Found { held, save, backing, backup, changes } = found;
+        let Found { held, save, backing, backup, changes, doubts } = found;
         let stream = self.background_stream(turn);
         let old = backup.filter(|backup| backup.room.is_free());
         let old = old.and_then(|backup| Some((Arc::into_inner(backup.room)?, backup.granules)));
@@ -335,14 +354,18 @@ impl Shared {
         granules.resize(save.granules.last().map_or(0, |last| last + 1).max(granules.len()), None);
         // What the sleep copies whatever is stored need not be copied now; the room is what can be prepared.
         let only_room = changes == Changes::Volatile || !self.driver.info().fast_digests;
-        let same = if only_room { Ok(save.granules.clone()) } else { self.same(&save, &granules, stream) };
+        let trusting = changes == Changes::Immutable;
+        let same = match only_room {
+            true => Ok(save.granules.clone()),
+            false => self.same(&save, &granules, trusting, stream),
+        };
         let fresh: Vec<usize> = match &same {
             Ok(same) => save.granules.iter().copied().filter(|g| same.binary_search(g).is_err()).collect(),
             Err(_) => Vec::new(),
         };
         let granule_bytes = self.shape.granule_bytes;
         if fresh.is_empty() {
-            self.put_back(&held, &save, backing, Backup { room: Arc::new(room), granules });
+            self.put_back(&held, &save, (backing, doubts), Backup { room: Arc::new(room), granules });
             let same = same?;
             done.unchanged_bytes += if only_room { 0 } else { same.len() as u64 * granule_bytes };
             return Ok(());
@@ -351,36 +374,47 @@ impl Shared {
         let saving = self.start_copy(&save, room, granules, fresh, stream)?;
         let (backup, copied) = saving.land(false)?;
         done.copied_bytes += copied as u64 * granule_bytes;
-        self.put_back(&held, &save, backing, backup);
+        self.put_back(&held, &save, (backing, doubts), backup);
         Ok(())
     }
 
-    /// The live granules that are stored as they are on the device now.
+    /// The live granules that are stored as they are on the device now, or taken on trust: whether an owner keeps the
+    /// promise is for the sleep to see.
     fn same(
         &self,
         save: &Save,
         stored: &[Option<Stored>],
+        trusting: bool,
         stream: StreamId,
     ) -> Result<Vec<usize>, DriverError> {
-        let asked: Vec<usize> =
-            save.granules.iter().copied().filter(|granule| stored[*granule].is_some()).collect();
+        let there = save.granules.iter().copied().filter(|granule| stored[*granule].is_some());
+        let is_trusted = |granule: &usize| trusting && stored[*granule].is_some_and(|stored| stored.proven);
+        let (mut same, asked): (Vec<usize>, Vec<usize>) = there.partition(is_trusted);
         if asked.is_empty() {
-            return Ok(asked);
+            return Ok(same);
         }
         let range = |run: std::ops::Range<usize>| self.granule_range(save, run.start, run.len());
         let ranges: Vec<DeviceRange> = runs(&asked).into_iter().map(range).collect();
         let found = self.driver.digest(stream, &ranges)?.wait()?;
-        let same = asked.into_iter().zip(found);
         let is_same = |granule: usize, found| stored[granule].is_some_and(|stored| stored.digest == found);
-        Ok(same.filter(|(granule, found)| is_same(*granule, *found)).map(|(granule, _)| granule).collect())
+        let answered = asked.into_iter().zip(found);
+        same.extend(
+            answered.filter(|(granule, found)| is_same(*granule, *found)).map(|(granule, _)| granule),
+        );
+        same.sort_unstable();
+        Ok(same)
     }
 
     /// Stores a backup, if its chunk is still what it was. The chunk is held.
-    fn put_back(&self, held: &Held<'_>, save: &Save, backing: BackingId, mut backup: Backup) {
+    fn put_back(&self, held: &Held<'_>, save: &Save, found: (BackingId, u64), mut backup: Backup) {
+        let (backing, doubts) = found;
         let len = usize::try_from(save.bytes / self.shape.granule_bytes).unwrap_or(usize::MAX);
         backup.granules.resize(len, None);
         debug_assert_eq!(held.range.addr, save.place.1, "the chunk that is held");
         let mut state = self.state.lock_anyway();
+        if state.tag(held.tag).doubts != doubts {
+            backup.granules.iter_mut().flatten().for_each(|stored| stored.proven = false);
+        }
         if state.now(save).is_some_and(|(_, id)| id == backing) {
             state.keep_backup(save, backup);
         }
@@ -388,6 +422,19 @@ impl Shared {
 }
 
 impl State {
+    /// Whether memory was freed that a copy in the background keeps where it is.
+    pub(super) fn is_copying_freed(&self) -> bool {
+        self.copying.iter().any(|range| {
+            let Some(first) = self.segments.get(self.segment_of(range.addr)).map(|segment| segment.first)
+            else {
+                return false;
+            };
+            let key = self.block_at(first, range.addr);
+            let freed = matches!(self.blocks.kind(key), Kind::Fine | Kind::Coarse);
+            freed && self.blocks[key].addr <= range.addr && self.blocks[key].end() >= range.end()
+        })
+    }
+
     fn lacks_backup(&self, save: &Save) -> bool {
         self.chunk(save.place).is_some_and(|chunk| chunk.backup.is_none() && chunk.bytes == save.bytes)
     }

@@ -67,8 +67,7 @@ impl Shared {
             refused = refused.or(self.wait_for_one(clock, tick, event).err());
         }
         let mut state = self.open_state()?;
-        let copying = state.copying.clone();
-        while state.copying.iter().any(|range| copying.contains(range)) {
+        while state.is_copying_freed() {
             state = self.wait(state)?;
         }
         drop(state);

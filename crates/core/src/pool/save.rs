@@ -8,8 +8,9 @@
 //! Promise: when this succeeds, every live granule of the plan is stored, and was compared with what is stored
 //! or copied just now, but for those that were promised not to change, of which a sixty-fourth was compared.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use super::error::{Phase, PoolError};
@@ -120,8 +121,10 @@ impl Shared {
                 }
             };
             // A room that is not the old one keeps nothing of what was unchanged.
-            let lost = if granules.is_empty() { kept.granules.len() } else { 0 };
-            saved.unchanged_bytes -= lost as u64 * granule_bytes;
+            if granules.is_empty() {
+                saved.unchanged_bytes -= kept.granules.len() as u64 * granule_bytes;
+                saved.trusted_bytes -= kept.trusted as u64 * granule_bytes;
+            }
             let keep: &[usize] = if granules.is_empty() { &[] } else { &kept.granules };
             let fresh: Vec<usize> = save
                 .granules
@@ -154,7 +157,7 @@ impl Shared {
             return Ok(Vec::new());
         }
         match self.backups.rooms(&sizes) {
-            Err(error) if is_lacking(&error) && self.let_idle_backups_go(plan) => self.backups.rooms(&sizes),
+            Err(error) if is_lacking(&error) => self.with_host_memory(plan, || self.backups.rooms(&sizes)),
             rooms => rooms,
         }
     }
@@ -170,42 +173,44 @@ impl Shared {
 
     fn wait_for_room(&self, plan: &SleepPlan, save: &Save, room: Pending<Room>) -> Result<Room, DriverError> {
         match room.wait() {
-            Err(error) if is_lacking(&error) && self.let_idle_backups_go(plan) => {
-                self.one_room(save.bytes).wait()
+            Err(error) if is_lacking(&error) => {
+                self.with_host_memory(plan, || self.one_room(save.bytes).wait())
             }
             room => room,
         }
     }
 
-    /// The host has too little memory: backups of what is awake, and stays so, only save time. Returns whether
-    /// there were any.
-    fn let_idle_backups_go(&self, plan: &SleepPlan) -> bool {
-        let mut state = self.state.lock_anyway();
-        let idle: Vec<TagKey> = (0..state.tags.len())
-            .map(TagKey)
-            .filter(|tag| {
-                let entry = state.tag(*tag);
-                let falls_asleep = plan.tags.iter().any(|(falling, _)| falling == tag);
-                entry.has_backups && entry.state.is_held() && !falls_asleep && !entry.gate.is_closed()
-            })
-            .collect();
-        idle.iter().for_each(|tag| state.forget_backups(*tag));
-        !idle.is_empty()
+    /// The host has too little memory: once more, when nothing has any that only saves time. Whoever prepares a
+    /// sleep ends and lets go of what was asked for ahead; backups of what is awake, and stays so, go.
+    fn with_host_memory<T>(&self, plan: &SleepPlan, again: impl FnOnce() -> T) -> T {
+        self.starving.fetch_add(1, Ordering::Relaxed);
+        let alone = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.starving.fetch_sub(1, Ordering::Relaxed);
+        self.state.lock_anyway().let_idle_backups_go(plan);
+        let result = again();
+        drop(alone);
+        result
     }
 
     /// For each save, the granules whose backup is what the device holds.
     fn unchanged(&self, saves: &[Save]) -> Result<Vec<Kept>> {
         let mut kept = vec![Kept::default(); saves.len()];
-        let questions = self.state.lock_anyway().questions(saves, self.driver.info().fast_digests, &mut kept);
+        let fast_digests = self.driver.info().fast_digests;
+        let (questions, sampled) = self.state.lock_anyway().questions(saves, fast_digests, &mut kept);
         let digests = self.digests(saves, &questions).map_err(at(Phase::Compare))?;
         for (question, found) in questions.iter().zip(digests) {
             if found == question.expected {
                 kept[question.turn].granules.push(question.granule);
             } else if question.trusted {
-                return Err(self.end_trust(&saves[question.turn], question, found));
+                return Err(self.end_trust(
+                    &saves[question.turn],
+                    question.granule,
+                    [question.expected, found],
+                ));
             }
         }
         let mut state = self.state.lock_anyway();
+        sampled.into_iter().for_each(|tag| state.tag_mut(tag).checks += 1);
         for (save, kept) in saves.iter().zip(&mut kept) {
             kept.granules.sort_unstable();
             let Some(backup) = state.chunk_mut(save.place).and_then(|chunk| chunk.backup.as_mut()) else {
@@ -244,21 +249,6 @@ impl Shared {
             }
         }
         failed.map_or(Ok(digests), Err)
-    }
-
-    fn end_trust(&self, save: &Save, question: &Question, found: Digest) -> PoolError {
-        let mut state = self.state.lock_anyway();
-        let tag = state.segments.get(save.place.0).map(|segment| segment.tag);
-        let name = tag.map(|tag| {
-            state.tag_mut(tag).changes = Changes::Compared;
-            state.tag(tag).tag.clone()
-        });
-        PoolError::TrustBroken {
-            tag: name.unwrap_or_else(crate::tag::Tag::pool),
-            range: self.granule_range(save, question.granule, 1),
-            expected: question.expected,
-            found,
-        }
     }
 
     /// Starts the copy of what has changed. The room is in the copy's hands until it is stored.
@@ -321,10 +311,15 @@ impl Saving<'_> {
 }
 
 impl State {
-    /// Whose digests a sleep needs; what is taken on trust is kept at once.
-    fn questions(&mut self, saves: &[Save], fast_digests: bool, kept: &mut [Kept]) -> Vec<Question> {
+    /// Whose digests a sleep needs; what is taken on trust is kept at once. With them the tags of which some is.
+    fn questions(
+        &self,
+        saves: &[Save],
+        fast_digests: bool,
+        kept: &mut [Kept],
+    ) -> (Vec<Question>, BTreeSet<TagKey>) {
         let mut questions = Vec::new();
-        let mut trusted: Vec<(TagKey, Question)> = Vec::new();
+        let mut trusted: BTreeMap<TagKey, Vec<Question>> = BTreeMap::new();
         for (turn, save) in saves.iter().enumerate() {
             let Some(tag) = self.segments.get(save.place.0).map(|segment| segment.tag) else { continue };
             let changes = self.tag(tag).changes;
@@ -336,27 +331,29 @@ impl State {
                 let question = |trusted| Question { turn, granule, expected: stored.digest, trusted };
                 match changes {
                     Changes::Volatile => {}
-                    Changes::Immutable if stored.proven => trusted.push((tag, question(true))),
+                    Changes::Immutable if stored.proven => {
+                        trusted.entry(tag).or_default().push(question(true));
+                    }
                     // Where comparing costs as much as copying, copying is what is done.
                     _ if fast_digests => questions.push(question(false)),
                     _ => {}
                 }
             }
         }
-        let tags: std::collections::BTreeSet<TagKey> = trusted.iter().map(|(tag, _)| *tag).collect();
-        let count = trusted.len() as u64;
-        let checks = tags.iter().map(|tag| self.tag(*tag).checks).max().unwrap_or(0);
-        tags.iter().for_each(|tag| self.tag_mut(*tag).checks = checks + 1);
-        let sample = Sample::of(checks, count);
-        for (nth, (_, question)) in (0..).zip(trusted) {
-            if sample.takes(nth) {
-                questions.push(question);
-            } else {
-                kept[question.turn].granules.push(question.granule);
-                kept[question.turn].trusted += 1;
+        let tags = trusted.keys().copied().collect();
+        // Each tag has turns of its own: it may sleep with others or alone.
+        for (tag, of_tag) in trusted {
+            let sample = Sample::of(self.tag(tag).checks, of_tag.len() as u64);
+            for (nth, question) in (0..).zip(of_tag) {
+                if sample.takes(nth) {
+                    questions.push(question);
+                } else {
+                    kept[question.turn].granules.push(question.granule);
+                    kept[question.turn].trusted += 1;
+                }
             }
         }
-        questions
+        (questions, tags)
     }
 
     fn has_room(&self, save: &Save) -> bool {
@@ -375,6 +372,16 @@ impl State {
         }
         if let Some(tag) = tag {
             self.tag_mut(tag).has_backups = true;
+        }
+    }
+
+    fn let_idle_backups_go(&mut self, plan: &SleepPlan) {
+        for tag in (0..self.tags.len()).map(TagKey) {
+            let entry = self.tag(tag);
+            let falls_asleep = plan.tags.iter().any(|(falling, _)| *falling == tag);
+            if entry.has_backups && entry.state.is_held() && !falls_asleep && !entry.gate.is_closed() {
+                self.forget_backups(tag);
+            }
         }
     }
 

@@ -78,6 +78,10 @@ pub(super) struct TagEntry {
     pub(super) changes: Changes,
     /// How many sleeps have checked what was promised not to change.
     pub(super) checks: u64,
+    /// How many wakes have compared what has arrived.
+    pub(super) wakes: u64,
+    /// How often something that is stored was no longer to be taken on trust.
+    pub(super) doubts: u64,
     /// How many wait to have it alone.
     pub(super) wanted: u32,
     /// Whether any chunk may have a backup.
@@ -123,6 +127,8 @@ impl TagEntry {
             falling_asleep: false,
             changes: Changes::default(),
             checks: 0,
+            wakes: 0,
+            doubts: 0,
             wanted: 0,
             has_backups: false,
             has_leftovers: false,
@@ -550,8 +556,8 @@ impl State {
         let entry = self.tag_mut(tag);
         entry.live_bytes += bytes;
         entry.live_blocks += 1;
-        if entry.has_backups && entry.changes == Changes::Immutable {
-            self.doubt(&self.blocks[key].clone());
+        if entry.changes == Changes::Immutable {
+            self.doubt(tag, &self.blocks[key].clone());
         }
         BlockId { pool: self.pool, key, serial }
     }
@@ -632,35 +638,6 @@ impl State {
                 }
             }
         }
-    }
-
-    /// What is stored of a new block's granules is of what was there before.
-    fn doubt(&mut self, block: &Block) {
-        let key = self.segment_of(block.addr);
-        let granule_bytes = self.shape.granule_bytes;
-        let Some(segment) = self.segments.get_mut(key) else { return };
-        let touched: Vec<u64> = segment.touching(block.addr, block.end()).map(|(at, _)| at).collect();
-        for at in touched {
-            let backup = segment.chunks.get_mut(&at).and_then(|chunk| chunk.backup.as_mut());
-            for (range, stored) in backup.into_iter().flat_map(|backup| {
-                let starts = (0..).map(|nth| at + nth * granule_bytes);
-                starts.map(|at| DeviceRange::new(at, granule_bytes)).zip(&mut backup.granules)
-            }) {
-                if range.addr < block.end() && block.addr < range.end() {
-                    stored.iter_mut().for_each(|stored| stored.proven = false);
-                }
-            }
-        }
-    }
-
-    /// Nothing of what is stored of a tag is taken on trust any more.
-    pub(super) fn doubt_all(&mut self, tag: TagKey) {
-        let chunks = self.segments.values_mut().filter(|segment| segment.tag == tag);
-        let backups =
-            chunks.flat_map(|segment| segment.chunks.values_mut()).filter_map(|c| c.backup.as_mut());
-        backups
-            .flat_map(|backup| backup.granules.iter_mut().flatten())
-            .for_each(|stored| stored.proven = false);
     }
 
     // ---- sizes ----

@@ -8,7 +8,8 @@
 //! A wake that finds the device full may be given a deadline: it then undoes what it did, holding nothing that
 //! somebody else waits for, and tries again when enough is free.
 
-use std::sync::atomic::Ordering;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,6 +37,8 @@ struct WakePlan {
     pieces: Vec<Piece>,
     /// What has to be written into them.
     fillings: Vec<Filling>,
+    /// Of each tag, how many wakes have compared what has arrived.
+    turns: BTreeMap<Tag, u64>,
 }
 
 /// How much is mapped at a time: little enough that copying begins at once.
@@ -65,7 +68,13 @@ impl Shared {
             let mut plan = self.open_state()?.plan_wake(&visited, request.tags.is_some());
             let before: Vec<Backing> = plan.pieces.iter().map(|piece| piece.backing).collect();
             let mut woken = Woken::default();
-            let Err(error) = self.apply_wake(&mut plan, request, &mut woken) else { break (plan, woken) };
+            // A panic of the caller's, who is told how far it is, undoes the wake, too.
+            let apply = AssertUnwindSafe(|| self.apply_wake(&mut plan, request, &mut woken));
+            let applied = catch_unwind(apply).unwrap_or_else(|panic| {
+                self.undo_wake(&mut plan, &before);
+                resume_unwind(panic)
+            });
+            let Err(error) = applied else { break (plan, woken) };
             self.undo_wake(&mut plan, &before);
             // Once more, now that everything is undone.
             let PoolError::DeviceFull { op, shortage, source, .. } = error else { return Err(error) };
@@ -78,6 +87,8 @@ impl Shared {
         };
         add(&mut woken.phases.wait_s, waited);
         let undefined_tags = self.commit_wake(&plan);
+        // Who sleeps next finds the backups in nobody's hands.
+        drop(plan.fillings);
         let report = WakeReport {
             tags: plan.names,
             already_awake_tags: plan.already_awake,
@@ -91,7 +102,6 @@ impl Shared {
         };
         drop(alone);
         if !self.shape.keep_backups && report.copied_bytes > 0 {
-            drop(plan.fillings);
             // The wake is done, whether or not some of the memory is kept for later.
             let _ = self.backups.trim();
         }
@@ -136,9 +146,8 @@ impl Shared {
     }
 
     fn apply_wake(&self, plan: &mut WakePlan, request: &WakeRequest, woken: &mut Woken) -> Result<()> {
-        let turn = self.checks.fetch_add(1, Ordering::Relaxed);
-        let WakePlan { names, pieces, fillings, .. } = plan;
-        let mut filler = Filler::new(self, fillings, request, turn);
+        let WakePlan { names, pieces, fillings, turns, .. } = plan;
+        let mut filler = Filler::new(self, fillings, request, turns);
         let mapped = self.map_all(names, pieces, &mut filler, woken);
         filler.finish(mapped.err(), woken)
     }
@@ -247,6 +256,7 @@ impl Shared {
             let entry = state.tag_mut(tag);
             entry.state = if is_undefined { TagState::Undefined } else { TagState::Awake };
             (entry.undefined, entry.has_leftovers) = (false, false);
+            entry.wakes += 1;
             if is_undefined {
                 undefined.push(tag);
             }
@@ -315,7 +325,8 @@ impl State {
             filling.piece = piece;
         }
         let names = self.names(&tags);
-        WakePlan { tags, names, already_awake, undefined, pieces, fillings }
+        let turns = tags.iter().map(|tag| (self.tag(*tag).tag.clone(), self.tag(*tag).wakes)).collect();
+        WakePlan { tags, names, already_awake, undefined, pieces, fillings, turns }
     }
 
     fn becomes_undefined(&self, tag: TagKey) -> bool {
