@@ -1,9 +1,10 @@
 //! `cargo xtask ptx`: writes the kernel that computes digests on a GPU, as PTX.
 //!
-//! The kernel is straight code for most of its length: sixteen loads, sixteen steps of the hash, each with other words
-//! of the secret. It is written by the functions here, one for each step of XXH3 (Collet, the specification of xxHash),
-//! so that what a reader checks is short. The file is committed; a test holds the two together, and the tests of
-//! `poorwill-driver` run the text against `Digest::of`.
+//! A loop over leaves is straight code for the four blocks of a leaf, and the root takes most of the same steps again.
+//! They are written by the functions here, one for each step of XXH3 (Collet, the specification of xxHash), so that
+//! what a reader checks is short. What a stripe adds to the accumulators of its block depends on no other stripe, so
+//! that sixteen of them are hashed side by side. The file is committed; a test holds the two together, and the tests
+//! of `poorwill-driver` run the text against `Digest::of`.
 //!
 //! What the kernel computes is version 1 of `poorwill_core::digest`. The words of that page and of the specification
 //! are used here: leaf, root; stripe (64 bytes), block (16 stripes), secret, accumulator, scramble, merge.
@@ -61,10 +62,11 @@ const SECRET: [u64; 24] = [
 /// Seeds of a leaf and of the root.
 const SEEDS: [u64; 2] = [0, u64::from_le_bytes(*b"poorwil1")];
 
-/// Stripes of a block, since the secret is 192 bytes long.
-const STRIPES: usize = 16;
+/// Blocks of a leaf.
+const LEAF_BLOCKS: usize = 4;
 
 // Where things are in the table of constants, in bytes: a part for each seed, behind them the start.
+const AT_SCRAMBLE: usize = 128;
 const AT_LAST: usize = 192;
 const AT_LOW: usize = 256;
 const AT_HIGH: usize = 320;
@@ -84,11 +86,19 @@ pub(crate) fn text() -> String {
     ptx.0.push_str(HEAD);
     ptx.table();
     ptx.0.push_str(ENTRY);
+    let _ = writeln!(ptx.0, ".maxntid {THREADS}, 1, 1\n.minnctapersm {RESIDENT}");
+    ptx.0.push_str(BODY);
     ptx.leaves();
     ptx.root();
     ptx.0.push_str("\nFINISHED:\n    ret;\n}\n");
     ptx.0
 }
+
+/// Threads of a block, at most: few, so that of many blocks some read while one warp of others computes a root.
+const THREADS: u32 = 128;
+
+/// Blocks that a multiprocessor is to have room for, which sets how many registers a thread gets.
+const RESIDENT: u32 = 6;
 
 const HEAD: &str = "\
 // Digests of granules: version 1 of `poorwill_core::digest`, computed on a GPU.
@@ -98,10 +108,15 @@ const HEAD: &str = "\
 // One thread block per granule. `granules` is an array of addresses, 16-byte aligned; `digests` one of 16 bytes for
 // each, low word first. Both arrays and the granules may be host memory that is page-locked. A granule has `leaves`
 // leaves of 4096 bytes: 15 at least, since shorter inputs of the root are hashed in another way. There is room for
-// 16 * leaves + 16 bytes of dynamic shared memory. Threads of a block: a multiple of 32, up to 256.
+// 16 * leaves + 16 bytes of dynamic shared memory. Threads of a block: a multiple of 32, up to what `maxntid` says.
 //
-// Four threads share a leaf. Thread t of them has the accumulators 2t and 2t+1, so it needs 16 bytes of each stripe
-// of 64, and of the secret the words 2t to 2t+17. The loads are `cv`: memory of the host is read as it is now.
+// A warp reads a leaf, half a block at a time: 512 bytes that follow each other, 16 by each lane. Lane 4s+t has those
+// of stripe s that belong to the accumulators 2t and 2t+1. What stripes add to accumulators is summed over the lanes
+// behind each block; from there on the lower half of the warp has the accumulators 2t, and the upper one 2t+1, each of
+// them four times. Merging, the lower half computes the digest's low word, and the upper one the high word. A lane
+// reads the next leaf's bytes as soon as it is done with the same ones of this leaf.
+//
+// The loads are `cv`: memory of the host is read as it is now.
 .version 7.0
 .target sm_70
 .address_size 64
@@ -116,37 +131,28 @@ const ENTRY: &str = "
     .param .u64 digests,
     .param .u32 leaves
 )
-.maxntid 256, 1, 1
-.minnctapersm 2
+";
+
+const BODY: &str = "\
 {
-    .reg .pred %done, %last, %mine, %inside;
-    .reg .b32  %thread, %threads, %block, %leaves, %quarter, %base, %leaf, %here, %top, %blocks, %rest;
-    .reg .b32  %lo, %hi, %lo2, %hi2, %shared, %from, %bytes;
-    .reg .b64  %granules, %digests, %granule, %table, %key, %at, %offset;
-    .reg .b64  %w<18>, %d<32>, %last0, %last1, %start0, %start1, %acc0, %acc1;
-    .reg .b64  %k0, %k1, %x, %y, %low, %high, %length;
+    .reg .pred %done, %more, %mine, %first, %upper, %tail, %early, %inside;
+    .reg .b32  %thread, %threads, %warps, %block, %leaves, %lane, %half, %group, %quarter, %leaf, %blocks, %rest;
+    .reg .b32  %lo, %hi, %lo2, %hi2, %shared, %from, %to, %step, %end, %bytes, %stripe, %sixteenth;
+    .reg .b64  %granules, %digests, %granule, %table, %keys, %own, %pair, %at, %offset;
+    .reg .b64  %d<16>, %w<4>, %turn, %start, %k0, %k1, %mix0, %mix1, %add;
+    .reg .b64  %p0, %p1, %acc, %x, %y, %word, %length;
 
     ld.param.u64 %granules, [granules];
     ld.param.u64 %digests, [digests];
     ld.param.u32 %leaves, [leaves];
     cvta.to.global.u64 %granules, %granules;
     cvta.to.global.u64 %digests, %digests;
-    mov.u32 %thread, %tid.x;
     mov.u32 %threads, %ntid.x;
     mov.u32 %block, %ctaid.x;
+    mov.u32 %shared, found;
     mul.wide.u32 %at, %block, 8;
     add.u64 %at, %granules, %at;
     ld.global.cv.u64 %granule, [%at];
-
-    // Which of the four this thread is, and what of stripes and secrets is its.
-    and.b32 %quarter, %thread, 3;
-    mul.wide.u32 %offset, %quarter, 16;
-    add.u64 %granule, %granule, %offset;
-    mov.u64 %table, constants;
-    add.u64 %table, %table, %offset;
-    mov.u32 %shared, found;
-    sub.u32 %top, %leaves, 1;
-    mov.u32 %base, 0;
 ";
 
 struct Ptx(String);
@@ -165,7 +171,7 @@ impl Ptx {
         let _ = writeln!(self.0, "\n{name}:");
     }
 
-    /// What the kernel looks up, 16 bytes for each thread of the four at a time.
+    /// What the kernel looks up.
     fn table(&mut self) {
         let mut words: Vec<u64> = Vec::new();
         for seed in SEEDS {
@@ -194,198 +200,249 @@ impl Ptx {
 
     /// Digests of all leaves, into shared memory.
     fn leaves(&mut self) {
-        self.secret(0);
-        self.op(&format!("ld.const.v2.u64 {{%start0, %start1}}, [%table+{AT_START}]"));
-        self.label("LEAVES");
-        self.note("Threads behind the last leaf read it once more, and keep nothing of it.");
-        self.op("shr.u32 %leaf, %thread, 2");
-        self.op("add.u32 %leaf, %leaf, %base");
-        self.op("min.u32 %here, %leaf, %top");
-        self.op("mul.wide.u32 %at, %here, 4096");
-        self.op("add.u64 %at, %granule, %at");
-        self.op("mov.u64 %acc0, %start0");
-        self.op("mov.u64 %acc1, %start1");
-        self.op("mov.u32 %blocks, 0");
-        self.label("BLOCK");
-        for stripe in 0..STRIPES {
-            let (d0, d1) = (2 * stripe, 2 * stripe + 1);
-            self.op(&format!("ld.global.cv.v2.u64 {{%d{d0}, %d{d1}}}, [%at+{}]", 64 * stripe));
-        }
-        for stripe in 0..STRIPES - 1 {
-            self.stripe(stripe);
-        }
-        self.note("The last stripe of all has keys of its own, and nothing behind it.");
-        self.op("setp.eq.u32 %last, %blocks, 3");
-        self.op("selp.b64 %k0, %last0, %w15, %last");
-        self.op("selp.b64 %k1, %last1, %w16, %last");
-        self.accumulate("%d30", "%d31", "%k0", "%k1");
-        self.op("@%last bra LEAF");
-        self.scramble();
-        self.op("add.u64 %at, %at, 1024");
-        self.op("add.u32 %blocks, %blocks, 1");
-        self.op("bra BLOCK");
-        self.label("LEAF");
-        self.merge(0);
+        self.lane(0);
         let bytes = 4096_u64;
-        self.op(&format!("add.u64 %low, %low, {:#x}", bytes.wrapping_mul(PRIME64_1)));
-        self.op(&format!("add.u64 %high, %high, {:#x}", !bytes.wrapping_mul(PRIME64_2)));
+        let (low, high) = (bytes.wrapping_mul(PRIME64_1), !bytes.wrapping_mul(PRIME64_2));
+        self.op(&format!("selp.b64 %add, {high:#x}, {low:#x}, %upper"));
+        self.note("The first leaf of this warp, if it has one, and where its digest goes.");
+        self.op("shr.u32 %leaf, %thread, 5");
+        self.op("shr.u32 %warps, %threads, 5");
+        self.op("setp.ge.u32 %done, %leaf, %leaves");
+        self.op("@%done bra ROOT");
+        self.op("mul.wide.u32 %at, %leaf, 4096");
+        self.op("add.u64 %at, %granule, %at");
+        self.op("mul.wide.u32 %offset, %lane, 16");
+        self.op("add.u64 %at, %at, %offset");
+        self.op("shl.b32 %to, %leaf, 4");
+        self.op("add.u32 %to, %shared, %to");
+        self.op("shl.b32 %from, %half, 3");
+        self.op("add.u32 %to, %to, %from");
+        self.op("shl.b32 %step, %warps, 4");
+        self.op("shl.b32 %bytes, %leaves, 4");
+        self.op("add.u32 %end, %shared, %bytes");
+        (0..LEAF_BLOCKS).for_each(|block| self.read(block, ""));
+        self.label("LEAF");
+        self.note("Whether there is a next leaf, which is read during this one.");
+        self.op("add.u32 %from, %to, %step");
+        self.op("setp.lt.u32 %more, %from, %end");
+        self.op("mad.wide.u32 %at, %step, 256, %at");
+        self.op("mov.u64 %acc, %start");
+        for block in 0..LEAF_BLOCKS {
+            let is_last = block + 1 == LEAF_BLOCKS;
+            self.note(&format!("Block {block}."));
+            let [d0, d1, d2, d3] = data(block);
+            self.accumulate([&d0, &d1], ["%w0", "%w1"], true, "");
+            // The last stripe of all has keys of its own, and nothing behind it.
+            let keys = if is_last { ["%k0", "%k1"] } else { ["%w2", "%w3"] };
+            if is_last {
+                self.last_keys(0);
+            }
+            self.accumulate([&d2, &d3], keys, false, "");
+            self.read(block, "@%more ");
+            self.gather();
+            if !is_last {
+                self.scramble();
+            }
+        }
+        self.merge();
         self.avalanche();
-        self.op("setp.lt.u32 %inside, %leaf, %leaves");
-        self.op("setp.eq.u32 %mine, %quarter, 0");
-        self.op("and.pred %mine, %mine, %inside");
-        self.op("shl.b32 %from, %leaf, 4");
-        self.op("add.u32 %from, %shared, %from");
-        self.op("@%mine st.shared.v2.u64 [%from], {%low, %high}");
-        self.op("shr.u32 %rest, %threads, 2");
-        self.op("add.u32 %base, %base, %rest");
-        self.op("setp.lt.u32 %inside, %base, %leaves");
-        self.op("@%inside bra LEAVES");
+        self.op("@%mine st.shared.u64 [%to], %word");
+        self.op("add.u32 %to, %to, %step");
+        self.op("@%more bra LEAF");
     }
 
-    /// The digest of the leaves' digests and the length, by one warp, each four of whose threads do the same.
+    /// The digest of the leaves' digests and the length, by one warp, in the way of a leaf.
     fn root(&mut self) {
+        self.label("ROOT");
         self.note("The granule's length, behind the digests of its leaves.");
         self.op("shl.b32 %bytes, %leaves, 4");
-        self.op("add.u32 %from, %shared, %bytes");
+        self.op("add.u32 %end, %shared, %bytes");
         self.op("mul.wide.u32 %length, %leaves, 4096");
-        self.op("setp.eq.u32 %mine, %thread, 0");
-        self.op("@%mine st.shared.u64 [%from], %length");
+        self.op("setp.eq.u32 %first, %thread, 0");
+        self.op("@%first st.shared.u64 [%end], %length");
         self.op("bar.sync 0");
         self.op("setp.ge.u32 %done, %thread, 32");
         self.op("@%done bra FINISHED");
 
         self.note("Blocks that are full, then stripes, as many as begin before the last byte; then the last 64 bytes.");
-        self.secret(PART_BYTES);
-        self.op("mov.u64 %acc0, %start0");
-        self.op("mov.u64 %acc1, %start1");
-        self.op("shl.b32 %from, %quarter, 4");
+        self.lane(PART_BYTES);
+        self.op("mov.u64 %acc, %start");
+        self.op("shl.b32 %from, %lane, 4");
         self.op("add.u32 %from, %shared, %from");
-        self.op("add.u32 %top, %bytes, 7");
-        self.op("shr.u32 %blocks, %top, 10");
-        self.op("and.b32 %rest, %top, 1023");
+        self.op("add.u32 %rest, %bytes, 7");
+        self.op("shr.u32 %blocks, %rest, 10");
+        self.op("and.b32 %rest, %rest, 1023");
         self.op("shr.u32 %rest, %rest, 6");
         self.label("ROOT_BLOCK");
         self.op("setp.eq.u32 %done, %blocks, 0");
         self.op("@%done bra ROOT_STRIPES");
-        for stripe in 0..STRIPES {
-            let (d0, d1) = (2 * stripe, 2 * stripe + 1);
-            self.op(&format!("ld.shared.v2.u64 {{%d{d0}, %d{d1}}}, [%from+{}]", 64 * stripe));
-        }
-        (0..STRIPES).for_each(|stripe| self.stripe(stripe));
+        self.op("ld.shared.v2.u64 {%d0, %d1}, [%from]");
+        self.op("ld.shared.v2.u64 {%d2, %d3}, [%from+512]");
+        self.accumulate(["%d0", "%d1"], ["%w0", "%w1"], true, "");
+        self.accumulate(["%d2", "%d3"], ["%w2", "%w3"], false, "");
+        self.gather();
         self.scramble();
         self.op("add.u32 %from, %from, 1024");
         self.op("sub.u32 %blocks, %blocks, 1");
         self.op("bra ROOT_BLOCK");
 
         self.label("ROOT_STRIPES");
-        self.op(&format!("add.u64 %key, %table, {PART_BYTES}"));
-        self.label("ROOT_STRIPE");
-        self.op("setp.eq.u32 %done, %rest, 0");
-        self.op("@%done bra ROOT_LAST");
-        self.op("ld.shared.v2.u64 {%d0, %d1}, [%from]");
-        self.op("ld.const.u64 %k0, [%key]");
-        self.op("ld.const.u64 %k1, [%key+8]");
-        self.accumulate("%d0", "%d1", "%k0", "%k1");
-        self.op("add.u32 %from, %from, 64");
-        self.op("add.u64 %key, %key, 8");
-        self.op("sub.u32 %rest, %rest, 1");
-        self.op("bra ROOT_STRIPE");
-
-        self.label("ROOT_LAST");
+        self.note("At most 15 stripes are left, so that the last 64 bytes take the place of the sixteenth.");
+        self.op("mov.u64 %p0, 0");
+        self.op("mov.u64 %p1, 0");
+        self.op("setp.lt.u32 %early, %group, %rest");
+        self.op("@%early ld.shared.v2.u64 {%d0, %d1}, [%from]");
+        self.accumulate(["%d0", "%d1"], ["%w0", "%w1"], false, "@%early ");
+        self.op("add.u32 %stripe, %group, 8");
+        self.op("setp.lt.u32 %inside, %stripe, %rest");
+        self.op("@%inside ld.shared.v2.u64 {%d2, %d3}, [%from+512]");
+        self.accumulate(["%d2", "%d3"], ["%w2", "%w3"], false, "@%inside ");
         self.op("shl.b32 %from, %quarter, 4");
-        self.op("add.u32 %from, %from, %bytes");
-        self.op("add.u32 %from, %shared, %from");
-        self.op("ld.shared.u64 %d0, [%from+-56]");
-        self.op("ld.shared.u64 %d1, [%from+-48]");
-        self.accumulate("%d0", "%d1", "%last0", "%last1");
-        self.merge(PART_BYTES);
+        self.op("add.u32 %from, %from, %end");
+        self.op("@%tail ld.shared.u64 %d0, [%from+-56]");
+        self.op("@%tail ld.shared.u64 %d1, [%from+-48]");
+        self.last_keys(PART_BYTES);
+        self.accumulate(["%d0", "%d1"], ["%k0", "%k1"], false, "@%tail ");
+        self.gather();
         self.op("add.u32 %bytes, %bytes, 8");
         self.op("cvt.u64.u32 %length, %bytes");
         self.op(&format!("mul.lo.u64 %x, %length, {PRIME64_1:#x}"));
-        self.op("add.u64 %low, %low, %x");
-        self.op(&format!("mul.lo.u64 %x, %length, {PRIME64_2:#x}"));
-        self.op("not.b64 %x, %x");
-        self.op("add.u64 %high, %high, %x");
+        self.op(&format!("mul.lo.u64 %y, %length, {PRIME64_2:#x}"));
+        self.op("not.b64 %y, %y");
+        self.op("selp.b64 %add, %y, %x, %upper");
+        self.merge();
         self.avalanche();
         self.op("mul.wide.u32 %at, %block, 16");
         self.op("add.u64 %at, %digests, %at");
-        self.op("@%mine st.global.v2.u64 [%at], {%low, %high}");
+        self.op("mul.wide.u32 %offset, %half, 8");
+        self.op("add.u64 %at, %at, %offset");
+        self.op("@%mine st.global.u64 [%at], %word");
     }
 
-    /// This thread's words of a secret.
-    fn secret(&mut self, part: usize) {
-        self.note("The words of the secret that this thread needs.");
-        for word in (0..18).step_by(2) {
-            let at = part + 8 * word;
-            self.op(&format!("ld.const.v2.u64 {{%w{word}, %w{}}}, [%table+{at}]", word + 1));
+    /// Which lane this is, and its words of a secret. Said again for the root, so that nothing is kept during the leaves.
+    fn lane(&mut self, part: usize) {
+        self.note("Which lane this is, and which stripes, accumulators and word are its.");
+        self.op("mov.u32 %thread, %tid.x");
+        self.op("and.b32 %lane, %thread, 31");
+        self.op("shr.u32 %group, %lane, 2");
+        self.op("and.b32 %quarter, %lane, 3");
+        self.op("shr.u32 %half, %lane, 4");
+        self.op("and.b32 %sixteenth, %lane, 15");
+        self.op("setp.eq.u32 %tail, %group, 7");
+        self.op("setp.eq.u32 %upper, %half, 1");
+        self.op("setp.eq.u32 %mine, %sixteenth, 0");
+        self.note("Its words of the secret: for its stripes, to scramble, to merge. And what accumulators begin with.");
+        self.op("mov.u64 %table, constants");
+        for (to, from, index, bytes) in [
+            ("%table", "%table", "%quarter", 16),
+            ("%keys", "%table", "%group", 8),
+            ("%own", "%table", "%half", 8),
+            ("%pair", "%table", "%half", AT_HIGH - AT_LOW),
+        ] {
+            self.op(&format!("mul.wide.u32 %offset, {index}, {bytes}"));
+            self.op(&format!("add.u64 {to}, {from}, %offset"));
         }
-        self.op(&format!("ld.const.v2.u64 {{%last0, %last1}}, [%table+{}]", part + AT_LAST));
-    }
-
-    /// A stripe of a block whose bytes are in registers.
-    fn stripe(&mut self, nth: usize) {
-        self.note(&format!("Stripe {nth}."));
-        let [d0, d1] = [2 * nth, 2 * nth + 1].map(|nth| format!("%d{nth}"));
-        let [w0, w1] = [nth, nth + 1].map(|nth| format!("%w{nth}"));
-        self.accumulate(&d0, &d1, &w0, &w1);
-    }
-
-    /// Two words into two accumulators: each is added to the neighbour's, and with its key multiplied into its own.
-    fn accumulate(&mut self, d0: &str, d1: &str, key0: &str, key1: &str) {
-        self.op(&format!("xor.b64 %x, {d0}, {key0}"));
-        self.op(&format!("xor.b64 %y, {d1}, {key1}"));
-        self.op(&format!("add.u64 %acc0, %acc0, {d1}"));
-        self.op(&format!("add.u64 %acc1, %acc1, {d0}"));
-        for (product, acc) in [("%x", "%acc0"), ("%y", "%acc1")] {
-            self.op(&format!("mov.b64 {{%lo, %hi}}, {product}"));
-            self.op(&format!("mad.wide.u32 {acc}, %lo, %hi, {acc}"));
+        for (nth, at) in [0, 8, 64, 72].into_iter().enumerate() {
+            self.op(&format!("ld.const.u64 %w{nth}, [%keys+{}]", part + at));
         }
+        self.op(&format!("ld.const.u64 %turn, [%own+{}]", part + AT_SCRAMBLE));
+        self.op(&format!("ld.const.v2.u64 {{%k0, %k1}}, [%pair+{}]", part + AT_LOW));
+        self.op("selp.b64 %mix0, %k1, %k0, %upper");
+        self.op("selp.b64 %mix1, %k0, %k1, %upper");
+        self.op(&format!("ld.const.u64 %start, [%own+{AT_START}]"));
+    }
+
+    /// The keys of the second stripe of lanes: where that is the last of all, they are others.
+    fn last_keys(&mut self, part: usize) {
+        self.op("mov.u64 %k0, %w2");
+        self.op("mov.u64 %k1, %w3");
+        self.op(&format!("@%tail ld.const.v2.u64 {{%k0, %k1}}, [%table+{}]", part + AT_LAST));
+    }
+
+    /// This lane's bytes of a leaf's block.
+    fn read(&mut self, block: usize, guard: &str) {
+        let [d0, d1, d2, d3] = data(block);
+        let at = 1024 * block;
+        self.op(&format!("{guard}ld.global.cv.v2.u64 {{{d0}, {d1}}}, [%at+{at}]"));
+        self.op(&format!("{guard}ld.global.cv.v2.u64 {{{d2}, {d3}}}, [%at+{}]", at + 512));
+    }
+
+    /// Two words into two sums: each is added to the neighbour's, and with its key multiplied into its own.
+    fn accumulate(&mut self, [d0, d1]: [&str; 2], [key0, key1]: [&str; 2], is_first: bool, guard: &str) {
+        self.op(&format!("{guard}xor.b64 %x, {d0}, {key0}"));
+        self.op(&format!("{guard}xor.b64 %y, {d1}, {key1}"));
+        for (product, sum, neighbour) in [("%x", "%p0", d1), ("%y", "%p1", d0)] {
+            self.op(&format!("{guard}mov.b64 {{%lo, %hi}}, {product}"));
+            if is_first {
+                self.op(&format!("{guard}mad.wide.u32 {sum}, %lo, %hi, {neighbour}"));
+            } else {
+                self.op(&format!("{guard}add.u64 {sum}, {sum}, {neighbour}"));
+                self.op(&format!("{guard}mad.wide.u32 {sum}, %lo, %hi, {sum}"));
+            }
+        }
+    }
+
+    /// The lanes' sums into this lane's accumulator. First each half of the warp gives the other one what is not its.
+    fn gather(&mut self) {
+        self.note("Sum over the lanes.");
+        self.op("selp.b64 %y, %p0, %p1, %upper");
+        self.op("selp.b64 %p0, %p1, %p0, %upper");
+        self.swap("%y", 16);
+        self.op("add.u64 %p0, %p0, %x");
+        for distance in [8, 4] {
+            self.swap("%p0", distance);
+            self.op("add.u64 %p0, %p0, %x");
+        }
+        self.op("add.u64 %acc, %acc, %p0");
+    }
+
+    /// What the lane at a distance has of a word, in `%x`.
+    fn swap(&mut self, word: &str, distance: u32) {
+        self.op(&format!("mov.b64 {{%lo, %hi}}, {word}"));
+        self.op(&format!("shfl.sync.bfly.b32 %lo2, %lo, {distance}, 31, 0xffffffff"));
+        self.op(&format!("shfl.sync.bfly.b32 %hi2, %hi, {distance}, 31, 0xffffffff"));
+        self.op("mov.b64 %x, {%lo2, %hi2}");
     }
 
     /// Behind a full block.
     fn scramble(&mut self) {
         self.note("Scramble.");
-        for (acc, word) in [("%acc0", "%w16"), ("%acc1", "%w17")] {
-            self.op(&format!("shr.u64 %x, {acc}, 47"));
-            self.op(&format!("xor.b64 {acc}, {acc}, %x"));
-            self.op(&format!("xor.b64 {acc}, {acc}, {word}"));
-            self.op(&format!("mul.lo.u64 {acc}, {acc}, {PRIME32_1:#x}"));
-        }
+        self.op("shr.u64 %x, %acc, 47");
+        self.op("xor.b64 %acc, %acc, %x");
+        self.op("xor.b64 %acc, %acc, %turn");
+        self.op(&format!("mul.lo.u64 %acc, %acc, {PRIME32_1:#x}"));
     }
 
-    /// The sums over the four threads of their accumulators' folded products; without what depends on the length.
-    fn merge(&mut self, part: usize) {
-        self.note("Merge: both halves of the product of a thread's two accumulators, and the sum over the four threads.");
-        for (sum, at) in [("%low", AT_LOW), ("%high", AT_HIGH)] {
-            self.op(&format!("ld.const.v2.u64 {{%k0, %k1}}, [%table+{}]", part + at));
-            self.op("xor.b64 %k0, %k0, %acc0");
-            self.op("xor.b64 %k1, %k1, %acc1");
-            self.op("mul.lo.u64 %x, %k0, %k1");
-            self.op("mul.hi.u64 %y, %k0, %k1");
-            self.op(&format!("xor.b64 {sum}, %x, %y"));
+    /// What depends on the length, and the sum of the folded products of pairs of accumulators.
+    fn merge(&mut self) {
+        self.note("Merge: both halves of the product of two accumulators, and the sum over the four pairs.");
+        self.swap("%acc", 16);
+        self.op("xor.b64 %x, %x, %mix1");
+        self.op("xor.b64 %y, %acc, %mix0");
+        self.op("mul.lo.u64 %word, %x, %y");
+        self.op("mul.hi.u64 %x, %x, %y");
+        self.op("xor.b64 %word, %word, %x");
+        for distance in [1, 2] {
+            self.swap("%word", distance);
+            self.op("add.u64 %word, %word, %x");
         }
-        for sum in ["%low", "%high"] {
-            for distance in [1, 2] {
-                self.op(&format!("mov.b64 {{%lo, %hi}}, {sum}"));
-                self.op(&format!("shfl.sync.bfly.b32 %lo2, %lo, {distance}, 31, 0xffffffff"));
-                self.op(&format!("shfl.sync.bfly.b32 %hi2, %hi, {distance}, 31, 0xffffffff"));
-                self.op("mov.b64 %x, {%lo2, %hi2}");
-                self.op(&format!("add.u64 {sum}, {sum}, %x"));
-            }
-        }
+        self.op("add.u64 %word, %word, %add");
     }
 
-    /// The last mixing of both words.
+    /// The last mixing of a word.
     fn avalanche(&mut self) {
         self.note("Avalanche.");
-        for word in ["%low", "%high"] {
-            self.op(&format!("shr.u64 %x, {word}, 37"));
-            self.op(&format!("xor.b64 {word}, {word}, %x"));
-            self.op(&format!("mul.lo.u64 {word}, {word}, {PRIME_AVALANCHE:#x}"));
-            self.op(&format!("shr.u64 %x, {word}, 32"));
-            self.op(&format!("xor.b64 {word}, {word}, %x"));
-        }
+        self.op("shr.u64 %x, %word, 37");
+        self.op("xor.b64 %word, %word, %x");
+        self.op(&format!("mul.lo.u64 %word, %word, {PRIME_AVALANCHE:#x}"));
+        self.op("shr.u64 %x, %word, 32");
+        self.op("xor.b64 %word, %word, %x");
     }
+}
+
+/// The registers of this lane's bytes of a leaf's block: of the first half two words, then of the second.
+fn data(block: usize) -> [String; 4] {
+    std::array::from_fn(|nth| format!("%d{}", 4 * block + nth))
 }
 
 /// The secret of a seed: words take turns in gaining and losing it.

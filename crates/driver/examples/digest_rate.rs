@@ -1,7 +1,8 @@
 //! How fast a GPU computes digests of its memory, and saves memory with digests of what was stored.
 //!
 //! `digest_rate [--device N] [--gib SIZE] [--variants]` prints one object of JSON, and ends with 1 if any digest is wrong.
-//! `--variants` measures the kernel with other numbers of threads and registers, and other loads, too.
+//! `--variants` measures the kernel with other numbers of threads and registers, and other loads, too. A variant that
+//! the driver does not take is a string in place of numbers.
 //! `POORWILL_FAKE_LIBCUDA` runs it over that library, where only the digests mean something.
 #![allow(unsafe_code)]
 
@@ -22,7 +23,7 @@ mod linux {
 
     use poorwill_core::digest::{Digest, LEAF_BYTES};
     use poorwill_core::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
-    use poorwill_driver::cuda::{DIGEST_PTX, Grid, KernelArg, Module};
+    use poorwill_driver::cuda::{DIGEST_PTX, Function, Grid, KernelArg, Module};
     use poorwill_driver::{CudaConfig, CudaDevice};
 
     type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -104,9 +105,7 @@ mod linux {
         fields.push(format!("\"digest_of_one_granule_s\": {one_s:.6}"));
 
         save(&device, &filled, &mut fields, &mut right)?;
-        if options.variants {
-            variants(&device, &filled, &mut fields, &mut right)?;
-        }
+        kernels(&device, &filled, options.variants, &mut fields, &mut right)?;
         fields.push(format!("\"right\": {right}"));
         println!("{{\n  {}\n}}", fields.join(",\n  "));
         Ok(right)
@@ -236,48 +235,118 @@ mod linux {
         Ok(())
     }
 
-    /// The kernel with other loads, and other numbers of threads of a block and of blocks on a multiprocessor, which
-    /// sets the registers.
-    fn variants(
+    /// What the kernel says of its threads, and of blocks on a multiprocessor.
+    const SHAPE: (u32, u32) = (128, 6);
+
+    /// How it reads granules.
+    const LOAD: &str = "ld.global.cv.v2";
+
+    fn shape((threads, blocks): (u32, u32)) -> String {
+        format!(".maxntid {threads}, 1, 1\n.minnctapersm {blocks}\n")
+    }
+
+    /// The kernel alone, over memory of the device and page-locked memory of the host; and variants of it: other loads,
+    /// and other numbers of threads of a block and of blocks on a multiprocessor, which sets the registers.
+    fn kernels(
         device: &CudaDevice,
         filled: &Filled,
+        with_variants: bool,
         fields: &mut Vec<String>,
         right: &mut bool,
     ) -> Outcome<()> {
-        let granule = device.info().granule_bytes;
-        let leaves = u32::try_from(granule / LEAF_BYTES as u64)?;
-        let count = filled.expected.len();
-        let mut arrays = device.host_alloc(24 * count as u64)?;
-        for (nth, word) in arrays.chunks_exact_mut(8).take(count).enumerate() {
-            word.copy_from_slice(&(filled.range.addr + nth as u64 * granule).to_le_bytes());
+        if !DIGEST_PTX.contains(&shape(SHAPE)) || !DIGEST_PTX.contains(LOAD) {
+            return Err("the kernel's text is not what this example expects".into());
         }
-        // Where host memory has one address for everybody, as on all 64-bit systems of today.
-        let first = arrays.as_ptr() as u64;
-        let args = [KernelArg::U64(first), KernelArg::U64(first + 8 * count as u64), KernelArg::U32(leaves)];
-        for load in ["ld.global.cv.v2", "ld.global.v2", "ld.global.cs.v2"] {
-            for (threads, blocks) in [(128, 4), (128, 6), (256, 2), (256, 3), (256, 4), (512, 1), (512, 2)] {
-                let shape = format!(".maxntid {threads}, 1, 1\n.minnctapersm {blocks}");
-                let ptx = DIGEST_PTX
-                    .replace(".maxntid 256, 1, 1\n.minnctapersm 2", &shape)
-                    .replace("ld.global.cv.v2", load);
-                let function = Module::load(device, &ptx)?.function("poorwill_digest")?;
-                let grid = Grid { blocks: u32::try_from(count)?, threads, shared_bytes: 16 * leaves + 16 };
-                arrays[8 * count..].fill(0);
-                let seconds = fastest(|| {
-                    // SAFETY: the kernel's parameters; all of the memory stays until it has been waited for.
-                    let launched = unsafe { device.launch(StreamId::DEFAULT, &function, grid, &args) };
-                    Ok(launched?.wait()?)
-                })?;
-                let found = arrays[8 * count..].chunks_exact(16).map(|digest| {
-                    let mut bytes = [0; 16];
-                    bytes.copy_from_slice(digest);
-                    Digest(u128::from_le_bytes(bytes))
-                });
-                *right &= found.eq(filled.expected.iter().copied());
-                let name = format!("{load} {threads} threads, {blocks} blocks");
-                fields.push(rate(&name, filled.range.bytes, seconds));
+        let granule = device.info().granule_bytes;
+        let bytes = filled.range.bytes.min(2 * GIB);
+        let whole = [CopyPart { device: DeviceRange::new(filled.range.addr, bytes), host_offset: 0 }];
+        let stored = device.host_alloc(bytes)?;
+        let stored = device.copy_to_host(StreamId::DEFAULT, stored, &whole)?.wait()?;
+        let host = device.pinned_at(&stored).ok_or("host memory is not page-locked")?;
+        let granules = |from: u64, bytes: u64| (0..bytes / granule).map(move |nth| from + nth * granule);
+        let mut on_device = Work::new(device, granules(filled.range.addr, filled.range.bytes))?;
+        let mut on_host = Work::new(device, granules(host, bytes))?;
+
+        let mut measure = |name: &str, ptx: &str, threads: u32| -> Outcome<()> {
+            let function =
+                match Module::load(device, ptx).and_then(|module| module.function("poorwill_digest")) {
+                    Ok(function) => function,
+                    Err(error) => {
+                        fields.push(format!("\"{name}\": {:?}", error.to_string()));
+                        return Ok(());
+                    }
+                };
+            for (place, work) in [("device", &mut on_device), ("host", &mut on_host)] {
+                let name = format!("{name}, {place}");
+                match work.run(device, &function, threads) {
+                    Ok(seconds) => {
+                        *right &= work.digests().eq(filled.expected[..work.count].iter().copied());
+                        fields.push(rate(&name, work.count as u64 * granule, seconds));
+                    }
+                    Err(error) => fields.push(format!("\"{name}\": {:?}", error.to_string())),
+                }
+            }
+            Ok(())
+        };
+        measure("kernel", DIGEST_PTX, SHAPE.0)?;
+        for load in [LOAD, "ld.global.v2"].into_iter().filter(|_| with_variants) {
+            for threads in [64, 128, 256, 512] {
+                for blocks in [2, 3, 4, 5, 6, 7, 8, 10, 12, 16].into_iter().filter(|n| n * threads <= 2048) {
+                    let ptx =
+                        DIGEST_PTX.replace(&shape(SHAPE), &shape((threads, blocks))).replace(LOAD, load);
+                    measure(&format!("{load} {threads} threads, {blocks} blocks"), &ptx, threads)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Granules for the kernel: their addresses, and behind them room for their digests, in page-locked memory.
+    struct Work {
+        arrays: HostBuffer,
+        count: usize,
+        leaves: u32,
+    }
+
+    impl Work {
+        fn new(device: &CudaDevice, granules: impl Iterator<Item = u64>) -> Outcome<Self> {
+            let granules: Vec<u64> = granules.collect();
+            // The digests begin at a multiple of 16.
+            let count = granules.len();
+            let mut arrays = device.host_alloc(8 * count.next_multiple_of(2) as u64 + 16 * count as u64)?;
+            for (word, granule) in arrays.chunks_exact_mut(8).zip(granules) {
+                word.copy_from_slice(&granule.to_le_bytes());
+            }
+            let leaves = u32::try_from(device.info().granule_bytes / LEAF_BYTES as u64)?;
+            Ok(Self { arrays, count, leaves })
+        }
+
+        fn digests_at(&self) -> usize {
+            8 * self.count.next_multiple_of(2)
+        }
+
+        /// Seconds that the kernel takes.
+        fn run(&mut self, device: &CudaDevice, function: &Function, threads: u32) -> Outcome<f64> {
+            let at = self.digests_at();
+            self.arrays[at..].fill(0);
+            let first = device.pinned_at(&self.arrays).ok_or("host memory is not page-locked")?;
+            let args =
+                [KernelArg::U64(first), KernelArg::U64(first + at as u64), KernelArg::U32(self.leaves)];
+            let (blocks, shared_bytes) = (u32::try_from(self.count)?, 16 * self.leaves + 16);
+            let grid = Grid { blocks, threads, shared_bytes };
+            fastest(|| {
+                // SAFETY: the kernel's parameters; all of the memory stays until it has been waited for.
+                let launched = unsafe { device.launch(StreamId::DEFAULT, function, grid, &args) };
+                Ok(launched?.wait()?)
+            })
+        }
+
+        fn digests(&self) -> impl Iterator<Item = Digest> {
+            self.arrays[self.digests_at()..].chunks_exact(16).take(self.count).map(|digest| {
+                let mut bytes = [0; 16];
+                bytes.copy_from_slice(digest);
+                Digest(u128::from_le_bytes(bytes))
+            })
+        }
     }
 }

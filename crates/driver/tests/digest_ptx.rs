@@ -42,18 +42,18 @@ fn check(kernel: &Kernel, granules: &[Vec<u8>], threads: usize) {
 #[test]
 fn granules_of_many_lengths() {
     let kernel = Kernel::parse(DIGEST_PTX);
-    // Roots that end in every place of a stripe and a block, and with more leaves than threads and fewer.
+    // Roots that end in every place of a stripe and a block, and with more leaves than warps and fewer.
     let shortest = usize::try_from(DIGEST_LEAVES_MIN).unwrap();
     for leaves in (shortest..=70).chain([126, 127, 128, 129]) {
         let granule = pattern::bytes(leaves as u64, leaves * LEAF_BYTES);
-        check(&kernel, &[granule], if leaves % 2 == 0 { 64 } else { 256 });
+        check(&kernel, &[granule], [128, 32, 64, 512][leaves % 4]);
     }
 }
 
 #[test]
 fn granules_of_2_mib() {
     let kernel = Kernel::parse(DIGEST_PTX);
-    check(&kernel, &[pattern::bytes(1, 2 << 20)], 256);
+    check(&kernel, &[pattern::bytes(1, 2 << 20)], 128);
 }
 
 #[test]

@@ -11,6 +11,9 @@ use crate::abi::{Code, Outcome, Params};
 use crate::memory::{self, HOST_WINDOW};
 use crate::world;
 
+/// Threads of a block at most, as the kernel's `maxntid` says.
+const THREADS_MAX: u32 = 128;
+
 /// What the kernel's loads need.
 const ALIGNMENT: u64 = 16;
 
@@ -28,7 +31,7 @@ pub(super) fn prepare(params: &Params, launch: &Launch) -> Outcome<Prepared> {
     let Launch { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes } = *launch else {
         return Err(Code::INVALID_VALUE);
     };
-    let fits = threads <= 256 && u64::from(shared_bytes) >= 16 * u64::from(leaves) + 16;
+    let fits = threads <= THREADS_MAX && u64::from(shared_bytes) >= 16 * u64::from(leaves) + 16;
     if !fits || threads % 32 != 0 || !(DIGEST_LEAVES_MIN..=DIGEST_LEAVES_MAX).contains(&leaves.into()) {
         return Err(Code::INVALID_VALUE);
     }

@@ -25,9 +25,9 @@ pub const DIGEST_LEAVES_MAX: u64 = 2048;
 /// What a granule's address must be a multiple of.
 pub(super) const ALIGNMENT: u64 = 16;
 
-/// Threads of a block: with 256 two blocks share a multiprocessor, so that one reads while four threads of the other
-/// compute a root.
-const THREADS: u32 = 256;
+/// Threads of a block, as many as the kernel takes. They are few, so that of the blocks that share a multiprocessor most
+/// read while one warp of another computes a root.
+const THREADS: u32 = 128;
 
 /// Leaves of what the kernel is tried out on.
 const SAMPLE_LEAVES: u32 = 16;
