@@ -114,7 +114,7 @@ fn check_cycles(report: &CycleReport, last: u32, all_bytes: u64) {
 /// Every figure is there, and every ratio whose limit is.
 fn check_figures(report: &CycleReport) {
     let spreads = report.spreads.unwrap();
-    for spread in [spreads.sleep_s, spreads.wake_s, spreads.wake_without_verify_s] {
+    for spread in [spreads.sleep_s, spreads.wake_s, spreads.wake_without_verify_s, spreads.wake_at_once_s] {
         assert!(0.0 < spread.min && spread.min <= spread.median && spread.median <= spread.max);
     }
     assert_eq!(report.clean_sleep_s, Some(spreads.sleep_s.median));

@@ -122,6 +122,7 @@ fn spreads(report: &CycleReport) -> String {
         spread(&format!("Sleep over {cycles}"), spreads.sleep_s),
         spread("Wake", spreads.wake_s),
         spread("Wake without verifying", spreads.wake_without_verify_s),
+        spread("Wake right after the sleep", spreads.wake_at_once_s),
     ]
     .concat()
 }

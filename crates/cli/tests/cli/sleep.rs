@@ -87,7 +87,7 @@ pub(crate) fn assert_bench_report(report: &Value) {
     assert_fields(&report["limits"], &[LIMITS]);
     assert_fields(&report["memory"], &[MEMORY]);
     MEMORY.iter().for_each(|moment| assert_fields(&report["memory"][moment], &[HELD]));
-    assert_fields(&report["spreads"], &[&["sleep_s", "wake_s", "wake_without_verify_s"]]);
+    assert_fields(&report["spreads"], &[&["sleep_s", "wake_s", "wake_without_verify_s", "wake_at_once_s"]]);
     for spread in report["spreads"].as_object().unwrap().values() {
         assert_fields(spread, &[&["min", "median", "max"]]);
     }

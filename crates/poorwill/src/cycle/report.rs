@@ -124,6 +124,8 @@ pub struct Spreads {
     pub wake_s: Spread,
     /// [`Cycle::wake_without_verify_s`].
     pub wake_without_verify_s: Spread,
+    /// Of wakes right after the sleep, while a GPU cleans what was given back.
+    pub wake_at_once_s: Spread,
 }
 
 /// Cycles in which everything is dropped and nothing is copied.
