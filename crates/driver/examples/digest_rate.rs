@@ -198,7 +198,7 @@ mod linux {
         fields.push(rate("save_in_one_call", bytes, best[1]));
 
         let streams: Vec<StreamId> =
-            (0..device.info().copy_streams).map(|_| device.stream_create()).collect::<Result<_, _>>()?;
+            (0..device.info().save_streams).map(|_| device.stream_create()).collect::<Result<_, _>>()?;
         let chunks: Vec<u64> = (0..bytes).step_by(usize::try_from(CHUNK_BYTES)?).collect();
         let part = |at: u64| {
             let range = DeviceRange::new(filled.range.addr + at, CHUNK_BYTES.min(bytes - at));

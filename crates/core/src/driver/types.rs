@@ -109,8 +109,11 @@ pub struct DeviceInfo {
     pub granule_bytes: u64,
     /// Physical memory of the device, in bytes; 0 where it does not tell.
     pub total_bytes: u64,
-    /// Number of streams over which copies in one direction are worth spreading.
+    /// Number of streams over which copies to the device are worth spreading.
     pub copy_streams: usize,
+    /// Number of streams over which saves and digests are: the digest of what one has stored may run beside the copy
+    /// of another.
+    pub save_streams: usize,
     /// Whether digests of the device's memory cost far less than copying it, so that it pays to compare before
     /// a copy.
     pub fast_digests: bool,

@@ -1,7 +1,7 @@
 //! Filling what a wake maps: copies of backups, zeros, and the check of what has arrived.
 //!
 //! A [`Filler`] queues work for pieces as they are mapped, so that copies run while the next pieces are brought
-//! in. Behind each copy, in the same stream, digests of what has arrived are asked for: of every granule, or of a
+//! in. When all have arrived, digests of what is there are asked for, all at once: of every granule, or of a
 //! sixty-fourth, a different one each time.
 //!
 //! Promise: when [`Filler::finish`] returns, with whatever outcome, nothing that was queued is in flight.
@@ -54,12 +54,12 @@ pub(super) struct Filler<'a> {
     checks: Vec<Check<'a>>,
 }
 
-/// Granules whose digests were asked for.
+/// A granule whose digest is to be asked for.
 struct Check<'a> {
     filling: &'a Filling,
     room: &'a Room,
-    granules: Vec<(usize, Digest)>,
-    digests: Pending<Vec<Digest>>,
+    granule: usize,
+    expected: Digest,
 }
 
 impl<'a> Filler<'a> {
@@ -132,15 +132,13 @@ impl<'a> Filler<'a> {
         let copy = room.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
         woken.copied_bytes += bytes;
         self.queued.push((Phase::Copy, bytes, copy));
-        let chosen: Vec<usize> = stored.into_iter().filter(|_| self.is_chosen(&filling.tag)).collect();
-        if chosen.is_empty() {
-            return Ok(());
+        for (granule, stored) in granules.iter().enumerate() {
+            if let Some(Stored { digest: expected, .. }) = *stored
+                && self.is_chosen(&filling.tag)
+            {
+                self.checks.push(Check { filling, room, granule, expected });
+            }
         }
-        let ranges: Vec<DeviceRange> = runs(&chosen).into_iter().map(|run| part(run).device).collect();
-        let digests = driver.digest(stream, &ranges).map_err(|source| (Phase::Verify, source))?;
-        let expected = |granule: usize| Some((granule, granules[granule]?.digest));
-        let granules = chosen.into_iter().filter_map(expected).collect();
-        self.checks.push(Check { filling, room, granules, digests });
         Ok(())
     }
 
@@ -169,41 +167,76 @@ impl<'a> Filler<'a> {
         if let Some(started) = self.started {
             add(&mut woken.phases.copy_s, started.elapsed());
         }
-        let started = Instant::now();
-        for check in self.checks {
-            match check.outcome(self.shared.shape.granule_bytes) {
-                Ok(bytes) => woken.verified_bytes += bytes,
-                Err(error) => failed = failed.or(Some(error)),
-            }
+        if let Some(failed) = failed {
+            return Err(failed);
         }
+        let started = Instant::now();
+        let verified = self.shared.verify(&self.checks);
         add(&mut woken.phases.verify_s, started.elapsed());
-        failed.map_or(Ok(()), Err)
+        woken.verified_bytes += verified?;
+        Ok(())
     }
 }
 
-impl Check<'_> {
-    /// Compares what has arrived with what was stored. Returns the bytes that were compared.
-    fn outcome(self, granule_bytes: u64) -> Result<u64> {
+impl Shared {
+    /// Compares what has arrived with what was stored: asked all at once, spread over the streams. Returns the bytes
+    /// that were compared.
+    fn verify(&self, checks: &[Check<'_>]) -> Result<u64> {
         let at = |source| PoolError::WakeFailed { phase: Phase::Verify, source };
-        let found = self.digests.wait().map_err(at)?;
-        if found.len() != self.granules.len() {
-            let reason = format!("{} digests were asked for, and {} came", self.granules.len(), found.len());
-            return Err(at(DriverError::invalid(crate::driver::Op::Digest, reason)));
-        }
-        for ((granule, expected), found) in self.granules.iter().copied().zip(&found) {
-            if *found == expected {
-                continue;
+        let granule_bytes = self.shape.granule_bytes;
+        let share = checks.len().div_ceil(self.driver.info().save_streams.max(1)).max(1);
+        let (mut asked, mut failed) = (Vec::new(), None);
+        for (turn, checks) in checks.chunks(share).enumerate() {
+            let next = |a: &Check<'_>, b: &Check<'_>| {
+                a.range(granule_bytes).end() == b.range(granule_bytes).addr
+                    && std::ptr::eq(a.filling, b.filling)
+            };
+            let range = |run: &[Check<'_>]| {
+                DeviceRange::new(run[0].range(granule_bytes).addr, run.len() as u64 * granule_bytes)
+            };
+            let ranges: Vec<DeviceRange> = checks.chunk_by(next).map(range).collect();
+            match self.driver.digest(self.save_stream(turn), &ranges) {
+                Ok(digests) => asked.push((checks, digests)),
+                Err(error) => {
+                    failed = Some(at(error));
+                    break;
+                }
             }
-            let offset = granule as u64 * granule_bytes;
-            let intact = self.room.digest(offset, granule_bytes).map_err(at)? == expected;
-            return Err(PoolError::Corrupt {
-                tag: self.filling.tag.clone(),
-                range: DeviceRange::new(self.filling.range.addr + offset, granule_bytes),
-                expected,
-                found: *found,
-                place: if intact { Corruption::Transfer } else { Corruption::Backup },
-            });
         }
-        Ok(found.len() as u64 * granule_bytes)
+        // Whatever was asked is waited for: nothing may be in flight when the undo unmaps.
+        for (checks, digests) in asked {
+            let compared =
+                digests.wait().map_err(at).and_then(|found| compare(checks, &found, granule_bytes));
+            failed = failed.or(compared.err());
+        }
+        failed.map_or(Ok(checks.len() as u64 * granule_bytes), Err)
+    }
+}
+
+/// Compares granules with the digests that were found.
+fn compare(checks: &[Check<'_>], found: &[Digest], granule_bytes: u64) -> Result<()> {
+    let at = |source| PoolError::WakeFailed { phase: Phase::Verify, source };
+    if found.len() != checks.len() {
+        let reason = format!("{} digests were asked for, and {} came", checks.len(), found.len());
+        return Err(at(DriverError::invalid(crate::driver::Op::Digest, reason)));
+    }
+    let Some((check, found)) = checks.iter().zip(found).find(|(check, found)| check.expected != **found)
+    else {
+        return Ok(());
+    };
+    let offset = check.granule as u64 * granule_bytes;
+    let intact = check.room.digest(offset, granule_bytes).map_err(at)? == check.expected;
+    Err(PoolError::Corrupt {
+        tag: check.filling.tag.clone(),
+        range: check.range(granule_bytes),
+        expected: check.expected,
+        found: *found,
+        place: if intact { Corruption::Transfer } else { Corruption::Backup },
+    })
+}
+
+impl Check<'_> {
+    fn range(&self, granule_bytes: u64) -> DeviceRange {
+        DeviceRange::new(self.filling.range.addr + self.granule as u64 * granule_bytes, granule_bytes)
     }
 }

@@ -187,7 +187,7 @@ struct Shared {
     driver: Arc<dyn Driver>,
     backups: Arc<dyn Backups>,
     shape: Shape,
-    copy_streams: Vec<StreamId>,
+    streams: Vec<StreamId>,
     /// Their work gives way to that of others.
     background_streams: Vec<StreamId>,
     /// Held by who prepares a sleep.
@@ -258,7 +258,7 @@ impl Pool {
             let granule = ByteSize(info.granule_bytes);
             return invalid(format!("a limit of {limit} is below one granule of {granule}; raise it"));
         }
-        let streams = (0..info.copy_streams.max(1)).map(|_| driver.stream_create());
+        let streams = (0..info.copy_streams.max(info.save_streams).max(1)).map(|_| driver.stream_create());
         let background = (0..BACKGROUND_STREAMS).map(|_| driver.stream_create_background());
         let streams = streams.chain(background).collect::<Vec<_>>();
         let ready: Vec<StreamId> =
@@ -315,7 +315,7 @@ impl Pool {
             driver,
             backups,
             shape,
-            copy_streams: ready,
+            streams: ready,
             background_streams,
             preparing,
             starving,
@@ -610,9 +610,18 @@ impl Shared {
         self.vm.lock().map_err(|_| PoolError::Poisoned)
     }
 
-    /// The copy stream for the `turn`-th piece of work.
+    /// The stream for the `turn`-th copy to the device.
     fn copy_stream(&self, turn: usize) -> StreamId {
-        self.copy_streams.get(turn % self.copy_streams.len().max(1)).copied().unwrap_or(StreamId::DEFAULT)
+        self.stream(turn, self.driver.info().copy_streams)
+    }
+
+    /// The stream for the `turn`-th save or digest.
+    fn save_stream(&self, turn: usize) -> StreamId {
+        self.stream(turn, self.driver.info().save_streams)
+    }
+
+    fn stream(&self, turn: usize, of: usize) -> StreamId {
+        self.streams.get(turn % of.clamp(1, self.streams.len().max(1))).copied().unwrap_or(StreamId::DEFAULT)
     }
 
     /// The background stream for the `turn`-th piece of work.
@@ -663,8 +672,7 @@ impl Shared {
         self.quiesce().map_err(failed)?;
         let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
         let swept = self.sweep(&mut vm);
-        let streams: Vec<StreamId> =
-            self.copy_streams.iter().chain(&self.background_streams).copied().collect();
+        let streams: Vec<StreamId> = self.streams.iter().chain(&self.background_streams).copied().collect();
         let ended = swept.and(vm.destroy_streams(&streams)).map_err(failed);
         drop(vm);
         // The backups went with it. What is kept of their memory may as well be kept.

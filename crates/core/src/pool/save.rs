@@ -105,7 +105,7 @@ impl Shared {
             saved.unchanged_bytes += kept.granules.len() as u64 * granule_bytes;
         }
         for (turn, (save, kept)) in changed.into_iter().enumerate() {
-            if flying.len() >= COPIES_PER_STREAM * self.copy_streams.len() {
+            if flying.len() >= COPIES_PER_STREAM * self.driver.info().save_streams.max(1) {
                 self.store_next(flying, saved)?;
             }
             let old = self.state.lock_anyway().take_backup(save);
@@ -132,7 +132,7 @@ impl Shared {
                 .copied()
                 .filter(|granule| keep.binary_search(granule).is_err())
                 .collect();
-            let stream = self.copy_stream(turn);
+            let stream = self.save_stream(turn);
             let copy = self.start_copy(save, room, granules, fresh, stream).map_err(at(Phase::Copy))?;
             flying.push_back(copy);
         }
@@ -226,13 +226,13 @@ impl Shared {
 
     /// Digests of the device's granules, in the order of the questions: asked all at once, spread over the streams.
     fn digests(&self, saves: &[Save], questions: &[Question]) -> Result<Vec<Digest>, DriverError> {
-        let share = questions.len().div_ceil(self.copy_streams.len().max(1)).max(1);
+        let share = questions.len().div_ceil(self.driver.info().save_streams.max(1)).max(1);
         let (mut asked, mut failed) = (Vec::new(), None);
         for (turn, questions) in questions.chunks(share).enumerate() {
             let next = |a: &Question, b: &Question| a.turn == b.turn && a.granule + 1 == b.granule;
             let range = |run: &[Question]| self.granule_range(&saves[run[0].turn], run[0].granule, run.len());
             let ranges: Vec<DeviceRange> = questions.chunk_by(next).map(range).collect();
-            match self.driver.digest(self.copy_stream(turn), &ranges) {
+            match self.driver.digest(self.save_stream(turn), &ranges) {
                 Ok(digests) => asked.push(digests),
                 Err(error) => {
                     failed = Some(error);

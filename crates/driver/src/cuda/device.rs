@@ -28,9 +28,13 @@ use crate::places;
 use crate::process::Owner;
 use crate::system::slices::hami_limit;
 
-/// Streams over which copies are worth spreading. Copies in one direction run one after another whatever their
-/// streams, but the digests of what one stream has stored are computed beside the copies of the others.
-const COPY_STREAMS: usize = 4;
+/// Copies in one direction run one after another whatever their streams, and changing from one to another takes a
+/// moment.
+const COPY_STREAMS: usize = 1;
+
+/// The digests of what one stream has stored are computed beside the copies of the others; of a single granule they
+/// take as long as several copies.
+const SAVE_STREAMS: usize = 8;
 
 /// Which GPU, and through which library.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -107,6 +111,7 @@ impl CudaDevice {
             granule_bytes: gpu.granule_bytes,
             total_bytes,
             copy_streams: COPY_STREAMS,
+            save_streams: SAVE_STREAMS,
             fast_digests: digester.kernel().is_ok(),
         };
         let ledger = Mutex::new(Ledger::new(gpu.granule_bytes));

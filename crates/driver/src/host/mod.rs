@@ -145,6 +145,7 @@ impl HostDevice {
                 granule_bytes: granule,
                 total_bytes: capacity_bytes,
                 copy_streams,
+                save_streams: copy_streams,
                 fast_digests: true,
             },
             owner,
