@@ -9,7 +9,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use poorwill::budget::Caps;
 use poorwill::churn::{Load, ParseLoadError};
 use poorwill::cycle::{Fraction, InvalidFraction};
-use poorwill::{ByteSize, Cap, Config, DeviceSpec, InvalidTag, ParseSizeError, Tag};
+use poorwill::{ByteSize, Cap, Config, DeviceSpec, HostMemoryUse, InvalidTag, ParseSizeError, Tag};
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 #[derive(Debug, Parser)]
@@ -72,13 +72,23 @@ pub(crate) struct Budget {
     /// Most to use of the device: bytes, like 20GiB, or a share of what it has for this process, like 0.92
     #[arg(long, value_name = "BUDGET", allow_hyphen_values = true)]
     budget: Option<Caps>,
+
+    /// Most host memory to hold for backups, like 64GiB; control groups and free memory are limits in any case
+    #[arg(long, value_name = "SIZE")]
+    host_budget: Option<ByteSize>,
+
+    /// Do not page-lock host memory: slower, for machines where it is short, or is the GPU's own memory
+    #[arg(long)]
+    pageable: bool,
 }
 
 impl Budget {
     /// How a device is opened with them: whatever is said about its memory, and about the host's, goes in here.
     pub(crate) fn open(&self, device: &DeviceSpec) -> Config {
         let cap = self.budget.as_ref().and_then(|caps| caps.of(device));
-        Config::on(device.clone()).within(cap)
+        let limit_bytes = self.host_budget.map(|size| size.0);
+        let host_memory = HostMemoryUse { limit_bytes, pageable: self.pageable };
+        Config::on(device.clone()).within(cap).backing_up_in(host_memory)
     }
 }
 

@@ -11,7 +11,7 @@ use poorwill_core::{
 
 use crate::budget::claim_own;
 use crate::device::DeviceSpec;
-use crate::open::{Device, OpenError};
+use crate::open::{Device, HostMemoryUse, OpenError};
 
 /// Which device to open, how much of it to use, and how its pool behaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Config {
     pub device: DeviceSpec,
     /// What the user allows of the device; the budget is this or less.
     pub budget: Option<Cap>,
+    /// What may be done about host memory.
+    pub host_memory: HostMemoryUse,
     /// Limit and shape of the pool. The limit is a claim on the budget; without one the pool claims all of it.
     pub pool: PoolConfig,
 }
@@ -28,13 +30,20 @@ impl Config {
     /// The whole of `device`, with the default pool.
     #[must_use]
     pub fn on(device: DeviceSpec) -> Self {
-        Self { device, budget: None, pool: PoolConfig::default() }
+        Self { device, budget: None, host_memory: HostMemoryUse::default(), pool: PoolConfig::default() }
     }
 
     /// The same, mapping at most `limit_bytes`.
     #[must_use]
     pub fn limited_to(mut self, limit_bytes: Option<u64>) -> Self {
         self.pool.limit_bytes = limit_bytes;
+        self
+    }
+
+    /// The same, with what may be done about host memory.
+    #[must_use]
+    pub fn backing_up_in(mut self, host_memory: HostMemoryUse) -> Self {
+        self.host_memory = host_memory;
         self
     }
 
@@ -64,8 +73,8 @@ impl Arena {
     /// `Device` when it cannot be opened here; `Budget` when nobody tells how much memory it has; `Claim` for a
     /// limit above the budget; `Pool` for a limit that no pool can have.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let Config { device, budget, pool } = config;
-        let device = Device::open(&device)?;
+        let Config { device, budget, host_memory, pool } = config;
+        let device = Device::open_with(&device, &host_memory)?;
         let (budget, envelope) = device.envelope(budget)?;
         let in_use = claim_own(&budget, &envelope);
         let arena = Self::open_within(&device, &envelope, pool)?;

@@ -48,7 +48,7 @@ mod open;
 
 pub use arena::{Arena, Config};
 pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};
-pub use open::{Device, OpenError, shared_memory_per_block_bytes};
+pub use open::{Device, HostMemoryUse, OpenError, shared_memory_per_block_bytes};
 pub use poorwill_core::{
     AllocRequest, Block, BlockId, Budget, ByteSize, Cap, Changes, Claim, ClaimError, CopyPart,
     DIGEST_VERSION, DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, Dropped, Envelope,

@@ -9,7 +9,7 @@ use poorwill_core::{Driver, DriverError, PoolError};
 #[cfg(not(target_os = "linux"))]
 use poorwill_core::{DriverErrorKind, Op};
 #[cfg(target_os = "linux")]
-use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice};
+use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin};
 
 use crate::budget::UnknownBudget;
 use crate::device::DeviceSpec;
@@ -37,6 +37,15 @@ pub enum OpenError {
     Pool(#[from] PoolError),
 }
 
+/// What a device may do about host memory, where backups are kept.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostMemoryUse {
+    /// Most that it may hold, in bytes. What control groups and the machine leave is the limit in any case.
+    pub limit_bytes: Option<u64>,
+    /// Whether it is left pageable: slower, for machines on which page-locked memory is short, or the GPU's own.
+    pub pageable: bool,
+}
+
 /// A device that is open. Clones are the same device.
 #[derive(Debug, Clone)]
 pub struct Device {
@@ -58,8 +67,16 @@ impl Device {
     /// # Errors
     /// `Device` when it cannot be opened here.
     pub fn open(spec: &DeviceSpec) -> Result<Self, OpenError> {
-        let machine =
-            Machine::open(spec).map_err(|source| OpenError::Device { device: spec.clone(), source })?;
+        Self::open_with(spec, &HostMemoryUse::default())
+    }
+
+    /// The same, with what may be done about host memory.
+    ///
+    /// # Errors
+    /// As for [`Device::open`].
+    pub fn open_with(spec: &DeviceSpec, host_memory: &HostMemoryUse) -> Result<Self, OpenError> {
+        let machine = Machine::open(spec, host_memory)
+            .map_err(|source| OpenError::Device { device: spec.clone(), source })?;
         Ok(Self { spec: spec.clone(), machine })
     }
 
@@ -178,20 +195,23 @@ fn shared_memory_of(ordinal: u32) -> Result<u64, DriverError> {
 
 impl Machine {
     #[cfg(target_os = "linux")]
-    fn open(spec: &DeviceSpec) -> Result<Self, DriverError> {
+    fn open(spec: &DeviceSpec, host_memory: &HostMemoryUse) -> Result<Self, DriverError> {
+        let pin = if host_memory.pageable { Pin::Never } else { Pin::Auto };
+        let host_memory = HostMemoryConfig { limit_bytes: host_memory.limit_bytes, pin };
         match spec {
             DeviceSpec::Host { capacity_bytes } => {
-                let config = HostConfig::with_capacity(*capacity_bytes);
+                let config = HostConfig { host_memory, ..HostConfig::with_capacity(*capacity_bytes) };
                 Ok(Self::Host(Arc::new(HostDevice::open(&config)?)))
             }
             DeviceSpec::Cuda { ordinal } => {
-                Ok(Self::Cuda(Arc::new(CudaDevice::open(&CudaConfig::gpu(*ordinal))?)))
+                let config = CudaConfig { host_memory, ..CudaConfig::gpu(*ordinal) };
+                Ok(Self::Cuda(Arc::new(CudaDevice::open(&config)?)))
             }
         }
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn open(spec: &DeviceSpec) -> Result<Self, DriverError> {
+    fn open(spec: &DeviceSpec, _: &HostMemoryUse) -> Result<Self, DriverError> {
         Err(unsupported(spec))
     }
 }
