@@ -22,7 +22,8 @@ ROWS = [
     ("first sleep after preparing", "prepared_sleep_s", "prepared_sleep"),
     ("later sleep, nothing changed", "clean_sleep_s", "clean_sleep"),
     ("later sleep, {changed} changed", "changed_sleep_s", "changed_sleep"),
-    ("wake", "wake_s", "wake"),
+    ("wake, 0.1 s after the sleep", "wake_s", "wake"),
+    ("wake right after the sleep", "wake_at_once_s", None),
     ("sleep without a copy", "drop_s", "drop"),
     ("wake without a copy", "wake_empty_s", "wake_empty"),
 ]
@@ -92,7 +93,8 @@ def table(printed: dict[tuple[str, int], list[dict]]) -> list[str]:
     for turn in rounds:
         reports = [line for line in printed.get(("poorwill-sleep", turn), []) if "first_sleep_s" in line]
         if reports:
-            ours[turn] = reports[-1]
+            at_once = (reports[-1].get("spreads") or {}).get("wake_at_once_s")
+            ours[turn] = {**reports[-1], "wake_at_once_s": at_once and at_once["median"]}
     if not ours:
         raise SystemExit("no run of poorwill-sleep has a report")
     ratios = {turn: ratios_of(ours[turn], best_pin(printed.get(("machine", turn), []))) for turn in ours}
