@@ -85,25 +85,34 @@ pub(crate) fn text() -> String {
     let mut ptx = Ptx(String::new());
     ptx.0.push_str(HEAD);
     ptx.table();
-    ptx.0.push_str(ENTRY);
-    let _ = writeln!(ptx.0, ".maxntid {THREADS}, 1, 1\n.minnctapersm {RESIDENT}");
-    ptx.0.push_str(BODY);
-    ptx.leaves();
-    ptx.root();
-    ptx.0.push_str("\nFINISHED:\n    ret;\n}\n");
+    ptx.0.push_str("\n.extern .shared .align 16 .b8 found[];\n");
+    ENTRIES.iter().for_each(|entry| ptx.entry(entry));
     ptx.0
 }
 
-/// Threads of a block, at most: few, so that of many blocks some read while one warp of others computes a root.
-const THREADS: u32 = 128;
+/// What an entry of the module has of its own; their bodies are the same.
+struct Entry {
+    name: &'static str,
+    /// Threads of a block, at most.
+    threads: u32,
+    /// Blocks that a multiprocessor is to have room for, which sets how many registers a thread gets.
+    resident: u32,
+}
 
-/// Blocks that a multiprocessor is to have room for, which sets how many registers a thread gets.
-const RESIDENT: u32 = 6;
+const ENTRIES: [Entry; 2] = [
+    // Few threads, so that of many blocks most read while one warp of another computes a root.
+    Entry { name: "poorwill_digest", threads: 64, resident: 8 },
+    // Bytes of the host are far away, and often there are few granules: one block alone has many loads on their way.
+    Entry { name: "poorwill_digest_host", threads: 512, resident: 1 },
+];
 
 const HEAD: &str = "\
 // Digests of granules: version 1 of `poorwill_core::digest`, computed on a GPU.
 //
 // Written by `cargo xtask ptx`; the explanation of each step is in xtask/src/ptx.rs.
+//
+// Two entries with the same body: `poorwill_digest` is for granules in memory of the device, `poorwill_digest_host`
+// for granules in memory of the host. They differ in how many threads a block has.
 //
 // One thread block per granule. `granules` is an array of addresses, 16-byte aligned; `digests` one of 16 bytes for
 // each, low word first. Both arrays and the granules may be host memory that is page-locked. A granule has `leaves`
@@ -123,14 +132,10 @@ const HEAD: &str = "\
 
 ";
 
-const ENTRY: &str = "
-.extern .shared .align 16 .b8 found[];
-
-.visible .entry poorwill_digest(
+const PARAMS: &str = "
     .param .u64 granules,
     .param .u64 digests,
     .param .u32 leaves
-)
 ";
 
 const BODY: &str = "\
@@ -196,6 +201,15 @@ impl Ptx {
             })
             .collect();
         let _ = writeln!(self.0, "    {}\n}};", lines.join(",\n    "));
+    }
+
+    /// The whole kernel, under one name.
+    fn entry(&mut self, Entry { name, threads, resident }: &Entry) {
+        let _ = write!(self.0, "\n.visible .entry {name}({PARAMS})\n");
+        let _ = write!(self.0, ".maxntid {threads}, 1, 1\n.minnctapersm {resident}\n{BODY}");
+        self.leaves();
+        self.root();
+        self.0.push_str("\nFINISHED:\n    ret;\n}\n");
     }
 
     /// Digests of all leaves, into shared memory.

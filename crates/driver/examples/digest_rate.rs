@@ -36,6 +36,9 @@ mod linux {
     /// Times that each thing is done; the fastest counts.
     const ROUNDS: usize = 5;
 
+    /// The same where it is one granule, which takes no time.
+    const ROUNDS_OF_ONE: usize = 50;
+
     /// Bytes that are saved by one call, where several calls follow each other.
     const CHUNK_BYTES: u64 = 32 << 20;
 
@@ -98,7 +101,7 @@ mod linux {
         })?;
         fields.push(rate("digest", filled.range.bytes, digest));
         let one = [DeviceRange::new(filled.range.addr, device.info().granule_bytes)];
-        let one_s = fastest(|| {
+        let one_s = fastest_of(ROUNDS_OF_ONE, || {
             device.digest(StreamId::DEFAULT, &one)?.wait()?;
             Ok(())
         })?;
@@ -112,9 +115,13 @@ mod linux {
     }
 
     /// What takes the least time of a few rounds, in seconds.
-    fn fastest(mut work: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
+    fn fastest(work: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
+        fastest_of(ROUNDS, work)
+    }
+
+    fn fastest_of(rounds: usize, mut work: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
         let mut best = f64::INFINITY;
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             let start = Instant::now();
             work()?;
             best = best.min(start.elapsed().as_secs_f64());
@@ -235,18 +242,33 @@ mod linux {
         Ok(())
     }
 
-    /// What the kernel says of its threads, and of blocks on a multiprocessor.
-    const SHAPE: (u32, u32) = (128, 6);
+    /// An entry of the kernel's text, and what it says of its threads, and of blocks on a multiprocessor.
+    struct Entry {
+        name: &'static str,
+        shape: (u32, u32),
+    }
 
-    /// How it reads granules.
+    const OF_DEVICE: Entry = Entry { name: "poorwill_digest", shape: (64, 8) };
+    const OF_HOST: Entry = Entry { name: "poorwill_digest_host", shape: (512, 1) };
+
+    /// How they read granules.
     const LOAD: &str = "ld.global.cv.v2";
 
     fn shape((threads, blocks): (u32, u32)) -> String {
         format!(".maxntid {threads}, 1, 1\n.minnctapersm {blocks}\n")
     }
 
-    /// The kernel alone, over memory of the device and page-locked memory of the host; and variants of it: other loads,
-    /// and other numbers of threads of a block and of blocks on a multiprocessor, which sets the registers.
+    /// The text with other loads, and both entries in another shape.
+    fn variant(load: &str, new: (u32, u32)) -> String {
+        let entries = [OF_DEVICE, OF_HOST].into_iter();
+        entries
+            .fold(DIGEST_PTX.to_owned(), |ptx, entry| ptx.replace(&shape(entry.shape), &shape(new)))
+            .replace(LOAD, load)
+    }
+
+    /// The kernel alone, over memory of the device and page-locked memory of the host, many granules and one; and
+    /// variants of it: other loads, and other numbers of threads of a block and of blocks on a multiprocessor, which sets
+    /// the registers.
     fn kernels(
         device: &CudaDevice,
         filled: &Filled,
@@ -254,7 +276,9 @@ mod linux {
         fields: &mut Vec<String>,
         right: &mut bool,
     ) -> Outcome<()> {
-        if !DIGEST_PTX.contains(&shape(SHAPE)) || !DIGEST_PTX.contains(LOAD) {
+        if ![OF_DEVICE, OF_HOST].iter().all(|entry| DIGEST_PTX.matches(&shape(entry.shape)).count() == 1)
+            || !DIGEST_PTX.contains(LOAD)
+        {
             return Err("the kernel's text is not what this example expects".into());
         }
         let granule = device.info().granule_bytes;
@@ -263,38 +287,47 @@ mod linux {
         let stored = device.host_alloc(bytes)?;
         let stored = device.copy_to_host(StreamId::DEFAULT, stored, &whole)?.wait()?;
         let host = device.pinned_at(&stored).ok_or("host memory is not page-locked")?;
-        let granules = |from: u64, bytes: u64| (0..bytes / granule).map(move |nth| from + nth * granule);
-        let mut on_device = Work::new(device, granules(filled.range.addr, filled.range.bytes))?;
-        let mut on_host = Work::new(device, granules(host, bytes))?;
+        let work =
+            |from: u64, bytes: u64| Work::new(device, (0..bytes / granule).map(|nth| from + nth * granule));
+        let mut places = [
+            (OF_DEVICE, "device", work(filled.range.addr, filled.range.bytes)?),
+            (OF_DEVICE, "one granule on the device", work(filled.range.addr, granule)?),
+            (OF_HOST, "host", work(host, bytes)?),
+            (OF_HOST, "one granule of host memory", work(host, granule)?),
+        ];
 
-        let mut measure = |name: &str, ptx: &str, threads: u32| -> Outcome<()> {
-            let function =
-                match Module::load(device, ptx).and_then(|module| module.function("poorwill_digest")) {
-                    Ok(function) => function,
-                    Err(error) => {
-                        fields.push(format!("\"{name}\": {:?}", error.to_string()));
-                        return Ok(());
-                    }
-                };
-            for (place, work) in [("device", &mut on_device), ("host", &mut on_host)] {
+        let mut measure = |name: &str, ptx: &str, threads: Option<u32>| -> Outcome<()> {
+            let module = match Module::load(device, ptx) {
+                Ok(module) => module,
+                Err(error) => {
+                    fields.push(format!("\"{name}\": {:?}", error.to_string()));
+                    return Ok(());
+                }
+            };
+            for (entry, place, work) in &mut places {
+                let function = module.function(entry.name)?;
                 let name = format!("{name}, {place}");
-                match work.run(device, &function, threads) {
+                match work.run(device, &function, threads.unwrap_or(entry.shape.0)) {
                     Ok(seconds) => {
                         *right &= work.digests().eq(filled.expected[..work.count].iter().copied());
-                        fields.push(rate(&name, work.count as u64 * granule, seconds));
+                        fields.push(match work.count {
+                            1 => format!("\"{name}_s\": {seconds:.7}"),
+                            count => rate(&name, count as u64 * granule, seconds),
+                        });
                     }
                     Err(error) => fields.push(format!("\"{name}\": {:?}", error.to_string())),
                 }
             }
             Ok(())
         };
-        measure("kernel", DIGEST_PTX, SHAPE.0)?;
+        measure("kernel", DIGEST_PTX, None)?;
         for load in [LOAD, "ld.global.v2"].into_iter().filter(|_| with_variants) {
-            for threads in [64, 128, 256, 512] {
-                for blocks in [2, 3, 4, 5, 6, 7, 8, 10, 12, 16].into_iter().filter(|n| n * threads <= 2048) {
-                    let ptx =
-                        DIGEST_PTX.replace(&shape(SHAPE), &shape((threads, blocks))).replace(LOAD, load);
-                    measure(&format!("{load} {threads} threads, {blocks} blocks"), &ptx, threads)?;
+            for threads in [64, 128, 256, 512, 1024] {
+                // With fewer threads on a multiprocessor each has all the registers it can have.
+                let blocks = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16].into_iter();
+                for blocks in blocks.filter(|blocks| (256..=2048).contains(&(blocks * threads))) {
+                    let ptx = variant(load, (threads, blocks));
+                    measure(&format!("{load} {threads} threads, {blocks} blocks"), &ptx, Some(threads))?;
                 }
             }
         }
@@ -334,7 +367,8 @@ mod linux {
                 [KernelArg::U64(first), KernelArg::U64(first + at as u64), KernelArg::U32(self.leaves)];
             let (blocks, shared_bytes) = (u32::try_from(self.count)?, 16 * self.leaves + 16);
             let grid = Grid { blocks, threads, shared_bytes };
-            fastest(|| {
+            let rounds = if self.count == 1 { ROUNDS_OF_ONE } else { ROUNDS };
+            fastest_of(rounds, || {
                 // SAFETY: the kernel's parameters; all of the memory stays until it has been waited for.
                 let launched = unsafe { device.launch(StreamId::DEFAULT, function, grid, &args) };
                 Ok(launched?.wait()?)

@@ -12,6 +12,9 @@ use poorwill_testkit::pattern;
 
 use ptx::{Kernel, Launch, Memory};
 
+/// The entries, and how many threads the driver gives their blocks.
+const ENTRIES: [(&str, usize); 2] = [("poorwill_digest", 64), ("poorwill_digest_host", 512)];
+
 const GRANULES: u64 = 0x7000_0000_0000;
 const ARRAY: u64 = 0x1000;
 const DIGESTS: u64 = 0x20_0000;
@@ -34,6 +37,10 @@ fn digests(kernel: &Kernel, granules: &[Vec<u8>], threads: usize) -> Vec<Digest>
     found.collect()
 }
 
+fn kernels() -> impl Iterator<Item = (Kernel, usize)> {
+    ENTRIES.into_iter().map(|(name, threads)| (Kernel::parse(DIGEST_PTX, name), threads))
+}
+
 fn check(kernel: &Kernel, granules: &[Vec<u8>], threads: usize) {
     let expected: Vec<Digest> = granules.iter().map(|granule| Digest::of(granule)).collect();
     assert!(digests(kernel, granules, threads) == expected, "{} bytes, {threads} threads", granules[0].len());
@@ -41,24 +48,25 @@ fn check(kernel: &Kernel, granules: &[Vec<u8>], threads: usize) {
 
 #[test]
 fn granules_of_many_lengths() {
-    let kernel = Kernel::parse(DIGEST_PTX);
     // Roots that end in every place of a stripe and a block, and with more leaves than warps and fewer.
     let shortest = usize::try_from(DIGEST_LEAVES_MIN).unwrap();
-    for leaves in (shortest..=70).chain([126, 127, 128, 129]) {
-        let granule = pattern::bytes(leaves as u64, leaves * LEAF_BYTES);
-        check(&kernel, &[granule], [128, 32, 64, 512][leaves % 4]);
+    for (kernel, _) in kernels() {
+        for leaves in (shortest..=70).chain([126, 127, 128, 129]) {
+            let granule = pattern::bytes(leaves as u64, leaves * LEAF_BYTES);
+            check(&kernel, &[granule], [128, 32, 64, 512][leaves % 4]);
+        }
     }
 }
 
 #[test]
 fn granules_of_2_mib() {
-    let kernel = Kernel::parse(DIGEST_PTX);
-    check(&kernel, &[pattern::bytes(1, 2 << 20)], 128);
+    for (kernel, threads) in kernels() {
+        check(&kernel, &[pattern::bytes(1, 2 << 20)], threads);
+    }
 }
 
 #[test]
 fn bytes_that_are_hard_on_arithmetic() {
-    let kernel = Kernel::parse(DIGEST_PTX);
     let len = 16 * LEAF_BYTES;
     let mut granules = vec![vec![0; len], vec![0xFF; len], [0xFF, 0].repeat(len / 2), pattern::bytes(3, len)];
     for bit in [0, 7, 8 * LEAF_BYTES - 1, 8 * LEAF_BYTES, 8 * len - 1] {
@@ -66,5 +74,7 @@ fn bytes_that_are_hard_on_arithmetic() {
         flipped[bit / 8] |= 1 << (bit % 8);
         granules.push(flipped);
     }
-    check(&kernel, &granules, 64);
+    for (kernel, threads) in kernels() {
+        check(&kernel, &granules, threads);
+    }
 }

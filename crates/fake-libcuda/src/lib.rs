@@ -65,7 +65,8 @@
 //! # Kernels
 //!
 //! `src/kernels` holds a function of the host for each kernel that can be launched: `poorwill_test_fill`,
-//! whose PTX for real GPUs is [`TEST_FILL_PTX`], and `poorwill_digest`, which the CUDA driver brings along.
+//! whose PTX for real GPUs is [`TEST_FILL_PTX`], and `poorwill_digest` and `poorwill_digest_host`, which
+//! the CUDA driver brings along.
 #![allow(unsafe_code)]
 
 #[cfg(target_os = "linux")]

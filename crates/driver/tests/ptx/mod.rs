@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 const WARP: usize = 32;
 
-/// A module with one kernel.
+/// One kernel of a module.
 pub(crate) struct Kernel {
     code: Vec<Line>,
     labels: HashMap<String, usize>,
@@ -109,7 +109,7 @@ enum Stop {
 }
 
 impl Kernel {
-    pub(crate) fn parse(ptx: &str) -> Self {
+    pub(crate) fn parse(ptx: &str, name: &str) -> Self {
         let lines: Vec<&str> = ptx
             .lines()
             .map(|line| line.split("//").next().unwrap().trim())
@@ -120,11 +120,11 @@ impl Kernel {
             text.split_once("constants[").unwrap().1.split_once('{').unwrap().1.split_once("};").unwrap().0;
         let number = |word: &str| u64::from_str_radix(word.trim().strip_prefix("0x").unwrap(), 16).unwrap();
         let constants = table.split(',').flat_map(|word| number(word).to_le_bytes()).collect();
-        let entry = text.split_once(".visible .entry").unwrap().1;
-        let (params, rest) = entry.split_once('(').unwrap().1.split_once(')').unwrap();
+        let entry = text.split_once(&format!(".visible .entry {name}(")).unwrap().1;
+        let (params, rest) = entry.split_once(')').unwrap();
         let params =
             params.split(',').map(|param| param.split_whitespace().last().unwrap().to_owned()).collect();
-        let body = rest.split_once('{').unwrap().1.rsplit_once('}').unwrap().0;
+        let body = rest.split_once('{').unwrap().1.split_once("\n}").unwrap().0;
         let (code, labels, registers) = Default::default();
         let mut kernel = Self { code, labels, registers, params, constants };
         for line in body.lines() {

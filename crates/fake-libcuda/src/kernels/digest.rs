@@ -1,4 +1,4 @@
-//! `poorwill_digest`: the digests of granules, by their addresses.
+//! `poorwill_digest` and `poorwill_digest_host`: the digests of granules, by their addresses.
 
 use std::ptr;
 
@@ -11,8 +11,9 @@ use crate::abi::{Code, Outcome, Params};
 use crate::memory::{self, HOST_WINDOW};
 use crate::world;
 
-/// Threads of a block at most, as the kernel's `maxntid` says.
-const THREADS_MAX: u32 = 128;
+// Threads of a block at most, as the entries' `maxntid` says.
+const THREADS_MAX: u32 = 64;
+const HOST_THREADS_MAX: u32 = 512;
 
 /// What the kernel's loads need.
 const ALIGNMENT: u64 = 16;
@@ -26,12 +27,21 @@ struct Arrays {
 }
 
 pub(super) fn prepare(params: &Params, launch: &Launch) -> Outcome<Prepared> {
+    prepare_within(THREADS_MAX, params, launch)
+}
+
+pub(super) fn prepare_host(params: &Params, launch: &Launch) -> Outcome<Prepared> {
+    prepare_within(HOST_THREADS_MAX, params, launch)
+}
+
+/// Either reads granules wherever they are.
+fn prepare_within(threads_max: u32, params: &Params, launch: &Launch) -> Outcome<Prepared> {
     let (granules, digests) = (params.read::<u64>(0)?, params.read::<u64>(1)?);
     let leaves = params.read::<u32>(2)?;
     let Launch { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes } = *launch else {
         return Err(Code::INVALID_VALUE);
     };
-    let fits = threads <= THREADS_MAX && u64::from(shared_bytes) >= 16 * u64::from(leaves) + 16;
+    let fits = threads <= threads_max && u64::from(shared_bytes) >= 16 * u64::from(leaves) + 16;
     if !fits || threads % 32 != 0 || !(DIGEST_LEAVES_MIN..=DIGEST_LEAVES_MAX).contains(&leaves.into()) {
         return Err(Code::INVALID_VALUE);
     }

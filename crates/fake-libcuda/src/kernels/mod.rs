@@ -30,8 +30,11 @@ pub(crate) struct Prepared {
 pub(crate) type Prepare = fn(&Params, &Launch) -> Outcome<Prepared>;
 
 /// Every kernel by the name of its entry.
-const TABLE: &[(&str, Prepare)] =
-    &[("poorwill_test_fill", fill::prepare), ("poorwill_digest", digest::prepare)];
+const TABLE: &[(&str, Prepare)] = &[
+    ("poorwill_test_fill", fill::prepare),
+    ("poorwill_digest", digest::prepare),
+    ("poorwill_digest_host", digest::prepare_host),
+];
 
 /// The function for a kernel's name.
 pub(crate) fn by_name(name: &str) -> Option<Prepare> {

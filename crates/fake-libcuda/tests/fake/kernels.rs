@@ -74,7 +74,7 @@ fn kernels_run_by_name() {
     assert_eq!(launch(1, 1), INVALID_HANDLE, "it went with its module");
 }
 
-/// A page of host memory for the arrays of `poorwill_digest`, registered or not.
+/// A page of host memory for the arrays of the kernels that compute digests, registered or not.
 struct Arrays<'t> {
     cuda: &'t Turn,
     words: Box<[u64; 512]>,
@@ -94,7 +94,7 @@ impl<'t> Arrays<'t> {
         pointer
     }
 
-    /// Launches `poorwill_digest` with the addresses in the first words and the digests in the upper half.
+    /// Launches one of them with the addresses in the first words and the digests in the upper half.
     fn launch(&self, function: u64, blocks: u32, (threads, shared): (u32, u32), mut leaves: u32) -> i32 {
         let (mut granules, mut digests) = (self.device(), self.device() + 2048);
         let mut params: [*mut c_void; 3] =
@@ -117,7 +117,8 @@ impl<'t> Arrays<'t> {
 fn digests_are_of_granules_on_the_device_and_in_registered_memory() {
     let cuda = turn();
     let module = module(&cuda, DIGEST_PTX);
-    let kernel = function(&cuda, module, "poorwill_digest").unwrap();
+    let entries = [("poorwill_digest", 64), ("poorwill_digest_host", 512)]
+        .map(|(name, threads)| (function(&cuda, module, name).unwrap(), threads));
     let mapped = Mapped::new(&cuda, 1);
     let leaves = 16;
     let bytes = leaves as usize * 4096;
@@ -131,18 +132,22 @@ fn digests_are_of_granules_on_the_device_and_in_registered_memory() {
 
     let mut arrays = Arrays::new(&cuda);
     arrays.words[..3].copy_from_slice(&[host + 16, mapped.addr + 4096, host]);
-    let good = (128, 16 * leaves + 16);
-    assert_eq!(arrays.launch(kernel, 3, good, leaves), 0);
-    assert_eq!(cuda.cuStreamSynchronize(0), 0);
     let expected = |word: usize| {
         let bytes: Vec<u8> = stored[word..word + bytes / 8].iter().flat_map(|w| w.to_le_bytes()).collect();
         Digest::of(&bytes)
     };
-    assert_eq!([0, 1, 2].map(|nth| arrays.digest(nth)), [expected(2), expected(0), expected(0)]);
-
-    for (shape, leaves) in [((160, 272), 16), ((40, 272), 16), ((128, 271), 16), ((128, 256), 14)] {
-        assert_eq!(arrays.launch(kernel, 3, shape, leaves), INVALID_VALUE, "{shape:?}, {leaves}");
+    for (kernel, most) in entries {
+        arrays.words[256..].fill(0);
+        assert_eq!(arrays.launch(kernel, 3, (most, 272), leaves), 0);
+        assert_eq!(cuda.cuStreamSynchronize(0), 0);
+        assert_eq!([0, 1, 2].map(|nth| arrays.digest(nth)), [expected(2), expected(0), expected(0)]);
+        for (shape, leaves) in [((most + 32, 272), 16), ((40, 272), 16), ((most, 271), 16), ((most, 256), 14)]
+        {
+            assert_eq!(arrays.launch(kernel, 3, shape, leaves), INVALID_VALUE, "{shape:?}, {leaves}");
+        }
     }
+
+    let (kernel, good) = (entries[0].0, (64, 272));
     for (address, code) in [
         (start as u64, ILLEGAL_ADDRESS),
         (host + 8, MISALIGNED_ADDRESS),

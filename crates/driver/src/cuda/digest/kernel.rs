@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use poorwill_core::Digest;
 use poorwill_core::digest::LEAF_BYTES;
+use poorwill_core::driver::Result as DriverResult;
 
 use super::super::context::Context;
 use super::super::ffi::CuDeviceptr;
@@ -13,7 +14,7 @@ use super::slots::{Slot, Slots};
 use crate::ledger::{Result, invalid};
 
 /// PTX of the kernel `poorwill_digest(u64 granules, u64 digests, u32 leaves)`: the digests of granules, by their
-/// addresses. Its head says what it asks for.
+/// addresses. `poorwill_digest_host` is the same for granules in memory of the host. Its head says what it asks for.
 pub const DIGEST_PTX: &str = include_str!("kernel.ptx");
 
 /// Fewest leaves of a granule that the kernel computes digests of.
@@ -25,17 +26,28 @@ pub const DIGEST_LEAVES_MAX: u64 = 2048;
 /// What a granule's address must be a multiple of.
 pub(super) const ALIGNMENT: u64 = 16;
 
-/// Threads of a block, as many as the kernel takes. They are few, so that of the blocks that share a multiprocessor most
-/// read while one warp of another computes a root.
-const THREADS: u32 = 128;
-
 /// Leaves of what the kernel is tried out on.
 const SAMPLE_LEAVES: u32 = 16;
+
+/// Where granules are.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Memory {
+    Device,
+    Host,
+}
+
+/// What is launched for granules in one of them.
+#[derive(Debug)]
+struct Entry {
+    function: Function,
+    threads: u32,
+}
 
 /// The kernel, for granules of one size.
 #[derive(Debug)]
 pub(super) struct DigestKernel {
-    function: Function,
+    of_device: Entry,
+    of_host: Entry,
     slots: Arc<Slots>,
     leaves: u32,
 }
@@ -47,6 +59,20 @@ pub(in crate::cuda) struct Job {
     /// The addresses of the granules, then their digests.
     slot: Option<Slot>,
     count: usize,
+    memory: Memory,
+}
+
+impl Memory {
+    fn entry(self, module: &Module) -> DriverResult<Entry> {
+        // As many threads as the entries take. Over the device's memory they are few, so that of the blocks that share
+        // a multiprocessor most read while one warp of another computes a root. Over the host's they are many: a block
+        // that is alone, for the one granule that has changed, has enough loads on their way.
+        let (name, threads) = match self {
+            Self::Device => ("poorwill_digest", 64),
+            Self::Host => ("poorwill_digest_host", 512),
+        };
+        Ok(Entry { function: module.function(name)?, threads })
+    }
 }
 
 impl DigestKernel {
@@ -61,11 +87,14 @@ impl DigestKernel {
                 let (min, max) = (DIGEST_LEAVES_MIN, DIGEST_LEAVES_MAX);
                 format!("it is made for granules of {min} to {max} times {LEAF_BYTES} bytes, not for {granule_bytes}")
             })?;
-        let load = || Module::load_in(context, DIGEST_PTX)?.function("poorwill_digest");
-        let function = load().map_err(|error| format!("the driver does not take it: {error}"))?;
+        let load = || -> DriverResult<[Entry; 2]> {
+            let module = Module::load_in(context, DIGEST_PTX)?;
+            Ok([Memory::Device.entry(&module)?, Memory::Host.entry(&module)?])
+        };
+        let [of_device, of_host] = load().map_err(|error| format!("the driver does not take it: {error}"))?;
         let failed = |error| format!("trying it out failed: {error}");
         let slots = Slots::new(context).map_err(failed)?;
-        let kernel = Self { function, slots, leaves };
+        let kernel = Self { of_device, of_host, slots, leaves };
         if kernel.is_right(context).map_err(failed)? {
             Ok(kernel)
         } else {
@@ -73,7 +102,8 @@ impl DigestKernel {
         }
     }
 
-    /// Whether it computes the digest of a sample right. Loading may be put off by the driver until here.
+    /// Whether both entries compute the digest of a sample right, which is memory of the host. Loading may be put off by
+    /// the driver until here.
     fn is_right(&self, context: &Arc<Context>) -> Result<bool> {
         // Any bytes do that are all different words.
         let len = SAMPLE_LEAVES as usize * LEAF_BYTES;
@@ -81,17 +111,20 @@ impl DigestKernel {
         let bytes: Vec<u8> = words.clone().flat_map(u64::to_le_bytes).collect();
         let mut sample = self.slots.take(len)?;
         sample.write(words);
-        let slot = self.slot(&[sample.device()])?;
+        let slots = [self.slot(&[sample.device()])?, self.slot(&[sample.device()])?];
         let stream = Stream::ours(context)?;
-        let launched = self.launch(&stream, &slot, 1, SAMPLE_LEAVES);
+        let mut entries = [Memory::Device, Memory::Host].into_iter().zip(&slots);
+        let launched =
+            entries.try_for_each(|(memory, slot)| self.launch(memory, &stream, slot, 1, SAMPLE_LEAVES));
         let finished = stream.synchronize().or_else(|_| context.synchronize());
         if finished.is_err() {
             // It may still be running.
-            std::mem::forget((sample, slot));
+            std::mem::forget((sample, slots));
             return finished.map(|()| false);
         }
         launched?;
-        Ok(slot.digests(digests_at(1), 1) == [Digest::of(&bytes)])
+        let expected = [Digest::of(&bytes)];
+        Ok(slots.iter().all(|slot| slot.digests(digests_at(1), 1) == expected))
     }
 
     fn slot(&self, granules: &[CuDeviceptr]) -> Result<Slot> {
@@ -100,31 +133,36 @@ impl DigestKernel {
         Ok(slot)
     }
 
-    fn launch(&self, stream: &Stream, slot: &Slot, count: usize, leaves: u32) -> Result<()> {
+    fn launch(&self, memory: Memory, stream: &Stream, slot: &Slot, count: usize, leaves: u32) -> Result<()> {
+        let Entry { function, threads } = match memory {
+            Memory::Device => &self.of_device,
+            Memory::Host => &self.of_host,
+        };
         let blocks = u32::try_from(count)
             .ok()
             .filter(|blocks| i32::try_from(*blocks).is_ok())
             .ok_or_else(|| invalid(format!("{count} granules are more than a grid has")))?;
         let digests = slot.device() + digests_at(count) as u64;
         let args = [KernelArg::U64(slot.device()), KernelArg::U64(digests), KernelArg::U32(leaves)];
-        let grid = Grid { blocks, threads: THREADS, shared_bytes: 16 * leaves + 16 };
+        let grid = Grid { blocks, threads: *threads, shared_bytes: 16 * leaves + 16 };
         // SAFETY: C5: the parameters are the kernel's, the granules are mapped with access or in page-locked memory,
         // and whoever queues this keeps the slot and that memory until the kernel has finished.
-        unsafe { self.function.queue(stream, grid, &args) }
+        unsafe { function.queue(stream, grid, &args) }
     }
 }
 
 impl Job {
-    /// Of granules at addresses that the kernel can read, in order. `None` where there is no memory for it.
-    pub(super) fn new(kernel: &Arc<DigestKernel>, granules: &[CuDeviceptr]) -> Option<Self> {
+    /// Of granules at addresses that the kernel can read, all in the same memory, in order. `None` where there is no
+    /// memory for it.
+    pub(super) fn new(kernel: &Arc<DigestKernel>, memory: Memory, granules: &[CuDeviceptr]) -> Option<Self> {
         let slot = if granules.is_empty() { None } else { Some(kernel.slot(granules).ok()?) };
-        Some(Self { kernel: Arc::clone(kernel), slot, count: granules.len() })
+        Some(Self { kernel: Arc::clone(kernel), slot, count: granules.len(), memory })
     }
 
     /// Queues it. The caller has entered the context, and keeps it and the granules until the stream is past it.
     pub(in crate::cuda) fn queue(&self, stream: &Stream) -> Result<()> {
         match &self.slot {
-            Some(slot) => self.kernel.launch(stream, slot, self.count, self.kernel.leaves),
+            Some(slot) => self.kernel.launch(self.memory, stream, slot, self.count, self.kernel.leaves),
             None => Ok(()),
         }
     }

@@ -1,7 +1,7 @@
 //! Digests, by a kernel where there is one, otherwise on the host.
 //!
-//! The kernel is loaded and tried out when the device is opened. A driver that refuses it, a GPU on which it computes
-//! something else, or granules that it is not made for leave the host's way, and the reason.
+//! The kernel is loaded and both its entries are tried out when the device is opened. A driver that refuses it, a GPU on
+//! which it computes something else, or granules that it is not made for leave the host's way, and the reason.
 
 mod host;
 mod kernel;
@@ -15,9 +15,9 @@ use super::context::Context;
 use super::ffi::CuDeviceptr;
 
 pub(super) use host::{Digests, of_stored};
-use kernel::DigestKernel;
 pub(super) use kernel::Job;
 pub use kernel::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN, DIGEST_PTX};
+use kernel::{DigestKernel, Memory};
 
 /// What computes digests on a device.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ impl Digester {
     pub(super) fn of_device(&self, ranges: &[DeviceRange]) -> Option<Job> {
         let kernel = self.kernel.as_ref().ok()?;
         let granules = ranges.iter().flat_map(|range| self.granules(range.addr, range.bytes));
-        Job::new(kernel, &granules.collect::<Vec<_>>())
+        Job::new(kernel, Memory::Device, &granules.collect::<Vec<_>>())
     }
 
     /// The kernel's work for what the parts of a copy have stored in a buffer, if it can do it: the buffer is
@@ -60,7 +60,7 @@ impl Digester {
         if !granules.iter().all(|granule| granule.is_multiple_of(kernel::ALIGNMENT)) {
             return None;
         }
-        Job::new(kernel, &granules)
+        Job::new(kernel, Memory::Host, &granules)
     }
 
     fn granules(&self, start: CuDeviceptr, bytes: u64) -> impl Iterator<Item = CuDeviceptr> + use<> {
