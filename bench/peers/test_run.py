@@ -154,7 +154,7 @@ class Run(unittest.TestCase):
         self.assertEqual(first, ["9.00 s", "-", "-", "1.80 s", "1.00 s", "0.91", "≤ 1.18"])
         later = by_title["later sleep, 1 % changed"]
         self.assertEqual(later, ["500.0 ms", "-", "-", "250.0 ms", "500.0 ms", "0.75", "≤ 1.00"])
-        self.assertEqual(by_title["wake"][0], "625.0 ms")
+        self.assertEqual(by_title["wake, 0.1 s after the sleep"][0], "625.0 ms")
         self.assertEqual(by_title["sleep without a copy"][0], "60.0 ms")
         self.assertEqual(by_title["first sleep after preparing"][:3], ["-"] * 3)
 
