@@ -29,7 +29,7 @@ const CREDIT_SHARE: u64 = 16;
 /// Most that is ever asked for: more than any machine addresses.
 const ASKED_BYTES_MAX: u64 = 1 << 56;
 
-/// Most threads that make slabs at the same time; more are no quicker.
+/// Most threads that make slabs at the same time.
 const THREADS_MAX: usize = 16;
 
 /// What an arena is for.
@@ -109,7 +109,9 @@ impl HostArena {
             owner,
             backend,
             gives_surplus_back,
-            threads: cores.min(THREADS_MAX),
+            // Half the cores: with all of them slabs are made a little faster, and whoever copies into the first ones
+            // meanwhile waits longer for the driver's locks. On 16 cores a first sleep took a fifth less with 8.
+            threads: (cores / 2).clamp(1, THREADS_MAX),
             node,
             is_bound: AtomicBool::new(false),
             huge_is_allowed: probe::is_allowed(setting.as_deref()),
