@@ -36,7 +36,8 @@ fn limits(table: &mut Table, report: &CycleReport) {
             format!("{} {how}", rate_of(bytes_per_s)),
         ]
     };
-    let pinned = format!("with {} of pinned memory", size(link_bytes));
+    let kind = if limits.pinned { "pinned" } else { "pageable" };
+    let pinned = format!("with {} of {kind} memory", size(link_bytes));
     table.add_row(to("link to device", limits.to_device_bytes_per_s, pinned.clone()));
     table.add_row(to("link to host", limits.to_host_bytes_per_s, pinned));
     let compared = format!("of device memory, by digests of {}", size(digest_bytes));
@@ -70,11 +71,19 @@ fn steps(table: &mut Table, report: &CycleReport) {
     sleep("prepare", prepare_s, prepared, None, "in the background");
     let as_clean = "limit: as for a clean sleep";
     sleep("prepared sleep", report.prepared_sleep_s, copied.prepared, ratios.prepared_sleep, as_clean);
-    let median = format!("median of {}", report.clean_cycles);
-    let clean = format!("{median}; limit: a drop, reading all at 0.7 of its speed, 5\u{a0}ms");
+    let clean = format!(
+        "median of {}; limit: a drop, reading all at 0.7 of its speed, 5\u{a0}ms",
+        report.clean_cycles
+    );
     sleep("clean sleep", report.clean_sleep_s, copied.clean, ratios.clean_sleep, &clean);
     let part = report.cycle(Kind::Clean).map(|cycle| cycle.wake.verified_bytes).unwrap_or_default();
-    let wake = format!("{median}; {} verified by digest; limit: the link", size(part));
+    // On the host device nothing rests.
+    let rested = if report.device == "host" { "" } else { ", a moment after the sleep" };
+    let wake = format!(
+        "median of {}{rested}; {} verified by digest; limit: the link",
+        report.rested_cycles(),
+        size(part)
+    );
     sleep("wake", report.wake_s, copied.wake, ratios.wake, &wake);
     let granules = count(usize::try_from(report.changed_granules).unwrap_or(usize::MAX), "granule");
     let changed = format!(
@@ -117,12 +126,12 @@ fn spreads(report: &CycleReport) -> String {
         let Spread { min, median, max } = spread;
         format!("{what}: {min:.4} to {max:.4} s, median {median:.4} s.\n")
     };
-    let cycles = count(usize::try_from(report.clean_cycles).unwrap_or(usize::MAX), "clean cycle");
+    let cycles = |number: u32| count(usize::try_from(number).unwrap_or(usize::MAX), "clean cycle");
     [
-        spread(&format!("Sleep over {cycles}"), spreads.sleep_s),
-        spread("Wake", spreads.wake_s),
+        spread(&format!("Sleep over {}", cycles(report.clean_cycles)), spreads.sleep_s),
+        spread(&format!("Wake over {}", cycles(report.rested_cycles())), spreads.wake_s),
         spread("Wake without verifying", spreads.wake_without_verify_s),
-        spread("Wake right after the sleep", spreads.wake_at_once_s),
+        spread("Other wakes, right after the sleep", spreads.wake_at_once_s),
     ]
     .concat()
 }

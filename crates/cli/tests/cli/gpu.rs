@@ -157,6 +157,11 @@ fn sleeping_is_measured_and_verified() {
         assert_eq!((&bench["device"], &bench["clean_cycles"]), (&device.into(), &2.into()));
         assert_bench_report(&bench);
         assert_eq!(bench["changed_fraction"], 0.25);
+        assert_eq!(bench["limits"]["pinned"], true);
+        let pageable = report(&Folder::new(), &[&args[..], &["--pageable"]].concat());
+        assert_bench_report(&pageable);
+        assert_eq!(pageable["limits"]["pinned"], false);
+        assert_eq!(pageable["memory"]["after"]["host"]["pinned_bytes"], 0);
     }
 }
 

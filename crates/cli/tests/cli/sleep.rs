@@ -48,6 +48,7 @@ const LIMITS: &[&str] = &[
     "digest_bytes_per_s",
     "pin_bytes",
     "pin_bytes_per_s",
+    "pinned",
     "chunks",
     "chunk_bytes",
     "granules",
@@ -206,6 +207,10 @@ fn the_table_for_people() {
         "÷ limit",
         "≤ 1.50×",
         "median of 6",
+        // Later wakes are right after the sleep, and stand apart.
+        "median of 5",
+        "Wake over 5 clean cycles",
+        "of pageable memory",
         "quickest of 3",
         "1 % written before",
         "Verified",

@@ -25,9 +25,9 @@ const PIN_ROUNDS: usize = 2;
 pub struct Limits {
     /// Bytes of each copy over the link, in one piece on one stream.
     pub link_bytes: u64,
-    /// From pinned memory to the device, the quickest of five.
+    /// From host memory to the device, the quickest of five.
     pub to_device_bytes_per_s: f64,
-    /// From the device to pinned memory, the quickest of five.
+    /// From the device to host memory, the quickest of five.
     pub to_host_bytes_per_s: f64,
     /// Bytes of device memory that digests were computed of, with one call.
     pub digest_bytes: u64,
@@ -35,8 +35,10 @@ pub struct Limits {
     pub digest_bytes_per_s: f64,
     /// Host memory made at once, in the pieces of the load.
     pub pin_bytes: u64,
-    /// Making it while none is kept, until every page is there, page-locked on a GPU: the quicker of two.
+    /// Making it while none is kept, until every page is there: the quicker of two.
     pub pin_bytes_per_s: f64,
+    /// Whether host memory is page-locked, here and in the cycles: as a rule on a GPU, unless it was left pageable.
+    pub pinned: bool,
     /// How many chunks of the pool's size the load takes.
     pub chunks: u64,
     /// The pool's size of a chunk.
@@ -91,7 +93,7 @@ impl Limits {
         let (link_bytes, digest_bytes) = (up_to(LINK_BYTES_MAX), up_to(DIGEST_BYTES_MAX));
         let link = link::measure(driver, link_bytes)?;
         let digest_s = digest(driver, digest_bytes)?;
-        let pin_s = pin(driver, &sizes)?;
+        let (pin_s, pinned) = pin(driver, &sizes)?;
         let (bring_in_s, give_back_s) = bare(driver, &sizes)?;
         Ok(Self {
             link_bytes,
@@ -101,6 +103,7 @@ impl Limits {
             digest_bytes_per_s: rate(digest_bytes, digest_s),
             pin_bytes: pieces.bytes(),
             pin_bytes_per_s: rate(pieces.bytes(), pin_s),
+            pinned,
             chunks: pieces.chunks,
             chunk_bytes: pieces.chunk_bytes,
             granules: pieces.granules,
@@ -124,15 +127,16 @@ fn digest(driver: &dyn Driver, bytes: u64) -> Result<f64> {
     Ok(quickest_s)
 }
 
-/// Seconds of the quicker making. Nothing is kept, before and after.
-fn pin(driver: &dyn Driver, sizes: &[u64]) -> Result<f64> {
-    let mut quickest_s = f64::INFINITY;
+/// Seconds of the quicker making, and whether what was made is page-locked. Nothing is kept, before and after.
+fn pin(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, bool)> {
+    let (mut quickest_s, mut pinned) = (f64::INFINITY, false);
     for _ in 0..PIN_ROUNDS {
         driver.host_trim()?;
         let (seconds, buffers) = timed(|| {
             let made = driver.host_alloc_all(sizes)?.into_iter().map(Pending::wait);
             let mut buffers = made.collect::<Result<Vec<HostBuffer>>>()?;
-            if driver.host_memory().pinned_bytes == 0 {
+            pinned = driver.host_memory().pinned_bytes > 0;
+            if !pinned {
                 buffers.iter_mut().for_each(|buffer| touch(buffer));
             }
             Ok(buffers)
@@ -141,7 +145,7 @@ fn pin(driver: &dyn Driver, sizes: &[u64]) -> Result<f64> {
         drop(buffers);
     }
     driver.host_trim()?;
-    Ok(quickest_s)
+    Ok((quickest_s, pinned))
 }
 
 /// Pages that were never written are no memory. Page-locked ones are there already.

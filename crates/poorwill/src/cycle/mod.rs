@@ -6,7 +6,8 @@
 //!
 //! 1. a **first** sleep, with nothing prepared and no host memory kept;
 //! 2. after loading the same again, a **prepared** one, whose backups were made in the background;
-//! 3. [`Plan::cycles`] **clean** ones, with nothing changed;
+//! 3. [`Plan::cycles`] **clean** ones, with nothing changed; in the first five a GPU rests for 0.1 s before the wake,
+//!    since for a moment it cleans what was given back, with the engines that also copy;
 //! 4. a **changed** one, after other bytes were written into a part of the granules ([`Plan::changed`]);
 //! 5. and some cycles in which everything is dropped and nothing is copied.
 //!

@@ -8,6 +8,9 @@ use super::limits::Limits;
 use super::plan::Kind;
 use super::ratios::Ratios;
 
+/// In how many of the clean cycles a GPU rests between the sleep and the wake.
+pub(super) const RESTED_CYCLES: u32 = 5;
+
 /// What sleeping and waking cost. One shape in Rust and JSON. Figures are absent that a run did not come to because
 /// the load was not the same after a wake.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -28,7 +31,8 @@ pub struct CycleReport {
     pub changed_fraction: Fraction,
     /// A later sleep after that.
     pub changed_sleep_s: Option<f64>,
-    /// A wake, with a sample of the granules verified: the median over the clean cycles.
+    /// A wake, with a sample of the granules verified: the median over the first five clean cycles, in which a GPU
+    /// rests for a moment between the sleep and the wake ([`Spreads::wake_at_once_s`] has the others).
     pub wake_s: Option<f64>,
     /// A sleep in which everything is dropped: the quickest of [`Dropping`].
     pub drop_s: Option<f64>,
@@ -120,11 +124,12 @@ pub struct Cycle {
 pub struct Spreads {
     /// [`Cycle::sleep_s`].
     pub sleep_s: Spread,
-    /// [`Cycle::wake_s`].
+    /// [`Cycle::wake_s`], in the first five.
     pub wake_s: Spread,
-    /// [`Cycle::wake_without_verify_s`].
+    /// [`Cycle::wake_without_verify_s`], in the first five.
     pub wake_without_verify_s: Spread,
-    /// Of wakes right after the sleep, while a GPU cleans what was given back.
+    /// Of wakes right after the sleep, while a GPU cleans what was given back: those of the first and the prepared
+    /// sleep, and of the clean ones behind the fifth.
     pub wake_at_once_s: Spread,
 }
 
@@ -184,6 +189,12 @@ impl CycleReport {
     #[must_use]
     pub fn cycle(&self, kind: Kind) -> Option<&Cycle> {
         self.cycles.iter().find(|cycle| cycle.kind == kind)
+    }
+
+    /// Over how many cycles [`CycleReport::wake_s`] is the median.
+    #[must_use]
+    pub fn rested_cycles(&self) -> u32 {
+        self.clean_cycles.min(RESTED_CYCLES)
     }
 
     pub(super) fn note(&mut self, mismatch: Option<String>) {

@@ -9,7 +9,9 @@ use super::limits::{Limits, Pieces};
 use super::load::Load;
 use super::plan::{CycleError, Kind, Plan, Stage};
 use super::ratios::Ratios;
-use super::report::{CopiedBytes, Cycle, CycleReport, DropCycle, Held, Memory, Spread, Spreads};
+use super::report::{
+    CopiedBytes, Cycle, CycleReport, DropCycle, Held, Memory, RESTED_CYCLES, Spread, Spreads,
+};
 use super::sizes::{count, sizes};
 use crate::arena::Arena;
 use crate::link::as_float;
@@ -18,10 +20,9 @@ use crate::machine::resident_bytes;
 /// How many cycles there are without a copy.
 const DROP_CYCLES: usize = 3;
 
-/// How long a GPU rests between a clean sleep and its wake, and in how many cycles. For a moment after memory was
-/// given back, the GPU cleans it with the engines that also copy: a wake right then is a tenth slower.
+/// How long a GPU rests between a clean sleep and its wake. For a moment after memory was given back, the GPU cleans
+/// it with the engines that also copy: a wake right then is a tenth slower.
 const REST: Duration = Duration::from_millis(100);
-const RESTED_CYCLES: u32 = 5;
 
 /// Up to how many clean cycles the bytes are compared after each.
 const COMPARED_MAX: u32 = 5;
