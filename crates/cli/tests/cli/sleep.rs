@@ -239,6 +239,16 @@ fn a_load_that_does_not_fit_is_refused() {
 }
 
 #[test]
+fn host_memory_that_does_not_do_is_refused_before_anything_is_measured() {
+    let args = ["--device", "host:64MiB", "--size", "8MiB", "--cycles=1", "--host-budget"];
+    for low in ["0", "1KiB", "8MiB", "11MiB"] {
+        let ran = bench(&[&args[..], &[low]].concat());
+        ran.failed(&["cannot load 8 MiB", "host memory", "the limit", "raise"]);
+    }
+    bench(&[&args[..], &["16MiB"]].concat()).succeeded();
+}
+
+#[test]
 fn a_load_of_too_many_tensors_is_refused() {
     let args = ["--device", "host:4EiB", "--size", "2EiB"];
     let ran = bench(&args);

@@ -150,10 +150,15 @@ impl<'a> Load<'a> {
         if let Some(buffer) = self.buffer.take() {
             return Ok(buffer);
         }
-        let largest = self.blocks.iter().map(|block| block.requested_bytes).max().unwrap_or(1);
-        let buffer = self.arena.driver().host_alloc(largest.min(PIECE_BYTES));
+        let sizes: Vec<u64> = self.blocks.iter().map(|block| block.requested_bytes).collect();
+        let buffer = self.arena.driver().host_alloc(buffer_bytes(&sizes));
         buffer.map_err(|source| PoolError::Driver { op: "copy", source })
     }
+}
+
+/// How much host memory bytes travel through, for tensors of these sizes.
+pub(super) fn buffer_bytes(sizes: &[u64]) -> u64 {
+    sizes.iter().copied().max().unwrap_or(1).min(PIECE_BYTES)
 }
 
 /// Pieces of a tensor: offset and size.

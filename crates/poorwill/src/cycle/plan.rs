@@ -86,6 +86,22 @@ pub enum CycleError {
         /// What the arena may map.
         limit_bytes: u64,
     },
+    /// The device may hold too little host memory for the backups, and for the bytes that are compared.
+    #[error(
+        "cannot load {}: its backups and what travels beside them take {} of host memory, and the limit for that is \
+         {}; load less, or raise the limit",
+        ByteSize(*asked_bytes),
+        ByteSize(*needed_bytes),
+        ByteSize(*limit_bytes)
+    )]
+    HostMemory {
+        /// Size of the load.
+        asked_bytes: u64,
+        /// Least host memory that it takes.
+        needed_bytes: u64,
+        /// What the device may hold of it.
+        limit_bytes: u64,
+    },
     /// The load would have more tensors than can be kept track of here.
     #[error(
         "cannot load {}: that takes {tensors} tensors, and {tensors_max} is the most; load less",

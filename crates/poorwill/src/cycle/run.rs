@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use poorwill_core::{Dropped, Level, PoolError, SleepRequest, Tag, TagPolicy, Verify, WakeRequest};
 
 use super::limits::{Limits, Pieces};
-use super::load::Load;
+use super::load::{Load, buffer_bytes};
 use super::plan::{CycleError, Kind, Plan, Stage};
 use super::ratios::Ratios;
 use super::report::{
@@ -72,7 +72,13 @@ fn fitting(arena: &Arena, plan: &Plan) -> Result<(Vec<u64>, Pieces), CycleError>
     let sizes = sizes(asked_bytes);
     let pieces = Pieces::of(&sizes, arena.driver().info().granule_bytes, plan.chunk_granules);
     fits(pieces.bytes())?;
-    Ok((sizes, pieces))
+    let needed_bytes = pieces.bytes().saturating_add(buffer_bytes(&sizes));
+    match arena.driver().host_memory().limit_bytes {
+        Some(limit_bytes) if limit_bytes < needed_bytes => {
+            Err(CycleError::HostMemory { asked_bytes, needed_bytes, limit_bytes })
+        }
+        _ => Ok((sizes, pieces)),
+    }
 }
 
 struct Run<'a> {
