@@ -23,6 +23,9 @@ pub(crate) fn nap(report: &NapReport) -> String {
     if let Some(Prepared { report, held }) = &report.prepared {
         let mut what = Vec::new();
         push(&mut what, report.copied_bytes, "backed up in the background");
+        if report.copied_bytes == 0 {
+            what.push("nothing to back up ahead of the sleep".into());
+        }
         row(&mut table, "prepare", report.seconds, *held, &what.join("; "));
     }
     for (number, cycle) in (1..).zip(&report.cycles) {
@@ -132,7 +135,12 @@ fn slept(sleep: &SleepReport) -> String {
         Release::Shortfall => "not all that was planned",
     };
     let mut what = vec![format!("{} given back ({known})", size(sleep.released_bytes))];
-    push(&mut what, sleep.copied_bytes, "copied to the host");
+    let copied = if sleep.fast_digests {
+        "copied to the host"
+    } else {
+        "copied to the host, uncompared: no fast digests here"
+    };
+    push(&mut what, sleep.copied_bytes, copied);
     push(&mut what, sleep.unchanged_bytes, "unchanged, not copied again");
     push(&mut what, sleep.trusted_bytes, "of it not compared");
     push(&mut what, sleep.discarded_bytes, "dropped");

@@ -82,6 +82,23 @@ fn only_the_first_of_five_sleeps_copies_and_none_that_was_prepared() {
     let table = run(&folder, &["nap", "model", "--cycles", "1", "--prepare"]).succeeded();
     let flat = flat(&table);
     assert!(flat.contains("backed up in the background") && !flat.contains("copied to the host"), "{table}");
+    let table = run(&folder, &["nap", "model", "--cycles", "1", "--prepare", "--level=2"]).succeeded();
+    assert!(self::flat(&table).contains("nothing to back up"), "{table}");
+}
+
+#[test]
+fn host_memory_is_bounded_and_may_be_left_pageable() {
+    let folder = Folder::with_model();
+    let expected = Expected { cycles: 2, ..expected(&folder, &["model"]) };
+    for host_memory in [&["--host-budget", "64MiB"][..], &["--pageable"], &["--pageable", "--host-budget=1g"]]
+    {
+        check(&folder, &[&["model", "--cycles", "2"], host_memory].concat(), &expected);
+    }
+    let low = ["nap", "model", "--host-budget", "1KiB"];
+    run(&folder, &low).failed(&["host memory", "the limit", "1 KiB", "raise"]);
+    let size = ["nap", "model", "--host-budget", "-1GiB"];
+    let ran = run(&folder, &size);
+    assert!(ran.code == 2 && ran.stderr.contains("`-1GiB` is not a size"), "{ran:?}");
 }
 
 #[test]
