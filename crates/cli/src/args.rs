@@ -73,8 +73,9 @@ pub(crate) struct Budget {
     #[arg(long, value_name = "BUDGET", allow_hyphen_values = true)]
     budget: Option<Caps>,
 
-    /// Most host memory to hold for backups, like 64GiB; control groups and free memory are limits in any case
-    #[arg(long, value_name = "SIZE")]
+    /// Most host memory to hold, for backups and a little for other copies, like 64GiB; control groups and free memory
+    /// are limits in any case
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     host_budget: Option<ByteSize>,
 
     /// Do not page-lock host memory: slower, for machines where it is short, or is the GPU's own memory
@@ -124,7 +125,8 @@ pub(crate) struct NapArgs {
     pub(crate) budget: Budget,
 
     /// How many times to sleep and wake
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..),
+        allow_negative_numbers = true)]
     pub(crate) cycles: u32,
 
     /// Sleep level: 1 keeps the weights in host memory, 2 drops them and reads them from the files again
@@ -132,7 +134,7 @@ pub(crate) struct NapArgs {
     pub(crate) level: u8,
 
     /// Most memory to map on the device, like 24GiB
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) limit: Option<ByteSize>,
 
     /// Back the weights up in the background before the first sleep, so that it has nothing to copy
@@ -140,7 +142,7 @@ pub(crate) struct NapArgs {
     pub(crate) prepare: bool,
 
     /// Size of a key-value cache to hold beside the weights, like 2GiB
-    #[arg(long, value_name = "SIZE", default_value = "0")]
+    #[arg(long, value_name = "SIZE", default_value = "0", allow_hyphen_values = true)]
     pub(crate) kv_cache: ByteSize,
 
     /// Print one JSON object instead of a table
@@ -201,11 +203,11 @@ pub(crate) struct ChurnArgs {
     pub(crate) seed: u64,
 
     /// How many times to load; each frees what the one before left
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = some, allow_negative_numbers = true)]
     pub(crate) rounds: NonZeroU32,
 
     /// Most memory to map on the device, like 24GiB
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) limit: Option<ByteSize>,
 
     /// Device to use: host, host:SIZE, cuda:N
@@ -236,7 +238,7 @@ pub(crate) struct SleepArgs {
 
     /// How much to load, like 24GiB: whole layers of 496 MiB, or one that is smaller throughout [default: 1GiB on
     /// the host device, 24GiB on a GPU]
-    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes, allow_hyphen_values = true)]
     size: Option<NonZeroU64>,
 
     /// Which part of the load changes before the last sleep, like 1% or 0.01
@@ -244,7 +246,7 @@ pub(crate) struct SleepArgs {
     pub(crate) changed: Fraction,
 
     /// How many times to sleep and wake with nothing changed
-    #[arg(long, value_name = "N", default_value = "3")]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = some, allow_negative_numbers = true)]
     pub(crate) cycles: NonZeroU32,
 
     /// Print one JSON object instead of a table
@@ -286,6 +288,10 @@ fn claim(text: &str) -> Result<(Tag, u64), String> {
 fn some_bytes(text: &str) -> Result<NonZeroU64, String> {
     let size: ByteSize = text.parse().map_err(|error: ParseSizeError| error.to_string())?;
     NonZeroU64::new(size.0).ok_or_else(|| "there must be something to load; write it like 24GiB".into())
+}
+
+fn some(text: &str) -> Result<NonZeroU32, String> {
+    text.parse().map_err(|_| format!("{} is not in 1..={}", text.escape_debug(), u32::MAX))
 }
 
 fn part(text: &str) -> Result<Fraction, String> {

@@ -141,6 +141,14 @@ fn numbers_out_of_bounds() {
             assert_usage(&[command, &[&format!("--cycles={cycles}")]].concat(), &["--cycles", cycles]);
         }
     }
+    for cycles in ["0", "-1", "4294967296"] {
+        for command in [&["nap", "x"][..], &["bench", "sleep"]] {
+            assert_usage(&[command, &["--cycles", cycles]].concat(), &["--cycles", cycles, "not in 1..="]);
+        }
+    }
+    for size in ["--limit", "--kv-cache", "--host-budget"] {
+        assert_usage(&["nap", "x", size, "-1GiB"], &[size, "`-1GiB` is not a size"]);
+    }
     for rounds in ["0", "-1", "4294967296", "three", "", "1.5"] {
         let args = ["bench", "churn", "--load=moe", &format!("--rounds={rounds}")];
         assert_usage(&args, &["--rounds", rounds]);
