@@ -124,7 +124,11 @@ def main() -> None:
     )
     arguments.add_argument("file", type=Path, help="what run.py wrote")
     sys.stdout.reconfigure(encoding="utf-8")
-    print("\n".join(table(read(arguments.parse_args().file))))
+    try:
+        printed = read(arguments.parse_args().file)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"cannot read what run.py wrote: {error}") from None
+    print("\n".join(table(printed)))
 
 
 if __name__ == "__main__":

@@ -166,6 +166,12 @@ class Run(unittest.TestCase):
         ran = self.table(("poorwill-sleep", 1, {"error": "no GPU"}))
         self.assertEqual(ran.returncode, 1)
         self.assertIn("no run of poorwill-sleep", ran.stderr)
+        self.out.write_text('{"run": ')
+        for path in [self.out, self.out.with_name("nothing")]:
+            program = [sys.executable, str(HERE / "table.py"), str(path)]
+            ran = subprocess.run(program, capture_output=True, text=True)
+            self.assertEqual(ran.returncode, 1)
+            self.assertTrue(ran.stderr.startswith("cannot read what run.py wrote: "), ran.stderr)
 
     def test_every_script_is_python(self):
         for path in HERE.glob("*.py"):

@@ -67,7 +67,9 @@ fn checkpoint() -> Result<(Checkpoint, f64), Failure> {
     let started = Instant::now();
     let progress = Progress::bytes("writing", synthetic.total_bytes());
     synthetic.write(folder.path(), |bytes| progress.set(bytes)).map_err(|error| {
-        Failure::new(format!("{error}; {size} are written, and TMPDIR may name a folder that has them free"))
+        Failure::new(format!(
+            "{error}; the checkpoint takes {size}: set TMPDIR to a folder that has them free"
+        ))
     })?;
     drop(progress);
     let write_s = started.elapsed().as_secs_f64();
