@@ -72,7 +72,7 @@ struct Extent {
     spot: Spot,
 }
 
-/// Memory of an arena.
+/// Memory of an arena. In a forked child whoever looks at its bytes panics.
 pub(crate) struct Piece {
     extent: Extent,
     start: usize,
@@ -361,9 +361,11 @@ impl Extent {
 
 impl Drop for Extent {
     fn drop(&mut self) {
-        // In a forked child the lock may be held for ever.
         if self.arena.owner.is_here() {
             self.arena.books().give_back(&self.spot);
+        } else {
+            // In a forked child the lock may be held for ever, and both may be half changed.
+            std::mem::forget((Arc::clone(&self.arena), Arc::clone(&self.spot.slab)));
         }
     }
 }
@@ -376,6 +378,14 @@ impl Piece {
     /// The first byte. Who reads or writes through it keeps others from doing so.
     pub(crate) fn start(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.start)
+    }
+
+    /// In a forked child the memory is not there, and something else may be.
+    fn expect_memory(&self) {
+        assert!(
+            self.extent.arena.owner.is_here(),
+            "host memory belongs to the process that opened its device"
+        );
     }
 
     /// Whether copies of a device's go at full speed.
@@ -392,12 +402,14 @@ impl fmt::Debug for Piece {
 
 impl HostMemory for Piece {
     fn as_slice(&self) -> &[u8] {
-        // SAFETY: A2, these bytes of a slab are this piece's alone, readable, and there as long as it is.
+        self.expect_memory();
+        // SAFETY: A2 and A3, these bytes of a slab are this piece's alone, readable, and there as long as it is.
         unsafe { std::slice::from_raw_parts(self.start().cast_const(), self.len) }
     }
 
     fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: A2, likewise, and nobody else has the piece now.
+        self.expect_memory();
+        // SAFETY: A2 and A3, likewise, and nobody else has the piece now.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.len) }
     }
 }
