@@ -62,6 +62,8 @@ pub(crate) struct HostArena {
     pub(super) huge: OnceLock<HugePages>,
     /// Set once, where page-locking is not to be had.
     pub(super) pageable: OnceLock<String>,
+    /// Held while the machine is asked for a slab's memory.
+    pub(super) asking: Mutex<()>,
     /// Not dropped in a forked child, where it may be half changed.
     books: ManuallyDrop<Mutex<Books>>,
 }
@@ -115,6 +117,7 @@ impl HostArena {
             huge_is_allowed: probe::is_allowed(setting.as_deref()),
             huge: OnceLock::new(),
             pageable,
+            asking: Mutex::new(()),
             budget: Budget::new(config.limit_bytes, system),
             books: ManuallyDrop::new(Mutex::new(Books::default())),
         })

@@ -56,6 +56,8 @@ struct Known {
     users: usize,
     used_bytes: u64,
     is_begun: bool,
+    /// While it is made: bytes that the machine has not given yet.
+    to_come: u64,
     made: Option<Made>,
     /// Places that are free once it is made. Until then nobody else is given one: it may come to nothing.
     free_later: Vec<(u64, u64)>,
@@ -75,8 +77,8 @@ pub(super) struct Books {
     pub(super) pinned: u64,
     /// Of slabs that are announced and not made yet: they take memory soon.
     pub(super) unmade: u64,
-    /// Of which are being made now.
-    pub(super) being_made: u64,
+    /// Of slabs that are being made now: what the machine has not given yet.
+    pub(super) to_come: u64,
     /// May be taken without asking the system again.
     pub(super) credit: u64,
     /// Registered by halves: of no use, and held until the device lets go of them.
@@ -177,16 +179,32 @@ impl Books {
         match self.slabs.get_mut(&slab.id) {
             Some(known) if !self.is_closed => {
                 known.is_begun = true;
-                self.being_made += slab.bytes;
                 true
             }
             _ => false,
         }
     }
 
+    /// A slab that was begun takes memory from now on.
+    pub(super) fn expect(&mut self, slab: &Slab) {
+        if let Some(known) = self.slabs.get_mut(&slab.id) {
+            self.to_come += slab.bytes - known.to_come;
+            known.to_come = slab.bytes;
+        }
+    }
+
+    /// So much of it has come.
+    pub(super) fn came(&mut self, slab: &Slab, bytes: u64) {
+        if let Some(known) = self.slabs.get_mut(&slab.id) {
+            let bytes = bytes.min(known.to_come);
+            known.to_come -= bytes;
+            self.to_come -= bytes;
+        }
+    }
+
     pub(super) fn finish(&mut self, slab: &Slab, made: Made) {
         let start = made.region.start();
-        self.being_made -= slab.bytes;
+        self.came(slab, slab.bytes);
         if self.slabs.contains_key(&slab.id) {
             self.unmade -= slab.bytes;
             self.enter(slab.id, made);
@@ -208,10 +226,8 @@ impl Books {
 
     /// It cannot be made; so say all that lie in it.
     pub(super) fn fail(&mut self, slab: &Slab, reason: String) {
+        self.came(slab, slab.bytes); // Nor is anything still to come.
         if let Some(known) = self.slabs.get(&slab.id) {
-            if known.is_begun {
-                self.being_made -= slab.bytes;
-            }
             self.used -= known.used_bytes;
             self.forget(slab.id);
         }
@@ -300,7 +316,7 @@ impl Books {
 impl Known {
     fn new(slab: &Arc<Slab>) -> Self {
         let (slab, free_later) = (Arc::clone(slab), Vec::new());
-        Self { slab, users: 0, used_bytes: 0, is_begun: false, made: None, free_later }
+        Self { slab, users: 0, used_bytes: 0, is_begun: false, to_come: 0, made: None, free_later }
     }
 
     fn is_unused(&self) -> bool {
