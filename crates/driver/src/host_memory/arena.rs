@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{ByteSize, DriverErrorKind, HostBuffer, HostMemory, HostMemoryInfo, Op, Pending};
@@ -64,6 +64,8 @@ pub(crate) struct HostArena {
     pub(super) pageable: OnceLock<String>,
     /// Held while the machine is asked for a slab's memory.
     pub(super) asking: Mutex<()>,
+    /// Told when slabs have gone that were to be given back.
+    gone: Condvar,
     /// Not dropped in a forked child, where it may be half changed.
     books: ManuallyDrop<Mutex<Books>>,
 }
@@ -72,6 +74,12 @@ pub(crate) struct HostArena {
 struct Extent {
     arena: Arc<HostArena>,
     spot: Spot,
+}
+
+/// A slab on its way out.
+struct Leaving<'a> {
+    arena: &'a HostArena,
+    bytes: u64,
 }
 
 /// Memory of an arena. In a forked child whoever looks at its bytes panics.
@@ -118,6 +126,7 @@ impl HostArena {
             huge: OnceLock::new(),
             pageable,
             asking: Mutex::new(()),
+            gone: Condvar::new(),
             budget: Budget::new(config.limit_bytes, system),
             books: ManuallyDrop::new(Mutex::new(Books::default())),
         })
@@ -193,9 +202,10 @@ impl HostArena {
         Ok((extents, slabs))
     }
 
-    /// Whether it is worth it to give back what nobody uses.
+    /// Whether it is worth it to give back what nobody uses, or to wait for what others are giving back.
     fn would_help(&self, lack: &Lack) -> bool {
-        self.books().unused() >= lack.lacking_bytes
+        let books = self.books();
+        books.unused() + books.leaving >= lack.lacking_bytes
     }
 
     /// Writes down who gets what. Whether little is made for it.
@@ -244,11 +254,13 @@ impl HostArena {
         if surplus > 0 { books.take_unused(surplus) } else { Vec::new() }
     }
 
-    /// Gives so many bytes back in slabs that nobody uses, or all there are; whether that was anything.
+    /// Gives so many bytes back in slabs that nobody uses, or all there are, and waits for what others are giving
+    /// back; whether that was anything.
     pub(super) fn give_unused_back(&self, bytes: u64) -> bool {
-        let (unused, stuck) = {
+        let (leaving, unused, stuck) = {
             let mut books = self.books();
-            (books.take_unused(bytes), books.take_stuck())
+            let leaving = books.leaving;
+            (leaving, books.take_unused(bytes.saturating_sub(leaving)), books.take_stuck())
         };
         for region in stuck {
             if self.backend.unlock(&region) {
@@ -257,19 +269,28 @@ impl HostArena {
                 self.books().stick(region);
             }
         }
-        self.give_back(unused)
+        let any = self.give_back(unused);
+        if leaving > 0 {
+            let wait = self.gone.wait_while(self.books(), |books| books.leaving > 0);
+            drop(wait.unwrap_or_else(PoisonError::into_inner));
+        }
+        any || leaving > 0
     }
 
     /// What the device does not let go of stays as it was. Whether it let go of anything.
     pub(super) fn give_back(&self, unused: Vec<Unused>) -> bool {
+        let leaving = |one: Unused| (Leaving { arena: self, bytes: one.slab.bytes }, one);
+        // All of them now, so that none is waited for if one panics.
+        let unused: Vec<_> = unused.into_iter().map(leaving).collect();
         let mut any = false;
-        for one in unused {
+        for (leaving, one) in unused {
             if one.made.device.is_some() && !self.backend.unlock(&one.made.region) {
                 self.books().put_back(one);
             } else {
                 self.backend.unmap(one.made.region);
                 any = true;
             }
+            drop(leaving);
         }
         any
     }
@@ -332,6 +353,13 @@ impl HostArena {
             numa_node: self.node.filter(|_| self.is_bound.load(Ordering::Relaxed)),
             pageable_because: self.pageable.get().cloned(),
         }
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.arena.books().left(self.bytes);
+        self.arena.gone.notify_all();
     }
 }
 

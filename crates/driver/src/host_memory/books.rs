@@ -70,8 +70,10 @@ pub(super) struct Books {
     by_addr: BTreeMap<usize, SlabId>,
     free: Extents,
     last_id: SlabId,
-    /// Of slabs that are there or announced.
+    /// Of slabs that are there, announced, or on their way out.
     pub(super) held: u64,
+    /// Of slabs that were taken out of the books to be given back, and may be there yet.
+    pub(super) leaving: u64,
     /// Of buffers, as they were asked for.
     pub(super) used: u64,
     pub(super) pinned: u64,
@@ -267,6 +269,7 @@ impl Books {
         ids.into_iter().filter_map(|id| self.take_slab(id)).collect()
     }
 
+    /// They are held until [`Books::left`].
     fn take_slab(&mut self, id: SlabId) -> Option<Unused> {
         let known = self.slabs.get_mut(&id)?;
         let (slab, made) = (Arc::clone(&known.slab), known.made.take()?);
@@ -276,7 +279,15 @@ impl Books {
         }
         self.unmade += slab.bytes; // What `forget` takes off for slabs without memory.
         self.forget(id);
+        self.held += slab.bytes;
+        self.leaving += slab.bytes;
         Some(Unused { slab, made })
+    }
+
+    /// A slab that was taken has gone, or is back.
+    pub(super) fn left(&mut self, bytes: u64) {
+        self.held -= bytes;
+        self.leaving -= bytes;
     }
 
     /// Puts back what could not be given back.

@@ -553,6 +553,34 @@ fn the_first_buffer_is_there_before_memory_is_given_back() {
     drop(wait_for_all(last));
 }
 
+/// Until the device has let go of it, memory counts; whoever lacks it meanwhile waits, and is not refused.
+#[test]
+fn what_is_being_given_back_is_held_until_it_has_gone() {
+    let files = Files::new();
+    let (arena, accounts) = pretended(options(&files, Some(6 * GIB)));
+    drop(wait_for_all(arena.alloc_all(&[GIB; 3]).unwrap()));
+    let (tell, told) = mpsc::channel();
+    let (begin, begun) = mpsc::channel();
+    accounts.unlocking.set(move || {
+        begin.send(()).unwrap();
+        told.recv().unwrap();
+    });
+    let mut pending = arena.alloc_all(&[3 * GIB / 2; 2]).unwrap();
+    let last = pending.split_off(1);
+    let first = wait_for_all(pending);
+    begun.recv().unwrap();
+    let held = arena.info().held_bytes;
+    let other = {
+        let arena = Arc::clone(&arena);
+        thread::spawn(move || arena.alloc(2 * GIB).map(|piece| piece.len() as u64))
+    };
+    tell.send(()).unwrap();
+    assert_eq!((held, other.join().unwrap().unwrap()), (6 * GIB, 2 * GIB));
+    drop((first, wait_for_all(last)));
+    arena.close();
+    assert_eq!(arena.info().held_bytes, accounts.mapped_bytes());
+}
+
 #[test]
 fn nobody_waits_for_what_was_dropped() {
     let files = Files::new();
