@@ -165,6 +165,24 @@ fn saves_into_the_drivers_memory_need_no_thread_of_the_host() {
     assert_eq!((pinned, wrapped), (plain + 1, plain + 1), "one kernel behind the copies");
 }
 
+/// What bytes pass through on a stream is page-locked, and stays so: not once more for each size that there is.
+#[test]
+fn a_stream_that_is_given_ever_more_page_locks_little() {
+    let _turn = alone();
+    let fake = Fake::load();
+    let device = open(1); // Digests pass through staging there.
+    let range = mapped(&device, 512);
+    let expected = fill(&device, range, 6);
+    let before = fake.census(1).registered_host_ranges;
+    for granules in (1..=512).step_by(7) {
+        let part = DeviceRange::new(range.addr, granules as u64 * device.info().granule_bytes);
+        let digests = device.digest(StreamId::DEFAULT, &[part]).unwrap().wait().unwrap();
+        assert_eq!(digests, expected[..granules]);
+    }
+    let more = fake.census(1).registered_host_ranges - before;
+    assert!((1..=10).contains(&more), "{more} pieces");
+}
+
 /// Every call of the library, in turn, while a device is opened.
 #[test]
 fn whatever_fails_a_device_opens_whole_or_without_its_kernel() {

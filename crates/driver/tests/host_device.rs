@@ -260,7 +260,11 @@ fn a_forked_child_gets_errors_and_does_no_damage() {
     let (device, pool, _) = asleep();
     let kv = pool.alloc(&AllocRequest::new(4 * MIB, Tag::new("scratch").unwrap())).unwrap();
     pattern::fill(&pool, kv.id, 9, 4 << 20).unwrap();
+    let buffers = [(); 3].map(|()| device.host_alloc(4096).unwrap());
     let status = fork(|| {
+        let [looked_at, source, into] = buffers;
+        let look = || std::hint::black_box(looked_at[0]);
+        let looks = std::panic::catch_unwind(std::panic::AssertUnwindSafe(look));
         let wrong = |error: PoolError| matches!(error, PoolError::WrongProcess(_));
         let refused = wrong(pool.wake(&WakeRequest::all()).unwrap_err())
             && wrong(pool.alloc(&AllocRequest::new(1, Tag::weights())).unwrap_err())
@@ -273,11 +277,15 @@ fn a_forked_child_gets_errors_and_does_no_damage() {
             device.synchronize().unwrap_err().kind,
             device.host_alloc(1).unwrap_err().kind,
             device.check_process().unwrap_err().kind,
+            device.copy_to_device(StreamId::DEFAULT, Arc::new(source), &[]).unwrap_err().kind,
+            device.copy_to_host(StreamId::DEFAULT, into, &[]).unwrap_err().kind,
         ];
         // Dropping both is a no-op here: it neither hangs on threads that do not exist nor gives anything back.
         drop(pool);
         drop(device);
-        refused && kinds.iter().all(|kind| matches!(kind, DriverErrorKind::WrongProcess { .. }))
+        refused
+            && looks.is_err()
+            && kinds.iter().all(|kind| matches!(kind, DriverErrorKind::WrongProcess { .. }))
     });
     assert_eq!(status, 0, "the child's verdict");
 }

@@ -22,6 +22,9 @@ pub(super) type Staging = Piece;
 /// Bytes that are copied at a time: enough for the link's full speed, and for several threads to move.
 pub(super) const PIECE_BYTES: u64 = 32 << 20;
 
+/// Smallest staging buffer.
+const BUFFER_BYTES_MIN: u64 = 64 << 10;
+
 /// Threads that move one piece at most.
 const MOVERS_MAX: usize = 4;
 
@@ -41,11 +44,13 @@ pub(super) fn is_worth_it(context: &Context, addr: usize, len: usize) -> bool {
     context.host_memory.place_of(addr, len) == Place::Pageable
 }
 
-/// The stream's buffer, made anew where it is too small. Work in flight keeps the old one alive.
+/// The stream's buffer, made anew where it is too small. Work in flight keeps the old one alive. What a stream has left
+/// behind stays page-locked, so a new one is of a power of two: all old ones together are no larger than it.
 pub(super) fn buffer(slot: &mut Option<Arc<Staging>>, context: &Context, bytes: u64) -> Result<Arc<Staging>> {
     if let Some(staging) = slot.as_ref().filter(|staging| staging.len() as u64 >= bytes) {
         return Ok(Arc::clone(staging));
     }
+    let bytes = if bytes < PIECE_BYTES { bytes.next_power_of_two().max(BUFFER_BYTES_MIN) } else { bytes };
     let staging = Arc::new(context.staging.alloc(bytes).map_err(|error| error.kind)?);
     *slot = Some(Arc::clone(&staging));
     Ok(staging)

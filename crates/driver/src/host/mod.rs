@@ -458,6 +458,7 @@ impl Driver for HostDevice {
         src: Arc<HostBuffer>,
         parts: &[CopyPart],
     ) -> Result<Pending<()>> {
+        self.owner.check(Op::CopyToDevice)?;
         let places = places::in_buffer(src.len(), parts).map_err(of(Op::CopyToDevice))?;
         self.fly(Op::CopyToDevice, stream, &device_ranges(parts), move |shared, flown| {
             places.into_iter().zip(flown).try_for_each(|(place, spans)| shared.write(spans, &src[place]))
@@ -470,6 +471,7 @@ impl Driver for HostDevice {
         mut dst: HostBuffer,
         parts: &[CopyPart],
     ) -> Result<Pending<HostBuffer>> {
+        self.owner.check(Op::CopyToHost)?;
         let places = places::in_buffer(dst.len(), parts).map_err(of(Op::CopyToHost))?;
         self.fly(Op::CopyToHost, stream, &device_ranges(parts), move |shared, flown| {
             places
@@ -486,6 +488,7 @@ impl Driver for HostDevice {
         mut dst: HostBuffer,
         parts: &[CopyPart],
     ) -> Result<Pending<(HostBuffer, Vec<Digest>)>> {
+        self.owner.check(Op::Save)?;
         let (granule_bytes, stored) = (self.info.granule_bytes, parts.to_vec());
         check_save(granule_bytes, parts)?;
         let places = places::in_buffer(dst.len(), parts).map_err(of(Op::Save))?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{ByteSize, DriverErrorKind, HostBuffer, HostMemory, HostMemoryInfo, Op, Pending};
@@ -62,6 +62,10 @@ pub(crate) struct HostArena {
     pub(super) huge: OnceLock<HugePages>,
     /// Set once, where page-locking is not to be had.
     pub(super) pageable: OnceLock<String>,
+    /// Held while the machine is asked for a slab's memory.
+    pub(super) asking: Mutex<()>,
+    /// Told when slabs have gone that were to be given back.
+    gone: Condvar,
     /// Not dropped in a forked child, where it may be half changed.
     books: ManuallyDrop<Mutex<Books>>,
 }
@@ -72,7 +76,13 @@ struct Extent {
     spot: Spot,
 }
 
-/// Memory of an arena.
+/// A slab on its way out.
+struct Leaving<'a> {
+    arena: &'a HostArena,
+    bytes: u64,
+}
+
+/// Memory of an arena. In a forked child whoever looks at its bytes panics.
 pub(crate) struct Piece {
     extent: Extent,
     start: usize,
@@ -117,6 +127,8 @@ impl HostArena {
             huge_is_allowed: probe::is_allowed(setting.as_deref()),
             huge: OnceLock::new(),
             pageable,
+            asking: Mutex::new(()),
+            gone: Condvar::new(),
             budget: Budget::new(config.limit_bytes, system),
             books: ManuallyDrop::new(Mutex::new(Books::default())),
         })
@@ -192,9 +204,10 @@ impl HostArena {
         Ok((extents, slabs))
     }
 
-    /// Whether it is worth it to give back what nobody uses.
+    /// Whether it is worth it to give back what nobody uses, or to wait for what others are giving back.
     fn would_help(&self, lack: &Lack) -> bool {
-        self.books().unused() >= lack.lacking_bytes
+        let books = self.books();
+        books.unused() + books.leaving >= lack.lacking_bytes
     }
 
     /// Writes down who gets what. Whether little is made for it.
@@ -243,11 +256,13 @@ impl HostArena {
         if surplus > 0 { books.take_unused(surplus) } else { Vec::new() }
     }
 
-    /// Gives so many bytes back in slabs that nobody uses, or all there are; whether that was anything.
+    /// Gives so many bytes back in slabs that nobody uses, or all there are, and waits for what others are giving
+    /// back; whether that was anything.
     pub(super) fn give_unused_back(&self, bytes: u64) -> bool {
-        let (unused, stuck) = {
+        let (leaving, unused, stuck) = {
             let mut books = self.books();
-            (books.take_unused(bytes), books.take_stuck())
+            let leaving = books.leaving;
+            (leaving, books.take_unused(bytes.saturating_sub(leaving)), books.take_stuck())
         };
         for region in stuck {
             if self.backend.unlock(&region) {
@@ -256,19 +271,28 @@ impl HostArena {
                 self.books().stick(region);
             }
         }
-        self.give_back(unused)
+        let any = self.give_back(unused);
+        if leaving > 0 {
+            let wait = self.gone.wait_while(self.books(), |books| books.leaving > 0);
+            drop(wait.unwrap_or_else(PoisonError::into_inner));
+        }
+        any || leaving > 0
     }
 
     /// What the device does not let go of stays as it was. Whether it let go of anything.
     pub(super) fn give_back(&self, unused: Vec<Unused>) -> bool {
+        let leaving = |one: Unused| (Leaving { arena: self, bytes: one.slab.bytes }, one);
+        // All of them now, so that none is waited for if one panics.
+        let unused: Vec<_> = unused.into_iter().map(leaving).collect();
         let mut any = false;
-        for one in unused {
+        for (leaving, one) in unused {
             if one.made.device.is_some() && !self.backend.unlock(&one.made.region) {
                 self.books().put_back(one);
             } else {
                 self.backend.unmap(one.made.region);
                 any = true;
             }
+            drop(leaving);
         }
         any
     }
@@ -334,6 +358,13 @@ impl HostArena {
     }
 }
 
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.arena.books().left(self.bytes);
+        self.arena.gone.notify_all();
+    }
+}
+
 impl Drop for HostArena {
     fn drop(&mut self) {
         if !self.owner.is_here() {
@@ -363,9 +394,11 @@ impl Extent {
 
 impl Drop for Extent {
     fn drop(&mut self) {
-        // In a forked child the lock may be held for ever.
         if self.arena.owner.is_here() {
             self.arena.books().give_back(&self.spot);
+        } else {
+            // In a forked child the lock may be held for ever, and both may be half changed.
+            std::mem::forget((Arc::clone(&self.arena), Arc::clone(&self.spot.slab)));
         }
     }
 }
@@ -378,6 +411,14 @@ impl Piece {
     /// The first byte. Who reads or writes through it keeps others from doing so.
     pub(crate) fn start(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.start)
+    }
+
+    /// In a forked child the memory is not there, and something else may be.
+    fn expect_memory(&self) {
+        assert!(
+            self.extent.arena.owner.is_here(),
+            "host memory belongs to the process that opened its device"
+        );
     }
 
     /// Whether copies of a device's go at full speed.
@@ -394,12 +435,14 @@ impl fmt::Debug for Piece {
 
 impl HostMemory for Piece {
     fn as_slice(&self) -> &[u8] {
-        // SAFETY: A2, these bytes of a slab are this piece's alone, readable, and there as long as it is.
+        self.expect_memory();
+        // SAFETY: A2 and A3, these bytes of a slab are this piece's alone, readable, and there as long as it is.
         unsafe { std::slice::from_raw_parts(self.start().cast_const(), self.len) }
     }
 
     fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: A2, likewise, and nobody else has the piece now.
+        self.expect_memory();
+        // SAFETY: A2 and A3, likewise, and nobody else has the piece now.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.len) }
     }
 }

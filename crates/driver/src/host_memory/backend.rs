@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::region::{Region, Wish};
+use super::region::{Came, Region, Wish};
 
 /// How slabs come and go. The defaults are the operating system's, without a GPU.
 pub(crate) trait Backend: Send + Sync + fmt::Debug {
@@ -17,8 +17,8 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     }
 
     /// Memory behind them, by so many threads.
-    fn populate(&self, region: &Region, threads: usize) -> Result<(), String> {
-        region.populate(threads)
+    fn populate(&self, region: &Region, threads: usize, came: &Came) -> Result<(), String> {
+        region.populate(threads, came)
     }
 
     /// Both are given back.

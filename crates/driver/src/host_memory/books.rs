@@ -56,6 +56,8 @@ struct Known {
     users: usize,
     used_bytes: u64,
     is_begun: bool,
+    /// While it is made: bytes that the machine has not given yet.
+    to_come: u64,
     made: Option<Made>,
     /// Places that are free once it is made. Until then nobody else is given one: it may come to nothing.
     free_later: Vec<(u64, u64)>,
@@ -68,15 +70,17 @@ pub(super) struct Books {
     by_addr: BTreeMap<usize, SlabId>,
     free: Extents,
     last_id: SlabId,
-    /// Of slabs that are there or announced.
+    /// Of slabs that are there, announced, or on their way out.
     pub(super) held: u64,
+    /// Of slabs that were taken out of the books to be given back, and may be there yet.
+    pub(super) leaving: u64,
     /// Of buffers, as they were asked for.
     pub(super) used: u64,
     pub(super) pinned: u64,
     /// Of slabs that are announced and not made yet: they take memory soon.
     pub(super) unmade: u64,
-    /// Of which are being made now.
-    pub(super) being_made: u64,
+    /// Of slabs that are being made now: what the machine has not given yet.
+    pub(super) to_come: u64,
     /// May be taken without asking the system again.
     pub(super) credit: u64,
     /// Registered by halves: of no use, and held until the device lets go of them.
@@ -177,16 +181,32 @@ impl Books {
         match self.slabs.get_mut(&slab.id) {
             Some(known) if !self.is_closed => {
                 known.is_begun = true;
-                self.being_made += slab.bytes;
                 true
             }
             _ => false,
         }
     }
 
+    /// A slab that was begun takes memory from now on.
+    pub(super) fn expect(&mut self, slab: &Slab) {
+        if let Some(known) = self.slabs.get_mut(&slab.id) {
+            self.to_come += slab.bytes - known.to_come;
+            known.to_come = slab.bytes;
+        }
+    }
+
+    /// So much of it has come.
+    pub(super) fn came(&mut self, slab: &Slab, bytes: u64) {
+        if let Some(known) = self.slabs.get_mut(&slab.id) {
+            let bytes = bytes.min(known.to_come);
+            known.to_come -= bytes;
+            self.to_come -= bytes;
+        }
+    }
+
     pub(super) fn finish(&mut self, slab: &Slab, made: Made) {
         let start = made.region.start();
-        self.being_made -= slab.bytes;
+        self.came(slab, slab.bytes);
         if self.slabs.contains_key(&slab.id) {
             self.unmade -= slab.bytes;
             self.enter(slab.id, made);
@@ -208,10 +228,8 @@ impl Books {
 
     /// It cannot be made; so say all that lie in it.
     pub(super) fn fail(&mut self, slab: &Slab, reason: String) {
+        self.came(slab, slab.bytes); // Nor is anything still to come.
         if let Some(known) = self.slabs.get(&slab.id) {
-            if known.is_begun {
-                self.being_made -= slab.bytes;
-            }
             self.used -= known.used_bytes;
             self.forget(slab.id);
         }
@@ -251,6 +269,7 @@ impl Books {
         ids.into_iter().filter_map(|id| self.take_slab(id)).collect()
     }
 
+    /// They are held until [`Books::left`].
     fn take_slab(&mut self, id: SlabId) -> Option<Unused> {
         let known = self.slabs.get_mut(&id)?;
         let (slab, made) = (Arc::clone(&known.slab), known.made.take()?);
@@ -260,7 +279,15 @@ impl Books {
         }
         self.unmade += slab.bytes; // What `forget` takes off for slabs without memory.
         self.forget(id);
+        self.held += slab.bytes;
+        self.leaving += slab.bytes;
         Some(Unused { slab, made })
+    }
+
+    /// A slab that was taken has gone, or is back.
+    pub(super) fn left(&mut self, bytes: u64) {
+        self.held -= bytes;
+        self.leaving -= bytes;
     }
 
     /// Puts back what could not be given back.
@@ -300,7 +327,7 @@ impl Books {
 impl Known {
     fn new(slab: &Arc<Slab>) -> Self {
         let (slab, free_later) = (Arc::clone(slab), Vec::new());
-        Self { slab, users: 0, used_bytes: 0, is_begun: false, made: None, free_later }
+        Self { slab, users: 0, used_bytes: 0, is_begun: false, to_come: 0, made: None, free_later }
     }
 
     fn is_unused(&self) -> bool {

@@ -88,29 +88,30 @@ impl Budget {
         Err(Lack { lacking_bytes: figures.unmade - allowed, reason })
     }
 
-    /// Whether the machine has as much as is being made now. With patience, waits a little for one that grows.
-    pub(super) fn check_machine(&self, being_made: u64, is_patient: bool) -> Result<(), Lack> {
+    /// Whether the machine has as much as is to come. With patience, waits a little for one that grows.
+    pub(super) fn check_machine(&self, to_come: impl Fn() -> u64, is_patient: bool) -> Result<(), Lack> {
         let start = Instant::now();
         loop {
-            let memory = self.system.memory();
+            // In this order, so that what comes in between counts twice rather than not at all.
+            let (to_come, memory) = (to_come(), self.system.memory());
             let first = *self.first_total.get_or_init(|| memory.total_bytes);
             let (Some(total), Some(available)) = (memory.total_bytes, memory.available_bytes) else {
                 return Ok(());
             };
             let allowed = available.saturating_sub((total / MARGIN_SHARE).min(MACHINE_MARGIN_MAX));
-            if being_made <= allowed {
+            if to_come <= allowed {
                 return Ok(());
             }
             if !is_patient || first == Some(total) || start.elapsed() > GROWTH_WAIT_MAX {
                 let reason = format!(
-                    "the machine has {} available of {}, of which {} can be had, and {} are being made; free memory, \
+                    "the machine has {} available of {}, of which {} can be had, and {} would be taken; free memory, \
                      or keep fewer bytes in host memory",
                     ByteSize(available),
                     ByteSize(total),
                     ByteSize(allowed),
-                    ByteSize(being_made)
+                    ByteSize(to_come)
                 );
-                return Err(Lack { lacking_bytes: being_made - allowed, reason });
+                return Err(Lack { lacking_bytes: to_come - allowed, reason });
             }
             thread::sleep(GROWTH_PAUSE);
         }

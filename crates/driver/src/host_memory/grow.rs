@@ -1,6 +1,7 @@
 //! Making slabs: here, or on several threads, of which each takes the next slab, brings its memory in and registers
 //! it. So both go on at the same time, and the first slabs are ready first.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -8,6 +9,7 @@ use std::thread;
 use super::arena::HostArena;
 use super::backend::Refusal;
 use super::books::{Made, Slab};
+use super::budget::Lack;
 use super::probe;
 use super::region::{Region, Wish};
 
@@ -94,14 +96,9 @@ impl HostArena {
     }
 
     fn try_make(&self, slab: &Slab, region: Option<Region>, growth: &Growth) -> Result<Made, String> {
-        let being_made = self.books().being_made;
-        // Little is not worth a look each time: what the groups left was looked at.
-        if growth.bytes >= BACKGROUND_BYTES || slab.bytes >= BACKGROUND_BYTES / 16 {
-            let is_patient = !growth.has_failed.load(Ordering::Relaxed);
-            if let Err(lack) = self.budget.check_machine(being_made, is_patient) {
-                region.into_iter().for_each(|region| self.backend.unmap(region));
-                return Err(lack.reason);
-            }
+        if let Err(lack) = self.ask_machine(slab, growth) {
+            region.into_iter().for_each(|region| self.backend.unmap(region));
+            return Err(lack.reason);
         }
         let region = match region {
             Some(region) => region,
@@ -110,7 +107,8 @@ impl HostArena {
         if region.node().is_some() {
             self.is_bound.store(true, Ordering::Relaxed);
         }
-        if let Err(reason) = self.backend.populate(&region, growth.faulters) {
+        let came = |bytes| self.books().came(slab, bytes as u64);
+        if let Err(reason) = self.backend.populate(&region, growth.faulters, &came) {
             self.backend.unmap(region);
             return Err(reason);
         }
@@ -126,6 +124,23 @@ impl HostArena {
             }
         };
         Ok(Made { region, device })
+    }
+
+    /// Whether the machine has a slab's memory beside what is still to come of others.
+    fn ask_machine(&self, slab: &Slab, growth: &Growth) -> Result<(), Lack> {
+        // One after the other, so that what is refused to one does not count as another's.
+        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        self.books().came(slab, slab.bytes); // Of an attempt before.
+        // Little is not worth a look each time: what the groups left was looked at.
+        if growth.bytes >= BACKGROUND_BYTES || slab.bytes >= BACKGROUND_BYTES / 16 {
+            let is_patient = !growth.has_failed.load(Ordering::Relaxed);
+            let to_come = || self.books().to_come + slab.bytes;
+            self.budget
+                .check_machine(to_come, is_patient)
+                .inspect_err(|_| growth.has_failed.store(true, Ordering::Relaxed))?;
+        }
+        self.books().expect(slab);
+        Ok(())
     }
 
     /// What a region for `bytes` of the `all_bytes` that are to be made is to be.
@@ -184,16 +199,27 @@ impl Growth {
         self.regions.get(nth)?.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// Visits each slab that nobody else visits, whatever becomes of one: somebody may wait for it.
     fn run(&self, arena: &HostArena) {
         loop {
             let nth = self.next.fetch_add(1, Ordering::Relaxed);
-            if nth == 0 {
-                // Now, since giving back takes its time, and takes none from whoever asked.
-                arena.give_back(arena.surplus(&self.slabs));
-            }
             let Some(slab) = self.slabs.get(nth) else { break };
-            arena.make(slab, self.region(nth), self);
+            guarded(|| arena.make(slab, self.region(nth), self));
+            if nth == 0 {
+                // Here, since it takes its time, and may wait for work on the device; but not before there is
+                // something for whoever waits for the first.
+                guarded(|| {
+                    arena.give_back(arena.surplus(&self.slabs));
+                });
+            }
         }
+    }
+}
+
+/// A panic has been told of, and a slab that was being made says so: no more is to come of it.
+fn guarded(work: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+        std::mem::forget(payload); // Dropping what was thrown may throw again.
     }
 }
 

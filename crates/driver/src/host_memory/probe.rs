@@ -58,7 +58,7 @@ pub(super) fn measure(backend: &dyn Backend, node: Option<u32>) -> HugePages {
 fn time(backend: &dyn Backend, wish: &Wish) -> Option<Duration> {
     let region = backend.map(wish).ok()?;
     let start = Instant::now();
-    let populated = backend.populate(&region, 1);
+    let populated = backend.populate(&region, 1, &|_| {});
     let took = start.elapsed();
     backend.unmap(region);
     populated.ok().map(|()| took)

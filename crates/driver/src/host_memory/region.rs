@@ -28,6 +28,9 @@ pub(crate) struct Wish {
     pub(crate) node: Option<u32>,
 }
 
+/// Is told of bytes that have come, while others are still to come.
+pub(crate) type Came<'a> = dyn Fn(usize) + Sync + 'a;
+
 const HUGE_PAGE: usize = 2 << 20;
 
 /// How much is brought in at a time.
@@ -111,11 +114,11 @@ impl Region {
     }
 
     /// Brings memory in, with so many threads. Nobody else knows the region yet.
-    pub(crate) fn populate(&self, threads: usize) -> Result<(), String> {
+    pub(crate) fn populate(&self, threads: usize, came: &Came) -> Result<(), String> {
         let share = self.bytes.div_ceil(threads.max(1)).next_multiple_of(HUGE_PAGE);
         let failed = Mutex::new(None);
         let work = |offset: usize| {
-            if let Err(error) = fault_in(self.start + offset, share.min(self.bytes - offset)) {
+            if let Err(error) = fault_in(self.start + offset, share.min(self.bytes - offset), came) {
                 *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         };
@@ -157,9 +160,11 @@ impl Region {
 
 /// Brings the memory of new pages in, a little at a time: the kernel holds up whoever maps or unmaps something (a
 /// thread that is started, say) until a step is done.
-fn fault_in(start: usize, bytes: usize) -> Result<(), String> {
-    let mut steps = (0..bytes).step_by(STEP_BYTES);
-    steps.try_for_each(|offset| fault_step_in(start + offset, STEP_BYTES.min(bytes - offset)))
+fn fault_in(start: usize, bytes: usize, came: &Came) -> Result<(), String> {
+    (0..bytes).step_by(STEP_BYTES).try_for_each(|offset| {
+        let step = STEP_BYTES.min(bytes - offset);
+        fault_step_in(start + offset, step).map(|()| came(step))
+    })
 }
 
 fn fault_step_in(start: usize, bytes: usize) -> Result<(), String> {
@@ -185,6 +190,8 @@ fn fault_step_in(start: usize, bytes: usize) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
@@ -193,8 +200,12 @@ mod tests {
             let bytes = bytes.next_multiple_of(rustix::param::page_size());
             for (huge, threads) in [(true, 1), (false, 3)] {
                 let region = Region::map(&Wish { bytes, huge, node: Some(0) }).unwrap();
-                region.populate(threads).unwrap();
-                assert_eq!(region.bytes(), bytes);
+                let came = AtomicUsize::new(0);
+                let add = |bytes| {
+                    came.fetch_add(bytes, Ordering::Relaxed);
+                };
+                region.populate(threads, &add).unwrap();
+                assert_eq!((region.bytes(), came.into_inner()), (bytes, bytes));
                 assert!(bytes < HUGE_PAGE || region.start().is_multiple_of(HUGE_PAGE));
                 let last: *mut u8 = ptr::with_exposed_provenance_mut(region.start() + bytes - 1);
                 // SAFETY: the last byte of the region.

@@ -1,15 +1,14 @@
 //! Promises of the arena, over a machine that keeps accounts and touches no memory, and over the real one.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread;
+use std::sync::{Arc, Mutex, mpsc};
+use std::{fmt, fs, thread};
 
 use poorwill_core::{DriverError, DriverErrorKind, HostBuffer, Pending};
 use poorwill_testkit::pattern::{self, mix};
 
-use super::region::Wish;
+use super::region::{Came, Wish};
 use super::*;
 use crate::process::Owner;
 use crate::system::System;
@@ -49,13 +48,43 @@ struct Accounts {
     /// Every lock fails halfway: registered, and of no use.
     locks_halfway: AtomicBool,
     is_unsupported: AtomicBool,
+    panics: AtomicBool,
+    /// What happens when half of the next region has been brought in.
+    halfway: Hook,
+    /// What happens before the next region is unlocked.
+    unlocking: Hook,
     peak: AtomicU64,
+}
+
+/// Something to be done once.
+#[derive(Default)]
+struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hook")
+    }
+}
+
+impl Hook {
+    fn set(&self, todo: impl FnOnce() + Send + 'static) {
+        *self.0.lock().unwrap() = Some(Box::new(todo));
+    }
+
+    fn run(&self) {
+        let todo = self.0.lock().unwrap().take();
+        todo.into_iter().for_each(|todo| todo());
+    }
 }
 
 impl Accounts {
     fn call(&self) -> Result<(), String> {
         let nth = self.calls.fetch_add(1, Ordering::Relaxed);
         if *self.fails.lock().unwrap() == Some(nth) { Err(format!("call {nth} fails")) } else { Ok(()) }
+    }
+
+    fn expect_calm(&self) {
+        assert!(!self.panics.load(Ordering::Relaxed), "as the test asks for");
     }
 
     fn mapped_bytes(&self) -> u64 {
@@ -88,8 +117,12 @@ impl Backend for Pretended {
         Ok(regions)
     }
 
-    fn populate(&self, region: &Region, _: usize) -> Result<(), String> {
+    fn populate(&self, region: &Region, _: usize, came: &Came) -> Result<(), String> {
         self.0.call()?;
+        self.0.expect_calm();
+        came(region.bytes() / 2);
+        self.0.halfway.run();
+        came(region.bytes() - region.bytes() / 2);
         let mut populated = self.0.populated.lock().unwrap();
         populated.insert(region.start(), region.bytes());
         let bytes = populated.values().map(|bytes| *bytes as u64).sum();
@@ -119,6 +152,7 @@ impl Backend for Pretended {
         if self.0.unlocks_nothing.load(Ordering::Relaxed) {
             return false;
         }
+        self.0.unlocking.run();
         assert_eq!(self.0.locked.lock().unwrap().remove(&region.start()), Some(region.bytes()));
         true
     }
@@ -462,6 +496,89 @@ fn the_machine_is_asked_before_a_slab_is_touched() {
     // Another 64 MiB are enough of the unused for that.
     files.machine(32 * GIB, 32 * GIB);
     assert!(wait(arena.alloc_all(&[5 * GIB]).unwrap()).remove(0).is_ok());
+}
+
+/// What has come is missing from what is available, and must not be counted once more as what is still to come.
+#[test]
+fn what_has_come_is_not_asked_of_the_machine_again() {
+    let files = Files::new();
+    files.machine(32 * GIB, 7 * GIB);
+    let (arena, accounts) = pretended(options(&files, None));
+    let other = Arc::clone(&arena);
+    accounts.halfway.set(move || {
+        files.machine(32 * GIB, 5 * GIB);
+        // 1 GiB is a margin, and 2 are still to come.
+        reason(other.alloc(2 * GIB + 1).unwrap_err());
+        other.alloc(2 * GIB).unwrap();
+    });
+    drop(arena.alloc(4 * GIB).unwrap());
+    assert!(accounts.halfway.0.lock().unwrap().is_none());
+}
+
+#[test]
+fn whoever_waits_hears_of_a_panic() {
+    let files = Files::new();
+    let (arena, accounts) = pretended(options(&files, None));
+    accounts.panics.store(true, Ordering::Relaxed);
+    for sizes in [vec![64 * MIB; 100], vec![MIB; 3]] {
+        for error in wait(arena.alloc_all(&sizes).unwrap()) {
+            assert!(reason(error.unwrap_err()).contains("panicked"));
+        }
+    }
+    assert!(reason(arena.alloc(MIB).unwrap_err()).contains("panicked"));
+    let info = arena.info();
+    assert_eq!((info.held_bytes, info.used_bytes), (0, 0));
+    accounts.panics.store(false, Ordering::Relaxed);
+    // As does one while memory is given back.
+    drop(wait_for_all(arena.alloc_all(&[GIB; 3]).unwrap()));
+    accounts.unlocking.set(|| panic!("as the test asks for"));
+    assert_eq!(wait_for_all(arena.alloc_all(&[3 * GIB / 2; 2]).unwrap()).len(), 2);
+    arena.close();
+    arena.trim();
+    assert_eq!(arena.info().held_bytes, 0);
+}
+
+/// Giving back may wait for work on the device, and that for whoever waits for memory.
+#[test]
+fn the_first_buffer_is_there_before_memory_is_given_back() {
+    let files = Files::new();
+    let (arena, accounts) = pretended(options(&files, None));
+    drop(wait_for_all(arena.alloc_all(&[GIB; 3]).unwrap()));
+    let (tell, told) = mpsc::channel();
+    accounts.unlocking.set(move || told.recv().unwrap());
+    let mut pending = arena.alloc_all(&[3 * GIB / 2; 2]).unwrap();
+    let last = pending.split_off(1);
+    drop(wait_for_all(pending));
+    tell.send(()).unwrap();
+    drop(wait_for_all(last));
+}
+
+/// Until the device has let go of it, memory counts; whoever lacks it meanwhile waits, and is not refused.
+#[test]
+fn what_is_being_given_back_is_held_until_it_has_gone() {
+    let files = Files::new();
+    let (arena, accounts) = pretended(options(&files, Some(6 * GIB)));
+    drop(wait_for_all(arena.alloc_all(&[GIB; 3]).unwrap()));
+    let (tell, told) = mpsc::channel();
+    let (begin, begun) = mpsc::channel();
+    accounts.unlocking.set(move || {
+        begin.send(()).unwrap();
+        told.recv().unwrap();
+    });
+    let mut pending = arena.alloc_all(&[3 * GIB / 2; 2]).unwrap();
+    let last = pending.split_off(1);
+    let first = wait_for_all(pending);
+    begun.recv().unwrap();
+    let held = arena.info().held_bytes;
+    let other = {
+        let arena = Arc::clone(&arena);
+        thread::spawn(move || arena.alloc(2 * GIB).map(|piece| piece.len() as u64))
+    };
+    tell.send(()).unwrap();
+    assert_eq!((held, other.join().unwrap().unwrap()), (6 * GIB, 2 * GIB));
+    drop((first, wait_for_all(last)));
+    arena.close();
+    assert_eq!(arena.info().held_bytes, accounts.mapped_bytes());
 }
 
 #[test]
