@@ -10,8 +10,8 @@ use std::time::Duration;
 use poorwill_core::backup::{Backups, HostBackups};
 use poorwill_core::pool::Corruption;
 use poorwill_core::{
-    Changes, Driver, DriverErrorKind, Level, Op, Pool, PoolConfig, PoolError, PrepareEnd, SleepRequest, Tag,
-    TagState, Verify, WakeRequest,
+    BlockId, Changes, Driver, DriverErrorKind, Level, Op, Pool, PoolConfig, PoolError, PrepareEnd,
+    SleepRequest, Tag, TagState, Verify, WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::gated::Gate;
@@ -313,6 +313,37 @@ fn a_spoiled_backup_is_found_by_samples_in_64_wakes() {
             tenant.pool.sleep(&level_1()).unwrap();
         }
         store.spoil(spoiled);
+        tenant.pool.wake(&all()).unwrap();
+        tenant.verify();
+    }
+}
+
+/// Rooms that were announced for one chunk must not be taken by another of another size, whatever is freed meanwhile.
+#[test]
+fn a_block_freed_while_a_sleep_asks_for_room_leaves_the_others_theirs() {
+    let device = TestDevice::open(64);
+    let driver = quick(&device);
+    let granule = driver.info().granule_bytes;
+    for sizes in [[4 * granule, granule], [granule, 4 * granule]] {
+        let leaves = Arc::new(Mutex::new(None::<(Arc<Pool>, BlockId)>));
+        let leaving = Arc::clone(&leaves);
+        let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
+            let gone = leaving.lock().unwrap().take_if(|_| call == StoreCall::Rooms);
+            gone.into_iter().for_each(|(pool, block)| pool.free(block).unwrap());
+            false
+        });
+        let mut tenant = tenant(&driver, config(), &(Arc::new(store.clone()) as Arc<dyn Backups>));
+        let gone = tenant.load(sizes[0], &Tag::weights());
+        tenant.pool.sleep(&level_1()).unwrap();
+        tenant.pool.wake(&all()).unwrap();
+        // Now it has room and needs a copy; the other has none.
+        tenant.touch_granule(gone, 0);
+        tenant.load(sizes[1], &Tag::weights());
+        let gone = tenant.blocks.swap_remove(gone);
+        *leaves.lock().unwrap() = Some((Arc::clone(&tenant.pool), gone.block.id));
+        tenant.pool.sleep(&level_1()).unwrap();
+        assert!(leaves.lock().unwrap().is_none(), "it was freed while room was asked for");
+        assert_eq!(store.used_bytes(), sizes[1], "room for what is left, and no more");
         tenant.pool.wake(&all()).unwrap();
         tenant.verify();
     }
