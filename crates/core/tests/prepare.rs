@@ -259,6 +259,40 @@ fn trimming_gives_back_what_was_freed_under_a_copy() {
     });
 }
 
+/// Whoever freed it: pieces of several streams are as free as one.
+#[test]
+fn a_granule_freed_by_several_streams_under_a_copy_serves_who_waits_for_it() {
+    for trims in [false, true] {
+        watched(move || {
+            let limited = PoolConfig { limit_bytes: Some(8 * granule_bytes()), ..config() };
+            let (device, mut tenant, stop) = stopped(limited, 0, is_save);
+            let (granule, driver) = (tenant.granule(), device.driver());
+            let streams = [0, 1].map(|_| driver.stream_create().unwrap());
+            for stream in streams {
+                tenant.load_on(700, &Tag::weights(), stream);
+            }
+            assert_eq!(tenant.touched_bytes(&Tag::weights()), granule, "they share one");
+            let preparation = tenant.pool.prepare_sleep(&level_1()).unwrap();
+            stop.wait();
+            tenant.free(1);
+            tenant.free(0);
+            let pool = Arc::clone(&tenant.pool);
+            let other = thread::spawn(move || {
+                let trimmed = if trims { pool.trim() } else { Ok(granule_bytes()) };
+                (trimmed, pool.alloc(&AllocRequest::new(8 * granule_bytes(), Tag::kv_cache())))
+            });
+            thread::sleep(Duration::from_millis(30));
+            stop.end();
+            let (trimmed, allocated) = other.join().unwrap();
+            assert_eq!(trimmed.unwrap(), granule);
+            allocated.unwrap();
+            preparation.wait().unwrap();
+            tenant.pool.close().unwrap();
+            streams.into_iter().for_each(|stream| driver.stream_destroy(stream).unwrap());
+        });
+    }
+}
+
 #[test]
 fn a_cache_above_its_mark_shrinks_when_the_copy_has_ended() {
     watched(|| {

@@ -429,9 +429,10 @@ impl State {
             else {
                 return false;
             };
-            let key = self.block_at(first, range.addr);
-            let freed = matches!(self.blocks.kind(key), Kind::Fine | Kind::Coarse);
-            freed && self.blocks[key].addr <= range.addr && self.blocks[key].end() >= range.end()
+            // Whoever freed it last: pieces of several streams lie side by side until they are quiet.
+            let pieces = self.blocks.walk(self.block_at(first, range.addr));
+            let mut pieces = pieces.take_while(|(_, piece)| piece.addr < range.end());
+            pieces.all(|(kind, _)| matches!(kind, Kind::Fine | Kind::Coarse))
         })
     }
 
