@@ -14,10 +14,10 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::blocks::Kind;
+use super::blocks::{BlockKey, Kind};
 use super::error::PoolError;
 use super::gate::Monitor;
-use super::plan::{Save, Use};
+use super::plan::Save;
 use super::report::SleepRequest;
 use super::segment::{Backup, Stored, runs};
 use super::state::{State, TagKey};
@@ -213,15 +213,30 @@ impl Drop for Held<'_> {
     }
 }
 
+/// A live block. As long as it lives, what is near it is found without going through a whole segment.
+#[derive(Debug, Clone, Copy)]
+struct Landmark {
+    key: BlockKey,
+    serial: u64,
+}
+
 /// A chunk as it was found.
 struct Found<'a> {
     held: Held<'a>,
     save: Save,
-    backing: BackingId,
+    was: Was,
     backup: Option<Backup>,
     changes: Changes,
+}
+
+/// What a chunk was when it was found.
+#[derive(Clone, Copy)]
+struct Was {
+    backing: BackingId,
     /// The tag's count of doubts.
     doubts: u64,
+    /// A block in it.
+    landmark: Landmark,
 }
 
 /// Whether to look at the next chunk.
@@ -253,6 +268,7 @@ impl Shared {
     fn prepare_all(&self, job: &Job, saves: &[Save], done: &mut Done) -> Result<PrepareEnd> {
         let failed = |source| PoolError::PrepareFailed { source };
         let mut rooms: VecDeque<(u64, Pending<Room>)> = VecDeque::new();
+        let mut near = None;
         for (turn, save) in saves.iter().enumerate() {
             if self.starving.load(Ordering::Relaxed) > 0 {
                 return Ok(PrepareEnd::Overtaken);
@@ -261,10 +277,13 @@ impl Shared {
             let lacks = self.state.lock_anyway().lacks_backup(save);
             let room =
                 lacks.then(|| self.next_room(&saves[turn..], &mut rooms)).transpose().map_err(failed)?;
-            match self.look_at(job, save)? {
+            match self.look_at(job, save, near)? {
                 Next::End(end) => return Ok(end),
                 Next::Gone => {}
-                Next::Chunk(found) => self.bring_up_to_date(*found, turn, room, done).map_err(failed)?,
+                Next::Chunk(found) => {
+                    near = Some(found.was.landmark);
+                    self.bring_up_to_date(*found, turn, room, done).map_err(failed)?;
+                }
             }
             let looked_at = save.granules.len() as u64 * self.shape.granule_bytes;
             job.done_bytes.fetch_add(looked_at, Ordering::Relaxed);
@@ -305,8 +324,8 @@ impl Shared {
         }
     }
 
-    /// Holds a chunk that is still there and in use.
-    fn look_at(&self, job: &Job, save: &Save) -> Result<Next<'_>> {
+    /// Holds a chunk that is still there and in use. Chunks follow each other, so the last one's landmark is near.
+    fn look_at(&self, job: &Job, save: &Save, near: Option<Landmark>) -> Result<Next<'_>> {
         if job.cancelled.load(Ordering::Relaxed) {
             return Ok(Next::End(PrepareEnd::Cancelled));
         }
@@ -322,17 +341,15 @@ impl Shared {
             return Ok(Next::End(PrepareEnd::Overtaken));
         }
         let (changes, doubts) = (entry.changes, entry.doubts);
-        let (save, backing) = match state.now(save) {
-            Some(found) => found,
-            None => return Ok(Next::Gone),
-        };
+        let Some((save, backing, landmark)) = state.now(save, near) else { return Ok(Next::Gone) };
         let range = DeviceRange::new(save.place.1, save.bytes);
         state.tag_mut(tag).gate.enter();
         state.copying.push(range);
         let backup = state.take_backup(&save);
         drop(state);
         let held = Held { shared: self, tag, range };
-        Ok(Next::Chunk(Box::new(Found { held, save, backing, backup, changes, doubts })))
+        let was = Was { backing, doubts, landmark };
+        Ok(Next::Chunk(Box::new(Found { held, save, was, backup, changes })))
     }
 
     fn bring_up_to_date(
@@ -342,7 +359,7 @@ impl Shared {
         room: Option<Room>,
         done: &mut Done,
     ) -> Result<(), DriverError> {
-        let Found { held, save, backing, backup, changes, doubts } = found;
+        let Found { held, save, was, backup, changes } = found;
         let stream = self.background_stream(turn);
         let old = backup.filter(|backup| backup.room.is_free());
         let old = old.and_then(|backup| Some((Arc::into_inner(backup.room)?, backup.granules)));
@@ -365,7 +382,7 @@ impl Shared {
         };
         let granule_bytes = self.shape.granule_bytes;
         if fresh.is_empty() {
-            self.put_back(&held, &save, (backing, doubts), Backup { room: Arc::new(room), granules });
+            self.put_back(&held, &save, was, Backup { room: Arc::new(room), granules });
             let same = same?;
             done.unchanged_bytes += if only_room { 0 } else { same.len() as u64 * granule_bytes };
             return Ok(());
@@ -374,7 +391,7 @@ impl Shared {
         let saving = self.start_copy(&save, room, granules, fresh, stream)?;
         let (backup, copied) = saving.land(false)?;
         done.copied_bytes += copied as u64 * granule_bytes;
-        self.put_back(&held, &save, (backing, doubts), backup);
+        self.put_back(&held, &save, was, backup);
         Ok(())
     }
 
@@ -406,8 +423,8 @@ impl Shared {
     }
 
     /// Stores a backup, if its chunk is still what it was. The chunk is held.
-    fn put_back(&self, held: &Held<'_>, save: &Save, found: (BackingId, u64), mut backup: Backup) {
-        let (backing, doubts) = found;
+    fn put_back(&self, held: &Held<'_>, save: &Save, was: Was, mut backup: Backup) {
+        let Was { backing, doubts, landmark } = was;
         let len = usize::try_from(save.bytes / self.shape.granule_bytes).unwrap_or(usize::MAX);
         backup.granules.resize(len, None);
         debug_assert_eq!(held.range.addr, save.place.1, "the chunk that is held");
@@ -415,7 +432,7 @@ impl Shared {
         if state.tag(held.tag).doubts != doubts {
             backup.granules.iter_mut().flatten().for_each(|stored| stored.proven = false);
         }
-        if state.now(save).is_some_and(|(_, id)| id == backing) {
+        if state.now(save, Some(landmark)).is_some_and(|(_, id, _)| id == backing) {
             state.keep_backup(save, backup);
         }
     }
@@ -440,16 +457,30 @@ impl State {
         self.chunk(save.place).is_some_and(|chunk| chunk.backup.is_none() && chunk.bytes == save.bytes)
     }
 
-    /// A chunk as it is now: the granules that are live, and its memory. `None` when it is another one, or idle.
-    fn now(&self, save: &Save) -> Option<(Save, BackingId)> {
+    /// A chunk as it is now: the granules that are live, its memory, and a live block in it. `None` when it is another
+    /// one, or idle. Called for chunk after chunk with the lock held, so it looks at the chunk's own blocks only.
+    fn now(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, BackingId, Landmark)> {
         let segment = self.segments.get(save.place.0)?;
         let chunk = segment.chunks.get(&save.place.1).filter(|chunk| chunk.bytes == save.bytes)?;
         let Backing::Mapped { id, open: true } = chunk.backing else { return None };
-        let first = self.granules(save.place.1 - segment.range.addr);
-        let uses = self.uses_of_granules(segment);
-        let of_chunk = &uses[first..first + self.granules(chunk.bytes)];
-        let granules: Vec<usize> =
-            (0..of_chunk.len()).filter(|granule| of_chunk[*granule] == Use::Live).collect();
-        (!granules.is_empty()).then_some((Save { place: save.place, bytes: save.bytes, granules }, id))
+        let (start, end) = (save.place.1, save.place.1 + chunk.bytes);
+        let near = near.filter(|near| {
+            let block = self.blocks.live(near.key, near.serial);
+            block.is_some_and(|block| segment.range.addr <= block.addr && block.end() <= segment.range.end())
+        });
+        let mut live = vec![false; self.granules(chunk.bytes)];
+        let mut landmark = None;
+        let mut next = Some(self.block_at(near.map_or(segment.first, |near| near.key), start));
+        while let Some(key) = next.filter(|key| self.blocks[*key].addr < end) {
+            let block = &self.blocks[key];
+            next = block.next.some();
+            if self.blocks.kind(key) == Kind::Live {
+                landmark = Some(Landmark { key, serial: block.stamp });
+                let last = self.granules(block.end().min(end) - 1 - start);
+                live[self.granules(block.addr.max(start) - start)..=last].fill(true);
+            }
+        }
+        let granules = (0..live.len()).filter(|granule| live[*granule]).collect();
+        Some((Save { place: save.place, bytes: save.bytes, granules }, id, landmark?))
     }
 }
