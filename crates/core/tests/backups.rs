@@ -2,6 +2,7 @@
 //! failures, and with bytes that go bad.
 #![allow(clippy::unwrap_used)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -346,5 +347,42 @@ fn a_block_freed_while_a_sleep_asks_for_room_leaves_the_others_theirs() {
         assert_eq!(store.used_bytes(), sizes[1], "room for what is left, and no more");
         tenant.pool.wake(&all()).unwrap();
         tenant.verify();
+    }
+}
+
+/// What copies read must not be unmapped under them: also when a store panics between one copy and the next.
+#[test]
+fn a_store_that_panics_leaves_nothing_in_flight() {
+    for prepares in [false, true] {
+        watched(move || {
+            let device = TestDevice::open(64);
+            let ops: Arc<Mutex<Vec<Op>>> = Arc::default();
+            let made = Arc::clone(&ops);
+            let driver = ScriptedDriver::new(device.driver(), move |call| {
+                made.lock().unwrap().push(call.op);
+                Verdict::Pass
+            });
+            let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| info.fast_digests = true));
+            let left = AtomicU64::new(2);
+            let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
+                let panics = call == StoreCall::Save && left.fetch_sub(1, Ordering::Relaxed) == 0;
+                assert!(!panics, "a test's own panic");
+                false
+            });
+            let mut tenant = tenant(&driver, config(), &(Arc::new(store) as Arc<dyn Backups>));
+            let granule = tenant.granule();
+            tenant.load(12 * granule, &Tag::weights());
+            if prepares {
+                let ended = tenant.pool.prepare_sleep(&level_1()).unwrap().wait();
+                assert!(matches!(ended, Err(PoolError::Poisoned)), "{ended:?}");
+            } else {
+                assert!(catch_unwind(AssertUnwindSafe(|| drop(tenant.pool.sleep(&level_1())))).is_err());
+            }
+            let last = ops.lock().unwrap().last().copied();
+            assert_eq!(last, Some(Op::Synchronize), "prepares: {prepares}");
+            tenant.pool.sleep(&level_1()).unwrap();
+            tenant.pool.wake(&all()).unwrap();
+            tenant.verify();
+        });
     }
 }

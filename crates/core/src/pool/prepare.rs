@@ -109,7 +109,8 @@ impl Preparation {
     ///
     /// # Errors
     /// `PrepareFailed` when host memory was lacking or the device failed: what was stored by then stays, and
-    /// nothing else has happened. `Poisoned`. `WrongProcess`: in a forked child nobody prepares anything.
+    /// nothing else has happened. `Poisoned` when the thread has panicked. `WrongProcess`: in a forked child nobody
+    /// prepares anything.
     pub fn wait(self) -> Result<PrepareReport> {
         self.driver.check_process().map_err(PoolError::WrongProcess)?;
         let mut outcome = self.job.outcome.lock_anyway();
@@ -170,7 +171,7 @@ impl Preparers {
     /// Waits for the ends of all, after the pool was closed.
     pub(super) fn join(&mut self) {
         for thread in self.0.drain(..) {
-            // A panic there has poisoned the pool, and is seen by whoever calls it next.
+            // A panic there is what [`Preparation::wait`] tells.
             let _ = thread.join();
         }
     }
@@ -199,6 +200,7 @@ struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
+        self.shared.settle_after_panic();
         let mut state = self.shared.state.lock_anyway();
         state.copying.retain(|range| *range != self.range);
         state.tag_mut(self.tag).gate.leave();
