@@ -465,7 +465,9 @@ impl Pool {
     }
 
     /// Starts to back up, in the background, what a sleep would: so that even the first sleep copies nothing but
-    /// what changes from then on. The owner goes on working. A sleep of one of the tags ends the preparation.
+    /// what changes from then on. Of what a sleep copies whatever is stored (a volatile tag's bytes, or everything
+    /// where [`fast_digests`](crate::DeviceInfo::fast_digests) is false) only the room is made ready. The owner goes on
+    /// working. A sleep or a discard of one of the tags ends the preparation.
     ///
     /// # Errors
     /// As for [`Pool::sleep`] before anything has happened; `PrepareFailed` when there is no thread to be had.

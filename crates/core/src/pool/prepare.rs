@@ -1,7 +1,8 @@
 //! Backing up before the sleep, in the background, while the owner goes on working.
 //!
 //! A thread goes through the live chunks of the tags that the sleep would back up, and copies what is not stored
-//! yet, or has changed, on streams that give way to others. Allocating, freeing, reading and writing go on; only
+//! yet, or has changed, on streams that give way to others. Of what the sleep copies in any case (volatile tags, or
+//! everything where digests are slow) it only makes room ready. Allocating, freeing, reading and writing go on; only
 //! the chunk that is being copied stays mapped meanwhile. Whoever wants a tag alone (a sleep, a discard) is let in
 //! after the copies in flight, and the preparation ends there. What a writer changes during or after a copy is
 //! found by the sleep, which compares the digest of the stored bytes with the device when nothing is in flight.
@@ -53,7 +54,8 @@ pub struct PrepareReport {
     pub seconds: f64,
     /// Copied to the backups.
     pub copied_bytes: u64,
-    /// Not copied, because the backup's digest matched.
+    /// Not copied, because the backup's digest matched, or because the tag was declared immutable. What the sleep
+    /// copies in any case (of a volatile tag, or where digests are slow) is in neither figure: room was made for it.
     pub unchanged_bytes: u64,
 }
 
