@@ -1,7 +1,7 @@
 //! Backing up before the sleep, in the background, while the owner goes on working.
 //!
 //! A thread goes through the live chunks of the tags that the sleep would back up, and copies what is not stored
-//! yet, or has changed, on streams that give way to others. Of what the sleep copies in any case (volatile tags, or
+//! yet, or has changed, on a stream that gives way to others. Of what the sleep copies in any case (volatile tags, or
 //! everything where digests are slow) it only makes room ready. Allocating, freeing, reading and writing go on; only
 //! the chunk that is being copied stays mapped meanwhile. Whoever wants a tag alone (a sleep, a discard) is let in
 //! after the copies in flight, and the preparation ends there. What a writer changes during or after a copy is
@@ -286,7 +286,7 @@ impl Shared {
                 Next::Gone => {}
                 Next::Chunk(found) => {
                     near = Some(found.was.landmark);
-                    self.bring_up_to_date(*found, turn, room, done).map_err(failed)?;
+                    self.bring_up_to_date(*found, room, done).map_err(failed)?;
                 }
             }
             let looked_at = save.granules.len() as u64 * self.shape.granule_bytes;
@@ -359,12 +359,11 @@ impl Shared {
     fn bring_up_to_date(
         &self,
         found: Found<'_>,
-        turn: usize,
         room: Option<Room>,
         done: &mut Done,
     ) -> Result<(), DriverError> {
         let Found { held, save, was, backup, changes } = found;
-        let stream = self.background_stream(turn);
+        let stream = self.background_stream;
         let old = backup.filter(|backup| backup.room.is_free());
         let old = old.and_then(|backup| Some((Arc::into_inner(backup.room)?, backup.granules)));
         let (room, mut granules) = match (old, room) {

@@ -101,7 +101,8 @@ pub struct WakeRequest {
     pub tags: Option<Vec<Tag>>,
     /// How much is verified.
     pub verify: Verify,
-    /// Until when to wait for memory of the device that others are about to give back; `None` refuses at once.
+    /// Until when to wait for memory of the device that others are about to give back; `None` refuses at once. Whoever
+    /// else wants one of the tags waits as long: to make room, name the tags that are to sleep.
     pub deadline: Option<Instant>,
     /// Who is told how far it is.
     pub progress: Option<OnProgress>,
