@@ -173,7 +173,8 @@ impl TagPolicy {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Changes {
-    /// Nothing: each granule is compared with its backup by digest, and copied if it differs.
+    /// Nothing: each granule is compared with its backup by digest, and copied if it differs; where digests are slow,
+    /// everything is copied.
     #[default]
     Compared,
     /// The owner promises that bytes which were backed up stay what they are. Only a rotating sixty-fourth is

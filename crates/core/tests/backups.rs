@@ -2,6 +2,7 @@
 //! failures, and with bytes that go bad.
 #![allow(clippy::unwrap_used)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -10,8 +11,8 @@ use std::time::Duration;
 use poorwill_core::backup::{Backups, HostBackups};
 use poorwill_core::pool::Corruption;
 use poorwill_core::{
-    Changes, Driver, DriverErrorKind, Level, Op, Pool, PoolConfig, PoolError, PrepareEnd, SleepRequest, Tag,
-    TagState, Verify, WakeRequest,
+    BlockId, Changes, Driver, DriverErrorKind, Level, Op, Pool, PoolConfig, PoolError, PrepareEnd,
+    SleepRequest, Tag, TagState, Verify, WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::gated::Gate;
@@ -315,5 +316,73 @@ fn a_spoiled_backup_is_found_by_samples_in_64_wakes() {
         store.spoil(spoiled);
         tenant.pool.wake(&all()).unwrap();
         tenant.verify();
+    }
+}
+
+/// Rooms that were announced for one chunk must not be taken by another of another size, whatever is freed meanwhile.
+#[test]
+fn a_block_freed_while_a_sleep_asks_for_room_leaves_the_others_theirs() {
+    let device = TestDevice::open(64);
+    let driver = quick(&device);
+    let granule = driver.info().granule_bytes;
+    for sizes in [[4 * granule, granule], [granule, 4 * granule]] {
+        let leaves = Arc::new(Mutex::new(None::<(Arc<Pool>, BlockId)>));
+        let leaving = Arc::clone(&leaves);
+        let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
+            let gone = leaving.lock().unwrap().take_if(|_| call == StoreCall::Rooms);
+            gone.into_iter().for_each(|(pool, block)| pool.free(block).unwrap());
+            false
+        });
+        let mut tenant = tenant(&driver, config(), &(Arc::new(store.clone()) as Arc<dyn Backups>));
+        let gone = tenant.load(sizes[0], &Tag::weights());
+        tenant.pool.sleep(&level_1()).unwrap();
+        tenant.pool.wake(&all()).unwrap();
+        // Now it has room and needs a copy; the other has none.
+        tenant.touch_granule(gone, 0);
+        tenant.load(sizes[1], &Tag::weights());
+        let gone = tenant.blocks.swap_remove(gone);
+        *leaves.lock().unwrap() = Some((Arc::clone(&tenant.pool), gone.block.id));
+        tenant.pool.sleep(&level_1()).unwrap();
+        assert!(leaves.lock().unwrap().is_none(), "it was freed while room was asked for");
+        assert_eq!(store.used_bytes(), sizes[1], "room for what is left, and no more");
+        tenant.pool.wake(&all()).unwrap();
+        tenant.verify();
+    }
+}
+
+/// What copies read must not be unmapped under them: also when a store panics between one copy and the next.
+#[test]
+fn a_store_that_panics_leaves_nothing_in_flight() {
+    for prepares in [false, true] {
+        watched(move || {
+            let device = TestDevice::open(64);
+            let ops: Arc<Mutex<Vec<Op>>> = Arc::default();
+            let made = Arc::clone(&ops);
+            let driver = ScriptedDriver::new(device.driver(), move |call| {
+                made.lock().unwrap().push(call.op);
+                Verdict::Pass
+            });
+            let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| info.fast_digests = true));
+            let left = AtomicU64::new(2);
+            let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
+                let panics = call == StoreCall::Save && left.fetch_sub(1, Ordering::Relaxed) == 0;
+                assert!(!panics, "a test's own panic");
+                false
+            });
+            let mut tenant = tenant(&driver, config(), &(Arc::new(store) as Arc<dyn Backups>));
+            let granule = tenant.granule();
+            tenant.load(12 * granule, &Tag::weights());
+            if prepares {
+                let ended = tenant.pool.prepare_sleep(&level_1()).unwrap().wait();
+                assert!(matches!(ended, Err(PoolError::Poisoned)), "{ended:?}");
+            } else {
+                assert!(catch_unwind(AssertUnwindSafe(|| drop(tenant.pool.sleep(&level_1())))).is_err());
+            }
+            let last = ops.lock().unwrap().last().copied();
+            assert_eq!(last, Some(Op::Synchronize), "prepares: {prepares}");
+            tenant.pool.sleep(&level_1()).unwrap();
+            tenant.pool.wake(&all()).unwrap();
+            tenant.verify();
+        });
     }
 }

@@ -259,6 +259,40 @@ fn trimming_gives_back_what_was_freed_under_a_copy() {
     });
 }
 
+/// Whoever freed it: pieces of several streams are as free as one.
+#[test]
+fn a_granule_freed_by_several_streams_under_a_copy_serves_who_waits_for_it() {
+    for trims in [false, true] {
+        watched(move || {
+            let limited = PoolConfig { limit_bytes: Some(8 * granule_bytes()), ..config() };
+            let (device, mut tenant, stop) = stopped(limited, 0, is_save);
+            let (granule, driver) = (tenant.granule(), device.driver());
+            let streams = [0, 1].map(|_| driver.stream_create().unwrap());
+            for stream in streams {
+                tenant.load_on(700, &Tag::weights(), stream);
+            }
+            assert_eq!(tenant.touched_bytes(&Tag::weights()), granule, "they share one");
+            let preparation = tenant.pool.prepare_sleep(&level_1()).unwrap();
+            stop.wait();
+            tenant.free(1);
+            tenant.free(0);
+            let pool = Arc::clone(&tenant.pool);
+            let other = thread::spawn(move || {
+                let trimmed = if trims { pool.trim() } else { Ok(granule_bytes()) };
+                (trimmed, pool.alloc(&AllocRequest::new(8 * granule_bytes(), Tag::kv_cache())))
+            });
+            thread::sleep(Duration::from_millis(30));
+            stop.end();
+            let (trimmed, allocated) = other.join().unwrap();
+            assert_eq!(trimmed.unwrap(), granule);
+            allocated.unwrap();
+            preparation.wait().unwrap();
+            tenant.pool.close().unwrap();
+            streams.into_iter().for_each(|stream| driver.stream_destroy(stream).unwrap());
+        });
+    }
+}
+
 #[test]
 fn a_cache_above_its_mark_shrinks_when_the_copy_has_ended() {
     watched(|| {
@@ -299,42 +333,61 @@ fn a_cancelled_preparation_keeps_what_it_has_and_the_sleep_makes_the_rest() {
     });
 }
 
+/// Whoever wants the tag alone is let in behind the copy in flight. When it has begun to wait cannot be seen from outside,
+/// so it is given longer where that was too short; and once may be chance.
 #[test]
 fn a_sleep_or_discard_overtakes_a_preparation() {
     for discards in [false, true] {
-        watched(move || {
-            let (_device, mut tenant, stop) = stopped(config(), 0, is_save);
-            let granule = tenant.granule();
-            let (weights, runtime) = (Tag::weights(), Tag::runtime());
-            tenant.load(8 * granule, &weights);
-            tenant.load(8 * granule, &runtime);
-            let preparation = tenant.pool.prepare_sleep(&only(&weights)).unwrap();
-            stop.wait();
-            // What concerns other tags does not wait.
-            tenant.pool.sleep(&only(&runtime)).unwrap();
-            tenant.pool.wake(&WakeRequest::of([runtime.clone()])).unwrap();
-            let pool = Arc::clone(&tenant.pool);
-            let other = thread::spawn(move || {
-                if discards { pool.discard(&[Tag::weights()]) } else { pool.sleep(&only(&Tag::weights())) }
-            });
-            thread::sleep(Duration::from_millis(20));
-            stop.end();
-            let slept = other.join().unwrap().unwrap();
-            let report = preparation.wait().unwrap();
-            assert_ne!(report.end, PrepareEnd::Cancelled);
-            if report.end == PrepareEnd::Overtaken && !discards {
-                assert_eq!((report.copied_bytes, slept.copied_bytes), (4 * granule, 4 * granule));
+        let (mut in_a_row, mut late) = (0, 0);
+        while in_a_row < 6 {
+            if overtaken(discards, Duration::from_millis(20 << late)) {
+                in_a_row += 1;
+            } else {
+                (in_a_row, late) = (0, late + 1);
+                assert!(late < 8, "discards: {discards}");
             }
-            if discards {
-                assert_eq!(tenant.pool.tag_state(&weights).unwrap(), TagState::AsleepDropped);
-                tenant.pool.wake(&WakeRequest::all()).unwrap();
-                (0..tenant.blocks.len()).for_each(|nth| tenant.write(nth));
-                tenant.pool.mark_restored(&[weights]).unwrap();
-                tenant.pool.sleep(&level_1()).unwrap();
-            }
-            wake_and_verify(&tenant);
-        });
+        }
     }
+}
+
+/// Whether the preparation ended when somebody had waited for so long.
+fn overtaken(discards: bool, patience: Duration) -> bool {
+    let (tell, told) = mpsc::channel();
+    watched(move || {
+        let (_device, mut tenant, stop) = stopped(config(), 0, is_save);
+        let granule = tenant.granule();
+        let (weights, runtime) = (Tag::weights(), Tag::runtime());
+        tenant.load(40 * granule, &weights);
+        tenant.load(8 * granule, &runtime);
+        let preparation = tenant.pool.prepare_sleep(&only(&weights)).unwrap();
+        stop.wait();
+        // What concerns other tags does not wait.
+        tenant.pool.sleep(&only(&runtime)).unwrap();
+        tenant.pool.wake(&WakeRequest::of([runtime.clone()])).unwrap();
+        let pool = Arc::clone(&tenant.pool);
+        let other = thread::spawn(move || {
+            if discards { pool.discard(&[Tag::weights()]) } else { pool.sleep(&only(&Tag::weights())) }
+        });
+        thread::sleep(patience);
+        stop.end();
+        let slept = other.join().unwrap().unwrap();
+        let report = preparation.wait().unwrap();
+        assert_ne!(report.end, PrepareEnd::Cancelled);
+        let at_once = report.end == PrepareEnd::Overtaken && report.copied_bytes == 4 * granule;
+        if at_once && !discards {
+            assert_eq!((slept.copied_bytes, slept.unchanged_bytes), (36 * granule, 4 * granule));
+        }
+        if discards {
+            assert_eq!(tenant.pool.tag_state(&weights).unwrap(), TagState::AsleepDropped);
+            tenant.pool.wake(&WakeRequest::all()).unwrap();
+            (0..tenant.blocks.len()).for_each(|nth| tenant.write(nth));
+            tenant.pool.mark_restored(&[weights]).unwrap();
+            tenant.pool.sleep(&level_1()).unwrap();
+        }
+        wake_and_verify(&tenant);
+        tell.send(at_once).unwrap();
+    });
+    told.recv().unwrap()
 }
 
 #[test]

@@ -188,8 +188,8 @@ struct Shared {
     backups: Arc<dyn Backups>,
     shape: Shape,
     streams: Vec<StreamId>,
-    /// Their work gives way to that of others.
-    background_streams: Vec<StreamId>,
+    /// Its work gives way to that of others.
+    background_stream: StreamId,
     /// Held by who prepares a sleep.
     preparing: Mutex<()>,
     /// How many sleeps lack host memory: who prepares one makes way.
@@ -199,9 +199,6 @@ struct Shared {
     counters: Arc<Counters>,
     orders: Monitor<Orders>,
 }
-
-/// Streams for work in the background: while one brings a digest, the other copies.
-const BACKGROUND_STREAMS: usize = 2;
 
 type StateGuard<'a> = MutexGuard<'a, State>;
 type VmGuard<'a> = MutexGuard<'a, Vm>;
@@ -259,9 +256,9 @@ impl Pool {
             return invalid(format!("a limit of {limit} is below one granule of {granule}; raise it"));
         }
         let streams = (0..info.copy_streams.max(info.save_streams).max(1)).map(|_| driver.stream_create());
-        let background = (0..BACKGROUND_STREAMS).map(|_| driver.stream_create_background());
+        let background = std::iter::once_with(|| driver.stream_create_background());
         let streams = streams.chain(background).collect::<Vec<_>>();
-        let ready: Vec<StreamId> =
+        let mut ready: Vec<StreamId> =
             streams.iter().filter_map(|stream| stream.as_ref().ok().copied()).collect();
         if let Some(source) = streams.into_iter().find_map(Result::err) {
             for stream in ready {
@@ -308,15 +305,14 @@ impl Pool {
         let counters = Arc::new(Counters::default());
         let vm = Mutex::new(Vm::new(Arc::clone(&driver), Arc::clone(&counters)));
         let (state, orders) = (Monitor::new(state), Monitor::new(Orders::default()));
-        let mut ready = ready;
-        let background_streams = ready.split_off(ready.len().saturating_sub(BACKGROUND_STREAMS));
+        let background_stream = ready.pop().unwrap_or(StreamId::DEFAULT); // It was created last.
         let (preparing, starving) = Default::default();
         let shared = Shared {
             driver,
             backups,
             shape,
             streams: ready,
-            background_streams,
+            background_stream,
             preparing,
             starving,
             state,
@@ -465,7 +461,9 @@ impl Pool {
     }
 
     /// Starts to back up, in the background, what a sleep would: so that even the first sleep copies nothing but
-    /// what changes from then on. The owner goes on working. A sleep of one of the tags ends the preparation.
+    /// what changes from then on. Of what a sleep copies whatever is stored (a volatile tag's bytes, or everything
+    /// where [`fast_digests`](crate::DeviceInfo::fast_digests) is false) only the room is made ready. The owner goes on
+    /// working. A sleep or a discard of one of the tags ends the preparation.
     ///
     /// # Errors
     /// As for [`Pool::sleep`] before anything has happened; `PrepareFailed` when there is no thread to be had.
@@ -624,12 +622,6 @@ impl Shared {
         self.streams.get(turn % of.clamp(1, self.streams.len().max(1))).copied().unwrap_or(StreamId::DEFAULT)
     }
 
-    /// The background stream for the `turn`-th piece of work.
-    fn background_stream(&self, turn: usize) -> StreamId {
-        let count = self.background_streams.len().max(1);
-        self.background_streams.get(turn % count).copied().unwrap_or(StreamId::DEFAULT)
-    }
-
     /// The device range of a part of a block whose bytes are there, and stay there while the guest is.
     fn reach(&self, access: &Access) -> Result<(DeviceRange, Guest<'_>)> {
         let Access { op, stream, block, offset, bytes, writing } = *access;
@@ -672,7 +664,7 @@ impl Shared {
         self.quiesce().map_err(failed)?;
         let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
         let swept = self.sweep(&mut vm);
-        let streams: Vec<StreamId> = self.streams.iter().chain(&self.background_streams).copied().collect();
+        let streams: Vec<StreamId> = self.streams.iter().copied().chain([self.background_stream]).collect();
         let ended = swept.and(vm.destroy_streams(&streams)).map_err(failed);
         drop(vm);
         // The backups went with it. What is kept of their memory may as well be kept.

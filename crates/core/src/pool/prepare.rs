@@ -1,7 +1,8 @@
 //! Backing up before the sleep, in the background, while the owner goes on working.
 //!
 //! A thread goes through the live chunks of the tags that the sleep would back up, and copies what is not stored
-//! yet, or has changed, on streams that give way to others. Allocating, freeing, reading and writing go on; only
+//! yet, or has changed, on a stream that gives way to others. Of what the sleep copies in any case (volatile tags, or
+//! everything where digests are slow) it only makes room ready. Allocating, freeing, reading and writing go on; only
 //! the chunk that is being copied stays mapped meanwhile. Whoever wants a tag alone (a sleep, a discard) is let in
 //! after the copies in flight, and the preparation ends there. What a writer changes during or after a copy is
 //! found by the sleep, which compares the digest of the stored bytes with the device when nothing is in flight.
@@ -14,10 +15,10 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::blocks::Kind;
+use super::blocks::{BlockKey, Kind};
 use super::error::PoolError;
 use super::gate::Monitor;
-use super::plan::{Save, Use};
+use super::plan::Save;
 use super::report::SleepRequest;
 use super::segment::{Backup, Stored, runs};
 use super::state::{State, TagKey};
@@ -53,7 +54,8 @@ pub struct PrepareReport {
     pub seconds: f64,
     /// Copied to the backups.
     pub copied_bytes: u64,
-    /// Not copied, because the backup's digest matched.
+    /// Not copied, because the backup's digest matched, or because the tag was declared immutable. What the sleep
+    /// copies in any case (of a volatile tag, or where digests are slow) is in neither figure: room was made for it.
     pub unchanged_bytes: u64,
 }
 
@@ -109,7 +111,8 @@ impl Preparation {
     ///
     /// # Errors
     /// `PrepareFailed` when host memory was lacking or the device failed: what was stored by then stays, and
-    /// nothing else has happened. `Poisoned`. `WrongProcess`: in a forked child nobody prepares anything.
+    /// nothing else has happened. `Poisoned` when the thread has panicked. `WrongProcess`: in a forked child nobody
+    /// prepares anything.
     pub fn wait(self) -> Result<PrepareReport> {
         self.driver.check_process().map_err(PoolError::WrongProcess)?;
         let mut outcome = self.job.outcome.lock_anyway();
@@ -170,7 +173,7 @@ impl Preparers {
     /// Waits for the ends of all, after the pool was closed.
     pub(super) fn join(&mut self) {
         for thread in self.0.drain(..) {
-            // A panic there has poisoned the pool, and is seen by whoever calls it next.
+            // A panic there is what [`Preparation::wait`] tells.
             let _ = thread.join();
         }
     }
@@ -199,6 +202,7 @@ struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
+        self.shared.settle_after_panic();
         let mut state = self.shared.state.lock_anyway();
         state.copying.retain(|range| *range != self.range);
         state.tag_mut(self.tag).gate.leave();
@@ -213,15 +217,30 @@ impl Drop for Held<'_> {
     }
 }
 
+/// A live block. As long as it lives, what is near it is found without going through a whole segment.
+#[derive(Debug, Clone, Copy)]
+struct Landmark {
+    key: BlockKey,
+    serial: u64,
+}
+
 /// A chunk as it was found.
 struct Found<'a> {
     held: Held<'a>,
     save: Save,
-    backing: BackingId,
+    was: Was,
     backup: Option<Backup>,
     changes: Changes,
+}
+
+/// What a chunk was when it was found.
+#[derive(Clone, Copy)]
+struct Was {
+    backing: BackingId,
     /// The tag's count of doubts.
     doubts: u64,
+    /// A block in it.
+    landmark: Landmark,
 }
 
 /// Whether to look at the next chunk.
@@ -253,6 +272,7 @@ impl Shared {
     fn prepare_all(&self, job: &Job, saves: &[Save], done: &mut Done) -> Result<PrepareEnd> {
         let failed = |source| PoolError::PrepareFailed { source };
         let mut rooms: VecDeque<(u64, Pending<Room>)> = VecDeque::new();
+        let mut near = None;
         for (turn, save) in saves.iter().enumerate() {
             if self.starving.load(Ordering::Relaxed) > 0 {
                 return Ok(PrepareEnd::Overtaken);
@@ -261,10 +281,13 @@ impl Shared {
             let lacks = self.state.lock_anyway().lacks_backup(save);
             let room =
                 lacks.then(|| self.next_room(&saves[turn..], &mut rooms)).transpose().map_err(failed)?;
-            match self.look_at(job, save)? {
+            match self.look_at(job, save, near)? {
                 Next::End(end) => return Ok(end),
                 Next::Gone => {}
-                Next::Chunk(found) => self.bring_up_to_date(*found, turn, room, done).map_err(failed)?,
+                Next::Chunk(found) => {
+                    near = Some(found.was.landmark);
+                    self.bring_up_to_date(*found, room, done).map_err(failed)?;
+                }
             }
             let looked_at = save.granules.len() as u64 * self.shape.granule_bytes;
             job.done_bytes.fetch_add(looked_at, Ordering::Relaxed);
@@ -305,8 +328,8 @@ impl Shared {
         }
     }
 
-    /// Holds a chunk that is still there and in use.
-    fn look_at(&self, job: &Job, save: &Save) -> Result<Next<'_>> {
+    /// Holds a chunk that is still there and in use. Chunks follow each other, so the last one's landmark is near.
+    fn look_at(&self, job: &Job, save: &Save, near: Option<Landmark>) -> Result<Next<'_>> {
         if job.cancelled.load(Ordering::Relaxed) {
             return Ok(Next::End(PrepareEnd::Cancelled));
         }
@@ -322,28 +345,25 @@ impl Shared {
             return Ok(Next::End(PrepareEnd::Overtaken));
         }
         let (changes, doubts) = (entry.changes, entry.doubts);
-        let (save, backing) = match state.now(save) {
-            Some(found) => found,
-            None => return Ok(Next::Gone),
-        };
+        let Some((save, backing, landmark)) = state.now(save, near) else { return Ok(Next::Gone) };
         let range = DeviceRange::new(save.place.1, save.bytes);
         state.tag_mut(tag).gate.enter();
         state.copying.push(range);
         let backup = state.take_backup(&save);
         drop(state);
         let held = Held { shared: self, tag, range };
-        Ok(Next::Chunk(Box::new(Found { held, save, backing, backup, changes, doubts })))
+        let was = Was { backing, doubts, landmark };
+        Ok(Next::Chunk(Box::new(Found { held, save, was, backup, changes })))
     }
 
     fn bring_up_to_date(
         &self,
         found: Found<'_>,
-        turn: usize,
         room: Option<Room>,
         done: &mut Done,
     ) -> Result<(), DriverError> {
-        let Found { held, save, backing, backup, changes, doubts } = found;
-        let stream = self.background_stream(turn);
+        let Found { held, save, was, backup, changes } = found;
+        let stream = self.background_stream;
         let old = backup.filter(|backup| backup.room.is_free());
         let old = old.and_then(|backup| Some((Arc::into_inner(backup.room)?, backup.granules)));
         let (room, mut granules) = match (old, room) {
@@ -365,7 +385,7 @@ impl Shared {
         };
         let granule_bytes = self.shape.granule_bytes;
         if fresh.is_empty() {
-            self.put_back(&held, &save, (backing, doubts), Backup { room: Arc::new(room), granules });
+            self.put_back(&held, &save, was, Backup { room: Arc::new(room), granules });
             let same = same?;
             done.unchanged_bytes += if only_room { 0 } else { same.len() as u64 * granule_bytes };
             return Ok(());
@@ -374,7 +394,7 @@ impl Shared {
         let saving = self.start_copy(&save, room, granules, fresh, stream)?;
         let (backup, copied) = saving.land(false)?;
         done.copied_bytes += copied as u64 * granule_bytes;
-        self.put_back(&held, &save, (backing, doubts), backup);
+        self.put_back(&held, &save, was, backup);
         Ok(())
     }
 
@@ -406,8 +426,8 @@ impl Shared {
     }
 
     /// Stores a backup, if its chunk is still what it was. The chunk is held.
-    fn put_back(&self, held: &Held<'_>, save: &Save, found: (BackingId, u64), mut backup: Backup) {
-        let (backing, doubts) = found;
+    fn put_back(&self, held: &Held<'_>, save: &Save, was: Was, mut backup: Backup) {
+        let Was { backing, doubts, landmark } = was;
         let len = usize::try_from(save.bytes / self.shape.granule_bytes).unwrap_or(usize::MAX);
         backup.granules.resize(len, None);
         debug_assert_eq!(held.range.addr, save.place.1, "the chunk that is held");
@@ -415,7 +435,7 @@ impl Shared {
         if state.tag(held.tag).doubts != doubts {
             backup.granules.iter_mut().flatten().for_each(|stored| stored.proven = false);
         }
-        if state.now(save).is_some_and(|(_, id)| id == backing) {
+        if state.now(save, Some(landmark)).is_some_and(|(_, id, _)| id == backing) {
             state.keep_backup(save, backup);
         }
     }
@@ -429,9 +449,10 @@ impl State {
             else {
                 return false;
             };
-            let key = self.block_at(first, range.addr);
-            let freed = matches!(self.blocks.kind(key), Kind::Fine | Kind::Coarse);
-            freed && self.blocks[key].addr <= range.addr && self.blocks[key].end() >= range.end()
+            // Whoever freed it last: pieces of several streams lie side by side until they are quiet.
+            let pieces = self.blocks.walk(self.block_at(first, range.addr));
+            let mut pieces = pieces.take_while(|(_, piece)| piece.addr < range.end());
+            pieces.all(|(kind, _)| matches!(kind, Kind::Fine | Kind::Coarse))
         })
     }
 
@@ -439,16 +460,30 @@ impl State {
         self.chunk(save.place).is_some_and(|chunk| chunk.backup.is_none() && chunk.bytes == save.bytes)
     }
 
-    /// A chunk as it is now: the granules that are live, and its memory. `None` when it is another one, or idle.
-    fn now(&self, save: &Save) -> Option<(Save, BackingId)> {
+    /// A chunk as it is now: the granules that are live, its memory, and a live block in it. `None` when it is another
+    /// one, or idle. Called for chunk after chunk with the lock held, so it looks at the chunk's own blocks only.
+    fn now(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, BackingId, Landmark)> {
         let segment = self.segments.get(save.place.0)?;
         let chunk = segment.chunks.get(&save.place.1).filter(|chunk| chunk.bytes == save.bytes)?;
         let Backing::Mapped { id, open: true } = chunk.backing else { return None };
-        let first = self.granules(save.place.1 - segment.range.addr);
-        let uses = self.uses_of_granules(segment);
-        let of_chunk = &uses[first..first + self.granules(chunk.bytes)];
-        let granules: Vec<usize> =
-            (0..of_chunk.len()).filter(|granule| of_chunk[*granule] == Use::Live).collect();
-        (!granules.is_empty()).then_some((Save { place: save.place, bytes: save.bytes, granules }, id))
+        let (start, end) = (save.place.1, save.place.1 + chunk.bytes);
+        let near = near.filter(|near| {
+            let block = self.blocks.live(near.key, near.serial);
+            block.is_some_and(|block| segment.range.addr <= block.addr && block.end() <= segment.range.end())
+        });
+        let mut live = vec![false; self.granules(chunk.bytes)];
+        let mut landmark = None;
+        let mut next = Some(self.block_at(near.map_or(segment.first, |near| near.key), start));
+        while let Some(key) = next.filter(|key| self.blocks[*key].addr < end) {
+            let block = &self.blocks[key];
+            next = block.next.some();
+            if self.blocks.kind(key) == Kind::Live {
+                landmark = Some(Landmark { key, serial: block.stamp });
+                let last = self.granules(block.end().min(end) - 1 - start);
+                live[self.granules(block.addr.max(start) - start)..=last].fill(true);
+            }
+        }
+        let granules = (0..live.len()).filter(|granule| live[*granule]).collect();
+        Some((Save { place: save.place, bytes: save.bytes, granules }, id, landmark?))
     }
 }

@@ -130,6 +130,15 @@ impl Shared {
         Ok(())
     }
 
+    /// For whoever lets go of a tag or a chunk: a panic (of a store of backups, or of who is told of progress) has left
+    /// copies that nobody waits for, and nothing may be unmapped under them.
+    pub(super) fn settle_after_panic(&self) {
+        if thread::panicking() {
+            // A device that does not answer has nothing that could be saved.
+            let _ = self.driver.synchronize();
+        }
+    }
+
     /// Events that are not needed any more. One that the driver does not let go of ends with it.
     fn forget(&self, events: Vec<EventId>) {
         for event in events {

@@ -57,7 +57,12 @@ impl SleepRequest {
 /// How much of what a wake copies back is compared with the digests of the backups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// A sixty-fourth of the granules, at least one, and others each time.
+    /// A sixty-fourth of each tag's granules, at least one, and others each time.
+    ///
+    /// A backup that was spoiled in host memory is woken unnoticed if none of its granules is in the sample. The next
+    /// sleep cannot tell it from a change of the device's then: of a tag of [`crate::Changes::Compared`] it stores the
+    /// spoiled bytes as the new ones, with their digest, and no later check finds them. Whoever does not trust the
+    /// host's memory that far asks for [`Verify::All`].
     #[default]
     Sample,
     /// Every granule.
@@ -96,7 +101,8 @@ pub struct WakeRequest {
     pub tags: Option<Vec<Tag>>,
     /// How much is verified.
     pub verify: Verify,
-    /// Until when to wait for memory of the device that others are about to give back; `None` refuses at once.
+    /// Until when to wait for memory of the device that others are about to give back; `None` refuses at once. Whoever
+    /// else wants one of the tags waits as long: to make room, name the tags that are to sleep.
     pub deadline: Option<Instant>,
     /// Who is told how far it is.
     pub progress: Option<OnProgress>,
@@ -194,9 +200,9 @@ pub struct SleepReport {
 /// Where the time of a sleep went, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct SleepPhases {
-    /// Getting host memory, and copying to it.
+    /// Getting host memory, copying to it, and digests of what was stored, which run beside the copies.
     pub copy_s: f64,
-    /// Digests, of the device and of what was copied.
+    /// Comparing with the backups before that: digests of the device's granules.
     pub digest_s: f64,
     /// Unmapping.
     pub unmap_s: f64,

@@ -99,7 +99,7 @@ impl Shared {
             .zip(kept)
             .filter(|(save, kept)| kept.granules.len() < save.granules.len())
             .collect();
-        let mut rooms = self.new_rooms(plan, &changed).map_err(at(Phase::Copy))?.into_iter();
+        let mut rooms = self.new_rooms(plan, &changed).map_err(at(Phase::Copy))?;
         for kept in kept {
             saved.trusted_bytes += kept.trusted as u64 * granule_bytes;
             saved.unchanged_bytes += kept.granules.len() as u64 * granule_bytes;
@@ -116,7 +116,7 @@ impl Shared {
             let (room, granules) = match room {
                 Some(room) => (room, granules),
                 None => {
-                    let room = rooms.next().unwrap_or_else(|| self.one_room(save.bytes));
+                    let room = rooms.remove(&turn).unwrap_or_else(|| self.one_room(save.bytes));
                     (self.wait_for_room(plan, save, room).map_err(at(Phase::Copy))?, Vec::new())
                 }
             };
@@ -142,24 +142,26 @@ impl Shared {
         Ok(())
     }
 
-    /// Rooms for those of `changed` that have none, in their order.
+    /// Rooms for those of `changed` that have none, by their turns: which of them have one may change when blocks are
+    /// freed meanwhile.
     fn new_rooms(
         &self,
         plan: &SleepPlan,
         changed: &[(&Save, &Kept)],
-    ) -> Result<Vec<Pending<Room>>, DriverError> {
-        let sizes: Vec<u64> = {
+    ) -> Result<BTreeMap<usize, Pending<Room>>, DriverError> {
+        let (turns, sizes): (Vec<usize>, Vec<u64>) = {
             let state = self.state.lock_anyway();
-            let without = changed.iter().filter(|(save, _)| !state.has_room(save));
-            without.map(|(save, _)| save.bytes).collect()
+            let without = changed.iter().enumerate().filter(|(_, (save, _))| !state.has_room(save));
+            without.map(|(turn, (save, _))| (turn, save.bytes)).unzip()
         };
         if sizes.is_empty() {
-            return Ok(Vec::new());
+            return Ok(BTreeMap::new());
         }
-        match self.backups.rooms(&sizes) {
-            Err(error) if is_lacking(&error) => self.with_host_memory(plan, || self.backups.rooms(&sizes)),
-            rooms => rooms,
-        }
+        let rooms = match self.backups.rooms(&sizes) {
+            Err(error) if is_lacking(&error) => self.with_host_memory(plan, || self.backups.rooms(&sizes))?,
+            rooms => rooms?,
+        };
+        Ok(turns.into_iter().zip(rooms).collect())
     }
 
     pub(super) fn one_room(&self, bytes: u64) -> Pending<Room> {

@@ -27,6 +27,7 @@ pub(super) struct Alone<'a> {
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
+        self.shared.settle_after_panic();
         let mut state = self.shared.state.lock_anyway();
         for tag in &self.tags {
             let entry = state.tag_mut(*tag);
