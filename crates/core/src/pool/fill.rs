@@ -1,7 +1,8 @@
 //! Filling what a wake maps: copies of backups, zeros, and the check of what has arrived.
 //!
-//! A [`Filler`] queues work for pieces as they are mapped, so that copies run while the next pieces are brought
-//! in. When all have arrived, digests of what is there are asked for, all at once: of every granule, or of a
+//! A [`Filler`] queues work for pieces as they are mapped, on a thread beside the one that maps: copies run while
+//! the next pieces are brought in, and a driver or a store that takes its time to queue them holds up nobody who
+//! needs memory. When all have arrived, digests of what is there are asked for, all at once: of every granule, or of a
 //! sixty-fourth, a different one each time.
 //!
 //! Promise: when [`Filler::finish`] returns, with whatever outcome, nothing that was queued is in flight.
@@ -49,6 +50,8 @@ pub(super) struct Filler<'a> {
     /// The first filling that is not queued yet.
     next: usize,
     total_bytes: u64,
+    copied_bytes: u64,
+    zeroed_bytes: u64,
     started: Option<Instant>,
     queued: Vec<(Phase, u64, Pending<()>)>,
     checks: Vec<Check<'a>>,
@@ -88,6 +91,8 @@ impl<'a> Filler<'a> {
             samples: turns.iter().map(sample).collect(),
             next: 0,
             total_bytes: stored_granules * granule_bytes + zeroed_bytes,
+            copied_bytes: 0,
+            zeroed_bytes: 0,
             started: None,
             queued: Vec::with_capacity(fillings.len()),
             checks: Vec::new(),
@@ -95,28 +100,22 @@ impl<'a> Filler<'a> {
     }
 
     /// Queues what belongs into the first `pieces` pieces, which are mapped.
-    pub(super) fn fill_up_to(&mut self, pieces: usize, woken: &mut Woken) -> Result<()> {
+    pub(super) fn fill_up_to(&mut self, pieces: usize) -> Result<()> {
         while let Some(filling) = self.fillings.get(self.next).filter(|filling| filling.piece < pieces) {
             self.started.get_or_insert_with(Instant::now);
             let turn = self.next;
             self.next += 1;
-            self.fill(filling, turn, woken)
-                .map_err(|(phase, source)| PoolError::WakeFailed { phase, source })?;
+            self.fill(filling, turn).map_err(|(phase, source)| PoolError::WakeFailed { phase, source })?;
         }
         Ok(())
     }
 
-    fn fill(
-        &mut self,
-        filling: &'a Filling,
-        turn: usize,
-        woken: &mut Woken,
-    ) -> Result<(), (Phase, DriverError)> {
+    fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
         let driver = &self.shared.driver;
         let stream = self.shared.copy_stream(turn);
         let With::Backup { room, granules } = &filling.with else {
             let zeros = driver.zero(stream, filling.range).map_err(|source| (Phase::Zero, source))?;
-            woken.zeroed_bytes += filling.range.bytes;
+            self.zeroed_bytes += filling.range.bytes;
             self.queued.push((Phase::Zero, filling.range.bytes, zeros));
             return Ok(());
         };
@@ -130,7 +129,7 @@ impl<'a> Filler<'a> {
         let parts: Vec<CopyPart> = runs(&stored).into_iter().map(part).collect();
         let bytes = stored.len() as u64 * granule_bytes;
         let copy = room.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
-        woken.copied_bytes += bytes;
+        self.copied_bytes += bytes;
         self.queued.push((Phase::Copy, bytes, copy));
         for (granule, stored) in granules.iter().enumerate() {
             if let Some(Stored { digest: expected, .. }) = *stored
@@ -153,6 +152,7 @@ impl<'a> Filler<'a> {
 
     /// Waits for everything, and says what failed first, `failed` before all.
     pub(super) fn finish(self, mut failed: Option<PoolError>, woken: &mut Woken) -> Result<()> {
+        (woken.copied_bytes, woken.zeroed_bytes) = (self.copied_bytes, self.zeroed_bytes);
         let mut filled_bytes = 0;
         for (phase, bytes, work) in self.queued {
             match work.wait() {

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -148,16 +148,50 @@ impl Shared {
     fn apply_wake(&self, plan: &mut WakePlan, request: &WakeRequest, woken: &mut Woken) -> Result<()> {
         let WakePlan { names, pieces, fillings, turns, .. } = plan;
         let mut filler = Filler::new(self, fillings, request, turns);
-        let mapped = self.map_all(names, pieces, &mut filler, woken);
+        let beside = if pieces.len() > GROUP_PIECES && !fillings.is_empty() {
+            self.map_and_fill(names, pieces, &mut filler, woken)
+        } else {
+            None
+        };
+        let mapped = beside.unwrap_or_else(|| {
+            let mut filled = Ok(());
+            let mapped = self.map_all(names, pieces, woken, &mut |done| {
+                filled = filler.fill_up_to(done);
+                filled.is_ok()
+            });
+            filled.and(mapped)
+        });
         filler.finish(mapped.err(), woken)
     }
 
-    fn map_all(
+    /// Maps here, and fills what is mapped on a thread beside. `None` where no thread is to be had.
+    fn map_and_fill(
         &self,
         names: &[Tag],
         pieces: &mut [Piece],
         filler: &mut Filler<'_>,
         woken: &mut Woken,
+    ) -> Option<Result<()>> {
+        thread::scope(|scope| {
+            let (tell, told) = mpsc::channel();
+            let fill = move || told.into_iter().try_for_each(|done| filler.fill_up_to(done));
+            let filling =
+                thread::Builder::new().name("poorwill-fill".into()).spawn_scoped(scope, fill).ok()?;
+            // When filling has failed, nobody is told any more.
+            let mapped = self.map_all(names, pieces, woken, &mut |done| tell.send(done).is_ok());
+            drop(tell);
+            Some(filling.join().unwrap_or_else(|panic| resume_unwind(panic)).and(mapped))
+        })
+    }
+
+    /// Maps all pieces, a few at a time, and tells how many are. Ends early, with no error, when whoever is told says
+    /// no.
+    fn map_all(
+        &self,
+        names: &[Tag],
+        pieces: &mut [Piece],
+        woken: &mut Woken,
+        mapped: &mut dyn FnMut(usize) -> bool,
     ) -> Result<()> {
         let sum = |wanted: &dyn Fn(&Piece) -> bool| -> u64 {
             pieces.iter().filter(|piece| wanted(piece)).map(|piece| piece.range.bytes).sum()
@@ -188,8 +222,7 @@ impl Shared {
             }
             // Going on where it stopped: what was brought in is in the pieces.
             let result = loop {
-                filler.fill_up_to(done, woken)?;
-                if done == pieces.len() {
+                if !mapped(done) || done == pieces.len() {
                     break Ok(());
                 }
                 let end = pieces.len().min(done + GROUP_PIECES);
