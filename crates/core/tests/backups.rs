@@ -352,6 +352,32 @@ fn a_block_freed_while_a_sleep_asks_for_room_leaves_the_others_theirs() {
 
 /// What copies read must not be unmapped under them: also when a store panics between one copy and the next.
 #[test]
+fn a_wake_is_undone_when_a_store_panics() {
+    // So many pieces are filled here, and so many by a thread beside.
+    for tensors in [2, 20] {
+        watched(move || {
+            let device = TestDevice::open(64);
+            let driver: Arc<dyn Driver> = device.driver();
+            let left = AtomicU64::new(1);
+            let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
+                let panics = call == StoreCall::Load && left.fetch_sub(1, Ordering::Relaxed) == 0;
+                assert!(!panics, "a test's own panic");
+                false
+            });
+            let mut tenant = tenant(&driver, config(), &(Arc::new(store) as Arc<dyn Backups>));
+            let granule = tenant.granule();
+            (0..tensors).for_each(|_| drop(tenant.load(granule, &Tag::weights())));
+            tenant.pool.sleep(&level_1()).unwrap();
+            let free_bytes = driver.memory_info().unwrap().free_bytes;
+            assert!(catch_unwind(AssertUnwindSafe(|| drop(tenant.pool.wake(&all())))).is_err());
+            assert_eq!(driver.memory_info().unwrap().free_bytes, free_bytes, "{tensors} tensors");
+            tenant.pool.wake(&all()).unwrap();
+            tenant.verify();
+        });
+    }
+}
+
+#[test]
 fn a_store_that_panics_leaves_nothing_in_flight() {
     for prepares in [false, true] {
         watched(move || {

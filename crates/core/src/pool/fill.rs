@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::error::{Corruption, Phase, PoolError};
@@ -53,6 +54,8 @@ pub(super) struct Filler<'a> {
     copied_bytes: u64,
     zeroed_bytes: u64,
     started: Option<Instant>,
+    /// Whether it is still of use to fill.
+    goes_on: Arc<AtomicBool>,
     queued: Vec<(Phase, u64, Pending<()>)>,
     checks: Vec<Check<'a>>,
 }
@@ -94,14 +97,22 @@ impl<'a> Filler<'a> {
             copied_bytes: 0,
             zeroed_bytes: 0,
             started: None,
+            goes_on: Arc::new(AtomicBool::new(true)),
             queued: Vec::with_capacity(fillings.len()),
             checks: Vec::new(),
         }
     }
 
+    /// What ends filling when it is cleared: what is not queued by then is left out.
+    pub(super) fn switch(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.goes_on)
+    }
+
     /// Queues what belongs into the first `pieces` pieces, which are mapped.
     pub(super) fn fill_up_to(&mut self, pieces: usize) -> Result<()> {
-        while let Some(filling) = self.fillings.get(self.next).filter(|filling| filling.piece < pieces) {
+        while self.goes_on.load(Ordering::Relaxed)
+            && let Some(filling) = self.fillings.get(self.next).filter(|filling| filling.piece < pieces)
+        {
             self.started.get_or_insert_with(Instant::now);
             let turn = self.next;
             self.next += 1;

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -153,13 +154,10 @@ impl Shared {
         } else {
             None
         };
+        // Never while memory is being moved: whoever needs some would wait for a store that takes its time.
         let mapped = beside.unwrap_or_else(|| {
-            let mut filled = Ok(());
-            let mapped = self.map_all(names, pieces, woken, &mut |done| {
-                filled = filler.fill_up_to(done);
-                filled.is_ok()
-            });
-            filled.and(mapped)
+            self.map_all(names, pieces, woken, &mut |_| true)?;
+            filler.fill_up_to(pieces.len())
         });
         filler.finish(mapped.err(), woken)
     }
@@ -174,11 +172,14 @@ impl Shared {
     ) -> Option<Result<()>> {
         thread::scope(|scope| {
             let (tell, told) = mpsc::channel();
+            let mut needless = Needless { filling: filler.switch(), is_needed: false };
             let fill = move || told.into_iter().try_for_each(|done| filler.fill_up_to(done));
             let filling =
                 thread::Builder::new().name("poorwill-fill".into()).spawn_scoped(scope, fill).ok()?;
             // When filling has failed, nobody is told any more.
             let mapped = self.map_all(names, pieces, woken, &mut |done| tell.send(done).is_ok());
+            needless.is_needed = mapped.is_ok();
+            drop(needless);
             drop(tell);
             Some(filling.join().unwrap_or_else(|panic| resume_unwind(panic)).and(mapped))
         })
@@ -303,6 +304,20 @@ impl Shared {
         // What cannot be taken out of the way is tried again when memory is needed.
         let _ = self.dispose(&mut vm, unfit);
         undefined
+    }
+}
+
+/// Ends filling when mapping has failed, or panics: all of it would be undone.
+struct Needless {
+    filling: Arc<AtomicBool>,
+    is_needed: bool,
+}
+
+impl Drop for Needless {
+    fn drop(&mut self) {
+        if !self.is_needed {
+            self.filling.store(false, Ordering::Relaxed);
+        }
     }
 }
 

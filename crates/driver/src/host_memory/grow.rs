@@ -128,11 +128,12 @@ impl HostArena {
 
     /// Whether the machine has a slab's memory beside what is still to come of others.
     fn ask_machine(&self, slab: &Slab, growth: &Growth) -> Result<(), Lack> {
-        // One after the other, so that what is refused to one does not count as another's.
-        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         self.books().came(slab, slab.bytes); // Of an attempt before.
         // Little is not worth a look each time: what the groups left was looked at.
-        if growth.bytes >= BACKGROUND_BYTES || slab.bytes >= BACKGROUND_BYTES / 16 {
+        let is_little = growth.bytes < BACKGROUND_BYTES && slab.bytes < BACKGROUND_BYTES / 16;
+        // One after the other, so that what is refused to one does not count as another's.
+        let _asking = (!is_little).then(|| self.asking.lock().unwrap_or_else(PoisonError::into_inner));
+        if !is_little {
             let is_patient = !growth.has_failed.load(Ordering::Relaxed);
             let to_come = || self.books().to_come + slab.bytes;
             self.budget
