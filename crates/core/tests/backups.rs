@@ -366,7 +366,9 @@ fn a_wake_is_undone_when_a_store_panics() {
             });
             let mut tenant = tenant(&driver, config(), &(Arc::new(store) as Arc<dyn Backups>));
             let granule = tenant.granule();
-            (0..tensors).for_each(|_| drop(tenant.load(granule, &Tag::weights())));
+            (0..tensors).for_each(|_| {
+                tenant.load(granule, &Tag::weights());
+            });
             tenant.pool.sleep(&level_1()).unwrap();
             let free_bytes = driver.memory_info().unwrap().free_bytes;
             assert!(catch_unwind(AssertUnwindSafe(|| drop(tenant.pool.wake(&all())))).is_err());
