@@ -16,7 +16,7 @@ use std::time::Instant;
 use memmap2::{MmapMut, MmapOptions};
 use poorwill_core::{
     AllocRequest, Block, ByteSize, Digest, Driver, HostBuffer, Level, Pool, PoolConfig, SleepRequest,
-    StreamId, Tag, WakeReport, WakeRequest,
+    StreamId, Tag, Verify, WakeReport, WakeRequest,
 };
 use poorwill_driver::{HostConfig, HostDevice};
 use poorwill_testkit::pattern;
@@ -77,7 +77,8 @@ fn run() -> Outcome<()> {
     for _ in 0..rounds {
         // Each follows a sleep, so that both find free what a sleep has just released.
         pool.sleep(&all)?;
-        wakes.push(pool.wake(&WakeRequest::all())?);
+        // Every granule, as the limit digests every one.
+        wakes.push(pool.wake(&WakeRequest::all().verifying(Verify::All))?);
         pool.sleep(&all)?;
         limits.push(limit(&sources, threads)?);
         pool.wake(&WakeRequest::all())?;
