@@ -29,6 +29,9 @@ const CREDIT_SHARE: u64 = 16;
 /// Most that is ever asked for: more than any machine addresses.
 const ASKED_BYTES_MAX: u64 = 1 << 56;
 
+/// How often memory is looked for while others give some back.
+const PLACE_TRIES: u32 = 8;
+
 /// Most threads that make slabs at the same time.
 const THREADS_MAX: usize = 16;
 
@@ -45,6 +48,9 @@ pub(crate) struct Options {
     pub(crate) gives_surplus_back: bool,
     pub(crate) system: System,
 }
+
+/// A place for each size, and the slabs that are to be made for them.
+type Placed = (Vec<Extent>, Vec<Arc<Slab>>);
 
 /// Host memory of one device.
 #[derive(Debug)]
@@ -160,7 +166,7 @@ impl HostArena {
     }
 
     /// A place for each size, and the slabs that are to be made for them. They are the caller's to make.
-    fn place(self: &Arc<Self>, sizes: &[u64]) -> Result<(Vec<Extent>, Vec<Arc<Slab>>)> {
+    fn place(self: &Arc<Self>, sizes: &[u64]) -> Result<Placed> {
         if sizes.contains(&0) {
             return Err(invalid("0 bytes of host memory were asked for".into()));
         }
@@ -169,25 +175,35 @@ impl HostArena {
         if total > ASKED_BYTES_MAX {
             return Err(refused("no machine has as much; ask for less".to_owned()));
         }
-        let mut lack = match self.try_place(sizes) {
+        let mut tries = 0;
+        loop {
+            let gone = self.books().gone;
+            let lack = match self.place_or_make_room(sizes) {
+                Ok(placed) => return Ok(placed),
+                Err(lack) => lack,
+            };
+            let books = self.books();
+            tries += 1;
+            // What others gave back between two looks may be what was lacking.
+            if books.gone == gone || tries == PLACE_TRIES {
+                return Err(refused(format!("{} held before; {}", ByteSize(books.held), lack.reason)));
+            }
+        }
+    }
+
+    fn place_or_make_room(self: &Arc<Self>, sizes: &[u64]) -> std::result::Result<Placed, Lack> {
+        let lack = match self.try_place(sizes) {
             Ok(placed) => return Ok(placed),
             Err(lack) => lack,
         };
         // Slabs that have some of the room must not be what keeps others from being made.
         if self.would_help(&lack) && self.give_unused_back(u64::MAX) {
-            lack = match self.try_place(sizes) {
-                Ok(placed) => return Ok(placed),
-                Err(lack) => lack,
-            };
+            return self.try_place(sizes);
         }
-        let before = self.books().held;
-        Err(refused(format!("{} held before; {}", ByteSize(before), lack.reason)))
+        Err(lack)
     }
 
-    fn try_place(
-        self: &Arc<Self>,
-        sizes: &[u64],
-    ) -> std::result::Result<(Vec<Extent>, Vec<Arc<Slab>>), Lack> {
+    fn try_place(self: &Arc<Self>, sizes: &[u64]) -> std::result::Result<Placed, Lack> {
         let (spots, slabs, is_small) = self.enter(sizes);
         let extent = |spot| Extent { arena: Arc::clone(self), spot };
         // From here on they go back if they are dropped, and slabs that nobody waits for are forgotten.

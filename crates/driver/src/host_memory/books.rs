@@ -74,6 +74,8 @@ pub(super) struct Books {
     pub(super) held: u64,
     /// Of slabs that were taken out of the books to be given back, and may be there yet.
     pub(super) leaving: u64,
+    /// How many of those have gone.
+    pub(super) gone: u64,
     /// Of buffers, as they were asked for.
     pub(super) used: u64,
     pub(super) pinned: u64,
@@ -288,6 +290,7 @@ impl Books {
     pub(super) fn left(&mut self, bytes: u64) {
         self.held -= bytes;
         self.leaving -= bytes;
+        self.gone += 1;
     }
 
     /// Puts back what could not be given back.
