@@ -51,9 +51,34 @@ class MemorySaver:
         self._saver.resume("weights")
 
 
+class Poorwill:
+    """This project's Python package."""
+
+    def __init__(self):
+        import poorwill
+
+        self._poorwill = poorwill
+
+    def pool(self):
+        return self._poorwill.pool(tag="weights")
+
+    def sleep(self):
+        self._poorwill.sleep(level=1)
+
+    def drop(self):
+        self._poorwill.sleep(level=2)
+
+    def wake(self):
+        report = self._poorwill.wake()
+        if report.undefined_tags:
+            # Nobody loads the weights again here; without this the next sleep is refused.
+            self._poorwill.mark_restored(report.undefined_tags)
+
+
 MAKE = {
     "none": Torch,
     "cumem": CuMem,
     "tms": lambda: MemorySaver(retain=False),
     "tms-retain": lambda: MemorySaver(retain=True),
+    "poorwill": Poorwill,
 }

@@ -17,24 +17,29 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STDERR_BYTES = 2000  # how much of a run's complaints is kept
+TIGHT = "1.06"  # what is left of the card, over what lives at the peak, in runs that are called so
 ENDING_S = 30  # how long a killed run may take to end
 
 
-def runs(poorwill: str | None, device: str, gib: int, changed: str) -> dict[str, list[str]]:
+def runs(
+    poorwill: str | None, device: str, gib: int, changed: str, seeds: int = 1
+) -> dict[str, list[str]]:
     """Every run by name, with its command."""
 
     def script(name: str, *arguments: str) -> list[str]:
         return [sys.executable, str(HERE / name), *arguments]
 
     commands = {"machine": script("machine.py")}
-    for allocator in ["cumem", "tms", "tms-retain"]:
+    for allocator in ["cumem", "tms", "tms-retain", "poorwill"]:
         commands[f"sleep-{allocator}"] = script("sleep_wake.py", "--allocator", allocator, "--gib", str(gib))
-    for allocator in ["none", "cumem", "tms"]:
+    for allocator in ["none", "cumem", "tms", "poorwill"]:
         for split in ["none", "20"]:
             for load in ["moe", "dense"]:
-                commands[f"churn-{allocator}-{split}-{load}"] = script(
-                    "churn.py", "--allocator", allocator, "--split", split, "--load", load
-                )
+                churn = script("churn.py", "--allocator", allocator, "--split", split, "--load", load)
+                commands[f"churn-{allocator}-{split}-{load}"] = churn
+                commands[f"tight-{allocator}-{split}-{load}"] = [*churn, "--free-ratio", TIGHT]
+                for seed in range(1, seeds):
+                    commands[f"churn-{allocator}-{split}-{load}-{seed}"] = [*churn, "--seed", str(seed)]
     if poorwill:
         commands["poorwill-doctor"] = [poorwill, "doctor", "--json"]
         commands["poorwill-sleep"] = [
@@ -126,6 +131,7 @@ def main() -> None:
     arguments.add_argument("--gib", type=int, default=24, help="size of the load that sleeps")
     arguments.add_argument("--changed", default="1%", help="part that changes before poorwill's last sleep")
     arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--seeds", type=int, default=1, help="how many seeds each load is run with")
     arguments.add_argument("--limit-s", type=float, default=300, help="longest that one run may take")
     arguments.add_argument(
         "--deadline-s", type=float, help="after how many seconds nothing is begun, and what runs is ended"
@@ -134,7 +140,7 @@ def main() -> None:
     arguments.add_argument("--list", action="store_true", help="print the names of the runs, and run nothing")
     options = arguments.parse_args()
 
-    commands = runs(options.poorwill, options.device, options.gib, options.changed)
+    commands = runs(options.poorwill, options.device, options.gib, options.changed, options.seeds)
     names = list(commands)
     if options.only:
         wanted = options.only.split(",")

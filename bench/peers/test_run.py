@@ -107,8 +107,10 @@ class Run(unittest.TestCase):
 
     def test_runs_and_their_names(self):
         names = run("--poorwill", "x", "--list").stdout.split()
-        self.assertEqual(len(names), 1 + 3 + 12 + 5)
-        self.assertNotIn("poorwill", run("--list").stdout)
+        self.assertEqual(len(names), 1 + 4 + 2 * 16 + 5)
+        self.assertEqual(len(run("--seeds", "6", "--list").stdout.split()), 1 + 4 + (6 + 1) * 16)
+        without = run("--list").stdout.split()
+        self.assertFalse([name for name in without if name.startswith("poorwill-")])
         self.assertEqual(run("--only", "nobody", "--list").returncode, 2)
         self.assertEqual(run().returncode, 2)
 
@@ -126,10 +128,10 @@ class Run(unittest.TestCase):
         self.assertEqual(sleep[1:4], ["bench", "sleep", "--json"])
         self.assertEqual(sleep[-4:], ["--size", "24GiB", "--changed", "0.5"])
 
-    def table(self, *lines: tuple[str, int, dict]) -> subprocess.CompletedProcess:
+    def table(self, *lines: tuple[str, int, dict], script="table.py") -> subprocess.CompletedProcess:
         records = [{"run": name, "round": turn, "line": line} for name, turn, line in lines]
         self.out.write_text("".join(json.dumps(record) + "\n" for record in records))
-        program = [sys.executable, str(HERE / "table.py"), str(self.out)]
+        program = [sys.executable, str(HERE / script), str(self.out)]
         return subprocess.run(program, capture_output=True, text=True, encoding="utf-8")
 
     def test_the_table_of_sleeping_and_waking(self):
@@ -172,6 +174,30 @@ class Run(unittest.TestCase):
             ran = subprocess.run(program, capture_output=True, text=True)
             self.assertEqual(ran.returncode, 1)
             self.assertTrue(ran.stderr.startswith("cannot read what run.py wrote: "), ran.stderr)
+
+    def test_the_table_of_loading(self):
+        def churn(peak: float, seconds: float, failed: str | None = None) -> dict:
+            return {"failed": failed, "peak_ratio": peak, "held_ratio": 1.0, "seconds": seconds}
+
+        ran = self.table(
+            ("churn-poorwill-20-moe", 1, churn(1.01, 0.5)),
+            ("churn-poorwill-20-moe-1", 1, churn(1.02, 0.7)),
+            ("churn-cumem-20-moe", 1, churn(4.0, 0.1, "CUDA out of memory")),
+            ("tight-poorwill-20-moe", 1, churn(1.01, 0.5)),
+            ("tight-cumem-20-moe", 1, churn(1.0, 0.5, "CUDA out of memory")),
+            ("sleep-cumem", 1, {"sleep_s": 1.0}),
+            script="churn_table.py",
+        )
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ran.stdout.splitlines()]
+        self.assertEqual({len(row) for row in rows}, {8})
+        by_pool = {tuple(row[:3]): row[3:] for row in rows[2:]}
+        ours = by_pool["moe", "20", "**Poorwill**"]
+        self.assertEqual(ours, ["2 of 2", "1.010 to 1.020×", "1.000×", "0.600", "loads"])
+        peer = by_pool["moe", "20", "vLLM's `CuMemAllocator`"]
+        self.assertEqual(peer, ["0 of 1", "-", "-", "-", "fails"])
+        ran = self.table(("machine", 1, {"what": "link"}), script="churn_table.py")
+        self.assertIn("no run of churn.py", ran.stderr)
 
     def test_every_script_is_python(self):
         for path in HERE.glob("*.py"):
