@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arena;
 mod budget;
 mod device;
 mod errors;
@@ -23,5 +24,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     shared_memory::register(module)?;
     sizes::register(module)?;
     device::register(module)?;
-    budget::register(module)
+    budget::register(module)?;
+    arena::register(module)
 }

@@ -2,8 +2,10 @@
 //!
 //! A forked child has copies of everything, and none of the threads: a lock may be held there for ever, and whoever
 //! waits for a thread waits for ever. So in a child getting at such a value is an error, and letting go of it does
-//! nothing. Elsewhere it is dropped while other Python threads go on.
+//! nothing. [`Here`] is for what Python holds, and is dropped while other Python threads go on; [`Owned`] is for what
+//! threads hold that know nothing of Python.
 
+use std::ops::Deref;
 use std::{mem, process};
 
 use pyo3::prelude::*;
@@ -48,5 +50,36 @@ impl<T: Send> Drop for Here<T> {
         let mut value = Some(value);
         // Where Python is not to be had any more, nobody waits for it.
         Python::try_attach(|py| py.detach(|| drop(value.take())));
+    }
+}
+
+/// A value that is let go of in the process that made it, and in a fork of it left as it is. Who uses it is known to
+/// be in that process.
+#[derive(Debug)]
+pub(crate) struct Owned<T> {
+    /// There until it is dropped.
+    value: Option<T>,
+    process: u32,
+}
+
+impl<T> Owned<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { value: Some(value), process: process::id() }
+    }
+}
+
+impl<T> Deref for Owned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.value.as_ref().expect("only dropping takes it")
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        if self.process != process::id() {
+            mem::forget(self.value.take());
+        }
     }
 }

@@ -4,14 +4,17 @@ from typing import Any, Protocol, TypeAlias, final
 
 __all__ = [
     "SHARED_MEMORY_WITHOUT_OPT_IN_BYTES",
+    "Arena",
     "Budget",
     "BudgetError",
     "BudgetWarning",
     "Claim",
     "Claimed",
+    "ClosedError",
     "PoorwillError",
     "Source",
     "__version__",
+    "arena",
     "budget",
     "cuda_ordinal",
     "estimate_attention",
@@ -34,6 +37,9 @@ class PoorwillError(Exception):
 
 class BudgetError(PoorwillError):
     """A claim that the budget does not allow, or a budget that nobody knows."""
+
+class ClosedError(PoorwillError):
+    """Something of an arena that has been closed, or of a block that has been freed."""
 
 class BudgetWarning(UserWarning):
     """Something took more memory than it had claimed, and the rest of the budget covers it."""
@@ -252,3 +258,55 @@ class Claim:
         traceback: TracebackType | None,
         /,
     ) -> None: ...
+
+def arena(
+    device: _Device | None = None,
+    name: str = "default",
+    *,
+    limit: _Cap | Mapping[Any, _Cap] | None = None,
+    host_limit: int | str | None = None,
+    pageable: bool = False,
+) -> Arena:
+    """Opens an arena, or finds it: memory of a device that can be put to sleep and woken.
+
+    `device` is named as for `budget`. Several arenas of one device share it and have names. Asking again for
+    one that is open returns it; options that are given then must be those that it was opened with.
+
+    `limit` is the most that it may map: bytes as an int or a text like "24GiB"; a share of the device's budget,
+    as a float, or a text like "0.92" or "92%"; or one for each device, as a mapping or a text like
+    "cuda:0=20GiB,0.92". It has to fit beside what this process has of the device already; a share is lowered
+    until it does. Without a limit the arena may have what is left of the budget. Each arena finds its budget
+    when it is opened and none is kept for the others, so several without a limit compete, and in the end it is
+    the device that refuses.
+
+    `host_limit` bounds the host memory that the device may hold for backups, and `pageable` leaves it unlocked.
+    They are the device's, and so those of its first arena.
+
+    Raises BudgetError for a limit that does not fit or where nobody tells how much memory there is, and
+    PoorwillError where the device cannot be opened, or is open in another way.
+    """
+
+@final
+class Arena:
+    """Memory of a device that can be put to sleep and woken; `poorwill.arena` opens one.
+
+    It stays open until it is closed, whether or not anybody holds this object.
+    """
+
+    @property
+    def device(self) -> str:
+        """The device, by name."""
+    @property
+    def name(self) -> str:
+        """Its own name."""
+    @property
+    def limit_bytes(self) -> int:
+        """Most that it may map."""
+    def close(self) -> None:
+        """Gives everything back and ends it. Closing again does nothing.
+
+        What still lives in it loses its bytes and its memory at once; the addresses stay reserved, so that
+        nothing else comes to lie there, until the last has let go.
+        """
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...

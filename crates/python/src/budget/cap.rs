@@ -13,7 +13,7 @@ const UNDERSTOOD: &str =
     "a cap is an int, in bytes, a float, as a share, or a text like \"20GiB\" or \"0.92\"";
 
 /// The cap of this device: one for all devices, or its own in a mapping or a text that names devices.
-pub(super) fn of(caps: &Bound<'_, PyAny>, spec: &DeviceSpec) -> PyResult<Option<Cap>> {
+pub(crate) fn of(caps: &Bound<'_, PyAny>, spec: &DeviceSpec) -> PyResult<Option<Cap>> {
     if let Ok(text) = caps.cast::<PyString>() {
         let caps: Caps = text.to_string().parse().map_err(invalid)?;
         return Ok(caps.of(spec));

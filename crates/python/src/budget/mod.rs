@@ -1,6 +1,6 @@
 //! Budgets: how much of a device may be used, and who has claimed how much of it.
 
-mod cap;
+pub(crate) mod cap;
 mod claim;
 
 use poorwill::budget::{Envelope, claim_in_use};
@@ -10,7 +10,7 @@ use pyo3::types::PyDict;
 
 use self::claim::Claim;
 use crate::device;
-use crate::errors::{invalid, over_budget, refused};
+use crate::errors::{invalid, not_opened, over_budget, refused};
 use crate::process::Here;
 use crate::sizes::size_of;
 
@@ -48,10 +48,7 @@ fn budget(
         let in_use = claim_in_use(&budget, &envelope);
         Ok((budget, Opened { envelope, _in_use: in_use, device }))
     });
-    let (decided, opened) = opened.map_err(|error: OpenError| match error {
-        OpenError::Budget(error) => over_budget(error),
-        error => refused(error),
-    })?;
+    let (decided, opened) = opened.map_err(|error: OpenError| not_opened(&error))?;
     Ok(Budget { device: spec.to_string(), decided, opened: Here::new(opened) })
 }
 

@@ -1,0 +1,284 @@
+//! The arenas that are open in this process, by device and name.
+//!
+//! All arenas of a device share one [`Device`], which is opened with the first of them and let go of with the last.
+//! An arena stays open until it is closed, whoever holds it; what is still open when the process ends goes with it.
+//!
+//! Two locks. That of the registry is held by threads that hold Python's lock and keep it meanwhile, so a fork by
+//! Python never finds it taken. A device's is held while arenas are opened and closed, which takes a while, by threads
+//! that do not hold Python's. In a forked child the registry begins anew, and nothing of the old one is touched.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{mem, process};
+
+use poorwill::budget::{Envelope, claim_own};
+use poorwill::{Cap, Claim, Device, DeviceSpec, HostMemoryUse, OpenError, PoolConfig, PoolError, Tag};
+use pyo3::prelude::*;
+
+use crate::errors::{closed, not_opened, refused};
+use crate::process::Owned;
+
+#[allow(dead_code)] // Its parts are for those who take memory from it.
+/// An arena that was opened. Whoever uses its memory holds this: it ends when the last has let go.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    /// Its name.
+    pub(crate) name: String,
+    /// The device.
+    pub(crate) device: Device,
+    /// The arena. Closed for good when this is dropped.
+    pub(crate) arena: Owned<poorwill::Arena>,
+    is_closed: AtomicBool,
+    /// What the process had of the device when this was opened.
+    _in_use: Owned<Option<Claim>>,
+}
+
+#[allow(dead_code)]
+impl Opened {
+    /// Whether it has been closed: nothing new is to be taken from it.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// The error for whoever wants something new of a closed arena.
+    pub(crate) fn closed_error(&self) -> PyErr {
+        closed(closed_words(&self.name, self.device.spec()))
+    }
+}
+
+fn closed_words(name: &str, device: &DeviceSpec) -> String {
+    format!(
+        "the arena `{name}` on {device} has been closed, and what was in it is gone; open one again with \
+         poorwill.arena(\"{device}\", \"{name}\")"
+    )
+}
+
+/// What an arena is asked to be. What is left open is as it is, or as it is by default.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) device: DeviceSpec,
+    /// Whether the device was named without a size.
+    pub(super) any_size: bool,
+    pub(super) name: String,
+    pub(super) limit: Option<Cap>,
+    pub(super) host_memory: HostMemoryUse,
+}
+
+/// A place in the registry: an arena, until it is closed.
+#[derive(Debug)]
+pub(super) struct Entry {
+    name: String,
+    device: DeviceSpec,
+    limit: Option<Cap>,
+    /// Held for no longer than it takes to look.
+    opened: Mutex<Option<Arc<Opened>>>,
+    /// Whose it is.
+    slot: Arc<Slot>,
+}
+
+/// The arenas of one device.
+#[derive(Debug, Default)]
+pub(super) struct Slot(Mutex<OnDevice>);
+
+#[derive(Debug, Default)]
+struct OnDevice {
+    device: Option<(Device, HostMemoryUse)>,
+    arenas: BTreeMap<String, Arc<Entry>>,
+}
+
+#[derive(Debug)]
+struct Registry {
+    process: u32,
+    slots: BTreeMap<String, Arc<Slot>>,
+}
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry { process: 0, slots: BTreeMap::new() });
+
+/// Finds the arena that is wanted, or opens it.
+pub(super) fn open(py: Python<'_>, wanted: &Wanted) -> PyResult<Arc<Entry>> {
+    let id = wanted.device.id();
+    let slot = with_slots(py, |slots| Arc::clone(slots.entry(id).or_default()));
+    py.detach(|| slot.open(wanted)).map_err(|error| match error {
+        NotOpened::Contradiction(words) => refused(words),
+        NotOpened::Refused(error) => not_opened(&error),
+    })
+}
+
+#[allow(dead_code)]
+/// The open arena of this device and name.
+pub(super) fn find(py: Python<'_>, device: &DeviceSpec, name: &str) -> Option<Arc<Entry>> {
+    let slot = with_slots(py, |slots| slots.get(&device.id()).cloned())?;
+    py.detach(|| slot.lock().arenas.get(name).cloned())
+}
+
+#[allow(dead_code)]
+/// All that are open.
+pub(super) fn all(py: Python<'_>) -> Vec<Arc<Entry>> {
+    let slots: Vec<Arc<Slot>> = with_slots(py, |slots| slots.values().cloned().collect());
+    let arenas = |slot: &Arc<Slot>| slot.lock().arenas.values().cloned().collect::<Vec<_>>();
+    py.detach(|| slots.iter().flat_map(arenas).collect())
+}
+
+/// Does something with the devices of this process. Whoever calls this holds Python's lock, and `act` keeps it.
+fn with_slots<T>(_held: Python<'_>, act: impl FnOnce(&mut BTreeMap<String, Arc<Slot>>) -> T) -> T {
+    let mut registry = locked(&REGISTRY);
+    if registry.process != process::id() {
+        // What is there is the parent's.
+        mem::forget(mem::take(&mut registry.slots));
+        registry.process = process::id();
+    }
+    act(&mut registry.slots)
+}
+
+/// Nothing that is done under these locks leaves anything half changed.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why there is no such arena.
+enum NotOpened {
+    Contradiction(String),
+    Refused(OpenError),
+}
+
+impl From<OpenError> for NotOpened {
+    fn from(error: OpenError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl Slot {
+    fn lock(&self) -> MutexGuard<'_, OnDevice> {
+        locked(&self.0)
+    }
+
+    fn open(self: &Arc<Self>, wanted: &Wanted) -> Result<Arc<Entry>, NotOpened> {
+        let mut here = self.lock();
+        let device = here.device(wanted)?;
+        if let Some(entry) = here.arenas.get(&wanted.name) {
+            entry.check(wanted)?;
+            return Ok(Arc::clone(entry));
+        }
+        let opened = Arc::new(Opened::open(&device, wanted)?);
+        let entry = Arc::new(Entry {
+            name: wanted.name.clone(),
+            device: device.spec().clone(),
+            limit: wanted.limit,
+            opened: Mutex::new(Some(opened)),
+            slot: Arc::clone(self),
+        });
+        let host_memory = here.device.as_ref().map_or(wanted.host_memory, |(_, host_memory)| *host_memory);
+        here.device = Some((device, host_memory));
+        here.arenas.insert(wanted.name.clone(), Arc::clone(&entry));
+        Ok(entry)
+    }
+}
+
+impl OnDevice {
+    /// The device, as it is open or newly opened.
+    fn device(&self, wanted: &Wanted) -> Result<Device, NotOpened> {
+        let Some((device, host_memory)) = &self.device else {
+            return Ok(Device::open_with(&wanted.device, &wanted.host_memory)?);
+        };
+        let HostMemoryUse { limit_bytes, pageable } = wanted.host_memory;
+        let differs = if !wanted.any_size && wanted.device != *device.spec() {
+            format!("not as {}", wanted.device)
+        } else if limit_bytes.is_some_and(|_| limit_bytes != host_memory.limit_bytes) {
+            "with another host_limit".to_owned()
+        } else if pageable && !host_memory.pageable {
+            "without pageable".to_owned()
+        } else {
+            return Ok(device.clone());
+        };
+        let names = self.arenas.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        Err(NotOpened::Contradiction(format!(
+            "cannot open the arena `{}`: {} is open {differs}, for {names}; all arenas of a device share it, so \
+             ask for it as it is, or close them first",
+            wanted.name,
+            device.spec()
+        )))
+    }
+}
+
+impl Opened {
+    fn open(device: &Device, wanted: &Wanted) -> Result<Self, OpenError> {
+        let known = device.envelope(None);
+        let (budget, envelope) = match (known, wanted.limit) {
+            // Nobody tells, so the user's word is all there is.
+            (Err(_), Some(Cap::Bytes(bytes))) => device.envelope(Some(Cap::Bytes(bytes)))?,
+            (known, _) => known?,
+        };
+        let in_use = claim_own(&budget, &envelope);
+        let limit_bytes = wanted.limit.map(|limit| limited(limit, &envelope));
+        let pool = PoolConfig { limit_bytes, ..PoolConfig::default() };
+        Ok(Self {
+            name: wanted.name.clone(),
+            device: device.clone(),
+            arena: Owned::new(poorwill::Arena::open_within(device, &envelope, pool)?),
+            is_closed: AtomicBool::new(false),
+            _in_use: Owned::new(in_use),
+        })
+    }
+
+    /// Refuses what is new, and gives the memory back. While blocks are in somebody's hands their addresses stay
+    /// reserved, without memory; with the last of them they go, too.
+    fn close(self: Arc<Self>) -> Result<(), PoolError> {
+        self.is_closed.store(true, Ordering::Release);
+        match Arc::try_unwrap(self) {
+            Ok(alone) => alone.arena.close(),
+            Err(shared) => {
+                let tags: Vec<Tag> = shared.arena.stats()?.tags.into_iter().map(|stats| stats.tag).collect();
+                shared.arena.discard(&tags)?;
+                shared.arena.trim().map(drop)
+            }
+        }
+    }
+}
+
+/// A share is one of the budget, and at most what is left of it.
+fn limited(limit: Cap, envelope: &Envelope) -> u64 {
+    match limit {
+        Cap::Bytes(bytes) => bytes,
+        Cap::Share(share) => share.of(envelope.budget_bytes()).min(envelope.unclaimed_bytes()),
+    }
+}
+
+impl Entry {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn device(&self) -> &DeviceSpec {
+        &self.device
+    }
+
+    /// The arena, unless it has been closed.
+    pub(super) fn opened(&self) -> PyResult<Arc<Opened>> {
+        let opened = locked(&self.opened).clone();
+        opened.ok_or_else(|| closed(closed_words(&self.name, &self.device)))
+    }
+
+    /// Closes it. Doing so again does nothing.
+    pub(super) fn close(self: &Arc<Self>) -> Result<(), PoolError> {
+        let mut here = self.slot.lock();
+        let Some(opened) = locked(&self.opened).take() else { return Ok(()) };
+        here.arenas.retain(|_, entry| !Arc::ptr_eq(entry, self));
+        let device = if here.arenas.is_empty() { here.device.take() } else { None };
+        drop(here);
+        let closed = opened.close();
+        drop(device);
+        closed
+    }
+
+    fn check(&self, wanted: &Wanted) -> Result<(), NotOpened> {
+        let Some(limit) = wanted.limit.filter(|limit| Some(*limit) != self.limit) else { return Ok(()) };
+        let (name, device) = (&self.name, &self.device);
+        let was =
+            self.limit.map_or_else(|| "without a limit".to_owned(), |was| format!("with a limit of {was}"));
+        Err(NotOpened::Contradiction(format!(
+            "the arena `{name}` on {device} is open {was}, and a limit of {limit} is asked for; leave the limit \
+             away, close it first, or open another under another name"
+        )))
+    }
+}
