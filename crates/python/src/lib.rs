@@ -13,6 +13,7 @@ mod errors;
 mod process;
 mod shared_memory;
 mod sizes;
+mod torch;
 
 use pyo3::prelude::*;
 
@@ -24,6 +25,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     shared_memory::register(module)?;
     sizes::register(module)?;
     device::register(module)?;
+    torch::register(module)?;
     budget::register(module)?;
     arena::register(module)
 }

@@ -1,0 +1,126 @@
+//! Where PyTorch's caching allocator gets its segments: see [`symbols`] for what it calls, [`route`] for where a call
+//! goes, and [`segments`] for what PyTorch has.
+//!
+//! The Python half is `poorwill/torch.py`, which decides which allocations are routed here.
+
+mod route;
+mod segments;
+mod symbols;
+
+use poorwill::{DeviceRange, Tag};
+use pyo3::prelude::*;
+
+use self::route::routes;
+use self::segments::Moment;
+use crate::arena::Arena;
+use crate::errors::{invalid, refused};
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(torch_allocator, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_make_default, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_moment, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_carve, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_segments, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_has_segment_at, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_set_cached_max, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_watch, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_refusal, module)?)?;
+    module.add_function(wrap_pyfunction!(make_immortal, module)?)
+}
+
+/// The addresses of two C functions, to get segments for a tag of an arena and to give them back: for
+/// `torch._C._cuda_customAllocator`.
+///
+/// Raises ValueError for a name that no tag can have, and PoorwillError where PyTorch cannot use the arena.
+#[pyfunction]
+fn torch_allocator(arena: &Bound<'_, Arena>, tag: &str) -> PyResult<(usize, usize)> {
+    let opened = arena.get().opened()?;
+    let tag = Tag::new(tag).map_err(invalid)?;
+    let number = routes().to(&opened, &tag).map_err(refused)?;
+    symbols::addresses(number).ok_or_else(|| refused("no function is left for another tag"))
+}
+
+/// Has the symbol `poorwill_alloc` serve a tag of an arena, for the arena's device.
+///
+/// Raises as `torch_allocator`.
+#[pyfunction]
+fn torch_make_default(arena: &Bound<'_, Arena>, tag: &str) -> PyResult<()> {
+    let opened = arena.get().opened()?;
+    let tag = Tag::new(tag).map_err(invalid)?;
+    routes().make_default(routes().to(&opened, &tag).map_err(refused)?);
+    Ok(())
+}
+
+/// Now: segments that are handed out later are not carved by who names this moment.
+#[pyfunction]
+fn torch_moment() -> u64 {
+    routes().moment().0
+}
+
+/// Gives parts of segments back that PyTorch never hands out again. Each segment is its address, its size, and its
+/// free parts, each an address and a size. Returns the bytes given back, which are whole granules.
+///
+/// Raises PoorwillError for what an arena says first, when everything else was tried.
+#[pyfunction]
+#[allow(clippy::type_complexity)] // As Python has it: segments with their holes.
+fn torch_carve(
+    py: Python<'_>,
+    moment: u64,
+    segments: Vec<(u64, u64, Vec<(u64, u64)>)>,
+) -> PyResult<u64> {
+    let carved = py.detach(|| {
+        let (mut bytes, mut failed) = (0, None);
+        for (addr, size, holes) in segments {
+            let holes: Vec<_> = holes.into_iter().map(|(addr, bytes)| DeviceRange::new(addr, bytes)).collect();
+            match routes().carve(Moment(moment), DeviceRange::new(addr, size), &holes) {
+                Ok(carved) => bytes += carved,
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        failed.map_or(Ok(bytes), Err)
+    });
+    carved.map_err(refused)
+}
+
+/// How many segments PyTorch has, and the bytes of them that are still held.
+#[pyfunction]
+fn torch_segments(py: Python<'_>) -> (usize, u64) {
+    py.detach(|| routes().held())
+}
+
+/// Whether a segment that PyTorch has begins at an address.
+#[pyfunction]
+fn torch_has_segment_at(py: Python<'_>, addr: u64) -> bool {
+    py.detach(|| routes().begins_at(addr))
+}
+
+/// How many bytes an arena may keep mapped that nothing uses, before a thread of its own gives them back; None for as
+/// many as there are.
+///
+/// Raises ClosedError when it is closed.
+#[pyfunction]
+fn torch_set_cached_max(py: Python<'_>, arena: &Bound<'_, Arena>, max_bytes: Option<u64>) -> PyResult<()> {
+    let opened = arena.get().opened()?;
+    py.detach(|| opened.arena.set_cached_max_bytes(max_bytes)).map_err(refused)
+}
+
+/// Has an arena know a stream of PyTorch's, so that it sees when work on it is being captured into a graph.
+///
+/// Raises PoorwillError for a stream of another GPU.
+#[pyfunction]
+fn torch_watch(py: Python<'_>, arena: &Bound<'_, Arena>, stream: usize) -> PyResult<()> {
+    let opened = arena.get().opened()?;
+    py.detach(|| route::watch(&opened, stream)).map(drop).map_err(refused)
+}
+
+/// What was refused to PyTorch last, in words; None where nothing was since this was asked last.
+#[pyfunction]
+fn torch_refusal() -> Option<String> {
+    routes().take_refusal()
+}
+
+/// Keeps an object for ever: for those of PyTorch's whose end would end the process.
+#[pyfunction]
+fn make_immortal(object: Bound<'_, PyAny>) {
+    std::mem::forget(object.unbind());
+}

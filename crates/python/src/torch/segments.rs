@@ -1,0 +1,126 @@
+//! The segments that PyTorch has from us: where they are, and which blocks of an arena they are made of.
+//!
+//! PyTorch gives a segment back by the address and the size that it asked for, which only one segment has at a time.
+//! Until then parts of it may be given back already ([`Book::carve`]): those whose addresses PyTorch has promised never
+//! to hand out again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use poorwill::{Block, DeviceRange, PoolError};
+
+use crate::arena::Opened;
+
+/// A segment of PyTorch's.
+#[derive(Debug)]
+struct Segment {
+    opened: Arc<Opened>,
+    /// What is left of it, in ascending order.
+    parts: Vec<Block>,
+    /// Counts the segments: one that takes the place of another has a higher one.
+    serial: u64,
+}
+
+/// All segments of this process.
+#[derive(Debug, Default)]
+pub(super) struct Book {
+    segments: Mutex<Segments>,
+}
+
+#[derive(Debug, Default)]
+struct Segments {
+    by_place: HashMap<DeviceRange, Segment>,
+    last_serial: u64,
+    carved_bytes: u64,
+}
+
+/// A moment: what was handed out by then can be told from what was handed out later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Moment(pub(super) u64);
+
+impl Book {
+    /// A block is a segment from now on. The place is what PyTorch has asked for, at the block's address.
+    pub(super) fn add(&self, opened: Arc<Opened>, block: Block) {
+        let mut book = self.lock();
+        book.last_serial += 1;
+        let serial = book.last_serial;
+        let place = DeviceRange::new(block.range.addr, block.requested_bytes);
+        book.by_place.insert(place, Segment { opened, parts: vec![block], serial });
+    }
+
+    /// Gives a segment back to its arena. Returns whether there was one at this place.
+    pub(super) fn free(&self, place: DeviceRange) -> Result<bool, PoolError> {
+        let Some(segment) = self.lock().by_place.remove(&place) else { return Ok(false) };
+        let mut failed = None;
+        for part in segment.parts {
+            failed = failed.or(segment.opened.arena.free(part.id).err());
+        }
+        failed.map_or(Ok(true), Err)
+    }
+
+    /// Now.
+    pub(super) fn moment(&self) -> Moment {
+        Moment(self.lock().last_serial)
+    }
+
+    /// Gives whole granules of `holes` back, which lie in the segment at `place`, if that is still the one of this
+    /// moment. Returns the bytes given back.
+    ///
+    /// The caller vouches that PyTorch never hands the holes out again: they belong to a pool that was retired before
+    /// the moment, and were free then.
+    pub(super) fn carve(
+        &self,
+        moment: Moment,
+        place: DeviceRange,
+        holes: &[DeviceRange],
+    ) -> Result<u64, PoolError> {
+        // Held until it is done, so that the segment cannot be given back under way.
+        let mut book = self.lock();
+        let Some(segment) = book.by_place.get_mut(&place) else { return Ok(0) };
+        if segment.serial > moment.0 {
+            return Ok(0);
+        }
+        let granule_bytes = segment.opened.arena.driver().info().granule_bytes;
+        let mut carved_bytes = 0;
+        for hole in holes.iter().filter_map(|hole| whole_granules(*hole, granule_bytes)) {
+            // The first granule stays: another segment there would have this one's address.
+            let hole = after(hole, place.addr + granule_bytes);
+            let at = segment.parts.iter().position(|part| part.range.contains(&hole));
+            let (Some(at), true) = (at, hole.bytes > 0) else { continue };
+            let rest = segment.opened.arena.free_part(segment.parts[at].id, hole)?;
+            segment.parts.splice(at..=at, rest);
+            carved_bytes += hole.bytes;
+        }
+        book.carved_bytes += carved_bytes;
+        Ok(carved_bytes)
+    }
+
+    /// Whether a segment begins at this address.
+    pub(super) fn begins_at(&self, addr: u64) -> bool {
+        self.lock().by_place.keys().any(|place| place.addr == addr)
+    }
+
+    /// How many segments there are, and the bytes of them that are still held.
+    pub(super) fn held(&self) -> (usize, u64) {
+        let book = self.lock();
+        let parts = book.by_place.values().flat_map(|segment| &segment.parts);
+        (book.by_place.len(), parts.map(|part| part.range.bytes).sum())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Segments> {
+        self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The granules that lie in a range as a whole.
+fn whole_granules(range: DeviceRange, granule_bytes: u64) -> Option<DeviceRange> {
+    let start = range.addr.checked_next_multiple_of(granule_bytes)?;
+    let end = range.end() - range.end() % granule_bytes;
+    (start < end).then(|| DeviceRange::new(start, end - start))
+}
+
+/// The part of a range from `addr` on.
+fn after(range: DeviceRange, addr: u64) -> DeviceRange {
+    let start = range.addr.max(addr).min(range.end());
+    DeviceRange::new(start, range.end() - start)
+}

@@ -1,0 +1,395 @@
+"""Pools of PyTorch's tensors, on a GPU: what only PyTorch itself can show.
+
+Each test opens an arena of its own, so that none finds what another has left.
+"""
+
+import gc
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import poorwill
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("PyTorch finds no GPU", allow_module_level=True)
+
+MIB = 1 << 20
+GIB = 1 << 30
+NAMES = map("test-{}".format, itertools.count())
+
+
+@pytest.fixture
+def arena() -> Iterator[poorwill.Arena]:
+    arena = poorwill.arena("cuda:0", next(NAMES), limit="4GiB")
+    yield arena
+    gc.collect()
+    torch.cuda.synchronize()
+    arena.close()
+
+
+def filled(nbytes: int, seed: int) -> Any:
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device="cuda", generator=generator)
+
+
+def same(tensor: Any, seed: int) -> bool:
+    return bool(torch.equal(tensor, filled(tensor.numel(), seed)))
+
+
+def free_bytes() -> int:
+    torch.cuda.synchronize()
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def mapped_bytes(arena: poorwill.Arena) -> int:
+    return arena.stats().mapped_bytes
+
+
+def test_tensors_sleep_and_wake_where_they_were(arena: poorwill.Arena) -> None:
+    with arena.pool("weights"):
+        tensors = [filled(size, seed) for seed, size in enumerate([64 * MIB, 3 * MIB, 5000, 200 * MIB])]
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    for cycle in range(3):
+        before = free_bytes()
+        slept = arena.sleep()
+        assert slept.released_bytes >= sum(tensor.numel() for tensor in tensors)
+        assert free_bytes() - before >= slept.released_bytes - 64 * MIB
+        woken = arena.wake()
+        assert woken.copied_bytes > 0
+        assert [tensor.data_ptr() for tensor in tensors] == addresses, cycle
+        assert all(same(tensor, seed) for seed, tensor in enumerate(tensors)), cycle
+
+
+def test_what_a_scope_has_freed_is_not_kept(arena: poorwill.Arena) -> None:
+    before = free_bytes()
+    with arena.pool("weights"):
+        kept = []
+        for number in range(8):
+            transient = torch.empty((100 + 60 * number) * MIB, dtype=torch.uint8, device="cuda")
+            kept.append(filled(30 * MIB, number))
+            del transient
+        kept.append(filled(3 * MIB, 8))
+    live = sum(tensor.numel() for tensor in kept)
+    assert live <= mapped_bytes(arena) <= live + 20 * MIB
+    assert before - free_bytes() <= live + 64 * MIB
+    assert arena.stats().peak_mapped_bytes <= arena.stats().peak_live_bytes + 64 * MIB
+    assert all(same(tensor, number) for number, tensor in enumerate(kept))
+
+
+def test_three_quarters_then_seven_eighths(arena: poorwill.Arena) -> None:
+    with arena.pool("weights"):
+        for _ in range(3):
+            first = torch.empty(3 * GIB, dtype=torch.uint8, device="cuda")
+            del first
+            second = torch.empty(7 * GIB // 2, dtype=torch.uint8, device="cuda")
+            del second
+
+
+def test_what_fits_beside_live_bytes_fits(arena: poorwill.Arena) -> None:
+    with arena.pool("weights"):
+        live = [torch.empty(100 * MIB, dtype=torch.uint8, device="cuda") for _ in range(38)]
+        # Holes everywhere, none of them large.
+        del live[::2]
+        large = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+    assert large.numel() + sum(tensor.numel() for tensor in live) <= mapped_bytes(arena) <= 4 * GIB
+
+
+def test_a_refusal_says_why_and_leaves_nothing_behind(arena: poorwill.Arena) -> None:
+    with arena.pool("weights"):
+        kept = filled(1 * GIB, 1)
+        with pytest.raises(torch.OutOfMemoryError) as refused:
+            torch.empty(4 * GIB, dtype=torch.uint8, device="cuda")
+        notes = " ".join(getattr(refused.value, "__notes__", map(str, refused.value.args)))
+        assert "poorwill: cannot allocate 4 GiB for `weights`" in notes
+        assert "4 GiB" in notes
+        more = filled(1 * GIB, 2)
+    assert same(kept, 1)
+    assert same(more, 2)
+
+
+def test_the_default_pool_finds_what_the_arena_does_not_use(arena: poorwill.Arena) -> None:
+    torch.cuda.empty_cache()
+    before = free_bytes()
+    with arena.pool("weights"):
+        tensors = [filled(500 * MIB, seed) for seed in range(6)]
+    del tensors[1:]
+    torch.cuda.empty_cache()
+    arena.trim()
+    assert before - free_bytes() <= 520 * MIB
+    other = torch.empty(int(before - 600 * MIB), dtype=torch.uint8, device="cuda")
+    del other
+    torch.cuda.empty_cache()
+    assert same(tensors[0], 0)
+
+
+def test_scopes_nest_and_are_entered_again(arena: poorwill.Arena) -> None:
+    outer, inner = arena.pool("weights"), arena.pool("kv_cache")
+    with outer:
+        first = filled(32 * MIB, 1)
+        with inner:
+            cache = filled(32 * MIB, 2)
+            with outer:
+                second = filled(32 * MIB, 3)
+            more_cache = filled(32 * MIB, 4)
+        third = filled(32 * MIB, 5)
+    with outer:
+        fourth = filled(32 * MIB, 6)
+    outside = filled(32 * MIB, 7)
+    tags = {tag.tag: tag.live_bytes for tag in arena.stats().tags}
+    assert tags["weights"] == 4 * 32 * MIB
+    assert tags["kv_cache"] == 2 * 32 * MIB
+    arena.sleep()
+    assert same(outside, 7)
+    arena.wake()
+    assert all(same(tensor, seed) for tensor, seed in [(first, 1), (second, 3), (third, 5), (fourth, 6)])
+    assert not cache.any()
+    assert not more_cache.any()
+
+
+def test_an_exception_leaves_the_scope(arena: poorwill.Arena) -> None:
+    with pytest.raises(KeyError), arena.pool("weights"):
+        torch.empty(MIB, dtype=torch.uint8, device="cuda")
+        raise KeyError
+    live = arena.stats().live_bytes
+    torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    assert arena.stats().live_bytes == live
+
+
+def test_scopes_work_in_inference_mode(arena: poorwill.Arena) -> None:
+    with torch.inference_mode(), arena.pool("weights"):
+        tensor = filled(32 * MIB, 1)
+        product = tensor.float().mul_(2)
+    arena.sleep()
+    arena.wake()
+    assert same(tensor, 1)
+    assert torch.equal(product, filled(32 * MIB, 1).float() * 2)
+
+
+def test_threads_load_different_tags_at_once(arena: poorwill.Arena) -> None:
+    kept: dict[str, list[Any]] = {}
+    failed: list[BaseException] = []
+    is_done = threading.Event()
+
+    def load(tag: str, seed: int) -> None:
+        try:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream), arena.pool(tag):
+                tensors = []
+                for number in range(40):
+                    transient = torch.empty((20 + number) * MIB, dtype=torch.uint8, device="cuda")
+                    tensors.append(filled(10 * MIB + 512 * number, seed + number))
+                    del transient
+                stream.synchronize()
+            kept[tag] = tensors
+        except BaseException as error:
+            failed.append(error)
+
+    def watch() -> None:
+        while not is_done.is_set():
+            arena.stats()
+
+    loaders = [threading.Thread(target=load, args=(f"t{n}", 1000 * n)) for n in range(3)]
+    watcher = threading.Thread(target=watch)
+    for thread in [*loaders, watcher]:
+        thread.start()
+    for thread in loaders:
+        thread.join(120)
+        assert not thread.is_alive(), "it is stuck"
+    is_done.set()
+    watcher.join(30)
+    assert failed == []
+    arena.sleep()
+    arena.wake()
+    for n in range(3):
+        assert all(same(tensor, 1000 * n + number) for number, tensor in enumerate(kept[f"t{n}"]))
+
+
+def test_work_on_other_streams_is_waited_for(arena: poorwill.Arena) -> None:
+    side = torch.cuda.Stream()
+    source = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda")
+    results = []
+    with arena.pool("weights"):
+        for number in range(30):
+            work = torch.full((64 * MIB,), number, dtype=torch.uint8, device="cuda")
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(2_000_000)
+                results.append((work.to(torch.int32) - number).abs().sum() + source[:1].sum() - 1)
+            work.record_stream(side)
+            del work
+            torch.full((70 * MIB,), 255, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    assert [int(result) for result in results] == [0] * 30
+
+
+def test_a_graph_replays_after_ten_cycles(arena: poorwill.Arena) -> None:
+    pool = arena.graph_pool()
+    with arena.pool("weights"):
+        weight = torch.randn(1024, 1024, device="cuda")
+    x = torch.randn(64, 1024, device="cuda")
+    (x @ weight).sum().item()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        hidden = x @ weight
+        y = (hidden.relu() @ weight).softmax(-1)
+    graph.replay()
+    expected = y.clone()
+    state = arena.stats()
+    assert {tag.tag for tag in state.tags if tag.live_bytes} == {"weights", "cudagraph"}
+    for _ in range(10):
+        arena.sleep()
+        arena.wake()
+        graph.replay()
+        assert torch.equal(y, expected)
+    del hidden, y, graph, pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    arena.trim()
+    assert {tag.tag for tag in arena.stats().tags if tag.live_bytes} == {"weights"}
+
+
+def test_a_graph_captured_in_a_scope_keeps_its_own_memory(arena: poorwill.Arena) -> None:
+    x = torch.randn(256, 256, device="cuda")
+    (x @ x).sum().item()
+    graph = torch.cuda.CUDAGraph()
+    with arena.pool("weights"):
+        before = filled(8 * MIB, 1)
+        with torch.cuda.graph(graph):
+            y = (x @ x) * 2
+        after = filled(8 * MIB, 2)
+    graph.replay()
+    expected = y.clone()
+    with arena.pool("weights"):
+        torch.full((64 * MIB,), 7, dtype=torch.uint8, device="cuda")
+    graph.replay()
+    assert torch.equal(y, expected)
+    assert same(before, 1)
+    assert same(after, 2)
+
+
+def test_sleeping_under_a_capture_is_refused_and_the_capture_survives(arena: poorwill.Arena) -> None:
+    with arena.pool("weights"):
+        weight = torch.randn(256, 256, device="cuda")
+    (weight @ weight).sum().item()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=arena.graph_pool()):
+        y = weight @ weight
+        with pytest.raises(poorwill.PoorwillError, match="captur"):
+            arena.sleep()
+        with arena.pool("weights"):
+            z = y + 1
+        arena.stats()
+    graph.replay()
+    assert torch.allclose(z, weight @ weight + 1)
+    arena.sleep()
+    arena.wake()
+
+
+def test_memory_freed_under_a_capture_is_caught_up_with(arena: poorwill.Arena) -> None:
+    with arena.pool("weights"):
+        gone = filled(256 * MIB, 1)
+        kept = filled(32 * MIB, 2)
+    graph = torch.cuda.CUDAGraph()
+    x = torch.ones(16, device="cuda")
+    with torch.cuda.graph(graph):
+        y = x + 1
+        del gone
+        torch.cuda.empty_cache()
+        y = y + 1
+    graph.replay()
+    assert y[0].item() == 3
+    arena.trim()
+    assert mapped_bytes(arena) <= 34 * MIB
+    assert same(kept, 2)
+
+
+def test_level_two_and_discard(arena: poorwill.Arena) -> None:
+    with arena.pool("weights"):
+        weight = filled(64 * MIB, 1)
+    with arena.pool("kv_cache"):
+        cache = filled(64 * MIB, 2)
+    arena.sleep(level=2)
+    woken = arena.wake()
+    assert woken.undefined_tags == ["weights"]
+    assert not cache.any()
+    weight.copy_(filled(64 * MIB, 1))
+    assert arena.mark_restored("weights") == ["weights"]
+    arena.sleep()
+    arena.wake()
+    assert same(weight, 1)
+    arena.discard("kv_cache")
+    arena.wake("kv_cache")
+    assert not cache.any()
+
+
+def test_what_is_asleep_takes_nothing_new(arena: poorwill.Arena) -> None:
+    with arena.pool("weights"):
+        tensor = filled(MIB, 1)
+    arena.sleep()
+    with pytest.raises(poorwill.PoorwillError, match="wake it"), arena.pool("weights"):
+        pass
+    arena.wake()
+    assert same(tensor, 1)
+
+
+def test_a_closed_arena_says_so() -> None:
+    arena = poorwill.arena("cuda:0", next(NAMES), limit="1GiB")
+    pool = arena.pool("weights")
+    with pool:
+        tensor = filled(MIB, 1)
+    torch.cuda.synchronize()
+    arena.close()
+    with pytest.raises(poorwill.ClosedError), pool:
+        pass
+    del tensor
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def test_devices_and_tags_that_are_none() -> None:
+    with pytest.raises(poorwill.PoorwillError):
+        poorwill.arena("cuda:99")
+    with pytest.raises(ValueError, match="cannot be a tag"):
+        poorwill.pool(tag="no tag")
+    host = poorwill.arena("host:64MiB", next(NAMES))
+    with pytest.raises(poorwill.PoorwillError, match="GPU"):
+        host.pool("weights")
+    host.close()
+
+
+def test_the_symbols_serve_an_allocator_made_by_hand(arena: poorwill.Arena) -> None:
+    import poorwill.torch
+
+    path = poorwill.torch.library(arena, "by_hand")
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "poorwill_alloc", "poorwill_free")
+    pool = torch.cuda.MemPool(allocator.allocator())
+    with torch.cuda.use_mem_pool(pool):
+        tensor = filled(32 * MIB, 1)
+    arena.sleep()
+    arena.wake()
+    assert same(tensor, 1)
+    del tensor
+    del pool
+    torch.cuda.empty_cache()
+    assert arena.stats().live_bytes == 0
+
+
+@pytest.mark.parametrize("split", [None, 20, 64])
+def test_any_split_limit_will_do(arena: poorwill.Arena, split: int | None) -> None:
+    from poorwill.torch import allocator_settings
+
+    with allocator_settings(max_split_size_mb=split), arena.pool("weights"):
+        kept = []
+        for number in range(20):
+            raw = torch.empty((40 + 17 * number % 50) * MIB, dtype=torch.uint8, device="cuda")
+            transient = torch.empty((150 + 37 * number % 200) * MIB, dtype=torch.uint8, device="cuda")
+            kept.append(filled(20 * MIB + number * 3000, number))
+            del transient
+            kept.append(filled(2 * MIB + number * 100_000, number))
+            del raw
+    live = sum(tensor.numel() for tensor in kept)
+    assert mapped_bytes(arena) <= live * 1.01 + 8 * MIB
+    assert all(same(tensor, index // 2) for index, tensor in enumerate(kept))

@@ -1,0 +1,116 @@
+"""Models in pools, on a GPU: outputs are the same, bit for bit, before and after cycles of sleep and wake."""
+
+import gc
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import poorwill
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+transformers: Any = pytest.importorskip("transformers")
+if not torch.cuda.is_available():
+    pytest.skip("PyTorch finds no GPU", allow_module_level=True)
+
+CYCLES = 10
+NAMES = map("model-{}".format, itertools.count())
+
+
+@pytest.fixture
+def arena() -> Iterator[poorwill.Arena]:
+    arena = poorwill.arena("cuda:0", next(NAMES), limit="8GiB")
+    yield arena
+    gc.collect()
+    torch.cuda.synchronize()
+    arena.close()
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=4096,
+        max_position_embeddings=512,
+    )
+    return transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+def test_a_generation_is_the_same_after_ten_cycles(arena: poorwill.Arena) -> None:
+    with arena.pool("weights"):
+        llama = model().to("cuda").eval()
+    places = [parameter.data_ptr() for parameter in llama.parameters()]
+    prompt = torch.arange(1, 33, device="cuda").reshape(1, -1)
+
+    def generate() -> Any:
+        with torch.inference_mode():
+            logits = llama(prompt).logits.clone()
+            tokens = llama.generate(prompt, max_new_tokens=24, do_sample=False, use_cache=True)
+        return logits, tokens
+
+    logits, tokens = generate()
+    for cycle in range(CYCLES):
+        slept = arena.sleep()
+        assert slept.released_bytes > 0
+        arena.wake(verify="all")
+        again, same_tokens = generate()
+        assert torch.equal(again, logits), cycle
+        assert torch.equal(same_tokens, tokens), cycle
+    assert [parameter.data_ptr() for parameter in llama.parameters()] == places
+
+
+def test_training_goes_on_as_if_nothing_had_been(arena: poorwill.Arena) -> None:
+    def train(cycles: bool) -> list[Any]:
+        with arena.pool("weights"):
+            llama = model().to("cuda").train()
+        with arena.pool("optimizer"):
+            optimizer = torch.optim.AdamW(llama.parameters(), lr=1e-3)
+            tokens = torch.arange(256, device="cuda").reshape(4, 64)
+        losses = []
+        for _ in range(CYCLES):
+            with arena.pool("optimizer"):
+                loss = llama(tokens, labels=tokens).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.detach().cpu())
+            if cycles:
+                arena.sleep()
+                arena.wake()
+        return losses
+
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        expected, found = train(cycles=False), train(cycles=True)
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert float(expected[-1]) < float(expected[0])
+
+
+def test_a_captured_model_replays_the_same(arena: poorwill.Arena) -> None:
+    with arena.pool("weights"):
+        llama = model().to("cuda").eval()
+    tokens = torch.arange(1, 33, device="cuda").reshape(1, -1)
+    with torch.inference_mode():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                llama(tokens, use_cache=False)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph, pool = torch.cuda.CUDAGraph(), arena.graph_pool()
+        with torch.cuda.graph(graph, pool=pool):
+            logits = llama(tokens, use_cache=False).logits
+        graph.replay()
+        expected = logits.clone()
+        for cycle in range(CYCLES):
+            arena.sleep()
+            arena.wake()
+            graph.replay()
+            assert torch.equal(logits, expected), cycle
