@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_torch.settings import INTERVALS, MIB, AllocatorSettings
-from poorwill import PoorwillError
+from poorwill import PoorwillError, _settings
 from poorwill._settings import _open, allocator_settings
 
 # What sets everything that a text resets.
@@ -318,7 +318,9 @@ def test_an_allocator_that_tells_nothing_is_an_error(torch: Torch) -> None:
     assert torch.texts == []
 
 
-def test_older_snapshots_take_no_pool(torch: Torch) -> None:
+def test_older_snapshots_take_no_pool(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_settings, "_ASKED", (1, 1, False))
+
     def older(pool: object) -> dict[str, Any]:
         if pool is not None:
             raise TypeError("expected None")
@@ -333,7 +335,6 @@ def test_older_snapshots_take_no_pool(torch: Torch) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_while_another_thread_rewrites_does_not_hang(torch: Torch) -> None:
-    from poorwill import _settings
 
     held, forked = threading.Event(), threading.Event()
 

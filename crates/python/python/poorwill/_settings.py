@@ -8,6 +8,7 @@ others, and the only place that tells their live values is a snapshot of the all
 import importlib
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -31,8 +32,10 @@ _MAX_SPLIT_MB = _NO_LIMIT // _MIB
 _TEXT_SUFFIX = "_ALLOC_CONF"
 _ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 
-# A pool that nobody has, so that the snapshot lists no segment: its cost does not grow with the allocator.
-_NO_POOL = (1 << 62, 1 << 62)
+# Of a pool that nobody has (one of the two numbers is always 0) the snapshot lists no segment, and what it
+# costs does not grow. PyTorch 2.11 gives references to the items of its argument away, which does
+# no harm where they are immortal, as small numbers are from Python 3.12 on. Before that, all is listed.
+_ASKED = (1, 1, False) if sys.version_info >= (3, 12) else None
 
 
 def allocator_settings(
@@ -163,9 +166,9 @@ def _live(torch: Any) -> _Options:
 def _snapshot(torch: Any) -> Any:
     take = torch._C._cuda_memorySnapshot
     try:
-        return take((*_NO_POOL, False))
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        # Versions that take no such argument; the settings are the same, the way there is longer.
+        return take(_ASKED)
+    except (TypeError, RuntimeError):
+        # A version that takes no such argument; the settings are the same, the way there is longer.
         return take(None)
 
 
