@@ -21,9 +21,7 @@ TIGHT = "1.06"  # what is left of the card, over what lives at the peak, in runs
 ENDING_S = 30  # how long a killed run may take to end
 
 
-def runs(
-    poorwill: str | None, device: str, gib: int, changed: str, seeds: int = 1
-) -> dict[str, list[str]]:
+def runs(poorwill: str | None, device: str, gib: int, changed: str, seeds: int = 1) -> dict[str, list[str]]:
     """Every run by name, with its command."""
 
     def script(name: str, *arguments: str) -> list[str]:

@@ -1,6 +1,7 @@
 """How processes end that have pools, on a GPU: in any order, without a crash and without a word."""
 
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -34,34 +35,121 @@ def captured():
 
 """
 
-ENDINGS = {
-    "tensors alive": "with poorwill.pool():\n    kept = filled(1)",
-    "asleep": "with poorwill.pool():\n    kept = filled(1)\npoorwill.sleep()",
-    "prepared": "with poorwill.pool():\n    kept = filled(1, 1 << 30)\npreparing = poorwill.prepare_sleep()",
-    "graphs alive": "kept = captured()\nkept[2].replay()",
-    "graphs asleep": "kept = captured()\npoorwill.sleep()",
-    "pools alive": "pool = poorwill.pool()\nwith pool:\n    kept = filled(1)\ncycle = [pool]\ncycle.append(cycle)",
-    "inside a scope": "pool = poorwill.pool()\npool.__enter__()\nkept = filled(1)",
-    "an exception in a scope": "try:\n    with poorwill.pool():\n        kept = filled(1)\n        raise KeyError\n"
-    "except KeyError:\n    pass",
-    "exit in a scope": "with poorwill.pool():\n    kept = filled(1)\n    sys.exit(0)",
-    "arena closed first": "with poorwill.pool():\n    kept = filled(1)\ntorch.cuda.synchronize()\narena.close()",
-    "arena closed, then freed": "with poorwill.pool():\n    kept = filled(1)\ntorch.cuda.synchronize()\narena.close()\n"
-    "del kept\ngc.collect()\ntorch.cuda.empty_cache()",
-    "a thread at work": "def work():\n    with poorwill.pool('t'):\n        for n in range(10_000):\n"
-    "            filled(n % 256, 3 * MIB)\nthreading.Thread(target=work, daemon=True).start()",
-    "generations in a cycle": "class Box: pass\nbox = Box()\nbox.box = box\nwith poorwill.pool():\n"
-    "    box.kept = filled(1)\n    gone = filled(2, 256 * MIB)\n    del gone\n    box.more = filled(3)\ndel box",
-    "a fork": "with poorwill.pool():\n    kept = filled(1)\npid = os.fork()\nif pid == 0:\n    del arena\n"
-    "    gc.collect()\n    sys.exit(0)\nassert os.waitpid(pid, 0)[1] == 0",
-    "a fork that calls": "with poorwill.pool():\n    kept = filled(1)\npid = os.fork()\nif pid == 0:\n    try:\n"
-    "        arena.sleep()\n    except poorwill.PoorwillError as error:\n"
-    "        os._exit(0 if 'fork' in str(error) else 1)\n    os._exit(2)\nassert os.waitpid(pid, 0)[1] == 0\n"
-    "poorwill.sleep()\npoorwill.wake()\nassert bool((kept == 1).all())",
-}
+# What each process does behind the beginning above, by what is special about it.
+ENDINGS = """
+# tensors alive
+with poorwill.pool():
+    kept = filled(1)
+
+# asleep
+with poorwill.pool():
+    kept = filled(1)
+poorwill.sleep()
+
+# prepared
+with poorwill.pool():
+    kept = filled(1, 1 << 30)
+preparing = poorwill.prepare_sleep()
+
+# graphs alive
+kept = captured()
+kept[2].replay()
+
+# graphs asleep
+kept = captured()
+poorwill.sleep()
+
+# pools alive
+pool = poorwill.pool()
+with pool:
+    kept = filled(1)
+cycle = [pool]
+cycle.append(cycle)
+
+# inside a scope
+pool = poorwill.pool()
+pool.__enter__()
+kept = filled(1)
+
+# an exception in a scope
+try:
+    with poorwill.pool():
+        kept = filled(1)
+        raise KeyError
+except KeyError:
+    pass
+
+# exit in a scope
+with poorwill.pool():
+    kept = filled(1)
+    sys.exit(0)
+
+# arena closed first
+with poorwill.pool():
+    kept = filled(1)
+torch.cuda.synchronize()
+arena.close()
+
+# arena closed, then freed
+with poorwill.pool():
+    kept = filled(1)
+torch.cuda.synchronize()
+arena.close()
+del kept
+gc.collect()
+torch.cuda.empty_cache()
+
+# a thread at work
+def work():
+    with poorwill.pool("t"):
+        for n in range(10_000):
+            filled(n % 256, 3 * MIB)
+threading.Thread(target=work, daemon=True).start()
+
+# generations in a cycle
+class Box: pass
+box = Box()
+box.box = box
+with poorwill.pool():
+    box.kept = filled(1)
+    gone = filled(2, 256 * MIB)
+    del gone
+    box.more = filled(3)
+del box
+
+# a fork
+with poorwill.pool():
+    kept = filled(1)
+pid = os.fork()
+if pid == 0:
+    del arena
+    gc.collect()
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+
+# a fork that calls
+with poorwill.pool():
+    kept = filled(1)
+pid = os.fork()
+if pid == 0:
+    try:
+        arena.sleep()
+    except poorwill.PoorwillError as error:
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(2)
+assert os.waitpid(pid, 0)[1] == 0
+poorwill.sleep()
+poorwill.wake()
+assert bool((kept == 1).all())
+"""
 
 
-@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
+def endings() -> list[Any]:
+    parts = re.split(r"^# (.*)\n", ENDINGS.lstrip(), flags=re.MULTILINE)[1:]
+    return [pytest.param(script, id=name) for name, script in zip(parts[::2], parts[1::2], strict=True)]
+
+
+@pytest.mark.parametrize("ending", endings())
 def test_a_process_ends_quietly(ending: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", BEGIN + ending],

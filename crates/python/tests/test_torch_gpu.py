@@ -150,9 +150,13 @@ def test_scopes_nest_and_are_entered_again(arena: poorwill.Arena) -> None:
 
 
 def test_an_exception_leaves_the_scope(arena: poorwill.Arena) -> None:
-    with pytest.raises(KeyError), arena.pool("weights"):
-        torch.empty(MIB, dtype=torch.uint8, device="cuda")
-        raise KeyError
+    def fail() -> None:
+        with arena.pool("weights"):
+            torch.empty(MIB, dtype=torch.uint8, device="cuda")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     live = arena.stats().live_bytes
     torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
     assert arena.stats().live_bytes == live

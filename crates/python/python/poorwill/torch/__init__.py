@@ -1,0 +1,34 @@
+"""PyTorch's tensors in memory that can be put to sleep: `with poorwill.pool(tag="weights"):`.
+
+PyTorch's caching allocator sits above ours and keeps what its user has freed. What makes it give that
+back, so that a load maps what lives and little more, is how a scope is built:
+
+- A scope is a row of *generations*, each a `torch.cuda.MemPool` over one of our allocators. One that is
+  *retired* serves no allocation any more, and its tensors stay as they are. Of retired generations
+  PyTorch gives every segment back that holds no tensor when its cache is emptied; while a scope is open
+  that touches nothing else, and waits for nothing.
+- The scope sees every operation before it runs. When PyTorch's cache has grown by 32 MiB, or by a 256th
+  of what is allocated where that is more, the generation is retired, another one begun, and the cache
+  emptied.
+- The free parts of a retired generation's segments that still hold a tensor are never handed out again,
+  so their granules are given back as well: the segments are *carved*.
+- What does not fit is tried a second time when everything was given back, unless the operation changes
+  its arguments.
+
+Nothing of this needs a split limit or minds one, synchronises the device, or records an event. It was
+written for PyTorch 2.11; a later one is put to the test when the first scope is entered.
+"""
+
+from poorwill._settings import allocator_settings
+from poorwill.torch._import import UnsupportedTorchError
+from poorwill.torch._pools import GraphPool, Pool, before_sleep, graph_pool, library
+
+__all__ = [
+    "GraphPool",
+    "Pool",
+    "UnsupportedTorchError",
+    "allocator_settings",
+    "before_sleep",
+    "graph_pool",
+    "library",
+]

@@ -1,0 +1,213 @@
+"""What PyTorch's caching allocator is asked to do on one GPU: generations begin, retire, and give back.
+
+The calls are those that `torch.cuda.use_mem_pool` is made of, in another order. What each relies on is
+said where it is made.
+"""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+from poorwill import _native
+from poorwill._native import Arena
+from poorwill.torch._import import UnsupportedTorchError, torch
+
+
+class Gpu:
+    """One GPU, for all scopes on it."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self._lock = threading.Lock()
+        self._retired: set[tuple[int, int]] = set()
+        self._allocators: dict[int, Any] = {}
+        self._is_proved = False
+
+    def allocator(self, arena: Arena, tag: str) -> Any:
+        """PyTorch's handle of the allocator for a tag of an arena.
+
+        Kept for ever: PyTorch calls it until the end.
+        """
+        alloc, free = _native.torch_allocator(arena, tag)
+        with self._lock:
+            if alloc not in self._allocators:
+                allocator = torch._C._cuda_customAllocator(alloc, free)
+                _native.make_immortal(allocator)
+                self._allocators[alloc] = allocator
+            return self._allocators[alloc]
+
+    def pool(self, allocator: Any) -> Any:
+        """A pool of PyTorch's, over an allocator or its own.
+
+        When it ends is ours to say: its destructor would end the process while any scope is open.
+        """
+        # It belongs to the GPU that is current.
+        with on(self.ordinal):
+            pool = torch.cuda.MemPool(allocator)
+        _native.make_immortal(pool)
+        return pool
+
+    def begin(self, pool: Any) -> None:
+        """What this thread allocates on the GPU comes from the pool, unless another was begun before."""
+        torch._C._cuda_beginAllocateCurrentThreadToPool(self.ordinal, pool.id)
+
+    def retire(self, pool: Any) -> None:
+        """Ends what was begun, and the pool. What it holds stays until that is free, and the cache emptied."""
+        identity = pool.id
+        with self._lock:
+            self._retired.add(identity)
+        torch._C._cuda_endAllocateToPool(self.ordinal, identity)
+        # Beginning has counted as a use, and so has making the pool. Without uses nothing is taken from it.
+        torch._C._cuda_releasePool(self.ordinal, identity)
+        torch._C._cuda_releasePool(self.ordinal, identity)
+
+    def figures(self) -> tuple[int, int]:
+        """The bytes that PyTorch has allocated on this GPU, and those that it caches."""
+        stats = torch._C._cuda_memoryStats(self.ordinal)
+        allocated, active, reserved = (
+            int(stats[f"{name}_bytes"]["all"]["current"]) for name in ("allocated", "active", "reserved")
+        )
+        return allocated, reserved - active
+
+    def empty(self) -> None:
+        """Takes the free segments of retired pools back.
+
+        While this thread allocates to a pool, that is all that emptying the cache does on this GPU; where
+        other GPUs have a cache, a pool is begun on them for as long.
+        """
+        with self._others_shielded():
+            torch._C._cuda_emptyCache()
+
+    def empty_default(self) -> None:
+        """Takes the free segments of retired pools back, and of the default pool unless a scope is open."""
+        torch._C._cuda_emptyCache()
+
+    def carve(self) -> int:
+        """Takes the free parts of retired pools' segments back. Returns how many bytes they were."""
+        with self._lock:
+            retired = set(self._retired)
+        # A segment that takes the place of one in the snapshot is younger than this.
+        moment = _native.torch_moment()
+        segments = [
+            segment
+            for segment in _snapshot()
+            if segment["device"] == self.ordinal and tuple(segment["segment_pool_id"]) in retired
+        ]
+        with self._lock:
+            self._retired -= retired.difference(tuple(segment["segment_pool_id"]) for segment in segments)
+        carved = [
+            (segment["address"], segment["total_size"], holes)
+            for segment in segments
+            if (holes := _holes(segment["blocks"]))
+        ]
+        return _native.torch_carve(moment, carved) if carved else 0
+
+    def flush(self) -> None:
+        """Takes back what retired pools do not need, outside of every scope."""
+        pool = self.pool(None)
+        self.begin(pool)
+        try:
+            self.empty()
+            self.carve()
+        finally:
+            self.retire(pool)
+
+    def prove(self, allocator: Any) -> None:
+        """Puts this PyTorch to the test, once, with one small tensor.
+
+        Raises UnsupportedTorchError where it does not do what generations are built on.
+        """
+        if self._is_proved:
+            return
+        first = self.pool(allocator)
+        self.begin(first)
+        try:
+            tensor = torch.empty(1024, dtype=torch.uint8, device=f"cuda:{self.ordinal}")
+        finally:
+            self.retire(first)
+        place = tensor.data_ptr()
+        arrives = _native.torch_has_segment_at(place)
+        second = self.pool(allocator)
+        self.begin(second)
+        try:
+            self.empty()
+            stays = _native.torch_has_segment_at(place)
+            del tensor
+            self.empty()
+            comes_back = not _native.torch_has_segment_at(place)
+        finally:
+            self.retire(second)
+        if not (arrives and stays and comes_back):
+            raise UnsupportedTorchError(
+                f"PyTorch {torch.__version__} does not do what poorwill's pools are built on (allocations "
+                f"arrive: {arrives}, live ones stay: {stays}, free ones come back: {comes_back}): use torch "
+                "2.11, without an allocator of its own"
+            )
+        self._is_proved = True
+
+    @contextlib.contextmanager
+    def _others_shielded(self) -> Iterator[None]:
+        shields: list[tuple[Gpu, Any]] = []
+        try:
+            for other in range(torch.cuda.device_count()):
+                if other != self.ordinal and _has_cache(other):
+                    gpu = gpu_of(other)
+                    pool = gpu.pool(None)
+                    gpu.begin(pool)
+                    shields.append((gpu, pool))
+            yield
+        finally:
+            for gpu, pool in shields:
+                gpu.retire(pool)
+
+
+_gpus: dict[int, Gpu] = {}
+_gpus_lock = threading.Lock()
+
+
+def gpu_of(ordinal: int) -> Gpu:
+    """The GPU of this number."""
+    with _gpus_lock:
+        return _gpus.setdefault(ordinal, Gpu(ordinal))
+
+
+def known_gpu(ordinal: int) -> Gpu | None:
+    """The GPU of this number, if it has ever had a pool."""
+    with _gpus_lock:
+        return _gpus.get(ordinal)
+
+
+def ordinal_of(device: str) -> int | None:
+    """The number of a GPU by its name; None for what is none."""
+    kind, _, number = device.partition(":")
+    return int(number) if kind == "cuda" and number.isdecimal() else None
+
+
+def on(ordinal: int) -> contextlib.AbstractContextManager[Any]:
+    """Makes a GPU the current one."""
+    if torch.cuda.current_device() == ordinal:
+        return contextlib.nullcontext()
+    return cast(contextlib.AbstractContextManager[Any], torch.cuda.device(ordinal))
+
+
+def _has_cache(ordinal: int) -> bool:
+    return int(torch._C._cuda_memoryStats(ordinal)["reserved_bytes"]["all"]["current"]) > 0
+
+
+def _snapshot() -> list[dict[str, Any]]:
+    """Every segment that PyTorch has.
+
+    PyTorch 2.11 gives away references to the items of its argument, which does no harm where they are
+    immortal. So no pool is named, whose number may not be, and before Python 3.12, where nothing is
+    immortal, there is no argument.
+    """
+    argument = (0, 0, False) if sys.version_info >= (3, 12) else None
+    return cast(list[dict[str, Any]], torch._C._cuda_memorySnapshot(argument)["segments"])
+
+
+def _holes(blocks: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """The free parts of a segment that is not free as a whole."""
+    free = [(block["address"], block["size"]) for block in blocks if block["state"] == "inactive"]
+    return free if len(free) < len(blocks) else []

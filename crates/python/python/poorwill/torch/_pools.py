@@ -1,0 +1,127 @@
+"""Pools as their users see them, for tensors and for CUDA graphs."""
+
+import contextlib
+import sys
+from types import TracebackType
+from typing import Any
+
+from poorwill import _native
+from poorwill._native import Arena, PoorwillError
+from poorwill.torch._gpu import Gpu, gpu_of, known_gpu, on, ordinal_of
+from poorwill.torch._import import torch
+from poorwill.torch._scope import Scope, explain, innermost
+
+
+class Pool(contextlib.ContextDecorator):
+    """A context in which what a thread allocates with PyTorch comes from an arena, under a tag.
+
+    Contexts can be nested, entered again, and entered by several threads at once; the innermost counts.
+    The tensors outlive them. What a CUDA graph allocates while it is captured belongs to the graph's pool,
+    not to this one; see `graph_pool`.
+
+    Raises PoorwillError where the arena is on no GPU, or PyTorch finds none, and ValueError for a name that
+    no tag can have.
+    """
+
+    def __init__(self, arena: Arena, tag: str) -> None:
+        ordinal = ordinal_of(arena.device)
+        if ordinal is None:
+            raise PoorwillError(
+                f"the arena is on {arena.device}, and PyTorch's pools are for a GPU: open one on cuda:0"
+            )
+        if not torch.cuda.is_available():
+            raise PoorwillError("PyTorch finds no GPU here: install a torch that was built for CUDA")
+        torch.cuda.init()
+        self.arena = arena
+        self.tag = tag
+        self._gpu = gpu_of(ordinal)
+        self._allocator = self._gpu.allocator(arena, tag)
+
+    def __repr__(self) -> str:
+        return f"poorwill.pool(tag={self.tag!r}, device={self.arena.device!r})"
+
+    def __enter__(self) -> "Pool":
+        state = self.arena.state().get(self.tag, "awake")
+        if state not in ("awake", "undefined"):
+            raise PoorwillError(
+                f"cannot allocate for `{self.tag}` on {self.arena.device}, which is {state}: wake it first"
+            )
+        if not torch.cuda.is_current_stream_capturing():
+            try:
+                self._gpu.prove(self._allocator)
+            except torch.OutOfMemoryError as error:
+                explain(error)
+                raise
+        Scope(self.arena, self._gpu, self._allocator).enter()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        scope = innermost()
+        if scope is None or scope.allocator is not self._allocator:
+            raise PoorwillError(
+                f"{self!r} is not what this thread has entered last: leave pools in the reverse order, in "
+                "the thread that entered them"
+            )
+        scope.leave(exc_type, exc_value, traceback)
+
+
+class GraphPool(tuple[int, int]):
+    """The pool of CUDA graphs whose memory can be put to sleep: `torch.cuda.graph(graph, pool=...)` takes it.
+
+    Several graphs may share it. It ends when neither it nor any of the graphs is left.
+    """
+
+    _gpu: Gpu
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            torch._C._cuda_releasePool(self._gpu.ordinal, tuple(self))
+
+
+def graph_pool(arena: Arena) -> GraphPool:
+    """A pool for capturing graphs, under the tag `cudagraph` of an arena, which a sleep backs up."""
+    made = Pool(arena, "cudagraph")
+    pool = GraphPool(made._gpu.pool(made._allocator).id)
+    pool._gpu = made._gpu
+    return pool
+
+
+def library(arena: Arena, tag: str = "torch") -> str:
+    """The path of the shared library whose symbols `poorwill_alloc` and `poorwill_free` a
+    `torch.cuda.memory.CUDAPluggableAllocator` can load.
+
+    They serve this tag of this arena from now on, for the arena's GPU. Pools need neither.
+    """
+    _native.torch_make_default(arena, tag)
+    return str(_native.__file__)
+
+
+def before_sleep(arena: Arena) -> None:
+    """What an arena calls before it sleeps.
+
+    PyTorch gives back what it caches of the arena. The arena is told of the streams on which a graph is
+    most likely being captured, which it refuses to sleep under.
+    """
+    ordinal = ordinal_of(arena.device)
+    gpu = None if ordinal is None else known_gpu(ordinal)
+    if gpu is None:
+        return
+    with on(gpu.ordinal):
+        streams: list[Any] = [torch.cuda.current_stream(), torch.cuda.graph.default_capture_stream]
+        is_capturing = torch.cuda.is_current_stream_capturing()
+    for stream in streams:
+        if stream is not None and stream.device.index == gpu.ordinal:
+            _native.torch_watch(arena, stream.cuda_stream)
+    if is_capturing:
+        return
+    scope = innermost(gpu)
+    if scope is not None and scope.is_in_force:
+        scope.renew()
+        gpu.carve()
+    else:
+        gpu.flush()
