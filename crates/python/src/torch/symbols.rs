@@ -17,13 +17,13 @@ use super::route::{ROUTES_MAX, routes};
 /// Gives PyTorch a segment of the arena that was named for the device with `poorwill.torch.library`. NULL where none was,
 /// or it has no room.
 #[unsafe(no_mangle)]
-pub extern "C" fn poorwill_alloc(bytes: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
+extern "C" fn poorwill_alloc(bytes: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     guarded(ptr::null_mut(), || routes().alloc_by_default(bytes, device, stream.addr()))
 }
 
 /// Takes a segment back. One that is not ours is left alone.
 #[unsafe(no_mangle)]
-pub extern "C" fn poorwill_free(segment: *mut c_void, bytes: isize, _device: c_int, _stream: *mut c_void) {
+extern "C" fn poorwill_free(segment: *mut c_void, bytes: isize, _device: c_int, _stream: *mut c_void) {
     let bytes = u64::try_from(bytes).unwrap_or(0);
     let place = DeviceRange::new(segment.addr() as u64, bytes);
     guarded((), || routes().free(place));
