@@ -1,8 +1,7 @@
 """What arenas promise: on the host device, and over a stand-in for NVIDIA's library."""
 
-import pytest
-
 import poorwill
+import pytest
 
 MIB = 1 << 20
 
