@@ -1,18 +1,23 @@
-//! What goes wrong, as Python's exceptions.
+//! What goes wrong, as Python's exceptions: which of the library's errors is which of these, and the figures they
+//! carry. The words are the library's.
 
 use std::fmt::Display;
 
 use poorwill::{OpenError, PoolError};
 use pyo3::create_exception;
-use pyo3::exceptions::{PyException, PyTypeError, PyUserWarning, PyValueError};
+use pyo3::exceptions::{PyException, PyMemoryError, PyTypeError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+
+use crate::arena::SleepReport;
 
 create_exception!(poorwill, PoorwillError, PyException, "What poorwill could not do, and what would help.");
 create_exception!(
     poorwill,
     BudgetError,
     PoorwillError,
-    "A claim that the budget does not allow, or a budget that nobody knows."
+    "A claim or a limit that the budget does not allow, or a budget that nobody knows."
 );
 create_exception!(
     poorwill,
@@ -22,16 +27,132 @@ create_exception!(
 );
 create_exception!(
     poorwill,
+    TagError,
+    PoorwillError,
+    "A tag that the arena does not know, or that is in no state for what was to be done."
+);
+create_exception!(
+    poorwill,
+    WakeError,
+    PoorwillError,
+    "A wake that failed; everything sleeps as before, with its backups."
+);
+create_exception!(
+    poorwill,
     BudgetWarning,
     PyUserWarning,
     "Something took more memory than it had claimed, and the rest of the budget covers it."
 );
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("PoorwillError", module.py().get_type::<PoorwillError>())?;
-    module.add("BudgetError", module.py().get_type::<BudgetError>())?;
-    module.add("ClosedError", module.py().get_type::<ClosedError>())?;
-    module.add("BudgetWarning", module.py().get_type::<BudgetWarning>())
+    let py = module.py();
+    module.add("PoorwillError", py.get_type::<PoorwillError>())?;
+    module.add("BudgetError", py.get_type::<BudgetError>())?;
+    module.add("ClosedError", py.get_type::<ClosedError>())?;
+    module.add("TagError", py.get_type::<TagError>())?;
+    module.add("WakeError", py.get_type::<WakeError>())?;
+    module.add("SleepError", sleep_error(py)?)?;
+    module.add("OutOfMemoryError", out_of_memory_error(py)?)?;
+    module.add("BudgetWarning", py.get_type::<BudgetWarning>())
+}
+
+/// The class of sleeps that failed. `report` is there where the tags sleep all the same.
+fn sleep_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    const ABOUT: &str = "A sleep, or its preparation, that failed. The message says what state that leaves.\n\n\
+        `report` says what was done where the tags sleep, but not all of their memory could be given back.";
+    class(py, &CLASS, "SleepError", ABOUT, &["report"], &[py.get_type::<PoorwillError>()])
+}
+
+/// What was needed and what there is. Whatever does not apply is None.
+const FIGURES: [&str; 6] =
+    ["needed_bytes", "limit_bytes", "live_bytes", "mapped_bytes", "idle_bytes", "device_free_bytes"];
+
+/// The class of what does not fit. It is a `MemoryError`, too.
+fn out_of_memory_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    const ABOUT: &str = "More memory than the arena's limit allows, or than the device has.\n\n\
+        Its figures say what was needed beyond what could be reclaimed, and what there was; what is not known is None.";
+    let bases = [py.get_type::<PoorwillError>(), py.get_type::<PyMemoryError>()];
+    class(py, &CLASS, "OutOfMemoryError", ABOUT, &FIGURES, &bases)
+}
+
+/// A class of exceptions with attributes, which are None unless somebody sets them.
+fn class<'py>(
+    py: Python<'py>,
+    kept: &'static PyOnceLock<Py<PyType>>,
+    name: &str,
+    about: &str,
+    attributes: &[&str],
+    bases: &[Bound<'py, PyType>],
+) -> PyResult<&'py Bound<'py, PyType>> {
+    let made = kept.get_or_try_init(py, || {
+        let members = PyDict::new(py);
+        members.set_item("__module__", "poorwill")?;
+        members.set_item("__doc__", about)?;
+        attributes.iter().try_for_each(|attribute| members.set_item(attribute, py.None()))?;
+        let bases = PyTuple::new(py, bases)?;
+        let made = py.get_type::<PyType>().call1((name, bases, members))?;
+        Ok::<_, PyErr>(made.cast_into::<PyType>()?.unbind())
+    })?;
+    Ok(made.bind(py))
+}
+
+/// An instance of such a class, with some of its attributes.
+fn raised<T>(
+    class: PyResult<&Bound<'_, PyType>>,
+    words: impl Display,
+    attributes: impl IntoIterator<Item = (&'static str, T)>,
+) -> PyErr
+where
+    T: for<'py> IntoPyObject<'py>,
+{
+    let made = class.and_then(|class| class.call1((words.to_string(),))).and_then(|error| {
+        attributes.into_iter().try_for_each(|(name, value)| error.setattr(name, value))?;
+        Ok(error)
+    });
+    made.map_or_else(|error| error, PyErr::from_value)
+}
+
+/// A call of an arena's that failed.
+pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
+    let words = error.to_string();
+    match error {
+        PoolError::OverLimit { needed_bytes, usage, .. } => {
+            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes } = *usage;
+            let known = [*needed_bytes, limit_bytes, live_bytes, mapped_bytes, idle_bytes];
+            raised(out_of_memory_error(py), words, FIGURES.into_iter().zip(known))
+        }
+        PoolError::DeviceFull { shortage, usage, .. } => {
+            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes } = *usage;
+            let known = [
+                shortage.needed_bytes,
+                limit_bytes,
+                live_bytes,
+                mapped_bytes,
+                idle_bytes,
+                shortage.free_bytes,
+            ];
+            raised(out_of_memory_error(py), words, FIGURES.into_iter().zip(known))
+        }
+        PoolError::Shortfall { report, .. } => {
+            let report = SleepReport::from(report.as_ref().clone());
+            raised(sleep_error(py), words, [("report", report)])
+        }
+        PoolError::SleepConflict { .. }
+        | PoolError::SleepFailed { .. }
+        | PoolError::Stranded { .. }
+        | PoolError::TrustBroken { .. }
+        | PoolError::PrepareFailed { .. } => raised::<()>(sleep_error(py), words, []),
+        PoolError::WakeFailed { .. } | PoolError::Corrupt { .. } => WakeError::new_err(words),
+        PoolError::UnknownTag { .. }
+        | PoolError::Asleep { .. }
+        | PoolError::Undefined { .. }
+        | PoolError::PolicyConflict { .. } => TagError::new_err(words),
+        PoolError::Closed | PoolError::StaleBlock { .. } => ClosedError::new_err(words),
+        PoolError::InvalidRequest { .. } => PyValueError::new_err(words),
+        _ => PoorwillError::new_err(words),
+    }
 }
 
 /// A refusal of the library's, in its words.

@@ -1,6 +1,7 @@
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Literal, Protocol, TypeAlias, final
 
 __all__ = [
     "SHARED_MEMORY_WITHOUT_OPT_IN_BYTES",
@@ -11,20 +12,42 @@ __all__ = [
     "Claim",
     "Claimed",
     "ClosedError",
+    "OutOfMemoryError",
     "PoorwillError",
+    "Preparation",
+    "PrepareReport",
+    "SleepError",
+    "SleepPhases",
+    "SleepReport",
     "Source",
+    "Stats",
+    "TagError",
+    "TagStats",
+    "WakeError",
+    "WakePhases",
+    "WakeReport",
     "__version__",
     "arena",
     "budget",
     "cuda_ordinal",
+    "discard",
     "estimate_attention",
     "estimate_chunk_fwd_o",
     "estimate_chunk_gated_delta_rule_fwd_h",
     "estimate_matmul",
+    "graph_pool",
     "known_compute_capabilities",
+    "mark_restored",
     "parse_bytes",
+    "pool",
+    "prepare_sleep",
     "shared_memory_of_capability",
     "shared_memory_of_device",
+    "sleep",
+    "state",
+    "stats",
+    "trim",
+    "wake",
 ]
 
 __version__: str
@@ -36,10 +59,38 @@ class PoorwillError(Exception):
     """What poorwill could not do, and what would help."""
 
 class BudgetError(PoorwillError):
-    """A claim that the budget does not allow, or a budget that nobody knows."""
+    """A claim or a limit that the budget does not allow, or a budget that nobody knows."""
 
 class ClosedError(PoorwillError):
     """Something of an arena that has been closed, or of a block that has been freed."""
+
+class TagError(PoorwillError):
+    """A tag that the arena does not know, or that is in no state for what was to be done."""
+
+class SleepError(PoorwillError):
+    """A sleep, or its preparation, that failed. The message says what state that leaves.
+
+    `report` says what was done where the tags sleep, but not all of their memory could be given back.
+    """
+
+    report: SleepReport | None
+
+class WakeError(PoorwillError):
+    """A wake that failed; everything sleeps as before, with its backups."""
+
+class OutOfMemoryError(PoorwillError, MemoryError):
+    """More memory than the arena's limit allows, or than the device has.
+
+    Its figures say what was needed beyond what could be reclaimed, and what there was; what is not known
+    is None.
+    """
+
+    needed_bytes: int | None
+    limit_bytes: int | None
+    live_bytes: int | None
+    mapped_bytes: int | None
+    idle_bytes: int | None
+    device_free_bytes: int | None
 
 class BudgetWarning(UserWarning):
     """Something took more memory than it had claimed, and the rest of the budget covers it."""
@@ -127,6 +178,8 @@ class _DeviceLike(Protocol):
 
 _Device: TypeAlias = int | str | _DeviceLike
 _Cap: TypeAlias = int | float | str
+_Tags: TypeAlias = str | Iterable[str]
+_State: TypeAlias = Literal["awake", "undefined", "asleep_backed_up", "asleep_dropped", "stranded"]
 
 def cuda_ordinal(device: object = None, /) -> int:
     """The number of the GPU that is meant: None or "cuda" for the current one, a number, "cuda:1", or a
@@ -272,15 +325,15 @@ def arena(
     `device` is named as for `budget`. Several arenas of one device share it and have names. Asking again for
     one that is open returns it; options that are given then must be those that it was opened with.
 
-    `limit` is the most that it may map: bytes as an int or a text like "24GiB"; a share of the device's budget,
-    as a float, or a text like "0.92" or "92%"; or one for each device, as a mapping or a text like
-    "cuda:0=20GiB,0.92". It has to fit beside what this process has of the device already; a share is lowered
-    until it does. Without a limit the arena may have what is left of the budget. Each arena finds its budget
-    when it is opened and none is kept for the others, so several without a limit compete, and in the end it is
-    the device that refuses.
+    `limit` is the most that it may map: bytes as an int or a text like "24GiB"; a share of the device's
+    budget, as a float, or a text like "0.92" or "92%"; or one for each device, as a mapping or a text
+    like "cuda:0=20GiB,0.92". It has to fit beside what this process has of the device already; a share is
+    lowered until it does. Without a limit the arena may have what is left of the budget. Each arena finds
+    its budget when it is opened and none is kept for the others, so several without a limit compete, and
+    in the end it is the device that refuses.
 
-    `host_limit` bounds the host memory that the device may hold for backups, and `pageable` leaves it unlocked.
-    They are the device's, and so those of its first arena.
+    `host_limit` bounds the host memory that the device may hold for backups, and `pageable` leaves it
+    unlocked. They are the device's, and so those of its first arena.
 
     Raises BudgetError for a limit that does not fit or where nobody tells how much memory there is, and
     PoorwillError where the device cannot be opened, or is open in another way.
@@ -302,6 +355,90 @@ class Arena:
     @property
     def limit_bytes(self) -> int:
         """Most that it may map."""
+    @property
+    def budget(self) -> Budget:
+        """The budget that its limit comes from, as it was decided when it was opened, and the claims on it."""
+    def sleep(self, level: int = 1, tags: _Tags | None = None) -> SleepReport:
+        """Puts tags to sleep: their memory goes back to the device, their addresses stay.
+
+        `level` 1 keeps weights in host memory, 2 drops them. `tags` is one, several, or None for all. All or
+        nothing; tags that sleep already are reported and left alone. Nobody may touch what sleeps.
+
+        Raises TagError for a tag that is not there or has no bytes worth keeping, and SleepError when it
+        failed.
+        """
+    def wake(
+        self,
+        tags: _Tags | None = None,
+        *,
+        verify: Literal["sample", "all"] = "sample",
+        timeout: float | None = None,
+    ) -> WakeReport:
+        """Wakes tags: the same bytes at the same addresses, or what their policy says of dropped ones.
+
+        `tags` is one, several, or None for all that sleep. Tags that are awake are reported and left
+        alone. `verify` is "sample" to compare one granule in 64 with its backup's digest, or "all". With
+        a `timeout`, in seconds, it waits so long for memory that others are about to give back.
+
+        All or nothing: raises OutOfMemoryError for lack of memory and WakeError when it failed, and
+        everything sleeps as before then.
+        """
+    def discard(self, tags: _Tags) -> SleepReport:
+        """Drops the bytes of tags whatever their policy says, awake or asleep, backups included.
+
+        They sleep until they are woken, and hold then what their policy says of dropped memory.
+        """
+    def mark_restored(self, tags: _Tags) -> list[str]:
+        """Says that the bytes of tags have been written again after they were dropped. Returns the tags that
+        were undefined until now.
+        """
+    def prepare_sleep(self, level: int = 1, tags: _Tags | None = None) -> Preparation:
+        """Begins to back up, in the background, what such a sleep would, so that even the first sleep copies
+        nothing but what has changed by then. Everything can be used meanwhile.
+        """
+    def state(self) -> dict[str, _State]:
+        """Where the bytes of each tag are that has blocks, holds memory or sleeps: "awake", "undefined"
+        (awake, but dropped by a sleep and not restored since), "asleep_backed_up", "asleep_dropped", or
+        "stranded" (asleep with its memory, after a sleep that could not be undone).
+        """
+    def stats(self) -> Stats:
+        """Figures, now."""
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Every segment with its blocks, in address order, as plain values."""
+    def trim(self) -> int:
+        """Gives back all memory that serves no byte, waiting for work that may still touch it. Returns
+        how many bytes that was.
+        """
+    def declare(
+        self,
+        tag: str,
+        *,
+        level1: Literal["backup", "drop"] | None = None,
+        level2: Literal["backup", "drop"] | None = None,
+        dropped: Literal["zeros", "undefined"] | None = None,
+        changes: Literal["compared", "immutable", "volatile"] | None = None,
+    ) -> None:
+        """Says what sleep does with a tag, before anything is put into it; and what is known about changes to
+        its bytes between two sleeps, at any time.
+
+        At `level1` and `level2` a sleep has a "backup" made of it or is to "drop" it, and `dropped`
+        memory comes back as "zeros" or "undefined". `changes` are "compared" (nothing is known),
+        "immutable" (promised to stay, and only a sample is compared) or "volatile" (always copied). What
+        is left open is as it is for this tag by default.
+
+        Raises TagError when the tag is in use, or was declared, in another way.
+        """
+    def pool(self, tag: str = "weights") -> AbstractContextManager[Any]:
+        """Where PyTorch's allocations go in a `with` statement over what this returns: into this arena, as
+        `tag`.
+
+        Needs PyTorch. See `poorwill.torch`.
+        """
+    def graph_pool(self) -> Any:
+        """What to give `torch.cuda.graph` as its pool, for graphs whose memory is to be this arena's.
+
+        Needs PyTorch. See `poorwill.torch`.
+        """
     def close(self) -> None:
         """Gives everything back and ends it. Closing again does nothing.
 
@@ -310,3 +447,304 @@ class Arena:
         """
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+
+@final
+class Preparation:
+    """A sleep that is being prepared: backups are made in the background, so that the sleep copies only
+    what has changed by then.
+
+    Nobody has to hold or to wait for it; a sleep or a discard of one of the tags ends it. In a `with`
+    statement the end of the block waits for it, and an exception in the block cancels it.
+    """
+
+    @property
+    def done_bytes(self) -> int:
+        """Looked at so far."""
+    @property
+    def total_bytes(self) -> int:
+        """Live bytes that there were to look at when it began."""
+    @property
+    def is_ended(self) -> bool:
+        """Whether it has ended, in whatever way."""
+    def cancel(self) -> None:
+        """Asks it to end. What is being copied is finished and kept."""
+    def wait(self, timeout: float | None = None) -> PrepareReport:
+        """Waits for its end and says what was done.
+
+        Raises TimeoutError when it has not ended after `timeout` seconds; it goes on then. Raises SleepError
+        when host memory was lacking or the device failed; what was backed up by then stays.
+        """
+    def __enter__(self) -> Preparation: ...
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class SleepReport:
+    """What a sleep did. Sizes in bytes, times in seconds."""
+
+    @property
+    def level(self) -> int:
+        """The level asked for; 2 for a discard."""
+    @property
+    def tags(self) -> list[str]:
+        """Tags that this call put to sleep."""
+    @property
+    def already_asleep_tags(self) -> list[str]:
+        """Tags that slept already: for them nothing was done."""
+    @property
+    def seconds(self) -> float:
+        """Whole duration."""
+    @property
+    def planned_release_bytes(self) -> int:
+        """What the plan was to give back."""
+    @property
+    def released_bytes(self) -> int:
+        """What was given back."""
+    @property
+    def release(self) -> Literal["confirmed", "ledger", "shortfall"]:
+        """How that is known: "confirmed" by the driver's figure for this process, or by the "ledger" of
+        releases.
+        """
+    @property
+    def copied_bytes(self) -> int:
+        """Copied to host memory."""
+    @property
+    def unchanged_bytes(self) -> int:
+        """Not copied, because the backup's digest matched, or because the tag was declared immutable."""
+    @property
+    def trusted_bytes(self) -> int:
+        """Of which nobody compared, because the tag was declared immutable."""
+    @property
+    def fast_digests(self) -> bool:
+        """Whether the device computes digests at the speed of its memory. Where it does not, everything is
+        copied.
+        """
+    @property
+    def discarded_bytes(self) -> int:
+        """Held live bytes and were dropped, in whole granules."""
+    @property
+    def uncovered_bytes(self) -> int:
+        """What this process still holds of the device beyond this arena and its bare context."""
+    @property
+    def device_free_before_bytes(self) -> int:
+        """Free memory of the device before."""
+    @property
+    def device_free_after_bytes(self) -> int | None:
+        """Free memory of the device after; None where the device would not say any more."""
+    @property
+    def phases(self) -> SleepPhases:
+        """Where the time went."""
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values: what the command line prints as JSON."""
+
+@final
+class SleepPhases:
+    """Where the time of a sleep went, in seconds."""
+
+    @property
+    def copy_s(self) -> float:
+        """Getting host memory, copying to it, and digests of what was stored, which run beside the copies."""
+    @property
+    def digest_s(self) -> float:
+        """Comparing with the backups before that: digests of what is on the device."""
+    @property
+    def unmap_s(self) -> float:
+        """Unmapping."""
+    @property
+    def release_s(self) -> float:
+        """Giving memory back."""
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values: what the command line prints as JSON."""
+
+@final
+class WakeReport:
+    """What a wake did. Sizes in bytes, times in seconds."""
+
+    @property
+    def tags(self) -> list[str]:
+        """Tags that this call woke."""
+    @property
+    def already_awake_tags(self) -> list[str]:
+        """Tags that were awake already: for them nothing was done."""
+    @property
+    def seconds(self) -> float:
+        """Whole duration."""
+    @property
+    def mapped_bytes(self) -> int:
+        """Memory brought back to its addresses."""
+    @property
+    def copied_bytes(self) -> int:
+        """Copied from host memory."""
+    @property
+    def zeroed_bytes(self) -> int:
+        """Overwritten with zeros."""
+    @property
+    def verified_bytes(self) -> int:
+        """Compared with the backup's digests, and equal."""
+    @property
+    def undefined_tags(self) -> list[str]:
+        """Tags that are undefined now, until they are marked restored."""
+    @property
+    def phases(self) -> WakePhases:
+        """Where the time went."""
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values: what the command line prints as JSON."""
+
+@final
+class WakePhases:
+    """Where the time of a wake went, in seconds. Copying runs beside the other phases."""
+
+    @property
+    def create_s(self) -> float:
+        """Getting memory from the device."""
+    @property
+    def map_s(self) -> float:
+        """Mapping it and opening it for access."""
+    @property
+    def copy_s(self) -> float:
+        """From the first copy, or the first zeros, to the end of the last."""
+    @property
+    def verify_s(self) -> float:
+        """Waiting for digests after that, and comparing them."""
+    @property
+    def wait_s(self) -> float:
+        """Waiting, with nothing held, for memory that others gave back."""
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values: what the command line prints as JSON."""
+
+@final
+class PrepareReport:
+    """What a preparation did. Sizes in bytes, times in seconds."""
+
+    @property
+    def tags(self) -> list[str]:
+        """Tags that the sleep would back up."""
+    @property
+    def end(self) -> Literal["finished", "cancelled", "overtaken"]:
+        """How it ended: "finished", "cancelled", or "overtaken" by a sleep, a discard, or the arena's end."""
+    @property
+    def seconds(self) -> float:
+        """Whole duration."""
+    @property
+    def copied_bytes(self) -> int:
+        """Copied to the backups."""
+    @property
+    def unchanged_bytes(self) -> int:
+        """Not copied, because the backup's digest matched, or because the tag was declared immutable."""
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values: what the command line prints as JSON."""
+
+@final
+class Stats:
+    """Figures of an arena, in bytes unless the name says otherwise."""
+
+    @property
+    def live_bytes(self) -> int:
+        """In use by live blocks, rounded to 512."""
+    @property
+    def mapped_bytes(self) -> int:
+        """Memory of the device that is held."""
+    @property
+    def peak_live_bytes(self) -> int:
+        """Most bytes of live blocks at any time."""
+    @property
+    def peak_mapped_bytes(self) -> int:
+        """Most memory held at any time."""
+    @property
+    def created_bytes(self) -> int:
+        """Memory created since the arena was opened, whether released since or not."""
+    @property
+    def cached_bytes(self) -> int:
+        """Held, but not live."""
+    @property
+    def owed_bytes(self) -> int:
+        """Of which the driver has refused a release so far."""
+    @property
+    def reserved_bytes(self) -> int:
+        """Address space."""
+    @property
+    def backup_bytes(self) -> int:
+        """Host memory of backups."""
+    @property
+    def limit_bytes(self) -> int:
+        """Most that may be mapped."""
+    @property
+    def live_blocks(self) -> int:
+        """Live blocks."""
+    @property
+    def segments(self) -> int:
+        """Segments."""
+    @property
+    def tags(self) -> list[TagStats]:
+        """The same by tag, for tags that have blocks, hold memory or sleep."""
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values: what the command line prints as JSON."""
+
+@final
+class TagStats:
+    """Figures of one tag, in bytes unless the name says otherwise."""
+
+    @property
+    def tag(self) -> str:
+        """The tag."""
+    @property
+    def state(self) -> _State:
+        """Where its bytes are: "awake", "undefined", "asleep_backed_up", "asleep_dropped" or "stranded"."""
+    @property
+    def live_bytes(self) -> int:
+        """In use by live blocks."""
+    @property
+    def mapped_bytes(self) -> int:
+        """Memory of the device that is held."""
+    @property
+    def backup_bytes(self) -> int:
+        """Host memory of backups."""
+    @property
+    def live_blocks(self) -> int:
+        """Live blocks."""
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values: what the command line prints as JSON."""
+
+def pool(tag: str = "weights", device: _Device | None = None) -> AbstractContextManager[Any]:
+    """`Arena.pool` of a device's arena, which is opened if need be. The device is the current one if None is
+    given.
+    """
+
+def graph_pool(device: _Device | None = None) -> Any:
+    """`Arena.graph_pool` of a device's arena, which is opened if need be. The device is the current one
+    if None is given.
+    """
+
+def prepare_sleep(level: int = 1, tags: _Tags | None = None) -> Preparation:
+    """`Arena.prepare_sleep` of the current device's arena."""
+
+def sleep(level: int = 1, tags: _Tags | None = None) -> SleepReport:
+    """`Arena.sleep` of the current device's arena."""
+
+def wake(
+    tags: _Tags | None = None,
+    *,
+    verify: Literal["sample", "all"] = "sample",
+    timeout: float | None = None,
+) -> WakeReport:
+    """`Arena.wake` of the current device's arena."""
+
+def discard(tags: _Tags) -> SleepReport:
+    """`Arena.discard` of the current device's arena."""
+
+def mark_restored(tags: _Tags) -> list[str]:
+    """`Arena.mark_restored` of the current device's arena."""
+
+def state() -> dict[str, _State]:
+    """`Arena.state` of the current device's arena."""
+
+def stats() -> Stats:
+    """`Arena.stats` of the current device's arena."""
+
+def trim() -> int:
+    """`Arena.trim` of the current device's arena."""

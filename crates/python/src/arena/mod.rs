@@ -1,24 +1,44 @@
 //! Arenas: memory of a device that can be put to sleep and woken.
 
+mod current;
+mod preparation;
 mod registry;
+mod report;
+mod request;
 
 use std::sync::Arc;
 
-use poorwill::{DeviceSpec, HostMemoryUse, Tag};
+use poorwill::{ByteSize, DeviceSpec, HostMemoryUse, PoolError, SleepRequest, Tag, WakeRequest};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyDict, PyString};
 
+use self::preparation::{Begun, Preparation};
 pub(crate) use self::registry::Opened;
 use self::registry::{Entry, Wanted};
-use crate::budget::cap;
+pub(crate) use self::report::SleepReport;
+use self::report::{Stats, WakeReport};
+use self::request::Declaration;
+use crate::budget::{Budget, cap};
 use crate::device;
-use crate::errors::{invalid, refused};
+use crate::errors::{failed, invalid};
 use crate::process::Here;
 use crate::sizes::size_of;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Arena>()?;
-    module.add_function(wrap_pyfunction!(arena, module)?)
+    module.add_class::<Preparation>()?;
+    report::register(module)?;
+    current::register(module)?;
+    module.add_function(wrap_pyfunction!(arena, module)?)?;
+    let at_exit = wrap_pyfunction!(end_preparations, module)?;
+    module.py().import("atexit")?.call_method1("register", (at_exit,)).map(drop)
+}
+
+/// Called before the interpreter ends: a thread that copies must not meet a driver that is being taken down.
+#[pyfunction]
+fn end_preparations(py: Python<'_>) {
+    let opened: Vec<_> = registry::all(py).iter().filter_map(|entry| entry.opened().ok()).collect();
+    py.detach(|| opened.iter().for_each(|opened| opened.end_preparations()));
 }
 
 /// The name of the arena that is meant where none is named.
@@ -92,6 +112,22 @@ impl Arena {
     pub(crate) fn opened(&self) -> PyResult<Arc<Opened>> {
         self.entry.get()?.opened()
     }
+
+    /// Does something with it while other Python threads go on.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl FnOnce(&Opened) -> Result<T, PoolError> + Send,
+    ) -> PyResult<T> {
+        let opened = self.opened()?;
+        let done = py.detach(move || {
+            let done = act(&opened);
+            // It may be the last, if the arena is being closed.
+            drop(opened);
+            done
+        });
+        done.map_err(|error| failed(py, &error))
+    }
 }
 
 #[pymethods]
@@ -114,13 +150,162 @@ impl Arena {
         Ok(self.opened()?.arena.limit_bytes())
     }
 
+    /// The budget that its limit comes from, as it was decided when it was opened, and the claims on it.
+    #[getter]
+    fn budget(&self) -> PyResult<Budget> {
+        let opened = self.opened()?;
+        let envelope = opened.arena.envelope().clone();
+        Ok(Budget::shared(opened.device.clone(), opened.budget.clone(), envelope))
+    }
+
+    /// Puts tags to sleep: their memory goes back to the device, their addresses stay.
+    ///
+    /// `level` 1 keeps weights in host memory, 2 drops them. `tags` is one, several, or None for all. All or nothing;
+    /// tags that sleep already are reported and left alone. Nobody may touch what sleeps.
+    ///
+    /// Raises TagError for a tag that is not there or has no bytes worth keeping, and SleepError when it failed.
+    #[pyo3(signature = (level=1, tags=None))]
+    fn sleep(&self, py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<SleepReport> {
+        let request = SleepRequest { level: request::level(level)?, tags: request::tags(tags)? };
+        self.with(py, |opened| opened.arena.sleep(&request)).map(SleepReport::from)
+    }
+
+    /// Wakes tags: the same bytes at the same addresses, or what their policy says of dropped ones.
+    ///
+    /// `tags` is one, several, or None for all that sleep. Tags that are awake are reported and left alone. `verify`
+    /// is "sample" to compare one granule in 64 with its backup's digest, or "all". With a `timeout`, in seconds, it
+    /// waits so long for memory that others are about to give back.
+    ///
+    /// All or nothing: raises OutOfMemoryError for lack of memory and WakeError when it failed, and everything sleeps
+    /// as before then.
+    #[pyo3(signature = (tags=None, *, verify="sample", timeout=None))]
+    fn wake(
+        &self,
+        py: Python<'_>,
+        tags: Option<&Bound<'_, PyAny>>,
+        verify: &str,
+        timeout: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<WakeReport> {
+        let tags = request::tags(tags)?;
+        let request = WakeRequest { tags, ..WakeRequest::all() }.verifying(request::verify(verify)?);
+        let request = match timeout {
+            None => request,
+            Some(timeout) => request.within(request::timeout(timeout)?),
+        };
+        self.with(py, |opened| opened.arena.wake(&request)).map(WakeReport::from)
+    }
+
+    /// Drops the bytes of tags whatever their policy says, awake or asleep, backups included.
+    ///
+    /// They sleep until they are woken, and hold then what their policy says of dropped memory.
+    fn discard(&self, py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<SleepReport> {
+        let tags = request::named_tags(tags)?;
+        self.with(py, |opened| opened.arena.discard(&tags)).map(SleepReport::from)
+    }
+
+    /// Says that the bytes of tags have been written again after they were dropped. Returns the tags that were
+    /// undefined until now.
+    fn mark_restored(&self, py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+        let tags = request::named_tags(tags)?;
+        let restored = self.with(py, |opened| opened.arena.mark_restored(&tags))?;
+        Ok(restored.iter().map(Tag::to_string).collect())
+    }
+
+    /// Begins to back up, in the background, what such a sleep would, so that even the first sleep copies nothing but
+    /// what has changed by then. Everything can be used meanwhile.
+    #[pyo3(signature = (level=1, tags=None))]
+    fn prepare_sleep(
+        &self,
+        py: Python<'_>,
+        level: i64,
+        tags: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Preparation> {
+        let request = SleepRequest { level: request::level(level)?, tags: request::tags(tags)? };
+        let begun = self.with(py, |opened| {
+            let begun = Begun::new(opened.arena.prepare_sleep(&request)?);
+            opened.watch(&begun);
+            Ok(begun)
+        })?;
+        Ok(Preparation::new(begun))
+    }
+
+    /// Where the bytes of each tag are that has blocks, holds memory or sleeps: "awake", "undefined" (awake, but
+    /// dropped by a sleep and not restored since), "asleep_backed_up", "asleep_dropped", or "stranded" (asleep with
+    /// its memory, after a sleep that could not be undone).
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.with(py, |opened| opened.arena.stats())?;
+        let states = PyDict::new(py);
+        let mut tags = stats.tags.iter();
+        tags.try_for_each(|tag| states.set_item(tag.tag.as_str(), report::state(tag.state)))?;
+        Ok(states)
+    }
+
+    /// Figures, now.
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        self.with(py, |opened| opened.arena.stats()).map(Stats::from)
+    }
+
+    /// Every segment with its blocks, in address order, as plain values.
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let snapshot = self.with(py, |opened| opened.arena.snapshot())?;
+        report::plain(py, &snapshot.segments)
+    }
+
+    /// Gives back all memory that serves no byte, waiting for work that may still touch it. Returns how many bytes
+    /// that was.
+    fn trim(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, |opened| opened.arena.trim())
+    }
+
+    /// Says what sleep does with a tag, before anything is put into it; and what is known about changes to its bytes
+    /// between two sleeps, at any time.
+    ///
+    /// At `level1` and `level2` a sleep has a "backup" made of it or is to "drop" it, and `dropped` memory comes back
+    /// as "zeros" or "undefined". `changes` are "compared" (nothing is known), "immutable" (promised to stay, and only
+    /// a sample is compared) or "volatile" (always copied). What is left open is as it is for this tag by default.
+    ///
+    /// Raises TagError when the tag is in use, or was declared, in another way.
+    #[pyo3(signature = (tag, *, level1=None, level2=None, dropped=None, changes=None))]
+    fn declare(
+        &self,
+        py: Python<'_>,
+        tag: &str,
+        level1: Option<&str>,
+        level2: Option<&str>,
+        dropped: Option<&str>,
+        changes: Option<&str>,
+    ) -> PyResult<()> {
+        let tag = request::tag(tag)?;
+        let Declaration { policy, changes } = Declaration::of(&tag, level1, level2, dropped, changes)?;
+        self.with(py, |opened| {
+            policy.map_or(Ok(()), |policy| opened.arena.declare_tag(&tag, policy))?;
+            changes.map_or(Ok(()), |changes| opened.arena.declare_changes(&tag, changes))
+        })
+    }
+
+    /// Where PyTorch's allocations go in a `with` statement over what this returns: into this arena, as `tag`.
+    ///
+    /// Needs PyTorch. See `poorwill.torch`.
+    #[pyo3(signature = (tag="weights"))]
+    fn pool<'py>(slf: &Bound<'py, Self>, tag: &str) -> PyResult<Bound<'py, PyAny>> {
+        let torch = slf.py().import("poorwill.torch")?;
+        torch.call_method1("Pool", (slf, tag))
+    }
+
+    /// What to give `torch.cuda.graph` as its pool, for graphs whose memory is to be this arena's.
+    ///
+    /// Needs PyTorch. See `poorwill.torch`.
+    fn graph_pool<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("poorwill.torch")?.call_method1("graph_pool", (slf,))
+    }
+
     /// Gives everything back and ends it. Closing again does nothing.
     ///
     /// What still lives in it loses its bytes and its memory at once; the addresses stay reserved, so that nothing
     /// else comes to lie there, until the last has let go.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let entry = self.entry.get()?;
-        py.detach(|| entry.close()).map_err(refused)
+        py.detach(|| entry.close()).map_err(|error| failed(py, &error))
     }
 
     fn __eq__(&self, other: &Self) -> bool {
@@ -129,5 +314,19 @@ impl Arena {
 
     fn __hash__(&self) -> isize {
         self.entry.get().map_or(0, |entry| Arc::as_ptr(entry).addr().cast_signed())
+    }
+
+    fn __repr__(&self) -> String {
+        let Self { name, device, entry } = self;
+        let Ok(entry) = entry.get() else {
+            return format!("<poorwill.Arena {name} on {device} of another process>");
+        };
+        match entry.opened() {
+            Ok(opened) => {
+                let limit = ByteSize(opened.arena.limit_bytes());
+                format!("<poorwill.Arena {name} on {device}: at most {limit}>")
+            }
+            Err(_) => format!("<poorwill.Arena {name} on {device}: closed>"),
+        }
     }
 }

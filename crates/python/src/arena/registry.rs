@@ -13,13 +13,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{mem, process};
 
 use poorwill::budget::{Envelope, claim_own};
-use poorwill::{Cap, Claim, Device, DeviceSpec, HostMemoryUse, OpenError, PoolConfig, PoolError, Tag};
+use poorwill::{
+    Budget, Cap, Claim, Device, DeviceSpec, HostMemoryUse, OpenError, PoolConfig, PoolError, Tag,
+};
 use pyo3::prelude::*;
 
+use super::preparation::Begun;
 use crate::errors::{closed, not_opened, refused};
 use crate::process::Owned;
 
-#[allow(dead_code)] // Its parts are for those who take memory from it.
 /// An arena that was opened. Whoever uses its memory holds this: it ends when the last has let go.
 #[derive(Debug)]
 pub(crate) struct Opened {
@@ -30,6 +32,10 @@ pub(crate) struct Opened {
     /// The arena. Closed for good when this is dropped.
     pub(crate) arena: Owned<poorwill::Arena>,
     is_closed: AtomicBool,
+    /// What its limit was decided by.
+    pub(super) budget: Budget,
+    /// What is prepared on it, and some that has ended.
+    preparations: Mutex<Vec<Arc<Begun>>>,
     /// What the process had of the device when this was opened.
     _in_use: Owned<Option<Claim>>,
 }
@@ -39,6 +45,20 @@ impl Opened {
     /// Whether it has been closed: nothing new is to be taken from it.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Keeps an eye on a preparation.
+    pub(super) fn watch(&self, begun: &Arc<Begun>) {
+        let mut preparations = locked(&self.preparations);
+        preparations.retain(|begun| !begun.is_ended());
+        preparations.push(Arc::clone(begun));
+    }
+
+    /// Cancels what is prepared, and waits until nothing is at work.
+    pub(super) fn end_preparations(&self) {
+        let preparations = mem::take(&mut *locked(&self.preparations));
+        preparations.iter().for_each(|begun| begun.cancel());
+        preparations.iter().for_each(|begun| begun.end());
     }
 
     /// The error for whoever wants something new of a closed arena.
@@ -105,14 +125,12 @@ pub(super) fn open(py: Python<'_>, wanted: &Wanted) -> PyResult<Arc<Entry>> {
     })
 }
 
-#[allow(dead_code)]
 /// The open arena of this device and name.
 pub(super) fn find(py: Python<'_>, device: &DeviceSpec, name: &str) -> Option<Arc<Entry>> {
     let slot = with_slots(py, |slots| slots.get(&device.id()).cloned())?;
     py.detach(|| slot.lock().arenas.get(name).cloned())
 }
 
-#[allow(dead_code)]
 /// All that are open.
 pub(super) fn all(py: Python<'_>) -> Vec<Arc<Entry>> {
     let slots: Vec<Arc<Slot>> = with_slots(py, |slots| slots.values().cloned().collect());
@@ -217,6 +235,8 @@ impl Opened {
             device: device.clone(),
             arena: Owned::new(poorwill::Arena::open_within(device, &envelope, pool)?),
             is_closed: AtomicBool::new(false),
+            budget,
+            preparations: Mutex::default(),
             _in_use: Owned::new(in_use),
         })
     }

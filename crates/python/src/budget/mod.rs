@@ -73,6 +73,14 @@ struct Opened {
     device: Device,
 }
 
+impl Budget {
+    /// The budget of something that is open, which stays in that one's hands.
+    pub(crate) fn shared(device: Device, decided: poorwill::Budget, envelope: Envelope) -> Self {
+        let name = device.spec().to_string();
+        Self { device: name, decided, opened: Here::new(Opened { envelope, _in_use: None, device }) }
+    }
+}
+
 #[pymethods]
 impl Budget {
     /// Everyone who was asked, with their figures as given.

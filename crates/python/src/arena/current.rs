@@ -1,0 +1,120 @@
+//! The methods of arenas as functions of the package: on the arena without a name of the current device.
+//!
+//! Only what puts something into an arena opens one. Everything else says where there is none.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::preparation::Preparation;
+use super::registry;
+use super::report::{SleepReport, Stats, WakeReport};
+use super::{Arena, DEFAULT, arena};
+use crate::device;
+use crate::errors::refused;
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(pool, module)?)?;
+    module.add_function(wrap_pyfunction!(graph_pool, module)?)?;
+    module.add_function(wrap_pyfunction!(prepare_sleep, module)?)?;
+    module.add_function(wrap_pyfunction!(sleep, module)?)?;
+    module.add_function(wrap_pyfunction!(wake, module)?)?;
+    module.add_function(wrap_pyfunction!(discard, module)?)?;
+    module.add_function(wrap_pyfunction!(mark_restored, module)?)?;
+    module.add_function(wrap_pyfunction!(state, module)?)?;
+    module.add_function(wrap_pyfunction!(stats, module)?)?;
+    module.add_function(wrap_pyfunction!(trim, module)?)
+}
+
+/// The current device's arena, if it is open.
+fn current(py: Python<'_>) -> PyResult<Arena> {
+    let device = device::named(None, py)?;
+    if let Some(entry) = registry::find(py, &device, DEFAULT) {
+        return Ok(Arena::new(entry));
+    }
+    let open: Vec<String> = registry::all(py)
+        .iter()
+        .map(|entry| format!("poorwill.arena(\"{}\", \"{}\")", entry.device().id(), entry.name()))
+        .collect();
+    let others = match open.as_slice() {
+        [] => String::new(),
+        open => format!("; call the method of another: {}", open.join(", ")),
+    };
+    Err(refused(format!(
+        "nothing has been put into the arena of {device}, the current device, so there is nothing to do; allocate \
+         in poorwill.pool() first, or open it with poorwill.arena(){others}"
+    )))
+}
+
+/// `Arena.pool` of a device's arena, which is opened if need be. The device is the current one if None is given.
+#[pyfunction]
+#[pyo3(signature = (tag="weights", device=None))]
+fn pool<'py>(py: Python<'py>, tag: &str, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+    py.import("poorwill.torch")?;
+    let arena = Bound::new(py, arena(py, device, DEFAULT, None, None, false)?)?;
+    Arena::pool(&arena, tag)
+}
+
+/// `Arena.graph_pool` of a device's arena, which is opened if need be. The device is the current one if None is given.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+fn graph_pool<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+    py.import("poorwill.torch")?;
+    let arena = Bound::new(py, arena(py, device, DEFAULT, None, None, false)?)?;
+    Arena::graph_pool(&arena)
+}
+
+/// `Arena.prepare_sleep` of the current device's arena.
+#[pyfunction]
+#[pyo3(signature = (level=1, tags=None))]
+fn prepare_sleep(py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<Preparation> {
+    current(py)?.prepare_sleep(py, level, tags)
+}
+
+/// `Arena.sleep` of the current device's arena.
+#[pyfunction]
+#[pyo3(signature = (level=1, tags=None))]
+fn sleep(py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<SleepReport> {
+    current(py)?.sleep(py, level, tags)
+}
+
+/// `Arena.wake` of the current device's arena.
+#[pyfunction]
+#[pyo3(signature = (tags=None, *, verify="sample", timeout=None))]
+fn wake(
+    py: Python<'_>,
+    tags: Option<&Bound<'_, PyAny>>,
+    verify: &str,
+    timeout: Option<&Bound<'_, PyAny>>,
+) -> PyResult<WakeReport> {
+    current(py)?.wake(py, tags, verify, timeout)
+}
+
+/// `Arena.discard` of the current device's arena.
+#[pyfunction]
+fn discard(py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<SleepReport> {
+    current(py)?.discard(py, tags)
+}
+
+/// `Arena.mark_restored` of the current device's arena.
+#[pyfunction]
+fn mark_restored(py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    current(py)?.mark_restored(py, tags)
+}
+
+/// `Arena.state` of the current device's arena.
+#[pyfunction]
+fn state(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    current(py)?.state(py)
+}
+
+/// `Arena.stats` of the current device's arena.
+#[pyfunction]
+fn stats(py: Python<'_>) -> PyResult<Stats> {
+    current(py)?.stats(py)
+}
+
+/// `Arena.trim` of the current device's arena.
+#[pyfunction]
+fn trim(py: Python<'_>) -> PyResult<u64> {
+    current(py)?.trim(py)
+}

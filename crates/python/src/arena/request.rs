@@ -1,0 +1,121 @@
+//! What is asked of an arena, as Python says it.
+
+use std::time::Duration;
+
+use poorwill::{Changes, Dropped, Level, SleepAction, Tag, TagPolicy, Verify};
+use pyo3::prelude::*;
+use pyo3::types::{PyFloat, PyString};
+
+use crate::errors::{invalid, wrong_type};
+use crate::sizes::whole_number;
+
+const TAGS: &str = "tags are a str, or a sequence of them";
+
+/// One tag by name.
+pub(super) fn tag(name: &str) -> PyResult<Tag> {
+    name.parse().map_err(invalid)
+}
+
+/// A tag or several; None is all that there are.
+pub(super) fn tags(tags: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<Tag>>> {
+    tags.map(named_tags).transpose()
+}
+
+/// A tag or several.
+pub(super) fn named_tags(tags: &Bound<'_, PyAny>) -> PyResult<Vec<Tag>> {
+    if let Ok(name) = tags.cast::<PyString>() {
+        return Ok(vec![tag(&name.to_string())?]);
+    }
+    let Ok(names) = tags.try_iter() else { return Err(wrong_type(TAGS, tags)) };
+    let one = |name: PyResult<Bound<'_, PyAny>>| {
+        let name = name?;
+        let text = name.cast::<PyString>().map_err(|_| wrong_type("a tag is a str", &name))?;
+        tag(&text.to_string())
+    };
+    names.map(one).collect()
+}
+
+/// How deep a sleep goes.
+pub(super) fn level(level: i64) -> PyResult<Level> {
+    match level {
+        1 => Ok(Level::One),
+        2 => Ok(Level::Two),
+        _ => Err(invalid(format!("there is no level {level}; 1 keeps weights in host memory, 2 drops them"))),
+    }
+}
+
+/// How much of what a wake copies is compared.
+pub(super) fn verify(verify: &str) -> PyResult<Verify> {
+    one_of("verify", verify, &[("sample", Verify::Sample), ("all", Verify::All)])
+}
+
+/// How long to wait.
+pub(super) fn timeout(seconds: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    let known = match whole_number(seconds)? {
+        Some(_) => true,
+        None => seconds.is_instance_of::<PyFloat>(),
+    };
+    if !known {
+        return Err(wrong_type("a timeout is a number of seconds", seconds));
+    }
+    let given: f64 = seconds.extract()?;
+    if given.is_nan() || given < 0.0 {
+        return Err(invalid(format!("`{given}` is no timeout: it is a number of seconds from 0 on")));
+    }
+    // What is too long to be told is for ever.
+    Ok(Duration::try_from_secs_f64(given).unwrap_or(Duration::MAX))
+}
+
+/// What a user says about a tag.
+#[derive(Debug)]
+pub(super) struct Declaration {
+    /// What sleep does with it, where anything was said about that.
+    pub(super) policy: Option<TagPolicy>,
+    pub(super) changes: Option<Changes>,
+}
+
+impl Declaration {
+    pub(super) fn of(
+        tag: &Tag,
+        level1: Option<&str>,
+        level2: Option<&str>,
+        dropped: Option<&str>,
+        changes: Option<&str>,
+    ) -> PyResult<Self> {
+        let action = |name, text: Option<&str>| {
+            let known = [("backup", SleepAction::Backup), ("drop", SleepAction::Drop)];
+            text.map(|text| one_of(name, text, &known)).transpose()
+        };
+        let (level1, level2) = (action("level1", level1)?, action("level2", level2)?);
+        let known = [("zeros", Dropped::Zeros), ("undefined", Dropped::Undefined)];
+        let dropped = dropped.map(|text| one_of("dropped", text, &known)).transpose()?;
+        let known = [
+            ("compared", Changes::Compared),
+            ("immutable", Changes::Immutable),
+            ("volatile", Changes::Volatile),
+        ];
+        let changes = changes.map(|text| one_of("changes", text, &known)).transpose()?;
+        let says_policy = level1.is_some() || level2.is_some() || dropped.is_some();
+        if !says_policy && changes.is_none() {
+            let wanted = "say at least one of level1, level2, dropped and changes";
+            return Err(invalid(format!("nothing is declared of `{tag}`; {wanted}")));
+        }
+        let built_in = TagPolicy::built_in(tag);
+        let policy = TagPolicy {
+            level_1: level1.unwrap_or(built_in.level_1),
+            level_2: level2.unwrap_or(built_in.level_2),
+            dropped: dropped.unwrap_or(built_in.dropped),
+        };
+        Ok(Self { policy: says_policy.then_some(policy), changes })
+    }
+}
+
+/// The value that a word stands for.
+fn one_of<T: Copy>(what: &str, text: &str, known: &[(&str, T)]) -> PyResult<T> {
+    if let Some((_, value)) = known.iter().find(|(name, _)| *name == text) {
+        return Ok(*value);
+    }
+    let names: Vec<String> = known.iter().map(|(name, _)| format!("\"{name}\"")).collect();
+    let names = names.join(" or ");
+    Err(invalid(format!("`{}` is no value of {what}; it is {names}", text.escape_debug())))
+}
