@@ -449,10 +449,13 @@ impl State {
             else {
                 return false;
             };
-            // Whoever freed it last: pieces of several streams lie side by side until they are quiet.
-            let pieces = self.blocks.walk(self.block_at(first, range.addr));
-            let mut pieces = pieces.take_while(|(_, piece)| piece.addr < range.end());
-            pieces.all(|(kind, _)| matches!(kind, Kind::Fine | Kind::Coarse))
+            let first = self.block_at(first, range.addr);
+            let pieces = || self.blocks.walk(first).take_while(|(_, piece)| piece.addr < range.end());
+            let is_free = |kind| matches!(kind, Kind::Fine | Kind::Coarse);
+            // Whoever freed it last: pieces of several streams lie side by side until they are quiet. A piece that
+            // only begins or ends there has chunks beside it that wait as well.
+            pieces().all(|(kind, _)| is_free(kind))
+                || pieces().any(|(kind, piece)| is_free(kind) && self.holds_chunk(piece))
         })
     }
 
