@@ -208,9 +208,10 @@ impl Drop for Held<'_> {
         state.tag_mut(self.tag).gate.leave();
         // What was freed meanwhile can be had now.
         state.clocks.tell();
+        let has_mark = state.cached_max_bytes.is_some();
         drop(state);
         self.shared.state.ring();
-        if self.shared.shape.cached_max_bytes.is_some() {
+        if has_mark {
             self.shared.orders.lock_anyway().give();
             self.shared.orders.ring();
         }
