@@ -183,6 +183,14 @@ impl Arena {
         self.pool.free_part(block, part)
     }
 
+    /// See [`Pool::set_cached_max_bytes`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_cached_max_bytes(&self, cached_max_bytes: Option<u64>) -> Result<(), PoolError> {
+        self.pool.set_cached_max_bytes(cached_max_bytes)
+    }
+
     /// See [`Pool::record_use`].
     ///
     /// # Errors

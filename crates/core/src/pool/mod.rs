@@ -102,7 +102,7 @@ pub struct PoolConfig {
     /// Granules of address space that the pool grows by for smaller blocks.
     pub segment_granules: u64,
     /// Cached bytes above which memory that nothing uses is given back soon, in the background. `None`: it is
-    /// kept until somebody needs it or trims.
+    /// kept until somebody needs it or trims. [`Pool::set_cached_max_bytes`] changes it.
     pub cached_max_bytes: Option<u64>,
     /// Whether backups stay in host memory after a wake, to save the next copy of what has not changed.
     pub keep_backups: bool,
@@ -325,8 +325,8 @@ impl Pool {
         Ok(())
     }
 
-    /// After something was freed: gets the reaper to work if it `waits` for other streams, or the cache is above
-    /// its mark.
+    /// After something was freed, or the mark was lowered: gets the reaper to work if the block `waits` for other
+    /// streams, or the cache is above its mark.
     fn freed(&self, state: StateGuard<'_>, waits: bool) {
         let above_mark = state.is_above_mark(&self.shared.counters);
         drop(state);
@@ -339,6 +339,18 @@ impl Pool {
         self.reaper.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared);
         self.shared.orders.lock_anyway().give();
         self.shared.orders.ring();
+    }
+
+    /// Changes the mark above which cached memory is given back in the background, from now on: what is above a
+    /// lower one begins to leave at once. See [`PoolConfig::cached_max_bytes`]. Waits for nothing.
+    ///
+    /// # Errors
+    /// `Closed`, `WrongProcess`.
+    pub fn set_cached_max_bytes(&self, cached_max_bytes: Option<u64>) -> Result<()> {
+        let mut state = self.shared.open_state()?;
+        state.cached_max_bytes = cached_max_bytes;
+        self.freed(state, false);
+        Ok(())
     }
 
     /// Where a live block is.
