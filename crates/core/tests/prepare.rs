@@ -259,6 +259,36 @@ fn trimming_gives_back_what_was_freed_under_a_copy() {
     });
 }
 
+/// What was freed begins in a granule that something else lives in, and that is being copied.
+#[test]
+fn granules_freed_beside_a_copy_serve_who_waits_for_them() {
+    for trims in [false, true] {
+        watched(move || {
+            let limited = PoolConfig { limit_bytes: Some(8 * granule_bytes()), ..config() };
+            let (_device, mut tenant, stop) = stopped(limited, 0, is_save);
+            let granule = tenant.granule();
+            tenant.load(700, &Tag::weights());
+            let block = tenant.load(2 * granule, &Tag::weights());
+            assert_eq!(tenant.touched_bytes(&Tag::weights()), 3 * granule, "they share one");
+            let preparation = tenant.pool.prepare_sleep(&level_1()).unwrap();
+            stop.wait();
+            tenant.free(block);
+            let pool = Arc::clone(&tenant.pool);
+            let other = thread::spawn(move || {
+                let trimmed = if trims { pool.trim() } else { Ok(2 * granule) };
+                (trimmed, pool.alloc(&AllocRequest::new(7 * granule, Tag::kv_cache())))
+            });
+            thread::sleep(Duration::from_millis(30));
+            stop.end();
+            let (trimmed, allocated) = other.join().unwrap();
+            assert!(trimmed.unwrap() >= 2 * granule);
+            allocated.unwrap();
+            preparation.wait().unwrap();
+            tenant.verify();
+        });
+    }
+}
+
 /// Whoever freed it: pieces of several streams are as free as one.
 #[test]
 fn a_granule_freed_by_several_streams_under_a_copy_serves_who_waits_for_it() {

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use poorwill_core::{
-    AllocRequest, Block, HostBuffer, Level, Pool, PoolConfig, PoolError, SleepRequest, StreamId, Tag,
-    WakeRequest,
+    AllocRequest, Block, DeviceRange, HostBuffer, Level, Pool, PoolConfig, PoolError, SleepRequest, StreamId,
+    Tag, WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::gated::{self, Gate};
@@ -68,7 +68,8 @@ impl Worker {
     fn step(&mut self) {
         match self.random(100) {
             0..40 => self.alloc(),
-            40..65 => self.pick().into_iter().for_each(|n| self.free(n)),
+            40..62 => self.pick().into_iter().for_each(|n| self.free(n)),
+            62..65 => self.pick().into_iter().for_each(|n| self.free_part(n)),
             65..75 => self.pick().into_iter().for_each(|n| self.read(n)),
             75..85 => self.pick().into_iter().for_each(|n| self.record_use(n)),
             85..90 => self.fall_asleep(),
@@ -136,6 +137,22 @@ impl Worker {
         let (block, _) = self.live.swap_remove(n);
         self.pool.free(block.id).unwrap();
         assert!(matches!(self.pool.free(block.id), Err(PoolError::StaleBlock { .. })));
+    }
+
+    /// Gives back what is behind a place in the block, in two calls.
+    fn free_part(&mut self, n: usize) {
+        let (block, seed) = self.live[n];
+        let units = block.range.bytes / 512;
+        let [first, second] = [0; 2].map(|_| 1 + self.random(units));
+        let (kept, middle) = (first.min(second), first.max(second));
+        if kept == middle {
+            return;
+        }
+        let part = DeviceRange::new(block.range.addr + kept * 512, (middle - kept) * 512);
+        let rest = self.pool.free_part(block.id, part).unwrap();
+        assert!(matches!(self.pool.free(block.id), Err(PoolError::StaleBlock { .. })));
+        self.live[n] = (rest[0], seed);
+        rest[1..].iter().for_each(|behind| self.pool.free(behind.id).unwrap());
     }
 
     fn fall_asleep(&mut self) {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
-    AllocRequest, Block, BlockId, Changes, Driver, DriverError, DriverErrorKind, HostBuffer, Op, Pool,
-    PoolConfig, PoolError, PoolStats, Preparation, SleepReport, SleepRequest, Snapshot, StreamId, Tag,
+    AllocRequest, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind, HostBuffer, Op,
+    Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport, SleepRequest, Snapshot, StreamId, Tag,
     TagPolicy, TagState, WakeReport, WakeRequest,
 };
 
@@ -173,6 +173,22 @@ impl Arena {
     /// As there.
     pub fn free(&self, block: BlockId) -> Result<(), PoolError> {
         self.pool.free(block)
+    }
+
+    /// See [`Pool::free_part`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn free_part(&self, block: BlockId, part: DeviceRange) -> Result<Vec<Block>, PoolError> {
+        self.pool.free_part(block, part)
+    }
+
+    /// See [`Pool::set_cached_max_bytes`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_cached_max_bytes(&self, cached_max_bytes: Option<u64>) -> Result<(), PoolError> {
+        self.pool.set_cached_max_bytes(cached_max_bytes)
     }
 
     /// See [`Pool::record_use`].

@@ -3,10 +3,14 @@
 //! Each module here owns the bindings of one part of the library and puts them in place with `register`;
 //! `python/poorwill/__init__.py` says which of them are the package's own. Bindings hold no policy: they turn
 //! Python's values into the library's types, and the library's errors into Python's, with the library's words.
+//!
+//! Memory leaves the library for C in `block/dlpack.rs`, and nowhere else is there anything unsafe; the rules are in
+//! `docs/unsafe.md`.
 
 #![allow(unsafe_code)]
 
 mod arena;
+mod block;
 mod budget;
 mod device;
 mod errors;
@@ -27,5 +31,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     device::register(module)?;
     torch::register(module)?;
     budget::register(module)?;
-    arena::register(module)
+    arena::register(module)?;
+    block::register(module)
 }

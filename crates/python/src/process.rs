@@ -66,6 +66,10 @@ impl<T> Owned<T> {
     pub(crate) fn new(value: T) -> Self {
         Self { value: Some(value), process: process::id() }
     }
+
+    pub(crate) fn is_here(&self) -> bool {
+        self.process == process::id()
+    }
 }
 
 impl<T> Deref for Owned<T> {
@@ -78,7 +82,7 @@ impl<T> Deref for Owned<T> {
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
-        if self.process != process::id() {
+        if !self.is_here() {
             mem::forget(self.value.take());
         }
     }

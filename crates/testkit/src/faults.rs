@@ -248,8 +248,11 @@ impl<'a> World<'a> {
         self.free(2);
         self.sleep(&SleepRequest::all(Level::One));
         self.free(2); // Asleep, and of the first segment.
+        self.free_part(1, granule, 6 * granule); // Cuts two chunks.
         self.wake(None);
         self.refill(1);
+        self.free_part(2, 3 * granule, 4 * granule); // The last of a chunk.
+        self.free_part(0, 512, 2 * granule + 512);
         self.sleep(&SleepRequest { level: Level::One, tags: Some(vec![Tag::weights()]) });
         self.wake(Some(vec![Tag::weights()]));
         self.sleep(&SleepRequest::all(Level::Two));
@@ -284,6 +287,9 @@ impl<'a> World<'a> {
         self.free(0);
         self.load_on(2 * granule + 1, &weights, streams[1]);
         self.load_on(18 * granule, &kv, streams[0]);
+        let last = self.blocks.len() - 1;
+        self.free_part(last, 3 * granule, 9 * granule);
+        self.load_on(5 * granule, &weights, streams[1]); // In what has left.
         self.trim();
         while !self.blocks.is_empty() {
             self.free(0);
@@ -462,6 +468,24 @@ impl<'a> World<'a> {
             self.states.insert(tag, TagState::Awake); // Nothing is left that could be undefined.
         }
         self.check("free");
+    }
+
+    /// Frees `from..to` of a block; what is left of it stands in its place.
+    fn free_part(&mut self, index: usize, from: u64, to: u64) {
+        let (block, tag, bytes) = self.blocks.remove(index);
+        let part = DeviceRange::new(block.range.addr + from, to - from);
+        let rest = self.insist("free a part", |pool| pool.free_part(block.id, part));
+        assert!(!rest.is_empty(), "{}: {part} is not all of {block:?}", self.run);
+        for left in rest.into_iter().rev() {
+            let [start, len] = [left.range.addr - block.range.addr, left.requested_bytes]
+                .map(|bytes| usize::try_from(bytes).unwrap());
+            let bytes = match &bytes {
+                Bytes::Pattern(pattern) => Bytes::Pattern(pattern[start..start + len].to_vec()),
+                other => other.clone(),
+            };
+            self.blocks.insert(index, (left, tag.clone(), bytes));
+        }
+        self.check("free a part");
     }
 
     fn sleep(&mut self, request: &SleepRequest) {

@@ -10,8 +10,13 @@ use poorwill_core::{Dropped, Level, SleepAction, Tag, TagPolicy, TagState};
 /// What a block must read as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
-    /// The pattern of this seed.
-    Pattern(u64),
+    /// The pattern of a seed.
+    Pattern {
+        /// The seed.
+        seed: u64,
+        /// Where in the pattern the block begins, in bytes.
+        offset: u64,
+    },
     /// Zeros.
     Zeros,
     /// Anything, but reading succeeds.
@@ -66,13 +71,27 @@ impl Model {
         }
     }
 
+    /// A part of the block is gone; what is left are blocks of their own: number, where in the old block it begins,
+    /// and bytes asked for.
+    pub fn free_part(&mut self, id: u64, rest: &[(u64, u64, u64)]) {
+        let Some(whole) = self.blocks.get(&id).cloned() else { return };
+        for (id, at, bytes) in rest.iter().copied() {
+            let reads = match whole.reads {
+                Reads::Pattern { seed, offset } => Reads::Pattern { seed, offset: offset + at },
+                reads => reads,
+            };
+            self.blocks.insert(id, ModelBlock { tag: whole.tag.clone(), bytes, reads });
+        }
+        self.free(id);
+    }
+
     /// The block is filled with a pattern, if its tag is awake.
     pub fn fill(&mut self, id: u64, seed: u64) -> bool {
         let Some(block) = self.blocks.get_mut(&id) else { return false };
         if self.tags.get(&block.tag).is_some_and(|(_, state)| state.is_asleep()) {
             return false;
         }
-        block.reads = Reads::Pattern(seed);
+        block.reads = Reads::Pattern { seed, offset: 0 };
         true
     }
 

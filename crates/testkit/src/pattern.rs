@@ -14,6 +14,13 @@ pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// `len` bytes of the same, from `offset` on.
+#[must_use]
+pub fn part(seed: u64, offset: u64, len: usize) -> Vec<u8> {
+    let skipped = usize::try_from(offset).unwrap_or(usize::MAX);
+    bytes(seed, skipped.saturating_add(len)).split_off(skipped)
+}
+
 /// One step of splitmix64 (Steele, Lea and Flood, 2014): every output bit depends on every input bit.
 #[must_use]
 pub fn mix(x: u64) -> u64 {

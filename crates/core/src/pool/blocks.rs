@@ -30,6 +30,8 @@ pub(super) enum Kind {
     Fine,
     /// Free, whole chunks larger than a granule.
     Coarse,
+    /// Free, a part of one chunk larger than a granule, in which other parts are in use.
+    Bound,
     /// Free addresses without memory, whole granules.
     Bare,
     /// Memory that nothing lives in and that the driver has refused to unmap so far. One chunk.

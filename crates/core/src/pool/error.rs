@@ -97,6 +97,18 @@ pub enum PoolError {
         /// The handle.
         block: BlockId,
     },
+    /// A part that cannot be taken out of its block.
+    #[error("cannot free {part} of {block}, which is at {range}: {reason}")]
+    InvalidPart {
+        /// The block.
+        block: BlockId,
+        /// What was to be given back.
+        part: DeviceRange,
+        /// Where the block is.
+        range: DeviceRange,
+        /// What is wrong, and what would help.
+        reason: &'static str,
+    },
     /// A read or write that leaves its block.
     #[error("cannot {op} {bytes} bytes at {offset}: {block} has {block_bytes} bytes")]
     OutOfBlock {

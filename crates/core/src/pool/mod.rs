@@ -16,6 +16,7 @@
 //!   the place that lacks the least (`place`), takes idle memory (`supply`) and maps it (`alloc`, `vm`).
 //! - `free` joins the block with its free neighbours and stamps it with its stream's clock (`clocks`). Nothing is
 //!   unmapped, and no other stream gets it, before what was queued until then has passed (`quiet`).
+//!   `free_part` cuts a part out of a live block first (`part`).
 //! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
 //!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
 //!   ([`crate::backup`]); `save` compares and copies what differs, `prepare` does so before, in the background,
@@ -29,6 +30,7 @@
 //! takes to map and unmap. A tag (`gate`) by whoever sleeps or wakes it; others wait in front of it with nothing
 //! held.
 
+mod access;
 mod alloc;
 mod bins;
 mod blocks;
@@ -36,7 +38,9 @@ mod clocks;
 mod error;
 mod fill;
 mod gate;
+mod handle;
 mod orders;
+mod part;
 mod place;
 mod plan;
 mod prepare;
@@ -61,6 +65,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
+pub use handle::{AllocRequest, Block, BlockId};
 pub use prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
 pub use report::{
     Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
@@ -68,7 +73,8 @@ pub use report::{
 };
 pub use stats::{BlockKind, BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, TagStats};
 
-use self::blocks::{BlockKey, Blocks};
+use self::access::Guest;
+use self::blocks::Blocks;
 use self::clocks::Clocks;
 use self::gate::Monitor;
 use self::orders::Orders;
@@ -79,7 +85,7 @@ use self::state::{State, TagEntry, TagKey};
 use self::vm::{Counters, Vm};
 use crate::backup::{Backups, HostBackups};
 use crate::bytes::ByteSize;
-use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
+use crate::driver::{DeviceRange, Driver, StreamId};
 use crate::tag::{Changes, Tag, TagPolicy, TagState};
 
 /// Result of a pool call.
@@ -96,7 +102,7 @@ pub struct PoolConfig {
     /// Granules of address space that the pool grows by for smaller blocks.
     pub segment_granules: u64,
     /// Cached bytes above which memory that nothing uses is given back soon, in the background. `None`: it is
-    /// kept until somebody needs it or trims.
+    /// kept until somebody needs it or trims. [`Pool::set_cached_max_bytes`] changes it.
     pub cached_max_bytes: Option<u64>,
     /// Whether backups stay in host memory after a wake, to save the next copy of what has not changed.
     pub keep_backups: bool,
@@ -112,66 +118,6 @@ impl Default for PoolConfig {
             keep_backups: true,
         }
     }
-}
-
-/// What to allocate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AllocRequest {
-    /// Size in bytes; at least 1. Blocks are rounded up to 512.
-    pub bytes: u64,
-    /// Alignment in bytes: a power of two up to the granule. At least 512 is always kept.
-    pub align: u64,
-    /// What the block is.
-    pub tag: Tag,
-    /// The stream whose work uses the block; work on others is announced by `record_use`.
-    pub stream: StreamId,
-}
-
-impl AllocRequest {
-    /// `bytes` for `tag` on the default stream, aligned as every block is.
-    #[must_use]
-    pub fn new(bytes: u64, tag: Tag) -> Self {
-        Self { bytes, align: bins::UNIT_BYTES, tag, stream: StreamId::DEFAULT }
-    }
-
-    /// The same for work on `stream`.
-    #[must_use]
-    pub fn on(mut self, stream: StreamId) -> Self {
-        self.stream = stream;
-        self
-    }
-}
-
-impl fmt::Display for AllocRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "allocate {} for `{}`", ByteSize(self.bytes), self.tag)
-    }
-}
-
-/// Handle of a live block. Generational: after the block is freed the handle is an error for ever.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BlockId {
-    pool: u32,
-    key: BlockKey,
-    /// Counts the pool's allocations; the key's own generation would come round after 2³¹ of them.
-    serial: u64,
-}
-
-impl fmt::Display for BlockId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "block {}.{}", self.pool, self.serial)
-    }
-}
-
-/// A live block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Block {
-    /// Its handle.
-    pub id: BlockId,
-    /// Where it is; stays there until it is freed, asleep or awake. The size is rounded to 512 bytes.
-    pub range: DeviceRange,
-    /// Bytes asked for.
-    pub requested_bytes: u64,
 }
 
 /// Blocks of one device's memory. See the module's documentation.
@@ -211,7 +157,6 @@ struct Shape {
     segment_bytes: u64,
     total_bytes: u64,
     limit_bytes: Option<u64>,
-    cached_max_bytes: Option<u64>,
     keep_backups: bool,
 }
 
@@ -278,7 +223,6 @@ impl Pool {
                 bytes => bytes,
             },
             limit_bytes: config.limit_bytes,
-            cached_max_bytes: config.cached_max_bytes,
             keep_backups: config.keep_backups,
         };
         let state = State {
@@ -300,6 +244,7 @@ impl Pool {
             peak_used_bytes: 0,
             fine_demand_bytes: 0,
             next_serial: 1,
+            cached_max_bytes: config.cached_max_bytes,
             closed: false,
         };
         let counters = Arc::new(Counters::default());
@@ -375,18 +320,36 @@ impl Pool {
     /// `StaleBlock` for a second free.
     pub fn free(&self, block: BlockId) -> Result<()> {
         let mut state = self.shared.open_state()?;
-        let waits = state.free(block)?;
-        let above_mark = self
-            .shared
-            .shape
-            .cached_max_bytes
-            .is_some_and(|mark| state.cached_bytes(&self.shared.counters) > mark);
+        let waits = state.free("free", block)?;
+        self.freed(state, waits);
+        Ok(())
+    }
+
+    /// After something was freed, or the mark was lowered: gets the reaper to work if the block `waits` for other
+    /// streams, or the cache is above its mark.
+    fn freed(&self, state: StateGuard<'_>, waits: bool) {
+        let above_mark = state.is_above_mark(&self.shared.counters);
         drop(state);
         if waits || above_mark {
-            self.reaper.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared);
-            self.shared.orders.lock_anyway().give();
-            self.shared.orders.ring();
+            self.rouse_reaper();
         }
+    }
+
+    fn rouse_reaper(&self) {
+        self.reaper.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared);
+        self.shared.orders.lock_anyway().give();
+        self.shared.orders.ring();
+    }
+
+    /// Changes the mark above which cached memory is given back in the background, from now on: what is above a
+    /// lower one begins to leave at once. See [`PoolConfig::cached_max_bytes`]. Waits for nothing.
+    ///
+    /// # Errors
+    /// `Closed`, `WrongProcess`.
+    pub fn set_cached_max_bytes(&self, cached_max_bytes: Option<u64>) -> Result<()> {
+        let mut state = self.shared.open_state()?;
+        state.cached_max_bytes = cached_max_bytes;
+        self.freed(state, false);
         Ok(())
     }
 
@@ -398,49 +361,6 @@ impl Pool {
         let entry = self.shared.open_state()?.live_block("look up", block)?;
         let requested_bytes = entry.requested_bytes();
         Ok(Block { id: block, range: DeviceRange::new(entry.addr, entry.bytes()), requested_bytes })
-    }
-
-    /// Queues a copy of `bytes` of `src` (from `src_offset` on) into a block at `offset`. It is a use of the block
-    /// on `stream`, as [`Pool::record_use`] says.
-    ///
-    /// # Errors
-    /// `StaleBlock`, `OutOfBlock`, `Asleep`; what the driver says.
-    pub fn write(
-        &self,
-        stream: StreamId,
-        block: BlockId,
-        offset: u64,
-        src: Arc<HostBuffer>,
-        src_offset: u64,
-        bytes: u64,
-    ) -> Result<Pending<()>> {
-        let access = Access { op: "write", stream, block, offset, bytes, writing: true };
-        let (device, _guest) = self.shared.reach(&access)?;
-        let parts = [CopyPart { device, host_offset: src_offset }];
-        let copy = self.shared.driver.copy_to_device(stream, src, &parts);
-        copy.map_err(|source| PoolError::Driver { op: "write", source })
-    }
-
-    /// Queues a copy of `bytes` of a block, from `offset` on, into `dst` at `dst_offset`. It is a use of the block on
-    /// `stream`, as [`Pool::record_use`] says.
-    ///
-    /// # Errors
-    /// `StaleBlock`, `OutOfBlock`, `Asleep`; `Undefined` when the bytes were dropped and not restored; what the
-    /// driver says.
-    pub fn read(
-        &self,
-        stream: StreamId,
-        block: BlockId,
-        offset: u64,
-        dst: HostBuffer,
-        dst_offset: u64,
-        bytes: u64,
-    ) -> Result<Pending<HostBuffer>> {
-        let access = Access { op: "read", stream, block, offset, bytes, writing: false };
-        let (device, _guest) = self.shared.reach(&access)?;
-        let parts = [CopyPart { device, host_offset: dst_offset }];
-        let copy = self.shared.driver.copy_to_host(stream, dst, &parts);
-        copy.map_err(|source| PoolError::Driver { op: "read", source })
     }
 
     /// What is known about changes to the bytes of a tag between sleeps, from now on. May be said at any time: also
@@ -571,31 +491,6 @@ impl Pool {
     }
 }
 
-/// A part of a block that is to be read or written.
-#[derive(Debug, Clone, Copy)]
-struct Access {
-    op: &'static str,
-    stream: StreamId,
-    block: BlockId,
-    offset: u64,
-    bytes: u64,
-    writing: bool,
-}
-
-/// Keeps a tag from falling asleep while a copy is being queued.
-#[derive(Debug)]
-struct Guest<'a> {
-    shared: &'a Shared,
-    tag: TagKey,
-}
-
-impl Drop for Guest<'_> {
-    fn drop(&mut self) {
-        self.shared.state.lock_anyway().tag_mut(self.tag).gate.leave();
-        self.shared.state.ring();
-    }
-}
-
 impl Shared {
     fn open_state(&self) -> Result<StateGuard<'_>> {
         // Before the lock: in a forked child it may be held by a thread that does not exist there.
@@ -620,30 +515,6 @@ impl Shared {
 
     fn stream(&self, turn: usize, of: usize) -> StreamId {
         self.streams.get(turn % of.clamp(1, self.streams.len().max(1))).copied().unwrap_or(StreamId::DEFAULT)
-    }
-
-    /// The device range of a part of a block whose bytes are there, and stay there while the guest is.
-    fn reach(&self, access: &Access) -> Result<(DeviceRange, Guest<'_>)> {
-        let Access { op, stream, block, offset, bytes, writing } = *access;
-        let mut state = self.open_state()?;
-        let (entry, tag) = loop {
-            let entry = state.live_block(op, block)?;
-            let tag = state.lane(entry.lane).tag;
-            if !state.tag(tag).gate.is_closed() {
-                break (entry, tag);
-            }
-            state = self.wait(state)?;
-        };
-        state.check_awake(op, tag)?;
-        if state.tag(tag).state == TagState::Undefined && !writing {
-            return Err(PoolError::Undefined { op, tag: state.tag(tag).tag.clone() });
-        }
-        let whole = DeviceRange::new(entry.addr, entry.requested_bytes());
-        let outside = PoolError::OutOfBlock { op, offset, bytes, block, block_bytes: whole.bytes };
-        let part = whole.slice(offset, bytes).ok_or(outside)?;
-        state.record_use(block, entry.lane, stream);
-        state.tag_mut(tag).gate.enter();
-        Ok((part, Guest { shared: self, tag }))
     }
 
     /// Refuses new work, and waits until what is under way has ended.

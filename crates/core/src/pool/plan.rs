@@ -187,7 +187,7 @@ impl State {
             let is = match kind {
                 Kind::Live => Use::Live,
                 Kind::Waiting => Use::Pending,
-                Kind::Fine | Kind::Coarse if !self.is_quiet(block) => Use::Pending,
+                Kind::Fine | Kind::Coarse | Kind::Bound if !self.is_quiet(block) => Use::Pending,
                 _ => continue,
             };
             let touched = self.granules(block.addr - base)..self.granules(block.end() - 1 - base) + 1;

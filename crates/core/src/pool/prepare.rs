@@ -208,9 +208,10 @@ impl Drop for Held<'_> {
         state.tag_mut(self.tag).gate.leave();
         // What was freed meanwhile can be had now.
         state.clocks.tell();
+        let has_mark = state.cached_max_bytes.is_some();
         drop(state);
         self.shared.state.ring();
-        if self.shared.shape.cached_max_bytes.is_some() {
+        if has_mark {
             self.shared.orders.lock_anyway().give();
             self.shared.orders.ring();
         }
@@ -449,10 +450,13 @@ impl State {
             else {
                 return false;
             };
-            // Whoever freed it last: pieces of several streams lie side by side until they are quiet.
-            let pieces = self.blocks.walk(self.block_at(first, range.addr));
-            let mut pieces = pieces.take_while(|(_, piece)| piece.addr < range.end());
-            pieces.all(|(kind, _)| matches!(kind, Kind::Fine | Kind::Coarse))
+            let first = self.block_at(first, range.addr);
+            let pieces = || self.blocks.walk(first).take_while(|(_, piece)| piece.addr < range.end());
+            let is_free = |kind| matches!(kind, Kind::Fine | Kind::Coarse);
+            // Whoever freed it last: pieces of several streams lie side by side until they are quiet. A piece that
+            // only begins or ends there has chunks beside it that wait as well.
+            pieces().all(|(kind, _)| is_free(kind))
+                || pieces().any(|(kind, piece)| is_free(kind) && self.holds_chunk(piece))
         })
     }
 

@@ -83,14 +83,17 @@ impl Shared {
 
     /// Gives idle memory back as far as the cache is above its mark. Returns whether more could follow later.
     pub(super) fn reclaim_above_mark(&self, vm: &mut Vm) -> bool {
-        let Some(mark) = self.shape.cached_max_bytes else { return false };
-        let excess = self.state.lock_anyway().cached_bytes(vm.counters()).saturating_sub(mark);
+        let excess = {
+            let state = self.state.lock_anyway();
+            let Some(mark) = state.cached_max_bytes else { return false };
+            state.cached_bytes(vm.counters()).saturating_sub(mark)
+        };
         if excess > 0 {
             // What is refused stays and is tried again.
             let _ = self.reclaim(vm, excess);
         }
         let state = self.state.lock_anyway();
-        state.cached_bytes(vm.counters()) > mark && state.idle().pending_bytes > 0
+        state.is_above_mark(vm.counters()) && state.idle().pending_bytes > 0
     }
 
     /// Gives the addresses of segments back in which nothing is. A refusal leaves them for the next time.

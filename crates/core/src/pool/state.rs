@@ -1,15 +1,16 @@
 //! The bookkeeping of a pool: tags, lanes, blocks and where free pieces are listed.
 //!
-//! Nothing here calls the driver or waits. Free pieces come in three kinds, which never mix in one piece:
+//! Nothing here calls the driver or waits. Free pieces come in four kinds, which never mix in one piece:
 //! *fine* ones lie in chunks of one granule and are cut at will; *coarse* ones are whole larger chunks, cut
-//! only between chunks, so that a large chunk is always in use as a whole or not at all; *bare* ones are
-//! addresses without memory. A fine or coarse piece belongs to a *lane*, the pieces of one stream in one
+//! only between chunks; *bound* ones are parts of a larger chunk that is not free as a whole ([`super::part`]), and
+//! serve nobody; *bare* ones are addresses without memory. A fine or coarse piece belongs to a *lane*, the pieces of one stream in one
 //! tag; another lane may take it once it is quiet ([`super::clocks`]).
 //!
 //! Invariants, which the property tests check from outside:
 //! - every byte of a live block and of a fine or coarse piece lies in a chunk, which is mapped and open while
 //!   the tag is awake; no chunk lies in a bare piece;
-//! - a chunk larger than a granule lies wholly in one live block or wholly in coarse pieces;
+//! - a chunk larger than a granule lies wholly in one block that was allocated, or what is left of it, or wholly in
+//!   coarse pieces;
 //! - free neighbours of one kind and lane are one piece.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -59,6 +60,8 @@ pub(super) struct State {
     /// Granules that live blocks would need if no two shared one, in bytes; those below a granule do share.
     pub(super) fine_demand_bytes: u64,
     pub(super) next_serial: u64,
+    /// See [`super::PoolConfig::cached_max_bytes`].
+    pub(super) cached_max_bytes: Option<u64>,
     pub(super) closed: bool,
 }
 
@@ -84,6 +87,8 @@ pub(super) struct TagEntry {
     pub(super) doubts: u64,
     /// How many wait to have it alone.
     pub(super) wanted: u32,
+    /// Whether any chunk larger than a granule may lie in several blocks.
+    pub(super) is_cut: bool,
     /// Whether any chunk may have a backup.
     pub(super) has_backups: bool,
     /// Whether, while the tag sleeps, a failed undo may have left memory mapped.
@@ -130,6 +135,7 @@ impl TagEntry {
             wakes: 0,
             doubts: 0,
             wanted: 0,
+            is_cut: false,
             has_backups: false,
             has_leftovers: false,
             lanes: Vec::new(),
@@ -230,7 +236,7 @@ impl State {
                 }
             }
             Kind::Stuck => self.stuck.push(key),
-            Kind::Live | Kind::Waiting | Kind::Vacant => {}
+            Kind::Bound | Kind::Live | Kind::Waiting | Kind::Vacant => {}
         }
     }
 
@@ -249,7 +255,7 @@ impl State {
                 self.tag_mut(tag).bare.remove(&(bytes, key));
             }
             Kind::Stuck => self.stuck.retain(|stuck| *stuck != key),
-            Kind::Live | Kind::Waiting | Kind::Vacant => {}
+            Kind::Bound | Kind::Live | Kind::Waiting | Kind::Vacant => {}
         }
     }
 
@@ -277,6 +283,7 @@ impl State {
         match self.blocks.kind(a) {
             Kind::Bare => true,
             Kind::Fine | Kind::Coarse => self.blocks[a].lane == self.blocks[b].lane,
+            Kind::Bound => self.blocks[a].lane == self.blocks[b].lane && self.share_chunk(a, b),
             _ => false,
         }
     }
@@ -311,7 +318,8 @@ impl State {
         let block = self.blocks[key];
         let tag = self.lane(block.lane).tag;
         let entry = self.tag(tag);
-        if block.bytes() < self.shape.chunk_bytes && entry.is_settled() && !entry.has_backups {
+        let plain = entry.is_settled() && !entry.has_backups && !entry.is_cut;
+        if block.bytes() < self.shape.chunk_bytes && plain {
             // Too small to have been given anything but granules, all of which are there.
             self.put(key, Kind::Fine, stamp);
             return;
@@ -328,6 +336,9 @@ impl State {
             let rest = (end < block.end()).then(|| self.blocks.split(key, end));
             let stamp = if kind == Kind::Bare { 0 } else { stamp };
             last = self.put(key, kind, stamp);
+            if kind == Kind::Bound {
+                last = self.unbind(last);
+            }
             key = rest.unwrap_or(last);
         }
         last
@@ -337,7 +348,8 @@ impl State {
     fn parts(&self, block: &Block) -> Vec<(Kind, u64)> {
         let mut parts: Vec<(Kind, u64)> = Vec::new();
         let mut add = |kind: Kind, end: u64| match parts.last_mut() {
-            Some(last) if last.0 == kind => last.1 = end,
+            // Each chunk of which parts are bound is for itself.
+            Some(last) if last.0 == kind && kind != Kind::Bound => last.1 = end,
             _ => parts.push((kind, end)),
         };
         let mut at = block.addr;
@@ -346,8 +358,14 @@ impl State {
                 if addr > at {
                     add(Kind::Bare, addr);
                 }
+                let whole = addr >= block.addr && addr + chunk.bytes <= block.end();
                 at = (addr + chunk.bytes).min(block.end());
-                add(if chunk.bytes > self.shape.granule_bytes { Kind::Coarse } else { Kind::Fine }, at);
+                let kind = match chunk.bytes > self.shape.granule_bytes {
+                    true if whole => Kind::Coarse,
+                    true => Kind::Bound,
+                    false => Kind::Fine,
+                };
+                add(kind, at);
             }
         }
         if at < block.end() {
@@ -574,8 +592,8 @@ impl State {
     }
 
     /// Gives a live block back. Returns whether other streams have to be waited for.
-    pub(super) fn free(&mut self, id: BlockId) -> Result<bool> {
-        let block = self.live_block("free", id)?;
+    pub(super) fn free(&mut self, op: &'static str, id: BlockId) -> Result<bool> {
+        let block = self.live_block(op, id)?;
         let Lane { tag, clock, .. } = *self.lane(block.lane);
         self.live_bytes -= block.bytes();
         self.fine_demand_bytes -= self.fine_demand(block.bytes());
@@ -662,7 +680,7 @@ impl State {
     }
 
     /// What a block of this size needs in granules, in bytes.
-    fn fine_demand(&self, bytes: u64) -> u64 {
+    pub(super) fn fine_demand(&self, bytes: u64) -> u64 {
         let Shape { granule_bytes, chunk_bytes, .. } = self.shape;
         if bytes < granule_bytes { bytes } else { (bytes % chunk_bytes).next_multiple_of(granule_bytes) }
     }

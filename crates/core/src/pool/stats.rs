@@ -103,6 +103,8 @@ pub enum BlockKind {
     Fine,
     /// Free, with memory in whole chunks.
     Coarse,
+    /// Free, a part of a chunk of which other parts are in use.
+    Bound,
     /// Free addresses without memory.
     Bare,
     /// Memory that the driver refuses to unmap so far.
@@ -116,6 +118,7 @@ impl BlockKind {
             Kind::Waiting => Self::Waiting,
             Kind::Fine => Self::Fine,
             Kind::Coarse => Self::Coarse,
+            Kind::Bound => Self::Bound,
             Kind::Bare => Self::Bare,
             Kind::Stuck => Self::Stuck,
             Kind::Vacant => return None,
@@ -128,6 +131,11 @@ impl State {
     pub(super) fn cached_bytes(&self, counters: &Counters) -> u64 {
         let awake = self.tags.iter().filter(|entry| entry.state.is_held());
         counters.held_bytes().saturating_sub(awake.map(|entry| entry.live_bytes).sum())
+    }
+
+    /// Whether more is cached than is to be kept.
+    pub(super) fn is_above_mark(&self, counters: &Counters) -> bool {
+        self.cached_max_bytes.is_some_and(|mark| self.cached_bytes(counters) > mark)
     }
 
     pub(super) fn stats(&self, counters: &Counters) -> PoolStats {

@@ -238,6 +238,12 @@ impl State {
         (start, (block.end() / granule * granule).max(start))
     }
 
+    /// Whether any whole chunk lies in a free piece.
+    pub(super) fn holds_chunk(&self, block: &Block) -> bool {
+        let (start, end) = self.whole_chunks(block);
+        start < end
+    }
+
     fn chunk_bytes(&self, size: Size) -> u64 {
         match size {
             Size::Coarse => self.shape.chunk_bytes,

@@ -6,6 +6,7 @@ Importing it opens nothing: it needs neither a GPU nor PyTorch.
 from poorwill import triton
 from poorwill._native import (
     Arena,
+    Block,
     Budget,
     BudgetError,
     BudgetWarning,
@@ -44,6 +45,7 @@ from poorwill._native import (
 
 __all__ = [
     "Arena",
+    "Block",
     "Budget",
     "BudgetError",
     "BudgetWarning",

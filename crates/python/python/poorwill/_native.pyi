@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeAlias, final
@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol, TypeAlias, final
 __all__ = [
     "SHARED_MEMORY_WITHOUT_OPT_IN_BYTES",
     "Arena",
+    "Block",
     "Budget",
     "BudgetError",
     "BudgetWarning",
@@ -176,9 +177,16 @@ class _DeviceLike(Protocol):
     @property
     def index(self) -> int | None: ...
 
+class _HasName(Protocol):
+    """What names a type of elements as numpy.dtype does."""
+
+    @property
+    def name(self) -> str: ...
+
 _Device: TypeAlias = int | str | _DeviceLike
 _Cap: TypeAlias = int | float | str
 _Tags: TypeAlias = str | Iterable[str]
+_Dtype: TypeAlias = str | _HasName | type
 _State: TypeAlias = Literal["awake", "undefined", "asleep_backed_up", "asleep_dropped", "stranded"]
 
 def cuda_ordinal(device: object = None, /) -> int:
@@ -358,6 +366,15 @@ class Arena:
     @property
     def budget(self) -> Budget:
         """The budget that its limit comes from, as it was decided when it was opened, and the claims on it."""
+    def empty(self, shape: int | Sequence[int], dtype: _Dtype = "uint8", tag: str = "weights") -> Block:
+        """Takes memory for an array. Its bytes are unspecified.
+
+        `shape` is a number of elements, or one for each dimension; `dtype` a text like "float32", or a
+        type of NumPy's. `numpy.from_dlpack` makes an array of it that shares the memory, on the host
+        device.
+
+        Raises OutOfMemoryError at the limit, and TagError while the tag sleeps.
+        """
     def sleep(self, level: int = 1, tags: _Tags | None = None) -> SleepReport:
         """Puts tags to sleep: their memory goes back to the device, their addresses stay.
 
@@ -447,6 +464,56 @@ class Arena:
         """
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+
+@final
+class Block:
+    """Memory of an arena, as an array of elements. It is lent by the DLPack protocol:
+    `numpy.from_dlpack(block)`.
+
+    The memory is freed when neither this nor an array made of it is left. While its tag sleeps it has none:
+    whoever reads or writes it then, through an array, ends the process with a segmentation fault, or gets an
+    error from the GPU. The same goes for a closed arena, and, on the host device, for a forked child.
+
+    On a GPU it belongs to the default stream. Work on others has to be done before the memory is freed.
+    """
+
+    @property
+    def tag(self) -> str:
+        """What it is, as its sleep sees it."""
+    @property
+    def dtype(self) -> str:
+        """The name of the type of its elements."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many elements it has in each dimension."""
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+    @property
+    def address(self) -> int:
+        """Where it is, asleep or awake."""
+    @property
+    def device(self) -> str:
+        """The device, by name."""
+    def free(self) -> None:
+        """Lets go of the memory. Arrays that were made of it keep it until they are gone, too. Freeing
+        again does nothing.
+        """
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+
+        Raises TagError while the tag sleeps, and BufferError for another device, a copy, or a stream of a GPU
+        that is not in order with its default stream.
+        """
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where it is, as the DLPack protocol has it: (1, 0) for the host device, (2, N) for a GPU."""
 
 @final
 class Preparation:

@@ -18,6 +18,7 @@ use self::registry::{Entry, Wanted};
 pub(crate) use self::report::SleepReport;
 use self::report::{Stats, WakeReport};
 use self::request::Declaration;
+use crate::block::{Block, Dtype};
 use crate::budget::{Budget, cap};
 use crate::device;
 use crate::errors::{failed, invalid};
@@ -156,6 +157,21 @@ impl Arena {
         let opened = self.opened()?;
         let envelope = opened.arena.envelope().clone();
         Ok(Budget::shared(opened.device.clone(), opened.budget.clone(), envelope))
+    }
+
+    /// Takes memory for an array. Its bytes are unspecified.
+    ///
+    /// `shape` is a number of elements, or one for each dimension; `dtype` a text like "float32", or a type of NumPy's.
+    /// `numpy.from_dlpack` makes an array of it that shares the memory, on the host device.
+    ///
+    /// Raises OutOfMemoryError at the limit, and TagError while the tag sleeps.
+    #[pyo3(
+        signature = (shape, dtype=Dtype::UINT8, tag="weights"),
+        text_signature = "($self, shape, dtype=\"uint8\", tag=\"weights\")"
+    )]
+    fn empty(&self, py: Python<'_>, shape: &Bound<'_, PyAny>, dtype: Dtype, tag: &str) -> PyResult<Block> {
+        let (opened, tag) = (self.opened()?, request::tag(tag)?);
+        Block::take(py, opened, shape, dtype, tag)
     }
 
     /// Puts tags to sleep: their memory goes back to the device, their addresses stay.

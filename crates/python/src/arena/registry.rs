@@ -40,7 +40,6 @@ pub(crate) struct Opened {
     _in_use: Owned<Option<Claim>>,
 }
 
-#[allow(dead_code)]
 impl Opened {
     /// Whether it has been closed: nothing new is to be taken from it.
     pub(crate) fn is_closed(&self) -> bool {

@@ -1,0 +1,256 @@
+//! Blocks: pieces of an arena's memory that Python holds, and lends to libraries of arrays.
+
+mod dlpack;
+mod dtype;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use poorwill::{AllocRequest, ByteSize, DeviceSpec, PoolError, Tag};
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyTuple};
+
+use self::dlpack::Layout;
+pub(crate) use self::dtype::Dtype;
+use crate::arena::Opened;
+use crate::errors::{closed, failed, invalid, wrong_type};
+use crate::process::{Here, Owned};
+use crate::sizes::whole_number;
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Block>()
+}
+
+/// Memory that is taken, until whoever holds it has let go. In a forked child that does nothing.
+#[derive(Debug)]
+struct Memory {
+    opened: Owned<Arc<Opened>>,
+    block: poorwill::Block,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.opened.is_here() {
+            // A block is freed once and by its own arena, so all that can fail is an arena that is broken anyhow.
+            let _ = self.opened.arena.free(self.block.id);
+        }
+    }
+}
+
+/// Memory of an arena, as an array of elements. It is lent by the DLPack protocol: `numpy.from_dlpack(block)`.
+///
+/// The memory is freed when neither this nor an array made of it is left. While its tag sleeps it has none: whoever
+/// reads or writes it then, through an array, ends the process with a segmentation fault, or gets an error from the
+/// GPU. The same goes for a closed arena, and, on the host device, for a forked child.
+///
+/// On a GPU it belongs to the default stream. Work on others has to be done before the memory is freed.
+#[pyclass(frozen, module = "poorwill")]
+#[derive(Debug)]
+pub(crate) struct Block {
+    tag: Tag,
+    dtype: Dtype,
+    shape: Vec<i64>,
+    bytes: u64,
+    address: u64,
+    device: DeviceSpec,
+    /// None when it was freed.
+    memory: Here<Mutex<Option<Arc<Memory>>>>,
+}
+
+impl Block {
+    /// Takes memory from an arena that is open.
+    pub(crate) fn take(
+        py: Python<'_>,
+        opened: Arc<Opened>,
+        shape: &Bound<'_, PyAny>,
+        dtype: Dtype,
+        tag: Tag,
+    ) -> PyResult<Self> {
+        let shape = shape_of(shape)?;
+        let bytes = bytes_of(&shape, dtype)?;
+        let device = opened.device.spec().clone();
+        let request = AllocRequest::new(bytes, tag.clone());
+        let taken = py.detach(move || {
+            let block = opened.arena.alloc(&request);
+            block.map(|block| Memory { opened: Owned::new(opened), block })
+        });
+        let memory = taken.map_err(|error| failed(py, &error))?;
+        if memory.opened.is_closed() {
+            return Err(memory.opened.closed_error());
+        }
+        let address = memory.block.range.addr;
+        let memory = Here::new(Mutex::new(Some(Arc::new(memory))));
+        Ok(Self { tag, dtype, shape, bytes, address, device, memory })
+    }
+
+    fn memory(&self) -> PyResult<MutexGuard<'_, Option<Arc<Memory>>>> {
+        Ok(self.memory.get()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn place(&self) -> PyResult<dlpack::Device> {
+        match self.device {
+            DeviceSpec::Cuda { ordinal } => Ok(dlpack::Device::cuda(i32::try_from(ordinal)?)),
+            _ => Ok(dlpack::Device::CPU),
+        }
+    }
+
+    /// Whoever works on the stream must be in order with the default stream, which is where this is freed.
+    fn check_stream(&self, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let Some(stream) = stream else { return Ok(()) };
+        let known = match self.device {
+            // The legacy default stream, and a thread's own, which waits for it.
+            DeviceSpec::Cuda { .. } => matches!(stream.extract::<i64>()?, 1 | 2),
+            _ => false,
+        };
+        if known {
+            return Ok(());
+        }
+        let (stream, device) = (stream.str()?, &self.device);
+        Err(PyBufferError::new_err(format!(
+            "a block on {device} is not lent to stream {stream}: it is freed on the default stream, which does not \
+             wait for others; take it on the default stream, or use poorwill.pool() for tensors"
+        )))
+    }
+}
+
+#[pymethods]
+impl Block {
+    /// What it is, as its sleep sees it.
+    #[getter]
+    fn tag(&self) -> &str {
+        self.tag.as_str()
+    }
+
+    /// The name of the type of its elements.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.dtype.name()
+    }
+
+    /// How many elements it has in each dimension.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.shape)
+    }
+
+    /// Its size in bytes.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Where it is, asleep or awake.
+    #[getter]
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The device, by name.
+    #[getter]
+    fn device(&self) -> String {
+        self.device.to_string()
+    }
+
+    /// Lets go of the memory. Arrays that were made of it keep it until they are gone, too. Freeing again does nothing.
+    fn free(&self, py: Python<'_>) -> PyResult<()> {
+        let memory = self.memory()?.take();
+        py.detach(|| drop(memory));
+        Ok(())
+    }
+
+    /// A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+    ///
+    /// Raises TagError while the tag sleeps, and BufferError for another device, a copy, or a stream of a GPU that is
+    /// not in order with its default stream.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let Some(memory) = self.memory()?.clone() else {
+            return Err(closed(format!("this block of `{}` has been freed; take another one", self.tag)));
+        };
+        if memory.opened.is_closed() {
+            return Err(memory.opened.closed_error());
+        }
+        let device = self.place()?;
+        if dl_device.is_some_and(|wanted| wanted != (device.kind, device.ordinal)) {
+            let words =
+                format!("this block is on {}, and is lent where it is only; copy the array", self.device);
+            return Err(PyBufferError::new_err(words));
+        }
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("a block is lent as it is; copy the array instead"));
+        }
+        self.check_stream(stream)?;
+        let state =
+            py.detach(|| memory.opened.arena.tag_state(&self.tag)).map_err(|error| failed(py, &error))?;
+        if state.is_asleep() {
+            return Err(failed(py, &PoolError::Asleep { op: "lend a block", tag: self.tag.clone(), state }));
+        }
+        let layout = Layout { device, dtype: self.dtype.as_dlpack(), shape: &self.shape };
+        let versioned = max_version.is_some_and(|(major, _)| major >= 1);
+        dlpack::capsule(py, memory, layout, versioned)
+    }
+
+    /// Where it is, as the DLPack protocol has it: (1, 0) for the host device, (2, N) for a GPU.
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        let dlpack::Device { kind, ordinal } = self.place()?;
+        Ok((kind, ordinal))
+    }
+
+    fn __repr__(&self) -> String {
+        let Self { tag, device, shape, .. } = self;
+        let freed = match self.memory() {
+            Ok(memory) if memory.is_some() => "",
+            Ok(_) => ", freed",
+            Err(_) => ", of another process",
+        };
+        let (size, dtype) = (ByteSize(self.bytes), self.dtype.name());
+        format!("<poorwill.Block {tag} on {device}: {size}, {shape:?} of {dtype}{freed}>")
+    }
+}
+
+const SHAPE: &str = "a shape is an int, or a sequence of them";
+
+/// The dimensions that are meant; one where only a number is given.
+fn shape_of(shape: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    if let Some(size) = dimension(shape)? {
+        return Ok(vec![size]);
+    }
+    let Ok(sizes) = shape.try_iter() else { return Err(wrong_type(SHAPE, shape)) };
+    let one = |size: PyResult<Bound<'_, PyAny>>| {
+        let size = size?;
+        dimension(&size)?.ok_or_else(|| wrong_type("a size is an int", &size))
+    };
+    sizes.map(one).collect()
+}
+
+fn dimension(size: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
+    match whole_number(size)? {
+        None => Ok(None),
+        Some(number) => match number.ok().and_then(|number| i64::try_from(number).ok()) {
+            Some(number) => Ok(Some(number)),
+            None => {
+                Err(invalid(format!("`{}` is no size of an array: it is from 1 to 2**63 - 1", size.str()?)))
+            }
+        },
+    }
+}
+
+/// Size of an array in bytes, which has to be something.
+fn bytes_of(shape: &[i64], dtype: Dtype) -> PyResult<u64> {
+    let one = i64::from(dtype.bytes());
+    let bytes = shape.iter().try_fold(one, |bytes, size| bytes.checked_mul(*size));
+    match bytes.and_then(|bytes| u64::try_from(bytes).ok()) {
+        Some(0) => {
+            Err(invalid(format!("an array of {shape:?} has no element, and a block has at least one")))
+        }
+        Some(bytes) => Ok(bytes),
+        None => Err(invalid(format!("an array of {shape:?} {} is too large for any device", dtype.name()))),
+    }
+}
