@@ -26,6 +26,8 @@ def arena() -> Iterator[poorwill.Arena]:
     arena = poorwill.arena("cuda:0", next(NAMES), limit="4GiB")
     yield arena
     gc.collect()
+    # A capture leaves cuBLAS's workspace for its stream in its pool.
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.synchronize()
     arena.close()
 
@@ -250,7 +252,7 @@ def test_a_graph_replays_after_ten_cycles(arena: poorwill.Arena) -> None:
         assert torch.equal(y, expected)
     del hidden, y, graph, pool
     gc.collect()
-    torch.cuda.empty_cache()
+    torch._C._cuda_clearCublasWorkspaces()
     arena.trim()
     assert {tag.tag for tag in arena.stats().tags if tag.live_bytes} == {"weights"}
 
@@ -308,6 +310,22 @@ def test_memory_freed_under_a_capture_is_caught_up_with(arena: poorwill.Arena) -
     arena.trim()
     assert mapped_bytes(arena) <= 34 * MIB
     assert same(kept, 2)
+
+
+def test_what_cublas_keeps_is_not_put_to_sleep(arena: poorwill.Arena) -> None:
+    torch._C._cuda_clearCublasWorkspaces()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        with arena.pool("weights"):
+            x = torch.randn(512, 512, device="cuda")
+            y = x @ x
+        live = arena.stats().live_bytes
+        arena.sleep()
+        assert live == 2 * x.numel() * 4
+        other = torch.randn(512, 512, device="cuda")
+        (other @ other).sum().item()
+        arena.wake()
+        assert torch.equal(x @ x, y)
 
 
 def test_level_two_and_discard(arena: poorwill.Arena) -> None:

@@ -22,6 +22,7 @@ def arena() -> Iterator[poorwill.Arena]:
     arena = poorwill.arena("cuda:0", next(NAMES), limit="8GiB")
     yield arena
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.synchronize()
     arena.close()
 

@@ -24,6 +24,7 @@ use crate::device;
 use crate::errors::{failed, invalid};
 use crate::process::Here;
 use crate::sizes::size_of;
+use crate::torch;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Arena>()?;
@@ -129,6 +130,16 @@ impl Arena {
         });
         done.map_err(|error| failed(py, &error))
     }
+
+    /// The same, after whoever else caches its memory has given back what is not in use.
+    fn settled<T: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl FnOnce(&Opened) -> Result<T, PoolError> + Send,
+    ) -> PyResult<T> {
+        torch::settle(py, &*self.opened()?)?;
+        self.with(py, act)
+    }
 }
 
 #[pymethods]
@@ -183,7 +194,7 @@ impl Arena {
     #[pyo3(signature = (level=1, tags=None))]
     fn sleep(&self, py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<SleepReport> {
         let request = SleepRequest { level: request::level(level)?, tags: request::tags(tags)? };
-        self.with(py, |opened| opened.arena.sleep(&request)).map(SleepReport::from)
+        self.settled(py, |opened| opened.arena.sleep(&request)).map(SleepReport::from)
     }
 
     /// Wakes tags: the same bytes at the same addresses, or what their policy says of dropped ones.
@@ -216,7 +227,7 @@ impl Arena {
     /// They sleep until they are woken, and hold then what their policy says of dropped memory.
     fn discard(&self, py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<SleepReport> {
         let tags = request::named_tags(tags)?;
-        self.with(py, |opened| opened.arena.discard(&tags)).map(SleepReport::from)
+        self.settled(py, |opened| opened.arena.discard(&tags)).map(SleepReport::from)
     }
 
     /// Says that the bytes of tags have been written again after they were dropped. Returns the tags that were
@@ -237,7 +248,7 @@ impl Arena {
         tags: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Preparation> {
         let request = SleepRequest { level: request::level(level)?, tags: request::tags(tags)? };
-        let begun = self.with(py, |opened| {
+        let begun = self.settled(py, |opened| {
             let begun = Begun::new(opened.arena.prepare_sleep(&request)?);
             opened.watch(&begun);
             Ok(begun)
@@ -270,7 +281,7 @@ impl Arena {
     /// Gives back all memory that serves no byte, waiting for work that may still touch it. Returns how many bytes
     /// that was.
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
-        self.with(py, |opened| opened.arena.trim())
+        self.settled(py, |opened| opened.arena.trim())
     }
 
     /// Says what sleep does with a tag, before anything is put into it; and what is known about changes to its bytes

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 use self::route::routes;
 use self::segments::Moment;
-use crate::arena::Arena;
+use crate::arena::{Arena, Opened};
 use crate::errors::{invalid, refused};
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -23,7 +23,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(torch_segments, module)?)?;
     module.add_function(wrap_pyfunction!(torch_has_segment_at, module)?)?;
     module.add_function(wrap_pyfunction!(torch_set_cached_max, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_watch, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_trim, module)?)?;
     module.add_function(wrap_pyfunction!(torch_refusal, module)?)?;
     module.add_function(wrap_pyfunction!(make_immortal, module)?)
 }
@@ -104,13 +104,22 @@ fn torch_set_cached_max(py: Python<'_>, arena: &Bound<'_, Arena>, max_bytes: Opt
     py.detach(|| opened.arena.set_cached_max_bytes(max_bytes)).map_err(refused)
 }
 
-/// Has an arena know a stream of PyTorch's, so that it sees when work on it is being captured into a graph.
-///
-/// Raises PoorwillError for a stream of another GPU.
+/// `Arena.trim`, of what PyTorch has given back by itself.
 #[pyfunction]
-fn torch_watch(py: Python<'_>, arena: &Bound<'_, Arena>, stream: usize) -> PyResult<()> {
+fn torch_trim(py: Python<'_>, arena: &Bound<'_, Arena>) -> PyResult<u64> {
     let opened = arena.get().opened()?;
-    py.detach(|| route::watch(&opened, stream)).map(drop).map_err(refused)
+    py.detach(|| opened.arena.trim()).map_err(refused)
+}
+
+/// Before an arena sleeps or is trimmed: PyTorch, if its pools are in use, gives back what it caches, and the arena
+/// comes to know the streams on which a graph is most likely being captured.
+pub(crate) fn settle(py: Python<'_>, opened: &Opened) -> PyResult<()> {
+    let modules = py.import("sys")?.getattr("modules")?;
+    let Ok(pools) = modules.get_item("poorwill.torch") else { return Ok(()) };
+    // While it is being imported its functions come one by one, and no pool can have been used.
+    let Some(settle) = pools.getattr_opt("settle")? else { return Ok(()) };
+    let streams: Vec<usize> = settle.call1((opened.device.spec().id(),))?.extract()?;
+    py.detach(|| streams.iter().try_for_each(|stream| route::watch(opened, *stream).map(drop))).map_err(refused)
 }
 
 /// What was refused to PyTorch last, in words; None where nothing was since this was asked last.

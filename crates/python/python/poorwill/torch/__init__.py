@@ -21,14 +21,14 @@ written for PyTorch 2.11; a later one is put to the test when the first scope is
 
 from poorwill._settings import allocator_settings
 from poorwill.torch._import import UnsupportedTorchError
-from poorwill.torch._pools import GraphPool, Pool, before_sleep, graph_pool, library
+from poorwill.torch._pools import GraphPool, Pool, graph_pool, library, settle
 
 __all__ = [
     "GraphPool",
     "Pool",
     "UnsupportedTorchError",
     "allocator_settings",
-    "before_sleep",
     "graph_pool",
     "library",
+    "settle",
 ]

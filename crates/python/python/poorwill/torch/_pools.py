@@ -101,27 +101,27 @@ def library(arena: Arena, tag: str = "torch") -> str:
     return str(_native.__file__)
 
 
-def before_sleep(arena: Arena) -> None:
-    """What an arena calls before it sleeps.
+def settle(device: str) -> list[int]:
+    """What an arena calls before it sleeps or is trimmed: PyTorch gives back what it caches on the device.
 
-    PyTorch gives back what it caches of the arena. The arena is told of the streams on which a graph is
-    most likely being captured, which it refuses to sleep under.
+    Returns the streams on which a graph is most likely being captured, for the arena to look at.
     """
-    ordinal = ordinal_of(arena.device)
+    ordinal = ordinal_of(device)
     gpu = None if ordinal is None else known_gpu(ordinal)
     if gpu is None:
-        return
+        return []
     with on(gpu.ordinal):
         streams: list[Any] = [torch.cuda.current_stream(), torch.cuda.graph.default_capture_stream]
         is_capturing = torch.cuda.is_current_stream_capturing()
-    for stream in streams:
-        if stream is not None and stream.device.index == gpu.ordinal:
-            _native.torch_watch(arena, stream.cuda_stream)
-    if is_capturing:
-        return
-    scope = innermost(gpu)
-    if scope is not None and scope.is_in_force:
-        scope.renew()
-        gpu.carve()
-    else:
-        gpu.flush()
+    if not is_capturing:
+        scope = innermost(gpu)
+        if scope is not None and scope.is_in_force:
+            scope.renew()
+            gpu.carve()
+        else:
+            gpu.flush()
+    return [
+        stream.cuda_stream
+        for stream in streams
+        if stream is not None and stream.device.index == gpu.ordinal
+    ]

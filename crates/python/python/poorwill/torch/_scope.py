@@ -50,12 +50,14 @@ class Scope:
         self.begin()
         self.gpu.empty()
 
-    def look(self) -> None:
+    def look(self, operation: str) -> None:
         """Before an operation that may allocate: takes back what PyTorch caches, if that is worth it."""
         if torch.cuda.is_current_stream_capturing():
             # What a graph allocates belongs to the graph's pool, which would come second.
             self.pause()
             return
+        if operation in _PRODUCTS:
+            self._keep_workspace_out()
         if self._generation is None:
             self.begin()
         allocated, cached = self.gpu.figures()
@@ -71,6 +73,17 @@ class Scope:
             self.gpu.carve()
             self._carved_floor = self._floor
 
+    def _keep_workspace_out(self) -> None:
+        """cuBLAS has a workspace for each stream, which PyTorch allocates with the first product and keeps.
+
+        It is everybody's, so it must not sleep with what is allocated here.
+        """
+        stream = torch.cuda.current_stream().cuda_stream
+        if stream not in _threads.streams_with_workspace:
+            self.pause()
+            torch.cuda.current_blas_handle()
+            _threads.streams_with_workspace.add(stream)
+
     def give_all_back(self) -> None:
         """Takes back what PyTorch caches, in the default pool too, and what the arena keeps."""
         self.pause()
@@ -78,7 +91,7 @@ class Scope:
         self.begin()
         self.gpu.empty()
         self.gpu.carve()
-        self.arena.trim()
+        _native.torch_trim(self.arena)
 
     def enter(self) -> None:
         """What this thread allocates comes from here, until it leaves or enters another."""
@@ -122,6 +135,7 @@ class Scope:
 class _Threads(threading.local):
     def __init__(self) -> None:
         self.scopes: list[Scope] = []
+        self.streams_with_workspace: set[int] = set()
 
 
 _threads = _Threads()
@@ -157,11 +171,23 @@ def _let_cache_go(arena: Arena) -> None:
             if is_last:
                 _native.torch_set_cached_max(arena, 0)
         if is_last:
-            arena.trim()
+            _native.torch_trim(arena)
 
 
 class _Watch(DispatchMode):  # type: ignore[misc]
     """Sees every operation of a scope's thread before it runs."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled functions run as they are compiled."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise PyTorch imports its compiler, which takes seconds, to keep it out of here.
+        return False
 
     def __init__(self, scope: Scope) -> None:
         super().__init__()
@@ -174,11 +200,11 @@ class _Watch(DispatchMode):  # type: ignore[misc]
         scope = self._scope
         if not _allocates(func) or innermost(scope.gpu) is not scope:
             return func(*args, **kwargs)
-        scope.look()
+        scope.look(_name(func))
         try:
             return func(*args, **kwargs)
         except torch.OutOfMemoryError as error:
-            if func._schema.is_mutable or not scope.is_in_force:
+            if _mutates(func) or not scope.is_in_force:
                 explain(error)
                 raise
         # Behind the handler, where nothing holds what the first try has left.
@@ -190,16 +216,51 @@ class _Watch(DispatchMode):  # type: ignore[misc]
             raise
 
 
+# What cuBLAS computes.
+_PRODUCTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_addmm_activation",
+        "_grouped_mm",
+        "_int_mm",
+        "_scaled_mm",
+        "addbmm",
+        "addmm",
+        "addmv",
+        "addr",
+        "baddbmm",
+        "bmm",
+        "dot",
+        "linear",
+        "mm",
+        "mv",
+        "vdot",
+    )
+)
+
 _allocating: dict[Any, bool] = {}
+
+
+def _name(func: Any) -> str:
+    schema = getattr(func, "_schema", None)
+    return "" if schema is None else str(schema.name)
 
 
 def _allocates(func: Any) -> bool:
     """Whether an operation returns new tensors, and not only its arguments or views of them."""
     known = _allocating.get(func)
     if known is None:
-        known = any(value.alias_info is None for value in func._schema.returns)
+        schema = getattr(func, "_schema", None)
+        # An operator of higher order has none, and may do anything.
+        known = schema is None or any(value.alias_info is None for value in schema.returns)
         _allocating[func] = known
     return known
+
+
+def _mutates(func: Any) -> bool:
+    """Whether an operation may change its arguments, so that trying it again could change them twice."""
+    schema = getattr(func, "_schema", None)
+    return schema is None or bool(schema.is_mutable)
 
 
 def explain(error: BaseException) -> None:
