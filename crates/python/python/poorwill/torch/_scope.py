@@ -12,7 +12,7 @@ from poorwill.torch._import import DispatchMode, torch
 
 # How much PyTorch's cache may grow before a generation is retired: this, or a part of what is allocated.
 _STEP_BYTES = 32 << 20
-_STEP_SHARE = 256
+_STEP_SHARE = 1024
 
 
 class Scope:
