@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -528,6 +529,76 @@ def test_modes_see_operations_innermost_first_and_what_they_call_goes_on_outside
     assert [kind for *_, kind in seen] == [True, True, False, False]
     take(torch, 1)
     assert len(seen) == 4
+
+
+def test_the_first_product_on_a_stream_takes_a_workspace_that_stays(torch: Any) -> None:
+    square = torch.empty(64, 64, device="cuda")
+    for streams in (1, 2):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(2):
+                product = torch.mm(square, square)
+                assert product.shape == (64, 64)
+                del product
+        assert torch.cuda.memory_allocated() == 64 * 64 * 4 + streams * 32 * MIB
+
+
+def random_steps(torch: Any, rng: random.Random, tensors: list[Any]) -> None:
+    for _step in range(rng.randint(50, 300)):
+        if tensors and rng.random() < 0.48:
+            del tensors[rng.randrange(len(tensors))]
+        else:
+            tensors.append(
+                take(torch, rng.choice([0.001, 0.3, 1, 2.5, 9, 10, 31, 64]) * rng.uniform(0.5, 1.5))
+            )
+        if rng.random() < 0.03:
+            torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_the_books_are_right(torch: Any, paper: fake_torch.Paper, seed: int) -> None:
+    rng = random.Random(seed)
+    torch._C._accelerator_setAllocatorSettings(rng.choice(["", "max_split_size_mb:20"]))
+    tensors: list[Any] = []
+    random_steps(torch, rng, tensors)
+    live = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+    assert len(live) == len(tensors)
+    for segment in torch.cuda.memory_snapshot():
+        address = segment["address"]
+        for block in segment["blocks"]:
+            assert block["address"] == address
+            address += block["size"]
+            asked = live.pop(block["address"]) if block["state"] == LIVE else 0
+            assert block["requested_size"] == asked <= block["size"]
+        assert address == segment["address"] + segment["total_size"]
+        free = [block["state"] == FREE for block in segment["blocks"]]
+        assert (True, True) not in pairwise(free), "neighbours that are free are one block"
+    assert live == {}
+    assert torch.cuda.memory_reserved() == paper.mapped_bytes[0]
+    tensors.clear()
+    torch.cuda.empty_cache()
+    assert (torch.cuda.memory_reserved(), paper.mapped_bytes[0], segments(torch)) == (0, 0, [])
+
+
+def test_threads_share_an_allocator(torch: Any, paper: fake_torch.Paper) -> None:
+    counters = [counted(torch) for _ in range(4)]
+
+    def work(seed: int) -> None:
+        pool = torch.cuda.MemPool(counters[seed][1])
+        ids.append(pool)
+        with torch.cuda.use_mem_pool(pool):
+            random_steps(torch, random.Random(seed), [])
+
+    ids: list[Any] = []
+    threads = [threading.Thread(target=work, args=[seed]) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (torch.cuda.memory_allocated(), paper.peak_bytes[0]) == (0, 0)
+    assert all(counter.peak_bytes > 0 for counter, _ in counters)
+    ids.clear()
+    assert all(counter.mapped_bytes == 0 for counter, _ in counters)
+    assert "wrong free" not in {call for counter, _ in counters for call, _ in counter.calls}
 
 
 def test_a_graphs_allocations_come_from_its_pool(torch: Any, world: fake_torch.World) -> None:

@@ -67,6 +67,7 @@ def modules(world: World) -> dict[str, ModuleType]:
         "CUDAGraph": runtime.graph_type,
         "graph": runtime.capture_type,
         "graph_pool_handle": lambda: (0, world.number()),
+        "current_blas_handle": library.blas_handle,
     }
     for name in (
         *("init", "is_initialized", "is_available", "device_count", "current_device", "set_device", "device"),
@@ -83,7 +84,7 @@ def modules(world: World) -> dict[str, ModuleType]:
         "OutOfMemoryError": OutOfMemoryError,
         "inference_mode": inference_mode,
         **{dtype.name: dtype for dtype in DTYPES},
-        **{name: getattr(library, name) for name in ("empty", "zeros", "empty_like", "equal")},
+        **{name: getattr(library, name) for name in ("empty", "zeros", "empty_like", "equal", "mm")},
     }
     made = {
         "torch": _module("torch", of_torch),
@@ -132,7 +133,7 @@ def installed(machine: Machine, *, last_wins: bool = False) -> Iterator[World]:
 
 
 def _is_ours(name: str) -> bool:
-    return name == "torch" or name.startswith("torch.") or name == "poorwill.torch"
+    return any(name == ours or name.startswith(f"{ours}.") for ours in ("torch", "poorwill.torch"))
 
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:

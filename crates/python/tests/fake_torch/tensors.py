@@ -28,6 +28,9 @@ uint8 = DType("uint8", 1)
 float16 = DType("float16", 2)
 bfloat16 = DType("bfloat16", 2)
 float32 = DType("float32", 4)
+# What cuBLAS gets for each stream on the larger GPUs.
+WORKSPACE_BYTES = 32 << 20
+
 DTYPES = (uint8, float16, bfloat16, float32)
 
 
@@ -180,12 +183,14 @@ class Library:
             ("aten::empty_like", self._empty_like, None, False),
             ("aten::clone", self._clone, None, False),
             ("aten::_to_copy", self._to_copy, None, False),
+            ("aten::mm", self._mm, None, False),
             ("aten::view", self._view, "a", False),
             ("aten::fill_.Scalar", self._fill, "a!", True),
             ("aten::zero_", partial(self._fill, value=0), "a!", True),
             ("aten::copy_", self._copy, "a!", True),
             ("aten::clone.out", self._clone_out, "a!", True),
         ]
+        self._workspaces: dict[tuple[int, int], Storage] = {}
         self.operations = {name: Operation(name, does, alias, mutable) for name, does, alias, mutable in made}
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Tensor:
@@ -217,6 +222,17 @@ class Library:
     def equal(self, first: Tensor, second: Tensor) -> bool:
         return first.shape == second.shape and self.read(first) == self.read(second)
 
+    def mm(self, first: Tensor, second: Tensor) -> Tensor:
+        return self.call("aten::mm", first, second)
+
+    def blas_handle(self) -> int:
+        """`torch.cuda.current_blas_handle`: a stream's first one brings a workspace, which stays."""
+        device = self.world.device
+        place = (device, self.world.stream(device))
+        if place not in self._workspaces:
+            self._workspaces[place] = Storage(self.world, Device("cuda", device), WORKSPACE_BYTES)
+        return 1 + list(self._workspaces).index(place)
+
     # What the operations do
 
     def _empty(self, shape: tuple[int, ...], dtype: DType = float32, device: Any = None) -> Tensor:
@@ -238,6 +254,12 @@ class Library:
 
     def _to_copy(self, tensor: Tensor, *, device: Any) -> Tensor:
         return self._copy(self._empty(tensor.shape, tensor.dtype, device), tensor)
+
+    def _mm(self, first: Tensor, second: Tensor) -> Tensor:
+        """Takes the memory that a product takes. It computes nothing: what is in the result is anything."""
+        if first.is_cuda:
+            self.blas_handle()
+        return self._empty((first.shape[0], second.shape[1]), first.dtype, first.device)
 
     def _view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         return Tensor(self, tensor.untyped_storage(), _shape(shape), tensor.dtype, tensor._offset)
