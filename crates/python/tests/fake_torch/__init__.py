@@ -1,0 +1,144 @@
+"""A stand-in for the part of PyTorch that poorwill's pools use, for tests without PyTorch and without a GPU.
+
+Its heart is a model of the caching allocator (`allocator`), which calls real C functions where a pool has
+an allocator of its own. Below that lies a machine: the fake libcuda (`Driver`), or one that only counts
+(`Paper`).
+
+    with fake_torch.installed(fake_torch.Driver()) as world:
+        import poorwill.torch
+
+`import torch` then gives the stand-in, until the end of the block.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from .dispatch import TorchDispatchMode
+from .driver import Driver, Pluggable
+from .errors import OutOfMemoryError
+from .machine import Machine, Paper
+from .pools import CUDAPluggableAllocator, Memory
+from .streams import Runtime
+from .tensors import DTYPES, Device, DType, Library, Storage, Tensor
+from .world import World
+
+__all__ = ["Driver", "Machine", "OutOfMemoryError", "Paper", "World", "install", "installed", "modules"]
+
+VERSION = "2.11.0+cu130"
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+class inference_mode(contextlib.ContextDecorator):
+    """`torch.inference_mode`: nothing here has gradients."""
+
+    def __init__(self, mode: bool = True) -> None:
+        self.mode = mode
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+
+def modules(world: World) -> dict[str, ModuleType]:
+    """PyTorch's modules over a world, by name."""
+    library, runtime, memory = Library(world), Runtime(world), Memory(world)
+    of_memory: dict[str, Any] = {
+        "MemPool": memory.pool_type,
+        "CUDAPluggableAllocator": CUDAPluggableAllocator,
+        "_snapshot": memory.snapshot,
+        "empty_cache": runtime.empty_cache,
+        "get_allocator_backend": lambda: "native",
+    }
+    for name in (
+        *("memory_snapshot", "memory_reserved", "memory_allocated", "memory_stats", "mem_get_info"),
+        *("max_memory_reserved", "max_memory_allocated", "reset_peak_memory_stats", "use_mem_pool"),
+    ):
+        of_memory[name] = getattr(memory, name)
+    of_cuda: dict[str, Any] = {
+        **of_memory,
+        "OutOfMemoryError": OutOfMemoryError,
+        "Stream": runtime.stream_type,
+        "CUDAGraph": runtime.graph_type,
+        "graph": runtime.capture_type,
+        "graph_pool_handle": lambda: (0, world.number()),
+        "current_blas_handle": library.blas_handle,
+    }
+    for name in (
+        *("init", "is_initialized", "is_available", "device_count", "current_device", "set_device", "device"),
+        *("synchronize", "current_stream", "default_stream", "stream", "is_current_stream_capturing"),
+    ):
+        of_cuda[name] = getattr(runtime, name)
+    of_torch: dict[str, Any] = {
+        "__version__": VERSION,
+        "version": SimpleNamespace(cuda="13.0", hip=None),
+        "device": Device,
+        "dtype": DType,
+        "Tensor": Tensor,
+        "UntypedStorage": Storage,
+        "OutOfMemoryError": OutOfMemoryError,
+        "inference_mode": inference_mode,
+        **{dtype.name: dtype for dtype in DTYPES},
+        **{name: getattr(library, name) for name in ("empty", "zeros", "empty_like", "equal", "mm")},
+    }
+    made = {
+        "torch": _module("torch", of_torch),
+        "torch._C": _module("torch._C", {**memory.c_functions(), "_cuda_CUDAAllocator": Pluggable}),
+        "torch.cuda": _module("torch.cuda", of_cuda),
+        "torch.cuda.memory": _module("torch.cuda.memory", of_memory),
+        "torch.cuda.graphs": _module("torch.cuda.graphs", {"graph": runtime.capture_type}),
+        "torch.utils": _module("torch.utils", {}),
+        "torch.utils._python_dispatch": _module(
+            "torch.utils._python_dispatch", {"TorchDispatchMode": TorchDispatchMode}
+        ),
+    }
+    for name, module in made.items():
+        parent, _, own = name.rpartition(".")
+        if parent:
+            setattr(made[parent], own, module)
+    return made
+
+
+def install(machine: Machine, *, last_wins: bool = False) -> World:
+    """Has `import torch` give the stand-in from now on, with the settings of the environment."""
+    conf = next((os.environ[name] for name in VARIABLES if name in os.environ), None)
+    world = World(machine, conf, last_wins=last_wins)
+    sys.modules.update(modules(world))
+    return world
+
+
+@contextlib.contextmanager
+def installed(machine: Machine, *, last_wins: bool = False) -> Iterator[World]:
+    """The same for a block. Afterwards PyTorch is what it was, and so is what stands on it."""
+    before = {name: module for name, module in sys.modules.items() if _is_ours(name)}
+    for name in before:
+        del sys.modules[name]
+    package = sys.modules.get("poorwill")
+    on_it = package.__dict__.pop("torch", None) if package is not None else None
+    try:
+        yield install(machine, last_wins=last_wins)
+    finally:
+        for name in [name for name in sys.modules if _is_ours(name)]:
+            del sys.modules[name]
+        sys.modules.update(before)
+        if package is not None:
+            package.__dict__.pop("torch", None)
+            if on_it is not None:
+                package.__dict__["torch"] = on_it
+
+
+def _is_ours(name: str) -> bool:
+    return any(name == ours or name.startswith(f"{ours}.") for ours in ("torch", "poorwill.torch"))
+
+
+def _module(name: str, contents: dict[str, Any]) -> ModuleType:
+    module = ModuleType(name, f"The stand-in's {name}.")
+    module.__dict__.update(contents)
+    if name in ("torch", "torch.cuda", "torch.utils"):
+        module.__path__ = []
+    return module

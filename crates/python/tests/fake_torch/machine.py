@@ -1,0 +1,110 @@
+"""What lies below the allocator: segments for the default pool, events, streams, and what is free.
+
+`Paper` only counts: its addresses have no memory, its streams no work. The fake driver is another one.
+"""
+
+import itertools
+from typing import Protocol
+
+
+class Segments(Protocol):
+    """Where segments come from: the machine, or an allocator that somebody plugged in."""
+
+    def allocate(self, size: int, device: int, stream: int) -> int:
+        """The address of a segment; 0 where there is none."""
+
+    def free(self, address: int, size: int, device: int, stream: int) -> None: ...
+
+
+class Machine(Segments, Protocol):
+    """All that the allocator and the tensors need of a machine."""
+
+    def devices(self) -> int: ...
+
+    def memory_bytes(self, device: int) -> tuple[int, int]:
+        """What is free, and all there is."""
+
+    def new_stream(self, device: int) -> int: ...
+
+    def synchronize(self, device: int, stream: int | None) -> None:
+        """Waits for a stream, or for the whole device."""
+
+    def record(self, device: int, stream: int) -> int:
+        """A new event, behind the work of a stream."""
+
+    def has_passed(self, device: int, event: int) -> bool:
+        """Whether an event has passed; then it is gone."""
+
+    def begin_capture(self, device: int, stream: int) -> None: ...
+
+    def end_capture(self, device: int, stream: int) -> None: ...
+
+    def fill(self, device: int, address: int, size: int, byte: int, stream: int) -> None: ...
+
+    def read(self, device: int, address: int, size: int, stream: int) -> bytes:
+        """What is there when the stream has come so far."""
+
+    def write(self, device: int, address: int, content: bytes, stream: int) -> None: ...
+
+
+class Paper:
+    """A machine without memory. It counts what is mapped, and the peak of it."""
+
+    def __init__(self, total_bytes: int = 1 << 40, devices: int = 1) -> None:
+        self.total_bytes = total_bytes
+        self.mapped_bytes = [0] * devices
+        self.peak_bytes = [0] * devices
+        self.calls: list[tuple[str, int, int]] = []
+        self._sizes: dict[int, int] = {}
+        self._next_address = 1 << 40
+        self._handles = itertools.count(1)
+
+    def devices(self) -> int:
+        return len(self.mapped_bytes)
+
+    def memory_bytes(self, device: int) -> tuple[int, int]:
+        return self.total_bytes - self.mapped_bytes[device], self.total_bytes
+
+    def allocate(self, size: int, device: int, stream: int) -> int:
+        if self.mapped_bytes[device] + size > self.total_bytes:
+            self.calls.append(("refuse", 0, size))
+            return 0
+        address = self._next_address
+        self._next_address += size
+        self._sizes[address] = size
+        self.mapped_bytes[device] += size
+        self.peak_bytes[device] = max(self.peak_bytes[device], self.mapped_bytes[device])
+        self.calls.append(("alloc", address, size))
+        return address
+
+    def free(self, address: int, size: int, device: int, stream: int) -> None:
+        assert self._sizes.pop(address) == size
+        self.mapped_bytes[device] -= size
+        self.calls.append(("free", address, size))
+
+    def new_stream(self, device: int) -> int:
+        return next(self._handles) << 8
+
+    def synchronize(self, device: int, stream: int | None) -> None:
+        pass
+
+    def record(self, device: int, stream: int) -> int:
+        return next(self._handles)
+
+    def has_passed(self, device: int, event: int) -> bool:
+        return True
+
+    def begin_capture(self, device: int, stream: int) -> None:
+        pass
+
+    def end_capture(self, device: int, stream: int) -> None:
+        pass
+
+    def fill(self, device: int, address: int, size: int, byte: int, stream: int) -> None:
+        raise NotImplementedError("paper has no bytes")
+
+    def read(self, device: int, address: int, size: int, stream: int) -> bytes:
+        raise NotImplementedError("paper has no bytes")
+
+    def write(self, device: int, address: int, content: bytes, stream: int) -> None:
+        raise NotImplementedError("paper has no bytes")

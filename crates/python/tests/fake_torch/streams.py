@@ -1,0 +1,210 @@
+"""Streams, what is current, and graphs that capture what is done on a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, ClassVar
+
+from .blocks import PoolId
+from .tensors import Device, index_of
+from .world import Work, World
+
+
+class Stream:
+    """`torch.cuda.Stream`."""
+
+    world: ClassVar[World]
+
+    def __init__(self, device: Any = None, priority: int = 0, *, handle: int | None = None) -> None:
+        ordinal = index_of(self.world, device)
+        self.device = Device("cuda", ordinal)
+        self.device_index = ordinal
+        self.cuda_stream = self.world.machine.new_stream(ordinal) if handle is None else handle
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+    @property
+    def _identity(self) -> tuple[int, int]:
+        return (self.device_index, self.cuda_stream)
+
+    def synchronize(self) -> None:
+        self.world.refuse_in_capture("cudaStreamSynchronize")
+        self.world.machine.synchronize(self.device_index, self.cuda_stream)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Waits on the host, which is in order as well."""
+        if self._identity not in self.world.captures:
+            stream.synchronize()
+
+
+class Graph:
+    """`torch.cuda.CUDAGraph`."""
+
+    world: ClassVar[World]
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._pool: PoolId | None = None
+        self._place: tuple[int, int] | None = None
+        self._work: list[Work] | None = None
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        world = self.world
+        if self._pool is not None:
+            raise RuntimeError("This CUDAGraph instance already owns a captured graph. ")
+        device = world.device
+        place = (device, world.stream(device))
+        if place[1] == 0:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        pool_id = (world.number(), 0) if pool is None else (pool[0], pool[1])
+        world.allocators[device].begin(pool_id, partial(self._claims, place))
+        self._pool, self._place = pool_id, place
+        world.machine.begin_capture(*place)
+        self._work = world.captures[place] = []
+
+    def _claims(self, place: tuple[int, int], stream: int) -> bool:
+        return stream == place[1] and self.world.captures.get(place) is self._work
+
+    def capture_end(self) -> None:
+        if self._place is None or self._pool is None:
+            raise RuntimeError("capture_end() is called without a capture_begin()")
+        self.world.captures.pop(self._place)
+        self.world.machine.end_capture(*self._place)
+        self.world.allocators[self._place[0]].end(self._pool)
+
+    def replay(self) -> None:
+        if self._work is None or self._place is None:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        stream = self.world.stream(self._place[0])
+        for work in self._work:
+            work(stream)
+
+    def pool(self) -> PoolId:
+        if self._pool is None:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self._pool
+
+    def reset(self) -> None:
+        pool_id, place = self._pool, self._place
+        self._pool = self._place = self._work = None
+        if pool_id is not None and place is not None:
+            self.world.allocators[place[0]].release(pool_id)
+
+    def __del__(self) -> None:
+        place = getattr(self, "_place", None)
+        if place is not None:
+            self.world.allocators[place[0]].mutex.from_destructor(self.reset)
+
+
+class graph:
+    """`torch.cuda.graph`: what is done inside is captured."""
+
+    default_capture_stream: ClassVar[Any] = None
+    runtime: ClassVar[Runtime]
+
+    def __init__(
+        self, cuda_graph: Graph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"
+    ) -> None:
+        if stream is None:
+            if type(self).default_capture_stream is None:
+                type(self).default_capture_stream = self.runtime.stream_type()
+            stream = type(self).default_capture_stream
+        self.pool = pool
+        self.cuda_graph = cuda_graph
+        self.capture_stream = stream
+        self._current = self.runtime.stream(stream)
+
+    def __enter__(self) -> None:
+        self.runtime.synchronize()
+        self.runtime.empty_cache()
+        self._current.__enter__()
+        self.cuda_graph.capture_begin(self.pool)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cuda_graph.capture_end()
+        self._current.__exit__(exc_type, exc_value, traceback)
+
+
+class Runtime:
+    """What `torch.cuda` offers about devices and streams."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        # Classes of this world's own, as PyTorch's are the process's.
+        self.stream_type: type[Stream] = type("Stream", (Stream,), {"world": world})
+        self.graph_type: type[Graph] = type("CUDAGraph", (Graph,), {"world": world})
+        self.capture_type: type[graph] = type("graph", (graph,), {"runtime": self})
+
+    def init(self) -> None:
+        self.world.is_initialized = True
+
+    def is_initialized(self) -> bool:
+        return self.world.is_initialized
+
+    def is_available(self) -> bool:
+        return self.device_count() > 0
+
+    def device_count(self) -> int:
+        return len(self.world.allocators)
+
+    def current_device(self) -> int:
+        self.init()
+        return self.world.device
+
+    def set_device(self, device: Any) -> None:
+        self.world.set_device(index_of(self.world, device))
+
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        before = self.world.device
+        self.set_device(device)
+        try:
+            yield
+        finally:
+            self.world.set_device(before)
+
+    def synchronize(self, device: Any = None) -> None:
+        self.world.refuse_in_capture("cudaDeviceSynchronize")
+        self.world.machine.synchronize(index_of(self.world, device), None)
+
+    def current_stream(self, device: Any = None) -> Stream:
+        ordinal = index_of(self.world, device)
+        return self.stream_type(ordinal, handle=self.world.stream(ordinal))
+
+    def default_stream(self, device: Any = None) -> Stream:
+        return self.stream_type(index_of(self.world, device), handle=0)
+
+    @contextmanager
+    def stream(self, stream: Stream | None) -> Iterator[None]:
+        if stream is None:
+            yield
+            return
+        with self.device(stream.device_index):
+            before = self.world.stream(stream.device_index)
+            self.world.set_stream(stream.device_index, stream.cuda_stream)
+            try:
+                yield
+            finally:
+                self.world.set_stream(stream.device_index, before)
+
+    def is_current_stream_capturing(self) -> bool:
+        return (self.world.device, self.world.stream(self.world.device)) in self.world.captures
+
+    def empty_cache(self) -> None:
+        if self.world.is_initialized:
+            for allocator in self.world.allocators:
+                allocator.empty_cache()

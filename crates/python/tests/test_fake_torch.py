@@ -1,0 +1,717 @@
+"""The stand-in for PyTorch: its allocator does what was measured and read of the real one."""
+
+import ctypes
+import gc
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import fake_torch
+import pytest
+from fake_torch.errors import InternalAssert
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class Alloc:
+    """A pluggable allocator of two C functions, made here. It counts, and has no memory."""
+
+    def __init__(self, limit_bytes: int = 1 << 50) -> None:
+        self.limit_bytes = limit_bytes
+        self.mapped_bytes = self.peak_bytes = 0
+        self.calls: list[tuple[str, int]] = []
+        self._sizes: dict[int, int] = {}
+        self._next = 1 << 44
+        alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+        free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+        self._functions = (alloc(self._alloc), free(self._free))
+
+    def addresses(self) -> list[int]:
+        return [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self._functions]
+
+    def _alloc(self, size: int, device: int, stream: int | None) -> int | None:
+        if self.mapped_bytes + size > self.limit_bytes:
+            self.calls.append(("refuse", size))
+            return None
+        address, self._next = self._next, self._next + size
+        self._sizes[address] = size
+        self.mapped_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.mapped_bytes)
+        self.calls.append(("alloc", size))
+        return address
+
+    def _free(self, address: int, size: int, device: int, stream: int | None) -> None:
+        self.calls.append(("free" if self._sizes.pop(address, None) == size else "wrong free", size))
+        self.mapped_bytes -= size
+
+
+@pytest.fixture
+def paper() -> fake_torch.Paper:
+    return fake_torch.Paper(total_bytes=1 << 40, devices=2)
+
+
+@pytest.fixture
+def world(paper: fake_torch.Paper, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_torch.World]:
+    for name in fake_torch.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with fake_torch.installed(paper) as world:
+        yield world
+    assert world.terminations == []
+
+
+@pytest.fixture
+def torch(world: fake_torch.World) -> Any:
+    return sys.modules["torch"]
+
+
+def take(torch: Any, mib: float, device: str = "cuda") -> Any:
+    return torch.empty(int(mib * MIB), dtype=torch.uint8, device=device)
+
+
+# As the script has them that the published figures come from.
+
+
+def moe(torch: Any, rng: random.Random) -> tuple[list[Any], int]:
+    kept = []
+    live = peak = 0
+
+    def meter(mib: int) -> Any:
+        nonlocal live, peak
+        live += mib
+        peak = max(peak, live)
+        return take(torch, mib)
+
+    for _layer in range(24):
+        raw = [meter(rng.randint(180, 260)) for _ in range(4)]
+        for tensor in raw:
+            transient = meter(rng.randint(900, 2000))
+            kept.append(meter(tensor.numel() // MIB))
+            live -= transient.numel() // MIB
+            del transient
+        kept += [meter(rng.randint(2, 9)) for _ in range(8)]
+        live -= sum(tensor.numel() // MIB for tensor in raw)
+        del raw, tensor
+    return kept, peak * MIB
+
+
+def dense(torch: Any, rng: random.Random) -> tuple[list[Any], int]:
+    kept = []
+    live = peak = 0
+    for _layer in range(60):
+        for mib in (96, 64, 530, 270):
+            raw = take(torch, mib)
+            kept.append(take(torch, mib // 2))
+            peak = max(peak, live + mib + mib // 2)
+            live += mib // 2
+            del raw
+    return kept, peak * MIB
+
+
+@pytest.mark.parametrize(
+    ("load", "split", "in_pool", "peak_gib", "held_gib", "off"),
+    [
+        (moe, 20, False, 96.28, 21.67, 0.01),
+        (moe, 20, True, 96.28, 21.67, 0.01),
+        (dense, 20, False, 30.33, 29.39, 0.001),
+        (dense, 20, True, 30.33, 29.39, 0.001),
+        (dense, None, False, 31.46, 31.45, 0.001),
+        (dense, None, True, 31.46, 31.46, 0.001),
+        # Without a limit equal blocks are told apart by their addresses, which a GPU chooses as it likes.
+        (moe, None, False, 28.53, 26.96, 0.09),
+        (moe, None, True, 28.56, 28.56, 0.09),
+    ],
+)
+def test_loads_map_what_was_measured(
+    torch: Any,
+    paper: fake_torch.Paper,
+    load: Any,
+    split: int | None,
+    in_pool: bool,
+    peak_gib: float,
+    held_gib: float,
+    off: float,
+) -> None:
+    counter = Alloc()
+    if split is not None:
+        torch._C._accelerator_setAllocatorSettings(f"max_split_size_mb:{split}")
+    if in_pool:
+        pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*counter.addresses()))
+        with torch.cuda.use_mem_pool(pool):
+            kept, peak_live = load(torch, random.Random(0))
+        del pool
+        peak, held = counter.peak_bytes, counter.mapped_bytes
+    else:
+        kept, peak_live = load(torch, random.Random(0))
+        torch.cuda.empty_cache()
+        peak, held = paper.peak_bytes[0], paper.mapped_bytes[0]
+    live_gib = {moe: 23.68, dense: 28.51}[load]
+    assert peak_live / GIB == pytest.approx(live_gib, rel=0.001)
+    assert peak / GIB == pytest.approx(peak_gib, rel=off)
+    assert held / GIB == pytest.approx(held_gib, rel=off)
+    del kept
+
+
+def test_a_clean_refusal_at_a_limit_bounds_a_load_with_a_split_limit(torch: Any) -> None:
+    counter = Alloc(limit_bytes=int(25.5 * GIB))
+    torch._C._accelerator_setAllocatorSettings("max_split_size_mb:20")
+    pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*counter.addresses()))
+    with torch.cuda.use_mem_pool(pool):
+        kept, peak_live = moe(torch, random.Random(0))
+    assert counter.peak_bytes / peak_live == pytest.approx(1.076, rel=0.01)
+    del kept, pool
+
+
+def segments(torch: Any) -> list[tuple[int, list[tuple[int, str]]]]:
+    return [
+        (segment["total_size"], [(block["size"], block["state"]) for block in segment["blocks"]])
+        for segment in torch.cuda.memory_snapshot()
+    ]
+
+
+LIVE, FREE, PENDING = "active_allocated", "inactive", "active_pending_free"
+
+
+@pytest.mark.parametrize(
+    ("size", "rounded", "segment"),
+    [
+        (1, 512, 2 * MIB),
+        (512, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (11 * MIB, 11 * MIB, 12 * MIB),
+        (32 * MIB, 32 * MIB, 32 * MIB),
+    ],
+)
+def test_sizes_round_as_published(torch: Any, size: int, rounded: int, segment: int) -> None:
+    tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
+    [(total, blocks)] = segments(torch)
+    # The 1 MiB that is left of 12 is too little for a block of its own.
+    assert (total, blocks[0]) == (segment, (segment if size == 11 * MIB else rounded, LIVE))
+    assert sum(size for size, _ in blocks) == total
+    assert torch.cuda.memory_reserved() == segment
+    assert torch._C._cuda_memoryStats(0)["requested_bytes"]["all"]["current"] == size
+    del tensor
+    assert segments(torch) == [(segment, [(segment, FREE)])]
+    assert torch.cuda.memory_allocated() == 0
+
+
+def test_rounding_to_divisions(torch: Any) -> None:
+    torch._C._accelerator_setAllocatorSettings("roundup_power2_divisions:4")
+    tensors = [torch.empty(1200, dtype=torch.uint8, device="cuda"), take(torch, 33)]
+    assert torch.cuda.memory_allocated() == 1536 + 40 * MIB  # 1200 is less than four times the grain
+    del tensors
+
+
+def test_a_tensor_without_elements_has_no_memory(torch: Any) -> None:
+    tensor = torch.empty(0, device="cuda")
+    assert (tensor.data_ptr(), tensor.nbytes, torch.cuda.memory_reserved()) == (0, 0, 0)
+
+
+def test_the_best_fit_is_taken_and_neighbours_grow_together(torch: Any) -> None:
+    first = [take(torch, mib) for mib in (40, 30, 50)]
+    addresses = [tensor.data_ptr() for tensor in first]
+    del first
+    small = take(torch, 12)
+    assert small.data_ptr() == addresses[1]
+    again = take(torch, 18)
+    assert again.data_ptr() == addresses[1] + 12 * MIB
+    del small
+    assert (30 * MIB, [(12 * MIB, FREE), (18 * MIB, LIVE)]) in segments(torch)
+    del again
+    assert (30 * MIB, [(30 * MIB, FREE)]) in segments(torch)
+
+
+def test_a_split_limit_keeps_large_blocks_whole(torch: Any) -> None:
+    torch._C._accelerator_setAllocatorSettings("max_split_size_mb:20")
+    tensor = take(torch, 100)
+    del tensor
+    for mib, reserved in ((19, 120), (79, 180), (80, 180), (81, 100), (100, 100), (101, 202)):
+        other = take(torch, mib)
+        assert torch.cuda.memory_reserved() == reserved * MIB, mib
+        is_left = (100 * MIB, [(100 * MIB, FREE)]) in segments(torch)
+        assert is_left == (reserved > 100), mib
+        del other
+        torch.cuda.empty_cache()
+        tensor = take(torch, 100)
+        del tensor
+
+
+def test_streams_keep_their_blocks(torch: Any) -> None:
+    tensor = take(torch, 32)
+    del tensor
+    with torch.cuda.stream(torch.cuda.Stream()):
+        other = take(torch, 32)
+    assert torch.cuda.memory_reserved() == 64 * MIB
+    del other
+
+
+def test_another_streams_use_delays_the_end(torch: Any, world: fake_torch.World) -> None:
+    side = torch.cuda.Stream()
+    tensor = take(torch, 32)
+    tensor.record_stream(torch.cuda.current_stream())
+    tensor.record_stream(side)
+    del tensor
+    assert segments(torch) == [(32 * MIB, [(32 * MIB, PENDING)])]
+    assert torch.cuda.memory_allocated() == 0
+    assert torch._C._cuda_memoryStats(0)["active_bytes"]["all"]["current"] == 32 * MIB
+    again = take(torch, 32)  # looks at events first
+    assert torch.cuda.memory_reserved() == 32 * MIB
+    again.record_stream(side)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        del again
+        tensor = take(torch, 1)
+        assert (32 * MIB, [(32 * MIB, PENDING)]) in segments(torch)
+        torch._C._cuda_emptyCache()
+        assert (32 * MIB, [(32 * MIB, PENDING)]) in segments(torch)
+    torch.cuda.empty_cache()
+    assert segments(torch) == [(2 * MIB, [(MIB, LIVE), (MIB, FREE)])]
+    del tensor, pool
+
+
+def test_two_devices_have_nothing_in_common(torch: Any, paper: fake_torch.Paper) -> None:
+    first, second = take(torch, 32), take(torch, 64, "cuda:1")
+    assert (first.device.index, second.device.index) == (0, 1)
+    assert paper.mapped_bytes == [32 * MIB, 64 * MIB]
+    with torch.cuda.device(1):
+        assert take(torch, 1).device.index == torch.cuda.current_device() == 1
+    assert torch.cuda.memory_reserved("cuda:1") == 66 * MIB
+    assert [segment["device"] for segment in torch.cuda.memory_snapshot()].count(1) == 2
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        take(torch, 1, "cuda:2")
+
+
+# Refusals
+
+
+def test_without_a_split_limit_a_refusal_in_a_pool_is_final(torch: Any) -> None:
+    counter = Alloc(limit_bytes=100 * MIB)
+    pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*counter.addresses()))
+    with torch.cuda.use_mem_pool(pool):
+        tensor = take(torch, 75)
+        del tensor
+        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 88\.00 MiB"):
+            take(torch, 88)
+    assert counter.calls == [("alloc", 76 * MIB), ("refuse", 88 * MIB)]
+    assert torch.cuda.memory_stats()["num_ooms"] == 1
+    del pool
+
+
+def test_with_a_split_limit_one_block_that_is_large_enough_goes_and_one_more_call_comes(torch: Any) -> None:
+    torch._C._accelerator_setAllocatorSettings("max_split_size_mb:20")
+    counter = Alloc(limit_bytes=300 * MIB)
+    pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*counter.addresses()))
+    with torch.cuda.use_mem_pool(pool):
+        tensors = [take(torch, mib) for mib in (120, 90, 60)]
+        del tensors
+        counter.calls.clear()
+        tensor = take(torch, 64)  # 90 is more than 20 too large
+        assert counter.calls == [("refuse", 64 * MIB), ("free", 90 * MIB), ("alloc", 64 * MIB)]
+        counter.calls.clear()
+        other = take(torch, 150)  # none is large enough: the largest ones, until they add up
+        assert counter.calls == [
+            ("refuse", 150 * MIB),
+            ("free", 120 * MIB),
+            ("free", 60 * MIB),
+            ("alloc", 150 * MIB),
+        ]
+        counter.calls.clear()
+        with pytest.raises(torch.OutOfMemoryError):
+            take(torch, 1 << 20)
+        assert counter.calls == [("refuse", 1 << 40)]
+    del tensor, other, pool
+
+
+def test_outside_of_pools_everything_that_is_whole_goes(torch: Any, paper: fake_torch.Paper) -> None:
+    paper.total_bytes = 100 * MIB
+    tensors = [take(torch, mib) for mib in (30, 40)]
+    rest = take(torch, 1)
+    del tensors
+    paper.calls.clear()
+    tensor = take(torch, 90)
+    assert [(call, size // MIB) for call, _, size in paper.calls] == [
+        *(("refuse", 90), ("free", 30), ("free", 40), ("alloc", 90))
+    ]
+    assert torch.cuda.memory_stats()["num_alloc_retries"] == 1
+    del tensor, rest
+
+
+def test_a_pool_for_the_worst_case(torch: Any, paper: fake_torch.Paper) -> None:
+    paper.total_bytes = 100 * MIB
+    pool = torch.cuda.MemPool(use_on_oom=True)
+    with torch.cuda.use_mem_pool(pool):
+        tensor = take(torch, 80)
+        del tensor
+    tensor = take(torch, 60)
+    assert segments(torch) == [(80 * MIB, [(60 * MIB, LIVE), (20 * MIB, FREE)])]
+    del tensor, pool
+
+
+# Pools
+
+
+def counted(torch: Any) -> tuple[Alloc, Any]:
+    counter = Alloc()
+    return counter, torch._C._cuda_customAllocator(*counter.addresses())
+
+
+def test_who_began_first_gets_it(torch: Any, paper: fake_torch.Paper) -> None:
+    (outer, first), (inner, second) = counted(torch), counted(torch)
+    pools = [torch.cuda.MemPool(first), torch.cuda.MemPool(second)]
+    with torch.cuda.use_mem_pool(pools[0]), torch.cuda.use_mem_pool(pools[1]):
+        tensor = take(torch, 32)
+    assert (outer.mapped_bytes, inner.mapped_bytes) == (32 * MIB, 0)
+    with fake_torch.installed(fake_torch.Paper(), last_wins=True):
+        later: Any = sys.modules["torch"]
+        others = [later.cuda.MemPool(first), later.cuda.MemPool(second)]
+        with later.cuda.use_mem_pool(others[0]), later.cuda.use_mem_pool(others[1]):
+            other = take(later, 32)
+        assert inner.mapped_bytes == 32 * MIB
+        del other, others
+    del tensor, pools
+
+
+def test_a_scope_is_a_threads_own_and_keeps_the_default_cache_from_being_emptied(
+    torch: Any, paper: fake_torch.Paper
+) -> None:
+    counter, allocator = counted(torch)
+    tensor = take(torch, 64)
+    del tensor
+    pool = torch.cuda.MemPool(allocator)
+    taken = []
+    with torch.cuda.use_mem_pool(pool):
+        thread = threading.Thread(target=lambda: taken.append(take(torch, 32)))
+        thread.start()
+        thread.join()
+        assert (counter.mapped_bytes, paper.mapped_bytes[0]) == (0, 64 * MIB)
+        torch._C._cuda_emptyCache()
+        taken.clear()
+        torch._C._cuda_emptyCache()
+        assert paper.mapped_bytes[0] == 64 * MIB
+    torch._C._cuda_emptyCache()
+    assert paper.mapped_bytes[0] == 0
+    torch._C._cuda_beginAllocateToPool(0, pool.id)  # of all threads
+    thread = threading.Thread(target=lambda: taken.append(take(torch, 32)))
+    thread.start()
+    thread.join()
+    torch._C._cuda_endAllocateToPool(0, pool.id)
+    torch._C._cuda_releasePool(0, pool.id)
+    assert counter.mapped_bytes == 32 * MIB
+    del pool
+
+
+def test_a_retired_generation_goes_when_it_is_free(torch: Any, world: fake_torch.World) -> None:
+    counter, allocator = counted(torch)
+    pools = [torch.cuda.MemPool(allocator) for _ in range(2)]
+    ids = [pool.id for pool in pools]
+    torch._C._cuda_beginAllocateCurrentThreadToPool(0, ids[0])
+    assert pools[0].use_count() == 2
+    live, free = take(torch, 64), take(torch, 32)
+    half = [take(torch, 4) for _ in range(5)]
+    torch._C._cuda_endAllocateToPool(0, ids[0])
+    torch._C._cuda_releasePool(0, ids[0])
+    torch._C._cuda_releasePool(0, ids[0])
+    assert pools[0].use_count() == 0
+    torch._C._cuda_beginAllocateCurrentThreadToPool(0, ids[1])
+    del free, half[1:]
+    torch._C._cuda_emptyCache()
+    assert counter.mapped_bytes == (64 + 20) * MIB
+    assert [segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()] == [ids[0]] * 2
+    assert len(pools[0].snapshot()) == 2
+    assert pools[1].snapshot() == []
+    again = take(torch, 4)
+    assert counter.mapped_bytes == (64 + 20 + 20) * MIB  # nothing is allocated of it any more
+    with pytest.raises(InternalAssert, match="without users"):
+        torch._C._cuda_beginAllocateCurrentThreadToPool(0, ids[0])
+    del live, half
+    torch._C._cuda_emptyCache()
+    assert counter.mapped_bytes == 20 * MIB
+    assert world.allocators[0].pool_ids() == {ids[1]: 2}
+    with pytest.raises(InternalAssert, match="there is no pool"):
+        pools[0].use_count()
+    torch._C._cuda_endAllocateToPool(0, ids[1])
+    torch._C._cuda_releasePool(0, ids[1])
+    del again
+    pools[0]._is_made = False  # what keeps it from ever being destroyed
+
+
+def test_a_pool_that_ends_in_a_scope_ends_the_process(
+    torch: Any, world: fake_torch.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    first, second = torch.cuda.MemPool(), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(second):
+        del first
+        gc.collect()
+    assert [type(one.exc_value) for one in said] == [InternalAssert]
+    [what] = world.terminations
+    assert "captures_underway.empty()" in what
+    world.terminations.clear()
+
+
+def test_dropping_a_pool_gives_back_what_is_free_and_the_rest_later(torch: Any) -> None:
+    counter, allocator = counted(torch)
+    pool = torch.cuda.MemPool(allocator)
+    with torch.cuda.use_mem_pool(pool):
+        live, free = take(torch, 64), take(torch, 32)
+    del free
+    torch.cuda.empty_cache()  # leaves live pools alone
+    assert counter.mapped_bytes == 96 * MIB
+    del pool
+    assert counter.mapped_bytes == 64 * MIB
+    del live
+    assert counter.mapped_bytes == 64 * MIB
+    torch.cuda.empty_cache()
+    assert counter.mapped_bytes == 0
+
+
+def test_a_pool_that_does_not_split(torch: Any) -> None:
+    pool = torch.cuda.MemPool(no_split=True)
+    with torch.cuda.use_mem_pool(pool):
+        tensor = take(torch, 0.5)
+        assert segments(torch) == [(2 * MIB, [(2 * MIB, LIVE)])]
+    del tensor, pool
+
+
+def test_expandable_segments_pass_a_plugged_in_allocator_by(torch: Any, paper: fake_torch.Paper) -> None:
+    counter, allocator = counted(torch)
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    pool = torch.cuda.MemPool(allocator)
+    with torch.cuda.use_mem_pool(pool):
+        tensor = take(torch, 32)
+    assert (counter.calls, paper.mapped_bytes[0]) == ([], 32 * MIB)
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    del tensor, pool
+    torch.cuda.empty_cache()
+    assert paper.mapped_bytes[0] == 0
+
+
+# Around the allocator
+
+
+def test_modes_see_operations_innermost_first_and_what_they_call_goes_on_outside(torch: Any) -> None:
+    from importlib import import_module
+
+    mode_type: Any = import_module("torch.utils._python_dispatch").TorchDispatchMode
+    seen: list[tuple[str, str, bool, bool]] = []
+
+    class Mode(mode_type):  # type: ignore[misc]
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            schema = func._schema
+            allocates = any(value.alias_info is None for value in schema.returns)
+            seen.append((self.name, func.name(), schema.is_mutable, allocates))
+            return func(*args, **(kwargs or {}))
+
+    with Mode("outer"), Mode("inner"), torch.inference_mode():
+        tensor = take(torch, 1)
+        tensor.view(2, -1 + MIB // 2 + 1)
+    names = [(name, operation) for name, operation, _, _ in seen]
+    assert names == [
+        *(("inner", "aten::empty.memory_format"), ("outer", "aten::empty.memory_format")),
+        *(("inner", "aten::view"), ("outer", "aten::view")),
+    ]
+    assert [kind for *_, kind in seen] == [True, True, False, False]
+    take(torch, 1)
+    assert len(seen) == 4
+
+
+def test_the_first_product_on_a_stream_takes_a_workspace_that_stays(torch: Any) -> None:
+    square = torch.empty(64, 64, device="cuda")
+    for streams in (1, 2):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(2):
+                product = torch.mm(square, square)
+                assert product.shape == (64, 64)
+                del product
+        assert torch.cuda.memory_allocated() == 64 * 64 * 4 + streams * 32 * MIB
+
+
+def random_steps(torch: Any, rng: random.Random, tensors: list[Any]) -> None:
+    for _step in range(rng.randint(50, 300)):
+        if tensors and rng.random() < 0.48:
+            del tensors[rng.randrange(len(tensors))]
+        else:
+            tensors.append(
+                take(torch, rng.choice([0.001, 0.3, 1, 2.5, 9, 10, 31, 64]) * rng.uniform(0.5, 1.5))
+            )
+        if rng.random() < 0.03:
+            torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_the_books_are_right(torch: Any, paper: fake_torch.Paper, seed: int) -> None:
+    rng = random.Random(seed)
+    torch._C._accelerator_setAllocatorSettings(rng.choice(["", "max_split_size_mb:20"]))
+    tensors: list[Any] = []
+    random_steps(torch, rng, tensors)
+    live = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+    assert len(live) == len(tensors)
+    for segment in torch.cuda.memory_snapshot():
+        address = segment["address"]
+        for block in segment["blocks"]:
+            assert block["address"] == address
+            address += block["size"]
+            asked = live.pop(block["address"]) if block["state"] == LIVE else 0
+            assert block["requested_size"] == asked <= block["size"]
+        assert address == segment["address"] + segment["total_size"]
+        free = [block["state"] == FREE for block in segment["blocks"]]
+        assert (True, True) not in pairwise(free), "neighbours that are free are one block"
+    assert live == {}
+    assert torch.cuda.memory_reserved() == paper.mapped_bytes[0]
+    tensors.clear()
+    torch.cuda.empty_cache()
+    assert (torch.cuda.memory_reserved(), paper.mapped_bytes[0], segments(torch)) == (0, 0, [])
+
+
+def test_threads_share_an_allocator(torch: Any, paper: fake_torch.Paper) -> None:
+    counters = [counted(torch) for _ in range(4)]
+
+    def work(seed: int) -> None:
+        pool = torch.cuda.MemPool(counters[seed][1])
+        ids.append(pool)
+        with torch.cuda.use_mem_pool(pool):
+            random_steps(torch, random.Random(seed), [])
+
+    ids: list[Any] = []
+    threads = [threading.Thread(target=work, args=[seed]) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (torch.cuda.memory_allocated(), paper.peak_bytes[0]) == (0, 0)
+    assert all(counter.peak_bytes > 0 for counter, _ in counters)
+    ids.clear()
+    assert all(counter.mapped_bytes == 0 for counter, _ in counters)
+    assert "wrong free" not in {call for counter, _ in counters for call, _ in counter.calls}
+
+
+def test_a_graphs_allocations_come_from_its_pool(torch: Any, world: fake_torch.World) -> None:
+    counter, allocator = counted(torch)
+    pool = torch.cuda.MemPool(allocator)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool.id):
+        assert torch.cuda.is_current_stream_capturing()
+        inside = take(torch, 32)
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+            torch.cuda.synchronize()
+    assert not torch.cuda.is_current_stream_capturing()
+    assert (graph.pool(), counter.mapped_bytes, pool.use_count()) == (pool.id, 32 * MIB, 2)
+    del inside
+    torch.cuda.empty_cache()
+    assert counter.mapped_bytes == 32 * MIB
+    del graph
+    assert pool.use_count() == 1
+    own = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(own):
+        inside = take(torch, 32)
+    assert own.pool()[1] == 0
+    assert len(world.allocators[0].pool_ids()) == 2
+    del inside, own, pool
+    torch.cuda.empty_cache()
+    assert world.allocators[0].pool_ids() == {}
+    assert torch.cuda.memory_reserved() == 0
+
+
+def test_garbage_that_is_found_within_the_allocator_waits_for_its_end(
+    torch: Any, world: fake_torch.World
+) -> None:
+    ring = [take(torch, 32)]
+    with world.allocators[0].mutex:
+        del ring
+        assert torch.cuda.memory_allocated() == 32 * MIB
+    assert torch.cuda.memory_allocated() == 0
+
+
+def test_it_is_there_for_a_block_only(paper: fake_torch.Paper) -> None:
+    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torch"}
+    with fake_torch.installed(paper):
+        import torch  # type: ignore[import-not-found, unused-ignore]
+
+        assert torch.__version__.startswith("2.11.0")
+    assert before == {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torch"}
+
+
+# Over the fake libcuda
+
+
+@pytest.fixture
+def driven(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    if "POORWILL_FAKE_LIBCUDA" not in os.environ:
+        pytest.skip("POORWILL_FAKE_LIBCUDA is not set: cargo xtask python builds it")
+    with fake_torch.installed(fake_torch.Driver()) as world:
+        yield sys.modules["torch"]
+    assert world.terminations == []
+
+
+def test_over_the_fake_driver_tensors_have_bytes(driven: Any) -> None:
+    torch = driven
+    free, total = torch.cuda.mem_get_info()
+    tensor = take(torch, 32).fill_(7)
+    assert torch.cuda.mem_get_info() == (free - 32 * MIB, total)
+    assert tensor.numpy_bytes() == b"\7" * (32 * MIB)
+    copy = tensor.clone()
+    tensor.zero_()
+    assert copy.numpy_bytes()[-1] == 7
+    assert torch.equal(copy.cpu(), copy)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        copy.record_stream(side)
+    del tensor, copy
+    side.synchronize()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info() == (free, total)
+
+
+def test_over_the_fake_driver_a_graph_is_replayed(driven: Any) -> None:
+    torch = driven
+    tensor = torch.zeros(64, dtype=torch.uint8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tensor.fill_(3)
+        inside = take(torch, 1).fill_(4)
+    assert tensor.numpy_bytes() == b"\0" * 64
+    graph.replay()
+    assert (tensor.numpy_bytes(), inside.numpy_bytes()) == (b"\3" * 64, b"\4" * MIB)
+    del graph, inside, tensor
+    torch.cuda.empty_cache()
+
+
+def test_a_process_of_its_own_can_have_it_and_ends_in_peace() -> None:
+    script = """
+import fake_torch
+fake_torch.install(fake_torch.Paper())
+import torch
+pool = torch.cuda.MemPool()
+with torch.cuda.use_mem_pool(pool):
+    kept = torch.empty(1 << 20, device="cuda")
+ring = [kept]
+ring.append(ring)
+print(torch.cuda.memory_reserved(), torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"])
+"""
+    conf = "max_split_size_mb:64"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTORCH_ALLOC_CONF": conf,
+    }
+    ran = subprocess.run(
+        [sys.executable, "-B", "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"{20 * MIB} {64 * MIB}\n", "")
