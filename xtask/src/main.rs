@@ -12,6 +12,7 @@ mod ptx;
 mod python;
 mod steps;
 mod test;
+mod toolchain;
 
 use std::ffi::OsString;
 use std::fmt;
