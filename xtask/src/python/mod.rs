@@ -23,8 +23,8 @@ const TESTS: &str = "crates/python/tests";
 const SOURCES: &str = "crates/python/python/poorwill";
 const SETTINGS: &str = "crates/python/pyproject.toml";
 
-/// Scripts of benchmarks, in the package's style.
-const BENCH: &str = "bench";
+/// Scripts elsewhere, in the package's style.
+const SCRIPTS: [&str; 2] = ["bench", "xtask"];
 
 /// What builds the package and runs its tests and checks.
 const TOOLS: Tools = Tools {
@@ -95,7 +95,7 @@ pub(crate) fn lint() -> Result<Option<String>, Failure> {
     };
     for job in [&["check"][..], &["format", "--check"]] {
         let ruff = ["-m", "ruff"].into_iter().chain(job.iter().copied());
-        let all = ["--no-cache", "--config", SETTINGS, PACKAGE, BENCH];
+        let all = ["--no-cache", "--config", SETTINGS, PACKAGE].into_iter().chain(SCRIPTS);
         environment.python(ruff.chain(all)).run()?;
     }
     Ok(None)
