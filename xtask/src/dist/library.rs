@@ -13,7 +13,7 @@ use crate::steps::{Failure, Step};
 pub(crate) const READELF: &str = "readelf";
 
 /// All that the library exports: how Python starts the module.
-const EXPORTS: [&str; 1] = ["PyInit__native"];
+const EXPORTS: &[&str] = &["PyInit__native"];
 
 /// Parts of glibc 2.28, which later ones still have.
 const LIBRARIES: [&str; 7] = [
@@ -98,7 +98,7 @@ impl Library {
         for name in self.taken.iter().filter(|name| !name.starts_with("Py") && !name.starts_with("_Py")) {
             add(format!("it takes `{name}`, which neither glibc nor Python has"));
         }
-        let oldest = Glibc(OLDEST_GLIBC.to_vec());
+        let oldest = Glibc::of(OLDEST_GLIBC);
         for version in &self.versions {
             if Glibc::parse(version).is_none_or(|version| version > oldest) {
                 add(format!("it needs {version}, and glibc {oldest} does not have it"));
@@ -117,6 +117,10 @@ impl Library {
 }
 
 impl Glibc {
+    pub(crate) fn of(version: [u32; 2]) -> Glibc {
+        Glibc(version.to_vec())
+    }
+
     /// Reads a symbol's version, as in `GLIBC_2.28`. Others of glibc's are no numbers, and mean that nothing but one
     /// build of it will do, or something else that is looked up by name.
     fn parse(version: &str) -> Option<Glibc> {

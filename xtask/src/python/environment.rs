@@ -150,6 +150,10 @@ impl Venv {
 }
 
 impl Unready {
+    pub(crate) fn no_python() -> Unready {
+        Unready::Missing { what: format!("no CPython {} or later with venv here", oldest()) }
+    }
+
     /// What to say of what is `omitted`, unless that is a failure.
     pub(crate) fn skip(self, omitted: &str) -> Result<String, Failure> {
         let is_ci = std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false");
@@ -184,9 +188,11 @@ mod tests {
 
     #[test]
     fn every_tool_has_one_version() {
-        let tools = fs::read_to_string(workspace_root().join(TOOLS.requirements)).unwrap();
-        for line in tools.lines().filter(|line| !line.starts_with('#')) {
-            assert!(line.contains("=="), "{line}");
+        for tools in [TOOLS, crate::dist::TOOLS] {
+            let pinned = fs::read_to_string(workspace_root().join(tools.requirements)).unwrap();
+            for line in pinned.lines().filter(|line| !line.starts_with('#')) {
+                assert!(line.contains("=="), "{line}");
+            }
         }
     }
 
@@ -196,10 +202,10 @@ mod tests {
         let said = no_tools().skip_on(false).unwrap();
         assert_eq!(said, "its tools could not be installed; pip says why above");
         assert!(no_tools().skip_on(true).is_err());
-        let missing = || Unready::Missing { what: "no spoon here".to_owned() };
-        assert_eq!(missing().skip_on(false).unwrap(), "no spoon here");
-        let failure = missing().skip_on(true).unwrap_err().to_string();
-        assert!(failure.starts_with("no spoon here; install it"), "{failure}");
+        let said = Unready::no_python().skip_on(false).unwrap();
+        assert_eq!(said, "no CPython 3.10 or later with venv here");
+        let failure = Unready::no_python().skip_on(true).unwrap_err().to_string();
+        assert!(failure.starts_with(&format!("{said}; install it")), "{failure}");
         assert!(Unready::Failed(Failure::NoTests { typed: "lock".to_owned() }).skip_on(false).is_err());
     }
 

@@ -27,7 +27,7 @@ const SETTINGS: &str = "crates/python/pyproject.toml";
 const SCRIPTS: [&str; 2] = ["bench", "xtask"];
 
 /// What builds the package and runs its tests and checks.
-const TOOLS: Tools = Tools {
+pub(crate) const TOOLS: Tools = Tools {
     folder: "python-venv",
     requirements: "crates/python/requirements-test.txt",
     modules: &["pip", "maturin", "mypy", "pytest", "ruff"],
