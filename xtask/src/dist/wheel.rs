@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::library::{Glibc, Library, OLDEST_GLIBC};
@@ -93,6 +94,19 @@ impl Built {
             let problem = format!("its tags are {:?}, and not {}", tags(&text), self.wheel.tag());
             return Err(Failure::Content { path: about, problem });
         }
+        let strays: Vec<String> = files_below(&self.unpacked.join(NAME))?
+            .iter()
+            .map(|path| path.strip_prefix(&self.unpacked).unwrap_or(path).to_string_lossy().into_owned())
+            .filter(|path| !belongs(path))
+            .collect();
+        if !strays.is_empty() {
+            let problem = format!("it holds what lay about in the tree: {}", strays.join(", "));
+            return Err(Failure::Content { path: self.path.clone(), problem });
+        }
+        self.check_library()
+    }
+
+    fn check_library(&self) -> Result<Glibc, Failure> {
         let path = self.unpacked.join(LIBRARY);
         let problem = match Library::read(&path)?.checked() {
             Ok(glibc) => {
@@ -123,6 +137,25 @@ impl Built {
 /// The tags that a wheel says it has, by its file of that name.
 fn tags(about: &str) -> Vec<String> {
     about.lines().filter_map(|line| line.strip_prefix("Tag:")).map(|tag| tag.trim().to_owned()).collect()
+}
+
+/// Whether a file of the package is one that we made, by its name.
+fn belongs(path: &str) -> bool {
+    let is_python = path.ends_with(".py") || path.ends_with(".pyi") || path.ends_with("/py.typed");
+    path == LIBRARY || is_python
+}
+
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let all = |entries: fs::ReadDir| entries.map(|entry| entry.map(|entry| entry.path())).collect();
+    let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        let paths: io::Result<Vec<PathBuf>> = fs::read_dir(&folder).and_then(all);
+        for path in paths.map_err(|cause| Failure::File { path: folder, cause })? {
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    files.sort();
+    Ok(files)
 }
 
 /// Makes the folder, without what was in it.
@@ -158,6 +191,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::steps::workspace_root;
 
     #[test]
     fn a_wheel_is_named_after_its_tag() {
@@ -172,6 +206,19 @@ mod tests {
         let about = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp310-abi3-a\nTag: cp310-abi3-b\n";
         assert_eq!(tags(about), ["cp310-abi3-a", "cp310-abi3-b"]);
         assert_eq!(tags("Wheel-Version: 1.0\n"), [""; 0]);
+    }
+
+    #[test]
+    fn what_lies_about_does_not_belong_into_a_wheel() {
+        for path in ["poorwill/__init__.py", "poorwill/_native.pyi", "poorwill/py.typed", LIBRARY] {
+            assert!(belongs(path), "{path}");
+        }
+        for path in ["poorwill/__pycache__/demo.cpython-311.pyc", "poorwill/_native.so", "poorwill/core"] {
+            assert!(!belongs(path), "{path}");
+        }
+        let found = files_below(&workspace_root().join("xtask/src/dist")).unwrap();
+        assert!(found.iter().any(|path| path.ends_with("dist/wheel.rs")), "{found:?}");
+        assert!(files_below(Path::new("/poorwill-no-such-folder")).is_err());
     }
 
     #[test]
