@@ -6,12 +6,14 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod dist;
 mod lint;
 mod picture;
 mod ptx;
 mod python;
 mod steps;
 mod test;
+mod toolchain;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -32,6 +34,8 @@ Commands:
   python [-- ARGS]
                   the Python package alone: build it, run its tests, check its types;
                   ARGS go to `pytest`: `cargo xtask python -- -k fork`
+  dist            the wheels of the Python package, for this machine and for what else the compiler
+                  builds for, checked: what their libraries need, and installed under every CPython here
   bench NAME [ARGS]
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
         }
         Request::Test { cargo_args } => test::run(cargo_args),
         Request::Python { pytest_args } => python::run(pytest_args),
+        Request::Dist => dist::run(),
         Request::Lint => lint::run(),
         Request::Picture => picture::run(),
         Request::Ptx => ptx::run(),
@@ -86,6 +91,7 @@ enum Request {
     Help,
     Test { cargo_args: Vec<OsString> },
     Python { pytest_args: Vec<OsString> },
+    Dist,
     Lint,
     Picture,
     Ptx,
@@ -116,10 +122,11 @@ impl Request {
                 Some(bench) => Ok(Request::Bench { bench, args: args.to_vec() }),
                 None => Err(UsageError::UnknownBench(name.clone())),
             },
+            (Some("dist"), []) => Ok(Request::Dist),
             (Some("lint"), []) => Ok(Request::Lint),
             (Some("picture"), []) => Ok(Request::Picture),
             (Some("ptx"), []) => Ok(Request::Ptx),
-            (Some("lint" | "picture" | "ptx"), [argument, ..]) => {
+            (Some("dist" | "lint" | "picture" | "ptx"), [argument, ..]) => {
                 Err(UsageError::Unexpected(argument.clone()))
             }
             _ => Err(UsageError::UnknownCommand(command.clone())),
@@ -178,6 +185,7 @@ mod tests {
     fn commands_are_recognised() {
         assert_eq!(parse(&["test"]), Ok(Request::Test { cargo_args: vec![] }));
         assert_eq!(parse(&["python"]), Ok(Request::Python { pytest_args: vec![] }));
+        assert_eq!(parse(&["dist"]), Ok(Request::Dist));
         assert_eq!(parse(&["lint"]), Ok(Request::Lint));
         assert_eq!(parse(&["picture"]), Ok(Request::Picture));
         assert_eq!(parse(&["ptx"]), Ok(Request::Ptx));
@@ -214,12 +222,13 @@ mod tests {
         assert_eq!(parse(&["bench"]), Err(UsageError::NoBench));
         assert_eq!(parse(&["bench", "walk"]), Err(UsageError::UnknownBench("walk".into())));
         assert_eq!(parse(&["lint", "core"]), Err(UsageError::Unexpected("core".into())));
+        assert_eq!(parse(&["dist", "x86_64"]), Err(UsageError::Unexpected("x86_64".into())));
         assert_eq!(parse(&["picture", "moe"]), Err(UsageError::Unexpected("moe".into())));
     }
 
     #[test]
     fn usage_names_every_command() {
-        for command in ["test", "python", "bench", "lint", "picture", "ptx"] {
+        for command in ["test", "python", "dist", "bench", "lint", "picture", "ptx"] {
             assert!(USAGE.lines().any(|line| line.starts_with(&format!("  {command} "))), "{command}");
         }
         for bench in BENCHES {

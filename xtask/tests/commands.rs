@@ -12,7 +12,7 @@ fn help_lists_the_commands() {
 
 #[test]
 fn wrong_usage_exits_with_2_and_the_commands() {
-    for args in [&["dance"][..], &[], &["test", "pool"], &["lint", "core"]] {
+    for args in [&["dance"][..], &[], &["test", "pool"], &["lint", "core"], &["dist", "aarch64"]] {
         let output = xtask(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(output.stdout.is_empty(), "{args:?}");

@@ -1,0 +1,48 @@
+"""Whether an installed poorwill is whole, and does without PyTorch and without a GPU.
+
+`cargo xtask dist` runs this in a fresh environment; the argument is the version that should be there.
+"""
+
+import importlib.metadata
+import importlib.util
+import sys
+from pathlib import Path
+
+FILES = ["__init__.py", "_native.abi3.so", "_native.pyi", "py.typed"]
+LICENSES = ["LICENSE-APACHE", "LICENSE-MIT"]
+
+
+def main(version: str) -> None:
+    expect(importlib.util.find_spec("torch") is None, "PyTorch is here, so this would show nothing")
+    import poorwill
+
+    folder = Path(poorwill.__file__).parent
+    expect(Path(sys.prefix) in folder.parents, f"it comes from {folder}")
+    versions = (poorwill.__version__, importlib.metadata.version("poorwill"))
+    expect(versions == (version, version), f"its versions are {versions}")
+
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    names = {path.name for path in importlib.metadata.files("poorwill") or []}
+    missing += [name for name in LICENSES if name not in names]
+    expect(not missing, f"it lacks {missing}")
+
+    expect(poorwill.parse_bytes(" 1.5 GiB ") == 3 << 29, "it reads sizes wrongly")
+    try:
+        poorwill.parse_bytes("12q")
+    except ValueError as error:
+        expect("12q" in str(error), f"it says of a wrong size: {error}")
+    else:
+        expect(False, "it takes what is no size")
+
+    opened = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    gpu = [path for path in opened if "libcuda" in path or "/dev/nvidia" in path]
+    expect(not gpu, f"importing it opens {gpu}")
+
+
+def expect(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        sys.exit(f"poorwill, as it was installed: {otherwise}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

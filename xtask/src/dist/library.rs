@@ -1,0 +1,239 @@
+//! What the package's shared library asks of a system, and what it shows to whoever loads it, as `readelf` tells.
+//!
+//! The rules are narrower than manylinux's, which allows whatever such systems have: the library is to need glibc and
+//! nothing else, Python's own symbols left aside, which the interpreter brings that loads it.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::Path;
+
+use crate::steps::{Failure, Step};
+
+/// The program that reads a library. It reads those for other machines, too.
+pub(crate) const READELF: &str = "readelf";
+
+/// All that the library exports: how Python starts the module.
+const EXPORTS: &[&str] = &["PyInit__native"];
+
+/// Parts of glibc 2.28, which later ones still have.
+const LIBRARIES: [&str; 7] = [
+    "ld-linux-aarch64.so.1",
+    "ld-linux-x86-64.so.2",
+    "libc.so.6",
+    "libdl.so.2",
+    "libm.so.6",
+    "libpthread.so.0",
+    "librt.so.1",
+];
+
+/// The oldest glibc that the library has to run with.
+pub(crate) const OLDEST_GLIBC: [u32; 2] = [2, 28];
+
+/// A version of glibc, in its parts.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Glibc(Vec<u32>);
+
+/// What concerns others in a shared library.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Library {
+    /// The libraries that are loaded with it.
+    needed: Vec<String>,
+    /// The versions of symbols that it takes from them.
+    versions: Vec<String>,
+    /// Symbols that it takes from wherever they are; those that may be absent do not count.
+    taken: Vec<String>,
+    exported: Vec<String>,
+}
+
+impl Library {
+    pub(crate) fn read(path: &Path) -> Result<Library, Failure> {
+        let arguments = ["--wide", "--dynamic", "--version-info", "--dyn-syms"].map(OsStr::new).into_iter();
+        let step = Step::program(OsStr::new(READELF), arguments.chain([path.as_os_str()]));
+        Ok(Library::parse(&step.env("LC_ALL", "C").output()?))
+    }
+
+    fn parse(said: &str) -> Library {
+        let mut library = Library::default();
+        for line in said.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                [_, "(NEEDED)", .., name] => library.needed.push(name.trim_matches(['[', ']']).to_owned()),
+                [_, "Name:", version, "Flags:", ..] => library.versions.push(version.to_owned()),
+                [number, _, _, _, "GLOBAL" | "WEAK" | "UNIQUE", ..] if number.ends_with(':') => {
+                    library.add_symbol(&words[4..]);
+                }
+                _ => {}
+            }
+        }
+        library
+    }
+
+    /// A symbol from its binding on, as in `GLOBAL DEFAULT UND malloc@GLIBC_2.2.5 (2)`.
+    fn add_symbol(&mut self, words: &[&str]) {
+        match words {
+            ["GLOBAL", _, "UND", name, ..] if !name.contains('@') => self.taken.push((*name).to_owned()),
+            // It has a version, which stands among the others; or it is weak, and may be absent.
+            [_, _, "UND", ..] | [_, "HIDDEN" | "INTERNAL", ..] => {}
+            // Between visibility and section stands what is peculiar to a machine.
+            [.., name] => {
+                self.exported.push(name.split('@').next().unwrap_or_default().to_owned());
+            }
+            [] => {}
+        }
+    }
+
+    /// The oldest glibc that it runs with, or else what of it would not work everywhere, or is not ours to show.
+    pub(crate) fn checked(&self) -> Result<Glibc, Vec<String>> {
+        let mut problems = Vec::new();
+        let mut add = |problem: String| problems.push(problem);
+        for name in EXPORTS.iter().filter(|name| !self.exported.iter().any(|has| has == *name)) {
+            add(format!("it does not export `{name}`"));
+        }
+        for name in self.exported.iter().filter(|name| !EXPORTS.contains(&name.as_str())) {
+            add(format!("it exports `{name}`"));
+        }
+        for name in self.needed.iter().filter(|name| !LIBRARIES.contains(&name.as_str())) {
+            add(format!("it needs {name}, which is no part of glibc"));
+        }
+        for name in self.taken.iter().filter(|name| !name.starts_with("Py") && !name.starts_with("_Py")) {
+            add(format!("it takes `{name}`, which neither glibc nor Python has"));
+        }
+        let oldest = Glibc::of(OLDEST_GLIBC);
+        for version in &self.versions {
+            if Glibc::parse(version).is_none_or(|version| version > oldest) {
+                add(format!("it needs {version}, and glibc {oldest} does not have it"));
+            }
+        }
+        match self.versions.iter().filter_map(|version| Glibc::parse(version)).max() {
+            Some(glibc) if problems.is_empty() => Ok(glibc),
+            Some(_) => Err(problems),
+            // No library can do without, so what was read makes no sense.
+            None => {
+                problems.push("no version of glibc was found in it".to_owned());
+                Err(problems)
+            }
+        }
+    }
+}
+
+impl Glibc {
+    pub(crate) fn of(version: [u32; 2]) -> Glibc {
+        Glibc(version.to_vec())
+    }
+
+    /// Reads a symbol's version, as in `GLIBC_2.28`. Others of glibc's are no numbers, and mean that nothing but one
+    /// build of it will do, or something else that is looked up by name.
+    fn parse(version: &str) -> Option<Glibc> {
+        let numbers = version.strip_prefix("GLIBC_")?.split('.').map(|number| number.parse().ok());
+        numbers.collect::<Option<Vec<u32>>>().map(Glibc)
+    }
+}
+
+impl fmt::Display for Glibc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers: Vec<String> = self.0.iter().map(u32::to_string).collect();
+        f.write_str(&numbers.join("."))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What readelf says, shortened.
+    const SAID: &str = "
+Dynamic section at offset 0x1c4c00 contains 28 entries:
+  Tag        Type                         Name/Value
+ 0x0000000000000001 (NEEDED)             Shared library: [libc.so.6]
+ 0x0000000000000001 (NEEDED)             Shared library: [ld-linux-x86-64.so.2]
+ 0x0000000000000019 (INIT_ARRAY)         0x1b5d28
+
+Symbol table '.dynsym' contains 148 entries:
+   Num:    Value          Size Type    Bind   Vis      Ndx Name
+     0: 0000000000000000     0 NOTYPE  LOCAL  DEFAULT  UND\x20
+     1: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND memcpy@GLIBC_2.14 (2)
+     2: 0000000000000000     0 NOTYPE  GLOBAL DEFAULT  UND PyExc_ValueError
+     3: 0000000000000000     0 NOTYPE  WEAK   DEFAULT  UND gettid
+     4: 0000000000000000     0 FUNC    WEAK   DEFAULT  UND statx@GLIBC_2.28 (10)
+   147: 00000000000a1b90    22 FUNC    GLOBAL DEFAULT   13 PyInit__native
+
+Version symbols section '.gnu.version' contains 148 entries:
+ Addr: 0x0000000000001348  Offset: 0x00001348  Link: 3 (.dynsym)
+  000:   0 (*local*)       2 (GLIBC_2.14)    1 (*global*)      1 (*global*)
+
+Version needs section '.gnu.version_r' contains 2 entries:
+ Addr: 0x0000000000001470  Offset: 0x00001470  Link: 8 (.dynstr)
+  000000: Version: 1  File: libc.so.6  Cnt: 2
+  0x0010:   Name: GLIBC_2.14  Flags: none  Version: 2
+  0x0020:   Name: GLIBC_2.28  Flags: none  Version: 10
+  0x0030: Version: 1  File: ld-linux-x86-64.so.2  Cnt: 1
+  0x0040:   Name: GLIBC_2.3  Flags: none  Version: 3
+";
+
+    #[test]
+    fn what_readelf_says_is_read() {
+        let library = Library::parse(SAID);
+        assert_eq!(library.needed, ["libc.so.6", "ld-linux-x86-64.so.2"]);
+        assert_eq!(library.versions, ["GLIBC_2.14", "GLIBC_2.28", "GLIBC_2.3"]);
+        assert_eq!(library.taken, ["PyExc_ValueError"]);
+        assert_eq!(library.exported, ["PyInit__native"]);
+        assert_eq!(library.checked().unwrap().to_string(), "2.28");
+    }
+
+    #[test]
+    fn whatever_would_not_work_everywhere_is_a_problem() {
+        for (with, instead, says) in [
+            (
+                "libc.so.6]",
+                "libpython3.11.so.1.0]",
+                "it needs libpython3.11.so.1.0, which is no part of glibc",
+            ),
+            ("GLIBC_2.28  ", "GLIBC_2.29  ", "it needs GLIBC_2.29, and glibc 2.28 does not have it"),
+            ("GLIBC_2.28  ", "GLIBC_3.0  ", "it needs GLIBC_3.0, and glibc 2.28 does not have it"),
+            ("GLIBC_2.28  ", "GLIBC_PRIVATE  ", "it needs GLIBC_PRIVATE, and glibc 2.28 does not have it"),
+            ("GLIBC_2.28  ", "GCC_3.0  ", "it needs GCC_3.0, and glibc 2.28 does not have it"),
+            ("UND PyExc_ValueError", "UND cuInit", "it takes `cuInit`, which neither glibc nor Python has"),
+            ("DEFAULT  UND gettid", "DEFAULT   13 gettid", "it exports `gettid`"),
+            ("DEFAULT  UND gettid", "PROTECTED [VARIANT_PCS] 13 gettid@@OURS", "it exports `gettid`"),
+            (
+                "FUNC    GLOBAL DEFAULT   13",
+                "FUNC    GLOBAL HIDDEN    13",
+                "it does not export `PyInit__native`",
+            ),
+        ] {
+            assert!(SAID.contains(with), "{with}");
+            let problems = Library::parse(&SAID.replacen(with, instead, 1)).checked().unwrap_err();
+            assert_eq!(problems, [says]);
+        }
+        let other = Library::parse(&SAID.replace("PyInit__native", "PyInit__other")).checked();
+        assert_eq!(
+            other,
+            Err(["it does not export `PyInit__native`", "it exports `PyInit__other`"]
+                .map(str::to_owned)
+                .to_vec())
+        );
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_a_problem() {
+        let problems = Library::parse("readelf: warning: nothing here").checked().unwrap_err();
+        assert!(problems.iter().any(|problem| problem.contains("no version of glibc")), "{problems:?}");
+    }
+
+    #[test]
+    fn versions_of_glibc_are_compared_by_their_numbers() {
+        let parse = |version| Glibc::parse(version).unwrap();
+        assert!(parse("GLIBC_2.2.5") < parse("GLIBC_2.28") && parse("GLIBC_2.9") < parse("GLIBC_2.28"));
+        assert!(parse("GLIBC_2.28.1") > parse("GLIBC_2.28"));
+        assert_eq!(Glibc::parse("GLIBC_"), None);
+    }
+
+    #[test]
+    fn this_program_can_be_read() {
+        let Ok(library) = Library::read(&crate::toolchain::own_program().unwrap()) else {
+            eprintln!("skipped: there is no {READELF} here");
+            return;
+        };
+        assert!(!library.versions.is_empty() || cfg!(not(target_env = "gnu")), "{library:?}");
+    }
+}

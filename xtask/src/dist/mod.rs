@@ -1,0 +1,162 @@
+//! `cargo xtask dist`: the wheels of the Python package, as they are handed out.
+//!
+//! Each is a release build for CPython's stable ABI on manylinux_2_28. The system of the machine that builds is newer
+//! as a rule, and what is linked against its glibc runs on nothing older; so zig links, which knows the symbols of
+//! every glibc. It is pinned beside maturin in `requirements-dist.txt`, in an environment of its own, for it is large.
+//!
+//! The wheel for this machine is installed under every CPython here that it is for. One for another architecture is
+//! built where the compiler has the target, and only its library is looked at. A wheel comes to lie in `dist`, in
+//! cargo's target folder, when all of its checks have passed, and not before. (In `wheels` maturin leaves what pip builds.)
+
+mod installed;
+mod library;
+mod wheel;
+
+use std::env::consts::ARCH;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use self::library::Glibc;
+use self::wheel::Wheel;
+use crate::python::environment::{Environment, Tools, Unready};
+use crate::python::interpreter::{self, Interpreter};
+use crate::steps::{Failure, say};
+use crate::toolchain::{is_installed, not_installed};
+
+/// What builds a wheel.
+pub(crate) const TOOLS: Tools = Tools {
+    folder: "dist-venv",
+    requirements: "crates/python/requirements-dist.txt",
+    modules: &["pip", "maturin", "ziglang"],
+};
+
+/// What wheels are built for, by Rust's name and a wheel's tag alike.
+const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];
+
+pub(crate) fn run() -> Result<(), Failure> {
+    let start = Instant::now();
+    match dist() {
+        Ok(made) => {
+            say(&summary(start.elapsed(), &made.left_out));
+            for path in made.wheels {
+                say(&path.display().to_string());
+            }
+            Ok(())
+        }
+        // It has been said, and there is nothing else to say.
+        Err(unready) => unready.skip("no wheel built").map(drop),
+    }
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+struct Made {
+    wheels: Vec<PathBuf>,
+    left_out: Vec<String>,
+}
+
+fn dist() -> Result<Made, Unready> {
+    let (environment, interpreters) = ready()?;
+    let folder = environment.beside("dist");
+    wheel::make_empty(&folder).map_err(Unready::Failed)?;
+    let mut made = Made::default();
+    for architecture in ARCHITECTURES {
+        let wheel = Wheel { architecture };
+        if !is_installed(&wheel.target()).map_err(Unready::Failed)? {
+            made.left_out.push(format!("no wheel for {architecture}: {}", not_installed(&wheel.target())));
+            continue;
+        }
+        let interpreters = if architecture == ARCH { &interpreters[..] } else { &[] };
+        if interpreters.is_empty() {
+            made.left_out
+                .push(format!("the wheel for {architecture} was not installed: this is an {ARCH} machine"));
+        }
+        made.wheels.push(hand_out(wheel, &environment, interpreters, &folder).map_err(Unready::Failed)?);
+    }
+    if made.wheels.is_empty() { Err(Unready::Missing { what: made.left_out.join("; ") }) } else { Ok(made) }
+}
+
+/// What builds wheels, and what they are installed under.
+fn ready() -> Result<(Environment, Vec<Interpreter>), Unready> {
+    let readelf = Command::new(library::READELF).arg("--version").stdout(Stdio::null()).status();
+    if !readelf.is_ok_and(|status| status.success()) {
+        return Err(Unready::Missing { what: format!("no `{}` of binutils here", library::READELF) });
+    }
+    let environment = Environment::ready(TOOLS)?;
+    match interpreter::all() {
+        none if none.is_empty() => Err(Unready::no_python()),
+        interpreters => Ok((environment, interpreters)),
+    }
+}
+
+/// Builds a wheel, checks it, and puts it into the folder.
+fn hand_out(
+    wheel: Wheel,
+    environment: &Environment,
+    interpreters: &[Interpreter],
+    folder: &Path,
+) -> Result<PathBuf, Failure> {
+    let built = wheel.build(environment)?;
+    let glibc = built.check()?;
+    installed::check(&built.path, interpreters)?;
+    let size_kib = built.size_bytes()?.div_ceil(1024);
+    let path = built.hand_out(folder)?;
+    let versions: Vec<&str> = interpreters.iter().map(|interpreter| interpreter.version.as_str()).collect();
+    say(&about(wheel, size_kib, &glibc, &versions));
+    Ok(path)
+}
+
+fn about(wheel: Wheel, size_kib: u64, glibc: &Glibc, versions: &[&str]) -> String {
+    let installed = if versions.is_empty() {
+        "not installed".to_owned()
+    } else {
+        format!("installed under CPython {}", versions.join(", "))
+    };
+    format!("xtask dist: {}: {size_kib} KiB, needs glibc {glibc}, {installed}", wheel.file_name())
+}
+
+fn summary(took: Duration, left_out: &[String]) -> String {
+    let left_out: String = left_out.iter().map(|what| format!("; {what}")).collect();
+    format!("xtask dist: done in {:.1} s{left_out}", took.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::python;
+    use crate::steps::workspace_root;
+
+    #[test]
+    fn what_was_left_out_is_said() {
+        let left_out = ["no wheel for aarch64".to_owned(), "no tea".to_owned()];
+        assert_eq!(summary(Duration::from_secs(2), &[]), "xtask dist: done in 2.0 s");
+        let said = summary(Duration::from_secs(2), &left_out);
+        assert_eq!(said, "xtask dist: done in 2.0 s; no wheel for aarch64; no tea");
+    }
+
+    #[test]
+    fn what_a_wheel_was_installed_under_is_said() {
+        let (wheel, glibc) = (Wheel { architecture: "x86_64" }, Glibc::of(library::OLDEST_GLIBC));
+        let said = about(wheel, 826, &glibc, &["3.10.13", "3.13.0"]);
+        assert!(
+            said.ends_with(".whl: 826 KiB, needs glibc 2.28, installed under CPython 3.10.13, 3.13.0"),
+            "{said}"
+        );
+        assert!(about(wheel, 826, &glibc, &[]).ends_with(", not installed"));
+    }
+
+    #[test]
+    fn wheels_and_tests_are_built_by_one_maturin() {
+        let maturin = |tools: Tools| {
+            let text = fs::read_to_string(workspace_root().join(tools.requirements)).unwrap();
+            let pinned: Vec<String> =
+                text.lines().filter(|line| line.starts_with("maturin==")).map(str::to_owned).collect();
+            assert_eq!(pinned.len(), 1, "{text}");
+            pinned
+        };
+        assert_eq!(maturin(TOOLS), maturin(python::TOOLS));
+    }
+}

@@ -1,0 +1,231 @@
+//! One wheel: built for its tag, looked at, and put where it is handed out from.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::library::{Glibc, Library, OLDEST_GLIBC};
+use crate::python::PACKAGE;
+use crate::python::environment::Environment;
+use crate::python::interpreter::oldest;
+use crate::steps::Failure;
+
+/// What all wheels of this checkout are a version of.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+const NAME: &str = "poorwill";
+const LIBRARY: &str = "poorwill/_native.abi3.so";
+
+/// What stands in the library for the folder where cargo keeps its sources, which differs from machine to machine.
+const CARGO_HOME: &str = "/cargo";
+
+/// A wheel of this version.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wheel {
+    pub(crate) architecture: &'static str,
+}
+
+/// One that has been built. It is not to be handed out before it has been checked.
+#[derive(Debug)]
+pub(crate) struct Built {
+    wheel: Wheel,
+    pub(crate) path: PathBuf,
+    unpacked: PathBuf,
+}
+
+impl Wheel {
+    /// Rust's name for where it runs.
+    pub(crate) fn target(self) -> String {
+        format!("{}-unknown-linux-gnu", self.architecture)
+    }
+
+    fn platform() -> String {
+        let [major, minor] = OLDEST_GLIBC;
+        format!("manylinux_{major}_{minor}")
+    }
+
+    /// Which Pythons, and where, as the names of wheels say it.
+    fn tag(self) -> String {
+        let python = oldest().replace('.', "");
+        format!("cp{python}-abi3-{}_{}", Wheel::platform(), self.architecture)
+    }
+
+    pub(crate) fn file_name(self) -> String {
+        format!("{NAME}-{VERSION}-{}.whl", self.tag())
+    }
+
+    /// Builds it in release, optimised and stripped. Maturin refuses a library that does not fit the tag.
+    pub(crate) fn build(self, environment: &Environment) -> Result<Built, Failure> {
+        let folder = environment.beside("dist-build").join(self.architecture);
+        make_empty(&folder)?;
+        let (manifest, target, platform) =
+            (format!("{PACKAGE}/Cargo.toml"), self.target(), Wheel::platform());
+        let arguments = ["-m", "maturin", "build", "--release", "--locked", "--zig", "--auditwheel", "check"];
+        let chosen = ["--compatibility", &platform, "--target", &target, "--manifest-path", &manifest];
+        let arguments = arguments.into_iter().chain(chosen).chain(["--out"]).map(OsStr::new);
+        let cache = environment.beside("zig").to_string_lossy().into_owned();
+        environment
+            .python(arguments.chain([folder.as_os_str()]))
+            .env("CARGO_ZIGBUILD_PYTHON_PATH", &environment.interpreter().to_string_lossy())
+            .env("CARGO_ZIGBUILD_CACHE_DIR", &cache)
+            .env("ZIG_GLOBAL_CACHE_DIR", &cache)
+            .env("CARGO_ENCODED_RUSTFLAGS", &remapped(&cargo_home()))
+            .run()?;
+        let path = folder.join(self.file_name());
+        if !path.is_file() {
+            let problem = format!("maturin did not make it; it made {}", names_in(&folder).join(", "));
+            return Err(Failure::Content { path, problem });
+        }
+        let unpacked = folder.join("unpacked");
+        let unpack = ["-m", "zipfile", "--extract"].map(OsStr::new).into_iter();
+        environment.python(unpack.chain([path.as_os_str(), unpacked.as_os_str()])).run()?;
+        Ok(Built { wheel: self, path, unpacked })
+    }
+}
+
+impl Built {
+    /// The oldest glibc that it runs with, once its tag and its library have been found to be in order.
+    pub(crate) fn check(&self) -> Result<Glibc, Failure> {
+        let about = self.unpacked.join(format!("{NAME}-{VERSION}.dist-info/WHEEL"));
+        let text =
+            fs::read_to_string(&about).map_err(|cause| Failure::File { path: about.clone(), cause })?;
+        if tags(&text) != [self.wheel.tag()] {
+            let problem = format!("its tags are {:?}, and not {}", tags(&text), self.wheel.tag());
+            return Err(Failure::Content { path: about, problem });
+        }
+        let strays: Vec<String> = files_below(&self.unpacked.join(NAME))?
+            .iter()
+            .map(|path| path.strip_prefix(&self.unpacked).unwrap_or(path).to_string_lossy().into_owned())
+            .filter(|path| !belongs(path))
+            .collect();
+        if !strays.is_empty() {
+            let problem = format!("it holds what lay about in the tree: {}", strays.join(", "));
+            return Err(Failure::Content { path: self.path.clone(), problem });
+        }
+        self.check_library()
+    }
+
+    fn check_library(&self) -> Result<Glibc, Failure> {
+        let path = self.unpacked.join(LIBRARY);
+        let problem = match Library::read(&path)?.checked() {
+            Ok(glibc) => {
+                let bytes = fs::read(&path).map_err(|cause| Failure::File { path: path.clone(), cause })?;
+                let sources = cargo_home().join("registry");
+                if !contains(&bytes, sources.as_os_str().as_encoded_bytes()) {
+                    return Ok(glibc);
+                }
+                format!("it names {}, a folder of this machine", sources.display())
+            }
+            Err(problems) => problems.join("; "),
+        };
+        Err(Failure::Content { path, problem })
+    }
+
+    pub(crate) fn size_bytes(&self) -> Result<u64, Failure> {
+        let about = fs::metadata(&self.path);
+        about.map(|about| about.len()).map_err(|cause| Failure::File { path: self.path.clone(), cause })
+    }
+
+    /// Puts it among the wheels that have been checked, and says where.
+    pub(crate) fn hand_out(self, folder: &Path) -> Result<PathBuf, Failure> {
+        let path = folder.join(self.wheel.file_name());
+        fs::rename(&self.path, &path).map(|()| path.clone()).map_err(|cause| Failure::File { path, cause })
+    }
+}
+
+/// The tags that a wheel says it has, by its file of that name.
+fn tags(about: &str) -> Vec<String> {
+    about.lines().filter_map(|line| line.strip_prefix("Tag:")).map(|tag| tag.trim().to_owned()).collect()
+}
+
+/// Whether a file of the package is one that we made, by its name.
+fn belongs(path: &str) -> bool {
+    let is_python = path.ends_with(".py") || path.ends_with(".pyi") || path.ends_with("/py.typed");
+    path == LIBRARY || is_python
+}
+
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let all = |entries: fs::ReadDir| entries.map(|entry| entry.map(|entry| entry.path())).collect();
+    let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        let paths: io::Result<Vec<PathBuf>> = fs::read_dir(&folder).and_then(all);
+        for path in paths.map_err(|cause| Failure::File { path: folder, cause })? {
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Makes the folder, without what was in it.
+pub(crate) fn make_empty(folder: &Path) -> Result<(), Failure> {
+    let removed = if folder.exists() { fs::remove_dir_all(folder) } else { Ok(()) };
+    removed
+        .and_then(|()| fs::create_dir_all(folder))
+        .map_err(|cause| Failure::File { path: folder.to_owned(), cause })
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Where cargo keeps the sources of what we depend on. Panics name the file that they come from.
+fn cargo_home() -> PathBuf {
+    match std::env::var_os("CARGO_HOME").filter(|home| !home.is_empty()) {
+        Some(home) => home.into(),
+        None => Path::new(&std::env::var_os("HOME").unwrap_or_else(|| OsString::from("/"))).join(".cargo"),
+    }
+}
+
+/// What tells the compiler to name no folder of this machine.
+fn remapped(cargo_home: &Path) -> String {
+    format!("--remap-path-prefix={}={CARGO_HOME}", cargo_home.display())
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steps::workspace_root;
+
+    #[test]
+    fn a_wheel_is_named_after_its_tag() {
+        let wheel = Wheel { architecture: "x86_64" };
+        assert_eq!(wheel.tag(), "cp310-abi3-manylinux_2_28_x86_64");
+        assert_eq!(wheel.file_name(), format!("poorwill-{VERSION}-{}.whl", wheel.tag()));
+        assert_eq!(wheel.target(), "x86_64-unknown-linux-gnu");
+    }
+
+    #[test]
+    fn the_tags_of_a_wheel_are_read() {
+        let about = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp310-abi3-a\nTag: cp310-abi3-b\n";
+        assert_eq!(tags(about), ["cp310-abi3-a", "cp310-abi3-b"]);
+        assert_eq!(tags("Wheel-Version: 1.0\n"), [""; 0]);
+    }
+
+    #[test]
+    fn what_lies_about_does_not_belong_into_a_wheel() {
+        for path in ["poorwill/__init__.py", "poorwill/_native.pyi", "poorwill/py.typed", LIBRARY] {
+            assert!(belongs(path), "{path}");
+        }
+        for path in ["poorwill/__pycache__/demo.cpython-311.pyc", "poorwill/_native.so", "poorwill/core"] {
+            assert!(!belongs(path), "{path}");
+        }
+        let found = files_below(&workspace_root().join("xtask/src/dist")).unwrap();
+        assert!(found.iter().any(|path| path.ends_with("dist/wheel.rs")), "{found:?}");
+        assert!(files_below(Path::new("/poorwill-no-such-folder")).is_err());
+    }
+
+    #[test]
+    fn folders_of_this_machine_are_found_in_bytes() {
+        assert!(contains(b"\0/home/me/.cargo/registry/src\0", b"/home/me/.cargo/registry"));
+        assert!(!contains(b"\0/cargo/registry/src\0", b"/home/me/.cargo/registry"));
+        let flag = remapped(Path::new("/home/a b/.cargo"));
+        assert_eq!(flag, "--remap-path-prefix=/home/a b/.cargo=/cargo");
+    }
+}
