@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Print what run.py wrote about loading as one table: peak and held memory over live, and the time.
 
-Ratios are the least and the most over seeds and rounds, seconds the median. The last column says whether a load
-succeeded with 1.06 times what is live at its peak free on the card.
+Ratios are the least and the most over seeds and rounds, seconds the median. The last column says whether a
+load succeeded with 1.06 times what is live at its peak free on the card.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def read(path: Path) -> dict[tuple[str, str, str, str], list[dict]]:
 
 def spread(figures: list[float]) -> str:
     low, high = f"{min(figures):.3f}", f"{max(figures):.3f}"
-    return f"{low}×" if low == high else f"{low} to {high}×"
+    return low if low == high else f"{low} to {high}"
 
 
 def fate(lines: list[dict]) -> str:
@@ -50,7 +50,7 @@ def fate(lines: list[dict]) -> str:
 def table(runs: dict[tuple[str, str, str, str], list[dict]]) -> list[str]:
     """The lines of the table."""
     lines = [
-        "| load | `max_split_size_mb` | pool | runs | peak | held | seconds | 1.06 × the peak free |",
+        "| load | `max_split_size_mb` | pool | runs | peak | held | seconds | 1.06 times the peak free |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for load in ["moe", "dense"]:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Record what PyTorch's caching allocator asks of poorwill's allocator, as crates/python/tests/calls has it.
 
-Needs a GPU, PyTorch and the package. Each line of the output is a call: `a` with the size and the number of the
-stream, or `f` with the number of the call that got the segment. Times are not kept.
+Needs a GPU, PyTorch and the package. Each line of the output is a call: `a` with the size and the number of
+the stream, or `f` with the number of the call that got the segment. Times are not kept.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def train():
     optimizer = torch.optim.AdamW(llama.parameters())
     tokens = torch.arange(512, device="cuda").reshape(4, 128)
     side = torch.cuda.Stream()
-    for step in range(4):
+    for _ in range(4):
         llama(tokens, labels=tokens).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

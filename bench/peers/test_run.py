@@ -193,7 +193,7 @@ class Run(unittest.TestCase):
         self.assertEqual({len(row) for row in rows}, {8})
         by_pool = {tuple(row[:3]): row[3:] for row in rows[2:]}
         ours = by_pool["moe", "20", "**Poorwill**"]
-        self.assertEqual(ours, ["2 of 2", "1.010 to 1.020×", "1.000×", "0.600", "loads"])
+        self.assertEqual(ours, ["2 of 2", "1.010 to 1.020", "1.000", "0.600", "loads"])
         peer = by_pool["moe", "20", "vLLM's `CuMemAllocator`"]
         self.assertEqual(peer, ["0 of 1", "-", "-", "-", "fails"])
         ran = self.table(("machine", 1, {"what": "link"}), script="churn_table.py")

@@ -54,7 +54,7 @@ class Gpu:
         torch._C._cuda_beginAllocateCurrentThreadToPool(self.ordinal, pool.id)
 
     def retire(self, pool: Any) -> None:
-        """Ends what was begun, and the pool. What it holds stays until that is free, and the cache emptied."""
+        """Ends what was begun, and the pool. What it holds stays until it is free and the cache emptied."""
         identity = pool.id
         with self._lock:
             self._retired.add(identity)

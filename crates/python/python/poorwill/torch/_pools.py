@@ -121,7 +121,5 @@ def settle(device: str) -> list[int]:
         else:
             gpu.flush()
     return [
-        stream.cuda_stream
-        for stream in streams
-        if stream is not None and stream.device.index == gpu.ordinal
+        stream.cuda_stream for stream in streams if stream is not None and stream.device.index == gpu.ordinal
     ]

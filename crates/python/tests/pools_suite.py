@@ -1,6 +1,6 @@
-"""Pools of PyTorch's tensors, on a GPU: what only PyTorch itself can show.
+"""What pools promise of PyTorch's tensors: on a GPU, and over the stand-ins for PyTorch and the driver.
 
-Each test opens an arena of its own, so that none finds what another has left.
+`test_pools.py` runs it. Each test opens an arena of its own, so that none finds what another has left.
 """
 
 import gc
@@ -16,6 +16,8 @@ torch: Any = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("PyTorch finds no GPU", allow_module_level=True)
 
+on_a_gpu = pytest.mark.skipif(not hasattr(torch, "randn"), reason="the stand-in does not compute")
+
 MIB = 1 << 20
 GIB = 1 << 30
 NAMES = map("test-{}".format, itertools.count())
@@ -27,18 +29,22 @@ def arena() -> Iterator[poorwill.Arena]:
     yield arena
     gc.collect()
     # A capture leaves cuBLAS's workspace for its stream in its pool.
-    torch._C._cuda_clearCublasWorkspaces()
+    if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+        torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.synchronize()
     arena.close()
 
 
 def filled(nbytes: int, seed: int) -> Any:
-    generator = torch.Generator(device="cuda").manual_seed(seed)
-    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device="cuda", generator=generator)
+    return torch.empty(nbytes, dtype=torch.uint8, device="cuda").fill_(seed % 251 + 1)
 
 
 def same(tensor: Any, seed: int) -> bool:
     return bool(torch.equal(tensor, filled(tensor.numel(), seed)))
+
+
+def is_zero(tensor: Any) -> bool:
+    return bool(torch.equal(tensor, torch.zeros(tensor.numel(), dtype=torch.uint8, device="cuda")))
 
 
 def free_bytes() -> int:
@@ -101,13 +107,13 @@ def test_what_fits_beside_live_bytes_fits(arena: poorwill.Arena) -> None:
 
 def test_a_refusal_says_why_and_leaves_nothing_behind(arena: poorwill.Arena) -> None:
     with arena.pool("weights"):
-        kept = filled(1 * GIB, 1)
+        kept = filled(32 * MIB, 1)
         with pytest.raises(torch.OutOfMemoryError) as refused:
             torch.empty(4 * GIB, dtype=torch.uint8, device="cuda")
         notes = " ".join(getattr(refused.value, "__notes__", map(str, refused.value.args)))
         assert "poorwill: cannot allocate 4 GiB for `weights`" in notes
         assert "4 GiB" in notes
-        more = filled(1 * GIB, 2)
+        more = filled(32 * MIB, 2)
     assert same(kept, 1)
     assert same(more, 2)
 
@@ -116,12 +122,13 @@ def test_the_default_pool_finds_what_the_arena_does_not_use(arena: poorwill.Aren
     torch.cuda.empty_cache()
     before = free_bytes()
     with arena.pool("weights"):
-        tensors = [filled(500 * MIB, seed) for seed in range(6)]
+        tensors = [filled(32 * MIB, 0)]
+        tensors += [torch.empty(500 * MIB, dtype=torch.uint8, device="cuda") for _ in range(6)]
     del tensors[1:]
     torch.cuda.empty_cache()
     arena.trim()
-    assert before - free_bytes() <= 520 * MIB
-    other = torch.empty(int(before - 600 * MIB), dtype=torch.uint8, device="cuda")
+    assert before - free_bytes() <= 50 * MIB
+    other = torch.empty(int(before - 200 * MIB), dtype=torch.uint8, device="cuda")
     del other
     torch.cuda.empty_cache()
     assert same(tensors[0], 0)
@@ -147,8 +154,8 @@ def test_scopes_nest_and_are_entered_again(arena: poorwill.Arena) -> None:
     assert same(outside, 7)
     arena.wake()
     assert all(same(tensor, seed) for tensor, seed in [(first, 1), (second, 3), (third, 5), (fourth, 6)])
-    assert not cache.any()
-    assert not more_cache.any()
+    assert is_zero(cache)
+    assert is_zero(more_cache)
 
 
 def test_an_exception_leaves_the_scope(arena: poorwill.Arena) -> None:
@@ -167,11 +174,11 @@ def test_an_exception_leaves_the_scope(arena: poorwill.Arena) -> None:
 def test_scopes_work_in_inference_mode(arena: poorwill.Arena) -> None:
     with torch.inference_mode(), arena.pool("weights"):
         tensor = filled(32 * MIB, 1)
-        product = tensor.float().mul_(2)
+        copy = tensor.clone()
     arena.sleep()
     arena.wake()
     assert same(tensor, 1)
-    assert torch.equal(product, filled(32 * MIB, 1).float() * 2)
+    assert same(copy, 1)
 
 
 def test_threads_load_different_tags_at_once(arena: poorwill.Arena) -> None:
@@ -213,6 +220,7 @@ def test_threads_load_different_tags_at_once(arena: poorwill.Arena) -> None:
         assert all(same(tensor, 1000 * n + number) for number, tensor in enumerate(kept[f"t{n}"]))
 
 
+@on_a_gpu
 def test_work_on_other_streams_is_waited_for(arena: poorwill.Arena) -> None:
     side = torch.cuda.Stream()
     source = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda")
@@ -234,64 +242,79 @@ def test_work_on_other_streams_is_waited_for(arena: poorwill.Arena) -> None:
 def test_a_graph_replays_after_ten_cycles(arena: poorwill.Arena) -> None:
     pool = arena.graph_pool()
     with arena.pool("weights"):
+        weight = filled(8 * MIB, 1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        hidden = weight.clone()
+        y = hidden.clone()
+    graph.replay()
+    assert same(y, 1)
+    assert {tag.tag for tag in arena.stats().tags if tag.live_bytes} == {"weights", "cudagraph"}
+    for cycle in range(10):
+        arena.sleep()
+        arena.wake()
+        assert same(y, cycle + 1)
+        weight.fill_(cycle + 3)
+        graph.replay()
+        assert same(y, cycle + 2)
+    del hidden, y, graph, pool
+    gc.collect()
+    arena.trim()
+    assert {tag.tag for tag in arena.stats().tags if tag.live_bytes} == {"weights"}
+
+
+@on_a_gpu
+def test_a_graph_of_products_replays_the_same(arena: poorwill.Arena) -> None:
+    with arena.pool("weights"):
         weight = torch.randn(1024, 1024, device="cuda")
     x = torch.randn(64, 1024, device="cuda")
     (x @ weight).sum().item()
-    graph = torch.cuda.CUDAGraph()
+    graph, pool = torch.cuda.CUDAGraph(), arena.graph_pool()
     with torch.cuda.graph(graph, pool=pool):
-        hidden = x @ weight
-        y = (hidden.relu() @ weight).softmax(-1)
+        y = ((x @ weight).relu() @ weight).softmax(-1)
     graph.replay()
     expected = y.clone()
-    state = arena.stats()
-    assert {tag.tag for tag in state.tags if tag.live_bytes} == {"weights", "cudagraph"}
     for _ in range(10):
         arena.sleep()
         arena.wake()
         graph.replay()
         assert torch.equal(y, expected)
-    del hidden, y, graph, pool
-    gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()
-    arena.trim()
-    assert {tag.tag for tag in arena.stats().tags if tag.live_bytes} == {"weights"}
 
 
 def test_a_graph_captured_in_a_scope_keeps_its_own_memory(arena: poorwill.Arena) -> None:
-    x = torch.randn(256, 256, device="cuda")
-    (x @ x).sum().item()
+    x = filled(4 * MIB, 5)
     graph = torch.cuda.CUDAGraph()
     with arena.pool("weights"):
         before = filled(8 * MIB, 1)
         with torch.cuda.graph(graph):
-            y = (x @ x) * 2
+            y = x.clone().clone()
         after = filled(8 * MIB, 2)
-    graph.replay()
-    expected = y.clone()
     with arena.pool("weights"):
-        torch.full((64 * MIB,), 7, dtype=torch.uint8, device="cuda")
+        filled(64 * MIB, 7)
     graph.replay()
-    assert torch.equal(y, expected)
+    assert same(y, 5)
     assert same(before, 1)
     assert same(after, 2)
 
 
 def test_sleeping_under_a_capture_is_refused_and_the_capture_survives(arena: poorwill.Arena) -> None:
     with arena.pool("weights"):
-        weight = torch.randn(256, 256, device="cuda")
-    (weight @ weight).sum().item()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=arena.graph_pool()):
-        y = weight @ weight
+        weight = filled(8 * MIB, 1)
+    graph, pool = torch.cuda.CUDAGraph(), arena.graph_pool()
+    with torch.cuda.graph(graph, pool=pool):
+        y = weight.clone()
         with pytest.raises(poorwill.PoorwillError, match="captur"):
             arena.sleep()
         with arena.pool("weights"):
-            z = y + 1
+            z = y.clone()
         arena.stats()
     graph.replay()
-    assert torch.allclose(z, weight @ weight + 1)
+    assert same(z, 1)
     arena.sleep()
     arena.wake()
+    weight.fill_(3)
+    graph.replay()
+    assert same(z, 2)
 
 
 def test_memory_freed_under_a_capture_is_caught_up_with(arena: poorwill.Arena) -> None:
@@ -299,19 +322,20 @@ def test_memory_freed_under_a_capture_is_caught_up_with(arena: poorwill.Arena) -
         gone = filled(256 * MIB, 1)
         kept = filled(32 * MIB, 2)
     graph = torch.cuda.CUDAGraph()
-    x = torch.ones(16, device="cuda")
+    x = filled(MIB, 3)
     with torch.cuda.graph(graph):
-        y = x + 1
+        y = x.clone()
         del gone
         torch.cuda.empty_cache()
-        y = y + 1
+        y = y.clone()
     graph.replay()
-    assert y[0].item() == 3
+    assert same(y, 3)
     arena.trim()
     assert mapped_bytes(arena) <= 34 * MIB
     assert same(kept, 2)
 
 
+@on_a_gpu
 def test_what_cublas_keeps_is_not_put_to_sleep(arena: poorwill.Arena) -> None:
     torch._C._cuda_clearCublasWorkspaces()
     stream = torch.cuda.Stream()
@@ -336,7 +360,7 @@ def test_level_two_and_discard(arena: poorwill.Arena) -> None:
     arena.sleep(level=2)
     woken = arena.wake()
     assert woken.undefined_tags == ["weights"]
-    assert not cache.any()
+    assert is_zero(cache)
     weight.copy_(filled(64 * MIB, 1))
     assert arena.mark_restored("weights") == ["weights"]
     arena.sleep()
@@ -344,7 +368,7 @@ def test_level_two_and_discard(arena: poorwill.Arena) -> None:
     assert same(weight, 1)
     arena.discard("kv_cache")
     arena.wake("kv_cache")
-    assert not cache.any()
+    assert is_zero(cache)
 
 
 def test_what_is_asleep_takes_nothing_new(arena: poorwill.Arena) -> None:
