@@ -365,7 +365,9 @@ class Arena:
         """Most that it may map."""
     @property
     def budget(self) -> Budget:
-        """The budget that its limit comes from, as it was decided when it was opened, and the claims on it."""
+        """The budget that its limit comes from, as it was decided when it was opened, and the claims on it
+        now.
+        """
     def empty(self, shape: int | Sequence[int], dtype: _Dtype = "uint8", tag: str = "weights") -> Block:
         """Takes memory for an array. Its bytes are unspecified.
 
