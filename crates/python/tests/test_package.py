@@ -24,7 +24,7 @@ def test_imports_without_torch_and_without_a_gpu() -> None:
     # `None` in `sys.modules` makes an import fail; a library by this name does not exist.
     script = (
         "import sys; sys.modules.update(torch=None, triton=None, numpy=None); "
-        "import poorwill; print(poorwill.parse_bytes('2m'))"
+        "import poorwill; poorwill.arena('host').empty(1); print(poorwill.parse_bytes('2m'))"
     )
     without = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "POORWILL_FAKE_LIBCUDA": "/nonexistent"}
     ran = subprocess.run([sys.executable, "-B", "-c", script], env=without, capture_output=True, text=True)
