@@ -1,4 +1,4 @@
-"""What blocks promise that are lent to NumPy and its like: on the host device, and over a stand-in library."""
+"""What blocks promise that are lent to NumPy and its like: on the host device, and over a stand-in."""
 
 import ctypes
 import gc

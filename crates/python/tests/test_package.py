@@ -24,7 +24,7 @@ def test_imports_without_torch_and_without_a_gpu() -> None:
     # `None` in `sys.modules` makes an import fail; a library by this name does not exist.
     script = (
         "import sys; sys.modules.update(torch=None, triton=None, numpy=None); "
-        "import poorwill; print(poorwill.parse_bytes('2m'))"
+        "import poorwill; poorwill.arena('host').empty(1); print(poorwill.parse_bytes('2m'))"
     )
     without = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "POORWILL_FAKE_LIBCUDA": "/nonexistent"}
     ran = subprocess.run([sys.executable, "-B", "-c", script], env=without, capture_output=True, text=True)
@@ -58,8 +58,11 @@ def test_one_build_serves_every_python() -> None:
 def test_holds_what_is_needed_and_no_more() -> None:
     files = {str(path) for path in importlib.metadata.files("poorwill") or []}
     ours = {path for path in files if path.startswith("poorwill/") and "__pycache__" not in path}
+    folder = WORKSPACE / "crates/python/python/poorwill"
     sources = {
-        path.name for path in (WORKSPACE / "crates/python/python/poorwill").iterdir() if path.is_file()
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".so" and "__pycache__" not in path.parts
     }
     assert ours == {f"poorwill/{name}" for name in sources | {"_native.abi3.so"}}
     assert {"poorwill/__init__.py", "poorwill/_native.pyi", "poorwill/py.typed"} <= ours

@@ -13,7 +13,7 @@ use crate::steps::{Failure, Step};
 pub(crate) const READELF: &str = "readelf";
 
 /// All that the library exports: how Python starts the module.
-const EXPORTS: &[&str] = &["PyInit__native"];
+const EXPORTS: &[&str] = &["PyInit__native", "poorwill_alloc", "poorwill_free"];
 
 /// Parts of glibc 2.28, which later ones still have.
 const LIBRARIES: [&str; 7] = [

@@ -38,6 +38,7 @@ __all__ = [
     "estimate_matmul",
     "graph_pool",
     "known_compute_capabilities",
+    "make_immortal",
     "mark_restored",
     "parse_bytes",
     "pool",
@@ -47,6 +48,15 @@ __all__ = [
     "sleep",
     "state",
     "stats",
+    "torch_allocator",
+    "torch_carve",
+    "torch_has_segment_at",
+    "torch_make_default",
+    "torch_moment",
+    "torch_refusal",
+    "torch_segments",
+    "torch_set_cached_max",
+    "torch_trim",
     "trim",
     "wake",
 ]
@@ -365,7 +375,9 @@ class Arena:
         """Most that it may map."""
     @property
     def budget(self) -> Budget:
-        """The budget that its limit comes from, as it was decided when it was opened, and the claims on it."""
+        """The budget that its limit comes from, as it was decided when it was opened, and the claims on it
+        now.
+        """
     def empty(self, shape: int | Sequence[int], dtype: _Dtype = "uint8", tag: str = "weights") -> Block:
         """Takes memory for an array. Its bytes are unspecified.
 
@@ -815,3 +827,49 @@ def stats() -> Stats:
 
 def trim() -> int:
     """`Arena.trim` of the current device's arena."""
+
+def torch_allocator(arena: Arena, tag: str) -> tuple[int, int]:
+    """The addresses of two C functions, to get segments for a tag of an arena and to give them back: for
+    `torch._C._cuda_customAllocator`.
+
+    Raises ValueError for a name that no tag can have, and PoorwillError where PyTorch cannot use the arena.
+    """
+
+def torch_make_default(arena: Arena, tag: str) -> None:
+    """Has the symbol `poorwill_alloc` serve a tag of an arena, for the arena's device.
+
+    Raises as `torch_allocator`.
+    """
+
+def torch_moment() -> int:
+    """Now: segments that are handed out later are not carved by who names this moment."""
+
+def torch_carve(moment: int, segments: Sequence[tuple[int, int, Sequence[tuple[int, int]]]]) -> int:
+    """Gives parts of segments back that PyTorch never hands out again.
+
+    Each segment is its address, its size, and its free parts, each an address and a size. Returns the bytes
+    given back, which are whole granules. Raises PoorwillError for what an arena says first, when everything
+    else was tried.
+    """
+
+def torch_segments() -> tuple[int, int]:
+    """How many segments PyTorch has, and the bytes of them that are still held."""
+
+def torch_has_segment_at(addr: int) -> bool:
+    """Whether a segment that PyTorch has begins at an address."""
+
+def torch_set_cached_max(arena: Arena, max_bytes: int | None) -> None:
+    """How many bytes an arena may keep mapped that nothing uses, before a thread of its own gives them back;
+    None for as many as there are.
+
+    Raises ClosedError when it is closed.
+    """
+
+def torch_trim(arena: Arena) -> int:
+    """`Arena.trim`, of what PyTorch has given back by itself."""
+
+def torch_refusal() -> str | None:
+    """What was refused to PyTorch last, in words; None where nothing was since this was asked last."""
+
+def make_immortal(object: object) -> None:
+    """Keeps an object for ever: for those of PyTorch's whose end would end the process."""

@@ -13,8 +13,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use self::preparation::{Begun, Preparation};
-pub(crate) use self::registry::Opened;
 use self::registry::{Entry, Wanted};
+pub(crate) use self::registry::{Failed, Opened};
 pub(crate) use self::report::SleepReport;
 use self::report::{Stats, WakeReport};
 use self::request::Declaration;
@@ -119,23 +119,18 @@ impl Arena {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        act: impl FnOnce(&Opened) -> Result<T, PoolError> + Send,
+        act: impl FnOnce(&poorwill::Arena) -> Result<T, PoolError> + Send,
     ) -> PyResult<T> {
         let opened = self.opened()?;
-        let done = py.detach(move || {
-            let done = act(&opened);
-            // It may be the last, if the arena is being closed.
-            drop(opened);
-            done
-        });
-        done.map_err(|error| failed(py, &error))
+        // It may be the last to hold it, if it is being closed.
+        py.detach(move || opened.with(act)).map_err(|error| error.raise(py))
     }
 
     /// The same, after whoever else caches its memory has given back what is not in use.
     fn settled<T: Send>(
         &self,
         py: Python<'_>,
-        act: impl FnOnce(&Opened) -> Result<T, PoolError> + Send,
+        act: impl FnOnce(&poorwill::Arena) -> Result<T, PoolError> + Send,
     ) -> PyResult<T> {
         torch::settle(py, &*self.opened()?)?;
         self.with(py, act)
@@ -162,7 +157,7 @@ impl Arena {
         Ok(self.opened()?.arena.limit_bytes())
     }
 
-    /// The budget that its limit comes from, as it was decided when it was opened, and the claims on it.
+    /// The budget that its limit comes from, as it was decided when it was opened, and the claims on it now.
     #[getter]
     fn budget(&self) -> PyResult<Budget> {
         let opened = self.opened()?;
@@ -194,7 +189,7 @@ impl Arena {
     #[pyo3(signature = (level=1, tags=None))]
     fn sleep(&self, py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<SleepReport> {
         let request = SleepRequest { level: request::level(level)?, tags: request::tags(tags)? };
-        self.settled(py, |opened| opened.arena.sleep(&request)).map(SleepReport::from)
+        self.settled(py, |arena| arena.sleep(&request)).map(SleepReport::from)
     }
 
     /// Wakes tags: the same bytes at the same addresses, or what their policy says of dropped ones.
@@ -219,7 +214,7 @@ impl Arena {
             None => request,
             Some(timeout) => request.within(request::timeout(timeout)?),
         };
-        self.with(py, |opened| opened.arena.wake(&request)).map(WakeReport::from)
+        self.with(py, |arena| arena.wake(&request)).map(WakeReport::from)
     }
 
     /// Drops the bytes of tags whatever their policy says, awake or asleep, backups included.
@@ -227,14 +222,14 @@ impl Arena {
     /// They sleep until they are woken, and hold then what their policy says of dropped memory.
     fn discard(&self, py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<SleepReport> {
         let tags = request::named_tags(tags)?;
-        self.settled(py, |opened| opened.arena.discard(&tags)).map(SleepReport::from)
+        self.settled(py, |arena| arena.discard(&tags)).map(SleepReport::from)
     }
 
     /// Says that the bytes of tags have been written again after they were dropped. Returns the tags that were
     /// undefined until now.
     fn mark_restored(&self, py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let tags = request::named_tags(tags)?;
-        let restored = self.with(py, |opened| opened.arena.mark_restored(&tags))?;
+        let restored = self.with(py, |arena| arena.mark_restored(&tags))?;
         Ok(restored.iter().map(Tag::to_string).collect())
     }
 
@@ -248,19 +243,21 @@ impl Arena {
         tags: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Preparation> {
         let request = SleepRequest { level: request::level(level)?, tags: request::tags(tags)? };
-        let begun = self.settled(py, |opened| {
-            let begun = Begun::new(opened.arena.prepare_sleep(&request)?);
+        let opened = self.opened()?;
+        torch::settle(py, &opened)?;
+        let begun = py.detach(move || {
+            let begun = Begun::new(opened.with(|arena| arena.prepare_sleep(&request))?);
             opened.watch(&begun);
             Ok(begun)
-        })?;
-        Ok(Preparation::new(begun))
+        });
+        begun.map(Preparation::new).map_err(|error: Failed| error.raise(py))
     }
 
     /// Where the bytes of each tag are that has blocks, holds memory or sleeps: "awake", "undefined" (awake, but
     /// dropped by a sleep and not restored since), "asleep_backed_up", "asleep_dropped", or "stranded" (asleep with
     /// its memory, after a sleep that could not be undone).
     fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.with(py, |opened| opened.arena.stats())?;
+        let stats = self.with(py, poorwill::Arena::stats)?;
         let states = PyDict::new(py);
         let mut tags = stats.tags.iter();
         tags.try_for_each(|tag| states.set_item(tag.tag.as_str(), report::state(tag.state)))?;
@@ -269,19 +266,19 @@ impl Arena {
 
     /// Figures, now.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
-        self.with(py, |opened| opened.arena.stats()).map(Stats::from)
+        self.with(py, poorwill::Arena::stats).map(Stats::from)
     }
 
     /// Every segment with its blocks, in address order, as plain values.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let snapshot = self.with(py, |opened| opened.arena.snapshot())?;
+        let snapshot = self.with(py, poorwill::Arena::snapshot)?;
         report::plain(py, &snapshot.segments)
     }
 
     /// Gives back all memory that serves no byte, waiting for work that may still touch it. Returns how many bytes
     /// that was.
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
-        self.settled(py, |opened| opened.arena.trim())
+        self.settled(py, poorwill::Arena::trim)
     }
 
     /// Says what sleep does with a tag, before anything is put into it; and what is known about changes to its bytes
@@ -304,9 +301,9 @@ impl Arena {
     ) -> PyResult<()> {
         let tag = request::tag(tag)?;
         let Declaration { policy, changes } = Declaration::of(&tag, level1, level2, dropped, changes)?;
-        self.with(py, |opened| {
-            policy.map_or(Ok(()), |policy| opened.arena.declare_tag(&tag, policy))?;
-            changes.map_or(Ok(()), |changes| opened.arena.declare_changes(&tag, changes))
+        self.with(py, |arena| {
+            policy.map_or(Ok(()), |policy| arena.declare_tag(&tag, policy))?;
+            changes.map_or(Ok(()), |changes| arena.declare_changes(&tag, changes))
         })
     }
 

@@ -19,7 +19,7 @@ use poorwill::{
 use pyo3::prelude::*;
 
 use super::preparation::Begun;
-use crate::errors::{closed, not_opened, refused};
+use crate::errors::{closed, failed, not_opened, refused};
 use crate::process::Owned;
 
 /// An arena that was opened. Whoever uses its memory holds this: it ends when the last has let go.
@@ -58,11 +58,6 @@ impl Opened {
         let preparations = mem::take(&mut *locked(&self.preparations));
         preparations.iter().for_each(|begun| begun.cancel());
         preparations.iter().for_each(|begun| begun.end());
-    }
-
-    /// The error for whoever wants something new of a closed arena.
-    pub(crate) fn closed_error(&self) -> PyErr {
-        closed(closed_words(&self.name, self.device.spec()))
     }
 }
 
@@ -246,11 +241,47 @@ impl Opened {
         self.is_closed.store(true, Ordering::Release);
         match Arc::try_unwrap(self) {
             Ok(alone) => alone.arena.close(),
-            Err(shared) => {
-                let tags: Vec<Tag> = shared.arena.stats()?.tags.into_iter().map(|stats| stats.tag).collect();
-                shared.arena.discard(&tags)?;
-                shared.arena.trim().map(drop)
-            }
+            Err(shared) => shared.clear(),
+        }
+    }
+
+    /// Takes the memory from all that is there.
+    fn clear(&self) -> Result<(), PoolError> {
+        let tags: Vec<Tag> = self.arena.stats()?.tags.into_iter().map(|stats| stats.tag).collect();
+        self.arena.discard(&tags)?;
+        self.arena.trim().map(drop)
+    }
+
+    /// Does something with it, unless it has been closed. What overlaps with its being closed counts as done after
+    /// that: it fails, and what it has taken is given back.
+    pub(crate) fn with<T>(
+        &self,
+        act: impl FnOnce(&poorwill::Arena) -> Result<T, PoolError>,
+    ) -> Result<T, Failed> {
+        let done = act(&self.arena);
+        if !self.is_closed() {
+            return done.map_err(Failed::Pool);
+        }
+        drop(done);
+        // Who closes it does the same, and tells what is the matter.
+        let _ = self.clear();
+        Err(Failed::Closed(closed_words(&self.name, self.device.spec())))
+    }
+}
+
+/// Why something could not be done with an arena.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    /// It has been closed, in these words.
+    Closed(String),
+    Pool(PoolError),
+}
+
+impl Failed {
+    pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Closed(words) => closed(words),
+            Self::Pool(error) => failed(py, error),
         }
     }
 }

@@ -12,7 +12,7 @@ use pyo3::types::{PyCapsule, PyTuple};
 
 use self::dlpack::Layout;
 pub(crate) use self::dtype::Dtype;
-use crate::arena::Opened;
+use crate::arena::{Failed, Opened};
 use crate::errors::{closed, failed, invalid, wrong_type};
 use crate::process::{Here, Owned};
 use crate::sizes::whole_number;
@@ -71,13 +71,10 @@ impl Block {
         let device = opened.device.spec().clone();
         let request = AllocRequest::new(bytes, tag.clone());
         let taken = py.detach(move || {
-            let block = opened.arena.alloc(&request);
-            block.map(|block| Memory { opened: Owned::new(opened), block })
+            let block = opened.with(|arena| arena.alloc(&request))?;
+            Ok(Memory { opened: Owned::new(opened), block })
         });
-        let memory = taken.map_err(|error| failed(py, &error))?;
-        if memory.opened.is_closed() {
-            return Err(memory.opened.closed_error());
-        }
+        let memory = taken.map_err(|error: Failed| error.raise(py))?;
         let address = memory.block.range.addr;
         let memory = Here::new(Mutex::new(Some(Arc::new(memory))));
         Ok(Self { tag, dtype, shape, bytes, address, device, memory })
@@ -174,9 +171,6 @@ impl Block {
         let Some(memory) = self.memory()?.clone() else {
             return Err(closed(format!("this block of `{}` has been freed; take another one", self.tag)));
         };
-        if memory.opened.is_closed() {
-            return Err(memory.opened.closed_error());
-        }
         let device = self.place()?;
         if dl_device.is_some_and(|wanted| wanted != (device.kind, device.ordinal)) {
             let words =
@@ -187,8 +181,8 @@ impl Block {
             return Err(PyBufferError::new_err("a block is lent as it is; copy the array instead"));
         }
         self.check_stream(stream)?;
-        let state =
-            py.detach(|| memory.opened.arena.tag_state(&self.tag)).map_err(|error| failed(py, &error))?;
+        let state = py.detach(|| memory.opened.with(|arena| arena.tag_state(&self.tag)));
+        let state = state.map_err(|error| error.raise(py))?;
         if state.is_asleep() {
             return Err(failed(py, &PoolError::Asleep { op: "lend a block", tag: self.tag.clone(), state }));
         }
