@@ -2,13 +2,13 @@
 
 import ctypes
 import gc
+import itertools
 import os
 import random
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,14 @@ GIB = 1 << 30
 class Alloc:
     """A pluggable allocator of two C functions, made here. It counts, and has no memory."""
 
+    _bases = itertools.count(1 << 44, 1 << 42)
+
     def __init__(self, limit_bytes: int = 1 << 50) -> None:
         self.limit_bytes = limit_bytes
         self.mapped_bytes = self.peak_bytes = 0
         self.calls: list[tuple[str, int]] = []
         self._sizes: dict[int, int] = {}
-        self._next = 1 << 44
+        self._next = next(self._bases)
         alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
         free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
         self._functions = (alloc(self._alloc), free(self._free))
@@ -571,7 +573,7 @@ def test_whatever_happens_the_books_are_right(torch: Any, paper: fake_torch.Pape
             assert block["requested_size"] == asked <= block["size"]
         assert address == segment["address"] + segment["total_size"]
         free = [block["state"] == FREE for block in segment["blocks"]]
-        assert (True, True) not in pairwise(free), "neighbours that are free are one block"
+        assert (True, True) not in itertools.pairwise(free), "neighbours that are free are one block"
     assert live == {}
     assert torch.cuda.memory_reserved() == paper.mapped_bytes[0]
     tensors.clear()
