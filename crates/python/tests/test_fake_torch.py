@@ -1,55 +1,20 @@
 """The stand-in for PyTorch: its allocator does what was measured and read of the real one."""
 
-import ctypes
 import gc
+import itertools
 import os
 import random
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import fake_torch
 import pytest
 from fake_torch.errors import InternalAssert
-
-MIB = 1 << 20
-GIB = 1 << 30
-
-
-class Alloc:
-    """A pluggable allocator of two C functions, made here. It counts, and has no memory."""
-
-    def __init__(self, limit_bytes: int = 1 << 50) -> None:
-        self.limit_bytes = limit_bytes
-        self.mapped_bytes = self.peak_bytes = 0
-        self.calls: list[tuple[str, int]] = []
-        self._sizes: dict[int, int] = {}
-        self._next = 1 << 44
-        alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-        free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-        self._functions = (alloc(self._alloc), free(self._free))
-
-    def addresses(self) -> list[int]:
-        return [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self._functions]
-
-    def _alloc(self, size: int, device: int, stream: int | None) -> int | None:
-        if self.mapped_bytes + size > self.limit_bytes:
-            self.calls.append(("refuse", size))
-            return None
-        address, self._next = self._next, self._next + size
-        self._sizes[address] = size
-        self.mapped_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.mapped_bytes)
-        self.calls.append(("alloc", size))
-        return address
-
-    def _free(self, address: int, size: int, device: int, stream: int | None) -> None:
-        self.calls.append(("free" if self._sizes.pop(address, None) == size else "wrong free", size))
-        self.mapped_bytes -= size
+from torch_loads import GIB, MIB, Alloc, dense, moe, take
 
 
 @pytest.fixture
@@ -69,49 +34,6 @@ def world(paper: fake_torch.Paper, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 @pytest.fixture
 def torch(world: fake_torch.World) -> Any:
     return sys.modules["torch"]
-
-
-def take(torch: Any, mib: float, device: str = "cuda") -> Any:
-    return torch.empty(int(mib * MIB), dtype=torch.uint8, device=device)
-
-
-# As the script has them that the published figures come from.
-
-
-def moe(torch: Any, rng: random.Random) -> tuple[list[Any], int]:
-    kept = []
-    live = peak = 0
-
-    def meter(mib: int) -> Any:
-        nonlocal live, peak
-        live += mib
-        peak = max(peak, live)
-        return take(torch, mib)
-
-    for _layer in range(24):
-        raw = [meter(rng.randint(180, 260)) for _ in range(4)]
-        for tensor in raw:
-            transient = meter(rng.randint(900, 2000))
-            kept.append(meter(tensor.numel() // MIB))
-            live -= transient.numel() // MIB
-            del transient
-        kept += [meter(rng.randint(2, 9)) for _ in range(8)]
-        live -= sum(tensor.numel() // MIB for tensor in raw)
-        del raw, tensor
-    return kept, peak * MIB
-
-
-def dense(torch: Any, rng: random.Random) -> tuple[list[Any], int]:
-    kept = []
-    live = peak = 0
-    for _layer in range(60):
-        for mib in (96, 64, 530, 270):
-            raw = take(torch, mib)
-            kept.append(take(torch, mib // 2))
-            peak = max(peak, live + mib + mib // 2)
-            live += mib // 2
-            del raw
-    return kept, peak * MIB
 
 
 @pytest.mark.parametrize(
@@ -571,7 +493,7 @@ def test_whatever_happens_the_books_are_right(torch: Any, paper: fake_torch.Pape
             assert block["requested_size"] == asked <= block["size"]
         assert address == segment["address"] + segment["total_size"]
         free = [block["state"] == FREE for block in segment["blocks"]]
-        assert (True, True) not in pairwise(free), "neighbours that are free are one block"
+        assert (True, True) not in itertools.pairwise(free), "neighbours that are free are one block"
     assert live == {}
     assert torch.cuda.memory_reserved() == paper.mapped_bytes[0]
     tensors.clear()

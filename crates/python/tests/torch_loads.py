@@ -1,0 +1,85 @@
+"""The loads that were measured on a GPU, and an allocator that counts: for PyTorch and its stand-in."""
+
+import ctypes
+import itertools
+import random
+from typing import Any
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class Alloc:
+    """A pluggable allocator of two C functions, made here. It counts, and has no memory."""
+
+    _bases = itertools.count(1 << 44, 1 << 42)
+
+    def __init__(self, limit_bytes: int = 1 << 50) -> None:
+        self.limit_bytes = limit_bytes
+        self.mapped_bytes = self.peak_bytes = 0
+        self.calls: list[tuple[str, int]] = []
+        self._sizes: dict[int, int] = {}
+        self._next = next(self._bases)
+        alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+        free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+        self._functions = (alloc(self._alloc), free(self._free))
+
+    def addresses(self) -> list[int]:
+        return [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self._functions]
+
+    def _alloc(self, size: int, device: int, stream: int | None) -> int | None:
+        if self.mapped_bytes + size > self.limit_bytes:
+            self.calls.append(("refuse", size))
+            return None
+        address, self._next = self._next, self._next + size
+        self._sizes[address] = size
+        self.mapped_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.mapped_bytes)
+        self.calls.append(("alloc", size))
+        return address
+
+    def _free(self, address: int, size: int, device: int, stream: int | None) -> None:
+        self.calls.append(("free" if self._sizes.pop(address, None) == size else "wrong free", size))
+        self.mapped_bytes -= size
+
+
+def take(torch: Any, mib: float, device: str = "cuda") -> Any:
+    return torch.empty(int(mib * MIB), dtype=torch.uint8, device=device)
+
+
+def moe(torch: Any, rng: random.Random) -> tuple[list[Any], int]:
+    """Experts whose conversion takes transients of varied size. Returns what is kept, and the peak live."""
+    kept = []
+    live = peak = 0
+
+    def meter(mib: int) -> Any:
+        nonlocal live, peak
+        live += mib
+        peak = max(peak, live)
+        return take(torch, mib)
+
+    for _layer in range(24):
+        raw = [meter(rng.randint(180, 260)) for _ in range(4)]
+        for tensor in raw:
+            transient = meter(rng.randint(900, 2000))
+            kept.append(meter(tensor.numel() // MIB))
+            live -= transient.numel() // MIB
+            del transient
+        kept += [meter(rng.randint(2, 9)) for _ in range(8)]
+        live -= sum(tensor.numel() // MIB for tensor in raw)
+        del raw, tensor
+    return kept, peak * MIB
+
+
+def dense(torch: Any, rng: random.Random) -> tuple[list[Any], int]:
+    """Layers that are converted to half their size, one tensor at a time. Returns the same."""
+    kept = []
+    live = peak = 0
+    for _layer in range(60):
+        for mib in (96, 64, 530, 270):
+            raw = take(torch, mib)
+            kept.append(take(torch, mib // 2))
+            peak = max(peak, live + mib + mib // 2)
+            live += mib // 2
+            del raw
+    return kept, peak * MIB
