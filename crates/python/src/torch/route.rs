@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use poorwill::{AllocRequest, Block, DeviceRange, DeviceSpec, PoolError, StreamId, Tag};
 
 use super::segments::{Book, Moment};
-use crate::arena::Opened;
+use crate::arena::{Failed, Opened};
 
 /// Most pairs of an arena and a tag in the life of a process.
 pub(super) const ROUTES_MAX: usize = 256;
@@ -168,7 +168,10 @@ impl Route {
         let bytes = u64::try_from(bytes).map_err(|error| error.to_string())?;
         let stream = self.stream(&opened, stream)?;
         let request = AllocRequest::new(bytes, self.tag.clone()).on(stream);
-        let block = opened.arena.alloc(&request).map_err(|error| error.to_string())?;
+        let block = opened.with(|arena| arena.alloc(&request)).map_err(|error| match error {
+            Failed::Closed(words) => words,
+            Failed::Pool(error) => error.to_string(),
+        })?;
         Ok((opened, block))
     }
 

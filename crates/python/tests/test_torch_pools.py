@@ -1,0 +1,182 @@
+"""Pools over the stand-ins for PyTorch and NVIDIA's library: all that an allocation passes, without a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PREAMBLE = """
+import gc, random, sys, threading
+import fake_torch
+world = fake_torch.install(fake_torch.Driver())
+import torch
+import poorwill
+from torch_loads import MIB, dense, moe, take
+
+def used():
+    return whole - torch.cuda.mem_get_info()[0]
+
+whole = torch.cuda.mem_get_info()[0]
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """The environment in which the driver's library is the stand-in."""
+    library = os.environ.get("POORWILL_FAKE_LIBCUDA")
+    if library is None or not Path(library).is_file():
+        pytest.skip("POORWILL_FAKE_LIBCUDA names no library; `cargo xtask python` builds one")
+    (tmp_path / "libcuda.so.1").symlink_to(Path(library).resolve())
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def run(script: str, environment: dict[str, str], *, peace: str = "assert world.terminations == []") -> str:
+    program = f"{PREAMBLE}\n{script}\n{peace}\n"
+    ran = subprocess.run(
+        [sys.executable, "-B", "-X", "dev", "-W", "ignore::DeprecationWarning", "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize("load", ["moe", "dense"])
+@pytest.mark.parametrize("conf", ["", "max_split_size_mb:20", "max_split_size_mb:200"])
+def test_a_load_maps_what_lives(environment: dict[str, str], load: str, conf: str) -> None:
+    script = f"""
+low = whole
+def take_and_look(*given, take=take):
+    global low
+    tensor = take(*given)
+    low = min(low, torch.cuda.mem_get_info()[0])
+    return tensor
+import torch_loads
+torch_loads.take = take_and_look
+for seed in range(2):
+    low = torch.cuda.mem_get_info()[0]
+    with poorwill.pool(tag="weights"):
+        kept, peak_live = {load}(torch, random.Random(seed))
+    assert whole - low <= 1.05 * peak_live, (whole - low, peak_live)
+    live = sum(tensor.nbytes for tensor in kept)
+    print((whole - torch.cuda.mem_get_info()[0]) / live)
+    del kept
+    poorwill.trim()
+    assert used() == 0, used()
+"""
+    held = [float(line) for line in run(script, {**environment, "PYTORCH_ALLOC_CONF": conf}).split()]
+    assert max(held) <= 1.02, held
+
+
+def test_three_quarters_and_then_seven_eighths_of_a_limit_fit(environment: dict[str, str]) -> None:
+    script = """
+arena = poorwill.arena(limit=f"{256 * MIB}")
+with arena.pool("weights"):
+    tensor = take(torch, 192)
+    del tensor
+    tensor = take(torch, 224)
+    try:
+        take(torch, 64)
+    except torch.OutOfMemoryError as error:
+        print(error.__notes__ if hasattr(error, "__notes__") else error.args)
+    else:
+        raise AssertionError("it is more than the limit")
+"""
+    assert "poorwill: " in run(script, environment)
+
+
+def test_tensors_sleep_and_wake_where_they_were(environment: dict[str, str]) -> None:
+    script = """
+with poorwill.pool(tag="weights"):
+    tensors = [take(torch, mib).fill_(number) for number, mib in enumerate((5, 40, 0.3, 1, 96))]
+places = [tensor.data_ptr() for tensor in tensors]
+for _cycle in range(3):
+    poorwill.sleep(level=1)
+    assert used() == 0, used()
+    other = take(torch, 64)
+    del other
+    torch.cuda.empty_cache()
+    poorwill.wake()
+    assert [tensor.data_ptr() for tensor in tensors] == places
+    for number, tensor in enumerate(tensors):
+        assert set(tensor.numpy_bytes()) == {number}
+"""
+    run(script, environment)
+
+
+def test_scopes_nest_and_threads_have_their_own(environment: dict[str, str]) -> None:
+    script = """
+def tagged():
+    return {tag.tag: tag.live_bytes for tag in poorwill.stats().tags if tag.live_bytes}
+
+kept = []
+def work(tag):
+    with poorwill.pool(tag=tag):
+        kept.append(take(torch, 32))
+
+with poorwill.pool(tag="a"):
+    kept.append(take(torch, 32))
+    with poorwill.pool(tag="b"):
+        kept.append(take(torch, 32))
+        threads = [threading.Thread(target=work, args=[tag]) for tag in "cd"]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+    try:
+        with poorwill.pool(tag="b"):
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    kept.append(take(torch, 32))
+outside = take(torch, 32)
+assert tagged() == {"a": 64 * MIB, "b": 32 * MIB, "c": 32 * MIB, "d": 32 * MIB}, tagged()
+kept.clear()
+poorwill.trim()
+torch.cuda.empty_cache()
+assert (tagged(), used()) == ({}, 32 * MIB), (tagged(), used())
+"""
+    run(script, environment)
+
+
+def test_a_graph_is_replayed_after_a_sleep(environment: dict[str, str]) -> None:
+    script = """
+pool = poorwill.graph_pool()
+graph = torch.cuda.CUDAGraph()
+with poorwill.pool(tag="weights"):
+    tensor = torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+    with torch.cuda.graph(graph, pool=pool):
+        inside = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda").fill_(5)
+        tensor.fill_(4)
+poorwill.sleep(level=1)
+assert used() == 0, used()
+poorwill.wake()
+graph.replay()
+torch.cuda.synchronize()
+assert (set(tensor.numpy_bytes()), set(inside.numpy_bytes())) == ({4}, {5})
+del graph, inside, pool, tensor
+gc.collect()
+poorwill.trim()
+assert used() == 0, used()
+"""
+    run(script, environment)
+
+
+ENDS = {
+    "tensors and a pool": "pool = poorwill.pool(tag='weights')\nwith pool: kept = take(torch, 32)",
+    "a ring": "with poorwill.pool(tag='weights'): ring = [take(torch, 32)]\nring.append(ring)",
+    "an open scope": "pool = poorwill.pool(tag='weights')\npool.__enter__()\nkept = take(torch, 32)",
+    "a graph": "pool = poorwill.graph_pool(); graph = torch.cuda.CUDAGraph()\n"
+    "with torch.cuda.graph(graph, pool=pool): kept = take(torch, 32)",
+    "asleep": "with poorwill.pool(tag='weights'): kept = take(torch, 32)\npoorwill.sleep()",
+    "a thread": "def work():\n    with poorwill.pool(tag='weights'):\n        kept.append(take(torch, 32))\n"
+    "kept = []\nthreading.Thread(target=work).start()",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_ends_in_peace_with(environment: dict[str, str], end: str) -> None:
+    run(ENDS[end], environment)
