@@ -37,6 +37,8 @@ def model() -> Any:
         num_key_value_heads=4,
         vocab_size=4096,
         max_position_embeddings=512,
+        # Others add up in no fixed order.
+        attn_implementation="eager",
     )
     return transformers.LlamaForCausalLM(config).to(torch.bfloat16)
 
