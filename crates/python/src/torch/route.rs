@@ -189,7 +189,7 @@ impl Route {
 /// The name of a stream of PyTorch's on the device of an arena.
 pub(super) fn watch(opened: &Opened, stream: usize) -> Result<StreamId, String> {
     let Some(gpu) = opened.device.cuda() else { return Err(format!("{} is no GPU", opened.device.spec())) };
-    // SAFETY: P3: PyTorch's streams live as long as the process, or as what they were allocated for.
+    // SAFETY: P5.
     unsafe { gpu.adopt_stream(stream) }.map_err(|error| error.to_string())
 }
 
