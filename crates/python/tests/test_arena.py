@@ -376,6 +376,22 @@ print(first.state(), second.state())
     ]
 
 
+def test_where_nobody_knows_how_much_there_is_a_limit_in_bytes_will_do(fake: dict[str, str]) -> None:
+    said = run(
+        """
+for limit in (None, 0.5, "256MiB", "256MiB"):
+    try:
+        arena = poorwill.arena(0, f"of-{limit}", limit=limit)
+        print(arena.limit_bytes >> 20, arena.budget.total_bytes, arena.empty(64 << 20).nbytes >> 20)
+    except poorwill.BudgetError as error:
+        print(str(error)[:39])
+""",
+        **fake,
+        POORWILL_FAKE_CUDA_PLAY="0:total=0,0:info_total=0",
+    ).splitlines()
+    assert said == ["how much memory cuda:0 has is not known"] * 2 + ["256 None 64"] * 2
+
+
 def test_a_gpu_that_is_not_there_is_named(fake: dict[str, str]) -> None:
     said = run(
         """
