@@ -373,7 +373,8 @@ class Arena:
 
         `shape` is a number of elements, or one for each dimension; `dtype` a text like "float32", or a
         type of NumPy's. `numpy.from_dlpack` makes an array of it that shares the memory, on the host
-        device.
+        device;
+        from NumPy 2.2 on it can be written to.
 
         Raises OutOfMemoryError at the limit, and TagError while the tag sleeps.
         """

@@ -157,8 +157,8 @@ impl Arena {
     /// Takes memory for an array. Its bytes are unspecified.
     ///
     /// `shape` is a number of elements, or one for each dimension; `dtype` a text like "float32", or a type of NumPy's.
-    /// `numpy.from_dlpack` makes an array of it that shares the memory, on the host device; from NumPy
-    /// 2.2 on it can be written to.
+    /// `numpy.from_dlpack` makes an array of it that shares the memory, on the host device; from NumPy 2.2 on
+    /// it can be written to.
     ///
     /// Raises OutOfMemoryError at the limit, and TagError while the tag sleeps.
     #[pyo3(
