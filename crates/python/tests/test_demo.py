@@ -75,6 +75,16 @@ def test_without_numpy_it_says_what_to_do() -> None:
     assert ran.stderr.endswith("): pip install numpy\n")
 
 
+def test_a_numpy_that_is_too_old_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace(__version__="2.1.3"))
+    assert demo.main([]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("poorwill.demo: the demo needs NumPy 2.2 (NumPy 2.1.3 makes arrays ")
+
+
 def test_what_cannot_be_had_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     other = poorwill.arena("host:64MiB", "other")
     assert demo.main([]) == 1
@@ -108,7 +118,8 @@ def test_a_wrong_byte_shows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     opening = poorwill.arena
     monkeypatch.setattr(poorwill, "arena", lambda *names: Spoiling(opening(*names)))
-    numpy = SimpleNamespace(from_dlpack=from_dlpack, random=np.random, uint8=np.uint8)
+    version = np.__version__
+    numpy = SimpleNamespace(__version__=version, from_dlpack=from_dlpack, random=np.random, uint8=np.uint8)
     monkeypatch.setitem(sys.modules, "numpy", numpy)
     assert demo.main(["--size", "64MiB"]) == 1
     said = capsys.readouterr().out

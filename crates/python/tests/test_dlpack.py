@@ -2,25 +2,14 @@
 
 import ctypes
 import gc
-import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import poorwill
 import pytest
-
-MIB = 1 << 20
-
-
-@pytest.fixture
-def arena() -> Iterator[poorwill.Arena]:
-    opened = poorwill.arena("host:256MiB", "lending", limit="64MiB")
-    yield opened
-    opened.close()
+from helpers import MIB, run
 
 
 def live_bytes(arena: poorwill.Arena) -> int:
@@ -307,16 +296,6 @@ print("end")
         assert run(script) == "end\n", held
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> dict[str, str]:
-    """The environment in which the driver's library is the stand-in."""
-    library = os.environ.get("POORWILL_FAKE_LIBCUDA")
-    if library is None or not Path(library).is_file():
-        pytest.skip("POORWILL_FAKE_LIBCUDA names no library; `cargo xtask python` builds one")
-    (tmp_path / "libcuda.so.1").symlink_to(Path(library).resolve())
-    return {"LD_LIBRARY_PATH": str(tmp_path), "POORWILL_FAKE_CUDA_DEVICES": "1GiB,1GiB"}
-
-
 WHY = "it is freed on the default stream"
 
 
@@ -343,16 +322,3 @@ for wrong in ({"stream": 0}, {"stream": -1}, {"stream": 77}, {"dl_device": (1, 0
         ),
         "this block is on cuda:1",
     ]
-
-
-def run(script: str, **variables: str) -> str:
-    """What a script prints in a process of its own, which must end well and say nothing else."""
-    ran = subprocess.run(
-        [sys.executable, "-B", "-c", f"import poorwill\n{script}"],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return ran.stdout

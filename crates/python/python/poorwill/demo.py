@@ -115,6 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         numpy = importlib.import_module("numpy")
     except ImportError as error:
         return _failed(f"the demo needs NumPy ({error}): pip install numpy")
+    if _version(numpy) < (2, 2):
+        older = f"NumPy {numpy.__version__} makes arrays of lent memory that cannot be written to"
+        return _failed(f"the demo needs NumPy 2.2 ({older}): pip install --upgrade numpy")
     try:
         shown = show(numpy, chosen.size)
     except poorwill.PoorwillError as error:
@@ -177,6 +180,10 @@ def _show(numpy: Any, arena: poorwill.Arena, size_bytes: int) -> Shown:
         for nth, block in enumerate(blocks)
     ]
     return Shown(arena.device, rows, cycles)
+
+
+def _version(numpy: Any) -> tuple[int, ...]:
+    return tuple(int(part) for part in numpy.__version__.split(".")[:2])
 
 
 def _digest(array: Any) -> bytes:

@@ -168,7 +168,8 @@ impl Arena {
     /// Takes memory for an array. Its bytes are unspecified.
     ///
     /// `shape` is a number of elements, or one for each dimension; `dtype` a text like "float32", or a type of NumPy's.
-    /// `numpy.from_dlpack` makes an array of it that shares the memory, on the host device.
+    /// `numpy.from_dlpack` makes an array of it that shares the memory, on the host device; from NumPy 2.2 on
+    /// it can be written to.
     ///
     /// Raises OutOfMemoryError at the limit, and TagError while the tag sleeps.
     #[pyo3(
@@ -196,7 +197,7 @@ impl Arena {
     ///
     /// `tags` is one, several, or None for all that sleep. Tags that are awake are reported and left alone. `verify`
     /// is "sample" to compare one granule in 64 with its backup's digest, or "all". With a `timeout`, in seconds, it
-    /// waits so long for memory that others are about to give back.
+    /// waits so long for memory of the device that others are about to give back; Ctrl-C does not end that.
     ///
     /// All or nothing: raises OutOfMemoryError for lack of memory and WakeError when it failed, and everything sleeps
     /// as before then.
@@ -323,7 +324,7 @@ impl Arena {
         slf.py().import("poorwill.torch")?.call_method1("graph_pool", (slf,))
     }
 
-    /// Gives everything back and ends it. Closing again does nothing.
+    /// Gives everything back and ends it, after what is under way. Closing again does nothing.
     ///
     /// What still lives in it loses its bytes and its memory at once; the addresses stay reserved, so that nothing
     /// else comes to lie there, until the last has let go.

@@ -215,13 +215,18 @@ impl OnDevice {
 
 impl Opened {
     fn open(device: &Device, wanted: &Wanted) -> Result<Self, OpenError> {
-        let known = device.envelope(None);
-        let (budget, envelope) = match (known, wanted.limit) {
-            // Nobody tells, so the user's word is all there is.
-            (Err(_), Some(Cap::Bytes(bytes))) => device.envelope(Some(Cap::Bytes(bytes)))?,
-            (known, _) => known?,
+        let (budget, envelope, in_use) = match (device.envelope(None), wanted.limit) {
+            // Nobody tells, so the user's word is all there is, and it is about this arena alone.
+            (Err(_), Some(Cap::Bytes(bytes))) => {
+                let (budget, envelope) = device.envelope(Some(Cap::Bytes(bytes)))?;
+                (budget, envelope, None)
+            }
+            (known, _) => {
+                let (budget, envelope) = known?;
+                let in_use = claim_own(&budget, &envelope);
+                (budget, envelope, in_use)
+            }
         };
-        let in_use = claim_own(&budget, &envelope);
         let limit_bytes = wanted.limit.map(|limit| limited(limit, &envelope));
         let pool = PoolConfig { limit_bytes, ..PoolConfig::default() };
         Ok(Self {

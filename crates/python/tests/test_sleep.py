@@ -1,0 +1,328 @@
+"""What sleeping and waking from Python promise, and what the reports say."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import poorwill
+import pytest
+from helpers import MIB, filled, run
+
+# Sleeping and waking.
+
+
+def test_tags_sleep_and_wake(arena: poorwill.Arena) -> None:
+    arrays = {tag: filled(arena, tag) for tag in ("weights", "kv_cache", "runtime")}
+    expected = {tag: array.copy() for tag, array in arrays.items()}
+    assert arena.state() == dict.fromkeys(["weights", "kv_cache", "runtime"], "awake")
+    asleep = arena.sleep(tags="weights")
+    assert (asleep.level, asleep.tags, asleep.already_asleep_tags) == (1, ["weights"], [])
+    assert (asleep.released_bytes, asleep.copied_bytes, asleep.discarded_bytes) == (4 * MIB, 4 * MIB, 0)
+    assert asleep.release in ("confirmed", "ledger")
+    assert arena.state()["weights"] == "asleep_backed_up"
+    rest = arena.sleep()
+    assert (sorted(rest.tags), rest.already_asleep_tags) == (["kv_cache", "runtime"], ["weights"])
+    assert arena.state()["kv_cache"] == "asleep_dropped"
+    woken = arena.wake(["weights", "kv_cache"], verify="all")
+    assert sorted(woken.tags) == ["kv_cache", "weights"]
+    assert (woken.copied_bytes, woken.verified_bytes, woken.zeroed_bytes) == (4 * MIB, 4 * MIB, 4 * MIB)
+    arena.wake(("weights", "runtime"))
+    assert (arrays["weights"] == expected["weights"]).all()
+    assert (arrays["runtime"] == expected["runtime"]).all()
+    assert not arrays["kv_cache"].any()
+
+
+def test_level_two_leaves_weights_undefined_until_they_are_restored(arena: poorwill.Arena) -> None:
+    weights = filled(arena, "weights")
+    assert arena.sleep(2).discarded_bytes == 4 * MIB
+    woken = arena.wake()
+    assert woken.undefined_tags == ["weights"]
+    assert arena.state() == {"weights": "undefined"}
+    with pytest.raises(poorwill.TagError, match="write them again and call mark_restored"):
+        arena.sleep()
+    weights[:] = 3
+    assert arena.mark_restored("weights") == ["weights"]
+    assert arena.mark_restored(["weights"]) == []
+    arena.sleep()
+    arena.wake()
+    assert (weights == 3).all()
+
+
+def test_what_is_asked_in_vain_is_reported(arena: poorwill.Arena) -> None:
+    kept = filled(arena, "weights")
+    never = arena.wake()
+    assert (never.tags, never.already_awake_tags, never.mapped_bytes) == ([], ["weights"], 0)
+    awake = arena.wake("weights", timeout=0)
+    assert (awake.tags, awake.already_awake_tags) == ([], ["weights"])
+    assert arena.sleep(tags=[]).tags == []
+    arena.sleep()
+    assert arena.sleep().already_asleep_tags == ["weights"]
+    arena.wake(timeout=1.5)
+    assert kept.nbytes == 4 * MIB
+
+
+def test_a_tag_that_is_not_there_is_named_with_those_that_are(arena: poorwill.Arena) -> None:
+    kept = filled(arena, "mine")
+    uses: list[Callable[[str], object]] = [
+        lambda tag: arena.sleep(tags=tag),
+        lambda tag: arena.wake(tag),
+        lambda tag: arena.wake(["mine", tag]),
+        lambda tag: arena.prepare_sleep(tags=tag),
+        arena.discard,
+        arena.mark_restored,
+    ]
+    for use in uses:
+        with pytest.raises(poorwill.TagError, match=r"no tag `theirs` here; known are .*mine"):
+            use("theirs")
+    assert arena.state() == {"mine": "awake"}
+    assert kept.nbytes == 4 * MIB
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda arena: arena.sleep(3),
+            ValueError,
+            "there is no level 3; 1 keeps weights",
+        ),
+        (lambda arena: arena.sleep("1"), TypeError, "str"),
+        (lambda arena: arena.sleep(tags=7), TypeError, "tags are a str, or a sequence of them, not int"),
+        (lambda arena: arena.sleep(tags=[b"x"]), TypeError, "a tag is a str, not bytes"),
+        (lambda arena: arena.sleep(tags="a b"), ValueError, "`a b` cannot be a tag"),
+        (lambda arena: arena.discard(None), TypeError, "not NoneType"),
+        (
+            lambda arena: arena.wake(verify="some"),
+            ValueError,
+            'it is "sample" or "all"',
+        ),
+        (lambda arena: arena.wake(timeout=-1), ValueError, "`-1` is no timeout"),
+        (lambda arena: arena.wake(timeout=float("nan")), ValueError, "is no timeout"),
+        (lambda arena: arena.wake(timeout="1s"), TypeError, "a timeout is a number of seconds, not str"),
+        (
+            lambda arena: arena.declare("mine"),
+            ValueError,
+            "say at least one of level1, level2",
+        ),
+        (
+            lambda arena: arena.declare("mine", level1="keep"),
+            ValueError,
+            'it is "backup" or "drop"',
+        ),
+        (lambda arena: arena.declare("mine", dropped="ones"), ValueError, "`ones` is no value of dropped"),
+        (
+            lambda arena: arena.declare("mine", changes="few"),
+            ValueError,
+            '"immutable" or "volatile"',
+        ),
+    ],
+)
+def test_what_cannot_be_asked(
+    arena: poorwill.Arena, call: Callable[[Any], object], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as raised:
+        call(arena)
+    assert words in str(raised.value)
+
+
+def test_tags_sleep_as_declared(arena: poorwill.Arena) -> None:
+    arena.declare("scratch", level1="drop", level2="drop", dropped="zeros", changes="volatile")
+    arena.declare("once", level2="drop")
+    scratch, once = filled(arena, "scratch"), filled(arena, "once")
+    expected = once.copy()
+    assert arena.sleep().discarded_bytes == 4 * MIB
+    arena.wake()
+    assert not scratch.any()
+    assert (once == expected).all()
+    with pytest.raises(poorwill.TagError, match="declare a tag once, before its first allocation"):
+        arena.declare("once", level1="drop")
+    arena.declare("once", changes="immutable")
+    slept = arena.sleep(tags="once")
+    assert (slept.copied_bytes, slept.unchanged_bytes) == (0, 4 * MIB)
+    arena.wake()
+    assert arena.sleep(2).discarded_bytes == 8 * MIB
+
+
+def test_a_broken_promise_is_an_error(arena: poorwill.Arena) -> None:
+    array = filled(arena, "mine", 2 * MIB)
+    arena.declare("mine", changes="immutable")
+    arena.sleep()
+    arena.wake()
+    array[5] += 1
+    with pytest.raises(poorwill.SleepError, match="`mine` was declared immutable") as raised:
+        arena.sleep()
+    assert raised.value.report is None
+    assert arena.state() == {"mine": "awake"}
+    assert arena.sleep().copied_bytes == 2 * MIB
+
+
+def test_discarding_drops_whatever_the_policy(arena: poorwill.Arena) -> None:
+    mine, kept = filled(arena, "mine"), filled(arena, "weights")
+    report = arena.discard(["mine"])
+    assert (report.level, report.tags, report.discarded_bytes) == (2, ["mine"], 4 * MIB)
+    assert arena.state() == {"weights": "awake", "mine": "asleep_dropped"}
+    with pytest.raises(poorwill.SleepError, match="wake it first"):
+        arena.sleep()
+    assert arena.wake().undefined_tags == ["mine"]
+    assert mine.nbytes == kept.nbytes
+
+
+def test_a_wake_that_does_not_fit_says_what_there_is(arena: poorwill.Arena) -> None:
+    first = filled(arena, "weights", 48 * MIB)
+    expected = first.copy()
+    arena.sleep()
+    second = arena.empty(32 * MIB, tag="mine")
+    for timeout in (None, 0, 0.01):
+        with pytest.raises(poorwill.OutOfMemoryError, match="is too low by 16 MiB") as raised:
+            arena.wake(timeout=timeout)
+        assert raised.value.limit_bytes == 64 * MIB
+    assert arena.state() == {"weights": "asleep_backed_up", "mine": "awake"}
+    second.free()
+    arena.wake()
+    assert (first == expected).all()
+
+
+def test_memory_that_serves_nothing_is_given_back(arena: poorwill.Arena) -> None:
+    kept, spare = arena.empty(4 * MIB), arena.empty(8 * MIB)
+    spare.free()
+    assert (arena.stats().mapped_bytes, arena.stats().cached_bytes) == (12 * MIB, 8 * MIB)
+    assert (arena.trim(), arena.trim()) == (8 * MIB, 0)
+    assert arena.stats().mapped_bytes == kept.nbytes
+
+
+# Preparing.
+
+
+def test_what_was_prepared_is_not_copied_again(arena: poorwill.Arena) -> None:
+    array, cache = filled(arena, "weights", 8 * MIB), filled(arena, "kv_cache")
+    preparation = arena.prepare_sleep()
+    report = preparation.wait()
+    assert (report.tags, report.end, report.copied_bytes) == (["weights"], "finished", 8 * MIB)
+    assert (preparation.done_bytes, preparation.total_bytes, preparation.is_ended) == (8 * MIB, 8 * MIB, True)
+    assert repr(preparation) == "<poorwill.Preparation: 8 MiB of 8 MiB, ended>"
+    # Whoever asks again is told the same.
+    assert preparation.wait(timeout=0).as_dict() == report.as_dict()
+    preparation.cancel()
+    array[:10] += 1
+    slept = arena.sleep(tags="weights")
+    assert (slept.copied_bytes, slept.unchanged_bytes) == (2 * MIB, 6 * MIB)
+    del cache
+
+
+def test_a_block_waits_for_its_preparation(arena: poorwill.Arena) -> None:
+    kept = filled(arena, "weights", 16 * MIB)
+    with arena.prepare_sleep() as preparation:
+        assert preparation.total_bytes == kept.nbytes
+    assert preparation.is_ended
+    assert arena.sleep().copied_bytes == 0
+    arena.wake()
+    with pytest.raises(KeyError), arena.prepare_sleep() as preparation:
+        raise KeyError
+    assert preparation.wait().end in ("cancelled", "finished")
+
+
+def test_a_sleep_overtakes_its_preparation(arena: poorwill.Arena) -> None:
+    kept = filled(arena, "weights", 48 * MIB)
+    preparation = arena.prepare_sleep()
+    slept = arena.sleep()
+    report = preparation.wait()
+    assert report.end in ("overtaken", "finished")
+    assert slept.copied_bytes + slept.unchanged_bytes == kept.nbytes
+
+
+# Reports.
+
+
+def as_plain(told: Any) -> Any:
+    if isinstance(told, list):
+        return [as_plain(each) for each in told]
+    return getattr(told, "as_dict", lambda: told)()
+
+
+def test_reports_have_the_fields_of_the_json(arena: poorwill.Arena) -> None:
+    kept = [filled(arena, tag) for tag in ("weights", "kv_cache")]
+    prepared = arena.prepare_sleep().wait()
+    slept = arena.sleep()
+    stats = arena.stats()
+    woken = arena.wake()
+    reports: list[Any] = [prepared, slept, slept.phases, woken, woken.phases, stats, *stats.tags]
+    for report in reports:
+        plain = report.as_dict()
+        fields = [name for name in vars(type(report)) if not name.startswith("_") and name != "as_dict"]
+        assert sorted(fields) == sorted(plain), report
+        assert json.loads(json.dumps(plain)) == plain
+        for name, value in plain.items():
+            assert as_plain(getattr(report, name)) == value, name
+        assert repr(report).startswith(f"<poorwill.{type(report).__name__} ")
+    assert " of kv_cache, weights: 8 MiB released (" in repr(slept)
+    assert "<poorwill.TagStats weights (asleep, backed up): 4 MiB live, 0 B mapped, 4 MiB backed up>" in map(
+        repr, stats.tags
+    )
+    assert len(kept) == 2
+
+
+def test_what_the_reports_say_is_what_the_design_says(arena: poorwill.Arena) -> None:
+    design = (Path(__file__).parents[3] / "docs/design.md").read_text()
+    kept = filled(arena, "weights")
+    for name, report in [
+        ("PrepareReport", arena.prepare_sleep().wait()),
+        ("SleepReport", arena.sleep()),
+        ("WakeReport", arena.wake()),
+    ]:
+        plain = as_plain(report)
+        phases = plain.get("phases")
+        fields = [
+            f"phases{{{', '.join(phases)}}}" if field == "phases" and phases else field for field in plain
+        ]
+        assert f"`{name}`: `{', '.join(fields)}`" in design
+    del kept
+
+
+def test_a_snapshot_is_plain(arena: poorwill.Arena) -> None:
+    block = arena.empty(4 * MIB, tag="runtime")
+    [segment] = arena.snapshot()
+    assert (segment["tag"], segment["mapped_bytes"]) == ("runtime", 4 * MIB)
+    [live] = [block for block in segment["blocks"] if block["kind"] == "live"]
+    assert (live["addr"], live["requested_bytes"]) == (block.address, 4 * MIB)
+
+
+# Failures.
+
+
+def test_a_failing_driver_is_told_by_what_it_failed(fake: dict[str, str]) -> None:
+    # Each call of the driver fails in turn, of those that a sleep makes, and of those that a wake makes.
+    said = run(
+        """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+cuda.poorwillFakeDisarm.restype = ctypes.c_uint64
+def arm(first, count):
+    cuda.poorwillFakeArm(ctypes.c_uint64(first), ctypes.c_uint64(count))
+arena = poorwill.arena(0, limit="64MiB")
+block = arena.empty(4 << 20)
+for act, back in ((arena.sleep, arena.wake), (arena.wake, arena.sleep)):
+    arm(0, 0)
+    act()
+    calls = cuda.poorwillFakeDisarm()
+    back()
+    seen = set()
+    for nth in range(calls):
+        before = arena.state()
+        arm(nth, 1)
+        try:
+            act()
+        except poorwill.PoorwillError as error:
+            report = getattr(error, "report", None)
+            seen.add((type(error).__name__, report and report.release))
+            assert report is not None or arena.state() == before, error
+        cuda.poorwillFakeDisarm()
+        if arena.state() != before:
+            back()
+    print(sorted(seen, key=str))
+    act()
+arena.close()
+""",
+        **fake,
+    ).splitlines()
+    assert said == ["[('SleepError', 'shortfall'), ('SleepError', None)]", "[('WakeError', None)]"]
