@@ -423,6 +423,44 @@ def test_the_symbols_serve_an_allocator_made_by_hand(arena: poorwill.Arena) -> N
     assert arena.stats().live_bytes == 0
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+def test_two_gpus_have_scopes_of_their_own() -> None:
+    arenas = [poorwill.arena(f"cuda:{ordinal}", next(NAMES), limit="1GiB") for ordinal in (0, 1)]
+    cached = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda:1")
+    del cached
+    reserved = torch.cuda.memory_reserved(1)
+
+    def on(ordinal: int, seed: int) -> Any:
+        return torch.empty(32 * MIB, dtype=torch.uint8, device=f"cuda:{ordinal}").fill_(seed)
+
+    with arenas[0].pool("weights"):
+        here = on(0, 1)
+        gone = on(0, 2)
+        del gone
+        elsewhere = on(1, 3)
+        with arenas[1].pool("weights"):
+            there = on(1, 4)
+            again = on(0, 5)
+    # What is emptied on one GPU is left alone on the other.
+    assert torch.cuda.memory_reserved(1) >= reserved
+    live = [arena.stats().live_bytes for arena in arenas]
+    assert live == [64 * MIB, 32 * MIB]
+    for arena in arenas:
+        assert arena.sleep().released_bytes >= 32 * MIB
+    for arena in arenas:
+        arena.wake()
+    for tensor, seed in [(here, 1), (elsewhere, 3), (there, 4), (again, 5)]:
+        assert torch.equal(tensor, torch.empty_like(tensor).fill_(seed))
+    with pytest.raises(poorwill.PoorwillError, match="entered last"):
+        arenas[0].pool("weights").__exit__(None, None, None)
+    del here, elsewhere, there, again, tensor
+    gc.collect()
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
+    for arena in arenas:
+        arena.close()
+
+
 @pytest.mark.parametrize("split", [None, 20, 64])
 def test_any_split_limit_will_do(arena: poorwill.Arena, split: int | None) -> None:
     from poorwill.torch import allocator_settings
