@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use poorwill_core::{
     AllocRequest, Block, BlockKind, Op, Pending, Pool, PoolConfig, PoolError, StreamId, Tag,
@@ -83,6 +84,34 @@ impl Held {
         self.gate.open();
         self.copy.take().unwrap().wait().unwrap();
     }
+}
+
+#[test]
+fn who_is_patient_waits_for_freed_memory_and_creates_none() {
+    let (device, pool, tell, told) = directed(None, WAITER);
+    let bytes = 4 * device.info().granule_bytes;
+    let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+    let request = |stream| AllocRequest::new(bytes, Tag::weights()).on(stream);
+    let first = pool.alloc(&request(own)).unwrap();
+    let held = Held::on(&pool, own, &first);
+    pool.free(first.id).unwrap();
+    let created_bytes = || pool.stats().unwrap().created_bytes;
+    let before = created_bytes();
+
+    thread::scope(|scope| {
+        let (patient, shared) = (request(other).patient_for(Duration::MAX), &pool);
+        let waiter = move || tell.send(Told::Done(shared.alloc(&patient))).unwrap();
+        thread::Builder::new().name(WAITER.into()).spawn_scoped(scope, waiter).unwrap();
+        assert!(matches!(told.recv().unwrap(), Told::Waiting));
+        let impatient = pool.alloc(&request(other).patient_for(Duration::ZERO)).unwrap();
+        assert_eq!(created_bytes(), before + bytes, "it does not wait");
+        held.pass();
+        let Told::Done(waited) = told.recv().unwrap() else { panic!("it waits once") };
+        assert_eq!(created_bytes(), before + bytes, "what was freed serves it");
+        pool.free(waited.unwrap().id).unwrap();
+        pool.free(impatient.id).unwrap();
+    });
+    pool.close().unwrap();
 }
 
 #[test]

@@ -19,8 +19,6 @@ use crate::driver::{DeviceRange, DriverError, DriverErrorKind, Op};
 
 const NEVER_FITS: &str = "it never fits: raise the limit, or the budget that it comes from";
 
-/// How long memory that is about to be quiet is preferred to new memory, all in all.
-const PATIENCE: Duration = Duration::from_micros(200);
 /// Between two looks while a sleep is under way.
 const LULL: Duration = Duration::from_millis(1);
 const BLINK: Duration = Duration::from_micros(20);
@@ -73,7 +71,7 @@ impl Shared {
             let mut vm = self.lock_vm()?;
             pressure.look(self);
             let refused = self.poll(&vm).or(self.recover(&mut vm));
-            let mut attempt = self.attempt(&mut vm, wanted, started.elapsed() < PATIENCE);
+            let mut attempt = self.attempt(&mut vm, wanted, started.elapsed() < wanted.request.patience);
             if let Ok(Attempt::Grown) = attempt {
                 attempt = self.attempt(&mut vm, wanted, false);
             }
@@ -92,7 +90,7 @@ impl Shared {
                 }
                 Attempt::Pending => {
                     drop(vm);
-                    thread::sleep(BLINK);
+                    thread::sleep(BLINK.max(started.elapsed() / 8).min(LULL));
                     continue;
                 }
                 Attempt::Short(needed_bytes) => (needed_bytes, None),

@@ -1,12 +1,16 @@
 //! What callers ask for, and what they get: requests, blocks and their handles.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::bins::UNIT_BYTES;
 use super::blocks::BlockKey;
 use crate::bytes::ByteSize;
 use crate::driver::{DeviceRange, StreamId};
 use crate::tag::Tag;
+
+/// What waiting costs no more than creating memory would.
+const PATIENCE_DEFAULT: Duration = Duration::from_micros(200);
 
 /// What to allocate.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,13 +23,24 @@ pub struct AllocRequest {
     pub tag: Tag,
     /// The stream whose work uses the block; work on others is announced by `record_use`.
     pub stream: StreamId,
+    /// How long memory that was freed, and that queued work may still touch, is waited for before more is created.
+    /// At the limit it is waited for in any case.
+    pub patience: Duration,
 }
 
 impl AllocRequest {
     /// `bytes` for `tag` on the default stream, aligned as every block is.
     #[must_use]
     pub fn new(bytes: u64, tag: Tag) -> Self {
-        Self { bytes, align: UNIT_BYTES, tag, stream: StreamId::DEFAULT }
+        let (align, stream, patience) = (UNIT_BYTES, StreamId::DEFAULT, PATIENCE_DEFAULT);
+        Self { bytes, align, tag, stream, patience }
+    }
+
+    /// The same with another patience: with more, what is mapped follows what is live also while work is queued.
+    #[must_use]
+    pub fn patient_for(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// The same for work on `stream`.

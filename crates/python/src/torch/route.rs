@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use poorwill::{AllocRequest, Block, DeviceRange, DeviceSpec, PoolError, StreamId, Tag};
 
@@ -12,6 +13,10 @@ use crate::arena::{Failed, Opened};
 
 /// Most pairs of an arena and a tag in the life of a process.
 pub(super) const ROUTES_MAX: usize = 256;
+
+/// How long a segment waits for work on freed memory before more is created: longer than the copies and conversions of
+/// a load, which would map all that they have freed meanwhile.
+const PATIENCE: Duration = Duration::from_millis(250);
 
 /// All routes of this process. Never torn down: PyTorch gives segments back until the very end.
 #[derive(Debug)]
@@ -67,9 +72,9 @@ impl Routes {
         };
         let mut count = lock(&self.count);
         let known = self.routes[..*count].iter().position(|route| {
-            route.get().is_some_and(|route| {
-                ptr::eq(route.opened.as_ptr(), Arc::as_ptr(opened)) && route.tag == *tag
-            })
+            route
+                .get()
+                .is_some_and(|route| ptr::eq(route.opened.as_ptr(), Arc::as_ptr(opened)) && route.tag == *tag)
         });
         if let Some(known) = known {
             return Ok(known);
@@ -107,7 +112,8 @@ impl Routes {
     }
 
     pub(super) fn alloc_by_default(&self, bytes: isize, device: c_int, stream: usize) -> *mut c_void {
-        let number = u32::try_from(device).ok().and_then(|ordinal| lock(&self.by_device).get(&ordinal).copied());
+        let number =
+            u32::try_from(device).ok().and_then(|ordinal| lock(&self.by_device).get(&ordinal).copied());
         match number {
             Some(number) => self.alloc(number, bytes, device, stream),
             None => self.refuse(format!(
@@ -163,11 +169,13 @@ impl Route {
         };
         if u32::try_from(device) != Ok(self.ordinal) {
             let (own, tag) = (self.ordinal, &self.tag);
-            return Err(format!("the pool of `{tag}` is on cuda:{own}, and was asked for memory of cuda:{device}"));
+            return Err(format!(
+                "the pool of `{tag}` is on cuda:{own}, and was asked for memory of cuda:{device}"
+            ));
         }
         let bytes = u64::try_from(bytes).map_err(|error| error.to_string())?;
         let stream = self.stream(&opened, stream)?;
-        let request = AllocRequest::new(bytes, self.tag.clone()).on(stream);
+        let request = AllocRequest::new(bytes, self.tag.clone()).on(stream).patient_for(PATIENCE);
         let block = opened.with(|arena| arena.alloc(&request)).map_err(|error| match error {
             Failed::Closed(words) => words,
             Failed::Pool(error) => error.to_string(),
