@@ -162,7 +162,7 @@ impl Shared {
         }
         let spot = state.cheapest_spot(tag, lane, bytes, request.align);
         let Some(spot) = spot.filter(|spot| spot.absent_bytes <= whole_bytes) else {
-            if let Some(short) = self.shortage(&state, vm, whole_bytes, patient) {
+            if let Some(short) = self.shortage(&state, vm, request, whole_bytes, patient) {
                 return Ok(state.take_granules(wanted, short));
             }
             drop(state);
@@ -171,7 +171,8 @@ impl Shared {
         };
         let mut site = state.occupy(&spot, lane, bytes);
         let in_hand: u64 = site.leaving.iter().map(|piece| piece.range.bytes).sum();
-        let short = self.shortage(&state, vm, spot.absent_bytes.saturating_sub(in_hand), patient);
+        let needed_bytes = spot.absent_bytes.saturating_sub(in_hand);
+        let short = self.shortage(&state, vm, request, needed_bytes, patient);
         if let Some(short) = short {
             state.abandon(&site);
             let attempt = state.take_granules(wanted, short);
@@ -214,7 +215,14 @@ impl Shared {
     }
 
     /// Whether `needed_bytes` cannot be had now, from idle memory and under the limit.
-    fn shortage(&self, state: &State, vm: &Vm, needed_bytes: u64, patient: bool) -> Option<Attempt> {
+    fn shortage(
+        &self,
+        state: &State,
+        vm: &Vm,
+        request: &AllocRequest,
+        needed_bytes: u64,
+        patient: bool,
+    ) -> Option<Attempt> {
         let idle = state.idle();
         let create_bytes = needed_bytes.saturating_sub(idle.quiet_bytes + vm.counters().loose_bytes());
         if create_bytes == 0 {
@@ -224,7 +232,7 @@ impl Shared {
         if room.is_some_and(|room| create_bytes > room) {
             return Some(Attempt::Short(create_bytes));
         }
-        (patient && idle.pending_bytes >= create_bytes).then_some(Attempt::Pending)
+        (patient && request.would_wait(idle.pending_bytes, create_bytes)).then_some(Attempt::Pending)
     }
 
     /// New addresses for a block; no memory yet.

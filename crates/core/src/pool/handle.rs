@@ -23,7 +23,8 @@ pub struct AllocRequest {
     pub tag: Tag,
     /// The stream whose work uses the block; work on others is announced by `record_use`.
     pub stream: StreamId,
-    /// How long memory that was freed, and that queued work may still touch, is waited for before more is created.
+    /// How long memory that was freed, and that queued work may still touch, is waited for before more is created: with
+    /// the patience of [`AllocRequest::new`], a fraction of a millisecond, only where that may save all of the creating.
     /// At the limit it is waited for in any case.
     pub patience: Duration,
 }
@@ -48,6 +49,14 @@ impl AllocRequest {
     pub fn on(mut self, stream: StreamId) -> Self {
         self.stream = stream;
         self
+    }
+}
+
+impl AllocRequest {
+    /// Whether it waits for memory that is about to be quiet, where so much would have to be created.
+    pub(super) fn would_wait(&self, pending_bytes: u64, create_bytes: u64) -> bool {
+        let least_bytes = if self.patience > PATIENCE_DEFAULT { 1 } else { create_bytes };
+        pending_bytes >= least_bytes
     }
 }
 
