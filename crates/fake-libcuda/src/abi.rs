@@ -63,6 +63,12 @@ codes! {
     719 LAUNCH_FAILED "unspecified launch failure";
     800 NOT_PERMITTED "operation not permitted";
     801 NOT_SUPPORTED "operation not supported";
+    900 STREAM_CAPTURE_UNSUPPORTED "operation not permitted when stream is capturing";
+    901 STREAM_CAPTURE_INVALIDATED "operation failed due to a previous error during capture";
+    905 STREAM_CAPTURE_ISOLATION "dependency created on uncaptured work in another stream";
+    906 STREAM_CAPTURE_IMPLICIT "operation would make the legacy stream depend on a capturing blocking stream";
+    907 CAPTURED_EVENT "operation not permitted on an event last recorded in a capturing stream";
+    908 STREAM_CAPTURE_WRONG_THREAD "attempt to terminate a thread-local capture sequence from another thread";
     999 UNKNOWN "unknown error";
 }
 
@@ -139,6 +145,10 @@ pub struct Census {
     pub streams: u64,
     /// Events that were created and not destroyed.
     pub events: u64,
+    /// Captures of streams that were begun and not ended.
+    pub captures: u64,
+    /// Graphs that captures gave and that were not destroyed.
+    pub graphs: u64,
     /// Ranges of host memory that are registered.
     pub registered_host_ranges: u64,
     /// How often the primary context is retained, and contexts created beside it.

@@ -148,6 +148,8 @@ fn end(world: &'static World, device: &'static Device, context: Handle) -> Outco
     let mut tables = world.tables();
     tables.contexts.remove(&context);
     let streams: Vec<_> = tables.streams.extract_if(|_, stream| stream.context == context).collect();
+    tables.captures.retain(|stream, _| streams.iter().all(|(gone, _)| gone != stream));
+    tables.graphs.retain(|_, graph| graph.context != context);
     let events: Vec<_> = tables.events.extract_if(|_, event| event.context == context).collect();
     tables.functions.retain(|_, function| function.context != context);
     tables.modules.retain(|_, module| module.context != context);

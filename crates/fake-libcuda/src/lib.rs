@@ -17,6 +17,7 @@
 //!   `cuMemHostGetDevicePointer` gives for what was registered as mapped.
 //! - A priority that is out of the range is refused; otherwise all streams are alike.
 //! - A kernel is a function of [the table](self#kernels); its PTX is read for names only.
+//! - A graph counts what was captured and cannot be launched. A capture is of one stream: others do not join it.
 //!
 //! # Settings
 //!
@@ -73,6 +74,8 @@
 mod abi;
 #[cfg(target_os = "linux")]
 mod calls;
+#[cfg(target_os = "linux")]
+mod capture;
 #[cfg(target_os = "linux")]
 mod config;
 #[cfg(target_os = "linux")]

@@ -25,6 +25,8 @@ pub(crate) struct Stream {
     pub(crate) context: Handle,
     pub(crate) device: usize,
     pub(crate) id: StreamId,
+    /// Whether the default stream would wait for it.
+    pub(crate) is_blocking: bool,
     pub(crate) flights: Arc<Flights>,
 }
 
@@ -34,6 +36,8 @@ pub(crate) struct Event {
     pub(crate) context: Handle,
     pub(crate) device: usize,
     pub(crate) recorded: Option<Arc<Point>>,
+    /// The capture in which it was recorded last, instead.
+    pub(crate) captured: Option<u64>,
 }
 
 /// Where an event was recorded last. The host device's event goes with it.
@@ -168,6 +172,7 @@ impl World {
                 context: current.context,
                 device: current.device.ordinal,
                 id: StreamId::DEFAULT,
+                is_blocking: false,
                 flights: Arc::clone(&current.device.flights),
             }),
             PER_THREAD => Err(Code::NOT_SUPPORTED),

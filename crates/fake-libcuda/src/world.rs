@@ -12,6 +12,7 @@ use poorwill_core::{DeviceRange, Driver};
 use poorwill_driver::HostDevice;
 
 use crate::abi::{Census, Code, Outcome};
+use crate::capture::{Capture, Graph};
 use crate::context::Context;
 use crate::faults;
 use crate::memory::{Backing, Mapping, Registered, Reservation};
@@ -31,6 +32,7 @@ pub(crate) enum Kind {
     Module,
     Function,
     Backing,
+    Graph,
 }
 
 #[derive(Debug)]
@@ -94,6 +96,9 @@ pub(crate) struct Tables {
     pub(crate) contexts: HashMap<Handle, Context>,
     pub(crate) streams: HashMap<Handle, Stream>,
     pub(crate) events: HashMap<Handle, Event>,
+    /// By stream.
+    pub(crate) captures: HashMap<Handle, Capture>,
+    pub(crate) graphs: HashMap<Handle, Graph>,
     pub(crate) modules: HashMap<Handle, Module>,
     pub(crate) functions: HashMap<Handle, Function>,
     pub(crate) backings: HashMap<Handle, Backing>,
@@ -171,6 +176,8 @@ impl World {
             mappings: tables.mappings.values().map(|m| ours(m.device)).sum(),
             streams: tables.streams.values().map(|s| ours(s.device)).sum(),
             events: tables.events.values().map(|e| ours(e.device)).sum(),
+            captures: tables.captures.values().map(|c| ours(c.device())).sum(),
+            graphs: tables.graphs.values().map(|g| ours(g.device)).sum(),
             registered_host_ranges: tables.registered.values().map(|r| ours(r.device)).sum(),
             contexts_retained: tables.contexts.values().map(|c| ours(c.device) * c.retained).sum(),
             held_bytes: memory.held_bytes,

@@ -143,6 +143,7 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
         | PoolError::SleepFailed { .. }
         | PoolError::Stranded { .. }
         | PoolError::TrustBroken { .. }
+        | PoolError::Capturing { .. }
         | PoolError::PrepareFailed { .. } => raised::<()>(sleep_error(py), words, []),
         PoolError::WakeFailed { .. } | PoolError::Corrupt { .. } => WakeError::new_err(words),
         PoolError::UnknownTag { .. }

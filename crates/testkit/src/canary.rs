@@ -85,6 +85,7 @@ impl Driver for BrokenDriver {
     forward_streams_and_events!();
 
     forward! {
+        Capturing: capturing() -> Option<StreamId>;
         CopyToHost: copy_to_host(stream: StreamId, dst: HostBuffer, parts: &[CopyPart]) -> Pending<HostBuffer>;
         Zero: zero(stream: StreamId, range: DeviceRange) -> Pending<()>;
         Digest: digest(stream: StreamId, ranges: &[DeviceRange]) -> Pending<Vec<Digest>>;

@@ -4,6 +4,7 @@
 //! `Arc<dyn Driver>` with at least [`GRANULES_MIN`] free granules. The names in brackets are those of the
 //! contract's text in [`poorwill_core::driver`].
 
+mod captures;
 mod saves;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use poorwill_core::{
     BackingId, CopyPart, DeviceRange, Digest, Driver, DriverErrorKind, EventId, HostBuffer, StreamId,
 };
 
+pub use captures::{Capturer, a_capture_is_told_and_left_valid, nothing_is_captured_unasked};
 pub use saves::{
     digests_are_in_the_order_of_their_ranges, saves_check_their_places, saves_digest_what_they_store,
     saves_keep_the_order_of_their_stream,
@@ -37,7 +39,7 @@ macro_rules! driver_contract {
             buffers_are_free_after_wait, dropped_work_is_still_done, a_stream_keeps_its_order,
             events_order_streams, unknown_streams_and_events_are_refused, zeros_and_digests, host_work_keeps_the_order,
             saves_digest_what_they_store, saves_keep_the_order_of_their_stream, saves_check_their_places,
-            digests_are_in_the_order_of_their_ranges,
+            digests_are_in_the_order_of_their_ranges, nothing_is_captured_unasked,
             host_memory_is_exact, threads_may_call_anything, rounds_leave_nothing);
     };
     ($open:expr; $($rule:ident),+) => {

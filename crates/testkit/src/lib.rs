@@ -17,6 +17,7 @@
 #![allow(clippy::unwrap_used)] // It is all test code, where a panic is the verdict.
 
 pub mod canary;
+pub mod capture;
 pub mod contract;
 #[cfg(target_os = "linux")]
 pub mod device;

@@ -16,6 +16,7 @@ use poorwill_core::{
     HostMemoryInfo, MemoryInfo, Op, Pending, StreamId,
 };
 
+use crate::capture::Capture;
 use crate::forward::{forward, forward_streams_and_events};
 
 /// One question to the script.
@@ -65,11 +66,15 @@ pub struct ScriptedDriver {
 struct Gate {
     script: Box<Script>,
     calls: AtomicU64,
+    capture: Arc<Capture>,
 }
 
 impl Gate {
     fn ask(&self, op: Op, waiting: bool, unmaps: Option<DeviceRange>, bytes: u64) -> Result<()> {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        if !waiting {
+            self.capture.note(op);
+        }
         match (self.script)(Call { number, op, waiting, unmaps, bytes }) {
             Verdict::Pass => Ok(()),
             Verdict::Fail(kind) => Err(DriverError::new(op, kind)),
@@ -91,7 +96,8 @@ impl ScriptedDriver {
     /// `inner`, as `script` lets it.
     pub fn new(inner: Arc<dyn Driver>, script: impl Fn(Call) -> Verdict + Send + Sync + 'static) -> Self {
         let info = inner.info().clone();
-        Self { inner, info, gate: Arc::new(Gate { script: Box::new(script), calls: AtomicU64::new(0) }) }
+        let (calls, capture) = Default::default();
+        Self { inner, info, gate: Arc::new(Gate { script: Box::new(script), calls, capture }) }
     }
 
     /// The same device, which says something else of itself.
@@ -99,6 +105,12 @@ impl ScriptedDriver {
     pub fn posing(mut self, pose: impl FnOnce(&mut DeviceInfo)) -> Self {
         pose(&mut self.info);
         self
+    }
+
+    /// With which a test says that a stream of this driver is being captured.
+    #[must_use]
+    pub fn capture(&self) -> Arc<Capture> {
+        Arc::clone(&self.gate.capture)
     }
 
     /// Questions asked so far.
@@ -139,6 +151,14 @@ impl Driver for ScriptedDriver {
         Map: map(range: DeviceRange, backing: BackingId) -> ();
         SetAccess: set_access(range: DeviceRange) -> ();
         EventQuery: event_query(event: EventId) -> bool;
+    }
+
+    fn capturing(&self) -> Result<Option<StreamId>> {
+        self.ask(Op::Capturing)?;
+        match self.gate.capture.stream() {
+            None => self.inner.capturing(),
+            stream => Ok(stream),
+        }
     }
 
     fn host_alloc(&self, bytes: u64) -> Result<HostBuffer> {

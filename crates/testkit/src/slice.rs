@@ -114,6 +114,7 @@ impl Driver for Slice {
     forward_streams_and_events!();
 
     forward! {
+        Capturing: capturing() -> Option<StreamId>;
         SetAccess: set_access(range: DeviceRange) -> ();
         EventQuery: event_query(event: EventId) -> bool;
         CopyToDevice: copy_to_device(stream: StreamId, src: Arc<HostBuffer>, parts: &[CopyPart]) -> Pending<()>;

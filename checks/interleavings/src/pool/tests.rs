@@ -1,11 +1,13 @@
 //! The ways in which the pool uses its gates and orders.
 
+use std::time::Duration;
+
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
 use super::gate::{Gate, Monitor};
-use super::orders::{Orders, next_order};
+use super::orders::{Orders, next_order, pause};
 
 /// Two tags, and who is at work on the first: guests count one each, whoever is alone a hundred.
 #[derive(Debug)]
@@ -112,5 +114,28 @@ fn no_order_is_lost_and_the_end_is_heard() {
         orders.ring();
         reaper.join().unwrap();
         assert!(!next_order(&orders), "the end stays the end");
+    });
+}
+
+/// A reaper that looks again and again, and is told to end in between.
+#[test]
+fn who_pauses_takes_the_next_order_and_hears_the_end() {
+    loom::model(|| {
+        let orders = Arc::new(Monitor::new(Orders::default()));
+        let heard = Arc::clone(&orders);
+        let reaper = thread::spawn(move || {
+            while next_order(&heard) {
+                // Here nobody is woken by the time alone.
+                while pause(&heard, Duration::from_millis(1)) {}
+            }
+        });
+        orders.lock_anyway().give();
+        orders.ring();
+        orders.lock_anyway().give();
+        orders.ring();
+        orders.lock_anyway().stop();
+        orders.ring();
+        reaper.join().unwrap();
+        assert!(!pause(&orders, Duration::from_millis(1)), "the end stays the end");
     });
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::types::{BackingId, DeviceRange};
+use super::types::{BackingId, DeviceRange, StreamId};
 use crate::bytes::ByteSize;
 
 /// A driver call that failed, and why. The call has changed nothing.
@@ -64,6 +64,7 @@ pub enum Op {
     Zero,
     Digest,
     LaunchHost,
+    Capturing,
     LoadModule,
     LaunchKernel,
     AdoptStream,
@@ -98,6 +99,7 @@ impl fmt::Display for Op {
             Self::Save => "save to the host",
             Self::Zero => "write zeros",
             Self::Digest => "compute digests",
+            Self::Capturing => "ask what is being captured",
             Self::LoadModule => "load a module",
             Self::LaunchKernel => "launch a kernel",
             Self::AdoptStream => "use a stream of the caller's",
@@ -118,6 +120,12 @@ pub enum DriverErrorKind {
     InvalidArgument {
         /// Which and why.
         reason: String,
+    },
+    /// The stream's work is being captured into a graph; see \[capture\].
+    #[error("{stream} is being captured into a graph; try again when the capture has ended")]
+    Capturing {
+        /// The stream.
+        stream: StreamId,
     },
     /// The device has too little free memory.
     #[error("the device has {} free of the {} asked for", ByteSize(*free_bytes), ByteSize(*asked_bytes))]

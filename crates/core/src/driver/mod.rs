@@ -64,6 +64,12 @@
 //!   has finished, and holds the stream until it returns. The function must not call the driver (nor
 //!   drop host memory of its), and may not rely on functions of other streams to run meanwhile: some machines run
 //!   all of them on one thread. A panic in it fails that piece of work and nothing else.
+//! - **\[capture\]** The owner of a stream may have what is queued there captured into a graph instead of run.
+//!   `capturing` names such a stream, of those that the driver made or was told of, and does the capture no harm;
+//!   where no graphs are captured it never does. Meanwhile `synchronize`, and calls that would queue, record or wait
+//!   on that stream, or end it, are refused with [`DriverErrorKind::Capturing`] and leave the capture valid. So does
+//!   every other call, on whichever thread, but for queries and waits of an event that was recorded there in the instant
+//!   in which the capture began.
 //! - **\[synchronize\]** returns when all work queued on the device by then has finished.
 //!
 //! # Errors
@@ -209,10 +215,19 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// `UnknownHandle`.
     fn event_destroy(&self, event: EventId) -> Result<()>;
 
-    /// Waits for all work on the device.
+    /// A stream whose work is being captured into a graph, if there is one among those that this driver knows; see
+    /// \[capture\].
     ///
     /// # Errors
     /// What the device reports.
+    fn capturing(&self) -> Result<Option<StreamId>> {
+        Ok(None)
+    }
+
+    /// Waits for all work on the device.
+    ///
+    /// # Errors
+    /// `Capturing` while a stream is being captured; what the device reports.
     fn synchronize(&self) -> Result<()>;
 
     /// Queues copies from `src` to the device, each of `part.device.bytes` bytes, as one piece of work.

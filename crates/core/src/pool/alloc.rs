@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::blocks::{Block as Entry, Kind};
 use super::error::PoolError;
 use super::place::{Site, Spot};
+use super::quiet::Waited;
 use super::segment::Segment;
 use super::state::{LaneKey, State, TagKey};
 use super::supply::Supply;
@@ -66,12 +67,13 @@ impl Shared {
 
     fn alloc_slowly(&self, wanted: &Wanted<'_>) -> Result<Block> {
         let started = Instant::now();
-        let mut pressure = Pressure::default();
+        let (mut pressure, mut patient) = (Pressure::default(), true);
         loop {
             let mut vm = self.lock_vm()?;
             pressure.look(self);
             let refused = self.poll(&vm).or(self.recover(&mut vm));
-            let mut attempt = self.attempt(&mut vm, wanted, started.elapsed() < wanted.request.patience);
+            let in_time = started.elapsed() < wanted.request.patience;
+            let mut attempt = self.attempt(&mut vm, wanted, patient && in_time);
             if let Ok(Attempt::Grown) = attempt {
                 attempt = self.attempt(&mut vm, wanted, false);
             }
@@ -90,7 +92,11 @@ impl Shared {
                 }
                 Attempt::Pending => {
                     drop(vm);
-                    thread::sleep(BLINK.max(started.elapsed() / 8).min(LULL));
+                    // Of a capture nobody knows when it ends.
+                    patient = !self.may_be_captured();
+                    if patient {
+                        thread::sleep(BLINK.max(started.elapsed() / 8).min(LULL));
+                    }
                     continue;
                 }
                 Attempt::Short(needed_bytes) => (needed_bytes, None),
@@ -117,6 +123,9 @@ impl Shared {
         refused: Option<DriverError>,
     ) -> PoolError {
         let op = wanted.request.to_string();
+        if let Some(held) = self.held_by_capture(&op, needed_bytes) {
+            return held;
+        }
         if let Some(source) = full {
             return self.device_full(op, needed_bytes, source);
         }
@@ -391,7 +400,7 @@ impl Pressure {
             return Ok(true);
         }
         drop(state);
-        if shared.wait_for_event(self.seen)? {
+        if shared.wait_for_event(self.seen)? == Waited::News {
             *self = Self::default();
             return Ok(true);
         }

@@ -9,7 +9,7 @@ use super::report::SleepReport;
 use super::{BlockId, Level};
 use crate::bytes::ByteSize;
 use crate::digest::Digest;
-use crate::driver::{DeviceRange, DriverError};
+use crate::driver::{DeviceRange, DriverError, StreamId};
 use crate::tag::{Tag, TagState};
 
 /// Why a call of a [`super::Pool`] failed.
@@ -68,6 +68,31 @@ pub enum PoolError {
         tag: Tag,
         /// What the driver said.
         source: DriverError,
+    },
+    /// A stream is being captured into a graph, and this would wait for the device, by which the capture would fail.
+    /// Nothing has happened.
+    #[error(
+        "cannot {op} while {stream} is being captured into a graph: waiting for the device would end the capture with an error; end it first, then try again"
+    )]
+    Capturing {
+        /// What was to be done.
+        op: &'static str,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// What is lacking may lie in memory that was freed, of which nobody can tell whether work still uses it while a
+    /// stream is being captured into a graph.
+    #[error("cannot {op}: {} more are needed, and memory that was freed cannot be had while {stream} is being captured into a graph; {usage}; end the capture first, or allocate before it",
+        ByteSize(*needed_bytes))]
+    HeldByCapture {
+        /// What was to be done.
+        op: String,
+        /// Bytes that it lacked.
+        needed_bytes: u64,
+        /// What the pool held then.
+        usage: Usage,
+        /// The stream.
+        stream: StreamId,
     },
     /// The tag sleeps: its blocks have no memory now.
     #[error("cannot {op}: `{tag}` is {state}; wake it first")]

@@ -17,6 +17,7 @@
 //! - `free` joins the block with its free neighbours and stamps it with its stream's clock (`clocks`). Nothing is
 //!   unmapped, and no other stream gets it, before what was queued until then has passed (`quiet`).
 //!   `free_part` cuts a part out of a live block first (`part`).
+//!   While a stream is captured into a graph, none of this touches an event (`capture`).
 //! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
 //!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
 //!   ([`crate::backup`]); `save` compares and copies what differs, `prepare` does so before, in the background,
@@ -34,6 +35,7 @@ mod access;
 mod alloc;
 mod bins;
 mod blocks;
+mod capture;
 mod clocks;
 mod error;
 mod fill;
@@ -166,6 +168,8 @@ impl Shape {
     }
 }
 
+const CLOSE: &str = "close the pool";
+
 static NEXT_POOL: AtomicU32 = AtomicU32::new(1);
 
 impl Pool {
@@ -294,9 +298,11 @@ impl Pool {
     /// Takes a block. Its bytes are unspecified. Waits for work of the device when the limit or the device leaves
     /// no other way; and a fraction of a millisecond at most where that may save creating memory.
     ///
+    /// While a stream is being captured it waits for no work.
+    ///
     /// # Errors
-    /// `InvalidRequest`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures; what the
-    /// driver says.
+    /// `InvalidRequest`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures;
+    /// `HeldByCapture` where memory that was freed might do, and a capture keeps it; what the driver says.
     pub fn alloc(&self, request: &AllocRequest) -> Result<Block> {
         self.shared.alloc(request)
     }
@@ -314,7 +320,8 @@ impl Pool {
     }
 
     /// Gives a block back, asleep or awake. Its own stream can use it at once, others when the work queued until
-    /// now has passed. Its memory stays cached until it is reused, reclaimed or trimmed. Never waits.
+    /// now has passed. Its memory stays cached until it is reused, reclaimed or trimmed. Never waits, and touches no
+    /// event: while a stream is being captured, what is freed queues up.
     ///
     /// # Errors
     /// `StaleBlock` for a second free.
@@ -383,7 +390,8 @@ impl Pool {
     /// Starts to back up, in the background, what a sleep would: so that even the first sleep copies nothing but
     /// what changes from then on. Of what a sleep copies whatever is stored (a volatile tag's bytes, or everything
     /// where [`fast_digests`](crate::DeviceInfo::fast_digests) is false) only the room is made ready. The owner goes on
-    /// working. A sleep or a discard of one of the tags ends the preparation.
+    /// working. A sleep or a discard of one of the tags ends the preparation; a capture of a stream does not, as it waits
+    /// for its own copies only.
     ///
     /// # Errors
     /// As for [`Pool::sleep`] before anything has happened; `PrepareFailed` when there is no thread to be had.
@@ -399,7 +407,8 @@ impl Pool {
     /// All or nothing up to the point of no return. Tags that sleep already are reported and left alone.
     ///
     /// # Errors
-    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded) before anything has happened; `SleepFailed` with everything
+    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded), and `Capturing` while a stream is being
+    /// captured, before anything has happened; `SleepFailed` with everything
     /// awake as before; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
     /// everything was given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
@@ -416,10 +425,11 @@ impl Pool {
     }
 
     /// Wakes tags: memory under every live block again, at the same addresses, with the same bytes or what the
-    /// policy says. All or nothing.
+    /// policy says. All or nothing. It may be done while a stream is being captured: it waits for its own copies only.
     ///
     /// # Errors
-    /// `UnknownTag`; `OverLimit`, `DeviceFull`, `WakeFailed`, `Corrupt` with everything asleep as before.
+    /// `UnknownTag`; `OverLimit`, `DeviceFull`, `HeldByCapture`, `WakeFailed`, `Corrupt` with everything asleep as
+    /// before.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         self.shared.wake(request)
     }
@@ -440,7 +450,7 @@ impl Pool {
     }
 
     /// Gives back all memory and addresses that serve no byte, waiting for work that may still touch what was
-    /// freed before. Returns the bytes given back.
+    /// freed before; while a stream is being captured, only what no work may touch. Returns the bytes given back.
     ///
     /// # Errors
     /// What the driver said first; the rest was still done.
@@ -476,18 +486,26 @@ impl Pool {
     }
 
     /// Gives everything back, live blocks included, and ends the pool. Dropping a pool does the same, but
-    /// cannot tell what failed.
+    /// cannot tell what failed; while a stream is being captured, it leaves what it holds to the driver, which gives
+    /// it back when it ends.
     ///
     /// # Errors
-    /// What the driver said first. The pool is closed all the same; closing again goes on with what is left.
+    /// `Capturing` while a stream is being captured, with nothing done: the pool is open. Otherwise what the driver
+    /// said first; the pool is closed all the same, and closing again goes on with what is left.
     pub fn close(&self) -> Result<()> {
         self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
+        self.shared.check_no_capture(CLOSE)?;
+        self.end_work();
+        self.shared.close()
+    }
+
+    /// Refuses new work, and ends the pool's own threads.
+    fn end_work(&self) {
         self.shared.close_gates();
         self.preparers.lock().unwrap_or_else(PoisonError::into_inner).join();
         self.shared.orders.lock_anyway().stop();
         self.shared.orders.ring();
         self.reaper.lock().unwrap_or_else(PoisonError::into_inner).join();
-        self.shared.close()
     }
 }
 
@@ -531,7 +549,8 @@ impl Shared {
     }
 
     fn close(&self) -> Result<()> {
-        let failed = |source| PoolError::Driver { op: "close the pool", source };
+        let failed = |source| PoolError::Driver { op: CLOSE, source };
+        self.check_no_capture(CLOSE)?;
         self.quiesce().map_err(failed)?;
         let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
         let swept = self.sweep(&mut vm);
@@ -560,6 +579,8 @@ impl Drop for Pool {
         }
         // Nobody is left to tell; whoever wants to know calls `close`. Also after a panic: closing trusts no
         // count of what is live.
-        let _ = self.close();
+        if let Err(PoolError::Capturing { .. }) = self.close() {
+            self.end_work();
+        }
     }
 }

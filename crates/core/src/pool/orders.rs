@@ -1,5 +1,7 @@
 //! What the reaper is told: to work, and to end. Orders that come while it works are one order.
 
+use std::time::Duration;
+
 use super::gate::Monitor;
 
 /// What the reaper is told.
@@ -19,6 +21,19 @@ impl Orders {
     pub(super) fn stop(&mut self) {
         self.stop = true;
     }
+}
+
+/// Takes the next order, or none after `most`; returns false when the thread is to end.
+pub(super) fn pause(orders: &Monitor<Orders>, most: Duration) -> bool {
+    let mut guard = orders.lock_anyway();
+    if !guard.work && !guard.stop {
+        match orders.wait_for(guard, most) {
+            Some(woken) => guard = woken,
+            None => return false,
+        }
+    }
+    guard.work = false;
+    !guard.stop
 }
 
 /// Takes the next order; returns false when the thread is to end.

@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
+use super::capture::is_captured;
 use super::clocks::ClockKey;
 use super::error::PoolError;
 use super::vm::Vm;
@@ -13,17 +14,34 @@ use crate::driver::{DriverError, DriverErrorKind, EventId};
 const PAUSE_MIN: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
+/// How waiting for what was freed has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Waited {
+    /// Something is quiet that was not.
+    News,
+    /// There is nothing to wait for.
+    InVain,
+    /// A stream is being captured: nothing is waited for.
+    Captured,
+}
+
 impl Shared {
     /// Records an event on every stream under which something was freed, and asks for those under way. What
-    /// has passed becomes quiet. Never blocks; an error is returned when everything else was tried.
+    /// has passed becomes quiet. Never blocks; an error is returned when everything else was tried. Does nothing while
+    /// a stream is being captured.
     pub(super) fn poll(&self, _vm: &Vm) -> Option<DriverError> {
-        let due = {
-            let mut state = self.state.lock_anyway();
+        {
+            let state = self.state.lock_anyway();
             if !state.clocks.any_pending() && state.waiting.is_empty() {
                 return None;
             }
-            state.clocks.begin()
-        };
+        }
+        match self.captured() {
+            Ok(None) => {}
+            Ok(Some(_)) => return None,
+            Err(error) => return Some(error),
+        }
+        let due = self.state.lock_anyway().clocks.begin();
         let mut refused = None;
         for due in due {
             let recorded = self.driver.event_record(due.stream);
@@ -38,7 +56,8 @@ impl Shared {
                 }
                 Err(error) => {
                     state.clocks.not_recorded(due);
-                    refused = Some(error);
+                    // A capture may have begun just now.
+                    refused = refused.or(Some(error).filter(|error| !is_captured(error)));
                 }
             }
         }
@@ -63,9 +82,8 @@ impl Shared {
         refused
     }
 
-    /// Waits until something that was freed is quiet that was not when the news was `seen`. Returns false when
-    /// there is nothing to wait for.
-    pub(super) fn wait_for_event(&self, seen: u64) -> Result<bool> {
+    /// Waits until something that was freed is quiet that was not when the news was `seen`.
+    pub(super) fn wait_for_event(&self, seen: u64) -> Result<Waited> {
         let mut pause = PAUSE_MIN;
         loop {
             let (news, flying) = {
@@ -73,12 +91,15 @@ impl Shared {
                 (state.clocks.news(), state.clocks.flying())
             };
             if news != seen {
-                return Ok(true);
+                return Ok(Waited::News);
             }
-            let Some((clock, tick, event)) = flying.first().copied() else { return Ok(false) };
+            if self.captured().map_err(waiting)?.is_some() {
+                return Ok(Waited::Captured);
+            }
+            let Some((clock, tick, event)) = flying.first().copied() else { return Ok(Waited::InVain) };
             let alone = flying.iter().all(|(other, _, _)| *other == clock);
             if alone {
-                return self.wait_for_one(clock, tick, event).map(|()| true).map_err(waiting);
+                return self.wait_for_one(clock, tick, event).map(|()| Waited::News).map_err(waiting);
             }
             // Which stream will be first is not known, and one of them may never be.
             for (clock, tick, event) in flying {
@@ -135,7 +156,7 @@ impl Shared {
     pub(super) fn settle_after_panic(&self) {
         if thread::panicking() {
             // A device that does not answer has nothing that could be saved.
-            let _ = self.driver.synchronize();
+            let _ = self.settle_copies();
         }
     }
 

@@ -1,14 +1,19 @@
 //! The reaper: a thread that frees and unmaps what had to wait for the device.
 //!
 //! It is started by the first block whose free has to wait for other streams, or the first time the cache is
-//! above its mark. It waits for events with nothing held, takes no lock but the pool's, and ends with the pool,
+//! above its mark. It waits for events, and for the end of a capture, with nothing held, takes no lock but the pool's, and ends with the pool,
 //! which joins it.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use super::Shared;
-use super::orders::next_order;
+use super::orders::{next_order, pause};
+use super::quiet::Waited;
+
+/// Between two looks while a stream is being captured.
+const LULL: Duration = Duration::from_millis(3);
 
 /// The thread, once it was needed.
 #[derive(Debug, Default)]
@@ -55,8 +60,14 @@ impl Shared {
             drop(vm);
             let waiting = self.open_state().is_ok_and(|state| !state.waiting.is_empty());
             // After an error the next order tries again.
-            if refused.is_some() || !(waiting || above_mark) || !self.wait_for_event(seen).unwrap_or(false) {
+            if refused.is_some() || !(waiting || above_mark) {
                 return;
+            }
+            match self.wait_for_event(seen) {
+                Ok(Waited::News) => {}
+                // Nobody tells when a capture ends.
+                Ok(Waited::Captured) if pause(&self.orders, LULL) => {}
+                _ => return,
             }
         }
     }

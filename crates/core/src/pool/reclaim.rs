@@ -57,14 +57,19 @@ impl Shared {
         (freed_bytes, refused.or(owed).or(self.drop_emptied(vm)))
     }
 
-    /// Gives back everything that serves no byte, waiting for work that may still touch it.
+    /// Gives back everything that serves no byte, waiting for work that may still touch it, unless a stream is being
+    /// captured.
     pub(super) fn trim(&self) -> Result<u64> {
         let mut vm = self.lock_vm()?;
         let mut refused = self.poll(&vm);
         let awaited = self.state.lock_anyway().clocks.flying();
         drop(vm);
         for (clock, tick, event) in awaited {
-            refused = refused.or(self.wait_for_one(clock, tick, event).err());
+            match self.captured() {
+                Ok(None) => refused = refused.or(self.wait_for_one(clock, tick, event).err()),
+                Ok(Some(_)) => break,
+                Err(error) => refused = refused.or(Some(error)),
+            }
         }
         let mut state = self.open_state()?;
         while state.is_copying_freed() {
@@ -72,7 +77,7 @@ impl Shared {
         }
         drop(state);
         vm = self.lock_vm()?;
-        self.poll(&vm);
+        refused = refused.or(self.poll(&vm));
         self.open_state()?.join_lanes();
         let before = vm.counters().held_bytes();
         match refused.or(self.reclaim(&mut vm, u64::MAX).1) {

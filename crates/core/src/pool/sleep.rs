@@ -18,6 +18,9 @@ use super::{Result, Shared, VmGuard};
 use crate::driver::{DriverError, MemoryInfo};
 use crate::tag::{SleepAction, Tag, TagState};
 
+const SLEEP: &str = "sleep";
+const DISCARD: &str = "discard";
+
 /// Tags that nobody else may work on, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Alone<'a> {
@@ -43,8 +46,11 @@ impl Drop for Alone<'_> {
 
 impl Shared {
     pub(super) fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
-        let (visited, alone) = self.alone("sleep", request.tags.as_deref(), |_| true, true)?;
-        let slept = self.fall_asleep(&|state| state.plan_sleep(request.level, &visited, &self.counters));
+        drop(self.open_state()?);
+        self.check_no_capture(SLEEP)?;
+        let (visited, alone) = self.alone(SLEEP, request.tags.as_deref(), |_| true, true)?;
+        let slept =
+            self.fall_asleep(SLEEP, &|state| state.plan_sleep(request.level, &visited, &self.counters));
         drop(alone);
         let undone =
             |error: &PoolError| matches!(error, PoolError::SleepFailed { .. } | PoolError::Stranded { .. });
@@ -56,8 +62,10 @@ impl Shared {
     }
 
     pub(super) fn discard(&self, tags: &[Tag]) -> Result<SleepReport> {
-        let (visited, _alone) = self.alone("discard", Some(tags), |_| true, true)?;
-        self.fall_asleep(&|state| Ok(state.plan_discard(&visited, &self.counters)))
+        drop(self.open_state()?);
+        self.check_no_capture(DISCARD)?;
+        let (visited, _alone) = self.alone(DISCARD, Some(tags), |_| true, true)?;
+        self.fall_asleep(DISCARD, &|state| Ok(state.plan_discard(&visited, &self.counters)))
     }
 
     /// Closes the gates of those of `tags`, or of all, that satisfy `wanted`, when nobody else is inside. Returns
@@ -94,9 +102,14 @@ impl Shared {
         }
     }
 
-    fn fall_asleep(&self, plan: &dyn Fn(&State) -> Result<SleepPlan>) -> Result<SleepReport> {
+    fn fall_asleep(
+        &self,
+        op: &'static str,
+        plan: &dyn Fn(&State) -> Result<SleepPlan>,
+    ) -> Result<SleepReport> {
         let started = Instant::now();
         plan(&*self.open_state()?)?; // What cannot be is refused before anything happens.
+        self.check_no_capture(op)?; // Again: others may have been waited for.
         let at = |phase| move |source| PoolError::SleepFailed { phase, source };
         self.quiesce().map_err(at(Phase::Quiesce))?;
         let before = self.driver.memory_info().map_err(at(Phase::Measure))?;

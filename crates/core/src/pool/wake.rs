@@ -132,10 +132,10 @@ impl Shared {
         }
     }
 
-    /// Nothing may be in flight on what is unmapped now. If the device refuses even to wait, or an undo is
+    /// None of its copies may be in flight on what is unmapped now. If the device refuses even to wait, or an undo is
     /// refused, memory stays mapped: the next wake uses it, or whoever needs room reclaims it.
     fn undo_wake(&self, plan: &mut WakePlan, before: &[Backing]) {
-        if self.driver.synchronize().is_ok()
+        if self.settle_copies().is_ok()
             && let Ok(mut vm) = self.lock_vm()
         {
             vm.restore(&mut plan.pieces, before);
@@ -216,6 +216,9 @@ impl Shared {
                 if let Some(source) = refused.or(short) {
                     return Err(PoolError::Driver { op: "make room by giving idle memory back", source });
                 }
+                if let Some(held) = self.held_by_capture(&op, absent_bytes) {
+                    return Err(held);
+                }
                 let hint =
                     "free or put to sleep what is live, or raise the limit, or the budget that it comes from";
                 let usage = self.usage();
@@ -246,6 +249,9 @@ impl Shared {
         add(&mut woken.phases.map_s, times.map);
         result.map_err(|source| {
             if source.is_out_of_memory() {
+                if let Some(held) = self.held_by_capture(&op, absent_bytes) {
+                    return held;
+                }
                 self.device_full(op, absent_bytes, source)
             } else {
                 PoolError::WakeFailed { phase: Phase::Map, source }

@@ -1,7 +1,7 @@
 //! The primary context of one GPU, retained, and made current for the length of a call; and the host memory that
 //! belongs to it.
 //!
-//! Promise: whatever context the calling thread had is current again when a call returns, and what is created
+//! Promise: whatever context and mode of captures the calling thread had it has again when a call returns, and what is created
 //! in the primary context belongs to the same context that PyTorch and the CUDA runtime use.
 
 use std::ffi::c_int;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, Op};
 
-use super::ffi::{Api, CuDevice, CuResult, Raw};
+use super::ffi::{Api, CAPTURE_MODE_RELAXED, CuDevice, CuResult, Raw};
 use super::gpu::GpuInfo;
 use super::locked::Locked;
 use crate::host_memory::{HostArena, HostMemoryConfig, Options, Place};
@@ -70,11 +70,14 @@ impl fmt::Debug for Primary {
     }
 }
 
-/// The context is current on this thread until this is dropped.
+/// The context is current on this thread until this is dropped, and nothing that is called meanwhile ends a capture
+/// into a graph for the one reason that it might be unsafe there.
 #[derive(Debug)]
 pub(super) struct Entered<'a> {
     context: &'a Primary,
     pushed: bool,
+    /// The thread's own mode of captures, to be put back.
+    mode: Option<c_int>,
     /// Of one thread only.
     _thread: PhantomData<*const ()>,
 }
@@ -156,7 +159,16 @@ impl Primary {
             // SAFETY: C3, the context is retained.
             api.check(unsafe { (api.ctx_push_current)(self.raw) })?;
         }
-        Ok(Entered { context: self, pushed, _thread: PhantomData })
+        let mut entered = Entered { context: self, pushed, mode: None, _thread: PhantomData };
+        entered.mode = Some(self.exchange_capture_mode(CAPTURE_MODE_RELAXED)?);
+        Ok(entered)
+    }
+
+    /// Sets this thread's mode of captures, and gives the one it had.
+    fn exchange_capture_mode(&self, mut mode: c_int) -> Result<c_int> {
+        // SAFETY: C2.
+        let exchanged = unsafe { (self.api.thread_exchange_stream_capture_mode)(&raw mut mode) };
+        self.api.check(exchanged).map(|()| mode)
     }
 
     /// Waits for all work in the context.
@@ -180,6 +192,10 @@ impl Primary {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
+        if let Some(mode) = self.mode {
+            let put_back = self.context.exchange_capture_mode(mode);
+            debug_assert!(put_back.is_ok(), "it was set before: {put_back:?}");
+        }
         if self.pushed {
             let mut popped: Raw = 0;
             // SAFETY: C2; what is popped is what `enter` pushed, since calls on one thread nest.

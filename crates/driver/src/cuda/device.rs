@@ -176,13 +176,13 @@ impl CudaDevice {
         self.queues.adopt(stream).map_err(of(Op::AdoptStream))
     }
 
-    /// The driver's handle of a stream, for calls of the caller's own.
+    /// The driver's handle of a stream, for calls of the caller's own, who may also have it captured into a graph.
     ///
     /// # Errors
     /// `UnknownHandle`.
     pub fn raw_stream(&self, stream: StreamId) -> DriverResult<usize> {
         self.context.owner.check(Op::AdoptStream)?;
-        self.queues.stream(stream).map(|stream| stream.raw).map_err(of(Op::AdoptStream))
+        self.queues.stream(stream).map(|stream| stream.tell()).map_err(of(Op::AdoptStream))
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -235,7 +235,7 @@ impl CudaDevice {
         finish: impl FnOnce(T) -> Result<U> + Send + 'static,
     ) -> DriverResult<Pending<U>> {
         self.call(op, |_| {
-            let stream = self.queues.stream(stream)?;
+            let stream = self.queues.running_stream(stream)?;
             let flight = self.queues.fly(&stream, kept, |kept| queue(kept, &stream))?;
             Ok(flight.pending(op, finish))
         })
@@ -298,7 +298,10 @@ impl CudaDevice {
         kept.close();
         staging.close();
         let entered = self.context.enter(Op::Synchronize);
-        let is_idle = entered.is_ok() && self.context.synchronize().is_ok();
+        // Waiting would end a capture, and under it nothing can be taken away.
+        let is_idle = entered.is_ok()
+            && matches!(self.queues.capturing(), Ok(None))
+            && self.context.synchronize().is_ok();
         self.queues.close(is_idle);
         let digester = std::mem::replace(&mut self.digester, Digester::closed());
         if !is_idle {
@@ -477,7 +480,7 @@ impl Driver for CudaDevice {
     }
 
     fn stream_synchronize(&self, stream: StreamId) -> DriverResult<()> {
-        self.call(Op::StreamSynchronize, |_| self.queues.stream(stream)?.synchronize())
+        self.call(Op::StreamSynchronize, |_| self.queues.running_stream(stream)?.synchronize())
     }
 
     fn stream_wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()> {
@@ -498,6 +501,10 @@ impl Driver for CudaDevice {
 
     fn event_destroy(&self, event: EventId) -> DriverResult<()> {
         self.call(Op::EventDestroy, |_| self.queues.remove_event(event))
+    }
+
+    fn capturing(&self) -> DriverResult<Option<StreamId>> {
+        self.call(Op::Capturing, |_| self.queues.capturing())
     }
 
     fn synchronize(&self) -> DriverResult<()> {

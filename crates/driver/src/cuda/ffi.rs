@@ -26,6 +26,8 @@ impl CuResult {
     pub(super) const NOT_READY: Self = Self(600);
     pub(super) const NOT_PERMITTED: Self = Self(800);
     pub(super) const NOT_SUPPORTED: Self = Self(801);
+    /// Of the default stream: one that it would have to wait for is being captured.
+    pub(super) const STREAM_CAPTURE_IMPLICIT: Self = Self(906);
 
     /// Whether the process has lost its context by it: every later call will fail as well.
     fn is_fatal(self) -> bool {
@@ -81,6 +83,8 @@ pub(super) const ATTRIBUTE_VIRTUAL_MEMORY: c_int = 102;
 pub(super) const ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY: c_int = 110;
 pub(super) const GRANULARITY_MINIMUM: c_int = 0;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+pub(super) const CAPTURE_MODE_RELAXED: c_int = 2;
 pub(super) const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 
@@ -148,6 +152,8 @@ symbols! {
     stream_synchronize: "2.0", "cuStreamSynchronize", fn(Raw);
     stream_wait_event: "3.2", "cuStreamWaitEvent", fn(Raw, Raw, c_uint);
     stream_get_ctx: "9.2", "cuStreamGetCtx", fn(Raw, *mut Raw);
+    stream_is_capturing: "10.0", "cuStreamIsCapturing", fn(Raw, *mut c_int);
+    thread_exchange_stream_capture_mode: "10.1", "cuThreadExchangeStreamCaptureMode", fn(*mut c_int);
     event_create: "2.0", "cuEventCreate", fn(*mut Raw, c_uint);
     event_destroy: "4.0", "cuEventDestroy_v2", fn(Raw);
     event_record: "2.0", "cuEventRecord", fn(Raw, Raw);

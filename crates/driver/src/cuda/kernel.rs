@@ -156,7 +156,7 @@ impl CudaDevice {
             if function.module.context.raw != context.raw {
                 return Err(invalid("the function was loaded on another GPU".into()));
             }
-            let stream = self.queues().stream(stream)?;
+            let stream = self.queues().running_stream(stream)?;
             let flight = self.queues().fly(&stream, function.clone(), |function| {
                 // SAFETY: what the caller of this promises.
                 unsafe { function.queue(&stream, grid, args) }

@@ -5,8 +5,9 @@
 //! has passed. Promise: nothing that a copy or a host function may still touch is freed, whatever fails.
 
 use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -32,6 +33,8 @@ pub(super) struct Stream {
     context: Arc<Context>,
     pub(super) raw: Raw,
     is_ours: bool,
+    /// Whether anybody else has its handle: only then can it be captured.
+    is_known: AtomicBool,
     /// Pieces of work queued so far.
     queued: AtomicU64,
     /// What digests and copies with pageable memory pass through on this stream. Held while a piece is queued, so that pieces do not mix.
@@ -158,12 +161,33 @@ impl Stream {
 
     fn of(context: &Arc<Context>, raw: Raw, is_ours: bool) -> Self {
         let (queued, staging) = Default::default();
-        Self { context: Arc::clone(context), raw, is_ours, queued, staging }
+        let is_known = AtomicBool::new(!is_ours);
+        Self { context: Arc::clone(context), raw, is_ours, is_known, queued, staging }
     }
 
     pub(super) fn synchronize(&self) -> Result<()> {
         // SAFETY: C3.
         self.context.api.check(unsafe { (self.context.api.stream_synchronize)(self.raw) })
+    }
+
+    /// Its handle, for others.
+    pub(super) fn tell(&self) -> Raw {
+        self.is_known.store(true, Ordering::Release);
+        self.raw
+    }
+
+    /// Whether what is queued on it is captured into a graph instead of run.
+    fn is_captured(&self) -> Result<bool> {
+        if !self.is_known.load(Ordering::Acquire) {
+            return Ok(false);
+        }
+        let mut status: c_int = 0;
+        // SAFETY: C2 and C3.
+        let asked = unsafe { (self.context.api.stream_is_capturing)(self.raw, &raw mut status) };
+        if asked == CuResult::STREAM_CAPTURE_IMPLICIT {
+            return Ok(true);
+        }
+        self.context.api.check(asked).map(|()| status != 0)
     }
 }
 
@@ -193,6 +217,32 @@ impl Queues {
 
     pub(super) fn stream(&self, id: StreamId) -> Result<Arc<Stream>> {
         self.table().streams.get(&id.0).cloned().ok_or_else(|| unknown(id))
+    }
+
+    /// A stream that runs what is queued on it: while it is captured, work on it would never be done, and waiting for it
+    /// would end the capture.
+    pub(super) fn running_stream(&self, id: StreamId) -> Result<Arc<Stream>> {
+        let stream = self.stream(id)?;
+        if stream.is_captured()? { Err(captured(id)) } else { Ok(stream) }
+    }
+
+    /// The first stream here that is captured. The caller has entered the context.
+    pub(super) fn capturing(&self) -> Result<Option<StreamId>> {
+        let mut streams: Vec<(u64, Arc<Stream>)> = {
+            let table = self.table();
+            table.streams.iter().map(|(id, stream)| (*id, Arc::clone(stream))).collect()
+        };
+        streams.sort_unstable_by_key(|(id, _)| *id);
+        for (id, stream) in streams {
+            match stream.is_captured() {
+                Ok(false) => {}
+                Ok(true) => return Ok(Some(StreamId(id))),
+                Err(error) if stream.is_ours => return Err(error),
+                // Its owner has ended it.
+                Err(_) => {}
+            }
+        }
+        Ok(None)
     }
 
     pub(super) fn event(&self, id: EventId) -> Result<Arc<Event>> {
@@ -238,7 +288,7 @@ impl Queues {
         let mut pause = Duration::from_micros(10);
         loop {
             // It stays known until its work is done: who does not know it takes its work for finished.
-            let stream = self.stream(id)?;
+            let stream = self.running_stream(id)?;
             let queued = stream.queued.load(Ordering::Acquire);
             stream.synchronize()?;
             let mut table = self.table();
@@ -257,10 +307,14 @@ impl Queues {
         }
     }
 
-    pub(super) fn record_event(&self, stream: StreamId) -> Result<EventId> {
-        let stream = self.stream(stream)?;
+    pub(super) fn record_event(&self, id: StreamId) -> Result<EventId> {
+        let stream = self.running_stream(id)?;
         let event = Event::create(&self.context)?;
         event.record(&stream)?;
+        // If a capture has begun just now, the event says nothing, and whoever asks for it ends the capture.
+        if stream.is_captured()? {
+            return Err(captured(id));
+        }
         let mut table = self.table();
         let id = table.next_id();
         table.events.insert(id, Arc::new(event));
@@ -281,7 +335,7 @@ impl Queues {
     }
 
     pub(super) fn stream_waits(&self, stream: StreamId, event: EventId) -> Result<()> {
-        let (event, stream) = (self.event(event)?, self.stream(stream)?);
+        let (event, stream) = (self.event(event)?, self.running_stream(stream)?);
         stream.queued.fetch_add(1, Ordering::AcqRel);
         // SAFETY: C3.
         self.context.api.check(unsafe { (self.context.api.stream_wait_event)(stream.raw, event.raw, 0) })
@@ -385,6 +439,9 @@ impl Queues {
 
     /// Waits for all work in the context. What was left until now has finished then. The caller has entered.
     pub(super) fn synchronize(&self) -> Result<()> {
+        if let Some(stream) = self.capturing()? {
+            return Err(captured(stream));
+        }
         let left = self.take_left();
         let idle = self.context.synchronize();
         if idle.is_err() {
@@ -482,6 +539,10 @@ impl<T: Send + 'static> Drop for Flight<T> {
             self.queues.leave_in_doubt(event, kept);
         }
     }
+}
+
+fn captured(stream: StreamId) -> DriverErrorKind {
+    DriverErrorKind::Capturing { stream }
 }
 
 fn unknown(handle: impl fmt::Display) -> DriverErrorKind {

@@ -75,6 +75,8 @@ entries! {
     }
 
     call cuCtxSynchronize() {
-        current()?.wait_for_device()
+        let current = current()?;
+        current.check_device_runs()?;
+        current.wait_for_device()
     }
 }

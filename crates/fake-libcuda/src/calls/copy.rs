@@ -16,30 +16,36 @@ use crate::world::{Handle, range};
 const FILL_BYTES: u64 = 1 << 20;
 
 entries! {
-    call cuMemcpyHtoDAsync_v2(to: u64, from: HostPointer, bytes: usize, stream: Handle) {
+    call cuMemcpyHtoDAsync_v2(to: u64, from: HostPointer, bytes: usize, handle: Handle) {
         let current = current()?;
-        let stream = current.stream(stream)?;
+        let stream = current.stream(handle)?;
         let part = CopyPart { device: range(to, bytes)?, host_offset: 0 };
         let Some(from) = Borrowed::new(&from, bytes)? else { return Ok(()) };
+        if current.captures(handle)? {
+            return Ok(());
+        }
         let queued = current.device.host.copy_to_device(stream.id, Arc::new(HostBuffer::new(from)), &[part]);
         stream.keep(current.device, queued)
     }
 
-    call cuMemcpyDtoHAsync_v2(to: HostPointer, from: u64, bytes: usize, stream: Handle) {
+    call cuMemcpyDtoHAsync_v2(to: HostPointer, from: u64, bytes: usize, handle: Handle) {
         let current = current()?;
-        let stream = current.stream(stream)?;
+        let stream = current.stream(handle)?;
         let part = CopyPart { device: range(from, bytes)?, host_offset: 0 };
         let Some(to) = Borrowed::new(&to, bytes)? else { return Ok(()) };
+        if current.captures(handle)? {
+            return Ok(());
+        }
         let queued = current.device.host.copy_to_host(stream.id, HostBuffer::new(to), &[part]);
         stream.keep(current.device, queued.map(forget_buffer))
     }
 
-    call cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: Handle) {
+    call cuMemsetD8Async(to: u64, value: u8, bytes: usize, handle: Handle) {
         let current = current()?;
-        let stream = current.stream(stream)?;
+        let stream = current.stream(handle)?;
         let to = range(to, bytes)?;
         let host = &current.device.host;
-        if bytes == 0 {
+        if bytes == 0 || current.captures(handle)? {
             return Ok(());
         }
         if value == 0 {

@@ -24,7 +24,7 @@ entries! {
         let current = current()?;
         let mut tables = current.world.tables();
         let handle = tables.new_handle(Kind::Event);
-        let made = Event { context: current.context, device: current.device.ordinal, recorded: None };
+        let made = Event { context: current.context, device: current.device.ordinal, recorded: None, captured: None };
         tables.events.insert(handle, made);
         event.set(handle)
     }
@@ -36,6 +36,7 @@ entries! {
 
     call cuEventRecord(event: Handle, stream: Handle) {
         let current = current()?;
+        let captured = current.capture_number(stream)?;
         let stream = current.world.any_stream(&current, stream)?;
         let mut tables = current.world.tables();
         let event = tables.events.get_mut(&event).ok_or(Code::INVALID_HANDLE)?;
@@ -43,7 +44,10 @@ entries! {
             return Err(Code::INVALID_HANDLE);
         }
         let device = &current.world.devices[stream.device];
-        event.recorded = Some(Arc::new(Point::record(device, &stream)?));
+        (event.recorded, event.captured) = match captured {
+            Some(_) => (None, captured),
+            None => (Some(Arc::new(Point::record(device, &stream)?)), None),
+        };
         Ok(())
     }
 
@@ -64,8 +68,12 @@ entries! {
     }
 }
 
-/// Where an event was recorded; one that never was has passed.
+/// Where an event was recorded; one that never was has passed. For whoever waits or asks.
 fn recorded(current: &Current, event: Handle) -> Outcome<Option<Arc<Point>>> {
-    let tables = current.world.tables();
-    tables.events.get(&event).map(|event| event.recorded.clone()).ok_or(Code::INVALID_HANDLE)
+    current.world.check_may_wait()?;
+    let mut tables = current.world.tables();
+    let event = tables.events.get(&event).ok_or(Code::INVALID_HANDLE)?;
+    let (recorded, captured) = (event.recorded.clone(), event.captured);
+    captured.map_or(Ok(()), |number| tables.check_captured_event(number))?;
+    Ok(recorded)
 }

@@ -54,12 +54,12 @@ entries! {
         block_y: c_uint,
         block_z: c_uint,
         shared_bytes: c_uint,
-        stream: Handle,
+        handle: Handle,
         params: Params,
         extra: Unused,
     ) {
         let current = current()?;
-        let stream = current.stream(stream)?;
+        let stream = current.stream(handle)?;
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         let launch = Launch { grid, block, shared_bytes };
         let threads: u64 = launch.block.iter().map(|n| u64::from(*n)).fold(1, u64::saturating_mul);
@@ -80,6 +80,9 @@ entries! {
             })?
         };
         let prepared = prepare(&params, &launch)?;
+        if current.captures(handle)? {
+            return Ok(());
+        }
         let queued = current.device.host.launch(stream.id, &prepared.ranges, prepared.work);
         // What is not mapped with access faults, on a GPU a little later.
         stream.keep(current.device, queued).map_err(|code| match code {

@@ -1,14 +1,13 @@
 //! Streams, and functions of the host in their order.
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_uint};
-use std::ops::RangeInclusive;
 use std::thread;
 
 use poorwill_core::{Driver, StreamId};
 
 use super::context::{PRIORITY_HIGHEST, PRIORITY_LOWEST};
-use crate::abi::{Code, HostFn, InOut, Out, Outcome, UserData};
+use crate::abi::{Code, HostFn, InOut, Out, Outcome, Unused, UserData};
+use crate::capture;
 use crate::context::current;
 use crate::entry::{as_host_function, entries};
 use crate::queue::Stream;
@@ -16,13 +15,6 @@ use crate::world::{Handle, Kind};
 
 /// `CU_STREAM_NON_BLOCKING`, the one flag.
 const FLAGS: c_uint = 1;
-/// `CU_STREAM_CAPTURE_MODE_*`: global, of the thread, relaxed.
-const CAPTURE_MODES: RangeInclusive<c_int> = 0..=2;
-
-thread_local! {
-    /// Kept for who asks: nothing is ever captured.
-    static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
-}
 
 entries! {
     call cuStreamCreate(stream: Out<Handle>, flags: c_uint) {
@@ -39,6 +31,7 @@ entries! {
 
     call cuStreamDestroy_v2(stream: Handle) {
         let current = current()?;
+        current.check_runs(stream)?;
         let gone = current.world.tables().streams.remove(&stream).ok_or(Code::INVALID_HANDLE)?;
         let device = &current.world.devices[gone.device];
         if gone.is_idle(device)? {
@@ -57,6 +50,8 @@ entries! {
 
     call cuStreamSynchronize(stream: Handle) {
         let current = current()?;
+        current.check_runs(stream)?;
+        current.world.check_may_wait()?;
         let stream = current.world.any_stream(&current, stream)?;
         let device = &current.world.devices[stream.device];
         stream.wait(device)?;
@@ -65,11 +60,22 @@ entries! {
 
     call cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) {
         let current = current()?;
-        let stream = current.stream(stream)?;
-        let tables = current.world.tables();
+        let captured = current.capture_number(stream)?;
+        let (handle, stream) = (stream, current.stream(stream)?);
+        let mut tables = current.world.tables();
         let event = tables.events.get(&event).ok_or(Code::INVALID_HANDLE)?;
         if flags != 0 {
             return Err(Code::INVALID_VALUE);
+        }
+        match (captured, event.captured) {
+            (None, None) => {}
+            (Some(_), there) if captured == there => return Ok(()),
+            (Some(_), _) => {
+                // The graph would depend on what is not in it.
+                tables.spoil_stream(handle);
+                return Err(Code::STREAM_CAPTURE_ISOLATION);
+            }
+            (None, Some(_)) => return Err(Code::NOT_SUPPORTED),
         }
         match &event.recorded {
             None => Ok(()),
@@ -84,23 +90,45 @@ entries! {
     }
 
     call cuStreamIsCapturing(stream: Handle, status: Out<c_int>) {
-        let current = current()?;
-        current.world.any_stream(&current, stream)?;
-        status.set(0)
+        status.set(current()?.capture_status(stream)?)
     }
 
     stack cuThreadExchangeStreamCaptureMode(mode: InOut<c_int>) {
-        let wanted = mode.get()?;
-        if !CAPTURE_MODES.contains(&wanted) {
-            return Err(Code::INVALID_VALUE);
-        }
-        mode.set(CAPTURE_MODE.replace(wanted))
+        mode.set(capture::exchange_mode(mode.get()?)?)
     }
 
-    call cuLaunchHostFunc(stream: Handle, function: HostFn, data: UserData) {
+    call cuStreamBeginCapture_v2(stream: Handle, mode: c_int) {
+        current()?.begin_capture(stream, mode)
+    }
+
+    call cuStreamEndCapture(stream: Handle, graph: Out<Handle>) {
+        graph.check()?;
+        let ended = current()?.end_capture(stream);
+        graph.set(ended.unwrap_or(0))?;
+        ended.map(drop)
+    }
+
+    call cuGraphGetNodes(graph: Handle, nodes: Unused, count: Out<usize>) {
         let current = current()?;
-        let stream = current.stream(stream)?;
+        if !nodes.is_null() {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let tables = current.world.tables();
+        count.set(tables.graphs.get(&graph).ok_or(Code::INVALID_VALUE)?.pieces)
+    }
+
+    call cuGraphDestroy(graph: Handle) {
+        let gone = current()?.world.tables().graphs.remove(&graph);
+        gone.map(drop).ok_or(Code::INVALID_VALUE)
+    }
+
+    call cuLaunchHostFunc(handle: Handle, function: HostFn, data: UserData) {
+        let current = current()?;
+        let stream = current.stream(handle)?;
         let function = function.ok_or(Code::INVALID_VALUE)?;
+        if current.captures(handle)? {
+            return Ok(());
+        }
         let work = move || as_host_function(|| call(function, data));
         let id: StreamId = stream.id;
         stream.keep(current.device, current.device.host.launch_host(id, Box::new(work)))
@@ -119,6 +147,7 @@ fn create(stream: &Out<Handle>, flags: c_uint) -> Outcome {
         context: current.context,
         device: current.device.ordinal,
         id,
+        is_blocking: flags & FLAGS == 0,
         flights: std::sync::Arc::default(),
     };
     let mut tables = current.world.tables();

@@ -132,6 +132,10 @@ library! {
     cuStreamWaitEvent(stream: u64, event: u64, flags: c_uint) -> c_int;
     cuStreamGetCtx(stream: u64, context: *mut u64) -> c_int;
     cuStreamIsCapturing(stream: u64, status: *mut c_int) -> c_int;
+    cuStreamBeginCapture_v2(stream: u64, mode: c_int) -> c_int;
+    cuStreamEndCapture(stream: u64, graph: *mut u64) -> c_int;
+    cuGraphGetNodes(graph: u64, nodes: *mut c_void, count: *mut usize) -> c_int;
+    cuGraphDestroy(graph: u64) -> c_int;
     cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int;
     cuEventCreate(event: *mut u64, flags: c_uint) -> c_int;
     cuEventDestroy_v2(event: u64) -> c_int;

@@ -4,6 +4,7 @@
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 mod api;
+mod captures;
 mod contexts;
 mod faults;
 mod kernels;

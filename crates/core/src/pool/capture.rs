@@ -1,0 +1,54 @@
+//! Graphs under capture: what the pool leaves alone until the capture has ended.
+//!
+//! While a stream's work is being captured, nothing that is queued there has run, an event recorded there says
+//! nothing, and whoever waits for the device ends the capture with an error. So until it is over the pool records,
+//! queries and awaits no event: what is freed queues up, and is caught up with afterwards. What has to wait for the
+//! device is refused. Moving memory, and copies on the pool's own streams, do a capture no harm.
+
+use super::error::PoolError;
+use super::{Result, Shared};
+use crate::driver::{DriverError, DriverErrorKind, StreamId};
+
+impl Shared {
+    /// The stream that is being captured, if any.
+    pub(super) fn captured(&self) -> Result<Option<StreamId>, DriverError> {
+        self.driver.capturing()
+    }
+
+    /// Whether a stream is being captured, for all that is known.
+    pub(super) fn may_be_captured(&self) -> bool {
+        !matches!(self.captured(), Ok(None))
+    }
+
+    /// Refuses what would wait for the device while a stream is being captured.
+    pub(super) fn check_no_capture(&self, op: &'static str) -> Result<()> {
+        match self.captured() {
+            Ok(None) => Ok(()),
+            Ok(Some(stream)) => Err(PoolError::Capturing { op, stream }),
+            Err(source) => Err(PoolError::Driver { op, source }),
+        }
+    }
+
+    /// The refusal of who lacks memory that may lie in what was freed, if a capture keeps that from being had.
+    pub(super) fn held_by_capture(&self, op: &str, needed_bytes: u64) -> Option<PoolError> {
+        let state = self.state.lock_anyway();
+        let queued_up = state.clocks.any_pending() || !state.waiting.is_empty();
+        drop(state);
+        let stream = self.captured().ok().flatten().filter(|_| queued_up)?;
+        Some(PoolError::HeldByCapture { op: op.to_owned(), needed_bytes, usage: self.usage(), stream })
+    }
+
+    /// Waits for the copies of a sleep or wake that nobody waits for any more.
+    pub(super) fn settle_copies(&self) -> Result<(), DriverError> {
+        if self.captured()?.is_none() {
+            return self.driver.synchronize();
+        }
+        let own = self.streams.iter().chain([&self.background_stream]);
+        own.copied().try_for_each(|stream| self.driver.stream_synchronize(stream))
+    }
+}
+
+/// Whether a call was refused because its stream is being captured.
+pub(super) fn is_captured(error: &DriverError) -> bool {
+    matches!(error.kind, DriverErrorKind::Capturing { .. })
+}
