@@ -23,6 +23,17 @@ const NEVER_FITS: &str = "it never fits: raise the limit, or the budget that it 
 /// Between two looks while a sleep is under way.
 const LULL: Duration = Duration::from_millis(1);
 const BLINK: Duration = Duration::from_micros(20);
+const SPIN: Duration = Duration::from_micros(100);
+
+/// Passes a moment, a part of the time that has been waited already: most work that is waited for ends at once, and a
+/// thread that sleeps wakes up late.
+fn rest(waited: Duration) {
+    if waited < SPIN {
+        thread::yield_now();
+    } else {
+        thread::sleep(BLINK.max(waited / 8).min(LULL));
+    }
+}
 
 /// A request with what follows from it.
 struct Wanted<'a> {
@@ -95,7 +106,7 @@ impl Shared {
                     // Of a capture nobody knows when it ends.
                     patient = !self.may_be_captured();
                     if patient {
-                        thread::sleep(BLINK.max(started.elapsed() / 8).min(LULL));
+                        rest(started.elapsed());
                     }
                     continue;
                 }

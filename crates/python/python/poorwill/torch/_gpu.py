@@ -63,13 +63,11 @@ class Gpu:
         torch._C._cuda_releasePool(self.ordinal, identity)
         torch._C._cuda_releasePool(self.ordinal, identity)
 
-    def figures(self) -> tuple[int, int]:
-        """The bytes that PyTorch has allocated on this GPU, and those that it caches."""
+    def cached_bytes(self) -> int:
+        """The bytes that PyTorch has on this GPU and that no tensor uses."""
         stats = torch._C._cuda_memoryStats(self.ordinal)
-        allocated, active, reserved = (
-            int(stats[f"{name}_bytes"]["all"]["current"]) for name in ("allocated", "active", "reserved")
-        )
-        return allocated, reserved - active
+        reserved, active = (stats[f"{name}_bytes"]["all"]["current"] for name in ("reserved", "active"))
+        return int(reserved) - int(active)
 
     def empty(self) -> None:
         """Takes the free segments of retired pools back.

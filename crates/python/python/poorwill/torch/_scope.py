@@ -10,9 +10,9 @@ from poorwill._native import Arena, ClosedError
 from poorwill.torch._gpu import Gpu
 from poorwill.torch._import import DispatchMode, torch
 
-# How much PyTorch's cache may grow before a generation is retired: this, or a part of what is allocated.
+# How much PyTorch's cache may grow before a generation is retired. It is the chunk of an arena: what is freed in larger
+# pieces is given back as a whole and never cut, and smaller pieces lie in single granules, which can be carved.
 _STEP_BYTES = 32 << 20
-_STEP_SHARE = 1024
 
 
 class Scope:
@@ -60,15 +60,14 @@ class Scope:
             self._keep_workspace_out()
         if self._generation is None:
             self.begin()
-        allocated, cached = self.gpu.figures()
-        step = max(_STEP_BYTES, allocated // _STEP_SHARE)
+        cached = self.gpu.cached_bytes()
         self._floor = min(self._floor, cached)
-        if cached - self._floor < step:
+        if cached - self._floor < _STEP_BYTES:
             return
         self.renew()
-        self._floor = self.gpu.figures()[1]
+        self._floor = self.gpu.cached_bytes()
         self._carved_floor = min(self._carved_floor, self._floor)
-        if self._floor - self._carved_floor >= step:
+        if self._floor - self._carved_floor >= _STEP_BYTES:
             # What is carved PyTorch goes on counting as cached.
             self.gpu.carve()
             self._carved_floor = self._floor
@@ -107,7 +106,7 @@ class Scope:
                 undo.callback(self.pause)
                 if not torch.cuda.is_current_stream_capturing():
                     self.begin()
-                self._floor = self._carved_floor = self.gpu.figures()[1]
+                self._floor = self._carved_floor = self.gpu.cached_bytes()
                 self._watch.__enter__()
                 undo.pop_all()
         except BaseException:
