@@ -63,15 +63,12 @@ fn torch_moment() -> u64 {
 /// Raises PoorwillError for what an arena says first, when everything else was tried.
 #[pyfunction]
 #[allow(clippy::type_complexity)] // As Python has it: segments with their holes.
-fn torch_carve(
-    py: Python<'_>,
-    moment: u64,
-    segments: Vec<(u64, u64, Vec<(u64, u64)>)>,
-) -> PyResult<u64> {
+fn torch_carve(py: Python<'_>, moment: u64, segments: Vec<(u64, u64, Vec<(u64, u64)>)>) -> PyResult<u64> {
     let carved = py.detach(|| {
         let (mut bytes, mut failed) = (0, None);
         for (addr, size, holes) in segments {
-            let holes: Vec<_> = holes.into_iter().map(|(addr, bytes)| DeviceRange::new(addr, bytes)).collect();
+            let holes: Vec<_> =
+                holes.into_iter().map(|(addr, bytes)| DeviceRange::new(addr, bytes)).collect();
             match routes().carve(Moment(moment), DeviceRange::new(addr, size), &holes) {
                 Ok(carved) => bytes += carved,
                 Err(error) => failed = failed.or(Some(error)),
@@ -119,7 +116,8 @@ pub(crate) fn settle(py: Python<'_>, opened: &Opened) -> PyResult<()> {
     // While it is being imported its functions come one by one, and no pool can have been used.
     let Some(settle) = pools.getattr_opt("settle")? else { return Ok(()) };
     let streams: Vec<usize> = settle.call1((opened.device.spec().id(),))?.extract()?;
-    py.detach(|| streams.iter().try_for_each(|stream| route::watch(opened, *stream).map(drop))).map_err(refused)
+    py.detach(|| streams.iter().try_for_each(|stream| route::watch(opened, *stream).map(drop)))
+        .map_err(refused)
 }
 
 /// What was refused to PyTorch last, in words; None where nothing was since this was asked last.

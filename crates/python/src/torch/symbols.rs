@@ -29,11 +29,7 @@ extern "C" fn poorwill_free(segment: *mut c_void, bytes: isize, _device: c_int, 
     guarded((), || routes().free(place));
 }
 
-extern "C" fn alloc_on<const ROUTE: usize>(
-    bytes: isize,
-    device: c_int,
-    stream: *mut c_void,
-) -> *mut c_void {
+extern "C" fn alloc_on<const ROUTE: usize>(bytes: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     guarded(ptr::null_mut(), || routes().alloc(ROUTE, bytes, device, stream.addr()))
 }
 
