@@ -24,7 +24,8 @@ def run(script: str, **variables: str) -> str:
     """What a script prints in a process of its own, which must end well and say nothing else."""
     inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     ran = subprocess.run(
-        [sys.executable, "-B", "-c", f"import poorwill\n{script}"],
+        # From 3.12 on Python warns of every fork of a process with threads, which is what some scripts are about.
+        [sys.executable, "-B", "-W", "ignore::DeprecationWarning", "-c", f"import poorwill\n{script}"],
         env={**inherited, **variables},
         capture_output=True,
         text=True,

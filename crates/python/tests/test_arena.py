@@ -409,7 +409,9 @@ for device in (7, "cuda:7"):
 
 def test_tensors_need_pytorch(monkeypatch: pytest.MonkeyPatch, arena: poorwill.Arena) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "poorwill.torch", raising=False)
+    for name in [name for name in sys.modules if name.startswith("poorwill.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(poorwill, "torch", raising=False)
     uses: list[Callable[[], object]] = [poorwill.pool, poorwill.graph_pool, arena.pool, arena.graph_pool]
     for use in uses:
         with pytest.raises(ImportError):

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::process;
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -19,8 +21,13 @@ pub(super) const ROUTES_MAX: usize = 256;
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// All routes of this process. Never torn down: PyTorch gives segments back until the very end.
+///
+/// In a forked child there are none: nothing is handed out there, nothing taken back, and no lock waited for, which
+/// a thread may hold that does not exist there.
 #[derive(Debug)]
 pub(super) struct Routes {
+    /// Whose they are; 0 as long as they are nobody's.
+    process: AtomicU32,
     routes: [OnceLock<Route>; ROUTES_MAX],
     /// How many there are. Held by who adds one.
     count: Mutex<usize>,
@@ -28,7 +35,14 @@ pub(super) struct Routes {
     by_device: Mutex<HashMap<u32, usize>>,
     book: Book,
     /// What was refused last, until somebody asks.
-    refusal: Mutex<Option<String>>,
+    refusal: Mutex<Option<Refusal>>,
+}
+
+#[derive(Debug)]
+struct Refusal {
+    words: String,
+    /// Whose request it was: the mark of the thread.
+    thread: usize,
 }
 
 #[derive(Debug)]
@@ -51,11 +65,25 @@ pub(super) enum NoRoute {
          instead of opening others"
     )]
     TooMany,
+    #[error(transparent)]
+    Forked(#[from] Forked),
+}
+
+/// The caller is a fork of the process whose routes these are.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "PyTorch's segments are those of process {owner}, and this is its fork {}: use a process that was started afresh, \
+     as multiprocessing's \"spawn\" does",
+    process::id()
+)]
+pub(super) struct Forked {
+    owner: u32,
 }
 
 pub(super) fn routes() -> &'static Routes {
     static ROUTES: OnceLock<Routes> = OnceLock::new();
     ROUTES.get_or_init(|| Routes {
+        process: AtomicU32::new(0),
         routes: [const { OnceLock::new() }; ROUTES_MAX],
         count: Mutex::new(0),
         by_device: Mutex::default(),
@@ -65,11 +93,26 @@ pub(super) fn routes() -> &'static Routes {
 }
 
 impl Routes {
+    /// Makes them this process's, unless they are another's.
+    fn own(&self) -> Result<(), Forked> {
+        let this = process::id();
+        match self.process.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed) {
+            Err(owner) if owner != this => Err(Forked { owner }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether there may be anything, and it is this process's.
+    fn is_here(&self) -> bool {
+        self.process.load(Ordering::Relaxed) == process::id()
+    }
+
     /// The number of the route to an arena and a tag, made if need be.
     pub(super) fn to(&self, opened: &Arc<Opened>, tag: &Tag) -> Result<usize, NoRoute> {
         let DeviceSpec::Cuda { ordinal } = *opened.device.spec() else {
             return Err(NoRoute::NoGpu { device: opened.device.spec().clone() });
         };
+        self.own()?;
         let mut count = lock(&self.count);
         let known = self.routes[..*count].iter().position(|route| {
             route
@@ -89,15 +132,19 @@ impl Routes {
     }
 
     pub(super) fn alloc(&self, number: usize, bytes: isize, device: c_int, stream: usize) -> *mut c_void {
+        if self.own().is_err() {
+            return ptr::null_mut();
+        }
         let Some(route) = self.routes.get(number).and_then(OnceLock::get) else {
-            return self.refuse("an allocator that nobody has made was called");
+            return self.refuse("an allocator that nobody has made was called".to_owned());
         };
         match route.alloc(bytes, device, stream) {
             Ok((opened, block)) => {
                 self.book.add(opened, block);
+                self.forget_refusal();
                 match usize::try_from(block.range.addr) {
                     Ok(addr) => ptr::with_exposed_provenance_mut(addr),
-                    Err(error) => self.refuse(error),
+                    Err(error) => self.refuse(error.to_string()),
                 }
             }
             Err(error) => self.refuse(error),
@@ -106,12 +153,16 @@ impl Routes {
 
     /// Has `poorwill_alloc` take this route for the route's device.
     pub(super) fn make_default(&self, number: usize) {
-        if let Some(route) = self.routes.get(number).and_then(OnceLock::get) {
+        let route = self.routes.get(number).and_then(OnceLock::get).filter(|_| self.is_here());
+        if let Some(route) = route {
             lock(&self.by_device).insert(route.ordinal, number);
         }
     }
 
     pub(super) fn alloc_by_default(&self, bytes: isize, device: c_int, stream: usize) -> *mut c_void {
+        if self.own().is_err() {
+            return ptr::null_mut();
+        }
         let number =
             u32::try_from(device).ok().and_then(|ordinal| lock(&self.by_device).get(&ordinal).copied());
         match number {
@@ -123,15 +174,18 @@ impl Routes {
     }
 
     pub(super) fn free(&self, place: DeviceRange) {
+        if !self.is_here() {
+            return;
+        }
         match self.book.free(place) {
-            // A closed arena has taken everything back itself, and a forked child has nothing to give.
-            Ok(_) | Err(PoolError::Closed | PoolError::WrongProcess(_)) => {}
-            Err(error) => *lock(&self.refusal) = Some(error.to_string()),
+            // A closed arena has taken everything back itself.
+            Ok(_) | Err(PoolError::Closed) => {}
+            Err(error) => self.note(error.to_string()),
         }
     }
 
     pub(super) fn moment(&self) -> Moment {
-        self.book.moment()
+        if self.is_here() { self.book.moment() } else { Moment(0) }
     }
 
     pub(super) fn carve(
@@ -140,25 +194,40 @@ impl Routes {
         place: DeviceRange,
         holes: &[DeviceRange],
     ) -> Result<u64, PoolError> {
-        self.book.carve(moment, place, holes)
+        if self.is_here() { self.book.carve(moment, place, holes) } else { Ok(0) }
     }
 
     pub(super) fn begins_at(&self, addr: u64) -> bool {
-        self.book.begins_at(addr)
+        self.is_here() && self.book.begins_at(addr)
     }
 
     pub(super) fn held(&self) -> (usize, u64) {
-        self.book.held()
+        if self.is_here() { self.book.held() } else { (0, 0) }
     }
 
-    /// What was refused last. It is forgotten then.
+    /// What was refused last, unless the same thread has been served since. It is forgotten then. In a forked child,
+    /// why everything is.
     pub(super) fn take_refusal(&self) -> Option<String> {
-        lock(&self.refusal).take()
+        match self.process.load(Ordering::Relaxed) {
+            0 => None,
+            owner if owner != process::id() => Some(Forked { owner }.to_string()),
+            _ => lock(&self.refusal).take().map(|refusal| refusal.words),
+        }
     }
 
-    fn refuse(&self, why: impl ToString) -> *mut c_void {
-        *lock(&self.refusal) = Some(why.to_string());
+    fn refuse(&self, words: String) -> *mut c_void {
+        self.note(words);
         ptr::null_mut()
+    }
+
+    fn note(&self, words: String) {
+        *lock(&self.refusal) = Some(Refusal { words, thread: mark_of_thread() });
+    }
+
+    /// PyTorch asks again, when it has given back what it could.
+    fn forget_refusal(&self) {
+        let thread = mark_of_thread();
+        lock(&self.refusal).take_if(|refusal| refusal.thread == thread);
     }
 }
 
@@ -173,14 +242,34 @@ impl Route {
                 "the pool of `{tag}` is on cuda:{own}, and was asked for memory of cuda:{device}"
             ));
         }
-        let bytes = u64::try_from(bytes).map_err(|error| error.to_string())?;
+        let Ok(bytes) = u64::try_from(bytes) else {
+            return Err(format!(
+                "cannot allocate {bytes} bytes for `{}`: a size is never negative",
+                self.tag
+            ));
+        };
         let stream = self.stream(&opened, stream)?;
+<<<<<<< HEAD
         let request = AllocRequest::new(bytes, self.tag.clone()).on(stream).patient_for(PATIENCE);
         let block = opened.with(|arena| arena.alloc(&request)).map_err(|error| match error {
             Failed::Closed(words) => words,
             Failed::Pool(error) => error.to_string(),
         })?;
         Ok((opened, block))
+=======
+        let request = AllocRequest::new(bytes, self.tag.clone()).on(stream);
+        match opened.with(|arena| arena.alloc(&request)) {
+            Ok(block) => Ok((opened, block)),
+            Err(Failed::Closed(words)) => Err(words),
+            Err(Failed::Pool(error)) => {
+                if matches!(error, PoolError::DeviceFull { .. }) {
+                    // The last that the device had was not enough: others may need it now. What is refused here, the
+                    // next trim tells.
+                    let _ = opened.arena.trim();
+                }
+                Err(error.to_string())
+            }
+        }
     }
 
     /// The name of a stream of PyTorch's.
@@ -199,6 +288,12 @@ pub(super) fn watch(opened: &Opened, stream: usize) -> Result<StreamId, String> 
     let Some(gpu) = opened.device.cuda() else { return Err(format!("{} is no GPU", opened.device.spec())) };
     // SAFETY: P5.
     unsafe { gpu.adopt_stream(stream) }.map_err(|error| error.to_string())
+}
+
+/// Tells the threads that there are from each other. Also there while a thread ends.
+fn mark_of_thread() -> usize {
+    thread_local!(static MARK: u8 = const { 0 });
+    MARK.with(|mark| ptr::from_ref(mark).addr())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

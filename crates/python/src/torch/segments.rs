@@ -31,7 +31,6 @@ pub(super) struct Book {
 struct Segments {
     by_place: HashMap<DeviceRange, Segment>,
     last_serial: u64,
-    carved_bytes: u64,
 }
 
 /// A moment: what was handed out by then can be told from what was handed out later.
@@ -64,7 +63,8 @@ impl Book {
     }
 
     /// Gives whole granules of `holes` back, which lie in the segment at `place`, if that is still the one of this
-    /// moment. Returns the bytes given back.
+    /// moment: all of them that are still there. Returns the bytes given back, or the first error when everything
+    /// else was tried.
     ///
     /// The caller vouches that PyTorch never hands the holes out again: they belong to a pool that was retired before
     /// the moment, and were free then.
@@ -81,18 +81,31 @@ impl Book {
             return Ok(0);
         }
         let granule_bytes = segment.opened.arena.driver().info().granule_bytes;
-        let mut carved_bytes = 0;
+        // The granule of its address stays: another segment there could have the same.
+        let first_end = (place.addr - place.addr % granule_bytes).saturating_add(granule_bytes);
+        let (mut carved_bytes, mut failed) = (0, None);
         for hole in holes.iter().filter_map(|hole| whole_granules(*hole, granule_bytes)) {
-            // The first granule stays: another segment there would have this one's address.
-            let hole = after(hole, place.addr + granule_bytes);
-            let at = segment.parts.iter().position(|part| part.range.contains(&hole));
-            let (Some(at), true) = (at, hole.bytes > 0) else { continue };
-            let rest = segment.opened.arena.free_part(segment.parts[at].id, hole)?;
-            segment.parts.splice(at..=at, rest);
-            carved_bytes += hole.bytes;
+            let mut at = 0;
+            // What was a hole before may lie within one that has grown.
+            while let Some(part) = segment.parts.get(at) {
+                let piece = common(&part.range, &hole, first_end);
+                let carved = piece.map(|piece| (piece, segment.opened.arena.free_part(part.id, piece)));
+                at += match carved {
+                    None => 1,
+                    Some((piece, Ok(rest))) => {
+                        carved_bytes += piece.bytes;
+                        let left = rest.len();
+                        segment.parts.splice(at..=at, rest);
+                        left
+                    }
+                    Some((_, Err(error))) => {
+                        failed = failed.or(Some(error));
+                        1
+                    }
+                };
+            }
         }
-        book.carved_bytes += carved_bytes;
-        Ok(carved_bytes)
+        failed.map_or(Ok(carved_bytes), Err)
     }
 
     /// Whether a segment begins at this address.
@@ -119,8 +132,8 @@ fn whole_granules(range: DeviceRange, granule_bytes: u64) -> Option<DeviceRange>
     (start < end).then(|| DeviceRange::new(start, end - start))
 }
 
-/// The part of a range from `addr` on.
-fn after(range: DeviceRange, addr: u64) -> DeviceRange {
-    let start = range.addr.max(addr).min(range.end());
-    DeviceRange::new(start, range.end() - start)
+/// What two ranges share from `addr` on.
+fn common(one: &DeviceRange, other: &DeviceRange, addr: u64) -> Option<DeviceRange> {
+    let (start, end) = (one.addr.max(other.addr).max(addr), one.end().min(other.end()));
+    (start < end).then(|| DeviceRange::new(start, end - start))
 }

@@ -10,8 +10,9 @@ from poorwill._native import Arena, ClosedError
 from poorwill.torch._gpu import Gpu
 from poorwill.torch._import import DispatchMode, torch
 
-# How much PyTorch's cache may grow before a generation is retired. It is the chunk of an arena: what is freed in larger
-# pieces is given back as a whole and never cut, and smaller pieces lie in single granules, which can be carved.
+# How much PyTorch's cache may grow before a generation is retired. It is the chunk of an arena: what is
+# freed in larger pieces is given back as a whole and never cut, and smaller pieces lie in single granules,
+# which can be carved.
 _STEP_BYTES = 32 << 20
 
 
