@@ -24,7 +24,7 @@ def run(script: str, **variables: str) -> str:
     """What a script prints in a process of its own, which must end well and say nothing else."""
     inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     ran = subprocess.run(
-        # From 3.12 on Python warns of every fork of a process with threads, which is what some scripts are about.
+        # From 3.12 on Python warns of every fork of a process with threads, as some scripts make it.
         [sys.executable, "-B", "-W", "ignore::DeprecationWarning", "-c", f"import poorwill\n{script}"],
         env={**inherited, **variables},
         capture_output=True,

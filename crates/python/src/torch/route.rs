@@ -249,15 +249,7 @@ impl Route {
             ));
         };
         let stream = self.stream(&opened, stream)?;
-<<<<<<< HEAD
         let request = AllocRequest::new(bytes, self.tag.clone()).on(stream).patient_for(PATIENCE);
-        let block = opened.with(|arena| arena.alloc(&request)).map_err(|error| match error {
-            Failed::Closed(words) => words,
-            Failed::Pool(error) => error.to_string(),
-        })?;
-        Ok((opened, block))
-=======
-        let request = AllocRequest::new(bytes, self.tag.clone()).on(stream);
         match opened.with(|arena| arena.alloc(&request)) {
             Ok(block) => Ok((opened, block)),
             Err(Failed::Closed(words)) => Err(words),
