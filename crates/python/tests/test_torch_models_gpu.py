@@ -27,7 +27,7 @@ def arena() -> Iterator[poorwill.Arena]:
     arena.close()
 
 
-def model() -> Any:
+def model(attention: str = "sdpa") -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=512,
@@ -37,8 +37,7 @@ def model() -> Any:
         num_key_value_heads=4,
         vocab_size=4096,
         max_position_embeddings=512,
-        # Others add up in no fixed order.
-        attn_implementation="eager",
+        attn_implementation=attention,
     )
     return transformers.LlamaForCausalLM(config).to(torch.bfloat16)
 
