@@ -1,8 +1,8 @@
 """The C functions that PyTorch calls, as ctypes has them, and slow work for the fake libcuda.
 
-    functions = Functions.of(arena, "weights")
-    segment = functions.alloc(2 << 20)
-    functions.free(segment, 2 << 20)
+functions = Functions.of(arena, "weights")
+segment = functions.alloc(2 << 20)
+functions.free(segment, 2 << 20)
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """What becomes of parts of segments that PyTorch never hands out again, over the fake libcuda.
 
-`test_torch_symbols.py` runs it. Memory leaves by granules in segments below 32 MiB, and by chunks of that size
-in larger ones.
+`test_torch_symbols.py` runs it. Memory leaves by granules in segments below 32 MiB, and by chunks of that
+size in larger ones.
 """
 
 import itertools
@@ -177,7 +177,9 @@ def test_what_is_no_segment_any_more_is_left_alone(arena: poorwill.Arena, functi
     functions.free(kept, SIZE)
 
 
-def test_another_segment_never_gets_the_address_of_a_carved_one(arena: poorwill.Arena, functions: Functions) -> None:
+def test_another_segment_never_gets_the_address_of_a_carved_one(
+    arena: poorwill.Arena, functions: Functions
+) -> None:
     # PyTorch tells segments by their addresses, and has the carved one still.
     segments = [functions.alloc(SIZE) for _ in range(4)]
     for segment in segments:
@@ -191,7 +193,9 @@ def test_another_segment_never_gets_the_address_of_a_carved_one(arena: poorwill.
         functions.free(other, size)
 
 
-def test_a_segment_that_begins_within_a_granule(gpu: Gpu, arena: poorwill.Arena, functions: Functions) -> None:
+def test_a_segment_that_begins_within_a_granule(
+    gpu: Gpu, arena: poorwill.Arena, functions: Functions
+) -> None:
     # PyTorch without its cache asks for what it needs.
     for size in (SIZE, SIZE - 512, 6 * MIB + 512):
         before = functions.alloc(MIB + 512)
@@ -201,15 +205,11 @@ def test_a_segment_that_begins_within_a_granule(gpu: Gpu, arena: poorwill.Arena,
         carved = carve(segment, size, (0, size))
         first, last = -(-(segment + 1) // GRANULE) * GRANULE, (segment + size) // GRANULE * GRANULE
         assert carved == last - first, within
-        assert live_bytes_of(arena) == MIB + 512 + size - carved
+        assert arena.stats().live_bytes == MIB + 512 + size - carved
         for start, end in [(segment, first), (last, segment + size)]:
             assert set(gpu.read(0, start, end - start, 0)) <= {7}
         functions.free(segment, size)
         functions.free(before, MIB + 512)
-
-
-def live_bytes_of(arena: poorwill.Arena) -> int:
-    return arena.stats().live_bytes
 
 
 def test_carving_waits_for_the_stream(gpu: Gpu, arena: poorwill.Arena, functions: Functions) -> None:
@@ -337,7 +337,9 @@ class Model:
                 left.append(part)
                 continue
             cut += len(shared)
-            left += [rest for rest in (range(part.start, shared.start), range(shared.stop, part.stop)) if rest]
+            left += [
+                rest for rest in (range(part.start, shared.start), range(shared.stop, part.stop)) if rest
+            ]
         self.rest[segment] = left
         return cut
 

@@ -1,6 +1,6 @@
-"""What PyTorch may rely on when it calls for segments, over the fake libcuda: rows of calls, refusals, routes.
+"""What PyTorch may rely on when it calls for segments: rows of calls, refusals, routes.
 
-`test_torch_symbols.py` runs it. Each test opens arenas of its own.
+`test_torch_symbols.py` runs it over the fake libcuda. Each test opens arenas of its own.
 """
 
 import itertools
@@ -56,7 +56,9 @@ ROWS = [
 
 @pytest.mark.parametrize("keeps_gil", [False, True], ids=["", "with the interpreter's lock"])
 @pytest.mark.parametrize("row", ROWS)
-def test_what_is_mapped_follows_what_pytorch_has(gpu: Gpu, row: Callable[[], list[Call]], keeps_gil: bool) -> None:
+def test_what_is_mapped_follows_what_pytorch_has(
+    gpu: Gpu, row: Callable[[], list[Call]], keeps_gil: bool
+) -> None:
     calls = row()
     peak = peak_bytes(calls)
     # At the limit a segment that fits beside the live ones has to be found.
@@ -125,7 +127,9 @@ def test_the_bytes_of_a_segment_are_its_own(gpu: Gpu, arena: poorwill.Arena) -> 
         functions.free(segment, size, stream)
 
 
-def test_a_segment_stays_mapped_while_work_on_its_stream_may_touch_it(gpu: Gpu, arena: poorwill.Arena) -> None:
+def test_a_segment_stays_mapped_while_work_on_its_stream_may_touch_it(
+    gpu: Gpu, arena: poorwill.Arena
+) -> None:
     functions = Functions.of(arena, "weights")
     stream = gpu.new_stream(0)
     segment = functions.alloc(64 * MIB, stream)
