@@ -134,7 +134,7 @@ class _Cache:
 
 
 def made_up(seed: int, tensors: int = 400, of_streams: int = 1, max_split: int = 1 << 60) -> list[Call]:
-    """The calls for so many tensors, of which a part is kept, with the cache emptied in between."""
+    """The calls for so many tensors, of which a part is kept, with a cache that is emptied now and then."""
     rng, cache = random.Random(seed), _Cache(max_split)
     live: list[tuple[_Segment, int, int]] = []
     for _ in range(tensors):

@@ -205,15 +205,11 @@ def test_a_segment_that_begins_within_a_granule(
         carved = carve(segment, size, (0, size))
         first, last = -(-(segment + 1) // GRANULE) * GRANULE, (segment + size) // GRANULE * GRANULE
         assert carved == last - first, within
-        assert live_bytes_of(arena) == MIB + 512 + size - carved
+        assert arena.stats().live_bytes == MIB + 512 + size - carved
         for start, end in [(segment, first), (last, segment + size)]:
             assert set(gpu.read(0, start, end - start, 0)) <= {7}
         functions.free(segment, size)
         functions.free(before, MIB + 512)
-
-
-def live_bytes_of(arena: poorwill.Arena) -> int:
-    return arena.stats().live_bytes
 
 
 def test_carving_waits_for_the_stream(gpu: Gpu, arena: poorwill.Arena, functions: Functions) -> None:

@@ -1,8 +1,6 @@
 """What PyTorch may rely on when it calls for segments: rows of calls, refusals, routes.
 
-Over the fake libcuda.
-
-`test_torch_symbols.py` runs it. Each test opens arenas of its own.
+`test_torch_symbols.py` runs it over the fake libcuda. Each test opens arenas of its own.
 """
 
 import itertools

@@ -99,12 +99,12 @@ del kept
 gc.collect()
 torch.cuda.empty_cache()
 
-# a thread at work
+# a thread at work, which Python waits for
 def work():
     with poorwill.pool("t"):
-        for n in range(10_000):
+        for n in range(500):
             filled(n % 256, 3 * MIB)
-threading.Thread(target=work, daemon=True).start()
+threading.Thread(target=work).start()
 
 # generations in a cycle
 class Box: pass

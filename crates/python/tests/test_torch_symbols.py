@@ -1,4 +1,4 @@
-"""The C functions that PyTorch calls for segments, over the fake libcuda and without PyTorch."""
+"""The functions that PyTorch calls for segments, without PyTorch, over the stand-in for NVIDIA's library."""
 
 import os
 import subprocess
