@@ -148,7 +148,7 @@ Dynamic section at offset 0x1c4c00 contains 28 entries:
  0x0000000000000001 (NEEDED)             Shared library: [ld-linux-x86-64.so.2]
  0x0000000000000019 (INIT_ARRAY)         0x1b5d28
 
-Symbol table '.dynsym' contains 148 entries:
+Symbol table '.dynsym' contains 150 entries:
    Num:    Value          Size Type    Bind   Vis      Ndx Name
      0: 0000000000000000     0 NOTYPE  LOCAL  DEFAULT  UND\x20
      1: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND memcpy@GLIBC_2.14 (2)
@@ -156,8 +156,10 @@ Symbol table '.dynsym' contains 148 entries:
      3: 0000000000000000     0 NOTYPE  WEAK   DEFAULT  UND gettid
      4: 0000000000000000     0 FUNC    WEAK   DEFAULT  UND statx@GLIBC_2.28 (10)
    147: 00000000000a1b90    22 FUNC    GLOBAL DEFAULT   13 PyInit__native
+   148: 00000000000a1bb0    88 FUNC    GLOBAL DEFAULT   13 poorwill_alloc
+   149: 00000000000a1c10    61 FUNC    GLOBAL DEFAULT   13 poorwill_free
 
-Version symbols section '.gnu.version' contains 148 entries:
+Version symbols section '.gnu.version' contains 150 entries:
  Addr: 0x0000000000001348  Offset: 0x00001348  Link: 3 (.dynsym)
   000:   0 (*local*)       2 (GLIBC_2.14)    1 (*global*)      1 (*global*)
 
@@ -176,7 +178,7 @@ Version needs section '.gnu.version_r' contains 2 entries:
         assert_eq!(library.needed, ["libc.so.6", "ld-linux-x86-64.so.2"]);
         assert_eq!(library.versions, ["GLIBC_2.14", "GLIBC_2.28", "GLIBC_2.3"]);
         assert_eq!(library.taken, ["PyExc_ValueError"]);
-        assert_eq!(library.exported, ["PyInit__native"]);
+        assert_eq!(library.exported, EXPORTS);
         assert_eq!(library.checked().unwrap().to_string(), "2.28");
     }
 
