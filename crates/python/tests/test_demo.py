@@ -1,6 +1,7 @@
 """What `python -m poorwill.demo` promises."""
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -93,6 +94,19 @@ def test_what_cannot_be_had_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.out == ""
     assert said.err.startswith("poorwill.demo: cannot open the arena `demo`: host:64MiB is open")
     assert demo.main(["--json"]) == 0
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_cannot_be_printed_fails_like_the_rest(unbuffered: str) -> None:
+    command = [sys.executable, "-B", "-m", "poorwill.demo", "--size", "64MiB"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, env=environment
+        )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("poorwill.demo: what was found cannot be printed: ")
+    assert len(ran.stderr.splitlines()) == 1
 
 
 def test_a_wrong_byte_shows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,7 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shown = show(numpy, chosen.size)
     except poorwill.PoorwillError as error:
         return _failed(str(error))
-    print(json.dumps(shown.as_dict()) if chosen.json else shown.as_text())
+    try:
+        print(json.dumps(shown.as_dict()) if chosen.json else shown.as_text(), flush=True)
+    except OSError as error:
+        # Otherwise Python tries once more at its end, and ends with a code of its own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _failed(f"what was found cannot be printed: {error}")
     return 0 if shown.is_right else 1
 
 
