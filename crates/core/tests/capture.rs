@@ -4,8 +4,8 @@
 //! The capture is one that the test declares; those of real graphs are tested with the drivers.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use poorwill_core::{
     AllocRequest, Block, BlockKind, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, StreamId, Tag,
@@ -144,6 +144,34 @@ fn the_reaper_catches_up_when_the_capture_has_ended_though_nobody_calls() {
         world.capture.end();
         eventually("all is given back", || world.mapped_granules() == 0);
         assert!(!world.has_waiting());
+        world.pool.close().unwrap();
+    });
+}
+
+/// The capture ends between the look by which the reaper records nothing, and the one by which it would wait.
+#[test]
+fn the_reaper_catches_up_when_the_capture_ends_under_its_eyes() {
+    watched(|| {
+        let ending: Arc<OnceLock<Arc<Capture>>> = Arc::default();
+        let (capture, asked) = (Arc::clone(&ending), AtomicU64::new(0));
+        let world = world(None, move |call| {
+            let is_second = || asked.fetch_add(1, Ordering::Relaxed) == 1;
+            if call.op == Op::Capturing
+                && let Some(capture) = capture.get()
+                && is_second()
+            {
+                capture.end();
+            }
+            Verdict::Pass
+        });
+        let [captured, other] = world.streams;
+        let used = world.alloc(4, captured).unwrap();
+        world.pool.record_use(used.id, other).unwrap();
+        world.capture.begin(captured);
+        ending.set(Arc::clone(&world.capture)).unwrap();
+        world.pool.free(used.id).unwrap();
+        eventually("the block is free", || !world.has_waiting());
+        assert_eq!(world.capture.stream(), None);
         world.pool.close().unwrap();
     });
 }

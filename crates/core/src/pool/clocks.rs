@@ -28,6 +28,8 @@ pub(super) struct Clocks {
     clocks: Vec<Clock>,
     /// How often anything was freed or has passed.
     news: u64,
+    /// Whether a capture has kept events from being recorded, the last time that somebody was about to.
+    held_up: bool,
 }
 
 #[derive(Debug)]
@@ -69,6 +71,16 @@ impl Clocks {
     /// Whether anything stamped may still be in use.
     pub(super) fn any_pending(&self) -> bool {
         self.clocks.iter().any(|clock| clock.dirty || !clock.flying.is_empty())
+    }
+
+    /// Says whether a capture has kept events from being recorded just now.
+    pub(super) fn hold_up(&mut self, held_up: bool) {
+        self.held_up = held_up;
+    }
+
+    /// Whether events are due that a capture has kept from being recorded.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.held_up && self.clocks.iter().any(|clock| clock.dirty)
     }
 
     /// Ends the tick of every clock under which something was freed; the caller records the events.
