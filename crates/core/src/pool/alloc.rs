@@ -1,8 +1,8 @@
 //! Allocating when no free piece is ready: find a place, get memory, map it.
 //!
 //! The pool's lock is held to decide and to note; the driver is called with the [`Vm`] alone, and what has to
-//! be waited for is waited for with nothing held. Under the limit nothing is waited for but a moment; at the
-//! limit, whatever may give memory back is, before the request is refused.
+//! be waited for is waited for with nothing held. Under the limit nothing is waited for beyond the request's
+//! patience; at the limit, whatever may give memory back is, before the request is refused.
 
 use std::thread;
 use std::time::{Duration, Instant};

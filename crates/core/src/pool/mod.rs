@@ -296,9 +296,8 @@ impl Pool {
     }
 
     /// Takes a block. Its bytes are unspecified. Waits for work of the device when the limit or the device leaves
-    /// no other way; and a fraction of a millisecond at most where that may save creating memory.
-    ///
-    /// While a stream is being captured it waits for no work.
+    /// no other way; and for no longer than the request's [patience](AllocRequest::patience) where that may save
+    /// creating memory. While a stream is being captured it waits for no work.
     ///
     /// # Errors
     /// `InvalidRequest`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures;
@@ -491,7 +490,8 @@ impl Pool {
     ///
     /// # Errors
     /// `Capturing` while a stream is being captured, with nothing done: the pool is open. Otherwise what the driver
-    /// said first; the pool is closed all the same, and closing again goes on with what is left.
+    /// said first, or `Capturing` for a capture that began under way; the pool is closed all the same, and closing
+    /// again goes on with what is left.
     pub fn close(&self) -> Result<()> {
         self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
         self.shared.check_no_capture(CLOSE)?;
