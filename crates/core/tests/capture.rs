@@ -243,6 +243,32 @@ fn tags_wake_and_sleeps_are_prepared_during_a_capture() {
     });
 }
 
+#[test]
+fn a_pool_that_holds_nothing_closes_without_waiting_for_the_device() {
+    watched(|| {
+        let waits = Arc::new(AtomicU64::new(0));
+        let counting = Arc::clone(&waits);
+        let world = world(None, move |call| {
+            counting.fetch_add(u64::from(call.op == Op::Synchronize), Ordering::Relaxed);
+            Verdict::Pass
+        });
+        let before = world.device.memory_info().unwrap();
+        let [captured, other] = world.streams;
+        let live = world.loaded(5, 1);
+        world.pool.record_use(live.id, other).unwrap();
+        world.pool.discard(&[Tag::weights()]).unwrap();
+        world.pool.free(live.id).unwrap();
+        world.pool.trim().unwrap();
+        assert_eq!(world.mapped_granules(), 0);
+        let awaited = waits.load(Ordering::Relaxed);
+        world.capture.begin(captured);
+        world.pool.close().unwrap();
+        world.capture.end();
+        assert_eq!(waits.load(Ordering::Relaxed), awaited);
+        assert_eq!(world.device.memory_info().unwrap().free_bytes, before.free_bytes);
+    });
+}
+
 /// The work was queued before the capture began, and passes while it is under way.
 #[test]
 fn a_trim_waits_for_nothing_during_a_capture() {

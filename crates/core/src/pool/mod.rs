@@ -486,15 +486,15 @@ impl Pool {
 
     /// Gives everything back, live blocks included, and ends the pool. Dropping a pool does the same, but
     /// cannot tell what failed; while a stream is being captured, it leaves what it holds to the driver, which gives
-    /// it back when it ends.
+    /// it back when it ends. Waits for the device unless nothing is held.
     ///
     /// # Errors
-    /// `Capturing` while a stream is being captured, with nothing done: the pool is open. Otherwise what the driver
+    /// `Capturing` while a stream is being captured and something is held, with nothing done: the pool is open. Otherwise what the driver
     /// said first, or `Capturing` for a capture that began under way; the pool is closed all the same, and closing
     /// again goes on with what is left.
     pub fn close(&self) -> Result<()> {
         self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
-        self.shared.check_no_capture(CLOSE)?;
+        self.shared.check_closable()?;
         self.end_work();
         self.shared.close()
     }
@@ -548,10 +548,20 @@ impl Shared {
         }
     }
 
+    /// Refuses to wait for the device during a capture. Where nothing is held no work can touch anything, and nothing is
+    /// waited for.
+    fn check_closable(&self) -> Result<()> {
+        if self.counters.held_bytes() == 0 { Ok(()) } else { self.check_no_capture(CLOSE) }
+    }
+
     fn close(&self) -> Result<()> {
         let failed = |source| PoolError::Driver { op: CLOSE, source };
-        self.check_no_capture(CLOSE)?;
-        self.quiesce().map_err(failed)?;
+        self.check_closable()?;
+        if self.counters.held_bytes() > 0 {
+            self.quiesce().map_err(failed)?;
+        } else {
+            self.forget_clocks();
+        }
         let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
         let swept = self.sweep(&mut vm);
         let streams: Vec<StreamId> = self.streams.iter().copied().chain([self.background_stream]).collect();

@@ -163,6 +163,18 @@ impl Shared {
         Ok(())
     }
 
+    /// Nothing is held, so nothing has to be known to be quiet any more.
+    pub(super) fn forget_clocks(&self) {
+        let done = {
+            let mut state = self.state.lock_anyway();
+            let flying = state.clocks.flying();
+            let done = state.clocks.pass_all(&[], &flying);
+            state.settle_waiting();
+            done
+        };
+        self.forget(done);
+    }
+
     /// For whoever lets go of a tag or a chunk: a panic (of a store of backups, or of who is told of progress) has left
     /// copies that nobody waits for, and nothing may be unmapped under them.
     pub(super) fn settle_after_panic(&self) {
