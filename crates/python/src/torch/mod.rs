@@ -127,7 +127,8 @@ pub(crate) fn settle(py: Python<'_>, arena: &Arena) -> PyResult<()> {
         .map_err(refused)
 }
 
-/// What was refused to PyTorch last, in words; None where nothing was since this was asked last.
+/// What was refused to PyTorch last, in words, to this thread if anything was; None where nothing was since this was
+/// asked last.
 #[pyfunction]
 fn torch_refusal() -> Option<String> {
     routes().take_refusal()
