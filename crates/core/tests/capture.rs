@@ -4,8 +4,8 @@
 //! The capture is one that the test declares; those of real graphs are tested with the drivers.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use poorwill_core::{
     AllocRequest, Block, BlockKind, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, StreamId, Tag,
@@ -148,6 +148,34 @@ fn the_reaper_catches_up_when_the_capture_has_ended_though_nobody_calls() {
     });
 }
 
+/// The capture ends between the look by which the reaper records nothing, and the one by which it would wait.
+#[test]
+fn the_reaper_catches_up_when_the_capture_ends_under_its_eyes() {
+    watched(|| {
+        let ending: Arc<OnceLock<Arc<Capture>>> = Arc::default();
+        let (capture, asked) = (Arc::clone(&ending), AtomicU64::new(0));
+        let world = world(None, move |call| {
+            let is_second = || asked.fetch_add(1, Ordering::Relaxed) == 1;
+            if call.op == Op::Capturing
+                && let Some(capture) = capture.get()
+                && is_second()
+            {
+                capture.end();
+            }
+            Verdict::Pass
+        });
+        let [captured, other] = world.streams;
+        let used = world.alloc(4, captured).unwrap();
+        world.pool.record_use(used.id, other).unwrap();
+        world.capture.begin(captured);
+        ending.set(Arc::clone(&world.capture)).unwrap();
+        world.pool.free(used.id).unwrap();
+        eventually("the block is free", || !world.has_waiting());
+        assert_eq!(world.capture.stream(), None);
+        world.pool.close().unwrap();
+    });
+}
+
 #[test]
 fn a_pool_that_closes_after_a_capture_ends_a_reaper_that_was_waiting_for_it() {
     watched(|| {
@@ -212,6 +240,32 @@ fn tags_wake_and_sleeps_are_prepared_during_a_capture() {
         world.capture.end();
         world.assert_reads(&block, 1);
         world.pool.close().unwrap();
+    });
+}
+
+#[test]
+fn a_pool_that_holds_nothing_closes_without_waiting_for_the_device() {
+    watched(|| {
+        let waits = Arc::new(AtomicU64::new(0));
+        let counting = Arc::clone(&waits);
+        let world = world(None, move |call| {
+            counting.fetch_add(u64::from(call.op == Op::Synchronize), Ordering::Relaxed);
+            Verdict::Pass
+        });
+        let before = world.device.memory_info().unwrap();
+        let [captured, other] = world.streams;
+        let live = world.loaded(5, 1);
+        world.pool.record_use(live.id, other).unwrap();
+        world.pool.discard(&[Tag::weights()]).unwrap();
+        world.pool.free(live.id).unwrap();
+        world.pool.trim().unwrap();
+        assert_eq!(world.mapped_granules(), 0);
+        let awaited = waits.load(Ordering::Relaxed);
+        world.capture.begin(captured);
+        world.pool.close().unwrap();
+        world.capture.end();
+        assert_eq!(waits.load(Ordering::Relaxed), awaited);
+        assert_eq!(world.device.memory_info().unwrap().free_bytes, before.free_bytes);
     });
 }
 

@@ -4,8 +4,8 @@
 //! `python/poorwill/__init__.py` says which of them are the package's own. Bindings hold no policy: they turn
 //! Python's values into the library's types, and the library's errors into Python's, with the library's words.
 //!
-//! Memory leaves the library for C in `block/dlpack.rs`, and nowhere else is there anything unsafe; the rules are in
-//! `docs/unsafe.md`.
+//! Memory leaves the library for C in `block/dlpack.rs` and `torch/`, and nowhere else is there anything unsafe; the
+//! rules are in `docs/unsafe.md`.
 
 #![allow(unsafe_code)]
 

@@ -1,9 +1,10 @@
 //! Allocating when no free piece is ready: find a place, get memory, map it.
 //!
 //! The pool's lock is held to decide and to note; the driver is called with the [`Vm`] alone, and what has to
-//! be waited for is waited for with nothing held. Under the limit nothing is waited for but a moment; at the
-//! limit, whatever may give memory back is, before the request is refused.
+//! be waited for is waited for with nothing held. Under the limit nothing is waited for beyond the request's
+//! patience; at the limit, whatever may give memory back is, before the request is refused.
 
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -84,7 +85,7 @@ impl Shared {
             pressure.look(self);
             let refused = self.poll(&vm).or(self.recover(&mut vm));
             let in_time = started.elapsed() < wanted.request.patience;
-            let mut attempt = self.attempt(&mut vm, wanted, patient && in_time);
+            let mut attempt = self.attempt(&mut vm, wanted, patient && in_time && self.is_worth_waiting());
             if let Ok(Attempt::Grown) = attempt {
                 attempt = self.attempt(&mut vm, wanted, false);
             }
@@ -108,6 +109,9 @@ impl Shared {
                     if patient {
                         rest(started.elapsed());
                     }
+                    if wanted.request.is_patient() && started.elapsed() >= wanted.request.patience {
+                        self.note_waited_in_vain();
+                    }
                     continue;
                 }
                 Attempt::Short(needed_bytes) => (needed_bytes, None),
@@ -124,6 +128,18 @@ impl Shared {
             }
             return Err(self.refusal(wanted, needed_bytes, full, refused));
         }
+    }
+
+    /// Whether anything has passed since somebody waited in vain for as long as they had patience: what holds freed
+    /// memory is not waited for by one request after the other.
+    fn is_worth_waiting(&self) -> bool {
+        let passes = self.state.lock_anyway().clocks.passes();
+        self.in_vain_since.load(Ordering::Relaxed) != passes
+    }
+
+    fn note_waited_in_vain(&self) {
+        let passes = self.state.lock_anyway().clocks.passes();
+        self.in_vain_since.store(passes, Ordering::Relaxed);
     }
 
     fn refusal(

@@ -41,10 +41,22 @@ impl Shared {
     /// Waits for the copies of a sleep or wake that nobody waits for any more.
     pub(super) fn settle_copies(&self) -> Result<(), DriverError> {
         if self.captured()?.is_none() {
-            return self.driver.synchronize();
+            match self.driver.synchronize() {
+                // A capture may have begun just now.
+                Err(error) if is_captured(&error) => {}
+                settled => return settled,
+            }
         }
         let own = self.streams.iter().chain([&self.background_stream]);
         own.copied().try_for_each(|stream| self.driver.stream_synchronize(stream))
+    }
+}
+
+/// The refusal of what would wait for the device, where the driver has refused that for a capture that had just begun.
+pub(super) fn refused_by_capture(op: &'static str, error: &DriverError) -> Option<PoolError> {
+    match error.kind {
+        DriverErrorKind::Capturing { stream } => Some(PoolError::Capturing { op, stream }),
+        _ => None,
     }
 }
 

@@ -28,6 +28,10 @@ pub(super) struct Clocks {
     clocks: Vec<Clock>,
     /// How often anything was freed or has passed.
     news: u64,
+    /// How often anything has passed.
+    passes: u64,
+    /// Whether a capture has kept events from being recorded, the last time that somebody was about to.
+    held_up: bool,
 }
 
 #[derive(Debug)]
@@ -71,6 +75,16 @@ impl Clocks {
         self.clocks.iter().any(|clock| clock.dirty || !clock.flying.is_empty())
     }
 
+    /// Says whether a capture has kept events from being recorded just now.
+    pub(super) fn hold_up(&mut self, held_up: bool) {
+        self.held_up = held_up;
+    }
+
+    /// Whether events are due that a capture has kept from being recorded.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.held_up && self.clocks.iter().any(|clock| clock.dirty)
+    }
+
     /// Ends the tick of every clock under which something was freed; the caller records the events.
     pub(super) fn begin(&mut self) -> Vec<Due> {
         let dirty = self.clocks.iter_mut().enumerate().filter(|(_, clock)| clock.dirty);
@@ -107,6 +121,11 @@ impl Clocks {
         self.news
     }
 
+    /// How often work that may still have touched freed memory has passed.
+    pub(super) fn passes(&self) -> u64 {
+        self.passes
+    }
+
     /// Something else has happened that may help.
     pub(super) fn tell(&mut self) {
         self.news += 1;
@@ -115,6 +134,7 @@ impl Clocks {
     /// Everything on this clock up to `tick` has passed. Returns the events that are not needed any more.
     pub(super) fn pass(&mut self, clock: ClockKey, tick: u64) -> Vec<EventId> {
         self.news += 1;
+        self.passes += 1;
         let clock = &mut self.clocks[clock];
         clock.passed = clock.passed.max(tick);
         let done = clock.flying.iter().take_while(|(ends, _)| *ends <= tick).count();

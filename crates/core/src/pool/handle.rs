@@ -12,6 +12,9 @@ use crate::tag::Tag;
 /// What waiting costs no more than creating memory would.
 const PATIENCE_DEFAULT: Duration = Duration::from_micros(200);
 
+/// A patient request waits for memory that is at least this part of what it would have to create.
+const WORTH_WAITING: u64 = 16;
+
 /// What to allocate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllocRequest {
@@ -24,7 +27,8 @@ pub struct AllocRequest {
     /// The stream whose work uses the block; work on others is announced by `record_use`.
     pub stream: StreamId,
     /// How long memory that was freed, and that queued work may still touch, is waited for before more is created: with
-    /// the patience of [`AllocRequest::new`], a fraction of a millisecond, only where that may save all of the creating.
+    /// the patience of [`AllocRequest::new`], a fraction of a millisecond, only where that may save all of the creating,
+    /// with more also where it saves a sixteenth, and not where somebody has just waited in vain.
     /// At the limit it is waited for in any case.
     pub patience: Duration,
 }
@@ -55,8 +59,13 @@ impl AllocRequest {
 impl AllocRequest {
     /// Whether it waits for memory that is about to be quiet, where so much would have to be created.
     pub(super) fn would_wait(&self, pending_bytes: u64, create_bytes: u64) -> bool {
-        let least_bytes = if self.patience > PATIENCE_DEFAULT { 1 } else { create_bytes };
-        pending_bytes >= least_bytes
+        let least_bytes = if self.is_patient() { create_bytes / WORTH_WAITING } else { create_bytes };
+        pending_bytes >= least_bytes.max(1)
+    }
+
+    /// Whether it has more patience than what costs nothing.
+    pub(super) fn is_patient(&self) -> bool {
+        self.patience > PATIENCE_DEFAULT
     }
 }
 

@@ -63,7 +63,7 @@ mod wake;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
@@ -142,6 +142,8 @@ struct Shared {
     preparing: Mutex<()>,
     /// How many sleeps lack host memory: who prepares one makes way.
     starving: AtomicU32,
+    /// How often freed memory had become quiet when a request had waited for some in vain.
+    in_vain_since: AtomicU64,
     state: Monitor<State>,
     vm: Mutex<Vm>,
     counters: Arc<Counters>,
@@ -256,6 +258,7 @@ impl Pool {
         let (state, orders) = (Monitor::new(state), Monitor::new(Orders::default()));
         let background_stream = ready.pop().unwrap_or(StreamId::DEFAULT); // It was created last.
         let (preparing, starving) = Default::default();
+        let in_vain_since = AtomicU64::new(u64::MAX);
         let shared = Shared {
             driver,
             backups,
@@ -264,6 +267,7 @@ impl Pool {
             background_stream,
             preparing,
             starving,
+            in_vain_since,
             state,
             vm,
             counters,
@@ -296,9 +300,8 @@ impl Pool {
     }
 
     /// Takes a block. Its bytes are unspecified. Waits for work of the device when the limit or the device leaves
-    /// no other way; and a fraction of a millisecond at most where that may save creating memory.
-    ///
-    /// While a stream is being captured it waits for no work.
+    /// no other way; and for no longer than the request's [patience](AllocRequest::patience) where that may save
+    /// creating memory. While a stream is being captured it waits for no work.
     ///
     /// # Errors
     /// `InvalidRequest`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures;
@@ -487,14 +490,15 @@ impl Pool {
 
     /// Gives everything back, live blocks included, and ends the pool. Dropping a pool does the same, but
     /// cannot tell what failed; while a stream is being captured, it leaves what it holds to the driver, which gives
-    /// it back when it ends.
+    /// it back when it ends. Waits for the device unless nothing is held.
     ///
     /// # Errors
-    /// `Capturing` while a stream is being captured, with nothing done: the pool is open. Otherwise what the driver
-    /// said first; the pool is closed all the same, and closing again goes on with what is left.
+    /// `Capturing` while a stream is being captured and something is held, with nothing done: the pool is open. Otherwise what the driver
+    /// said first, or `Capturing` for a capture that began under way; the pool is closed all the same, and closing
+    /// again goes on with what is left.
     pub fn close(&self) -> Result<()> {
         self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
-        self.shared.check_no_capture(CLOSE)?;
+        self.shared.check_closable()?;
         self.end_work();
         self.shared.close()
     }
@@ -548,10 +552,20 @@ impl Shared {
         }
     }
 
+    /// Refuses to wait for the device during a capture. Where nothing is held no work can touch anything, and nothing is
+    /// waited for.
+    fn check_closable(&self) -> Result<()> {
+        if self.counters.held_bytes() == 0 { Ok(()) } else { self.check_no_capture(CLOSE) }
+    }
+
     fn close(&self) -> Result<()> {
         let failed = |source| PoolError::Driver { op: CLOSE, source };
-        self.check_no_capture(CLOSE)?;
-        self.quiesce().map_err(failed)?;
+        self.check_closable()?;
+        if self.counters.held_bytes() > 0 {
+            self.quiesce().map_err(failed)?;
+        } else {
+            self.forget_clocks();
+        }
         let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
         let swept = self.sweep(&mut vm);
         let streams: Vec<StreamId> = self.streams.iter().copied().chain([self.background_stream]).collect();

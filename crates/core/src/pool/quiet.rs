@@ -17,7 +17,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(1);
 /// How waiting for what was freed has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Waited {
-    /// Something is quiet that was not.
+    /// Something is quiet that was not, or can be found out about now.
     News,
     /// There is nothing to wait for.
     InVain,
@@ -38,11 +38,14 @@ impl Shared {
         }
         match self.captured() {
             Ok(None) => {}
-            Ok(Some(_)) => return None,
+            Ok(Some(_)) => {
+                self.state.lock_anyway().clocks.hold_up(true);
+                return None;
+            }
             Err(error) => return Some(error),
         }
         let due = self.state.lock_anyway().clocks.begin();
-        let mut refused = None;
+        let (mut refused, mut held_up) = (None, false);
         for due in due {
             let recorded = self.driver.event_record(due.stream);
             let mut state = self.state.lock_anyway();
@@ -57,11 +60,16 @@ impl Shared {
                 Err(error) => {
                     state.clocks.not_recorded(due);
                     // A capture may have begun just now.
+                    held_up |= is_captured(&error);
                     refused = refused.or(Some(error).filter(|error| !is_captured(error)));
                 }
             }
         }
-        let flying = self.state.lock_anyway().clocks.flying();
+        let flying = {
+            let mut state = self.state.lock_anyway();
+            state.clocks.hold_up(held_up);
+            state.clocks.flying()
+        };
         let mut late = None;
         for (clock, tick, event) in flying {
             if late == Some(clock) {
@@ -86,15 +94,19 @@ impl Shared {
     pub(super) fn wait_for_event(&self, seen: u64) -> Result<Waited> {
         let mut pause = PAUSE_MIN;
         loop {
-            let (news, flying) = {
+            let (news, held_up, flying) = {
                 let state = self.state.lock_anyway();
-                (state.clocks.news(), state.clocks.flying())
+                (state.clocks.news(), state.clocks.is_held_up(), state.clocks.flying())
             };
             if news != seen {
                 return Ok(Waited::News);
             }
             if self.captured().map_err(waiting)?.is_some() {
                 return Ok(Waited::Captured);
+            }
+            if held_up {
+                // The capture has ended since events were to be recorded: they can be now.
+                return Ok(Waited::News);
             }
             let Some((clock, tick, event)) = flying.first().copied() else { return Ok(Waited::InVain) };
             let alone = flying.iter().all(|(other, _, _)| *other == clock);
@@ -149,6 +161,18 @@ impl Shared {
         drop(state);
         self.forget(done);
         Ok(())
+    }
+
+    /// Nothing is held, so nothing has to be known to be quiet any more.
+    pub(super) fn forget_clocks(&self) {
+        let done = {
+            let mut state = self.state.lock_anyway();
+            let flying = state.clocks.flying();
+            let done = state.clocks.pass_all(&[], &flying);
+            state.settle_waiting();
+            done
+        };
+        self.forget(done);
     }
 
     /// For whoever lets go of a tag or a chunk: a panic (of a store of backups, or of who is told of progress) has left

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use super::capture::refused_by_capture;
 use super::error::{Phase, PoolError};
 use super::plan::SleepPlan;
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
@@ -111,7 +112,8 @@ impl Shared {
         plan(&*self.open_state()?)?; // What cannot be is refused before anything happens.
         self.check_no_capture(op)?; // Again: others may have been waited for.
         let at = |phase| move |source| PoolError::SleepFailed { phase, source };
-        self.quiesce().map_err(at(Phase::Quiesce))?;
+        self.quiesce()
+            .map_err(|source| refused_by_capture(op, &source).unwrap_or(at(Phase::Quiesce)(source)))?;
         let before = self.driver.memory_info().map_err(at(Phase::Measure))?;
         let plan = plan(&*self.open_state()?)?;
         let mut saved = Saved::default();

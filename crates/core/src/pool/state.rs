@@ -3,8 +3,8 @@
 //! Nothing here calls the driver or waits. Free pieces come in four kinds, which never mix in one piece:
 //! *fine* ones lie in chunks of one granule and are cut at will; *coarse* ones are whole larger chunks, cut
 //! only between chunks; *bound* ones are parts of a larger chunk that is not free as a whole ([`super::part`]), and
-//! serve nobody; *bare* ones are addresses without memory. A fine or coarse piece belongs to a *lane*, the pieces of one stream in one
-//! tag; another lane may take it once it is quiet ([`super::clocks`]).
+//! serve nobody; *bare* ones are addresses without memory. A fine or coarse piece belongs to a *lane*, the pieces of
+//! one stream in one tag; another lane may take it once it is quiet ([`super::clocks`]).
 //!
 //! Invariants, which the property tests check from outside:
 //! - every byte of a live block and of a fine or coarse piece lies in a chunk, which is mapped and open while

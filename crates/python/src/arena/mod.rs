@@ -40,7 +40,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyfunction]
 fn end_preparations(py: Python<'_>) {
     let opened: Vec<_> = registry::all(py).iter().filter_map(|entry| entry.opened().ok()).collect();
-    py.detach(|| opened.iter().for_each(|opened| opened.end_preparations()));
+    // It may be the last to hold one, if that is being closed.
+    py.detach(move || opened.iter().for_each(|opened| opened.end_preparations()));
 }
 
 /// The name of the arena that is meant where none is named.
@@ -84,13 +85,8 @@ fn arena(
     let limit_bytes = host_limit.map(size_of).transpose()?;
     let host_memory = HostMemoryUse { limit_bytes, pageable };
     let wanted = Wanted { device: spec, any_size, name: name.to_owned(), limit, host_memory };
+    torch::bury_closed(py);
     registry::open(py, &wanted).map(Arena::new)
-}
-
-/// The arena without a name of a device, opened if need be.
-#[allow(dead_code)] // For pools of PyTorch's.
-pub(crate) fn default_of(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<Opened>> {
-    arena(py, device, DEFAULT, None, None, false)?.opened()
 }
 
 /// Memory of a device that can be put to sleep and woken; `poorwill.arena` opens one.
@@ -115,8 +111,17 @@ impl Arena {
         self.entry.get()?.opened()
     }
 
+    pub(crate) fn spec(&self) -> &DeviceSpec {
+        &self.device
+    }
+
+    /// Whether it has not been closed; an error in a fork of the process that opened it.
+    pub(crate) fn is_open(&self) -> PyResult<bool> {
+        Ok(self.entry.get()?.is_open())
+    }
+
     /// Does something with it while other Python threads go on.
-    fn with<T: Send>(
+    pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
         act: impl FnOnce(&poorwill::Arena) -> Result<T, PoolError> + Send,
@@ -132,7 +137,7 @@ impl Arena {
         py: Python<'_>,
         act: impl FnOnce(&poorwill::Arena) -> Result<T, PoolError> + Send,
     ) -> PyResult<T> {
-        torch::settle(py, &*self.opened()?)?;
+        torch::settle(py, self)?;
         self.with(py, act)
     }
 }
@@ -244,8 +249,8 @@ impl Arena {
         tags: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Preparation> {
         let request = SleepRequest { level: request::level(level)?, tags: request::tags(tags)? };
+        torch::settle(py, self)?;
         let opened = self.opened()?;
-        torch::settle(py, &opened)?;
         let begun = py.detach(move || {
             let begun = Begun::new(opened.with(|arena| arena.prepare_sleep(&request))?);
             opened.watch(&begun);
@@ -324,12 +329,15 @@ impl Arena {
         slf.py().import("poorwill.torch")?.call_method1("graph_pool", (slf,))
     }
 
-    /// Gives everything back and ends it, after what is under way. Closing again does nothing.
+    /// Gives everything back and ends it, after what is under way. Closing again does nothing. Raises SleepError while a
+    /// CUDA graph is being captured, with nothing done.
     ///
     /// What still lives in it loses its bytes and its memory at once; the addresses stay reserved, so that nothing
     /// else comes to lie there, until the last has let go.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let entry = self.entry.get()?;
+        torch::settle(py, self)?;
+        torch::bury_closed(py);
         py.detach(|| entry.close()).map_err(|error| failed(py, &error))
     }
 

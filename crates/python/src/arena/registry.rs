@@ -308,16 +308,29 @@ impl Entry {
         &self.device
     }
 
+    pub(super) fn is_open(&self) -> bool {
+        locked(&self.opened).is_some()
+    }
+
     /// The arena, unless it has been closed.
     pub(super) fn opened(&self) -> PyResult<Arc<Opened>> {
         let opened = locked(&self.opened).clone();
         opened.ok_or_else(|| closed(closed_words(&self.name, &self.device)))
     }
 
-    /// Closes it. Doing so again does nothing.
+    /// Closes it. Doing so again does nothing. While a stream is being captured it is refused, and the arena stays open.
     pub(super) fn close(self: &Arc<Self>) -> Result<(), PoolError> {
         let mut here = self.slot.lock();
-        let Some(opened) = locked(&self.opened).take() else { return Ok(()) };
+        let opened = {
+            let mut place = locked(&self.opened);
+            let Some(opened) = place.as_ref() else { return Ok(()) };
+            // A driver that cannot even say this is no reason to keep the arena.
+            if let Ok(Some(stream)) = opened.arena.driver().capturing() {
+                return Err(PoolError::Capturing { op: "close the arena", stream });
+            }
+            place.take()
+        };
+        let Some(opened) = opened else { return Ok(()) };
         here.arenas.retain(|_, entry| !Arc::ptr_eq(entry, self));
         let device = if here.arenas.is_empty() { here.device.take() } else { None };
         drop(here);

@@ -1,7 +1,7 @@
 //! Where PyTorch's caching allocator gets its segments: see [`symbols`] for what it calls, [`route`] for where a call
 //! goes, and [`segments`] for what PyTorch has.
 //!
-//! The Python half is `poorwill/torch.py`, which decides which allocations are routed here.
+//! The Python half is `poorwill/torch/`, which decides which allocations are routed here.
 
 mod route;
 mod segments;
@@ -12,8 +12,8 @@ use pyo3::prelude::*;
 
 use self::route::routes;
 use self::segments::Moment;
-use crate::arena::{Arena, Opened};
-use crate::errors::{invalid, refused};
+use crate::arena::Arena;
+use crate::errors::{failed, invalid, refused};
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(torch_allocator, module)?)?;
@@ -33,10 +33,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 ///
 /// Raises ValueError for a name that no tag can have, and PoorwillError where PyTorch cannot use the arena.
 #[pyfunction]
-fn torch_allocator(arena: &Bound<'_, Arena>, tag: &str) -> PyResult<(usize, usize)> {
-    let opened = arena.get().opened()?;
-    let tag = Tag::new(tag).map_err(invalid)?;
-    let number = routes().to(&opened, &tag).map_err(refused)?;
+fn torch_allocator(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str) -> PyResult<(usize, usize)> {
+    let number = route_to(py, arena, tag)?;
     symbols::addresses(number).ok_or_else(|| refused("no function is left for another tag"))
 }
 
@@ -44,11 +42,16 @@ fn torch_allocator(arena: &Bound<'_, Arena>, tag: &str) -> PyResult<(usize, usiz
 ///
 /// Raises as `torch_allocator`.
 #[pyfunction]
-fn torch_make_default(arena: &Bound<'_, Arena>, tag: &str) -> PyResult<()> {
-    let opened = arena.get().opened()?;
-    let tag = Tag::new(tag).map_err(invalid)?;
-    routes().make_default(routes().to(&opened, &tag).map_err(refused)?);
+fn torch_make_default(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str) -> PyResult<()> {
+    routes().make_default(route_to(py, arena, tag)?);
     Ok(())
+}
+
+fn route_to(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str) -> PyResult<usize> {
+    let tag = Tag::new(tag).map_err(invalid)?;
+    let opened = arena.get().opened()?;
+    // It may be the last to hold it, if it is being closed.
+    py.detach(move || routes().to(&opened, &tag)).map_err(refused)
 }
 
 /// Now: segments that are handed out later are not carved by who names this moment.
@@ -76,7 +79,7 @@ fn torch_carve(py: Python<'_>, moment: u64, segments: Vec<(u64, u64, Vec<(u64, u
         }
         failed.map_or(Ok(bytes), Err)
     });
-    carved.map_err(refused)
+    carved.map_err(|error| failed(py, &error))
 }
 
 /// How many segments PyTorch has, and the bytes of them that are still held.
@@ -97,30 +100,40 @@ fn torch_has_segment_at(py: Python<'_>, addr: u64) -> bool {
 /// Raises ClosedError when it is closed.
 #[pyfunction]
 fn torch_set_cached_max(py: Python<'_>, arena: &Bound<'_, Arena>, max_bytes: Option<u64>) -> PyResult<()> {
-    let opened = arena.get().opened()?;
-    py.detach(|| opened.arena.set_cached_max_bytes(max_bytes)).map_err(refused)
+    arena.get().with(py, |arena| arena.set_cached_max_bytes(max_bytes))
 }
 
 /// `Arena.trim`, of what PyTorch has given back by itself.
 #[pyfunction]
 fn torch_trim(py: Python<'_>, arena: &Bound<'_, Arena>) -> PyResult<u64> {
-    let opened = arena.get().opened()?;
-    py.detach(|| opened.arena.trim()).map_err(refused)
+    arena.get().with(py, poorwill::Arena::trim)
 }
 
-/// Before an arena sleeps or is trimmed: PyTorch, if its pools are in use, gives back what it caches, and the arena
+/// Before an arena sleeps, is trimmed or closed: PyTorch, if its pools are in use, gives back what it caches, and the arena
 /// comes to know the streams on which a graph is most likely being captured.
-pub(crate) fn settle(py: Python<'_>, opened: &Opened) -> PyResult<()> {
+pub(crate) fn settle(py: Python<'_>, arena: &Arena) -> PyResult<()> {
+    if !arena.is_open()? {
+        return Ok(());
+    }
     let modules = py.import("sys")?.getattr("modules")?;
     let Ok(pools) = modules.get_item("poorwill.torch") else { return Ok(()) };
     // While it is being imported its functions come one by one, and no pool can have been used.
     let Some(settle) = pools.getattr_opt("settle")? else { return Ok(()) };
-    let streams: Vec<usize> = settle.call1((opened.device.spec().id(),))?.extract()?;
-    py.detach(|| streams.iter().try_for_each(|stream| route::watch(opened, *stream).map(drop)))
+    let streams: Vec<usize> = settle.call1((arena.spec().id(),))?.extract()?;
+    // If it has been closed meanwhile, what comes next says so.
+    let Ok(opened) = arena.opened() else { return Ok(()) };
+    // It may be the last to hold it, if it is being closed.
+    py.detach(move || streams.iter().try_for_each(|stream| route::watch(&opened, *stream).map(drop)))
         .map_err(refused)
 }
 
-/// What was refused to PyTorch last, in words; None where nothing was since this was asked last.
+/// Lets go of arenas that were closed before PyTorch had given back all that it had of them.
+pub(crate) fn bury_closed(py: Python<'_>) {
+    py.detach(|| drop(routes().take_closed()));
+}
+
+/// What was refused to PyTorch last, in words, to this thread if anything was; None where nothing was since this was
+/// asked last.
 #[pyfunction]
 fn torch_refusal() -> Option<String> {
     routes().take_refusal()

@@ -34,8 +34,8 @@ pub(super) struct Routes {
     /// The routes of `poorwill_alloc`, by the number of the device.
     by_device: Mutex<HashMap<u32, usize>>,
     book: Book,
-    /// What was refused last, until somebody asks.
-    refusal: Mutex<Option<Refusal>>,
+    /// What was refused to each thread last, until somebody asks, in the order of time.
+    refusals: Mutex<Vec<Refusal>>,
 }
 
 #[derive(Debug)]
@@ -88,7 +88,7 @@ pub(super) fn routes() -> &'static Routes {
         count: Mutex::new(0),
         by_device: Mutex::default(),
         book: Book::default(),
-        refusal: Mutex::new(None),
+        refusals: Mutex::default(),
     })
 }
 
@@ -184,6 +184,10 @@ impl Routes {
         }
     }
 
+    pub(super) fn take_closed(&self) -> Vec<Arc<Opened>> {
+        if self.is_here() { self.book.take_closed() } else { Vec::new() }
+    }
+
     pub(super) fn moment(&self) -> Moment {
         if self.is_here() { self.book.moment() } else { Moment(0) }
     }
@@ -205,13 +209,18 @@ impl Routes {
         if self.is_here() { self.book.held() } else { (0, 0) }
     }
 
-    /// What was refused last, unless the same thread has been served since. It is forgotten then. In a forked child,
-    /// why everything is.
+    /// What was refused last to this thread, or else to any, which may have worked for this one; unless the same thread
+    /// has been served since. It is forgotten then. In a forked child, why everything is.
     pub(super) fn take_refusal(&self) -> Option<String> {
         match self.process.load(Ordering::Relaxed) {
             0 => None,
             owner if owner != process::id() => Some(Forked { owner }.to_string()),
-            _ => lock(&self.refusal).take().map(|refusal| refusal.words),
+            _ => {
+                let (thread, mut refusals) = (mark_of_thread(), lock(&self.refusals));
+                let own = refusals.iter().position(|refusal| refusal.thread == thread);
+                let number = own.or(refusals.len().checked_sub(1))?;
+                Some(refusals.remove(number).words)
+            }
         }
     }
 
@@ -221,13 +230,16 @@ impl Routes {
     }
 
     fn note(&self, words: String) {
-        *lock(&self.refusal) = Some(Refusal { words, thread: mark_of_thread() });
+        let thread = mark_of_thread();
+        let mut refusals = lock(&self.refusals);
+        refusals.retain(|refusal| refusal.thread != thread);
+        refusals.push(Refusal { words, thread });
     }
 
     /// PyTorch asks again, when it has given back what it could.
     fn forget_refusal(&self) {
         let thread = mark_of_thread();
-        lock(&self.refusal).take_if(|refusal| refusal.thread == thread);
+        lock(&self.refusals).retain(|refusal| refusal.thread != thread);
     }
 }
 

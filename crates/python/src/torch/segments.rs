@@ -25,6 +25,9 @@ struct Segment {
 #[derive(Debug, Default)]
 pub(super) struct Book {
     segments: Mutex<Segments>,
+    /// Closed arenas that a segment was of. Whoever lets go of the last may have to wait for the device, which nobody
+    /// can in PyTorch's locks.
+    closed: Mutex<Vec<Arc<Opened>>>,
 }
 
 #[derive(Debug, Default)]
@@ -50,11 +53,27 @@ impl Book {
     /// Gives a segment back to its arena. Returns whether there was one at this place.
     pub(super) fn free(&self, place: DeviceRange) -> Result<bool, PoolError> {
         let Some(segment) = self.lock().by_place.remove(&place) else { return Ok(false) };
+        let Segment { opened, parts, .. } = segment;
         let mut failed = None;
-        for part in segment.parts {
-            failed = failed.or(segment.opened.arena.free(part.id).err());
+        for part in parts {
+            failed = failed.or(opened.arena.free(part.id).err());
+        }
+        if opened.is_closed() {
+            self.keep_closed(opened);
         }
         failed.map_or(Ok(true), Err)
+    }
+
+    fn keep_closed(&self, opened: Arc<Opened>) {
+        let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        if !closed.iter().any(|known| Arc::ptr_eq(known, &opened)) {
+            closed.push(opened);
+        }
+    }
+
+    /// The closed arenas that segments were of. To be let go of with no lock held.
+    pub(super) fn take_closed(&self) -> Vec<Arc<Opened>> {
+        std::mem::take(&mut *self.closed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Now.

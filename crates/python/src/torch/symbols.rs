@@ -1,7 +1,7 @@
 //! The C functions that PyTorch's caching allocator calls to get and to give back its segments.
 //!
 //! They are called with the allocator's lock held, and by threads that hold Python's. So nothing here takes the one or
-//! the other, runs Python, or calls PyTorch; no lock of ours is held while an arena may have to wait; and no panic gets
+//! the other, runs Python, or calls PyTorch; no lock of ours is held while an arena calls the driver; and no panic gets
 //! out.
 //!
 //! Which arena and which tag an allocation is for, PyTorch cannot say. So each pair of them, a *route*, has a function
@@ -9,7 +9,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr;
+use std::{mem, ptr};
 
 use poorwill::DeviceRange;
 
@@ -35,7 +35,11 @@ extern "C" fn alloc_on<const ROUTE: usize>(bytes: isize, device: c_int, stream: 
 }
 
 fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or(otherwise)
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        // What it carries might panic once more.
+        mem::forget(panic);
+        otherwise
+    })
 }
 
 type Alloc = extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void;
