@@ -91,7 +91,10 @@ class Gpu(Driver):
 
     def census(self, device: int = 0) -> dict[str, int]:
         """What there is on a device, by the stand-in's own count."""
-        names = ("reservations", "backings", "mappings", "streams", "events", "host", "contexts", "bytes")
+        names = (
+            *("reservations", "backings", "mappings", "streams", "events", "captures", "graphs"),
+            *("host", "contexts", "bytes"),
+        )
         counts = (c_uint64 * len(names))()
         self._call("poorwillFakeCensus", c_int(device), counts)
         return dict(zip(names, counts, strict=True))
