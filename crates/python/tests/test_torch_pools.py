@@ -10,7 +10,7 @@ import pytest
 PREAMBLE = """
 import gc, random, sys, threading
 import fake_torch
-world = fake_torch.install(fake_torch.Driver())
+world = fake_torch.install(fake_torch.Driver(), first_wins=FIRST_WINS)
 import torch
 import poorwill
 from torch_loads import MIB, dense, moe, take
@@ -33,8 +33,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run(script: str, environment: dict[str, str], *, peace: str = "assert world.terminations == []") -> str:
-    program = f"{PREAMBLE}\n{script}\n{peace}\n"
+def run(
+    script: str,
+    environment: dict[str, str],
+    *,
+    peace: str = "assert world.terminations == []",
+    first_wins: bool = False,
+) -> str:
+    program = f"FIRST_WINS = {first_wins}\n{PREAMBLE}\n{script}\n{peace}\n"
     ran = subprocess.run(
         [sys.executable, "-B", "-X", "dev", "-W", "ignore::DeprecationWarning", "-c", program],
         env=environment,
@@ -109,7 +115,8 @@ for _cycle in range(3):
     run(script, environment)
 
 
-def test_scopes_nest_and_threads_have_their_own(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("first_wins", [False, True])
+def test_scopes_nest_and_threads_have_their_own(environment: dict[str, str], first_wins: bool) -> None:
     script = """
 def tagged():
     return {tag.tag: tag.live_bytes for tag in poorwill.stats().tags if tag.live_bytes}
@@ -139,10 +146,11 @@ poorwill.trim()
 torch.cuda.empty_cache()
 assert (tagged(), used()) == ({}, 32 * MIB), (tagged(), used())
 """
-    run(script, environment)
+    run(script, environment, first_wins=first_wins)
 
 
-def test_a_graph_is_replayed_after_a_sleep(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("first_wins", [False, True])
+def test_a_graph_is_replayed_after_a_sleep(environment: dict[str, str], first_wins: bool) -> None:
     script = """
 pool = poorwill.graph_pool()
 graph = torch.cuda.CUDAGraph()
@@ -162,7 +170,7 @@ gc.collect()
 poorwill.trim()
 assert used() == 0, used()
 """
-    run(script, environment)
+    run(script, environment, first_wins=first_wins)
 
 
 def test_a_copy_in_inference_mode_fits_beside_what_lives(environment: dict[str, str]) -> None:
@@ -210,7 +218,10 @@ multiply(1)
     run(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "4GiB,4GiB"})
 
 
-def test_a_capture_that_begins_in_place_keeps_out_of_the_scope(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("first_wins", [False, True])
+def test_a_capture_that_begins_in_place_keeps_out_of_the_scope(
+    environment: dict[str, str], first_wins: bool
+) -> None:
     script = """
 graph = torch.cuda.CUDAGraph()
 with poorwill.pool(tag="weights"):
@@ -222,7 +233,7 @@ with poorwill.pool(tag="weights"):
     tags = {tag.tag: tag.live_bytes for tag in poorwill.stats().tags}
 assert tags["cudagraph"] > 0, tags
 """
-    run(script, environment)
+    run(script, environment, first_wins=first_wins)
 
 
 def test_what_may_have_done_something_is_not_tried_again(environment: dict[str, str]) -> None:

@@ -112,16 +112,16 @@ def modules(world: World) -> dict[str, ModuleType]:
     return made
 
 
-def install(machine: Machine, *, last_wins: bool = False) -> World:
+def install(machine: Machine, *, first_wins: bool = False) -> World:
     """Has `import torch` give the stand-in from now on, with the settings of the environment."""
     conf = next((os.environ[name] for name in VARIABLES if name in os.environ), None)
-    world = World(machine, conf, last_wins=last_wins)
+    world = World(machine, conf, first_wins=first_wins)
     sys.modules.update(modules(world))
     return world
 
 
 @contextlib.contextmanager
-def installed(machine: Machine, *, last_wins: bool = False) -> Iterator[World]:
+def installed(machine: Machine, *, first_wins: bool = False) -> Iterator[World]:
     """The same for a block. Afterwards PyTorch is what it was, and so is what stands on it."""
     before = {name: module for name, module in sys.modules.items() if _is_ours(name)}
     for name in before:
@@ -129,7 +129,7 @@ def installed(machine: Machine, *, last_wins: bool = False) -> Iterator[World]:
     package = sys.modules.get("poorwill")
     on_it = package.__dict__.pop("torch", None) if package is not None else None
     try:
-        yield install(machine, last_wins=last_wins)
+        yield install(machine, first_wins=first_wins)
     finally:
         for name in [name for name in sys.modules if _is_ours(name)]:
             del sys.modules[name]

@@ -56,8 +56,9 @@ class Scope:
     def look(self, operation: "_Operation") -> None:
         """Before an operation: takes back what PyTorch caches, if it may allocate and that is worth it."""
         if torch.cuda.is_current_stream_capturing():
-            # What a graph allocates belongs to the graph's pool, which would come second. An operation that
-            # returns nothing new may need memory for a while as well.
+            # What a graph allocates belongs to the graph's pool. PyTorch 2.11 asks the pool that was begun
+            # last, which that is; others ask the first. An operation that returns nothing new may need
+            # memory for a while as well.
             self.pause()
             return
         if operation.multiplies:
@@ -110,7 +111,7 @@ class Scope:
         """What this thread allocates comes from here, until it leaves or enters another."""
         outer = innermost(self.gpu)
         if outer is not None:
-            # PyTorch asks the pool that was begun first.
+            # PyTorch asks the pool that was begun last, or first, by its version. So one is begun at a time.
             outer.pause()
         _threads.scopes.append(self)
         try:
