@@ -191,6 +191,21 @@ with torch.inference_mode(), arena.pool("weights"):
     run(script, environment)
 
 
+@pytest.mark.parametrize("made", ["pool", "graph_pool"])
+def test_another_allocator_of_pytorchs_is_refused(environment: dict[str, str], made: str) -> None:
+    script = f"""
+torch.cuda.get_allocator_backend = lambda: "cudaMallocAsync"
+try:
+    poorwill.{made}()
+except poorwill.PoorwillError as error:
+    assert type(error) is poorwill.torch.UnsupportedTorchError, type(error)
+    assert "cudaMallocAsync" in str(error), error
+else:
+    raise AssertionError("it has no pools")
+"""
+    run(script, environment)
+
+
 PRODUCTS = {
     "a product": "torch.mm(square, square)",
     "one into a tensor": "torch.mm(square, square, out=square)",
