@@ -287,18 +287,18 @@ def counted(torch: Any) -> tuple[Alloc, Any]:
     return counter, torch._C._cuda_customAllocator(*counter.addresses())
 
 
-def test_who_began_first_gets_it(torch: Any, paper: fake_torch.Paper) -> None:
+def test_who_began_last_gets_it(torch: Any, paper: fake_torch.Paper) -> None:
     (outer, first), (inner, second) = counted(torch), counted(torch)
     pools = [torch.cuda.MemPool(first), torch.cuda.MemPool(second)]
     with torch.cuda.use_mem_pool(pools[0]), torch.cuda.use_mem_pool(pools[1]):
         tensor = take(torch, 32)
-    assert (outer.mapped_bytes, inner.mapped_bytes) == (32 * MIB, 0)
-    with fake_torch.installed(fake_torch.Paper(), last_wins=True):
-        later: Any = sys.modules["torch"]
-        others = [later.cuda.MemPool(first), later.cuda.MemPool(second)]
-        with later.cuda.use_mem_pool(others[0]), later.cuda.use_mem_pool(others[1]):
-            other = take(later, 32)
-        assert inner.mapped_bytes == 32 * MIB
+    assert (outer.mapped_bytes, inner.mapped_bytes) == (0, 32 * MIB)
+    with fake_torch.installed(fake_torch.Paper(), first_wins=True):
+        other_torch: Any = sys.modules["torch"]
+        others = [other_torch.cuda.MemPool(first), other_torch.cuda.MemPool(second)]
+        with other_torch.cuda.use_mem_pool(others[0]), other_torch.cuda.use_mem_pool(others[1]):
+            other = take(other_torch, 32)
+        assert outer.mapped_bytes == 32 * MIB
         del other, others
     del tensor, pools
 

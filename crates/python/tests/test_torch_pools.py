@@ -10,7 +10,7 @@ import pytest
 PREAMBLE = """
 import gc, random, sys, threading
 import fake_torch
-world = fake_torch.install(fake_torch.Driver())
+world = fake_torch.install(fake_torch.Driver(), first_wins=FIRST_WINS)
 import torch
 import poorwill
 from torch_loads import MIB, dense, moe, take
@@ -33,8 +33,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run(script: str, environment: dict[str, str], *, peace: str = "assert world.terminations == []") -> str:
-    program = f"{PREAMBLE}\n{script}\n{peace}\n"
+def run(
+    script: str,
+    environment: dict[str, str],
+    *,
+    peace: str = "assert world.terminations == []",
+    first_wins: bool = False,
+) -> str:
+    program = f"FIRST_WINS = {first_wins}\n{PREAMBLE}\n{script}\n{peace}\n"
     ran = subprocess.run(
         [sys.executable, "-B", "-X", "dev", "-W", "ignore::DeprecationWarning", "-c", program],
         env=environment,
@@ -109,7 +115,8 @@ for _cycle in range(3):
     run(script, environment)
 
 
-def test_scopes_nest_and_threads_have_their_own(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("first_wins", [False, True])
+def test_scopes_nest_and_threads_have_their_own(environment: dict[str, str], first_wins: bool) -> None:
     script = """
 def tagged():
     return {tag.tag: tag.live_bytes for tag in poorwill.stats().tags if tag.live_bytes}
@@ -139,10 +146,11 @@ poorwill.trim()
 torch.cuda.empty_cache()
 assert (tagged(), used()) == ({}, 32 * MIB), (tagged(), used())
 """
-    run(script, environment)
+    run(script, environment, first_wins=first_wins)
 
 
-def test_a_graph_is_replayed_after_a_sleep(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("first_wins", [False, True])
+def test_a_graph_is_replayed_after_a_sleep(environment: dict[str, str], first_wins: bool) -> None:
     script = """
 pool = poorwill.graph_pool()
 graph = torch.cuda.CUDAGraph()
@@ -161,6 +169,153 @@ del graph, inside, pool, tensor
 gc.collect()
 poorwill.trim()
 assert used() == 0, used()
+"""
+    run(script, environment, first_wins=first_wins)
+
+
+def test_a_copy_in_inference_mode_fits_beside_what_lives(environment: dict[str, str]) -> None:
+    script = """
+arena = poorwill.arena(limit=f"{256 * MIB}")
+host = torch.zeros(224 * MIB, dtype=torch.uint8)
+with torch.inference_mode(), arena.pool("weights"):
+    tensor = take(torch, 192)
+    del tensor
+    tensor = host.to("cuda")
+    try:
+        take(torch, 64)
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        raise AssertionError("it is more than the limit")
+"""
+    run(script, environment)
+
+
+@pytest.mark.parametrize("made", ["pool", "graph_pool"])
+def test_another_allocator_of_pytorchs_is_refused(environment: dict[str, str], made: str) -> None:
+    script = f"""
+torch.cuda.get_allocator_backend = lambda: "cudaMallocAsync"
+try:
+    poorwill.{made}()
+except poorwill.PoorwillError as error:
+    assert type(error) is poorwill.torch.UnsupportedTorchError, type(error)
+    assert "cudaMallocAsync" in str(error), error
+else:
+    raise AssertionError("it has no pools")
+"""
+    run(script, environment)
+
+
+PRODUCTS = {
+    "a product": "torch.mm(square, square)",
+    "one into a tensor": "torch.mm(square, square, out=square)",
+    "one with a vector": "torch.addmm(vector, square, square)",
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_what_products_keep_is_outside_of_the_pool(environment: dict[str, str], product: str) -> None:
+    script = f"""
+def multiply(device):
+    kind = dict(dtype=torch.float16, device=f"cuda:{{device}}")
+    with torch.cuda.device(device), poorwill.pool(tag="weights", device=f"cuda:{{device}}"):
+        square, vector = torch.zeros((64, 64), **kind), torch.zeros(64, **kind)
+        {PRODUCTS[product]}
+    del square, vector
+    poorwill.arena(f"cuda:{{device}}").trim()
+    left = [tag.live_bytes for tag in poorwill.arena(f"cuda:{{device}}").stats().tags]
+    assert not any(left), (device, left)
+
+# Both have a default stream, whose handles are the same.
+multiply(0)
+multiply(1)
+"""
+    run(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "4GiB,4GiB"})
+
+
+@pytest.mark.parametrize("first_wins", [False, True])
+def test_a_capture_that_begins_in_place_keeps_out_of_the_scope(
+    environment: dict[str, str], first_wins: bool
+) -> None:
+    script = """
+graph = torch.cuda.CUDAGraph()
+with poorwill.pool(tag="weights"):
+    tensor, other = take(torch, 4), take(torch, 4)
+    live = poorwill.stats().live_bytes
+    with torch.cuda.graph(graph, pool=poorwill.graph_pool()):
+        # Needs memory for a while.
+        torch.ops_for_tests["aten::clone.out"](tensor, out=other)
+    tags = {tag.tag: tag.live_bytes for tag in poorwill.stats().tags}
+assert tags["cudagraph"] > 0, tags
+"""
+    run(script, environment, first_wins=first_wins)
+
+
+def test_what_may_have_done_something_is_not_tried_again(environment: dict[str, str]) -> None:
+    script = """
+from torch.utils._python_dispatch import TorchDispatchMode
+
+tried = []
+
+class Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tried.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+class Subclass(torch.Tensor):
+    def __torch_dispatch__(self, *args): raise AssertionError
+
+operations = torch.ops_for_tests
+arena = poorwill.arena(limit=f"{256 * MIB}")
+with Seen(), arena.pool("weights"):
+    tensor = take(torch, 160)
+    special = Subclass(tensor._library, tensor._storage, tensor.shape, tensor.dtype)
+    for name, source, tries in (
+        ("aten::clone", tensor, 2),
+        ("others::clone", tensor, 1),
+        ("aten::clone", special, 1),
+    ):
+        tried.clear()
+        try:
+            operations[name](source)
+        except torch.OutOfMemoryError as error:
+            notes = " ".join(getattr(error, "__notes__", map(str, error.args)))
+            assert "poorwill: cannot allocate 160 MiB" in notes, notes
+        else:
+            raise AssertionError("it is more than the limit")
+        assert tried == tries * [name], tried
+"""
+    run(script, environment)
+
+
+def test_emptying_makes_no_pool_each_time(environment: dict[str, str]) -> None:
+    script = """
+made = []
+torch.cuda.MemPool.__init__ = lambda self, *given, init=torch.cuda.MemPool.__init__: (
+    made.append(self), init(self, *given))[1]
+other = take(torch, 8, device="cuda:1")
+with poorwill.pool(tag="weights"):
+    kept = take(torch, 8)
+poorwill.trim()
+before = len(made)
+for _ in range(5):
+    poorwill.trim()
+assert len(made) == before, (before, len(made))
+"""
+    run(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "4GiB,4GiB"})
+
+
+def test_an_arena_that_was_closed_in_a_scope_is_opened_again(environment: dict[str, str]) -> None:
+    script = """
+arena = poorwill.arena(name="again")
+with arena.pool("weights"):
+    arena.close()
+    second = poorwill.arena(name="again")
+    with second.pool("weights"):
+        kept = take(torch, 32)
+        gone = take(torch, 64)
+        del gone
+assert second.stats().mapped_bytes == 32 * MIB, second.stats()
 """
     run(script, environment)
 

@@ -8,7 +8,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
-FILES = ["__init__.py", "_native.abi3.so", "_native.pyi", "py.typed"]
+FILES = [
+    *("__init__.py", "_native.abi3.so", "_native.pyi", "_settings.py", "demo.py", "py.typed"),
+    *("torch/__init__.py", "torch/_gpu.py", "torch/_import.py", "torch/_pools.py", "torch/_scope.py"),
+]
 LICENSES = ["LICENSE-APACHE", "LICENSE-MIT"]
 
 

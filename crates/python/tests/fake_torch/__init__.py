@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .dispatch import TorchDispatchMode
+from .dispatch import COMPOSITE, TorchDispatchMode, infer
 from .driver import Driver, Pluggable
 from .errors import OutOfMemoryError
 from .machine import Machine, Paper
@@ -33,16 +33,16 @@ VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC
 
 
 class inference_mode(contextlib.ContextDecorator):
-    """`torch.inference_mode`: nothing here has gradients."""
+    """`torch.inference_mode`: nothing here has gradients, but modes see other operations in it."""
 
     def __init__(self, mode: bool = True) -> None:
         self.mode = mode
 
     def __enter__(self) -> None:
-        pass
+        infer(1)
 
     def __exit__(self, *raised: object) -> None:
-        pass
+        infer(-1)
 
 
 def modules(world: World) -> dict[str, ModuleType]:
@@ -83,12 +83,20 @@ def modules(world: World) -> dict[str, ModuleType]:
         "UntypedStorage": Storage,
         "OutOfMemoryError": OutOfMemoryError,
         "inference_mode": inference_mode,
+        "ops_for_tests": library.operations,
         **{dtype.name: dtype for dtype in DTYPES},
-        **{name: getattr(library, name) for name in ("empty", "zeros", "empty_like", "equal", "mm")},
+        **{name: getattr(library, name) for name in ("empty", "zeros", "empty_like", "equal", "mm", "addmm")},
     }
     made = {
         "torch": _module("torch", of_torch),
-        "torch._C": _module("torch._C", {**memory.c_functions(), "_cuda_CUDAAllocator": Pluggable}),
+        "torch._C": _module(
+            "torch._C",
+            {
+                **memory.c_functions(),
+                "_cuda_CUDAAllocator": Pluggable,
+                "DispatchKey": SimpleNamespace(CompositeImplicitAutograd=COMPOSITE),
+            },
+        ),
         "torch.cuda": _module("torch.cuda", of_cuda),
         "torch.cuda.memory": _module("torch.cuda.memory", of_memory),
         "torch.cuda.graphs": _module("torch.cuda.graphs", {"graph": runtime.capture_type}),
@@ -104,16 +112,16 @@ def modules(world: World) -> dict[str, ModuleType]:
     return made
 
 
-def install(machine: Machine, *, last_wins: bool = False) -> World:
+def install(machine: Machine, *, first_wins: bool = False) -> World:
     """Has `import torch` give the stand-in from now on, with the settings of the environment."""
     conf = next((os.environ[name] for name in VARIABLES if name in os.environ), None)
-    world = World(machine, conf, last_wins=last_wins)
+    world = World(machine, conf, first_wins=first_wins)
     sys.modules.update(modules(world))
     return world
 
 
 @contextlib.contextmanager
-def installed(machine: Machine, *, last_wins: bool = False) -> Iterator[World]:
+def installed(machine: Machine, *, first_wins: bool = False) -> Iterator[World]:
     """The same for a block. Afterwards PyTorch is what it was, and so is what stands on it."""
     before = {name: module for name, module in sys.modules.items() if _is_ours(name)}
     for name in before:
@@ -121,7 +129,7 @@ def installed(machine: Machine, *, last_wins: bool = False) -> Iterator[World]:
     package = sys.modules.get("poorwill")
     on_it = package.__dict__.pop("torch", None) if package is not None else None
     try:
-        yield install(machine, last_wins=last_wins)
+        yield install(machine, first_wins=first_wins)
     finally:
         for name in [name for name in sys.modules if _is_ours(name)]:
             del sys.modules[name]

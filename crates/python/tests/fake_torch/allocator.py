@@ -30,16 +30,16 @@ class DeviceAllocator:
     """The caching allocator of one device."""
 
     def __init__(
-        self, device: int, machine: Machine, settings: AllocatorSettings, *, last_wins: bool = False
+        self, device: int, machine: Machine, settings: AllocatorSettings, *, first_wins: bool = False
     ) -> None:
-        """Of several pools that claim an allocation PyTorch 2.11 takes the one that began first; later
-        versions, and `last_wins`, the last."""
+        """Of several pools that claim an allocation PyTorch 2.11 takes the one that began last; other
+        versions, and `first_wins`, the first."""
         self.device = device
         self.figures = Figures()
         self.mutex = Lock()
         self._machine = machine
         self._settings = settings
-        self._last_wins = last_wins
+        self._first_wins = first_wins
         self._small = BlockPool(True)
         self._large = BlockPool(False)
         self._pools: dict[PoolId, PrivatePool] = {}
@@ -187,7 +187,7 @@ class DeviceAllocator:
         return _up(size, GRAIN)
 
     def _pool(self, size: int, stream: int) -> BlockPool:
-        claims = reversed(self._claims) if self._last_wins else iter(self._claims)
+        claims = iter(self._claims) if self._first_wins else reversed(self._claims)
         for pool_id, claimed in claims:
             if claimed(stream):
                 pool = self._private(pool_id)

@@ -25,11 +25,16 @@ class Schema:
     is_mutable: bool
 
 
+COMPOSITE = "CompositeImplicitAutograd"
+"""The key of an operation that is made of others. Modes see those, but in inference mode the whole."""
+
+
 class _Threads(threading.local):
     """The modes of a thread, the innermost last."""
 
     def __init__(self) -> None:
         self.modes: list[TorchDispatchMode] = []
+        self.inference = 0
 
 
 _threads = _Threads()
@@ -38,8 +43,17 @@ _threads = _Threads()
 class Operation:
     """A `torch._ops.OpOverload`: calling it asks the innermost mode."""
 
-    def __init__(self, name: str, does: Callable[..., Any], alias: str | None, is_mutable: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        does: Callable[..., Any],
+        alias: str | None,
+        is_mutable: bool,
+        *,
+        is_composite: bool = False,
+    ) -> None:
         self._does = does
+        self._is_composite = is_composite
         self._schema = Schema(name, (Returned(alias),), is_mutable)
         self.__name__ = name.removeprefix("aten::")
 
@@ -49,12 +63,16 @@ class Operation:
     def name(self) -> str:
         return self._schema.name
 
+    def has_kernel_for_dispatch_key(self, key: str) -> bool:
+        return self._is_composite and key == COMPOSITE
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not _threads.modes:
             return self._does(*args, **kwargs)
         mode = _threads.modes.pop()
         try:
-            return mode.__torch_dispatch__(self, (), args, kwargs)
+            types = tuple({type(arg) for arg in args if hasattr(type(arg), "__torch_dispatch__")})
+            return mode.__torch_dispatch__(self, types, args, kwargs)
         finally:
             _threads.modes.append(mode)
 
@@ -83,3 +101,12 @@ class TorchDispatchMode:
 def modes() -> list[TorchDispatchMode]:
     """Those of this thread."""
     return list(_threads.modes)
+
+
+def infer(more: int) -> None:
+    """Inference mode begins with 1 and ends with -1."""
+    _threads.inference += more
+
+
+def is_inference() -> bool:
+    return _threads.inference > 0

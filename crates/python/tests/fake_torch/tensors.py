@@ -9,7 +9,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from .dispatch import Operation
+from .dispatch import Operation, is_inference
 from .world import World
 
 
@@ -30,6 +30,8 @@ bfloat16 = DType("bfloat16", 2)
 float32 = DType("float32", 4)
 # What cuBLAS gets for each stream on the larger GPUs.
 WORKSPACE_BYTES = 32 << 20
+# And cuBLASLt.
+LT_WORKSPACE_BYTES = 1 << 20
 
 DTYPES = (uint8, float16, bfloat16, float32)
 
@@ -164,6 +166,12 @@ class Tensor:
     def view(self, *shape: int) -> Tensor:
         return self._library.call("aten::view", self, shape)
 
+    def to(self, device: Any) -> Tensor:
+        place = self._library.place(device)
+        if is_inference():
+            return self._library.call("aten::to.device", self, place)
+        return self._library.call("aten::_to_copy", self, device=place) if place != self.device else self
+
     def cpu(self) -> Tensor:
         return self._library.call("aten::_to_copy", self, device=Device("cpu"))
 
@@ -184,14 +192,21 @@ class Library:
             ("aten::clone", self._clone, None, False),
             ("aten::_to_copy", self._to_copy, None, False),
             ("aten::mm", self._mm, None, False),
+            ("aten::mm.out", self._mm_out, "a!", True),
+            ("aten::addmm", self._addmm, None, False),
             ("aten::view", self._view, "a", False),
             ("aten::fill_.Scalar", self._fill, "a!", True),
             ("aten::zero_", partial(self._fill, value=0), "a!", True),
             ("aten::copy_", self._copy, "a!", True),
             ("aten::clone.out", self._clone_out, "a!", True),
+            ("others::clone", self._clone, None, False),
         ]
         self._workspaces: dict[tuple[int, int], Storage] = {}
+        self._lt_workspaces: dict[tuple[int, int], Storage] = {}
         self.operations = {name: Operation(name, does, alias, mutable) for name, does, alias, mutable in made}
+        self.operations["aten::to.device"] = Operation(
+            "aten::to.device", self._to, "a", False, is_composite=True
+        )
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Tensor:
         result = self.operations[name](*args, **kwargs)
@@ -222,8 +237,13 @@ class Library:
     def equal(self, first: Tensor, second: Tensor) -> bool:
         return first.shape == second.shape and self.read(first) == self.read(second)
 
-    def mm(self, first: Tensor, second: Tensor) -> Tensor:
+    def mm(self, first: Tensor, second: Tensor, *, out: Tensor | None = None) -> Tensor:
+        if out is not None:
+            return self.call("aten::mm.out", first, second, out=out)
         return self.call("aten::mm", first, second)
+
+    def addmm(self, vector: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return self.call("aten::addmm", vector, first, second)
 
     def blas_handle(self) -> int:
         """`torch.cuda.current_blas_handle`: a stream's first one brings a workspace, which stays."""
@@ -260,6 +280,21 @@ class Library:
         if first.is_cuda:
             self.blas_handle()
         return self._empty((first.shape[0], second.shape[1]), first.dtype, first.device)
+
+    def _mm_out(self, first: Tensor, second: Tensor, *, out: Tensor) -> Tensor:
+        self._mm(first, second)
+        return out
+
+    def _addmm(self, vector: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """As `_mm`, with cuBLASLt."""
+        device = first.device.index or 0
+        place = (device, self.world.stream(device))
+        if first.is_cuda and place not in self._lt_workspaces:
+            self._lt_workspaces[place] = Storage(self.world, first.device, LT_WORKSPACE_BYTES)
+        return self._empty((first.shape[0], second.shape[1]), first.dtype, first.device)
+
+    def _to(self, tensor: Tensor, device: Device) -> Tensor:
+        return tensor if device == tensor.device else self._to_copy(tensor, device=device)
 
     def _view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         return Tensor(self, tensor.untyped_storage(), _shape(shape), tensor.dtype, tensor._offset)

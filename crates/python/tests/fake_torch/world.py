@@ -25,11 +25,11 @@ class _Threads(threading.local):
 class World:
     """One process with PyTorch in it."""
 
-    def __init__(self, machine: Machine, conf: str | None = None, *, last_wins: bool = False) -> None:
+    def __init__(self, machine: Machine, conf: str | None = None, *, first_wins: bool = False) -> None:
         self.machine = machine
         self.settings = AllocatorSettings(conf)
         self.allocators = [
-            DeviceAllocator(device, machine, self.settings, last_wins=last_wins)
+            DeviceAllocator(device, machine, self.settings, first_wins=first_wins)
             for device in range(machine.devices())
         ]
         self.is_initialized = False

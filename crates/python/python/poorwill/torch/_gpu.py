@@ -23,6 +23,7 @@ class Gpu:
         self._lock = threading.Lock()
         self._retired: set[tuple[int, int]] = set()
         self._allocators: dict[int, Any] = {}
+        self._idle_shields: list[Any] = []
         self._is_proved = False
 
     def allocator(self, arena: Arena, tag: str) -> Any:
@@ -104,13 +105,9 @@ class Gpu:
 
     def flush(self) -> None:
         """Takes back what retired pools do not need, outside of every scope."""
-        pool = self.pool(None)
-        self.begin(pool)
-        try:
+        with self._shielded():
             self.empty()
             self.carve()
-        finally:
-            self.retire(pool)
 
     def prove(self, allocator: Any) -> None:
         """Puts this PyTorch to the test, once, with one small tensor.
@@ -147,18 +144,31 @@ class Gpu:
 
     @contextlib.contextmanager
     def _others_shielded(self) -> Iterator[None]:
-        shields: list[tuple[Gpu, Any]] = []
-        try:
+        with contextlib.ExitStack() as shields:
             for other in range(torch.cuda.device_count()):
                 if other != self.ordinal and _has_cache(other):
-                    gpu = gpu_of(other)
-                    pool = gpu.pool(None)
-                    gpu.begin(pool)
-                    shields.append((gpu, pool))
+                    shields.enter_context(gpu_of(other)._shielded())
+            yield
+
+    @contextlib.contextmanager
+    def _shielded(self) -> Iterator[None]:
+        """While a pool is begun, emptying the cache leaves the default pool alone.
+
+        Pools that nothing is allocated from are used again, since none of them ever goes: as many are made
+        as threads do this at once.
+        """
+        with self._lock:
+            pool = self._idle_shields.pop() if self._idle_shields else None
+        if pool is None:
+            pool = self.pool(None)
+        self.begin(pool)
+        try:
             yield
         finally:
-            for gpu, pool in shields:
-                gpu.retire(pool)
+            torch._C._cuda_endAllocateToPool(self.ordinal, pool.id)
+            torch._C._cuda_releasePool(self.ordinal, pool.id)
+            with self._lock:
+                self._idle_shields.append(pool)
 
 
 _gpus: dict[int, Gpu] = {}

@@ -8,7 +8,7 @@ from typing import Any
 from poorwill import _native
 from poorwill._native import Arena, PoorwillError
 from poorwill.torch._gpu import Gpu, gpu_of, known_gpu, on, ordinal_of
-from poorwill.torch._import import torch
+from poorwill.torch._import import UnsupportedTorchError, torch
 from poorwill.torch._scope import Scope, explain, innermost
 
 
@@ -19,8 +19,8 @@ class Pool(contextlib.ContextDecorator):
     The tensors outlive them. What a CUDA graph allocates while it is captured belongs to the graph's pool,
     not to this one; see `graph_pool`.
 
-    Raises PoorwillError where the arena is on no GPU, or PyTorch finds none, and ValueError for a name that
-    no tag can have.
+    Raises PoorwillError where the arena is on no GPU, or PyTorch finds none, UnsupportedTorchError where
+    PyTorch's allocator is not its own, and ValueError for a name that no tag can have.
     """
 
     def __init__(self, arena: Arena, tag: str) -> None:
@@ -31,6 +31,12 @@ class Pool(contextlib.ContextDecorator):
             )
         if not torch.cuda.is_available():
             raise PoorwillError("PyTorch finds no GPU here: install a torch that was built for CUDA")
+        backend = torch.cuda.get_allocator_backend()
+        if backend != "native":
+            raise UnsupportedTorchError(
+                f"PyTorch's allocator is {backend} here, which has no pools: take `backend` out of "
+                "PYTORCH_ALLOC_CONF, and let nothing call change_current_allocator"
+            )
         torch.cuda.init()
         self.arena = arena
         self.tag = tag

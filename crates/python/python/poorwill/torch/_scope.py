@@ -1,13 +1,15 @@
 """Scopes: whose memory a thread's allocations are, and when a generation is retired."""
 
 import contextlib
+import re
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 from poorwill import _native
 from poorwill._native import Arena, ClosedError
-from poorwill.torch._gpu import Gpu
+from poorwill.torch._gpu import Gpu, on
 from poorwill.torch._import import DispatchMode, torch
 
 # How much PyTorch's cache may grow before a generation is retired. It is the chunk of an arena: what is
@@ -51,16 +53,20 @@ class Scope:
         self.begin()
         self.gpu.empty()
 
-    def look(self, operation: str) -> None:
-        """Before an operation that may allocate: takes back what PyTorch caches, if that is worth it."""
+    def look(self, operation: "_Operation") -> None:
+        """Before an operation: takes back what PyTorch caches, if it may allocate and that is worth it."""
         if torch.cuda.is_current_stream_capturing():
-            # What a graph allocates belongs to the graph's pool, which would come second.
+            # What a graph allocates belongs to the graph's pool. PyTorch 2.11 asks the pool that was begun
+            # last, which that is; others ask the first. An operation that returns nothing new may need
+            # memory for a while as well.
             self.pause()
             return
-        if operation in _PRODUCTS:
-            self._keep_workspace_out()
+        if operation.multiplies:
+            self._keep_workspaces_out()
         if self._generation is None:
             self.begin()
+        if not operation.allocates:
+            return
         cached = self.gpu.cached_bytes()
         self._floor = min(self._floor, cached)
         if cached - self._floor < _STEP_BYTES:
@@ -73,16 +79,24 @@ class Scope:
             self.gpu.carve()
             self._carved_floor = self._floor
 
-    def _keep_workspace_out(self) -> None:
-        """cuBLAS has a workspace for each stream, which PyTorch allocates with the first product and keeps.
+    def _keep_workspaces_out(self) -> None:
+        """cuBLAS and cuBLASLt have a workspace each for a stream. PyTorch allocates it with the first product
+        that needs it, and keeps it.
 
-        It is everybody's, so it must not sleep with what is allocated here.
+        They are everybody's, so they must not sleep with what is allocated here.
         """
-        stream = torch.cuda.current_stream().cuda_stream
-        if stream not in _threads.streams_with_workspace:
-            self.pause()
-            torch.cuda.current_blas_handle()
-            _threads.streams_with_workspace.add(stream)
+        with on(self.gpu.ordinal):
+            place = (self.gpu.ordinal, torch.cuda.current_stream().cuda_stream)
+            if place not in _threads.places_with_workspaces:
+                self.pause()
+                torch.cuda.current_blas_handle()
+                # Only a product brings cuBLASLt's, one that adds a vector. What is wrong with products, the
+                # operation itself will say.
+                with contextlib.suppress(RuntimeError):
+                    kind = {"dtype": torch.float16, "device": f"cuda:{self.gpu.ordinal}"}
+                    square = torch.zeros((64, 64), **kind)
+                    torch.addmm(torch.zeros(64, **kind), square, square)
+                    _threads.places_with_workspaces.add(place)
 
     def give_all_back(self) -> None:
         """Takes back what PyTorch caches, in the default pool too, and what the arena keeps."""
@@ -97,7 +111,7 @@ class Scope:
         """What this thread allocates comes from here, until it leaves or enters another."""
         outer = innermost(self.gpu)
         if outer is not None:
-            # PyTorch asks the pool that was begun first.
+            # PyTorch asks the pool that was begun last, or first, by its version. So one is begun at a time.
             outer.pause()
         _threads.scopes.append(self)
         try:
@@ -135,7 +149,8 @@ class Scope:
 class _Threads(threading.local):
     def __init__(self) -> None:
         self.scopes: list[Scope] = []
-        self.streams_with_workspace: set[int] = set()
+        # A GPU and a stream. PyTorch has workspaces for each thread.
+        self.places_with_workspaces: set[tuple[int, int]] = set()
 
 
 _threads = _Threads()
@@ -148,27 +163,26 @@ def innermost(gpu: Gpu | None = None) -> Scope | None:
 
 
 _users_lock = threading.Lock()
-_users: dict[tuple[str, str], int] = {}
+_users: dict[Arena, int] = {}
 
 
 def _hold_cache(arena: Arena) -> None:
     """While a scope is open, what is freed stays mapped for the next allocation."""
-    key = (arena.device, arena.name)
     with _users_lock:
-        _users[key] = _users.get(key, 0) + 1
-        if _users[key] == 1:
+        if arena not in _users:
             _native.torch_set_cached_max(arena, None)
+        _users[arena] = _users.get(arena, 0) + 1
 
 
 def _let_cache_go(arena: Arena) -> None:
     """Behind the last scope, what is freed goes back to the GPU as soon as the work on it has passed."""
-    key = (arena.device, arena.name)
     # An arena that was closed meanwhile has given everything back.
     with contextlib.suppress(ClosedError):
         with _users_lock:
-            _users[key] -= 1
-            is_last = _users[key] == 0
+            _users[arena] -= 1
+            is_last = _users[arena] == 0
             if is_last:
+                del _users[arena]
                 _native.torch_set_cached_max(arena, 0)
         if is_last:
             _native.torch_trim(arena)
@@ -198,13 +212,15 @@ class _Watch(DispatchMode):  # type: ignore[misc]
     ) -> Any:
         kwargs = kwargs or {}
         scope = self._scope
-        if not _allocates(func) or innermost(scope.gpu) is not scope:
+        if innermost(scope.gpu) is not scope:
             return func(*args, **kwargs)
-        scope.look(_name(func))
+        operation = _operation(func)
+        scope.look(operation)
         try:
             return func(*args, **kwargs)
         except torch.OutOfMemoryError as error:
-            if _mutates(func) or not scope.is_in_force:
+            # A subclass runs code of its own, in which anything may have happened.
+            if types or not operation.is_repeatable or not scope.is_in_force:
                 explain(error)
                 raise
         # Behind the handler, where nothing holds what the first try has left.
@@ -216,51 +232,54 @@ class _Watch(DispatchMode):  # type: ignore[misc]
             raise
 
 
-# What cuBLAS computes.
+@dataclass(frozen=True)
+class _Operation:
+    """What is to be known of an operation."""
+
+    allocates: bool
+    """Whether it may return new tensors, and not only its arguments or views of them."""
+    multiplies: bool
+    """Whether it may use cuBLAS."""
+    is_repeatable: bool
+    """Whether trying it a second time does nothing twice."""
+
+
+# Words in the names of operations that use cuBLAS, or that are made of such ones: in inference mode those are
+# seen as a whole.
 _PRODUCTS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_addmm_activation",
-        "_grouped_mm",
-        "_int_mm",
-        "_scaled_mm",
-        "addbmm",
-        "addmm",
-        "addmv",
-        "addr",
-        "baddbmm",
-        "bmm",
-        "dot",
-        "linear",
-        "mm",
-        "mv",
-        "vdot",
-    )
+    "addbmm addmm addmv addr attention baddbmm bilinear bmm cdist cell chain conv convolution cov dot einsum "
+    "gru inner linalg linear lstm lu matmul matrix mm mv pinverse rnn sspaddmm tensordot vdot".split()
 )
+_WORD = re.compile("[a-z]+")
 
-_allocating: dict[Any, bool] = {}
+# They change running averages, which their schemas do not say.
+_CHANGING_UNSAID = re.compile("(batch|instance)_norm")
+
+_operations: dict[Any, _Operation] = {}
 
 
-def _name(func: Any) -> str:
-    schema = getattr(func, "_schema", None)
-    return "" if schema is None else str(schema.name)
-
-
-def _allocates(func: Any) -> bool:
-    """Whether an operation returns new tensors, and not only its arguments or views of them."""
-    known = _allocating.get(func)
+def _operation(func: Any) -> _Operation:
+    known = _operations.get(func)
     if known is None:
-        schema = getattr(func, "_schema", None)
-        # An operator of higher order has none, and may do anything.
-        known = schema is None or any(value.alias_info is None for value in schema.returns)
-        _allocating[func] = known
+        known = _operations[func] = _examined(func)
     return known
 
 
-def _mutates(func: Any) -> bool:
-    """Whether an operation may change its arguments, so that trying it again could change them twice."""
+def _examined(func: Any) -> _Operation:
     schema = getattr(func, "_schema", None)
-    return schema is None or bool(schema.is_mutable)
+    if schema is None:
+        # An operator of higher order may do anything.
+        return _Operation(allocates=True, multiplies=True, is_repeatable=False)
+    space, _, name = str(schema.name).partition("::")
+    return _Operation(
+        # What is made of other operations is seen as a whole in inference mode, and may return a copy where
+        # its schema speaks of a view: `to`, `contiguous`, `reshape`.
+        allocates=any(value.alias_info is None for value in schema.returns)
+        or func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd),
+        multiplies=not _PRODUCTS.isdisjoint(_WORD.findall(name)),
+        # Others than PyTorch's own may do what they do not say: send messages to other processes, say.
+        is_repeatable=space == "aten" and not schema.is_mutable and not _CHANGING_UNSAID.search(name),
+    )
 
 
 def explain(error: BaseException) -> None:
