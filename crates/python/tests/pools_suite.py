@@ -3,8 +3,10 @@
 `test_pools.py` runs it. Each test opens an arena of its own, so that none finds what another has left.
 """
 
+import copy
 import gc
 import itertools
+import pickle
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -257,6 +259,9 @@ def test_a_graph_replays_after_ten_cycles(arena: poorwill.Arena) -> None:
         weight.fill_(cycle + 3)
         graph.replay()
         assert same(y, cycle + 2)
+    assert copy.copy(pool) is pool
+    with pytest.raises(TypeError, match="make one there"):
+        pickle.dumps(pool)
     del hidden, y, graph, pool
     gc.collect()
     arena.trim()

@@ -24,6 +24,11 @@ class Stream:
         self.device_index = ordinal
         self.cuda_stream = self.world.machine.new_stream(ordinal) if handle is None else handle
 
+    @property
+    def stream_id(self) -> int:
+        """PyTorch's own number of one of its streams; only somebody else's stream has its handle as one."""
+        return 0 if self.cuda_stream == 0 else ~self.cuda_stream
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and self._identity == other._identity
 

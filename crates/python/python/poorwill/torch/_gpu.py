@@ -7,12 +7,13 @@ said where it is made.
 import contextlib
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any, cast
 
 from poorwill import _native
 from poorwill._native import Arena
-from poorwill.torch._import import UnsupportedTorchError, torch
+from poorwill.torch._import import NEWEST_TRIED, VERSION, UnsupportedTorchError, torch
 
 
 class Gpu:
@@ -140,7 +141,27 @@ class Gpu:
                 f"arrive: {arrives}, live ones stay: {stays}, free ones come back: {comes_back}): use torch "
                 "2.11, without an allocator of its own"
             )
+        if VERSION > NEWEST_TRIED and not self._leaves_the_default_cache():
+            warnings.warn(
+                f"PyTorch {torch.__version__} empties the default pool's cache together with ours: what is "
+                "loaded in a pool is right and maps no more, but takes longer; torch 2.11 leaves it alone",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         self._is_proved = True
+
+    def _leaves_the_default_cache(self) -> bool:
+        """Whether emptying in a scope leaves the default pool alone, on a segment that is free there."""
+        tensor = torch.empty(12 << 20, dtype=torch.uint8, device=f"cuda:{self.ordinal}")
+        place = tensor.data_ptr()
+        del tensor
+        with self._shielded():
+            self.empty()
+        return any(
+            segment["device"] == self.ordinal
+            and segment["address"] <= place < segment["address"] + segment["total_size"]
+            for segment in _snapshot()
+        )
 
     @contextlib.contextmanager
     def _others_shielded(self) -> Iterator[None]:

@@ -6,13 +6,15 @@ from typing import Any
 from poorwill._native import PoorwillError
 
 OLDEST = (2, 11)
+NEWEST_TRIED = (2, 11)
+"""What pools have been tried on."""
 
 
 class UnsupportedTorchError(PoorwillError, ImportError):
     """PyTorch is missing, or one that pools cannot be built on."""
 
 
-def _import() -> Any:
+def _import() -> tuple[Any, tuple[int, ...]]:
     oldest = ".".join(map(str, OLDEST))
     try:
         module = importlib.import_module("torch")
@@ -22,13 +24,16 @@ def _import() -> Any:
             f"install torch {oldest} or later"
         ) from error
     version = str(getattr(module, "__version__", "unknown"))
-    numbers = version.split("+")[0].split(".")[:2]
-    if not all(number.isdecimal() for number in numbers) or tuple(map(int, numbers)) < OLDEST:
+    parts = version.split("+")[0].split(".")[:2]
+    numbers = tuple(int(part) if part.isdecimal() else 0 for part in parts)
+    if numbers < OLDEST:
         raise UnsupportedTorchError(
             f"PyTorch {version} is too old for poorwill's pools: install torch {oldest} or later"
         )
-    return module
+    return module, numbers
 
 
-torch: Any = _import()
+_imported = _import()
+torch: Any = _imported[0]
+VERSION: tuple[int, ...] = _imported[1]
 DispatchMode: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode

@@ -1,6 +1,7 @@
 """Pools as their users see them, for tensors and for CUDA graphs."""
 
 import contextlib
+import os
 import sys
 from types import TracebackType
 from typing import Any
@@ -83,9 +84,20 @@ class GraphPool(tuple[int, int]):
     """
 
     _gpu: Gpu
+    _process: int
+
+    def __copy__(self) -> "GraphPool":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "GraphPool":
+        return self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError("a pool of graphs belongs to its process and cannot be pickled: make one there")
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        # In a fork PyTorch's lock may be held by a thread that is not there.
+        if not sys.is_finalizing() and self._process == os.getpid():
             torch._C._cuda_releasePool(self._gpu.ordinal, tuple(self))
 
 
@@ -93,7 +105,7 @@ def graph_pool(arena: Arena) -> GraphPool:
     """A pool for capturing graphs, under the tag `cudagraph` of an arena, which a sleep backs up."""
     made = Pool(arena, "cudagraph")
     pool = GraphPool(made._gpu.pool(made._allocator).id)
-    pool._gpu = made._gpu
+    pool._gpu, pool._process = made._gpu, os.getpid()
     return pool
 
 
@@ -117,15 +129,21 @@ def settle(device: str) -> list[int]:
     if gpu is None:
         return []
     with on(gpu.ordinal):
-        streams: list[Any] = [torch.cuda.current_stream(), torch.cuda.graph.default_capture_stream]
-        is_capturing = torch.cuda.is_current_stream_capturing()
-    if not is_capturing:
+        streams = [torch.cuda.current_stream(), torch.cuda.graph.default_capture_stream]
+    streams = [stream for stream in streams if stream is not None and stream.device.index == gpu.ordinal]
+    capturing = [stream for stream in streams if _is_capturing(stream)]
+    if not capturing:
         scope = innermost(gpu)
         if scope is not None and scope.is_in_force:
             scope.renew()
             gpu.carve()
         else:
             gpu.flush()
-    return [
-        stream.cuda_stream for stream in streams if stream is not None and stream.device.index == gpu.ordinal
-    ]
+    # A stream of the user's own may be gone when it is looked at next; PyTorch calls it by its handle.
+    own = [stream for stream in streams if stream.cuda_stream == 0 or stream.stream_id != stream.cuda_stream]
+    return [stream.cuda_stream for stream in {*own, *capturing}]
+
+
+def _is_capturing(stream: Any) -> bool:
+    with torch.cuda.stream(stream):
+        return bool(torch.cuda.is_current_stream_capturing())

@@ -110,6 +110,9 @@ class Scope:
     def enter(self) -> None:
         """What this thread allocates comes from here, until it leaves or enters another."""
         outer = innermost(self.gpu)
+        if not _threads.scopes:
+            # Since the last time PyTorch may have been told to let go of them.
+            _threads.places_with_workspaces.clear()
         if outer is not None:
             # PyTorch asks the pool that was begun last, or first, by its version. So one is begun at a time.
             outer.pause()
