@@ -45,10 +45,10 @@ def torch(world: fake_torch.World) -> Any:
         (dense, 20, True, 30.33, 29.39, 0.001),
         (dense, None, False, 31.46, 31.45, 0.001),
         (dense, None, True, 31.46, 31.46, 0.001),
-        # As docs/benchmarks/pytorch.md has it. On another machine it was 28.5: without a limit equal blocks are
+        # As docs/benchmarks/pytorch.md has it. Elsewhere it was 28.5: without a limit equal blocks are
         # told apart by their addresses, which a GPU chooses.
         (moe, None, False, 31.06, 27.14, 0.01),
-        (moe, None, True, 30.89, 30.89, 0.001),
+        (moe, None, True, 30.89, 26.97, 0.001),
     ],
 )
 def test_loads_map_what_was_measured(
