@@ -116,6 +116,29 @@ fn who_is_patient_waits_for_freed_memory_and_creates_none() {
 }
 
 #[test]
+fn what_was_waited_for_in_vain_is_not_waited_for_again() {
+    let (device, pool, ..) = directed(None, WAITER);
+    let bytes = 4 * device.info().granule_bytes;
+    let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+    let request = |patience| AllocRequest::new(bytes, Tag::weights()).on(other).patient_for(patience);
+    let first = pool.alloc(&AllocRequest::new(bytes, Tag::weights()).on(own)).unwrap();
+    let held = Held::on(&pool, own, &first);
+    pool.free(first.id).unwrap();
+    let created_bytes = || pool.stats().unwrap().created_bytes;
+    let before = created_bytes();
+    pool.alloc(&request(Duration::from_millis(5))).unwrap();
+    assert_eq!(created_bytes(), before + bytes);
+    // It would wait for ever.
+    pool.alloc(&request(Duration::MAX)).unwrap();
+    assert_eq!(created_bytes(), before + 2 * bytes);
+    held.pass();
+    device.synchronize().unwrap();
+    pool.alloc(&request(Duration::MAX)).unwrap();
+    assert_eq!(created_bytes(), before + 2 * bytes, "it is not stuck any more");
+    pool.close().unwrap();
+}
+
+#[test]
 fn a_stream_has_its_own_memory_back_at_once_and_another_one_when_its_work_has_passed() {
     let (device, pool, ..) = directed(None, WAITER);
     let granule = device.info().granule_bytes;

@@ -79,13 +79,17 @@ impl Shared {
 
     fn alloc_slowly(&self, wanted: &Wanted<'_>) -> Result<Block> {
         let started = Instant::now();
-        let (mut pressure, mut patient) = (Pressure::default(), true);
+        let (mut pressure, mut patient, mut has_waited) = (Pressure::default(), true, false);
         loop {
             let mut vm = self.lock_vm()?;
             pressure.look(self);
             let refused = self.poll(&vm).or(self.recover(&mut vm));
             let in_time = started.elapsed() < wanted.request.patience;
-            let mut attempt = self.attempt(&mut vm, wanted, patient && in_time && self.is_worth_waiting());
+            if has_waited && !in_time {
+                self.note_stuck();
+                has_waited = false;
+            }
+            let mut attempt = self.attempt(&mut vm, wanted, patient && in_time);
             if let Ok(Attempt::Grown) = attempt {
                 attempt = self.attempt(&mut vm, wanted, false);
             }
@@ -108,9 +112,7 @@ impl Shared {
                     patient = !self.may_be_captured();
                     if patient {
                         rest(started.elapsed());
-                    }
-                    if wanted.request.is_patient() && started.elapsed() >= wanted.request.patience {
-                        self.note_waited_in_vain();
+                        has_waited = wanted.request.is_patient();
                     }
                     continue;
                 }
@@ -130,16 +132,21 @@ impl Shared {
         }
     }
 
-    /// Whether anything has passed since somebody waited in vain for as long as they had patience: what holds freed
-    /// memory is not waited for by one request after the other.
-    fn is_worth_waiting(&self) -> bool {
-        let passes = self.state.lock_anyway().clocks.passes();
-        self.in_vain_since.load(Ordering::Relaxed) != passes
+    /// A request has waited for as long as it had patience: what is pending now is not waited for by one request after
+    /// the other.
+    fn note_stuck(&self) {
+        let pending_bytes = self.state.lock_anyway().idle().pending_bytes;
+        self.stuck_bytes.store(pending_bytes, Ordering::Relaxed);
     }
 
-    fn note_waited_in_vain(&self) {
-        let passes = self.state.lock_anyway().clocks.passes();
-        self.in_vain_since.store(passes, Ordering::Relaxed);
+    /// What may be waited for of what is pending.
+    fn promising_bytes(&self, request: &AllocRequest, pending_bytes: u64) -> u64 {
+        if !request.is_patient() {
+            return pending_bytes;
+        }
+        // What has become quiet is not stuck any more.
+        let stuck_bytes = self.stuck_bytes.fetch_min(pending_bytes, Ordering::Relaxed).min(pending_bytes);
+        pending_bytes - stuck_bytes
     }
 
     fn refusal(
@@ -268,7 +275,8 @@ impl Shared {
         if room.is_some_and(|room| create_bytes > room) {
             return Some(Attempt::Short(create_bytes));
         }
-        (patient && request.would_wait(idle.pending_bytes, create_bytes)).then_some(Attempt::Pending)
+        (patient && request.would_wait(self.promising_bytes(request, idle.pending_bytes), create_bytes))
+            .then_some(Attempt::Pending)
     }
 
     /// New addresses for a block; no memory yet.

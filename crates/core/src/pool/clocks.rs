@@ -28,8 +28,6 @@ pub(super) struct Clocks {
     clocks: Vec<Clock>,
     /// How often anything was freed or has passed.
     news: u64,
-    /// How often anything has passed.
-    passes: u64,
     /// Whether a capture has kept events from being recorded, the last time that somebody was about to.
     held_up: bool,
 }
@@ -121,11 +119,6 @@ impl Clocks {
         self.news
     }
 
-    /// How often work that may still have touched freed memory has passed.
-    pub(super) fn passes(&self) -> u64 {
-        self.passes
-    }
-
     /// Something else has happened that may help.
     pub(super) fn tell(&mut self) {
         self.news += 1;
@@ -134,7 +127,6 @@ impl Clocks {
     /// Everything on this clock up to `tick` has passed. Returns the events that are not needed any more.
     pub(super) fn pass(&mut self, clock: ClockKey, tick: u64) -> Vec<EventId> {
         self.news += 1;
-        self.passes += 1;
         let clock = &mut self.clocks[clock];
         clock.passed = clock.passed.max(tick);
         let done = clock.flying.iter().take_while(|(ends, _)| *ends <= tick).count();

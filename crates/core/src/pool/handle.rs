@@ -28,7 +28,7 @@ pub struct AllocRequest {
     pub stream: StreamId,
     /// How long memory that was freed, and that queued work may still touch, is waited for before more is created: with
     /// the patience of [`AllocRequest::new`], a fraction of a millisecond, only where that may save all of the creating,
-    /// with more also where it saves a sixteenth, and not where somebody has just waited in vain.
+    /// with more also where it saves a sixteenth, but not for what somebody has waited for in vain.
     /// At the limit it is waited for in any case.
     pub patience: Duration,
 }

@@ -142,8 +142,8 @@ struct Shared {
     preparing: Mutex<()>,
     /// How many sleeps lack host memory: who prepares one makes way.
     starving: AtomicU32,
-    /// How often freed memory had become quiet when a request had waited for some in vain.
-    in_vain_since: AtomicU64,
+    /// Freed memory that a request has waited for in vain.
+    stuck_bytes: AtomicU64,
     state: Monitor<State>,
     vm: Mutex<Vm>,
     counters: Arc<Counters>,
@@ -258,7 +258,7 @@ impl Pool {
         let (state, orders) = (Monitor::new(state), Monitor::new(Orders::default()));
         let background_stream = ready.pop().unwrap_or(StreamId::DEFAULT); // It was created last.
         let (preparing, starving) = Default::default();
-        let in_vain_since = AtomicU64::new(u64::MAX);
+        let stuck_bytes = AtomicU64::new(0);
         let shared = Shared {
             driver,
             backups,
@@ -267,7 +267,7 @@ impl Pool {
             background_stream,
             preparing,
             starving,
-            in_vain_since,
+            stuck_bytes,
             state,
             vm,
             counters,
@@ -493,9 +493,9 @@ impl Pool {
     /// it back when it ends. Waits for the device unless nothing is held.
     ///
     /// # Errors
-    /// `Capturing` while a stream is being captured and something is held, with nothing done: the pool is open. Otherwise what the driver
-    /// said first, or `Capturing` for a capture that began under way; the pool is closed all the same, and closing
-    /// again goes on with what is left.
+    /// `Capturing` while a stream is being captured and something is held, with nothing done: the pool is open.
+    /// Otherwise what the driver said first, or `Capturing` for a capture that began under way; the pool is closed all
+    /// the same, and closing again goes on with what is left.
     pub fn close(&self) -> Result<()> {
         self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
         self.shared.check_closable()?;

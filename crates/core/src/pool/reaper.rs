@@ -15,6 +15,9 @@ use super::quiet::Waited;
 /// Between two looks while a stream is being captured.
 const LULL: Duration = Duration::from_millis(3);
 
+/// How often it looks again in a row where there is nothing to wait for.
+const LOOKS_IN_VAIN: u32 = 3;
+
 /// The thread, once it was needed.
 #[derive(Debug, Default)]
 pub(super) struct Reaper(Option<JoinHandle<()>>);
@@ -52,6 +55,7 @@ impl Reaper {
 impl Shared {
     /// Frees and unmaps until nothing is left to wait for.
     fn reap(&self) {
+        let mut in_vain = 0;
         loop {
             let Ok(mut vm) = self.lock_vm() else { return };
             let seen = self.state.lock_anyway().clocks.news();
@@ -64,9 +68,11 @@ impl Shared {
                 return;
             }
             match self.wait_for_event(seen) {
-                Ok(Waited::News) => {}
+                Ok(Waited::News) => in_vain = 0,
                 // Nobody tells when a capture ends.
                 Ok(Waited::Captured) if pause(&self.orders, LULL) => {}
+                // Somebody else may be recording the events just now.
+                Ok(Waited::InVain) if in_vain < LOOKS_IN_VAIN && pause(&self.orders, LULL) => in_vain += 1,
                 _ => return,
             }
         }

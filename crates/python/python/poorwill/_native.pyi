@@ -471,7 +471,8 @@ class Arena:
         Needs PyTorch. See `poorwill.torch`.
         """
     def close(self) -> None:
-        """Gives everything back and ends it, after what is under way. Closing again does nothing.
+        """Gives everything back and ends it, after what is under way. Closing again does nothing. Raises
+        SleepError while a CUDA graph is being captured, with nothing done.
 
         What still lives in it loses its bytes and its memory at once; the addresses stay reserved, so that
         nothing else comes to lie there, until the last has let go.

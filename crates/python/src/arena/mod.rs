@@ -336,9 +336,10 @@ impl Arena {
     /// else comes to lie there, until the last has let go.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let entry = self.entry.get()?;
-        torch::settle(py, self)?;
-        torch::bury_closed(py);
-        py.detach(|| entry.close()).map_err(|error| failed(py, &error))
+        // PyTorch may be beyond settling anything, as after an error of the device: that is no reason to stay open.
+        let settled = torch::settle(py, self);
+        py.detach(|| entry.close()).map_err(|error| failed(py, &error))?;
+        settled
     }
 
     fn __eq__(&self, other: &Self) -> bool {

@@ -112,6 +112,7 @@ fn torch_trim(py: Python<'_>, arena: &Bound<'_, Arena>) -> PyResult<u64> {
 /// Before an arena sleeps, is trimmed or closed: PyTorch, if its pools are in use, gives back what it caches, and the arena
 /// comes to know the streams on which a graph is most likely being captured.
 pub(crate) fn settle(py: Python<'_>, arena: &Arena) -> PyResult<()> {
+    bury_closed(py);
     if !arena.is_open()? {
         return Ok(());
     }

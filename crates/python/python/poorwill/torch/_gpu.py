@@ -141,14 +141,14 @@ class Gpu:
                 f"arrive: {arrives}, live ones stay: {stays}, free ones come back: {comes_back}): use torch "
                 "2.11, without an allocator of its own"
             )
+        self._is_proved = True
         if VERSION > NEWEST_TRIED and not self._leaves_the_default_cache():
             warnings.warn(
                 f"PyTorch {torch.__version__} empties the default pool's cache together with ours: what is "
                 "loaded in a pool is right and maps no more, but takes longer; torch 2.11 leaves it alone",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
-        self._is_proved = True
 
     def _leaves_the_default_cache(self) -> bool:
         """Whether emptying in a scope leaves the default pool alone, on a segment that is free there."""

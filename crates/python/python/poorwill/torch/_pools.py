@@ -120,7 +120,8 @@ def library(arena: Arena, tag: str = "torch") -> str:
 
 
 def settle(device: str) -> list[int]:
-    """What an arena calls before it sleeps or is trimmed: PyTorch gives back what it caches on the device.
+    """What an arena calls before it sleeps, prepares to, is trimmed or closed: PyTorch gives back what it
+    caches on the device.
 
     Returns the streams on which a graph is most likely being captured, for the arena to look at.
     """
@@ -140,8 +141,10 @@ def settle(device: str) -> list[int]:
         else:
             gpu.flush()
     # A stream of the user's own may be gone when it is looked at next; PyTorch calls it by its handle.
-    own = [stream for stream in streams if stream.cuda_stream == 0 or stream.stream_id != stream.cuda_stream]
-    return [stream.cuda_stream for stream in {*own, *capturing}]
+    lasting = [
+        stream for stream in streams if stream.cuda_stream == 0 or stream.stream_id != stream.cuda_stream
+    ]
+    return [stream.cuda_stream for stream in {*lasting, *capturing}]
 
 
 def _is_capturing(stream: Any) -> bool:

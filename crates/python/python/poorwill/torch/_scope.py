@@ -141,6 +141,8 @@ class Scope:
             if self.is_in_force:
                 self.renew()
                 self.gpu.carve()
+            elif not torch.cuda.is_current_stream_capturing():
+                self.gpu.flush()
 
     def _end(self) -> None:
         _threads.scopes.remove(self)
