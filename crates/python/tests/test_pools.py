@@ -24,7 +24,8 @@ def run_suite(*options: str, **environment: str) -> str:
         timeout=STUCK_S,
         check=False,
     )
-    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    # Where PyTorch finds no GPU, nothing is collected.
+    assert ended.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED), f"{ended.stdout}\n{ended.stderr}"
     return ended.stdout
 
 

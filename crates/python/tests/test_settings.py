@@ -1,10 +1,12 @@
 """`poorwill._settings`: options of PyTorch's allocator change for a while, and nothing else does."""
 
+import json
 import os
 import random
 import sys
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +51,41 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
 def conf_of(torch: Torch, conf: str) -> dict[str, Any]:
     torch.settings = AllocatorSettings(conf)
     return torch.settings.everything()
+
+
+def recorded() -> list[dict[str, Any]]:
+    """What a real PyTorch made of one text after the other, on a GPU, and told afterwards."""
+    lines = (Path(__file__).parent / "calls" / "settings.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines[1:]]
+    for step in steps:
+        divisions = step["settings"]["roundup_power2_divisions"]
+        step["settings"]["roundup_power2_divisions"] = dict(zip(INTERVALS, divisions, strict=True))
+    return steps
+
+
+def test_the_stand_in_makes_of_texts_what_a_real_pytorch_made(torch: Torch) -> None:
+    for step in recorded():
+        if step["error"] is None:
+            torch._set(step["text"])
+        else:
+            # A backend that is not the one in use is an assertion of PyTorch's, and a refusal here.
+            with pytest.raises((ValueError, RuntimeError)):
+                torch._set(step["text"])
+        assert torch.settings.snapshot() == step["settings"], step["text"]
+
+
+@pytest.mark.parametrize("step", recorded(), ids=lambda step: step["text"])
+def test_what_a_real_pytorch_told_is_written_back_as_it_was(torch: Torch, step: dict[str, Any]) -> None:
+    torch.settings.snapshot = lambda: dict(step["settings"])  # type: ignore[method-assign]
+    options = _settings._live(torch)
+    restored = AllocatorSettings()
+    restored.parse(options.text(frozenset({"expandable"})))
+    told = restored.snapshot()
+    for key in (
+        *("max_split_size", "garbage_collection_threshold"),
+        *("expandable_segments", "roundup_power2_divisions"),
+    ):
+        assert told[key] == step["settings"][key]
 
 
 CONFS = [

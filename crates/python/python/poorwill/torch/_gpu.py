@@ -52,7 +52,7 @@ class Gpu:
         return pool
 
     def begin(self, pool: Any) -> None:
-        """What this thread allocates on the GPU comes from the pool, unless another was begun before."""
+        """What this thread allocates on the GPU comes from the pool, if no other is begun."""
         torch._C._cuda_beginAllocateCurrentThreadToPool(self.ordinal, pool.id)
 
     def retire(self, pool: Any) -> None:
