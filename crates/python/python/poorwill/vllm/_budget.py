@@ -1,0 +1,131 @@
+"""An engine's share of its GPU, as Poorwill finds it, in the place of what vLLM measures.
+
+vLLM takes the card's total for what there is, and counts as foreign whatever PyTorch has not reserved. On a
+slice the total is another one, and what our pools have given back behind PyTorch's back still counts as
+reserved. Both are put right in the snapshots that vLLM takes, so that its own arithmetic comes out right; on a
+whole card nothing changes. What cannot fit is refused before the engine is profiled, with figures.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from poorwill import _native
+from poorwill._native import Arena, BudgetError
+from poorwill.torch._gpu import _snapshot
+from poorwill.vllm import _environment
+
+GIB = 1 << 30
+
+
+def install(worker_module: ModuleType, memory_module: ModuleType) -> None:
+    """Hooks `vllm.v1.worker.gpu_worker` and `vllm.utils.mem_utils` of this process."""
+    snapshot = memory_module.MemorySnapshot
+    if getattr(snapshot.measure, "__poorwill__", False):
+        return
+    measure, request = snapshot.measure, worker_module.request_memory
+
+    @functools.wraps(measure)
+    def measured(self: Any) -> None:
+        measure(self)
+        correct(self)
+
+    @functools.wraps(request)
+    def requested(init_snapshot: Any, cache_config: Any, *rest: Any) -> int:
+        cap = _environment.read().budget
+        if cap is None:
+            return int(request(init_snapshot, cache_config, *rest))
+        return _requested(init_snapshot, cap)
+
+    measured.__dict__["__poorwill__"] = True
+    snapshot.measure = measured
+    worker_module.request_memory = requested
+
+
+def correct(snapshot: Any) -> None:
+    """Puts the total, the free memory and PyTorch's part in a snapshot of vLLM's right."""
+    device = f"cuda:{snapshot.device_.index}"
+    budget = _native.budget(device)
+    if budget.total_bytes is not None:
+        snapshot.total_memory = min(snapshot.total_memory, budget.total_bytes)
+    if budget.headroom_bytes is not None:
+        snapshot.free_memory = min(snapshot.free_memory, budget.headroom_bytes)
+    snapshot.cuda_memory = snapshot.total_memory - snapshot.free_memory
+    snapshot.torch_memory -= unmapped_bytes(snapshot.device_.index)
+    snapshot.non_torch_memory = snapshot.cuda_memory - snapshot.torch_memory
+
+
+def unmapped_bytes(ordinal: int) -> int:
+    """What PyTorch counts as reserved on a GPU though it was given back: the parts of our segments that are
+    not mapped.
+    """
+    ours = sum(
+        segment["total_size"]
+        for segment in _snapshot()
+        if segment["device"] == ordinal and _native.torch_has_segment_at(segment["address"])
+    )
+    _, held_bytes = _native.torch_segments()
+    return max(0, ours - held_bytes)
+
+
+def _requested(snapshot: Any, cap: str) -> int:
+    """What an engine may use under the user's cap, which stands for vLLM's share of the total."""
+    device = f"cuda:{snapshot.device_.index}"
+    budget = _native.budget(device, cap)
+    if snapshot.free_memory < budget.budget_bytes:
+        raise BudgetError(
+            f"{_environment.BUDGET}={cap} allows {gib(budget.budget_bytes)} of {device}, and only "
+            f"{gib(snapshot.free_memory)} of it is free: lower {_environment.BUDGET}, or end what else uses "
+            "the GPU"
+        )
+    return budget.budget_bytes
+
+
+class Envelope:
+    """What one worker may use, from its first snapshot on: weights, profile, graphs and KV cache alike."""
+
+    def __init__(self, worker: Any) -> None:
+        self.device = f"cuda:{worker.device.index}"
+        self.requested_bytes = int(worker.requested_memory)
+        self.free_at_start_bytes = int(worker.init_snapshot.free_memory)
+        # vLLM lets the user say how large the KV cache is, and then keeps to nothing else.
+        self.is_bounding = not worker.cache_config.kv_cache_memory_bytes
+
+    def arena_limit_bytes(self) -> int | None:
+        """What the arena may map: the whole envelope, as far as the budget has it."""
+        if not self.is_bounding:
+            return None
+        return min(self.requested_bytes, _native.budget(self.device).unclaimed_bytes)
+
+    def used_bytes(self, snapshot: Any) -> int:
+        """What has been used since the beginning."""
+        return self.free_at_start_bytes - int(snapshot.free_memory)
+
+    def refuse_what_cannot_fit(self, what: str, needed_bytes: int, snapshot: Any, hint: str) -> None:
+        """Raises BudgetError if so much does not fit beside what is used."""
+        if not self.is_bounding:
+            return
+        used = self.used_bytes(snapshot)
+        if used + needed_bytes > self.requested_bytes:
+            raise BudgetError(
+                f"{what} needs {gib(needed_bytes)}, and of the {gib(self.requested_bytes)} that the engine may "
+                f"use of {self.device} {gib(used)} are in use: {hint}"
+            )
+
+
+def graph_profile_bytes(runner: Any) -> int:
+    """What the KV cache takes that vLLM profiles CUDA graphs with: a block for each sequence of the largest
+    graph, in every layer.
+    """
+    blocks = runner.compilation_config.max_cudagraph_capture_size or 1
+    return int(blocks) * sum(int(spec.page_size_bytes) for spec in runner.get_kv_cache_spec().values())
+
+
+def gib(size: float) -> str:
+    """A size for a sentence."""
+    return f"{size / GIB:.2f} GiB"
+
+
+def mapped_bytes(arena: Arena) -> int:
+    """What an arena maps."""
+    return arena.stats().mapped_bytes

@@ -1,0 +1,109 @@
+"""What the environment says to the plugin. Everything has a default; what cannot be read is a ValueError."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from poorwill._native import parse_bytes
+
+SLEEP_MODE = "POORWILL_SLEEP_MODE"
+BUDGET = "POORWILL_BUDGET"
+HOST_BUDGET = "POORWILL_HOST_BUDGET"
+PAGEABLE = "POORWILL_PAGEABLE"
+PREPARE = "POORWILL_PREPARE"
+WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The settings, read."""
+
+    sleep_mode: bool = False
+    """Whether sleep mode is Poorwill's where vLLM has no registry of backends."""
+    budget: str | None = None
+    """What one engine may use of its GPU: bytes, or a share. In the place of vLLM's `gpu_memory_utilization`."""
+    host_budget_bytes: int | None = None
+    """What backups may take of host memory, for each GPU."""
+    pageable: bool = False
+    """Whether backups are left unlocked, in memory that the system may move."""
+    prepare: bool = True
+    """Whether the weights are backed up in the background once the engine has started."""
+    wake_timeout_s: float = 2.0
+    """How long a wake waits for memory that another process is about to give back, in seconds."""
+
+
+def read(environ: Mapping[str, str] | None = None) -> Environment:
+    """The settings as the environment has them; those of this process if None is given.
+
+    Raises ValueError naming the variable, its value, and what it may be.
+    """
+    given = os.environ if environ is None else environ
+    default = Environment()
+    return Environment(
+        sleep_mode=_switch(given, SLEEP_MODE, default.sleep_mode),
+        budget=_budget(given),
+        host_budget_bytes=_bytes(given, HOST_BUDGET),
+        pageable=_switch(given, PAGEABLE, default.pageable),
+        prepare=_switch(given, PREPARE, default.prepare),
+        wake_timeout_s=_seconds(given, WAKE_TIMEOUT, default.wake_timeout_s),
+    )
+
+
+def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    if text not in ("0", "1"):
+        raise ValueError(f"{name}={text!r} is neither 0 nor 1")
+    return text == "1"
+
+
+def _bytes(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ValueError(f"{name}={text!r} is no size ({error}): write it like 64GiB, or in bytes") from None
+
+
+def _budget(environ: Mapping[str, str]) -> str | None:
+    text = environ.get(BUDGET, "").strip()
+    if not text:
+        return None
+    if _share(text) or _is_size(text):
+        return text
+    raise ValueError(f"{BUDGET}={text!r} is neither a size like 22528MiB nor a share like 0.92 or 92%")
+
+
+def _is_size(text: str) -> bool:
+    try:
+        return parse_bytes(text) > 0
+    except ValueError:
+        return False
+
+
+def _share(text: str) -> bool:
+    number = text.removesuffix("%")
+    if number == text and "." not in text:
+        return False
+    try:
+        share = float(number) / (100 if number != text else 1)
+    except ValueError:
+        return False
+    return 0 < share <= 1
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    # Not a number is neither.
+    if not 0 <= seconds <= 3600:
+        raise ValueError(f"{name}={text!r} is no number of seconds from 0 to 3600")
+    return seconds

@@ -1,0 +1,82 @@
+"""Doing something as soon as a module is imported, without importing it."""
+
+import importlib.abc
+import importlib.machinery
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+Patch = Callable[[ModuleType], None]
+
+_waiting: dict[str, Patch] = {}
+_done: set[str] = set()
+_lock = threading.RLock()
+
+
+def when_imported(name: str, patch: Patch) -> None:
+    """Calls `patch` with the module of that name: at once if it is imported already, otherwise right after it
+    is. Once, however often this is said.
+
+    What `patch` raises is raised by the import.
+    """
+    with _lock:
+        if name in _done or name in _waiting:
+            return
+        module = sys.modules.get(name)
+        if module is None:
+            _waiting[name] = patch
+            if _FINDER not in sys.meta_path:
+                sys.meta_path.insert(0, _FINDER)
+            return
+        _done.add(name)
+    patch(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds modules where they would be found anyway, with a loader that calls back."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        with _lock:
+            if name not in _waiting:
+                return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """A module's own loader, and the patch behind it."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        with _lock:
+            patch = _waiting.pop(module.__name__, None)
+            if patch is None:
+                return
+            _done.add(module.__name__)
+        patch(module)
+
+    def __getattr__(self, name: str) -> object:
+        # Resources, sources and the like are the loader's own.
+        return getattr(self._loader, name)
+
+
+_FINDER = _Finder()

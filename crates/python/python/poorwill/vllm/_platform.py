@@ -1,0 +1,131 @@
+"""Whether an engine is Poorwill's, decided where vLLM completes its configuration.
+
+An engine that is gets our worker class, by name: the configuration carries it into every process of the
+engine, whichever way those are started. What cannot work is refused here, before any of them is.
+"""
+
+import functools
+import os
+from types import ModuleType
+from typing import Any
+
+from poorwill._native import PoorwillError
+from poorwill.vllm import _environment, _versions
+
+STOCK_WORKER = "vllm.v1.worker.gpu_worker.Worker"
+WORKER = "poorwill.vllm.worker.Worker"
+BACKEND = "poorwill"
+
+_ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+class ConfigurationError(PoorwillError, ValueError):
+    """Settings of vLLM's and Poorwill's that do not go together."""
+
+
+_was_chosen = False
+
+
+def install(module: ModuleType) -> None:
+    """Hooks the completion of the configuration, in `vllm.platforms.cuda`."""
+    platform = module.CudaPlatformBase
+    stock = platform.check_and_update_config.__func__
+    if getattr(stock, "__poorwill__", False):
+        return
+
+    @functools.wraps(stock)
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        stock(cls, vllm_config)
+        decide(vllm_config)
+
+    check_and_update_config.__dict__["__poorwill__"] = True
+    platform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def install_graph_pool(module: ModuleType) -> None:
+    """Has vLLM capture graphs into the allocator's pool with our backend, too, where it can with its own."""
+    config = module.VllmConfig
+    stock = getattr(config, "use_cumem_cudagraph_pool", None)
+    if not isinstance(stock, property) or getattr(stock.fget, "__poorwill__", False):
+        return
+    decides: Any = stock.fget
+
+    def use_cumem_cudagraph_pool(self: Any) -> bool:
+        if not is_active(self):
+            return bool(decides(self))
+        # What is asked is whether the pool exists and graphs are to be kept, and it does.
+        return bool(decides(_View(self, model_config=_View(self.model_config, sleep_mode_backend="cumem"))))
+
+    use_cumem_cudagraph_pool.__dict__["__poorwill__"] = True
+    config.use_cumem_cudagraph_pool = property(use_cumem_cudagraph_pool, doc=stock.__doc__)
+
+
+class _View:
+    """An object as it is, but for some attributes."""
+
+    def __init__(self, of: Any, **instead: Any) -> None:
+        self.__dict__.update(instead)
+        self._of = of
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+
+def decide(vllm_config: Any) -> None:
+    """Gives an engine that is to sleep with Poorwill our worker. Raises ConfigurationError, or
+    UnsupportedVllmError, for what cannot work.
+    """
+    global _was_chosen
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if model is None:
+        return
+    environment = _environment.read()
+    if not _is_chosen(model, environment.sleep_mode):
+        return
+    _was_chosen = True
+    _versions.check_installed()
+    _refuse_expandable_segments()
+    if parallel.worker_cls == STOCK_WORKER:
+        parallel.worker_cls = WORKER
+    elif parallel.worker_cls != WORKER:
+        raise ConfigurationError(
+            f"sleep mode is to be poorwill's, which needs vLLM's own worker, and --worker-cls is "
+            f"{parallel.worker_cls}: leave it away, or derive that class from {WORKER} and unset "
+            f"{_environment.SLEEP_MODE}"
+        )
+
+
+def is_active(vllm_config: Any) -> bool:
+    """Whether an engine of this configuration sleeps with Poorwill."""
+    return bool(vllm_config.parallel_config.worker_cls == WORKER)
+
+
+def _is_chosen(model: Any, by_environment: bool) -> bool:
+    backend = getattr(model, "sleep_mode_backend", None)
+    if not model.enable_sleep_mode:
+        # A configuration that is derived from an engine's, for a drafter say, is none to complain about.
+        if not _was_chosen and (by_environment or backend == BACKEND):
+            said = f"--sleep-mode-backend {BACKEND}" if backend == BACKEND else f"{_environment.SLEEP_MODE}=1"
+            raise ConfigurationError(
+                f"{said} is given, but sleep mode is off: add --enable-sleep-mode, or take {said} away"
+            )
+        return False
+    if backend is None:
+        return by_environment
+    if backend != BACKEND and by_environment and not _was_chosen:
+        raise ConfigurationError(
+            f"{_environment.SLEEP_MODE}=1 is given, but this vLLM chooses by its own option, and "
+            f"--sleep-mode-backend is {backend}: make that {BACKEND}, or unset {_environment.SLEEP_MODE}"
+        )
+    return bool(backend == BACKEND)
+
+
+def _refuse_expandable_segments() -> None:
+    for name in _ALLOCATOR_SETTINGS:
+        for entry in os.environ.get(name, "").split(","):
+            key, _, value = entry.partition(":")
+            if key.strip() == "expandable_segments" and value.strip().lower() in ("true", "1"):
+                raise ConfigurationError(
+                    f"{name} turns expandable_segments on, which exclude pools that can sleep: take "
+                    "`expandable_segments:True` out of it"
+                )

@@ -1,0 +1,204 @@
+"""What vLLM's workers call in the place of `CuMemAllocator`: pools by tag, sleep, wake, discard.
+
+One for each process, as vLLM's own, over one arena of the worker's GPU. Methods and their meaning are
+`CuMemAllocator`'s as of 0.20 and 0.33; what differs is said where it does. What has happened is told once, by
+`take_events`, for whoever keeps count.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from poorwill import _native
+from poorwill._native import Arena, PoorwillError, Preparation, SleepReport
+from poorwill.torch._gpu import ordinal_of
+from poorwill.vllm._events import Events
+
+DEFERRABLE = ("weights", "kv_cache")
+"""What a wake by tag may leave asleep. Every wake brings back all else."""
+
+_DROPPED = ("kv_cache", "workspace")
+"""What no sleep keeps."""
+
+
+class Allocator:
+    """Memory of an engine that can sleep."""
+
+    instance: ClassVar["Allocator | None"] = None
+    default_tag: str = "default"
+
+    def __init__(self, arena: Arena, *, wake_timeout_s: float = 0.0) -> None:
+        self.arena = arena
+        self.events = Events()
+        self._wake_timeout_s = wake_timeout_s
+        self._graph_pool: Any = None
+        self._renamed: dict[str, str] = {}
+        # Scratch memory that holds nothing from one step to the next.
+        arena.declare("workspace", level1="drop", level2="drop", dropped="undefined")
+
+    @classmethod
+    def open(
+        cls,
+        device: str,
+        *,
+        limit_bytes: int | None = None,
+        host_limit_bytes: int | None = None,
+        pageable: bool = False,
+        wake_timeout_s: float = 0.0,
+    ) -> "Allocator":
+        """Makes the process's allocator, over an arena with these limits."""
+        if cls.instance is not None:
+            if cls.instance.arena.device != device:
+                raise PoorwillError(
+                    f"this process has an engine that sleeps on {cls.instance.arena.device}, and one process "
+                    f"has one such GPU: start the engine on {device} in a process of its own"
+                )
+            return cls.instance
+        arena = _native.arena(
+            device, "vllm", limit=limit_bytes, host_limit=host_limit_bytes, pageable=pageable
+        )
+        cls.instance = cls(arena, wake_timeout_s=wake_timeout_s)
+        return cls.instance
+
+    @staticmethod
+    def get_instance() -> "Allocator":
+        """The process's allocator, which the worker has opened."""
+        if Allocator.instance is None:
+            raise PoorwillError(
+                "poorwill's allocator is asked for before the engine's worker has opened it: let vLLM start "
+                "the worker"
+            )
+        return Allocator.instance
+
+    @contextlib.contextmanager
+    def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
+        """What PyTorch allocates in the context sleeps by this tag."""
+        name = self.default_tag if tag is None else tag
+        with self.arena.pool(self._renamed.get(name, name)):
+            yield
+
+    @contextlib.contextmanager
+    def renaming(self, tags: dict[str, str]) -> Iterator[None]:
+        """While it lasts, whoever asks for a pool by one of these tags gets the other."""
+        before = self._renamed
+        self._renamed = {**before, **tags}
+        try:
+            yield
+        finally:
+            self._renamed = before
+
+    @contextlib.contextmanager
+    def cudagraph_pool(self) -> Iterator[tuple[int, int]]:
+        """The pool for graphs that are captured in the context. They sleep as `cudagraph`."""
+        if self._graph_pool is None:
+            self._graph_pool = self.arena.graph_pool()
+        yield self._graph_pool
+
+    def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
+        """Puts everything to sleep: at level 1 if the weights are to be kept, otherwise at level 2.
+
+        Beyond `offload_tags`, runtime state, graphs and whatever has a tag of its own are kept, too. Raises
+        SleepError, with everything awake as before, or with a report of what was not given back.
+        """
+        tags = self._names(offload_tags)
+        unkept = [tag for tag in tags if tag in _DROPPED]
+        if unkept:
+            raise PoorwillError(
+                f"sleep cannot keep {', '.join(unkept)}: no sleep does; discard it, or leave it out"
+            )
+        self._sleep(1 if "weights" in tags else 2)
+
+    def _sleep(self, level: int) -> SleepReport:
+        with self.events.of("sleep") as event:
+            report = self.arena.sleep(level)
+            event.slept(report)
+        return report
+
+    def discard(self, tags: tuple[str, ...] | str) -> None:
+        """Drops the memory of awake tags with its bytes. Those that sleep stay as they are; raises
+        PoorwillError for one that sleeps with a backup.
+        """
+        states = self.arena.state()
+        names = self._names(tags)
+        kept = [tag for tag in names if states.get(tag) == "asleep_backed_up"]
+        if kept:
+            raise PoorwillError(
+                f"discard {', '.join(names)}: {', '.join(kept)} sleeps with a backup, which would be lost: "
+                "wake it first"
+            )
+        awake = [tag for tag in names if states.get(tag) in ("awake", "undefined")]
+        if awake:
+            with self.events.of("discard") as event:
+                event.slept(self.arena.discard(awake))
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Brings everything back, or all but those of `DEFERRABLE` that are not named.
+
+        Raises ValueError for a tag that there is not, and WakeError or OutOfMemoryError with everything
+        asleep as before.
+        """
+        asleep = self.sleeping()
+        if tags is not None:
+            known = {*DEFERRABLE, *self.arena.state()}
+            unknown = [tag for tag in tags if tag not in known]
+            if unknown:
+                raise ValueError(
+                    f"wake_up knows no tag {', '.join(map(repr, unknown))}: there is {', '.join(sorted(known))}"
+                )
+            asleep = [tag for tag in asleep if tag in tags or tag not in DEFERRABLE]
+        if not asleep:
+            return
+        with self.events.of("wake") as event:
+            event.woken(self.arena.wake(asleep, timeout=self._wake_timeout_s))
+
+    def sleeping(self) -> list[str]:
+        """The tags that sleep."""
+        return [tag for tag, state in self.arena.state().items() if state not in ("awake", "undefined")]
+
+    def undefined(self) -> list[str]:
+        """The tags that are awake without the bytes that they had."""
+        return [tag for tag, state in self.arena.state().items() if state == "undefined"]
+
+    def prepare(self) -> Preparation:
+        """Begins to back up what a sleep at level 1 keeps, in the background."""
+        return self.arena.prepare_sleep(1)
+
+    def get_current_usage(self) -> int:
+        """The bytes that are in use."""
+        self._settle()
+        return self.arena.stats().live_bytes
+
+    def release_pools(self) -> None:
+        """Lets go of graphs' memory, and of all that nobody uses."""
+        self._graph_pool = None
+        self._settle()
+
+    close = release_pools
+
+    def covers(self, address: int) -> bool:
+        """Whether an address is in memory that sleeps."""
+        return any(begin <= address < end for begin, end in self.ranges())
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """From where to where there is memory that sleeps, in ascending order."""
+        return [
+            (segment["addr"], segment["addr"] + segment["bytes"]) for segment in self.arena.snapshot()
+        ]
+
+    def _settle(self) -> None:
+        from poorwill.torch import settle
+
+        settle(self.arena.device)
+        self.arena.trim()
+
+    @property
+    def ordinal(self) -> int:
+        """The number of the GPU."""
+        ordinal = ordinal_of(self.arena.device)
+        assert ordinal is not None
+        return ordinal
+
+    def _names(self, tags: tuple[str, ...] | str | None) -> tuple[str, ...]:
+        if tags is None:
+            return (self.default_tag,)
+        return (tags,) if isinstance(tags, str) else tuple(tags)

@@ -1,0 +1,69 @@
+"""The sleep-mode backend `poorwill`, for a vLLM that has a registry of them (0.33 and later).
+
+It asks the same allocator that the worker's pools are of, as vLLM's own backend does.
+"""
+
+import importlib
+from typing import Any
+
+from poorwill.vllm.allocator import Allocator
+
+_stock: Any = importlib.import_module("vllm.device_allocator.sleep_mode_backend")
+_platforms: Any = importlib.import_module("vllm.platforms")
+
+
+class Backend(_stock.SleepModeBackend):  # type: ignore[misc]
+    """Puts an engine's memory to sleep with Poorwill."""
+
+    def suspend(self, level: int = 1) -> None:
+        """Puts everything to sleep; at level 2 the weights are dropped. Raises SleepError, with everything
+        awake as before, or with a report of what was not given back.
+        """
+        kept = ("runtime", "cudagraph")
+        try:
+            Allocator.get_instance().sleep(offload_tags=("weights", *kept) if level == 1 else kept)
+        finally:
+            self._look()
+
+    def resume(self, tags: list[str] | None = None) -> None:
+        """Wakes everything, or all but what of the weights and the KV cache is not named."""
+        self._state = "RESUMING"
+        try:
+            Allocator.get_instance().wake_up(tags)
+        finally:
+            self._look()
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        """Drops the memory of these tags with its bytes."""
+        try:
+            Allocator.get_instance().discard(tags)
+        finally:
+            self._look()
+
+    def _look(self) -> None:
+        self._state = "SUSPENDED" if Allocator.get_instance().sleeping() else "RUNNING"
+
+    @classmethod
+    def is_supported(cls) -> bool:
+        """On NVIDIA's GPUs."""
+        return bool(_platforms.current_platform.is_cuda())
+
+    @classmethod
+    def preserves_communicators(cls) -> bool:
+        """Their memory is not the pools', and stays."""
+        return True
+
+    @classmethod
+    def preserves_compiled_artifacts(cls) -> bool:
+        """The process and its context live on, and with them every kernel."""
+        return True
+
+    @classmethod
+    def preserves_graphs_with_communicators(cls) -> bool:
+        """Both keep their addresses."""
+        return True
+
+    @classmethod
+    def supports_durable_storage(cls) -> bool:
+        """Backups end with the process."""
+        return False

@@ -1,0 +1,313 @@
+"""vLLM's worker, with memory that sleeps by Poorwill.
+
+The configuration names this class (`_platform`), and vLLM makes it in the processes where its own would be. It
+opens the allocator once the GPU and the engine's share of it are known, has the weights backed up in the
+background when the engine has started, refuses a sleep that would not give the weights' memory back, and
+answers what the engine's core asks it by name (`poorwill_status`, `poorwill_prepare`,
+`poorwill_mark_restored`).
+"""
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from poorwill._native import PoorwillError, Preparation, PrepareReport
+from poorwill.vllm import _budget, _environment, _versions
+from poorwill.vllm._budget import Envelope, gib
+from poorwill.vllm._events import Event
+from poorwill.vllm.allocator import Allocator
+
+gpu_worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
+_memory: Any = importlib.import_module("vllm.utils.mem_utils")
+_cumem: Any = importlib.import_module("vllm.device_allocator.cumem")
+_device_allocator: Any = importlib.import_module("vllm.device_allocator")
+torch: Any = importlib.import_module("torch")
+logger: Any = importlib.import_module("vllm.logger").init_logger("vllm.poorwill")
+
+COVERED_AT_LEAST = 0.9
+"""Of the weights' bytes, the share that a sleep has to give back."""
+
+
+class Worker(gpu_worker.Worker):  # type: ignore[misc]
+    """vLLM's worker. What is overridden calls the original."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _versions.check_worker(gpu_worker, _memory, _cumem)
+        super().__init__(*args, **kwargs)
+        self._environment = _environment.read()
+        self._preparation: Preparation | None = None
+        self._allocator: Allocator | None = None
+        self._envelope: Envelope | None = None
+
+    # Starting
+
+    def init_device(self) -> None:
+        _budget.install(gpu_worker, _memory)
+        super().init_device()
+        self._envelope = Envelope(self)
+        self._allocator = Allocator.open(
+            self._envelope.device,
+            limit_bytes=self._envelope.arena_limit_bytes(),
+            host_limit_bytes=self._environment.host_budget_bytes,
+            pageable=self._environment.pageable,
+            wake_timeout_s=self._environment.wake_timeout_s,
+        )
+        # Whoever asks vLLM for its allocator from now on gets ours.
+        _cumem.CuMemAllocator = Allocator
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        self._keep_lora_out_of_the_weights()
+        with self._opened.events.of("load"):
+            super().load_model(*args, **kwargs)
+        # Scales and caches come back as they were, or zeroed; calibrated scales would be lost by this.
+        if hasattr(self.model_runner, "init_fp8_kv_scales"):
+            self.model_runner.init_fp8_kv_scales = _nothing
+        shortage = self._host_shortage()
+        if shortage is not None:
+            logger.warning("%s", shortage)
+
+    def determine_available_memory(self) -> int:
+        snapshot = _memory.MemorySnapshot(device=self.device)
+        hint = (
+            f"raise {_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, take a smaller "
+            "or quantized model, or spread it over more GPUs"
+        )
+        weights = int(self.model_runner.model_memory_usage)
+        envelope = self._envelope
+        assert envelope is not None
+        # The weights are in use already, and nothing would be left beside them.
+        envelope.refuse_what_cannot_fit("a KV cache beside the weights", 1, snapshot, hint)
+        logger.debug("poorwill: %s of weights before profiling", gib(weights))
+        self._bound_the_graph_profile(envelope)
+        return int(super().determine_available_memory())
+
+    def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
+        runner, allocator = self.model_runner, self._opened
+        if _has_runtime_pools() or not hasattr(runner, "_allocate_kv_cache_tensors"):
+            super().initialize_from_config(*args, **kwargs)
+            return
+        # The cache itself is dropped by a sleep; what is made around it is state, and has to survive.
+        allocate = runner._allocate_kv_cache_tensors
+
+        def allocate_kv_cache(*args: Any, **kwargs: Any) -> Any:
+            with allocator.arena.pool("kv_cache"):
+                return allocate(*args, **kwargs)
+
+        runner._allocate_kv_cache_tensors = allocate_kv_cache
+        try:
+            with allocator.renaming({"kv_cache": "runtime"}):
+                super().initialize_from_config(*args, **kwargs)
+        finally:
+            del runner._allocate_kv_cache_tensors
+
+    def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
+        done = super().compile_or_warm_up_model(*args, **kwargs)
+        self._prepare_in_background()
+        return done
+
+    # Sleeping and waking
+
+    def sleep(self, level: int = 1) -> None:
+        self._refuse_uncovered()
+        if level == 1 and (shortage := self._host_shortage()) is not None:
+            raise PoorwillError(shortage)
+        torch.cuda.empty_cache()
+        try:
+            super().sleep(level)
+        except AssertionError:
+            # vLLM compares the device's free memory, which other processes move. What we gave back is known.
+            if not self._opened.sleeping():
+                raise
+            logger.warning("the device has less free memory than before the sleep: another process took it")
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        saved = self._sleep_saved_buffers
+        if tags is not None and "weights" not in tags:
+            # They belong into the weights, which are not there yet.
+            self._sleep_saved_buffers = {}
+        try:
+            super().wake_up(tags)
+        finally:
+            if tags is not None and "weights" not in tags:
+                self._sleep_saved_buffers = saved
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        self._refuse_asleep("reload_weights")
+        super().reload_weights(*args, **kwargs)
+        self.poorwill_mark_restored()
+
+    def update_weights(self, *args: Any, **kwargs: Any) -> None:
+        self._refuse_asleep("update_weights")
+        super().update_weights(*args, **kwargs)
+        # Where an update has a beginning and an end, it is the end that counts.
+        if not hasattr(gpu_worker.Worker, "finish_weight_update"):
+            self.poorwill_mark_restored()
+
+    def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
+        super().finish_weight_update(*args, **kwargs)
+        self.poorwill_mark_restored()
+
+    # What the engine's core asks by name
+
+    def poorwill_status(self) -> dict[str, Any]:
+        """Where this rank's memory is, and what has happened to it since this was asked last."""
+        allocator = self._opened
+        self._note_preparation(wait=False)
+        return {
+            "rank": int(self.rank),
+            "device": allocator.arena.device,
+            "state": dict(allocator.arena.state()),
+            "sleeping": allocator.sleeping(),
+            "undefined": allocator.undefined(),
+            "host_bytes": allocator.arena.stats().backup_bytes,
+            "events": allocator.events.take(),
+        }
+
+    def poorwill_mark_restored(self) -> list[str]:
+        """Says that the weights were written again. Returns what was undefined until now."""
+        allocator = self._opened
+        restored = allocator.arena.mark_restored(allocator.undefined())
+        if restored:
+            self._prepare_in_background()
+        return restored
+
+    def poorwill_prepare(self, wait: bool = False) -> dict[str, Any] | None:
+        """Begins to back up what a sleep at level 1 would, and waits for its end if told so. Returns its
+        report then.
+        """
+        self._note_preparation(wait=False)
+        self._preparation = self._opened.prepare()
+        report = self._note_preparation(wait=True) if wait else None
+        return None if report is None else report.as_dict()
+
+    # Parts
+
+    @property
+    def _opened(self) -> Allocator:
+        if self._allocator is None:
+            raise PoorwillError("the worker has no GPU yet: vLLM calls init_device first")
+        return self._allocator
+
+    def _prepare_in_background(self) -> None:
+        if self._environment.prepare and self._host_shortage() is None:
+            self.poorwill_prepare()
+
+    def _note_preparation(self, *, wait: bool) -> PrepareReport | None:
+        """Makes an event of a preparation that has ended. Raises what it ended with if that was waited for."""
+        preparation = self._preparation
+        if preparation is None or not (wait or preparation.is_ended):
+            return None
+        self._preparation = None
+        event = Event("prepare")
+        try:
+            report = preparation.wait()
+        except PoorwillError as error:
+            event.values["error"] = f"{type(error).__name__}: {error}"
+            logger.warning("backing the weights up in the background failed: %s", error)
+            if wait:
+                raise
+            return None
+        else:
+            event.prepared(report)
+            event.values["seconds"] = report.seconds
+            return report
+        finally:
+            self._opened.events.add(event)
+
+    def _host_shortage(self) -> str | None:
+        """Why the weights cannot be kept asleep, if they cannot."""
+        limit = self._environment.host_budget_bytes
+        if limit is None:
+            return None
+        kept = ("kv_cache", "workspace")
+        needed = sum(tag.mapped_bytes for tag in self._opened.arena.stats().tags if tag.tag not in kept)
+        if needed <= limit:
+            return None
+        return (
+            f"a sleep at level 1 keeps {gib(needed)} in host memory, and {_environment.HOST_BUDGET} allows "
+            f"{gib(limit)}: raise it, or sleep at level 2 and reload the weights after the wake"
+        )
+
+    def _refuse_asleep(self, operation: str) -> None:
+        asleep = [tag for tag in self._opened.sleeping() if tag == "weights"]
+        if asleep:
+            raise PoorwillError(f"{operation} writes the weights, which sleep: wake them first")
+
+    def _refuse_uncovered(self) -> None:
+        """Raises PoorwillError for a model whose weights are, for the most part, nowhere that sleeps."""
+        ranges = iter(self._opened.ranges())
+        begin, end = next(ranges, (0, 0))
+        total = covered = 0
+        outside: list[tuple[int, str]] = []
+        for address, size, name in sorted(_storages(self.model_runner.model)):
+            while end <= address and end:
+                begin, end = next(ranges, (0, 0))
+            total += size
+            if begin <= address < end:
+                covered += size
+            else:
+                outside.append((size, name))
+        if covered >= COVERED_AT_LEAST * total:
+            return
+        size, name = max(outside)
+        raise PoorwillError(
+            f"sleep would cover {gib(covered)} of the weights' {gib(total)}, {covered / total:.0%} where it has "
+            f"to be {COVERED_AT_LEAST:.0%}: {len(outside)} tensors were allocated outside the pool, of which "
+            f"{name} with {gib(size)} is the largest. The engine stays awake. Load them in load_model, where "
+            "the pool is open"
+        )
+
+    def _bound_the_graph_profile(self, envelope: Envelope) -> None:
+        runner = self.model_runner
+        profile = getattr(runner, "profile_cudagraph_memory", None)
+        if profile is None:
+            return
+
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            envelope.refuse_what_cannot_fit(
+                "profiling CUDA graphs",
+                _budget.graph_profile_bytes(runner),
+                _memory.MemorySnapshot(device=self.device),
+                f"raise {_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, lower "
+                "max_cudagraph_capture_size in --compilation-config, or give --enforce-eager",
+            )
+            return profile(*args, **kwargs)
+
+        runner.profile_cudagraph_memory = bounded
+
+    def _keep_lora_out_of_the_weights(self) -> None:
+        runner = self.model_runner
+        load = getattr(runner, "load_lora_model", None)
+        if load is None or _has_runtime_pools():
+            return
+        allocator = self._opened
+
+        def load_lora_model(*args: Any, **kwargs: Any) -> Any:
+            with allocator.use_memory_pool("runtime"):
+                return load(*args, **kwargs)
+
+        runner.load_lora_model = load_lora_model
+
+
+def _has_runtime_pools() -> bool:
+    """Whether this vLLM keeps runtime state in pools of its own."""
+    return hasattr(_device_allocator, "get_mem_allocator_instance")
+
+
+def _storages(model: Any) -> Iterator[tuple[int, int, str]]:
+    """Address, bytes and a name of everything of a model's on the GPU, once each."""
+    seen: set[int] = set()
+    for named in (model.named_parameters(), model.named_buffers()):
+        for name, tensor in named:
+            # What is in host memory, seen from the GPU, sleeps with nobody.
+            if not tensor.is_cuda or getattr(tensor, "_vllm_is_uva_offloaded", False):
+                continue
+            storage = tensor.untyped_storage()
+            address = storage.data_ptr()
+            if address and address not in seen:
+                seen.add(address)
+                yield address, storage.nbytes(), name
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What is left of a step that is not needed."""
