@@ -14,6 +14,7 @@ mod python;
 mod steps;
 mod test;
 mod toolchain;
+mod vllm;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -36,6 +37,7 @@ Commands:
                   ARGS go to `pytest`: `cargo xtask python -- -k fork`
   dist            the wheels of the Python package, for this machine and for what else the compiler
                   builds for, checked: what their libraries need, and installed under every CPython here
+  vllm            the plugin for vLLM against the sources of vLLM's wheels, which are fetched once (0.6 GB)
   bench NAME [ARGS]
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         Request::Test { cargo_args } => test::run(cargo_args),
         Request::Python { pytest_args } => python::run(pytest_args),
         Request::Dist => dist::run(),
+        Request::Vllm => vllm::run(),
         Request::Lint => lint::run(),
         Request::Picture => picture::run(),
         Request::Ptx => ptx::run(),
@@ -92,6 +95,7 @@ enum Request {
     Test { cargo_args: Vec<OsString> },
     Python { pytest_args: Vec<OsString> },
     Dist,
+    Vllm,
     Lint,
     Picture,
     Ptx,
@@ -123,10 +127,11 @@ impl Request {
                 None => Err(UsageError::UnknownBench(name.clone())),
             },
             (Some("dist"), []) => Ok(Request::Dist),
+            (Some("vllm"), []) => Ok(Request::Vllm),
             (Some("lint"), []) => Ok(Request::Lint),
             (Some("picture"), []) => Ok(Request::Picture),
             (Some("ptx"), []) => Ok(Request::Ptx),
-            (Some("dist" | "lint" | "picture" | "ptx"), [argument, ..]) => {
+            (Some("dist" | "vllm" | "lint" | "picture" | "ptx"), [argument, ..]) => {
                 Err(UsageError::Unexpected(argument.clone()))
             }
             _ => Err(UsageError::UnknownCommand(command.clone())),
@@ -186,6 +191,7 @@ mod tests {
         assert_eq!(parse(&["test"]), Ok(Request::Test { cargo_args: vec![] }));
         assert_eq!(parse(&["python"]), Ok(Request::Python { pytest_args: vec![] }));
         assert_eq!(parse(&["dist"]), Ok(Request::Dist));
+        assert_eq!(parse(&["vllm"]), Ok(Request::Vllm));
         assert_eq!(parse(&["lint"]), Ok(Request::Lint));
         assert_eq!(parse(&["picture"]), Ok(Request::Picture));
         assert_eq!(parse(&["ptx"]), Ok(Request::Ptx));
@@ -223,12 +229,13 @@ mod tests {
         assert_eq!(parse(&["bench", "walk"]), Err(UsageError::UnknownBench("walk".into())));
         assert_eq!(parse(&["lint", "core"]), Err(UsageError::Unexpected("core".into())));
         assert_eq!(parse(&["dist", "x86_64"]), Err(UsageError::Unexpected("x86_64".into())));
+        assert_eq!(parse(&["vllm", "0.33"]), Err(UsageError::Unexpected("0.33".into())));
         assert_eq!(parse(&["picture", "moe"]), Err(UsageError::Unexpected("moe".into())));
     }
 
     #[test]
     fn usage_names_every_command() {
-        for command in ["test", "python", "dist", "bench", "lint", "picture", "ptx"] {
+        for command in ["test", "python", "dist", "vllm", "bench", "lint", "picture", "ptx"] {
             assert!(USAGE.lines().any(|line| line.starts_with(&format!("  {command} "))), "{command}");
         }
         for bench in BENCHES {

@@ -131,6 +131,8 @@ pub(crate) enum Failure {
     Output { typed: String, cause: io::Error },
     Status { typed: String, status: ExitStatus },
     NoTests { typed: String },
+    Skipped { typed: String, skipped: u64 },
+    Fetch { what: String, cause: Box<Failure> },
     Missing { what: String },
     File { path: PathBuf, cause: io::Error },
     Content { path: PathBuf, problem: String },
@@ -157,6 +159,18 @@ impl fmt::Display for Failure {
                 write!(f, "`{typed}` failed ({status}); its own message stands above")
             }
             Failure::NoTests { typed } => write!(f, "`{typed}` succeeded, but no test ran"),
+            Failure::Skipped { typed, skipped } => {
+                write!(
+                    f,
+                    "`{typed}` skipped {skipped} of its tests; why stands above, and none may be skipped here"
+                )
+            }
+            Failure::Fetch { what, cause } => {
+                write!(
+                    f,
+                    "{what} is not here: no package index could be reached, or the file is not the one that is pinned: {cause}"
+                )
+            }
             Failure::Missing { what } => {
                 write!(f, "{what}; install it, for under continuous integration (`CI`) nothing is skipped")
             }

@@ -71,7 +71,7 @@ pub(crate) fn test(pytest_args: &[OsString]) -> Result<Tested, Failure> {
 
     let mut tally = Tally::default();
     let fake = own_program()?.with_file_name(FAKE_FILE);
-    let pytest = pytest(&environment, pytest_args).env(FAKE, &fake.to_string_lossy());
+    let pytest = pytest(&environment, &[TESTS], pytest_args).env(FAKE, &fake.to_string_lossy());
     let typed = pytest.typed().to_owned();
     let tested = pytest.run_watched(|line| tally.add_pytest(line));
     let tested =
@@ -103,17 +103,17 @@ pub(crate) fn lint() -> Result<Option<String>, Failure> {
 
 /// Builds the package as it is in the tree, without optimisation and in cargo's own target folder, and puts it into
 /// the environment. Needs no network.
-fn install(venv: &Venv) -> Result<Duration, Failure> {
+pub(crate) fn install(venv: &Venv) -> Result<Duration, Failure> {
     let package = format!("./{PACKAGE}");
     venv.pip(["--no-build-isolation", "--no-index", "--no-deps", "--force-reinstall", package.as_str()])
         .env("MATURIN_PEP517_ARGS", "--profile dev --locked")
         .run()
 }
 
-/// Runs the package's tests and says why one was skipped. The line that counts them has to stay plain, whatever the
+/// Runs tests of the package, and says why one was skipped. The line that counts them has to stay plain, whatever the
 /// surroundings ask for.
-fn pytest(venv: &Venv, pytest_args: &[OsString]) -> Step {
-    let arguments = ["-m", "pytest", "-rfEs", TESTS].map(OsStr::new).into_iter();
+pub(crate) fn pytest(venv: &Venv, tests: &[&str], pytest_args: &[OsString]) -> Step {
+    let arguments = ["-m", "pytest", "-rfEs"].into_iter().chain(tests.iter().copied()).map(OsStr::new);
     let arguments = arguments.chain(pytest_args.iter().map(OsString::as_os_str));
     venv.python(arguments.chain([OsStr::new("--color=no")]))
 }
@@ -126,7 +126,11 @@ mod tests {
 
     #[test]
     fn pytest_says_what_it_skips_and_stays_plain() {
-        let step = pytest(&Venv::at(Path::new("/venv")), &["--color=yes".into(), "-k".into(), "gpu".into()]);
+        let step = pytest(
+            &Venv::at(Path::new("/venv")),
+            &[TESTS],
+            &["--color=yes".into(), "-k".into(), "gpu".into()],
+        );
         let typed = "/venv/bin/python -B -m pytest -rfEs crates/python/tests --color=yes -k gpu --color=no";
         assert_eq!(step.typed(), typed);
     }

@@ -1,0 +1,366 @@
+"""Which vLLM poorwill knows, and what it needs of one.
+
+A version is known by its number, and that is not enough: a build between two releases, or one that somebody
+has changed, has the number and not the functions. So `CONTRACT` lists what each hook needs, and `check` holds
+the modules of the running process against it before anything of them is replaced. What does not fit is
+refused at start, by a sentence that says what it is and what to do.
+
+Nothing here imports vLLM: a process is asked for the modules that it has. The same list is held against the
+sources of the versions in `TESTED` by the tests, which find out in the same way (`Need.problem`).
+"""
+
+import importlib.metadata
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+from poorwill._native import PoorwillError
+
+Version = tuple[int, int, int]
+
+OLDEST: Version = (0, 20, 0)
+"""The first that is known."""
+TOO_NEW: Version = (0, 34, 0)
+"""The first that is not known any more."""
+REGISTRY: Version = (0, 25, 0)
+"""The first with a registry of backends, and so with `--sleep-mode-backend`."""
+TESTED = ("0.20.2", "0.33.0")
+"""Those whose sources the tests read."""
+
+TAGS = frozenset({"weights", "kv_cache", "runtime", "workspace", "cudagraph", "default"})
+"""What vLLM calls the memory that it takes; a sleep has to know what to do with each."""
+
+_RELEASE = re.compile(
+    r"v?(\d{1,9}(?:\.\d{1,9})+)"
+    r"(?:[-_.]?(?:a|alpha|b|beta|c|rc|pre|preview|post|rev|r|dev)[-_.]?\d*)*"
+    r"(?:\+[a-z0-9]+(?:[-_.][a-z0-9]+)*)?",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+class UnsupportedVllmError(PoorwillError):
+    """This vLLM is not one that poorwill can work in.
+
+    No `ImportError`: it may be raised while vLLM imports a module, and vLLM does without some that fail so.
+    """
+
+
+Kind = Literal["value", "field", "function", "method", "classmethod", "staticmethod"]
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing that has to be there in vLLM, as a hook uses it.
+
+    A `value` is anything that can be read. A `field` is an attribute of instances, which `__init__` may set:
+    of a class one cannot tell, so that only the tests look. The others can be called, and the last three
+    are found in a class.
+    """
+
+    module: str
+    qualname: str
+    kind: Kind
+    parameters: tuple[str, ...] = ()
+    """What we pass or are passed, in order and without `self`; `*args` and `**kwargs` by these names. What it
+    has beyond these must have a default."""
+    is_whole: bool = False
+    """Whether there may be no other parameter: what stands in its place takes these and no more."""
+    is_async: bool = False
+    since: Version = OLDEST
+    """The first version that has it."""
+    until: Version = TOO_NEW
+    """The first that has it no more."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}.{self.qualname}"
+
+    def concerns(self, version: Version) -> bool:
+        return self.since <= version < self.until
+
+    def problem(self, found: "Found") -> str | None:
+        """What is wrong with what was found, as the rest of a sentence that begins with its name."""
+        if self.kind in ("value", "field"):
+            return None
+        if found.kind != self.kind:
+            return f"is a {found.kind} and was a {self.kind}"
+        if found.is_async != self.is_async:
+            return "is asynchronous now" if found.is_async else "is not asynchronous any more"
+        return self._unfitting(found.parameters)
+
+    def _unfitting(self, found: tuple[inspect.Parameter, ...]) -> str | None:
+        names = [_starred(parameter) for parameter in found]
+        missing = [name for name in self.parameters if name not in names]
+        if missing:
+            return f"does not take {', '.join(missing)} but ({', '.join(names)})"
+        ordered = [_starred(parameter) for parameter in found if parameter.kind in _BY_POSITION]
+        wanted = [name for name in self.parameters if name in ordered]
+        if ordered[: len(wanted)] != wanted:
+            return f"takes ({', '.join(names)}), and not {', '.join(wanted)} first"
+        others = [parameter for parameter in found if _starred(parameter) not in self.parameters]
+        if not self.is_whole:
+            others = [
+                other for other in others if other.default is other.empty and other.kind not in _STARRED
+            ]
+        if others:
+            return f"takes {', '.join(map(_starred, others))}, too"
+        return None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found in the place of a need: of what can be called, how; without `self` and `cls`."""
+
+    kind: Kind
+    parameters: tuple[inspect.Parameter, ...] = ()
+    is_async: bool = False
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_STARRED: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
+def _starred(parameter: inspect.Parameter) -> str:
+    return _STARRED.get(parameter.kind, "") + parameter.name
+
+
+def _in_module(module: str) -> Callable[..., Need]:
+    def need(qualname: str, kind: Kind, *parameters: str, **more: Any) -> Need:
+        return Need(module, qualname, kind, parameters, **more)
+
+    return need
+
+
+def _contract() -> Iterator[Need]:
+    # How the plugin is found and called.
+    need = _in_module("vllm.plugins")
+    yield need("DEFAULT_PLUGINS_GROUP", "value")
+    yield need("load_general_plugins", "function")
+
+    # Where poorwill is chosen, and everything refused that does not go with it.
+    need = _in_module("vllm.platforms.cuda")
+    yield need("CudaPlatformBase.check_and_update_config", "classmethod", "vllm_config", is_whole=True)
+    need = _in_module("vllm.config.parallel")
+    yield need("ParallelConfig.worker_cls", "field")
+    need = _in_module("vllm.config.cache")
+    yield need("CacheConfig.gpu_memory_utilization", "field")
+    yield need("CacheConfig.kv_cache_memory_bytes", "field")
+    need = _in_module("vllm.config.model")
+    yield need("ModelConfig.enable_sleep_mode", "field")
+    yield need("ModelConfig.sleep_mode_backend", "field", since=REGISTRY)
+    yield need("ModelConfig.enable_cumem_allocator", "field", since=(0, 22, 0))
+
+    # The allocator whose place ours takes.
+    need = _in_module("vllm.device_allocator.cumem")
+    yield need("cumem_available", "value")
+    yield need("CuMemAllocator.get_instance", "staticmethod", is_whole=True)
+    yield need("CuMemAllocator.instance", "value")
+    yield need("CuMemAllocator.default_tag", "value")
+
+    # The registry of backends.
+    need = _in_module("vllm.device_allocator.sleep_mode_backend")
+    registry, base = "SleepModeBackendFactory", "SleepModeBackend"
+    named = ("name", "module_path", "class_name")
+    yield need(f"{registry}.register_backend", "classmethod", *named, since=REGISTRY)
+    yield need(f"{base}.__init__", "method", is_whole=True, since=REGISTRY)
+    yield need(f"{base}._state", "field", since=REGISTRY)
+    yield need(f"{base}.suspend", "method", "level", is_whole=True, since=REGISTRY)
+    yield need(f"{base}.resume", "method", "tags", is_whole=True, since=REGISTRY)
+    yield need(f"{base}.state", "method", is_whole=True, since=REGISTRY)
+    yield need(f"{base}.discard", "method", "tags", is_whole=True, since=(0, 31, 0))
+    for flag in (
+        *("is_supported", "preserves_communicators", "preserves_compiled_artifacts"),
+        *("preserves_graphs_with_communicators", "supports_durable_storage"),
+    ):
+        yield need(f"{base}.{flag}", "classmethod", is_whole=True, since=REGISTRY)
+
+    # The worker that ours derives from.
+    need = _in_module("vllm.v1.worker.gpu_worker")
+    names = ("vllm_config", "local_rank", "rank", "distributed_init_method", "is_driver_worker")
+    yield need("Worker.__init__", "method", *names)
+    yield need("Worker.sleep", "method", "level", is_whole=True)
+    yield need("Worker.wake_up", "method", "tags", is_whole=True)
+    yield need("Worker.discard", "method", "tags", is_whole=True, since=(0, 31, 0))
+    yield need("Worker._maybe_get_memory_pool_context", "method", "tag", is_whole=True)
+    yield need("Worker.init_device", "method", is_whole=True)
+    yield need("Worker.load_model", "method", "load_dummy_weights", is_whole=True)
+    yield need("Worker.reload_weights", "method", "*args", "**kwargs")
+    yield need("Worker.update_weights", "method", "update_info", is_whole=True)
+    yield need("Worker.finish_weight_update", "method", is_whole=True, since=(0, 22, 0))
+    yield need("Worker.determine_available_memory", "method", is_whole=True)
+    yield need("Worker.initialize_from_config", "method", "kv_cache_config", is_whole=True)
+    yield need("Worker.compile_or_warm_up_model", "method", is_whole=True)
+    yield need("Worker.get_model", "method", is_whole=True)
+    yield need("Worker.shutdown", "method", is_whole=True)
+    for field in ("device", "model_runner", "init_snapshot", "requested_memory", "_sleep_saved_buffers"):
+        yield need(f"Worker.{field}", "field")
+    # What the worker measures with, by the names under which it looks them up.
+    yield need("MemorySnapshot", "value")
+    yield need("memory_profiling", "function", "baseline_snapshot", "weights_memory")
+    yield need("request_memory", "function", "init_snapshot", "cache_config")
+
+    # The budget: what a snapshot says.
+    need = _in_module("vllm.utils.mem_utils")
+    yield need("MemorySnapshot.measure", "method", is_whole=True)
+    for field in (
+        *("free_memory", "total_memory", "cuda_memory", "torch_memory", "non_torch_memory"),
+        *("torch_peak", "device_"),
+    ):
+        yield need(f"MemorySnapshot.{field}", "field")
+    for module in ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"):
+        yield Need(module, "GPUModelRunner.profile_cudagraph_memory", "method", is_whole=True)
+
+    # The engine's core, and the executor that it sends to its workers through.
+    need = _in_module("vllm.v1.engine.core")
+    rpc = ("method", "timeout", "args", "kwargs")
+    yield need("EngineCore.sleep", "method", "level", "mode", is_whole=True)
+    yield need("EngineCore.wake_up", "method", "tags", is_whole=True)
+    yield need("EngineCore.release_kv_cache_memory", "method", is_whole=True, since=(0, 31, 0))
+    for core in ("EngineCore", "EngineCoreProc", "DPEngineCoreProc"):
+        yield need(f"{core}.resume_scheduler", "method", is_whole=True)
+    yield need("EngineCore.is_scheduler_paused", "method", is_whole=True)
+    yield need("EngineCore.collective_rpc", "method", *rpc, is_whole=True)
+    yield need("EngineCore.add_request", "method", "request", "request_wave", is_whole=True)
+    for field in ("vllm_config", "model_executor", "scheduler"):
+        yield need(f"EngineCore.{field}", "field")
+    # How a request is refused in a process of its own.
+    refusal = ("req_ids", "client_index")
+    yield need("EngineCoreProc._send_error_outputs_to_client", "method", *refusal)
+    yield need(
+        "EngineCoreProc._send_finish_outputs_to_client",
+        *("method", *refusal, "finish_reason", "error"),
+        since=(0, 33, 0),
+    )
+    yield need("EngineCoreProc.output_queue", "field")
+    yield need("RequestError", "value", since=(0, 33, 0))
+    yield need("FinishReason", "value")
+    need = _in_module("vllm.v1.executor.abstract")
+    yield need("Executor.sleep", "method", "level", is_whole=True)
+    yield need("Executor.wake_up", "method", "tags", is_whole=True)
+    yield need("Executor.collective_rpc", "method", *rpc)
+    yield need("Executor.is_sleeping", "field")
+    yield need("Executor.sleeping_tags", "field")
+
+    # The frontends, and how they call the core.
+    need = _in_module("vllm.v1.engine.async_llm")
+    yield need("AsyncLLM.sleep", "method", "level", "mode", is_whole=True, is_async=True)
+    yield need("AsyncLLM.wake_up", "method", "tags", is_whole=True, is_async=True)
+    yield need("AsyncLLM.release_kv_cache_memory", "method", is_whole=True, is_async=True, since=(0, 31, 0))
+    yield need("AsyncLLM.collective_rpc", "method", *rpc, is_whole=True, is_async=True)
+    yield need("AsyncLLM.check_health", "method", is_whole=True, is_async=True)
+    yield need("AsyncLLM.generate", "method", "prompt", "sampling_params", "request_id", is_async=True)
+    yield need("AsyncLLM.encode", "method", "prompt", "pooling_params", "request_id", is_async=True)
+    yield need("AsyncLLM.resume_generation", "method", is_whole=True, is_async=True)
+    yield need("AsyncLLM.engine_core", "field")
+    yield need("AsyncLLM.vllm_config", "field")
+    need = _in_module("vllm.v1.engine.llm_engine")
+    yield need("LLMEngine.sleep", "method", "level", "mode", is_whole=True)
+    yield need("LLMEngine.wake_up", "method", "tags", is_whole=True)
+    yield need("LLMEngine.release_kv_cache_memory", "method", is_whole=True, since=(0, 31, 0))
+    yield need("LLMEngine.collective_rpc", "method", *rpc, is_whole=True)
+    yield need("LLMEngine.add_request", "method", "request_id", "prompt", "params")
+    yield need("LLMEngine.engine_core", "field")
+    yield need("LLMEngine.vllm_config", "field")
+    need = _in_module("vllm.v1.engine.core_client")
+    yield need("InprocClient.engine_core", "field")
+    yield need("SyncMPClient.call_utility", "method", "method", "*args", is_whole=True)
+    asking = ("method", "*args", "engine")
+    yield need("AsyncMPClient._call_utility_async", "method", *asking, is_whole=True, is_async=True)
+    yield need("AsyncMPClient.core_engines", "field")
+    yield need("AsyncMPClient.client_count", "field")
+
+
+CONTRACT: tuple[Need, ...] = tuple(_contract())
+
+
+def parse(version: str) -> Version:
+    """The release that a version belongs to: 0.20.2rc1.dev3+g123 counts as 0.20.2."""
+    matched = _RELEASE.fullmatch(version.strip())
+    if matched is None:
+        raise _unsupported(version, "its version does not tell which release it belongs to")
+    major, minor, patch, *_ = [*map(int, matched[1].split(".")), 0]
+    return (major, minor, patch)
+
+
+def known(version: str) -> Version:
+    """The same, if it is a release that is known."""
+    release = parse(version)
+    if not OLDEST <= release < TOO_NEW:
+        newer = release >= TOO_NEW
+        raise _unsupported(
+            version,
+            f"it is {'newer' if newer else 'older'} than what poorwill knows, "
+            f"which is {_dotted(OLDEST)} and later, below {_dotted(TOO_NEW)}",
+        )
+    return release
+
+
+def running() -> str:
+    """The version of the vLLM in this process, or of the one that it would import, as vLLM spells it."""
+    module = sys.modules.get("vllm.version")
+    said = getattr(module, "__version__", None)
+    if isinstance(said, str):
+        return said
+    try:
+        return importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def needs(version: str, module: str | None = None) -> list[Need]:
+    """What is needed of this version, or of one of its modules."""
+    release = known(version)
+    return [need for need in CONTRACT if module in (None, need.module) and need.concerns(release)]
+
+
+def check(version: str, module: ModuleType) -> None:
+    """Raises `UnsupportedVllmError` unless this module of vLLM has all that is needed of it.
+
+    It has to run before anything of the module is replaced. Where nothing is needed of the module, the
+    version alone is looked at.
+    """
+    for need in needs(version, module.__name__):
+        try:
+            found = _find(module, need)
+        except AttributeError:
+            raise _unsupported(version, f"{need.name} is missing") from None
+        except (TypeError, ValueError) as error:
+            raise _unsupported(version, f"{need.name} does not tell what it takes ({error})") from error
+        if problem := need.problem(found):
+            raise _unsupported(version, f"{need.name} {problem}")
+
+
+def _find(module: ModuleType, need: Need) -> Found:
+    *path, name = need.qualname.split(".")
+    owner: Any = module
+    for part in path:
+        owner = getattr(owner, part)
+    if need.kind == "field":
+        return Found("field")
+    static = inspect.getattr_static(owner, name)
+    if need.kind == "value":
+        return Found("value")
+    if isinstance(static, (classmethod, staticmethod)):
+        kind: Kind = "classmethod" if isinstance(static, classmethod) else "staticmethod"
+        static = static.__func__
+    else:
+        kind = "method" if path else "function"
+    parameters = tuple(inspect.signature(static).parameters.values())
+    inner = inspect.unwrap(static)
+    is_async = inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
+    return Found(kind, parameters[kind in ("method", "classmethod") :], is_async)
+
+
+def _unsupported(version: str, what: str) -> UnsupportedVllmError:
+    return UnsupportedVllmError(
+        f"poorwill cannot work in vLLM {version}: {what}; it was tested with vLLM {' and '.join(TESTED)}: "
+        "unset POORWILL_SLEEP_MODE or choose --sleep-mode-backend cumem to do without poorwill, or upgrade it"
+    )
+
+
+def _dotted(version: Version) -> str:
+    return ".".join(map(str, version))

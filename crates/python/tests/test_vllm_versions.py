@@ -1,0 +1,202 @@
+"""Which vLLM is known, and what the check at start says of one that does not fit."""
+
+import functools
+import importlib.metadata
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+from poorwill import PoorwillError
+from poorwill.vllm import _versions
+from poorwill.vllm._versions import (
+    CONTRACT,
+    TESTED,
+    UnsupportedVllmError,
+    Version,
+    check,
+    known,
+    needs,
+    parse,
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "release"),
+    [
+        ("0.20.2", (0, 20, 2)),
+        ("0.20", (0, 20, 0)),
+        ("v0.33.0", (0, 33, 0)),
+        ("0.20.2rc1.dev3+g123", (0, 20, 2)),
+        ("0.20.2rc1", (0, 20, 2)),
+        ("0.33.1.dev0+g0123456.d20261121", (0, 33, 1)),
+        ("0.21.0.post1", (0, 21, 0)),
+        ("0.21.0+cu130.precompiled", (0, 21, 0)),
+        ("0.21.0+cpu", (0, 21, 0)),
+        ("0.10.1.1", (0, 10, 1)),
+        (" 1.2.3\n", (1, 2, 3)),
+        ("0.0.0", (0, 0, 0)),
+    ],
+)
+def test_a_version_counts_as_its_release(said: str, release: Version) -> None:
+    assert parse(said) == release
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("dev", "", "unknown", "main", "0", "20", "0.x", "0.20.", ".20", "0.20.2-", "0.20.2garbage"),
+        *("1!0.20.2", "0.20.2+", "0.20.2 0.20.3", "0..2", "-0.20.2", "0.20.2+g1+g2", "\u0660.20.2"),
+        "0." + "9" * 5000,
+    ],
+)
+def test_what_names_no_release_is_refused(said: str) -> None:
+    with pytest.raises(UnsupportedVllmError, match="does not tell which release it belongs to"):
+        parse(said)
+
+
+@pytest.mark.parametrize("said", ["0.20.0", "0.20.0rc1", *TESTED, "0.27.1", "0.33.9", "0.33.1.dev9+gabc"])
+def test_the_known_are_taken(said: str) -> None:
+    assert known(said) == parse(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "how"),
+    [
+        *(("0.19.1", "older"), ("0.1.dev1+gabc", "older"), ("0.34.0", "newer"), ("0.34.0rc1", "newer")),
+        *(("1.0.0", "newer"), ("0.100.0", "newer")),
+    ],
+)
+def test_the_others_are_refused(said: str, how: str) -> None:
+    with pytest.raises(UnsupportedVllmError) as refused:
+        known(said)
+    assert f"vLLM {said}: it is {how} than what poorwill knows" in str(refused.value)
+    assert "which is 0.20.0 and later, below 0.34.0" in str(refused.value)
+
+
+def test_a_refusal_is_one_sentence_that_says_what_to_do() -> None:
+    with pytest.raises(PoorwillError) as refused:
+        check("dev", ModuleType("vllm.v1.engine.core"))
+    assert str(refused.value) == (
+        "poorwill cannot work in vLLM dev: its version does not tell which release it belongs to; it was "
+        "tested with vLLM 0.20.2 and 0.33.0: unset POORWILL_SLEEP_MODE or choose --sleep-mode-backend cumem "
+        "to do without poorwill, or upgrade it"
+    )
+    # vLLM goes on without modules that cannot be imported, and this may be raised while it imports one.
+    assert not issubclass(UnsupportedVllmError, ImportError)
+
+
+def test_every_need_is_sound() -> None:
+    names = [(need.name, need.since) for need in CONTRACT]
+    assert len(set(names)) == len(names)
+    for need in CONTRACT:
+        assert _versions.OLDEST <= need.since < need.until <= _versions.TOO_NEW, need
+        if need.kind in ("value", "field"):
+            assert (need.parameters, need.is_whole, need.is_async) == ((), False, False), need
+
+
+# The check at start, on modules made here.
+
+
+def decorated(function: Any) -> Any:
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return inner
+
+
+def frontend(**changed: Any) -> ModuleType:
+    """What is needed of vLLM 0.20.2's `vllm.v1.engine.async_llm`, but for what is changed."""
+
+    class Base:
+        async def check_health(self) -> None: ...
+        async def resume_generation(self) -> None: ...
+        async def encode(self, prompt: Any, pooling_params: Any, request_id: str, more: int = 0) -> None: ...
+
+    class AsyncLLM(Base):
+        @decorated
+        async def sleep(self, level: int = 1, mode: str = "abort") -> None: ...
+        async def wake_up(self, tags: Any = None) -> None: ...
+        async def collective_rpc(self, method: Any, timeout: Any, args: Any, kwargs: Any) -> None: ...
+        async def generate(self, prompt: Any, sampling_params: Any, request_id: str, *, more: int = 0) -> Any:
+            yield
+
+    for name, value in changed.items():
+        setattr(AsyncLLM, name, value)
+    module = ModuleType("vllm.v1.engine.async_llm")
+    module.AsyncLLM = AsyncLLM  # type: ignore[attr-defined]
+    return module
+
+
+def test_what_fits_is_taken() -> None:
+    assert len(needs("0.20.2", "vllm.v1.engine.async_llm")) >= 6
+    check("0.20.2", frontend())
+
+
+def test_a_module_of_which_nothing_is_needed_is_taken() -> None:
+    check("0.20.2", ModuleType("vllm.v1.engine.unheard_of"))
+    with pytest.raises(UnsupportedVllmError):
+        check("0.19.0", ModuleType("vllm.v1.engine.unheard_of"))
+
+
+def test_what_came_later_is_not_missed_before() -> None:
+    with pytest.raises(UnsupportedVllmError, match=r"AsyncLLM\.release_kv_cache_memory is missing"):
+        check("0.33.0", frontend())
+
+
+async def deeper(self: Any, depth: int = 1, mode: str = "abort") -> None: ...
+def at_once(self: Any, tags: Any = None) -> None: ...
+async def fuller(self: Any, tags: Any = None, verify: bool = False) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"sleep": deeper}, "sleep does not take level but (depth, mode)"),
+        ({"wake_up": at_once}, "wake_up is not asynchronous any more"),
+        ({"wake_up": fuller}, "wake_up takes verify, too"),
+        ({"wake_up": staticmethod(fuller)}, "wake_up is a staticmethod and was a method"),
+        ({"wake_up": 1}, "wake_up does not tell what it takes"),
+    ],
+)
+def test_what_has_changed_is_named(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnsupportedVllmError) as refused:
+        check("0.20.2", frontend(**changed))
+    said = str(refused.value)
+    assert said.startswith("poorwill cannot work in vLLM 0.20.2: vllm.v1.engine.async_llm.AsyncLLM.")
+    assert says in said
+    assert said.endswith(
+        "tested with vLLM 0.20.2 and 0.33.0: unset POORWILL_SLEEP_MODE or choose --sleep-mode-backend cumem "
+        "to do without poorwill, or upgrade it"
+    )
+
+
+def test_a_module_that_has_lost_its_class_is_named() -> None:
+    with pytest.raises(UnsupportedVllmError, match=r"async_llm\.AsyncLLM\.sleep is missing"):
+        check("0.20.2", ModuleType("vllm.v1.engine.async_llm"))
+
+
+def test_the_running_version_is_what_vllm_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.delitem(sys.modules, "vllm.version", raising=False)
+    monkeypatch.setattr(importlib.metadata, "version", none)
+    assert _versions.running() == "unknown"
+    version = ModuleType("vllm.version")
+    version.__version__ = "0.20.2rc1"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.version", version)
+    assert _versions.running() == "0.20.2rc1"
+
+
+def test_nothing_of_vllm_is_imported() -> None:
+    script = (
+        "import sys, types; sys.modules.update(torch=None, vllm=None); "
+        "from poorwill.vllm import _versions as v; v.running(); v.known('0.20.2'); "
+        "v.check('0.20.2', types.ModuleType('vllm.other')); "
+        "print([name for name in sys.modules if name.split('.')[0] in ('torch', 'vllm')])"
+    )
+    ran = subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "['torch', 'vllm']\n", "")

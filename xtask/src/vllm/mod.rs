@@ -1,0 +1,78 @@
+//! `cargo xtask vllm`: the plugin for vLLM, held against the sources of the versions that it is for.
+//!
+//! vLLM cannot be imported without PyTorch and a GPU, so its sources are read. They come from its wheels, which are
+//! fetched once; the package is built and installed as for its other tests. Nothing may be skipped here: this is the
+//! job that those tests are for.
+
+mod sources;
+
+use std::ffi::OsString;
+
+use self::sources::Sources;
+use crate::python::environment::Environment;
+use crate::python::{self, TOOLS};
+use crate::steps::{Failure, say};
+use crate::test::Tally;
+
+/// What the plugin is held against; `TESTED` in Python.
+const VERSIONS: [&str; 2] = ["0.20.2", "0.33.0"];
+
+/// What tells the tests where the sources are.
+const VARIABLE: &str = "POORWILL_VLLM_SOURCES";
+
+const TESTS: [&str; 2] =
+    ["crates/python/tests/test_vllm_contract.py", "crates/python/tests/test_vllm_entry_point.py"];
+
+pub(crate) fn run() -> Result<(), Failure> {
+    let environment = match Environment::ready(TOOLS) {
+        Ok(environment) => environment,
+        // It is said, and there is nothing else to say.
+        Err(unready) => return unready.skip("the plugin for vLLM not tested").map(drop),
+    };
+    for version in VERSIONS {
+        Sources::of(version, &environment).ready(&environment)?;
+    }
+    python::install(&environment)?;
+    let folder = sources::folder(&environment).to_string_lossy().into_owned();
+    let mut tally = Tally::default();
+    let pytest = python::pytest(&environment, &TESTS, &Vec::<OsString>::new()).env(VARIABLE, &folder);
+    let typed = pytest.typed().to_owned();
+    pytest.run_watched(|line| tally.add_pytest(line))?;
+    whole(tally, typed)?;
+    say(&format!("xtask vllm: {tally}, against vLLM {}", VERSIONS.join(" and ")));
+    Ok(())
+}
+
+/// Tests of which some did not run have not shown what they are for.
+fn whole(tally: Tally, typed: String) -> Result<(), Failure> {
+    match tally {
+        Tally { passed: 0, .. } => Err(Failure::NoTests { typed }),
+        Tally { ignored: 0, .. } => Ok(()),
+        Tally { ignored: skipped, .. } => Err(Failure::Skipped { typed, skipped }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::steps::workspace_root;
+
+    #[test]
+    fn the_versions_are_those_that_the_package_names() {
+        let path = workspace_root().join("crates/python/python/poorwill/vllm/_versions.py");
+        let named = format!("TESTED = ({})", VERSIONS.map(|version| format!("\"{version}\"")).join(", "));
+        let text = fs::read_to_string(path).unwrap();
+        assert!(text.lines().any(|line| line == named), "{named}");
+    }
+
+    #[test]
+    fn a_test_that_was_skipped_is_a_failure() {
+        let tally = |passed, ignored| Tally { passed, failed: 0, ignored };
+        assert!(whole(tally(3, 0), "pytest".to_owned()).is_ok());
+        let said = whole(tally(3, 2), "pytest".to_owned()).unwrap_err().to_string();
+        assert!(said.starts_with("`pytest` skipped 2 of its tests"), "{said}");
+        assert!(matches!(whole(tally(0, 0), "pytest".to_owned()), Err(Failure::NoTests { .. })));
+    }
+}
