@@ -2,8 +2,8 @@
 
 vLLM takes the card's total for what there is, and counts as foreign whatever PyTorch has not reserved. On a
 slice the total is another one, and what our pools have given back behind PyTorch's back still counts as
-reserved. Both are put right in the snapshots that vLLM takes, so that its own arithmetic comes out right; on a
-whole card nothing changes. What cannot fit is refused before the engine is profiled, with figures.
+reserved. Both are put right in the snapshots that vLLM takes, so that its own arithmetic comes out right; on
+a whole card nothing changes. What cannot fit is refused before the engine is profiled, with figures.
 """
 
 import functools
@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from poorwill import _native
-from poorwill._native import Arena, BudgetError
+from poorwill._native import BudgetError
 from poorwill.torch._gpu import _snapshot
 from poorwill.vllm import _environment
 
@@ -108,8 +108,8 @@ class Envelope:
         used = self.used_bytes(snapshot)
         if used + needed_bytes > self.requested_bytes:
             raise BudgetError(
-                f"{what} needs {gib(needed_bytes)}, and of the {gib(self.requested_bytes)} that the engine may "
-                f"use of {self.device} {gib(used)} are in use: {hint}"
+                f"{what} needs {gib(needed_bytes)}, and of the {gib(self.requested_bytes)} that the engine "
+                f"may use of {self.device} {gib(used)} are in use: {hint}"
             )
 
 
@@ -124,8 +124,3 @@ def graph_profile_bytes(runner: Any) -> int:
 def gib(size: float) -> str:
     """A size for a sentence."""
     return f"{size / GIB:.2f} GiB"
-
-
-def mapped_bytes(arena: Arena) -> int:
-    """What an arena maps."""
-    return arena.stats().mapped_bytes

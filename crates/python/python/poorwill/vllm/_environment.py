@@ -21,7 +21,7 @@ class Environment:
     sleep_mode: bool = False
     """Whether sleep mode is Poorwill's where vLLM has no registry of backends."""
     budget: str | None = None
-    """What one engine may use of its GPU: bytes, or a share. In the place of vLLM's `gpu_memory_utilization`."""
+    """What one engine may use of its GPU: bytes, or a share; in the place of `--gpu-memory-utilization`."""
     host_budget_bytes: int | None = None
     """What backups may take of host memory, for each GPU."""
     pageable: bool = False

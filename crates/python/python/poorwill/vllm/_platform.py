@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from poorwill._native import PoorwillError
-from poorwill.vllm import _environment, _versions
+from poorwill.vllm import _environment, _hooks
 
 STOCK_WORKER = "vllm.v1.worker.gpu_worker.Worker"
 WORKER = "poorwill.vllm.worker.Worker"
@@ -60,6 +60,13 @@ def install_graph_pool(module: ModuleType) -> None:
     config.use_cumem_cudagraph_pool = property(use_cumem_cudagraph_pool, doc=stock.__doc__)
 
 
+def install_backend(module: ModuleType) -> None:
+    """Enters our backend into vLLM's registry."""
+    factory = module.SleepModeBackendFactory
+    if BACKEND not in getattr(factory, "_registry", ()):
+        factory.register_backend(BACKEND, "poorwill.vllm.backend", "Backend")
+
+
 class _View:
     """An object as it is, but for some attributes."""
 
@@ -83,7 +90,7 @@ def decide(vllm_config: Any) -> None:
     if not _is_chosen(model, environment.sleep_mode):
         return
     _was_chosen = True
-    _versions.check_installed()
+    _hooks.refuse()
     _refuse_expandable_segments()
     if parallel.worker_cls == STOCK_WORKER:
         parallel.worker_cls = WORKER

@@ -143,7 +143,8 @@ class Allocator:
             unknown = [tag for tag in tags if tag not in known]
             if unknown:
                 raise ValueError(
-                    f"wake_up knows no tag {', '.join(map(repr, unknown))}: there is {', '.join(sorted(known))}"
+                    f"wake_up knows no tag {', '.join(map(repr, unknown))}: there are "
+                    f"{', '.join(sorted(known))}"
                 )
             asleep = [tag for tag in asleep if tag in tags or tag not in DEFERRABLE]
         if not asleep:
@@ -181,9 +182,7 @@ class Allocator:
 
     def ranges(self) -> list[tuple[int, int]]:
         """From where to where there is memory that sleeps, in ascending order."""
-        return [
-            (segment["addr"], segment["addr"] + segment["bytes"]) for segment in self.arena.snapshot()
-        ]
+        return [(segment["addr"], segment["addr"] + segment["bytes"]) for segment in self.arena.snapshot()]
 
     def _settle(self) -> None:
         from poorwill.torch import settle

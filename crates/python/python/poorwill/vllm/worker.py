@@ -1,7 +1,7 @@
 """vLLM's worker, with memory that sleeps by Poorwill.
 
-The configuration names this class (`_platform`), and vLLM makes it in the processes where its own would be. It
-opens the allocator once the GPU and the engine's share of it are known, has the weights backed up in the
+The configuration names this class (`_platform`), and vLLM makes it in the processes where its own would be.
+It opens the allocator once the GPU and the engine's share of it are known, has the weights backed up in the
 background when the engine has started, refuses a sleep that would not give the weights' memory back, and
 answers what the engine's core asks it by name (`poorwill_status`, `poorwill_prepare`,
 `poorwill_mark_restored`).
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from poorwill._native import PoorwillError, Preparation, PrepareReport
-from poorwill.vllm import _budget, _environment, _versions
+from poorwill.vllm import _budget, _environment, _hooks, _versions
 from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._events import Event
 from poorwill.vllm.allocator import Allocator
@@ -32,7 +32,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     """vLLM's worker. What is overridden calls the original."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _versions.check_worker(gpu_worker, _memory, _cumem)
+        _hooks.refuse()
+        for module in (gpu_worker, _memory, _cumem):
+            _versions.check(_versions.running(), module)
         super().__init__(*args, **kwargs)
         self._environment = _environment.read()
         self._preparation: Preparation | None = None
@@ -193,7 +195,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             self.poorwill_prepare()
 
     def _note_preparation(self, *, wait: bool) -> PrepareReport | None:
-        """Makes an event of a preparation that has ended. Raises what it ended with if that was waited for."""
+        """Makes an event of a preparation that has ended. Raises its error if that was waited for."""
         preparation = self._preparation
         if preparation is None or not (wait or preparation.is_ended):
             return None
@@ -251,10 +253,10 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             return
         size, name = max(outside)
         raise PoorwillError(
-            f"sleep would cover {gib(covered)} of the weights' {gib(total)}, {covered / total:.0%} where it has "
-            f"to be {COVERED_AT_LEAST:.0%}: {len(outside)} tensors were allocated outside the pool, of which "
-            f"{name} with {gib(size)} is the largest. The engine stays awake. Load them in load_model, where "
-            "the pool is open"
+            f"sleep would cover {gib(covered)} of the weights' {gib(total)}, {covered / total:.0%} where it "
+            f"has to be {COVERED_AT_LEAST:.0%}: {len(outside)} tensors were allocated outside the pool, of "
+            f"which {name} with {gib(size)} is the largest. The engine stays awake. Load them in load_model, "
+            "where the pool is open"
         )
 
     def _bound_the_graph_profile(self, envelope: Envelope) -> None:

@@ -1,0 +1,55 @@
+"""What of vLLM is hooked, by whom, and what became of it.
+
+A vLLM that is not what a hook needs is left alone by that hook, and nobody is told who does not want to sleep
+with Poorwill. Who does is refused, with what was found (`refuse`).
+"""
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+from poorwill.vllm import _environment, _versions
+from poorwill.vllm._imports import when_imported
+from poorwill.vllm._versions import UnsupportedVllmError
+
+_refusals: list[UnsupportedVllmError] = []
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A function of ours for a module of vLLM's."""
+
+    module: str
+    ours: str
+    function: str
+
+    def wait(self) -> None:
+        """Has the function called with the module, as soon as vLLM has imported it."""
+        when_imported(self.module, self._install)
+
+    def _install(self, module: ModuleType) -> None:
+        try:
+            _versions.check(_versions.running(), module)
+        except UnsupportedVllmError as refusal:
+            if _environment.read().sleep_mode:
+                raise
+            _refusals.append(refusal)
+            return
+        getattr(importlib.import_module(self.ours), self.function)(module)
+
+
+HOOKS = (
+    Hook("vllm.platforms.cuda", "poorwill.vllm._platform", "install"),
+    Hook("vllm.config.vllm", "poorwill.vllm._platform", "install_graph_pool"),
+    Hook("vllm.device_allocator.sleep_mode_backend", "poorwill.vllm._platform", "install_backend"),
+    Hook("vllm.v1.engine.core", "poorwill.vllm._engine", "install_core"),
+    Hook("vllm.v1.engine.async_llm", "poorwill.vllm._frontend", "install_async"),
+    Hook("vllm.v1.engine.llm_engine", "poorwill.vllm._frontend", "install_sync"),
+)
+
+
+def refuse() -> None:
+    """Raises UnsupportedVllmError if this vLLM is not known, or something could not be hooked in it."""
+    _versions.known(_versions.running())
+    if _refusals:
+        raise _refusals[0]
