@@ -98,9 +98,10 @@ def attempt(worker: Any, method: str, args: Sequence[Any], kwargs: dict[str, Any
 
 
 def _sentence(undefined: Sequence[str]) -> str:
+    dropped = " and ".join(undefined)
     return (
-        f"the {' and '.join(undefined)} were dropped by a level 2 sleep and have not been written again since: call "
-        "reload_weights (by collective_rpc), or poorwill_mark_restored if they were written by other means"
+        f"the {dropped} were dropped by a level 2 sleep and have not been written again since: "
+        "call reload_weights by collective_rpc, or poorwill_mark_restored if they were written in another way"
     )
 
 
@@ -181,8 +182,8 @@ class _Engine:
             )
         if level != self.level:
             raise PoorwillError(
-                f"sleep: the engine sleeps at level {self.level} already; wake it up before it sleeps at level "
-                f"{level}"
+                f"sleep: the engine sleeps at level {self.level} already; wake it up before it sleeps "
+                f"at level {level}"
             )
         return False
 
