@@ -1,6 +1,6 @@
 """The hooks on EngineCore: over both versions of vLLM, with one worker in the process and several outside."""
 
-from collections.abc import Callable
+import inspect
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +15,6 @@ from poorwill.vllm._engine import NotReadyError
 
 BOTH = frozenset({"weights", "kv_cache"})
 NOT_WRITTEN = "the weights were dropped by a level 2 sleep and have not been written again since"
-
-Make = Callable[..., Any]
 
 
 @pytest.fixture(params=list(fake_vllm.VERSIONS))
@@ -551,7 +549,7 @@ def test_a_resume_is_refused_until_there_is_something_to_compute_with(engine: An
         engine.resume_scheduler()
     assert engine.is_scheduler_paused()
     for worker in workers(engine):
-        worker.undefined.clear()
+        worker.reload_weights()
     engine.resume_scheduler()
     assert is_serving(engine)
 
@@ -634,6 +632,18 @@ def test_the_cache_alone_can_be_given_back(vllm: Any) -> None:
 # What frontends ask
 
 
+def test_a_wake_asks_each_rank_once(engine: Any) -> None:
+    engine.sleep(1)
+    engine.wake_up()
+    assert [worker.calls.count("poorwill_status") for worker in workers(engine)] == [1] * len(workers(engine))
+
+
+def test_weights_that_sleep_are_no_reason_to_refuse(engine: Any) -> None:
+    engine.sleep(2)
+    assert engine.poorwill_status()["not_ready"] is None
+    assert engine.poorwill_not_ready() is None
+
+
 def test_the_status_tells_each_event_once(engine: Any) -> None:
     engine.sleep(1)
     engine.wake_up()
@@ -668,7 +678,6 @@ def test_other_workers_keep_vllms_own_methods(vllm: Any) -> None:
     engine.sleep(1)
     engine.sleep(2)
     engine.add_request(Request("early"))
-    engine.collective_rpc("reload_weights") if not engine.model_executor.is_sleeping else None
     engine.wake_up()
     engine.resume_scheduler()
     assert "poorwill_status" not in workers(engine)[0].calls
@@ -687,8 +696,6 @@ def test_installing_again_does_nothing(vllm: Any) -> None:
 
 
 def test_hooks_look_like_what_they_replace(vllm: Any) -> None:
-    import inspect
-
     stock = fake_vllm.load(next(v for v, name in fake_vllm.VERSIONS.items() if vllm.__name__.endswith(name)))
     for name in ("sleep", "wake_up", "collective_rpc", "add_request", "resume_scheduler"):
         hook = getattr(vllm.EngineCore, name)

@@ -286,6 +286,17 @@ def test_failures_are_told_and_counted(vllm: Any, recorded: list[dict[str, Any]]
     ]
 
 
+def test_loads_are_counted_also_when_nothing_was_missing(vllm: Any, recorded: list[dict[str, Any]]) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.collective_rpc("reload_weights")
+        await frontend.collective_rpc("synchronize_device")
+
+    asyncio.run(story())
+    assert operations(recorded) == ["load"]
+    assert len(recorded) == 1
+
+
 def test_bad_arguments_reach_no_engine(vllm: Any) -> None:
     async def story() -> None:
         frontend = alone(vllm)
@@ -334,11 +345,13 @@ def test_an_engine_that_does_not_say_its_state_is_asked_again(
 ) -> None:
     async def story() -> None:
         frontend = alone(vllm)
-        worker(frontend).fails["poorwill_status"] = [PoorwillError("lost")]
-        await frontend.sleep(1)
-        assert "did not say what state it is in (" in caplog.text
+        await frontend.sleep(2)
+        # To the engine, which asks behind the wake, and not to the frontend.
+        worker(frontend).fails["poorwill_status"] = [None, PoorwillError("lost")]
         await frontend.wake_up()
-        assert await texts(generate(frontend)) == ["token"] * 2
+        assert "did not say what state it is in (" in caplog.text
+        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+            await texts(generate(frontend))
 
     asyncio.run(story())
 
@@ -483,8 +496,9 @@ def test_offline_the_cache_alone(vllm: Any, llm: Any) -> None:
 
 
 def test_offline_a_state_that_is_not_told_is_asked_for_again(llm: Any) -> None:
-    worker(llm).fails["poorwill_status"] = [PoorwillError("lost")]
     llm.sleep(2)
+    # To the engine, which asks behind the wake, and not to the frontend.
+    worker(llm).fails["poorwill_status"] = [None, PoorwillError("lost")]
     llm.wake_up()
     with pytest.raises(NotReadyError):
         llm.add_request("refused", 1, None)

@@ -87,9 +87,6 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         self.waiting.append(request)
 
-    def has_request(self, request_id: str) -> bool:
-        return any(request.request_id == request_id for request in (*self.waiting, *self.running))
-
     def set_pause_state(self, pause_state: PauseState) -> None:
         self.pause_state = pause_state
 
@@ -127,7 +124,7 @@ class Loop:
     """What an engine in a process of its own has besides: queues, and a loop around the steps."""
 
     # Of the engine that this is part of.
-    scheduler: Scheduler
+    scheduler: Any
     step: Any
     add_request: Any
     vllm_config: Any

@@ -14,13 +14,18 @@ from .scheduling import (
     Request,
     RequestError,
     RequestStatus,
-    Scheduler,
 )
+from .scheduling import Scheduler as _Scheduler
 from .worker import Worker
 
 __all__ = ["AsyncMPClient", "DPLBAsyncMPClient", "InprocClient", "Office", "RequestStatus", "SyncMPClient"]
 
 logger = logging.getLogger(__name__)
+
+
+class Scheduler(_Scheduler):
+    def has_request(self, request_id: str) -> bool:
+        return any(request.request_id == request_id for request in (*self.waiting, *self.running))
 
 
 class Executor:

@@ -95,7 +95,8 @@ class Worker:
             "rank": self.rank,
             "device": f"cuda:{self.rank}",
             "state": {tag: "asleep" if tag in self.asleep else "awake" for tag in ("weights", "kv_cache")},
-            "undefined": sorted(self.undefined),
+            # What was dropped is told before it is mapped again, too.
+            "undefined": sorted(self.undefined | ({"weights"} if self.dropped else set())),
             "sleeping": sorted(self.asleep),
             "host_bytes": 1000,
             "events": events,
