@@ -8,7 +8,6 @@ from typing import Any
 import fake_vllm
 import pytest
 from fake_vllm.scheduling import FinishReason, PauseState, Request
-from fake_vllm.worker import MemoryFault
 from poorwill import PoorwillError
 from poorwill.vllm import _engine
 from poorwill.vllm._engine import NotReadyError
@@ -171,16 +170,6 @@ def test_nothing_is_computed_before_all_is_awake(engine: Any, order: tuple[str, 
     assert engine.step()[0].outputs[0].text == "token"
 
 
-def test_without_the_hooks_a_partial_wake_computes_on_nothing() -> None:
-    vllm = fake_vllm.load("0.20.2")
-    engine = vllm.EngineCore(fake_vllm.config(), vllm.UniProcExecutor, False)
-    engine.sleep(1)
-    engine.add_request(Request("early"))
-    engine.wake_up(["weights"])
-    with pytest.raises(MemoryFault):
-        engine.step()
-
-
 def test_tags_that_are_awake_already_do_not_keep_the_others_asleep(engine: Any) -> None:
     engine.sleep(1)
     engine.wake_up(["weights"])
@@ -239,19 +228,6 @@ def test_all_ranks_that_failed_are_named(vllm: Any) -> None:
         PoorwillError, match=r"2 of 3 ranks failed: rank 0: too little host memory; rank 2: KeyError: 'layer'"
     ):
         engine.sleep(1)
-
-
-def test_without_the_hooks_answers_come_one_call_late() -> None:
-    vllm = fake_vllm.load("0.33.0")
-    engine = several(vllm)
-    workers(engine)[0].fails["sleep"] = [PoorwillError("no")]
-    with pytest.raises(RuntimeError, match="Worker failed"):
-        engine.sleep(1)
-    assert [status and status["rank"] for status in engine.collective_rpc("poorwill_status")] == [
-        0,
-        None,
-        None,
-    ]
 
 
 def test_a_failed_sleep_leaves_a_pause_as_it_was(engine: Any) -> None:
