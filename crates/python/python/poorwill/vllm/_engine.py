@@ -1,0 +1,541 @@
+"""Hooks on vLLM's EngineCore: a sleep that fails leaves the engine awake, and nothing runs on memory without
+weights.
+
+They act where poorwill's worker is in use. vLLM's own methods still do the work; a hook looks before and
+behind them.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from poorwill import PoorwillError
+
+__all__ = ["NotReadyError", "attempt", "install_core"]
+
+WORKER = "poorwill.vllm.worker.Worker"
+"""What vLLM's configuration names as the worker's class where poorwill is in use."""
+
+TAGS = ("weights", "kv_cache")
+"""What vLLM lets sleep and wake on its own."""
+
+LEVELS = (0, 1, 2)
+
+RESTORING = frozenset(
+    {"reload_weights", "update_weights", "finish_weight_update", "poorwill_mark_restored", "poorwill_prepare"}
+)
+"""Methods of the worker behind which the state of the memory may be another."""
+
+_SCHEDULING = "scheduling"
+
+# What is asked so that each rank answers, also with an error. vLLM's own way stops reading at the first rank
+# that fails, and from then on takes the answers of the others for those of the next call.
+_ANSWERED = RESTORING | {"sleep", "wake_up", "discard", "poorwill_status"}
+
+_ALL_WAKE = "call wake_up, in which all data parallel ranks take part"
+
+_ENGINE = "_poorwill"
+_HOOK = "_poorwill_hook"
+
+_log = logging.getLogger(__name__)
+
+
+class NotReadyError(PoorwillError):
+    """The engine cannot serve: its weights were dropped, or it sleeps."""
+
+
+def check_level(level: object) -> None:
+    """Refuses what is no sleep level."""
+    if isinstance(level, bool) or level not in LEVELS:
+        raise ValueError(
+            f"sleep: level is {level!r}; it is 0 (only the scheduler pauses), 1 (the weights go to the host) "
+            "or 2 (the weights are dropped)"
+        )
+
+
+def check_tags(tags: Iterable[object] | None) -> None:
+    """Refuses tags that nothing sleeps under."""
+    known = (*TAGS, _SCHEDULING)
+    for tag in tags or ():
+        if tag not in known:
+            raise ValueError(
+                f"wake_up: no tag {tag!r}; there are {', '.join(known)}, and no tags at all wake all"
+            )
+
+
+def is_in_use(vllm_config: Any) -> bool:
+    """Whether an engine's workers are poorwill's."""
+    return bool(vllm_config.parallel_config.worker_cls == WORKER)
+
+
+def replace(of: type, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+    """Puts a hook in the place of a method of vLLM's. A second time it does nothing."""
+    stock = vars(of).get(name)
+    if stock is None:
+        raise PoorwillError(
+            f"installing poorwill's hooks: vLLM's {of.__name__} has no {name} of its own; this version of "
+            "vLLM is not one that poorwill knows"
+        )
+    if not hasattr(stock, _HOOK):
+        hook = functools.wraps(stock)(make(stock))
+        setattr(hook, _HOOK, True)
+        setattr(of, name, hook)
+
+
+def attempt(worker: Any, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Calls a method of a worker, in the worker's process; an error is an answer, too."""
+    try:
+        return {"value": getattr(worker, method)(*args, **kwargs), "error": None}
+    except Exception as error:
+        _log.exception("%s failed", method)
+        words = str(error)
+        if not isinstance(error, PoorwillError):
+            words = f"{type(error).__name__}: {words}" if words else type(error).__name__
+        return {"value": None, "error": words}
+
+
+def _sentence(undefined: Sequence[str]) -> str:
+    dropped = " and ".join(undefined)
+    return (
+        f"the {dropped} were dropped by a level 2 sleep and have not been written again since: "
+        "call reload_weights by collective_rpc, or poorwill_mark_restored if they were written in another way"
+    )
+
+
+def _list(tags: Iterable[str]) -> str:
+    return ", ".join(sorted(tags))
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What an engine was before a sleep, for the way back."""
+
+    asleep: frozenset[str]
+    is_paused: bool
+
+
+class _Engine:
+    """What the hooks know about one EngineCore, and do with it."""
+
+    def __init__(self, core: Any) -> None:
+        self.core = core
+        self.executor = core.model_executor
+        self.level: int | None = None
+        """The level at which the weights sleep."""
+        self.not_ready: str | None = None
+        """Why nothing may be computed although the memory is awake, by what the ranks said last."""
+        self.is_resuming = False
+        self._draining: tuple[int, Future[Any]] | None = None
+        self._is_waking = False
+        # Whether only the missing weights keep the scheduler from running.
+        self._is_held = False
+        self._was_committed = False
+        self._events: dict[Any, list[Any]] = {}
+        self._stock_rpc = self.executor.collective_rpc
+        self.executor.collective_rpc = self._collective_rpc
+
+    @property
+    def asleep(self) -> frozenset[str]:
+        """The tags that the executor holds for asleep."""
+        return frozenset(self.executor.sleeping_tags)
+
+    # Sleeping
+
+    def sleep(self, stock: Callable[..., Any], level: int, mode: str) -> Any:
+        """Pauses, drains and sleeps, or leaves the engine as it was and says why."""
+        if self._draining is not None and self._draining[0] == level:
+            return self._draining[1]
+        if not self._has_to_sleep(level):
+            return None
+        before = _Before(self.asleep, bool(self.core.is_scheduler_paused()))
+        self._was_committed = False
+        try:
+            result = stock(level, mode)
+        except Exception as error:
+            self._go_back(error, level, before)
+        if level == 0:
+            return result
+        if isinstance(result, Future):
+            return self._when_drained(result, level, before)
+        self._is_down(level)
+        return result
+
+    def _has_to_sleep(self, level: int) -> bool:
+        """What speaks against a sleep before anything is touched; and whether there is anything to do."""
+        check_level(level)
+        if self._draining is not None:
+            raise PoorwillError(
+                f"sleep: the engine is about to sleep at level {self._draining[0]} and waits for its "
+                f"requests; wait for that, or call wake_up before it sleeps at level {level}"
+            )
+        asleep = self.asleep
+        if not asleep or (asleep == {"kv_cache"} and self._tells_by_tags()):
+            return True
+        awake = set(TAGS) - asleep
+        if awake:
+            raise PoorwillError(
+                f"sleep: the engine is half awake ({_list(asleep)} asleep, {_list(awake)} awake): call "
+                "wake_up for the rest first"
+            )
+        if level != self.level:
+            raise PoorwillError(
+                f"sleep: the engine sleeps at level {self.level} already; wake it up before it sleeps "
+                f"at level {level}"
+            )
+        return False
+
+    def _commit_sleep(self) -> None:
+        """The last look before the ranks give memory away."""
+        if not self.core.is_scheduler_paused():
+            raise PoorwillError(
+                "sleep: given up, because the engine was resumed while its requests were finishing"
+            )
+        self._was_committed = True
+
+    def _when_drained(self, drained: Future[Any], level: int, before: _Before) -> Future[Any]:
+        slept: Future[Any] = Future()
+        self._draining = (level, slept)
+
+        def finish(done: Future[Any]) -> None:
+            self._draining = None
+            try:
+                try:
+                    result = done.result()
+                except Exception as error:
+                    self._go_back(error, level, before)
+            except Exception as error:
+                slept.set_exception(error)
+            else:
+                self._is_down(level)
+                slept.set_result(result)
+
+        drained.add_done_callback(finish)
+        return slept
+
+    def _is_down(self, level: int) -> None:
+        self.level = level
+        self.not_ready = None
+        self._is_held = False
+
+    def _go_back(self, error: Exception, level: int, before: _Before) -> NoReturn:
+        """After a sleep that failed: wakes what sleeps, goes on if that is safe, and says what is."""
+        paused = self.core.is_scheduler_paused() and not before.is_paused
+        if not self._was_committed:
+            if not paused:
+                raise error
+            if not self._goes_on():
+                raise PoorwillError(
+                    f"{error}; nothing sleeps, but the scheduler is paused: {_ALL_WAKE}"
+                ) from error
+            self._resume()
+            raise error
+        asleep, doubt = self._wake_again(before)
+        self._hold_for_asleep(asleep | before.asleep)
+        if asleep:
+            self.level = level
+            raise PoorwillError(
+                f"{error}; {_list(asleep)} could not be woken again{doubt}, so the engine counts as asleep "
+                f"at level {level}: call wake_up to try again"
+            ) from error
+        if self.not_ready is not None:
+            self._is_held = not before.is_paused
+            raise PoorwillError(f"{error}; all ranks are awake, but {self.not_ready}") from error
+        if not paused:
+            raise PoorwillError(f"{error}; all ranks are awake again, and the engine is as it was") from error
+        if not self._goes_on():
+            raise PoorwillError(
+                f"{error}; all ranks are awake again, but the scheduler is paused: {_ALL_WAKE}"
+            ) from error
+        self._resume()
+        raise PoorwillError(f"{error}; all ranks are awake again and the engine serves") from error
+
+    def _wake_again(self, before: _Before) -> tuple[frozenset[str], str]:
+        """Wakes what was awake before a sleep. What sleeps nevertheless, and why."""
+        tags = [tag for tag in TAGS if tag not in before.asleep]
+        doubt = ""
+        try:
+            self._ask("wake_up", kwargs={"tags": tags if before.asleep else None})
+        except Exception as error:
+            doubt = f" ({error})"
+        try:
+            asleep = self._sleeping(self.look()) - before.asleep
+        except Exception as error:
+            return frozenset(tags), doubt or f" ({error})"
+        return asleep, doubt
+
+    def _goes_on(self) -> bool:
+        # With data parallel ranks the schedulers run together: one that goes on alone would wait for the
+        # others before its client has an answer (0.33), or have them compute asleep (0.20).
+        return getattr(self.core, "dp_group", None) is None
+
+    def _resume(self) -> None:
+        self.core.resume_scheduler()
+
+    def _tells_by_tags(self) -> bool:
+        """Whether the executor is asleep as long as it has sleeping tags (0.33); 0.20 keeps that apart."""
+        return isinstance(getattr(type(self.executor), "is_sleeping", None), property)
+
+    def _hold_for_asleep(self, tags: frozenset[str]) -> None:
+        self.executor.sleeping_tags = set(tags)
+        if not self._tells_by_tags():
+            self.executor.is_sleeping = bool(tags)
+
+    # Waking
+
+    def wake_up(self, stock: Callable[..., Any], tags: Sequence[str] | None) -> Any:
+        """Wakes what is named. The scheduler goes on once nothing sleeps and nothing is undefined."""
+        check_tags(tags)
+        if tags is not None:
+            # vLLM wakes nothing at all if one of the tags is awake already.
+            tags = [tag for tag in dict.fromkeys(tags) if tag == _SCHEDULING or tag in self.asleep]
+        self._is_waking = True
+        try:
+            result = stock(tags)
+            if self.executor.is_sleeping:
+                self.look()
+            else:
+                self.level = None
+        except Exception as error:
+            raise PoorwillError(f"{error}; {self._stays()}: call wake_up to try again") from error
+        finally:
+            self._is_waking = False
+        return result
+
+    def _stays(self) -> str:
+        if self.asleep:
+            return f"{_list(self.asleep)} count as asleep, and nothing is computed"
+        return "the memory is awake, but the scheduler is paused"
+
+    def resume(self, stock: Callable[[], Any]) -> Any:
+        """Lets the scheduler run, if the memory has what it computes with."""
+        if not self._may_run():
+            return None
+        self.is_resuming = True
+        try:
+            return stock()
+        finally:
+            self.is_resuming = False
+
+    def _may_run(self) -> bool:
+        if self._is_waking:
+            return not self.executor.is_sleeping and self._is_whole()
+        if self.executor.is_sleeping:
+            raise NotReadyError(
+                f"resume: the engine sleeps ({_list(self.asleep)}): call wake_up, which resumes it"
+            )
+        if self.not_ready is not None:
+            self.look()
+        if self.not_ready is not None:
+            raise NotReadyError(f"resume: {self.not_ready}")
+        return True
+
+    def _is_whole(self) -> bool:
+        """After a wake of all tags: whether the ranks have them, and what was in them."""
+        asleep = self._sleeping(self.look())
+        if asleep:
+            self._hold_for_asleep(asleep)
+            raise PoorwillError(f"wake_up: {_list(asleep)} still sleep on some rank")
+        self._is_held = self.not_ready is not None
+        return not self._is_held
+
+    # Ranks
+
+    def look(self) -> list[dict[str, Any]]:
+        """Asks the ranks what they have. Their events are kept for the next frontend that asks."""
+        statuses: list[dict[str, Any]] = self._ask("poorwill_status")
+        undefined = set()
+        for status in statuses:
+            self._events.setdefault(status["rank"], []).extend(status.pop("events"))
+            undefined |= set(status["undefined"]) - set(status["sleeping"])
+        self.not_ready = _sentence(sorted(undefined, reverse=True)) if undefined else None
+        return statuses
+
+    @staticmethod
+    def _sleeping(statuses: list[dict[str, Any]]) -> frozenset[str]:
+        """What sleeps, in tags that vLLM can wake."""
+        told = {tag for status in statuses for tag in status["sleeping"]}
+        return frozenset(told if told <= set(TAGS) else TAGS)
+
+    def look_again(self) -> None:
+        """After what may have written the weights: the scheduler goes on if only they were missing."""
+        self.look()
+        if self._is_held and self.not_ready is None and not self.executor.is_sleeping:
+            self._is_held = False
+            self._resume()
+
+    def status(self) -> dict[str, Any]:
+        """What the ranks have, and what has happened since a frontend asked last."""
+        ranks = self.look()
+        for status in ranks:
+            status["events"] = self._events.pop(status["rank"], [])
+        return {"engine": getattr(self.core, "engine_index", 0), "not_ready": self.not_ready, "ranks": ranks}
+
+    def _collective_rpc(
+        self,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *others: Any,
+        **options: Any,
+    ) -> Any:
+        """Stands in front of the executor's own."""
+        if others or options or not isinstance(method, str) or method not in _ANSWERED:
+            return self._stock_rpc(method, timeout, args, kwargs, *others, **options)
+        if method == "sleep":
+            self._commit_sleep()
+        return self._ask(method, timeout, args, kwargs)
+
+    def _ask(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """What each rank returns; or one error of all that failed."""
+        answers = self._stock_rpc(attempt, timeout, (method, tuple(args), kwargs or {}), None)
+        errors = {rank: answer["error"] for rank, answer in enumerate(answers) if answer["error"] is not None}
+        if errors:
+            if len(answers) == 1:
+                raise PoorwillError(errors[0])
+            told = "; ".join(f"rank {rank}: {words}" for rank, words in errors.items())
+            raise PoorwillError(f"{method}: {len(errors)} of {len(answers)} ranks failed: {told}")
+        return [answer["value"] for answer in answers]
+
+    # Requests
+
+    def refuses(self, request: Any) -> bool:
+        """Whether a request would be computed with weights that are not there."""
+        if self.not_ready is None or getattr(request, "abort_immediately", False):
+            return False
+        has_request = getattr(self.core.scheduler, "has_request", None)
+        # What adds to a request that was there before the sleep waits with it.
+        return has_request is None or not has_request(request.request_id)
+
+    def refuse(self, module: Any, stock: Callable[..., Any], request: Any, wave: int) -> None:
+        """Answers a request with the reason. In a process of its own nothing may be raised: it would end."""
+        assert self.not_ready is not None
+        core = self.core
+        if not hasattr(core, "output_queue"):
+            raise NotReadyError(self.not_ready)
+        _log.warning("request %s is refused: %s", request.request_id, self.not_ready)
+        ids = [request.request_id]
+        if not hasattr(module, "RequestError"):
+            core._send_error_outputs_to_client(ids, request.client_index)
+            return
+        error = module.RequestError(code="poorwill_not_ready", message=self.not_ready, retryable=True)
+        core._send_finish_outputs_to_client(ids, request.client_index, module.FinishReason.ERROR, error)
+        if request.kv_transfer_params:
+            # So that a connector frees what another engine holds for it.
+            request.abort_immediately = True
+            stock(request, wave)
+
+
+def _engine_of(core: Any) -> _Engine | None:
+    engine: _Engine | None = vars(core).get(_ENGINE)
+    if engine is None and is_in_use(core.vllm_config):
+        engine = _Engine(core)
+        setattr(core, _ENGINE, engine)
+    return engine
+
+
+def install_core(module: Any) -> None:
+    """Puts the hooks on the EngineCore classes of `vllm.v1.engine.core`."""
+    base = module.EngineCore
+    replace(base, "sleep", _sleep)
+    replace(base, "wake_up", _wake_up)
+    replace(base, "collective_rpc", _collective_rpc)
+    replace(base, "add_request", functools.partial(_add_request, module))
+    if hasattr(base, "release_kv_cache_memory"):
+        replace(base, "release_kv_cache_memory", _release_kv_cache_memory)
+    for of in list(vars(module).values()):
+        # Each class that has its own, since they do something before they ask the class above.
+        if isinstance(of, type) and issubclass(of, base) and "resume_scheduler" in vars(of):
+            replace(of, "resume_scheduler", _resume_scheduler)
+    base.poorwill_status = _poorwill_status
+    base.poorwill_not_ready = _poorwill_not_ready
+
+
+def _sleep(stock: Any) -> Callable[..., Any]:
+    def sleep(self: Any, level: int = 1, mode: str = "abort") -> Any:
+        engine = _engine_of(self)
+        if engine is None:
+            return stock(self, level, mode)
+        return engine.sleep(functools.partial(stock, self), level, mode)
+
+    return sleep
+
+
+def _wake_up(stock: Any) -> Callable[..., Any]:
+    def wake_up(self: Any, tags: list[str] | None = None) -> Any:
+        engine = _engine_of(self)
+        if engine is None:
+            return stock(self, tags)
+        return engine.wake_up(functools.partial(stock, self), tags)
+
+    return wake_up
+
+
+def _release_kv_cache_memory(stock: Any) -> Callable[..., Any]:
+    def release_kv_cache_memory(self: Any) -> Any:
+        # From here on the ranks are asked so that each answers.
+        _engine_of(self)
+        return stock(self)
+
+    return release_kv_cache_memory
+
+
+def _resume_scheduler(stock: Any) -> Callable[..., Any]:
+    def resume_scheduler(self: Any) -> Any:
+        engine = _engine_of(self)
+        if engine is None or engine.is_resuming:
+            return stock(self)
+        return engine.resume(functools.partial(stock, self))
+
+    return resume_scheduler
+
+
+def _collective_rpc(stock: Any) -> Callable[..., Any]:
+    def collective_rpc(
+        self: Any,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        engine = _engine_of(self)
+        result = stock(self, method, timeout, args, kwargs)
+        # What has another name, or none, may write weights just as well.
+        if engine is not None and engine.not_ready is not None:
+            engine.look_again()
+        return result
+
+    return collective_rpc
+
+
+def _add_request(module: Any, stock: Any) -> Callable[..., Any]:
+    def add_request(self: Any, request: Any, request_wave: int = 0) -> Any:
+        engine = _engine_of(self)
+        if engine is None or not engine.refuses(request):
+            return stock(self, request, request_wave)
+        return engine.refuse(module, functools.partial(stock, self), request, request_wave)
+
+    return add_request
+
+
+def _poorwill_status(self: Any) -> dict[str, Any]:
+    """For frontends: what the ranks have, and what has happened since one asked last."""
+    engine = _engine_of(self)
+    if engine is None:
+        raise PoorwillError(f"poorwill_status: the workers are not poorwill's; worker_cls is not {WORKER}")
+    return engine.status()
+
+
+def _poorwill_not_ready(self: Any) -> str | None:
+    """For frontends: why nothing can be computed, without asking the ranks."""
+    engine = _engine_of(self)
+    return None if engine is None else engine.not_ready

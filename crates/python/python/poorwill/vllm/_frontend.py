@@ -1,0 +1,360 @@
+"""Hooks on vLLM's AsyncLLM and LLMEngine: an engine without weights answers with a sentence, not gibberish.
+
+They act where poorwill's worker is in use. After each operation they ask the engine what it has, for the next
+request and for the metrics. A request costs one look at an attribute as long as the engine is ready.
+"""
+
+import asyncio
+import functools
+import logging
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any
+
+from poorwill import PoorwillError
+from poorwill.vllm import _metrics
+from poorwill.vllm._engine import RESTORING, NotReadyError, check_level, check_tags, is_in_use, replace
+
+__all__ = ["install_async", "install_sync"]
+
+_WATCH = "_poorwill"
+
+# How long a health check waits for an engine that is computing or copying, before it goes by what is known.
+_PATIENCE_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+def unavailable(sentence: str) -> NotReadyError:
+    """The error that a server answers with HTTP 503 and the sentence; without a server, the plain one."""
+    # Where requests come by HTTP, this has been imported.
+    fastapi = sys.modules.get("fastapi")
+    if fastapi is None:
+        return NotReadyError(sentence)
+    error: NotReadyError = _unavailable_type(fastapi.HTTPException)(sentence)
+    return error
+
+
+@functools.cache
+def _unavailable_type(http_exception: Any) -> Any:
+    class UnavailableError(NotReadyError, http_exception):  # type: ignore[misc]
+        """What vLLM's handlers of FastAPI's exceptions turn into an answer."""
+
+        def __init__(self, sentence: str) -> None:
+            http_exception.__init__(self, status_code=HTTPStatus.SERVICE_UNAVAILABLE.value, detail=sentence)
+
+        def __str__(self) -> str:
+            # In a stream, this is all that reaches the client.
+            return str(self.detail)
+
+    return UnavailableError
+
+
+class _Watch:
+    """What a frontend knows of its engine."""
+
+    def __init__(self) -> None:
+        self.not_ready: str | None = None
+        self.is_in_doubt = False
+        self.is_clear = True
+        """Whether requests may pass without another look."""
+
+    def doubt(self) -> None:
+        """An operation has ended, and nobody knows how."""
+        self.is_in_doubt = True
+        self.is_clear = False
+
+    def know(self, not_ready: str | None) -> None:
+        """What an engine said last."""
+        self.not_ready = not_ready
+        self.is_in_doubt = False
+        self.is_clear = not_ready is None
+
+    def take(self, statuses: list[dict[str, Any]]) -> None:
+        """What all engines of a frontend said last, with what has happened."""
+        self.know(next((status["not_ready"] for status in statuses if status["not_ready"] is not None), None))
+        try:
+            _metrics.record(statuses)
+        except Exception:
+            _log.exception("metrics of poorwill could not be recorded")
+
+    def refuse(self) -> None:
+        """Raises if the engine is not ready."""
+        if self.not_ready is not None:
+            raise unavailable(self.not_ready)
+
+
+def _watch_of(frontend: Any) -> _Watch | None:
+    watch: _Watch | None = vars(frontend).get(_WATCH)
+    if watch is None and is_in_use(frontend.vllm_config):
+        watch = _Watch()
+        setattr(frontend, _WATCH, watch)
+    return watch
+
+
+def _told(error: Exception) -> Exception:
+    """The error of an engine in another process, which has come as a bare exception with its words."""
+    return PoorwillError(str(error)) if type(error) is Exception else error
+
+
+def _not_asked(error: Exception) -> None:
+    _log.warning("the engine did not say what state it is in (%s); the next request asks again", error)
+
+
+def _is_watched(watch: _Watch, method: Any) -> bool:
+    """Whether a call of the workers may change what the engine has."""
+    return not watch.is_clear or (isinstance(method, str) and method in RESTORING)
+
+
+# With asyncio
+
+
+async def _ask_async(frontend: Any, utility: str) -> list[Any]:
+    """What each engine answers; vLLM's own way passes on only the first one's answer."""
+    client = frontend.engine_core
+    calls = (client._call_utility_async(utility, engine=engine) for engine in client.core_engines)
+    return list(await asyncio.gather(*calls))
+
+
+async def _look_async(frontend: Any, watch: _Watch) -> None:
+    try:
+        watch.take(await _ask_async(frontend, "poorwill_status"))
+    except Exception as error:
+        watch.doubt()
+        _not_asked(error)
+
+
+async def _operate_async(frontend: Any, watch: _Watch, operation: Awaitable[Any]) -> Any:
+    try:
+        result = await operation
+    except Exception as error:
+        await _look_async(frontend, watch)
+        raise _told(error) from error
+    except BaseException:
+        # The client went away; the engine goes on with what it does.
+        watch.doubt()
+        raise
+    await _look_async(frontend, watch)
+    return result
+
+
+def _is_alone(frontend: Any) -> bool:
+    """Whether all operations on the engine pass through this frontend."""
+    return getattr(frontend.engine_core, "client_count", None) == 1
+
+
+async def _check_health(frontend: Any, watch: _Watch) -> None:
+    if not watch.is_clear or not _is_alone(frontend):
+        asked = _ask_async(frontend, "poorwill_not_ready")
+        try:
+            sentences = await asyncio.wait_for(asked, _PATIENCE_SECONDS)
+        except asyncio.TimeoutError:
+            _log.info("the engine is busy: its health is what was known last")
+        else:
+            watch.know(next((sentence for sentence in sentences if sentence is not None), None))
+    watch.refuse()
+
+
+async def _requested(
+    frontend: Any, watch: _Watch, request: Callable[[], AsyncIterator[Any]]
+) -> AsyncIterator[Any]:
+    """The outputs of a request, if the engine says that it is ready by now."""
+    watch.take(await _ask_async(frontend, "poorwill_status"))
+    watch.refuse()
+    async with aclosing(request()) as outputs:  # type: ignore[type-var]
+        async for output in outputs:
+            yield output
+
+
+def _requesting(stock: Any) -> Callable[..., Any]:
+    def request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watch = vars(self).get(_WATCH)
+        if watch is None or watch.is_clear:
+            return stock(self, *args, **kwargs)
+        if not watch.is_in_doubt and _is_alone(self):
+            # At once, so that a client that wants a stream gets the status and not the error in a stream.
+            watch.refuse()
+        return _requested(self, watch, functools.partial(stock, self, *args, **kwargs))
+
+    return request
+
+
+def install_async(module: Any) -> None:
+    """Puts the hooks on the AsyncLLM of `vllm.v1.engine.async_llm`."""
+    frontend = module.AsyncLLM
+    for name in ("generate", "encode"):
+        replace(frontend, name, _requesting)
+    for name, make in {
+        "sleep": _sleep_async,
+        "wake_up": _wake_up_async,
+        "resume_generation": _operation_async,
+        "collective_rpc": _collective_rpc_async,
+        "check_health": _check_health_async,
+    }.items():
+        replace(frontend, name, make)
+    if hasattr(frontend, "release_kv_cache_memory"):
+        replace(frontend, "release_kv_cache_memory", _operation_async)
+
+
+def _sleep_async(stock: Any) -> Callable[..., Any]:
+    async def sleep(self: Any, level: int = 1, mode: str = "abort") -> Any:
+        watch = _watch_of(self)
+        if watch is None:
+            return await stock(self, level, mode)
+        check_level(level)
+        return await _operate_async(self, watch, stock(self, level, mode))
+
+    return sleep
+
+
+def _wake_up_async(stock: Any) -> Callable[..., Any]:
+    async def wake_up(self: Any, tags: list[str] | None = None) -> Any:
+        watch = _watch_of(self)
+        if watch is None:
+            return await stock(self, tags)
+        check_tags(tags)
+        return await _operate_async(self, watch, stock(self, tags))
+
+    return wake_up
+
+
+def _operation_async(stock: Any) -> Callable[..., Any]:
+    async def operation(self: Any) -> Any:
+        watch = _watch_of(self)
+        return await (stock(self) if watch is None else _operate_async(self, watch, stock(self)))
+
+    return operation
+
+
+def _collective_rpc_async(stock: Any) -> Callable[..., Any]:
+    async def collective_rpc(
+        self: Any,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        watch = _watch_of(self)
+        call = stock(self, method, timeout, args, kwargs)
+        return await (
+            call if watch is None or not _is_watched(watch, method) else _operate_async(self, watch, call)
+        )
+
+    return collective_rpc
+
+
+def _check_health_async(stock: Any) -> Callable[..., Any]:
+    async def check_health(self: Any) -> None:
+        await stock(self)
+        watch = _watch_of(self)
+        if watch is not None:
+            await _check_health(self, watch)
+
+    return check_health
+
+
+# Without
+
+
+def _ask(frontend: Any) -> list[dict[str, Any]]:
+    client = frontend.engine_core
+    in_process = getattr(client, "engine_core", None)
+    if in_process is not None:
+        return [in_process.poorwill_status()]
+    return [client.call_utility("poorwill_status")]
+
+
+def _look(frontend: Any, watch: _Watch) -> None:
+    try:
+        watch.take(_ask(frontend))
+    except Exception as error:
+        watch.doubt()
+        _not_asked(error)
+
+
+def _operate(frontend: Any, watch: _Watch, operation: Callable[[], Any]) -> Any:
+    try:
+        result = operation()
+    except Exception as error:
+        _look(frontend, watch)
+        told = _told(error)
+        if told is error:
+            raise
+        raise told from error
+    except BaseException:
+        watch.doubt()
+        raise
+    _look(frontend, watch)
+    return result
+
+
+def install_sync(module: Any) -> None:
+    """Puts the hooks on the LLMEngine of `vllm.v1.engine.llm_engine`."""
+    frontend = module.LLMEngine
+    for name, make in {
+        "sleep": _sleep,
+        "wake_up": _wake_up,
+        "collective_rpc": _collective_rpc,
+        "add_request": _add_request,
+    }.items():
+        replace(frontend, name, make)
+    if hasattr(frontend, "release_kv_cache_memory"):
+        replace(frontend, "release_kv_cache_memory", _operation)
+
+
+def _sleep(stock: Any) -> Callable[..., Any]:
+    def sleep(self: Any, level: int = 1, mode: str = "abort") -> Any:
+        watch = _watch_of(self)
+        if watch is None:
+            return stock(self, level, mode)
+        check_level(level)
+        return _operate(self, watch, functools.partial(stock, self, level, mode))
+
+    return sleep
+
+
+def _wake_up(stock: Any) -> Callable[..., Any]:
+    def wake_up(self: Any, tags: list[str] | None = None) -> Any:
+        watch = _watch_of(self)
+        if watch is None:
+            return stock(self, tags)
+        check_tags(tags)
+        return _operate(self, watch, functools.partial(stock, self, tags))
+
+    return wake_up
+
+
+def _operation(stock: Any) -> Callable[..., Any]:
+    def operation(self: Any) -> Any:
+        watch = _watch_of(self)
+        return stock(self) if watch is None else _operate(self, watch, functools.partial(stock, self))
+
+    return operation
+
+
+def _collective_rpc(stock: Any) -> Callable[..., Any]:
+    def collective_rpc(
+        self: Any,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        watch = _watch_of(self)
+        call = functools.partial(stock, self, method, timeout, args, kwargs)
+        return call() if watch is None or not _is_watched(watch, method) else _operate(self, watch, call)
+
+    return collective_rpc
+
+
+def _add_request(stock: Any) -> Callable[..., Any]:
+    def add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watch = vars(self).get(_WATCH)
+        if watch is not None and not watch.is_clear:
+            watch.take(_ask(self))
+            watch.refuse()
+        return stock(self, *args, **kwargs)
+
+    return add_request

@@ -1,0 +1,115 @@
+"""A worker as poorwill's is: what the hooks may count on."""
+
+from typing import Any
+
+from poorwill import PoorwillError
+
+
+class MemoryFault(BaseException):
+    """What a GPU does when work reads memory that is not mapped: nothing behind it can be trusted."""
+
+
+class Worker:
+    """One rank. `fails` has the errors of its next calls, by method; `None` lets one call pass."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.asleep: set[str] = set()
+        self.undefined: set[str] = set()
+        self.dropped = False
+        self.events: list[dict[str, Any]] = []
+        self.calls: list[str] = []
+        self.fails: dict[str, list[Exception | None]] = {}
+        self.wakes_nothing = False
+
+    def _enter(self, method: str) -> None:
+        self.calls.append(method)
+        errors = self.fails.get(method)
+        error = errors.pop(0) if errors else None
+        if error is not None:
+            if method in ("sleep", "wake_up", "discard"):
+                self._tell(method.removesuffix("_up"), error=str(error))
+            raise error
+
+    def _tell(self, operation: str, copied: int = 0, error: str | None = None) -> None:
+        self.events.append(
+            {
+                "operation": operation,
+                "seconds": 0.25,
+                "copied_bytes": copied,
+                "skipped_bytes": 10,
+                "released_bytes": 100,
+                "release": "confirmed" if operation == "sleep" and error is None else None,
+                "error": error,
+            }
+        )
+
+    def sleep(self, level: int = 1) -> None:
+        self._enter("sleep")
+        self.dropped = level == 2
+        self.asleep = {"weights", "kv_cache"}
+        self._tell("sleep", copied=1000 if level == 1 else 0)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self._enter("wake_up")
+        if self.wakes_nothing:
+            return
+        woken = self.asleep & set(tags if tags is not None else self.asleep)
+        self.asleep -= woken
+        if "weights" in woken and self.dropped:
+            self.undefined.add("weights")
+        self._tell("wake", copied=500)
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        self._enter("discard")
+        self.asleep |= set(tags)
+        self._tell("discard")
+
+    def reload_weights(self) -> str:
+        self._enter("reload_weights")
+        if "weights" in self.asleep:
+            raise PoorwillError("reload_weights: the weights sleep")
+        self._write()
+        return "reloaded"
+
+    def poorwill_mark_restored(self) -> list[str]:
+        self._enter("poorwill_mark_restored")
+        marked = sorted(self.undefined)
+        self._write()
+        return marked
+
+    def extension(self) -> None:
+        """A method that an extension of the worker brings, which writes the weights."""
+        self._enter("extension")
+        self._write()
+
+    def _write(self) -> None:
+        self.undefined.clear()
+        self.dropped = False
+        self._tell("load")
+
+    def poorwill_status(self) -> dict[str, Any]:
+        self._enter("poorwill_status")
+        events, self.events = self.events, []
+        return {
+            "rank": self.rank,
+            "device": f"cuda:{self.rank}",
+            "state": {tag: "asleep" if tag in self.asleep else "awake" for tag in ("weights", "kv_cache")},
+            # What was dropped is told before it is mapped again, too.
+            "undefined": sorted(self.undefined | ({"weights"} if self.dropped else set())),
+            "sleeping": sorted(self.asleep),
+            "host_bytes": 1000,
+            "events": events,
+        }
+
+    def synchronize_device(self) -> None:
+        self._enter("synchronize_device")
+
+    def execute_model(self, ids: list[str]) -> dict[str, str]:
+        self._enter("execute_model")
+        if self.asleep:
+            raise MemoryFault(f"rank {self.rank} computes while {self.asleep} sleep")
+        return dict.fromkeys(ids, "gibberish" if self.undefined else "token")
+
+    def execute_dummy_batch(self) -> None:
+        self.execute_model([])

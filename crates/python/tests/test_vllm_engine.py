@@ -1,0 +1,697 @@
+"""The hooks on EngineCore: over both versions of vLLM, with one worker in the process and several outside."""
+
+import inspect
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import fake_vllm
+import pytest
+from fake_vllm.scheduling import FinishReason, PauseState, Request
+from poorwill import PoorwillError
+from poorwill.vllm import _engine
+from poorwill.vllm._engine import NotReadyError
+
+BOTH = frozenset({"weights", "kv_cache"})
+NOT_WRITTEN = "the weights were dropped by a level 2 sleep and have not been written again since"
+
+
+@pytest.fixture(params=list(fake_vllm.VERSIONS))
+def vllm(request: pytest.FixtureRequest) -> Any:
+    module = fake_vllm.load(request.param)
+    _engine.install_core(module)
+    return module
+
+
+@pytest.fixture(params=["in this process", "one rank", "three ranks"])
+def engine(request: pytest.FixtureRequest, vllm: Any) -> Any:
+    """An EngineCore, whatever holds its workers."""
+    if request.param == "in this process":
+        return vllm.EngineCore(fake_vllm.config(), vllm.UniProcExecutor, False)
+    return several(vllm, 1 if request.param == "one rank" else 3)
+
+
+def several(vllm: Any, count: int = 3, kind: str = "EngineCoreProc", **of_parallel: Any) -> Any:
+    return getattr(vllm, kind)(fake_vllm.config(count, **of_parallel), vllm.MultiprocExecutor)
+
+
+def workers(engine: Any) -> Any:
+    return engine.model_executor.workers
+
+
+def last(engine: Any) -> Any:
+    return workers(engine)[-1]
+
+
+def is_registry(vllm: Any) -> bool:
+    return hasattr(vllm.EngineCore, "release_kv_cache_memory")
+
+
+def asleep(engine: Any) -> frozenset[str]:
+    """What sleeps, once the ranks and vLLM's own bookkeeping agree on it."""
+    executor = engine.model_executor
+    told = frozenset(executor.sleeping_tags)
+    assert executor.is_sleeping == bool(told)
+    for worker in workers(engine):
+        assert worker.asleep == told
+    return told
+
+
+def is_serving(engine: Any) -> bool:
+    """Whether a request is answered with a token."""
+    if engine.is_scheduler_paused():
+        return False
+    engine.add_request(Request("asked"))
+    assert engine.step()[0].outputs[0].text == "token"
+    return True
+
+
+# Sleeping and waking
+
+
+def test_a_sleep_and_a_wake_are_as_vllms(engine: Any) -> None:
+    assert engine.sleep(1) is None
+    assert asleep(engine) == BOTH
+    assert engine.is_sleeping()
+    assert engine.wake_up() in (None, True)
+    assert asleep(engine) == frozenset()
+    assert is_serving(engine)
+
+
+def test_what_comes_during_a_sleep_is_answered_after_it(engine: Any) -> None:
+    engine.sleep(1)
+    engine.add_request(Request("early"))
+    assert engine.step() == {}
+    engine.wake_up()
+    assert [output.request_id for output in engine.step()[0].outputs] == ["early"]
+
+
+def test_level_0_only_pauses(engine: Any) -> None:
+    engine.sleep(0)
+    assert asleep(engine) == frozenset()
+    assert engine.is_sleeping()
+    engine.wake_up(["scheduling"])
+    assert is_serving(engine)
+
+
+def test_a_paused_engine_can_go_on_to_sleep(engine: Any) -> None:
+    engine.sleep(0)
+    engine.sleep(1)
+    assert asleep(engine) == BOTH
+
+
+@pytest.mark.parametrize("level", [3, -1, "1", None, True, 1.5])
+def test_no_other_levels(engine: Any, level: Any) -> None:
+    with pytest.raises(ValueError, match=r"sleep: level is .*; it is 0 .*1 .*2"):
+        engine.sleep(level)
+    assert is_serving(engine)
+
+
+def test_the_same_level_again_does_nothing(engine: Any) -> None:
+    engine.sleep(1)
+    engine.add_request(Request("early"))
+    calls = [list(worker.calls) for worker in workers(engine)]
+    assert engine.sleep(1) is None
+    assert [worker.calls for worker in workers(engine)] == calls
+    engine.wake_up()
+    assert engine.step()[0].outputs[0].request_id == "early"
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (1, 0)])
+def test_another_level_while_asleep_is_refused(engine: Any, first: int, second: int) -> None:
+    engine.sleep(first)
+    with pytest.raises(
+        PoorwillError, match=f"sleeps at level {first} already; wake it up .* at level {second}"
+    ):
+        engine.sleep(second)
+    assert asleep(engine) == BOTH
+
+
+def test_an_engine_without_its_cache_can_sleep_where_vllm_lets_it(vllm: Any, engine: Any) -> None:
+    engine.sleep(1)
+    engine.wake_up(["weights"])
+    if is_registry(vllm):
+        engine.sleep(2)
+        assert asleep(engine) == BOTH
+        assert workers(engine)[0].dropped
+    else:
+        with pytest.raises(
+            PoorwillError, match=r"half awake \(kv_cache asleep, weights awake\): call wake_up"
+        ):
+            engine.sleep(1)
+        assert asleep(engine) == {"kv_cache"}
+
+
+def test_an_engine_without_its_weights_does_not_sleep_further(engine: Any) -> None:
+    engine.sleep(1)
+    engine.wake_up(["kv_cache"])
+    with pytest.raises(PoorwillError, match=r"half awake \(weights asleep, kv_cache awake\): call wake_up"):
+        engine.sleep(1)
+    assert asleep(engine) == {"weights"}
+
+
+@pytest.mark.parametrize("tags", [["wheights"], ["weights", "kv"], [""], ["kv_cache", "scheduling", "x"]])
+def test_unknown_tags_wake_nothing(engine: Any, tags: list[str]) -> None:
+    engine.sleep(1)
+    with pytest.raises(ValueError, match=r"no tag '.*'; there are weights, kv_cache, scheduling"):
+        engine.wake_up(tags)
+    assert asleep(engine) == BOTH
+    assert engine.is_scheduler_paused()
+
+
+@pytest.mark.parametrize("order", [("weights", "kv_cache"), ("kv_cache", "weights")])
+def test_nothing_is_computed_before_all_is_awake(engine: Any, order: tuple[str, str]) -> None:
+    engine.sleep(1)
+    engine.add_request(Request("early"))
+    assert engine.wake_up([order[0]]) in (None, False)
+    assert asleep(engine) == {order[1]}
+    assert engine.step() == {}
+    assert engine.wake_up([order[1]]) in (None, True)
+    assert engine.step()[0].outputs[0].text == "token"
+
+
+def test_tags_that_are_awake_already_do_not_keep_the_others_asleep(engine: Any) -> None:
+    engine.sleep(1)
+    engine.wake_up(["weights"])
+    engine.wake_up(["weights", "kv_cache", "kv_cache"])
+    assert asleep(engine) == frozenset()
+    assert is_serving(engine)
+
+
+def test_the_scheduler_alone_does_not_wake(engine: Any) -> None:
+    engine.sleep(1)
+    engine.wake_up(["scheduling"])
+    assert asleep(engine) == BOTH
+    assert engine.is_scheduler_paused()
+
+
+def test_waking_what_is_awake_does_nothing(engine: Any) -> None:
+    assert engine.wake_up() in (None, True)
+    assert engine.wake_up(["weights"]) in (None, True)
+    assert is_serving(engine)
+
+
+def test_the_connector_hears_of_the_cache_that_woke(vllm: Any) -> None:
+    if not is_registry(vllm):
+        pytest.skip("0.20 tells nobody")
+    engine = several(vllm)
+    engine.sleep(1)
+    engine.wake_up(["weights"])
+    assert not hasattr(engine, "handshakes")
+    engine.wake_up()
+    assert engine.handshakes == 1
+
+
+# Failures
+
+
+@pytest.mark.parametrize("rank", [0, -1])
+def test_a_failed_sleep_leaves_an_engine_that_serves(engine: Any, rank: int) -> None:
+    workers(engine)[rank].fails["sleep"] = [PoorwillError("10 of 16 bytes were given back")]
+    with pytest.raises(
+        PoorwillError, match=r"10 of 16 bytes .*; all ranks are awake again and the engine serves"
+    ):
+        engine.sleep(1)
+    assert asleep(engine) == frozenset()
+    assert is_serving(engine)
+    engine.sleep(1)
+    assert asleep(engine) == BOTH
+    engine.wake_up()
+    assert is_serving(engine)
+
+
+def test_all_ranks_that_failed_are_named(vllm: Any) -> None:
+    engine = several(vllm)
+    for rank, error in ((0, PoorwillError("too little host memory")), (2, KeyError("layer"))):
+        workers(engine)[rank].fails["sleep"] = [error]
+    with pytest.raises(
+        PoorwillError, match=r"2 of 3 ranks failed: rank 0: too little host memory; rank 2: KeyError: 'layer'"
+    ):
+        engine.sleep(1)
+
+
+def test_a_failed_sleep_leaves_a_pause_as_it_was(engine: Any) -> None:
+    engine.pause_scheduler("keep")
+    last(engine).fails["sleep"] = [PoorwillError("no")]
+    with pytest.raises(PoorwillError, match="all ranks are awake again, and the engine is as it was"):
+        engine.sleep(1)
+    assert asleep(engine) == frozenset()
+    assert engine.is_scheduler_paused()
+
+
+def test_ranks_that_cannot_be_woken_leave_an_engine_that_can_be(engine: Any) -> None:
+    failing = last(engine)
+    failing.fails["sleep"] = [PoorwillError("a shortfall")]
+    failing.asleep = {"weights"}
+    failing.fails["wake_up"] = [PoorwillError("the card is full"), PoorwillError("the card is full")]
+    with pytest.raises(
+        PoorwillError,
+        match=r"a shortfall; weights could not be woken again \(.*the card is full\).*call wake_up",
+    ):
+        engine.sleep(1)
+    assert engine.model_executor.is_sleeping
+    assert engine.is_scheduler_paused()
+    with pytest.raises(
+        PoorwillError, match=r"the card is full; weights count as asleep.*call wake_up to try again"
+    ):
+        engine.wake_up()
+    assert engine.is_scheduler_paused()
+    engine.wake_up()
+    assert asleep(engine) == frozenset()
+    assert is_serving(engine)
+
+
+def test_ranks_of_which_nothing_is_known_count_as_asleep(engine: Any) -> None:
+    last(engine).fails["sleep"] = [PoorwillError("a shortfall")]
+    last(engine).fails["poorwill_status"] = [PoorwillError("lost")]
+    with pytest.raises(PoorwillError, match=r"kv_cache, weights could not be woken again \(.*lost\)"):
+        engine.sleep(1)
+    assert engine.model_executor.is_sleeping
+    engine.wake_up()
+    assert asleep(engine) == frozenset()
+    assert is_serving(engine)
+
+
+def test_a_failed_level_2_sleep_says_what_is_lost(vllm: Any) -> None:
+    engine = several(vllm)
+    last(engine).fails["sleep"] = [PoorwillError("a shortfall")]
+    with pytest.raises(PoorwillError, match=f"a shortfall; all ranks are awake, but {NOT_WRITTEN}"):
+        engine.sleep(2)
+    assert engine.is_scheduler_paused()
+    engine.collective_rpc("reload_weights")
+    assert is_serving(engine)
+
+
+def test_what_was_asleep_before_a_failed_sleep_stays_so(vllm: Any) -> None:
+    if not is_registry(vllm):
+        pytest.skip("0.20 does not sleep twice")
+    engine = several(vllm)
+    engine.pause_scheduler()
+    engine.release_kv_cache_memory()
+    last(engine).fails["sleep"] = [PoorwillError("no")]
+    with pytest.raises(PoorwillError, match="no; all ranks are awake again"):
+        engine.sleep(1)
+    assert asleep(engine) == {"kv_cache"}
+    engine.wake_up()
+    assert is_serving(engine)
+
+
+def test_a_failed_wake_leaves_the_engine_asleep(engine: Any) -> None:
+    engine.sleep(1)
+    last(engine).fails["wake_up"] = [PoorwillError("3 GiB are missing")]
+    with pytest.raises(
+        PoorwillError, match=r"3 GiB are missing; kv_cache, weights count as asleep, and nothing"
+    ):
+        engine.wake_up()
+    assert engine.model_executor.is_sleeping
+    assert engine.is_scheduler_paused()
+    engine.wake_up()
+    assert is_serving(engine)
+
+
+def test_a_wake_of_which_nothing_is_known_does_not_resume(engine: Any) -> None:
+    engine.sleep(1)
+    last(engine).fails["poorwill_status"] = [PoorwillError("lost")]
+    with pytest.raises(
+        PoorwillError, match=r"lost; the memory is awake, but the scheduler is paused: call wake_up"
+    ):
+        engine.wake_up()
+    assert engine.is_scheduler_paused()
+    engine.wake_up()
+    assert is_serving(engine)
+
+
+def test_a_wake_that_wakes_nothing_is_an_error(engine: Any) -> None:
+    engine.sleep(1)
+    last(engine).wakes_nothing = True
+    with pytest.raises(PoorwillError, match="wake_up: kv_cache, weights still sleep on some rank"):
+        engine.wake_up()
+    assert engine.is_scheduler_paused()
+    last(engine).wakes_nothing = False
+    engine.wake_up()
+    assert is_serving(engine)
+
+
+def test_a_dead_executor_is_told_as_it_is(vllm: Any) -> None:
+    engine = several(vllm)
+    engine.sleep(1)
+    engine.model_executor.ranks.is_failed = True
+    with pytest.raises(PoorwillError, match=r"Executor failed\.; kv_cache, weights count as asleep"):
+        engine.wake_up()
+    assert engine.is_scheduler_paused()
+
+
+@pytest.mark.parametrize("mode", ["now", ""])
+def test_an_unknown_mode_changes_nothing(engine: Any, mode: str) -> None:
+    with pytest.raises(ValueError, match="Invalid pause mode"):
+        engine.sleep(1, mode)
+    assert not any("wake_up" in worker.calls for worker in workers(engine))
+    assert is_serving(engine)
+
+
+def test_a_pause_that_fails_is_undone(vllm: Any) -> None:
+    if not is_registry(vllm):
+        pytest.skip("in 0.20 no pause fails")
+    engine = several(vllm)
+    engine.scheduler.reset = lambda: False
+    with pytest.raises(RuntimeError, match="Failed to reset the KV connector cache"):
+        engine.sleep(1)
+    assert asleep(engine) == frozenset()
+    assert is_serving(engine)
+
+
+# Requests that finish first
+
+
+def draining(engine: Any, level: int = 1, mode: str = "wait") -> Any:
+    engine.add_request(Request("long", steps=3))
+    engine.turn()
+    return engine.sleep(level, mode)
+
+
+def turn_until_idle(engine: Any) -> list[Any]:
+    while engine.turn():
+        pass
+    told = []
+    while not engine.output_queue.empty():
+        told += engine.output_queue.get_nowait()[1].outputs
+    return told
+
+
+@pytest.fixture(params=["EngineCoreProc", "DPEngineCoreProc"])
+def process(request: pytest.FixtureRequest, vllm: Any) -> Any:
+    return several(vllm, 2, request.param)
+
+
+def test_requests_finish_before_the_engine_sleeps(process: Any) -> None:
+    slept = draining(process)
+    assert not slept.done()
+    assert asleep(process) == frozenset()
+    assert turn_until_idle(process)[-1].finish_reason is FinishReason.STOP
+    assert slept.result(timeout=0) is None
+    assert asleep(process) == BOTH
+    assert process.sleep(1) is None
+    process.wake_up()
+    assert is_serving(process)
+
+
+def test_the_same_sleep_is_waited_for_twice(process: Any) -> None:
+    slept = draining(process)
+    assert process.sleep(1, "wait") is slept
+    with pytest.raises(PoorwillError, match="about to sleep at level 1 and waits for its requests"):
+        process.sleep(2, "wait")
+    turn_until_idle(process)
+    assert asleep(process) == BOTH
+
+
+def test_a_sleep_that_fails_behind_its_requests(vllm: Any) -> None:
+    process = several(vllm, 2)
+    slept = draining(process)
+    last(process).fails["sleep"] = [PoorwillError("a shortfall")]
+    turn_until_idle(process)
+    with pytest.raises(PoorwillError, match="a shortfall; all ranks are awake again and the engine serves"):
+        slept.result(timeout=0)
+    assert asleep(process) == frozenset()
+    assert is_serving(process)
+
+
+def test_a_wake_while_requests_finish_calls_the_sleep_off(vllm: Any) -> None:
+    process = several(vllm, 2)
+    slept = draining(process)
+    process.wake_up()
+    turn_until_idle(process)
+    with pytest.raises(PoorwillError, match="given up, because the engine was resumed"):
+        slept.result(timeout=0)
+    assert not any("sleep" in worker.calls for worker in workers(process))
+    assert is_serving(process)
+
+
+def test_level_0_waits_as_vllms(process: Any) -> None:
+    slept = draining(process, level=0)
+    assert isinstance(slept, Future)
+    turn_until_idle(process)
+    assert slept.result(timeout=0) is None
+    assert asleep(process) == frozenset()
+
+
+def test_one_of_several_data_parallel_ranks_does_not_go_on_alone(vllm: Any) -> None:
+    process = several(vllm, 2, "DPEngineCoreProc")
+    slept = draining(process)
+    last(process).fails["sleep"] = [PoorwillError("a shortfall")]
+    turn_until_idle(process)
+    with pytest.raises(
+        PoorwillError, match="awake again, but the scheduler is paused: call wake_up, in which all"
+    ):
+        slept.result(timeout=0)
+    assert process.waves_started == 0
+    assert asleep(process) == frozenset()
+    assert process.is_scheduler_paused()
+    process.wake_up()
+    assert is_serving(process)
+
+
+# Level 2
+
+
+def test_weights_that_were_dropped_keep_the_scheduler(engine: Any) -> None:
+    engine.sleep(2)
+    engine.add_request(Request("early"))
+    assert engine.poorwill_not_ready() is None
+    assert engine.wake_up() in (None, True)
+    assert asleep(engine) == frozenset()
+    assert engine.poorwill_not_ready().startswith(NOT_WRITTEN)
+    assert engine.step() == {}
+    assert engine.collective_rpc("reload_weights") == ["reloaded"] * len(workers(engine))
+    assert engine.poorwill_not_ready() is None
+    assert engine.step()[0].outputs[0].text == "token"
+
+
+@pytest.mark.parametrize("method", ["poorwill_mark_restored", "extension"])
+def test_other_ways_to_write_the_weights(engine: Any, method: str) -> None:
+    engine.sleep(2)
+    engine.wake_up()
+    engine.collective_rpc(method)
+    assert is_serving(engine)
+
+
+def test_weights_written_by_a_function(engine: Any) -> None:
+    engine.sleep(2)
+    engine.wake_up()
+    engine.collective_rpc(fake_vllm.Worker.extension)
+    assert is_serving(engine)
+
+
+def test_weights_are_written_before_the_cache_wakes(engine: Any) -> None:
+    engine.sleep(2)
+    engine.wake_up(["weights"])
+    assert engine.poorwill_not_ready().startswith(NOT_WRITTEN)
+    engine.collective_rpc("reload_weights")
+    assert engine.poorwill_not_ready() is None
+    assert engine.is_scheduler_paused()
+    engine.wake_up(["kv_cache"])
+    assert is_serving(engine)
+
+
+def test_one_rank_without_weights_is_enough(vllm: Any) -> None:
+    engine = several(vllm)
+    engine.sleep(2)
+    engine.wake_up()
+    last(engine).fails["reload_weights"] = [PoorwillError("no such file")]
+    with pytest.raises(PoorwillError, match="reload_weights: 1 of 3 ranks failed: rank 2: no such file"):
+        engine.collective_rpc("reload_weights")
+    assert engine.poorwill_status()["not_ready"].startswith(NOT_WRITTEN)
+    assert engine.is_scheduler_paused()
+    engine.collective_rpc("reload_weights")
+    assert is_serving(engine)
+
+
+def test_an_engine_that_is_not_ready_can_sleep_again(engine: Any) -> None:
+    engine.sleep(2)
+    engine.wake_up()
+    engine.sleep(2)
+    assert engine.poorwill_not_ready() is None
+    engine.wake_up()
+    assert engine.poorwill_not_ready().startswith(NOT_WRITTEN)
+    engine.collective_rpc("reload_weights")
+    assert is_serving(engine)
+
+
+def test_a_resume_is_refused_until_there_is_something_to_compute_with(engine: Any) -> None:
+    engine.sleep(2)
+    with pytest.raises(NotReadyError, match=r"resume: the engine sleeps \(kv_cache, weights\): call wake_up"):
+        engine.resume_scheduler()
+    engine.wake_up()
+    with pytest.raises(NotReadyError, match=f"resume: {NOT_WRITTEN}"):
+        engine.resume_scheduler()
+    assert engine.is_scheduler_paused()
+    for worker in workers(engine):
+        worker.reload_weights()
+    engine.resume_scheduler()
+    assert is_serving(engine)
+
+
+def test_a_refused_resume_leaves_what_a_pause_refuses(vllm: Any) -> None:
+    if not is_registry(vllm):
+        pytest.skip("in 0.20 a pause refuses nothing")
+    engine = several(vllm)
+    engine.pause_generation("abort")
+    engine.sleep(1)
+    with pytest.raises(NotReadyError):
+        engine.resume_scheduler()
+    assert engine.reject_new_requests
+    engine.wake_up()
+    assert not engine.reject_new_requests
+
+
+def test_in_this_process_a_request_is_refused_by_an_error(vllm: Any) -> None:
+    engine = vllm.EngineCore(fake_vllm.config(), vllm.UniProcExecutor, False)
+    engine.sleep(2)
+    engine.wake_up()
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+        engine.add_request(Request("asked"))
+    assert not engine.scheduler.waiting
+
+
+def test_elsewhere_a_request_is_refused_by_an_answer(vllm: Any, process: Any) -> None:
+    process.sleep(2)
+    turn_until_idle(process)
+    process.wake_up()
+    process.input_queue.put_nowait(("add", Request("asked", client_index=3)))
+    process.turn()
+    client, answer = process.output_queue.get_nowait()
+    assert client == 3
+    (output,) = answer.outputs
+    assert (output.request_id, output.finish_reason) == ("asked", FinishReason.ERROR)
+    assert not process.scheduler.waiting
+    if is_registry(vllm):
+        assert output.error.message.startswith(NOT_WRITTEN)
+        assert output.error.retryable
+
+
+def test_what_continues_a_request_or_ends_one_is_not_refused(vllm: Any) -> None:
+    if not is_registry(vllm):
+        pytest.skip("0.20 has no such requests")
+    engine = several(vllm)
+    engine.sleep(2, "keep")
+    engine.add_request(Request("session"))
+    engine.wake_up()
+    engine.add_request(Request("session"))
+    assert len(engine.scheduler.waiting) == 2
+    engine.add_request(Request("ended", abort_immediately=True))
+    engine.add_request(Request("refused", kv_transfer_params={"remote": 1}))
+    assert engine.freed == ["ended", "refused"]
+
+
+# The cache alone
+
+
+def test_the_cache_alone_can_be_given_back(vllm: Any) -> None:
+    if not is_registry(vllm):
+        pytest.skip("0.20 has no such operation")
+    engine = several(vllm)
+    engine.pause_scheduler()
+    last(engine).fails["discard"] = [PoorwillError("busy")]
+    with pytest.raises(PoorwillError, match="discard: 1 of 3 ranks failed: rank 2: busy"):
+        engine.release_kv_cache_memory()
+    assert engine.model_executor.sleeping_tags == {"kv_cache"}
+    engine.wake_up()
+    assert is_serving(engine)
+    engine.pause_scheduler()
+    engine.release_kv_cache_memory()
+    assert asleep(engine) == {"kv_cache"}
+    with pytest.raises(NotReadyError, match="kv_cache"):
+        engine.resume_scheduler()
+    engine.wake_up(["kv_cache"])
+    assert is_serving(engine)
+
+
+# What frontends ask
+
+
+def test_a_wake_asks_each_rank_once(engine: Any) -> None:
+    engine.sleep(1)
+    engine.wake_up()
+    assert [worker.calls.count("poorwill_status") for worker in workers(engine)] == [1] * len(workers(engine))
+
+
+def test_weights_that_sleep_are_no_reason_to_refuse(engine: Any) -> None:
+    engine.sleep(2)
+    assert engine.poorwill_status()["not_ready"] is None
+    assert engine.poorwill_not_ready() is None
+
+
+def test_the_status_tells_each_event_once(engine: Any) -> None:
+    engine.sleep(1)
+    engine.wake_up()
+    status = engine.poorwill_status()
+    assert (status["engine"], status["not_ready"]) == (0, None)
+    assert [rank["rank"] for rank in status["ranks"]] == list(range(len(workers(engine))))
+    for rank in status["ranks"]:
+        assert [event["operation"] for event in rank["events"]] == ["sleep", "wake"]
+    assert all(rank["events"] == [] for rank in engine.poorwill_status()["ranks"])
+
+
+def test_the_status_tells_of_failures(engine: Any) -> None:
+    last(engine).fails["sleep"] = [PoorwillError("a shortfall")]
+    with pytest.raises(PoorwillError):
+        engine.sleep(1)
+    events = engine.poorwill_status()["ranks"][-1]["events"]
+    assert [event["error"] for event in events if event["operation"] == "sleep"] == ["a shortfall"]
+
+
+def test_readiness_is_told_without_asking_the_ranks(engine: Any) -> None:
+    calls = list(last(engine).calls)
+    assert engine.poorwill_not_ready() is None
+    assert last(engine).calls == calls
+
+
+# Installing
+
+
+def test_other_workers_keep_vllms_own_methods(vllm: Any) -> None:
+    config = fake_vllm.config(worker_cls="vllm.v1.worker.gpu_worker.Worker")
+    engine = vllm.EngineCore(config, vllm.UniProcExecutor, False)
+    engine.sleep(1)
+    engine.sleep(2)
+    engine.add_request(Request("early"))
+    engine.wake_up()
+    engine.resume_scheduler()
+    assert "poorwill_status" not in workers(engine)[0].calls
+    assert engine.scheduler.pause_state is PauseState.UNPAUSED
+    assert engine.poorwill_not_ready() is None
+    with pytest.raises(PoorwillError, match=r"worker_cls is not poorwill\.vllm\.worker\.Worker"):
+        engine.poorwill_status()
+
+
+def test_installing_again_does_nothing(vllm: Any) -> None:
+    before = {
+        of: dict(vars(getattr(vllm, of))) for of in ("EngineCore", "EngineCoreProc", "DPEngineCoreProc")
+    }
+    _engine.install_core(vllm)
+    assert {of: dict(vars(getattr(vllm, of))) for of in before} == before
+
+
+def test_hooks_look_like_what_they_replace(vllm: Any) -> None:
+    stock = fake_vllm.load(next(v for v, name in fake_vllm.VERSIONS.items() if vllm.__name__.endswith(name)))
+    for name in ("sleep", "wake_up", "collective_rpc", "add_request", "resume_scheduler"):
+        hook = getattr(vllm.EngineCore, name)
+        assert inspect.signature(hook) == inspect.signature(getattr(stock.EngineCore, name))
+        assert hook is not hook.__wrapped__
+
+
+def test_a_version_without_a_method_is_refused() -> None:
+    class EngineCore:
+        def sleep(self) -> None:
+            pass
+
+    with pytest.raises(PoorwillError, match="vLLM's EngineCore has no wake_up of its own"):
+        _engine.install_core(SimpleNamespace(EngineCore=EngineCore))
+
+
+def test_other_calls_pass_as_they_are(vllm: Any) -> None:
+    engine = several(vllm)
+    engine.sleep(0)
+    rpc = engine.model_executor.collective_rpc
+    assert rpc("synchronize_device", unique_reply_rank=1) is None
+    assert rpc("execute_model", None, (["a"],), None, True).result() == [{"a": "token"}] * 3
+    assert rpc("reload_weights", non_block=True).result() == ["reloaded"] * 3

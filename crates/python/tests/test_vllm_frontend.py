@@ -1,0 +1,542 @@
+"""The hooks on AsyncLLM and LLMEngine, over engines that have theirs: both versions of vLLM, all clients."""
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import fake_vllm
+import pytest
+from fake_vllm.scheduling import FinishReason
+from poorwill import PoorwillError
+from poorwill.vllm import _engine, _frontend, _metrics
+from poorwill.vllm._engine import NotReadyError
+
+NOT_WRITTEN = "the weights were dropped by a level 2 sleep and have not been written again since"
+
+
+class HTTPException(Exception):
+    """FastAPI's."""
+
+    def __init__(self, status_code: int, detail: Any = None, headers: Any = None) -> None:
+        self.status_code, self.detail, self.headers = status_code, detail, headers
+
+    def __str__(self) -> str:
+        return f"{self.status_code}: {self.detail}"
+
+
+@pytest.fixture(params=list(fake_vllm.VERSIONS))
+def vllm(request: pytest.FixtureRequest) -> Any:
+    module = fake_vllm.load(request.param)
+    _engine.install_core(module)
+    _frontend.install_async(module)
+    _frontend.install_sync(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the metrics are told: engine, rank, operation, error."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(_metrics, "record", told.extend)
+    return told
+
+
+@pytest.fixture
+def http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", SimpleNamespace(HTTPException=HTTPException))
+
+
+@pytest.fixture(autouse=True)
+def no_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "fastapi", raising=False)
+
+
+def operations(recorded: list[dict[str, Any]]) -> list[str]:
+    return [event["operation"] for status in recorded for rank in status["ranks"] for event in rank["events"]]
+
+
+def is_registry(vllm: Any) -> bool:
+    return hasattr(vllm.EngineCore, "release_kv_cache_memory")
+
+
+def process(vllm: Any, kind: str = "EngineCoreProc", index: int = 0, world_size: int = 1) -> Any:
+    return getattr(vllm, kind)(fake_vllm.config(world_size), vllm.MultiprocExecutor, index)
+
+
+def worker(frontend: Any) -> Any:
+    """The first engine's last rank."""
+    client = frontend.engine_core
+    core = client.engine_core if hasattr(client, "engine_core") else client.office.cores[0]
+    return core.model_executor.workers[-1]
+
+
+def alone(vllm: Any) -> Any:
+    """A server with one process in front of its engine."""
+    return vllm.AsyncLLM(fake_vllm.config(), vllm.AsyncMPClient(vllm.Office(process(vllm))))
+
+
+def pair(vllm: Any) -> tuple[Any, Any]:
+    """Two processes of one server in front of the same engine."""
+    office = vllm.Office(process(vllm))
+    first, second = (vllm.AsyncLLM(fake_vllm.config(), vllm.AsyncMPClient(office, 2, i)) for i in range(2))
+    return first, second
+
+
+async def texts(outputs: Any) -> list[str]:
+    return [output.text async for output in outputs]
+
+
+def generate(frontend: Any, request_id: str = "asked") -> Any:
+    return frontend.generate(2, None, request_id)
+
+
+def encode(frontend: Any, request_id: str = "asked") -> Any:
+    return frontend.encode(2, None, request_id)
+
+
+REQUESTS: list[Callable[..., Any]] = [generate, encode]
+
+
+# With asyncio
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_requests_pass_a_sleep_of_level_1(vllm: Any, request_: Any, recorded: list[dict[str, Any]]) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        assert await texts(request_(frontend, "a")) == ["token"] * 2
+        await frontend.sleep(1)
+        assert await frontend.is_sleeping()
+        await frontend.check_health()
+        early = asyncio.ensure_future(texts(request_(frontend, "b")))
+        await asyncio.sleep(0)
+        assert not early.done()
+        assert await frontend.wake_up() is (True if is_registry(vllm) else None)
+        assert await early == ["token"] * 2
+        assert frontend.sleep_states == [(1, 1), (0, 0)]
+        await frontend.check_health()
+
+    asyncio.run(story())
+    assert operations(recorded) == ["sleep", "wake"]
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_requests_are_refused_until_the_weights_are_written(vllm: Any, request_: Any, http: None) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.sleep(2)
+        await frontend.wake_up()
+        with pytest.raises(HTTPException) as refused:
+            # Before anything is iterated, so that a stream has not begun.
+            request_(frontend)
+        assert refused.value.status_code == 503
+        assert refused.value.detail.startswith(NOT_WRITTEN)
+        assert str(refused.value) == refused.value.detail
+        assert isinstance(refused.value, NotReadyError)
+        with pytest.raises(HTTPException, match=NOT_WRITTEN):
+            await frontend.check_health()
+        assert await frontend.collective_rpc("reload_weights") == ["reloaded"]
+        await frontend.check_health()
+        assert await texts(request_(frontend)) == ["token"] * 2
+
+    asyncio.run(story())
+
+
+def test_without_a_server_it_is_poorwills_error(vllm: Any) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.sleep(2)
+        await frontend.wake_up()
+        with pytest.raises(NotReadyError, match=NOT_WRITTEN) as refused:
+            generate(frontend)
+        assert type(refused.value) is NotReadyError
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("method", ["reload_weights", "poorwill_mark_restored", "extension"])
+def test_what_writes_the_weights_lifts_the_refusal(vllm: Any, method: str) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.sleep(2)
+        await frontend.wake_up()
+        await frontend.collective_rpc(method)
+        assert await texts(generate(frontend)) == ["token"] * 2
+
+    asyncio.run(story())
+
+
+def test_weights_can_be_written_before_the_cache_wakes(vllm: Any) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.sleep(2)
+        await frontend.wake_up(["weights"])
+        with pytest.raises(NotReadyError):
+            await frontend.check_health()
+        await frontend.collective_rpc("reload_weights")
+        await frontend.check_health()
+        await frontend.wake_up(["kv_cache"])
+        assert await texts(generate(frontend)) == ["token"] * 2
+
+    asyncio.run(story())
+
+
+def test_a_second_frontend_learns_that_the_engine_is_not_ready(vllm: Any) -> None:
+    async def story() -> None:
+        first, second = pair(vllm)
+        await first.sleep(2)
+        await first.wake_up()
+        if is_registry(vllm):
+            with pytest.raises(RuntimeError, match=NOT_WRITTEN):
+                await texts(generate(second, "a"))
+        else:
+            outputs = [output async for output in generate(second, "a")]
+            assert [output.finish_reason for output in outputs] == [FinishReason.ERROR]
+        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+            await second.check_health()
+        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+            await texts(generate(second, "b"))
+
+    asyncio.run(story())
+
+
+def test_a_second_frontend_learns_that_the_engine_is_ready(vllm: Any) -> None:
+    async def story() -> None:
+        first, second = pair(vllm)
+        await first.sleep(2)
+        await first.wake_up()
+        with pytest.raises(NotReadyError):
+            await texts(generate(first))
+        await second.collective_rpc("reload_weights")
+        assert await texts(generate(first)) == ["token"] * 2
+        assert await texts(generate(first, "again")) == ["token"] * 2
+        await first.check_health()
+
+    asyncio.run(story())
+
+
+def test_an_output_stream_that_is_given_up_is_closed(vllm: Any) -> None:
+    async def story() -> None:
+        first, second = pair(vllm)
+        await first.sleep(2)
+        await first.wake_up()
+        await second.collective_rpc("reload_weights")
+        outputs = generate(first)
+        assert (await anext(outputs)).text == "token"
+        await outputs.aclose()
+
+    asyncio.run(story())
+
+
+def test_an_engine_that_is_busy_keeps_the_health_that_is_known(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_frontend, "_PATIENCE_SECONDS", 0.0)
+
+    async def story() -> None:
+        first, second = pair(vllm)
+        await first.sleep(2)
+        await first.wake_up()
+        office = first.engine_core.office
+        office.is_by_hand = True
+        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+            await first.check_health()
+        await second.check_health()
+        # Answers that nobody waits for any more.
+        while office.turn():
+            pass
+
+    asyncio.run(story())
+
+
+def test_a_dead_engine_is_told_first(vllm: Any) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.sleep(2)
+        await frontend.wake_up()
+        frontend.dead_error = OSError("dead")
+        with pytest.raises(OSError, match="dead"):
+            await frontend.check_health()
+
+    asyncio.run(story())
+
+
+def test_failures_are_told_and_counted(vllm: Any, recorded: list[dict[str, Any]]) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        worker(frontend).fails["sleep"] = [PoorwillError("10 of 16 bytes were given back")]
+        with pytest.raises(PoorwillError, match=r"10 of 16 bytes.*the engine serves"):
+            await frontend.sleep(1)
+        assert frontend.sleep_states == []
+        assert await texts(generate(frontend)) == ["token"] * 2
+        await frontend.sleep(1)
+        worker(frontend).fails["wake_up"] = [PoorwillError("the card is full")]
+        with pytest.raises(PoorwillError, match=r"the card is full; kv_cache, weights count as asleep"):
+            await frontend.wake_up()
+        assert await frontend.is_sleeping()
+
+    asyncio.run(story())
+    events = [event for status in recorded for rank in status["ranks"] for event in rank["events"]]
+    assert [event["error"] for event in events if event["error"]] == [
+        "10 of 16 bytes were given back",
+        "the card is full",
+    ]
+
+
+def test_loads_are_counted_also_when_nothing_was_missing(vllm: Any, recorded: list[dict[str, Any]]) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.collective_rpc("reload_weights")
+        await frontend.collective_rpc("synchronize_device")
+
+    asyncio.run(story())
+    assert operations(recorded) == ["load"]
+    assert len(recorded) == 1
+
+
+def test_bad_arguments_reach_no_engine(vllm: Any) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        with pytest.raises(ValueError, match="level is 3"):
+            await frontend.sleep(3)
+        with pytest.raises(ValueError, match="no tag 'kv'"):
+            await frontend.wake_up(["kv"])
+        assert "sleep" not in worker(frontend).calls
+
+    asyncio.run(story())
+
+
+def test_a_resume_while_asleep_is_refused(vllm: Any) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.resume_generation()
+        await frontend.sleep(1)
+        with pytest.raises(PoorwillError, match=r"the engine sleeps \(kv_cache, weights\): call wake_up"):
+            await frontend.resume_generation()
+
+    asyncio.run(story())
+
+
+def test_a_call_that_is_given_up_leaves_a_doubt(vllm: Any) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.sleep(2)
+        office = frontend.engine_core.office
+        office.is_by_hand = True
+        waking = asyncio.ensure_future(frontend.wake_up())
+        await asyncio.sleep(0)
+        waking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waking
+        while office.turn():
+            pass
+        office.is_by_hand = False
+        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+            await texts(generate(frontend))
+
+    asyncio.run(story())
+
+
+def test_an_engine_that_does_not_say_its_state_is_asked_again(
+    vllm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.sleep(2)
+        # To the engine, which asks behind the wake, and not to the frontend.
+        worker(frontend).fails["poorwill_status"] = [None, PoorwillError("lost")]
+        await frontend.wake_up()
+        assert "did not say what state it is in (" in caplog.text
+        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+            await texts(generate(frontend))
+
+    asyncio.run(story())
+
+
+def test_metrics_that_fail_do_not_fail_an_operation(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_metrics, "record", lambda statuses: 1 // 0)
+
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.sleep(1)
+        await frontend.wake_up()
+
+    asyncio.run(story())
+    assert "could not be recorded" in caplog.text
+
+
+def test_the_cache_alone_is_an_operation(vllm: Any, recorded: list[dict[str, Any]]) -> None:
+    if not is_registry(vllm):
+        pytest.skip("0.20 has no such operation")
+
+    async def story() -> None:
+        frontend = alone(vllm)
+        with pytest.raises(PoorwillError, match="requires a completed pause"):
+            await frontend.release_kv_cache_memory()
+        await frontend.engine_core.pause_scheduler_async()
+        await frontend.release_kv_cache_memory()
+        assert await frontend.wake_up()
+        assert await texts(generate(frontend)) == ["token"] * 2
+
+    asyncio.run(story())
+    assert operations(recorded) == ["discard", "wake"]
+
+
+def test_all_engines_of_a_data_parallel_server_are_asked(vllm: Any, recorded: list[dict[str, Any]]) -> None:
+    async def story() -> None:
+        office = vllm.Office(*(process(vllm, "DPEngineCoreProc", index) for index in range(3)))
+        frontend = vllm.AsyncLLM(fake_vllm.config(), vllm.DPLBAsyncMPClient(office))
+        await frontend.sleep(2)
+        await frontend.wake_up()
+        for core in office.cores[:2]:
+            core.model_executor.workers[0].reload_weights()
+        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+            await frontend.check_health()
+        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+            generate(frontend)
+        await frontend.collective_rpc("reload_weights")
+        await frontend.check_health()
+        assert await texts(generate(frontend)) == ["token"] * 2
+
+    asyncio.run(story())
+    assert {status["engine"] for status in recorded} == {0, 1, 2}
+
+
+def test_other_workers_are_left_alone(vllm: Any, recorded: list[dict[str, Any]]) -> None:
+    async def story() -> None:
+        config = fake_vllm.config(worker_cls="vllm.v1.worker.gpu_worker.Worker")
+        core = vllm.EngineCoreProc(config, vllm.UniProcExecutor)
+        frontend = vllm.AsyncLLM(config, vllm.AsyncMPClient(vllm.Office(core)))
+        await frontend.sleep(1)
+        await frontend.wake_up()
+        await frontend.collective_rpc("reload_weights")
+        await frontend.resume_generation()
+        await frontend.check_health()
+        assert await texts(generate(frontend)) == ["token"] * 2
+        assert "poorwill_status" not in core.model_executor.workers[0].calls
+
+    asyncio.run(story())
+    assert recorded == []
+
+
+# Without
+
+
+@pytest.fixture(params=["in this process", "elsewhere"])
+def llm(request: pytest.FixtureRequest, vllm: Any) -> Any:
+    config = fake_vllm.config()
+    if request.param == "elsewhere":
+        return vllm.LLMEngine(config, vllm.SyncMPClient(vllm.Office(process(vllm))))
+    core = vllm.EngineCore(config, vllm.UniProcExecutor, False)
+    return vllm.LLMEngine(config, vllm.InprocClient(core))
+
+
+def is_served(llm: Any) -> bool:
+    llm.add_request("asked", 1, None)
+    (output,) = llm.step()
+    return bool(output.text == "token")
+
+
+def test_offline_a_sleep_and_a_wake(vllm: Any, llm: Any, recorded: list[dict[str, Any]]) -> None:
+    llm.sleep(level=1, mode="abort")
+    assert llm.is_sleeping()
+    assert llm.wake_up() is (True if is_registry(vllm) else None)
+    assert is_served(llm)
+    assert llm.sleep_states == [(1, 1), (0, 0)]
+    assert operations(recorded) == ["sleep", "wake"]
+
+
+def test_offline_requests_are_refused_until_the_weights_are_written(llm: Any) -> None:
+    llm.sleep(2)
+    llm.wake_up()
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+        llm.add_request("refused", 1, None)
+    assert llm.collective_rpc("reload_weights") == ["reloaded"]
+    assert is_served(llm)
+
+
+def test_offline_the_engine_is_asked_before_a_refusal(llm: Any) -> None:
+    llm.sleep(2)
+    llm.wake_up()
+    worker(llm).reload_weights()
+    assert llm.collective_rpc("synchronize_device") == [None]
+    assert is_served(llm)
+
+
+def test_offline_failures_are_poorwills_errors(llm: Any, recorded: list[dict[str, Any]]) -> None:
+    worker(llm).fails["sleep"] = [PoorwillError("a shortfall")]
+    with pytest.raises(PoorwillError, match=r"a shortfall; all ranks are awake again and the engine serves"):
+        llm.sleep(1)
+    assert operations(recorded) == ["sleep", "wake"]
+    assert is_served(llm)
+
+
+def test_offline_bad_arguments_reach_no_engine(llm: Any) -> None:
+    with pytest.raises(ValueError, match="level is -1"):
+        llm.sleep(-1)
+    with pytest.raises(ValueError, match="no tag 'x'"):
+        llm.wake_up(["x"])
+    with pytest.raises((ValueError, PoorwillError), match="Invalid pause mode"):
+        llm.sleep(1, "never")
+    assert is_served(llm)
+
+
+def test_offline_the_cache_alone(vllm: Any, llm: Any) -> None:
+    if not is_registry(vllm):
+        pytest.skip("0.20 has no such operation")
+    llm.sleep(0)
+    llm.release_kv_cache_memory()
+    assert llm.wake_up() is True
+    assert is_served(llm)
+
+
+def test_offline_a_state_that_is_not_told_is_asked_for_again(llm: Any) -> None:
+    llm.sleep(2)
+    # To the engine, which asks behind the wake, and not to the frontend.
+    worker(llm).fails["poorwill_status"] = [None, PoorwillError("lost")]
+    llm.wake_up()
+    with pytest.raises(NotReadyError):
+        llm.add_request("refused", 1, None)
+
+
+def test_offline_an_interrupt_leaves_a_doubt(llm: Any) -> None:
+    llm.sleep(2)
+    llm.wake_up()
+    llm.collective_rpc("reload_weights")
+    watch = vars(llm)["_poorwill"]
+    with pytest.raises(KeyboardInterrupt):
+        _frontend._operate(llm, watch, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert not watch.is_clear
+    assert is_served(llm)
+    assert watch.is_clear
+
+
+# Installing
+
+
+def test_installing_again_does_nothing(vllm: Any) -> None:
+    before = [dict(vars(of)) for of in (vllm.AsyncLLM, vllm.LLMEngine)]
+    _frontend.install_async(vllm)
+    _frontend.install_sync(vllm)
+    assert [dict(vars(of)) for of in (vllm.AsyncLLM, vllm.LLMEngine)] == before
+
+
+def test_hooks_look_like_what_they_replace(vllm: Any) -> None:
+    for of in (vllm.AsyncLLM, vllm.LLMEngine):
+        hooks = [hook for hook in vars(of).values() if hasattr(hook, "__wrapped__")]
+        assert len(hooks) >= 4
+        for hook in hooks:
+            assert inspect.signature(hook) == inspect.signature(hook.__wrapped__)
+            assert inspect.iscoroutinefunction(hook) == inspect.iscoroutinefunction(hook.__wrapped__)
+
+
+def test_a_ready_engine_costs_a_request_nothing_else(vllm: Any) -> None:
+    frontend = alone(vllm)
+    outputs = generate(frontend)
+    assert outputs.__qualname__ == "AsyncLLM.generate"
+    asyncio.run(outputs.aclose())

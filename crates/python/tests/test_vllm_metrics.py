@@ -1,0 +1,102 @@
+"""What the engines' answers become in prometheus_client, of which a small stand-in is enough."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from poorwill.vllm import _metrics
+
+
+class Metric:
+    """A collector that writes down what it is told."""
+
+    def __init__(self, name: str, documentation: str, labelnames: tuple[str, ...], **options: Any) -> None:
+        self.name, self.labelnames, self.options = name, labelnames, options
+        self.documentation = documentation
+        self.told: dict[tuple[str, ...], list[float]] = {}
+
+    def labels(self, **labels: str) -> Any:
+        assert set(labels) == set(self.labelnames)
+        told = self.told.setdefault(tuple(labels[name] for name in self.labelnames), [])
+        return SimpleNamespace(inc=told.append, observe=told.append, set=told.append)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Metric]]:
+    known: dict[str, Metric] = {}
+
+    def metric(name: str, *args: Any, **options: Any) -> Metric:
+        assert name not in known, "prometheus_client refuses a name that it has"
+        known[name] = Metric(name, *args, **options)
+        return known[name]
+
+    client = SimpleNamespace(Histogram=metric, Counter=metric, Gauge=metric)
+    monkeypatch.setitem(sys.modules, "prometheus_client", client)
+    _metrics._collectors.cache_clear()
+    yield known
+    _metrics._collectors.cache_clear()
+
+
+def event(operation: str, **others: Any) -> dict[str, Any]:
+    told = {"seconds": 0.5, "copied_bytes": 7, "skipped_bytes": 3, "released_bytes": 9}
+    return {"operation": operation, **told, "release": None, "error": None, **others}
+
+
+def status(*events: dict[str, Any], engine: int = 0, rank: int = 0, host_bytes: int = 100) -> dict[str, Any]:
+    ranks = [{"rank": rank, "host_bytes": host_bytes, "events": list(events)}]
+    return {"engine": engine, "not_ready": None, "ranks": ranks}
+
+
+def test_each_figure_has_its_collector(registry: dict[str, Metric]) -> None:
+    _metrics.record([status(event("sleep", release="confirmed"), event("wake", seconds=0.25))])
+    told = {name: metric.told for name, metric in registry.items()}
+    sleep, wake = ("sleep", "0", "0"), ("wake", "0", "0")
+    assert told == {
+        "poorwill_operation_seconds": {sleep: [0.5], wake: [0.25]},
+        "poorwill_copied_bytes_total": {sleep: [7], wake: [7]},
+        "poorwill_skipped_bytes_total": {sleep: [3], wake: [3]},
+        "poorwill_shortfalls_total": {sleep: [0], wake: [0]},
+        "poorwill_failures_total": {sleep: [0], wake: [0]},
+        "poorwill_host_bytes": {("0", "0"): [100]},
+    }
+
+
+def test_failures_and_shortfalls_count(registry: dict[str, Metric]) -> None:
+    _metrics.record([status(event("sleep", release="shortfall", error="too little was given back"))])
+    place = ("sleep", "0", "0")
+    assert registry["poorwill_shortfalls_total"].told == {place: [1]}
+    assert registry["poorwill_failures_total"].told == {place: [1]}
+    assert registry["poorwill_operation_seconds"].told == {}
+
+
+def test_engines_and_ranks_are_kept_apart(registry: dict[str, Metric]) -> None:
+    _metrics.record([status(engine=0, host_bytes=1), status(engine=1, rank=2, host_bytes=4)])
+    assert registry["poorwill_host_bytes"].told == {("0", "0"): [1], ("1", "2"): [4]}
+
+
+def test_collectors_are_made_once_and_last(registry: dict[str, Metric]) -> None:
+    _metrics.record([status()])
+    assert registry["poorwill_host_bytes"].options == {"multiprocess_mode": "mostrecent"}
+    _metrics.record([status()])
+    assert registry["poorwill_host_bytes"].told == {("0", "0"): [100, 100]}
+
+
+def test_vllm_leaves_the_names_alone(registry: dict[str, Metric]) -> None:
+    _metrics.record([status()])
+    assert registry
+    assert all(name.startswith("poorwill_") and "vllm" not in name for name in registry)
+
+
+def test_without_prometheus_client_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    _metrics._collectors.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        _metrics.record([status()])
+        _metrics.record([status()])
+    _metrics._collectors.cache_clear()
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["no metrics of poorwill"]
