@@ -92,7 +92,7 @@ class Gpu:
         moment = _native.torch_moment()
         segments = [
             segment
-            for segment in _snapshot()
+            for segment in snapshot_segments()
             if segment["device"] == self.ordinal and tuple(segment["segment_pool_id"]) in retired
         ]
         with self._lock:
@@ -160,7 +160,7 @@ class Gpu:
         return any(
             segment["device"] == self.ordinal
             and segment["address"] <= place < segment["address"] + segment["total_size"]
-            for segment in _snapshot()
+            for segment in snapshot_segments()
         )
 
     @contextlib.contextmanager
@@ -225,7 +225,7 @@ def _has_cache(ordinal: int) -> bool:
     return int(torch._C._cuda_memoryStats(ordinal)["reserved_bytes"]["all"]["current"]) > 0
 
 
-def _snapshot() -> list[dict[str, Any]]:
+def snapshot_segments() -> list[dict[str, Any]]:
     """Every segment that PyTorch has.
 
     PyTorch 2.11 gives away references to the items of its argument, which does no harm where they are

@@ -7,18 +7,17 @@ a whole card nothing changes. What cannot fit is refused before the engine is pr
 """
 
 import functools
-from types import ModuleType
 from typing import Any
 
 from poorwill import _native
 from poorwill._native import BudgetError
-from poorwill.torch._gpu import _snapshot
+from poorwill.torch._gpu import snapshot_segments
 from poorwill.vllm import _environment
 
 GIB = 1 << 30
 
 
-def install(worker_module: ModuleType, memory_module: ModuleType) -> None:
+def install(worker_module: Any, memory_module: Any) -> None:
     """Hooks `vllm.v1.worker.gpu_worker` and `vllm.utils.mem_utils` of this process."""
     snapshot = memory_module.MemorySnapshot
     if getattr(snapshot.measure, "__poorwill__", False):
@@ -61,11 +60,11 @@ def unmapped_bytes(ordinal: int) -> int:
     """
     ours = sum(
         segment["total_size"]
-        for segment in _snapshot()
+        for segment in snapshot_segments()
         if segment["device"] == ordinal and _native.torch_has_segment_at(segment["address"])
     )
     _, held_bytes = _native.torch_segments()
-    return max(0, ours - held_bytes)
+    return max(0, int(ours) - held_bytes)
 
 
 def _requested(snapshot: Any, cap: str) -> int:
@@ -78,7 +77,7 @@ def _requested(snapshot: Any, cap: str) -> int:
             f"{gib(snapshot.free_memory)} of it is free: lower {_environment.BUDGET}, or end what else uses "
             "the GPU"
         )
-    return budget.budget_bytes
+    return int(budget.budget_bytes)
 
 
 class Envelope:

@@ -40,6 +40,10 @@ class Backend(_stock.SleepModeBackend):  # type: ignore[misc]
         finally:
             self._look()
 
+    def state(self) -> str:
+        """`RUNNING`, `SUSPENDED` while anything sleeps, or `RESUMING`."""
+        return str(self._state)
+
     def _look(self) -> None:
         self._state = "SUSPENDED" if Allocator.get_instance().sleeping() else "RUNNING"
 

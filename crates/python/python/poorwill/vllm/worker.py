@@ -37,6 +37,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             _versions.check(_versions.running(), module)
         super().__init__(*args, **kwargs)
         self._environment = _environment.read()
+        self._sleep_saved_buffers: dict[str, Any]
         self._preparation: Preparation | None = None
         self._allocator: Allocator | None = None
         self._envelope: Envelope | None = None
