@@ -3,8 +3,8 @@
 
 Writes a small checkpoint of random numbers, starts vLLM with it in this process, and goes through cycles of
 sleep, wake, and reload. Between the wake and the reload poorwill has to refuse to generate; vLLM's own
-allocator lets it answer with whatever the memory holds. Every other cycle wakes tag by tag, with the reload in
-between, as one does to have the room of the KV cache for it. Prints JSON lines.
+allocator lets it answer with whatever the memory holds. Every other cycle wakes tag by tag, with the reload
+in between, as one does to have the room of the KV cache for it. Prints JSON lines.
 """
 
 import argparse
