@@ -1,5 +1,5 @@
 """What the scripts here share that needs neither PyTorch nor vLLM: JSON lines, environments, host memory,
-a card of which only so much is free, and processes."""
+processes, and a card of which only so much is free."""
 
 import ctypes
 import json
@@ -124,6 +124,37 @@ def touch_host_memory(size_gib: int, threads: int = 16) -> float:
         finally:
             del view
     return time.perf_counter() - start
+
+
+def parents(proc: Path = Path("/proc")) -> dict[int, int]:
+    """The parent of every process."""
+    found = {}
+    for folder in proc.iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            stat = (folder / "stat").read_text()
+        except OSError:
+            continue  # it has ended meanwhile
+        # The name stands in parentheses and may hold anything.
+        found[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
+    return found
+
+
+def descendants(pid: int, of: dict[int, int]) -> list[int]:
+    """All processes below one, parents first."""
+    below, at = [pid], 0
+    while at < len(below):
+        below += sorted(child for child, parent in of.items() if parent == below[at])
+        at += 1
+    return below[1:]
+
+
+def name_of(pid: int, proc: Path = Path("/proc")) -> str:
+    try:
+        return (proc / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def driver():

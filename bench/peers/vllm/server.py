@@ -2,9 +2,9 @@
 """Take vLLM's HTTP server through everything that can be asked of it around sleeping.
 
 Writes a small checkpoint, starts the server with it, in several processes as it is by default and with the
-routes for sleeping (`VLLM_SERVER_DEV_MODE=1`), and goes through the steps below in order. Each prints a JSON line
-with `ok` and what was seen; one that fails does not keep the others from being tried, and what it left is
-brought in order first, with a new server if need be. With vLLM's own allocator the same steps say what
+routes for sleeping (`VLLM_SERVER_DEV_MODE=1`), and goes through the steps below in order. Each prints a JSON
+line with `ok` and what was seen; one that fails does not keep the others from being tried, and what it left
+is brought in order first, with a new server if need be. With vLLM's own allocator the same steps say what
 differs.
 """
 
@@ -30,7 +30,7 @@ from common import (
 from models import layers_for, write_checkpoint
 from web import NEW_TOKENS, Answer, Pending, Server, free_port, server_command
 
-LONG_TOKENS = 900
+LONG_TOKENS = 600
 LOOK_S = 1.5  # how long a request is watched for not being answered
 SLACK_GIB = 0.1
 
@@ -230,7 +230,7 @@ def in_flight(visitor: Visitor, mode: str) -> tuple[bool, dict]:
     """A long request is under way when the sleep comes."""
     client = visitor.client
     pending = Pending(lambda: client.complete(LONG_TOKENS))
-    pending.waits(0.5)
+    pending.waits(1.0)
     slept = client.sleep(1, mode)
     asleep = client.sleeps()
     woke = client.wake()
@@ -312,10 +312,10 @@ def level_2_by_tag(visitor: Visitor) -> tuple[bool, dict]:
     client = visitor.client
     slept, woke = client.sleep(2), client.wake("weights")
     reloaded = client.rpc("reload_weights")
-    between, refused = client.sleeps(), Pending(client.complete)
-    first = waits_or_refuses(refused)
+    between, pending = client.sleeps(), Pending(client.complete)
+    first = waits_or_refuses(pending)
     last = client.wake("kv_cache")
-    ok, seen = outcome(visitor, first, refused)
+    ok, seen = outcome(visitor, first, pending)
     seen |= {"is_sleeping": between, "reload": reloaded.brief()}
     good = slept.good and woke.good and reloaded.good and last.good and between is True
     return ok and good and visitor.well(), seen
@@ -493,9 +493,14 @@ def main() -> None:
         print("\n".join(step.__name__ for step in STEPS))
         return
     every_line_says(mode=options.mode, label="server")
-    with tempfile.TemporaryDirectory(prefix="poorwill-bench-") as folder:
-        good = run(options, Path(folder))
-    emit("done", ok=good)
+    good = False
+    try:
+        with tempfile.TemporaryDirectory(prefix="poorwill-bench-") as folder:
+            good = run(options, Path(folder))
+        emit("done", ok=good)
+    except Exception as error:
+        traceback.print_exc()
+        emit("failed", error=f"{type(error).__name__}: {error}"[:3000])
     sys.exit(0 if good else 1)
 
 

@@ -10,6 +10,7 @@ A run that fails or takes too long is recorded, and the rest goes on.
 """
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -22,7 +23,7 @@ import threading
 import time
 from pathlib import Path
 
-from common import HERE, touch_host_memory
+from common import HERE, descendants, parents, touch_host_memory
 from plans import PLANS, Run
 
 LOG_BYTES = 24_000  # how much of a run's log is kept
@@ -50,11 +51,13 @@ def tail(path: Path) -> str:
 
 
 def end(process: subprocess.Popen) -> None:
-    """Kills a run with all that it started, as far as that stayed with it."""
-    try:
+    """Kills a run with all that it started, what has a session of its own included."""
+    below = descendants(process.pid, parents()) if process.poll() is None else []
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # a session of its own: nothing else is in the group
-    except ProcessLookupError:
-        return
+    for pid in below:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def execute(run: Run, limit_s: float, keep, log: Path) -> dict:
@@ -90,6 +93,7 @@ def execute(run: Run, limit_s: float, keep, log: Path) -> dict:
         raise
     finally:
         timer.cancel()
+        process.stdout.close()
     end(process)  # what it left behind
     failed = None
     if late.is_set():

@@ -1,4 +1,4 @@
-"""vLLM's HTTP server in processes of its own: starting it, asking it, and ending it, or one of its processes."""
+"""vLLM's HTTP server in processes of its own: starting it, asking it, and ending it, or one of them."""
 
 import json
 import os
@@ -12,6 +12,8 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+
+from common import descendants, name_of, parents
 
 PROMPT = list(range(100, 164))
 NEW_TOKENS = 24
@@ -169,37 +171,6 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def parents(proc: Path = Path("/proc")) -> dict[int, int]:
-    """The parent of every process."""
-    found = {}
-    for folder in proc.iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            stat = (folder / "stat").read_text()
-        except OSError:
-            continue  # it has ended meanwhile
-        # The name stands in parentheses and may hold anything.
-        found[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
-    return found
-
-
-def descendants(pid: int, of: dict[int, int]) -> list[int]:
-    """All processes below one, parents first."""
-    below, at = [pid], 0
-    while at < len(below):
-        below += sorted(child for child, parent in of.items() if parent == below[at])
-        at += 1
-    return below[1:]
-
-
-def name_of(pid: int, proc: Path = Path("/proc")) -> str:
-    try:
-        return (proc / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def server_command(model: Path, port: int, more: list[str]) -> list[str]:
     """`vllm serve` without what that needs beyond the server: its other commands import more."""
     return [
@@ -252,7 +223,7 @@ class Server:
     def engine(self) -> int | None:
         """The process that has the GPU: vLLM calls it so, as long as it may."""
         below = descendants(self.process.pid, parents())
-        for wanted in ["EngineCore", "spawn_main", "forkserver"]:
+        for wanted in ["EngineCore", "spawn_main", ""]:
             for pid in below:
                 if wanted in name_of(pid) and "resource_tracker" not in name_of(pid):
                     return pid
