@@ -1,12 +1,19 @@
-"""A program that answers as vLLM's server with poorwill should, for the tests of server.py; with flaws by name
-it does something wrong.
+#!/usr/bin/env python3
+"""Answers as vLLM's server with poorwill should, for the tests of server.py; with flaws by name it does
+something wrong.
 
-    python fake.py PORT CARD FLAWS
+    fake_server.py PORT CARD FLAWS
 
-CARD is a file where it writes its engine's process and the memory that this has of the card."""
+CARD is a file where it writes its engine's process and the memory that this has of the card. Nothing here
+goes by the clock: what takes long ends when that happens for which server.py waits.
+"""
 
-FAKE = r"""
-import json, os, signal, subprocess, sys, threading, time
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlparse
 
@@ -67,8 +74,14 @@ class Handler(BaseHTTPRequestHandler):
         query = parse_qs(url.query)
         if dead():
             return self.say(500, {"error": "the engine is dead"})
-        {"/sleep": self.sleep, "/wake_up": self.wake, "/v1/completions": self.complete,
-         "/collective_rpc": self.rpc, "/resume": self.resume}[url.path](query, body)
+        routes = {
+            "/sleep": self.sleep,
+            "/wake_up": self.wake,
+            "/v1/completions": self.complete,
+            "/collective_rpc": self.rpc,
+            "/resume": self.resume,
+        }
+        routes[url.path](query, body)
 
     def sleep(self, query, body):
         global level, paused, undefined, sleeps, salt
@@ -78,6 +91,9 @@ class Handler(BaseHTTPRequestHandler):
         wanted = int(wanted) if wanted in "012" else 1
         with lock:
             if query.get("mode") == ["wait"]:
+                for request in running:
+                    request["end"] = True
+                lock.notify_all()
                 lock.wait_for(lambda: not running)
             if sleeping and level != wanted:
                 if "changes_level" not in flaws:
@@ -87,12 +103,10 @@ class Handler(BaseHTTPRequestHandler):
                 return self.say(200)
             if query.get("mode") != ["keep"]:
                 for request in running:
-                    request["aborted"] = True
-            end = time.monotonic() + 0.4 * (os.environ.get("POORWILL_PREPARE") == "0")
-            while time.monotonic() < end:
-                if dead():
-                    return self.say(500, {"error": "the engine is dead"})
-                time.sleep(0.01)
+                    request["end"] = request["aborted"] = True
+            if "sleeps_long" in flaws and os.environ.get("POORWILL_PREPARE") == "0":
+                engine.wait()
+                return self.say(500, {"error": "the engine is dead"})
             sleeping.update(TAGS)
             level, undefined, sleeps = wanted, undefined or wanted == 2, sleeps + 1
             salt += "forgets" in flaws
@@ -110,6 +124,8 @@ class Handler(BaseHTTPRequestHandler):
             sleeping.difference_update(tags)
             if not sleeping:
                 paused = False
+                for request in running:
+                    request["end"] = True
             lock.notify_all()
             size()
         self.say(200)
@@ -127,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
     def complete(self, query, body):
         # Refused as soon as it is known; waiting while it may still come right.
         count = body["max_tokens"]
-        request = {"aborted": False}
+        request = {"aborted": False, "end": False}
         with lock:
             if undefined and not sleeping and "gibberish" not in flaws:
                 return self.say(503, {"error": {"message": not_ready, "code": 503}})
@@ -137,18 +153,16 @@ class Handler(BaseHTTPRequestHandler):
                 if dead():
                     return self.say(500, {"error": "the engine is dead"})
             running.append(request)
-        end, made = time.monotonic() + (1.5 if count > 100 else 0), count
-        while time.monotonic() < end:
-            if request["aborted"]:
-                made = 30
-                break
-            time.sleep(0.02)
-        with lock:
+            if count > 100:
+                lock.wait_for(lambda: request["end"], 20)
+            made = 30 if request["aborted"] else count
             running.remove(request)
             lock.notify_all()
         first = 77 if undefined or sleeping else salt
-        choice = {"token_ids": [first + at for at in range(made)],
-                  "finish_reason": "abort" if made < count else "length"}
+        choice = {
+            "token_ids": [first + at for at in range(made)],
+            "finish_reason": "abort" if made < count else "length",
+        }
         self.say(200, {"choices": [choice]})
 
 
@@ -164,4 +178,3 @@ def end(*arguments):
 
 signal.signal(signal.SIGTERM, end)
 ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
