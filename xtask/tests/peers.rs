@@ -7,7 +7,8 @@ use std::process::Command;
 /// Runs the tests of a folder's scripts.
 fn holds(tests: &str) {
     let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    let script = Path::new(&own).parent().expect("xtask lies in the workspace").join("bench/peers").join(tests);
+    let script =
+        Path::new(&own).parent().expect("xtask lies in the workspace").join("bench/peers").join(tests);
     // No bytecode: a test leaves nothing in the tree.
     let Ok(output) = Command::new("python3").arg("-B").arg(script).output() else {
         eprintln!("skipped: there is no python3 here");

@@ -24,6 +24,7 @@ import bad_input  # noqa: E402
 import common  # noqa: E402
 import models  # noqa: E402
 import plans  # noqa: E402
+import reload  # noqa: E402
 import server  # noqa: E402
 import sleep  # noqa: E402
 import two_engines  # noqa: E402
@@ -327,6 +328,35 @@ class BadInput(unittest.TestCase):
     def test_the_cases_have_names_of_their_own(self):
         names = [case.name for case in bad_input.CASES]
         self.assertEqual(len(names), len(set(names)))
+
+
+class Reload(unittest.TestCase):
+    def test_before_the_reload_poorwill_refuses(self):
+        class Engine:
+            def __init__(self, error):
+                self.error = error
+
+            def tokens(self):
+                raise self.error
+
+        ours = type("PoorwillError", (Exception,), {"__module__": "poorwill._native"})
+        ours = type("NotReadyError", (ours,), {"__module__": "poorwill.vllm._engine"})
+        for error, good in [(ours("reload"), True), (ValueError("reload"), False)]:
+            seen = reload.refusal(Engine(error), [])
+            self.assertEqual((seen["refused"], seen["poorwill_error"]), (True, good))
+            record = {"tokens_equal": True, "bytes_equal": True, "before_reload": seen}
+            self.assertEqual(reload.judged("poorwill", record), good)
+            self.assertTrue(reload.judged("cumem", record))
+        record["before_reload"] = None
+        self.assertTrue(reload.judged("poorwill", record))
+        self.assertFalse(reload.judged("poorwill", {**record, "bytes_equal": False}))
+
+    def test_who_answers_is_compared(self):
+        class Engine:
+            def tokens(self):
+                return [1]
+
+        self.assertEqual(reload.refusal(Engine(), [2]), {"refused": False, "tokens_equal": False})
 
 
 class TwoEngines(unittest.TestCase):
