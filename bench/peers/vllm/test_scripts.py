@@ -65,7 +65,10 @@ class Common(Folder):
         self.assertEqual(common.in_gib({"live_bytes": 3 << 29}), {"live_gib": 1.5})
 
     def test_host_memory_is_touched(self):
-        self.assertGreater(common.touch_host_memory(1, threads=2), 0)
+        try:
+            self.assertGreater(common.touch_host_memory(1, threads=2), 0)
+        except OSError as error:
+            self.skipTest(f"this kernel cannot, or there is too little: {error}")
 
     def test_the_share_of_a_card_that_is_full(self):
         self.assertEqual(common.utilization(0, 1, None, 0.9), 0.9)
