@@ -4,15 +4,25 @@
 use std::path::Path;
 use std::process::Command;
 
-#[test]
-fn scripts_do_what_they_say() {
+/// Runs the tests of a folder's scripts.
+fn holds(tests: &str) {
     let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let script =
-        Path::new(&own).parent().expect("xtask lies in the workspace").join("bench/peers/test_run.py");
+        Path::new(&own).parent().expect("xtask lies in the workspace").join("bench/peers").join(tests);
     // No bytecode: a test leaves nothing in the tree.
     let Ok(output) = Command::new("python3").arg("-B").arg(script).output() else {
         eprintln!("skipped: there is no python3 here");
         return;
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn scripts_do_what_they_say() {
+    holds("test_run.py");
+}
+
+#[test]
+fn scripts_for_vllm_do_what_they_say() {
+    holds("vllm/test_scripts.py");
 }

@@ -1,0 +1,255 @@
+"""What the scripts here share that needs neither PyTorch nor vLLM: JSON lines, environments, host memory,
+processes, and a card of which only so much is free."""
+
+import ctypes
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+GIB, MIB = 1 << 30, 1 << 20
+MODES = ["cumem", "poorwill", "none"]
+POPULATE_WRITE = 23  # madvise: have the pages now, for writing
+TOUCH_PIECE_BYTES = GIB
+
+# Whatever is set already stays.
+ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_MOE_USE_DEEP_GEMM": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_DEEP_GEMM": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+
+_fields: dict = {}
+_emitting = threading.Lock()
+
+
+def every_line_says(**fields) -> None:
+    """What `emit` adds to all that follows."""
+    _fields.update(fields)
+
+
+def emit(event: str, **fields) -> None:
+    """One JSON line to standard output."""
+    line = json.dumps({"event": event, **_fields, **fields}, default=str)
+    with _emitting:
+        print(line, flush=True)
+
+
+def gib(size: float | None) -> float | None:
+    return None if size is None else round(size / GIB, 3)
+
+
+def in_gib(sizes: dict[str, int]) -> dict[str, float | None]:
+    """Sizes by name, in GiB and called so."""
+    return {name.replace("_bytes", "_gib"): gib(size) for name, size in sizes.items()}
+
+
+def environment(mode: str, start: dict[str, str], **more: str) -> dict[str, str]:
+    """The environment of a run: what a machine without a network needs, and poorwill's switch."""
+    chosen = {**ENVIRONMENT, **start}
+    chosen.pop("POORWILL_SLEEP_MODE", None)
+    if mode == "poorwill":
+        chosen["POORWILL_SLEEP_MODE"] = "1"
+    return {**chosen, **more}
+
+
+def adopt(chosen: dict[str, str]) -> None:
+    """Makes an environment this process's own."""
+    for name in set(os.environ) - set(chosen):
+        del os.environ[name]
+    os.environ.update(chosen)
+
+
+def parse_sizes(lines: list[str], names: tuple[str, ...]) -> dict[str, float]:
+    """Figures of a file like /proc/self/status by name, in GiB."""
+    figures = {}
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if name in names:
+            figures[name] = round(int(rest.split()[0]) / MIB, 3)  # the kernel says kB
+    return figures
+
+
+def host_memory(pid: int | str = "self") -> dict[str, float]:
+    """What a process and the machine hold of host memory, in GiB; figures that nobody tells are left out."""
+    figures = {}
+    for path, names in {
+        f"/proc/{pid}/status": ("VmRSS", "VmLck", "VmPin"),
+        "/proc/meminfo": ("MemTotal", "MemAvailable"),
+    }.items():
+        try:
+            figures.update(parse_sizes(Path(path).read_text().splitlines(), names))
+        except OSError:
+            continue
+    return figures
+
+
+def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    return {name: round(after[name] - before[name], 3) for name in after if name in before}
+
+
+def touch_host_memory(size_gib: int, threads: int = 16) -> float:
+    """Has the machine provide so much host memory once, and frees it: the first touch may be slow where a
+    machine is a virtual one. Returns the seconds."""
+    libc = ctypes.CDLL("libc.so.6", use_errno=True)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    start = time.perf_counter()
+    with mmap.mmap(-1, size_gib * GIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        view = ctypes.c_char.from_buffer(memory)
+        base = ctypes.addressof(view)
+
+        def touch(piece: int) -> None:
+            address = base + piece * TOUCH_PIECE_BYTES
+            if libc.madvise(address, TOUCH_PIECE_BYTES, POPULATE_WRITE):
+                raise OSError(ctypes.get_errno(), f"cannot have {size_gib} GiB of host memory")
+
+        try:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(touch, range(size_gib)))
+        finally:
+            del view
+    return time.perf_counter() - start
+
+
+def parents(proc: Path = Path("/proc")) -> dict[int, int]:
+    """The parent of every process."""
+    found = {}
+    for folder in proc.iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            stat = (folder / "stat").read_text()
+        except OSError:
+            continue  # it has ended meanwhile
+        # The name stands in parentheses and may hold anything.
+        found[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
+    return found
+
+
+def descendants(pid: int, of: dict[int, int]) -> list[int]:
+    """All processes below one, parents first."""
+    below, at = [pid], 0
+    while at < len(below):
+        below += sorted(child for child, parent in of.items() if parent == below[at])
+        at += 1
+    return below[1:]
+
+
+def name_of(pid: int, proc: Path = Path("/proc")) -> str:
+    try:
+        return (proc / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def driver():
+    """The CUDA driver's library."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    cuda.cuMemAlloc_v2.argtypes = [ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]
+    return cuda
+
+
+def checked(what: str, code: int) -> None:
+    if code:
+        raise RuntimeError(f"{what} failed: CUDA error {code}")
+
+
+def context(cuda, ordinal: int = 0) -> None:
+    """A context of this process on a GPU."""
+    device, primary = ctypes.c_int(), ctypes.c_void_p()
+    checked("cuInit", cuda.cuInit(0))
+    checked("cuDeviceGet", cuda.cuDeviceGet(ctypes.byref(device), ordinal))
+    checked("cuDevicePrimaryCtxRetain", cuda.cuDevicePrimaryCtxRetain(ctypes.byref(primary), device))
+    checked("cuCtxSetCurrent", cuda.cuCtxSetCurrent(primary))
+
+
+def device_memory(cuda) -> tuple[int, int]:
+    """Free and all memory of the context's GPU, in bytes."""
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    checked("cuMemGetInfo", cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    return free.value, total.value
+
+
+class Ballast:
+    """A child process that holds so much of the card that `free_gib` GiB stay free; with None it holds
+    nothing, and only says how much is free. It ends with this process."""
+
+    def __init__(self, free_gib: float | None = None):
+        command = [sys.executable, str(HERE / "ballast.py")]
+        if free_gib is not None:
+            command += ["--free-gib", str(free_gib)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.first = self._answer()
+
+    def _answer(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"ballast.py ended with code {self.process.wait()}")
+        return json.loads(line)
+
+    def free(self) -> int:
+        """Free bytes of the card now."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self._answer()["free_bytes"]
+
+    def total(self) -> int:
+        return self.first["total_bytes"]
+
+    def settled(self, aim: int, seconds: float = 30, slack: int = 64 * MIB) -> int:
+        """Free bytes when `aim` is reached but for a little, or when the time is up: a process that was
+        killed gives its memory back a little later."""
+        end = time.monotonic() + seconds
+        while (free := self.free()) < aim - slack and time.monotonic() < end:
+            time.sleep(0.25)
+        return free
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+    def __enter__(self) -> "Ballast":
+        return self
+
+    def __exit__(self, *ended) -> None:
+        self.close()
+
+
+def utilization(free: int, total: int, free_gib: float | None, wanted: float) -> float:
+    """Which part of the card vLLM is to be told it may have, when little of it is free: it refuses to start
+    with more than there is, and its process's context comes off that first."""
+    if free_gib is None:
+        return wanted
+    return round(min(wanted, max((free - GIB) / total, 0.01)), 4)
+
+
+def install_entry_point(folder: Path) -> None:
+    """Lays out a distribution whose entry point has vLLM load counting_allocator.py, in every process."""
+    info = folder / "poorwill_bench_counting-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: poorwill-bench-counting\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\npoorwill_bench_counting = counting_allocator:register\n"
+    )
+    shutil.copy(HERE / "counting_allocator.py", folder)
+    # First of all for this process, and for those that vLLM starts.
+    sys.path.insert(1, str(folder))
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), before]))

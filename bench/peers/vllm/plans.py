@@ -1,0 +1,89 @@
+"""What is run together: plans of runs, each a script with its arguments and the longest it may take."""
+
+from dataclasses import dataclass, field
+
+from common import MODES
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process."""
+
+    name: str
+    script: str
+    arguments: list[str]
+    limit_s: int
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def sleep(name: str, mode: str, arguments: str, limit_s: int = 240) -> Run:
+    words = ["--mode", mode, "--label", name, *arguments.split()]
+    return Run(f"{name}-{mode}", "sleep.py", words, limit_s)
+
+
+def both(name: str, arguments: str, limit_s: int = 240) -> list[Run]:
+    """The same with poorwill and with vLLM's own allocator."""
+    return [sleep(name, mode, arguments, limit_s) for mode in ["poorwill", "cumem"]]
+
+
+def loads(name: str, arguments: str, limit_s: int = 240) -> list[Run]:
+    """A load with and without the split limit that newer vLLMs set."""
+    plain = f"{arguments} --kv-gib 4 --cycles 1"
+    return [*both(name, plain, limit_s), *both(f"{name}-split20", f"{plain} --max-split-mib 20", limit_s)]
+
+
+DENSE = "--kind dense"
+GRAPHS = f"{DENSE} --kv-gib 8 --graphs"
+TAGS = "--by-tag --level2"
+PLANS: dict[str, list[Run]] = {
+    # Does it work at all?
+    "first": [sleep("first", "poorwill", f"{DENSE} --layers 4 --kv-gib 2 --cycles 2 {TAGS}", 180)],
+    "dense": [
+        *both("dense", f"{DENSE} --kv-gib 8 --cycles 3 --changed {TAGS}"),
+        sleep("dense-prepared", "poorwill", f"{DENSE} --kv-gib 8 --cycles 3 --first prepared"),
+        sleep("dense-cold", "poorwill", f"{DENSE} --kv-gib 8 --cycles 2 --first cold"),
+    ],
+    "graphs": [
+        *both("graphs", f"{GRAPHS} --cycles 3 {TAGS}"),
+        sleep("graphs-prepared", "poorwill", f"{GRAPHS} --cycles 3 --first prepared"),
+    ],
+    "thirty": [
+        sleep("thirty", "poorwill", f"{DENSE} --kv-gib 8 --cycles 31 --summary --first prepared"),
+        sleep("thirty-graphs", "poorwill", f"{GRAPHS} --cycles 31 --summary"),
+    ],
+    "full": both("full", f"{DENSE} --cycles 4 {TAGS}"),
+    "moe": [
+        sleep("moe", "poorwill", "--kind moe --kv-gib 4 --cycles 4 --first prepared --by-tag", 280),
+        sleep("moe", "cumem", "--kind moe --kv-gib 4 --cycles 3 --by-tag", 280),
+    ],
+    "mxfp8": loads("mxfp8", "--kind moe --quantization mxfp8"),
+    "mxfp4": loads("mxfp4", "--kind mxfp4"),
+    "fp8": loads("fp8", "--kind moe --quantization fp8"),
+    "tight": [
+        *both(
+            "mxfp8-tight",
+            "--kind moe --quantization mxfp8 --max-split-mib 20 --kv-gib 0.5 --free-gib 21 --cycles 1",
+        ),
+        *both("mxfp4-tight", "--kind mxfp4 --max-split-mib 20 --kv-gib 0.5 --free-gib 19 --cycles 1"),
+    ],
+    # The first start of each mode compiles, and does not count.
+    "speed": [
+        *(sleep("speed-warm", mode, f"{GRAPHS} --cycles 0", 180) for mode in MODES),
+        *(
+            sleep(f"speed-{turn}", mode, f"{GRAPHS} --cycles 0 --throughput", 180)
+            for turn in (1, 2)
+            for mode in (MODES if turn == 1 else MODES[::-1])
+        ),
+    ],
+    "reload": [
+        Run(f"reload-{mode}", "reload.py", ["--mode", mode, "--cycles", "5"], 240)
+        for mode in ["poorwill", "cumem"]
+    ],
+    "server": [Run("server-poorwill", "server.py", ["--mode", "poorwill"], 560)],
+    "server-cumem": [Run("server-cumem", "server.py", ["--mode", "cumem"], 560)],
+    "two": [
+        Run(f"two-{mode}", "two_engines.py", ["--mode", mode, "--rounds", "10"], 280)
+        for mode in ["poorwill", "cumem"]
+    ],
+    "bad": [Run("bad-input", "bad_input.py", [], 560)],
+}
