@@ -1,7 +1,9 @@
 """vLLM's HTTP server in processes of its own: starting it, asking it, and ending it, or one of them."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -166,9 +168,12 @@ def families(text: str, prefix: str = "poorwill_") -> dict[str, float]:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port that nobody has; none of those that connections are given, for a server comes back to it."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def server_command(model: Path, port: int, more: list[str]) -> list[str]:
