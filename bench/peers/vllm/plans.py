@@ -85,5 +85,10 @@ PLANS: dict[str, list[Run]] = {
         Run(f"two-{mode}", "two_engines.py", ["--mode", mode, "--rounds", "10"], 280)
         for mode in ["poorwill", "cumem"]
     ],
+    "variants": [
+        Run(f"{variant}-{mode}", "variants.py", ["--mode", mode, variant], 150)
+        for variant in ["fp8-kv", "lora", "hybrid"]
+        for mode in ["poorwill", "cumem"]
+    ],
     "bad": [Run("bad-input", "bad_input.py", [], 560)],
 }

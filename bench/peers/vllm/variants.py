@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""What of an engine's state is easily lost in a sleep: an FP8 KV cache's scales, a LoRA adapter, and the state
+of a hybrid model.
+
+    variants.py --mode poorwill fp8-kv
+    variants.py --mode poorwill lora
+    variants.py --mode cumem hybrid
+
+Each starts vLLM in this process, sleeps and wakes at level 1, and at level 2 where the weights can be loaded
+again, and compares greedy tokens. The scales are set to what nothing would be reset to. Prints JSON lines; a
+variant that fails says how, and ends with exit code 1.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from common import MODES, adopt, emit, environment, every_line_says, install_entry_point
+from models import configuration, dense_tensors, write_checkpoint
+
+LAYERS = 4
+RANK = 8
+SCALES = {"_k_scale": 0.75, "_v_scale": 1.25}
+ADAPTED = ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj")
+
+HYBRID = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "block_auto_adjust_ff_dim": False,
+    "block_dim": 2048,
+    "block_ff_dim": 6144,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "bos_token_id": 1,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "conv_dim": 2048,
+    "eos_token_id": 2,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "layer_types": ["conv", "full_attention"] * (LAYERS // 2),
+    "max_position_embeddings": 8192,
+    "norm_eps": 1e-5,
+    "num_attention_heads": 16,
+    "num_hidden_layers": LAYERS,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32768,
+}
+
+
+def write_adapter(folder: Path) -> Path:
+    """A LoRA adapter of random numbers for the checkpoint."""
+    import torch
+    from safetensors.torch import save_file
+
+    path = folder / "adapter"
+    path.mkdir()
+    generator = torch.Generator().manual_seed(11)
+    tensors = {}
+    for name, shape in dense_tensors(configuration("small", LAYERS)).items():
+        module = name.removesuffix(".weight")
+        if module.endswith(ADAPTED):
+            sides = {"lora_A": (RANK, shape[1]), "lora_B": (shape[0], RANK)}
+            for side, of in sides.items():
+                tensor = torch.empty(of).uniform_(-0.05, 0.05, generator=generator)
+                tensors[f"base_model.model.{module}.{side}.weight"] = tensor.to(torch.bfloat16)
+    save_file(tensors, str(path / "adapter_model.safetensors"))
+    described = {
+        "base_model_name_or_path": "",
+        "lora_alpha": 2 * RANK,
+        "peft_type": "LORA",
+        "r": RANK,
+        "target_modules": sorted({module.split(".")[-1] for module in ADAPTED}),
+        "task_type": "CAUSAL_LM",
+    }
+    (path / "adapter_config.json").write_text(json.dumps(described))
+    return path
+
+
+def scales(engine, values: dict[str, float] | None = None) -> dict[str, list[float]]:
+    """The scales of the KV cache by layer, set to `values` before if there are some."""
+    found: dict[str, list[float]] = {name: [] for name in SCALES}
+    for module in engine.worker.model_runner.compilation_config.static_forward_context.values():
+        for name in SCALES:
+            if hasattr(module, name):
+                if values is not None:
+                    getattr(module, name).fill_(values[name])
+                found[name].append(float(getattr(module, name)))
+    return found
+
+
+def run(options: argparse.Namespace, folder: Path) -> bool:
+    import engine as engines
+
+    if options.mode == "cumem":
+        install_entry_point(folder / "plugin")
+    loads = options.variant != "hybrid"
+    if loads:
+        path = write_checkpoint(folder, LAYERS)
+    else:
+        path = folder / "model-hybrid"
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(HYBRID))
+    chosen = engines.settings(
+        path,
+        mode=options.mode,
+        load_format="auto" if loads else "dummy",
+        kv_gib=1,
+        utilization=0.5,
+    )
+    lora = None
+    if options.variant == "lora":
+        from vllm.lora.request import LoRARequest
+
+        lora = LoRARequest("adapter", 1, str(write_adapter(folder)))
+        chosen |= {"enable_lora": True, "max_lora_rank": RANK, "max_loras": 1}
+    else:
+        chosen["kv_cache_dtype"] = "fp8"
+    engine = engines.start(options.mode, chosen)
+    if not loads:
+        engines.fill_weights(engine.model)
+    plain = engine.tokens()
+    if lora is not None:
+        generate = engine.llm.generate
+        engine.llm.generate = lambda *args, **named: generate(*args, lora_request=lora, **named)
+    before = scales(engine, SCALES) if lora is None else {}
+    reference = engine.tokens()
+    emit("reference", tokens=reference, differs_from_plain=reference != plain, scales=before)
+    good = True
+    for cycle, level in enumerate([1, 1, 2, 1] if loads else [1, 1], 1):
+        engine.llm.sleep(level=level)
+        engine.llm.wake_up()
+        if level == 2:
+            engine.llm.collective_rpc("reload_weights")
+            if lora is None:
+                # Loading the weights again computes scales again.
+                scales(engine, SCALES)
+        record = {
+            "tokens_equal": engine.tokens() == reference,
+            "scales_equal": lora is not None or scales(engine) == before,
+        }
+        good = good and all(record.values())
+        emit("cycle", cycle=cycle, level=level, **record)
+    return good
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("variant", choices=["fp8-kv", "lora", "hybrid"])
+    arguments.add_argument("--mode", choices=[mode for mode in MODES if mode != "none"], required=True)
+    options = arguments.parse_args()
+    adopt(environment(options.mode, dict(os.environ), VLLM_ENABLE_V1_MULTIPROCESSING="0"))
+    every_line_says(mode=options.mode, label=options.variant)
+    code = 1
+    try:
+        with tempfile.TemporaryDirectory(prefix="poorwill-bench-") as folder:
+            good = run(options, Path(folder))
+        emit("done", ok=good)
+        code = 0 if good else 1
+    except BaseException as error:
+        traceback.print_exc()
+        emit("failed", error=f"{type(error).__name__}: {error}"[:3000])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
