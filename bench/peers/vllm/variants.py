@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What of an engine's state is easily lost in a sleep: an FP8 KV cache's scales, a LoRA adapter, and the state
-of a hybrid model.
+"""What of an engine's state is easily lost in a sleep: the scales of an FP8 KV cache, a LoRA adapter, and the
+state of a hybrid model.
 
     variants.py --mode poorwill fp8-kv
     variants.py --mode poorwill lora
