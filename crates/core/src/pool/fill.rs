@@ -11,18 +11,23 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::error::{Corruption, Phase, PoolError};
 use super::report::{Verify, WakeProgress, WakeRequest, add};
 use super::sample::Sample;
 use super::segment::{Stored, runs};
 use super::wake::Woken;
+use super::ways::{Way, Ways};
 use super::{Result, Shared};
 use crate::backup::Room;
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Pending};
 use crate::tag::Tag;
+
+/// Between two looks at copies in flight: short beside what the ways have room for.
+const ROOM_PAUSE: Duration = Duration::from_micros(100);
 
 /// What a chunk gets back.
 #[derive(Debug)]
@@ -57,6 +62,7 @@ pub(super) struct Filler<'a> {
     /// Whether it is still of use to fill.
     goes_on: Arc<AtomicBool>,
     queued: Vec<(Phase, u64, Pending<()>)>,
+    ways: Ways,
     checks: Vec<Check<'a>>,
 }
 
@@ -69,11 +75,13 @@ struct Check<'a> {
 }
 
 impl<'a> Filler<'a> {
+    /// `created_bytes` of memory are created for the wake.
     pub(super) fn new(
         shared: &'a Shared,
         fillings: &'a [Filling],
         request: &'a WakeRequest,
         turns: &BTreeMap<Tag, u64>,
+        created_bytes: u64,
     ) -> Self {
         let granule_bytes = shared.shape.granule_bytes;
         let stored = |filling: &Filling| match &filling.with {
@@ -87,18 +95,22 @@ impl<'a> Filler<'a> {
         };
         let zeros = fillings.iter().filter(|filling| matches!(filling.with, With::Zeros));
         let zeroed_bytes: u64 = zeros.map(|filling| filling.range.bytes).sum();
+        let stored_bytes = stored_granules * granule_bytes;
+        let chunk_bytes = shared.shape.chunk_bytes;
+        let ways = Ways::of_wake(shared.kernel_stream.is_some(), stored_bytes, created_bytes, chunk_bytes);
         Self {
             shared,
             fillings,
             request,
             samples: turns.iter().map(sample).collect(),
             next: 0,
-            total_bytes: stored_granules * granule_bytes + zeroed_bytes,
+            total_bytes: stored_bytes + zeroed_bytes,
             copied_bytes: 0,
             zeroed_bytes: 0,
             started: None,
             goes_on: Arc::new(AtomicBool::new(true)),
             queued: Vec::with_capacity(fillings.len()),
+            ways,
             checks: Vec::new(),
         }
     }
@@ -123,9 +135,9 @@ impl<'a> Filler<'a> {
 
     fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
         let driver = &self.shared.driver;
-        let stream = self.shared.copy_stream(turn);
+        let engine_stream = self.shared.copy_stream(turn);
         let With::Backup { room, granules } = &filling.with else {
-            let zeros = driver.zero(stream, filling.range).map_err(|source| (Phase::Zero, source))?;
+            let zeros = driver.zero(engine_stream, filling.range).map_err(|source| (Phase::Zero, source))?;
             self.zeroed_bytes += filling.range.bytes;
             self.queued.push((Phase::Zero, filling.range.bytes, zeros));
             return Ok(());
@@ -139,7 +151,13 @@ impl<'a> Filler<'a> {
         };
         let parts: Vec<CopyPart> = runs(&stored).into_iter().map(part).collect();
         let bytes = stored.len() as u64 * granule_bytes;
+        let Some(way) = self.way_with_room() else { return Ok(()) };
+        let stream = match way {
+            Way::Engine => engine_stream,
+            Way::Kernel => self.shared.kernel_stream.unwrap_or(engine_stream),
+        };
         let copy = room.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
+        self.ways.queued(way, self.queued.len(), bytes);
         self.copied_bytes += bytes;
         self.queued.push((Phase::Copy, bytes, copy));
         for (granule, stored) in granules.iter().enumerate() {
@@ -150,6 +168,18 @@ impl<'a> Filler<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The way that the next copy takes. Waits until one has room; `None` when filling is of no use any more.
+    fn way_with_room(&mut self) -> Option<Way> {
+        loop {
+            let queued = &self.queued;
+            let way = self.ways.with_room(|copy| queued[copy].2.has_ended());
+            if way.is_some() || !self.goes_on.load(Ordering::Relaxed) {
+                return way;
+            }
+            thread::sleep(ROOM_PAUSE);
+        }
     }
 
     /// Whether the next stored granule of the tag is to be checked.
