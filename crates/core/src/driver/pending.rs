@@ -33,6 +33,7 @@ impl<T: 'static> Pending<T> {
     }
 
     /// Whether the work has ended, well or not, where that can be told without waiting for it.
+    #[must_use]
     pub fn has_ended(&self) -> Option<bool> {
         self.has_ended.as_ref().map(|has_ended| has_ended())
     }

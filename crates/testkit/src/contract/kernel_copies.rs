@@ -57,23 +57,25 @@ pub fn copies_by_kernel_keep_the_order_of_their_stream(driver: &dyn Driver) {
     let mapped = Mapped::new(driver, 2);
     let stream = driver.stream_create_kernel_copies().unwrap();
     let whole = [CopyPart { device: mapped.range, host_offset: 0 }];
+    // Memory of the driver's own, and before the gate is closed: making it, and queuing copies of other memory, may wait
+    // for work on the device.
+    let buffer = || driver.host_alloc(2 * g).unwrap();
+    let buffers: Vec<_> =
+        (0..6).map(|seed| (gated::source(driver, &sample(seed, 2 * g)), buffer())).collect();
+    let (last, read_back) = (gated::source(driver, &sample(77, 2 * g)), buffer());
     let gate = Arc::new(Gate::default());
     hold(driver, stream, &gate);
     let mut saves = Vec::new();
-    for seed in 0..6 {
-        // Of the driver's own memory: queuing a copy of other memory may wait for the gate. Nobody keeps it, and nobody
-        // waits: it is still done.
-        let source = gated::source(driver, &sample(seed, 2 * g));
+    for (source, buffer) in buffers {
+        // Nobody keeps it, and nobody waits: it is still done.
         drop(driver.copy_to_device(stream, source, &whole).unwrap());
-        saves.push(driver.save(stream, driver.host_alloc(2 * g).unwrap(), &whole).unwrap());
+        saves.push(driver.save(stream, buffer, &whole).unwrap());
         drop(driver.zero(stream, mapped.range).unwrap());
     }
-    let last = gated::source(driver, &sample(77, 2 * g));
     let copy = driver.copy_to_device(stream, Arc::clone(&last), &whole).unwrap();
     let event = driver.event_record(stream).unwrap();
     driver.stream_wait_event(StreamId::DEFAULT, event).unwrap();
-    let buffer = driver.host_alloc(2 * g).unwrap();
-    let behind = driver.copy_to_host(StreamId::DEFAULT, buffer, &whole).unwrap();
+    let behind = driver.copy_to_host(StreamId::DEFAULT, read_back, &whole).unwrap();
     assert!(!driver.event_query(event).unwrap(), "the stream is held");
     assert_eq!(Arc::strong_count(&last), 2, "a copy holds its buffer until it has finished");
     gate.open();
@@ -123,9 +125,8 @@ pub fn what_has_ended_is_told(driver: &dyn Driver) {
     let whole = [CopyPart { device: mapped.range, host_offset: 0 }];
     let streams = [driver.stream_create().unwrap(), driver.stream_create_kernel_copies().unwrap()];
     for stream in streams {
-        let gate = Arc::new(Gate::default());
+        let (gate, source) = (Arc::new(Gate::default()), gated::source(driver, &sample(8, g)));
         hold(driver, stream, &gate);
-        let source = gated::source(driver, &sample(8, g));
         let copy = driver.copy_to_device(stream, source, &whole).unwrap().then(|copied| copied);
         let told = copy.has_ended();
         gate.open();

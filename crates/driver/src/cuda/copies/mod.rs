@@ -27,7 +27,7 @@ const ALIGNMENT: u64 = 16;
 const THREADS: u32 = 512;
 
 /// Blocks at most: enough to fill the link, and few enough to leave most of the GPU to others.
-const BLOCKS_MAX: usize = 32;
+const BLOCKS_MAX: u32 = 32;
 
 /// Pages that one block has on their way.
 const BLOCK_PAGES: usize = THREADS as usize / 32;
@@ -99,7 +99,8 @@ impl CopyKernel {
     }
 
     fn launch(&self, stream: &Stream, to: CuDeviceptr, from: CuDeviceptr, len: usize) -> Result<()> {
-        let blocks = (len / COPY_PAGE_BYTES).div_ceil(BLOCK_PAGES).clamp(1, BLOCKS_MAX) as u32;
+        let blocks = (len / COPY_PAGE_BYTES).div_ceil(BLOCK_PAGES);
+        let blocks = u32::try_from(blocks).unwrap_or(BLOCKS_MAX).clamp(1, BLOCKS_MAX);
         let args = [KernelArg::U64(to), KernelArg::U64(from), KernelArg::U64(len as u64)];
         // SAFETY: C5: the parameters are the kernel's, it writes to memory that is mapped with access and reads memory
         // that is page-locked, and whoever queues this keeps both until the kernel has finished.
