@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use poorwill_core::{
@@ -151,6 +152,35 @@ fn a_way_that_is_held_up_leaves_the_copies_to_the_other() {
         assert_eq!(copied.values().sum::<u64>(), total_bytes);
         scene.check();
     }
+}
+
+#[test]
+fn progress_is_told_while_copies_are_queued_and_may_panic() {
+    let mut scene = Scene::new(true);
+    scene.load(96, &Tag::weights());
+    scene.sleep();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let (notes, queued) = (Arc::clone(&told), Arc::clone(&scene.copied));
+    let request = verified().telling(move |progress| {
+        let queued_bytes: u64 = queued.lock().unwrap().values().sum();
+        notes.lock().unwrap().push((progress.filled_bytes, progress.total_bytes, queued_bytes));
+    });
+    let (report, _) = scene.wake(&request);
+    let told = std::mem::take(&mut *told.lock().unwrap());
+    let total_bytes = report.copied_bytes;
+    assert!(told.is_sorted_by(|a, b| a.0 < b.0), "{told:?}");
+    assert!(told.iter().all(|(filled, total, queued)| *total == total_bytes && filled <= queued), "{told:?}");
+    assert_eq!(told.last().map(|told| told.0), Some(total_bytes));
+    // There is not room for all of it, so some had arrived before the last was queued.
+    assert!(told[0].2 < total_bytes, "{told:?}");
+
+    scene.sleep();
+    let request = verified().telling(|_| panic!("a test's own panic"));
+    let panicked = catch_unwind(AssertUnwindSafe(|| scene.tenant.pool.wake(&request)));
+    assert!(panicked.is_err());
+    assert_eq!(scene.tenant.pool.tag_state(&Tag::weights()).unwrap(), TagState::AsleepBackedUp);
+    scene.wake(&verified());
+    scene.check();
 }
 
 #[test]

@@ -61,9 +61,20 @@ pub(super) struct Filler<'a> {
     started: Option<Instant>,
     /// Whether it is still of use to fill.
     goes_on: Arc<AtomicBool>,
-    queued: Vec<(Phase, u64, Pending<()>)>,
+    queued: Vec<Work>,
     ways: Ways,
+    /// Of what was queued, what has arrived, and what failed first.
+    filled_bytes: u64,
+    failed: Option<PoolError>,
     checks: Vec<Check<'a>>,
+}
+
+/// Something that was queued.
+struct Work {
+    phase: Phase,
+    bytes: u64,
+    /// Until its outcome is known.
+    pending: Option<Pending<()>>,
 }
 
 /// A granule whose digest is to be asked for.
@@ -111,6 +122,8 @@ impl<'a> Filler<'a> {
             goes_on: Arc::new(AtomicBool::new(true)),
             queued: Vec::with_capacity(fillings.len()),
             ways,
+            filled_bytes: 0,
+            failed: None,
             checks: Vec::new(),
         }
     }
@@ -122,7 +135,7 @@ impl<'a> Filler<'a> {
 
     /// Queues what belongs into the first `pieces` pieces, which are mapped.
     pub(super) fn fill_up_to(&mut self, pieces: usize) -> Result<()> {
-        while self.goes_on.load(Ordering::Relaxed)
+        while self.is_of_use()
             && let Some(filling) = self.fillings.get(self.next).filter(|filling| filling.piece < pieces)
         {
             self.started.get_or_insert_with(Instant::now);
@@ -139,7 +152,7 @@ impl<'a> Filler<'a> {
         let With::Backup { room, granules } = &filling.with else {
             let zeros = driver.zero(engine_stream, filling.range).map_err(|source| (Phase::Zero, source))?;
             self.zeroed_bytes += filling.range.bytes;
-            self.queued.push((Phase::Zero, filling.range.bytes, zeros));
+            self.queue(Phase::Zero, filling.range.bytes, zeros);
             return Ok(());
         };
         let stored: Vec<usize> = (0..granules.len()).filter(|granule| granules[*granule].is_some()).collect();
@@ -159,7 +172,7 @@ impl<'a> Filler<'a> {
         let copy = room.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
         self.ways.queued(way, self.queued.len(), bytes);
         self.copied_bytes += bytes;
-        self.queued.push((Phase::Copy, bytes, copy));
+        self.queue(Phase::Copy, bytes, copy);
         for (granule, stored) in granules.iter().enumerate() {
             if let Some(Stored { digest: expected, .. }) = *stored
                 && self.is_chosen(&filling.tag)
@@ -170,15 +183,46 @@ impl<'a> Filler<'a> {
         Ok(())
     }
 
+    fn is_of_use(&self) -> bool {
+        self.failed.is_none() && self.goes_on.load(Ordering::Relaxed)
+    }
+
+    fn queue(&mut self, phase: Phase, bytes: u64, pending: Pending<()>) {
+        self.queued.push(Work { phase, bytes, pending: Some(pending) });
+    }
+
     /// The way that the next copy takes. Waits until one has room; `None` when filling is of no use any more.
     fn way_with_room(&mut self) -> Option<Way> {
-        loop {
-            let queued = &self.queued;
-            let way = self.ways.with_room(|copy| queued[copy].2.has_ended());
-            if way.is_some() || !self.goes_on.load(Ordering::Relaxed) {
+        while self.is_of_use() {
+            let (queued, mut ended) = (&self.queued, Vec::new());
+            let way = self.ways.with_room(|copy| {
+                let has_ended = queued[copy].pending.as_ref().and_then(Pending::has_ended);
+                ended.extend(has_ended.filter(|has_ended| *has_ended).map(|_| copy));
+                has_ended
+            });
+            ended.into_iter().for_each(|copy| self.land(copy));
+            if way.is_some() {
                 return way;
             }
             thread::sleep(ROOM_PAUSE);
+        }
+        None
+    }
+
+    /// Waits for what was queued as the `nth`, if nobody has, and tells how far it is.
+    fn land(&mut self, nth: usize) {
+        let Work { phase, bytes, pending } = &mut self.queued[nth];
+        let Some(pending) = pending.take() else { return };
+        match pending.wait() {
+            Ok(()) => self.filled_bytes += *bytes,
+            Err(source) => {
+                let failed = PoolError::WakeFailed { phase: *phase, source };
+                self.failed.get_or_insert(failed);
+            }
+        }
+        if self.failed.is_none() {
+            let progress = WakeProgress { filled_bytes: self.filled_bytes, total_bytes: self.total_bytes };
+            self.request.progress.iter().for_each(|tell| tell.call(progress));
         }
     }
 
@@ -192,23 +236,14 @@ impl<'a> Filler<'a> {
     }
 
     /// Waits for everything, and says what failed first, `failed` before all.
-    pub(super) fn finish(self, mut failed: Option<PoolError>, woken: &mut Woken) -> Result<()> {
+    pub(super) fn finish(mut self, failed: Option<PoolError>, woken: &mut Woken) -> Result<()> {
         (woken.copied_bytes, woken.zeroed_bytes) = (self.copied_bytes, self.zeroed_bytes);
-        let mut filled_bytes = 0;
-        for (phase, bytes, work) in self.queued {
-            match work.wait() {
-                Ok(()) => filled_bytes += bytes,
-                Err(source) => failed = failed.or(Some(PoolError::WakeFailed { phase, source })),
-            }
-            if failed.is_none() {
-                let progress = WakeProgress { filled_bytes, total_bytes: self.total_bytes };
-                self.request.progress.iter().for_each(|tell| tell.call(progress));
-            }
-        }
+        self.failed = failed.or(self.failed);
+        (0..self.queued.len()).for_each(|nth| self.land(nth));
         if let Some(started) = self.started {
             add(&mut woken.phases.copy_s, started.elapsed());
         }
-        if let Some(failed) = failed {
+        if let Some(failed) = self.failed {
             return Err(failed);
         }
         let started = Instant::now();

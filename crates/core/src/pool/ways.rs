@@ -70,8 +70,8 @@ impl Ways {
 
     /// The way with the fewest bytes in flight, or the next in turn, if it has room. `has_ended` says of a copy whether it has ended, if that
     /// can be told; where it cannot, there is always room, and the ways share by bytes. So there is where no other way
-    /// could have taken the copy.
-    pub(super) fn with_room(&mut self, has_ended: impl Fn(usize) -> Option<bool>) -> Option<Way> {
+    /// could have taken the copy; then nobody is asked.
+    pub(super) fn with_room(&mut self, mut has_ended: impl FnMut(usize) -> Option<bool>) -> Option<Way> {
         if let [only] = &self.lots[..] {
             return Some(only.way);
         }
