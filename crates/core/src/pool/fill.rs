@@ -107,8 +107,7 @@ impl<'a> Filler<'a> {
         let zeros = fillings.iter().filter(|filling| matches!(filling.with, With::Zeros));
         let zeroed_bytes: u64 = zeros.map(|filling| filling.range.bytes).sum();
         let stored_bytes = stored_granules * granule_bytes;
-        let chunk_bytes = shared.shape.chunk_bytes;
-        let ways = Ways::of_wake(shared.kernel_stream.is_some(), stored_bytes, created_bytes, chunk_bytes);
+        let ways = Ways::of_wake(shared.kernel_stream.is_some(), stored_bytes, created_bytes, granule_bytes);
         Self {
             shared,
             fillings,

@@ -14,9 +14,9 @@ use std::collections::VecDeque;
 /// How many times as much as a wake copies it may create besides, before its copies leave the engines alone.
 const UNCOPIED_RATIO_MAX: u64 = 2;
 
-/// Copies that may be in flight on each of two ways, in chunks (of 32 MiB on a GPU): enough that none runs dry while
+/// Copies that may be in flight on each of two ways, in granules (256 MiB on a GPU): enough that none runs dry while
 /// memory is mapped, and little enough that both end at about the same time.
-const ROOM_CHUNKS: u64 = 8;
+const ROOM_GRANULES: u64 = 128;
 
 /// How a copy reaches the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,12 +45,12 @@ struct Lot {
 
 impl Ways {
     /// The ways of a wake that copies into `copied_bytes` of memory, and creates `created_bytes` of memory for these and
-    /// for what is not copied into, in chunks of `chunk_bytes`.
+    /// for what is not copied into, on a device with granules of `granule_bytes`.
     pub(super) fn of_wake(
         kernel_copies: bool,
         copied_bytes: u64,
         created_bytes: u64,
-        chunk_bytes: u64,
+        granule_bytes: u64,
     ) -> Self {
         let uncopied_bytes = created_bytes.saturating_sub(copied_bytes);
         let ways: &[Way] = if !kernel_copies {
@@ -64,13 +64,13 @@ impl Ways {
         Self {
             lots: ways.iter().map(lot).collect(),
             last: None,
-            room_bytes: ROOM_CHUNKS.saturating_mul(chunk_bytes),
+            room_bytes: ROOM_GRANULES.saturating_mul(granule_bytes),
         }
     }
 
-    /// The way with the fewest bytes in flight, or the next in turn, if it has room. `has_ended` says of a copy whether it has ended, if that
-    /// can be told; where it cannot, there is always room, and the ways share by bytes. So there is where no other way
-    /// could have taken the copy; then nobody is asked.
+    /// The way with the fewest bytes in flight, or the next in turn, if it has room. `has_ended` says of a copy whether
+    /// it has ended, if that can be told; where it cannot, there is always room, and the ways share by bytes. A way that
+    /// is alone always has room, and nothing is asked.
     pub(super) fn with_room(&mut self, mut has_ended: impl FnMut(usize) -> Option<bool>) -> Option<Way> {
         if let [only] = &self.lots[..] {
             return Some(only.way);
@@ -109,10 +109,11 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+    const GRANULE: u64 = 2 << 20;
     const CHUNK: u64 = 32 << 20;
 
     fn ways(kernel_copies: bool, copied_bytes: u64, created_bytes: u64) -> Vec<Way> {
-        let ways = Ways::of_wake(kernel_copies, copied_bytes, created_bytes, CHUNK);
+        let ways = Ways::of_wake(kernel_copies, copied_bytes, created_bytes, GRANULE);
         ways.lots.iter().map(|lot| lot.way).collect()
     }
 
@@ -145,7 +146,7 @@ mod tests {
 
     #[test]
     fn each_way_gets_what_it_has_room_for() {
-        let mut ways = Ways::of_wake(true, GIB, GIB, CHUNK);
+        let mut ways = Ways::of_wake(true, GIB, GIB, GRANULE);
         let mut next = 0;
         assert_eq!(queue(&mut ways, &mut next, |_| Some(false)), [8, 8], "eight chunks each");
         assert_eq!(ways.with_room(|_| Some(false)), None);
@@ -157,14 +158,15 @@ mod tests {
 
     #[test]
     fn what_cannot_be_told_is_shared_by_bytes() {
-        let mut ways = Ways::of_wake(true, GIB, GIB, CHUNK);
+        let mut ways = Ways::of_wake(true, GIB, GIB, GRANULE);
         ways.queued(Way::Engine, 0, 2 * CHUNK);
         assert_eq!(queue(&mut ways, &mut 1, |_| None), [49, 51]);
     }
 
     #[test]
     fn a_way_that_is_alone_has_room() {
-        for mut alone in [Ways::of_wake(false, GIB, GIB, CHUNK), Ways::of_wake(true, GIB, 9 * GIB, CHUNK)] {
+        for mut alone in [Ways::of_wake(false, GIB, GIB, GRANULE), Ways::of_wake(true, GIB, 9 * GIB, GRANULE)]
+        {
             let counts = queue(&mut alone, &mut 0, |_| Some(false));
             assert_eq!(counts.iter().sum::<usize>(), 100);
         }
