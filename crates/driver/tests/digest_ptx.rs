@@ -27,9 +27,10 @@ fn digests(kernel: &Kernel, granules: &[Vec<u8>], threads: usize) -> Vec<Digest>
     let array = places.clone().flat_map(u64::to_le_bytes).collect();
     let mut memory = Memory(vec![(ARRAY, array), (DIGESTS, vec![0xAA; 16 * granules.len()])]);
     memory.0.extend(places.zip(granules.iter().cloned()));
-    for block in 0..granules.len() as u64 {
+    let blocks = granules.len() as u64;
+    for block in 0..blocks {
         let params = [ARRAY, DIGESTS, leaves as u64];
-        let launch = Launch { params: &params, block, threads, shared_bytes: 16 * leaves + 16 };
+        let launch = Launch { params: &params, block, blocks, threads, shared_bytes: 16 * leaves + 16 };
         kernel.run(&mut memory, &launch);
     }
     let found =

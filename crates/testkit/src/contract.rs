@@ -5,6 +5,7 @@
 //! contract's text in [`poorwill_core::driver`].
 
 mod captures;
+mod kernel_copies;
 mod saves;
 
 use std::sync::Arc;
@@ -16,6 +17,10 @@ use poorwill_core::{
 };
 
 pub use captures::{Capturer, a_capture_is_told_and_left_valid, nothing_is_captured_unasked};
+pub use kernel_copies::{
+    copies_by_kernel_are_copies, copies_by_kernel_check_their_places,
+    copies_by_kernel_keep_the_order_of_their_stream, what_has_ended_is_told,
+};
 pub use saves::{
     digests_are_in_the_order_of_their_ranges, saves_check_their_places, saves_digest_what_they_store,
     saves_keep_the_order_of_their_stream,
@@ -40,6 +45,8 @@ macro_rules! driver_contract {
             events_order_streams, unknown_streams_and_events_are_refused, zeros_and_digests, host_work_keeps_the_order,
             saves_digest_what_they_store, saves_keep_the_order_of_their_stream, saves_check_their_places,
             digests_are_in_the_order_of_their_ranges, nothing_is_captured_unasked,
+            copies_by_kernel_are_copies, copies_by_kernel_keep_the_order_of_their_stream,
+            copies_by_kernel_check_their_places, what_has_ended_is_told,
             host_memory_is_exact, threads_may_call_anything, rounds_leave_nothing);
     };
     ($open:expr; $($rule:ident),+) => {

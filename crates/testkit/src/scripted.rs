@@ -32,6 +32,15 @@ pub struct Call {
     pub unmaps: Option<DeviceRange>,
     /// Of copies, digests and host memory: how much.
     pub bytes: u64,
+    /// Of copies to the device: on which stream.
+    pub stream: Option<StreamId>,
+}
+
+impl Call {
+    /// One that is being made, with nothing known but its name.
+    fn of(op: Op) -> Self {
+        Self { number: 0, op, waiting: false, unmaps: None, bytes: 0, stream: None }
+    }
 }
 
 /// The script's answer.
@@ -70,14 +79,14 @@ struct Gate {
 }
 
 impl Gate {
-    fn ask(&self, op: Op, waiting: bool, unmaps: Option<DeviceRange>, bytes: u64) -> Result<()> {
+    fn ask(&self, call: Call) -> Result<()> {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        if !waiting {
-            self.capture.note(op);
+        if !call.waiting {
+            self.capture.note(call.op);
         }
-        match (self.script)(Call { number, op, waiting, unmaps, bytes }) {
+        match (self.script)(Call { number, ..call }) {
             Verdict::Pass => Ok(()),
-            Verdict::Fail(kind) => Err(DriverError::new(op, kind)),
+            Verdict::Fail(kind) => Err(DriverError::new(call.op, kind)),
             Verdict::Delay(duration) => {
                 std::thread::sleep(duration);
                 Ok(())
@@ -120,18 +129,18 @@ impl ScriptedDriver {
     }
 
     fn ask(&self, op: Op) -> Result<()> {
-        self.gate.ask(op, false, None, 0)
+        self.gate.ask(Call::of(op))
     }
 
     fn ask_for(&self, op: Op, bytes: u64) -> Result<()> {
-        self.gate.ask(op, false, None, bytes)
+        self.gate.ask(Call { bytes, ..Call::of(op) })
     }
 
     fn ask_again<T: 'static>(&self, op: Op, bytes: u64, pending: Pending<T>) -> Pending<T> {
         let gate = Arc::clone(&self.gate);
         pending.then(move |result| {
             let outcome = result?;
-            gate.ask(op, true, None, bytes)?;
+            gate.ask(Call { waiting: true, bytes, ..Call::of(op) })?;
             Ok(outcome)
         })
     }
@@ -167,7 +176,7 @@ impl Driver for ScriptedDriver {
     }
 
     fn unmap(&self, range: DeviceRange) -> Result<()> {
-        self.gate.ask(Op::Unmap, false, Some(range), range.bytes)?;
+        self.gate.ask(Call { unmaps: Some(range), bytes: range.bytes, ..Call::of(Op::Unmap) })?;
         self.inner.unmap(range)
     }
 
@@ -178,7 +187,7 @@ impl Driver for ScriptedDriver {
         parts: &[CopyPart],
     ) -> Result<Pending<()>> {
         let bytes = sum(parts);
-        self.ask_for(Op::CopyToDevice, bytes)?;
+        self.gate.ask(Call { bytes, stream: Some(stream), ..Call::of(Op::CopyToDevice) })?;
         let pending = self.inner.copy_to_device(stream, src, parts)?;
         Ok(self.ask_again(Op::CopyToDevice, bytes, pending))
     }

@@ -56,6 +56,11 @@
 //!   driver holds no reference to the buffer any more. A copy with memory of `host_alloc` is queued and the call
 //!   returns; with other memory the call may last until the copy has been done. Dropping memory of `host_alloc`
 //!   waits for nothing.
+//! - **\[ended\]** Where [`Pending::has_ended`] tells anything of a copy, it tells without waiting; once it has said so,
+//!   `wait` returns at once. A driver with [`DeviceInfo::kernel_copies`] tells it of every copy to the device.
+//! - **\[ways\]** Copies on a stream of `stream_create_kernel_copies` keep every promise that other copies keep. Those
+//!   that the device's kernel cannot make (of memory that is not page-locked, or at odd bytes) are made like others, in
+//!   their turn.
 //! - **\[ranges\]** Copies, `zero` and `digest` check at the call that their device range is mapped with access,
 //!   and fail with [`DriverErrorKind::NotMapped`] otherwise. Copies may begin and end at any byte.
 //! - **\[events\]** An event is made by recording it on a stream; it has passed when everything queued there
@@ -170,6 +175,15 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// As for [`Driver::stream_create`].
     fn stream_create_background(&self) -> Result<StreamId> {
+        self.stream_create()
+    }
+
+    /// Makes a stream whose copies to the device are made by a kernel, beside what the device's copy engines do, where
+    /// [`DeviceInfo::kernel_copies`] is true; see \[ways\]. In all else it is a stream like others.
+    ///
+    /// # Errors
+    /// As for [`Driver::stream_create`].
+    fn stream_create_kernel_copies(&self) -> Result<StreamId> {
         self.stream_create()
     }
 

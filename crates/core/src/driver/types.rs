@@ -111,6 +111,9 @@ pub struct DeviceInfo {
     pub total_bytes: u64,
     /// Number of streams over which copies to the device are worth spreading.
     pub copy_streams: usize,
+    /// Whether a kernel of the device copies from host memory at about the speed of the link, so that it pays to copy
+    /// on a stream of [`stream_create_kernel_copies`](super::Driver::stream_create_kernel_copies), too.
+    pub kernel_copies: bool,
     /// Number of streams over which saves and digests are: the digest of what one has stored may run beside the copy
     /// of another.
     pub save_streams: usize,

@@ -47,8 +47,7 @@ impl Shared {
                 settled => return settled,
             }
         }
-        let own = self.streams.iter().chain([&self.background_stream]);
-        own.copied().try_for_each(|stream| self.driver.stream_synchronize(stream))
+        self.own_streams().try_for_each(|stream| self.driver.stream_synchronize(stream))
     }
 }
 

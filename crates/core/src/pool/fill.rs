@@ -11,18 +11,23 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::error::{Corruption, Phase, PoolError};
 use super::report::{Verify, WakeProgress, WakeRequest, add};
 use super::sample::Sample;
 use super::segment::{Stored, runs};
 use super::wake::Woken;
+use super::ways::{Way, Ways};
 use super::{Result, Shared};
 use crate::backup::Room;
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Pending};
 use crate::tag::Tag;
+
+/// Between two looks at copies in flight: short beside what the ways have room for.
+const ROOM_PAUSE: Duration = Duration::from_micros(100);
 
 /// What a chunk gets back.
 #[derive(Debug)]
@@ -56,8 +61,20 @@ pub(super) struct Filler<'a> {
     started: Option<Instant>,
     /// Whether it is still of use to fill.
     goes_on: Arc<AtomicBool>,
-    queued: Vec<(Phase, u64, Pending<()>)>,
+    queued: Vec<Work>,
+    ways: Ways,
+    /// Of what was queued, what has arrived, and what failed first.
+    filled_bytes: u64,
+    failed: Option<PoolError>,
     checks: Vec<Check<'a>>,
+}
+
+/// Something that was queued.
+struct Work {
+    phase: Phase,
+    bytes: u64,
+    /// Until its outcome is known.
+    pending: Option<Pending<()>>,
 }
 
 /// A granule whose digest is to be asked for.
@@ -69,11 +86,13 @@ struct Check<'a> {
 }
 
 impl<'a> Filler<'a> {
+    /// `created_bytes` of memory are created for the wake.
     pub(super) fn new(
         shared: &'a Shared,
         fillings: &'a [Filling],
         request: &'a WakeRequest,
         turns: &BTreeMap<Tag, u64>,
+        created_bytes: u64,
     ) -> Self {
         let granule_bytes = shared.shape.granule_bytes;
         let stored = |filling: &Filling| match &filling.with {
@@ -87,18 +106,23 @@ impl<'a> Filler<'a> {
         };
         let zeros = fillings.iter().filter(|filling| matches!(filling.with, With::Zeros));
         let zeroed_bytes: u64 = zeros.map(|filling| filling.range.bytes).sum();
+        let stored_bytes = stored_granules * granule_bytes;
+        let ways = Ways::of_wake(shared.kernel_stream.is_some(), stored_bytes, created_bytes, granule_bytes);
         Self {
             shared,
             fillings,
             request,
             samples: turns.iter().map(sample).collect(),
             next: 0,
-            total_bytes: stored_granules * granule_bytes + zeroed_bytes,
+            total_bytes: stored_bytes + zeroed_bytes,
             copied_bytes: 0,
             zeroed_bytes: 0,
             started: None,
             goes_on: Arc::new(AtomicBool::new(true)),
             queued: Vec::with_capacity(fillings.len()),
+            ways,
+            filled_bytes: 0,
+            failed: None,
             checks: Vec::new(),
         }
     }
@@ -110,7 +134,7 @@ impl<'a> Filler<'a> {
 
     /// Queues what belongs into the first `pieces` pieces, which are mapped.
     pub(super) fn fill_up_to(&mut self, pieces: usize) -> Result<()> {
-        while self.goes_on.load(Ordering::Relaxed)
+        while self.is_of_use()
             && let Some(filling) = self.fillings.get(self.next).filter(|filling| filling.piece < pieces)
         {
             self.started.get_or_insert_with(Instant::now);
@@ -123,11 +147,11 @@ impl<'a> Filler<'a> {
 
     fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
         let driver = &self.shared.driver;
-        let stream = self.shared.copy_stream(turn);
+        let engine_stream = self.shared.copy_stream(turn);
         let With::Backup { room, granules } = &filling.with else {
-            let zeros = driver.zero(stream, filling.range).map_err(|source| (Phase::Zero, source))?;
+            let zeros = driver.zero(engine_stream, filling.range).map_err(|source| (Phase::Zero, source))?;
             self.zeroed_bytes += filling.range.bytes;
-            self.queued.push((Phase::Zero, filling.range.bytes, zeros));
+            self.queue(Phase::Zero, filling.range.bytes, zeros);
             return Ok(());
         };
         let stored: Vec<usize> = (0..granules.len()).filter(|granule| granules[*granule].is_some()).collect();
@@ -139,9 +163,15 @@ impl<'a> Filler<'a> {
         };
         let parts: Vec<CopyPart> = runs(&stored).into_iter().map(part).collect();
         let bytes = stored.len() as u64 * granule_bytes;
+        let Some(way) = self.way_with_room() else { return Ok(()) };
+        let stream = match way {
+            Way::Engine => engine_stream,
+            Way::Kernel => self.shared.kernel_stream.unwrap_or(engine_stream),
+        };
         let copy = room.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
+        self.ways.queued(way, self.queued.len(), bytes);
         self.copied_bytes += bytes;
-        self.queued.push((Phase::Copy, bytes, copy));
+        self.queue(Phase::Copy, bytes, copy);
         for (granule, stored) in granules.iter().enumerate() {
             if let Some(Stored { digest: expected, .. }) = *stored
                 && self.is_chosen(&filling.tag)
@@ -150,6 +180,49 @@ impl<'a> Filler<'a> {
             }
         }
         Ok(())
+    }
+
+    fn is_of_use(&self) -> bool {
+        self.failed.is_none() && self.goes_on.load(Ordering::Relaxed)
+    }
+
+    fn queue(&mut self, phase: Phase, bytes: u64, pending: Pending<()>) {
+        self.queued.push(Work { phase, bytes, pending: Some(pending) });
+    }
+
+    /// The way that the next copy takes. Waits until one has room; `None` when filling is of no use any more.
+    fn way_with_room(&mut self) -> Option<Way> {
+        while self.is_of_use() {
+            let (queued, mut ended) = (&self.queued, Vec::new());
+            let way = self.ways.with_room(|copy| {
+                let has_ended = queued[copy].pending.as_ref().and_then(Pending::has_ended);
+                ended.extend(has_ended.filter(|has_ended| *has_ended).map(|_| copy));
+                has_ended
+            });
+            ended.into_iter().for_each(|copy| self.land(copy));
+            if way.is_some() {
+                return way;
+            }
+            thread::sleep(ROOM_PAUSE);
+        }
+        None
+    }
+
+    /// Waits for what was queued as the `nth`, if nobody has, and tells how far it is.
+    fn land(&mut self, nth: usize) {
+        let Work { phase, bytes, pending } = &mut self.queued[nth];
+        let Some(pending) = pending.take() else { return };
+        match pending.wait() {
+            Ok(()) => self.filled_bytes += *bytes,
+            Err(source) => {
+                let failed = PoolError::WakeFailed { phase: *phase, source };
+                self.failed.get_or_insert(failed);
+            }
+        }
+        if self.failed.is_none() {
+            let progress = WakeProgress { filled_bytes: self.filled_bytes, total_bytes: self.total_bytes };
+            self.request.progress.iter().for_each(|tell| tell.call(progress));
+        }
     }
 
     /// Whether the next stored granule of the tag is to be checked.
@@ -162,23 +235,14 @@ impl<'a> Filler<'a> {
     }
 
     /// Waits for everything, and says what failed first, `failed` before all.
-    pub(super) fn finish(self, mut failed: Option<PoolError>, woken: &mut Woken) -> Result<()> {
+    pub(super) fn finish(mut self, failed: Option<PoolError>, woken: &mut Woken) -> Result<()> {
         (woken.copied_bytes, woken.zeroed_bytes) = (self.copied_bytes, self.zeroed_bytes);
-        let mut filled_bytes = 0;
-        for (phase, bytes, work) in self.queued {
-            match work.wait() {
-                Ok(()) => filled_bytes += bytes,
-                Err(source) => failed = failed.or(Some(PoolError::WakeFailed { phase, source })),
-            }
-            if failed.is_none() {
-                let progress = WakeProgress { filled_bytes, total_bytes: self.total_bytes };
-                self.request.progress.iter().for_each(|tell| tell.call(progress));
-            }
-        }
+        self.failed = failed.or(self.failed);
+        (0..self.queued.len()).for_each(|nth| self.land(nth));
         if let Some(started) = self.started {
             add(&mut woken.phases.copy_s, started.elapsed());
         }
-        if let Some(failed) = failed {
+        if let Some(failed) = self.failed {
             return Err(failed);
         }
         let started = Instant::now();

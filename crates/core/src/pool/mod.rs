@@ -21,7 +21,7 @@
 //! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
 //!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
 //!   ([`crate::backup`]); `save` compares and copies what differs, `prepare` does so before, in the background,
-//!   and `fill` brings it back while more is mapped.
+//!   and `fill` brings it back while more is mapped, on the way that has room (`ways`).
 //!
 //! What is promised: addresses, bytes, all or nothing, the truth in reports, no leak, stream order, live fits
 //! means success, never over the limit, errors in forked children.
@@ -60,6 +60,7 @@ mod supply;
 mod trust;
 mod vm;
 mod wake;
+mod ways;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -136,6 +137,8 @@ struct Shared {
     backups: Arc<dyn Backups>,
     shape: Shape,
     streams: Vec<StreamId>,
+    /// Where copies to the device are made by a kernel, if that pays.
+    kernel_stream: Option<StreamId>,
     /// Its work gives way to that of others.
     background_stream: StreamId,
     /// Held by who prepares a sleep.
@@ -207,8 +210,9 @@ impl Pool {
             return invalid(format!("a limit of {limit} is below one granule of {granule}; raise it"));
         }
         let streams = (0..info.copy_streams.max(info.save_streams).max(1)).map(|_| driver.stream_create());
+        let kernel = (0..usize::from(info.kernel_copies)).map(|_| driver.stream_create_kernel_copies());
         let background = std::iter::once_with(|| driver.stream_create_background());
-        let streams = streams.chain(background).collect::<Vec<_>>();
+        let streams = streams.chain(kernel).chain(background).collect::<Vec<_>>();
         let mut ready: Vec<StreamId> =
             streams.iter().filter_map(|stream| stream.as_ref().ok().copied()).collect();
         if let Some(source) = streams.into_iter().find_map(Result::err) {
@@ -257,6 +261,7 @@ impl Pool {
         let vm = Mutex::new(Vm::new(Arc::clone(&driver), Arc::clone(&counters)));
         let (state, orders) = (Monitor::new(state), Monitor::new(Orders::default()));
         let background_stream = ready.pop().unwrap_or(StreamId::DEFAULT); // It was created last.
+        let kernel_stream = if info.kernel_copies { ready.pop() } else { None };
         let (preparing, starving) = Default::default();
         let stuck_bytes = AtomicU64::new(0);
         let shared = Shared {
@@ -264,6 +269,7 @@ impl Pool {
             backups,
             shape,
             streams: ready,
+            kernel_stream,
             background_stream,
             preparing,
             starving,
@@ -525,7 +531,12 @@ impl Shared {
         self.vm.lock().map_err(|_| PoolError::Poisoned)
     }
 
-    /// The stream for the `turn`-th copy to the device.
+    /// All that were made for the pool.
+    fn own_streams(&self) -> impl Iterator<Item = StreamId> {
+        self.streams.iter().copied().chain(self.kernel_stream).chain([self.background_stream])
+    }
+
+    /// The stream for the `turn`-th copy to the device by its copy engines.
     fn copy_stream(&self, turn: usize) -> StreamId {
         self.stream(turn, self.driver.info().copy_streams)
     }
@@ -568,7 +579,7 @@ impl Shared {
         }
         let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
         let swept = self.sweep(&mut vm);
-        let streams: Vec<StreamId> = self.streams.iter().copied().chain([self.background_stream]).collect();
+        let streams: Vec<StreamId> = self.own_streams().collect();
         let ended = swept.and(vm.destroy_streams(&streams)).map_err(failed);
         drop(vm);
         // The backups went with it. What is kept of their memory may as well be kept.

@@ -78,7 +78,8 @@ pub struct WakeProgress {
     pub total_bytes: u64,
 }
 
-/// A function that is told how far a wake is, now and then, by the thread that wakes.
+/// A function that is told how far a wake is, now and then, by one thread at a time: the one that wakes, or one of the
+/// wake's own beside it.
 #[derive(Clone)]
 pub struct OnProgress(Arc<dyn Fn(WakeProgress) + Send + Sync>);
 

@@ -148,7 +148,9 @@ impl Shared {
 
     fn apply_wake(&self, plan: &mut WakePlan, request: &WakeRequest, woken: &mut Woken) -> Result<()> {
         let WakePlan { names, pieces, fillings, turns, .. } = plan;
-        let mut filler = Filler::new(self, fillings, request, turns);
+        let absent = pieces.iter().filter(|piece| piece.backing == Backing::Absent);
+        let created_bytes = absent.map(|piece| piece.range.bytes).sum();
+        let mut filler = Filler::new(self, fillings, request, turns, created_bytes);
         let beside = if pieces.len() > GROUP_PIECES && !fillings.is_empty() {
             self.map_and_fill(names, pieces, &mut filler, woken)
         } else {

@@ -11,19 +11,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use poorwill_core::driver::{HostWork, Result as DriverResult, check_save};
 use poorwill_core::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverErrorKind, EventId, HostBuffer,
-    HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
+    HostMemoryInfo, MemoryInfo, Op, Pending, StreamId,
 };
 
 use super::context::{Context, CudaMemory, Entered};
+use super::copies::CopyKernel;
 use super::digest::{Digester, Digests, Job, of_stored};
 use super::ffi::{AccessDesc, AllocationProp, Api, CuResult};
 use super::gpu::{GpuInfo, find, memory_of};
 use super::job::HostJob;
 use super::queue::{Queues, Stream};
+use super::slots::Slots;
 use super::staging::{self, Queued, Way};
+use super::usage::Usage;
 use crate::host_memory::{HostMemoryConfig, HostMemoryDetails};
 use crate::ledger::{Ledger, Result, check_granules, check_size, invalid, of};
-use crate::nvml::Nvml;
 use crate::places;
 use crate::process::Owner;
 use crate::system::slices::hami_limit;
@@ -64,6 +66,8 @@ pub struct CudaDevice {
     memory: AllocationProp,
     usage: Option<Usage>,
     digester: Digester,
+    /// Copies to the device on streams made for it, or why it does not.
+    copy_kernel: std::result::Result<Arc<CopyKernel>, String>,
     /// Reservations, and backings by the driver's handle.
     ledger: Mutex<Ledger<(), u64>>,
 }
@@ -103,7 +107,12 @@ impl CudaDevice {
             CudaMemory::Known { total_bytes, .. } => total_bytes,
             CudaMemory::OverLimit { .. } => total_of_slice(&gpu).unwrap_or(0),
         };
-        let digester = Digester::open(&context, gpu.granule_bytes);
+        let slots = Slots::new(&context).map_err(|error| format!("trying it out failed: {error}"));
+        let digester = Digester::open(&context, &slots, gpu.granule_bytes);
+        let copy_kernel = match context.host_memory.details().pageable_because {
+            None => CopyKernel::open(&context, &slots),
+            Some(why) => Err(format!("host memory is not page-locked: {why}")),
+        };
         drop(entered);
         let info = DeviceInfo {
             id: format!("cuda:{}", gpu.ordinal),
@@ -111,13 +120,14 @@ impl CudaDevice {
             granule_bytes: gpu.granule_bytes,
             total_bytes,
             copy_streams: COPY_STREAMS,
+            kernel_copies: copy_kernel.is_ok(),
             save_streams: SAVE_STREAMS,
             fast_digests: digester.kernel().is_ok(),
         };
         let ledger = Mutex::new(Ledger::new(gpu.granule_bytes));
         let memory = memory_of(context.api, context.device);
         let queues = Arc::new(Queues::new(&context));
-        Ok(Self { info, gpu, queues, context, memory, usage: None, digester, ledger })
+        Ok(Self { info, gpu, queues, context, memory, usage: None, digester, copy_kernel, ledger })
     }
 
     /// What the GPU says of itself.
@@ -146,6 +156,15 @@ impl CudaDevice {
     /// The reason, which may be the driver's.
     pub fn digest_kernel(&self) -> std::result::Result<(), &str> {
         self.digester.kernel()
+    }
+
+    /// Whether a kernel on the GPU makes copies to it, on streams made for that; if not, why. Copies there are made by
+    /// the copy engines then.
+    ///
+    /// # Errors
+    /// The reason, which may be the driver's.
+    pub fn copy_kernel(&self) -> std::result::Result<(), &str> {
+        self.copy_kernel.as_ref().map(drop).map_err(String::as_str)
     }
 
     /// How host memory is made, and whether it is page-locked.
@@ -304,11 +323,12 @@ impl CudaDevice {
             && self.context.synchronize().is_ok();
         self.queues.close(is_idle);
         let digester = std::mem::replace(&mut self.digester, Digester::closed());
+        let copy_kernel = std::mem::replace(&mut self.copy_kernel, Err("the device has been closed".into()));
         if !is_idle {
-            std::mem::forget(digester);
+            std::mem::forget((digester, copy_kernel));
             return; // Under work that may be running nothing can be taken away.
         }
-        drop(digester);
+        drop((digester, copy_kernel));
         // Now, and not with the last buffer that outlives the device: others may be at work by then.
         self.trim();
         let left = self.ledger().take_all();
@@ -347,6 +367,9 @@ impl CudaDevice {
     }
 }
 
+/// What a copy to the device keeps: the buffer, what passes through staging, and the kernel.
+type ToDevice = (Arc<HostBuffer>, Queued, Option<Arc<CopyKernel>>);
+
 /// A buffer by address: what is written there belongs to the copy until the flight has landed.
 #[derive(Debug, Clone, Copy)]
 struct Writable {
@@ -361,26 +384,6 @@ impl Writable {
         let bytes: &mut [u8] = buffer;
         let start = bytes.as_mut_ptr().expose_provenance();
         Self { start, len: bytes.len(), is_staged: device.is_staged(bytes) }
-    }
-}
-
-/// What NVML says that this process uses.
-struct Usage {
-    nvml: Nvml,
-    /// What it used when it had nothing but a context, where that is known.
-    context_bytes: u64,
-}
-
-impl Usage {
-    fn of(uuid: &str, is_bare: bool) -> Option<Self> {
-        let nvml = Nvml::load().ok()?;
-        let used_bytes = nvml.process_used_bytes(uuid, std::process::id())?;
-        Some(Self { nvml, context_bytes: if is_bare { used_bytes } else { 0 } })
-    }
-
-    fn now(&self, uuid: &str) -> Option<ProcessMemory> {
-        let used_bytes = self.nvml.process_used_bytes(uuid, std::process::id())?;
-        Some(ProcessMemory { used_bytes, context_bytes: self.context_bytes })
     }
 }
 
@@ -475,6 +478,10 @@ impl Driver for CudaDevice {
         self.call(Op::StreamCreate, |_| self.queues.create_background_stream())
     }
 
+    fn stream_create_kernel_copies(&self) -> DriverResult<StreamId> {
+        self.call(Op::StreamCreate, |_| self.queues.create_kernel_copy_stream())
+    }
+
     fn stream_destroy(&self, stream: StreamId) -> DriverResult<()> {
         self.call(Op::StreamDestroy, |_| self.queues.remove_stream(stream))
     }
@@ -521,14 +528,21 @@ impl Driver for CudaDevice {
         self.context.owner.check(op)?;
         let places = places::in_buffer(src.len(), parts).map_err(of(op))?;
         self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
-        let queue = |(src, queued): &(Arc<HostBuffer>, Queued), stream: &Stream| {
+        let queue = |(src, queued, kernel): &ToDevice, stream: &Stream| {
             let bytes: &[u8] = src;
             let is_staged = self.is_staged(bytes);
+            let kernel = kernel.as_ref().filter(|_| stream.copies_by_kernel);
+            let readable = kernel.and_then(|_| self.context.pinned_at(bytes.as_ptr().addr(), bytes.len()));
             parts.iter().zip(&places).try_for_each(|(part, place)| {
                 let Some(from) = bytes.get(place.clone()).filter(|from| !from.is_empty()) else {
                     return Ok(());
                 };
                 let (to, len) = (part.device.addr, from.len());
+                if let Some((kernel, readable)) = kernel.zip(readable)
+                    && kernel.copy(stream, to, readable + place.start as u64, len)?
+                {
+                    return Ok(());
+                }
                 let at = from.as_ptr().expose_provenance();
                 if is_staged && staging::copy(&self.context, stream, Way::ToDevice, to, at, len, queued)? {
                     return Ok(());
@@ -539,8 +553,8 @@ impl Driver for CudaDevice {
                 self.api().check(copied)
             })
         };
-        let kept = (src, Queued::default());
-        self.fly(op, stream, kept, queue, |(_src, queued)| staging::outcome(&queued))
+        let kept = (src, Queued::default(), self.copy_kernel.as_ref().ok().cloned());
+        self.fly(op, stream, kept, queue, |(_src, queued, _kernel)| staging::outcome(&queued))
     }
 
     fn copy_to_host(

@@ -6,11 +6,12 @@
 //!
 //! What a GPU cannot tell, the contract does not ask for: work in flight under an unmap is not noticed here (it is
 //! on the host device and in the tests' fake driver). Digests are computed by a kernel where the driver takes it, on the
-//! host otherwise.
+//! host otherwise; copies to the device are made by copy engines, and on streams made for that by a kernel.
 //!
 //! The rules behind the `unsafe` here are C1 to C5 in `docs/unsafe.md`.
 
 mod context;
+mod copies;
 mod device;
 mod digest;
 mod ffi;
@@ -19,9 +20,12 @@ mod job;
 mod kernel;
 mod locked;
 mod queue;
+mod slots;
 mod staging;
+mod usage;
 
 pub use context::CudaMemory;
+pub use copies::{COPY_PAGE_BYTES, COPY_PTX};
 pub use device::{CudaConfig, CudaDevice};
 pub use digest::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN, DIGEST_PTX};
 pub use gpu::{GpuInfo, gpu, gpus};

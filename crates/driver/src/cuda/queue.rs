@@ -33,6 +33,8 @@ pub(super) struct Stream {
     context: Arc<Context>,
     pub(super) raw: Raw,
     is_ours: bool,
+    /// Whether copies to the device are for a kernel here.
+    pub(super) copies_by_kernel: bool,
     /// Whether anybody else has its handle: only then can it be captured.
     is_known: AtomicBool,
     /// Pieces of work queued so far.
@@ -88,7 +90,7 @@ struct Table {
 /// A piece of such work, with what it may touch.
 struct Left {
     /// Behind the work; without one, only waiting for the whole device tells.
-    event: Option<Event>,
+    event: Option<Arc<Event>>,
     kept: Box<dyn Send>,
 }
 
@@ -102,7 +104,7 @@ impl fmt::Debug for Left {
 pub(super) struct Flight<T: Send + 'static> {
     queues: Arc<Queues>,
     /// Taken by whoever ends the flight.
-    going: Option<(Event, T)>,
+    going: Option<(Arc<Event>, T)>,
 }
 
 impl Event {
@@ -160,9 +162,9 @@ impl Stream {
     }
 
     fn of(context: &Arc<Context>, raw: Raw, is_ours: bool) -> Self {
-        let (queued, staging) = Default::default();
+        let (queued, staging, copies_by_kernel) = Default::default();
         let is_known = AtomicBool::new(!is_ours);
-        Self { context: Arc::clone(context), raw, is_ours, is_known, queued, staging }
+        Self { context: Arc::clone(context), raw, is_ours, copies_by_kernel, is_known, queued, staging }
     }
 
     pub(super) fn synchronize(&self) -> Result<()> {
@@ -251,6 +253,12 @@ impl Queues {
 
     pub(super) fn create_stream(&self) -> Result<StreamId> {
         let stream = Stream::ours(&self.context)?;
+        Ok(self.table().add(stream))
+    }
+
+    pub(super) fn create_kernel_copy_stream(&self) -> Result<StreamId> {
+        let mut stream = Stream::ours(&self.context)?;
+        stream.copies_by_kernel = true;
         Ok(self.table().add(stream))
     }
 
@@ -405,7 +413,7 @@ impl Queues {
         self.keep(left, older);
     }
 
-    fn leave(&self, event: Option<Event>, kept: Box<dyn Send>) {
+    fn leave(&self, event: Option<Arc<Event>>, kept: Box<dyn Send>) {
         let mut left = self.left();
         let mut flying = std::mem::take(&mut left.flying);
         flying.push_back(Left { event, kept });
@@ -413,7 +421,7 @@ impl Queues {
     }
 
     /// Work whose end nobody has seen. In a forked child the lock may be held for ever, and nothing is ours to free.
-    fn leave_in_doubt<T: Send + 'static>(&self, event: Event, kept: T) {
+    fn leave_in_doubt<T: Send + 'static>(&self, event: Arc<Event>, kept: T) {
         if self.context.owner.is_here() {
             self.leave(Some(event), Box::new(kept));
         } else {
@@ -457,7 +465,7 @@ impl Queues {
         kept: T,
         queue: impl FnOnce(&T) -> Result<()>,
     ) -> Result<Flight<T>> {
-        let event = Event::create(&self.context)?;
+        let event = Arc::new(Event::create(&self.context)?);
         stream.queued.fetch_add(1, Ordering::AcqRel);
         let queued = queue(&kept).and_then(|()| event.record(stream));
         match queued {
@@ -511,10 +519,22 @@ impl<T: Send + 'static> Flight<T> {
         op: Op,
         finish: impl FnOnce(T) -> Result<U> + Send + 'static,
     ) -> Pending<U> {
-        Pending::new(move || {
+        let has_ended = self.has_ended(op);
+        let wait = move || {
             let kept = self.land(op)?;
             finish(kept).map_err(of(op))
-        })
+        };
+        Pending::new(wait).telling(has_ended)
+    }
+
+    /// Asks for the event. What cannot be asked for has ended, as whoever waits then learns.
+    fn has_ended(&self, op: Op) -> impl Fn() -> bool + Send + use<T> {
+        let context = Arc::clone(&self.queues.context);
+        let event = self.going.as_ref().map(|(event, _)| Arc::clone(event));
+        move || {
+            let Ok(_entered) = context.enter(op) else { return true };
+            event.as_ref().is_none_or(|event| event.has_passed().unwrap_or(true))
+        }
     }
 
     fn land(mut self, op: Op) -> DriverResult<T> {

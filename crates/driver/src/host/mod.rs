@@ -145,6 +145,7 @@ impl HostDevice {
                 granule_bytes: granule,
                 total_bytes: capacity_bytes,
                 copy_streams,
+                kernel_copies: false,
                 save_streams: copy_streams,
                 fast_digests: true,
             },

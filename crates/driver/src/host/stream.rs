@@ -1,7 +1,7 @@
 //! Streams and events of the host device: threads that run jobs in order.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -42,6 +42,8 @@ impl Stream {
     ) -> Result<Pending<T>, DriverError> {
         let (sender, outcome) = mpsc::sync_channel(1);
         let (id, owner, unfinished) = (self.id, self.owner, Arc::clone(&self.unfinished));
+        let ended_here = Arc::new(AtomicBool::new(false));
+        let has_ended = Arc::clone(&ended_here);
         let job = Box::new(move || {
             // Work runs code of whoever made the host buffer; a panic there fails this work and no other.
             let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(panicked()));
@@ -49,16 +51,18 @@ impl Stream {
             unfinished.fetch_sub(1, Ordering::Release);
             // Nobody may be waiting any more: then the outcome is dropped, as the contract says.
             let _ = sender.send(result);
+            ended_here.store(true, Ordering::Release);
         });
         self.unfinished.fetch_add(1, Ordering::Relaxed);
         self.jobs.send(job).map_err(|_| ended(op, id))?;
-        Ok(Pending::new(move || {
+        let wait = move || {
             owner.check(op)?;
             match outcome.recv() {
                 Ok(result) => result.map_err(|kind| DriverError::new(op, kind)),
                 Err(_) => Err(ended(op, id)),
             }
-        }))
+        };
+        Ok(Pending::new(wait).telling(move || has_ended.load(Ordering::Acquire)))
     }
 
     /// Whether everything queued has finished. Only who keeps others from queuing can rely on it.

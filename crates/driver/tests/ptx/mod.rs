@@ -31,6 +31,7 @@ enum Value {
     Thread,
     Threads,
     Block,
+    Blocks,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -89,6 +90,7 @@ pub(crate) struct Memory(pub(crate) Vec<(u64, Vec<u8>)>);
 pub(crate) struct Launch<'a> {
     pub(crate) params: &'a [u64],
     pub(crate) block: u64,
+    pub(crate) blocks: u64,
     pub(crate) threads: usize,
     pub(crate) shared_bytes: usize,
 }
@@ -116,10 +118,11 @@ impl Kernel {
             .filter(|line| !line.is_empty())
             .collect();
         let text = lines.join("\n");
-        let table =
-            text.split_once("constants[").unwrap().1.split_once('{').unwrap().1.split_once("};").unwrap().0;
+        let table = text.split_once("constants[").map(|(_, rest)| rest.split_once('{').unwrap().1);
+        let table = table.map_or("", |rest| rest.split_once("};").unwrap().0);
         let number = |word: &str| u64::from_str_radix(word.trim().strip_prefix("0x").unwrap(), 16).unwrap();
-        let constants = table.split(',').flat_map(|word| number(word).to_le_bytes()).collect();
+        let words = table.split(',').filter(|word| !word.is_empty());
+        let constants = words.flat_map(|word| number(word).to_le_bytes()).collect();
         let entry = text.split_once(&format!(".visible .entry {name}(")).unwrap().1;
         let (params, rest) = entry.split_once(')').unwrap();
         let params =
@@ -152,6 +155,7 @@ impl Kernel {
             "%tid.x" => Value::Thread,
             "%ntid.x" => Value::Threads,
             "%ctaid.x" => Value::Block,
+            "%nctaid.x" => Value::Blocks,
             "constants" | "found" => Value::Number(0),
             _ if text.starts_with('%') => Value::Register(self.register(text)),
             _ => {
@@ -344,6 +348,7 @@ impl Kernel {
                 Value::Thread => thread.number as u64,
                 Value::Threads => launch.threads as u64,
                 Value::Block => launch.block,
+                Value::Blocks => launch.blocks,
             };
             match &line.op {
                 Op::Load(space, bytes, to, base, offset) => {

@@ -4,6 +4,7 @@
 //! the device memory that the kernel will touch. Later the [`Prepared::work`] runs on the stream, and until it
 //! has returned that memory counts as in flight.
 
+mod copy;
 mod digest;
 mod fill;
 
@@ -32,6 +33,7 @@ pub(crate) type Prepare = fn(&Params, &Launch) -> Outcome<Prepared>;
 /// Every kernel by the name of its entry.
 const TABLE: &[(&str, Prepare)] = &[
     ("poorwill_test_fill", fill::prepare),
+    ("poorwill_copy", copy::prepare),
     ("poorwill_digest", digest::prepare),
     ("poorwill_digest_host", digest::prepare_host),
 ];

@@ -5,7 +5,7 @@ use std::ptr;
 use std::time::Duration;
 
 use poorwill_core::Digest;
-use poorwill_driver::cuda::DIGEST_PTX;
+use poorwill_driver::cuda::{COPY_PTX, DIGEST_PTX};
 use poorwill_fake_libcuda::TEST_FILL_PTX;
 
 use crate::api::{
@@ -161,6 +161,60 @@ fn digests_are_of_granules_on_the_device_and_in_registered_memory() {
     assert_eq!(arrays.launch(kernel, 1000, good, leaves), ILLEGAL_ADDRESS, "the arrays are not that long");
     arrays.end();
     assert_eq!(cuda.cuMemHostUnregister(start), 0);
+    mapped.end();
+    assert_eq!(cuda.cuModuleUnload(module), 0);
+}
+
+#[test]
+fn copies_are_between_registered_memory_and_open_memory_of_the_device() {
+    const PAGE: usize = 4096;
+    let cuda = turn();
+    let module = module(&cuda, COPY_PTX);
+    let kernel = function(&cuda, module, "poorwill_copy").unwrap();
+    let mapped = Mapped::new(&cuda, 1);
+    let mut stored: Vec<u64> = (1..=3 * PAGE as u64 / 8 + 2).map(|word| word * word).collect();
+    let bytes_of = |words: &[u64]| words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
+    let start = stored.as_mut_ptr().cast();
+    let bytes = stored.len() * 8;
+    assert_eq!(cuda.cuMemHostRegister_v2(start, bytes, 2), 0);
+    let mut host = 0;
+    assert_eq!(cuda.cuMemHostGetDevicePointer_v2(&raw mut host, start, 0), 0);
+    let launch_on = |(blocks, threads), mut to: u64, mut from: u64, len: usize| {
+        let mut len = len as u64;
+        let mut params: [*mut c_void; 3] =
+            [(&raw mut to).cast(), (&raw mut from).cast(), (&raw mut len).cast()];
+        let (params, none) = (params.as_mut_ptr(), ptr::null_mut());
+        cuda.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, 0, params, none)
+    };
+    let launch = |to, from, len| launch_on((32, 512), to, from, len);
+
+    assert_eq!(launch(mapped.addr + 32, host + 16, 3 * PAGE), 0);
+    assert_eq!(mapped.read(32, 3 * PAGE), bytes_of(&stored[2..]));
+    assert_eq!(mapped.read(0, 32), [0; 32]);
+    assert_eq!(mapped.read(32 + 3 * PAGE as u64, 64), [0; 64]);
+    assert_eq!(launch(host, host + 2 * PAGE as u64, PAGE), 0, "within the host's memory, too");
+    assert_eq!(cuda.cuStreamSynchronize(0), 0);
+    assert_eq!(stored[..512], stored[1024..1536]);
+    assert_eq!(launch(0, 0, 0), 0, "no byte is anywhere");
+
+    let end = mapped.addr + mapped.bytes as u64;
+    for (to, from, len, code) in [
+        (mapped.addr, start as u64, PAGE, ILLEGAL_ADDRESS),
+        (mapped.addr, host + 32, 3 * PAGE, ILLEGAL_ADDRESS),
+        (end - PAGE as u64 + 16, host, PAGE, ILLEGAL_ADDRESS),
+        (end, host, PAGE, ILLEGAL_ADDRESS),
+        (mapped.addr + 8, host, PAGE, MISALIGNED_ADDRESS),
+        (mapped.addr, host + 8, PAGE, MISALIGNED_ADDRESS),
+        (mapped.addr, host, PAGE - 16, INVALID_VALUE),
+        (host, host + 16, PAGE, INVALID_VALUE),
+    ] {
+        assert_eq!(launch(to, from, len), code, "{len} bytes from {from:#x} to {to:#x}");
+    }
+    for shape in [(1, 544), (1, 40)] {
+        assert_eq!(launch_on(shape, mapped.addr, host, PAGE), INVALID_VALUE, "{shape:?}");
+    }
+    assert_eq!(cuda.cuMemHostUnregister(start), 0);
+    assert_eq!(launch(mapped.addr, host, PAGE), ILLEGAL_ADDRESS, "it is registered no more");
     mapped.end();
     assert_eq!(cuda.cuModuleUnload(module), 0);
 }

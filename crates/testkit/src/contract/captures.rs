@@ -88,7 +88,8 @@ fn harmless(driver: &dyn Driver, stream: StreamId) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 2);
     let own = driver.stream_create_background().unwrap();
-    for stream in [stream, own] {
+    let by_kernel = driver.stream_create_kernel_copies().unwrap();
+    for stream in [stream, own, by_kernel] {
         driver.zero(stream, mapped.range).unwrap().wait().unwrap();
         let digests = driver.digest(stream, &[mapped.range]).unwrap().wait().unwrap();
         let buffer = driver.host_alloc(2 * g).unwrap();
@@ -104,7 +105,7 @@ fn harmless(driver: &dyn Driver, stream: StreamId) {
         driver.event_destroy(event).unwrap();
         driver.stream_synchronize(stream).unwrap();
     }
-    driver.stream_destroy(own).unwrap();
+    [own, by_kernel].into_iter().for_each(|stream| driver.stream_destroy(stream).unwrap());
     driver.host_trim().unwrap();
     driver.memory_info().unwrap();
     driver.unmap(mapped.range).unwrap();

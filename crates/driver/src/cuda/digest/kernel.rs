@@ -10,7 +10,7 @@ use super::super::context::Context;
 use super::super::ffi::CuDeviceptr;
 use super::super::kernel::{Function, Grid, KernelArg, Module};
 use super::super::queue::Stream;
-use super::slots::{Slot, Slots};
+use super::super::slots::{Slot, Slots};
 use crate::ledger::{Result, invalid};
 
 /// PTX of the kernel `poorwill_digest(u64 granules, u64 digests, u32 leaves)`: the digests of granules, by their
@@ -77,7 +77,11 @@ impl Memory {
 
 impl DigestKernel {
     /// Loads the kernel and tries it out. The caller has entered the context.
-    pub(super) fn open(context: &Arc<Context>, granule_bytes: u64) -> std::result::Result<Self, String> {
+    pub(super) fn open(
+        context: &Arc<Context>,
+        slots: &std::result::Result<Arc<Slots>, String>,
+        granule_bytes: u64,
+    ) -> std::result::Result<Self, String> {
         let leaves = granule_bytes / LEAF_BYTES as u64;
         let leaves = u32::try_from(leaves)
             .ok()
@@ -93,8 +97,7 @@ impl DigestKernel {
         };
         let [of_device, of_host] = load().map_err(|error| format!("the driver does not take it: {error}"))?;
         let failed = |error| format!("trying it out failed: {error}");
-        let slots = Slots::new(context).map_err(failed)?;
-        let kernel = Self { of_device, of_host, slots, leaves };
+        let kernel = Self { of_device, of_host, slots: slots.clone()?, leaves };
         if kernel.is_right(context).map_err(failed)? {
             Ok(kernel)
         } else {
@@ -124,7 +127,7 @@ impl DigestKernel {
         }
         launched?;
         let expected = [Digest::of(&bytes)];
-        Ok(slots.iter().all(|slot| slot.digests(digests_at(1), 1) == expected))
+        Ok(slots.iter().all(|slot| digests_in(slot, 1) == expected))
     }
 
     fn slot(&self, granules: &[CuDeviceptr]) -> Result<Slot> {
@@ -169,8 +172,13 @@ impl Job {
 
     /// The digests, once the stream is past it.
     pub(in crate::cuda) fn digests(&self) -> Vec<Digest> {
-        self.slot.as_ref().map_or_else(Vec::new, |slot| slot.digests(digests_at(self.count), self.count))
+        self.slot.as_ref().map_or_else(Vec::new, |slot| digests_in(slot, self.count))
     }
+}
+
+/// The digests of so many granules that the kernel has written to their slot.
+fn digests_in(slot: &Slot, count: usize) -> Vec<Digest> {
+    slot.values(digests_at(count), count).map(Digest).collect()
 }
 
 /// Where the digests of so many granules begin in their slot.

@@ -5,7 +5,6 @@
 
 mod host;
 mod kernel;
-mod slots;
 
 use std::sync::Arc;
 
@@ -13,6 +12,7 @@ use poorwill_core::{CopyPart, DeviceRange};
 
 use super::context::Context;
 use super::ffi::CuDeviceptr;
+use super::slots::Slots;
 
 pub(super) use host::{Digests, of_stored};
 pub(super) use kernel::Job;
@@ -27,9 +27,13 @@ pub(super) struct Digester {
 }
 
 impl Digester {
-    /// The caller has entered the context.
-    pub(super) fn open(context: &Arc<Context>, granule_bytes: u64) -> Self {
-        Self { kernel: DigestKernel::open(context, granule_bytes).map(Arc::new), granule_bytes }
+    /// With page-locked memory, or why there is none. The caller has entered the context.
+    pub(super) fn open(
+        context: &Arc<Context>,
+        slots: &Result<Arc<Slots>, String>,
+        granule_bytes: u64,
+    ) -> Self {
+        Self { kernel: DigestKernel::open(context, slots, granule_bytes).map(Arc::new), granule_bytes }
     }
 
     /// One that has nothing, for a device that ends.

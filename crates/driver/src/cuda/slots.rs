@@ -6,11 +6,11 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use poorwill_core::{Digest, DriverErrorKind};
+use poorwill_core::DriverErrorKind;
 
-use super::super::context::Context;
-use super::super::ffi::CuDeviceptr;
-use super::super::staging::Staging;
+use super::context::Context;
+use super::ffi::CuDeviceptr;
+use super::staging::Staging;
 use crate::host_memory::Place;
 use crate::ledger::Result;
 
@@ -131,16 +131,15 @@ impl Slot {
         }
     }
 
-    /// The digests that a kernel wrote, once it has finished.
-    pub(super) fn digests(&self, at: usize, count: usize) -> Vec<Digest> {
-        assert!(at + 16 * count <= self.bytes(), "digests lie inside of their slot");
+    /// Values of 16 bytes that a kernel wrote, once it has finished.
+    pub(super) fn values(&self, at: usize, count: usize) -> impl Iterator<Item = u128> {
+        assert!(at + 16 * count <= self.bytes(), "values lie inside of their slot");
         let first = self.start().wrapping_add(at);
-        let digests = (0..count).map(|nth| {
+        (0..count).map(move |nth| {
             let from = first.wrapping_add(16 * nth).cast::<[u8; 16]>();
             // SAFETY: C5: the units belong to this slot alone, and the kernel has finished.
-            Digest(u128::from_le_bytes(unsafe { from.read_volatile() }))
-        });
-        digests.collect()
+            u128::from_le_bytes(unsafe { from.read_volatile() })
+        })
     }
 }
 
