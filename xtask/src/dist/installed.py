@@ -1,4 +1,4 @@
-"""Whether an installed poorwill is whole, and does without PyTorch and without a GPU.
+"""Whether an installed poorwill is whole, is found by vLLM, and does without PyTorch and without a GPU.
 
 `cargo xtask dist` runs this in a fresh environment; the argument is the version that should be there.
 """
@@ -11,8 +11,12 @@ from pathlib import Path
 FILES = [
     *("__init__.py", "_native.abi3.so", "_native.pyi", "_settings.py", "demo.py", "py.typed"),
     *("torch/__init__.py", "torch/_gpu.py", "torch/_import.py", "torch/_pools.py", "torch/_scope.py"),
+    *("triton.py", "vllm/__init__.py", "vllm/_budget.py", "vllm/_engine.py", "vllm/_environment.py"),
+    *("vllm/_events.py", "vllm/_frontend.py", "vllm/_hooks.py", "vllm/_imports.py", "vllm/_metrics.py"),
+    *("vllm/_platform.py", "vllm/_versions.py", "vllm/allocator.py", "vllm/backend.py", "vllm/worker.py"),
 ]
 LICENSES = ["LICENSE-APACHE", "LICENSE-MIT"]
+PLUGIN = ("vllm.general_plugins", "poorwill.vllm:register")
 
 
 def main(version: str) -> None:
@@ -36,6 +40,12 @@ def main(version: str) -> None:
         expect("12q" in str(error), f"it says of a wrong size: {error}")
     else:
         expect(False, "it takes what is no size")
+
+    group, value = PLUGIN
+    plugins = list(importlib.metadata.entry_points(group=group, name="poorwill"))
+    expect([plugin.value for plugin in plugins] == [value], f"vLLM's loader would find {plugins}")
+    # As every process of vLLM's does; what it hooks is not imported here.
+    plugins[0].load()()
 
     opened = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     gpu = [path for path in opened if "libcuda" in path or "/dev/nvidia" in path]
