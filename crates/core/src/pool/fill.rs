@@ -86,13 +86,11 @@ struct Check<'a> {
 }
 
 impl<'a> Filler<'a> {
-    /// `created_bytes` of memory are created for the wake.
     pub(super) fn new(
         shared: &'a Shared,
         fillings: &'a [Filling],
         request: &'a WakeRequest,
         turns: &BTreeMap<Tag, u64>,
-        created_bytes: u64,
     ) -> Self {
         let granule_bytes = shared.shape.granule_bytes;
         let stored = |filling: &Filling| match &filling.with {
@@ -107,7 +105,7 @@ impl<'a> Filler<'a> {
         let zeros = fillings.iter().filter(|filling| matches!(filling.with, With::Zeros));
         let zeroed_bytes: u64 = zeros.map(|filling| filling.range.bytes).sum();
         let stored_bytes = stored_granules * granule_bytes;
-        let ways = Ways::of_wake(shared.kernel_stream.is_some(), stored_bytes, created_bytes, granule_bytes);
+        let ways = Ways::new(shared.kernel_stream.is_some(), granule_bytes);
         Self {
             shared,
             fillings,
@@ -169,7 +167,7 @@ impl<'a> Filler<'a> {
             Way::Kernel => self.shared.kernel_stream.unwrap_or(engine_stream),
         };
         let copy = room.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
-        self.ways.queued(way, self.queued.len(), bytes);
+        self.ways.queued(Instant::now(), self.queued.len(), bytes);
         self.copied_bytes += bytes;
         self.queue(Phase::Copy, bytes, copy);
         for (granule, stored) in granules.iter().enumerate() {
@@ -194,7 +192,7 @@ impl<'a> Filler<'a> {
     fn way_with_room(&mut self) -> Option<Way> {
         while self.is_of_use() {
             let (queued, mut ended) = (&self.queued, Vec::new());
-            let way = self.ways.with_room(|copy| {
+            let way = self.ways.with_room(Instant::now(), |copy| {
                 let has_ended = queued[copy].pending.as_ref().and_then(Pending::has_ended);
                 ended.extend(has_ended.filter(|has_ended| *has_ended).map(|_| copy));
                 has_ended

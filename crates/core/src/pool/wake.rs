@@ -20,6 +20,7 @@ use super::error::{Phase, PoolError};
 use super::fill::{Filler, Filling, With};
 use super::plan::Use;
 use super::report::{WakePhases, WakeReport, WakeRequest, add};
+use super::segment::SegmentKey;
 use super::state::{State, TagKey};
 use super::vm::{Backing, MapTimes, Piece, Vm};
 use super::{Result, Shared};
@@ -34,7 +35,8 @@ struct WakePlan {
     names: Vec<Tag>,
     already_awake: Vec<Tag>,
     undefined: Vec<TagKey>,
-    /// Every chunk with a block that may be used, in order of segment and address.
+    /// Every chunk with a block that may be used, those with backups first, in order of segment and address: what is
+    /// copied into is there first, and copying hides the rest.
     pieces: Vec<Piece>,
     /// What has to be written into them.
     fillings: Vec<Filling>,
@@ -148,9 +150,7 @@ impl Shared {
 
     fn apply_wake(&self, plan: &mut WakePlan, request: &WakeRequest, woken: &mut Woken) -> Result<()> {
         let WakePlan { names, pieces, fillings, turns, .. } = plan;
-        let absent = pieces.iter().filter(|piece| piece.backing == Backing::Absent);
-        let created_bytes = absent.map(|piece| piece.range.bytes).sum();
-        let mut filler = Filler::new(self, fillings, request, turns, created_bytes);
+        let mut filler = Filler::new(self, fillings, request, turns);
         let beside = if pieces.len() > GROUP_PIECES && !fillings.is_empty() {
             self.map_and_fill(names, pieces, &mut filler, woken)
         } else {
@@ -369,9 +369,13 @@ impl State {
                 fillings.push((key, Filling { piece: 0, tag: entry.tag.clone(), range, with }));
             }
         }
-        pieces.sort_unstable_by_key(|piece| (piece.segment, piece.range.addr));
+        let is_dropped = |key: SegmentKey| {
+            let segment = self.segments.get(key);
+            segment.is_none_or(|segment| self.tag(segment.tag).state != TagState::AsleepBackedUp)
+        };
+        pieces.sort_by_cached_key(|piece| (is_dropped(piece.segment), piece.segment, piece.range.addr));
         // In the order of the pieces, each with the number of its own.
-        fillings.sort_unstable_by_key(|(key, filling)| (*key, filling.range.addr));
+        fillings.sort_by_cached_key(|(key, filling)| (is_dropped(*key), *key, filling.range.addr));
         let mut piece = 0;
         let mut fillings: Vec<Filling> = fillings.into_iter().map(|(_, filling)| filling).collect();
         for filling in &mut fillings {

@@ -1,22 +1,38 @@
-//! Which way a wake's copies take: the device's copy engines, a kernel, or both.
+//! Which way a wake's copies take: the device's copy engines, or a kernel that reads host memory itself.
 //!
 //! Right after a sleep a GPU's driver cleans what was released, in the background and with the copy engines; a copy
-//! that takes an engine then gets half of the link, and a kernel that reads the host memory itself gets what is left.
-//! By both ways at once the link is full whatever the engines do besides. Which way has how much of the link is found
-//! out as it goes: each has room for so many bytes in flight, and the next copy takes the one with the fewest.
+//! that takes an engine then gets half of the link, and makes the cleaning last longer. A kernel is held up by neither,
+//! but has a little less of the link than an engine that is left alone. So the faster of the two is found by trying:
 //!
-//! A wake that creates far more memory than it copies into (a cache that fills the card) waits for that cleaning,
-//! because the driver hands out clean memory only. Its copies would take the engines from the cleaning, so all of them
-//! go by kernel. `docs/adr/0013-copies-by-kernel.md` has the figures.
+//! ```text
+//! engine 64 MiB │ kernel 64 MiB │ the faster, 1 GiB │ ...
+//! ```
+//!
+//! Copies go in *spells*, each by one way and timed as a whole. After each the rates decide the next. While the kernel
+//! is the faster, the engine is tried again now and then, for the cleaning ends; while the engine is, nothing is lost.
+//! A spell that takes far longer than it should is left to itself, and the other way goes on.
+//! `docs/adr/0013-copies-by-kernel.md` has the figures.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
-/// How many times as much as a wake copies it may create besides, before its copies leave the engines alone.
-const UNCOPIED_RATIO_MAX: u64 = 2;
+/// Granules (of 2 MiB on a GPU) of a spell that finds out what a way is worth.
+const TRIAL_GRANULES: u64 = 32;
 
-/// Copies that may be in flight on each of two ways, in granules (256 MiB on a GPU): enough that none runs dry while
-/// memory is mapped, and little enough that both end at about the same time.
+/// Granules of a spell by the kernel, as the faster: the engine is tried again then.
+const KERNEL_GRANULES: u64 = 512;
+
+/// Granules of a spell by the engine, as the faster.
+const ENGINE_GRANULES: u64 = 2048;
+
+/// Granules that may be in flight: enough that a way never runs dry while memory is mapped.
 const ROOM_GRANULES: u64 = 128;
+
+/// How long a spell may take beyond what it should, before it is left to itself.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// How much slower than before a spell may be, for as long.
+const SLOWER_MAX: f64 = 4.0;
 
 /// How a copy reaches the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,82 +41,135 @@ pub(super) enum Way {
     Kernel,
 }
 
-/// The ways of one wake, and what is in flight on them.
-#[derive(Debug)]
-pub(super) struct Ways {
-    lots: Vec<Lot>,
-    /// Where the last copy went.
-    last: Option<Way>,
-    /// Most bytes that are in flight on one of them when another copy is.
-    room_bytes: u64,
+impl Way {
+    fn other(self) -> Self {
+        match self {
+            Self::Engine => Self::Kernel,
+            Self::Kernel => Self::Engine,
+        }
+    }
 }
 
-/// Copies of one way, the oldest first, with their bytes.
+/// The ways of one wake.
 #[derive(Debug)]
-struct Lot {
+pub(super) struct Ways {
+    /// Whether there are two, and copies tell when they have ended.
+    is_choice: bool,
+    granule_bytes: u64,
+    spell: Spell,
+    /// Bytes a second, as each was last seen.
+    engine_rate: Option<f64>,
+    kernel_rate: Option<f64>,
+}
+
+/// Copies by one way, one after the other.
+#[derive(Debug)]
+struct Spell {
     way: Way,
+    quota_bytes: u64,
+    queued_bytes: u64,
+    ended_bytes: u64,
+    began: Option<Instant>,
+    /// Those in flight, the oldest first, with their bytes.
     flying: VecDeque<(usize, u64)>,
-    flying_bytes: u64,
+}
+
+impl Spell {
+    fn new(way: Way, quota_bytes: u64) -> Self {
+        Self { way, quota_bytes, queued_bytes: 0, ended_bytes: 0, began: None, flying: VecDeque::new() }
+    }
+
+    fn elapsed(&self, now: Instant) -> Duration {
+        self.began.map_or(Duration::ZERO, |began| now.saturating_duration_since(began))
+    }
+
+    /// Bytes a second of what has ended.
+    fn rate(&self, now: Instant) -> f64 {
+        let seconds = self.elapsed(now).as_secs_f64();
+        // In no time at all it was as fast as anything.
+        if seconds > 0.0 { self.ended_bytes as f64 / seconds } else { f64::INFINITY }
+    }
 }
 
 impl Ways {
-    /// The ways of a wake that copies into `copied_bytes` of memory, and creates `created_bytes` of memory for these and
-    /// for what is not copied into, on a device with granules of `granule_bytes`.
-    pub(super) fn of_wake(
-        kernel_copies: bool,
-        copied_bytes: u64,
-        created_bytes: u64,
-        granule_bytes: u64,
-    ) -> Self {
-        let uncopied_bytes = created_bytes.saturating_sub(copied_bytes);
-        let ways: &[Way] = if !kernel_copies {
-            &[Way::Engine]
-        } else if uncopied_bytes > copied_bytes.saturating_mul(UNCOPIED_RATIO_MAX) {
-            &[Way::Kernel]
-        } else {
-            &[Way::Engine, Way::Kernel]
-        };
-        let lot = |way: &Way| Lot { way: *way, flying: VecDeque::new(), flying_bytes: 0 };
+    /// The ways of a wake, on a device whose kernels copy or do not.
+    pub(super) fn new(kernel_copies: bool, granule_bytes: u64) -> Self {
         Self {
-            lots: ways.iter().map(lot).collect(),
-            last: None,
-            room_bytes: ROOM_GRANULES.saturating_mul(granule_bytes),
+            is_choice: kernel_copies,
+            granule_bytes,
+            spell: Spell::new(Way::Engine, TRIAL_GRANULES * granule_bytes),
+            engine_rate: None,
+            kernel_rate: None,
         }
     }
 
-    /// The way with the fewest bytes in flight, or the next in turn, if it has room. `has_ended` says of a copy whether
-    /// it has ended, if that can be told; where it cannot, there is always room, and the ways share by bytes. A way that
-    /// is alone always has room, and nothing is asked.
-    pub(super) fn with_room(&mut self, mut has_ended: impl FnMut(usize) -> Option<bool>) -> Option<Way> {
-        if let [only] = &self.lots[..] {
-            return Some(only.way);
-        }
-        let mut is_known = true;
-        for lot in &mut self.lots {
-            while let Some((copy, bytes)) = lot.flying.front().copied() {
-                match has_ended(copy) {
-                    Some(true) => {
-                        lot.flying.pop_front();
-                        lot.flying_bytes -= bytes;
-                        continue;
-                    }
-                    Some(false) => {}
-                    None => is_known = false,
+    /// The way of the next copy, once there is room for it. `has_ended` says of a copy whether it has; where one cannot
+    /// tell, the engine takes all that follows.
+    pub(super) fn with_room(
+        &mut self,
+        now: Instant,
+        mut has_ended: impl FnMut(usize) -> Option<bool>,
+    ) -> Option<Way> {
+        while self.is_choice
+            && let Some((copy, bytes)) = self.spell.flying.front().copied()
+        {
+            match has_ended(copy) {
+                Some(true) => {
+                    self.spell.flying.pop_front();
+                    self.spell.ended_bytes += bytes;
                 }
-                break;
+                Some(false) => break,
+                None => self.is_choice = false,
             }
         }
-        let freest = self.lots.iter().min_by_key(|lot| (lot.flying_bytes, self.last == Some(lot.way)))?;
-        (freest.flying_bytes < self.room_bytes || !is_known).then_some(freest.way)
+        if !self.is_choice {
+            return Some(Way::Engine);
+        }
+        if self.spell.queued_bytes >= self.spell.quota_bytes && self.spell.flying.is_empty() {
+            self.decide(now);
+        } else if self.spell.elapsed(now) > self.patience() {
+            // Whatever holds it up, the rest goes on.
+            self.decide(now);
+        }
+        let Spell { way, quota_bytes, queued_bytes, ended_bytes, .. } = self.spell;
+        let has_room = queued_bytes - ended_bytes < ROOM_GRANULES * self.granule_bytes;
+        (has_room && queued_bytes < quota_bytes).then_some(way)
     }
 
-    /// A copy of so many bytes is in flight on `way`, by the number that `with_room` asks about.
-    pub(super) fn queued(&mut self, way: Way, copy: usize, bytes: u64) {
-        self.last = Some(way);
-        if let Some(lot) = self.lots.iter_mut().find(|lot| lot.way == way) {
-            lot.flying.push_back((copy, bytes));
-            lot.flying_bytes += bytes;
+    /// A copy of so many bytes is in flight on the spell's way, by the number that `with_room` asks about.
+    pub(super) fn queued(&mut self, now: Instant, copy: usize, bytes: u64) {
+        if self.is_choice {
+            self.spell.began.get_or_insert(now);
+            self.spell.queued_bytes += bytes;
+            self.spell.flying.push_back((copy, bytes));
         }
+    }
+
+    fn patience(&self) -> Duration {
+        let rate = match self.spell.way {
+            Way::Engine => self.engine_rate,
+            Way::Kernel => self.kernel_rate,
+        };
+        let known = rate.filter(|rate| *rate > 0.0).map_or(0.0, |rate| self.spell.quota_bytes as f64 / rate);
+        PATIENCE + Duration::try_from_secs_f64(known * SLOWER_MAX).unwrap_or(Duration::MAX / 2)
+    }
+
+    /// Ends the spell, and begins the next.
+    fn decide(&mut self, now: Instant) {
+        let (ended, rate) = (self.spell.way, self.spell.rate(now));
+        match ended {
+            Way::Engine => self.engine_rate = Some(rate),
+            Way::Kernel => self.kernel_rate = Some(rate),
+        }
+        let was_stay = self.spell.quota_bytes > TRIAL_GRANULES * self.granule_bytes;
+        let (way, granules) = match (self.engine_rate, self.kernel_rate) {
+            // What has not been tried, and the engine after each spell by the kernel.
+            (Some(_), Some(_)) if ended == Way::Kernel && was_stay => (Way::Engine, TRIAL_GRANULES),
+            (Some(engine), Some(kernel)) if engine >= kernel => (Way::Engine, ENGINE_GRANULES),
+            (Some(_), Some(_)) => (Way::Kernel, KERNEL_GRANULES),
+            _ => (ended.other(), TRIAL_GRANULES),
+        };
+        self.spell = Spell::new(way, granules * self.granule_bytes);
     }
 }
 
@@ -108,67 +177,99 @@ impl Ways {
 mod tests {
     use super::*;
 
-    const GIB: u64 = 1 << 30;
     const GRANULE: u64 = 2 << 20;
     const CHUNK: u64 = 32 << 20;
+    const GIB: f64 = (1_u64 << 30) as f64;
 
-    fn ways(kernel_copies: bool, copied_bytes: u64, created_bytes: u64) -> Vec<Way> {
-        let ways = Ways::of_wake(kernel_copies, copied_bytes, created_bytes, GRANULE);
-        ways.lots.iter().map(|lot| lot.way).collect()
-    }
-
-    #[test]
-    fn what_is_created_besides_decides() {
-        let both = vec![Way::Engine, Way::Kernel];
-        // Weights alone, with a small cache, with twice as much, and a byte more.
-        assert_eq!(ways(true, 30 * GIB, 30 * GIB), both);
-        assert_eq!(ways(true, 30 * GIB, 34 * GIB), both);
-        assert_eq!(ways(true, 15 * GIB, 45 * GIB), both);
-        assert_eq!(ways(true, 15 * GIB, 45 * GIB + 1), [Way::Kernel]);
-        assert_eq!(ways(true, 15 * GIB, 120 * GIB), [Way::Kernel]);
-        // Into memory that is there; nothing at all; figures that no machine has.
-        assert_eq!(ways(true, 15 * GIB, 0), both);
-        assert_eq!(ways(true, 0, 0), both);
-        assert_eq!(ways(true, u64::MAX, u64::MAX), both);
-        assert_eq!(ways(false, 15 * GIB, 120 * GIB), [Way::Engine]);
-    }
-
-    /// Queues copies of a chunk each, up to a hundred, as long as there is room. Returns how many took each way.
-    fn queue(ways: &mut Ways, next: &mut usize, has_ended: impl Fn(usize) -> Option<bool>) -> [usize; 2] {
-        let mut counts = [0; 2];
-        while let Some(way) = ways.with_room(&has_ended).filter(|_| counts.iter().sum::<usize>() < 100) {
-            ways.queued(way, *next, CHUNK);
-            *next += 1;
-            counts[usize::from(way == Way::Kernel)] += 1;
+    /// Copies chunks one after the other by the way that is told, at rates that depend on how much was copied. Returns
+    /// the bytes by engine and by kernel, and the seconds that it took.
+    fn copy(chunks: usize, rate: impl Fn(Way, usize) -> f64) -> (u64, u64, f64) {
+        let (mut ways, begin) = (Ways::new(true, GRANULE), Instant::now());
+        let mut ends: Vec<Duration> = Vec::new();
+        let (mut now, mut by_engine, mut by_kernel) = (Duration::ZERO, 0, 0);
+        while ends.len() < chunks {
+            match ways.with_room(begin + now, |copy| Some(ends[copy] <= now)) {
+                Some(way) => {
+                    let seconds = CHUNK as f64 / rate(way, ends.len());
+                    let free = ends.last().copied().unwrap_or_default().max(now);
+                    ends.push(free + Duration::from_secs_f64(seconds));
+                    ways.queued(begin + now, ends.len() - 1, CHUNK);
+                    *(if way == Way::Engine { &mut by_engine } else { &mut by_kernel }) += CHUNK;
+                }
+                None => now += Duration::from_micros(100),
+            }
         }
-        counts
+        let seconds = ends.last().copied().unwrap_or_default().as_secs_f64();
+        (by_engine, by_kernel, seconds)
     }
 
     #[test]
-    fn each_way_gets_what_it_has_room_for() {
-        let mut ways = Ways::of_wake(true, GIB, GIB, GRANULE);
-        let mut next = 0;
-        assert_eq!(queue(&mut ways, &mut next, |_| Some(false)), [8, 8], "eight chunks each");
-        assert_eq!(ways.with_room(|_| Some(false)), None);
-        // They took turns, the engine first. Now the kernel's first five end, and one of the engine's.
-        let ended = |copy: usize| Some(copy == 0 || copy % 2 == 1 && copy < 10);
-        assert_eq!(queue(&mut ways, &mut next, ended), [1, 5]);
-        assert_eq!(queue(&mut ways, &mut next, |copy| Some(copy < 16)), [7, 3]);
+    fn an_engine_that_is_left_alone_takes_all_but_a_trial() {
+        let rate = |way, _| if way == Way::Engine { 51.5 * GIB } else { 47.4 * GIB };
+        let (by_engine, by_kernel, seconds) = copy(960, rate);
+        assert_eq!(by_kernel, 64 << 20);
+        assert_eq!(by_engine + by_kernel, 960 * CHUNK);
+        assert!(seconds < 30.0 * GIB / (50.5 * GIB), "{seconds}");
     }
 
     #[test]
-    fn what_cannot_be_told_is_shared_by_bytes() {
-        let mut ways = Ways::of_wake(true, GIB, GIB, GRANULE);
-        ways.queued(Way::Engine, 0, 2 * CHUNK);
-        assert_eq!(queue(&mut ways, &mut 1, |_| None), [49, 51]);
+    fn while_the_driver_cleans_the_kernel_takes_most_and_the_engine_the_rest() {
+        // The first tenth is copied while the engine has half of the link.
+        let rate = |way, nth| match way {
+            Way::Engine if nth < 96 => 25.7 * GIB,
+            Way::Engine => 51.5 * GIB,
+            Way::Kernel => 47.4 * GIB,
+        };
+        let (by_engine, by_kernel, seconds) = copy(960, rate);
+        assert!((80 * CHUNK..=140 * CHUNK).contains(&by_kernel), "{by_kernel}");
+        assert_eq!(by_engine + by_kernel, 960 * CHUNK);
+        assert!(seconds < 30.0 * GIB / (50.0 * GIB), "{seconds}");
+        // And when it never ends.
+        let (_, by_kernel, seconds) = copy(960, |way, _| if way == Way::Engine { 25.7 } else { 47.4 } * GIB);
+        assert!(by_kernel > 860 * CHUNK && seconds < 30.0 * GIB / (44.0 * GIB), "{by_kernel} {seconds}");
     }
 
     #[test]
-    fn a_way_that_is_alone_has_room() {
-        for mut alone in [Ways::of_wake(false, GIB, GIB, GRANULE), Ways::of_wake(true, GIB, 9 * GIB, GRANULE)]
-        {
-            let counts = queue(&mut alone, &mut 0, |_| Some(false));
-            assert_eq!(counts.iter().sum::<usize>(), 100);
+    fn a_way_that_does_not_end_leaves_the_rest_to_the_other() {
+        for held in [Way::Engine, Way::Kernel] {
+            let (mut ways, mut now) = (Ways::new(true, GRANULE), Instant::now());
+            let mut taken: Vec<Way> = Vec::new();
+            while taken.len() < 960 {
+                match ways.with_room(now, |copy| Some(taken[copy] != held)) {
+                    Some(way) => {
+                        ways.queued(now, taken.len(), CHUNK);
+                        taken.push(way);
+                    }
+                    None => now += Duration::from_millis(1),
+                }
+            }
+            let count = taken.iter().filter(|way| **way == held).count();
+            assert!((1..120).contains(&count), "{held:?} {count}");
+        }
+    }
+
+    #[test]
+    fn a_spell_ends_before_the_next_begins() {
+        let (mut ways, now) = (Ways::new(true, GRANULE), Instant::now());
+        for copy in 0..2 {
+            assert_eq!(ways.with_room(now, |_| Some(false)), Some(Way::Engine));
+            ways.queued(now, copy, CHUNK);
+        }
+        assert_eq!(ways.with_room(now, |_| Some(false)), None);
+        assert_eq!(ways.with_room(now, |copy| Some(copy == 0)), None);
+        assert_eq!(ways.with_room(now, |_| Some(true)), Some(Way::Kernel));
+    }
+
+    #[test]
+    fn where_there_is_no_choice_there_is_always_room() {
+        let now = Instant::now();
+        let mut alone = Ways::new(false, GRANULE);
+        let mut untold = Ways::new(true, GRANULE);
+        for copy in 0..100 {
+            for ways in [&mut alone, &mut untold] {
+                assert_eq!(ways.with_room(now, |_| None), Some(Way::Engine));
+                ways.queued(now, copy, CHUNK);
+            }
         }
     }
 }
