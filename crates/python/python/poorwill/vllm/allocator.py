@@ -150,7 +150,12 @@ class Allocator:
         if not asleep:
             return
         with self.events.of("wake") as event:
-            event.woken(self.arena.wake(asleep, timeout=self._wake_timeout_s))
+            report = self.arena.wake(asleep, timeout=self._wake_timeout_s)
+            event.woken(report)
+        # Nobody writes scratch memory again before it is used, and nobody has to.
+        scratch = [tag for tag in report.undefined_tags if tag in _DROPPED]
+        if scratch:
+            self.arena.mark_restored(scratch)
 
     def sleeping(self) -> list[str]:
         """The tags that sleep."""
