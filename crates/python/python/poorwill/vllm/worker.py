@@ -7,6 +7,7 @@ answers what the engine's core asks it by name (`poorwill_status`, `poorwill_pre
 `poorwill_mark_restored`).
 """
 
+import functools
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,10 @@ logger: Any = importlib.import_module("vllm.logger").init_logger("vllm.poorwill"
 
 COVERED_AT_LEAST = 0.9
 """Of the weights' bytes, the share that a sleep has to give back."""
+
+# The methods of a model runner that allocate the cache and nothing else; the second where a connector wants the
+# caches of all layers in one tensor.
+_CACHE_MAKERS = ("_allocate_kv_cache_tensors", "allocate_uniform_kv_caches")
 
 
 class Worker(gpu_worker.Worker):  # type: ignore[misc]
@@ -89,19 +94,25 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if _has_runtime_pools() or not hasattr(runner, "_allocate_kv_cache_tensors"):
             super().initialize_from_config(*args, **kwargs)
             return
+
+        def in_pool(allocate: Any) -> Any:
+            @functools.wraps(allocate)
+            def allocate_kv_cache(*args: Any, **kwargs: Any) -> Any:
+                with allocator.arena.pool("kv_cache"):
+                    return allocate(*args, **kwargs)
+
+            return allocate_kv_cache
+
         # The cache itself is dropped by a sleep; what is made around it is state, and has to survive.
-        allocate = runner._allocate_kv_cache_tensors
-
-        def allocate_kv_cache(*args: Any, **kwargs: Any) -> Any:
-            with allocator.arena.pool("kv_cache"):
-                return allocate(*args, **kwargs)
-
-        runner._allocate_kv_cache_tensors = allocate_kv_cache
+        names = [name for name in _CACHE_MAKERS if hasattr(runner, name)]
+        for name in names:
+            setattr(runner, name, in_pool(getattr(runner, name)))
         try:
             with allocator.renaming({"kv_cache": "runtime"}):
                 super().initialize_from_config(*args, **kwargs)
         finally:
-            del runner._allocate_kv_cache_tensors
+            for name in names:
+                delattr(runner, name)
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
         done = super().compile_or_warm_up_model(*args, **kwargs)
