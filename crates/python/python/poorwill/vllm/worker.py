@@ -32,6 +32,9 @@ COVERED_AT_LEAST = 0.9
 # caches of all layers in one tensor.
 _CACHE_MAKERS = ("_allocate_kv_cache_tensors", "allocate_uniform_kv_caches")
 
+# What vLLM has copied to the host before a sleep at level 2, for the wake; the first in every version.
+_SAVED = ("_sleep_saved_buffers", "_sleep_saved_parameters", "_sleep_saved_draft_buffers")
+
 
 class Worker(gpu_worker.Worker):  # type: ignore[misc]
     """vLLM's worker. What is overridden calls the original."""
@@ -126,6 +129,10 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if level == 1 and (shortage := self._host_shortage()) is not None:
             raise PoorwillError(shortage)
         torch.cuda.empty_cache()
+        if "weights" in self._opened.sleeping():
+            # vLLM would read the model's buffers, whose memory is gone. What it saved of them it still has.
+            self._suspend(level)
+            return
         try:
             super().sleep(level)
         except AssertionError:
@@ -133,6 +140,11 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             if not self._opened.sleeping():
                 raise
             logger.warning("the device has less free memory than before the sleep: another process took it")
+        except BaseException:
+            if "weights" not in self._opened.sleeping():
+                # What was saved for this sleep's wake must not be written by another's.
+                self._forget_saved()
+            raise
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         saved = self._sleep_saved_buffers
@@ -201,6 +213,18 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if self._allocator is None:
             raise PoorwillError("the worker has no GPU yet: vLLM calls init_device first")
         return self._allocator
+
+    def _suspend(self, level: int) -> None:
+        """Puts to sleep what is awake, without what vLLM does around it."""
+        if hasattr(gpu_worker.Worker, "sleep_mode_backend"):
+            self.sleep_mode_backend.suspend(level)
+        else:
+            self._opened.sleep(("weights",) if level == 1 else ())
+
+    def _forget_saved(self) -> None:
+        for name in _SAVED:
+            if hasattr(self, name):
+                setattr(self, name, {})
 
     def _prepare_in_background(self) -> None:
         if self._environment.prepare and self._host_shortage() is None:
