@@ -129,22 +129,22 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if level == 1 and (shortage := self._host_shortage()) is not None:
             raise PoorwillError(shortage)
         torch.cuda.empty_cache()
-        if "weights" in self._opened.sleeping():
+        before = self._opened.sleeping()
+        if "weights" in before:
             # vLLM would read the model's buffers, whose memory is gone. What it saved of them it still has.
             self._suspend(level)
             return
         try:
             super().sleep(level)
-        except AssertionError:
-            # vLLM compares the device's free memory, which other processes move. What we gave back is known.
-            if not self._opened.sleeping():
-                raise
-            logger.warning("the device has less free memory than before the sleep: another process took it")
-        except BaseException:
-            if "weights" not in self._opened.sleeping():
+        except BaseException as error:
+            after = self._opened.sleeping()
+            if "weights" not in after:
                 # What was saved for this sleep's wake must not be written by another's.
                 self._forget_saved()
-            raise
+            # vLLM compares the device's free memory, which other processes move. What we gave back is known.
+            if not isinstance(error, AssertionError) or after == before:
+                raise
+            logger.warning("the device has less free memory than before the sleep: another process took it")
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         saved = self._sleep_saved_buffers
