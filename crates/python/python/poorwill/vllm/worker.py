@@ -28,9 +28,14 @@ logger: Any = importlib.import_module("vllm.logger").init_logger("vllm.poorwill"
 COVERED_AT_LEAST = 0.9
 """Of the weights' bytes, the share that a sleep has to give back."""
 
-# The methods of a model runner that allocate the cache and nothing else; the second where a connector wants the
-# caches of all layers in one tensor.
+# The methods of a model runner that allocate the cache and nothing else; the second where a connector wants
+# the caches of all layers in one tensor.
 _CACHE_MAKERS = ("_allocate_kv_cache_tensors", "allocate_uniform_kv_caches")
+
+_LESS_OR_MORE = (
+    f"raise {_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, take a smaller or "
+    "quantized model, or spread it over more GPUs"
+)
 
 # What vLLM has copied to the host before a sleep at level 2, for the wake; the first in every version.
 _SAVED = ("_sleep_saved_buffers", "_sleep_saved_parameters", "_sleep_saved_draft_buffers")
@@ -49,6 +54,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._preparation: Preparation | None = None
         self._allocator: Allocator | None = None
         self._envelope: Envelope | None = None
+        self._has_warned = False
 
     # Starting
 
@@ -68,27 +74,24 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         self._keep_lora_out_of_the_weights()
+        envelope = self._envelope
+        assert envelope is not None
         with self._opened.events.of("load"):
-            super().load_model(*args, **kwargs)
+            try:
+                super().load_model(*args, **kwargs)
+            except torch.OutOfMemoryError as error:
+                if not envelope.is_bounding:
+                    raise
+                raise envelope.refused(error, _LESS_OR_MORE) from error
         # Scales and caches come back as they were, or zeroed; calibrated scales would be lost by this.
         if hasattr(self.model_runner, "init_fp8_kv_scales"):
             self.model_runner.init_fp8_kv_scales = _nothing
-        shortage = self._host_shortage()
-        if shortage is not None:
-            logger.warning("%s", shortage)
+        self._warn_of_shortage()
 
     def determine_available_memory(self) -> int:
-        snapshot = _memory.MemorySnapshot(device=self.device)
-        hint = (
-            f"raise {_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, take a smaller "
-            "or quantized model, or spread it over more GPUs"
-        )
-        weights = int(self.model_runner.model_memory_usage)
         envelope = self._envelope
         assert envelope is not None
-        # The weights are in use already, and nothing would be left beside them.
-        envelope.refuse_what_cannot_fit("a KV cache beside the weights", 1, snapshot, hint)
-        logger.debug("poorwill: %s of weights before profiling", gib(weights))
+        envelope.refuse_full(_memory.MemorySnapshot(device=self.device), _LESS_OR_MORE)
         self._bound_the_graph_profile(envelope)
         return int(super().determine_available_memory())
 
@@ -119,6 +122,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
         done = super().compile_or_warm_up_model(*args, **kwargs)
+        # By now there are graphs and other state as well.
+        self._warn_of_shortage()
         self._prepare_in_background()
         return done
 
@@ -170,8 +175,11 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             self.poorwill_mark_restored()
 
     def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
+        # A session may be for the drafter alone, which leaves the model's weights as they are.
+        is_draft = getattr(self, "_weight_update_is_draft", False)
         super().finish_weight_update(*args, **kwargs)
-        self.poorwill_mark_restored()
+        if not is_draft:
+            self.poorwill_mark_restored()
 
     # What the engine's core asks by name
 
@@ -265,6 +273,12 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             f"a sleep at level 1 keeps {gib(needed)} in host memory, and {_environment.HOST_BUDGET} allows "
             f"{gib(limit)}: raise it, or sleep at level 2 and reload the weights after the wake"
         )
+
+    def _warn_of_shortage(self) -> None:
+        shortage = None if self._has_warned else self._host_shortage()
+        if shortage is not None:
+            self._has_warned = True
+            logger.warning("%s", shortage)
 
     def _refuse_asleep(self, operation: str) -> None:
         asleep = [tag for tag in self._opened.sleeping() if tag == "weights"]
