@@ -12,7 +12,7 @@ from typing import Any
 from poorwill import _native
 from poorwill._native import BudgetError
 from poorwill.torch._gpu import snapshot_segments
-from poorwill.vllm import _environment
+from poorwill.vllm import _environment, _versions
 
 GIB = 1 << 30
 
@@ -100,6 +100,23 @@ class Envelope:
         """What has been used since the beginning."""
         return self.free_at_start_bytes - int(snapshot.free_memory)
 
+    def refuse_full(self, snapshot: Any, hint: str) -> None:
+        """Raises BudgetError if nothing is left for a KV cache."""
+        used = self.used_bytes(snapshot)
+        if self.is_bounding and used >= self.requested_bytes:
+            raise BudgetError(
+                f"of the {gib(self.requested_bytes)} that the engine may use of {self.device}, {gib(used)} "
+                f"are in use with the weights loaded, and nothing is left for a KV cache: {hint}"
+            )
+
+    def refused(self, error: BaseException, hint: str) -> BudgetError:
+        """What to raise in the place of PyTorch's error where loading has met the envelope's end."""
+        why = " ".join([str(error), *getattr(error, "__notes__", ())])
+        return BudgetError(
+            f"the weights do not fit in the {gib(self.requested_bytes)} that the engine may use of "
+            f"{self.device}: {hint} ({why})"
+        )
+
     def refuse_what_cannot_fit(self, what: str, needed_bytes: int, snapshot: Any, hint: str) -> None:
         """Raises BudgetError if so much does not fit beside what is used."""
         if not self.is_bounding:
@@ -113,11 +130,19 @@ class Envelope:
 
 
 def graph_profile_bytes(runner: Any) -> int:
-    """What the KV cache takes that vLLM profiles CUDA graphs with: a block for each sequence of the largest
-    graph, in every layer.
-    """
-    blocks = runner.compilation_config.max_cudagraph_capture_size or 1
-    return int(blocks) * sum(int(spec.page_size_bytes) for spec in runner.get_kv_cache_spec().values())
+    """What the KV cache takes, at least, that vLLM profiles CUDA graphs with."""
+    largest = runner.compilation_config.max_cudagraph_capture_size
+    if _versions.known(_versions.running()) >= _BY_SEQUENCES:
+        largest = min(runner.max_num_reqs, largest)
+    by_kind: dict[type, int] = {}
+    for spec in runner.get_kv_cache_spec().values():
+        by_kind[type(spec)] = by_kind.get(type(spec), 0) + int(spec.page_size_bytes)
+    # Layers of different kinds share memory, as many of each as there are of the rarest.
+    return (largest or 1) * min(by_kind.values(), default=0)
+
+
+_BY_SEQUENCES = (0, 21, 0)
+"""The first version that may take fewer blocks than its largest graph has tokens."""
 
 
 def gib(size: float) -> str:

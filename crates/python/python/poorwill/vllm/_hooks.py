@@ -31,9 +31,10 @@ class Hook:
         try:
             _versions.check(_versions.running(), module)
         except UnsupportedVllmError as refusal:
+            # Remembered also if it is raised: whoever imports the module again gets it without the hook.
+            _refusals.append(refusal)
             if _environment.read().sleep_mode:
                 raise
-            _refusals.append(refusal)
             return
         getattr(importlib.import_module(self.ours), self.function)(module)
 

@@ -46,14 +46,21 @@ class Allocator:
         pageable: bool = False,
         wake_timeout_s: float = 0.0,
     ) -> "Allocator":
-        """Makes the process's allocator, over an arena with these limits."""
+        """Makes the process's allocator, over an arena with these limits.
+
+        One that an engine has left takes its leave: the next engine has limits of its own.
+        """
         if cls.instance is not None:
             if cls.instance.arena.device != device:
                 raise PoorwillError(
                     f"this process has an engine that sleeps on {cls.instance.arena.device}, and one process "
                     f"has one such GPU: start the engine on {device} in a process of its own"
                 )
-            return cls.instance
+            if cls.instance.get_current_usage() > 0:
+                # vLLM refuses that, in its own words, when it loads the weights.
+                return cls.instance
+            cls.instance.arena.close()
+            cls.instance = None
         arena = _native.arena(
             device, "vllm", limit=limit_bytes, host_limit=host_limit_bytes, pageable=pageable
         )
@@ -150,7 +157,12 @@ class Allocator:
         if not asleep:
             return
         with self.events.of("wake") as event:
-            event.woken(self.arena.wake(asleep, timeout=self._wake_timeout_s))
+            report = self.arena.wake(asleep, timeout=self._wake_timeout_s)
+            event.woken(report)
+        # Nobody writes scratch memory again before it is used, and nobody has to.
+        scratch = [tag for tag in report.undefined_tags if tag in _DROPPED]
+        if scratch:
+            self.arena.mark_restored(scratch)
 
     def sleeping(self) -> list[str]:
         """The tags that sleep."""
@@ -166,13 +178,13 @@ class Allocator:
 
     def get_current_usage(self) -> int:
         """The bytes that are in use."""
-        self._settle()
+        self.settle()
         return self.arena.stats().live_bytes
 
     def release_pools(self) -> None:
         """Lets go of graphs' memory, and of all that nobody uses."""
         self._graph_pool = None
-        self._settle()
+        self.settle()
 
     close = release_pools
 
@@ -184,7 +196,8 @@ class Allocator:
         """From where to where there is memory that sleeps, in ascending order."""
         return [(segment["addr"], segment["addr"] + segment["bytes"]) for segment in self.arena.snapshot()]
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Gives back what PyTorch caches here, and all that serves no byte."""
         from poorwill.torch import settle
 
         settle(self.arena.device)

@@ -7,6 +7,7 @@ answers what the engine's core asks it by name (`poorwill_status`, `poorwill_pre
 `poorwill_mark_restored`).
 """
 
+import functools
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,18 @@ logger: Any = importlib.import_module("vllm.logger").init_logger("vllm.poorwill"
 COVERED_AT_LEAST = 0.9
 """Of the weights' bytes, the share that a sleep has to give back."""
 
+# The methods of a model runner that allocate the cache and nothing else; the second where a connector wants
+# the caches of all layers in one tensor.
+_CACHE_MAKERS = ("_allocate_kv_cache_tensors", "allocate_uniform_kv_caches")
+
+_LESS_OR_MORE = (
+    f"raise {_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, take a smaller or "
+    "quantized model, or spread it over more GPUs"
+)
+
+# What vLLM has copied to the host before a sleep at level 2, for the wake; the first in every version.
+_SAVED = ("_sleep_saved_buffers", "_sleep_saved_parameters", "_sleep_saved_draft_buffers")
+
 
 class Worker(gpu_worker.Worker):  # type: ignore[misc]
     """vLLM's worker. What is overridden calls the original."""
@@ -41,6 +54,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._preparation: Preparation | None = None
         self._allocator: Allocator | None = None
         self._envelope: Envelope | None = None
+        self._has_warned = False
 
     # Starting
 
@@ -60,27 +74,24 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         self._keep_lora_out_of_the_weights()
+        envelope = self._envelope
+        assert envelope is not None
         with self._opened.events.of("load"):
-            super().load_model(*args, **kwargs)
+            try:
+                super().load_model(*args, **kwargs)
+            except torch.OutOfMemoryError as error:
+                if not envelope.is_bounding:
+                    raise
+                raise envelope.refused(error, _LESS_OR_MORE) from error
         # Scales and caches come back as they were, or zeroed; calibrated scales would be lost by this.
         if hasattr(self.model_runner, "init_fp8_kv_scales"):
             self.model_runner.init_fp8_kv_scales = _nothing
-        shortage = self._host_shortage()
-        if shortage is not None:
-            logger.warning("%s", shortage)
+        self._warn_of_shortage()
 
     def determine_available_memory(self) -> int:
-        snapshot = _memory.MemorySnapshot(device=self.device)
-        hint = (
-            f"raise {_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, take a smaller "
-            "or quantized model, or spread it over more GPUs"
-        )
-        weights = int(self.model_runner.model_memory_usage)
         envelope = self._envelope
         assert envelope is not None
-        # The weights are in use already, and nothing would be left beside them.
-        envelope.refuse_what_cannot_fit("a KV cache beside the weights", 1, snapshot, hint)
-        logger.debug("poorwill: %s of weights before profiling", gib(weights))
+        envelope.refuse_full(_memory.MemorySnapshot(device=self.device), _LESS_OR_MORE)
         self._bound_the_graph_profile(envelope)
         return int(super().determine_available_memory())
 
@@ -89,37 +100,56 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if _has_runtime_pools() or not hasattr(runner, "_allocate_kv_cache_tensors"):
             super().initialize_from_config(*args, **kwargs)
             return
+
+        def in_pool(allocate: Any) -> Any:
+            @functools.wraps(allocate)
+            def allocate_kv_cache(*args: Any, **kwargs: Any) -> Any:
+                with allocator.arena.pool("kv_cache"):
+                    return allocate(*args, **kwargs)
+
+            return allocate_kv_cache
+
         # The cache itself is dropped by a sleep; what is made around it is state, and has to survive.
-        allocate = runner._allocate_kv_cache_tensors
-
-        def allocate_kv_cache(*args: Any, **kwargs: Any) -> Any:
-            with allocator.arena.pool("kv_cache"):
-                return allocate(*args, **kwargs)
-
-        runner._allocate_kv_cache_tensors = allocate_kv_cache
+        names = [name for name in _CACHE_MAKERS if hasattr(runner, name)]
+        for name in names:
+            setattr(runner, name, in_pool(getattr(runner, name)))
         try:
             with allocator.renaming({"kv_cache": "runtime"}):
                 super().initialize_from_config(*args, **kwargs)
         finally:
-            del runner._allocate_kv_cache_tensors
+            for name in names:
+                delattr(runner, name)
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
         done = super().compile_or_warm_up_model(*args, **kwargs)
+        # By now there are graphs and other state as well.
+        self._warn_of_shortage()
         self._prepare_in_background()
         return done
 
     # Sleeping and waking
 
     def sleep(self, level: int = 1) -> None:
+        # A preparation that has ended was before this.
+        self._note_preparation(wait=False)
         self._refuse_uncovered()
         if level == 1 and (shortage := self._host_shortage()) is not None:
             raise PoorwillError(shortage)
         torch.cuda.empty_cache()
+        before = self._opened.sleeping()
+        if "weights" in before:
+            # vLLM would read the model's buffers, whose memory is gone. What it saved of them it still has.
+            self._suspend(level)
+            return
         try:
             super().sleep(level)
-        except AssertionError:
+        except BaseException as error:
+            after = self._opened.sleeping()
+            if "weights" not in after:
+                # What was saved for this sleep's wake must not be written by another's.
+                self._forget_saved()
             # vLLM compares the device's free memory, which other processes move. What we gave back is known.
-            if not self._opened.sleeping():
+            if not isinstance(error, AssertionError) or after == before:
                 raise
             logger.warning("the device has less free memory than before the sleep: another process took it")
 
@@ -147,8 +177,11 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             self.poorwill_mark_restored()
 
     def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
+        # A session may be for the drafter alone, which leaves the model's weights as they are.
+        is_draft = getattr(self, "_weight_update_is_draft", False)
         super().finish_weight_update(*args, **kwargs)
-        self.poorwill_mark_restored()
+        if not is_draft:
+            self.poorwill_mark_restored()
 
     # What the engine's core asks by name
 
@@ -191,6 +224,18 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             raise PoorwillError("the worker has no GPU yet: vLLM calls init_device first")
         return self._allocator
 
+    def _suspend(self, level: int) -> None:
+        """Puts to sleep what is awake, without what vLLM does around it."""
+        if hasattr(gpu_worker.Worker, "sleep_mode_backend"):
+            self.sleep_mode_backend.suspend(level)
+        else:
+            self._opened.sleep(("weights",) if level == 1 else ())
+
+    def _forget_saved(self) -> None:
+        for name in _SAVED:
+            if hasattr(self, name):
+                setattr(self, name, {})
+
     def _prepare_in_background(self) -> None:
         if self._environment.prepare and self._host_shortage() is None:
             self.poorwill_prepare()
@@ -222,14 +267,28 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         limit = self._environment.host_budget_bytes
         if limit is None:
             return None
-        kept = ("kv_cache", "workspace")
-        needed = sum(tag.mapped_bytes for tag in self._opened.arena.stats().tags if tag.tag not in kept)
+        needed = self._kept_bytes()
+        if needed > limit:
+            # What is cached has no bytes to keep.
+            self._opened.settle()
+            needed = self._kept_bytes()
         if needed <= limit:
             return None
         return (
             f"a sleep at level 1 keeps {gib(needed)} in host memory, and {_environment.HOST_BUDGET} allows "
             f"{gib(limit)}: raise it, or sleep at level 2 and reload the weights after the wake"
         )
+
+    def _kept_bytes(self) -> int:
+        """What of the memory that is mapped a sleep at level 1 keeps, or more."""
+        dropped = ("kv_cache", "workspace")
+        return sum(tag.mapped_bytes for tag in self._opened.arena.stats().tags if tag.tag not in dropped)
+
+    def _warn_of_shortage(self) -> None:
+        shortage = None if self._has_warned else self._host_shortage()
+        if shortage is not None:
+            self._has_warned = True
+            logger.warning("%s", shortage)
 
     def _refuse_asleep(self, operation: str) -> None:
         asleep = [tag for tag in self._opened.sleeping() if tag == "weights"]
