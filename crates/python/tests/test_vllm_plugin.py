@@ -108,12 +108,14 @@ def test_settings_that_cannot_be_read(
     with pytest.raises(ValueError, match=f"^POORWILL_{name}='{text}' ") as refused:
         _environment.read({f"POORWILL_{name}": text})
     assert says in str(refused.value)
-    # Before anything is started.
+    # Before anything is started, if an engine is to sleep with Poorwill; and nobody else is told.
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
     monkeypatch.setenv(f"POORWILL_{name}", text)
-    register = importlib.import_module("poorwill.vllm").register
     with pytest.raises(ValueError, match=f"^POORWILL_{name}="):
-        register()
-    assert _imports._waiting == {}
+        _platform.decide(config())
+    if name != "SLEEP_MODE":
+        monkeypatch.delenv("POORWILL_SLEEP_MODE")
+        assert decided(config()) == _platform.STOCK_WORKER
 
 
 # Hooks on imports
@@ -430,7 +432,7 @@ def test_other_allocator_settings_are_not(monkeypatch: pytest.MonkeyPatch, value
 
 
 def test_a_worker_of_the_users_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"--worker-cls is of\.mine: leave it away, or derive"):
+    with pytest.raises(ConfigurationError, match=r"--worker-cls is of\.mine: leave it away, and have"):
         _platform.decide(config("of.mine"))
 
 

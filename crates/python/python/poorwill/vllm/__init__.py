@@ -12,7 +12,7 @@ there yet, metrics) is hooked where those are defined (`_engine`, `_frontend`, `
 held against what we need of it before (`_versions`).
 """
 
-from poorwill.vllm import _environment, _hooks
+from poorwill.vllm import _hooks
 
 __all__ = ["register"]
 
@@ -20,9 +20,7 @@ __all__ = ["register"]
 def register() -> None:
     """What vLLM calls, at least once in every process: cheap, and the same as called once.
 
-    Imports neither vLLM nor PyTorch: what is hooked is hooked when vLLM imports it. Raises ValueError for a
-    setting that cannot be read, before anything is started.
+    Imports neither vLLM nor PyTorch: what is hooked is hooked when vLLM imports it.
     """
-    _environment.read()
     for hook in _hooks.HOOKS:
         hook.wait()

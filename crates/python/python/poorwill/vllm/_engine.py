@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from poorwill import PoorwillError
+from poorwill.vllm._platform import WORKER, is_active
 
 __all__ = ["NotReadyError", "attempt", "install_core"]
-
-WORKER = "poorwill.vllm.worker.Worker"
-"""What vLLM's configuration names as the worker's class where poorwill is in use."""
 
 TAGS = ("weights", "kv_cache")
 """What vLLM lets sleep and wake on its own."""
@@ -64,11 +62,6 @@ def check_tags(tags: Iterable[object] | None) -> None:
             raise ValueError(
                 f"wake_up: no tag {tag!r}; there are {', '.join(known)}, and no tags at all wake all"
             )
-
-
-def is_in_use(vllm_config: Any) -> bool:
-    """Whether an engine's workers are poorwill's."""
-    return bool(vllm_config.parallel_config.worker_cls == WORKER)
 
 
 def replace(of: type, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
@@ -346,12 +339,18 @@ class _Engine:
     def look(self) -> list[dict[str, Any]]:
         """Asks the ranks what they have. Their events are kept for the next frontend that asks."""
         statuses: list[dict[str, Any]] = self._ask("poorwill_status")
+        self.keep_events(statuses)
         undefined = set()
         for status in statuses:
-            self._events.setdefault(status["rank"], []).extend(status.pop("events"))
+            del status["events"]
             undefined |= set(status["undefined"]) - set(status["sleeping"])
         self.not_ready = _sentence(sorted(undefined, reverse=True)) if undefined else None
         return statuses
+
+    def keep_events(self, statuses: list[dict[str, Any]]) -> None:
+        """What has happened is for the next frontend that asks."""
+        for status in statuses:
+            self._events.setdefault(status["rank"], []).extend(status["events"])
 
     @staticmethod
     def _sleeping(statuses: list[dict[str, Any]]) -> frozenset[str]:
@@ -437,7 +436,7 @@ class _Engine:
 
 def _engine_of(core: Any) -> _Engine | None:
     engine: _Engine | None = vars(core).get(_ENGINE)
-    if engine is None and is_in_use(core.vllm_config):
+    if engine is None and is_active(core.vllm_config):
         engine = _Engine(core)
         setattr(core, _ENGINE, engine)
     return engine
@@ -509,6 +508,9 @@ def _collective_rpc(stock: Any) -> Callable[..., Any]:
     ) -> Any:
         engine = _engine_of(self)
         result = stock(self, method, timeout, args, kwargs)
+        if engine is not None and method == "poorwill_status":
+            # Whoever else asked has taken them, and the metrics want them, too.
+            engine.keep_events(result)
         # What has another name, or none, may write weights just as well.
         if engine is not None and engine.not_ready is not None:
             engine.look_again()

@@ -49,6 +49,11 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     )
 
 
+def wants_sleep_mode(environ: Mapping[str, str] | None = None) -> bool:
+    """That setting alone, for who has not chosen Poorwill yet."""
+    return _switch(os.environ if environ is None else environ, SLEEP_MODE, Environment.sleep_mode)
+
+
 def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
     text = environ.get(name, "").strip()
     if not text:

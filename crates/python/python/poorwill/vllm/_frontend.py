@@ -15,7 +15,8 @@ from typing import Any
 
 from poorwill import PoorwillError
 from poorwill.vllm import _metrics
-from poorwill.vllm._engine import RESTORING, NotReadyError, check_level, check_tags, is_in_use, replace
+from poorwill.vllm._engine import RESTORING, NotReadyError, check_level, check_tags, replace
+from poorwill.vllm._platform import is_active
 
 __all__ = ["install_async", "install_sync"]
 
@@ -88,7 +89,7 @@ class _Watch:
 
 def _watch_of(frontend: Any) -> _Watch | None:
     watch: _Watch | None = vars(frontend).get(_WATCH)
-    if watch is None and is_in_use(frontend.vllm_config):
+    if watch is None and is_active(frontend.vllm_config):
         watch = _Watch()
         setattr(frontend, _WATCH, watch)
     return watch

@@ -4,6 +4,7 @@ A vLLM that is not what a hook needs is left alone by that hook, and nobody is t
 with Poorwill. Who does is refused, with what was found (`refuse`).
 """
 
+import contextlib
 import importlib
 from dataclasses import dataclass
 from types import ModuleType
@@ -33,7 +34,7 @@ class Hook:
         except UnsupportedVllmError as refusal:
             # Remembered also if it is raised: whoever imports the module again gets it without the hook.
             _refusals.append(refusal)
-            if _environment.read().sleep_mode:
+            if _environment.wants_sleep_mode():
                 raise
             return
         getattr(importlib.import_module(self.ours), self.function)(module)
@@ -47,6 +48,17 @@ HOOKS = (
     Hook("vllm.v1.engine.async_llm", "poorwill.vllm._frontend", "install_async"),
     Hook("vllm.v1.engine.llm_engine", "poorwill.vllm._frontend", "install_sync"),
 )
+
+
+def refuse_any() -> None:
+    """As `refuse`, when all that is hooked has been looked at: in the process that begins an engine, which
+    imports most of it anyway.
+    """
+    refuse()
+    for hook in HOOKS:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(hook.module)
+    refuse()
 
 
 def refuse() -> None:

@@ -86,19 +86,19 @@ def decide(vllm_config: Any) -> None:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if model is None:
         return
-    environment = _environment.read()
-    if not _is_chosen(model, environment.sleep_mode):
+    if not _is_chosen(model, _environment.wants_sleep_mode()):
         return
     _was_chosen = True
-    _hooks.refuse()
+    # What cannot be read is told before anything is started.
+    _environment.read()
+    _hooks.refuse_any()
     _refuse_expandable_segments()
     if parallel.worker_cls == STOCK_WORKER:
         parallel.worker_cls = WORKER
     elif parallel.worker_cls != WORKER:
         raise ConfigurationError(
             f"sleep mode is to be poorwill's, which needs vLLM's own worker, and --worker-cls is "
-            f"{parallel.worker_cls}: leave it away, or derive that class from {WORKER} and unset "
-            f"{_environment.SLEEP_MODE}"
+            f"{parallel.worker_cls}: leave it away, and have --worker-extension-cls add what it adds"
         )
 
 

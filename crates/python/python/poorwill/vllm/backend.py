@@ -1,4 +1,4 @@
-"""The sleep-mode backend `poorwill`, for a vLLM that has a registry of them (0.33 and later).
+"""The sleep-mode backend `poorwill`, for a vLLM that has a registry of them (0.25 and later).
 
 It asks the same allocator that the worker's pools are of, as vLLM's own backend does.
 """

@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+from poorwill import _native
 from poorwill._native import PoorwillError, Preparation, PrepareReport
 from poorwill.vllm import _budget, _environment, _hooks, _versions
 from poorwill.vllm._budget import Envelope, gib
@@ -60,6 +61,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         _budget.install(gpu_worker, _memory)
+        # Whoever asks vLLM for its allocator from now on gets ours.
+        _cumem.CuMemAllocator = Allocator
         super().init_device()
         self._envelope = Envelope(self)
         self._allocator = Allocator.open(
@@ -69,8 +72,13 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             pageable=self._environment.pageable,
             wake_timeout_s=self._environment.wake_timeout_s,
         )
-        # Whoever asks vLLM for its allocator from now on gets ours.
-        _cumem.CuMemAllocator = Allocator
+        arena = self._allocator.arena
+        logger.info(
+            "This worker sleeps with Poorwill %s: up to %s of %s for weights, state and KV cache",
+            _native.__version__,
+            gib(arena.limit_bytes),
+            arena.device,
+        )
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         self._keep_lora_out_of_the_weights()
@@ -301,7 +309,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         begin, end = next(ranges, (0, 0))
         total = covered = 0
         outside: list[tuple[int, str]] = []
-        for address, size, name in sorted(_storages(self.model_runner.model)):
+        models = [self.model_runner.model, *_drafters(self.model_runner)]
+        for address, size, name in sorted(_storages(models)):
             while end <= address and end:
                 begin, end = next(ranges, (0, 0))
             total += size
@@ -356,11 +365,17 @@ def _has_runtime_pools() -> bool:
     return hasattr(_device_allocator, "get_mem_allocator_instance")
 
 
-def _storages(model: Any) -> Iterator[tuple[int, int, str]]:
-    """Address, bytes and a name of everything of a model's on the GPU, once each."""
+def _drafters(runner: Any) -> list[Any]:
+    """The model that drafts tokens, if there is one with weights."""
+    drafter = getattr(getattr(runner, "drafter", None), "model", None)
+    return [drafter] if hasattr(drafter, "named_parameters") else []
+
+
+def _storages(models: list[Any]) -> Iterator[tuple[int, int, str]]:
+    """Address, bytes and a name of everything of the models' on the GPU, once each."""
     seen: set[int] = set()
-    for named in (model.named_parameters(), model.named_buffers()):
-        for name, tensor in named:
+    for named in (named for model in models for named in (model.named_parameters, model.named_buffers)):
+        for name, tensor in named():
             # What is in host memory, seen from the GPU, sleeps with nobody.
             if not tensor.is_cuda or getattr(tensor, "_vllm_is_uva_offloaded", False):
                 continue
