@@ -112,10 +112,10 @@ def test_settings_that_cannot_be_read(
     monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
     monkeypatch.setenv(f"POORWILL_{name}", text)
     with pytest.raises(ValueError, match=f"^POORWILL_{name}="):
-        _platform.decide(config())
+        _platform.decide(config(sleep_mode_backend=None))
     if name != "SLEEP_MODE":
         monkeypatch.delenv("POORWILL_SLEEP_MODE")
-        assert decided(config()) == _platform.STOCK_WORKER
+        assert decided(config(sleep_mode_backend=None)) == _platform.STOCK_WORKER
 
 
 # Hooks on imports
