@@ -156,6 +156,12 @@ impl TagPolicy {
         Self { level_1: SleepAction::Drop, level_2: SleepAction::Drop, dropped }
     }
 
+    /// Whether a sleep drops the bytes at whichever level.
+    #[must_use]
+    pub const fn is_discardable(&self) -> bool {
+        matches!((self.level_1, self.level_2), (SleepAction::Drop, SleepAction::Drop))
+    }
+
     /// The built-in row for `tag`, or [`TagPolicy::PRESERVED`].
     #[must_use]
     pub fn built_in(tag: &Tag) -> Self {

@@ -25,13 +25,14 @@ fn system() -> [usize; 3] {
 fn a_thousand_cycles_leave_nothing_behind() {
     let bare = system();
     let device = TestDevice::open(64);
-    let config = PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() };
+    let config =
+        PoolConfig { chunk_granules: 4, span_granules: 8, segment_granules: 8, ..PoolConfig::default() };
     let pool = Arc::new(Pool::new(device.driver(), config).unwrap());
     let mut tenant = Tenant::new(&pool, 1);
     let granule = device.info().granule_bytes;
     let weights = tenant.load(10 * granule, &Tag::weights());
     let runtime = tenant.load(3 * granule, &Tag::runtime());
-    let kv = tenant.load(6 * granule, &Tag::kv_cache());
+    let kv = tenant.load(21 * granule, &Tag::kv_cache()); // Two spans, a chunk and a granule.
     // Its bytes are zeros after each wake.
     tenant.blocks[kv].bytes.fill(0);
     let mut first = None;

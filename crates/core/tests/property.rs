@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use poorwill_core::{
-    AllocRequest, Block, BlockKind, Changes, DeviceRange, Dropped, Level, Pool, PoolConfig, PoolError,
-    Preparation, SleepRequest, Tag, TagPolicy, Verify, WakeRequest,
+    AllocRequest, Block, BlockKind, Changes, DeviceRange, DriverErrorKind, Dropped, Level, Op, Pool,
+    PoolConfig, PoolError, Preparation, SleepRequest, Tag, TagPolicy, Verify, WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::model::{Model, Reads};
@@ -97,17 +97,23 @@ struct Run {
 }
 
 impl Run {
-    fn new(limited: bool, chunk_granules: u64) -> Self {
+    /// Where the device is `in_pieces`, it refuses those larger than a chunk most of the time.
+    fn new(limited: bool, in_pieces: bool, [chunk_granules, span_granules]: [u64; 2]) -> Self {
         let capacity_granules = if limited { ROOM_GRANULES * 3 / 2 } else { ROOM_GRANULES };
         let device = TestDevice::open(capacity_granules);
         let granule = device.info().granule_bytes;
         let config = PoolConfig {
             limit_bytes: limited.then_some(ROOM_GRANULES * granule),
             chunk_granules,
+            span_granules,
             segment_granules: 8,
             ..PoolConfig::default()
         };
-        let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
+        let driver = ScriptedDriver::new(device.driver(), move |call| {
+            let is_large = call.op == Op::Create && call.bytes > chunk_granules * granule;
+            let kind = DriverErrorKind::OutOfMemory { asked_bytes: call.bytes, free_bytes: call.bytes };
+            if in_pieces && is_large && call.number % 5 > 0 { Verdict::Fail(kind) } else { Verdict::Pass }
+        });
         let driver = driver.posing(|info| info.fast_digests = limited || info.fast_digests);
         let pool = Pool::new(Arc::new(driver), config).unwrap();
         let scratch = Tag::new("scratch").unwrap();
@@ -213,16 +219,17 @@ impl Run {
                 self.tag_of.insert(self.next, which);
             }
             Err(PoolError::Asleep { .. }) => assert!(self.model.state(&tag).is_asleep()),
-            Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) => {
+            Err(error @ (PoolError::OverLimit { .. } | PoolError::DeviceFull { .. })) => {
                 // Right only if it does not depend on what is cached; but for a block that happens to end in a
                 // granule that is in use, and needs one less than it was promised.
                 let room_bytes = self.room_bytes();
+                assert!(
+                    room_bytes < bytes.next_multiple_of(self.granule()),
+                    "{room_bytes} are free: {error}"
+                );
                 self.pool.trim().unwrap();
                 match self.pool.alloc(&request) {
-                    Ok(block) => {
-                        assert!(room_bytes < bytes.next_multiple_of(self.granule()), "a false refusal");
-                        self.pool.free(block.id).unwrap();
-                    }
+                    Ok(block) => self.pool.free(block.id).unwrap(),
                     Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) => {}
                     Err(error) => panic!("a false refusal, and then {error}"),
                 }
@@ -233,13 +240,17 @@ impl Run {
 
     /// What the granules that live blocks of awake tags touch, or that are bound by them, leave of the room, in bytes.
     fn room_bytes(&self) -> u64 {
+        ROOM_GRANULES * self.granule() - self.used_bytes(|tag| !self.model.state(tag).is_asleep())
+    }
+
+    /// What the granules that live blocks of these tags touch, or that are bound by them, take.
+    fn used_bytes(&self, of: impl Fn(&Tag) -> bool) -> u64 {
         let granule = self.granule();
         let segments = self.pool.snapshot().unwrap().segments.into_iter();
-        let awake = segments.filter(|segment| !self.model.state(&segment.tag).is_asleep());
-        let used = awake.flat_map(|segment| segment.blocks);
+        let used = segments.filter(|segment| of(&segment.tag)).flat_map(|segment| segment.blocks);
         let used = used.filter(|block| matches!(block.kind, BlockKind::Live | BlockKind::Bound));
         let granules = used.flat_map(|b| b.addr / granule..(b.addr + b.bytes).div_ceil(granule));
-        (ROOM_GRANULES - granules.collect::<BTreeSet<u64>>().len() as u64) * granule
+        granules.collect::<BTreeSet<u64>>().len() as u64 * granule
     }
 
     fn free_part(&mut self, n: usize, from: u64, to: u64) {
@@ -305,7 +316,13 @@ impl Run {
                 assert_eq!(sorted(report.tags), sorted(self.model.wake(tags)));
                 assert_eq!(report.copied_bytes, report.verified_bytes);
             }
-            Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) => {} // Others took the room meanwhile; everything still sleeps.
+            Err(error @ (PoolError::OverLimit { .. } | PoolError::DeviceFull { .. })) => {
+                // Others took the room meanwhile; everything still sleeps.
+                let waking = |tag: &Tag| {
+                    self.model.state(tag).is_asleep() && tags.is_none_or(|tags| tags.contains(tag))
+                };
+                assert!(self.used_bytes(waking) > self.room_bytes(), "a false refusal: {error}");
+            }
             Err(error) => panic!("{error}"),
         }
         self.check_bytes();
@@ -402,10 +419,11 @@ proptest! {
     #[test]
     fn the_pool_does_what_the_model_says(
         limited in any::<bool>(),
-        chunk_granules in prop_oneof![3 => Just(4u64), 1 => Just(1u64)],
+        in_pieces in any::<bool>(),
+        sizes in proptest::sample::select(vec![[4, 0], [4, 8], [4, 13], [2, 6], [1, 256]]),
         steps in proptest::collection::vec(step(), 100..500),
     ) {
-        let mut run = Run::new(limited, chunk_granules);
+        let mut run = Run::new(limited, in_pieces, sizes);
         for step in &steps {
             run.step(step);
             run.check();

@@ -4,15 +4,28 @@
 //! The oracle looks at nothing but the addresses of live blocks. `PROPTEST_CASES` sets the number of runs.
 #![allow(clippy::unwrap_used)]
 
-use poorwill_core::{AllocRequest, Block, Pool, PoolConfig, PoolError, StreamId, Tag};
+use std::sync::Arc;
+
+use poorwill_core::{AllocRequest, Block, DriverErrorKind, Op, Pool, PoolConfig, PoolError, StreamId, Tag};
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::pattern::mix;
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
 
-/// Granules of a chunk and of a segment: every combination of the least, the usual and something between.
-const SHAPES: [(u64, u64); 6] = [(1, 1), (1, 8), (4, 1), (4, 8), (16, 32), (3, 7)];
+/// Granules of a chunk, a span and a segment: every combination of the least, the usual and something between.
+const SHAPES: [[u64; 3]; 9] = [
+    [1, 1, 1],
+    [1, 256, 8],
+    [4, 4, 1],
+    [4, 0, 8],
+    [16, 256, 32],
+    [3, 3, 7],
+    [4, 8, 1],
+    [3, 11, 7],
+    [2, 16, 8],
+];
 
 struct World {
     device: TestDevice,
@@ -33,11 +46,24 @@ impl World {
     }
 
     /// A world of small granules with a limit of `granules`, on a device that has half as much again.
-    fn of_granules(granules: u64, (chunk_granules, segment_granules): (u64, u64)) -> Self {
+    fn of_granules(granules: u64, shape: [u64; 3]) -> Self {
         let device = TestDevice::open(granules * 3 / 2 + 1);
         let limit_bytes = Some(granules * device.info().granule_bytes);
-        let config = PoolConfig { limit_bytes, chunk_granules, segment_granules, ..PoolConfig::default() };
-        Self::new(device, config)
+        Self::new(device, PoolConfig { limit_bytes, ..config_of(shape) })
+    }
+
+    /// The same of a device that has no more, and which refuses large pieces most of the time, whatever it has free.
+    fn in_pieces(granules: u64, shape: [u64; 3]) -> Self {
+        let device = TestDevice::open(granules);
+        let granule = device.info().granule_bytes;
+        let driver = ScriptedDriver::new(device.driver(), move |call| {
+            let is_large = call.op == Op::Create && call.bytes > shape[0] * granule;
+            let kind = DriverErrorKind::OutOfMemory { asked_bytes: call.bytes, free_bytes: call.bytes };
+            if is_large && call.number % 5 > 0 { Verdict::Fail(kind) } else { Verdict::Pass }
+        });
+        let pool = Pool::new(Arc::new(driver), config_of(shape)).unwrap();
+        let limit_bytes = granules * granule;
+        Self { device, pool, granule, limit_bytes, live: Vec::new(), served: 0, refused: 0 }
     }
 
     /// Granules under live blocks, in bytes.
@@ -66,7 +92,7 @@ impl World {
                 self.served += 1;
                 true
             }
-            Err(PoolError::OverLimit { .. }) if room_bytes < needed_bytes => {
+            Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) if room_bytes < needed_bytes => {
                 self.refused += 1;
                 false
             }
@@ -98,6 +124,10 @@ impl World {
         assert_eq!([stats.live_bytes, stats.mapped_bytes, stats.reserved_bytes], [0; 3]);
         self.pool.close().unwrap();
     }
+}
+
+fn config_of([chunk_granules, span_granules, segment_granules]: [u64; 3]) -> PoolConfig {
+    PoolConfig { chunk_granules, span_granules, segment_granules, ..PoolConfig::default() }
 }
 
 fn tag(n: u64) -> Tag {
@@ -146,14 +176,17 @@ fn sizes_of_all_magnitudes_fit_as_long_as_live_memory_leaves_room() {
 fn after_a_freed_block_a_larger_one_fits_under_every_limit() {
     for shape in SHAPES {
         for granules in (1..=200).step_by(Kind::of_this_run().stride()) {
-            let mut world = World::of_granules(granules, shape);
-            for eighths in [6, 7] {
-                let bytes = (granules * world.granule * eighths / 8).max(1);
-                assert!(world.alloc(&AllocRequest::new(bytes, Tag::weights())), "{granules} of {shape:?}");
-                world.check();
-                world.free(0);
+            for tags in [[0, 0], [1, 1], [1, 0], [0, 1]] {
+                let mut world = World::of_granules(granules, shape);
+                for (eighths, nth) in [6, 7, 8].into_iter().zip([tags[0], tags[1], tags[0]]) {
+                    let bytes = (granules * world.granule * eighths / 8).max(1);
+                    let request = AllocRequest::new(bytes, tag(nth));
+                    assert!(world.alloc(&request), "{granules} of {shape:?}, {request}");
+                    world.check();
+                    world.free(0);
+                }
+                world.end();
             }
-            world.end();
         }
     }
 }
@@ -203,9 +236,11 @@ proptest! {
     fn what_live_memory_leaves_can_be_had_in_pools_of_any_shape(
         shape in proptest::sample::select(SHAPES.to_vec()),
         granules in 1..120u64,
+        in_pieces in any::<bool>(),
         steps in proptest::collection::vec(step(), 50..300),
     ) {
-        let mut world = World::of_granules(granules, shape);
+        let open = if in_pieces { World::in_pieces } else { World::of_granules };
+        let mut world = open(granules, shape);
         for step in &steps {
             match step {
                 Step::Alloc { bytes, align, tag } => {

@@ -167,16 +167,18 @@ struct Kind {
     /// The cache's mark, in granules.
     mark: Option<u64>,
     chunk_granules: u64,
+    span_granules: u64,
     defect: Option<Defect>,
 }
 
 fn kind() -> impl Strategy<Value = Kind> {
     let mark = prop_oneof![2 => Just(None), 1 => (0..8u64).prop_map(Some)];
-    let chunk_granules = prop_oneof![2 => Just(4), 1 => Just(1)];
-    (any::<bool>(), mark, chunk_granules).prop_map(|(limited, mark, chunk_granules)| Kind {
+    let sizes = prop_oneof![1 => Just((4, 4)), 1 => Just((4, 8)), 1 => Just((2, 6)), 1 => Just((1, 8))];
+    (any::<bool>(), mark, sizes).prop_map(|(limited, mark, (chunk_granules, span_granules))| Kind {
         limited,
         mark,
         chunk_granules,
+        span_granules,
         defect: None,
     })
 }
@@ -233,12 +235,13 @@ impl Run {
         let config = PoolConfig {
             limit_bytes: kind.limited.then_some(ROOM_GRANULES * granule),
             chunk_granules: kind.chunk_granules,
+            span_granules: kind.span_granules,
             segment_granules: 8,
             cached_max_bytes: kind.mark.map(|granules| granules * granule),
             ..PoolConfig::default()
         };
         let pool = Pool::new(Arc::new(driver), config).unwrap();
-        let tags = [Tag::weights(), Tag::runtime()];
+        let tags = [Tag::weights(), Tag::kv_cache()];
         let (copies, asleep, live) = Default::default();
         Self { kind, ledger, copies, pool, device, streams, tags, asleep, live, next: 0 }
     }
@@ -430,7 +433,10 @@ impl Run {
         self.pool.sleep(&SleepRequest { level: Level::One, tags: Some(tags) }).unwrap();
         self.ledger().moving = false;
         let used = |tag: &usize| self.live.iter().any(|live| live.tag == *tag);
-        self.asleep.extend(falling.into_iter().filter(used));
+        let falling: Vec<usize> = falling.into_iter().filter(used).collect();
+        let dropped = |live: &Live| self.tags[live.tag] == Tag::kv_cache() && falling.contains(&live.tag);
+        self.live.iter_mut().filter(|live| dropped(live)).for_each(|live| live.seed = None);
+        self.asleep.extend(falling);
     }
 
     fn wake(&mut self) {
@@ -559,6 +565,7 @@ fn the_property_notices_events_that_pass_too_early() {
             limited: case % 2 == 0,
             mark: None,
             chunk_granules: 4,
+            span_granules: 8,
             defect: Some(Defect::EventsPassAtOnce),
         };
         catch_unwind(AssertUnwindSafe(|| run(kind, &steps))).is_err()

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use poorwill_core::{
-    AllocRequest, Block, DeviceRange, HostBuffer, Level, Pool, PoolConfig, PoolError, SleepRequest, StreamId,
-    Tag, WakeRequest,
+    AllocRequest, Block, DeviceRange, Dropped, HostBuffer, Level, Pool, PoolConfig, PoolError, SleepRequest,
+    StreamId, Tag, TagPolicy, WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::gated::{self, Gate};
@@ -30,6 +30,7 @@ fn open(limit_granules: u64, cached_max_bytes: Option<u64>) -> (TestDevice, Arc<
     let config = PoolConfig {
         limit_bytes: Some(limit_granules * device.info().granule_bytes),
         chunk_granules: 4,
+        span_granules: 8,
         segment_granules: 8,
         cached_max_bytes,
         ..PoolConfig::default()
@@ -46,6 +47,8 @@ struct Worker {
     pool: Arc<Pool>,
     random: u64,
     tag: Tag,
+    /// Whether a sleep drops its bytes.
+    is_dropped: bool,
     stream: StreamId,
     others: Vec<StreamId>,
     /// Blocks with the seed of their pattern.
@@ -176,6 +179,10 @@ impl Worker {
 
     fn wake(&mut self) {
         match self.pool.wake(&WakeRequest::of([self.tag.clone()])) {
+            Ok(_) if self.asleep && self.is_dropped => {
+                self.asleep = false;
+                (0..self.live.len()).for_each(|n| self.write(n));
+            }
             Ok(_) => self.asleep = false,
             Err(PoolError::OverLimit { .. }) => {}
             Err(error) => panic!("{error}"),
@@ -209,10 +216,16 @@ fn work(cached_max_bytes: Option<u64>) {
         let workers: Vec<_> = (0..THREADS)
             .map(|nth| {
                 let which = usize::try_from(nth).unwrap() % streams.len();
+                let tag = Tag::new(&format!("worker.{nth}")).unwrap();
+                let is_dropped = nth % 2 == 0;
+                if is_dropped {
+                    pool.declare_tag(&tag, TagPolicy::discardable(Dropped::Zeros)).unwrap();
+                }
                 let mut worker = Worker {
                     pool: Arc::clone(&pool),
                     random: mix(nth),
-                    tag: Tag::new(&format!("worker.{nth}")).unwrap(),
+                    tag,
+                    is_dropped,
                     stream: streams[which],
                     others: streams.iter().copied().filter(|other| *other != streams[which]).collect(),
                     live: Vec::new(),
@@ -342,7 +355,8 @@ fn threads_that_stay_within_their_share_are_never_refused() {
                                 live.swap_remove(usize::try_from(random(1) >> 1).unwrap() % live.len());
                             pool.free(block.id).unwrap();
                         }
-                        let request = AllocRequest::new(granules * granule, Tag::weights()).on(streams[0]);
+                        let tag = if nth % 2 == 0 { Tag::kv_cache() } else { Tag::weights() };
+                        let request = AllocRequest::new(granules * granule, tag).on(streams[0]);
                         let block = pool.alloc(&AllocRequest { align: granule, ..request });
                         let block =
                             block.unwrap_or_else(|error| panic!("thread {nth}, step {step}: {error}"));

@@ -226,8 +226,13 @@ impl<'a> World<'a> {
     ) {
         let granule = driver.info().granule_bytes;
         let limit_bytes = scenario.limit_granules.map(|granules| granules * granule);
-        let config =
-            PoolConfig { limit_bytes, chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() };
+        let config = PoolConfig {
+            limit_bytes,
+            chunk_granules: 4,
+            span_granules: 8,
+            segment_granules: 8,
+            ..PoolConfig::default()
+        };
         let pool = (0..9)
             .find_map(|_| faults.while_armed(|| Pool::new(Arc::clone(&driver), config)).ok())
             .expect("a pool opens once the faults are over");
@@ -243,7 +248,7 @@ impl<'a> World<'a> {
         for bytes in [3 * granule + 100, 10 * granule, 700, 600, 5 * granule] {
             self.load(bytes, &Tag::weights());
         }
-        self.load(6 * granule, &Tag::kv_cache());
+        self.load(13 * granule, &Tag::kv_cache()); // A span, a chunk and a granule.
         self.load(1000, &Tag::runtime());
         self.free(2);
         self.sleep(&SleepRequest::all(Level::One));
@@ -288,7 +293,7 @@ impl<'a> World<'a> {
         self.load_on(2 * granule + 1, &weights, streams[1]);
         self.load_on(18 * granule, &kv, streams[0]);
         let last = self.blocks.len() - 1;
-        self.free_part(last, 3 * granule, 9 * granule);
+        self.free_part(last, 3 * granule, 17 * granule); // Cuts a span, and frees the other.
         self.load_on(5 * granule, &weights, streams[1]); // In what has left.
         self.trim();
         while !self.blocks.is_empty() {

@@ -30,7 +30,7 @@ pub struct Call {
     pub waiting: bool,
     /// What an unmap is to remove.
     pub unmaps: Option<DeviceRange>,
-    /// Of copies, digests and host memory: how much.
+    /// Of device and host memory that is asked for, copies and digests: how much.
     pub bytes: u64,
     /// Of copies to the device: on which stream.
     pub stream: Option<StreamId>,
@@ -155,7 +155,6 @@ impl Driver for ScriptedDriver {
 
     forward! {
         MemoryInfo: memory_info() -> MemoryInfo;
-        Create: create(bytes: u64) -> BackingId;
         Release: release(backing: BackingId) -> ();
         Map: map(range: DeviceRange, backing: BackingId) -> ();
         SetAccess: set_access(range: DeviceRange) -> ();
@@ -168,6 +167,11 @@ impl Driver for ScriptedDriver {
             None => self.inner.capturing(),
             stream => Ok(stream),
         }
+    }
+
+    fn create(&self, bytes: u64) -> Result<BackingId> {
+        self.ask_for(Op::Create, bytes)?;
+        self.inner.create(bytes)
     }
 
     fn host_alloc(&self, bytes: u64) -> Result<HostBuffer> {

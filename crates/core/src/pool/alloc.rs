@@ -42,6 +42,8 @@ struct Wanted<'a> {
     tag: TagKey,
     lane: LaneKey,
     bytes: u64,
+    /// Of the memory that is created for it.
+    largest_bytes: u64,
 }
 
 /// How an attempt ended.
@@ -55,8 +57,12 @@ enum Attempt {
     Pending,
     /// Addresses were added: look again.
     Grown,
-    /// The device has no more.
-    DeviceShort(u64, DriverError),
+    /// The device has no more: this much would have to be created, of so much that is lacking.
+    DeviceShort {
+        needed_bytes: u64,
+        absent_bytes: u64,
+        source: DriverError,
+    },
 }
 
 impl Shared {
@@ -69,17 +75,18 @@ impl Shared {
         }
         state.check_awake("allocate", tag)?;
         let lane = state.lane_key(tag, request)?;
-        let wanted = Wanted { request, tag, lane, bytes };
+        let wanted = Wanted { request, tag, lane, bytes, largest_bytes: state.largest_chunk(tag) };
         if let Some(block) = state.take_ready(&wanted)? {
             return Ok(block);
         }
         drop(state);
-        self.alloc_slowly(&wanted)
+        self.alloc_slowly(wanted)
     }
 
-    fn alloc_slowly(&self, wanted: &Wanted<'_>) -> Result<Block> {
+    fn alloc_slowly(&self, mut wanted: Wanted<'_>) -> Result<Block> {
         let started = Instant::now();
         let (mut pressure, mut patient, mut has_waited) = (Pressure::default(), true, false);
+        let mut had_enough = false;
         loop {
             let mut vm = self.lock_vm()?;
             pressure.look(self);
@@ -89,9 +96,9 @@ impl Shared {
                 self.note_stuck();
                 has_waited = false;
             }
-            let mut attempt = self.attempt(&mut vm, wanted, patient && in_time);
+            let mut attempt = self.attempt(&mut vm, &wanted, patient && in_time);
             if let Ok(Attempt::Grown) = attempt {
-                attempt = self.attempt(&mut vm, wanted, false);
+                attempt = self.attempt(&mut vm, &wanted, false);
             }
             // If the driver refuses, the segments stay, and serve the next request.
             let _ = self.drop_emptied(&vm);
@@ -117,8 +124,19 @@ impl Shared {
                     continue;
                 }
                 Attempt::Short(needed_bytes) => (needed_bytes, None),
-                Attempt::DeviceShort(needed_bytes, source) => {
+                Attempt::DeviceShort { needed_bytes, absent_bytes, source } => {
                     if pressure.reclaim(self, &mut vm) {
+                        continue;
+                    }
+                    let has_enough =
+                        wanted.largest_bytes > self.shape.chunk_bytes && self.could_have(absent_bytes);
+                    if has_enough && had_enough {
+                        // It was there before this attempt, too, but not in pieces as large as a span.
+                        wanted.largest_bytes = self.shape.chunk_bytes;
+                    }
+                    had_enough = has_enough;
+                    if has_enough {
+                        pressure = Pressure::default();
                         continue;
                     }
                     (needed_bytes, Some(source))
@@ -128,7 +146,7 @@ impl Shared {
             if pressure.relieve(self)? {
                 continue;
             }
-            return Err(self.refusal(wanted, needed_bytes, full, refused));
+            return Err(self.refusal(&wanted, needed_bytes, full, refused));
         }
     }
 
@@ -188,7 +206,7 @@ impl Shared {
     }
 
     fn attempt(&self, vm: &mut Vm, wanted: &Wanted<'_>, patient: bool) -> Result<Attempt> {
-        let Wanted { request, tag, lane, bytes } = *wanted;
+        let Wanted { request, tag, lane, bytes, largest_bytes } = *wanted;
         let mut state = self.open_state()?;
         if state.tag(tag).gate.is_closed() {
             return Ok(Attempt::TagBusy);
@@ -212,7 +230,9 @@ impl Shared {
             self.grow(vm, wanted)?;
             return Ok(Attempt::Grown);
         };
-        let mut site = state.occupy(&spot, lane, bytes);
+        // The tag's policy may have been declared meanwhile.
+        let largest_bytes = largest_bytes.min(state.largest_chunk(tag));
+        let mut site = state.occupy(&spot, lane, bytes, largest_bytes);
         let in_hand: u64 = site.leaving.iter().map(|piece| piece.range.bytes).sum();
         let needed_bytes = spot.absent_bytes.saturating_sub(in_hand);
         let short = self.shortage(&state, vm, request, needed_bytes, patient);
@@ -247,7 +267,7 @@ impl Shared {
                 let lacking = site.lacking.into_iter().filter(|piece| !piece.is_absent()).collect();
                 self.dispose(vm, lacking);
                 if source.is_out_of_memory() {
-                    Ok(Attempt::DeviceShort(needed_bytes, source))
+                    Ok(Attempt::DeviceShort { needed_bytes, absent_bytes: spot.absent_bytes, source })
                 } else {
                     Err(PoolError::AllocFailed { bytes: request.bytes, tag: request.tag.clone(), source })
                 }
@@ -319,7 +339,7 @@ impl Shared {
 impl State {
     /// A block that needs no memory, if there is one.
     fn take_ready(&mut self, wanted: &Wanted<'_>) -> Result<Option<Block>> {
-        let Wanted { request, tag, lane, bytes } = *wanted;
+        let Wanted { request, tag, lane, bytes, .. } = *wanted;
         if !self.blocks.has_room(4) {
             let reason = "the pool has as many blocks as it can count; free some".into();
             let tag = request.tag.clone();

@@ -7,9 +7,10 @@
 //! ```
 //!
 //! A segment is a range of addresses that belongs to one tag. Chunks of memory are mapped into it where they are
-//! needed: large ones inside large blocks, single granules at their ends and under small blocks. Chunks that
-//! nothing lives in are *idle*: whoever needs memory takes them to wherever it is needed, and only when there
-//! are none is memory created. So what is mapped follows what is live, however the sizes change.
+//! needed: large ones inside large blocks, single granules at their ends and under small blocks. Inside blocks that
+//! a sleep drops they are larger still: *spans*, so that there is little to give back one by one. Chunks that nothing
+//! lives in are *idle*: whoever needs memory takes them to wherever it is needed, and only when there are none is memory
+//! created. So what is mapped follows what is live, however the sizes change.
 //!
 //! How a call travels:
 //! - `alloc` finds a free piece that is ready (`bins`, `place`) and cuts it (`state`); if there is none, it finds
@@ -102,6 +103,12 @@ pub struct PoolConfig {
     /// Granules of a chunk, the piece in which blocks of at least this size get their memory. Their ends, and
     /// smaller blocks, get single granules.
     pub chunk_granules: u64,
+    /// Granules of a span, the largest piece of memory, rounded down to whole chunks. Blocks of tags that a sleep drops
+    /// at whichever level ([`TagPolicy::is_discardable`]) are as many spans as fit, then chunks, then granules: they are
+    /// few, huge and live long, and a sleep takes calls of the driver for each piece. A span that is freed in parts
+    /// leaves as a whole, as a chunk does. There are none where it would be no larger than a chunk, or a chunk is one
+    /// granule.
+    pub span_granules: u64,
     /// Granules of address space that the pool grows by for smaller blocks.
     pub segment_granules: u64,
     /// Cached bytes above which memory that nothing uses is given back soon, in the background. `None`: it is
@@ -116,10 +123,18 @@ impl Default for PoolConfig {
         Self {
             limit_bytes: None,
             chunk_granules: 16,
+            span_granules: 256,
             segment_granules: 32,
             cached_max_bytes: None,
             keep_backups: true,
         }
+    }
+}
+
+impl PoolConfig {
+    fn chunks_of_span(&self) -> u64 {
+        let has_chunks = self.chunk_granules > 1;
+        if has_chunks { (self.span_granules / self.chunk_granules).max(1) } else { 1 }
     }
 }
 
@@ -161,6 +176,8 @@ type VmGuard<'a> = MutexGuard<'a, Vm>;
 struct Shape {
     granule_bytes: u64,
     chunk_bytes: u64,
+    /// As a chunk where there are no spans.
+    span_bytes: u64,
     segment_bytes: u64,
     total_bytes: u64,
     limit_bytes: Option<u64>,
@@ -201,9 +218,9 @@ impl Pool {
         if config.chunk_granules == 0 || config.segment_granules == 0 {
             return invalid("a chunk and a segment have at least one granule".into());
         }
-        let largest = config.chunk_granules.max(config.segment_granules).checked_mul(info.granule_bytes);
-        if largest.is_none_or(|bytes| bytes > blocks::BYTES_MAX) {
-            return invalid(format!("a chunk or segment has at most {} bytes", blocks::BYTES_MAX));
+        let largest = config.chunk_granules.max(config.span_granules).max(config.segment_granules);
+        if largest.checked_mul(info.granule_bytes).is_none_or(|bytes| bytes > blocks::BYTES_MAX) {
+            return invalid(format!("a chunk, span or segment has at most {} bytes", blocks::BYTES_MAX));
         }
         if let Some(limit) = config.limit_bytes.filter(|limit| *limit < info.granule_bytes).map(ByteSize) {
             let granule = ByteSize(info.granule_bytes);
@@ -226,6 +243,7 @@ impl Pool {
         let shape = Shape {
             granule_bytes: info.granule_bytes,
             chunk_bytes: info.granule_bytes * config.chunk_granules,
+            span_bytes: info.granule_bytes * config.chunk_granules * config.chunks_of_span(),
             segment_bytes: info.granule_bytes * config.segment_granules,
             total_bytes: match info.total_bytes {
                 // Not known; it is the device then that refuses.

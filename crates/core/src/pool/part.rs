@@ -20,9 +20,9 @@ impl Pool {
     /// or two blocks, where they were, with the bytes and recorded uses that they had. Their handles are new, and the
     /// old one is stale. Never waits.
     ///
-    /// Memory leaves by whole chunks ([`PoolConfig::chunk_granules`](super::PoolConfig::chunk_granules)): a chunk of
-    /// which something is still live stays where it is as a whole. Where parts of large blocks are to be given back,
-    /// chunks of one granule serve best.
+    /// Memory leaves by whole chunks ([`PoolConfig::chunk_granules`](super::PoolConfig::chunk_granules)) and spans
+    /// ([`PoolConfig::span_granules`](super::PoolConfig::span_granules)): one of which something is still live stays
+    /// where it is as a whole. Where parts of large blocks are to be given back, chunks of one granule serve best.
     ///
     /// # Errors
     /// `StaleBlock`; `InvalidPart`.
@@ -108,6 +108,20 @@ impl State {
     pub(super) fn share_chunk(&self, a: BlockKey, b: BlockKey) -> bool {
         let chunk_of = |key: BlockKey| self.chunk_of(self.blocks[key].addr);
         chunk_of(a).is_some_and(|chunk| chunk_of(b) == Some(chunk))
+    }
+
+    /// After a span, which is in a segment whose first block is `first`, has been made chunks: what was bound is free as
+    /// far as the chunks are.
+    pub(super) fn rebind(&mut self, first: BlockKey, span: DeviceRange) {
+        let mut next = self.block_at(first, span.addr);
+        let mut bound = Vec::new();
+        while next.is_some() && self.blocks[next].addr < span.end() {
+            bound.extend((self.blocks.kind(next) == Kind::Bound).then_some(next));
+            next = self.blocks[next].next;
+        }
+        for key in bound {
+            self.scatter_by_chunks(key, self.blocks[key].stamp);
+        }
     }
 
     /// After a piece has become bound: if it was the last of its chunk in use, the chunk is free as a whole. Returns

@@ -3,13 +3,16 @@
 //! One rule, whatever the model: of the free places looked at, the one that needs the least memory brought in;
 //! among equals, the one that leaves the least behind. New addresses compete with those at hand, and cost all
 //! of the block. Blocks of at least a chunk are laid out as chunks first and granules last, so that their
-//! chunks leave whole when they are freed, and their tails share granules with small blocks.
+//! chunks leave whole when they are freed, and their tails share granules with small blocks. Where a sleep drops
+//! the tag anyway, what fits of a block is spans, before its chunks. A free piece may hold chunks of both sizes: where
+//! one begins is looked up. A span serves as a whole or not at all.
 
 use std::cmp::Reverse;
 
+use super::Shape;
 use super::bins::UNIT_BYTES;
-use super::blocks::{BlockKey, Kind};
-use super::segment::SegmentKey;
+use super::blocks::{Block, BlockKey, Kind};
+use super::segment::{Chunk, SegmentKey};
 use super::state::{LaneKey, State, TagKey};
 use super::vm::Piece;
 
@@ -51,6 +54,12 @@ impl State {
     /// Whether a block is laid out as chunks and granules.
     fn is_large(&self, bytes: u64) -> bool {
         bytes >= self.shape.chunk_bytes && self.shape.chunk_bytes > self.shape.granule_bytes
+    }
+
+    /// The largest chunk that blocks of a tag get.
+    pub(super) fn largest_chunk(&self, tag: TagKey) -> u64 {
+        let entry = self.tag(tag);
+        if entry.policy.is_discardable() { self.shape.span_bytes } else { self.shape.chunk_bytes }
     }
 
     /// A place that needs no memory, if one is found at once.
@@ -190,7 +199,7 @@ impl State {
                 }
                 Kind::Fine if self.is_usable(block, lane) => granule_bytes += to - from,
                 Kind::Coarse if self.is_large(bytes) && self.is_usable(block, lane) => {
-                    let rest = (to - block.addr) % chunk_bytes;
+                    let rest = self.cut_off(block, from, to)?;
                     if rest > 0 {
                         // The chunk leaves, and granules come in its place.
                         if !self.is_quiet(block) {
@@ -214,9 +223,30 @@ impl State {
         None
     }
 
+    /// What of `from..to` in a coarse piece lies in the chunk that is cut at `to`. `None` where a block cannot lie there:
+    /// a span is never cut, and lies only under blocks of tags that get spans.
+    fn cut_off(&self, piece: &Block, from: u64, to: u64) -> Option<u64> {
+        let Shape { chunk_bytes, span_bytes, .. } = self.shape;
+        if from == piece.addr && to == piece.end() && to - from < span_bytes {
+            return Some(0);
+        }
+        let segment = self.segments.get(self.segment_of(piece.addr))?;
+        let largest_bytes = self.largest_chunk(segment.tag);
+        // After the tag's policy has changed.
+        let is_too_large = |(_, chunk): (u64, &Chunk)| chunk.bytes > largest_bytes;
+        let may_hold = largest_bytes < span_bytes && to - from >= span_bytes;
+        if segment.across(from).is_some() || may_hold && segment.touching(from, to).any(is_too_large) {
+            return None;
+        }
+        match segment.across(to) {
+            Some((_, chunk)) if chunk.bytes > chunk_bytes => None,
+            across => Some(across.map_or(0, |(at, _)| to - at)),
+        }
+    }
+
     /// Makes the spot a block in use, which no handle finds yet. With it come the rest of its last granule, the
-    /// memory that it lacks and the memory that has to leave.
-    pub(super) fn occupy(&mut self, spot: &Spot, lane: LaneKey, bytes: u64) -> Site {
+    /// memory that it lacks, in chunks of at most `largest_bytes`, and the memory that has to leave.
+    pub(super) fn occupy(&mut self, spot: &Spot, lane: LaneKey, bytes: u64, largest_bytes: u64) -> Site {
         let segment = self.segment_of(spot.start);
         let end = spot.start + bytes;
         let mut leaving = Vec::new();
@@ -227,7 +257,7 @@ impl State {
             let bare = self.strip(segment, key, cut, cut + self.shape.chunk_bytes);
             first = self.block_at(bare, spot.start);
         }
-        let lacking = self.lacking(first, segment, spot.start, end);
+        let lacking = self.lacking(first, segment, (spot.start, end), largest_bytes);
         // Of other lanes only quiet pieces are taken.
         let own = self.blocks.walk(first).take_while(|(_, block)| block.addr < end);
         let own =
@@ -241,9 +271,16 @@ impl State {
         Site { key, end, stamp, lacking, leaving }
     }
 
-    /// The pieces to bring in so that `start..end` has memory throughout.
-    fn lacking(&self, first: BlockKey, segment: SegmentKey, start: u64, end: u64) -> Vec<Piece> {
-        let (granule, chunk_bytes) = (self.shape.granule_bytes, self.shape.chunk_bytes);
+    /// The pieces to bring in so that everything from `start` to `end` has memory.
+    fn lacking(
+        &self,
+        first: BlockKey,
+        segment: SegmentKey,
+        (start, end): (u64, u64),
+        largest_bytes: u64,
+    ) -> Vec<Piece> {
+        let Shape { granule_bytes, chunk_bytes, span_bytes, .. } = self.shape;
+        let larger = [span_bytes, chunk_bytes].into_iter().filter(|bytes| *bytes <= largest_bytes);
         let mut lacking = Vec::new();
         for (kind, block) in self.blocks.walk(first).take_while(|(_, block)| block.addr < end) {
             if kind != Kind::Bare {
@@ -251,7 +288,7 @@ impl State {
             }
             let (mut at, to) = (block.addr.max(start), block.end().min(end));
             while at < to {
-                let bytes = if to - at >= chunk_bytes { chunk_bytes } else { granule };
+                let bytes = larger.clone().find(|bytes| *bytes <= to - at).unwrap_or(granule_bytes);
                 lacking.push(Piece::absent(segment, at, bytes));
                 at += bytes;
             }

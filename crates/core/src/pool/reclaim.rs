@@ -158,6 +158,12 @@ impl Shared {
         refused.or(vm.let_go_of_loose(u64::MAX, &[]).1).or(vm.settle().1).map_or(Ok(()), Err)
     }
 
+    /// Whether the device could give `bytes`, by its own figure and with what this pool has idle.
+    pub(super) fn could_have(&self, bytes: u64) -> bool {
+        let ours = self.state.lock_anyway().idle().quiet_bytes + self.counters.loose_bytes();
+        self.driver.memory_info().is_ok_and(|info| info.free_bytes.saturating_add(ours) >= bytes)
+    }
+
     pub(super) fn usage(&self) -> Usage {
         let state = self.state.lock_anyway();
         let counters = &self.counters;

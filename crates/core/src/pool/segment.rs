@@ -34,7 +34,7 @@ pub(super) struct Segment {
 /// Where a chunk is: its segment and address.
 pub(super) type Place = (SegmentKey, u64);
 
-/// A piece of a segment that is mapped as a whole: one granule, or the pool's chunk size.
+/// A piece of a segment that is mapped as a whole: one granule, the pool's chunk size, or a span.
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) bytes: u64,
@@ -68,6 +68,12 @@ impl Segment {
         let first = self.chunks.range(..=start).next_back().filter(|(at, chunk)| *at + chunk.bytes > start);
         let from = first.map_or(start, |(at, _)| *at);
         self.chunks.range(from..end).map(|(at, chunk)| (*at, chunk))
+    }
+
+    /// The chunk that would be cut at `addr`, with its address.
+    pub(super) fn across(&self, addr: u64) -> Option<(u64, &Chunk)> {
+        let before = self.chunks.range(..addr).next_back().map(|(at, chunk)| (*at, chunk));
+        before.filter(|(at, chunk)| at + chunk.bytes > addr)
     }
 
     /// Bytes that its chunks hold.
@@ -106,5 +112,8 @@ mod tests {
         assert_eq!(touched(150, 170), [] as [u64; 0]);
         assert_eq!(touched(120, 200), [110, 170]);
         assert_eq!(touched(180, 200), [] as [u64; 0]);
+        let across =
+            [100, 109, 110, 149, 150, 160, 171, 180].map(|addr| segment.across(addr).map(|(at, _)| at));
+        assert_eq!(across, [None, Some(100), None, Some(110), None, None, Some(170), None]);
     }
 }

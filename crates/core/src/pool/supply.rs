@@ -3,10 +3,12 @@
 //! Idle memory is loose memory (mapped nowhere) and chunks that lie wholly in quiet free pieces of tags that
 //! are awake. A need takes loose memory of its size, then idle chunks of its size, wherever they are mapped
 //! now; only the rest is created. What is idle then is of the wrong size. It may stay as long as the pool holds
-//! no more than was ever in use at once, and a sixty-fourth; beyond that, and at the limit, large chunks are made
-//! of idle granules, and idle memory is given up for as much as is created. So the pool never holds noticeably
-//! more than was needed at some time, and a load that is repeated finds what it had the first time.
+//! no more than was ever in use at once, and a sixty-fourth; beyond that, and at the limit, chunks are made
+//! of idle granules, and idle memory is given up for as much as is created, spans first. So the pool never holds
+//! noticeably more than was needed at some time, and a load that is repeated finds what it had the first time.
+//! Spans are not made of idle chunks: they are there so that a sleep has few pieces to give back.
 
+use super::Shape;
 use super::blocks::{Block, BlockKey};
 use super::segment::SegmentKey;
 use super::state::{State, TagEntry};
@@ -40,26 +42,17 @@ pub(super) struct Idle {
     pub(super) pending_bytes: u64,
 }
 
-/// Which pieces to look at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Size {
-    Coarse,
-    Fine,
-}
-
 impl State {
     /// Idle memory in segments.
     pub(super) fn idle(&self) -> Idle {
         let mut idle = Idle::default();
-        for size in [Size::Coarse, Size::Fine] {
-            for key in self.idle_pieces(size) {
-                let block = &self.blocks[key];
-                let (start, end) = self.whole_chunks(block);
-                if self.is_quiet(block) {
-                    idle.quiet_bytes += end - start;
-                } else {
-                    idle.pending_bytes += end - start;
-                }
+        for key in self.idle_coarse(0).chain(self.idle_fine()) {
+            let block = &self.blocks[key];
+            let (start, end) = self.whole_chunks(block);
+            if self.is_quiet(block) {
+                idle.quiet_bytes += end - start;
+            } else {
+                idle.pending_bytes += end - start;
             }
         }
         idle.quiet_bytes += self.leftovers().map(|piece| piece.range.bytes).sum::<u64>();
@@ -81,23 +74,28 @@ impl State {
         allowed_bytes: u64,
         may_split: bool,
     ) -> Supply {
-        let (granule, chunk) = (self.shape.granule_bytes, self.shape.chunk_bytes);
+        let Shape { granule_bytes: granule, chunk_bytes: chunk, span_bytes: span, .. } = self.shape;
         let count = |needs: &[Piece], bytes| needs.iter().filter(|need| need.range.bytes == bytes).count();
         let at_hand = |bytes| vm.loose_count(bytes) + count(in_hand, bytes);
         let held_bytes = vm.counters().held_bytes();
         let excess = |create_bytes: u64| (held_bytes + create_bytes).saturating_sub(allowed_bytes);
         let mut supply = Supply::default();
+        let mut create_bytes = 0;
+        if span > chunk {
+            let missing = self.supply_size(span, count(needs, span), at_hand(span), &mut supply);
+            create_bytes += missing as u64 * span;
+        }
         if chunk > granule {
-            let missing = self.supply_size(Size::Coarse, count(needs, chunk), at_hand(chunk), &mut supply);
+            let missing = self.supply_size(chunk, count(needs, chunk), at_hand(chunk), &mut supply);
             let (have, wanted) = (at_hand(granule) + self.idle_granules(), count(needs, granule));
-            let create_bytes = missing as u64 * chunk + wanted.saturating_sub(have) as u64 * granule;
+            create_bytes += missing as u64 * chunk + wanted.saturating_sub(have) as u64 * granule;
             let too_many = usize::try_from(excess(create_bytes).div_ceil(chunk)).unwrap_or(usize::MAX);
             if may_split {
                 let spare = have.saturating_sub(wanted) / self.granules(chunk);
                 split_last(needs, missing.min(spare).min(too_many), chunk, granule);
             }
         }
-        self.supply_size(Size::Fine, count(needs, granule), at_hand(granule), &mut supply);
+        self.supply_size(granule, count(needs, granule), at_hand(granule), &mut supply);
         let of = |pieces: &[Piece]| pieces.iter().map(|piece| piece.range.bytes).sum::<u64>();
         let reserved: u64 = supply.reserved.iter().map(|(bytes, count)| bytes * *count as u64).sum();
         supply.create_bytes = of(needs) - reserved;
@@ -139,22 +137,22 @@ impl State {
     }
 
     /// Finds `wanted` chunks of one size; returns how many are missing.
-    fn supply_size(&mut self, size: Size, wanted: usize, at_hand: usize, supply: &mut Supply) -> usize {
+    fn supply_size(&mut self, bytes: u64, wanted: usize, at_hand: usize, supply: &mut Supply) -> usize {
         let taken = at_hand.min(wanted);
-        let found = self.steal(size, wanted - taken, &mut supply.leaving);
-        supply.reserved.push((self.chunk_bytes(size), taken + found));
+        let found = self.steal(bytes, wanted - taken, &mut supply.leaving);
+        supply.reserved.push((bytes, taken + found));
         wanted - taken - found
     }
 
-    /// Takes idle memory of any kind, until it is `bytes` or there is no more.
+    /// Takes idle memory of any kind, the largest chunks first, until it is `bytes` or there is no more.
     pub(super) fn steal_bytes(&mut self, bytes: u64, leaving: &mut Vec<Piece>) {
         let sum = |leaving: &[Piece]| leaving.iter().map(|piece| piece.range.bytes).sum::<u64>();
         let wanted = sum(leaving).saturating_add(bytes);
-        let sizes = [(Size::Coarse, self.shape.chunk_bytes), (Size::Fine, self.shape.granule_bytes)];
-        for (size, chunk_bytes) in sizes {
+        let Shape { granule_bytes, chunk_bytes, span_bytes, .. } = self.shape;
+        for bytes in [span_bytes, chunk_bytes, granule_bytes] {
             let short = wanted.saturating_sub(sum(leaving));
-            let count = usize::try_from(short.div_ceil(chunk_bytes)).unwrap_or(usize::MAX);
-            self.steal(size, count, leaving);
+            let count = usize::try_from(short.div_ceil(bytes)).unwrap_or(usize::MAX);
+            self.steal(bytes, count, leaving);
         }
         let leftovers: Vec<Piece> = self.leftovers().collect();
         for piece in leftovers {
@@ -168,26 +166,28 @@ impl State {
         }
     }
 
-    /// Takes up to `count` idle chunks out of their pieces, smallest pieces first, each from its end.
-    fn steal(&mut self, size: Size, count: usize, leaving: &mut Vec<Piece>) -> usize {
-        let chunk_bytes = self.chunk_bytes(size);
+    /// Takes up to `count` idle chunks of this size out of their pieces, smallest pieces first, each from its end.
+    fn steal(&mut self, bytes: u64, count: usize, leaving: &mut Vec<Piece>) -> usize {
         let mut found = 0;
         if count == 0 {
             return 0;
         }
         let quiet = |key: &BlockKey| self.is_quiet(&self.blocks[*key]);
-        let candidates: Vec<BlockKey> = self.idle_pieces(size).filter(quiet).collect();
+        let candidates: Vec<BlockKey> = match bytes > self.shape.granule_bytes {
+            true => self.idle_coarse(bytes).filter(quiet).collect(),
+            false => self.idle_fine().filter(quiet).collect(),
+        };
         for key in candidates {
-            let block = self.blocks[key];
-            let (start, end) = self.whole_chunks(&block);
-            let chunks = usize::try_from((end - start) / chunk_bytes).unwrap_or(usize::MAX);
-            let taken = chunks.min(count - found);
-            if taken == 0 {
-                continue;
+            let (start, end) = self.whole_chunks(&self.blocks[key]);
+            let segment = self.segment_of(start);
+            let chunks = self.segments.get(segment).into_iter().flat_map(|s| s.chunks.range(start..end));
+            let fitting = chunks.rev().filter(|(_, chunk)| chunk.bytes == bytes).map(|(at, _)| *at);
+            let taken: Vec<u64> = fitting.take(count - found).collect();
+            // What is left in front of a run keeps the key.
+            for run in taken.chunk_by(|behind, before| before + bytes == *behind) {
+                self.evict(segment, key, run[run.len() - 1], run[0] + bytes, leaving);
             }
-            let from = end - taken as u64 * chunk_bytes;
-            self.evict(self.segment_of(from), key, from, end, leaving);
-            found += taken;
+            found += taken.len();
             if found == count {
                 break;
             }
@@ -210,23 +210,20 @@ impl State {
         self.strip(segment, key, start, end);
     }
 
-    /// Free pieces that may hold whole chunks, of tags whose free pieces are free for use.
-    fn idle_pieces(&self, size: Size) -> impl Iterator<Item = BlockKey> + '_ {
+    /// Coarse pieces of at least `bytes`, of tags whose free pieces are free for use.
+    fn idle_coarse(&self, bytes: u64) -> impl Iterator<Item = BlockKey> + '_ {
         let settled = self.tags.iter().filter(|entry| entry.is_settled());
-        settled.flat_map(move |entry| {
-            let coarse = (size == Size::Coarse).then(|| entry.coarse.iter().map(|(_, key)| *key));
-            let lanes = (size == Size::Fine).then(|| entry.lanes.iter());
-            let fine = lanes
-                .into_iter()
-                .flatten()
-                .flat_map(|lane| self.lane(*lane).fine.at_least(&self.blocks, self.shape.granule_bytes));
-            coarse.into_iter().flatten().chain(fine)
-        })
+        settled.flat_map(move |entry| entry.coarse.range((bytes, BlockKey::FIRST)..).map(|(_, key)| *key))
+    }
+
+    /// Fine pieces that may hold a granule, of the same tags.
+    fn idle_fine(&self) -> impl Iterator<Item = BlockKey> + '_ {
+        let lanes = self.tags.iter().filter(|entry| entry.is_settled()).flat_map(|entry| &entry.lanes);
+        lanes.flat_map(|lane| self.lane(*lane).fine.at_least(&self.blocks, self.shape.granule_bytes))
     }
 
     fn idle_granules(&self) -> usize {
-        let quiet =
-            self.idle_pieces(Size::Fine).map(|key| &self.blocks[key]).filter(|block| self.is_quiet(block));
+        let quiet = self.idle_fine().map(|key| &self.blocks[key]).filter(|block| self.is_quiet(block));
         let bytes = quiet.map(|block| self.whole_chunks(block)).map(|(start, end)| end - start).sum();
         self.granules(bytes)
     }
@@ -242,13 +239,6 @@ impl State {
     pub(super) fn holds_chunk(&self, block: &Block) -> bool {
         let (start, end) = self.whole_chunks(block);
         start < end
-    }
-
-    fn chunk_bytes(&self, size: Size) -> u64 {
-        match size {
-            Size::Coarse => self.shape.chunk_bytes,
-            Size::Fine => self.shape.granule_bytes,
-        }
     }
 
     /// Memory that a failed undo has left in tags that sleep: their bytes are elsewhere.

@@ -6,7 +6,8 @@
 //! closed meanwhile.
 //!
 //! A wake that finds the device full may be given a deadline: it then undoes what it did, holding nothing that
-//! somebody else waits for, and tries again when enough is free.
+//! somebody else waits for, and tries again when enough is free. A device that has enough and refuses it twice has it
+//! in pieces: spans become chunks then.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -20,7 +21,7 @@ use super::error::{Phase, PoolError};
 use super::fill::{Filler, Filling, With};
 use super::plan::Use;
 use super::report::{WakePhases, WakeReport, WakeRequest, add};
-use super::segment::SegmentKey;
+use super::segment::{Chunk, SegmentKey};
 use super::state::{State, TagKey};
 use super::vm::{Backing, MapTimes, Piece, Vm};
 use super::{Result, Shared};
@@ -66,7 +67,7 @@ impl Shared {
         let started = Instant::now();
         // Tags that are awake go on working: what they do not use may serve those that wake.
         let (visited, alone) = self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false)?;
-        let mut waited = Duration::ZERO;
+        let (mut waited, mut had_enough) = (Duration::ZERO, false);
         let (plan, mut woken) = loop {
             let mut plan = self.open_state()?.plan_wake(&visited, request.tags.is_some());
             let before: Vec<Backing> = plan.pieces.iter().map(|piece| piece.backing).collect();
@@ -81,6 +82,16 @@ impl Shared {
             self.undo_wake(&mut plan, &before);
             // Once more, now that everything is undone.
             let PoolError::DeviceFull { op, shortage, source, .. } = error else { return Err(error) };
+            let has_enough =
+                plan.lacks_spans(self.shape.chunk_bytes) && self.could_have(shortage.needed_bytes);
+            if has_enough && had_enough {
+                // It was there before this attempt, too, but not in pieces as large as a span.
+                self.state.lock_anyway().split_spans(&plan.tags);
+            }
+            had_enough = has_enough;
+            if has_enough {
+                continue;
+            }
             let full = self.device_full(op, shortage.needed_bytes, *source);
             let began = Instant::now();
             if !self.wait_for_memory(shortage.needed_bytes, request.deadline)? {
@@ -329,6 +340,12 @@ impl Drop for Needless {
     }
 }
 
+impl WakePlan {
+    fn lacks_spans(&self, chunk_bytes: u64) -> bool {
+        self.pieces.iter().any(|piece| piece.backing == Backing::Absent && piece.range.bytes > chunk_bytes)
+    }
+}
+
 impl State {
     fn plan_wake(&self, visited: &[TagKey], named: bool) -> WakePlan {
         let (mut tags, mut already_awake, mut undefined) = (Vec::new(), Vec::new(), Vec::new());
@@ -387,6 +404,27 @@ impl State {
         let names = self.names(&tags);
         let turns = tags.iter().map(|tag| (self.tag(*tag).tag.clone(), self.tag(*tag).wakes)).collect();
         WakePlan { tags, names, already_awake, undefined, pieces, fillings, turns }
+    }
+
+    /// Makes chunks of the spans of sleeping tags that have no memory.
+    fn split_spans(&mut self, tags: &[TagKey]) {
+        let chunk_bytes = self.shape.chunk_bytes;
+        // None has a backup: a sleep drops them.
+        let is_span = |chunk: &Chunk| {
+            chunk.bytes > chunk_bytes && chunk.backing == Backing::Absent && chunk.backup.is_none()
+        };
+        let segments = self.segments.values_mut().filter(|segment| tags.contains(&segment.tag));
+        let mut parts = Vec::new();
+        for segment in segments {
+            let spans: Vec<(u64, Chunk)> = segment.chunks.extract_if(.., |_, chunk| is_span(chunk)).collect();
+            for (at, span) in spans {
+                let chunk = || Chunk { bytes: chunk_bytes, backing: Backing::Absent, backup: None };
+                let places = (0..span.bytes / chunk_bytes).map(|nth| at + nth * chunk_bytes);
+                segment.chunks.extend(places.map(|at| (at, chunk())));
+                parts.push((segment.first, DeviceRange::new(at, span.bytes)));
+            }
+        }
+        parts.into_iter().for_each(|(first, span)| self.rebind(first, span));
     }
 
     fn becomes_undefined(&self, tag: TagKey) -> bool {
