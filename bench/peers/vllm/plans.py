@@ -56,6 +56,16 @@ PLANS: dict[str, list[Run]] = {
         sleep("moe", "poorwill", "--kind moe --kv-gib 4 --cycles 4 --first prepared --by-tag", 280),
         sleep("moe", "cumem", "--kind moe --kv-gib 4 --cycles 3 --by-tag", 280),
     ],
+    # What docs/benchmarks/vllm.md shows, in two parts of ten minutes each.
+    "report": [
+        sleep("moe", "poorwill", "--kind moe --kv-gib 4 --cycles 4 --first prepared"),
+        sleep("moe", "cumem", "--kind moe --kv-gib 4 --cycles 2"),
+        sleep("full", "poorwill", f"{DENSE} --cycles 4 --by-tag --first prepared"),
+        sleep("full", "cumem", f"{DENSE} --cycles 3"),
+        sleep("graphs", "poorwill", f"{GRAPHS} --cycles 31 --summary --first prepared --throughput"),
+        sleep("graphs", "cumem", f"{GRAPHS} --cycles 3 --throughput"),
+        sleep("dense", "poorwill", f"{DENSE} --kv-gib 8 --cycles 31 --summary --first prepared"),
+    ],
     "mxfp8": loads("mxfp8", "--kind moe --quantization mxfp8"),
     "mxfp4": loads("mxfp4", "--kind mxfp4"),
     "fp8": loads("fp8", "--kind moe --quantization fp8"),
