@@ -1,4 +1,4 @@
-"""Engines of one rank over the stand-ins, for `vllm_worker_suite.py`: they start as vLLM's core starts them."""
+"""Engines of one rank over the stand-ins, for the suites that `test_vllm_worker.py` runs: they start as vLLM's core starts them."""
 
 import contextlib
 import ctypes
@@ -87,8 +87,11 @@ class Engine:
     def cache_is_zero(self) -> bool:
         return all(not any(content) for content in contents(self.caches()).values())
 
-    def slept(self) -> dict[str, str]:
-        return dict(self.worker.poorwill_status()["state"])
+    def states(self) -> dict[str, str]:
+        return dict(self.arena.state())
+
+    def is_awake(self) -> bool:
+        return set(self.states().values()) == {"awake"}
 
     def events(self, operation: str | None = None) -> list[dict[str, Any]]:
         told = self.worker.poorwill_status()["events"]
@@ -161,6 +164,3 @@ class Faults:
 
 __all__ = ["BLOCKS", "MIB", "Engine", "Faults", "Shape", "Start", "addresses", "contents", "engines", "filled"]
 
-
-def version_fixture() -> Any:
-    return pytest.fixture(params=VERSIONS)

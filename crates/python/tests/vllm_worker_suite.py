@@ -1,0 +1,817 @@
+"""What our worker promises of an engine that sleeps, in both versions; `test_vllm_worker.py` runs it."""
+
+import gc
+import importlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import poorwill
+import pytest
+from fake_vllm.worker_parts import kv_config
+from vllm_engines import (
+    BLOCKS,
+    MIB,
+    VERSIONS,
+    Engine,
+    Faults,
+    Shape,
+    Start,
+    addresses,
+    contents,
+    engines,
+    filled,
+    free_bytes,
+)
+
+torch: Any = importlib.import_module("torch")
+
+LORA = Shape(lora=(2 * MIB, 100_000))
+GRAPHS: dict[str, Any] = {
+    "enforce_eager": False,
+    "cudagraph_mode": "FULL",
+    "sleep_mode_offload_cudagraph": True,
+}
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def start(version: str) -> Iterator[Start]:
+    with engines(version) as make:
+        yield make
+
+
+@pytest.fixture
+def faults() -> Iterator[Faults]:
+    faults = Faults()
+    yield faults
+    faults.disarm()
+
+
+def only(version: str) -> Any:
+    """For tests of what one version has."""
+    return pytest.mark.parametrize("version", [version], indirect=True)
+
+
+# Starting
+
+
+def test_the_allocator_takes_the_place_of_vllms(start: Start, version: str) -> None:
+    engine = start(LORA).start()
+    cumem = importlib.import_module("vllm.device_allocator.cumem")
+    assert cumem.CuMemAllocator is type(engine.allocator)
+    assert cumem.CuMemAllocator.get_instance() is engine.allocator
+    requested = engine.worker.requested_memory
+    assert engine.arena.limit_bytes == requested == engine.free_at_start * 3 // 4
+    tags = {tag.tag: tag.live_bytes for tag in engine.arena.stats().tags}
+    assert tags["kv_cache"] == engine.shape.layers * engine.shape.page * BLOCKS
+    assert tags["runtime"] >= 2 * engine.shape.builder + sum(engine.shape.lora)
+    assert tags["weights"] == pytest.approx(sum((*engine.shape.weights, *engine.shape.buffers)), rel=0.01)
+    assert ("workspace" in tags) == (version == "0.33.0")
+
+
+def test_a_cache_whose_size_is_given_has_no_limit(start: Start) -> None:
+    engine = start(kv_cache_memory_bytes=32 * MIB).start()
+    assert engine.arena.limit_bytes > engine.worker.requested_memory
+
+
+def test_loading_is_bounded(start: Start) -> None:
+    shape = Shape(weights=(22 * MIB,) * 6, transient=150 * MIB)
+    engine = start(shape).load()
+    stats = engine.arena.stats()
+    live = sum((*shape.weights, *shape.buffers))
+    assert stats.peak_mapped_bytes <= 1.1 * live + shape.transient
+    assert stats.mapped_bytes <= 1.1 * live
+    [load] = engine.events()
+    assert (load["operation"], load["error"]) == ("load", None)
+
+
+def test_the_weights_are_backed_up_behind_the_start(start: Start) -> None:
+    engine = start().start()
+    engine.prepared()
+    [prepared] = engine.events("prepare")
+    assert prepared["copied_bytes"] > sum(engine.shape.weights)
+    engine.worker.sleep(1)
+    [slept] = engine.events("sleep")
+    assert (slept["copied_bytes"], slept["error"]) == (0, None)
+    assert slept["skipped_bytes"] > sum(engine.shape.weights)
+
+
+def test_that_can_be_turned_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_PREPARE", "0")
+    engine = start().start()
+    assert engine.worker._preparation is None
+    engine.worker.sleep(1)
+    [slept] = engine.events("sleep")
+    assert slept["copied_bytes"] > sum(engine.shape.weights)
+    assert engine.events() == []
+    engine.worker.wake_up()
+    assert engine.worker.poorwill_prepare() is None
+    report = engine.worker.poorwill_prepare(wait=True)
+    assert report["unchanged_bytes"] > 0
+
+
+def test_a_preparation_that_fails_is_an_event(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_PREPARE", "0")
+    monkeypatch.setenv("POORWILL_HOST_BUDGET", "1MiB")
+    engine = start().start()
+    engine.worker.poorwill_prepare()
+    with pytest.raises(poorwill.PoorwillError):
+        engine.worker._preparation.wait()
+    [failed] = engine.events("prepare")
+    assert "POORWILL" in failed["error"] or "host" in failed["error"]
+    with pytest.raises(poorwill.PoorwillError):
+        engine.worker.poorwill_prepare(wait=True)
+    [failed] = engine.events("prepare")
+    assert failed["error"]
+    assert engine.is_awake()
+
+
+def test_before_there_is_a_gpu_there_is_a_sentence(start: Start) -> None:
+    engine = start()
+    with pytest.raises(poorwill.PoorwillError, match="init_device"):
+        engine.worker.poorwill_status()
+    allocator = importlib.import_module("poorwill.vllm.allocator").Allocator
+    with pytest.raises(poorwill.PoorwillError, match="worker has opened it"):
+        allocator.get_instance()
+
+
+def test_one_process_has_one_gpu(start: Start) -> None:
+    start().load()
+    other = start(device=1)
+    with pytest.raises(poorwill.PoorwillError, match="sleeps on cuda:0.*a process of its own"):
+        other.worker.init_device()
+    torch.cuda.set_device(0)
+
+
+def test_another_vllm_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = importlib.import_module("vllm.version")
+    monkeypatch.setattr(known, "__version__", "0.99.0")
+    with pytest.raises(poorwill.PoorwillError, match=r"vLLM 0\.99\.0"):
+        start()
+    monkeypatch.undo()
+    snapshot = importlib.import_module("vllm.utils.mem_utils").MemorySnapshot
+    monkeypatch.delattr(snapshot, "measure")
+    with pytest.raises(poorwill.PoorwillError, match=r"MemorySnapshot\.measure is missing"):
+        start()
+
+
+# Level 1
+
+
+def test_level_1_brings_everything_back(start: Start) -> None:
+    engine = start(LORA).start()
+    before, places = contents(engine.kept()), addresses({**engine.kept(), **engine.caches()})
+    free = free_bytes()
+    for cycle in range(3):
+        engine.worker.sleep(1)
+        assert free_bytes() == engine.free_at_start, cycle
+        assert engine.arena.stats().mapped_bytes == 0
+        engine.worker.wake_up()
+        assert free_bytes() == free
+        assert contents(engine.kept()) == before, cycle
+        assert addresses({**engine.kept(), **engine.caches()}) == places
+        assert engine.cache_is_zero()
+        assert engine.is_awake()
+        engine.use_cache()
+    status = engine.worker.poorwill_status()
+    assert (status["undefined"], status["sleeping"]) == ([], [])
+
+
+def test_what_has_changed_between_two_sleeps_comes_back_changed(start: Start) -> None:
+    engine = start(LORA).start()
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    engine.weights()["layers.1.weight"].fill_(99)
+    engine.runner.lora[0].fill_(98)
+    before = contents(engine.kept())
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    assert contents(engine.kept()) == before
+
+
+def test_status_is_of_plain_values_and_tells_events_once(start: Start) -> None:
+    engine = start().start()
+    engine.prepared()
+    engine.worker.sleep(1)
+    status = engine.worker.poorwill_status()
+    assert (status["rank"], status["device"]) == (0, "cuda:0")
+    assert {"weights", "kv_cache", "runtime"} <= set(status["sleeping"])
+    assert status["host_bytes"] >= sum(engine.shape.weights)
+    assert [event["operation"] for event in status["events"]] == ["load", "prepare", "sleep"]
+    slept = status["events"][-1]
+    assert slept["released_bytes"] > 0
+    assert slept["release"] in ("confirmed", "ledger")
+    assert slept["seconds"] > 0
+    assert engine.worker.poorwill_status()["events"] == []
+    engine.worker.wake_up()
+    status = engine.worker.poorwill_status()
+    [woken] = status["events"]
+    assert (woken["operation"], woken["error"], status["sleeping"]) == ("wake", None, [])
+    assert woken["copied_bytes"] >= sum(engine.shape.weights)
+
+    def are_plain(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(isinstance(key, str) and are_plain(held) for key, held in value.items())
+        if isinstance(value, list):
+            return all(map(are_plain, value))
+        return type(value) in (str, int, float, bool, type(None))
+
+    assert are_plain(status)
+
+
+def test_twice_asleep_and_twice_awake_is_once(start: Start) -> None:
+    engine = start().start()
+    before = contents(engine.kept())
+    for level in (1, 2):
+        engine.worker.wake_up()
+        for _ in range(2):
+            engine.worker.sleep(level)
+            assert free_bytes() == engine.free_at_start
+        for _ in range(2):
+            engine.worker.wake_up()
+        engine.runner.model.write()
+        engine.worker.poorwill_mark_restored()
+        assert contents(engine.kept()) == before
+        assert engine.is_awake()
+
+
+def test_what_sleeps_at_one_level_is_not_put_to_sleep_at_another(start: Start) -> None:
+    engine = start().start()
+    before = contents(engine.kept())
+    engine.worker.sleep(1)
+    with pytest.raises(poorwill.PoorwillError, match="wake"):
+        engine.worker.sleep(2)
+    engine.worker.wake_up()
+    assert contents(engine.kept()) == before
+    engine.worker.sleep(2)
+    with pytest.raises(poorwill.PoorwillError, match="wake"):
+        engine.worker.sleep(1)
+    engine.worker.wake_up()
+    assert contents(engine.buffers()) == {name: before[name] for name in engine.buffers()}
+
+
+def test_unknown_tags_wake_nothing(start: Start) -> None:
+    engine = start().start()
+    engine.worker.sleep(1)
+    with pytest.raises(ValueError, match=r"no tag 'weigths'.*kv_cache.*weights"):
+        engine.worker.wake_up(["kv_cache", "weigths"])
+    assert free_bytes() == engine.free_at_start
+    engine.worker.wake_up()
+    assert engine.is_awake()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("order", [["weights", "kv_cache"], ["kv_cache", "weights"]])
+def test_waking_by_tag(start: Start, order: list[str], level: int) -> None:
+    engine = start(LORA).start()
+    before = contents(engine.kept())
+    engine.worker.sleep(level)
+    first, second = order
+    engine.worker.wake_up([first])
+    states = engine.states()
+    assert "asleep" not in states[first]
+    assert "asleep" in states[second]
+    # Every wake brings back what cannot be left asleep.
+    assert states["runtime"] == "awake"
+    assert contents(engine.runtime()) == {name: before[name] for name in engine.runtime()}
+    engine.worker.wake_up([second])
+    assert contents(engine.buffers()) == {name: before[name] for name in engine.buffers()}
+    if level == 1:
+        assert contents(engine.kept()) == before
+        assert engine.is_awake()
+    assert engine.cache_is_zero()
+
+
+def test_level_2_again_while_only_the_cache_is_awake(start: Start) -> None:
+    engine = start().start()
+    before = contents(engine.buffers())
+    engine.worker.sleep(2)
+    engine.worker.wake_up(["kv_cache"])
+    engine.worker.sleep(2)
+    assert free_bytes() == engine.free_at_start
+    engine.worker.wake_up()
+    assert contents(engine.buffers()) == before
+    assert engine.worker.poorwill_status()["undefined"] == ["weights"]
+
+
+# Level 2
+
+
+def test_level_2_says_what_is_gone(start: Start) -> None:
+    engine = start(LORA).start()
+    before = contents(engine.kept())
+    engine.prepared()
+    held = engine.arena.stats().backup_bytes
+    engine.worker.sleep(2)
+    assert free_bytes() == engine.free_at_start
+    assert engine.arena.stats().backup_bytes < held - sum(engine.shape.weights)
+    engine.worker.wake_up()
+    status = engine.worker.poorwill_status()
+    assert status["undefined"] == ["weights"]
+    assert status["state"]["weights"] == "undefined"
+    kept = {**engine.buffers(), **engine.runtime()}
+    assert contents(kept) == {name: before[name] for name in kept}
+    # What is undefined has nothing that could be kept.
+    with pytest.raises(poorwill.PoorwillError, match="weights"):
+        engine.worker.sleep(1)
+    engine.events()
+    engine.worker.reload_weights()
+    assert contents(engine.kept()) == before
+    assert engine.is_awake()
+    engine.prepared()
+    [prepared] = engine.events("prepare")
+    assert prepared["copied_bytes"] >= sum(engine.shape.weights)
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    assert contents(engine.kept()) == before
+
+
+def test_what_sleeps_is_not_written(start: Start) -> None:
+    engine = start(weight_transfer_config="trainer").start()
+    engine.worker.sleep(2)
+    with pytest.raises(poorwill.PoorwillError, match="reload_weights writes the weights, which sleep"):
+        engine.worker.reload_weights()
+    with pytest.raises(poorwill.PoorwillError, match="update_weights writes the weights, which sleep"):
+        engine.worker.update_weights({})
+    engine.worker.wake_up(["weights"])
+    engine.worker.reload_weights()
+    assert engine.worker.poorwill_status()["undefined"] == []
+    engine.worker.wake_up()
+    assert engine.is_awake()
+
+
+def test_marking_by_hand(start: Start) -> None:
+    engine = start().start()
+    assert engine.worker.poorwill_mark_restored() == []
+    engine.worker.sleep(2)
+    engine.worker.wake_up()
+    engine.runner.model.write()
+    assert engine.worker.poorwill_mark_restored() == ["weights"]
+    assert engine.is_awake()
+    assert engine.worker._preparation is not None
+
+
+@only("0.20.2")
+def test_an_update_restores_where_it_is_a_whole(start: Start) -> None:
+    engine = start(weight_transfer_config="trainer").start()
+    before = contents(engine.kept())
+    engine.worker.sleep(2)
+    engine.worker.wake_up()
+    engine.worker.weight_transfer_engine.fails = RuntimeError("the trainer is gone")
+    with pytest.raises(RuntimeError, match="trainer is gone"):
+        engine.worker.update_weights({})
+    assert engine.worker.poorwill_status()["undefined"] == ["weights"]
+    engine.worker.update_weights({})
+    assert engine.worker.poorwill_status()["undefined"] == []
+    assert contents(engine.kept()) == before
+
+
+@only("0.33.0")
+def test_an_update_restores_at_its_end(start: Start) -> None:
+    engine = start(weight_transfer_config="trainer").start()
+    before = contents(engine.kept())
+    engine.worker.sleep(2)
+    engine.worker.wake_up()
+    with pytest.raises(RuntimeError, match="no weight update"):
+        engine.worker.finish_weight_update()
+    engine.worker.start_draft_weight_update()
+    engine.worker.finish_weight_update()
+    assert engine.worker.poorwill_status()["undefined"] == ["weights"]
+    engine.worker.start_weight_update()
+    engine.worker.update_weights({})
+    assert engine.worker.poorwill_status()["undefined"] == ["weights"]
+    engine.worker.finish_weight_update()
+    assert engine.worker.poorwill_status()["undefined"] == []
+    assert contents(engine.kept()) == before
+
+
+# What does not survive with vLLM's own allocator
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_lists_of_state_tensors_and_scales_survive(start: Start, level: int) -> None:
+    engine = start(Shape(is_hybrid=True, scale=7), cache_dtype="fp8_e4m3").start()
+    scales = [engine.buffers()["attention.k_scale"]]
+    assert isinstance(engine.runner.kv_caches[1], list)
+    for tags in (None, ["kv_cache", "weights"]):
+        engine.worker.sleep(level)
+        engine.worker.wake_up(tags)
+        assert [scale.numpy_bytes() for scale in scales] == [b"\x07"]
+        assert engine.cache_is_zero()
+        engine.runner.model.write()
+        engine.worker.poorwill_mark_restored()
+        engine.use_cache()
+
+
+@only("0.20.2")
+def test_a_cache_for_a_connector_is_dropped(start: Start) -> None:
+    engine = start(is_uniform=True).start()
+    tags = {tag.tag: tag.live_bytes for tag in engine.arena.stats().tags}
+    assert tags["kv_cache"] == engine.shape.layers * engine.shape.page * BLOCKS
+    engine.worker.sleep(1)
+    assert engine.states()["kv_cache"] == "asleep_dropped"
+    engine.worker.wake_up()
+    assert engine.cache_is_zero()
+    assert "allocate_uniform_kv_caches" not in vars(engine.runner)
+
+
+def test_graphs_replay_after_a_sleep(start: Start, version: str) -> None:
+    engine = start(**GRAPHS).start()
+    tags = {tag.tag for tag in engine.arena.stats().tags if tag.live_bytes}
+    # Before there were pools for them, graphs stay where they are.
+    assert ("cudagraph" in tags) == (version == "0.33.0")
+    for cycle in range(3):
+        for _, _, result in engine.runner.graphs:
+            result.fill_(cycle + 50)
+        engine.worker.sleep(1)
+        engine.worker.wake_up()
+        for graph, weight, result in engine.runner.graphs:
+            assert result.numpy_bytes() == bytes([cycle + 50]) * result.numel()
+            graph.replay()
+            assert torch.equal(weight, result)
+
+
+@only("0.33.0")
+def test_graphs_share_a_pool_until_it_is_released(start: Start) -> None:
+    engine = start(**GRAPHS).start()
+    assert len(engine.runner.graphs) == 2
+    with engine.allocator.cudagraph_pool() as first, engine.allocator.cudagraph_pool() as second:
+        assert first == second
+        place = tuple(first)
+    del first, second
+    engine.runner.graphs.clear()
+    gc.collect()
+    engine.allocator.release_pools()
+    assert not [tag for tag in engine.arena.stats().tags if tag.tag == "cudagraph" and tag.live_bytes]
+    engine.allocator.close()
+    with engine.allocator.cudagraph_pool() as third:
+        assert tuple(third) != place
+
+
+def test_nobody_sleeps_under_a_capture(start: Start) -> None:
+    engine = start().start()
+    weight = engine.weights()["layers.0.weight"]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = weight.clone()
+        with pytest.raises((poorwill.PoorwillError, RuntimeError), match="captur"):
+            engine.worker.sleep(1)
+    assert engine.is_awake()
+    graph.replay()
+    assert torch.equal(weight, result)
+    del graph, result
+
+
+# What a sleep has to cover
+
+
+def test_weights_outside_the_pool_are_refused_before_anything_happens(start: Start) -> None:
+    engine = start(Shape(outside=(20 * MIB, 4 * MIB))).start()
+    before = contents(engine.kept())
+    engine.prepared()
+    engine.events()
+    for level in (1, 2):
+        with pytest.raises(poorwill.PoorwillError) as refused:
+            engine.worker.sleep(level)
+        said = str(refused.value)
+        assert "0.03 GiB of the weights' 0.05 GiB, 57% where it has to be 90%" in said
+        assert "2 tensors" in said
+        assert "outside.0.weight with 0.02 GiB is the largest" in said
+        assert engine.worker._sleep_saved_buffers == {}
+    assert engine.events() == []
+    assert engine.is_awake()
+    assert contents(engine.kept()) == before
+
+
+@pytest.mark.parametrize(("outside", "is_enough"), [(10 * MIB, True), (10 * MIB + 512, False)])
+def test_nine_tenths_are_enough(start: Start, outside: int, is_enough: bool) -> None:
+    # The scale is a byte more.
+    shape = Shape(weights=(64 * MIB, 26 * MIB - 1), buffers=(), outside=(outside,))
+    engine = start(shape).start()
+    if is_enough:
+        engine.worker.sleep(1)
+        assert free_bytes() == engine.free_at_start - 10 * MIB
+    else:
+        with pytest.raises(poorwill.PoorwillError, match="90% where it has to be 90%"):
+            engine.worker.sleep(1)
+
+
+def test_weights_in_host_memory_do_not_count(start: Start) -> None:
+    engine = start(Shape(offloaded=(40 * MIB,)))
+    engine.start()
+    offloaded = engine.weights()["offloaded.60.weight"]
+    assert offloaded._vllm_is_uva_offloaded
+    inside = dict(engine.runner.model._parameters)
+    # As vLLM has it, they are nowhere that sleeps.
+    engine.runner.model._parameters["offloaded.60.weight"] = outside = filled(40 * MIB, 60)
+    outside._vllm_is_uva_offloaded = True
+    del inside, offloaded
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    assert outside.numpy_bytes() == bytes([61]) * outside.numel()
+    del outside._vllm_is_uva_offloaded
+    with pytest.raises(poorwill.PoorwillError, match=r"offloaded\.60\.weight"):
+        engine.worker.sleep(1)
+
+
+# The host's budget
+
+
+def test_a_host_budget_that_is_too_small_is_told_at_start(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("POORWILL_HOST_BUDGET", "16MiB")
+    with caplog.at_level(logging.WARNING, "vllm.poorwill"):
+        engine = start(LORA).start()
+    [warning] = [record.getMessage() for record in caplog.records if record.name == "vllm.poorwill"]
+    assert "POORWILL_HOST_BUDGET allows 0.02 GiB" in warning
+    before = contents(engine.kept())
+    assert engine.worker._preparation is None
+    engine.events()
+    with pytest.raises(poorwill.PoorwillError, match="POORWILL_HOST_BUDGET.*level 2"):
+        engine.worker.sleep(1)
+    assert engine.events() == []
+    assert contents(engine.kept()) == before
+    engine.worker.sleep(2)
+    assert free_bytes() == engine.free_at_start
+    engine.worker.wake_up()
+    engine.worker.reload_weights()
+    assert contents(engine.kept()) == before
+
+
+def test_a_host_budget_for_the_weights_alone_is_told_of_as_well(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("POORWILL_HOST_BUDGET", "44MiB")
+    shape = Shape(builder=12 * MIB)
+    with caplog.at_level(logging.WARNING, "vllm.poorwill"):
+        engine = start(shape).load()
+        assert not caplog.records
+        engine.worker.initialize_from_config(kv_config(shape, BLOCKS))
+        engine.worker.compile_or_warm_up_model()
+    assert "POORWILL_HOST_BUDGET" in caplog.text
+
+
+# Others
+
+
+def test_memory_that_another_process_takes_is_not_the_sleeps_fault(
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start().start()
+    real, shares = torch.cuda.mem_get_info, iter([900 * MIB, 100 * MIB])
+
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        free, total = real(device)
+        return next(shares, free), total
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "vllm.poorwill"):
+        patch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+        engine.worker.sleep(1)
+    assert "another process took it" in caplog.text
+    assert free_bytes() == engine.free_at_start
+    engine.worker.wake_up()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_assertion_with_nothing_asleep_is_raised(
+    start: Start, monkeypatch: pytest.MonkeyPatch, level: int
+) -> None:
+    engine = start().start()
+    if engine.has_registry:
+        fails = (type(engine.worker.sleep_mode_backend), "suspend")
+    else:
+        fails = (type(engine.allocator), "sleep")
+
+    def fail(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise AssertionError("something else")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*fails, fail)
+        with pytest.raises(AssertionError, match="something else"):
+            engine.worker.sleep(level)
+    assert engine.is_awake()
+    # What was saved for the wake that does not come is not written by the next.
+    engine.buffers()["rotary.0"].fill_(88)
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    assert set(engine.buffers()["rotary.0"].numpy_bytes()) == {88}
+
+
+def test_nothing_is_in_use_when_everything_was_freed(start: Start) -> None:
+    engine = start(LORA).start()
+    assert engine.allocator.get_current_usage() > 0
+    arena = engine.arena
+    engine.end()
+    assert engine.allocator.get_current_usage() == 0
+    assert arena.stats().mapped_bytes == 0
+    assert free_bytes() == engine.free_at_start
+    # So that another engine can start in its place.
+    again = start().start()
+    assert again.arena is arena
+    again.worker.sleep(1)
+    again.worker.wake_up()
+    assert again.is_awake()
+
+
+# Calls of the driver that fail
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_sleep_that_fails_leaves_the_engine_awake(start: Start, faults: Faults, level: int) -> None:
+    engine = start(LORA).start()
+    engine.prepared()
+    before = contents(engine.kept())
+
+    def restored() -> None:
+        engine.worker.wake_up()
+        engine.runner.model.write()
+        engine.worker.poorwill_mark_restored()
+        engine.prepared()
+        engine.events()
+
+    faults.arm(1 << 40)
+    engine.worker.sleep(level)
+    calls = faults.disarm()
+    restored()
+    raised = 0
+    for number in {*range(0, calls, max(1, calls // 40)), calls - 1}:
+        faults.arm(number)
+        try:
+            engine.worker.sleep(level)
+            fails: Exception | None = None
+        except Exception as error:
+            fails = error
+        faults.disarm()
+        states = engine.states()
+        if fails is None:
+            restored()
+            continue
+        raised += 1
+        if isinstance(fails, poorwill.PoorwillError):
+            assert set(states.values()) == {"awake"}, (number, fails, states)
+            assert contents(engine.kept()) == before, (number, fails)
+        else:
+            # The stand-in's own calls, some of them behind the sleep: the engine's core wakes such a rank.
+            engine.worker.wake_up()
+        assert engine.worker.poorwill_mark_restored() in ([], ["weights"])
+        engine.worker.sleep(level)
+        assert free_bytes() == engine.free_at_start, (number, fails)
+        restored()
+        assert contents(engine.kept()) == before, (number, fails)
+    assert raised
+
+
+def test_a_wake_that_fails_leaves_the_engine_asleep(start: Start, faults: Faults) -> None:
+    engine = start(LORA).start()
+    before = contents(engine.kept())
+    engine.worker.sleep(1)
+    faults.arm(1 << 40)
+    engine.worker.wake_up()
+    calls = faults.disarm()
+    raised = 0
+    for number in {*range(0, calls, max(1, calls // 40)), calls - 1}:
+        engine.worker.sleep(1)
+        engine.events()
+        faults.arm(number)
+        try:
+            engine.worker.wake_up()
+            fails: Exception | None = None
+        except Exception as error:
+            fails = error
+        faults.disarm()
+        if fails is not None:
+            raised += 1
+            if isinstance(fails, poorwill.PoorwillError):
+                assert not {"awake", "undefined"} & set(engine.states().values()), (number, fails)
+                [told] = engine.events("wake")
+                assert type(fails).__name__ in told["error"]
+                assert free_bytes() == engine.free_at_start, (number, fails)
+            engine.worker.wake_up()
+        assert engine.is_awake()
+        assert contents(engine.kept()) == before, (number, fails)
+        assert engine.cache_is_zero()
+    assert raised
+
+
+# The allocator, by what vLLM calls
+
+
+def test_pools_by_tag(start: Start) -> None:
+    engine = start().load()
+    allocator = engine.allocator
+    assert allocator.default_tag == "default"
+    with allocator.use_memory_pool():
+        kept = filled(4 * MIB, 3)
+    with allocator.use_memory_pool(tag="kv_cache"):
+        cache = filled(4 * MIB, 4)
+    assert {"default", "kv_cache"} <= set(engine.states())
+    allocator.sleep()
+    allocator.wake_up(("weights",))
+    assert engine.states()["default"] == "awake"
+    assert set(kept.numpy_bytes()) == {4}
+    assert engine.states()["kv_cache"] == "asleep_dropped"
+    allocator.wake_up()
+    assert not any(cache.numpy_bytes())
+    assert allocator.covers(cache.data_ptr())
+    assert not allocator.covers(torch.empty(MIB, dtype=torch.uint8, device="cuda").data_ptr())
+    del kept, cache
+
+
+def test_what_no_sleep_keeps_cannot_be_asked_for(start: Start) -> None:
+    engine = start().start()
+    with pytest.raises(poorwill.PoorwillError, match="kv_cache.*discard it"):
+        engine.allocator.sleep(("weights", "kv_cache"))
+    assert engine.is_awake()
+
+
+def test_discarding(start: Start) -> None:
+    engine = start().start()
+    before = contents(engine.kept())
+    engine.prepared()
+    engine.events()
+    engine.allocator.discard("kv_cache")
+    assert engine.states()["kv_cache"] == "asleep_dropped"
+    [discarded] = engine.events()
+    assert (discarded["operation"], discarded["error"]) == ("discard", None)
+    assert discarded["released_bytes"] >= engine.shape.layers * engine.shape.page * BLOCKS
+    # What sleeps stays as it is, and what is not there is nothing.
+    engine.allocator.discard(("kv_cache", "nothing"))
+    assert engine.events() == []
+    engine.worker.sleep(1)
+    with pytest.raises(poorwill.PoorwillError, match="weights sleeps with a backup"):
+        engine.allocator.discard(("kv_cache", "weights"))
+    engine.worker.wake_up()
+    assert contents(engine.kept()) == before
+    assert engine.cache_is_zero()
+
+
+# The backend of the registry
+
+
+@only("0.33.0")
+def test_the_backend(start: Start) -> None:
+    engine = start().start()
+    backend = engine.worker.sleep_mode_backend
+    assert type(backend).__module__ == "poorwill.vllm.backend"
+    before = contents(engine.kept())
+    assert backend.state() == "RUNNING"
+    engine.worker.sleep(1)
+    assert backend.state() == "SUSPENDED"
+    engine.worker.wake_up(["kv_cache"])
+    assert backend.state() == "SUSPENDED"
+    engine.worker.wake_up()
+    assert backend.state() == "RUNNING"
+    assert contents(engine.kept()) == before
+    engine.worker.discard(("kv_cache",))
+    assert backend.state() == "SUSPENDED"
+    engine.worker.wake_up(["kv_cache"])
+    assert backend.state() == "RUNNING"
+    flags = {
+        name: getattr(type(backend), name)()
+        for name in (
+            *("is_supported", "preserves_communicators", "preserves_compiled_artifacts"),
+            *("preserves_graphs_with_communicators", "supports_durable_storage"),
+        )
+    }
+    assert [name for name, is_so in flags.items() if not is_so] == ["supports_durable_storage"]
+
+
+@only("0.33.0")
+def test_a_backend_that_fails_says_where_it_is(start: Start, faults: Faults) -> None:
+    engine = start().start()
+    backend = engine.worker.sleep_mode_backend
+    with pytest.raises(ValueError, match="no tag"):
+        backend.resume(["nothing"])
+    assert backend.state() == "RUNNING"
+    faults.arm(0, 100_000)
+    with pytest.raises(poorwill.PoorwillError):
+        backend.suspend(1)
+    faults.disarm()
+    states = engine.states()
+    assert backend.state() == ("RUNNING" if engine.is_awake() else "SUSPENDED"), states
+    backend.resume()
+    backend.suspend(1)
+    with pytest.raises(poorwill.PoorwillError, match="weights sleeps with a backup"):
+        backend.discard(("weights",))
+    assert backend.state() == "SUSPENDED"
+    faults.arm(0, 100_000)
+    with pytest.raises(poorwill.PoorwillError):
+        backend.resume()
+    faults.disarm()
+    assert backend.state() == "SUSPENDED"
+    backend.resume()
+    assert backend.state() == "RUNNING"
+    assert engine.is_awake()
+
+
+def test_engines_do_not_know_each_others_settings() -> None:
+    """The environment of one test is not another's."""
+    assert not [name for name in os.environ if name.startswith("POORWILL_HOST")]
+    assert Engine is not None
