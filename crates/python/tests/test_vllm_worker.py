@@ -1,4 +1,4 @@
-"""Runs `vllm_worker_suite.py` and `vllm_budget_suite.py` over the stand-ins for vLLM's workers, PyTorch and NVIDIA's driver."""
+"""Runs the suites of our worker over the stand-ins for vLLM's workers, PyTorch and NVIDIA's driver."""
 
 import os
 import subprocess
@@ -6,15 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from poorwill.vllm._versions import TESTED
 
 HERE = Path(__file__).resolve().parent
-SUITES = [HERE / "vllm_worker_suite.py", HERE / "vllm_budget_suite.py"]
+SUITES = [HERE / f"vllm_{name}_suite.py" for name in ("worker", "allocator", "budget")]
 
 # Longer than it takes on the slowest machine: whatever runs into it is stuck, and says where.
 STUCK_S = 900
 
+
+@pytest.mark.parametrize("version", TESTED)
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: str(suite.stem))
-def test_engines_keep_their_promises_over_the_stand_ins(tmp_path: Path, suite: Path) -> None:
+def test_engines_keep_their_promises_over_the_stand_ins(tmp_path: Path, suite: Path, version: str) -> None:
     library = os.environ.get("POORWILL_FAKE_LIBCUDA")
     if library is None or not Path(library).is_file():
         pytest.skip("POORWILL_FAKE_LIBCUDA names no library; `cargo xtask python` builds one")
@@ -31,7 +34,9 @@ def test_engines_keep_their_promises_over_the_stand_ins(tmp_path: Path, suite: P
         "PYTHONFAULTHANDLER": "1",
         "POORWILL_FAKE_CUDA_DEVICES": "1GiB,1GiB",
     }
-    options = ["-q", "-p", "no:cacheprovider", "-p", "pools_on_the_stand_in"]
+    # A process can have only so many arenas with tags.
+    options = ["-q", "-p", "no:cacheprovider", "-p", "pools_on_the_stand_in", "-p", "vllm_engines"]
+    options += ["-k", version]
     options += ["-o", f"faulthandler_timeout={STUCK_S // 3}"]
     ended = subprocess.run(
         [sys.executable, "-B", "-m", "pytest", *options, str(suite)],

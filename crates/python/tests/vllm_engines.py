@@ -1,4 +1,7 @@
-"""Engines of one rank over the stand-ins, for the suites that `test_vllm_worker.py` runs: they start as vLLM's core starts them."""
+"""Engines of one rank over the stand-ins, for the suites that `test_vllm_worker.py` runs.
+
+They start as vLLM's core starts them. As a plugin of pytest it brings the fixtures.
+"""
 
 import contextlib
 import ctypes
@@ -10,7 +13,9 @@ from typing import Any
 
 import pytest
 from fake_vllm import worker_parts, workers
-from fake_vllm.worker_parts import MIB, Shape, filled
+from fake_vllm.worker_parts import MIB as MIB
+from fake_vllm.worker_parts import Shape as Shape
+from fake_vllm.worker_parts import filled as filled
 
 torch: Any = importlib.import_module("torch")
 
@@ -162,5 +167,27 @@ class Faults:
         return int(self._library.poorwillFakeDisarm())
 
 
-__all__ = ["BLOCKS", "MIB", "Engine", "Faults", "Shape", "Start", "addresses", "contents", "engines", "filled"]
+LORA = Shape(lora=(2 * MIB, 100_000))
 
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def start(version: str) -> Iterator[Start]:
+    with engines(version) as make:
+        yield make
+
+
+@pytest.fixture
+def faults() -> Iterator[Faults]:
+    faults = Faults()
+    yield faults
+    faults.disarm()
+
+
+def only(version: str) -> pytest.MarkDecorator:
+    """For tests of what one version has."""
+    return pytest.mark.parametrize("version", [version], indirect=True)

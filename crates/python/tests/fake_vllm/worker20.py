@@ -38,7 +38,9 @@ class MemorySnapshot:
     auto_measure: bool = True
 
     def __post_init__(self) -> None:
-        self.device_ = torch.device(f"cuda:{torch.cuda.current_device()}" if self.device is None else self.device)
+        self.device_ = torch.device(
+            f"cuda:{torch.cuda.current_device()}" if self.device is None else self.device
+        )
         if self.auto_measure:
             self.measure()
 
@@ -87,7 +89,7 @@ def memory_profiling(
 
 
 def request_memory(init_snapshot: MemorySnapshot, cache_config: Any) -> int:
-    wanted = math.ceil(init_snapshot.total_memory * cache_config.gpu_memory_utilization)
+    wanted: int = math.ceil(init_snapshot.total_memory * cache_config.gpu_memory_utilization)
     if init_snapshot.free_memory < wanted:
         raise ValueError(
             f"{format_gib(init_snapshot.free_memory)} of {format_gib(init_snapshot.total_memory)} GiB are "
@@ -315,7 +317,7 @@ class Worker:
 
 
 def _memory() -> Any:
-    return sys.modules["vllm.device_allocator.cumem"].CuMemAllocator.get_instance()  # type: ignore[attr-defined]
+    return sys.modules["vllm.device_allocator.cumem"].CuMemAllocator.get_instance()
 
 
 def put(made: dict[str, ModuleType]) -> None:

@@ -1,5 +1,5 @@
-"""vLLM 0.33.0's GPU worker, its memory snapshots, its registry of sleep-mode backends and its model runner, as
-far as a sleep has to do with them. `workers` puts them where vLLM has them.
+"""vLLM 0.33.0's GPU worker, its memory snapshots, its registry of sleep-mode backends and its model runner,
+as far as a sleep has to do with them. `workers` puts them where vLLM has them.
 """
 
 import contextlib
@@ -37,7 +37,9 @@ class MemorySnapshot:
     auto_measure: bool = True
 
     def __post_init__(self) -> None:
-        self.device_ = torch.device(f"cuda:{torch.cuda.current_device()}" if self.device is None else self.device)
+        self.device_ = torch.device(
+            f"cuda:{torch.cuda.current_device()}" if self.device is None else self.device
+        )
         if self.auto_measure:
             self.measure()
 
@@ -88,10 +90,8 @@ def memory_profiling(
     result.non_kv_cache_memory = result.total_consumed + result.transient_peak_headroom
 
 
-def request_memory(
-    init_snapshot: MemorySnapshot, cache_config: Any, external_weight_memory: int = 0
-) -> int:
-    wanted = math.ceil(init_snapshot.total_memory * cache_config.gpu_memory_utilization)
+def request_memory(init_snapshot: MemorySnapshot, cache_config: Any, external_weight_memory: int = 0) -> int:
+    wanted: int = math.ceil(init_snapshot.total_memory * cache_config.gpu_memory_utilization)
     wanted -= external_weight_memory
     if init_snapshot.free_memory < wanted:
         raise ValueError(
@@ -116,7 +116,7 @@ class CuMemAllocator:
 
 
 def get_mem_allocator_instance() -> Any:
-    return sys.modules["vllm.device_allocator.cumem"].CuMemAllocator.get_instance()  # type: ignore[attr-defined]
+    return sys.modules["vllm.device_allocator.cumem"].CuMemAllocator.get_instance()
 
 
 class SleepModeBackend(ABC):
@@ -439,7 +439,7 @@ class Worker:
         if self.model_runner is not None:
             self.model_runner.shutdown()
         self.workspace = None
-        instance = sys.modules["vllm.device_allocator.cumem"].CuMemAllocator.instance  # type: ignore[attr-defined]
+        instance = sys.modules["vllm.device_allocator.cumem"].CuMemAllocator.instance
         if instance is not None:
             instance.release_pools()
 

@@ -111,9 +111,7 @@ def kv_config(shape: Shape, num_blocks: int) -> Any:
     names = [f"layers.{number}" for number in range(shape.layers)]
     return SimpleNamespace(
         num_blocks=num_blocks,
-        kv_cache_tensors=[
-            SimpleNamespace(size=shape.page * num_blocks, shared_by=[name]) for name in names
-        ],
+        kv_cache_tensors=[SimpleNamespace(size=shape.page * num_blocks, shared_by=[name]) for name in names],
         kv_cache_groups=[SimpleNamespace(layer_names=names)],
         needs_kv_cache_zeroing=False,
     )
@@ -219,9 +217,7 @@ class RunnerParts:
             self.kv_caches = [self.kv_caches[0], self.kv_caches[1:]]
 
     def every_cache(self) -> list[Any]:
-        return [
-            tensor for each in self.kv_caches for tensor in (each if isinstance(each, list) else [each])
-        ]
+        return [tensor for each in self.kv_caches for tensor in (each if isinstance(each, list) else [each])]
 
     def specs(self) -> dict[str, SpecOf]:
         kinds = [SpecOf] + [StateSpecOf if self.shape.is_hybrid else SpecOf] * (self.shape.layers - 1)

@@ -130,6 +130,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     # Sleeping and waking
 
     def sleep(self, level: int = 1) -> None:
+        # A preparation that has ended was before this.
+        self._note_preparation(wait=False)
         self._refuse_uncovered()
         if level == 1 and (shortage := self._host_shortage()) is not None:
             raise PoorwillError(shortage)

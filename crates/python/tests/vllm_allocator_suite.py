@@ -1,0 +1,207 @@
+"""What our worker does when calls of the driver fail, and what our allocator and our backend do for whoever
+calls them; `test_vllm_worker.py` runs it.
+"""
+
+import importlib
+from typing import Any
+
+import poorwill
+import pytest
+from vllm_engines import BLOCKS, LORA, MIB, Faults, Start, contents, filled, free_bytes, only
+
+torch: Any = importlib.import_module("torch")
+
+
+# Calls of the driver that fail
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_sleep_that_fails_leaves_the_engine_awake(start: Start, faults: Faults, level: int) -> None:
+    engine = start(LORA).start()
+    engine.prepared()
+    before = contents(engine.kept())
+
+    def restored() -> None:
+        engine.worker.wake_up()
+        engine.runner.model.write()
+        engine.worker.poorwill_mark_restored()
+        engine.prepared()
+        engine.events()
+
+    faults.arm(1 << 40)
+    engine.worker.sleep(level)
+    calls = faults.disarm()
+    restored()
+    raised = 0
+    for number in {*range(0, calls, max(1, calls // 20)), calls - 1}:
+        faults.arm(number)
+        try:
+            engine.worker.sleep(level)
+            fails: Exception | None = None
+        except Exception as error:
+            fails = error
+        faults.disarm()
+        states = engine.states()
+        if fails is None:
+            restored()
+            continue
+        raised += 1
+        if isinstance(fails, poorwill.PoorwillError):
+            if getattr(fails, "report", None) is None:
+                assert set(states.values()) == {"awake"}, (number, fails, states)
+                assert contents(engine.kept()) == before, (number, fails)
+            else:
+                assert str(fails).startswith("asleep, but")
+                assert not {"awake", "undefined"} & set(states.values()), (number, fails, states)
+        # Behind a shortfall, and where the stand-in's own calls fail behind the sleep, the engine's core wakes
+        # the rank again.
+        engine.worker.wake_up()
+        assert engine.worker.poorwill_mark_restored() in ([], ["weights"])
+        engine.worker.sleep(level)
+        assert free_bytes() == engine.free_at_start, (number, fails)
+        restored()
+        assert contents(engine.kept()) == before, (number, fails)
+    assert raised
+
+
+def test_a_wake_that_fails_leaves_the_engine_asleep(start: Start, faults: Faults) -> None:
+    engine = start(LORA).start()
+    before = contents(engine.kept())
+    engine.worker.sleep(1)
+    faults.arm(1 << 40)
+    engine.worker.wake_up()
+    calls = faults.disarm()
+    raised = 0
+    for number in {*range(0, calls, max(1, calls // 20)), calls - 1}:
+        engine.worker.sleep(1)
+        engine.events()
+        faults.arm(number)
+        try:
+            engine.worker.wake_up()
+            fails: Exception | None = None
+        except Exception as error:
+            fails = error
+        faults.disarm()
+        if fails is not None:
+            raised += 1
+            if isinstance(fails, poorwill.PoorwillError):
+                assert not {"awake", "undefined"} & set(engine.states().values()), (number, fails)
+                [told] = engine.events("wake")
+                assert type(fails).__name__ in told["error"]
+                assert free_bytes() == engine.free_at_start, (number, fails)
+            engine.worker.wake_up()
+        assert engine.is_awake()
+        assert contents(engine.kept()) == before, (number, fails)
+        assert engine.cache_is_zero()
+    assert raised
+
+
+# The allocator, by what vLLM calls
+
+
+def test_pools_by_tag(start: Start) -> None:
+    engine = start().load()
+    allocator = engine.allocator
+    assert allocator.default_tag == "default"
+    with allocator.use_memory_pool():
+        kept = filled(4 * MIB, 3)
+    with allocator.use_memory_pool(tag="kv_cache"):
+        cache = filled(4 * MIB, 4)
+    assert {"default", "kv_cache"} <= set(engine.states())
+    allocator.sleep()
+    allocator.wake_up(("weights",))
+    assert engine.states()["default"] == "awake"
+    assert set(kept.numpy_bytes()) == {4}
+    assert engine.states()["kv_cache"] == "asleep_dropped"
+    allocator.wake_up()
+    assert not any(cache.numpy_bytes())
+    assert allocator.covers(cache.data_ptr())
+    assert not allocator.covers(torch.empty(MIB, dtype=torch.uint8, device="cuda").data_ptr())
+    del kept, cache
+
+
+def test_what_no_sleep_keeps_cannot_be_asked_for(start: Start) -> None:
+    engine = start().start()
+    with pytest.raises(poorwill.PoorwillError, match=r"kv_cache.*discard it"):
+        engine.allocator.sleep(("weights", "kv_cache"))
+    assert engine.is_awake()
+
+
+def test_discarding(start: Start) -> None:
+    engine = start().start()
+    before = contents(engine.kept())
+    engine.prepared()
+    engine.events()
+    engine.allocator.discard("kv_cache")
+    assert engine.states()["kv_cache"] == "asleep_dropped"
+    [discarded] = engine.events()
+    assert (discarded["operation"], discarded["error"]) == ("discard", None)
+    assert discarded["released_bytes"] >= engine.shape.layers * engine.shape.page * BLOCKS
+    # What sleeps stays as it is, and what is not there is nothing.
+    engine.allocator.discard(("kv_cache", "nothing"))
+    assert engine.events() == []
+    engine.worker.sleep(1)
+    with pytest.raises(poorwill.PoorwillError, match="weights sleeps with a backup"):
+        engine.allocator.discard(("kv_cache", "weights"))
+    engine.worker.wake_up()
+    assert contents(engine.kept()) == before
+    assert engine.cache_is_zero()
+
+
+# The backend of the registry
+
+
+@only("0.33.0")
+def test_the_backend(start: Start) -> None:
+    engine = start().start()
+    backend = engine.worker.sleep_mode_backend
+    assert type(backend).__module__ == "poorwill.vllm.backend"
+    before = contents(engine.kept())
+    assert backend.state() == "RUNNING"
+    engine.worker.sleep(1)
+    assert backend.state() == "SUSPENDED"
+    engine.worker.wake_up(["kv_cache"])
+    assert backend.state() == "SUSPENDED"
+    engine.worker.wake_up()
+    assert backend.state() == "RUNNING"
+    assert contents(engine.kept()) == before
+    engine.worker.discard(("kv_cache",))
+    assert backend.state() == "SUSPENDED"
+    engine.worker.wake_up(["kv_cache"])
+    assert backend.state() == "RUNNING"
+    flags = {
+        name: getattr(type(backend), name)()
+        for name in (
+            *("is_supported", "preserves_communicators", "preserves_compiled_artifacts"),
+            *("preserves_graphs_with_communicators", "supports_durable_storage"),
+        )
+    }
+    assert [name for name, is_so in flags.items() if not is_so] == ["supports_durable_storage"]
+
+
+@only("0.33.0")
+def test_a_backend_that_fails_says_where_it_is(start: Start, faults: Faults) -> None:
+    engine = start().start()
+    backend = engine.worker.sleep_mode_backend
+    with pytest.raises(ValueError, match="no tag"):
+        backend.resume(["nothing"])
+    assert backend.state() == "RUNNING"
+    faults.arm(0, 100_000)
+    with pytest.raises(poorwill.PoorwillError):
+        backend.suspend(1)
+    faults.disarm()
+    states = engine.states()
+    assert backend.state() == ("RUNNING" if engine.is_awake() else "SUSPENDED"), states
+    backend.resume()
+    backend.suspend(1)
+    with pytest.raises(poorwill.PoorwillError, match="weights sleeps with a backup"):
+        backend.discard(("weights",))
+    assert backend.state() == "SUSPENDED"
+    faults.arm(0, 100_000)
+    with pytest.raises(poorwill.PoorwillError):
+        backend.resume()
+    faults.disarm()
+    assert backend.state() == "SUSPENDED"
+    backend.resume()
+    assert backend.state() == "RUNNING"
+    assert engine.is_awake()

@@ -1,0 +1,242 @@
+"""How our worker keeps an engine in its share of a GPU; `test_vllm_worker.py` runs it."""
+
+import importlib
+from typing import Any
+
+import poorwill
+import pytest
+from vllm_engines import BLOCKS, MIB, Shape, Start, filled, free_bytes
+
+torch: Any = importlib.import_module("torch")
+
+GRAPHS: dict[str, Any] = {"enforce_eager": False, "cudagraph_mode": "FULL"}
+
+
+def snapshot() -> Any:
+    """What vLLM measures, as our hook leaves it."""
+    return importlib.import_module("vllm.utils.mem_utils").MemorySnapshot(device="cuda:0")
+
+
+def measured(device: int = 0) -> tuple[int, int]:
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info(device)
+    return int(free), int(total)
+
+
+# A whole card
+
+
+def test_on_a_whole_card_nothing_changes(start: Start) -> None:
+    engine = start().load()
+    assert (engine.worker.init_snapshot.free_memory, engine.worker.init_snapshot.total_memory) == (
+        engine.free_at_start,
+        1024 * MIB,
+    )
+    assert engine.worker.requested_memory == 768 * MIB
+    seen = snapshot()
+    assert (seen.free_memory, seen.total_memory) == measured()
+    assert seen.cuda_memory == seen.total_memory - seen.free_memory
+
+
+def test_what_was_given_back_does_not_count_as_torchs(start: Start) -> None:
+    engine = start(Shape(weights=(5 * MIB,) * 6, transient=100 * MIB)).load()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    mapped = engine.arena.stats().mapped_bytes
+    # Segments that were carved have holes, which PyTorch knows nothing of.
+    assert reserved > mapped
+    seen = snapshot()
+    assert seen.torch_memory == mapped
+    assert seen.non_torch_memory == seen.cuda_memory - mapped == 0
+    engine.allocator.sleep(("weights",))
+    seen = snapshot()
+    assert (seen.torch_memory, seen.non_torch_memory) == (0, 0)
+    engine.allocator.wake_up()
+    default = filled(40 * MIB, 1)
+    seen = snapshot()
+    assert seen.torch_memory == mapped + 40 * MIB
+    assert seen.non_torch_memory == 0
+    del default
+
+
+def test_the_profile_sees_what_there_is(start: Start) -> None:
+    engine = start().load()
+    mapped = engine.arena.stats().mapped_bytes
+    available = engine.worker.determine_available_memory()
+    result = engine.worker.profile_result
+    assert result.non_torch_increase == 0
+    used = engine.free_at_start - result.after_profile.free_memory
+    assert used == result.after_profile.torch_memory
+    assert used >= mapped
+    # What is left is the envelope without the weights and without what a pass takes for a while.
+    lost = engine.worker.requested_memory - available - engine.shape.activations
+    assert sum(engine.shape.weights) <= lost <= used + 8 * MIB
+
+
+def test_snapshots_are_hooked_once(start: Start) -> None:
+    engine = start().load()
+    budget = importlib.import_module("poorwill.vllm._budget")
+    memory = importlib.import_module("vllm.utils.mem_utils")
+    gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
+    hooked = memory.MemorySnapshot.measure, gpu_worker.request_memory
+    budget.install(gpu_worker, memory)
+    assert (memory.MemorySnapshot.measure, gpu_worker.request_memory) == hooked
+    assert engine.worker.init_snapshot.total_memory == 1024 * MIB
+
+
+# The user's cap
+
+
+@pytest.mark.parametrize(
+    ("cap", "is_bytes"), [("256MiB", 256 * MIB), ("0.5", 512 * MIB), ("25%", 256 * MIB), ("0.75", 768 * MIB)]
+)
+def test_the_cap_stands_for_the_utilization(
+    start: Start, monkeypatch: pytest.MonkeyPatch, cap: str, is_bytes: int
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", cap)
+    engine = start(gpu_memory_utilization=0.999).load()
+    assert engine.worker.requested_memory == is_bytes
+    assert engine.arena.limit_bytes == is_bytes
+    available = engine.worker.determine_available_memory()
+    assert available <= is_bytes - sum(engine.shape.weights)
+
+
+@pytest.mark.parametrize("cap", ["1GiB", "0.95"])
+def test_a_cap_beyond_what_is_free_is_refused(
+    start: Start, monkeypatch: pytest.MonkeyPatch, cap: str
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", cap)
+    taken = filled(100 * MIB, 1)
+    engine = start()
+    with pytest.raises(poorwill.BudgetError) as refused:
+        engine.worker.init_device()
+    assert f"POORWILL_BUDGET={cap} allows" in str(refused.value)
+    assert "only 0.90 GiB of it is free: lower POORWILL_BUDGET" in str(refused.value)
+    del taken
+
+
+def test_without_a_cap_vllms_own_check_stands(start: Start) -> None:
+    taken = filled(300 * MIB, 1)
+    engine = start()
+    with pytest.raises(ValueError, match="are free, and"):
+        engine.worker.init_device()
+    del taken
+
+
+# What cannot fit
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_setting(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
+    engine = start(Shape(weights=(64 * MIB, 80 * MIB), transient=MIB))
+    engine.worker.init_device()
+    with pytest.raises(poorwill.BudgetError) as refused:
+        engine.worker.load_model()
+    said = str(refused.value)
+    assert said.startswith("the weights do not fit in the 0.12 GiB that the engine may use of cuda:0")
+    assert "raise POORWILL_BUDGET or --gpu-memory-utilization" in said
+    assert "80 MiB" in said
+    [load] = engine.events()
+    assert load["operation"] == "load"
+    assert load["error"].startswith("BudgetError: the weights do not fit")
+
+
+def test_weights_that_leave_nothing_are_refused_before_the_profile(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
+    engine = start(Shape(weights=(64 * MIB, 58 * MIB), transient=MIB, buffers=())).load()
+    # What others of the process take counts, too.
+    taken = filled(10 * MIB, 1)
+    with pytest.raises(poorwill.BudgetError) as refused:
+        engine.worker.determine_available_memory()
+    said = str(refused.value)
+    assert said.startswith("of the 0.12 GiB that the engine may use of cuda:0, 0.1")
+    assert "nothing is left for a KV cache: raise POORWILL_BUDGET" in said
+    assert engine.runner.profiled == 0
+    del taken
+
+
+def test_a_cache_whose_size_is_given_is_bound_by_nothing(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
+    engine = start(Shape(weights=(100 * MIB, 90 * MIB)), kv_cache_memory_bytes=32 * MIB).start()
+    assert engine.worker.requested_memory == 128 * MIB
+    engine.worker.sleep(1)
+    assert free_bytes() == engine.free_at_start
+    engine.worker.wake_up()
+
+
+def test_the_graphs_profile_is_refused_with_figures(
+    start: Start, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "160MiB")
+    # The cache for the profile takes 8 blocks of 4 layers, or as many as there are sequences.
+    engine = start(Shape(page=8 * MIB, activations=MIB), **GRAPHS).load()
+    with pytest.raises(poorwill.BudgetError) as refused:
+        engine.worker.determine_available_memory()
+    said = str(refused.value)
+    assert said.startswith(f"profiling CUDA graphs needs {'0.25' if version == '0.20.2' else '0.12'} GiB")
+    assert "max_cudagraph_capture_size" in said
+    assert "--enforce-eager" in said
+    assert engine.runner.kv_caches == []
+
+
+def test_a_graphs_profile_that_fits_is_left_alone(start: Start) -> None:
+    engine = start(Shape(page=MIB), **GRAPHS).start(blocks=16)
+    assert engine.worker.cudagraph_memory_estimate > 0
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+
+
+@pytest.mark.parametrize(("is_hybrid", "layers"), [(True, 1), (False, 8)])
+def test_layers_of_a_hybrid_model_share_the_profiles_cache(
+    start: Start, version: str, is_hybrid: bool, layers: int
+) -> None:
+    engine = start(Shape(is_hybrid=is_hybrid, page=MIB, layers=8), **GRAPHS).load()
+    budget = importlib.import_module("poorwill.vllm._budget")
+    blocks = 8 if version == "0.20.2" else 4
+    assert budget.graph_profile_bytes(engine.runner) == layers * blocks * MIB
+
+
+# A slice
+
+
+@pytest.fixture
+def slice_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver speaks of the whole card, and the environment of a half."""
+    monkeypatch.setenv("CUDA_DEVICE_MEMORY_LIMIT_0", "512m")
+
+
+@pytest.mark.usefixtures("slice_of_a_card")
+def test_a_slice_is_all_there_is(start: Start) -> None:
+    engine = start().load()
+    assert engine.worker.init_snapshot.total_memory == 512 * MIB
+    assert engine.worker.init_snapshot.free_memory == 512 * MIB
+    assert engine.worker.init_snapshot.cuda_memory == 0
+    assert engine.worker.requested_memory == engine.arena.limit_bytes == 384 * MIB
+    mapped = engine.arena.stats().mapped_bytes
+    seen = snapshot()
+    assert (seen.total_memory, seen.torch_memory) == (512 * MIB, mapped)
+    assert seen.free_memory <= 512 * MIB
+    available = engine.worker.determine_available_memory()
+    assert available < 384 * MIB
+
+
+@pytest.mark.usefixtures("slice_of_a_card")
+def test_a_share_is_one_of_the_slice(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "0.5")
+    assert start().load().worker.requested_memory == 256 * MIB
+
+
+@pytest.mark.usefixtures("slice_of_a_card")
+def test_what_a_slice_lacks_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "400MiB")
+    engine = start(Shape(weights=(300 * MIB, 120 * MIB), transient=MIB))
+    engine.worker.init_device()
+    with pytest.raises(poorwill.BudgetError, match="the weights do not fit"):
+        engine.worker.load_model()
+    assert BLOCKS
