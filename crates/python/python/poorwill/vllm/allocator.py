@@ -46,14 +46,21 @@ class Allocator:
         pageable: bool = False,
         wake_timeout_s: float = 0.0,
     ) -> "Allocator":
-        """Makes the process's allocator, over an arena with these limits."""
+        """Makes the process's allocator, over an arena with these limits.
+
+        One that an engine has left takes its leave: the next engine has limits of its own.
+        """
         if cls.instance is not None:
             if cls.instance.arena.device != device:
                 raise PoorwillError(
                     f"this process has an engine that sleeps on {cls.instance.arena.device}, and one process "
                     f"has one such GPU: start the engine on {device} in a process of its own"
                 )
-            return cls.instance
+            if cls.instance.get_current_usage() > 0:
+                # vLLM refuses that, in its own words, when it loads the weights.
+                return cls.instance
+            cls.instance.arena.close()
+            cls.instance = None
         arena = _native.arena(
             device, "vllm", limit=limit_bytes, host_limit=host_limit_bytes, pageable=pageable
         )
