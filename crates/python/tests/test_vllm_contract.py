@@ -4,6 +4,7 @@ vLLM is not imported, and neither is what is ours here: both are read. So this s
 and call sites fit, and nothing about what happens inside.
 """
 
+import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from poorwill.vllm._versions import CONTRACT, REGISTRY, TAGS, TESTED, Need, know
 from vllm_sources import calls, needs_sources, sources, tags
 from vllm_sources.calls import ALLOCATOR, CUMEM, Use
 from vllm_sources.likeness import differences, replacing
-from vllm_sources.tree import MissingError, Tree
+from vllm_sources.tree import Definition, MissingError, Tree
 
 TESTS = Path(__file__).parent
 OURS = Tree(TESTS.parent / "python")
@@ -427,6 +428,73 @@ def test_the_stand_in_has_vllms_signatures(version: str, name: str) -> None:
     copy = Tree(TESTS).definition(STAND_INS[version], name)
     original = tree(version).definition(STOOD_IN_FOR[name], name)
     assert differences(copy, original, own=ITS_OWN) == []
+
+
+# The stand-in for workers, and where vLLM has what is called so.
+WORKERS = {"0.20.2": "fake_vllm.worker20", "0.33.0": "fake_vllm.worker33"}
+BESIDE_WORKERS = {
+    "Worker": "vllm.v1.worker.gpu_worker",
+    "GPUModelRunner": "vllm.v1.worker.gpu_model_runner",
+    "MemorySnapshot": "vllm.utils.mem_utils",
+    "memory_profiling": "vllm.utils.mem_utils",
+    "request_memory": "vllm.v1.worker.utils",
+    "CuMemAllocator": "vllm.device_allocator.cumem",
+}
+WITH_REGISTRY = {
+    "get_mem_allocator_instance": "vllm.device_allocator",
+    "SleepModeBackend": "vllm.device_allocator.sleep_mode_backend",
+    "SleepModeBackendFactory": "vllm.device_allocator.sleep_mode_backend",
+}
+
+# The workspace of 0.33 is a manager's.
+ITS_OWN_IN_WORKERS = frozenset({"_grow_workspace"})
+
+
+@needs_sources
+@each_version
+@pytest.mark.parametrize("name", [*BESIDE_WORKERS, *WITH_REGISTRY])
+def test_the_stand_in_for_workers_has_vllms_signatures(version: str, name: str) -> None:
+    if name in WITH_REGISTRY and known(version) < REGISTRY:
+        pytest.skip("it has no registry")
+    copy = Tree(TESTS).definition(WORKERS[version], name)
+    original = tree(version).definition({**BESIDE_WORKERS, **WITH_REGISTRY}[name], name)
+    if isinstance(copy.node, ast.ClassDef):
+        assert differences(copy, original, own=ITS_OWN_IN_WORKERS) == []
+    else:
+        assert copy.found() == original.found()
+
+
+@needs_sources
+@each_version
+def test_the_stand_in_for_workers_has_all_that_a_hook_needs(version: str) -> None:
+    """Of the modules that it stands in for, as our worker checks them when it is made."""
+    places = {"vllm.v1.worker.gpu_worker", "vllm.utils.mem_utils", "vllm.device_allocator.cumem"}
+    names = {need.qualname.partition(".")[0] for need in needs(version) if need.module in places}
+    stand_in = Tree(TESTS)
+    for name in names - {"cumem_available"}:
+        stand_in.definition(WORKERS[version], name)
+
+
+@needs_sources
+@each_version
+def test_the_methods_that_allocate_a_cache_are_there(version: str) -> None:
+    """What our worker hooks by name where vLLM has no pools for runtime state."""
+    runner = tree(version).definition("vllm.v1.worker.gpu_model_runner", "GPUModelRunner")
+    makers = ("_allocate_kv_cache_tensors", "allocate_uniform_kv_caches")
+    found = [name for name in makers if _has(runner, name)]
+    assert found == (list(makers) if known(version) < REGISTRY else [])
+    worker = tree(version).definition(*WORKER_OF_VLLM)
+    assert _has(worker, "finish_weight_update") == (known(version) >= (0, 22, 0))
+    for name in ("_sleep_saved_parameters", "_sleep_saved_draft_buffers", "_weight_update_is_draft"):
+        assert (name in worker.fields()) == (known(version) >= REGISTRY)
+
+
+def _has(definition: Definition, name: str) -> bool:
+    try:
+        definition.member(name)
+    except MissingError:
+        return False
+    return True
 
 
 def test_a_stand_in_that_has_drifted_is_found(tmp_path: Path) -> None:

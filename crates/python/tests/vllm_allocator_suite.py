@@ -53,8 +53,7 @@ def test_a_sleep_that_fails_leaves_the_engine_awake(start: Start, faults: Faults
             else:
                 assert str(fails).startswith("asleep, but")
                 assert not {"awake", "undefined"} & set(states.values()), (number, fails, states)
-        # Behind a shortfall, and where the stand-in's own calls fail behind the sleep, the engine's core wakes
-        # the rank again.
+        # Where it sleeps nevertheless, the engine's core wakes the rank.
         engine.worker.wake_up()
         assert engine.worker.poorwill_mark_restored() in ([], ["weights"])
         engine.worker.sleep(level)

@@ -575,9 +575,22 @@ def test_nothing_is_in_use_when_everything_was_freed(start: Start) -> None:
     assert engine.allocator.get_current_usage() == 0
     assert arena.stats().mapped_bytes == 0
     assert free_bytes() == engine.free_at_start
-    # So that another engine can start in its place.
-    again = start().start()
-    assert again.arena is arena
-    again.worker.sleep(1)
-    again.worker.wake_up()
-    assert again.is_awake()
+
+
+def test_another_engine_in_its_place_has_limits_of_its_own(start: Start) -> None:
+    engine = start().start()
+    # While the first is there, vLLM itself has none of it.
+    second = start(gpu_memory_utilization=0.5)
+    second.worker.init_device()
+    assert second.allocator is engine.allocator
+    with pytest.raises(AssertionError, match="one instance for each process"):
+        second.worker.load_model()
+    engine.end()
+    second = start(gpu_memory_utilization=0.5).start()
+    assert second.allocator is not engine.allocator
+    assert second.arena.limit_bytes == second.worker.requested_memory == 512 * MIB
+    before = contents(second.kept())
+    second.worker.sleep(1)
+    second.worker.wake_up()
+    assert second.is_awake()
+    assert contents(second.kept()) == before

@@ -1,0 +1,536 @@
+"""How the plugin finds its way into vLLM: settings, hooks on imports, and who gets our worker.
+
+No driver is needed, and no vLLM: the modules are made here.
+"""
+
+import importlib
+import importlib.resources
+import importlib.util
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import poorwill
+import pytest
+from poorwill.vllm import _environment, _hooks, _imports, _platform, _versions
+from poorwill.vllm._hooks import Hook
+from poorwill.vllm._imports import when_imported
+from poorwill.vllm._platform import ConfigurationError
+from poorwill.vllm._versions import UnsupportedVllmError
+
+VARIABLES = (
+    *("POORWILL_SLEEP_MODE", "POORWILL_BUDGET", "POORWILL_HOST_BUDGET"),
+    *("POORWILL_PAGEABLE", "POORWILL_PREPARE", "POORWILL_WAKE_TIMEOUT"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
+)
+
+
+@pytest.fixture(autouse=True)
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has just begun, with vLLM 0.33 in it."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_platform, "_was_chosen", False)
+    monkeypatch.setattr(_hooks, "_refusals", [])
+    monkeypatch.setattr(_imports, "_waiting", {})
+    monkeypatch.setattr(_imports, "_done", set())
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    version(monkeypatch, "0.33.0")
+
+
+def version(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    module = ModuleType("vllm.version")
+    module.__dict__["__version__"] = number
+    monkeypatch.setitem(sys.modules, "vllm.version", module)
+
+
+# Settings
+
+
+def test_without_settings_everything_has_a_default() -> None:
+    read = _environment.read({})
+    assert read == _environment.Environment()
+    assert (read.sleep_mode, read.budget, read.host_budget_bytes) == (False, None, None)
+    assert (read.pageable, read.prepare, read.wake_timeout_s) == (False, True, 2.0)
+    assert _environment.read({name: " " for name in VARIABLES}) == read
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("SLEEP_MODE", "1", "sleep_mode", True),
+        ("SLEEP_MODE", " 0 ", "sleep_mode", False),
+        ("BUDGET", "22528MiB", "budget", "22528MiB"),
+        ("BUDGET", "1048576", "budget", "1048576"),
+        ("BUDGET", "0.92", "budget", "0.92"),
+        ("BUDGET", "1.0", "budget", "1.0"),
+        ("BUDGET", "92%", "budget", "92%"),
+        ("BUDGET", " 100% ", "budget", "100%"),
+        ("HOST_BUDGET", "64GiB", "host_budget_bytes", 64 << 30),
+        ("HOST_BUDGET", "0", "host_budget_bytes", 0),
+        ("PAGEABLE", "1", "pageable", True),
+        ("PREPARE", "0", "prepare", False),
+        ("WAKE_TIMEOUT", "0", "wake_timeout_s", 0.0),
+        ("WAKE_TIMEOUT", "1.5", "wake_timeout_s", 1.5),
+        ("WAKE_TIMEOUT", "3600", "wake_timeout_s", 3600.0),
+    ],
+)
+def test_settings(monkeypatch: pytest.MonkeyPatch, name: str, text: str, field: str, value: object) -> None:
+    assert getattr(_environment.read({f"POORWILL_{name}": text}), field) == value
+    monkeypatch.setenv(f"POORWILL_{name}", text)
+    assert getattr(_environment.read(), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("SLEEP_MODE", "yes", "neither 0 nor 1"),
+        ("SLEEP_MODE", "2", "neither 0 nor 1"),
+        ("PAGEABLE", "true", "neither 0 nor 1"),
+        ("PREPARE", "off", "neither 0 nor 1"),
+        *(
+            ("BUDGET", text, "a size like 22528MiB nor a share like 0.92 or 92%")
+            for text in ("all", "0", "0.0", "0%", "1.01", "101%", "-1", "nan%", "inf%", "%", "12 apples")
+        ),
+        ("HOST_BUDGET", "plenty", "like 64GiB, or in bytes"),
+        ("HOST_BUDGET", "-1", "like 64GiB, or in bytes"),
+        *(("WAKE_TIMEOUT", text, "from 0 to 3600") for text in ("soon", "-1", "nan", "inf", "3601")),
+    ],
+)
+def test_settings_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, says: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^POORWILL_{name}='{text}' ") as refused:
+        _environment.read({f"POORWILL_{name}": text})
+    assert says in str(refused.value)
+    # Before anything is started.
+    monkeypatch.setenv(f"POORWILL_{name}", text)
+    register = importlib.import_module("poorwill.vllm").register
+    with pytest.raises(ValueError, match=f"^POORWILL_{name}="):
+        register()
+    assert _imports._waiting == {}
+
+
+# Hooks on imports
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package that can be imported, by name."""
+    name = "poorwill_planted"
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "__init__.py").write_text("VALUE = 1\n")
+    (folder / "part.py").write_text("def f():\n    return 2\n")
+    (folder / "broken.py").write_text("import sys\nif not sys.planted_is_mended:\n    raise KeyError\n")
+    (folder / "data.txt").write_text("data")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield name
+    for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == name]:
+        del sys.modules[loaded]
+
+
+class Patched:
+    """A patch, and the modules that it was called with."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.modules: list[ModuleType] = []
+        self.error = error
+
+    def __call__(self, module: ModuleType) -> None:
+        self.modules.append(module)
+        if self.error is not None:
+            raise self.error
+
+
+def test_what_is_imported_already_is_patched_at_once(package: str) -> None:
+    module = importlib.import_module(package)
+    patch = Patched()
+    when_imported(package, patch)
+    when_imported(package, patch)
+    assert patch.modules == [module]
+
+
+def test_what_is_imported_later_is_patched_behind_it(package: str) -> None:
+    patch, other = Patched(), Patched()
+    when_imported(package, patch)
+    when_imported(package, other)
+    assert patch.modules == []
+    assert package not in sys.modules
+    module = importlib.import_module(package)
+    assert patch.modules == [module]
+    assert module.VALUE == 1
+    when_imported(package, patch)
+    importlib.reload(module)
+    assert (len(patch.modules), other.modules) == (1, [])
+
+
+def test_a_submodule_is_patched_and_its_package_is_not_imported_for_it(package: str) -> None:
+    patch = Patched()
+    when_imported(f"{package}.part", patch)
+    assert package not in sys.modules
+    importlib.import_module(package)
+    assert patch.modules == []
+    part = importlib.import_module(f"{package}.part")
+    assert patch.modules == [part]
+    assert part.f() == 2
+
+
+def test_a_patched_module_is_as_any(package: str) -> None:
+    when_imported(package, Patched())
+    when_imported(f"{package}.part", Patched())
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.loader is not None
+    # Whoever asks the loader before the import gets what the module's own says.
+    assert "VALUE" in spec.loader.get_source(package)  # type: ignore[attr-defined]
+    assert spec.submodule_search_locations
+    module = importlib.import_module(package)
+    part = importlib.import_module(f"{package}.part")
+    for loaded in (module, part):
+        assert type(loaded.__loader__) is SourceFileLoader
+        assert loaded.__spec__ is not None
+        assert loaded.__spec__.loader is loaded.__loader__
+    assert inspect.getsource(part.f).startswith("def f")
+    assert importlib.resources.files(package).joinpath("data.txt").read_text() == "data"
+
+
+def test_what_a_patch_raises_the_import_raises(package: str) -> None:
+    patch = Patched(poorwill.PoorwillError("unfit"))
+    when_imported(f"{package}.part", patch)
+    with pytest.raises(poorwill.PoorwillError, match="unfit"):
+        importlib.import_module(f"{package}.part")
+    assert f"{package}.part" not in sys.modules
+    importlib.import_module(f"{package}.part")
+    assert len(patch.modules) == 1
+
+
+def test_a_module_that_fails_is_patched_when_it_does_not(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = Patched()
+    when_imported(f"{package}.broken", patch)
+    monkeypatch.setattr(sys, "planted_is_mended", False, raising=False)
+    with pytest.raises(KeyError):
+        importlib.import_module(f"{package}.broken")
+    assert patch.modules == []
+    monkeypatch.setattr(sys, "planted_is_mended", True)
+    module = importlib.import_module(f"{package}.broken")
+    assert patch.modules == [module]
+
+
+def test_a_module_that_is_nowhere_is_missing_as_ever(package: str) -> None:
+    when_imported(f"{package}.nowhere", Patched())
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(f"{package}.nowhere")
+
+
+# Hooks on vLLM's modules
+
+
+def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+    vllm_config.checked = vllm_config.__dict__.get("checked", 0) + 1
+    if vllm_config.parallel_config.worker_cls == "auto":
+        vllm_config.parallel_config.worker_cls = _platform.STOCK_WORKER
+
+
+def platform(check: Callable[..., Any] = check_and_update_config) -> ModuleType:
+    module = ModuleType("vllm.platforms.cuda")
+    kind = type("CudaPlatformBase", (), {"check_and_update_config": classmethod(check)})
+    module.__dict__["CudaPlatformBase"] = kind
+    return module
+
+
+HOOK = Hook("vllm.platforms.cuda", "poorwill.vllm._platform", "install")
+
+
+def test_a_module_that_fits_is_hooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = platform()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    HOOK.wait()
+    assert getattr(module.CudaPlatformBase.check_and_update_config, "__poorwill__", False)
+    _hooks.refuse()
+
+
+def unfit(cls: Any, other: Any) -> None:
+    """What no vLLM has that is known."""
+
+
+def test_a_module_that_does_not_fit_is_left_alone_unless_poorwill_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = platform(unfit)
+    stock = module.CudaPlatformBase.__dict__["check_and_update_config"]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    HOOK.wait()
+    assert module.CudaPlatformBase.__dict__["check_and_update_config"] is stock
+    with pytest.raises(UnsupportedVllmError, match=r"check_and_update_config does not take vllm_config"):
+        _hooks.refuse()
+    # Who does not want it is not told.
+    _platform.decide(config(enable_sleep_mode=True, sleep_mode_backend="cumem"))
+    with pytest.raises(UnsupportedVllmError, match="check_and_update_config"):
+        _platform.decide(config())
+
+
+def test_a_module_that_does_not_fit_is_refused_where_poorwill_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
+    monkeypatch.setitem(sys.modules, "vllm.platforms.cuda", platform(unfit))
+    with pytest.raises(UnsupportedVllmError, match="check_and_update_config"):
+        HOOK.wait()
+    # Also later: who catches that, and imports the module again, has it without the hook.
+    with pytest.raises(UnsupportedVllmError, match="check_and_update_config"):
+        _hooks.refuse()
+
+
+@pytest.mark.parametrize("number", ["0.19.3", "0.34.0", "unknown"])
+def test_a_version_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    version(monkeypatch, number)
+    monkeypatch.setitem(sys.modules, "vllm.platforms.cuda", platform())
+    HOOK.wait()
+    with pytest.raises(UnsupportedVllmError, match=number):
+        _hooks.refuse()
+    with pytest.raises(UnsupportedVllmError, match=number):
+        _platform.decide(config())
+
+
+def test_registering_twice_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    register = importlib.import_module("poorwill.vllm").register
+    register()
+    register()
+    assert set(_imports._waiting) == {hook.module for hook in _hooks.HOOKS}
+    assert sys.meta_path.count(_imports._FINDER) == 1
+
+
+@pytest.mark.parametrize("hook", _hooks.HOOKS, ids=lambda hook: str(hook.function))
+def test_every_hook_is_of_a_module_that_is_looked_at_first(hook: Hook) -> None:
+    ours = (Path(poorwill.__file__).parent / "vllm" / f"{hook.ours.rpartition('.')[2]}.py").read_text()
+    assert f"def {hook.function}(" in ours
+    if hook.module != "vllm.config.vllm":
+        assert _versions.needs("0.33.0", hook.module)
+
+
+# Who gets our worker
+
+
+def config(
+    worker_cls: str = _platform.STOCK_WORKER,
+    *,
+    enable_sleep_mode: bool = True,
+    sleep_mode_backend: str | None = "poorwill",
+    **more: Any,
+) -> Any:
+    """A configuration; without a backend it is that of a vLLM without a registry."""
+    model = SimpleNamespace(enable_sleep_mode=enable_sleep_mode, **more)
+    if sleep_mode_backend is not None:
+        model.sleep_mode_backend = sleep_mode_backend
+    return SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(worker_cls=worker_cls))
+
+
+def decided(given: Any) -> str:
+    _platform.decide(given)
+    return str(given.parallel_config.worker_cls)
+
+
+def test_the_backends_option_chooses() -> None:
+    given = config()
+    assert decided(given) == _platform.WORKER
+    assert decided(given) == _platform.WORKER
+    assert _platform.is_active(given)
+
+
+def test_before_the_option_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decided(config(sleep_mode_backend=None)) == _platform.STOCK_WORKER
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
+    assert decided(config(sleep_mode_backend=None)) == _platform.WORKER
+
+
+@pytest.mark.parametrize(
+    "given", [config(sleep_mode_backend="cumem"), config("of.mine", sleep_mode_backend="x")]
+)
+def test_another_backend_is_left_alone(given: Any) -> None:
+    before = given.parallel_config.worker_cls
+    assert decided(given) == before
+    assert not _platform.is_active(given)
+
+
+def test_no_model_is_nothing_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
+    given = config(enable_sleep_mode=False)
+    given.model_config = None
+    assert decided(given) == _platform.STOCK_WORKER
+
+
+def test_sleep_mode_off_and_nothing_chosen_is_vllm_as_it_is() -> None:
+    for backend in ("cumem", None):
+        assert decided(config(enable_sleep_mode=False, sleep_mode_backend=backend)) == _platform.STOCK_WORKER
+
+
+def test_two_choices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
+    with pytest.raises(ConfigurationError, match=r"--sleep-mode-backend is cumem: make that poorwill"):
+        _platform.decide(config(sleep_mode_backend="cumem"))
+    assert decided(config()) == _platform.WORKER
+
+
+def test_sleep_mode_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"--sleep-mode-backend poorwill is given.*--enable-sleep-mode"
+    ):
+        _platform.decide(config(enable_sleep_mode=False))
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
+    for backend in (None, "cumem"):
+        with pytest.raises(ConfigurationError, match=r"POORWILL_SLEEP_MODE=1 is given.*--enable-sleep-mode"):
+            _platform.decide(config(enable_sleep_mode=False, sleep_mode_backend=backend))
+    # vLLM takes it for a wrong value of the user's.
+    assert issubclass(ConfigurationError, ValueError)
+
+
+def test_a_drafters_configuration_is_none_to_complain_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
+    assert decided(config()) == _platform.WORKER
+    derived = config(_platform.WORKER, enable_sleep_mode=False)
+    assert decided(derived) == _platform.WORKER
+    assert decided(config(enable_sleep_mode=False)) == _platform.STOCK_WORKER
+    assert decided(config(sleep_mode_backend="cumem")) == _platform.STOCK_WORKER
+
+
+@pytest.mark.parametrize("name", VARIABLES[-3:])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "expandable_segments:True",
+        "max_split_size_mb:20, expandable_segments : true ",
+        "expandable_segments:1",
+    ],
+)
+def test_expandable_segments_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=f"^{name} turns expandable_segments on"):
+        _platform.decide(config())
+    # Nobody else is told.
+    assert decided(config(sleep_mode_backend="cumem")) == _platform.STOCK_WORKER
+
+
+@pytest.mark.parametrize(
+    "value", ["", "expandable_segments:False", "max_split_size_mb:20", "expandable_segments"]
+)
+def test_other_allocator_settings_are_not(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    for name in VARIABLES[-3:]:
+        monkeypatch.setenv(name, value)
+    assert decided(config()) == _platform.WORKER
+
+
+def test_a_worker_of_the_users_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"--worker-cls is of\.mine: leave it away, or derive"):
+        _platform.decide(config("of.mine"))
+
+
+def test_the_platforms_method_decides_behind_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = platform()
+    _platform.install(module)
+    hooked = module.CudaPlatformBase.__dict__["check_and_update_config"]
+    _platform.install(module)
+    assert module.CudaPlatformBase.__dict__["check_and_update_config"] is hooked
+    # The contract is kept by what has taken the method's place.
+    _versions.check("0.33.0", module)
+    given = config("auto")
+    derived: Any = type("CudaPlatform", (module.CudaPlatformBase,), {})
+    assert derived.check_and_update_config(given) is None
+    assert given.checked == 1
+    assert given.parallel_config.worker_cls == _platform.WORKER
+
+
+# The pool for graphs
+
+
+class VllmConfig:
+    """What decides on the pool, as in 0.33."""
+
+    def __init__(self, given: Any, mode: str = "FULL") -> None:
+        self.model_config, self.parallel_config, self.mode = given.model_config, given.parallel_config, mode
+
+    @property
+    def use_cumem_cudagraph_pool(self) -> bool:
+        """Whether graphs sleep."""
+        model = self.model_config
+        return (
+            model is not None
+            and model.sleep_mode_offload_cudagraph
+            and model.enable_sleep_mode
+            and model.sleep_mode_backend == "cumem"
+            and self.mode != "NONE"
+        )
+
+
+def graphs(**attributes: Any) -> ModuleType:
+    module = ModuleType("vllm.config.vllm")
+    module.__dict__["VllmConfig"] = type("VllmConfig", (), {**VllmConfig.__dict__, **attributes})
+    return module
+
+
+def test_graphs_sleep_with_ours_as_with_vllms() -> None:
+    module = graphs()
+    _platform.install_graph_pool(module)
+    hooked = module.VllmConfig.use_cumem_cudagraph_pool
+    _platform.install_graph_pool(module)
+    assert module.VllmConfig.use_cumem_cudagraph_pool is hooked
+    assert hooked.__doc__ == "Whether graphs sleep."
+
+    def uses(worker: str, backend: str, is_kept: bool, mode: str = "FULL") -> bool:
+        given = config(worker, sleep_mode_backend=backend, sleep_mode_offload_cudagraph=is_kept)
+        made = module.VllmConfig(given, mode)
+        answer = made.use_cumem_cudagraph_pool
+        # Nothing has changed by the question.
+        assert made.model_config.sleep_mode_backend == backend
+        return bool(answer)
+
+    assert uses(_platform.WORKER, "poorwill", True)
+    assert not uses(_platform.WORKER, "poorwill", False)
+    assert not uses(_platform.WORKER, "poorwill", True, "NONE")
+    assert not uses(_platform.STOCK_WORKER, "poorwill", True)
+    assert uses(_platform.STOCK_WORKER, "cumem", True)
+
+
+def test_a_vllm_without_such_a_pool_is_left_alone() -> None:
+    for attribute in (None, True):
+        module = graphs(use_cumem_cudagraph_pool=attribute)
+        _platform.install_graph_pool(module)
+        assert module.VllmConfig.use_cumem_cudagraph_pool is attribute
+    module = graphs()
+    del module.VllmConfig.use_cumem_cudagraph_pool
+    _platform.install_graph_pool(module)
+    assert not hasattr(module.VllmConfig, "use_cumem_cudagraph_pool")
+
+
+# The registry
+
+
+def test_our_backend_is_entered_once() -> None:
+    class Factory:
+        _registry: ClassVar[dict[str, tuple[str, str]]] = {}
+
+        @classmethod
+        def register_backend(cls, name: str, module_path: str, class_name: str) -> None:
+            assert name not in cls._registry
+            cls._registry[name] = (module_path, class_name)
+
+    module = ModuleType("vllm.device_allocator.sleep_mode_backend")
+    module.__dict__["SleepModeBackendFactory"] = Factory
+    _platform.install_backend(module)
+    _platform.install_backend(module)
+    assert Factory._registry == {"poorwill": ("poorwill.vllm.backend", "Backend")}
+
+
+def test_the_process_of_the_plugin_needs_no_driver() -> None:
+    script = "import sys, poorwill.vllm; poorwill.vllm.register(); print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "False\n"), ran.stderr
