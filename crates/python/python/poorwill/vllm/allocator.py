@@ -178,13 +178,13 @@ class Allocator:
 
     def get_current_usage(self) -> int:
         """The bytes that are in use."""
-        self._settle()
+        self.settle()
         return self.arena.stats().live_bytes
 
     def release_pools(self) -> None:
         """Lets go of graphs' memory, and of all that nobody uses."""
         self._graph_pool = None
-        self._settle()
+        self.settle()
 
     close = release_pools
 
@@ -196,7 +196,8 @@ class Allocator:
         """From where to where there is memory that sleeps, in ascending order."""
         return [(segment["addr"], segment["addr"] + segment["bytes"]) for segment in self.arena.snapshot()]
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Gives back what PyTorch caches here, and all that serves no byte."""
         from poorwill.torch import settle
 
         settle(self.arena.device)

@@ -267,14 +267,22 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         limit = self._environment.host_budget_bytes
         if limit is None:
             return None
-        kept = ("kv_cache", "workspace")
-        needed = sum(tag.mapped_bytes for tag in self._opened.arena.stats().tags if tag.tag not in kept)
+        needed = self._kept_bytes()
+        if needed > limit:
+            # What is cached has no bytes to keep.
+            self._opened.settle()
+            needed = self._kept_bytes()
         if needed <= limit:
             return None
         return (
             f"a sleep at level 1 keeps {gib(needed)} in host memory, and {_environment.HOST_BUDGET} allows "
             f"{gib(limit)}: raise it, or sleep at level 2 and reload the weights after the wake"
         )
+
+    def _kept_bytes(self) -> int:
+        """What of the memory that is mapped a sleep at level 1 keeps, or more."""
+        dropped = ("kv_cache", "workspace")
+        return sum(tag.mapped_bytes for tag in self._opened.arena.stats().tags if tag.tag not in dropped)
 
     def _warn_of_shortage(self) -> None:
         shortage = None if self._has_warned else self._host_shortage()
