@@ -521,6 +521,30 @@ def test_a_host_budget_for_the_weights_alone_is_told_of_as_well(
     assert "POORWILL_HOST_BUDGET" in caplog.text
 
 
+def test_a_host_budget_that_is_just_enough_is_enough(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_PREPARE", "0")
+    engine = start(LORA).start()
+    engine.worker.sleep(1)
+    needed = engine.arena.stats().backup_bytes
+    engine.worker.wake_up()
+    engine.end()
+    monkeypatch.setenv("POORWILL_HOST_BUDGET", str(needed))
+    engine = start(LORA).start()
+    # What was freed since, and PyTorch has not given back, counts for nothing.
+    with engine.allocator.use_memory_pool("runtime"):
+        kept = [filled(24 * MIB, 1)]
+    kept.clear()
+    before = contents(engine.kept())
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    assert contents(engine.kept()) == before
+    engine.end()
+    monkeypatch.setenv("POORWILL_HOST_BUDGET", str(needed - 1))
+    engine = start(LORA).start()
+    with pytest.raises(poorwill.PoorwillError, match="POORWILL_HOST_BUDGET"):
+        engine.worker.sleep(1)
+
+
 # Others
 
 

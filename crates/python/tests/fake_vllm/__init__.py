@@ -3,7 +3,10 @@
 `load(version)` gives fresh classes that behave as that version's do, its faults included. They have no
 processes: `clients` hands messages to an engine's loop, and turns the loop until it has nothing to do.
 
-What is compared with the sources of vLLM are the classes of `v20` and `v33`, by name and signature.
+Workers that have memory are those of `worker20` and `worker33`: `workers` puts them where vLLM has its own.
+They need the stand-in for PyTorch.
+
+What is compared with the sources of vLLM are the classes of these four, by name and signature.
 """
 
 import importlib.util
