@@ -78,6 +78,20 @@ def test_that_can_be_turned_off(start: Start, monkeypatch: pytest.MonkeyPatch) -
     assert report["unchanged_bytes"] > 0
 
 
+def test_every_preparation_is_told_of(start: Start) -> None:
+    engine = start(Shape(weights=(90 * MIB, 90 * MIB))).start()
+    engine.worker.poorwill_prepare()
+    engine.worker.poorwill_prepare(wait=True)
+    told = engine.events("prepare")
+    assert [event["error"] for event in told] == [None] * 3
+    # Together they have copied everything, and nothing twice.
+    copied = sum(event["copied_bytes"] for event in told)
+    assert copied == engine.arena.stats().backup_bytes
+    engine.worker.sleep(1)
+    [slept] = engine.events("sleep")
+    assert slept["copied_bytes"] == 0
+
+
 def test_a_preparation_that_fails_is_an_event(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POORWILL_PREPARE", "0")
     monkeypatch.setenv("POORWILL_HOST_BUDGET", "1MiB")

@@ -7,6 +7,7 @@ answers what the engine's core asks it by name (`poorwill_status`, `poorwill_pre
 `poorwill_mark_restored`).
 """
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Iterator
@@ -212,6 +213,11 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         report then.
         """
         self._note_preparation(wait=False)
+        if self._preparation is not None:
+            # What it has done so far is kept, and told of.
+            self._preparation.cancel()
+            with contextlib.suppress(PoorwillError):
+                self._note_preparation(wait=True)
         self._preparation = self._opened.prepare()
         report = self._note_preparation(wait=True) if wait else None
         return None if report is None else report.as_dict()
