@@ -131,7 +131,8 @@ impl<'a> Filler<'a> {
         Arc::clone(&self.goes_on)
     }
 
-    /// Queues what belongs into the first `pieces` pieces, which are mapped.
+    /// Queues what belongs into the first `pieces` pieces, which are mapped. Fails with what failed of it so far, so that
+    /// no more is mapped in vain.
     pub(super) fn fill_up_to(&mut self, pieces: usize) -> Result<()> {
         while self.is_of_use()
             && let Some(filling) = self.fillings.get(self.next).filter(|filling| filling.piece < pieces)
@@ -141,7 +142,7 @@ impl<'a> Filler<'a> {
             self.next += 1;
             self.fill(filling, turn).map_err(|(phase, source)| PoolError::WakeFailed { phase, source })?;
         }
-        Ok(())
+        self.failed.take().map_or(Ok(()), Err)
     }
 
     fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
@@ -200,7 +201,7 @@ impl<'a> Filler<'a> {
             });
             ended.into_iter().for_each(|copy| self.land(copy));
             if way.is_some() {
-                return way;
+                return way.filter(|_| self.is_of_use());
             }
             thread::sleep(ROOM_PAUSE);
         }
