@@ -5,7 +5,8 @@
 //! needs memory. When all have arrived, digests of what is there are asked for, all at once: of every granule, or of a
 //! sixty-fourth, a different one each time.
 //!
-//! Promise: when [`Filler::finish`] returns, with whatever outcome, nothing that was queued is in flight.
+//! Promise: when [`Filler::finish`] returns, with whatever outcome, nothing that was queued is in flight; when it
+//! succeeds, everything in the plan has arrived.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,7 +24,7 @@ use super::ways::{Way, Ways};
 use super::{Result, Shared};
 use crate::backup::Room;
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, Pending};
+use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending};
 use crate::tag::Tag;
 
 /// Between two looks at copies in flight: short beside what the ways have room for.
@@ -130,7 +131,8 @@ impl<'a> Filler<'a> {
         Arc::clone(&self.goes_on)
     }
 
-    /// Queues what belongs into the first `pieces` pieces, which are mapped.
+    /// Queues what belongs into the first `pieces` pieces, which are mapped. Fails with what failed of it so far, so that
+    /// no more is mapped in vain.
     pub(super) fn fill_up_to(&mut self, pieces: usize) -> Result<()> {
         while self.is_of_use()
             && let Some(filling) = self.fillings.get(self.next).filter(|filling| filling.piece < pieces)
@@ -140,7 +142,7 @@ impl<'a> Filler<'a> {
             self.next += 1;
             self.fill(filling, turn).map_err(|(phase, source)| PoolError::WakeFailed { phase, source })?;
         }
-        Ok(())
+        self.failed.take().map_or(Ok(()), Err)
     }
 
     fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
@@ -199,7 +201,7 @@ impl<'a> Filler<'a> {
             });
             ended.into_iter().for_each(|copy| self.land(copy));
             if way.is_some() {
-                return way;
+                return way.filter(|_| self.is_of_use());
             }
             thread::sleep(ROOM_PAUSE);
         }
@@ -237,6 +239,12 @@ impl<'a> Filler<'a> {
         (woken.copied_bytes, woken.zeroed_bytes) = (self.copied_bytes, self.zeroed_bytes);
         self.failed = failed.or(self.failed);
         (0..self.queued.len()).for_each(|nth| self.land(nth));
+        if self.failed.is_none() && self.queued.len() < self.fillings.len() {
+            // What was left out holds anything but the caller's bytes: that is no wake.
+            let reason = format!("only {} of {} chunks were filled", self.queued.len(), self.fillings.len());
+            let source = DriverError::invalid(Op::CopyToDevice, reason);
+            self.failed = Some(PoolError::WakeFailed { phase: Phase::Copy, source });
+        }
         if let Some(started) = self.started {
             add(&mut woken.phases.copy_s, started.elapsed());
         }
@@ -291,7 +299,7 @@ fn compare(checks: &[Check<'_>], found: &[Digest], granule_bytes: u64) -> Result
     let at = |source| PoolError::WakeFailed { phase: Phase::Verify, source };
     if found.len() != checks.len() {
         let reason = format!("{} digests were asked for, and {} came", checks.len(), found.len());
-        return Err(at(DriverError::invalid(crate::driver::Op::Digest, reason)));
+        return Err(at(DriverError::invalid(Op::Digest, reason)));
     }
     let Some((check, found)) = checks.iter().zip(found).find(|(check, found)| check.expected != **found)
     else {

@@ -22,7 +22,7 @@
 //! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
 //!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
 //!   ([`crate::backup`]); `save` compares and copies what differs, `prepare` does so before, in the background,
-//!   and `fill` brings it back while more is mapped, on the way that has room (`ways`).
+//!   and `fill` brings it back while more is mapped, by the faster of the device's two ways (`ways`).
 //!
 //! What is promised: addresses, bytes, all or nothing, the truth in reports, no leak, stream order, live fits
 //! means success, never over the limit, errors in forked children.

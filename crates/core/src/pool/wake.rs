@@ -185,10 +185,12 @@ impl Shared {
     ) -> Option<Result<()>> {
         thread::scope(|scope| {
             let (tell, told) = mpsc::channel();
-            let mut needless = Needless { filling: filler.switch(), is_needed: false };
+            let switch = filler.switch();
             let fill = move || told.into_iter().try_for_each(|done| filler.fill_up_to(done));
             let filling =
                 thread::Builder::new().name("poorwill-fill".into()).spawn_scoped(scope, fill).ok()?;
+            // Not before: where there is no thread, filling is as needed as ever.
+            let mut needless = Needless { filling: switch, is_needed: false };
             // When filling has failed, nobody is told any more.
             let mapped = self.map_all(names, pieces, woken, &mut |done| tell.send(done).is_ok());
             needless.is_needed = mapped.is_ok();

@@ -8,10 +8,13 @@
 //! engine 64 MiB │ kernel 64 MiB │ the faster, 1 GiB │ ...
 //! ```
 //!
-//! Copies go in *spells*, each by one way and timed as a whole. After each the rates decide the next. While the kernel
-//! is the faster, the engine is tried again now and then, for the cleaning ends; while the engine is, nothing is lost.
-//! A spell that takes far longer than it should is left to itself, and the other way goes on.
-//! `docs/adr/0013-copies-by-kernel.md` has the figures.
+//! Copies go in *spells*, each by one way and timed as a whole, from its first copy until its last has ended. After
+//! each the rates decide the next. Waiting for memory to be mapped counts: beside a kernel that takes several times as
+//! long. While the kernel is the faster, the engine is tried again now and then, for the cleaning ends; while the engine
+//! is, the kernel is not. A spell that takes far longer than it should is left to itself, and the next begins beside it,
+//! by the rates of what has ended by then. `docs/adr/0013-copies-by-kernel.md` has the figures.
+//!
+//! Promise: room is refused only while something of the spell is in flight, and not for ever.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -28,7 +31,8 @@ const ENGINE_GRANULES: u64 = 2048;
 /// Granules that may be in flight: enough that a way never runs dry while memory is mapped.
 const ROOM_GRANULES: u64 = 128;
 
-/// How long a spell may take beyond what it should, before it is left to itself.
+/// How long a spell may take beyond what it should, before it is left to itself. One whose rate is not known has no
+/// longer: where the link is so slow that this ends a trial, what has ended by then tells the rate as well.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// How much slower than before a spell may be, for as long.
@@ -84,6 +88,7 @@ impl Spell {
     }
 
     /// Bytes a second of what has ended.
+    #[allow(clippy::cast_precision_loss)] // A rate.
     fn rate(&self, now: Instant) -> f64 {
         let seconds = self.elapsed(now).as_secs_f64();
         // In no time at all it was as fast as anything.
@@ -145,6 +150,7 @@ impl Ways {
         }
     }
 
+    #[allow(clippy::cast_precision_loss)] // A rate.
     fn patience(&self) -> Duration {
         let rate = match self.spell.way {
             Way::Engine => self.engine_rate,
@@ -174,6 +180,7 @@ impl Ways {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_precision_loss)] // Rates, too.
 mod tests {
     use super::*;
 
@@ -258,6 +265,27 @@ mod tests {
         assert_eq!(ways.with_room(now, |_| Some(false)), None);
         assert_eq!(ways.with_room(now, |copy| Some(copy == 0)), None);
         assert_eq!(ways.with_room(now, |_| Some(true)), Some(Way::Kernel));
+    }
+
+    #[test]
+    fn room_comes_in_the_end_whatever_the_copies_do() {
+        for (has_ended, bytes) in
+            [false, true].into_iter().flat_map(|has| [0, GRANULE, 1 << 30].map(|b| (has, b)))
+        {
+            let (mut ways, mut now) = (Ways::new(true, GRANULE), Instant::now());
+            for copy in 0..3000 {
+                let mut looks = 0;
+                while ways.with_room(now, |_| Some(has_ended)).is_none() {
+                    assert!(!has_ended, "nothing is in flight");
+                    looks += 1;
+                    assert!(looks <= 3, "patience ends");
+                    now += Duration::from_millis(10);
+                }
+                ways.queued(now, copy, bytes);
+                // As while memory is mapped, for longer than any spell should take.
+                now += Duration::from_millis(if copy % 100 == 0 { 10_000 } else { 0 });
+            }
+        }
     }
 
     #[test]
