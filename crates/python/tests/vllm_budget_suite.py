@@ -55,6 +55,24 @@ def test_what_was_given_back_does_not_count_as_torchs(start: Start) -> None:
     del default
 
 
+def test_what_is_held_on_another_gpu_does_not_count(start: Start) -> None:
+    engine = start(Shape(weights=(5 * MIB,) * 6, transient=100 * MIB)).load()
+    torch.cuda.empty_cache()
+    mapped = engine.arena.stats().mapped_bytes
+    others = poorwill.arena("cuda:1", "others")
+    with others.pool("weights"):
+        held = torch.empty(200 * MIB, dtype=torch.uint8, device="cuda:1")
+    assert snapshot().torch_memory == mapped
+    native = importlib.import_module("poorwill._native")
+    both, first, second = (native.torch_segments(ordinal)[1] for ordinal in (None, 0, 1))
+    assert second == 200 * MIB
+    assert both == first + second
+    assert native.torch_segments(2) == (0, 0)
+    del held
+    others.close()
+    torch.cuda.set_device(0)
+
+
 def test_the_profile_sees_what_there_is(start: Start) -> None:
     engine = start().load()
     mapped = engine.arena.stats().mapped_bytes

@@ -63,7 +63,7 @@ def unmapped_bytes(ordinal: int) -> int:
         for segment in snapshot_segments()
         if segment["device"] == ordinal and _native.torch_has_segment_at(segment["address"])
     )
-    _, held_bytes = _native.torch_segments()
+    _, held_bytes = _native.torch_segments(ordinal)
     return max(0, int(ours) - held_bytes)
 
 
