@@ -3,6 +3,7 @@
 import gc
 import importlib
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import poorwill
@@ -106,6 +107,22 @@ def test_a_preparation_that_fails_is_an_event(start: Start, monkeypatch: pytest.
     [failed] = engine.events("prepare")
     assert failed["error"]
     assert engine.is_awake()
+
+
+def test_drafters_are_configured_in_the_workers_process(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
+    platform = importlib.import_module("poorwill.vllm._platform")
+    drafter = SimpleNamespace(
+        model_config=SimpleNamespace(enable_sleep_mode=False),
+        parallel_config=SimpleNamespace(worker_cls=platform.STOCK_WORKER),
+    )
+    with pytest.raises(platform.ConfigurationError, match="sleep mode is off"):
+        platform.decide(drafter)
+    start()
+    platform.decide(drafter)
+    assert not platform.is_active(drafter)
 
 
 def test_before_there_is_a_gpu_there_is_a_sentence(start: Start) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from poorwill import _native
 from poorwill._native import PoorwillError, Preparation, PrepareReport
-from poorwill.vllm import _budget, _environment, _hooks, _versions
+from poorwill.vllm import _budget, _environment, _hooks, _platform, _versions
 from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._events import Event
 from poorwill.vllm.allocator import Allocator
@@ -50,6 +50,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         _hooks.refuse()
         for module in (gpu_worker, _memory, _cumem):
             _versions.check(_versions.running(), module)
+        # A process that was started afresh has decided nothing, and drafters are configured in it.
+        _platform.note_chosen()
         super().__init__(*args, **kwargs)
         self._environment = _environment.read()
         self._sleep_saved_buffers: dict[str, Any]
