@@ -129,6 +129,33 @@ def test_a_cap_beyond_what_is_free_is_refused(
     del taken
 
 
+def test_weights_of_another_process_come_out_of_the_cap(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "512MiB")
+    engine = start().load()
+    request = importlib.import_module("vllm.v1.worker.gpu_worker").request_memory
+    snapshot, cache = engine.worker.init_snapshot, engine.worker.cache_config
+    assert request(snapshot, cache) == request(snapshot, cache, 0) == 512 * MIB
+    assert request(snapshot, cache, 384 * MIB) == 128 * MIB
+    with pytest.raises(poorwill.BudgetError) as refused:
+        request(snapshot, cache, 512 * MIB)
+    said = "POORWILL_BUDGET=512MiB allows 0.50 GiB of cuda:0, 0.50 GiB of them for weights in another process"
+    assert str(refused.value) == f"{said}: raise POORWILL_BUDGET"
+    taken = filled(800 * MIB, 1)
+    with pytest.raises(poorwill.BudgetError, match=r"in another process, and only 0\.\d\d GiB of it is free"):
+        request(type(snapshot)(device="cuda:0"), cache, 128 * MIB)
+    del taken
+
+
+@pytest.mark.parametrize("largest", [None, 0])
+def test_a_profile_without_graphs_of_the_model_is_reckoned_with(start: Start, largest: int | None) -> None:
+    engine = start(Shape(page=MIB, layers=8), **GRAPHS).load()
+    budget = importlib.import_module("poorwill.vllm._budget")
+    engine.runner.compilation_config.max_cudagraph_capture_size = largest
+    assert budget.graph_profile_bytes(engine.runner) == 8 * MIB
+
+
 def test_without_a_cap_vllms_own_check_stands(start: Start) -> None:
     taken = filled(300 * MIB, 1)
     engine = start()
