@@ -329,9 +329,9 @@ def test_level_2_says_what_is_gone(start: Start) -> None:
 def test_what_sleeps_is_not_written(start: Start) -> None:
     engine = start(weight_transfer_config="trainer").start()
     engine.worker.sleep(2)
-    with pytest.raises(poorwill.PoorwillError, match="reload_weights writes the weights, which sleep"):
+    with pytest.raises(poorwill.PoorwillError, match="reload_weights needs the weights, which sleep"):
         engine.worker.reload_weights()
-    with pytest.raises(poorwill.PoorwillError, match="update_weights writes the weights, which sleep"):
+    with pytest.raises(poorwill.PoorwillError, match="update_weights needs the weights, which sleep"):
         engine.worker.update_weights({})
     engine.worker.wake_up(["weights"])
     engine.worker.reload_weights()
