@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from poorwill.vllm._engine import TOUCHING
 from poorwill.vllm._versions import CONTRACT, REGISTRY, TAGS, TESTED, Need, known, needs
 from vllm_sources import calls, needs_sources, sources, tags
 from vllm_sources.calls import ALLOCATOR, CUMEM, Use
@@ -487,6 +488,21 @@ def test_the_methods_that_allocate_a_cache_are_there(version: str) -> None:
     assert _has(worker, "finish_weight_update") == (known(version) >= (0, 22, 0))
     for name in ("_sleep_saved_parameters", "_sleep_saved_draft_buffers", "_weight_update_is_draft"):
         assert (name in worker.fields()) == (known(version) >= REGISTRY)
+
+
+@needs_sources
+@each_version
+def test_what_our_worker_knows_of_vllms_by_its_words_is_there(version: str) -> None:
+    """The sentence of one assertion, and the methods that are refused while the weights sleep."""
+    source = (tree(version).root / "vllm/v1/worker/gpu_worker.py").read_text()
+    assert source.count('assert freed_bytes >= 0, "Memory usage increased after sleeping."') == 1
+    ours = (OURS.root / "poorwill/vllm/worker.py").read_text()
+    assert '_LESS_FREE = "Memory usage increased after sleeping."' in ours
+    worker = tree(version).definition(*WORKER_OF_VLLM)
+    since_registry = {"start_weight_update", "start_draft_weight_update"}
+    since_registry |= {"compute_weight_checksums", "reset_weights"}
+    there = {name for name in TOUCHING if _has(worker, name)}
+    assert there == (TOUCHING if known(version) >= REGISTRY else TOUCHING - since_registry)
 
 
 def _has(definition: Definition, name: str) -> bool:

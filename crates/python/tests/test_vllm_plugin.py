@@ -40,6 +40,8 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_imports, "_waiting", {})
     monkeypatch.setattr(_imports, "_done", set())
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    # There is no vLLM to look at.
+    monkeypatch.setattr(Hook, "look", lambda hook: None)
     version(monkeypatch, "0.33.0")
 
 
@@ -302,6 +304,60 @@ def test_a_version_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch,
         _platform.decide(config())
 
 
+MISSING = """
+import sys
+from types import ModuleType
+
+for name in ("vllm", "vllm.platforms", "vllm.version"):
+    sys.modules[name] = ModuleType(name)
+    sys.modules[name].__path__ = []
+sys.modules["vllm.version"].__version__ = sys.argv[2]
+
+from poorwill.vllm import _hooks
+
+for hook in _hooks.HOOKS:
+    if hook.module == sys.argv[1]:
+        try:
+            hook.look()
+        except Exception as error:
+            print(type(error).__name__, error)
+"""
+
+
+def looked(module: str, number: str) -> str:
+    """What comes of looking at a module, in a process whose vLLM has none."""
+    command = [sys.executable, "-B", "-c", MISSING, module, number]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_module_that_has_to_be_there_is_missed() -> None:
+    said = looked("vllm.v1.engine.async_llm", "0.33.0")
+    assert said.startswith("UnsupportedVllmError")
+    assert "the module vllm.v1.engine.async_llm is missing" in said
+    registry = "vllm.device_allocator.sleep_mode_backend"
+    assert f"the module {registry} is missing" in looked(registry, "0.33.0")
+    # Before there were backends, there was no such module.
+    assert looked(registry, "0.20.2") == ""
+
+
+def test_what_a_module_lacks_itself_is_not_taken_for_the_module(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.undo()
+    (tmp_path / "ours_that_lacks.py").write_text("import nowhere_to_be_found\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="nowhere_to_be_found"):
+        Hook("ours_that_lacks", "", "").look()
+
+
+def test_everything_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(Hook, "look", lambda hook: looked.append(hook.module))
+    for _ in range(2):
+        _platform.decide(config())
+    assert looked == [hook.module for hook in _hooks.HOOKS]
+
+
 def test_registering_twice_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         monkeypatch.delitem(sys.modules, name)
@@ -402,6 +458,16 @@ def test_a_drafters_configuration_is_none_to_complain_about(monkeypatch: pytest.
     derived = config(_platform.WORKER, enable_sleep_mode=False)
     assert decided(derived) == _platform.WORKER
     assert decided(config(enable_sleep_mode=False)) == _platform.STOCK_WORKER
+    assert decided(config(sleep_mode_backend="cumem")) == _platform.STOCK_WORKER
+
+
+def test_a_workers_process_takes_no_drafters_configuration_for_the_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
+    # A process of its own, which has the engine's configuration as it was decided elsewhere.
+    _platform.note_chosen()
+    assert decided(config(enable_sleep_mode=False, sleep_mode_backend=None)) == _platform.STOCK_WORKER
     assert decided(config(sleep_mode_backend="cumem")) == _platform.STOCK_WORKER
 
 

@@ -55,6 +55,24 @@ def test_what_was_given_back_does_not_count_as_torchs(start: Start) -> None:
     del default
 
 
+def test_what_is_held_on_another_gpu_does_not_count(start: Start) -> None:
+    engine = start(Shape(weights=(5 * MIB,) * 6, transient=100 * MIB)).load()
+    torch.cuda.empty_cache()
+    mapped = engine.arena.stats().mapped_bytes
+    others = poorwill.arena("cuda:1", "others")
+    with others.pool("weights"):
+        held = torch.empty(200 * MIB, dtype=torch.uint8, device="cuda:1")
+    assert snapshot().torch_memory == mapped
+    native = importlib.import_module("poorwill._native")
+    both, first, second = (native.torch_segments(ordinal)[1] for ordinal in (None, 0, 1))
+    assert second == 200 * MIB
+    assert both == first + second
+    assert native.torch_segments(2) == (0, 0)
+    del held
+    others.close()
+    torch.cuda.set_device(0)
+
+
 def test_the_profile_sees_what_there_is(start: Start) -> None:
     engine = start().load()
     mapped = engine.arena.stats().mapped_bytes
@@ -109,6 +127,33 @@ def test_a_cap_beyond_what_is_free_is_refused(
     assert f"POORWILL_BUDGET={cap} allows" in str(refused.value)
     assert "only 0.90 GiB of it is free: lower POORWILL_BUDGET" in str(refused.value)
     del taken
+
+
+def test_weights_of_another_process_come_out_of_the_cap(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "512MiB")
+    engine = start().load()
+    request = importlib.import_module("vllm.v1.worker.gpu_worker").request_memory
+    snapshot, cache = engine.worker.init_snapshot, engine.worker.cache_config
+    assert request(snapshot, cache) == request(snapshot, cache, 0) == 512 * MIB
+    assert request(snapshot, cache, 384 * MIB) == 128 * MIB
+    with pytest.raises(poorwill.BudgetError) as refused:
+        request(snapshot, cache, 512 * MIB)
+    said = "POORWILL_BUDGET=512MiB allows 0.50 GiB of cuda:0, 0.50 GiB of them for weights in another process"
+    assert str(refused.value) == f"{said}: raise POORWILL_BUDGET"
+    taken = filled(800 * MIB, 1)
+    with pytest.raises(poorwill.BudgetError, match=r"in another process, and only 0\.\d\d GiB of it is free"):
+        request(type(snapshot)(device="cuda:0"), cache, 128 * MIB)
+    del taken
+
+
+@pytest.mark.parametrize("largest", [None, 0])
+def test_a_profile_without_graphs_of_the_model_is_reckoned_with(start: Start, largest: int | None) -> None:
+    engine = start(Shape(page=MIB, layers=8), **GRAPHS).load()
+    budget = importlib.import_module("poorwill.vllm._budget")
+    engine.runner.compilation_config.max_cudagraph_capture_size = largest
+    assert budget.graph_profile_bytes(engine.runner) == 8 * MIB
 
 
 def test_without_a_cap_vllms_own_check_stands(start: Start) -> None:

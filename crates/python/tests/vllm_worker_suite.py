@@ -3,6 +3,7 @@
 import gc
 import importlib
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import poorwill
@@ -106,6 +107,22 @@ def test_a_preparation_that_fails_is_an_event(start: Start, monkeypatch: pytest.
     [failed] = engine.events("prepare")
     assert failed["error"]
     assert engine.is_awake()
+
+
+def test_drafters_are_configured_in_the_workers_process(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
+    platform = importlib.import_module("poorwill.vllm._platform")
+    drafter = SimpleNamespace(
+        model_config=SimpleNamespace(enable_sleep_mode=False),
+        parallel_config=SimpleNamespace(worker_cls=platform.STOCK_WORKER),
+    )
+    with pytest.raises(platform.ConfigurationError, match="sleep mode is off"):
+        platform.decide(drafter)
+    start()
+    platform.decide(drafter)
+    assert not platform.is_active(drafter)
 
 
 def test_before_there_is_a_gpu_there_is_a_sentence(start: Start) -> None:
@@ -312,9 +329,9 @@ def test_level_2_says_what_is_gone(start: Start) -> None:
 def test_what_sleeps_is_not_written(start: Start) -> None:
     engine = start(weight_transfer_config="trainer").start()
     engine.worker.sleep(2)
-    with pytest.raises(poorwill.PoorwillError, match="reload_weights writes the weights, which sleep"):
+    with pytest.raises(poorwill.PoorwillError, match="reload_weights needs the weights, which sleep"):
         engine.worker.reload_weights()
-    with pytest.raises(poorwill.PoorwillError, match="update_weights writes the weights, which sleep"):
+    with pytest.raises(poorwill.PoorwillError, match="update_weights needs the weights, which sleep"):
         engine.worker.update_weights({})
     engine.worker.wake_up(["weights"])
     engine.worker.reload_weights()

@@ -855,8 +855,10 @@ def torch_carve(moment: int, segments: Sequence[tuple[int, int, Sequence[tuple[i
     else was tried.
     """
 
-def torch_segments() -> tuple[int, int]:
-    """How many segments PyTorch has, and the bytes of them that are still held."""
+def torch_segments(ordinal: int | None = None) -> tuple[int, int]:
+    """How many segments PyTorch has, and the bytes of them that are still held: on one GPU, or on all if None
+    is given.
+    """
 
 def torch_has_segment_at(addr: int) -> bool:
     """Whether a segment that PyTorch has begins at an address."""

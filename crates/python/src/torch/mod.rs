@@ -82,10 +82,11 @@ fn torch_carve(py: Python<'_>, moment: u64, segments: Vec<(u64, u64, Vec<(u64, u
     carved.map_err(|error| failed(py, &error))
 }
 
-/// How many segments PyTorch has, and the bytes of them that are still held.
+/// How many segments PyTorch has, and the bytes of them that are still held: on one GPU, or on all if None is given.
 #[pyfunction]
-fn torch_segments(py: Python<'_>) -> (usize, u64) {
-    py.detach(|| routes().held())
+#[pyo3(signature = (ordinal=None))]
+fn torch_segments(py: Python<'_>, ordinal: Option<u32>) -> (usize, u64) {
+    py.detach(|| routes().held(ordinal))
 }
 
 /// Whether a segment that PyTorch has begins at an address.

@@ -205,8 +205,8 @@ impl Routes {
         self.is_here() && self.book.begins_at(addr)
     }
 
-    pub(super) fn held(&self) -> (usize, u64) {
-        if self.is_here() { self.book.held() } else { (0, 0) }
+    pub(super) fn held(&self, ordinal: Option<u32>) -> (usize, u64) {
+        if self.is_here() { self.book.held(ordinal) } else { (0, 0) }
     }
 
     /// What was refused last to this thread, or else to any, which may have worked for this one; unless the same thread

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use poorwill::{Block, DeviceRange, PoolError};
+use poorwill::{Block, DeviceRange, DeviceSpec, PoolError};
 
 use crate::arena::Opened;
 
@@ -19,6 +19,12 @@ struct Segment {
     parts: Vec<Block>,
     /// Counts the segments: one that takes the place of another has a higher one.
     serial: u64,
+}
+
+impl Segment {
+    fn is_on(&self, gpu: u32) -> bool {
+        matches!(self.opened.device.spec(), DeviceSpec::Cuda { ordinal } if *ordinal == gpu)
+    }
 }
 
 /// All segments of this process.
@@ -132,11 +138,13 @@ impl Book {
         self.lock().by_place.keys().any(|place| place.addr == addr)
     }
 
-    /// How many segments there are, and the bytes of them that are still held.
-    pub(super) fn held(&self) -> (usize, u64) {
+    /// How many segments there are, and the bytes of them that are still held: on one GPU, or on all.
+    pub(super) fn held(&self, ordinal: Option<u32>) -> (usize, u64) {
         let book = self.lock();
-        let parts = book.by_place.values().flat_map(|segment| &segment.parts);
-        (book.by_place.len(), parts.map(|part| part.range.bytes).sum())
+        let segments = book.by_place.values().filter(|segment| ordinal.is_none_or(|gpu| segment.is_on(gpu)));
+        segments.fold((0, 0), |(count, bytes), segment| {
+            (count + 1, bytes + segment.parts.iter().map(|part| part.range.bytes).sum::<u64>())
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Segments> {

@@ -72,6 +72,12 @@ class Worker:
         self._write()
         return "reloaded"
 
+    def add_lora(self, lora_request: Any = None) -> bool:
+        self._enter("add_lora")
+        if self.asleep:
+            raise PoorwillError("add_lora: the weights sleep")
+        return True
+
     def poorwill_mark_restored(self) -> list[str]:
         self._enter("poorwill_mark_restored")
         marked = sorted(self.undefined)

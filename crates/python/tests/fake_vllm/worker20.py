@@ -305,6 +305,9 @@ class Worker:
     def get_model(self) -> Any:
         return self.model_runner.get_model()
 
+    def add_lora(self, lora_request: Any) -> bool:
+        return True
+
     def update_weights(self, update_info: dict[str, Any]) -> None:
         if self.weight_transfer_engine is None:
             raise RuntimeError("Weight transfer not configured.")

@@ -406,6 +406,9 @@ class Worker:
         if self.weight_transfer_engine is None:
             raise RuntimeError("Weight transfer not configured.")
 
+    def add_lora(self, lora_request: Any) -> bool:
+        return True
+
     def start_weight_update(self) -> None:
         self._start_weight_update()
 

@@ -34,7 +34,7 @@ def install(worker_module: Any, memory_module: Any) -> None:
         cap = _environment.read().budget
         if cap is None:
             return int(request(init_snapshot, cache_config, *rest))
-        return _requested(init_snapshot, cap)
+        return _requested(init_snapshot, cap, *rest)
 
     measured.__dict__["__poorwill__"] = True
     snapshot.measure = measured
@@ -63,21 +63,30 @@ def unmapped_bytes(ordinal: int) -> int:
         for segment in snapshot_segments()
         if segment["device"] == ordinal and _native.torch_has_segment_at(segment["address"])
     )
-    _, held_bytes = _native.torch_segments()
+    _, held_bytes = _native.torch_segments(ordinal)
     return max(0, int(ours) - held_bytes)
 
 
-def _requested(snapshot: Any, cap: str) -> int:
-    """What an engine may use under the user's cap, which stands for vLLM's share of the total."""
+def _requested(snapshot: Any, cap: str, external_bytes: int = 0) -> int:
+    """What an engine may use under the user's cap, which stands for vLLM's share of the total: without the
+    weights that another process holds for it.
+    """
     device = f"cuda:{snapshot.device_.index}"
-    budget = _native.budget(device, cap)
-    if snapshot.free_memory < budget.budget_bytes:
+    budget_bytes = int(_native.budget(device, cap).budget_bytes)
+    left_bytes = budget_bytes - external_bytes
+    beside = f", {gib(external_bytes)} of them for weights in another process" if external_bytes else ""
+    if left_bytes <= 0:
         raise BudgetError(
-            f"{_environment.BUDGET}={cap} allows {gib(budget.budget_bytes)} of {device}, and only "
+            f"{_environment.BUDGET}={cap} allows {gib(budget_bytes)} of {device}{beside}: raise "
+            f"{_environment.BUDGET}"
+        )
+    if snapshot.free_memory < left_bytes:
+        raise BudgetError(
+            f"{_environment.BUDGET}={cap} allows {gib(budget_bytes)} of {device}{beside}, and only "
             f"{gib(snapshot.free_memory)} of it is free: lower {_environment.BUDGET}, or end what else uses "
             "the GPU"
         )
-    return int(budget.budget_bytes)
+    return left_bytes
 
 
 class Envelope:
@@ -131,14 +140,15 @@ class Envelope:
 
 def graph_profile_bytes(runner: Any) -> int:
     """What the KV cache takes, at least, that vLLM profiles CUDA graphs with."""
-    largest = runner.compilation_config.max_cudagraph_capture_size
+    # None, or 0, where no graphs of the model are captured, but others are.
+    largest = int(runner.compilation_config.max_cudagraph_capture_size or 1)
     if _versions.known(_versions.running()) >= _BY_SEQUENCES:
         largest = min(runner.max_num_reqs, largest)
     by_kind: dict[type, int] = {}
     for spec in runner.get_kv_cache_spec().values():
         by_kind[type(spec)] = by_kind.get(type(spec), 0) + int(spec.page_size_bytes)
     # Layers of different kinds share memory, as many of each as there are of the rarest.
-    return (largest or 1) * min(by_kind.values(), default=0)
+    return largest * min(by_kind.values(), default=0)
 
 
 _BY_SEQUENCES = (0, 21, 0)

@@ -27,6 +27,14 @@ RESTORING = frozenset(
 )
 """Methods of the worker behind which the state of the memory may be another."""
 
+TOUCHING = frozenset(
+    {
+        *("add_lora", "save_sharded_state", "save_tensorized_model"),
+        *("start_weight_update", "start_draft_weight_update", "compute_weight_checksums", "reset_weights"),
+    }
+)
+"""Other methods of the worker, as far as there are, that read or write what may sleep: refused then."""
+
 _SCHEDULING = "scheduling"
 
 # What is asked so that each rank answers, also with an error. vLLM's own way stops reading at the first rank
@@ -382,11 +390,14 @@ class _Engine:
         **options: Any,
     ) -> Any:
         """Stands in front of the executor's own."""
-        if others or options or not isinstance(method, str) or method not in _ANSWERED:
+        if others or options or not isinstance(method, str) or not self._is_answered(method):
             return self._stock_rpc(method, timeout, args, kwargs, *others, **options)
         if method == "sleep":
             self._commit_sleep()
         return self._ask(method, timeout, args, kwargs)
+
+    def _is_answered(self, method: str) -> bool:
+        return method in _ANSWERED or (method in TOUCHING and bool(self.asleep))
 
     def _ask(
         self,

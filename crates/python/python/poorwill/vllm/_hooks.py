@@ -4,7 +4,6 @@ A vLLM that is not what a hook needs is left alone by that hook, and nobody is t
 with Poorwill. Who does is refused, with what was found (`refuse`).
 """
 
-import contextlib
 import importlib
 from dataclasses import dataclass
 from types import ModuleType
@@ -27,6 +26,16 @@ class Hook:
     def wait(self) -> None:
         """Has the function called with the module, as soon as vLLM has imported it."""
         when_imported(self.module, self._install)
+
+    def look(self) -> None:
+        """Imports the module. Raises UnsupportedVllmError if there is none, and this vLLM has to have it."""
+        try:
+            importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            # Something else that it imports is no matter of ours.
+            if error.name is None or not f"{self.module}.".startswith(f"{error.name}."):
+                raise
+            _versions.refuse_missing(_versions.running(), self.module)
 
     def _install(self, module: ModuleType) -> None:
         try:
@@ -56,8 +65,7 @@ def refuse_any() -> None:
     """
     refuse()
     for hook in HOOKS:
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(hook.module)
+        hook.look()
     refuse()
 
 

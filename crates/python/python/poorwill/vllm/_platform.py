@@ -88,10 +88,13 @@ def decide(vllm_config: Any) -> None:
         return
     if not _is_chosen(model, _environment.wants_sleep_mode()):
         return
-    _was_chosen = True
     # What cannot be read is told before anything is started.
     _environment.read()
-    _hooks.refuse_any()
+    # Once: what is completed later in this process is derived from what was decided, for a drafter say.
+    if _was_chosen:
+        _hooks.refuse()
+    else:
+        _hooks.refuse_any()
     _refuse_expandable_segments()
     if parallel.worker_cls == STOCK_WORKER:
         parallel.worker_cls = WORKER
@@ -100,6 +103,15 @@ def decide(vllm_config: Any) -> None:
             f"sleep mode is to be poorwill's, which needs vLLM's own worker, and --worker-cls is "
             f"{parallel.worker_cls}: leave it away, and have --worker-extension-cls add what it adds"
         )
+    _was_chosen = True
+
+
+def note_chosen() -> None:
+    """Says that this process has an engine of Poorwill's: what is completed here is derived from its
+    configuration, which has come from elsewhere.
+    """
+    global _was_chosen
+    _was_chosen = True
 
 
 def is_active(vllm_config: Any) -> bool:

@@ -334,6 +334,12 @@ def check(version: str, module: ModuleType) -> None:
             raise _unsupported(version, f"{need.name} {problem}")
 
 
+def refuse_missing(version: str, module: str) -> None:
+    """Raises `UnsupportedVllmError` if something is needed of this module of vLLM, which there is not."""
+    if needs(version, module):
+        raise _unsupported(version, f"the module {module} is missing")
+
+
 def _find(module: ModuleType, need: Need) -> Found:
     *path, name = need.qualname.split(".")
     owner: Any = module

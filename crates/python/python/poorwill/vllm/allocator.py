@@ -25,6 +25,8 @@ class Allocator:
     """Memory of an engine that can sleep."""
 
     instance: ClassVar["Allocator | None"] = None
+    stock: ClassVar[Any] = None
+    """vLLM's class, whose place this one has taken."""
     default_tag: str = "default"
 
     def __init__(self, arena: Arena, *, wake_timeout_s: float = 0.0) -> None:

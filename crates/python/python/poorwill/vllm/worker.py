@@ -15,8 +15,9 @@ from typing import Any
 
 from poorwill import _native
 from poorwill._native import PoorwillError, Preparation, PrepareReport
-from poorwill.vllm import _budget, _environment, _hooks, _versions
+from poorwill.vllm import _budget, _environment, _hooks, _platform, _versions
 from poorwill.vllm._budget import Envelope, gib
+from poorwill.vllm._engine import TOUCHING
 from poorwill.vllm._events import Event
 from poorwill.vllm.allocator import Allocator
 
@@ -39,6 +40,9 @@ _LESS_OR_MORE = (
     "quantized model, or spread it over more GPUs"
 )
 
+# What vLLM says where less is free after a sleep than before, and in which class of error.
+_LESS_FREE = "Memory usage increased after sleeping."
+
 # What vLLM has copied to the host before a sleep at level 2, for the wake; the first in every version.
 _SAVED = ("_sleep_saved_buffers", "_sleep_saved_parameters", "_sleep_saved_draft_buffers")
 
@@ -50,12 +54,16 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         _hooks.refuse()
         for module in (gpu_worker, _memory, _cumem):
             _versions.check(_versions.running(), module)
+        # A process that was started afresh has decided nothing, and drafters are configured in it.
+        _platform.note_chosen()
         super().__init__(*args, **kwargs)
         self._environment = _environment.read()
         self._sleep_saved_buffers: dict[str, Any]
         self._preparation: Preparation | None = None
         self._allocator: Allocator | None = None
         self._envelope: Envelope | None = None
+        # Whether this worker has opened the allocator, and not found one that another engine has in use.
+        self._is_its_owner = False
         self._has_warned = False
 
     # Starting
@@ -63,9 +71,11 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     def init_device(self) -> None:
         _budget.install(gpu_worker, _memory)
         # Whoever asks vLLM for its allocator from now on gets ours.
-        _cumem.CuMemAllocator = Allocator
+        if _cumem.CuMemAllocator is not Allocator:
+            Allocator.stock, _cumem.CuMemAllocator = _cumem.CuMemAllocator, Allocator
         super().init_device()
         self._envelope = Envelope(self)
+        before = Allocator.instance
         self._allocator = Allocator.open(
             self._envelope.device,
             limit_bytes=self._envelope.arena_limit_bytes(),
@@ -73,6 +83,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             pageable=self._environment.pageable,
             wake_timeout_s=self._environment.wake_timeout_s,
         )
+        self._is_its_owner = self._allocator is not before
         arena = self._allocator.arena
         logger.info(
             "This worker sleeps with Poorwill %s: up to %s of %s for weights, state and KV cache",
@@ -136,6 +147,17 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._prepare_in_background()
         return done
 
+    def shutdown(self) -> None:
+        if self._preparation is not None:
+            # What is left of it is for nobody.
+            self._preparation.cancel()
+        try:
+            super().shutdown()
+        finally:
+            # The next engine of this process may be to sleep with vLLM's own.
+            if self._is_its_owner and self._allocator is Allocator.instance and Allocator.stock is not None:
+                _cumem.CuMemAllocator = Allocator.stock
+
     # Sleeping and waking
 
     def sleep(self, level: int = 1) -> None:
@@ -158,7 +180,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
                 # What was saved for this sleep's wake must not be written by another's.
                 self._forget_saved()
             # vLLM compares the device's free memory, which other processes move. What we gave back is known.
-            if not isinstance(error, AssertionError) or after == before:
+            is_of_others = isinstance(error, AssertionError) and str(error) == _LESS_FREE
+            if not is_of_others or after == before:
                 raise
             logger.warning("the device has less free memory than before the sleep: another process took it")
 
@@ -186,6 +209,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             self.poorwill_mark_restored()
 
     def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
+        self._refuse_asleep("finish_weight_update")
         # A session may be for the drafter alone, which leaves the model's weights as they are.
         is_draft = getattr(self, "_weight_update_is_draft", False)
         super().finish_weight_update(*args, **kwargs)
@@ -305,9 +329,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             logger.warning("%s", shortage)
 
     def _refuse_asleep(self, operation: str) -> None:
-        asleep = [tag for tag in self._opened.sleeping() if tag == "weights"]
-        if asleep:
-            raise PoorwillError(f"{operation} writes the weights, which sleep: wake them first")
+        if "weights" in self._opened.sleeping():
+            raise PoorwillError(f"{operation} needs the weights, which sleep: wake them first")
 
     def _refuse_uncovered(self) -> None:
         """Raises PoorwillError for a model whose weights are, for the most part, nowhere that sleeps."""
@@ -364,6 +387,24 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
                 return load(*args, **kwargs)
 
         runner.load_lora_model = load_lora_model
+
+
+def _refusing(name: str) -> Any:
+    """A method of vLLM's worker that is refused while the weights sleep."""
+    stock = getattr(gpu_worker.Worker, name)
+
+    @functools.wraps(stock)
+    def refusing(self: Worker, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_asleep(name)
+        return stock(self, *args, **kwargs)
+
+    return refusing
+
+
+# What is not mapped cannot be touched: the GPU would fault, and the engine end.
+for _name in TOUCHING:
+    if hasattr(gpu_worker.Worker, _name):
+        setattr(Worker, _name, _refusing(_name))
 
 
 def _has_runtime_pools() -> bool:

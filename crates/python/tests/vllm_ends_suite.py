@@ -1,0 +1,107 @@
+"""What an engine refuses while it sleeps, and leaves behind when it ends; `test_vllm_worker.py` runs it."""
+
+import contextlib
+import gc
+import importlib
+from typing import Any
+
+import poorwill
+import pytest
+from vllm_engines import LORA, MIB, Shape, Start, only
+
+torch: Any = importlib.import_module("torch")
+
+
+def test_what_sleeps_is_not_touched(start: Start, version: str) -> None:
+    engine = start(LORA, weight_transfer_config="trainer").start()
+    touching = importlib.import_module("poorwill.vllm._engine").TOUCHING
+    stock = importlib.import_module("vllm.v1.worker.gpu_worker").Worker
+    there = {name for name in touching if hasattr(stock, name)}
+    assert "add_lora" in there
+    assert ("start_weight_update" in there) == (version == "0.33.0")
+    for level in (1, 2):
+        engine.worker.sleep(level)
+        for name in there:
+            with pytest.raises(poorwill.PoorwillError, match=f"^{name} needs the weights, which sleep"):
+                getattr(engine.worker, name)()
+        engine.worker.wake_up()
+    assert engine.worker.add_lora("adapter") is True
+    # Those that a version does not have, ours has not, either.
+    assert not [name for name in touching - there if hasattr(engine.worker, name)]
+
+
+@only("0.33.0")
+def test_an_update_that_a_sleep_interrupts_goes_on_behind_it(start: Start) -> None:
+    engine = start(weight_transfer_config="trainer").start()
+    engine.worker.start_weight_update()
+    engine.worker.sleep(2)
+    with pytest.raises(poorwill.PoorwillError, match="finish_weight_update needs the weights"):
+        engine.worker.finish_weight_update()
+    engine.worker.wake_up()
+    assert engine.worker.poorwill_status()["undefined"] == ["weights"]
+    engine.worker.update_weights({})
+    engine.worker.finish_weight_update()
+    assert engine.is_awake()
+
+
+def test_an_assertion_of_others_behind_the_sleep_is_raised(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start().start()
+    real = torch.cuda.mem_get_info
+    asked: list[None] = []
+
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        asked.append(None)
+        if len(asked) > 1:
+            raise AssertionError("a communicator would not be suspended")
+        return tuple(real(device))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+        with pytest.raises(AssertionError, match="communicator"):
+            engine.worker.sleep(1)
+    engine.worker.wake_up()
+    assert engine.is_awake()
+
+
+def test_vllms_allocator_has_its_place_back_when_the_engine_ends(start: Start) -> None:
+    cumem = importlib.import_module("vllm.device_allocator.cumem")
+    stock = cumem.CuMemAllocator
+    engine = start().start()
+    ours = cumem.CuMemAllocator
+    assert ours is not stock
+    # One that could not begin beside it takes nothing away.
+    second = start()
+    second.worker.init_device()
+    second.worker.shutdown()
+    assert cumem.CuMemAllocator is ours
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    # Nor one that ends late, when another has come.
+    first = engine.worker
+    engine.runner.__dict__.clear()
+    first.__dict__["workspace"] = None
+    gc.collect()
+    third = start()
+    third.worker.init_device()
+    assert third.allocator is not first._allocator
+    first.shutdown()
+    assert cumem.CuMemAllocator is ours
+    third.worker.shutdown()
+    assert cumem.CuMemAllocator is stock
+
+
+def test_a_worker_that_ends_early_ends(start: Start) -> None:
+    engine = start()
+    engine.worker.shutdown()
+
+
+def test_a_preparation_ends_with_the_engine(start: Start) -> None:
+    engine = start(Shape(weights=(90 * MIB, 90 * MIB))).load()
+    engine.worker.poorwill_prepare()
+    preparation = engine.worker._preparation
+    engine.worker.shutdown()
+    with contextlib.suppress(poorwill.PoorwillError):
+        preparation.wait()
+    assert preparation.is_ended
