@@ -16,7 +16,7 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import adopt, emit, environment, every_line_says
+from common import adopt, conclude, emit, environment, every_line_says
 from models import write_model
 
 LIMIT_S = 120
@@ -195,16 +195,12 @@ def main() -> None:
     if options.case:
         # The case's environment is this process's already: what is wrong in it shall stay wrong.
         adopt({**environment("none", {}), **dict(os.environ)})
-        code = 1
-        try:
+
+        def whole() -> bool:
             child(by_name[options.case])
-            code = 0
-        except BaseException as error:
-            traceback.print_exc()
-            emit("failed", error=f"{type(error).__name__}: {error}"[:3000])
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+            return True
+
+        conclude(whole)
     names = options.only.split(",") if options.only else list(by_name)
     if unknown := [name for name in names if name not in by_name]:
         arguments.error(f"no case {', '.join(unknown)}: there are {', '.join(by_name)}")

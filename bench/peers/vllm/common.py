@@ -10,9 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
+ERROR_CHARACTERS = 3000  # of an error's text, at most
 HERE = Path(__file__).resolve().parent
 GIB, MIB = 1 << 30, 1 << 20
 MODES = ["cumem", "poorwill", "none"]
@@ -48,6 +52,22 @@ def emit(event: str, **fields) -> None:
     line = json.dumps({"event": event, **_fields, **fields}, default=str)
     with _emitting:
         print(line, flush=True)
+
+
+def conclude(run: Callable[[], bool]) -> NoReturn:
+    """Runs, says what failed if anything did, and ends the process with 0 if all was well.
+
+    At once: what ends with the process need not be taken down before.
+    """
+    good = False
+    try:
+        good = run()
+    except BaseException as error:
+        traceback.print_exc()
+        emit("failed", error=f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if good else 1)
 
 
 def gib(size: float | None) -> float | None:

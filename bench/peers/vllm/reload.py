@@ -10,12 +10,19 @@ in between, as one does to have the room of the KV cache for it. Prints JSON lin
 import argparse
 import faulthandler
 import os
-import sys
 import tempfile
-import traceback
 from pathlib import Path
 
-from common import MODES, adopt, emit, environment, every_line_says, host_memory, install_entry_point
+from common import (
+    MODES,
+    adopt,
+    conclude,
+    emit,
+    environment,
+    every_line_says,
+    host_memory,
+    install_entry_point,
+)
 from models import CHECKPOINT_GIB, layers_for, write_checkpoint
 
 HANGS_S = 60
@@ -109,18 +116,14 @@ def main() -> None:
     options = arguments.parse_args()
     adopt(environment(options.mode, dict(os.environ), VLLM_ENABLE_V1_MULTIPROCESSING="0"))
     every_line_says(mode=options.mode, label="reload")
-    code = 1
-    try:
+
+    def whole() -> bool:
         with tempfile.TemporaryDirectory(prefix="poorwill-bench-") as folder:
             good = run(options, Path(folder))
         emit("done", ok=good)
-        code = 0 if good else 1
-    except BaseException as error:
-        traceback.print_exc()
-        emit("failed", error=f"{type(error).__name__}: {error}"[:3000])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        return good
+
+    conclude(whole)
 
 
 if __name__ == "__main__":

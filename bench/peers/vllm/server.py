@@ -476,7 +476,7 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments.add_argument("--mode", choices=["cumem", "poorwill"], required=True)
+    arguments.add_argument("--mode", choices=["cumem", "poorwill"])
     arguments.add_argument("--gib", type=float, default=3, help="size of the checkpoint")
     arguments.add_argument("--kv-gib", type=float, default=2)
     arguments.add_argument("--utilization", type=float, default=0.5)
@@ -484,7 +484,10 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
     arguments.add_argument("--counting", action="store_true", help="cumem with the subclass that counts")
     arguments.add_argument("--only", help="names of steps, with commas between")
     arguments.add_argument("--list", action="store_true", help="print the names of the steps")
-    return arguments.parse_args(given)
+    options = arguments.parse_args(given)
+    if options.mode is None and not options.list:
+        arguments.error("--mode is needed: cumem or poorwill")
+    return options
 
 
 def main() -> None:

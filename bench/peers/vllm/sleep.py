@@ -20,15 +20,14 @@ compares sums over the bytes of every parameter.
 import argparse
 import os
 import statistics
-import sys
 import tempfile
-import traceback
 from pathlib import Path
 
 from common import (
     MODES,
     Ballast,
     adopt,
+    conclude,
     difference,
     emit,
     environment,
@@ -41,7 +40,6 @@ from common import (
 from models import write_model
 
 ORDERS = [["weights", "kv_cache"], ["kv_cache", "weights"]]
-ERROR_CHARACTERS = 3000
 
 
 class Measured:
@@ -233,20 +231,16 @@ def main() -> None:
         more["POORWILL_PREPARE"] = "0"
     adopt(environment(options.mode, dict(os.environ), **more))
     every_line_says(mode=options.mode, label=options.label or options.quantization or options.kind)
-    code = 1
-    try:
+
+    def whole() -> bool:
         # Only a card that is to be full gets a second process: it takes memory for itself.
         ballast = None if options.free_gib is None else Ballast(options.free_gib)
         with tempfile.TemporaryDirectory(prefix="poorwill-bench-") as folder:
             equal = run(options, ballast, Path(folder))
         emit("done", equal=equal)
-        code = 0 if equal else 1
-    except BaseException as error:
-        traceback.print_exc()
-        emit("failed", error=f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # what ends with the process need not be taken down before
+        return equal
+
+    conclude(whole)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from common import (
     Ballast,
     adopt,
+    conclude,
     emit,
     environment,
     every_line_says,
@@ -179,22 +180,17 @@ def main() -> None:
     options = arguments.parse_args()
     adopt(environment(options.mode, dict(os.environ), VLLM_ENABLE_V1_MULTIPROCESSING="0"))
     every_line_says(mode=options.mode, label=f"two-{options.child}" if options.child else "two")
-    code = 1
-    try:
+
+    def whole() -> bool:
         if options.child:
             with tempfile.TemporaryDirectory(prefix="poorwill-bench-") as folder:
                 serve(options, Path(folder))
-            code = 0
-        else:
-            good = run(options)
-            emit("done", ok=good)
-            code = 0 if good else 1
-    except BaseException as error:
-        traceback.print_exc()
-        emit("failed", error=f"{type(error).__name__}: {error}"[:3000])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+            return True
+        good = run(options)
+        emit("done", ok=good)
+        return good
+
+    conclude(whole)
 
 
 if __name__ == "__main__":

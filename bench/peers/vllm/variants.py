@@ -14,12 +14,10 @@ variant that fails says how, and ends with exit code 1.
 import argparse
 import json
 import os
-import sys
 import tempfile
-import traceback
 from pathlib import Path
 
-from common import MODES, adopt, emit, environment, every_line_says, install_entry_point
+from common import MODES, adopt, conclude, emit, environment, every_line_says, install_entry_point
 from models import configuration, dense_tensors, write_checkpoint
 
 LAYERS = 4
@@ -159,18 +157,14 @@ def main() -> None:
     options = arguments.parse_args()
     adopt(environment(options.mode, dict(os.environ), VLLM_ENABLE_V1_MULTIPROCESSING="0"))
     every_line_says(mode=options.mode, label=options.variant)
-    code = 1
-    try:
+
+    def whole() -> bool:
         with tempfile.TemporaryDirectory(prefix="poorwill-bench-") as folder:
             good = run(options, Path(folder))
         emit("done", ok=good)
-        code = 0 if good else 1
-    except BaseException as error:
-        traceback.print_exc()
-        emit("failed", error=f"{type(error).__name__}: {error}"[:3000])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        return good
+
+    conclude(whole)
 
 
 if __name__ == "__main__":

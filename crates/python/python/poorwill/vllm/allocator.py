@@ -1,8 +1,8 @@
 """What vLLM's workers call in the place of `CuMemAllocator`: pools by tag, sleep, wake, discard.
 
 One for each process, as vLLM's own, over one arena of the worker's GPU. Methods and their meaning are
-`CuMemAllocator`'s as of 0.20 and 0.33; what differs is said where it does. What has happened is told once, by
-`take_events`, for whoever keeps count.
+`CuMemAllocator`'s as of 0.20 and 0.33; what differs is said where it does. What has happened is in `events`,
+for whoever keeps count.
 """
 
 import contextlib
@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from poorwill import _native
-from poorwill._native import Arena, PoorwillError, Preparation, SleepReport
-from poorwill.torch._gpu import ordinal_of
+from poorwill._native import Arena, PoorwillError, Preparation
 from poorwill.vllm._events import Events
 
 DEFERRABLE = ("weights", "kv_cache")
@@ -115,13 +114,8 @@ class Allocator:
             raise PoorwillError(
                 f"sleep cannot keep {', '.join(unkept)}: no sleep does; discard it, or leave it out"
             )
-        self._sleep(1 if "weights" in tags else 2)
-
-    def _sleep(self, level: int) -> SleepReport:
         with self.events.of("sleep") as event:
-            report = self.arena.sleep(level)
-            event.slept(report)
-        return report
+            event.slept(self.arena.sleep(1 if "weights" in tags else 2))
 
     def discard(self, tags: tuple[str, ...] | str) -> None:
         """Drops the memory of awake tags with its bytes. Those that sleep stay as they are; raises
@@ -190,10 +184,6 @@ class Allocator:
 
     close = release_pools
 
-    def covers(self, address: int) -> bool:
-        """Whether an address is in memory that sleeps."""
-        return any(begin <= address < end for begin, end in self.ranges())
-
     def ranges(self) -> list[tuple[int, int]]:
         """From where to where there is memory that sleeps, in ascending order."""
         return [(segment["addr"], segment["addr"] + segment["bytes"]) for segment in self.arena.snapshot()]
@@ -204,13 +194,6 @@ class Allocator:
 
         settle(self.arena.device)
         self.arena.trim()
-
-    @property
-    def ordinal(self) -> int:
-        """The number of the GPU."""
-        ordinal = ordinal_of(self.arena.device)
-        assert ordinal is not None
-        return ordinal
 
     def _names(self, tags: tuple[str, ...] | str | None) -> tuple[str, ...]:
         if tags is None:
