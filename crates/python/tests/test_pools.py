@@ -29,7 +29,8 @@ def run_suite(*options: str, **environment: str) -> str:
     return ended.stdout
 
 
-def test_pools_keep_their_promises_over_the_stand_ins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("watch", ["operations", "segments"])
+def test_pools_keep_their_promises_over_the_stand_ins(tmp_path: Path, watch: str) -> None:
     library = os.environ.get("POORWILL_FAKE_LIBCUDA")
     if library is None or not Path(library).is_file():
         pytest.skip("POORWILL_FAKE_LIBCUDA names no library; `cargo xtask python` builds one")
@@ -39,13 +40,15 @@ def test_pools_keep_their_promises_over_the_stand_ins(tmp_path: Path) -> None:
         LD_LIBRARY_PATH=str(tmp_path),
         PYTHONPATH=str(HERE),
         POORWILL_FAKE_CUDA_DEVICES="16GiB,16GiB",
+        POORWILL_TEST_WATCH=watch,
     )
     assert " passed" in said
 
 
-def test_pools_keep_their_promises_on_a_gpu() -> None:
+@pytest.mark.parametrize("watch", ["operations", "segments"])
+def test_pools_keep_their_promises_on_a_gpu(watch: str) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("there is no PyTorch here")
-    said = run_suite()
+    said = run_suite(POORWILL_TEST_WATCH=watch)
     if " passed" not in said:
         pytest.skip("PyTorch finds no GPU")

@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeAlias, final
@@ -49,6 +49,7 @@ __all__ = [
     "state",
     "stats",
     "torch_allocator",
+    "torch_call_afterwards",
     "torch_carve",
     "torch_has_segment_at",
     "torch_make_default",
@@ -842,6 +843,12 @@ def torch_make_default(arena: Arena, tag: str) -> None:
     """Has the symbol `poorwill_alloc` serve a tag of an arena, for the arena's device.
 
     Raises as `torch_allocator`.
+    """
+
+def torch_call_afterwards(look: Callable[[], None] | None) -> None:
+    """Has a function called, in Python's main thread, soon after PyTorch was given a segment; None ends that.
+
+    What it raises is raised where the main thread is.
     """
 
 def torch_moment() -> int:

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any
@@ -79,6 +79,15 @@ def allocator_settings(
             f'device_type is {device_type!r}; it is the type alone, like "cuda", without a number'
         )
     return _changed(wanted, device_type)
+
+
+def lower_split_limit(max_split_size_mb: int) -> AbstractContextManager[None]:
+    """`allocator_settings` with this split limit, unless a lower one is live."""
+    torch = importlib.import_module("torch")
+    wanted_bytes = _split_bytes(max_split_size_mb)
+    if _has_settings(torch, "cuda") and _live(torch).max_split_bytes <= wanted_bytes:
+        return nullcontext()
+    return allocator_settings(max_split_size_mb=max_split_size_mb)
 
 
 def _split_bytes(max_split_size_mb: object) -> int:

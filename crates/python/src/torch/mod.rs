@@ -1,8 +1,9 @@
 //! Where PyTorch's caching allocator gets its segments: see [`symbols`] for what it calls, [`route`] for where a call
-//! goes, and [`segments`] for what PyTorch has.
+//! goes, [`segments`] for what PyTorch has, and [`afterwards`] for who looks then.
 //!
 //! The Python half is `poorwill/torch/`, which decides which allocations are routed here.
 
+mod afterwards;
 mod route;
 mod segments;
 mod symbols;
@@ -18,6 +19,7 @@ use crate::errors::{failed, invalid, refused};
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(torch_allocator, module)?)?;
     module.add_function(wrap_pyfunction!(torch_make_default, module)?)?;
+    module.add_function(wrap_pyfunction!(afterwards::torch_call_afterwards, module)?)?;
     module.add_function(wrap_pyfunction!(torch_moment, module)?)?;
     module.add_function(wrap_pyfunction!(torch_carve, module)?)?;
     module.add_function(wrap_pyfunction!(torch_segments, module)?)?;

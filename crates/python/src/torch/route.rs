@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use poorwill::{AllocRequest, Block, DeviceRange, DeviceSpec, PoolError, StreamId, Tag};
 
+use super::afterwards;
 use super::segments::{Book, Moment};
 use crate::arena::{Failed, Opened};
 
@@ -142,6 +143,7 @@ impl Routes {
             Ok((opened, block)) => {
                 self.book.add(opened, block);
                 self.forget_refusal();
+                afterwards::note();
                 match usize::try_from(block.range.addr) {
                     Ok(addr) => ptr::with_exposed_provenance_mut(addr),
                     Err(error) => self.refuse(error.to_string()),

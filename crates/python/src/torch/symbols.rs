@@ -1,8 +1,8 @@
 //! The C functions that PyTorch's caching allocator calls to get and to give back its segments.
 //!
 //! They are called with the allocator's lock held, and by threads that hold Python's. So nothing here takes the one or
-//! the other, runs Python, or calls PyTorch; no lock of ours is held while an arena calls the driver; and no panic gets
-//! out.
+//! the other, runs Python, or calls PyTorch ([`afterwards`](super::afterwards) leaves a call for later); no lock of ours is
+//! held while an arena calls the driver; and no panic gets out.
 //!
 //! Which arena and which tag an allocation is for, PyTorch cannot say. So each pair of them, a *route*, has a function
 //! of its own, and PyTorch is given the address of that.

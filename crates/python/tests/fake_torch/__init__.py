@@ -14,10 +14,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from poorwill import _native
+
 from .dispatch import COMPOSITE, TorchDispatchMode, infer
+from .dispatch import modes as modes_of_this_thread
 from .driver import Driver, Pluggable
 from .errors import OutOfMemoryError
 from .machine import Machine, Paper
@@ -26,9 +30,20 @@ from .streams import Runtime
 from .tensors import DTYPES, Device, DType, Library, Storage, Tensor
 from .world import World
 
-__all__ = ["Driver", "Machine", "OutOfMemoryError", "Paper", "World", "install", "installed", "modules"]
+__all__ = [
+    "Driver",
+    "Machine",
+    "OutOfMemoryError",
+    "Paper",
+    "World",
+    "install",
+    "installed",
+    "modes_of_this_thread",
+    "modules",
+]
 
 VERSION = "2.11.0+cu130"
+_call_afterwards = _native.torch_call_afterwards
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
@@ -94,6 +109,7 @@ def modules(world: World) -> dict[str, ModuleType]:
             {
                 **memory.c_functions(),
                 "_cuda_CUDAAllocator": Pluggable,
+                "_len_torch_dispatch_stack": lambda: len(modes_of_this_thread()),
                 "DispatchKey": SimpleNamespace(CompositeImplicitAutograd=COMPOSITE),
             },
         ),
@@ -117,6 +133,8 @@ def install(machine: Machine, *, first_wins: bool = False) -> World:
     conf = next((os.environ[name] for name in VARIABLES if name in os.environ), None)
     world = World(machine, conf, first_wins=first_wins)
     sys.modules.update(modules(world))
+    # What Python calls between two instructions, it cannot call within PyTorch's allocator.
+    _native.torch_call_afterwards = lambda look: _call_afterwards(look and partial(world.interrupt, look))
     return world
 
 
@@ -134,6 +152,7 @@ def installed(machine: Machine, *, first_wins: bool = False) -> Iterator[World]:
         for name in [name for name in sys.modules if _is_ours(name)]:
             del sys.modules[name]
         sys.modules.update(before)
+        _native.torch_call_afterwards = _call_afterwards
         if package is not None:
             package.__dict__.pop("torch", None)
             if on_it is not None:

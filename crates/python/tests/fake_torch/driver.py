@@ -59,7 +59,8 @@ class Driver:
         self._call("cuInit", c_uint(0))
         self._contexts: dict[int, c_void_p] = {}
         self._mappings: dict[int, tuple[int, int]] = {}
-        self._lock = threading.Lock()
+        # Python makes pending calls in the midst of what is one function of C's.
+        self._lock = threading.RLock()
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)

@@ -1,7 +1,8 @@
 """A lock that a thread may take again, and what waits for its end.
 
-Python collects garbage in the midst of anything, and a tensor that it finds wants its memory freed. PyTorch's
-allocator is written in a language where that cannot happen, so here it happens when the lock is given back.
+Python collects garbage in the midst of anything, and a tensor that it finds wants its memory freed; it makes
+pending calls there, too. PyTorch's allocator is written in a language where that cannot happen, so here it
+happens when the lock is given back.
 """
 
 import threading
@@ -38,9 +39,13 @@ class Lock:
                 self._holder = 0
             self._lock.release()
 
-    def from_destructor(self, action: Callable[[], None]) -> None:
+    def is_mine(self) -> bool:
+        """Whether this thread holds it."""
+        return self._holder == threading.get_ident()
+
+    def when_given_back(self, action: Callable[[], None]) -> None:
         """Does something at once, or when this thread gives the lock back that it holds."""
-        if self._holder == threading.get_ident():
+        if self.is_mine():
             self._late.append(action)
         else:
             action()

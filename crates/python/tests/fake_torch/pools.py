@@ -41,7 +41,7 @@ class MemPool:
     def __del__(self) -> None:
         if getattr(self, "_is_made", False):
             end = partial(self.world.destroy_pool, self._device, self._id)
-            self.world.allocators[self._device].mutex.from_destructor(end)
+            self.world.allocators[self._device].mutex.when_given_back(end)
 
 
 class CUDAPluggableAllocator:

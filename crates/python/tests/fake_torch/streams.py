@@ -107,7 +107,7 @@ class Graph:
     def __del__(self) -> None:
         place = getattr(self, "_place", None)
         if place is not None:
-            self.world.allocators[place[0]].mutex.from_destructor(self.reset)
+            self.world.allocators[place[0]].mutex.when_given_back(self.reset)
 
 
 class graph:

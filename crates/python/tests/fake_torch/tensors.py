@@ -106,7 +106,7 @@ class Storage:
     def __del__(self) -> None:
         allocator = getattr(self, "_allocator", None)
         if allocator is not None:
-            allocator.mutex.from_destructor(partial(allocator.free, self._address))
+            allocator.mutex.when_given_back(partial(allocator.free, self._address))
 
 
 class Tensor:

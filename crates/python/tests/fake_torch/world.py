@@ -72,6 +72,14 @@ class World:
         if self.captures:
             raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({what})")
 
+    def interrupt(self, action: Callable[[], None]) -> None:
+        """Does what Python does between two instructions: not within PyTorch's allocator."""
+        held = [allocator.mutex for allocator in self.allocators if allocator.mutex.is_mine()]
+        if held:
+            held[0].when_given_back(action)
+        else:
+            action()
+
     def begin_for_thread(self, device: int, pool_id: PoolId) -> None:
         thread = threading.get_ident()
         self.allocators[device].begin(pool_id, lambda stream: threading.get_ident() == thread)

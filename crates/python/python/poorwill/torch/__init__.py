@@ -7,15 +7,16 @@ back, so that a load maps what lives and little more, is how a scope is built:
   *retired* serves no allocation any more, and its tensors stay as they are. Of retired generations
   PyTorch gives every segment back that holds no tensor when its cache is emptied; while a scope is open
   that touches nothing else, and waits for nothing.
-- The scope sees every operation before it runs. When PyTorch's cache has grown by 32 MiB, the generation
-  is retired, another one begun, and the cache emptied.
+- The scope sees every operation before it runs, or looks after each request for a segment (`Pool`'s
+  `watch`). When PyTorch's cache has grown by 32 MiB, the generation is retired, another one begun, and the
+  cache emptied.
 - The free parts of a retired generation's segments that still hold a tensor are never handed out again,
   so their granules are given back as well: the segments are *carved*.
 - What does not fit is tried a second time when everything was given back, unless the operation changes
   its arguments.
 
-Nothing of this needs a split limit or minds one, synchronises the device, or records an event. It was
-written for PyTorch 2.11; a later one is put to the test when the first scope is entered.
+Nothing of this minds a split limit, synchronises the device, or records an event; looking after requests
+sets one. It was written for PyTorch 2.11; a later one is put to the test when the first scope is entered.
 """
 
 from poorwill._settings import allocator_settings

@@ -26,6 +26,9 @@ class Gpu:
         self._allocators: dict[int, Any] = {}
         self._idle_shields: list[Any] = []
         self._is_proved = False
+        self.asks_last_begun = False
+        """Whether what a graph allocates while a pool is begun is the graph's unasked. Known when
+        this PyTorch was put to the test."""
 
     def allocator(self, arena: Arena, tag: str) -> Any:
         """PyTorch's handle of the allocator for a tag of an arena.
@@ -133,6 +136,8 @@ class Gpu:
             del tensor
             self.empty()
             comes_back = not _native.torch_has_segment_at(place)
+            self.asks_last_begun = self._asks_last_begun()
+            self.empty()
         finally:
             self.retire(second)
         if not (arrives and stays and comes_back):
@@ -149,6 +154,16 @@ class Gpu:
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+    def _asks_last_begun(self) -> bool:
+        """Whether a pool that is begun within another's scope is the one that is asked."""
+        within = self.pool(None)
+        self.begin(within)
+        try:
+            tensor = torch.empty(1024, dtype=torch.uint8, device=f"cuda:{self.ordinal}")
+            return not _native.torch_has_segment_at(tensor.data_ptr())
+        finally:
+            self.retire(within)
 
     def _leaves_the_default_cache(self) -> bool:
         """Whether emptying in a scope leaves the default pool alone, on a segment that is free there."""

@@ -1,34 +1,57 @@
 """Scopes: whose memory a thread's allocations are, and when a generation is retired."""
 
 import contextlib
-import re
-import sys
 import threading
-from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from poorwill import _native
 from poorwill._native import Arena, ClosedError
+from poorwill._settings import lower_split_limit
 from poorwill.torch._gpu import Gpu, on
-from poorwill.torch._import import DispatchMode, torch
+from poorwill.torch._import import torch
+from poorwill.torch._operations import Operation
+from poorwill.torch._watch import (
+    Afterwards,
+    EachOperation,
+    explain,
+    has_room,
+    is_main_thread,
+    modes,
+)
 
 # How much PyTorch's cache may grow before a generation is retired. It is the chunk of an arena: what is
 # freed in larger pieces is given back as a whole and never cut, and smaller pieces lie in single granules,
 # which can be carved.
 _STEP_BYTES = 32 << 20
 
+# How much more is mapped before the device is asked again how much is free.
+_ROOM_STEP_BYTES = 256 << 20
+
 
 class Scope:
     """One entry into a pool, by one thread: a row of generations."""
 
-    def __init__(self, arena: Arena, gpu: Gpu, allocator: Any) -> None:
+    def __init__(self, arena: Arena, gpu: Gpu, allocator: Any, *, watches_segments: bool = False) -> None:
         self.arena = arena
         self.gpu = gpu
         self.allocator = allocator
         self._generation: Any = None
         self._floor = 0
         self._carved_floor = 0
-        self._watch = _Watch(self)
+        self._each_operation = EachOperation(self)
+        self._watches_segments = watches_segments
+        # Whether each operation is seen, or only requests for segments; and how many modes were there before.
+        self._is_close = True
+        self._modes_before = 0
+        # What was mapped when room was looked for.
+        self._mapped_bytes = -_ROOM_STEP_BYTES
+        self._split_limit: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+    @property
+    def is_innermost(self) -> bool:
+        """Whether this thread has entered no other on the GPU since."""
+        return innermost(self.gpu) is self
 
     @property
     def is_in_force(self) -> bool:
@@ -47,13 +70,18 @@ class Scope:
             generation, self._generation = self._generation, None
             self.gpu.retire(generation)
 
+    def resume(self) -> None:
+        """Begins again, if it was paused."""
+        if self._generation is None:
+            self.begin()
+
     def renew(self) -> None:
         """Retires the generation, and takes back what retired ones hold for no tensor."""
         self.pause()
         self.begin()
         self.gpu.empty()
 
-    def look(self, operation: "_Operation") -> None:
+    def look_before(self, operation: Operation) -> None:
         """Before an operation: takes back what PyTorch caches, if it may allocate and that is worth it."""
         if torch.cuda.is_current_stream_capturing():
             # What a graph allocates belongs to the graph's pool. PyTorch 2.11 asks the pool that was begun
@@ -63,10 +91,25 @@ class Scope:
             return
         if operation.multiplies:
             self._keep_workspaces_out()
-        if self._generation is None:
-            self.begin()
-        if not operation.allocates:
+        self.resume()
+        if operation.allocates:
+            self._take_back_growth()
+
+    def look_after_segment(self) -> None:
+        """After an operation for which PyTorch was given a segment: the same, if operations are not seen."""
+        if self._is_close or not self.is_in_force or torch.cuda.is_current_stream_capturing():
             return
+        try:
+            self._take_back_growth()
+            with on(self.gpu.ordinal):
+                is_at_home = self._place() in _threads.places_with_workspaces
+            if not is_at_home or not self._has_room():
+                self._come_close()
+        finally:
+            # Whoever interrupts this: what comes next is allocated here.
+            self.resume()
+
+    def _take_back_growth(self) -> None:
         cached = self.gpu.cached_bytes()
         self._floor = min(self._floor, cached)
         if cached - self._floor < _STEP_BYTES:
@@ -79,6 +122,33 @@ class Scope:
             self.gpu.carve()
             self._carved_floor = self._floor
 
+    def _may_look_afterwards(self) -> bool:
+        return self._watches_segments and is_main_thread() and self.gpu.asks_last_begun and self._has_room()
+
+    def _has_room(self) -> bool:
+        """Whether there is so much left that looking afterwards is early enough."""
+        mapped_bytes = self.arena.stats().mapped_bytes
+        if mapped_bytes - self._mapped_bytes < _ROOM_STEP_BYTES:
+            return True
+        self._mapped_bytes = mapped_bytes
+        with on(self.gpu.ordinal):
+            free_bytes, _ = torch.cuda.mem_get_info()
+        return has_room(self.arena.limit_bytes, mapped_bytes, free_bytes)
+
+    def _come_close(self) -> None:
+        """Sees every operation from now on, if no mode was entered since that would be left before."""
+        if modes() == self._modes_before:
+            self._keep_workspaces_out()
+            self._each_operation.__enter__()
+            self._is_close = True
+            _afterwards.end()
+        else:
+            # At the next request, then.
+            self._mapped_bytes = -_ROOM_STEP_BYTES
+
+    def _place(self) -> tuple[int, int]:
+        return (self.gpu.ordinal, torch.cuda.current_stream().cuda_stream)
+
     def _keep_workspaces_out(self) -> None:
         """cuBLAS and cuBLASLt have a workspace each for a stream. PyTorch allocates it with the first product
         that needs it, and keeps it.
@@ -86,7 +156,7 @@ class Scope:
         They are everybody's, so they must not sleep with what is allocated here.
         """
         with on(self.gpu.ordinal):
-            place = (self.gpu.ordinal, torch.cuda.current_stream().cuda_stream)
+            place = self._place()
             if place not in _threads.places_with_workspaces:
                 self.pause()
                 torch.cuda.current_blas_handle()
@@ -122,22 +192,45 @@ class Scope:
                 _hold_cache(self.arena)
                 undo.callback(_let_cache_go, self.arena)
                 undo.callback(self.pause)
-                if not torch.cuda.is_current_stream_capturing():
+                self._modes_before = modes()
+                is_capturing = torch.cuda.is_current_stream_capturing()
+                self._is_close = is_capturing or not self._may_look_afterwards()
+                if not self._is_close:
+                    # What is freed in large pieces has to be whole when it is looked at.
+                    self._split_limit = lower_split_limit(_STEP_BYTES >> 20)
+                    undo.enter_context(self._split_limit)
+                    # Nothing will say when it is the first product's turn.
+                    self._keep_workspaces_out()
+                if not is_capturing:
                     self.begin()
                 self._floor = self._carved_floor = self.gpu.cached_bytes()
-                self._watch.__enter__()
+                if self._is_close:
+                    self._each_operation.__enter__()
+                else:
+                    _afterwards.begin()
                 undo.pop_all()
         except BaseException:
             self._end()
             raise
 
-    def leave(self, *raised: Any) -> None:
+    def leave(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         """Takes back what nobody needs any more; the scope around this one, if any, is in force again."""
         with contextlib.ExitStack() as undo:
+            undo.push(self._split_limit)
             undo.callback(_let_cache_go, self.arena)
             undo.callback(self._end)
             undo.callback(self.pause)
-            self._watch.__exit__(*raised)
+            if self._is_close:
+                self._each_operation.__exit__(kind, error, traceback)
+            else:
+                _afterwards.end()
+                if isinstance(error, torch.OutOfMemoryError):
+                    explain(error)
             if self.is_in_force:
                 self.renew()
                 self.gpu.carve()
@@ -147,8 +240,13 @@ class Scope:
     def _end(self) -> None:
         _threads.scopes.remove(self)
         outer = innermost(self.gpu)
-        if outer is not None and not outer.is_in_force and not torch.cuda.is_current_stream_capturing():
+        if outer is None or outer.is_in_force:
+            return
+        if not torch.cuda.is_current_stream_capturing():
             outer.begin()
+        elif not outer._is_close:
+            # Nothing else will say when the capture is over.
+            outer._come_close()
 
 
 class _Threads(threading.local):
@@ -193,107 +291,11 @@ def _let_cache_go(arena: Arena) -> None:
             _native.torch_trim(arena)
 
 
-class _Watch(DispatchMode):  # type: ignore[misc]
-    """Sees every operation of a scope's thread before it runs."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Compiled functions run as they are compiled."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise PyTorch imports its compiler, which takes seconds, to keep it out of here.
-        return False
-
-    def __init__(self, scope: Scope) -> None:
-        super().__init__()
-        self._scope = scope
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        scope = self._scope
-        if innermost(scope.gpu) is not scope:
-            return func(*args, **kwargs)
-        operation = _operation(func)
-        scope.look(operation)
-        try:
-            return func(*args, **kwargs)
-        except torch.OutOfMemoryError as error:
-            # A subclass runs code of its own, in which anything may have happened.
-            if types or not operation.is_repeatable or not scope.is_in_force:
-                explain(error)
-                raise
-        # Behind the handler, where nothing holds what the first try has left.
-        scope.give_all_back()
-        try:
-            return func(*args, **kwargs)
-        except torch.OutOfMemoryError as error:
-            explain(error)
-            raise
+def _look_afterwards() -> None:
+    for gpu in {scope.gpu for scope in _threads.scopes}:
+        scope = innermost(gpu)
+        if scope is not None:
+            scope.look_after_segment()
 
 
-@dataclass(frozen=True)
-class _Operation:
-    """What is to be known of an operation."""
-
-    allocates: bool
-    """Whether it may return new tensors, and not only its arguments or views of them."""
-    multiplies: bool
-    """Whether it may use cuBLAS."""
-    is_repeatable: bool
-    """Whether trying it a second time does nothing twice."""
-
-
-# Words in the names of operations that use cuBLAS, or that are made of such ones: in inference mode those are
-# seen as a whole.
-_PRODUCTS = frozenset(
-    "addbmm addmm addmv addr attention baddbmm bilinear bmm cdist cell chain conv convolution cov dot einsum "
-    "gru inner linalg linear lstm lu matmul matrix mm mv pinverse rnn sspaddmm tensordot vdot".split()
-)
-_WORD = re.compile("[a-z]+")
-
-# They change running averages, which their schemas do not say.
-_CHANGING_UNSAID = re.compile("(batch|instance)_norm")
-
-_operations: dict[Any, _Operation] = {}
-
-
-def _operation(func: Any) -> _Operation:
-    known = _operations.get(func)
-    if known is None:
-        known = _operations[func] = _examined(func)
-    return known
-
-
-def _examined(func: Any) -> _Operation:
-    schema = getattr(func, "_schema", None)
-    if schema is None:
-        # An operator of higher order may do anything.
-        return _Operation(allocates=True, multiplies=True, is_repeatable=False)
-    space, _, name = str(schema.name).partition("::")
-    return _Operation(
-        # What is made of other operations is seen as a whole in inference mode, and may return a copy where
-        # its schema speaks of a view: `to`, `contiguous`, `reshape`.
-        allocates=any(value.alias_info is None for value in schema.returns)
-        or func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd),
-        multiplies=not _PRODUCTS.isdisjoint(_WORD.findall(name)),
-        # Others than PyTorch's own may do what they do not say: send messages to other processes, say.
-        is_repeatable=space == "aten" and not schema.is_mutable and not _CHANGING_UNSAID.search(name),
-    )
-
-
-def explain(error: BaseException) -> None:
-    """Adds to an error of PyTorch's what the arena has said."""
-    refusal = _native.torch_refusal()
-    if refusal is None:
-        return
-    note = f"poorwill: {refusal}"
-    if sys.version_info >= (3, 11):
-        error.add_note(note)
-    else:
-        error.args = (*error.args, note)
+_afterwards = Afterwards(_look_afterwards)

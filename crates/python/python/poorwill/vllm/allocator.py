@@ -7,7 +7,7 @@ for whoever keeps count.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from poorwill import _native
 from poorwill._native import Arena, PoorwillError, Preparation
@@ -81,8 +81,12 @@ class Allocator:
     @contextlib.contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
         """What PyTorch allocates in the context sleeps by this tag."""
+        from poorwill.torch import Pool
+
         name = self.default_tag if tag is None else tag
-        with self.arena.pool(self._renamed.get(name, name)):
+        # Weights are quantised expert by expert, with a hundred thousand operations and more.
+        watch: Literal["operations", "segments"] = "segments" if name == "weights" else "operations"
+        with Pool(self.arena, self._renamed.get(name, name), watch=watch):
             yield
 
     @contextlib.contextmanager

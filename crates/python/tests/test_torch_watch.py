@@ -1,0 +1,344 @@
+"""Scopes that look after requests for segments, over the stand-ins: when they do, and when they look closer."""
+
+import os
+from pathlib import Path
+
+import pytest
+from test_torch_pools import environment as environment
+from test_torch_pools import run
+
+# `is_close` tells whether each operation is seen; `pool` is one that would rather not.
+PREAMBLE = """
+import poorwill.torch
+from poorwill.torch import _scope, _watch
+
+def is_close():
+    return any(isinstance(mode, _watch.EachOperation) for mode in fake_torch.modes_of_this_thread())
+
+def pool(arena, tag="weights"):
+    return poorwill.torch.Pool(arena, tag, watch="segments")
+
+def limit():
+    return torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"]
+"""
+
+
+def watched(script: str, environment: dict[str, str], **settings: str) -> str:
+    return run(PREAMBLE + script, {**environment, **settings})
+
+
+def test_operations_are_not_seen_while_there_is_room(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena(limit="4GiB")
+before = limit()
+with pool(arena):
+    assert limit() == 32 * MIB, limit()
+    kept = [take(torch, 48) for _ in range(8)]
+    gone = [take(torch, 64) for _ in range(8)]
+    del gone
+    kept.append(take(torch, 96))
+    assert not is_close()
+    # What was free went when that was asked for.
+    assert arena.stats().live_bytes == 480 * MIB, arena.stats()
+assert limit() == before, (limit(), before)
+assert arena.stats().mapped_bytes == 480 * MIB, arena.stats()
+""",
+        environment,
+    )
+
+
+def test_a_lower_split_limit_stays(environment: dict[str, str]) -> None:
+    watched(
+        """
+with pool(poorwill.arena()):
+    assert limit() == 20 * MIB, limit()
+assert limit() == 20 * MIB, limit()
+""",
+        environment,
+        PYTORCH_ALLOC_CONF="max_split_size_mb:20",
+    )
+
+
+def test_each_operation_is_seen_once_room_is_short(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena(limit="4GiB")
+with pool(arena):
+    kept = take(torch, 2048)
+    assert not is_close()
+    large = take(torch, 1024)
+    assert is_close()
+    del large
+    # That fits only beside what lives.
+    large = take(torch, 1984)
+    del large
+    # And that is tried a second time.
+    other = take(torch, 1024)
+    again = take(torch, 1000)
+assert not is_close()
+""",
+        environment,
+    )
+
+
+def test_a_small_arena_has_never_room(environment: dict[str, str]) -> None:
+    watched(
+        """
+with pool(poorwill.arena(limit="1000MiB")):
+    assert is_close()
+""",
+        environment,
+    )
+
+
+def test_room_on_the_device_counts(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena(limit="7GiB")
+others = take(torch, 4500)
+with pool(arena):
+    assert not is_close()
+    kept = take(torch, 2200)
+    assert is_close()
+""",
+        environment,
+        POORWILL_FAKE_CUDA_DEVICES="8GiB",
+    )
+
+
+def test_other_threads_see_each_operation(environment: dict[str, str]) -> None:
+    watched(
+        """
+seen = []
+def work():
+    with pool(poorwill.arena()):
+        seen.append(is_close())
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+assert seen == [True], seen
+""",
+        environment,
+    )
+
+
+def test_a_pytorch_that_asks_the_first_pool_is_watched_closely(environment: dict[str, str]) -> None:
+    script = """
+with pool(poorwill.arena()):
+    assert is_close()
+"""
+    run(PREAMBLE + script, environment, first_wins=True)
+
+
+def test_a_mode_that_is_left_later_is_not_in_the_way(environment: dict[str, str]) -> None:
+    watched(
+        """
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Plain(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+arena = poorwill.arena(limit="4GiB")
+for own in (False, True):
+    with pool(arena):
+        with _watch.undisturbed():
+            kept = take(torch, 3072)
+        with Plain():
+            if own:
+                # Whose operation that is, the mode itself is not there.
+                more = take(torch, 320)
+            else:
+                _scope._look_afterwards()
+            assert is_close() is own
+        more = take(torch, 320)
+        assert is_close()
+    assert fake_torch.modes_of_this_thread() == []
+    del kept, more
+""",
+        environment,
+    )
+
+
+def test_products_on_the_streams_of_the_scope_keep_nothing_there(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena()
+kind = dict(dtype=torch.float16, device="cuda")
+with pool(arena):
+    square = torch.zeros((64, 64), **kind)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        other = torch.zeros((64, 64), **kind)
+        assert is_close()
+        torch.mm(other, other)
+    torch.mm(square, square)
+del square, other
+torch.cuda.synchronize()
+arena.trim()
+assert arena.stats().live_bytes == 0, arena.stats()
+""",
+        environment,
+    )
+
+
+def test_scopes_within_each_other_come_close_by_themselves(environment: dict[str, str]) -> None:
+    watched(
+        """
+roomy, tight = poorwill.arena(limit="4GiB"), poorwill.arena("cuda:0", "tight", limit="512MiB")
+with pool(roomy):
+    kept = [take(torch, 64)]
+    with pool(tight, "more"):
+        assert is_close()
+        kept.append(take(torch, 64))
+    assert not is_close()
+    gone = take(torch, 512)
+    del gone
+    kept.append(take(torch, 544))
+    assert roomy.stats().live_bytes == 608 * MIB, roomy.stats()
+assert [arena.stats().live_bytes for arena in (roomy, tight)] == [608 * MIB, 64 * MIB]
+""",
+        environment,
+    )
+
+
+def test_a_failed_load_says_what_the_arena_said(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena(limit="4GiB")
+try:
+    with pool(arena):
+        take(torch, 5000)
+except torch.OutOfMemoryError as error:
+    notes = " ".join(getattr(error, "__notes__", map(str, error.args)))
+    assert "poorwill: cannot allocate 4.88 GiB for `weights`" in notes, notes
+else:
+    raise AssertionError("it is more than the limit")
+assert arena.stats().mapped_bytes == 0, arena.stats()
+""",
+        environment,
+    )
+
+
+def test_a_capture_in_the_scope_has_its_own_memory(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena()
+graph = torch.cuda.CUDAGraph()
+with pool(arena):
+    tensor, other = take(torch, 64), take(torch, 64)
+    gone = take(torch, 128)
+    del gone
+    with torch.cuda.graph(graph, pool=arena.graph_pool()):
+        torch.ops_for_tests["aten::clone.out"](tensor, out=other)
+        with pool(arena, "more"):
+            assert is_close()
+    more = take(torch, 256)
+tags = {tag.tag: tag.live_bytes for tag in arena.stats().tags}
+assert tags["weights"] == 384 * MIB and tags["cudagraph"] > 0, tags
+""",
+        environment,
+    )
+
+
+def test_an_interruption_loses_nothing(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena()
+plain = _scope.Scope._take_back_growth
+def interrupted(self):
+    self.pause()
+    raise KeyboardInterrupt
+_scope.Scope._take_back_growth = interrupted
+with pool(arena):
+    try:
+        kept = take(torch, 64)
+        while True:
+            pass
+    except KeyboardInterrupt:
+        _scope.Scope._take_back_growth = plain
+    before = arena.stats().live_bytes
+    kept = take(torch, 96)
+    assert arena.stats().live_bytes == before + 96 * MIB, arena.stats()
+""",
+        environment,
+    )
+
+
+def test_other_ways_to_watch_are_none(environment: dict[str, str]) -> None:
+    watched(
+        """
+try:
+    poorwill.torch.Pool(poorwill.arena(), "weights", watch="nothing")
+except ValueError as error:
+    assert "nothing" in str(error) and '"segments"' in str(error), error
+else:
+    raise AssertionError
+""",
+        environment,
+    )
+
+
+def test_a_call_comes_between_two_instructions(tmp_path: Path) -> None:
+    """The native half alone: one call for what was asked for since the last, none afterwards."""
+    import subprocess
+    import sys
+
+    library = os.environ.get("POORWILL_FAKE_LIBCUDA")
+    if library is None or not Path(library).is_file():
+        pytest.skip("POORWILL_FAKE_LIBCUDA names no library; `cargo xtask python` builds one")
+    (tmp_path / "libcuda.so.1").symlink_to(Path(library).resolve())
+    script = """
+import threading
+import poorwill
+from c_symbols import MIB, Functions
+from poorwill import _native
+
+arena = poorwill.arena("cuda:0")
+functions = Functions.of(arena, "weights")
+calls = []
+
+def look():
+    assert threading.current_thread() is threading.main_thread()
+    calls.append(len(calls))
+
+def settle():
+    for _ in range(1000):
+        pass
+
+_native.torch_call_afterwards(look)
+functions.alloc(4 * MIB)
+settle()
+assert calls == [0], calls
+thread = threading.Thread(target=lambda: [functions.alloc(4 * MIB) for _ in range(40)])
+thread.start()
+thread.join()
+settle()
+assert 2 <= len(calls) <= 41, calls
+
+def fail():
+    raise ZeroDivisionError("looked")
+
+_native.torch_call_afterwards(fail)
+try:
+    functions.alloc(4 * MIB)
+    settle()
+except ZeroDivisionError as error:
+    assert str(error) == "looked"
+else:
+    raise AssertionError("it was not called")
+
+before = len(calls)
+_native.torch_call_afterwards(None)
+functions.alloc(4 * MIB)
+settle()
+assert len(calls) == before, calls
+"""
+    ran = subprocess.run(
+        [sys.executable, "-B", "-X", "dev", "-c", script],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout + ran.stderr
