@@ -91,10 +91,9 @@ def test_snapshots_are_hooked_once(start: Start) -> None:
     engine = start().load()
     budget = importlib.import_module("poorwill.vllm._budget")
     memory = importlib.import_module("vllm.utils.mem_utils")
-    gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
-    hooked = memory.MemorySnapshot.measure, gpu_worker.request_memory
-    budget.install(gpu_worker, memory)
-    assert (memory.MemorySnapshot.measure, gpu_worker.request_memory) == hooked
+    hooked = memory.MemorySnapshot.measure
+    budget.install(memory)
+    assert memory.MemorySnapshot.measure is hooked
     assert engine.worker.init_snapshot.total_memory == 1024 * MIB
 
 
@@ -134,7 +133,9 @@ def test_weights_of_another_process_come_out_of_the_cap(
 ) -> None:
     monkeypatch.setenv("POORWILL_BUDGET", "512MiB")
     engine = start().load()
-    request = importlib.import_module("vllm.v1.worker.gpu_worker").request_memory
+    gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
+    with importlib.import_module("poorwill.vllm._budget").capped(gpu_worker, "512MiB"):
+        request = gpu_worker.request_memory
     snapshot, cache = engine.worker.init_snapshot, engine.worker.cache_config
     assert request(snapshot, cache) == request(snapshot, cache, 0) == 512 * MIB
     assert request(snapshot, cache, 384 * MIB) == 128 * MIB
@@ -146,6 +147,26 @@ def test_weights_of_another_process_come_out_of_the_cap(
     with pytest.raises(poorwill.BudgetError, match=r"in another process, and only 0\.\d\d GiB of it is free"):
         request(type(snapshot)(device="cuda:0"), cache, 128 * MIB)
     del taken
+
+
+def test_the_cap_is_not_for_an_engine_that_sleeps_otherwise(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "256MiB")
+    gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
+    stock = gpu_worker.request_memory
+    taken = filled(900 * MIB, 1)
+    refused = start()
+    with pytest.raises(poorwill.BudgetError):
+        refused.worker.init_device()
+    assert gpu_worker.request_memory is stock
+    del taken
+    engine = start().load()
+    assert engine.worker.requested_memory == 256 * MIB
+    assert gpu_worker.request_memory is stock
+    other = gpu_worker.Worker(engine.config, 0, 0, "nowhere")
+    other.init_device()
+    assert other.requested_memory == 768 * MIB
 
 
 @pytest.mark.parametrize("largest", [None, 0])

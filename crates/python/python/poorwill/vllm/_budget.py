@@ -6,7 +6,9 @@ reserved. Both are put right in the snapshots that vLLM takes, so that its own a
 a whole card nothing changes. What cannot fit is refused before the engine is profiled, with figures.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from poorwill import _native
@@ -17,28 +19,42 @@ from poorwill.vllm import _environment, _versions
 GIB = 1 << 30
 
 
-def install(worker_module: Any, memory_module: Any) -> None:
-    """Hooks `vllm.v1.worker.gpu_worker` and `vllm.utils.mem_utils` of this process."""
+def install(memory_module: Any) -> None:
+    """Hooks `vllm.utils.mem_utils` of this process, for good: its snapshots are right for every engine."""
     snapshot = memory_module.MemorySnapshot
     if getattr(snapshot.measure, "__poorwill__", False):
         return
-    measure, request = snapshot.measure, worker_module.request_memory
+    measure = snapshot.measure
 
     @functools.wraps(measure)
     def measured(self: Any) -> None:
         measure(self)
         correct(self)
 
-    @functools.wraps(request)
-    def requested(init_snapshot: Any, cache_config: Any, *rest: Any) -> int:
-        cap = _environment.read().budget
-        if cap is None:
-            return int(request(init_snapshot, cache_config, *rest))
-        return _requested(init_snapshot, cap, *rest)
-
     measured.__dict__["__poorwill__"] = True
     snapshot.measure = measured
+
+
+@contextlib.contextmanager
+def capped(worker_module: Any, cap: str | None) -> Iterator[None]:
+    """Has `vllm.v1.worker.gpu_worker` request the user's cap, if there is one.
+
+    Only while our worker takes its GPU: the next engine of the process may sleep with something else.
+    """
+    if cap is None:
+        yield
+        return
+    stock = worker_module.request_memory
+
+    @functools.wraps(stock)
+    def requested(init_snapshot: Any, cache_config: Any, *rest: Any) -> int:
+        return _requested(init_snapshot, cap, *rest)
+
     worker_module.request_memory = requested
+    try:
+        yield
+    finally:
+        worker_module.request_memory = stock
 
 
 def correct(snapshot: Any) -> None:

@@ -69,11 +69,12 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     # Starting
 
     def init_device(self) -> None:
-        _budget.install(gpu_worker, _memory)
+        _budget.install(_memory)
         # Whoever asks vLLM for its allocator from now on gets ours.
         if _cumem.CuMemAllocator is not Allocator:
             Allocator.stock, _cumem.CuMemAllocator = _cumem.CuMemAllocator, Allocator
-        super().init_device()
+        with _budget.capped(gpu_worker, self._environment.budget):
+            super().init_device()
         self._envelope = Envelope(self)
         before = Allocator.instance
         self._allocator = Allocator.open(
