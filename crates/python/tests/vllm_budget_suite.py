@@ -221,15 +221,80 @@ def test_weights_that_leave_nothing_are_refused_before_the_profile(
     del taken
 
 
-def test_a_cache_whose_size_is_given_is_bound_by_nothing(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
-    engine = start(Shape(weights=(100 * MIB, 90 * MIB)), kv_cache_memory_bytes=32 * MIB).start()
+def test_a_cache_whose_size_is_given_is_bound_by_nothing(start: Start) -> None:
+    shape = Shape(weights=(100 * MIB, 90 * MIB))
+    engine = start(shape, gpu_memory_utilization=0.125, kv_cache_memory_bytes=32 * MIB).start()
     assert engine.worker.requested_memory == 128 * MIB
+    assert engine.arena.limit_bytes > 1000 * MIB
     engine.worker.sleep(1)
     assert free_bytes() == engine.free_at_start
     engine.worker.wake_up()
+
+
+# A cap, and a cache whose size is given
+
+
+def test_a_cap_bounds_an_engine_whose_cache_is_given(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "160MiB")
+    engine = start(Shape(page=MIB // 2), kv_cache_memory_bytes=64 * MIB).start(blocks=32)
+    assert engine.arena.limit_bytes == 160 * MIB
+    assert engine.arena.stats().mapped_bytes >= sum(engine.shape.weights) + 64 * MIB
+    engine.worker.sleep(1)
+    assert free_bytes() == engine.free_at_start
+    engine.worker.wake_up()
+
+
+def refusal_of(said: str, why: str) -> bool:
+    """Whether it is that of a cache in 128 MiB, and says what to change."""
+    begin = "POORWILL_BUDGET=128MiB allows the engine 0.12 GiB of cuda:0, and the KV cache of "
+    settings = "--kv-cache-memory-bytes (kv_cache_memory_bytes)", "raise POORWILL_BUDGET, lower --kv-cache"
+    return said.startswith(begin) and why in said and all(setting in said for setting in settings)
+
+
+@pytest.mark.parametrize("cache", [128 * MIB, 1024 * MIB])
+def test_a_cache_that_leaves_no_weights_is_refused_before_they_load(
+    start: Start, monkeypatch: pytest.MonkeyPatch, cache: int
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
+    engine = start(kv_cache_memory_bytes=cache)
+    with pytest.raises(poorwill.BudgetError) as refused:
+        engine.worker.init_device()
+    assert refusal_of(str(refused.value), "leaves nothing for weights")
+    assert free_bytes() == engine.free_at_start
+
+
+def test_weights_beyond_the_cap_are_refused_although_the_cache_is_given(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
+    engine = start(Shape(weights=(100 * MIB, 90 * MIB)), kv_cache_memory_bytes=32 * MIB)
+    engine.worker.init_device()
+    with pytest.raises(poorwill.BudgetError, match=r"do not fit in the 0\.12 GiB.*POORWILL_BUDGET"):
+        engine.worker.load_model()
+
+
+def test_a_cache_that_does_not_fit_beside_the_weights_is_refused_before_the_profile(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
+    engine = start(Shape(weights=(80 * MIB,), transient=MIB), kv_cache_memory_bytes=64 * MIB).load()
+    with pytest.raises(poorwill.BudgetError) as refused:
+        engine.worker.determine_available_memory()
+    said = str(refused.value)
+    assert refusal_of(said, "does not fit beside the 0.08 GiB in use with the weights loaded: raise")
+    assert "the KV cache of 0.06 GiB" in said
+    assert (engine.runner.profiled, engine.runner.kv_caches) == (0, [])
+
+
+def test_what_a_pass_takes_comes_out_of_the_cap_before_the_cache(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
+    engine = start(Shape(activations=64 * MIB), kv_cache_memory_bytes=64 * MIB).load()
+    with pytest.raises(poorwill.BudgetError) as refused:
+        engine.worker.determine_available_memory()
+    assert refusal_of(str(refused.value), "GiB in use after a pass of the model: raise")
+    assert (engine.runner.profiled, engine.runner.kv_caches) == (1, [])
 
 
 def test_the_graphs_profile_is_refused_with_figures(
