@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds bad_input.py to what it says, as far as no GPU, no PyTorch and no vLLM are needed."""
+"""Holds bad_input.py and variants.py to what they say, as far as no GPU and no vLLM are needed."""
 
 # There may be no pytest where this runs.
 # ruff: noqa: PT009
@@ -19,6 +19,7 @@ sys.path.insert(0, str(HERE))
 
 import bad_input  # noqa: E402
 import common  # noqa: E402
+import variants  # noqa: E402
 from test_scripts import printed  # noqa: E402
 
 
@@ -184,6 +185,70 @@ def obedient_engine(accepts: str = "") -> types.ModuleType:
     module.settings = lambda path, **chosen: {"enable_sleep_mode": True, **chosen}
     module.WrongAllocatorError = RuntimeError
     return module
+
+
+class Lora(unittest.TestCase):
+    """Loading a checkpoint again into a model with LoRA."""
+
+    def outcome(self, mode: str, fails: Exception | None, *, gibberish: bool = False) -> dict:
+        class NotReadyError(RuntimeError):
+            pass
+
+        NotReadyError.__module__, NotReadyError.__name__ = "poorwill.vllm", "PoorwillError"
+        NotReadyError.__qualname__ = NotReadyError.__name__
+
+        class Llm:
+            ready = True
+
+            def sleep(self, level):
+                self.ready = level != 2
+
+            def wake_up(self):
+                pass
+
+            def collective_rpc(self, method):
+                if fails is not None:
+                    raise fails
+                self.ready = True
+
+        class Model:
+            def named_parameters(self):
+                return [
+                    ("model.layers.0.mlp.gate_up_proj.base_layer.weight", None),
+                    ("model.norm.weight", None),
+                ]
+
+        class Engine:
+            def __init__(self):
+                self.mode, self.llm, self.model = mode, Llm(), Model()
+
+            def tokens(self):
+                if not self.llm.ready and not gibberish:
+                    raise NotReadyError("call reload_weights")
+                return [1] if self.llm.ready else [2]
+
+            def status(self):
+                return {"undefined": [] if self.llm.ready else ["weights"]}
+
+        return variants.checkpoint_again(Engine(), [1])
+
+    def test_what_works_is_compared(self):
+        for mode in ["poorwill", "cumem"]:
+            self.assertEqual(self.outcome(mode, None), {"loaded": True, "tokens_equal": True, "ok": True})
+
+    def test_what_vllm_cannot_leaves_the_engine_not_ready(self):
+        # Poorwill's hooks put the class before the words, and in vLLM's own there are the words alone.
+        told = RuntimeError("KeyError: 'layers.0.mlp.gate_up_proj.weight'")
+        record = self.outcome("poorwill", told)
+        self.assertTrue(record["ok"] and record["afterwards"]["refused"], record)
+        self.assertFalse(self.outcome("poorwill", told, gibberish=True)["ok"])
+        record = self.outcome("cumem", KeyError("layers.0.mlp.gate_up_proj.weight"))
+        self.assertTrue(record["ok"] and "afterwards" not in record, record)
+
+    def test_other_failures_are_not_vllms(self):
+        for name in ["norm.weight", "layers.1.mlp.gate_up_proj.weight", "proj.weight", "weight"]:
+            self.assertFalse(self.outcome("poorwill", KeyError(name))["ok"], name)
+        self.assertFalse(self.outcome("poorwill", RuntimeError("no such file"))["ok"])
 
 
 if __name__ == "__main__":
