@@ -25,4 +25,5 @@ fn scripts_do_what_they_say() {
 #[test]
 fn scripts_for_vllm_do_what_they_say() {
     holds("vllm/test_scripts.py");
+    holds("vllm/test_cases.py");
 }

@@ -21,7 +21,6 @@ from unittest import mock
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import bad_input  # noqa: E402
 import common  # noqa: E402
 import models  # noqa: E402
 import plans  # noqa: E402
@@ -311,35 +310,6 @@ class Visit(Folder):
         self.assertEqual(set(visit.chosen(["dense", "moe"], "moe")), {"moe"})
         ran = subprocess.run([sys.executable, "-B", str(HERE / "visit.py"), "nobody"], capture_output=True)
         self.assertEqual(ran.returncode, 2)
-
-
-class BadInput(unittest.TestCase):
-    def test_what_counts_as_a_good_refusal(self):
-        case = next(case for case in bad_input.CASES if case.name == "budget-nonsense")
-
-        def judged(outcome: dict | None, log: str = "") -> dict:
-            lines = [{"event": "outcome", **outcome}] if outcome else []
-            return bad_input.judged(case, lines, 0, log)
-
-        said = {"at": "start", "error_type": "ValueError", "error": "POORWILL_BUDGET is nonsense"}
-        self.assertTrue(judged(said)["ok"])
-        self.assertFalse(judged({**said, "error": "no"}, "POORWILL_BUDGET")["ok"])
-        self.assertEqual(
-            judged({**said, "error": "no"}, "POORWILL_BUDGET")["only_the_log_names"][0][:8], "POORWILL"
-        )
-        self.assertFalse(judged({**said, "at": "later"})["ok"])
-        self.assertFalse(judged(None)["ok"])
-
-    def test_nothing_may_be_broken_afterwards(self):
-        case = next(case for case in bad_input.CASES if case.name == "tag-unknown")
-        outcome = {"event": "outcome", "at": "later", "error": "no nonsense: weights, kv_cache"}
-        for equal in [True, False]:
-            lines = [outcome, {"event": "afterwards", "tokens_equal": equal}]
-            self.assertEqual(bad_input.judged(case, lines, 0, "")["ok"], equal)
-
-    def test_the_cases_have_names_of_their_own(self):
-        names = [case.name for case in bad_input.CASES]
-        self.assertEqual(len(names), len(set(names)))
 
 
 class Reload(unittest.TestCase):

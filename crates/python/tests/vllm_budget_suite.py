@@ -91,10 +91,9 @@ def test_snapshots_are_hooked_once(start: Start) -> None:
     engine = start().load()
     budget = importlib.import_module("poorwill.vllm._budget")
     memory = importlib.import_module("vllm.utils.mem_utils")
-    gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
-    hooked = memory.MemorySnapshot.measure, gpu_worker.request_memory
-    budget.install(gpu_worker, memory)
-    assert (memory.MemorySnapshot.measure, gpu_worker.request_memory) == hooked
+    hooked = memory.MemorySnapshot.measure
+    budget.install(memory)
+    assert memory.MemorySnapshot.measure is hooked
     assert engine.worker.init_snapshot.total_memory == 1024 * MIB
 
 
@@ -134,7 +133,9 @@ def test_weights_of_another_process_come_out_of_the_cap(
 ) -> None:
     monkeypatch.setenv("POORWILL_BUDGET", "512MiB")
     engine = start().load()
-    request = importlib.import_module("vllm.v1.worker.gpu_worker").request_memory
+    gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
+    with importlib.import_module("poorwill.vllm._budget").capped(gpu_worker, "512MiB"):
+        request = gpu_worker.request_memory
     snapshot, cache = engine.worker.init_snapshot, engine.worker.cache_config
     assert request(snapshot, cache) == request(snapshot, cache, 0) == 512 * MIB
     assert request(snapshot, cache, 384 * MIB) == 128 * MIB
@@ -146,6 +147,26 @@ def test_weights_of_another_process_come_out_of_the_cap(
     with pytest.raises(poorwill.BudgetError, match=r"in another process, and only 0\.\d\d GiB of it is free"):
         request(type(snapshot)(device="cuda:0"), cache, 128 * MIB)
     del taken
+
+
+def test_the_cap_is_not_for_an_engine_that_sleeps_otherwise(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "256MiB")
+    gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
+    stock = gpu_worker.request_memory
+    taken = filled(900 * MIB, 1)
+    refused = start()
+    with pytest.raises(poorwill.BudgetError):
+        refused.worker.init_device()
+    assert gpu_worker.request_memory is stock
+    del taken
+    engine = start().load()
+    assert engine.worker.requested_memory == 256 * MIB
+    assert gpu_worker.request_memory is stock
+    other = gpu_worker.Worker(engine.config, 0, 0, "nowhere")
+    other.init_device()
+    assert other.requested_memory == 768 * MIB
 
 
 @pytest.mark.parametrize("largest", [None, 0])
@@ -200,15 +221,80 @@ def test_weights_that_leave_nothing_are_refused_before_the_profile(
     del taken
 
 
-def test_a_cache_whose_size_is_given_is_bound_by_nothing(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
-    engine = start(Shape(weights=(100 * MIB, 90 * MIB)), kv_cache_memory_bytes=32 * MIB).start()
+def test_a_cache_whose_size_is_given_is_bound_by_nothing(start: Start) -> None:
+    shape = Shape(weights=(100 * MIB, 90 * MIB))
+    engine = start(shape, gpu_memory_utilization=0.125, kv_cache_memory_bytes=32 * MIB).start()
     assert engine.worker.requested_memory == 128 * MIB
+    assert engine.arena.limit_bytes > 1000 * MIB
     engine.worker.sleep(1)
     assert free_bytes() == engine.free_at_start
     engine.worker.wake_up()
+
+
+# A cap, and a cache whose size is given
+
+
+def test_a_cap_bounds_an_engine_whose_cache_is_given(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "160MiB")
+    engine = start(Shape(page=MIB // 2), kv_cache_memory_bytes=64 * MIB).start(blocks=32)
+    assert engine.arena.limit_bytes == 160 * MIB
+    assert engine.arena.stats().mapped_bytes >= sum(engine.shape.weights) + 64 * MIB
+    engine.worker.sleep(1)
+    assert free_bytes() == engine.free_at_start
+    engine.worker.wake_up()
+
+
+def refusal_of(said: str, why: str) -> bool:
+    """Whether it is that of a cache in 128 MiB, and says what to change."""
+    begin = "POORWILL_BUDGET=128MiB allows the engine 0.12 GiB of cuda:0, and the KV cache of "
+    settings = "--kv-cache-memory-bytes (kv_cache_memory_bytes)", "raise POORWILL_BUDGET, lower --kv-cache"
+    return said.startswith(begin) and why in said and all(setting in said for setting in settings)
+
+
+@pytest.mark.parametrize("cache", [128 * MIB, 1024 * MIB])
+def test_a_cache_that_leaves_no_weights_is_refused_before_they_load(
+    start: Start, monkeypatch: pytest.MonkeyPatch, cache: int
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
+    engine = start(kv_cache_memory_bytes=cache)
+    with pytest.raises(poorwill.BudgetError) as refused:
+        engine.worker.init_device()
+    assert refusal_of(str(refused.value), "leaves nothing for weights")
+    assert free_bytes() == engine.free_at_start
+
+
+def test_weights_beyond_the_cap_are_refused_although_the_cache_is_given(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
+    engine = start(Shape(weights=(100 * MIB, 90 * MIB)), kv_cache_memory_bytes=32 * MIB)
+    engine.worker.init_device()
+    with pytest.raises(poorwill.BudgetError, match=r"do not fit in the 0\.12 GiB.*POORWILL_BUDGET"):
+        engine.worker.load_model()
+
+
+def test_a_cache_that_does_not_fit_beside_the_weights_is_refused_before_the_profile(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
+    engine = start(Shape(weights=(80 * MIB,), transient=MIB), kv_cache_memory_bytes=64 * MIB).load()
+    with pytest.raises(poorwill.BudgetError) as refused:
+        engine.worker.determine_available_memory()
+    said = str(refused.value)
+    assert refusal_of(said, "does not fit beside the 0.08 GiB in use with the weights loaded: raise")
+    assert "the KV cache of 0.06 GiB" in said
+    assert (engine.runner.profiled, engine.runner.kv_caches) == (0, [])
+
+
+def test_what_a_pass_takes_comes_out_of_the_cap_before_the_cache(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
+    engine = start(Shape(activations=64 * MIB), kv_cache_memory_bytes=64 * MIB).load()
+    with pytest.raises(poorwill.BudgetError) as refused:
+        engine.worker.determine_available_memory()
+    assert refusal_of(str(refused.value), "GiB in use after a pass of the model: raise")
+    assert (engine.runner.profiled, engine.runner.kv_caches) == (1, [])
 
 
 def test_the_graphs_profile_is_refused_with_figures(

@@ -326,6 +326,33 @@ def test_level_2_says_what_is_gone(start: Start) -> None:
     assert contents(engine.kept()) == before
 
 
+def test_a_reload_that_fails_lifts_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = start(LORA).start()
+    before = contents(engine.kept())
+    engine.prepared()
+    engine.worker.sleep(2)
+    engine.worker.wake_up()
+    engine.events()
+
+    def reload_weights(*args: Any, **kwargs: Any) -> None:
+        raise KeyError("layers.0.weight")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.runner, "reload_weights", reload_weights)
+        with pytest.raises(KeyError):
+            engine.worker.reload_weights()
+    status = engine.worker.poorwill_status()
+    assert (status["undefined"], status["events"]) == (["weights"], [])
+    # Nothing is backed up that nobody has written.
+    assert engine.worker._preparation is None
+    engine.worker.sleep(2)
+    engine.worker.wake_up()
+    assert engine.worker.poorwill_status()["undefined"] == ["weights"]
+    engine.worker.reload_weights()
+    assert engine.is_awake()
+    assert contents(engine.kept()) == before
+
+
 def test_what_sleeps_is_not_written(start: Start) -> None:
     engine = start(weight_transfer_config="trainer").start()
     engine.worker.sleep(2)

@@ -6,8 +6,10 @@ reserved. Both are put right in the snapshots that vLLM takes, so that its own a
 a whole card nothing changes. What cannot fit is refused before the engine is profiled, with figures.
 """
 
+import contextlib
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 from poorwill import _native
 from poorwill._native import BudgetError
@@ -17,28 +19,42 @@ from poorwill.vllm import _environment, _versions
 GIB = 1 << 30
 
 
-def install(worker_module: Any, memory_module: Any) -> None:
-    """Hooks `vllm.v1.worker.gpu_worker` and `vllm.utils.mem_utils` of this process."""
+def install(memory_module: Any) -> None:
+    """Hooks `vllm.utils.mem_utils` of this process, for good: its snapshots are right for every engine."""
     snapshot = memory_module.MemorySnapshot
     if getattr(snapshot.measure, "__poorwill__", False):
         return
-    measure, request = snapshot.measure, worker_module.request_memory
+    measure = snapshot.measure
 
     @functools.wraps(measure)
     def measured(self: Any) -> None:
         measure(self)
         correct(self)
 
-    @functools.wraps(request)
-    def requested(init_snapshot: Any, cache_config: Any, *rest: Any) -> int:
-        cap = _environment.read().budget
-        if cap is None:
-            return int(request(init_snapshot, cache_config, *rest))
-        return _requested(init_snapshot, cap, *rest)
-
     measured.__dict__["__poorwill__"] = True
     snapshot.measure = measured
+
+
+@contextlib.contextmanager
+def capped(worker_module: Any, cap: str | None) -> Iterator[None]:
+    """Has `vllm.v1.worker.gpu_worker` request the user's cap, if there is one.
+
+    Only while our worker takes its GPU: the next engine of the process may sleep with something else.
+    """
+    if cap is None:
+        yield
+        return
+    stock = worker_module.request_memory
+
+    @functools.wraps(stock)
+    def requested(init_snapshot: Any, cache_config: Any, *rest: Any) -> int:
+        return _requested(init_snapshot, cap, *rest)
+
     worker_module.request_memory = requested
+    try:
+        yield
+    finally:
+        worker_module.request_memory = stock
 
 
 def correct(snapshot: Any) -> None:
@@ -92,12 +108,18 @@ def _requested(snapshot: Any, cap: str, external_bytes: int = 0) -> int:
 class Envelope:
     """What one worker may use, from its first snapshot on: weights, profile, graphs and KV cache alike."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, cap: str | None) -> None:
         self.device = f"cuda:{worker.device.index}"
         self.requested_bytes = int(worker.requested_memory)
         self.free_at_start_bytes = int(worker.init_snapshot.free_memory)
-        # vLLM lets the user say how large the KV cache is, and then keeps to nothing else.
-        self.is_bounding = not worker.cache_config.kv_cache_memory_bytes
+        self._cap = cap
+        given_bytes = int(worker.cache_config.kv_cache_memory_bytes or 0)
+        # vLLM lets the user say how large the KV cache is, and then keeps to nothing else. A cap is kept to.
+        self.is_bounding = cap is not None or not given_bytes
+        # With a cap the size that was given has to fit in it, and without one in nothing.
+        self._cache_bytes = given_bytes if cap is not None else 0
+        if self._cache_bytes >= self.requested_bytes:
+            self._refuse_cache("leaves nothing for weights")
 
     def arena_limit_bytes(self) -> int | None:
         """What the arena may map: the whole envelope, as far as the budget has it."""
@@ -117,6 +139,20 @@ class Envelope:
                 f"of the {gib(self.requested_bytes)} that the engine may use of {self.device}, {gib(used)} "
                 f"are in use with the weights loaded, and nothing is left for a KV cache: {hint}"
             )
+
+    def refuse_cache_beside(self, snapshot: Any, what: str) -> None:
+        """Raises BudgetError if the KV cache whose size was given does not fit beside what is used."""
+        used = self.used_bytes(snapshot)
+        if self._cache_bytes and used + self._cache_bytes > self.requested_bytes:
+            self._refuse_cache(f"does not fit beside the {gib(used)} in use {what}")
+
+    def _refuse_cache(self, why: str) -> NoReturn:
+        raise BudgetError(
+            f"{_environment.BUDGET}={self._cap} allows the engine {gib(self.requested_bytes)} of "
+            f"{self.device}, and the KV cache of {gib(self._cache_bytes)} that --kv-cache-memory-bytes "
+            f"(kv_cache_memory_bytes) asks for {why}: raise {_environment.BUDGET}, lower "
+            "--kv-cache-memory-bytes, or leave it away for a cache that takes what is left"
+        )
 
     def refused(self, error: BaseException, hint: str) -> BudgetError:
         """What to raise in the place of PyTorch's error where loading has met the envelope's end."""

@@ -69,12 +69,14 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     # Starting
 
     def init_device(self) -> None:
-        _budget.install(gpu_worker, _memory)
+        _budget.install(_memory)
         # Whoever asks vLLM for its allocator from now on gets ours.
         if _cumem.CuMemAllocator is not Allocator:
             Allocator.stock, _cumem.CuMemAllocator = _cumem.CuMemAllocator, Allocator
-        super().init_device()
-        self._envelope = Envelope(self)
+        cap = self._environment.budget
+        with _budget.capped(gpu_worker, cap):
+            super().init_device()
+        self._envelope = Envelope(self, cap)
         before = Allocator.instance
         self._allocator = Allocator.open(
             self._envelope.device,
@@ -111,9 +113,14 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     def determine_available_memory(self) -> int:
         envelope = self._envelope
         assert envelope is not None
-        envelope.refuse_full(_memory.MemorySnapshot(device=self.device), _LESS_OR_MORE)
+        loaded = _memory.MemorySnapshot(device=self.device)
+        envelope.refuse_full(loaded, _LESS_OR_MORE)
+        envelope.refuse_cache_beside(loaded, "with the weights loaded")
         self._bound_the_graph_profile(envelope)
-        return int(super().determine_available_memory())
+        available = int(super().determine_available_memory())
+        # What a pass takes is known now, and vLLM has not reckoned with it if the cache's size was given.
+        envelope.refuse_cache_beside(_memory.MemorySnapshot(device=self.device), "after a pass of the model")
+        return available
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
         runner, allocator = self.model_runner, self._opened
