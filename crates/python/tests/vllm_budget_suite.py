@@ -42,7 +42,7 @@ def test_what_was_given_back_does_not_count_as_torchs(start: Start) -> None:
     engine = start(Shape(weights=(5 * MIB,) * 6, transient=100 * MIB)).load()
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved()
-    mapped = engine.arena.stats().mapped_bytes
+    mapped = engine.reserved_at_start + engine.arena.stats().mapped_bytes
     # Segments that were carved have holes, which PyTorch knows nothing of.
     assert reserved > mapped
     seen = snapshot()
@@ -58,7 +58,7 @@ def test_what_was_given_back_does_not_count_as_torchs(start: Start) -> None:
 def test_what_is_held_on_another_gpu_does_not_count(start: Start) -> None:
     engine = start(Shape(weights=(5 * MIB,) * 6, transient=100 * MIB)).load()
     torch.cuda.empty_cache()
-    mapped = engine.arena.stats().mapped_bytes
+    mapped = engine.reserved_at_start + engine.arena.stats().mapped_bytes
     others = poorwill.arena("cuda:1", "others")
     with others.pool("weights"):
         held = torch.empty(200 * MIB, dtype=torch.uint8, device="cuda:1")
@@ -75,11 +75,11 @@ def test_what_is_held_on_another_gpu_does_not_count(start: Start) -> None:
 
 def test_the_profile_sees_what_there_is(start: Start) -> None:
     engine = start().load()
-    mapped = engine.arena.stats().mapped_bytes
+    mapped = engine.reserved_at_start + engine.arena.stats().mapped_bytes
     available = engine.worker.determine_available_memory()
     result = engine.worker.profile_result
     assert result.non_torch_increase == 0
-    used = engine.free_at_start - result.after_profile.free_memory
+    used = engine.free_at_start - result.after_profile.free_memory + engine.reserved_at_start
     assert used == result.after_profile.torch_memory
     assert used >= mapped
     # What is left is the envelope without the weights and without what a pass takes for a while.
@@ -345,7 +345,7 @@ def test_a_slice_is_all_there_is(start: Start) -> None:
     assert engine.worker.init_snapshot.free_memory == 512 * MIB
     assert engine.worker.init_snapshot.cuda_memory == 0
     assert engine.worker.requested_memory == engine.arena.limit_bytes == 384 * MIB
-    mapped = engine.arena.stats().mapped_bytes
+    mapped = engine.reserved_at_start + engine.arena.stats().mapped_bytes
     seen = snapshot()
     assert (seen.total_memory, seen.torch_memory) == (512 * MIB, mapped)
     assert seen.free_memory <= 512 * MIB
