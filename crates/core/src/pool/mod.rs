@@ -34,6 +34,7 @@
 
 mod access;
 mod alloc;
+mod backed;
 mod bins;
 mod blocks;
 mod capture;
@@ -42,6 +43,7 @@ mod error;
 mod fill;
 mod gate;
 mod handle;
+mod layout;
 mod orders;
 mod part;
 mod place;
