@@ -1,7 +1,7 @@
 //! Waking: create → map → copy → verify → commit.
 //!
-//! Everything is mapped, filled and verified, or everything sleeps again with its backups. A backup is let
-//! go only behind the commit, and kept even then when the pool keeps backups. Memory is brought in a few pieces
+//! What sleeps is laid out in pieces as large as fit ([`super::layout`]), once. Then everything is mapped, filled and
+//! verified, or everything sleeps again with its backups. A backup is let go only behind the commit, and kept even then when the pool keeps backups. Memory is brought in a few pieces
 //! at a time, and copies into what is mapped ([`super::fill`]) run while the next pieces are. The tags' gates are
 //! closed meanwhile.
 //!
