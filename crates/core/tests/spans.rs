@@ -3,7 +3,7 @@
 //! have the combinations.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use poorwill_core::{
@@ -25,6 +25,8 @@ struct Script {
     created: Mutex<Vec<u64>>,
     /// How often from now on nothing larger than a chunk is to be had.
     refusals: AtomicU64,
+    /// Whether host memory is to be had.
+    host_is_full: AtomicBool,
     /// Opened when somebody waits for an event.
     gate: Arc<Gate>,
 }
@@ -46,6 +48,12 @@ impl World {
         let driver = ScriptedDriver::new(device.driver(), move |call| {
             if matches!(call.op, Op::EventSynchronize | Op::Synchronize) {
                 heard.gate.open();
+            }
+            if call.op == Op::HostAlloc && heard.host_is_full.load(Ordering::Relaxed) {
+                return Verdict::Fail(DriverErrorKind::OutOfHostMemory {
+                    asked_bytes: call.bytes,
+                    reason: "full".into(),
+                });
             }
             if call.op != Op::Create {
                 return Verdict::Pass;
@@ -500,6 +508,31 @@ fn spans_are_backed_up_in_the_background() {
     assert_eq!((report.copied_bytes, report.unchanged_bytes), (0, 40 * world.granule));
     world.wake();
     world.assert_filled(&block, 0, 8);
+    world.free(block);
+    world.end();
+}
+
+#[test]
+fn a_sleep_of_spans_that_the_host_has_no_room_for_leaves_them_as_they_are() {
+    let world = World::open(64, Some(40));
+    let block = world.weights(40);
+    world.sleep(40);
+    world.wake();
+    world.free(block);
+    let block = world.weights(40);
+    world.fill(&block, 6);
+    assert_eq!(world.backup(), 0, "what was stored went with the block");
+    world.script.host_is_full.store(true, Ordering::Relaxed);
+    let failed = world.pool.sleep(&SleepRequest::all(Level::One)).unwrap_err();
+    assert!(matches!(failed, PoolError::SleepFailed { .. }), "{failed}");
+    assert_eq!(world.held(), 40);
+    world.assert_filled(&block, 0, 6);
+    world.script.host_is_full.store(false, Ordering::Relaxed);
+    for _ in 0..2 {
+        world.sleep(40);
+        world.wake();
+        world.assert_filled(&block, 0, 6);
+    }
     world.free(block);
     world.end();
 }
