@@ -601,7 +601,7 @@ fn of_a_span_that_is_freed_in_parts_what_lives_wakes() {
     let rest = [rest[0], behind[0], behind[1]];
     world.created();
     let report = world.wake();
-    assert_eq!(report.mapped_bytes, (4 + 4 + 8 + 4 + 8 + 4 + 2) * world.granule, "{report:?}");
+    assert_eq!(report.mapped_bytes, (4 + 4 + 8 + 4 + 8 + 2) * world.granule, "{report:?}");
     for (part, first) in rest.iter().zip([0, 13, 29]) {
         world.assert_filled(part, first, 3);
     }

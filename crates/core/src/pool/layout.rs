@@ -77,7 +77,12 @@ impl State {
                 cut.push((segment.first, span));
             }
         }
+        if cut.is_empty() {
+            return;
+        }
         cut.into_iter().for_each(|(first, span)| self.rebind(first, span));
+        // What was freed of them does not come back, though it may not be known to be quiet: it has no memory.
+        tags.iter().for_each(|tag| self.tidy_absent(*tag));
     }
 }
 

@@ -108,9 +108,9 @@ pub struct PoolConfig {
     /// Granules of the largest span, rounded down to whole chunks. Spans are pieces of this size, or of a smaller power of
     /// two chunks: a sleep and a wake take calls of the driver for each piece. Blocks of tags that a sleep drops at
     /// whichever level ([`TagPolicy::is_discardable`]) are as many spans as fit, then chunks, then granules, from the
-    /// beginning: they are few, huge and live long. So is whatever a wake brings back, since it lives longer than a load. A
-    /// span that is freed in parts leaves as a whole, as a chunk does, or with the next sleep: the wake after it brings back
-    /// what lives. There are none where it would be no larger than a chunk, or a chunk is one granule.
+    /// beginning: they are few, huge and live long. So is whatever a wake brings back: what
+    /// lives by then outlives its load. A span that is freed in parts leaves as a whole, as a chunk does, or with the next
+    /// sleep: the wake after it brings back what lives. There are none where it would be no larger than a chunk, or a chunk is one granule.
     pub span_granules: u64,
     /// Granules of address space that the pool grows by for smaller blocks.
     pub segment_granules: u64,
