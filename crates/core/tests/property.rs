@@ -420,7 +420,7 @@ proptest! {
     fn the_pool_does_what_the_model_says(
         limited in any::<bool>(),
         in_pieces in any::<bool>(),
-        sizes in proptest::sample::select(vec![[4, 0], [4, 8], [4, 13], [2, 6], [1, 256]]),
+        sizes in proptest::sample::select(vec![[4, 0], [4, 8], [4, 13], [2, 6], [2, 16], [1, 256]]),
         steps in proptest::collection::vec(step(), 100..500),
     ) {
         let mut run = Run::new(limited, in_pieces, sizes);

@@ -1,14 +1,14 @@
-//! Spans, the large pieces of tags that a sleep drops: what gets them, who has their memory afterwards, and that a device
-//! which has none so large is not full. The properties (`property.rs`, `sizes.rs`, `streams.rs`) and the fault suite
+//! Spans, the large pieces under blocks that a sleep drops, and under all that a wake brings back: what gets them, what
+//! becomes of backups, who has their memory afterwards, and that a device which has none so large is not full. The properties (`property.rs`, `sizes.rs`, `streams.rs`) and the fault suite
 //! have the combinations.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use poorwill_core::{
-    AllocRequest, Block, BlockKind, DeviceRange, DriverErrorKind, Dropped, Level, Op, Pool, PoolConfig,
-    PoolError, SleepRequest, StreamId, Tag, TagPolicy, TagState, WakeRequest,
+    AllocRequest, Block, BlockKind, DeviceRange, DriverErrorKind, Dropped, HostBuffer, Level, Op, Pool,
+    PoolConfig, PoolError, SleepRequest, StreamId, Tag, TagPolicy, TagState, Verify, WakeReport, WakeRequest,
 };
 use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::gated::{self, Gate};
@@ -25,6 +25,8 @@ struct Script {
     created: Mutex<Vec<u64>>,
     /// How often from now on nothing larger than a chunk is to be had.
     refusals: AtomicU64,
+    /// Whether host memory is to be had.
+    host_is_full: AtomicBool,
     /// Opened when somebody waits for an event.
     gate: Arc<Gate>,
 }
@@ -47,6 +49,12 @@ impl World {
             if matches!(call.op, Op::EventSynchronize | Op::Synchronize) {
                 heard.gate.open();
             }
+            if call.op == Op::HostAlloc && heard.host_is_full.load(Ordering::Relaxed) {
+                return Verdict::Fail(DriverErrorKind::OutOfHostMemory {
+                    asked_bytes: call.bytes,
+                    reason: "full".into(),
+                });
+            }
             if call.op != Op::Create {
                 return Verdict::Pass;
             }
@@ -60,6 +68,7 @@ impl World {
             heard.created.lock().unwrap().push(call.bytes / granule);
             Verdict::Pass
         });
+        let driver = driver.posing(|info| info.fast_digests = true);
         let config = PoolConfig {
             limit_bytes: limit_granules.map(|granules| granules * granule),
             chunk_granules: CHUNK,
@@ -78,6 +87,26 @@ impl World {
         self.alloc(granules, Tag::kv_cache()).unwrap()
     }
 
+    fn weights(&self, granules: u64) -> Block {
+        self.alloc(granules, Tag::weights()).unwrap()
+    }
+
+    fn fill(&self, block: &Block, seed: u64) {
+        pattern::fill(&self.pool, block.id, seed, usize::try_from(block.range.bytes).unwrap()).unwrap();
+    }
+
+    fn write(&self, block: &Block, offset: u64, bytes: &[u8]) {
+        let (buffer, len) = (Arc::new(HostBuffer::from(bytes.to_vec())), bytes.len() as u64);
+        self.pool.write(StreamId::DEFAULT, block.id, offset, buffer, 0, len).unwrap().wait().unwrap();
+    }
+
+    /// The block was filled, or is of one that was, from so many granules on.
+    fn assert_filled(&self, block: &Block, first: u64, seed: u64) {
+        let len = usize::try_from(block.range.bytes).unwrap();
+        let read = pattern::read(&self.pool, block.id, len).unwrap();
+        assert!(read == pattern::part(seed, first * self.granule, len), "bytes of {block:?}");
+    }
+
     fn free(&self, block: Block) {
         self.pool.free(block.id).unwrap();
     }
@@ -92,6 +121,13 @@ impl World {
     /// What was created since the last time, in granules.
     fn created(&self) -> Vec<u64> {
         std::mem::take(&mut *self.script.created.lock().unwrap())
+    }
+
+    /// The same, the largest first.
+    fn created_by_size(&self) -> Vec<u64> {
+        let mut created = self.created();
+        created.sort_unstable_by(|a, b| b.cmp(a));
+        created
     }
 
     fn in_pieces(&self, in_pieces: bool) {
@@ -115,6 +151,15 @@ impl World {
         assert_eq!((report.released_bytes, self.held()), (granules * self.granule, 0));
     }
 
+    fn wake(&self) -> WakeReport {
+        self.pool.wake(&WakeRequest { verify: Verify::All, ..WakeRequest::all() }).unwrap()
+    }
+
+    /// Granules of host memory that backups have: the pieces may be of any size.
+    fn backup(&self) -> u64 {
+        self.pool.stats().unwrap().backup_bytes / self.granule
+    }
+
     fn assert_zeros(&self, block: &Block) {
         let read = pattern::read(&self.pool, block.id, usize::try_from(block.range.bytes).unwrap()).unwrap();
         assert!(read.iter().all(|byte| *byte == 0), "zeros of {block:?}");
@@ -133,9 +178,9 @@ fn blocks_that_a_sleep_drops_are_spans_then_chunks_then_granules() {
     let workspace = Tag::new("workspace").unwrap();
     world.pool.declare_tag(&workspace, TagPolicy::discardable(Dropped::Undefined)).unwrap();
     for (tag, granules, layout) in [
-        (Tag::kv_cache(), 42, vec![16, 16, 4, 4, 1, 1]),
+        (Tag::kv_cache(), 42, vec![16, 16, 8, 1, 1]),
         (workspace, 17, vec![16, 1]),
-        (Tag::kv_cache(), 15, vec![4, 4, 4, 1, 1, 1]),
+        (Tag::kv_cache(), 15, vec![8, 4, 1, 1, 1]),
         (Tag::weights(), 17, vec![4, 4, 4, 4, 1]),
         (Tag::runtime(), 16, vec![4, 4, 4, 4]),
     ] {
@@ -160,7 +205,7 @@ fn a_sleep_gives_spans_back_and_a_wake_has_them_again() {
         world.sleep(42);
         let report = world.pool.wake(&WakeRequest::all()).unwrap();
         assert_eq!((report.mapped_bytes, report.zeroed_bytes), (42 * world.granule, 42 * world.granule));
-        assert_eq!(world.created(), [16, 16, 4, 4, 1, 1]);
+        assert_eq!(world.created(), [16, 16, 8, 1, 1]);
         world.assert_zeros(&block);
         assert_eq!(world.pool.block(block.id).unwrap(), block);
     }
@@ -249,7 +294,7 @@ fn a_span_leaves_when_nothing_of_it_is_live() {
     }
     world.sleep(held());
     let report = world.pool.wake(&WakeRequest::all()).unwrap();
-    assert_eq!(report.mapped_bytes, 32 * world.granule);
+    assert_eq!(report.mapped_bytes, (4 + 16) * world.granule, "what lives in them lives in these chunks");
     world.free(rest[0]);
     assert_eq!(held(), 16);
     world.sleep(16);
@@ -299,13 +344,19 @@ fn a_wake_where_the_device_is_in_pieces_succeeds() {
     let created = world.created();
     assert!(created.iter().all(|size| *size <= CHUNK) && world.held() == 42, "{created:?}");
     world.assert_zeros(&block);
-    // From now on it is chunks, also where memory is in pieces no longer.
+    // The next wake finds memory in pieces no longer.
     world.in_pieces(false);
     world.sleep(42);
+    world.created();
     world.pool.wake(&WakeRequest::all()).unwrap();
+    assert_eq!(world.created(), [16, 16, 8, 1, 1]);
     let rest = world.free_part(&block, 1..9);
     world.pool.trim().unwrap();
-    assert_eq!(world.held(), 38);
+    assert_eq!(world.held(), 42, "a span leaves as a whole");
+    world.sleep(42);
+    world.created();
+    world.pool.wake(&WakeRequest::all()).unwrap();
+    assert_eq!(world.created(), [4, 4, 16, 8, 4, 1, 1], "it comes back as what something lives in");
     rest.into_iter().for_each(|block| world.free(block));
     world.end();
 }
@@ -344,7 +395,7 @@ fn a_device_that_is_full_does_not_cost_spans() {
     others.close().unwrap();
     world.created();
     world.pool.wake(&WakeRequest::all()).unwrap();
-    assert_eq!(world.created(), [16, 16, 4, 4]);
+    assert_eq!(world.created(), [16, 16, 8]);
     world.free(block);
     world.end();
 }
@@ -355,7 +406,7 @@ fn one_refusal_does_not_cost_spans() {
     let world = World::open(42, None);
     world.refuse(1);
     let block = world.kv(40);
-    let sizes = |created: &[u64]| created.ends_with(&[16, 16, 4, 4]);
+    let sizes = |created: &[u64]| created.ends_with(&[16, 16, 8]);
     assert!(sizes(&world.created()));
     world.sleep(40);
     world.refuse(1);
@@ -368,8 +419,8 @@ fn one_refusal_does_not_cost_spans() {
 /// A wake needs a span, and its memory is in chunks and granules that nothing lives in.
 #[test]
 fn idle_chunks_make_way_for_a_wake() {
-    for limit_granules in [None, Some(42)] {
-        let world = World::open(42, limit_granules);
+    for (capacity_granules, limit_granules) in [(42, None), (42, Some(42)), (84, None)] {
+        let world = World::open(capacity_granules, limit_granules);
         let block = world.kv(40);
         world.sleep(40);
         let (chunks, granules) =
@@ -380,7 +431,7 @@ fn idle_chunks_make_way_for_a_wake() {
         world.created();
         world.pool.wake(&WakeRequest::all()).unwrap();
         assert!(world.created().starts_with(&[16, 16]), "{limit_granules:?}");
-        assert_eq!(world.held(), 42);
+        assert_eq!(world.held(), 42, "no more than was ever in use, of {capacity_granules}");
         world.assert_zeros(&block);
         [block, live].into_iter().for_each(|block| world.free(block));
         world.end();
@@ -389,7 +440,7 @@ fn idle_chunks_make_way_for_a_wake() {
 
 /// A policy may change while nothing of a tag is live; what is free of it may still be spans.
 #[test]
-fn spans_never_lie_under_what_a_sleep_backs_up() {
+fn spans_may_lie_under_what_a_sleep_backs_up() {
     let world = World::open(64, Some(36));
     let tag = Tag::new("notes").unwrap();
     world.pool.declare_tag(&tag, TagPolicy::discardable(Dropped::Zeros)).unwrap();
@@ -397,21 +448,187 @@ fn spans_never_lie_under_what_a_sleep_backs_up() {
     world.free(block);
     let changed = world.pool.declare_tag(&tag, TagPolicy::PRESERVED).unwrap_err();
     assert!(matches!(changed, PoolError::PolicyConflict { .. }), "{changed}");
-    let weights = Tag::weights();
     let kv = world.kv(32);
     world.free(kv);
     world.pool.declare_tag(&Tag::kv_cache(), TagPolicy::PRESERVED).unwrap();
+    world.created();
     let block = world.kv(32);
-    assert_ne!(block.range, kv.range, "it needs chunks");
-    pattern::fill(&world.pool, block.id, 5, usize::try_from(block.range.bytes).unwrap()).unwrap();
+    assert_eq!((block.range, world.created()), (kv.range, vec![]), "what is there serves it");
+    world.fill(&block, 5);
     world.sleep(world.held());
     world.in_pieces(true);
-    world.pool.wake(&WakeRequest::all()).unwrap();
-    let read = pattern::read(&world.pool, block.id, usize::try_from(block.range.bytes).unwrap()).unwrap();
-    assert!(read == pattern::bytes(5, read.len()));
+    world.wake();
+    world.assert_filled(&block, 0, 5);
     world.free(block);
-    let other = world.alloc(36, weights).unwrap();
+    let other = world.weights(36);
     world.free(other);
+    world.end();
+}
+
+#[test]
+fn what_is_backed_up_comes_back_in_spans_with_its_bytes() {
+    let world = World::open(64, None);
+    let (block, small) = (world.weights(42), world.weights(1));
+    world.fill(&block, 3);
+    world.fill(&small, 4);
+    for cycle in 0..4u8 {
+        let report = world.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+        // However large the piece, what has changed is copied by granules, and room is for what lives.
+        let copied_granules = report.copied_bytes / world.granule;
+        let changed_granules = if cycle == 0 { 43 } else { 1 };
+        assert_eq!((copied_granules, world.held(), world.backup()), (changed_granules, 0, 43), "{cycle}");
+        world.created();
+        assert_eq!(world.wake().copied_bytes, 43 * world.granule);
+        assert_eq!(world.created_by_size(), [16, 16, 8, 1, 1, 1]);
+        let mut expected = pattern::bytes(3, usize::try_from(block.range.bytes).unwrap());
+        let at = 17 * usize::try_from(world.granule).unwrap() + 5;
+        if cycle > 0 {
+            expected[at] = cycle;
+        }
+        assert!(pattern::read(&world.pool, block.id, expected.len()).unwrap() == expected);
+        world.assert_filled(&small, 0, 4);
+        world.write(&block, at as u64, &[cycle + 1]);
+    }
+    [block, small].into_iter().for_each(|block| world.free(block));
+    world.end();
+}
+
+/// A preparation, too, looks at parts of a span.
+#[test]
+fn spans_are_backed_up_in_the_background() {
+    let world = World::open(64, None);
+    let block = world.weights(40);
+    world.fill(&block, 3);
+    world.sleep(40);
+    world.wake();
+    world.fill(&block, 8);
+    let prepared = world.pool.prepare_sleep(&SleepRequest::all(Level::One)).unwrap().wait().unwrap();
+    assert_eq!((prepared.copied_bytes, prepared.unchanged_bytes), (40 * world.granule, 0));
+    let report = world.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+    assert_eq!((report.copied_bytes, report.unchanged_bytes), (0, 40 * world.granule));
+    world.wake();
+    world.assert_filled(&block, 0, 8);
+    world.free(block);
+    world.end();
+}
+
+#[test]
+fn a_sleep_of_spans_that_the_host_has_no_room_for_leaves_them_as_they_are() {
+    let world = World::open(64, Some(40));
+    let block = world.weights(40);
+    world.sleep(40);
+    world.wake();
+    world.free(block);
+    let block = world.weights(40);
+    world.fill(&block, 6);
+    assert_eq!(world.backup(), 0, "what was stored went with the block");
+    world.script.host_is_full.store(true, Ordering::Relaxed);
+    let failed = world.pool.sleep(&SleepRequest::all(Level::One)).unwrap_err();
+    assert!(matches!(failed, PoolError::SleepFailed { .. }), "{failed}");
+    assert_eq!(world.held(), 40);
+    world.assert_filled(&block, 0, 6);
+    world.script.host_is_full.store(false, Ordering::Relaxed);
+    for _ in 0..2 {
+        world.sleep(40);
+        world.wake();
+        world.assert_filled(&block, 0, 6);
+    }
+    world.free(block);
+    world.end();
+}
+
+#[test]
+fn a_wake_brings_back_backups_in_chunks_where_it_must() {
+    let world = World::open(42, None);
+    let block = world.weights(40);
+    world.fill(&block, 3);
+    for in_pieces in [false, true, false, true] {
+        world.sleep(40);
+        world.in_pieces(in_pieces);
+        world.created();
+        let report = world.wake();
+        assert_eq!(report.copied_bytes, 40 * world.granule);
+        let created = world.created();
+        if in_pieces {
+            assert!(created.iter().all(|size| *size <= CHUNK), "{created:?}");
+        } else {
+            assert_eq!(created, [16, 16, 8]);
+        }
+        world.assert_filled(&block, 0, 3);
+        assert_eq!(world.backup(), 40);
+    }
+    world.free(block);
+    world.end();
+}
+
+/// Each block leaves as a whole when it is freed, so no span lies under two.
+#[test]
+fn blocks_side_by_side_have_spans_of_their_own() {
+    let world = World::open(64, Some(40));
+    let whole = world.weights(40);
+    world.free(whole);
+    let blocks = [16, 8, 12, 4].map(|granules| world.weights(granules));
+    let held = world.held();
+    blocks.iter().zip(20..).for_each(|(block, seed)| world.fill(block, seed));
+    world.sleep(held);
+    world.created();
+    world.wake();
+    assert_eq!(world.created_by_size(), [16, 8, 8, 4, 4]);
+    blocks.iter().zip(20..).for_each(|(block, seed)| world.assert_filled(block, 0, seed));
+    for block in blocks {
+        let held = world.held();
+        world.free(block);
+        world.pool.trim().unwrap();
+        assert_eq!(world.held(), held - block.range.bytes / world.granule);
+    }
+    world.end();
+}
+
+#[test]
+fn of_a_span_that_is_freed_in_parts_what_lives_wakes() {
+    let world = World::open(64, None);
+    let block = world.weights(42);
+    world.fill(&block, 3);
+    world.sleep(42);
+    world.wake();
+    // Awake: the first span stays as a whole, though not what is stored of its free chunks.
+    let rest = world.free_part(&block, 2..13);
+    world.pool.trim().unwrap();
+    assert_eq!((world.held(), world.backup()), (42, 42 - 8));
+    world.sleep(42);
+    // Asleep: part of the next one.
+    let behind = world.free_part(&rest[1], 11..16);
+    let rest = [rest[0], behind[0], behind[1]];
+    world.created();
+    let report = world.wake();
+    assert_eq!(report.mapped_bytes, (4 + 4 + 8 + 4 + 8 + 2) * world.granule, "{report:?}");
+    for (part, first) in rest.iter().zip([0, 13, 29]) {
+        world.assert_filled(part, first, 3);
+    }
+    rest.into_iter().for_each(|block| world.free(block));
+    world.end();
+}
+
+/// What is freed of spans after a wake is idle memory like any other: the same block has it again at once, and under
+/// pressure it goes first.
+#[test]
+fn spans_of_what_is_backed_up_serve_others_when_they_are_free() {
+    let world = World::open(64, Some(44));
+    let block = world.weights(40);
+    world.sleep(40);
+    world.wake();
+    world.created();
+    world.free(block);
+    let again = world.weights(40);
+    assert_eq!((again.range, world.created()), (block.range, vec![]));
+    world.free(again);
+    let kv = world.kv(40);
+    assert_eq!(world.created(), [], "spans for spans");
+    world.free(kv);
+    let (chunks, granules) = (world.weights(20), world.weights(3));
+    assert_eq!(world.created().iter().filter(|size| **size > CHUNK).count(), 0);
+    assert!(world.held() <= 44);
+    [chunks, granules].into_iter().for_each(|block| world.free(block));
     world.end();
 }
 

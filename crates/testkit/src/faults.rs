@@ -312,7 +312,8 @@ impl<'a> World<'a> {
         let granule = self.driver.info().granule_bytes;
         let (weights, lora, runtime) = (Tag::weights(), Tag::new("lora").unwrap(), Tag::runtime());
         let level_1 = SleepRequest::all(Level::One);
-        for (bytes, tag) in [(6 * granule, &weights), (5 * granule, &lora), (700, &lora), (9, &runtime)] {
+        // After the first wake, the weights have a span.
+        for (bytes, tag) in [(9 * granule, &weights), (5 * granule, &lora), (700, &lora), (9, &runtime)] {
             self.load(bytes, tag);
         }
         self.insist("declare", |pool| pool.declare_changes(&lora, Changes::Immutable));
@@ -329,6 +330,8 @@ impl<'a> World<'a> {
         self.wake_verifying(Some(vec![lora.clone(), weights]), Verify::Sample);
         self.prepare(&SleepRequest { level: Level::One, tags: Some(vec![lora]) });
         self.wake(None);
+        self.refill(0);
+        self.prepare(&level_1);
         self.sleep(&level_1);
         self.wake(None);
         while !self.blocks.is_empty() {

@@ -390,7 +390,8 @@ impl State {
 
     fn add_segment(&mut self, tag: TagKey, lane: LaneKey, range: DeviceRange) {
         let first = self.blocks.insert(Entry { lane, ..Entry::new(range.addr, range.bytes) }, Kind::Bare);
-        let segment = Segment { tag, range, first, chunks: std::collections::BTreeMap::new() };
+        let (chunks, backups) = Default::default();
+        let segment = Segment { tag, range, first, chunks, backups };
         let key = self.segments.insert(segment);
         self.bases.insert(range.addr, key);
         self.list(first);

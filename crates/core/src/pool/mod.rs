@@ -8,8 +8,8 @@
 //!
 //! A segment is a range of addresses that belongs to one tag. Chunks of memory are mapped into it where they are
 //! needed: large ones inside large blocks, single granules at their ends and under small blocks. Inside blocks that
-//! a sleep drops they are larger still: *spans*, so that there is little to give back one by one. Chunks that nothing
-//! lives in are *idle*: whoever needs memory takes them to wherever it is needed, and only when there are none is memory
+//! a sleep drops, and in all that a wake brings back (`layout`), they are larger still: *spans*, so that there is little
+//! to give back one by one. Chunks that nothing lives in are *idle*: whoever needs memory takes them to wherever it is needed, and only when there are none is memory
 //! created. So what is mapped follows what is live, however the sizes change.
 //!
 //! How a call travels:
@@ -21,7 +21,7 @@
 //!   While a stream is captured into a graph, none of this touches an event (`capture`).
 //! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
 //!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
-//!   ([`crate::backup`]); `save` compares and copies what differs, `prepare` does so before, in the background,
+//!   ([`crate::backup`], `backed`); `save` compares and copies what differs, `prepare` does so before, in the background,
 //!   and `fill` brings it back while more is mapped, by the faster of the device's two ways (`ways`).
 //!
 //! What is promised: addresses, bytes, all or nothing, the truth in reports, no leak, stream order, live fits
@@ -34,6 +34,7 @@
 
 mod access;
 mod alloc;
+mod backed;
 mod bins;
 mod blocks;
 mod capture;
@@ -42,6 +43,7 @@ mod error;
 mod fill;
 mod gate;
 mod handle;
+mod layout;
 mod orders;
 mod part;
 mod place;
@@ -103,11 +105,12 @@ pub struct PoolConfig {
     /// Granules of a chunk, the piece in which blocks of at least this size get their memory. Their ends, and
     /// smaller blocks, get single granules.
     pub chunk_granules: u64,
-    /// Granules of a span, the largest piece of memory, rounded down to whole chunks. Blocks of tags that a sleep drops
-    /// at whichever level ([`TagPolicy::is_discardable`]) are as many spans as fit, then chunks, then granules: they are
-    /// few, huge and live long, and a sleep takes calls of the driver for each piece. A span that is freed in parts
-    /// leaves as a whole, as a chunk does. There are none where it would be no larger than a chunk, or a chunk is one
-    /// granule.
+    /// Granules of the largest span, rounded down to whole chunks. Spans are pieces of this size, or of a smaller power of
+    /// two chunks: a sleep and a wake take calls of the driver for each piece. Blocks of tags that a sleep drops at
+    /// whichever level ([`TagPolicy::is_discardable`]) are as many spans as fit, then chunks, then granules, from the
+    /// beginning: they are few, huge and live long. So is whatever a wake brings back: what
+    /// lives by then outlives its load. A span that is freed in parts leaves as a whole, as a chunk does, or with the next
+    /// sleep: the wake after it brings back what lives. There are none where it would be no larger than a chunk, or a chunk is one granule.
     pub span_granules: u64,
     /// Granules of address space that the pool grows by for smaller blocks.
     pub segment_granules: u64,
@@ -176,7 +179,7 @@ type VmGuard<'a> = MutexGuard<'a, Vm>;
 struct Shape {
     granule_bytes: u64,
     chunk_bytes: u64,
-    /// As a chunk where there are no spans.
+    /// Of the largest; as a chunk where there are no spans.
     span_bytes: u64,
     segment_bytes: u64,
     total_bytes: u64,

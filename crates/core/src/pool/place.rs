@@ -4,17 +4,17 @@
 //! among equals, the one that leaves the least behind. New addresses compete with those at hand, and cost all
 //! of the block. Blocks of at least a chunk are laid out as chunks first and granules last, so that their
 //! chunks leave whole when they are freed, and their tails share granules with small blocks. Where a sleep drops
-//! the tag anyway, what fits of a block is spans, before its chunks. A free piece may hold chunks of both sizes: where
-//! one begins is looked up. A span serves as a whole or not at all.
+//! the tag anyway, what fits of a block is spans, before its chunks. A free piece may hold chunks of all sizes: where
+//! one begins is looked up. A span serves as a whole or not at all, whatever the tag.
 
 use std::cmp::Reverse;
 
-use super::Shape;
 use super::bins::UNIT_BYTES;
 use super::blocks::{Block, BlockKey, Kind};
-use super::segment::{Chunk, SegmentKey};
+use super::segment::SegmentKey;
 use super::state::{LaneKey, State, TagKey};
 use super::vm::Piece;
+use crate::driver::DeviceRange;
 
 /// How many pieces are looked at for a block smaller than a chunk.
 const LOOKS: usize = 64;
@@ -56,7 +56,7 @@ impl State {
         bytes >= self.shape.chunk_bytes && self.shape.chunk_bytes > self.shape.granule_bytes
     }
 
-    /// The largest chunk that blocks of a tag get.
+    /// The largest chunk that blocks of a tag get when they are allocated.
     pub(super) fn largest_chunk(&self, tag: TagKey) -> u64 {
         let entry = self.tag(tag);
         if entry.policy.is_discardable() { self.shape.span_bytes } else { self.shape.chunk_bytes }
@@ -224,23 +224,16 @@ impl State {
     }
 
     /// What of `from..to` in a coarse piece lies in the chunk that is cut at `to`. `None` where a block cannot lie there:
-    /// a span is never cut, and lies only under blocks of tags that get spans.
+    /// a span is never cut.
     fn cut_off(&self, piece: &Block, from: u64, to: u64) -> Option<u64> {
-        let Shape { chunk_bytes, span_bytes, .. } = self.shape;
-        if from == piece.addr && to == piece.end() && to - from < span_bytes {
+        if from == piece.addr && to == piece.end() {
             return Some(0);
         }
         let segment = self.segments.get(self.segment_of(piece.addr))?;
-        let largest_bytes = self.largest_chunk(segment.tag);
-        // After the tag's policy has changed.
-        let is_too_large = |(_, chunk): (u64, &Chunk)| chunk.bytes > largest_bytes;
-        let may_hold = largest_bytes < span_bytes && to - from >= span_bytes;
-        if segment.across(from).is_some() || may_hold && segment.touching(from, to).any(is_too_large) {
-            return None;
-        }
-        match segment.across(to) {
-            Some((_, chunk)) if chunk.bytes > chunk_bytes => None,
-            across => Some(across.map_or(0, |(at, _)| to - at)),
+        match (segment.across(from), segment.across(to)) {
+            (Some(_), _) => None,
+            (None, Some((_, chunk))) if chunk.bytes > self.shape.chunk_bytes => None,
+            (None, across) => Some(across.map_or(0, |(at, _)| to - at)),
         }
     }
 
@@ -279,19 +272,14 @@ impl State {
         (start, end): (u64, u64),
         largest_bytes: u64,
     ) -> Vec<Piece> {
-        let Shape { granule_bytes, chunk_bytes, span_bytes, .. } = self.shape;
-        let larger = [span_bytes, chunk_bytes].into_iter().filter(|bytes| *bytes <= largest_bytes);
         let mut lacking = Vec::new();
         for (kind, block) in self.blocks.walk(first).take_while(|(_, block)| block.addr < end) {
             if kind != Kind::Bare {
                 continue;
             }
-            let (mut at, to) = (block.addr.max(start), block.end().min(end));
-            while at < to {
-                let bytes = larger.clone().find(|bytes| *bytes <= to - at).unwrap_or(granule_bytes);
-                lacking.push(Piece::absent(segment, at, bytes));
-                at += bytes;
-            }
+            let (at, to) = (block.addr.max(start), block.end().min(end));
+            let pieces = self.shape.pieces(DeviceRange::new(at, to - at), largest_bytes);
+            lacking.extend(pieces.map(|piece| Piece::absent(segment, piece.addr, piece.bytes)));
         }
         lacking
     }

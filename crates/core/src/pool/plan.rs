@@ -19,7 +19,7 @@ pub(super) struct SleepPlan {
     /// Tags that fall asleep, and how.
     pub(super) tags: Vec<(TagKey, SleepAction)>,
     pub(super) already_asleep: Vec<TagKey>,
-    /// Chunks to back up, with their live granules.
+    /// What to back up, with the live granules.
     pub(super) saves: Vec<Save>,
     /// Chunks whose memory is given back, in order of segment and address.
     pub(super) leaving: Vec<Place>,
@@ -27,12 +27,12 @@ pub(super) struct SleepPlan {
     pub(super) discarded_bytes: u64,
 }
 
-/// One chunk to back up.
+/// One [stretch](Segment::stretches) to back up.
 #[derive(Debug)]
 pub(super) struct Save {
     pub(super) place: Place,
     pub(super) bytes: u64,
-    /// Granules of the chunk that hold a live byte, ascending.
+    /// Granules of the stretch that hold a live byte, ascending.
     pub(super) granules: Vec<usize>,
 }
 
@@ -160,21 +160,30 @@ impl State {
         for (at, chunk) in &segment.chunks {
             let first = self.granules(at - segment.range.addr);
             let of_chunk = &uses[first..first + self.granules(chunk.bytes)];
-            let granules: Vec<usize> =
-                (0..of_chunk.len()).filter(|granule| of_chunk[*granule] == Use::Live).collect();
             let leaves = action.is_some() || asleep || of_chunk.iter().all(|granule| *granule == Use::Idle);
             if leaves && chunk.backing != Backing::Absent {
                 plan.leaving.push((key, *at));
                 plan.release_bytes += chunk.bytes;
             }
             match action {
-                Some(SleepAction::Backup) if !granules.is_empty() => {
-                    plan.saves.push(Save { place: (key, *at), bytes: chunk.bytes, granules });
+                Some(SleepAction::Backup) => {
+                    for stretch in segment.stretches(*at, at + chunk.bytes, self.shape.chunk_bytes) {
+                        let first = self.granules(stretch.addr - at);
+                        let uses = &of_chunk[first..first + self.granules(stretch.bytes)];
+                        let granules: Vec<usize> = live_granules(uses).collect();
+                        if !granules.is_empty() {
+                            plan.saves.push(Save {
+                                place: (key, stretch.addr),
+                                bytes: stretch.bytes,
+                                granules,
+                            });
+                        }
+                    }
                 }
                 Some(SleepAction::Drop) => {
-                    plan.discarded_bytes += granules.len() as u64 * self.shape.granule_bytes;
+                    plan.discarded_bytes += live_granules(of_chunk).count() as u64 * self.shape.granule_bytes;
                 }
-                _ => {}
+                None => {}
             }
         }
     }
@@ -195,6 +204,10 @@ impl State {
         }
         uses
     }
+}
+
+fn live_granules(uses: &[Use]) -> impl Iterator<Item = usize> {
+    uses.iter().enumerate().filter(|(_, is)| **is == Use::Live).map(|(granule, _)| granule)
 }
 
 /// What a granule is used for.

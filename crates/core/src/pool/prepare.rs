@@ -461,21 +461,21 @@ impl State {
     }
 
     fn lacks_backup(&self, save: &Save) -> bool {
-        self.chunk(save.place).is_some_and(|chunk| chunk.backup.is_none() && chunk.bytes == save.bytes)
+        self.backup(save.place).is_none() && self.is_stretch(save)
     }
 
     /// A chunk as it is now: the granules that are live, its memory, and a live block in it. `None` when it is another
     /// one, or idle. Called for chunk after chunk with the lock held, so it looks at the chunk's own blocks only.
     fn now(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, BackingId, Landmark)> {
         let segment = self.segments.get(save.place.0)?;
-        let chunk = segment.chunks.get(&save.place.1).filter(|chunk| chunk.bytes == save.bytes)?;
+        let (start, end) = (save.place.1, save.place.1 + save.bytes);
+        let chunk = segment.chunk_of(DeviceRange::new(start, save.bytes), self.shape.chunk_bytes)?;
         let Backing::Mapped { id, open: true } = chunk.backing else { return None };
-        let (start, end) = (save.place.1, save.place.1 + chunk.bytes);
         let near = near.filter(|near| {
             let block = self.blocks.live(near.key, near.serial);
             block.is_some_and(|block| segment.range.addr <= block.addr && block.end() <= segment.range.end())
         });
-        let mut live = vec![false; self.granules(chunk.bytes)];
+        let mut live = vec![false; self.granules(save.bytes)];
         let mut landmark = None;
         let mut next = Some(self.block_at(near.map_or(segment.first, |near| near.key), start));
         while let Some(key) = next.filter(|key| self.blocks[*key].addr < end) {

@@ -215,9 +215,7 @@ impl Shared {
         sampled.into_iter().for_each(|tag| state.tag_mut(tag).checks += 1);
         for (save, kept) in saves.iter().zip(&mut kept) {
             kept.granules.sort_unstable();
-            let Some(backup) = state.chunk_mut(save.place).and_then(|chunk| chunk.backup.as_mut()) else {
-                continue;
-            };
+            let Some(backup) = state.backup_mut(save.place) else { continue };
             for granule in &kept.granules {
                 let stored = backup.granules.get_mut(*granule).and_then(Option::as_mut);
                 stored.into_iter().for_each(|stored| stored.proven = true);
@@ -325,9 +323,7 @@ impl State {
         for (turn, save) in saves.iter().enumerate() {
             let Some(tag) = self.segments.get(save.place.0).map(|segment| segment.tag) else { continue };
             let changes = self.tag(tag).changes;
-            let Some(backup) = self.chunk(save.place).and_then(|chunk| chunk.backup.as_ref()) else {
-                continue;
-            };
+            let Some(backup) = self.backup(save.place) else { continue };
             for granule in save.granules.iter().copied() {
                 let Some(stored) = backup.granules.get(granule).copied().flatten() else { continue };
                 let question = |trusted| Question { turn, granule, expected: stored.digest, trusted };
@@ -359,22 +355,8 @@ impl State {
     }
 
     fn has_room(&self, save: &Save) -> bool {
-        let backup = self.chunk(save.place).and_then(|chunk| chunk.backup.as_ref());
+        let backup = self.backup(save.place);
         backup.is_some_and(|backup| Arc::strong_count(&backup.room) == 1 && backup.room.is_free())
-    }
-
-    pub(super) fn take_backup(&mut self, save: &Save) -> Option<Backup> {
-        self.chunk_mut(save.place)?.backup.take()
-    }
-
-    pub(super) fn keep_backup(&mut self, save: &Save, backup: Backup) {
-        let tag = self.segments.get(save.place.0).map(|segment| segment.tag);
-        if let Some(chunk) = self.chunk_mut(save.place) {
-            chunk.backup = Some(backup);
-        }
-        if let Some(tag) = tag {
-            self.tag_mut(tag).has_backups = true;
-        }
     }
 
     fn let_idle_backups_go(&mut self, plan: &SleepPlan) {
@@ -385,12 +367,6 @@ impl State {
                 self.forget_backups(tag);
             }
         }
-    }
-
-    pub(super) fn forget_backups(&mut self, tag: TagKey) {
-        self.tag_mut(tag).has_backups = false;
-        let chunks = self.segments.values_mut().filter(|segment| segment.tag == tag);
-        chunks.flat_map(|segment| segment.chunks.values_mut()).for_each(|chunk| chunk.backup = None);
     }
 }
 

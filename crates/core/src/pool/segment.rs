@@ -29,6 +29,9 @@ pub(super) struct Segment {
     pub(super) first: BlockKey,
     /// By address. Where no chunk is, the addresses are bare.
     pub(super) chunks: BTreeMap<u64, Chunk>,
+    /// Copies in host memory, by the address of the [stretch](Segment::stretches) that they are of: what sleeps there, or
+    /// what an earlier sleep left and may save the next copy.
+    pub(super) backups: BTreeMap<u64, Backup>,
 }
 
 /// Where a chunk is: its segment and address.
@@ -39,14 +42,12 @@ pub(super) type Place = (SegmentKey, u64);
 pub(super) struct Chunk {
     pub(super) bytes: u64,
     pub(super) backing: Backing,
-    /// A copy in host memory: what sleeps there, or what an earlier sleep left and may save the next copy.
-    pub(super) backup: Option<Backup>,
 }
 
-/// Copy of a chunk's granules.
+/// Copy of a stretch's granules.
 #[derive(Debug)]
 pub(super) struct Backup {
-    /// As long as the chunk; only stored granules have been written.
+    /// As long as the stretch; only stored granules have been written.
     pub(super) room: Arc<Room>,
     /// Per granule, what is stored, if anything.
     pub(super) granules: Vec<Option<Stored>>,
@@ -68,6 +69,29 @@ impl Segment {
         let first = self.chunks.range(..=start).next_back().filter(|(at, chunk)| *at + chunk.bytes > start);
         let from = first.map_or(start, |(at, _)| *at);
         self.chunks.range(from..end).map(|(at, chunk)| (*at, chunk))
+    }
+
+    /// The stretches that `start..end` touches: the parts of chunks that have backups of their own, no longer than
+    /// `chunk_bytes` each. So what is stored stays as it is when spans are made of chunks, or chunks of spans.
+    pub(super) fn stretches(
+        &self,
+        start: u64,
+        end: u64,
+        chunk_bytes: u64,
+    ) -> impl Iterator<Item = DeviceRange> {
+        let of_chunk = move |(at, chunk): (u64, &Chunk)| {
+            let (bytes, length) = (chunk.bytes, chunk.bytes.min(chunk_bytes));
+            (0..bytes / length).map(move |nth| DeviceRange::new(at + nth * length, length))
+        };
+        let touched = self.touching(start, end).flat_map(of_chunk);
+        touched.filter(move |stretch| stretch.addr < end && start < stretch.end())
+    }
+
+    /// The chunk that a stretch is of, if there is such a stretch.
+    pub(super) fn chunk_of(&self, stretch: DeviceRange, chunk_bytes: u64) -> Option<&Chunk> {
+        let mut there = self.stretches(stretch.addr, stretch.addr + 1, chunk_bytes);
+        there.next().filter(|there| *there == stretch)?;
+        self.touching(stretch.addr, stretch.addr + 1).next().map(|(_, chunk)| chunk)
     }
 
     /// The chunk that would be cut at `addr`, with its address.
@@ -99,12 +123,32 @@ mod tests {
         assert_eq!(runs(&[0, 1, 2, 5, 7, 8]), [0..3, 5..6, 7..9]);
     }
 
-    #[test]
-    fn chunks_that_a_range_touches() {
-        let chunk = |bytes| Chunk { bytes, backing: Backing::Absent, backup: None };
+    fn segment() -> Segment {
+        let chunk = |bytes| Chunk { bytes, backing: Backing::Absent };
         let chunks = BTreeMap::from([(100, chunk(10)), (110, chunk(40)), (170, chunk(10))]);
         let range = DeviceRange::new(100, 100);
-        let segment = Segment { tag: TagKey(0), range, first: BlockKey::NONE, chunks };
+        Segment { tag: TagKey(0), range, first: BlockKey::NONE, chunks, backups: BTreeMap::new() }
+    }
+
+    #[test]
+    fn stretches_are_no_longer_than_a_chunk() {
+        let segment = segment();
+        let touched = |start, end| {
+            segment.stretches(start, end, 20).map(|range| (range.addr, range.bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(touched(100, 200), [(100, 10), (110, 20), (130, 20), (170, 10)]);
+        assert_eq!(touched(109, 111), [(100, 10), (110, 20)]);
+        assert_eq!(touched(130, 131), [(130, 20)]);
+        assert_eq!(touched(150, 170), []);
+        let of = |addr, bytes| segment.chunk_of(DeviceRange::new(addr, bytes), 20).map(|chunk| chunk.bytes);
+        let found = [(100, 10), (110, 20), (130, 20), (120, 20), (110, 40), (150, 20), (170, 20)];
+        let found = found.map(|(addr, bytes)| of(addr, bytes));
+        assert_eq!(found, [Some(10), Some(40), Some(40), None, None, None, None]);
+    }
+
+    #[test]
+    fn chunks_that_a_range_touches() {
+        let segment = segment();
         let touched = |start, end| segment.touching(start, end).map(|(at, _)| at).collect::<Vec<_>>();
         assert_eq!(touched(100, 101), [100]);
         assert_eq!(touched(109, 111), [100, 110]);

@@ -145,8 +145,8 @@ impl Shared {
         for save in &plan.saves {
             let tag = state.segments.get(save.place.0).map(|segment| segment.tag);
             let held = tag.is_some_and(|tag| state.tag(tag).state.is_held());
-            if let Some(chunk) = state.chunk_mut(save.place).filter(|_| held) {
-                chunk.backup = None;
+            if held {
+                state.forget_backup(save.place);
             }
         }
     }

@@ -384,27 +384,23 @@ impl State {
         }
         let key = self.segment_of(freed.addr);
         let Some(segment) = self.segments.get(key) else { return };
-        let touched: Vec<(u64, u64, bool, bool)> = segment
-            .touching(freed.addr, freed.end())
-            .map(|(addr, chunk)| {
-                let absent = chunk.backing == Backing::Absent;
-                (addr, addr + chunk.bytes, absent, chunk.backup.is_some())
-            })
-            .collect();
+        let stretches = segment.stretches(freed.addr, freed.end(), self.shape.chunk_bytes);
+        let stored: Vec<DeviceRange> =
+            stretches.filter(|stretch| segment.backups.contains_key(&stretch.addr)).collect();
+        let touched = segment.touching(freed.addr, freed.end());
+        let absent = touched.filter(|(_, chunk)| sleeps && chunk.backing == Backing::Absent);
+        let absent: Vec<DeviceRange> = absent.map(|(at, chunk)| DeviceRange::new(at, chunk.bytes)).collect();
         let mut cursor = near;
-        for (start, end, absent, has_backup) in touched {
-            if !has_backup && !sleeps {
-                continue;
+        for stretch in stored {
+            cursor = self.block_at(cursor, stretch.addr.max(freed.addr));
+            if !self.is_touched(cursor, stretch.addr, stretch.end()) {
+                self.forget_backup((key, stretch.addr));
             }
-            cursor = self.block_at(cursor, start.max(freed.addr));
-            if self.is_touched(cursor, start, end) {
-                continue;
-            }
-            if let Some(chunk) = self.chunk_mut((key, start)) {
-                chunk.backup = None;
-            }
-            if absent && sleeps {
-                cursor = self.strip(key, self.block_at(cursor, start), start, end);
+        }
+        for chunk in absent {
+            cursor = self.block_at(cursor, chunk.addr.max(freed.addr));
+            if !self.is_touched(cursor, chunk.addr, chunk.end()) {
+                cursor = self.strip(key, self.block_at(cursor, chunk.addr), chunk.addr, chunk.end());
             }
         }
     }
@@ -445,8 +441,8 @@ impl State {
     /// from now on. `first` is the free piece that holds `start`.
     pub(super) fn strip(&mut self, segment: SegmentKey, first: BlockKey, start: u64, end: u64) -> BlockKey {
         if let Some(segment) = self.segments.get_mut(segment) {
-            let gone: Vec<u64> = segment.chunks.range(start..end).map(|(at, _)| *at).collect();
-            gone.iter().for_each(|at| drop(segment.chunks.remove(at)));
+            segment.chunks.extract_if(start..end, |_, _| true).for_each(drop);
+            segment.backups.extract_if(start..end, |_, _| true).for_each(drop);
         }
         let key = self.claim(first, start, end);
         self.put(key, Kind::Bare, 0)
@@ -484,7 +480,7 @@ impl State {
     pub(super) fn store(&mut self, pieces: &[Piece]) {
         for piece in pieces {
             let Some(segment) = self.segments.get_mut(piece.segment) else { continue };
-            let new = Chunk { bytes: piece.range.bytes, backing: piece.backing, backup: None };
+            let new = Chunk { bytes: piece.range.bytes, backing: piece.backing };
             segment.chunks.entry(piece.range.addr).or_insert(new).backing = piece.backing;
         }
     }
@@ -516,6 +512,7 @@ impl State {
         let keys: Vec<SegmentKey> =
             self.segments.iter().filter(|(_, segment)| segment.tag == tag).map(|(key, _)| key).collect();
         for key in keys {
+            self.forget_idle_backups(key);
             let Some(segment) = self.segments.get(key) else { continue };
             let touched = self.touched_chunks(segment);
             let idle = segment.chunks.iter().filter(|(at, _)| !touched.contains(at));
@@ -523,13 +520,7 @@ impl State {
             let mut cursor = segment.first;
             for start in idle {
                 let Some(piece) = self.piece((key, start)) else { continue };
-                if !wanted(piece.backing) {
-                    continue;
-                }
-                if matches!(piece.backing, Backing::Mapped { open: true, .. }) {
-                    if let Some(chunk) = self.chunk_mut((key, start)) {
-                        chunk.backup = None;
-                    }
+                if !wanted(piece.backing) || matches!(piece.backing, Backing::Mapped { open: true, .. }) {
                     continue;
                 }
                 cursor = self.block_at(cursor, start);

@@ -165,8 +165,7 @@ impl State {
     fn tag_stats(&self, key: TagKey) -> TagStats {
         let segments = || self.segments.values().filter(|segment| segment.tag == key);
         let entry = self.tag(key);
-        let backups =
-            segments().flat_map(|segment| segment.chunks.values()).filter_map(|c| c.backup.as_ref());
+        let backups = segments().flat_map(|segment| segment.backups.values());
         TagStats {
             tag: entry.tag.clone(),
             state: entry.state,

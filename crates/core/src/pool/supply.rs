@@ -74,14 +74,14 @@ impl State {
         allowed_bytes: u64,
         may_split: bool,
     ) -> Supply {
-        let Shape { granule_bytes: granule, chunk_bytes: chunk, span_bytes: span, .. } = self.shape;
+        let Shape { granule_bytes: granule, chunk_bytes: chunk, .. } = self.shape;
         let count = |needs: &[Piece], bytes| needs.iter().filter(|need| need.range.bytes == bytes).count();
         let at_hand = |bytes| vm.loose_count(bytes) + count(in_hand, bytes);
         let held_bytes = vm.counters().held_bytes();
         let excess = |create_bytes: u64| (held_bytes + create_bytes).saturating_sub(allowed_bytes);
         let mut supply = Supply::default();
         let mut create_bytes = 0;
-        if span > chunk {
+        for span in self.shape.sizes().filter(|bytes| *bytes > chunk) {
             let missing = self.supply_size(span, count(needs, span), at_hand(span), &mut supply);
             create_bytes += missing as u64 * span;
         }
@@ -148,8 +148,7 @@ impl State {
     pub(super) fn steal_bytes(&mut self, bytes: u64, leaving: &mut Vec<Piece>) {
         let sum = |leaving: &[Piece]| leaving.iter().map(|piece| piece.range.bytes).sum::<u64>();
         let wanted = sum(leaving).saturating_add(bytes);
-        let Shape { granule_bytes, chunk_bytes, span_bytes, .. } = self.shape;
-        for bytes in [span_bytes, chunk_bytes, granule_bytes] {
+        for bytes in self.shape.sizes().chain([self.shape.granule_bytes]) {
             let short = wanted.saturating_sub(sum(leaving));
             let count = usize::try_from(short.div_ceil(bytes)).unwrap_or(usize::MAX);
             self.steal(bytes, count, leaving);

@@ -5,11 +5,11 @@
 //! every declaration. A backup may be out of the pool's hands just then, to be brought up to date: whoever puts
 //! it back looks at the tag's count of doubts.
 
-use super::Shared;
 use super::blocks::Block;
 use super::error::PoolError;
 use super::plan::Save;
 use super::state::{State, TagKey};
+use super::{Shape, Shared};
 use crate::digest::Digest;
 use crate::driver::DeviceRange;
 use crate::tag::{Changes, Tag};
@@ -42,11 +42,12 @@ impl State {
             return;
         }
         let key = self.segment_of(block.addr);
-        let granule_bytes = self.shape.granule_bytes;
+        let Shape { granule_bytes, chunk_bytes, .. } = self.shape;
         let Some(segment) = self.segments.get_mut(key) else { return };
-        let touched: Vec<u64> = segment.touching(block.addr, block.end()).map(|(at, _)| at).collect();
+        let stretches = segment.stretches(block.addr, block.end(), chunk_bytes);
+        let touched: Vec<u64> = stretches.map(|stretch| stretch.addr).collect();
         for at in touched {
-            let backup = segment.chunks.get_mut(&at).and_then(|chunk| chunk.backup.as_mut());
+            let backup = segment.backups.get_mut(&at);
             for (range, stored) in backup.into_iter().flat_map(|backup| {
                 let starts = (0..).map(|nth| at + nth * granule_bytes);
                 starts.map(|at| DeviceRange::new(at, granule_bytes)).zip(&mut backup.granules)
@@ -61,10 +62,9 @@ impl State {
     /// Nothing of what is stored of a tag is taken on trust any more.
     pub(super) fn doubt_all(&mut self, tag: TagKey) {
         self.tag_mut(tag).doubts += 1;
-        let chunks = self.segments.values_mut().filter(|segment| segment.tag == tag);
-        let backups =
-            chunks.flat_map(|segment| segment.chunks.values_mut()).filter_map(|c| c.backup.as_mut());
-        backups
+        let segments = self.segments.values_mut().filter(|segment| segment.tag == tag);
+        segments
+            .flat_map(|segment| segment.backups.values_mut())
             .flat_map(|backup| backup.granules.iter_mut().flatten())
             .for_each(|stored| stored.proven = false);
     }

@@ -1,7 +1,7 @@
 //! Waking: create → map → copy → verify → commit.
 //!
-//! Everything is mapped, filled and verified, or everything sleeps again with its backups. A backup is let
-//! go only behind the commit, and kept even then when the pool keeps backups. Memory is brought in a few pieces
+//! What sleeps is laid out in pieces as large as fit ([`super::layout`]), once. Then everything is mapped, filled and
+//! verified, or everything sleeps again with its backups. A backup is let go only behind the commit, and kept even then when the pool keeps backups. Memory is brought in a few pieces
 //! at a time, and copies into what is mapped ([`super::fill`]) run while the next pieces are. The tags' gates are
 //! closed meanwhile.
 //!
@@ -21,7 +21,7 @@ use super::error::{Phase, PoolError};
 use super::fill::{Filler, Filling, With};
 use super::plan::Use;
 use super::report::{WakePhases, WakeReport, WakeRequest, add};
-use super::segment::{Chunk, SegmentKey};
+use super::segment::SegmentKey;
 use super::state::{State, TagKey};
 use super::vm::{Backing, MapTimes, Piece, Vm};
 use super::{Result, Shared};
@@ -45,7 +45,7 @@ struct WakePlan {
     turns: BTreeMap<Tag, u64>,
 }
 
-/// How much is mapped at a time: little enough that copying begins at once.
+/// How much is mapped at a time, of pieces no larger than a chunk: little enough that copying begins at once.
 const GROUP_PIECES: usize = 8;
 
 /// Between two looks at a device that is full, at most.
@@ -67,6 +67,7 @@ impl Shared {
         let started = Instant::now();
         // Tags that are awake go on working: what they do not use may serve those that wake.
         let (visited, alone) = self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false)?;
+        self.open_state()?.lay_out(&visited);
         let (mut waited, mut had_enough) = (Duration::ZERO, false);
         let (plan, mut woken) = loop {
             let mut plan = self.open_state()?.plan_wake(&visited, request.tags.is_some());
@@ -162,7 +163,7 @@ impl Shared {
     fn apply_wake(&self, plan: &mut WakePlan, request: &WakeRequest, woken: &mut Woken) -> Result<()> {
         let WakePlan { names, pieces, fillings, turns, .. } = plan;
         let mut filler = Filler::new(self, fillings, request, turns);
-        let beside = if pieces.len() > GROUP_PIECES && !fillings.is_empty() {
+        let beside = if self.group_end(pieces, 0) < pieces.len() && !fillings.is_empty() {
             self.map_and_fill(names, pieces, &mut filler, woken)
         } else {
             None
@@ -198,6 +199,18 @@ impl Shared {
             drop(tell);
             Some(filling.join().unwrap_or_else(|panic| resume_unwind(panic)).and(mapped))
         })
+    }
+
+    /// How many pieces are mapped after the next few: no more bytes than in so many chunks, or a single span.
+    fn group_end(&self, pieces: &[Piece], done: usize) -> usize {
+        let mut room_bytes = GROUP_PIECES as u64 * self.shape.chunk_bytes;
+        let fits = |piece: &&Piece| {
+            let rest = room_bytes.checked_sub(piece.range.bytes);
+            room_bytes = rest.unwrap_or(room_bytes);
+            rest.is_some()
+        };
+        let next = pieces[done..].iter().take(GROUP_PIECES);
+        pieces.len().min(done + next.take_while(fits).count().max(1))
     }
 
     /// Maps all pieces, a few at a time, and tells how many are. Ends early, with no error, when whoever is told says
@@ -244,7 +257,7 @@ impl Shared {
                 if !mapped(done) || done == pieces.len() {
                     break Ok(());
                 }
-                let end = pieces.len().min(done + GROUP_PIECES);
+                let end = self.group_end(pieces, done);
                 if let Err(error) = vm.bring_in(&mut pieces[done..end], &mut times) {
                     break Err(error);
                 }
@@ -288,7 +301,10 @@ impl Shared {
             if needed_bytes > free_bytes.saturating_add(room_bytes) {
                 return Some(None);
             }
-            state.supply(vm, &mut needs, &[], limit_bytes, false)
+            // Pieces of other sizes than were idle are no reason to hold more than was ever in use.
+            let used_bytes = vm.counters().held_bytes().saturating_sub(free_bytes) + needed_bytes;
+            let allowed_bytes = state.allowed_bytes(used_bytes);
+            state.supply(vm, &mut needs, &[], allowed_bytes, false)
         };
         let mut refused = self.dispose(vm, supply.leaving);
         if supply.release_bytes > 0 {
@@ -377,15 +393,22 @@ impl State {
                 }
                 let range = DeviceRange::new(*at, chunk.bytes);
                 pieces.push(Piece { segment: key, range, backing: chunk.backing });
-                let with = match (entry.state, &chunk.backup) {
-                    (TagState::AsleepBackedUp, Some(backup)) => {
-                        let (room, granules) = (Arc::clone(&backup.room), backup.granules.clone());
-                        With::Backup { room, granules }
-                    }
-                    (TagState::AsleepDropped, _) if entry.policy.dropped == Dropped::Zeros => With::Zeros,
-                    _ => continue,
+                let mut fill = |range, with| {
+                    fillings.push((key, Filling { piece: 0, tag: entry.tag.clone(), range, with }));
                 };
-                fillings.push((key, Filling { piece: 0, tag: entry.tag.clone(), range, with }));
+                match entry.state {
+                    TagState::AsleepBackedUp => {
+                        for (at, backup) in segment.backups.range(range.addr..range.end()) {
+                            let (room, granules) = (Arc::clone(&backup.room), backup.granules.clone());
+                            let stretch = DeviceRange::new(*at, chunk.bytes.min(self.shape.chunk_bytes));
+                            fill(stretch, With::Backup { room, granules });
+                        }
+                    }
+                    TagState::AsleepDropped if entry.policy.dropped == Dropped::Zeros => {
+                        fill(range, With::Zeros);
+                    }
+                    _ => {}
+                }
             }
         }
         let is_dropped = |key: SegmentKey| {
@@ -398,7 +421,7 @@ impl State {
         let mut piece = 0;
         let mut fillings: Vec<Filling> = fillings.into_iter().map(|(_, filling)| filling).collect();
         for filling in &mut fillings {
-            while pieces.get(piece).is_some_and(|piece| piece.range.addr != filling.range.addr) {
+            while pieces.get(piece).is_some_and(|piece| !piece.range.contains(&filling.range)) {
                 piece += 1;
             }
             filling.piece = piece;
@@ -406,27 +429,6 @@ impl State {
         let names = self.names(&tags);
         let turns = tags.iter().map(|tag| (self.tag(*tag).tag.clone(), self.tag(*tag).wakes)).collect();
         WakePlan { tags, names, already_awake, undefined, pieces, fillings, turns }
-    }
-
-    /// Makes chunks of the spans of sleeping tags that have no memory.
-    fn split_spans(&mut self, tags: &[TagKey]) {
-        let chunk_bytes = self.shape.chunk_bytes;
-        // None has a backup: a sleep drops them.
-        let is_span = |chunk: &Chunk| {
-            chunk.bytes > chunk_bytes && chunk.backing == Backing::Absent && chunk.backup.is_none()
-        };
-        let segments = self.segments.values_mut().filter(|segment| tags.contains(&segment.tag));
-        let mut parts = Vec::new();
-        for segment in segments {
-            let spans: Vec<(u64, Chunk)> = segment.chunks.extract_if(.., |_, chunk| is_span(chunk)).collect();
-            for (at, span) in spans {
-                let chunk = || Chunk { bytes: chunk_bytes, backing: Backing::Absent, backup: None };
-                let places = (0..span.bytes / chunk_bytes).map(|nth| at + nth * chunk_bytes);
-                segment.chunks.extend(places.map(|at| (at, chunk())));
-                parts.push((segment.first, DeviceRange::new(at, span.bytes)));
-            }
-        }
-        parts.into_iter().for_each(|(first, span)| self.rebind(first, span));
     }
 
     fn becomes_undefined(&self, tag: TagKey) -> bool {
