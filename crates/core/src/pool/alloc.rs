@@ -75,7 +75,7 @@ impl Shared {
         }
         state.check_awake("allocate", tag)?;
         let lane = state.lane_key(tag, request)?;
-        let wanted = Wanted { request, tag, lane, bytes, largest_bytes: state.largest_chunk(tag) };
+        let wanted = Wanted { request, tag, lane, bytes, largest_bytes: state.largest_chunk(tag, request) };
         if let Some(block) = state.take_ready(&wanted)? {
             return Ok(block);
         }
@@ -231,7 +231,7 @@ impl Shared {
             return Ok(Attempt::Grown);
         };
         // The tag's policy may have been declared meanwhile.
-        let largest_bytes = largest_bytes.min(state.largest_chunk(tag));
+        let largest_bytes = largest_bytes.min(state.largest_chunk(tag, request));
         let mut site = state.occupy(&spot, lane, bytes, largest_bytes);
         let in_hand: u64 = site.leaving.iter().map(|piece| piece.range.bytes).sum();
         let needed_bytes = spot.absent_bytes.saturating_sub(in_hand);

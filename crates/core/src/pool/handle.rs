@@ -31,6 +31,9 @@ pub struct AllocRequest {
     /// with more also where it saves a sixteenth, but not for what somebody has waited for in vain.
     /// At the limit it is waited for in any case.
     pub patience: Duration,
+    /// Whether the block is freed as a whole, whenever that is. Then its memory comes in spans
+    /// ([`PoolConfig::span_granules`](super::PoolConfig::span_granules)), as far as they fit, whatever its tag.
+    pub is_freed_whole: bool,
 }
 
 impl AllocRequest {
@@ -38,13 +41,21 @@ impl AllocRequest {
     #[must_use]
     pub fn new(bytes: u64, tag: Tag) -> Self {
         let (align, stream, patience) = (UNIT_BYTES, StreamId::DEFAULT, PATIENCE_DEFAULT);
-        Self { bytes, align, tag, stream, patience }
+        Self { bytes, align, tag, stream, patience, is_freed_whole: false }
     }
 
     /// The same with another patience: with more, what is mapped follows what is live also while work is queued.
     #[must_use]
     pub fn patient_for(mut self, patience: Duration) -> Self {
         self.patience = patience;
+        self
+    }
+
+    /// The same for a block of which no part is freed before the rest: a sleep gives back few large pieces faster than many
+    /// small ones. One that is freed in parts all the same keeps what shares a span with what is left.
+    #[must_use]
+    pub fn freed_whole(mut self) -> Self {
+        self.is_freed_whole = true;
         self
     }
 

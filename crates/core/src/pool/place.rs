@@ -4,11 +4,12 @@
 //! among equals, the one that leaves the least behind. New addresses compete with those at hand, and cost all
 //! of the block. Blocks of at least a chunk are laid out as chunks first and granules last, so that their
 //! chunks leave whole when they are freed, and their tails share granules with small blocks. Where a sleep drops
-//! the tag anyway, what fits of a block is spans, before its chunks. A free piece may hold chunks of all sizes: where
+//! the tag anyway, or a block is freed as a whole, what fits of it is spans, before its chunks. A free piece may hold chunks of all sizes: where
 //! one begins is looked up. A span serves as a whole or not at all, whatever the tag.
 
 use std::cmp::Reverse;
 
+use super::AllocRequest;
 use super::bins::UNIT_BYTES;
 use super::blocks::{Block, BlockKey, Kind};
 use super::segment::SegmentKey;
@@ -56,10 +57,10 @@ impl State {
         bytes >= self.shape.chunk_bytes && self.shape.chunk_bytes > self.shape.granule_bytes
     }
 
-    /// The largest chunk that blocks of a tag get when they are allocated.
-    pub(super) fn largest_chunk(&self, tag: TagKey) -> u64 {
-        let entry = self.tag(tag);
-        if entry.policy.is_discardable() { self.shape.span_bytes } else { self.shape.chunk_bytes }
+    /// The largest chunk that a block of a tag gets when it is allocated.
+    pub(super) fn largest_chunk(&self, tag: TagKey, request: &AllocRequest) -> u64 {
+        let has_spans = request.is_freed_whole || self.tag(tag).policy.is_discardable();
+        if has_spans { self.shape.span_bytes } else { self.shape.chunk_bytes }
     }
 
     /// A place that needs no memory, if one is found at once.
