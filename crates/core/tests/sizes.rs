@@ -153,7 +153,8 @@ fn sizes_of_all_magnitudes_fit_as_long_as_live_memory_leaves_room() {
                 let bytes = log_uniform(random(1), 512, 3 * GIB);
                 let granule_aligned = random(2) % 4 == 0;
                 let bytes = if granule_aligned { bytes.next_multiple_of(world.granule) } else { bytes };
-                let request = AllocRequest::new(bytes, tag(random(3))).on(StreamId::DEFAULT);
+                let is_freed_whole = random(13) % 2 == 0;
+                let request = AllocRequest { is_freed_whole, ..AllocRequest::new(bytes, tag(random(3))) };
                 if !world.alloc(&request) {
                     // Where nothing fits any more, room is made so that large sizes get their turn.
                     (0..4).for_each(|n| world.free(usize::try_from(random(4 + n) >> 1).unwrap()));

@@ -196,6 +196,50 @@ fn blocks_that_a_sleep_drops_are_spans_then_chunks_then_granules() {
 }
 
 #[test]
+fn a_block_that_is_freed_whole_has_spans_from_the_beginning() {
+    let world = World::open(256, Some(64));
+    let whole = |granules| AllocRequest::new(granules * world.granule, Tag::weights()).freed_whole();
+    let block = world.pool.alloc(&whole(45)).unwrap();
+    assert_eq!(world.created()[..5], [16, 16, 8, 4, 1]);
+    world.fill(&block, 7);
+    world.sleep(45);
+    world.wake();
+    world.assert_filled(&block, 0, 7);
+
+    // What it had serves the next of its kind, and leaves where chunks are needed.
+    world.free(block);
+    world.created();
+    let again = world.pool.alloc(&whole(44)).unwrap();
+    assert_eq!(world.created(), []);
+    world.free(again);
+    let chunks = world.weights(60);
+    assert_eq!(world.held(), 60);
+    world.free(chunks);
+    world.pool.trim().unwrap();
+
+    // Where the device has none so large, chunks do.
+    world.in_pieces(true);
+    let block = world.pool.alloc(&whole(45)).unwrap();
+    assert_eq!(world.held(), 45);
+
+    // One that is freed in parts all the same keeps what shares a span with what is left, until it slept.
+    world.free(block);
+    world.pool.trim().unwrap();
+    world.in_pieces(false);
+    let block = world.pool.alloc(&whole(32)).unwrap();
+    let [rest] = world.free_part(&block, 1..32)[..] else { panic!("one part is left") };
+    world.pool.trim().unwrap();
+    assert_eq!(world.held(), 16);
+    world.fill(&rest, 8);
+    world.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+    world.wake();
+    assert_eq!(world.held(), CHUNK);
+    world.assert_filled(&rest, 0, 8);
+    world.free(rest);
+    world.end();
+}
+
+#[test]
 fn a_sleep_gives_spans_back_and_a_wake_has_them_again() {
     let world = World::open(64, Some(42));
     let block = world.kv(42);

@@ -1,4 +1,4 @@
-"""Scopes that look after requests for segments, over the stand-ins: when they do, and when they look closer."""
+"""Scopes that look after requests for segments, over the stand-ins: when, and when they come close."""
 
 import os
 from pathlib import Path
@@ -263,6 +263,19 @@ with pool(arena):
 """,
         environment,
     )
+
+
+def test_large_segments_come_in_large_pieces(environment: dict[str, str]) -> None:
+    # Of 32 MiB there would be 192.
+    script = """
+arena = poorwill.arena(limit="16GiB")
+with poorwill.torch.Pool(arena, "weights", watch=WATCH):
+    kept = take(torch, 6144)
+"""
+    few = {**environment, "POORWILL_FAKE_CUDA_FAIL": "cuMemCreate:100:1000000"}
+    run(PREAMBLE + "WATCH = 'segments'" + script, few)
+    with pytest.raises(AssertionError, match="create a backing"):
+        run(PREAMBLE + "WATCH = 'operations'" + script, few)
 
 
 def test_other_ways_to_watch_are_none(environment: dict[str, str]) -> None:

@@ -60,7 +60,9 @@ impl Tenant {
     /// When the pool refuses.
     pub fn load_on(&mut self, bytes: u64, tag: &Tag, stream: StreamId) -> usize {
         let align = if bytes >= self.granule() { self.granule() } else { 512 };
-        let request = AllocRequest { align, ..AllocRequest::new(bytes, tag.clone()).on(stream) };
+        let is_freed_whole = self.random(2) == 0;
+        let request =
+            AllocRequest { align, is_freed_whole, ..AllocRequest::new(bytes, tag.clone()).on(stream) };
         let block = self.pool.alloc(&request).unwrap();
         let seed = self.random(u64::MAX);
         let bytes = pattern::bytes(seed, usize::try_from(bytes).unwrap());

@@ -8,9 +8,10 @@
 //!
 //! A segment is a range of addresses that belongs to one tag. Chunks of memory are mapped into it where they are
 //! needed: large ones inside large blocks, single granules at their ends and under small blocks. Inside blocks that
-//! a sleep drops, and in all that a wake brings back (`layout`), they are larger still: *spans*, so that there is little
-//! to give back one by one. Chunks that nothing lives in are *idle*: whoever needs memory takes them to wherever it is needed, and only when there are none is memory
-//! created. So what is mapped follows what is live, however the sizes change.
+//! a sleep drops or that are freed as a whole, and in all that a wake brings back (`layout`), they are larger still:
+//! *spans*, so that there is little to give back one by one. Chunks that nothing lives in are *idle*: whoever needs
+//! memory takes them to wherever it is needed, and only when there are none is memory created. So what is mapped follows
+//! what is live, however the sizes change.
 //!
 //! How a call travels:
 //! - `alloc` finds a free piece that is ready (`bins`, `place`) and cuts it (`state`); if there is none, it finds
@@ -108,9 +109,10 @@ pub struct PoolConfig {
     /// Granules of the largest span, rounded down to whole chunks. Spans are pieces of this size, or of a smaller power of
     /// two chunks: a sleep and a wake take calls of the driver for each piece. Blocks of tags that a sleep drops at
     /// whichever level ([`TagPolicy::is_discardable`]) are as many spans as fit, then chunks, then granules, from the
-    /// beginning: they are few, huge and live long. So is whatever a wake brings back: what
-    /// lives by then outlives its load. A span that is freed in parts leaves as a whole, as a chunk does, or with the next
-    /// sleep: the wake after it brings back what lives. There are none where it would be no larger than a chunk, or a chunk is one granule.
+    /// beginning: they are few, huge and live long. So are blocks that are freed as a whole
+    /// ([`AllocRequest::freed_whole`]), and whatever a wake brings back: what lives by then outlives its load. A span that
+    /// is freed in parts leaves as a whole, as a chunk does, or with the next sleep: the wake after it brings back what
+    /// lives. There are none where it would be no larger than a chunk, or a chunk is one granule.
     pub span_granules: u64,
     /// Granules of address space that the pool grows by for smaller blocks.
     pub segment_granules: u64,

@@ -52,6 +52,7 @@ __all__ = [
     "torch_call_afterwards",
     "torch_carve",
     "torch_has_segment_at",
+    "torch_leave_uncut",
     "torch_make_default",
     "torch_moment",
     "torch_refusal",
@@ -849,6 +850,13 @@ def torch_call_afterwards(look: Callable[[], None] | None) -> None:
     """Has a function called, in Python's main thread, soon after PyTorch was given a segment; None ends that.
 
     What it raises is raised where the main thread is.
+    """
+
+def torch_leave_uncut(arena: Arena, tag: str, begins: bool) -> None:
+    """A scope begins, or ends, in which PyTorch gives the large segments of a tag of an arena back without
+    having cut them: they get memory in large pieces.
+
+    Raises as `torch_allocator`, and does nothing for an arena that was closed meanwhile.
     """
 
 def torch_moment() -> int:

@@ -20,6 +20,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(torch_allocator, module)?)?;
     module.add_function(wrap_pyfunction!(torch_make_default, module)?)?;
     module.add_function(wrap_pyfunction!(afterwards::torch_call_afterwards, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_leave_uncut, module)?)?;
     module.add_function(wrap_pyfunction!(torch_moment, module)?)?;
     module.add_function(wrap_pyfunction!(torch_carve, module)?)?;
     module.add_function(wrap_pyfunction!(torch_segments, module)?)?;
@@ -54,6 +55,18 @@ fn route_to(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str) -> PyResult<usi
     let opened = arena.get().opened()?;
     // It may be the last to hold it, if it is being closed.
     py.detach(move || routes().to(&opened, &tag)).map_err(refused)
+}
+
+/// A scope begins, or ends, in which PyTorch gives the large segments of a tag of an arena back without having cut them:
+/// they get memory in large pieces.
+///
+/// Raises as `torch_allocator`, and does nothing for an arena that was closed meanwhile.
+#[pyfunction]
+fn torch_leave_uncut(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str, begins: bool) -> PyResult<()> {
+    if begins || arena.get().is_open()? {
+        routes().leave_uncut(route_to(py, arena, tag)?, begins);
+    }
+    Ok(())
 }
 
 /// Now: segments that are handed out later are not carved by who names this moment.

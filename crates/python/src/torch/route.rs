@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::process;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -54,6 +54,8 @@ struct Route {
     ordinal: u32,
     /// The names of PyTorch's streams.
     streams: Mutex<HashMap<usize, StreamId>>,
+    /// How many scopes say that PyTorch gives large segments back without having cut them.
+    uncut: AtomicUsize,
 }
 
 /// Why there is no route.
@@ -125,9 +127,10 @@ impl Routes {
         }
         let number = *count;
         let Some(route) = self.routes.get(number) else { return Err(NoRoute::TooMany) };
-        let streams = Mutex::default();
+        let (streams, uncut) = Default::default();
         // Nobody else sets it: the count is held.
-        let _ = route.set(Route { opened: Arc::downgrade(opened), tag: tag.clone(), ordinal, streams });
+        let _ =
+            route.set(Route { opened: Arc::downgrade(opened), tag: tag.clone(), ordinal, streams, uncut });
         *count += 1;
         Ok(number)
     }
@@ -158,6 +161,17 @@ impl Routes {
         let route = self.routes.get(number).and_then(OnceLock::get).filter(|_| self.is_here());
         if let Some(route) = route {
             lock(&self.by_device).insert(route.ordinal, number);
+        }
+    }
+
+    /// Notes that a scope begins, or ends, in which segments of this route are given back as a whole.
+    pub(super) fn leave_uncut(&self, number: usize, begins: bool) {
+        if let Some(route) = self.routes.get(number).and_then(OnceLock::get).filter(|_| self.is_here()) {
+            if begins {
+                route.uncut.fetch_add(1, Ordering::Relaxed);
+            } else {
+                route.uncut.fetch_sub(1, Ordering::Relaxed);
+            }
         }
     }
 
@@ -263,7 +277,8 @@ impl Route {
             ));
         };
         let stream = self.stream(&opened, stream)?;
-        let request = AllocRequest::new(bytes, self.tag.clone()).on(stream).patient_for(PATIENCE);
+        let mut request = AllocRequest::new(bytes, self.tag.clone()).on(stream).patient_for(PATIENCE);
+        request.is_freed_whole = self.uncut.load(Ordering::Relaxed) > 0;
         match opened.with(|arena| arena.alloc(&request)) {
             Ok(block) => Ok((opened, block)),
             Err(Failed::Closed(words)) => Err(words),

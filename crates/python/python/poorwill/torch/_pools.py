@@ -74,7 +74,9 @@ class Pool(contextlib.ContextDecorator):
             except torch.OutOfMemoryError as error:
                 explain(error)
                 raise
-        Scope(self.arena, self._gpu, self._allocator, watches_segments=self._watches_segments).enter()
+        Scope(
+            self.arena, self.tag, self._gpu, self._allocator, watches_segments=self._watches_segments
+        ).enter()
         return self
 
     @undisturbed()

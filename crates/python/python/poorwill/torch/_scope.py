@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -32,8 +33,11 @@ _ROOM_STEP_BYTES = 256 << 20
 class Scope:
     """One entry into a pool, by one thread: a row of generations."""
 
-    def __init__(self, arena: Arena, gpu: Gpu, allocator: Any, *, watches_segments: bool = False) -> None:
+    def __init__(
+        self, arena: Arena, tag: str, gpu: Gpu, allocator: Any, *, watches_segments: bool = False
+    ) -> None:
         self.arena = arena
+        self.tag = tag
         self.gpu = gpu
         self.allocator = allocator
         self._generation: Any = None
@@ -46,7 +50,7 @@ class Scope:
         self._modes_before = 0
         # What was mapped when room was looked for.
         self._mapped_bytes = -_ROOM_STEP_BYTES
-        self._split_limit: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        self._uncut: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
     @property
     def is_innermost(self) -> bool:
@@ -196,9 +200,8 @@ class Scope:
                 is_capturing = torch.cuda.is_current_stream_capturing()
                 self._is_close = is_capturing or not self._may_look_afterwards()
                 if not self._is_close:
-                    # What is freed in large pieces has to be whole when it is looked at.
-                    self._split_limit = lower_split_limit(_STEP_BYTES >> 20)
-                    undo.enter_context(self._split_limit)
+                    self._uncut = _leave_uncut(self.arena, self.tag)
+                    undo.enter_context(self._uncut)
                     # Nothing will say when it is the first product's turn.
                     self._keep_workspaces_out()
                 if not is_capturing:
@@ -221,7 +224,7 @@ class Scope:
     ) -> None:
         """Takes back what nobody needs any more; the scope around this one, if any, is in force again."""
         with contextlib.ExitStack() as undo:
-            undo.push(self._split_limit)
+            undo.push(self._uncut)
             undo.callback(_let_cache_go, self.arena)
             undo.callback(self._end)
             undo.callback(self.pause)
@@ -289,6 +292,17 @@ def _let_cache_go(arena: Arena) -> None:
                 _native.torch_set_cached_max(arena, 0)
         if is_last:
             _native.torch_trim(arena)
+
+
+@contextlib.contextmanager
+def _leave_uncut(arena: Arena, tag: str) -> Iterator[None]:
+    """PyTorch does not cut large free pieces meanwhile: what is freed is whole when it is looked at."""
+    with lower_split_limit(_STEP_BYTES >> 20):
+        _native.torch_leave_uncut(arena, tag, True)
+        try:
+            yield
+        finally:
+            _native.torch_leave_uncut(arena, tag, False)
 
 
 def _look_afterwards() -> None:
