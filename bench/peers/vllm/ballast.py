@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds so much of the first GPU that the given GiB stay free, and says on request how much is free.
+"""Holds so much of a GPU that the given GiB stay free, and says on request how much is free.
 
 Prints a JSON line when it is ready, and one for every line that it reads. Ends with its input.
 """
@@ -15,9 +15,10 @@ from common import GIB, MIB, checked, context, device_memory, driver
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--free-gib", type=float, help="GiB to leave free; without it nothing is held")
+    arguments.add_argument("--ordinal", type=int, default=0, help="which GPU, by CUDA's count")
     options = arguments.parse_args()
     cuda = driver()
-    context(cuda)
+    context(cuda, options.ordinal)
     held = 0
     if options.free_gib is not None:
         surplus = device_memory(cuda)[0] - int(options.free_gib * GIB)

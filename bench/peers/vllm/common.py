@@ -206,11 +206,11 @@ def device_memory(cuda) -> tuple[int, int]:
 
 
 class Ballast:
-    """A child process that holds so much of the card that `free_gib` GiB stay free; with None it holds
+    """A child process that holds so much of a card that `free_gib` GiB stay free; with None it holds
     nothing, and only says how much is free. It ends with this process."""
 
-    def __init__(self, free_gib: float | None = None):
-        command = [sys.executable, str(HERE / "ballast.py")]
+    def __init__(self, free_gib: float | None = None, ordinal: int = 0):
+        command = [sys.executable, str(HERE / "ballast.py"), "--ordinal", str(ordinal)]
         if free_gib is not None:
             command += ["--free-gib", str(free_gib)]
         self.process = subprocess.Popen(

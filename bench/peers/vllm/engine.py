@@ -1,6 +1,7 @@
 """vLLM in this process: starting it, watching it load, its tokens, and the bytes of its weights."""
 
 import contextlib
+import hashlib
 import itertools
 import threading
 import time
@@ -163,6 +164,21 @@ def settings(
     return chosen
 
 
+def generated(llm, prompts: list[list[int]] = PROMPTS, tokens: int = NEW_TOKENS) -> list[list[int]]:
+    """Greedy tokens; of two prompts if none are given."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def model_of(worker):
+    """A worker's model, without what is around it where graphs are captured."""
+    model = worker.model_runner.model
+    return model.unwrap() if hasattr(model, "unwrap") else model
+
+
 class Engine:
     """A `vllm.LLM`, and what of it is in this process."""
 
@@ -190,8 +206,7 @@ class Engine:
 
     @property
     def model(self):
-        model = self.worker.model_runner.model
-        return model.unwrap() if hasattr(model, "unwrap") else model  # wrapped where graphs are captured
+        return model_of(self.worker)
 
     @property
     def kv_blocks(self) -> int:
@@ -217,18 +232,9 @@ class Engine:
         self.llm.collective_rpc("poorwill_prepare", kwargs={"wait": True})
         return time.perf_counter() - start
 
-    def _generate(self, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-        from vllm import SamplingParams
-
-        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        outputs = self.llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
-        )
-        return [list(output.outputs[0].token_ids) for output in outputs]
-
     def tokens(self) -> list[list[int]]:
         """The greedy tokens of two prompts."""
-        return self._generate(PROMPTS, NEW_TOKENS)
+        return generated(self.llm)
 
     def throughput(self, rounds: int = 3) -> list[float]:
         """Tokens a second of a fixed batch, in each round; one more goes before them and does not count."""
@@ -236,7 +242,7 @@ class Engine:
         rates = []
         for _ in range(rounds + 1):
             start = time.perf_counter()
-            made = sum(map(len, self._generate(prompts, BATCH_TOKENS)))
+            made = sum(map(len, generated(self.llm, prompts, BATCH_TOKENS)))
             rates.append(round(made / (time.perf_counter() - start), 1))
         return rates[1:]
 
@@ -303,6 +309,27 @@ def fingerprint(model) -> dict[str, torch.Tensor]:
 
 def same(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
     return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def digests(model) -> dict[str, str]:
+    """The fingerprint as text, which can be passed between processes."""
+    return {
+        name: hashlib.blake2b(sums.numpy().tobytes(), digest_size=8).hexdigest()
+        for name, sums in fingerprint(model).items()
+    }
+
+
+def copied(model) -> dict[str, torch.Tensor]:
+    """The weights, in host memory."""
+    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in model.named_parameters()}
+
+
+def write_back(model, weights: dict[str, torch.Tensor]) -> None:
+    """Writes the weights from a copy."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    torch.cuda.synchronize()
 
 
 def start(mode: str, chosen: dict, max_split_mib: int = 0) -> Engine:

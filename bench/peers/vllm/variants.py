@@ -102,18 +102,11 @@ def scales(engine, values: dict[str, float] | None = None) -> dict[str, list[flo
     return found
 
 
-def copied(model) -> dict:
-    """The weights, in host memory."""
-    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in model.named_parameters()}
-
-
 def written_back(engine, weights: dict) -> None:
     """Writes the weights from a copy, and says so."""
-    import torch
+    from engine import write_back
 
-    with torch.no_grad():
-        for name, parameter in engine.model.named_parameters():
-            parameter.copy_(weights[name])
+    write_back(engine.model, weights)
     if engine.mode == "poorwill":
         engine.llm.collective_rpc("poorwill_mark_restored")
 
@@ -186,7 +179,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
         engine.llm.generate = lambda *args, **named: generate(*args, lora_request=lora, **named)
     before = scales(engine, SCALES) if lora is None else {}
     reference = engine.tokens()
-    weights = copied(engine.model) if lora is not None else {}
+    weights = engines.copied(engine.model) if lora is not None else {}
     emit("reference", tokens=reference, differs_from_plain=reference != plain, scales=before)
     good = True
     for cycle, level in enumerate([1, 1, 2, 1] if loads else [1, 1], 1):
