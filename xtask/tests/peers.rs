@@ -26,4 +26,5 @@ fn scripts_do_what_they_say() {
 fn scripts_for_vllm_do_what_they_say() {
     holds("vllm/test_scripts.py");
     holds("vllm/test_cases.py");
+    holds("vllm/test_ranks.py");
 }

@@ -100,5 +100,10 @@ PLANS: dict[str, list[Run]] = {
         for variant in ["fp8-kv", "lora", "hybrid"]
         for mode in ["poorwill", "cumem"]
     ],
+    # Needs two GPUs of one host.
+    "ranks": [
+        Run(f"ranks-{mode}", "ranks.py", ["--mode", mode, "--ranks", "2"], 180)
+        for mode in ["poorwill", "cumem"]
+    ],
     "bad": [Run("bad-input", "bad_input.py", [], 560)],
 }

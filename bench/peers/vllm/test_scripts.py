@@ -626,7 +626,7 @@ class Scripts(unittest.TestCase):
             ast.parse(path.read_text(), str(path))
 
     def test_who_asks_gets_help_without_a_gpu(self):
-        for name in ["sleep", "reload", "two_engines", "bad_input", "server", "visit", "table"]:
+        for name in ["sleep", "reload", "two_engines", "ranks", "bad_input", "server", "visit", "table"]:
             ran = subprocess.run(
                 [sys.executable, "-B", str(HERE / f"{name}.py"), "--help"], capture_output=True, text=True
             )
