@@ -246,7 +246,7 @@ def test_an_interruption_loses_nothing(environment: dict[str, str]) -> None:
         """
 arena = poorwill.arena()
 plain = _scope.Scope._take_back_growth
-def interrupted(self):
+def interrupted(self, step_bytes):
     self.pause()
     raise KeyboardInterrupt
 _scope.Scope._take_back_growth = interrupted

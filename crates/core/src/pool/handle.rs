@@ -32,7 +32,8 @@ pub struct AllocRequest {
     /// At the limit it is waited for in any case.
     pub patience: Duration,
     /// Whether the block is freed as a whole, whenever that is. Then its memory comes in spans
-    /// ([`PoolConfig::span_granules`](super::PoolConfig::span_granules)), as far as they fit, whatever its tag.
+    /// ([`PoolConfig::span_granules`](super::PoolConfig::span_granules)) of at most four chunks, as far as they fit,
+    /// whatever its tag.
     pub is_freed_whole: bool,
 }
 

@@ -9,16 +9,20 @@
 
 use std::cmp::Reverse;
 
-use super::AllocRequest;
 use super::bins::UNIT_BYTES;
 use super::blocks::{Block, BlockKey, Kind};
 use super::segment::SegmentKey;
 use super::state::{LaneKey, State, TagKey};
 use super::vm::Piece;
+use super::{AllocRequest, Shape};
 use crate::driver::DeviceRange;
 
 /// How many pieces are looked at for a block smaller than a chunk.
 const LOOKS: usize = 64;
+
+/// Chunks of the largest span of a block that is freed as a whole. While a model loads, such blocks come and go in many
+/// sizes: larger spans seldom serve the next one where they are.
+const CHUNKS_OF_WHOLE: u64 = 4;
 
 /// How many for a large one, which costs calls of the driver anyway.
 const MANY_LOOKS: usize = 512;
@@ -59,8 +63,14 @@ impl State {
 
     /// The largest chunk that a block of a tag gets when it is allocated.
     pub(super) fn largest_chunk(&self, tag: TagKey, request: &AllocRequest) -> u64 {
-        let has_spans = request.is_freed_whole || self.tag(tag).policy.is_discardable();
-        if has_spans { self.shape.span_bytes } else { self.shape.chunk_bytes }
+        let Shape { chunk_bytes, span_bytes, .. } = self.shape;
+        if self.tag(tag).policy.is_discardable() {
+            span_bytes
+        } else if request.is_freed_whole {
+            span_bytes.min(CHUNKS_OF_WHOLE * chunk_bytes)
+        } else {
+            chunk_bytes
+        }
     }
 
     /// A place that needs no memory, if one is found at once.

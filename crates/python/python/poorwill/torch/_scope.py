@@ -26,6 +26,10 @@ from poorwill.torch._watch import (
 # which can be carved.
 _STEP_BYTES = 32 << 20
 
+# Of what is mapped, the part that it may grow by where only requests for segments are seen, if that is more:
+# then nothing large lies in what is cached that could be cut.
+_STEPS = 64
+
 # How much more is mapped before the device is asked again how much is free.
 _ROOM_STEP_BYTES = 256 << 20
 
@@ -97,41 +101,46 @@ class Scope:
             self._keep_workspaces_out()
         self.resume()
         if operation.allocates:
-            self._take_back_growth()
+            self._take_back_growth(_STEP_BYTES)
 
     def look_after_segment(self) -> None:
         """After an operation for which PyTorch was given a segment: the same, if operations are not seen."""
         if self._is_close or not self.is_in_force or torch.cuda.is_current_stream_capturing():
             return
         try:
-            self._take_back_growth()
+            mapped_bytes = self.arena.stats().mapped_bytes
+            self._take_back_growth(max(_STEP_BYTES, mapped_bytes // _STEPS))
             with on(self.gpu.ordinal):
                 is_at_home = self._place() in _threads.places_with_workspaces
-            if not is_at_home or not self._has_room():
+            if not is_at_home or not self._has_room(mapped_bytes):
                 self._come_close()
         finally:
             # Whoever interrupts this: what comes next is allocated here.
             self.resume()
 
-    def _take_back_growth(self) -> None:
+    def _take_back_growth(self, step_bytes: int) -> None:
         cached = self.gpu.cached_bytes()
         self._floor = min(self._floor, cached)
-        if cached - self._floor < _STEP_BYTES:
+        if cached - self._floor < step_bytes:
             return
         self.renew()
         self._floor = self.gpu.cached_bytes()
         self._carved_floor = min(self._carved_floor, self._floor)
-        if self._floor - self._carved_floor >= _STEP_BYTES:
+        if self._floor - self._carved_floor >= step_bytes:
             # What is carved PyTorch goes on counting as cached.
             self.gpu.carve()
             self._carved_floor = self._floor
 
     def _may_look_afterwards(self) -> bool:
-        return self._watches_segments and is_main_thread() and self.gpu.asks_last_begun and self._has_room()
+        return (
+            self._watches_segments
+            and is_main_thread()
+            and self.gpu.asks_last_begun
+            and self._has_room(self.arena.stats().mapped_bytes)
+        )
 
-    def _has_room(self) -> bool:
+    def _has_room(self, mapped_bytes: int) -> bool:
         """Whether there is so much left that looking afterwards is early enough."""
-        mapped_bytes = self.arena.stats().mapped_bytes
         if mapped_bytes - self._mapped_bytes < _ROOM_STEP_BYTES:
             return True
         self._mapped_bytes = mapped_bytes
