@@ -60,6 +60,21 @@ assert limit() == 20 * MIB, limit()
     )
 
 
+def test_a_lower_split_limit_that_ends_first_leaves_the_own(environment: dict[str, str]) -> None:
+    watched(
+        """
+before = limit()
+others = poorwill.torch.allocator_settings(max_split_size_mb=20)
+others.__enter__()
+with pool(poorwill.arena()):
+    others.__exit__(None, None, None)
+    assert 0 < limit() <= 32 * MIB, limit()
+assert limit() == before, (limit(), before)
+""",
+        environment,
+    )
+
+
 def test_each_operation_is_seen_once_room_is_short(environment: dict[str, str]) -> None:
     watched(
         """
