@@ -217,6 +217,42 @@ assert [arena.stats().live_bytes for arena in (roomy, tight)] == [608 * MIB, 64 
     )
 
 
+def test_scopes_of_several_gpus_do_not_look_while_another_does(environment: dict[str, str]) -> None:
+    # Each takes the other's lock, to shield what is cached there.
+    watched(
+        """
+from poorwill.torch import _gpu
+
+class Lock:
+    def __init__(self):
+        self._lock = threading.Lock()
+
+    def __enter__(self):
+        assert self._lock.acquire(timeout=20), "this thread holds it"
+        # As Python does between two instructions, when another thread was given a segment.
+        _scope._afterwards._look_undisturbed()
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+first, second = poorwill.arena("cuda:0"), poorwill.arena("cuda:1")
+with pool(second):
+    kept = [take(torch, 64, "cuda:1")]
+    with poorwill.torch.Pool(first, "weights"):
+        kept.append(take(torch, 64))
+        with _watch.undisturbed():
+            gone = [take(torch, 64, "cuda:1"), take(torch, 64)]
+            del gone
+        for gpu in _gpu._gpus.values():
+            gpu._lock = Lock()
+        kept.append(take(torch, 96))
+assert first.stats().mapped_bytes == 160 * MIB, first.stats()
+""",
+        environment,
+        POORWILL_FAKE_CUDA_DEVICES="16GiB,16GiB",
+    )
+
+
 def test_a_failed_load_says_what_the_arena_said(environment: dict[str, str]) -> None:
     watched(
         """

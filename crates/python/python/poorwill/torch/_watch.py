@@ -55,7 +55,8 @@ class EachOperation(DispatchMode):  # type: ignore[misc]
         if not scope.is_innermost:
             return func(*args, **kwargs)
         what = operation(func)
-        scope.look_before(what)
+        with undisturbed():
+            scope.look_before(what)
         try:
             return func(*args, **kwargs)
         except torch.OutOfMemoryError as error:
@@ -64,7 +65,8 @@ class EachOperation(DispatchMode):  # type: ignore[misc]
                 explain(error)
                 raise
         # Behind the handler, where nothing holds what the first try has left.
-        scope.give_all_back()
+        with undisturbed():
+            scope.give_all_back()
         try:
             return func(*args, **kwargs)
         except torch.OutOfMemoryError as error:
