@@ -9,6 +9,7 @@ from test_torch_pools import run
 
 # `is_close` tells whether each operation is seen; `pool` is one that would rather not.
 PREAMBLE = """
+import contextlib
 import poorwill.torch
 from poorwill.torch import _scope, _watch
 
@@ -20,6 +21,15 @@ def pool(arena, tag="weights"):
 
 def limit():
     return torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"]
+"""
+
+# A mode of somebody else's.
+PLAIN = """
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Plain(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
 """
 
 
@@ -148,13 +158,8 @@ with pool(poorwill.arena()):
 
 def test_a_mode_that_is_left_later_is_not_in_the_way(environment: dict[str, str]) -> None:
     watched(
-        """
-from torch.utils._python_dispatch import TorchDispatchMode
-
-class Plain(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
+        PLAIN
+        + """
 arena = poorwill.arena(limit="4GiB")
 for own in (False, True):
     with pool(arena):
@@ -290,6 +295,28 @@ assert tags["weights"] == 384 * MIB and tags["cudagraph"] > 0, tags
 """,
         environment,
     )
+
+
+@pytest.mark.parametrize("mode", ["Plain", "contextlib.nullcontext"])
+def test_a_pool_within_a_capture_adds_nothing_to_the_graph(environment: dict[str, str], mode: str) -> None:
+    # Within a mode that is left later, the scope around it all cannot see operations.
+    script = """
+arena = poorwill.arena()
+graph = torch.cuda.CUDAGraph()
+with pool(arena), MODE():
+    tensor, other = take(torch, 64), take(torch, 64)
+    with torch.cuda.graph(graph, pool=arena.graph_pool()):
+        torch.ops_for_tests["aten::clone.out"](tensor, out=other)
+        size = len(graph._work)
+        with pool(arena, "more"):
+            pass
+        assert len(graph._work) == size, (len(graph._work), size)
+    before = arena.stats().live_bytes
+    more = take(torch, 256)
+    assert arena.stats().live_bytes == before + 256 * MIB, arena.stats()
+assert fake_torch.modes_of_this_thread() == []
+"""
+    watched(PLAIN + script.replace("MODE", mode), environment)
 
 
 def test_an_interruption_loses_nothing(environment: dict[str, str]) -> None:

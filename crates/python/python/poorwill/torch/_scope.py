@@ -151,7 +151,8 @@ class Scope:
     def _come_close(self) -> None:
         """Sees every operation from now on, if no mode was entered since that would be left before."""
         if modes() == self._modes_before:
-            self._keep_workspaces_out()
+            if not torch.cuda.is_current_stream_capturing():
+                self._keep_workspaces_out()
             self._each_operation.__enter__()
             self._is_close = True
             _afterwards.end()
@@ -196,8 +197,10 @@ class Scope:
         if not _threads.scopes:
             # Since the last time PyTorch may have been told to let go of them.
             _threads.places_with_workspaces.clear()
-        if outer is not None:
+        is_capturing = torch.cuda.is_current_stream_capturing()
+        if outer is not None and (outer._is_close or not is_capturing):
             # PyTorch asks the pool that was begun last, or first, by its version. So one is begun at a time.
+            # While a graph is captured neither is asked, and nothing would say when that is over.
             outer.pause()
         _threads.scopes.append(self)
         try:
@@ -206,7 +209,6 @@ class Scope:
                 undo.callback(_let_cache_go, self.arena)
                 undo.callback(self.pause)
                 self._modes_before = modes()
-                is_capturing = torch.cuda.is_current_stream_capturing()
                 self._is_close = is_capturing or not self._may_look_afterwards()
                 if not self._is_close:
                     self._uncut = _leave_uncut(self.arena, self.tag)
