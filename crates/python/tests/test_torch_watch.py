@@ -343,6 +343,107 @@ with pool(arena):
     )
 
 
+def test_a_beginning_that_is_interrupted_leaves_nothing(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena()
+before = limit()
+plain = _watch.Afterwards.begin
+
+def interrupted(self, scope):
+    plain(self, scope)
+    raise KeyboardInterrupt
+
+with pool(arena, "outer"):
+    _watch.Afterwards.begin = interrupted
+    try:
+        with pool(arena):
+            pass
+    except KeyboardInterrupt:
+        _watch.Afterwards.begin = plain
+    kept = take(torch, 64)
+assert not _scope._afterwards._scopes and limit() == before
+tags = {tag.tag: tag.live_bytes for tag in arena.stats().tags}
+assert tags["outer"] == 64 * MIB, tags
+""",
+        environment,
+    )
+
+
+def test_the_scope_of_a_closed_arena_interrupts_nobody(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena, other = poorwill.arena(), poorwill.arena("cuda:0", "other", limit="4GiB")
+
+def work():
+    with pool(other):
+        take(torch, 64)
+
+with pool(arena):
+    arena.close()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    # Whichever instruction comes next.
+    _scope._afterwards._look_undisturbed()
+""",
+        environment,
+    )
+
+
+def test_nothing_looks_in_a_fork(environment: dict[str, str]) -> None:
+    watched(
+        """
+import os
+with pool(poorwill.arena()):
+    kept = take(torch, 64)
+    child = os.fork()
+    if child == 0:
+        try:
+            # What another thread of the parent has asked for.
+            _scope._afterwards._look_undisturbed()
+        except BaseException as error:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not is_close() and _scope._afterwards._scopes
+""",
+        environment,
+    )
+
+
+def test_a_pytorch_that_counts_no_modes_is_watched_closely(environment: dict[str, str]) -> None:
+    watched(
+        """
+del torch._C._len_torch_dispatch_stack
+with pool(poorwill.arena()):
+    assert is_close()
+""",
+        environment,
+    )
+
+
+def test_room_is_looked_for_where_less_is_mapped_as_well(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena(limit="7GiB")
+others = []
+with pool(arena):
+    gone = [take(torch, 1024), take(torch, 1024)]
+    del gone
+    arena.trim()
+    thread = threading.Thread(target=lambda: others.append(take(torch, 6800)))
+    thread.start()
+    thread.join()
+    assert not is_close()
+    kept = take(torch, 512)
+    assert is_close()
+""",
+        environment,
+        POORWILL_FAKE_CUDA_DEVICES="8GiB",
+    )
+
+
 def test_large_segments_come_in_large_pieces(environment: dict[str, str]) -> None:
     # Of 32 MiB there would be 192.
     script = """

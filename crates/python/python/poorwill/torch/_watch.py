@@ -82,21 +82,25 @@ class Afterwards:
 
     def __init__(self, look: Callable[[], None]) -> None:
         self._look = look
-        self._scopes = 0
+        self._scopes: set[Scope] = set()
 
-    def begin(self) -> None:
-        """For one scope more."""
-        self._scopes += 1
+    def begin(self, scope: "Scope") -> None:
+        """For this scope, too."""
+        self._scopes.add(scope)
         _native.torch_call_afterwards(self._look_undisturbed)
 
-    def end(self) -> None:
-        """For one scope less."""
-        self._scopes -= 1
-        if self._scopes == 0:
+    def end(self, scope: "Scope") -> None:
+        """Not for this scope any more, if it was."""
+        self._scopes.discard(scope)
+        if not self._scopes:
             _native.torch_call_afterwards(None)
 
+    def forget(self) -> None:
+        """In a fork: for none of the scopes, which are the parent's."""
+        self._scopes.clear()
+
     def _look_undisturbed(self) -> None:
-        if _thread.undisturbed == 0:
+        if self._scopes and _thread.undisturbed == 0:
             with undisturbed():
                 self._look()
 
@@ -126,6 +130,11 @@ def is_main_thread() -> bool:
 def has_room(limit_bytes: int, mapped_bytes: int, free_bytes: int) -> bool:
     """Whether what is mapped leaves so much that nothing has to be given back before an operation."""
     return min(limit_bytes - mapped_bytes, free_bytes) >= mapped_bytes // 4 + SPARE_BYTES
+
+
+def counts_modes() -> bool:
+    """Whether this PyTorch tells how many dispatch modes a thread is in."""
+    return hasattr(torch._C, "_len_torch_dispatch_stack")
 
 
 def modes() -> int:
