@@ -319,6 +319,33 @@ assert fake_torch.modes_of_this_thread() == []
     watched(PLAIN + script.replace("MODE", mode), environment)
 
 
+def test_a_pool_that_is_left_behind_the_capture_has_its_own_memory(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena()
+graph = torch.cuda.CUDAGraph()
+
+def live():
+    return {tag.tag: tag.live_bytes // MIB for tag in arena.stats().tags}
+
+with pool(arena):
+    kept = [take(torch, 64), take(torch, 64)]
+    with contextlib.ExitStack() as inner:
+        with torch.cuda.graph(graph, pool=arena.graph_pool()):
+            torch.ops_for_tests["aten::clone.out"](kept[0], out=kept[1])
+            inner.enter_context(pool(arena, "more"))
+            torch.ops_for_tests["aten::clone.out"](kept[0], out=kept[1])
+        of_graph = live()["cudagraph"]
+        kept.append(take(torch, 96))
+        assert live() == {"weights": 128, "more": 96, "cudagraph": of_graph}, live()
+    kept.append(take(torch, 32))
+    assert live() == {"weights": 160, "more": 96, "cudagraph": of_graph}, live()
+assert fake_torch.modes_of_this_thread() == []
+""",
+        environment,
+    )
+
+
 def test_an_interruption_loses_nothing(environment: dict[str, str]) -> None:
     watched(
         """
