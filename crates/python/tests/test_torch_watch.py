@@ -9,6 +9,7 @@ from test_torch_pools import run
 
 # `is_close` tells whether each operation is seen; `pool` is one that would rather not.
 PREAMBLE = """
+import contextlib
 import poorwill.torch
 from poorwill.torch import _scope, _watch
 
@@ -20,6 +21,15 @@ def pool(arena, tag="weights"):
 
 def limit():
     return torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"]
+"""
+
+# A mode of somebody else's.
+PLAIN = """
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Plain(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
 """
 
 
@@ -57,6 +67,21 @@ assert limit() == 20 * MIB, limit()
 """,
         environment,
         PYTORCH_ALLOC_CONF="max_split_size_mb:20",
+    )
+
+
+def test_a_lower_split_limit_that_ends_first_leaves_the_own(environment: dict[str, str]) -> None:
+    watched(
+        """
+before = limit()
+others = poorwill.torch.allocator_settings(max_split_size_mb=20)
+others.__enter__()
+with pool(poorwill.arena()):
+    others.__exit__(None, None, None)
+    assert 0 < limit() <= 32 * MIB, limit()
+assert limit() == before, (limit(), before)
+""",
+        environment,
     )
 
 
@@ -133,13 +158,8 @@ with pool(poorwill.arena()):
 
 def test_a_mode_that_is_left_later_is_not_in_the_way(environment: dict[str, str]) -> None:
     watched(
-        """
-from torch.utils._python_dispatch import TorchDispatchMode
-
-class Plain(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
+        PLAIN
+        + """
 arena = poorwill.arena(limit="4GiB")
 for own in (False, True):
     with pool(arena):
@@ -202,6 +222,42 @@ assert [arena.stats().live_bytes for arena in (roomy, tight)] == [608 * MIB, 64 
     )
 
 
+def test_scopes_of_several_gpus_do_not_look_while_another_does(environment: dict[str, str]) -> None:
+    # Each takes the other's lock, to shield what is cached there.
+    watched(
+        """
+from poorwill.torch import _gpu
+
+class Lock:
+    def __init__(self):
+        self._lock = threading.Lock()
+
+    def __enter__(self):
+        assert self._lock.acquire(timeout=20), "this thread holds it"
+        # As Python does between two instructions, when another thread was given a segment.
+        _scope._afterwards._look_undisturbed()
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+first, second = poorwill.arena("cuda:0"), poorwill.arena("cuda:1")
+with pool(second):
+    kept = [take(torch, 64, "cuda:1")]
+    with poorwill.torch.Pool(first, "weights"):
+        kept.append(take(torch, 64))
+        with _watch.undisturbed():
+            gone = [take(torch, 64, "cuda:1"), take(torch, 64)]
+            del gone
+        for gpu in _gpu._gpus.values():
+            gpu._lock = Lock()
+        kept.append(take(torch, 96))
+assert first.stats().mapped_bytes == 160 * MIB, first.stats()
+""",
+        environment,
+        POORWILL_FAKE_CUDA_DEVICES="16GiB,16GiB",
+    )
+
+
 def test_a_failed_load_says_what_the_arena_said(environment: dict[str, str]) -> None:
     watched(
         """
@@ -241,6 +297,55 @@ assert tags["weights"] == 384 * MIB and tags["cudagraph"] > 0, tags
     )
 
 
+@pytest.mark.parametrize("mode", ["Plain", "contextlib.nullcontext"])
+def test_a_pool_within_a_capture_adds_nothing_to_the_graph(environment: dict[str, str], mode: str) -> None:
+    # Within a mode that is left later, the scope around it all cannot see operations.
+    script = """
+arena = poorwill.arena()
+graph = torch.cuda.CUDAGraph()
+with pool(arena), MODE():
+    tensor, other = take(torch, 64), take(torch, 64)
+    with torch.cuda.graph(graph, pool=arena.graph_pool()):
+        torch.ops_for_tests["aten::clone.out"](tensor, out=other)
+        size = len(graph._work)
+        with pool(arena, "more"):
+            pass
+        assert len(graph._work) == size, (len(graph._work), size)
+    before = arena.stats().live_bytes
+    more = take(torch, 256)
+    assert arena.stats().live_bytes == before + 256 * MIB, arena.stats()
+assert fake_torch.modes_of_this_thread() == []
+"""
+    watched(PLAIN + script.replace("MODE", mode), environment)
+
+
+def test_a_pool_that_is_left_behind_the_capture_has_its_own_memory(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena()
+graph = torch.cuda.CUDAGraph()
+
+def live():
+    return {tag.tag: tag.live_bytes // MIB for tag in arena.stats().tags}
+
+with pool(arena):
+    kept = [take(torch, 64), take(torch, 64)]
+    with contextlib.ExitStack() as inner:
+        with torch.cuda.graph(graph, pool=arena.graph_pool()):
+            torch.ops_for_tests["aten::clone.out"](kept[0], out=kept[1])
+            inner.enter_context(pool(arena, "more"))
+            torch.ops_for_tests["aten::clone.out"](kept[0], out=kept[1])
+        of_graph = live()["cudagraph"]
+        kept.append(take(torch, 96))
+        assert live() == {"weights": 128, "more": 96, "cudagraph": of_graph}, live()
+    kept.append(take(torch, 32))
+    assert live() == {"weights": 160, "more": 96, "cudagraph": of_graph}, live()
+assert fake_torch.modes_of_this_thread() == []
+""",
+        environment,
+    )
+
+
 def test_an_interruption_loses_nothing(environment: dict[str, str]) -> None:
     watched(
         """
@@ -262,6 +367,107 @@ with pool(arena):
     assert arena.stats().live_bytes == before + 96 * MIB, arena.stats()
 """,
         environment,
+    )
+
+
+def test_a_beginning_that_is_interrupted_leaves_nothing(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena()
+before = limit()
+plain = _watch.Afterwards.begin
+
+def interrupted(self, scope):
+    plain(self, scope)
+    raise KeyboardInterrupt
+
+with pool(arena, "outer"):
+    _watch.Afterwards.begin = interrupted
+    try:
+        with pool(arena):
+            pass
+    except KeyboardInterrupt:
+        _watch.Afterwards.begin = plain
+    kept = take(torch, 64)
+assert not _scope._afterwards._scopes and limit() == before
+tags = {tag.tag: tag.live_bytes for tag in arena.stats().tags}
+assert tags["outer"] == 64 * MIB, tags
+""",
+        environment,
+    )
+
+
+def test_the_scope_of_a_closed_arena_interrupts_nobody(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena, other = poorwill.arena(), poorwill.arena("cuda:0", "other", limit="4GiB")
+
+def work():
+    with pool(other):
+        take(torch, 64)
+
+with pool(arena):
+    arena.close()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    # Whichever instruction comes next.
+    _scope._afterwards._look_undisturbed()
+""",
+        environment,
+    )
+
+
+def test_nothing_looks_in_a_fork(environment: dict[str, str]) -> None:
+    watched(
+        """
+import os
+with pool(poorwill.arena()):
+    kept = take(torch, 64)
+    child = os.fork()
+    if child == 0:
+        try:
+            # What another thread of the parent has asked for.
+            _scope._afterwards._look_undisturbed()
+        except BaseException as error:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not is_close() and _scope._afterwards._scopes
+""",
+        environment,
+    )
+
+
+def test_a_pytorch_that_counts_no_modes_is_watched_closely(environment: dict[str, str]) -> None:
+    watched(
+        """
+del torch._C._len_torch_dispatch_stack
+with pool(poorwill.arena()):
+    assert is_close()
+""",
+        environment,
+    )
+
+
+def test_room_is_looked_for_where_less_is_mapped_as_well(environment: dict[str, str]) -> None:
+    watched(
+        """
+arena = poorwill.arena(limit="7GiB")
+others = []
+with pool(arena):
+    gone = [take(torch, 1024), take(torch, 1024)]
+    del gone
+    arena.trim()
+    thread = threading.Thread(target=lambda: others.append(take(torch, 6800)))
+    thread.start()
+    thread.join()
+    assert not is_close()
+    kept = take(torch, 512)
+    assert is_close()
+""",
+        environment,
+        POORWILL_FAKE_CUDA_DEVICES="8GiB",
     )
 
 

@@ -29,7 +29,7 @@ def test_the_allocator_takes_the_place_of_vllms(start: Start, version: str) -> N
     assert cumem.CuMemAllocator is type(engine.allocator)
     assert cumem.CuMemAllocator.get_instance() is engine.allocator
     requested = engine.worker.requested_memory
-    assert engine.arena.limit_bytes == requested == engine.free_at_start * 3 // 4
+    assert engine.arena.limit_bytes == requested == 768 * MIB
     tags = {tag.tag: tag.live_bytes for tag in engine.arena.stats().tags}
     weights = sum((*engine.shape.weights, *engine.shape.buffers))
     assert weights <= tags["weights"] <= weights + 8 * MIB

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any
@@ -81,13 +81,23 @@ def allocator_settings(
     return _changed(wanted, device_type)
 
 
-def lower_split_limit(max_split_size_mb: int) -> AbstractContextManager[None]:
-    """`allocator_settings` with this split limit, unless a lower one is live."""
+@contextmanager
+def lower_split_limit(max_split_size_mb: int) -> Iterator[None]:
+    """`allocator_settings` with this split limit, or with the live one if that is lower.
+
+    A block in either case: whoever has set a lower limit may end before this does.
+    """
     torch = importlib.import_module("torch")
     wanted_bytes = _split_bytes(max_split_size_mb)
-    if _has_settings(torch, "cuda") and _live(torch).max_split_bytes <= wanted_bytes:
-        return nullcontext()
-    return allocator_settings(max_split_size_mb=max_split_size_mb)
+    if not _has_settings(torch, "cuda"):
+        yield
+        return
+    with _lock:
+        block = _enter(torch, {"max_split_bytes": min(_live(torch).max_split_bytes, wanted_bytes)})
+    try:
+        yield
+    finally:
+        _leave(torch, block)
 
 
 def _split_bytes(max_split_size_mb: object) -> int:

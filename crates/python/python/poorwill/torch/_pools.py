@@ -26,7 +26,7 @@ class Pool(contextlib.ContextDecorator):
     small ones: it is given back after PyTorch has asked for more, in Python's main thread and as long as a
     quarter of what is mapped and 1 GiB are left; otherwise as before. PyTorch's split limit, the whole
     process's, is then 32 MiB or less until the end of the context, and cuBLAS gets its workspaces first.
-    An operation that fails for lack of memory is not tried again.
+    An operation that fails for lack of memory is not tried again as long as none is seen.
 
     Raises PoorwillError where the arena is on no GPU, or PyTorch finds none, UnsupportedTorchError where
     PyTorch's allocator is not its own, and ValueError for a name that no tag can have, or another `watch`.

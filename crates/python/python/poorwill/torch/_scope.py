@@ -1,6 +1,7 @@
 """Scopes: whose memory a thread's allocations are, and when a generation is retired."""
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from types import TracebackType
@@ -15,6 +16,7 @@ from poorwill.torch._operations import Operation
 from poorwill.torch._watch import (
     Afterwards,
     EachOperation,
+    counts_modes,
     explain,
     has_room,
     is_main_thread,
@@ -30,7 +32,7 @@ _STEP_BYTES = 32 << 20
 # then nothing large lies in what is cached that could be cut.
 _STEPS = 64
 
-# How much more is mapped before the device is asked again how much is free.
+# How much more is mapped, or less, before the device is asked again how much is free.
 _ROOM_STEP_BYTES = 256 << 20
 
 
@@ -108,15 +110,19 @@ class Scope:
         if self._is_close or not self.is_in_force or torch.cuda.is_current_stream_capturing():
             return
         try:
-            mapped_bytes = self.arena.stats().mapped_bytes
-            self._take_back_growth(max(_STEP_BYTES, mapped_bytes // _STEPS))
-            with on(self.gpu.ordinal):
-                is_at_home = self._place() in _threads.places_with_workspaces
-            if not is_at_home or not self._has_room(mapped_bytes):
-                self._come_close()
+            # Of an arena that was closed meanwhile nothing is allocated any more.
+            with contextlib.suppress(ClosedError):
+                self._look_after(self.arena.stats().mapped_bytes)
         finally:
             # Whoever interrupts this: what comes next is allocated here.
             self.resume()
+
+    def _look_after(self, mapped_bytes: int) -> None:
+        self._take_back_growth(max(_STEP_BYTES, mapped_bytes // _STEPS))
+        with on(self.gpu.ordinal):
+            is_at_home = self._place() in _threads.places_with_workspaces
+        if not is_at_home or not self._has_room(mapped_bytes):
+            self._come_close()
 
     def _take_back_growth(self, step_bytes: int) -> None:
         cached = self.gpu.cached_bytes()
@@ -135,13 +141,14 @@ class Scope:
         return (
             self._watches_segments
             and is_main_thread()
+            and counts_modes()
             and self.gpu.asks_last_begun
             and self._has_room(self.arena.stats().mapped_bytes)
         )
 
     def _has_room(self, mapped_bytes: int) -> bool:
         """Whether there is so much left that looking afterwards is early enough."""
-        if mapped_bytes - self._mapped_bytes < _ROOM_STEP_BYTES:
+        if abs(mapped_bytes - self._mapped_bytes) < _ROOM_STEP_BYTES:
             return True
         self._mapped_bytes = mapped_bytes
         with on(self.gpu.ordinal):
@@ -151,10 +158,11 @@ class Scope:
     def _come_close(self) -> None:
         """Sees every operation from now on, if no mode was entered since that would be left before."""
         if modes() == self._modes_before:
-            self._keep_workspaces_out()
+            if not torch.cuda.is_current_stream_capturing():
+                self._keep_workspaces_out()
             self._each_operation.__enter__()
             self._is_close = True
-            _afterwards.end()
+            _afterwards.end(self)
         else:
             # At the next request, then.
             self._mapped_bytes = -_ROOM_STEP_BYTES
@@ -196,19 +204,20 @@ class Scope:
         if not _threads.scopes:
             # Since the last time PyTorch may have been told to let go of them.
             _threads.places_with_workspaces.clear()
-        if outer is not None:
-            # PyTorch asks the pool that was begun last, or first, by its version. So one is begun at a time.
-            outer.pause()
-        _threads.scopes.append(self)
+        is_capturing = torch.cuda.is_current_stream_capturing()
         try:
+            if outer is not None and (outer._is_close or not is_capturing):
+                # PyTorch asks the pool that was begun last, or first, by its version. So one is begun at a
+                # time. While a graph is captured neither is asked, and nothing would say when that is over.
+                outer.pause()
             with contextlib.ExitStack() as undo:
+                _threads.scopes.append(self)
                 _hold_cache(self.arena)
                 undo.callback(_let_cache_go, self.arena)
                 undo.callback(self.pause)
-                self._modes_before = modes()
-                is_capturing = torch.cuda.is_current_stream_capturing()
                 self._is_close = is_capturing or not self._may_look_afterwards()
                 if not self._is_close:
+                    self._modes_before = modes()
                     self._uncut = _leave_uncut(self.arena, self.tag)
                     undo.enter_context(self._uncut)
                     # Nothing will say when it is the first product's turn.
@@ -217,9 +226,10 @@ class Scope:
                     self.begin()
                 self._floor = self._carved_floor = self.gpu.cached_bytes()
                 if self._is_close:
-                    self._each_operation.__enter__()
+                    undo.enter_context(self._each_operation)
                 else:
-                    _afterwards.begin()
+                    undo.callback(_afterwards.end, self)
+                    _afterwards.begin(self)
                 undo.pop_all()
         except BaseException:
             self._end()
@@ -240,7 +250,7 @@ class Scope:
             if self._is_close:
                 self._each_operation.__exit__(kind, error, traceback)
             else:
-                _afterwards.end()
+                _afterwards.end(self)
                 if isinstance(error, torch.OutOfMemoryError):
                     explain(error)
             if self.is_in_force:
@@ -250,7 +260,9 @@ class Scope:
                 self.gpu.flush()
 
     def _end(self) -> None:
-        _threads.scopes.remove(self)
+        with contextlib.suppress(ValueError):
+            # Whoever interrupts its beginning may have come before.
+            _threads.scopes.remove(self)
         outer = innermost(self.gpu)
         if outer is None or outer.is_in_force:
             return
@@ -322,3 +334,4 @@ def _look_afterwards() -> None:
 
 
 _afterwards = Afterwards(_look_afterwards)
+os.register_at_fork(after_in_child=_afterwards.forget)

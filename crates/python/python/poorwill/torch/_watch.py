@@ -55,7 +55,8 @@ class EachOperation(DispatchMode):  # type: ignore[misc]
         if not scope.is_innermost:
             return func(*args, **kwargs)
         what = operation(func)
-        scope.look_before(what)
+        with undisturbed():
+            scope.look_before(what)
         try:
             return func(*args, **kwargs)
         except torch.OutOfMemoryError as error:
@@ -64,7 +65,8 @@ class EachOperation(DispatchMode):  # type: ignore[misc]
                 explain(error)
                 raise
         # Behind the handler, where nothing holds what the first try has left.
-        scope.give_all_back()
+        with undisturbed():
+            scope.give_all_back()
         try:
             return func(*args, **kwargs)
         except torch.OutOfMemoryError as error:
@@ -80,21 +82,25 @@ class Afterwards:
 
     def __init__(self, look: Callable[[], None]) -> None:
         self._look = look
-        self._scopes = 0
+        self._scopes: set[Scope] = set()
 
-    def begin(self) -> None:
-        """For one scope more."""
-        self._scopes += 1
+    def begin(self, scope: "Scope") -> None:
+        """For this scope, too."""
+        self._scopes.add(scope)
         _native.torch_call_afterwards(self._look_undisturbed)
 
-    def end(self) -> None:
-        """For one scope less."""
-        self._scopes -= 1
-        if self._scopes == 0:
+    def end(self, scope: "Scope") -> None:
+        """Not for this scope any more, if it was."""
+        self._scopes.discard(scope)
+        if not self._scopes:
             _native.torch_call_afterwards(None)
 
+    def forget(self) -> None:
+        """In a fork: for none of the scopes, which are the parent's."""
+        self._scopes.clear()
+
     def _look_undisturbed(self) -> None:
-        if _thread.undisturbed == 0:
+        if self._scopes and _thread.undisturbed == 0:
             with undisturbed():
                 self._look()
 
@@ -124,6 +130,11 @@ def is_main_thread() -> bool:
 def has_room(limit_bytes: int, mapped_bytes: int, free_bytes: int) -> bool:
     """Whether what is mapped leaves so much that nothing has to be given back before an operation."""
     return min(limit_bytes - mapped_bytes, free_bytes) >= mapped_bytes // 4 + SPARE_BYTES
+
+
+def counts_modes() -> bool:
+    """Whether this PyTorch tells how many dispatch modes a thread is in."""
+    return hasattr(torch._C, "_len_torch_dispatch_stack")
 
 
 def modes() -> int:
