@@ -99,6 +99,42 @@ fn a_wake_with_a_deadline_waits_for_what_others_give_back() {
     });
 }
 
+/// What was awake when a wake of everything began, and sleeps by the time there is memory, was put to sleep later: the
+/// wake neither brings it back nor needs room for it.
+#[test]
+fn a_wake_that_waits_leaves_asleep_what_falls_asleep_meanwhile() {
+    watched(|| {
+        let device = TestDevice::open(32);
+        let (tell, told) = mpsc::channel();
+        let driver = ScriptedDriver::new(device.driver(), move |call| {
+            if call.op == Op::MemoryInfo {
+                // Behind the test's end nobody listens.
+                let _ = tell.send(());
+            }
+            Verdict::Pass
+        });
+        let tenant = asleep(Arc::new(driver));
+        let (pool, granule) = (Arc::clone(&tenant.pool), tenant.granule());
+        // Too large to be awake beside the others.
+        let kv = pool.alloc(&AllocRequest::new(20 * granule, Tag::kv_cache())).unwrap();
+        told.try_iter().for_each(drop);
+        let waker = thread::spawn({
+            let pool = Arc::clone(&pool);
+            move || pool.wake(&all().within(LONG))
+        });
+        // The wake was undone, and asks again and again.
+        told.iter().take(9).for_each(drop);
+        pool.sleep(&SleepRequest { level: Level::One, tags: Some(vec![Tag::kv_cache()]) }).unwrap();
+        let wake = waker.join().unwrap().unwrap();
+        assert_eq!(wake.tags, [Tag::runtime(), Tag::weights()]);
+        assert!(wake.already_awake_tags.is_empty(), "{:?}", wake.already_awake_tags);
+        assert_eq!(wake.mapped_bytes, 18 * granule);
+        assert_eq!(pool.tag_state(&Tag::kv_cache()).unwrap(), TagState::AsleepDropped);
+        tenant.verify();
+        pool.free(kv.id).unwrap();
+    });
+}
+
 #[test]
 fn a_wake_that_waits_makes_way_for_the_end_of_its_pool() {
     watched(|| {

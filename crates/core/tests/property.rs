@@ -208,7 +208,7 @@ impl Run {
     fn alloc(&mut self, which: usize, bytes: u64) {
         let tag = self.tags[which].clone();
         // That some of them are freed in parts all the same has to do no harm.
-        let is_freed_whole = self.next % 2 == 0;
+        let is_freed_whole = self.next.is_multiple_of(2);
         let request = AllocRequest { is_freed_whole, ..AllocRequest::new(bytes.max(1), tag.clone()) };
         self.next += 1;
         match self.pool.alloc(&request) {

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use poorwill_core::{AllocRequest, Block, DriverErrorKind, Op, Pool, PoolConfig, PoolError, StreamId, Tag};
+use poorwill_core::{AllocRequest, Block, DriverErrorKind, Op, Pool, PoolConfig, PoolError, Tag};
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::pattern::mix;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};

@@ -1,6 +1,6 @@
 //! Spans, the large pieces under blocks that a sleep drops, and under all that a wake brings back: what gets them, what
-//! becomes of backups, who has their memory afterwards, and that a device which has none so large is not full. The properties (`property.rs`, `sizes.rs`, `streams.rs`) and the fault suite
-//! have the combinations.
+//! becomes of backups, who has their memory afterwards, and that a device which has none so large is not full. The
+//! properties (`property.rs`, `sizes.rs`, `streams.rs`) and the fault suite have the combinations.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

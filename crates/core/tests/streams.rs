@@ -313,7 +313,7 @@ impl Run {
     fn alloc(&mut self, tag: usize, bytes: u64, stream: StreamId) {
         let mapped_before = self.pool.stats().unwrap().mapped_bytes;
         let whole_bytes = bytes.next_multiple_of(self.granule());
-        let is_freed_whole = bytes / 512 % 2 == 0;
+        let is_freed_whole = (bytes / 512).is_multiple_of(2);
         let request = AllocRequest::new(bytes, self.tags[tag].clone()).on(stream);
         let request = AllocRequest { is_freed_whole, ..request };
         let waits_before = self.ledger().waits;

@@ -1,6 +1,8 @@
 """Scopes that look after requests for segments, over the stand-ins: when, and when they come close."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -498,16 +500,7 @@ else:
     )
 
 
-def test_a_call_comes_between_two_instructions(tmp_path: Path) -> None:
-    """The native half alone: one call for what was asked for since the last, none afterwards."""
-    import subprocess
-    import sys
-
-    library = os.environ.get("POORWILL_FAKE_LIBCUDA")
-    if library is None or not Path(library).is_file():
-        pytest.skip("POORWILL_FAKE_LIBCUDA names no library; `cargo xtask python` builds one")
-    (tmp_path / "libcuda.so.1").symlink_to(Path(library).resolve())
-    script = """
+NATIVE = """
 import threading
 import poorwill
 from c_symbols import MIB, Functions
@@ -524,7 +517,29 @@ def look():
 def settle():
     for _ in range(1000):
         pass
+"""
 
+
+def natively(script: str, folder: Path) -> None:
+    """Runs a script with the native half alone."""
+    library = os.environ.get("POORWILL_FAKE_LIBCUDA")
+    if library is None or not Path(library).is_file():
+        pytest.skip("POORWILL_FAKE_LIBCUDA names no library; `cargo xtask python` builds one")
+    (folder / "libcuda.so.1").symlink_to(Path(library).resolve())
+    ran = subprocess.run(
+        [sys.executable, "-B", "-X", "dev", "-c", NATIVE + script],
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout + ran.stderr
+
+
+def test_a_call_comes_between_two_instructions(tmp_path: Path) -> None:
+    """One call for what was asked for since the last, none afterwards."""
+    natively(
+        """
 _native.torch_call_afterwards(look)
 functions.alloc(4 * MIB)
 settle()
@@ -552,12 +567,84 @@ _native.torch_call_afterwards(None)
 functions.alloc(4 * MIB)
 settle()
 assert len(calls) == before, calls
-"""
-    ran = subprocess.run(
-        [sys.executable, "-B", "-X", "dev", "-c", script],
-        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+""",
+        tmp_path,
     )
-    assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout + ran.stderr
+
+
+def test_what_is_called_is_let_go_of_when_the_call_is_over(tmp_path: Path) -> None:
+    natively(
+        """
+import weakref
+
+class Look:
+    def __call__(self):
+        _native.torch_call_afterwards(None)
+
+look = Look()
+there = weakref.ref(look)
+_native.torch_call_afterwards(look)
+del look
+functions.alloc(4 * MIB)
+settle()
+assert there() is None
+""",
+        tmp_path,
+    )
+
+
+def test_nothing_is_called_in_a_forked_child(tmp_path: Path) -> None:
+    natively(
+        """
+import os
+import signal
+import time
+import warnings
+
+signal.signal(signal.SIGUSR1, lambda *_: None)
+warnings.simplefilter("ignore", DeprecationWarning)
+_native.torch_call_afterwards(look)
+ends = []
+
+def fork():
+    # The main thread waits, and cannot make the call that is left now.
+    time.sleep(0.1)
+    functions.alloc(4 * MIB)
+    child = os.fork()
+    if child == 0:
+        before = len(calls)
+        # Some Pythons look at what is left only then.
+        signal.raise_signal(signal.SIGUSR1)
+        settle()
+        os._exit(len(calls) - before)
+    ends.append(os.waitpid(child, 0)[1])
+
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+assert ends == [0], ends
+settle()
+assert calls == [0], calls
+""",
+        tmp_path,
+    )
+
+
+def test_nothing_is_asked_of_python_when_it_has_ended(environment: dict[str, str]) -> None:
+    """Though a scope was never left."""
+    watched(
+        """
+import atexit
+from poorwill import _native
+
+told = []
+tell = _native.torch_call_afterwards
+_native.torch_call_afterwards = lambda look: (told.append(look is not None), tell(look))
+left_open = pool(poorwill.arena())
+left_open.__enter__()
+assert told == [True], told
+atexit._run_exitfuncs()
+assert told == [True, False], told
+""",
+        environment,
+    )

@@ -38,14 +38,12 @@ impl Shape {
 }
 
 impl State {
-    /// Lays out what has no memory of those of `tags` that sleep: spans where a live block holds all of them, chunks where
-    /// none does.
+    /// Lays out what has no memory of sleeping tags, which the caller has to itself: spans where a live block holds all of
+    /// them, chunks where none does.
     pub(super) fn lay_out(&mut self, tags: &[TagKey]) {
-        let asleep: Vec<TagKey> =
-            tags.iter().copied().filter(|tag| self.tag(*tag).state.is_asleep()).collect();
-        self.cut_spans(&asleep, |whole, at| !whole.contains(&at));
+        self.cut_spans(tags, |whole, at| !whole.contains(&at));
         let Self { blocks, segments, shape, .. } = self;
-        for segment in segments.values_mut().filter(|segment| asleep.contains(&segment.tag)) {
+        for segment in segments.values_mut().filter(|segment| tags.contains(&segment.tag)) {
             for block in live(blocks, segment) {
                 join_chunks(shape, segment, block);
             }

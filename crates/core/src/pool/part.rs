@@ -22,7 +22,8 @@ impl Pool {
     ///
     /// Memory leaves by whole chunks ([`PoolConfig::chunk_granules`](super::PoolConfig::chunk_granules)) and spans
     /// ([`PoolConfig::span_granules`](super::PoolConfig::span_granules)): one of which something is still live stays
-    /// where it is as a whole, a span until its tag sleeps. Where parts of large blocks are to be given back, chunks of one granule serve best.
+    /// where it is as a whole, a span until its tag sleeps. Where parts of large blocks are to be given back, chunks of
+    /// one granule serve best.
     ///
     /// # Errors
     /// `StaleBlock`; `InvalidPart`.

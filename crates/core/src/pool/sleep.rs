@@ -29,6 +29,12 @@ pub(super) struct Alone<'a> {
     tags: Vec<TagKey>,
 }
 
+impl Alone<'_> {
+    pub(super) fn tags(&self) -> &[TagKey] {
+        &self.tags
+    }
+}
+
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.shared.settle_after_panic();

@@ -67,10 +67,14 @@ impl Shared {
         let started = Instant::now();
         // Tags that are awake go on working: what they do not use may serve those that wake.
         let (visited, alone) = self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false)?;
-        self.open_state()?.lay_out(&visited);
+        {
+            // Nobody has memory of theirs in hand, to be put back where it was.
+            let _vm = self.lock_vm()?;
+            self.open_state()?.lay_out(alone.tags());
+        }
         let (mut waited, mut had_enough) = (Duration::ZERO, false);
         let (plan, mut woken) = loop {
-            let mut plan = self.open_state()?.plan_wake(&visited, request.tags.is_some());
+            let mut plan = self.open_state()?.plan_wake(&visited, alone.tags(), request.tags.is_some());
             let before: Vec<Backing> = plan.pieces.iter().map(|piece| piece.backing).collect();
             let mut woken = Woken::default();
             // A panic of the caller's, who is told how far it is, undoes the wake, too.
@@ -365,10 +369,15 @@ impl WakePlan {
 }
 
 impl State {
-    fn plan_wake(&self, visited: &[TagKey], named: bool) -> WakePlan {
+    /// Of the tags that are meant, those are woken that the wake has to itself. Others were awake when it began, and are
+    /// left alone, though they may have fallen asleep while it waited.
+    fn plan_wake(&self, visited: &[TagKey], held: &[TagKey], named: bool) -> WakePlan {
         let (mut tags, mut already_awake, mut undefined) = (Vec::new(), Vec::new(), Vec::new());
         for tag in visited.iter().copied() {
             let entry = self.tag(tag);
+            if entry.state.is_asleep() && !held.contains(&tag) {
+                continue;
+            }
             if !entry.state.is_asleep() {
                 // Without blocks there is nothing that could be awake, unless the caller named it.
                 if entry.live_blocks > 0 || named {

@@ -13,9 +13,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::route::routes;
+
 /// What is to be called, while anybody wants to be.
 static LOOK: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
-/// Whether there is something to be called: what a request looks at, which takes no lock.
+/// Whether there is something to be called: what a request looks at, which takes no lock. Changes with [`LOOK`].
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
 /// Whether a call was left that is not made yet.
 static IS_DUE: AtomicBool = AtomicBool::new(false);
@@ -25,10 +27,12 @@ static IS_DUE: AtomicBool = AtomicBool::new(false);
 #[pyfunction]
 #[pyo3(signature = (look))]
 pub(super) fn torch_call_afterwards(py: Python<'_>, look: Option<Py<PyAny>>) {
-    let is_wanted = look.is_some();
     // No Python runs while the lock is held: who is replaced goes afterwards.
-    let before = py.detach(|| std::mem::replace(&mut *lock(), look));
-    IS_WANTED.store(is_wanted, Ordering::Release);
+    let before = py.detach(|| {
+        let mut now = lock();
+        IS_WANTED.store(look.is_some(), Ordering::Release);
+        std::mem::replace(&mut *now, look)
+    });
     drop(before);
 }
 
@@ -45,10 +49,17 @@ pub(super) fn note() {
     }
 }
 
+/// In a forked child nobody is to look: what was left there was left by the parent.
 extern "C" fn call(_nothing: *mut c_void) -> c_int {
     IS_DUE.store(false, Ordering::Release);
-    // SAFETY: P6.
-    let py = unsafe { Python::assume_attached() };
+    if !routes().is_here() {
+        return 0;
+    }
+    // This thread has Python's lock. That PyO3 is told so lets go of references here, and not some time later.
+    Python::try_attach(look).unwrap_or(0)
+}
+
+fn look(py: Python<'_>) -> c_int {
     let Some(look) = lock().as_ref().map(|look| look.clone_ref(py)) else { return 0 };
     match look.call0(py) {
         Ok(_) => 0,

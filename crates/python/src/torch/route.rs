@@ -106,7 +106,7 @@ impl Routes {
     }
 
     /// Whether there may be anything, and it is this process's.
-    fn is_here(&self) -> bool {
+    pub(super) fn is_here(&self) -> bool {
         self.process.load(Ordering::Relaxed) == process::id()
     }
 

@@ -10,6 +10,7 @@ until then at most that one operation's segments are mapped beside it. The peak 
 that lived, and an operation. That is for who has room for it.
 """
 
+import atexit
 import contextlib
 import sys
 import threading
@@ -103,6 +104,12 @@ class Afterwards:
         if self._scopes and _thread.undisturbed == 0:
             with undisturbed():
                 self._look()
+
+
+@atexit.register
+def _end_with_python() -> None:
+    # Threads that are not Python's go on, and a scope may never have been left.
+    _native.torch_call_afterwards(None)
 
 
 class _Thread(threading.local):
