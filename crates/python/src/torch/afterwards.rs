@@ -1,9 +1,9 @@
 //! Has Python look, when PyTorch was given a segment: as soon as the operation that asked for it is over.
 //!
 //! Nothing can be done within the request, under PyTorch's lock. But it can be left as a *pending call*, which Python's
-//! main thread makes between two instructions, as it runs signal handlers: then no C function is under way in that
-//! thread, so it holds none of PyTorch's locks. Requests of other threads have it called as well, and requests that come
-//! before it was made are answered by one call.
+//! main thread makes between two instructions, as it runs signal handlers: then that thread runs Python code, if within
+//! a C function that has called back, and PyTorch calls back with none of its allocator's locks held. Requests of other
+//! threads have it called as well, and requests that come before it was made are answered by one call.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
