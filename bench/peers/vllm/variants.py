@@ -195,8 +195,9 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
             "tokens_equal": engine.tokens() == reference,
             "scales_equal": lora is not None or scales(engine) == before,
         }
-        good = good and all(record.values())
-        emit("cycle", cycle=cycle, level=level, **record)
+        well = all(record.values())
+        good = good and well
+        emit("step", step=f"level {level}", cycle=cycle, **record, ok=well)
     if lora is not None:
         record = checkpoint_again(engine, reference)
         good = good and record["ok"]
