@@ -13,7 +13,7 @@ import fake_torch
 world = fake_torch.install(fake_torch.Driver(), first_wins=FIRST_WINS)
 import torch
 import poorwill, poorwill.torch
-from torch_loads import MIB, dense, moe, take
+from torch_loads import MIB, dense, experts, moe, take
 
 def used():
     return whole - torch.cuda.mem_get_info()[0]
@@ -53,11 +53,11 @@ def run(
 
 
 # The operation that takes the most, and what may lie beside what lived before it.
-LARGEST_MIB = {"moe": 2000, "dense": 530}
+LARGEST_MIB = {"moe": 2000, "dense": 530, "experts": 768}
 
 
 @pytest.mark.parametrize("watch", ["operations", "segments"])
-@pytest.mark.parametrize("load", ["moe", "dense"])
+@pytest.mark.parametrize("load", ["moe", "dense", "experts"])
 @pytest.mark.parametrize("conf", ["", "max_split_size_mb:20", "max_split_size_mb:200"])
 def test_a_load_maps_what_lives(environment: dict[str, str], load: str, conf: str, watch: str) -> None:
     script = f"""

@@ -71,6 +71,33 @@ def moe(torch: Any, rng: random.Random) -> tuple[list[Any], int]:
     return kept, peak * MIB
 
 
+def experts(torch: Any, rng: random.Random, layers: int = 5, count: int = 64) -> tuple[list[Any], int]:
+    """Experts that are quantised and laid out anew one by one, a layer's weights stacked after each step:
+    hundreds of small operations for a few large tensors. Returns the same."""
+    kept = []
+    live = peak = 0.0
+    for _layer in range(layers):
+        raw = [take(torch, 768), take(torch, 384)]
+        live += 1152
+        for whole in (768, 384):
+            each = whole / count
+            parts = []
+            for _expert in range(count):
+                wide, scaled = take(torch, each * 2), take(torch, each)
+                parts.append(take(torch, each / 2))
+                del wide, scaled
+            stacked = take(torch, whole / 2)
+            del parts
+            laid_out = [take(torch, each / 2) for _expert in range(count)]
+            peak = max(peak, live + 1.5 * whole)
+            kept += [take(torch, whole / 2), take(torch, whole / 64)]
+            live += whole / 2 + whole / 64
+            del stacked, laid_out
+        live -= 1152
+        del raw
+    return kept, int(peak * MIB)
+
+
 def dense(torch: Any, rng: random.Random) -> tuple[list[Any], int]:
     """Layers that are converted to half their size, one tensor at a time. Returns the same."""
     kept = []

@@ -20,12 +20,12 @@ use crate::driver::DeviceRange;
 /// How many pieces are looked at for a block smaller than a chunk.
 const LOOKS: usize = 64;
 
+/// How many for a large one, which costs calls of the driver anyway.
+const MANY_LOOKS: usize = 512;
+
 /// Chunks of the largest span of a block that is freed as a whole. While a model loads, such blocks come and go in many
 /// sizes: larger spans seldom serve the next one where they are.
 const CHUNKS_OF_WHOLE: u64 = 4;
-
-/// How many for a large one, which costs calls of the driver anyway.
-const MANY_LOOKS: usize = 512;
 
 /// A free range of addresses for a block.
 #[derive(Debug, Clone, Copy)]

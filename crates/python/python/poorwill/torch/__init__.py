@@ -8,8 +8,8 @@ back, so that a load maps what lives and little more, is how a scope is built:
   PyTorch gives every segment back that holds no tensor when its cache is emptied; while a scope is open
   that touches nothing else, and waits for nothing.
 - The scope sees every operation before it runs, or looks after each request for a segment (`Pool`'s
-  `watch`). When PyTorch's cache has grown by 32 MiB, the generation is retired, another one begun, and the
-  cache emptied.
+  `watch`). When PyTorch's cache has grown by 32 MiB, or where requests are seen by a sixty-fourth of what is
+  mapped, the generation is retired, another one begun, and the cache emptied.
 - The free parts of a retired generation's segments that still hold a tensor are never handed out again,
   so their granules are given back as well: the segments are *carved*.
 - What does not fit is tried a second time when everything was given back, unless the operation changes

@@ -6,8 +6,9 @@ which takes some 20 µs: a load that converts thousands of small tensors takes t
 
 After each request (`Afterwards`), operations run as they are. PyTorch has to ask for a segment before more
 can be mapped, so nothing is missed: what was freed since the last request is given back after the next, and
-until then at most that one operation's segments are mapped beside it. The peak is no higher than the most
-that lived, and an operation. That is for who has room for it.
+until then at most that one operation's segments are mapped beside it. What is cached may grow by a part of
+what is mapped before it is given back, and so may what is to be carved. So the peak is no higher than the
+most that lived, those two parts, and an operation. That is for who has room for it.
 """
 
 import atexit
