@@ -5,7 +5,8 @@
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::unwrap_used)]
 
-use std::process::Command;
+mod child;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libloading::os::unix::{Library, Symbol};
@@ -47,24 +48,10 @@ fn read(device: &CudaDevice, range: DeviceRange) -> Vec<u8> {
     device.copy_to_host(StreamId::DEFAULT, buffer, &parts).unwrap().wait().unwrap().to_vec()
 }
 
-/// Whether the caller is the child in which these calls fail; otherwise one has run, and done well.
-fn in_a_child(test: &str, fail: &str) -> bool {
-    if std::env::var_os("CHILD").is_some() {
-        return true;
-    }
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-    command.env("CHILD", test).env("POORWILL_FAKE_CUDA_FAIL", fail);
-    let output = command.output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && out.contains("1 passed"), "{fail}: {out}\n{err}");
-    false
-}
-
 #[test]
 fn where_copy_engines_refuse_everything_the_kernel_copies_what_it_can() {
     let test = "where_copy_engines_refuse_everything_the_kernel_copies_what_it_can";
-    if !in_a_child(test, "cuMemcpyHtoDAsync_v2:1:100:999") {
+    if !child::in_a_child(test, "cuMemcpyHtoDAsync_v2:1:100:999") {
         return;
     }
     for ordinal in [0, 1] {
@@ -96,7 +83,7 @@ fn where_copy_engines_refuse_everything_the_kernel_copies_what_it_can() {
 #[test]
 fn without_the_kernel_copy_engines_copy_on_its_streams() {
     // The second module is the one that copies.
-    if !in_a_child("without_the_kernel_copy_engines_copy_on_its_streams", "cuModuleLoadData:2:1:218") {
+    if !child::in_a_child("without_the_kernel_copy_engines_copy_on_its_streams", "cuModuleLoadData:2:1:218") {
         return;
     }
     let refused = open(0);

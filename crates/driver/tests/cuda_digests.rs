@@ -4,8 +4,9 @@
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::unwrap_used)]
 
+mod child;
+
 use std::ffi::c_int;
-use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libloading::os::unix::{Library, Symbol};
@@ -90,24 +91,10 @@ fn expect_right_digests(device: &CudaDevice, seed: u64) {
     device.unreserve(range).unwrap();
 }
 
-/// Whether the caller is the child in which these calls fail; otherwise one has run, and done well.
-fn in_a_child(test: &str, fail: &str) -> bool {
-    if std::env::var_os("CHILD").is_some() {
-        return true;
-    }
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-    command.env("CHILD", test).env("POORWILL_FAKE_CUDA_FAIL", fail);
-    let output = command.output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && out.contains("1 passed"), "{fail}: {out}\n{err}");
-    false
-}
-
 #[test]
 fn without_the_kernel_digests_are_computed_on_the_host() {
     // One that finds the PTX too new; then one after which everything is as it should be.
-    if !in_a_child("without_the_kernel_digests_are_computed_on_the_host", "cuModuleLoadData:1:1:218") {
+    if !child::in_a_child("without_the_kernel_digests_are_computed_on_the_host", "cuModuleLoadData:1:1:218") {
         return;
     }
     let refused = open(0);
