@@ -90,6 +90,14 @@ PLANS: dict[str, list[Run]] = {
         for mode in ["poorwill", "cumem"]
     ],
     "server": [Run("server-poorwill", "server.py", ["--mode", "poorwill"], 560)],
+    "killed": [
+        Run(
+            "killed-poorwill",
+            "server.py",
+            "--mode poorwill --only killed_in_a_sleep,killed_asleep".split(),
+            400,
+        )
+    ],
     "server-cumem": [Run("server-cumem", "server.py", ["--mode", "cumem"], 560)],
     "two": [
         Run(f"two-{mode}", "two_engines.py", ["--mode", mode, "--rounds", "10"], 280)

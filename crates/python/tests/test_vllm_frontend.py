@@ -3,12 +3,15 @@
 import asyncio
 import inspect
 import sys
+import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import fake_vllm
 import pytest
+from fake_vllm.clients import HANGS_SECONDS, EngineDeadError
 from fake_vllm.scheduling import FinishReason
 from poorwill import PoorwillError
 from poorwill.vllm import _engine, _frontend, _metrics
@@ -327,7 +330,8 @@ def test_a_call_that_is_given_up_leaves_a_doubt(vllm: Any) -> None:
         office = frontend.engine_core.office
         office.is_by_hand = True
         waking = asyncio.ensure_future(frontend.wake_up())
-        await asyncio.sleep(0)
+        while not frontend.engine_core.utility_results:
+            await asyncio.sleep(0)
         waking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waking
@@ -338,6 +342,75 @@ def test_a_call_that_is_given_up_leaves_a_doubt(vllm: Any) -> None:
             await texts(generate(frontend))
 
     asyncio.run(story())
+
+
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "sleep": lambda frontend: frontend.sleep(1),
+    "wake": lambda frontend: frontend.wake_up(),
+    "resume": lambda frontend: frontend.resume_generation(),
+    "reload": lambda frontend: frontend.collective_rpc("reload_weights"),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_ends_with_its_engine(vllm: Any, operation: str) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.sleep(1)
+        await frontend.wake_up()
+        office = frontend.engine_core.office
+        office.is_by_hand = True
+        pending = asyncio.ensure_future(OPERATIONS[operation](frontend))
+        while not frontend.engine_core.utility_results:
+            await asyncio.sleep(0)
+        assert not pending.done()
+        office.has_died = True
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(pending, HANGS_SECONDS)
+        # So does what comes later, at once.
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(frontend.sleep(1), HANGS_SECONDS)
+
+    asyncio.run(story())
+
+
+def test_a_request_that_asks_for_the_state_ends_with_its_engine(vllm: Any) -> None:
+    async def story() -> None:
+        frontend = alone(vllm)
+        await frontend.sleep(1)
+        frontend._poorwill.doubt()
+        office = frontend.engine_core.office
+        office.is_by_hand = True
+        pending = asyncio.ensure_future(texts(generate(frontend)))
+        while not frontend.engine_core.utility_results:
+            await asyncio.sleep(0)
+        office.has_died = True
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(pending, HANGS_SECONDS)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("operation", ["sleep", "wake", "reload"])
+def test_an_operation_in_a_thread_ends_with_its_engine(vllm: Any, operation: str) -> None:
+    office = vllm.Office(process(vllm))
+    frontend = vllm.LLMEngine(fake_vllm.config(), vllm.SyncMPClient(office))
+    frontend.sleep(1)
+    office.is_by_hand = True
+
+    def dies() -> None:
+        while not frontend.engine_core.utility_results:
+            time.sleep(0.001)
+        office.has_died = True
+
+    killer = threading.Thread(target=dies)
+    killer.start()
+    with pytest.raises(EngineDeadError):
+        OPERATIONS[operation](frontend)
+    killer.join()
+    with pytest.raises(EngineDeadError):
+        frontend.wake_up()
+    assert not [thread for thread in threading.enumerate() if thread.name == "poorwill-vllm-engine"]
 
 
 def test_an_engine_that_does_not_say_its_state_is_asked_again(

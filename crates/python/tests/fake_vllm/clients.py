@@ -2,15 +2,36 @@
 
 import asyncio
 import itertools
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from .scheduling import EngineCoreOutputs, Request, UtilityOutput
 
 _call_ids = itertools.count(1)
 
+HANGS_SECONDS = 5.0
+
 
 class HangError(AssertionError):
     """The engine has nothing to do, and has not answered."""
+
+
+class EngineDeadError(Exception):
+    """vLLM's, of `vllm.v1.engine.exceptions`."""
+
+
+class MPClient:
+    """A client of engines in processes of their own, which may die."""
+
+    def __init__(self, office: "Office", client_index: int) -> None:
+        self.office = office
+        self.utility_results: dict[int, Any] = {}
+        office.clients[client_index] = self
+
+    def ensure_alive(self) -> None:
+        if self.office.has_died:
+            raise EngineDeadError
 
 
 class InprocClient:
@@ -57,6 +78,8 @@ class Office:
         self.clients: dict[int, Any] = {}
         # Whether loops turn only when a test says so.
         self.is_by_hand = False
+        # An engine that has died answers nobody, and nobody fails who waits.
+        self.has_died = False
 
     def turn(self) -> bool:
         did = [core.turn() for core in self.cores]
@@ -68,24 +91,33 @@ class Office:
 
     def settle(self) -> None:
         """Until nobody has anything to do."""
-        while not self.is_by_hand and self.turn():
+        while not (self.is_by_hand or self.has_died) and self.turn():
             pass
 
 
-class SyncMPClient:
+def answer_with(output: UtilityOutput, waiting: dict[int, Any]) -> None:
+    """Hands an answer to the future that waits for it."""
+    future = waiting.pop(output.call_id)
+    if future.cancelled():
+        return
+    if output.failure_message is not None:
+        future.set_exception(Exception(output.failure_message))
+    else:
+        future.set_result(output.result)
+
+
+class SyncMPClient(MPClient):
     """The only client of an engine elsewhere."""
 
     def __init__(self, office: Office) -> None:
-        self.office = office
-        self.answers: dict[int, UtilityOutput] = {}
+        super().__init__(office, 0)
         self.outputs: list[EngineCoreOutputs] = []
-        office.clients[0] = self
 
     def receive(self, outputs: EngineCoreOutputs) -> None:
         if outputs.utility_output is None:
             self.outputs.append(outputs)
         else:
-            self.answers[outputs.utility_output.call_id] = outputs.utility_output
+            answer_with(outputs.utility_output, self.utility_results)
 
     def get_output(self) -> EngineCoreOutputs:
         if not self.outputs:
@@ -97,15 +129,16 @@ class SyncMPClient:
         self.office.settle()
 
     def call_utility(self, method: str, *args: Any) -> Any:
+        self.ensure_alive()
         call_id = next(_call_ids)
+        future = self.utility_results[call_id] = Future[Any]()
         self.office.cores[0].input_queue.put_nowait(("utility", (0, call_id, method, args)))
         self.office.settle()
-        if call_id not in self.answers:
-            raise HangError(f"{method} has not been answered")
-        answer = self.answers.pop(call_id)
-        if answer.failure_message is not None:
-            raise Exception(answer.failure_message)
-        return answer.result
+        try:
+            # The engine has had its turns: only its death can be waited for.
+            return future.result(HANGS_SECONDS)
+        except FutureTimeout:
+            raise HangError(f"{method} has not been answered") from None
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         self.call_utility("sleep", level, mode)
@@ -126,32 +159,22 @@ class SyncMPClient:
         return result
 
 
-class AsyncMPClient:
+class AsyncMPClient(MPClient):
     """One of `client_count` clients of an engine elsewhere."""
 
     def __init__(self, office: Office, client_count: int = 1, client_index: int = 0) -> None:
-        self.office = office
+        super().__init__(office, client_index)
         self.client_count = client_count
         self.client_index = client_index
         self.core_engines = [index.to_bytes(2, "little") for index in range(len(office.cores))]
         self.core_engine = self.core_engines[0]
-        self.utility_results: dict[int, asyncio.Future[Any]] = {}
         self.requests: dict[str, asyncio.Queue[Any]] = {}
-        office.clients[client_index] = self
 
     def receive(self, outputs: EngineCoreOutputs) -> None:
         for output in outputs.outputs:
             self.requests[output.request_id].put_nowait(output)
-        answer = outputs.utility_output
-        if answer is None:
-            return
-        future = self.utility_results.pop(answer.call_id)
-        if future.cancelled():
-            return
-        if answer.failure_message is not None:
-            future.set_exception(Exception(answer.failure_message))
-        else:
-            future.set_result(answer.result)
+        if outputs.utility_output is not None:
+            answer_with(outputs.utility_output, self.utility_results)
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         return await self._call_utility_async(method, *args, engine=self.core_engine)
@@ -159,6 +182,7 @@ class AsyncMPClient:
     async def _call_utility_async(self, method: str, *args: Any, engine: bytes) -> Any:
         call_id = next(_call_ids)
         future = self.utility_results[call_id] = asyncio.get_running_loop().create_future()
+        self.ensure_alive()
         core = self.office.cores[self.core_engines.index(engine)]
         core.input_queue.put_nowait(("utility", (self.client_index, call_id, method, args)))
         self.office.settle()

@@ -16,6 +16,7 @@ from typing import Any
 from poorwill import PoorwillError
 from poorwill.vllm import _metrics
 from poorwill.vllm._engine import RESTORING, NotReadyError, check_level, check_tags, replace
+from poorwill.vllm._lives import outlive, outlive_async
 from poorwill.vllm._platform import is_active
 
 __all__ = ["install_async", "install_sync"]
@@ -116,7 +117,7 @@ async def _ask_async(frontend: Any, utility: str) -> list[Any]:
     """What each engine answers; vLLM's own way passes on only the first one's answer."""
     client = frontend.engine_core
     calls = (client._call_utility_async(utility, engine=engine) for engine in client.core_engines)
-    return list(await asyncio.gather(*calls))
+    return list(await outlive_async(client, asyncio.gather(*calls)))
 
 
 async def _look_async(frontend: Any, watch: _Watch) -> None:
@@ -129,7 +130,7 @@ async def _look_async(frontend: Any, watch: _Watch) -> None:
 
 async def _operate_async(frontend: Any, watch: _Watch, operation: Awaitable[Any]) -> Any:
     try:
-        result = await operation
+        result = await outlive_async(frontend.engine_core, operation)
     except Exception as error:
         await _look_async(frontend, watch)
         raise _told(error) from error
@@ -264,7 +265,7 @@ def _ask(frontend: Any) -> list[dict[str, Any]]:
     in_process = getattr(client, "engine_core", None)
     if in_process is not None:
         return [in_process.poorwill_status()]
-    return [client.call_utility("poorwill_status")]
+    return [outlive(client, functools.partial(client.call_utility, "poorwill_status"))]
 
 
 def _look(frontend: Any, watch: _Watch) -> None:
@@ -277,7 +278,7 @@ def _look(frontend: Any, watch: _Watch) -> None:
 
 def _operate(frontend: Any, watch: _Watch, operation: Callable[[], Any]) -> Any:
     try:
-        result = operation()
+        result = outlive(frontend.engine_core, operation)
     except Exception as error:
         _look(frontend, watch)
         told = _told(error)

@@ -270,6 +270,9 @@ def _contract() -> Iterator[Need]:
     yield need("SyncMPClient.call_utility", "method", "method", "*args", is_whole=True)
     asking = ("method", "*args", "engine")
     yield need("AsyncMPClient._call_utility_async", "method", *asking, is_whole=True, is_async=True)
+    # Whether the engine lives, and what waits for it.
+    yield need("MPClient.ensure_alive", "method", is_whole=True)
+    yield need("MPClient.utility_results", "field")
     yield need("AsyncMPClient.core_engines", "field")
     yield need("AsyncMPClient.client_count", "field")
 
