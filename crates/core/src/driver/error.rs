@@ -71,6 +71,7 @@ pub enum Op {
     MemoryInfo,
     HostAlloc,
     HostTrim,
+    HostRegister,
 }
 
 impl fmt::Display for Op {
@@ -107,6 +108,7 @@ impl fmt::Display for Op {
             Self::MemoryInfo => "ask for free memory",
             Self::HostAlloc => "allocate host memory",
             Self::HostTrim => "give host memory back",
+            Self::HostRegister => "page-lock host memory in place",
         })
     }
 }

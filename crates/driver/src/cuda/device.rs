@@ -21,6 +21,7 @@ use super::ffi::{AccessDesc, AllocationProp, Api, CuResult};
 use super::gpu::{GpuInfo, find, memory_of};
 use super::job::HostJob;
 use super::queue::{Queues, Stream};
+use super::registered::Registrations;
 use super::slots::Slots;
 use super::staging::{self, Queued, Way};
 use super::usage::Usage;
@@ -70,6 +71,7 @@ pub struct CudaDevice {
     copy_kernel: std::result::Result<Arc<CopyKernel>, String>,
     /// Reservations, and backings by the driver's handle.
     ledger: Mutex<Ledger<(), u64>>,
+    pub(super) registrations: Arc<Registrations>,
 }
 
 impl fmt::Debug for CudaDevice {
@@ -127,7 +129,19 @@ impl CudaDevice {
         let ledger = Mutex::new(Ledger::new(gpu.granule_bytes));
         let memory = memory_of(context.api, context.device);
         let queues = Arc::new(Queues::new(&context));
-        Ok(Self { info, gpu, queues, context, memory, usage: None, digester, copy_kernel, ledger })
+        let registrations = Arc::default();
+        Ok(Self {
+            info,
+            gpu,
+            queues,
+            context,
+            memory,
+            usage: None,
+            digester,
+            copy_kernel,
+            ledger,
+            registrations,
+        })
     }
 
     /// What the GPU says of itself.

@@ -1,6 +1,5 @@
 //! Page-locking host memory with the GPU's driver.
 
-use std::ffi::c_uint;
 use std::ptr;
 use std::sync::Arc;
 
@@ -8,10 +7,8 @@ use poorwill_core::Op;
 
 use super::context::Primary;
 use super::ffi::{CuDeviceptr, CuResult};
+use super::registered::REGISTER_FLAGS;
 use crate::host_memory::{Backend, Refusal, Region};
-
-/// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`: for every context, and with an address for kernels.
-const REGISTER_FLAGS: c_uint = 1 | 2;
 
 /// Memory of the system's that one GPU's driver page-locks. It keeps the context.
 #[derive(Debug)]

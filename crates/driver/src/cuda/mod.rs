@@ -8,7 +8,7 @@
 //! on the host device and in the tests' fake driver). Digests are computed by a kernel where the driver takes it, on the
 //! host otherwise; copies to the device are made by copy engines, and on streams made for that by a kernel.
 //!
-//! The rules behind the `unsafe` here are C1 to C5 in `docs/unsafe.md`.
+//! The rules behind the `unsafe` here are C1 to C6 in `docs/unsafe.md`.
 
 mod context;
 mod copies;
@@ -20,6 +20,7 @@ mod job;
 mod kernel;
 mod locked;
 mod queue;
+mod registered;
 mod slots;
 mod staging;
 mod usage;
@@ -30,3 +31,4 @@ pub use device::{CudaConfig, CudaDevice};
 pub use digest::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN, DIGEST_PTX};
 pub use gpu::{GpuInfo, gpu, gpus};
 pub use kernel::{Function, Grid, KernelArg, Module};
+pub use registered::HostView;

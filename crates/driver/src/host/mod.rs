@@ -33,7 +33,7 @@ use poorwill_core::{
 
 use self::state::{Span, State, punch};
 use self::stream::{Event, Stream, system};
-use crate::host_memory::{HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain};
+use crate::host_memory::{BufferPin, HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain};
 use crate::ledger::{check_granules, of};
 use crate::places;
 use crate::process::Owner;
@@ -169,6 +169,17 @@ impl HostDevice {
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         self.host_memory.used_bytes()
+    }
+
+    /// Host memory of exactly `bytes` bytes. Nothing of it is page-locked, and the device sees all memory of the process
+    /// at its own addresses, whatever `pin` says; what it says of a GPU is why it is pageable here.
+    ///
+    /// # Errors
+    /// `OutOfHostMemory`.
+    pub fn host_buffer(&self, bytes: u64, pin: BufferPin) -> Result<(HostBuffer, Option<String>)> {
+        let pin = if pin == BufferPin::Always { BufferPin::Auto } else { pin };
+        let (piece, because) = self.host_memory.alloc_as(bytes, pin)?;
+        Ok((HostBuffer::new(piece), because))
     }
 
     /// How host memory is made.

@@ -14,7 +14,7 @@ use super::books::{Books, Slab, Spot, Unused, rounded};
 use super::budget::{Budget, Figures, Lack};
 use super::extents::pack;
 use super::probe::HugePages;
-use super::{HostMemoryConfig, HostMemoryDetails, Pin, SURPLUS_BYTES, probe};
+use super::{BufferPin, HostMemoryConfig, HostMemoryDetails, Pin, SURPLUS_BYTES, probe};
 use crate::ledger::{Result, invalid, of};
 use crate::process::Owner;
 use crate::system::System;
@@ -148,7 +148,7 @@ impl HostArena {
     /// Memory of each of these sizes, made meanwhile by other threads.
     pub(crate) fn alloc_all(self: &Arc<Self>, sizes: &[u64]) -> DriverResult<Vec<Pending<HostBuffer>>> {
         self.owner.check(Op::HostAlloc)?;
-        let (extents, slabs) = self.place(sizes).map_err(of(Op::HostAlloc))?;
+        let (extents, slabs) = self.place(sizes, true).map_err(of(Op::HostAlloc))?;
         self.make_in_background(slabs);
         let pending = |extent: Extent| Pending::new(move || extent.wait().map(HostBuffer::new));
         Ok(extents.into_iter().map(pending).collect())
@@ -156,8 +156,51 @@ impl HostArena {
 
     /// Memory of one size, at once.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: u64) -> DriverResult<Piece> {
+        self.alloc_one(bytes, true)
+    }
+
+    /// Memory of one size, page-locked or not; where it is not and might have been, why.
+    pub(crate) fn alloc_as(
+        self: &Arc<Self>,
+        bytes: u64,
+        pin: BufferPin,
+    ) -> DriverResult<(Piece, Option<String>)> {
+        match pin {
+            BufferPin::Never => Ok((self.alloc_one(bytes, false)?, None)),
+            BufferPin::Always => {
+                let piece = self.alloc_one(bytes, true)?;
+                if piece.is_pinned() {
+                    return Ok((piece, None));
+                }
+                let because = self.pageable_because();
+                let reason = format!(
+                    "{} were asked for page-locked, and this device's host memory is not: {because}; ask for pageable                      memory, or leave the choice to the machine",
+                    ByteSize(bytes)
+                );
+                Err(of(Op::HostAlloc)(DriverErrorKind::Unsupported { reason }))
+            }
+            BufferPin::Auto => match self.alloc_one(bytes, true) {
+                Ok(piece) => {
+                    let because = (!piece.is_pinned()).then(|| self.pageable_because());
+                    Ok((piece, because))
+                }
+                // What cannot be locked just now may be had all the same.
+                Err(refused) if self.pageable.get().is_none() => match self.alloc_one(bytes, false) {
+                    Ok(piece) => Ok((piece, Some(refused.kind.to_string()))),
+                    Err(_) => Err(refused),
+                },
+                Err(refused) => Err(refused),
+            },
+        }
+    }
+
+    fn pageable_because(&self) -> String {
+        self.pageable.get().map_or_else(|| "the device has no such thing".to_owned(), Clone::clone)
+    }
+
+    fn alloc_one(self: &Arc<Self>, bytes: u64, is_locked: bool) -> DriverResult<Piece> {
         self.owner.check(Op::HostAlloc)?;
-        let (mut extents, slabs) = self.place(&[bytes]).map_err(of(Op::HostAlloc))?;
+        let (mut extents, slabs) = self.place(&[bytes], is_locked).map_err(of(Op::HostAlloc))?;
         self.make_here(&slabs);
         match extents.pop() {
             Some(extent) => extent.wait(),
@@ -166,7 +209,7 @@ impl HostArena {
     }
 
     /// A place for each size, and the slabs that are to be made for them. They are the caller's to make.
-    fn place(self: &Arc<Self>, sizes: &[u64]) -> Result<Placed> {
+    fn place(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> Result<Placed> {
         if sizes.contains(&0) {
             return Err(invalid("0 bytes of host memory were asked for".into()));
         }
@@ -178,7 +221,7 @@ impl HostArena {
         let mut tries = 0;
         loop {
             let gone = self.books().gone;
-            let lack = match self.place_or_make_room(sizes) {
+            let lack = match self.place_or_make_room(sizes, is_locked) {
                 Ok(placed) => return Ok(placed),
                 Err(lack) => lack,
             };
@@ -191,20 +234,24 @@ impl HostArena {
         }
     }
 
-    fn place_or_make_room(self: &Arc<Self>, sizes: &[u64]) -> std::result::Result<Placed, Lack> {
-        let lack = match self.try_place(sizes) {
+    fn place_or_make_room(
+        self: &Arc<Self>,
+        sizes: &[u64],
+        is_locked: bool,
+    ) -> std::result::Result<Placed, Lack> {
+        let lack = match self.try_place(sizes, is_locked) {
             Ok(placed) => return Ok(placed),
             Err(lack) => lack,
         };
         // Slabs that have some of the room must not be what keeps others from being made.
         if self.would_help(&lack) && self.give_unused_back(u64::MAX) {
-            return self.try_place(sizes);
+            return self.try_place(sizes, is_locked);
         }
         Err(lack)
     }
 
-    fn try_place(self: &Arc<Self>, sizes: &[u64]) -> std::result::Result<Placed, Lack> {
-        let (spots, slabs, is_small) = self.enter(sizes);
+    fn try_place(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> std::result::Result<Placed, Lack> {
+        let (spots, slabs, is_small) = self.enter(sizes, is_locked);
         let extent = |spot| Extent { arena: Arc::clone(self), spot };
         // From here on they go back if they are dropped, and slabs that nobody waits for are forgotten.
         let extents: Vec<Extent> = spots.into_iter().map(extent).collect();
@@ -227,9 +274,11 @@ impl HostArena {
     }
 
     /// Writes down who gets what. Whether little is made for it.
-    fn enter(&self, sizes: &[u64]) -> (Vec<Spot>, Vec<Arc<Slab>>, bool) {
+    fn enter(&self, sizes: &[u64], is_locked: bool) -> (Vec<Spot>, Vec<Arc<Slab>>, bool) {
+        // Where nothing is ever locked, all is of one kind.
+        let is_locked = is_locked || self.pageable.get().is_some();
         let mut books = self.books();
-        let found = books.take_free(sizes);
+        let found = books.take_free(sizes, is_locked);
         let lacking = |(_, spot): &(&u64, &Option<Spot>)| spot.is_none();
         let missing: Vec<u64> = sizes.iter().zip(&found).filter(lacking).map(|(bytes, _)| *bytes).collect();
         let to_pack: Vec<u64> = missing.iter().map(|bytes| rounded(*bytes)).collect();
@@ -239,7 +288,7 @@ impl HostArena {
         if is_small {
             books.credit -= bytes;
         }
-        let (slabs, made) = books.announce(&plan, &missing);
+        let (slabs, made) = books.announce(&plan, &missing, is_locked);
         let mut made = made.into_iter();
         let spots = found.into_iter().filter_map(|spot| spot.or_else(|| made.next())).collect();
         (spots, slabs, is_small)

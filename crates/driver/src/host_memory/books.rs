@@ -12,6 +12,8 @@ use super::region::Region;
 pub(super) struct Slab {
     pub(super) id: SlabId,
     pub(super) bytes: u64,
+    /// Whether it is to be page-locked, where the device does that.
+    pub(super) is_locked: bool,
     phase: Mutex<Phase>,
     turned: Condvar,
 }
@@ -63,12 +65,20 @@ struct Known {
     free_later: Vec<(u64, u64)>,
 }
 
+/// Free places, by whether their slabs are to be page-locked: nobody gets one of the other kind.
+#[derive(Debug, Default)]
+struct Free {
+    locked: Extents,
+    pageable: Extents,
+}
+
 /// All slabs. The figures are in bytes.
 #[derive(Debug, Default)]
 pub(super) struct Books {
     slabs: BTreeMap<SlabId, Known>,
     by_addr: BTreeMap<usize, SlabId>,
-    free: Extents,
+    /// Of slabs that are to be page-locked, and of others.
+    free: Free,
     last_id: SlabId,
     /// Of slabs that are there, announced, or on their way out.
     pub(super) held: u64,
@@ -116,18 +126,24 @@ pub(super) fn rounded(bytes: u64) -> u64 {
     bytes.next_multiple_of(UNIT_BYTES)
 }
 
+impl Free {
+    fn of(&mut self, is_locked: bool) -> &mut Extents {
+        if is_locked { &mut self.locked } else { &mut self.pageable }
+    }
+}
+
 impl Books {
     pub(super) fn slabs(&self) -> usize {
         self.slabs.len()
     }
 
     /// Places for sizes among what is free, large ones first; `None` where nothing is free for one.
-    pub(super) fn take_free(&mut self, sizes: &[u64]) -> Vec<Option<Spot>> {
+    pub(super) fn take_free(&mut self, sizes: &[u64], is_locked: bool) -> Vec<Option<Spot>> {
         let mut order: Vec<usize> = (0..sizes.len()).collect();
         order.sort_by_key(|nth| std::cmp::Reverse(sizes[*nth]));
         let mut spots = vec![None; sizes.len()];
         for nth in order {
-            let found = self.free.take(rounded(sizes[nth]));
+            let found = self.free.of(is_locked).take(rounded(sizes[nth]));
             spots[nth] = found.and_then(|(id, offset)| self.spot(id, offset, sizes[nth]));
         }
         spots
@@ -142,12 +158,17 @@ impl Books {
     }
 
     /// Announces the slabs of a plan; a place in them for each size that it was made for.
-    pub(super) fn announce(&mut self, plan: &Plan, sizes: &[u64]) -> (Vec<Arc<Slab>>, Vec<Spot>) {
+    pub(super) fn announce(
+        &mut self,
+        plan: &Plan,
+        sizes: &[u64],
+        is_locked: bool,
+    ) -> (Vec<Arc<Slab>>, Vec<Spot>) {
         let mut slabs = Vec::with_capacity(plan.slabs.len());
         for planned in &plan.slabs {
             self.last_id += 1;
             let (phase, turned) = (Mutex::new(Phase::Announced), Condvar::new());
-            let slab = Arc::new(Slab { id: self.last_id, bytes: planned.bytes, phase, turned });
+            let slab = Arc::new(Slab { id: self.last_id, bytes: planned.bytes, is_locked, phase, turned });
             let mut known = Known::new(&slab);
             known.free_later.push((planned.used_bytes, planned.bytes - planned.used_bytes));
             self.slabs.insert(slab.id, known);
@@ -174,7 +195,7 @@ impl Books {
         } else if known.made.is_none() {
             known.free_later.push((spot.offset, rounded(spot.bytes)));
         } else {
-            self.free.insert(id, spot.offset, rounded(spot.bytes));
+            self.free.of(spot.slab.is_locked).insert(id, spot.offset, rounded(spot.bytes));
         }
     }
 
@@ -223,8 +244,9 @@ impl Books {
             self.pinned += known.slab.bytes;
         }
         known.made = Some(made);
+        let free = self.free.of(known.slab.is_locked);
         for (offset, bytes) in std::mem::take(&mut known.free_later) {
-            self.free.insert(id, offset, bytes);
+            free.insert(id, offset, bytes);
         }
     }
 
@@ -240,7 +262,7 @@ impl Books {
 
     fn forget(&mut self, id: SlabId) {
         let Some(known) = self.slabs.remove(&id) else { return };
-        self.free.remove(id);
+        self.free.of(known.slab.is_locked).remove(id);
         self.held -= known.slab.bytes;
         match known.made {
             None => self.unmade -= known.slab.bytes,

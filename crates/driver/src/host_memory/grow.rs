@@ -112,7 +112,7 @@ impl HostArena {
             self.backend.unmap(region);
             return Err(reason);
         }
-        let device = match self.lock(&region) {
+        let device = match self.lock(slab, &region) {
             Ok(device) => device,
             Err(Refusal::Stuck(reason)) => {
                 self.books().stick(region); // It may be registered, so it stays mapped.
@@ -150,8 +150,8 @@ impl HostArena {
         Ok(Wish { bytes, huge: self.huge_pages(all_bytes), node: self.node })
     }
 
-    fn lock(&self, region: &Region) -> Result<Option<u64>, Refusal> {
-        if self.pageable.get().is_some() {
+    fn lock(&self, slab: &Slab, region: &Region) -> Result<Option<u64>, Refusal> {
+        if !slab.is_locked || self.pageable.get().is_some() {
             return Ok(None);
         }
         match self.backend.lock(region) {

@@ -40,7 +40,7 @@ use serde::Serialize;
 pub(crate) use arena::{HostArena, Options, Piece, Place};
 pub(crate) use backend::{Backend, Plain, Refusal};
 pub use probe::HugePages;
-pub(crate) use region::Region;
+pub(crate) use region::{Region, Wish};
 
 /// How much may lie unused, in slabs without users, when more is made.
 pub(crate) const SURPLUS_BYTES: u64 = 1 << 30;
@@ -64,6 +64,19 @@ pub enum Pin {
     Auto,
     /// Never: copies go through a small page-locked buffer for each stream.
     Never,
+}
+
+/// Whether one buffer is page-locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BufferPin {
+    /// As the device's host memory is; pageable where it cannot be locked just now.
+    #[default]
+    Auto,
+    /// No.
+    Never,
+    /// Yes, or the buffer is refused.
+    Always,
 }
 
 /// How a device's host memory is made.

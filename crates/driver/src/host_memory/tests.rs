@@ -1,5 +1,7 @@
 //! Promises of the arena, over a machine that keeps accounts and touches no memory, and over the real one.
 
+mod pins;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};

@@ -1,0 +1,145 @@
+//! Whether one buffer is page-locked: as it was asked for, and never in a place of the other kind.
+
+use super::*;
+
+/// What a request came to, and why it is not page-locked if it was to be.
+fn asked(arena: &Arc<HostArena>, bytes: u64, pin: BufferPin) -> Result<(Piece, Option<String>), DriverError> {
+    arena.alloc_as(bytes, pin)
+}
+
+fn words(made: Result<(Piece, Option<String>), DriverError>) -> String {
+    made.map(drop).unwrap_err().to_string()
+}
+
+#[test]
+fn a_buffer_is_locked_as_it_was_asked_for() {
+    let files = Files::new();
+    let (arena, accounts) = pretended(options(&files, None));
+    for (pin, is_pinned) in [
+        (BufferPin::Auto, true),
+        (BufferPin::Never, false),
+        (BufferPin::Always, true),
+        (BufferPin::Never, false),
+    ] {
+        let (piece, because) = asked(&arena, 5 * MIB, pin).unwrap();
+        assert_eq!((piece.is_pinned(), because), (is_pinned, None), "{pin:?}");
+    }
+    // Each kind has its slab, which the next of that kind is given.
+    assert_eq!((arena.info().held_bytes, arena.info().pinned_bytes), (10 * MIB, 5 * MIB));
+    assert_eq!((accounts.mapped_bytes(), accounts.locked_bytes()), (10 * MIB, 5 * MIB));
+    arena.trim();
+    assert_eq!((arena.info().held_bytes, accounts.mapped_bytes(), accounts.locked_bytes()), (0, 0, 0));
+}
+
+#[test]
+fn places_of_one_kind_are_never_given_to_the_other() {
+    let files = Files::new();
+    let (arena, accounts) = pretended(options(&files, None));
+    let mut random = Random::new(7);
+    let mut live: Vec<(Piece, bool)> = Vec::new();
+    for step in 0..4000 {
+        if random.below(5) < 3 || live.is_empty() {
+            let pin = [BufferPin::Auto, BufferPin::Never, BufferPin::Always]
+                [usize::try_from(random.below(3)).unwrap()];
+            let bytes = 1 + random.below(3 * MIB);
+            let (piece, because) = asked(&arena, bytes, pin).unwrap();
+            assert_eq!((piece.is_pinned(), because), (pin != BufferPin::Never, None), "step {step}");
+            assert_eq!(piece.len() as u64, bytes);
+            let range = |piece: &Piece| piece.start().addr()..piece.start().addr() + piece.len();
+            let new = range(&piece);
+            assert!(live.iter().all(|(old, _)| range(old).end <= new.start || new.end <= range(old).start));
+            live.push((piece, pin != BufferPin::Never));
+        } else {
+            drop(live.swap_remove(usize::try_from(random.below(live.len() as u64)).unwrap()));
+        }
+        if step % 97 == 0 {
+            arena.trim();
+        }
+        assert!(live.iter().all(|(piece, is_pinned)| piece.is_pinned() == *is_pinned), "step {step}");
+        let info = arena.info();
+        assert_eq!(info.used_bytes, live.iter().map(|(piece, _)| piece.len() as u64).sum::<u64>());
+        assert_eq!((info.held_bytes, info.pinned_bytes), (accounts.mapped_bytes(), accounts.locked_bytes()));
+    }
+    live.clear();
+    arena.trim();
+    assert_eq!((arena.info().held_bytes, accounts.mapped_bytes()), (0, 0));
+}
+
+#[test]
+fn where_locking_fails_just_now_auto_is_pageable_and_says_why() {
+    let files = Files::new();
+    let (arena, accounts) = pretended(options(&files, None));
+    // Addresses, memory, and then the lock.
+    let fails_at = |offset: u64| {
+        let next = accounts.calls.load(Ordering::Relaxed) + offset;
+        *accounts.fails.lock().unwrap() = Some(next);
+    };
+    fails_at(2);
+    let (piece, because) = asked(&arena, 3 * MIB, BufferPin::Auto).unwrap();
+    assert!(!piece.is_pinned() && because.unwrap().contains("fails"));
+    fails_at(2);
+    let refused = words(asked(&arena, 4 * MIB, BufferPin::Always));
+    assert!(refused.contains("fails"), "{refused}");
+    assert_eq!((arena.info().used_bytes, arena.info().pinned_bytes), (3 * MIB, 0), "nothing is left behind");
+    *accounts.fails.lock().unwrap() = None;
+    assert!(asked(&arena, 4 * MIB, BufferPin::Always).unwrap().0.is_pinned(), "no refusal is remembered");
+}
+
+#[test]
+fn where_nothing_is_ever_locked_only_always_is_refused() {
+    let files = Files::new();
+    for by_machine in [true, false] {
+        let (arena, accounts) = if by_machine {
+            let (arena, accounts) = pretended(options(&files, None));
+            accounts.is_unsupported.store(true, Ordering::Relaxed);
+            (arena, accounts)
+        } else {
+            let mut options = options(&files, None);
+            options.config.pin = Pin::Never;
+            pretended(options)
+        };
+        let reason = if by_machine { "not here" } else { "switched off" };
+        let (piece, because) = asked(&arena, MIB, BufferPin::Auto).unwrap();
+        assert!(!piece.is_pinned() && because.unwrap().contains(reason));
+        let (other, because) = asked(&arena, MIB, BufferPin::Never).unwrap();
+        assert_eq!((other.is_pinned(), because), (false, None));
+        let refused = words(asked(&arena, MIB, BufferPin::Always));
+        assert!(refused.contains(reason) && refused.contains("1 MiB"), "{refused}");
+        drop((piece, other));
+        assert_eq!((arena.info().used_bytes, accounts.locked_bytes()), (0, 0));
+    }
+}
+
+#[test]
+fn any_failing_call_leaves_nothing_behind_whatever_was_asked_for() {
+    for pin in [BufferPin::Auto, BufferPin::Never, BufferPin::Always] {
+        for fails in 0..6 {
+            let files = Files::new();
+            let (arena, accounts) = pretended(options(&files, None));
+            *accounts.fails.lock().unwrap() = Some(fails);
+            let made = asked(&arena, 7 * MIB, pin);
+            let used = if made.is_ok() { 7 * MIB } else { 0 };
+            assert_eq!(arena.info().used_bytes, used, "{pin:?}, call {fails}");
+            assert_eq!(accounts.mapped_bytes(), arena.info().held_bytes, "{pin:?}, call {fails}");
+            drop(made);
+            arena.trim();
+            assert_eq!((arena.info().held_bytes, accounts.mapped_bytes()), (0, 0), "{pin:?}, call {fails}");
+        }
+    }
+}
+
+#[test]
+fn the_limit_is_for_both_kinds_together() {
+    let files = Files::new();
+    let (arena, _) = pretended(options(&files, Some(10 * MIB)));
+    let locked = asked(&arena, 6 * MIB, BufferPin::Always).unwrap();
+    let refused = words(asked(&arena, 6 * MIB, BufferPin::Never));
+    assert!(
+        refused.contains("6 MiB") && refused.contains("12 MiB") && refused.contains("10 MiB"),
+        "{refused}"
+    );
+    drop(locked);
+    // What lies unused of the other kind makes room.
+    assert!(!asked(&arena, 6 * MIB, BufferPin::Never).unwrap().0.is_pinned());
+    assert!(arena.info().held_bytes <= 10 * MIB);
+}

@@ -1,0 +1,249 @@
+//! Host memory of others' that the GPU sees where it is: registered once however many views there are, found where
+//! somebody has page-locked it, and let go of with the last view.
+#![cfg(target_os = "linux")]
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+mod child;
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use libloading::os::unix::{Library, Symbol};
+use poorwill_core::{Driver, DriverErrorKind};
+use poorwill_driver::cuda::HostView;
+use poorwill_driver::{BufferPin, CudaConfig, CudaDevice};
+use poorwill_testkit::device::cuda_config;
+
+fn open() -> CudaDevice {
+    CudaDevice::open(&cuda_config()).unwrap()
+}
+
+/// Bytes of whole pages that belong to nobody else, so that tests do not meet in one.
+struct Pages(Vec<u8>);
+
+const PAGE: usize = 1 << 16;
+
+impl Pages {
+    fn new(pages: usize) -> Self {
+        Self(vec![0; (pages + 1) * PAGE])
+    }
+
+    /// From here on, in bytes.
+    fn range(&self, from: usize, bytes: usize) -> Range<usize> {
+        let start = self.0.as_ptr().expose_provenance().next_multiple_of(PAGE) + from;
+        start..start + bytes
+    }
+}
+
+fn seen(device: &CudaDevice, memory: Range<usize>) -> HostView {
+    device.host_view(memory, true).unwrap().unwrap()
+}
+
+/// Whether somebody has page-locked it.
+fn is_locked(device: &CudaDevice, memory: Range<usize>) -> bool {
+    device.host_view(memory, false).unwrap().is_some()
+}
+
+#[test]
+fn memory_is_locked_as_long_as_there_are_views_of_it() {
+    let device = open();
+    let pages = Pages::new(4);
+    let whole = pages.range(100, 3 * PAGE);
+    assert!(!is_locked(&device, whole.clone()), "it has to be locked, and may not be");
+    let first = seen(&device, whole.clone());
+    assert!(first.is_registered_here());
+    // Others of the same memory share what was done for the first: the same bytes at the same addresses.
+    let part = seen(&device, pages.range(100 + PAGE, 17));
+    assert_eq!(part.device_addr(), first.device_addr() + PAGE as u64);
+    let before = seen(&device, pages.range(0, 50));
+    assert_eq!(before.device_addr() + 100, first.device_addr(), "another tensor on its first page");
+    drop(first);
+    assert!(is_locked(&device, whole.clone()));
+    drop(before);
+    drop(part);
+    assert!(!is_locked(&device, whole.clone()), "it has gone with the last");
+    drop(seen(&device, whole));
+}
+
+#[test]
+fn neighbours_share_the_pages_between_them() {
+    let device = open();
+    let pages = Pages::new(6);
+    let left = seen(&device, pages.range(PAGE / 2, PAGE));
+    let right = seen(&device, pages.range(4 * PAGE, PAGE));
+    // Over both, with pages of nobody's between them.
+    let over = seen(&device, pages.range(PAGE, 3 * PAGE + 100));
+    let apart = |view: &HostView, other: &HostView| view.device_addr() - other.device_addr();
+    assert_eq!((apart(&over, &left), apart(&right, &over)), (PAGE as u64 / 2, 3 * PAGE as u64));
+    drop((left, right));
+    assert!(is_locked(&device, pages.range(PAGE, 3 * PAGE + 100)), "as long as one is left");
+    drop(over);
+    for page in 0..6 {
+        assert!(!is_locked(&device, pages.range(page * PAGE, PAGE)), "page {page}");
+    }
+}
+
+#[test]
+fn memory_of_the_device_is_found_and_left_alone() {
+    let device = open();
+    let (mut buffer, because) = device.host_buffer(5 << 20, BufferPin::Always).unwrap();
+    assert_eq!(because, None);
+    buffer[7] = 9;
+    let start = buffer.as_ptr().expose_provenance();
+    let view = device.host_view(start + 4096..start + 8192, false).unwrap().unwrap();
+    assert!(!view.is_registered_here());
+    assert_eq!(Some(view.device_addr()), device.pinned_at(&buffer[4096..8192]));
+    drop(view);
+    assert!(device.pinned_at(&buffer).is_some());
+    // A pageable buffer is locked like anybody's memory.
+    let (pageable, _) = device.host_buffer(3 << 20, BufferPin::Never).unwrap();
+    let start = pageable.as_ptr().expose_provenance();
+    assert_eq!(device.pinned_at(&pageable), None);
+    assert!(seen(&device, start..start + (3 << 20)).is_registered_here());
+}
+
+#[test]
+fn no_bytes_and_no_memory_are_refused() {
+    let device = open();
+    let pages = Pages::new(1);
+    for (memory, word) in [(pages.range(0, 0), "no bytes"), (usize::MAX - 10..usize::MAX, "no memory")] {
+        let error = device.host_view(memory, true).unwrap_err();
+        assert!(matches!(error.kind, DriverErrorKind::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[test]
+fn threads_share_registrations() {
+    let device = open();
+    let pages = Pages::new(8);
+    thread::scope(|scope| {
+        for nth in 0..4 {
+            let (device, pages) = (&device, &pages);
+            scope.spawn(move || {
+                for turn in 0..200 {
+                    let from = (nth * 13 + turn * 7) % 5 * PAGE + nth;
+                    let view = seen(device, pages.range(from, PAGE / 2 + turn));
+                    assert!(is_locked(device, pages.range(from, PAGE / 2 + turn)));
+                    drop(view);
+                }
+            });
+        }
+    });
+    for page in 0..8 {
+        assert!(!is_locked(&device, pages.range(page * PAGE, PAGE)), "page {page}");
+    }
+}
+
+/// The fake library's own symbols: what others in the process would call.
+struct Others {
+    register: Symbol<unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int>,
+    unregister: Symbol<unsafe extern "C" fn(*mut c_void) -> c_int>,
+    set_current: Symbol<unsafe extern "C" fn(usize) -> c_int>,
+    retain: Symbol<unsafe extern "C" fn(*mut usize, c_int) -> c_int>,
+}
+
+impl Others {
+    fn load() -> Self {
+        // SAFETY: a library of ours, which the driver under test loads as well.
+        let library = unsafe { Library::new(poorwill_fake_libcuda::path()) }.unwrap();
+        // SAFETY: the type that the symbol has there.
+        let register = unsafe { library.get(b"cuMemHostRegister_v2") }.unwrap();
+        // SAFETY: likewise.
+        let unregister = unsafe { library.get(b"cuMemHostUnregister") }.unwrap();
+        // SAFETY: likewise.
+        let set_current = unsafe { library.get(b"cuCtxSetCurrent") }.unwrap();
+        // SAFETY: likewise.
+        let retain = unsafe { library.get(b"cuDevicePrimaryCtxRetain") }.unwrap();
+        std::mem::forget(library);
+        Self { register, unregister, set_current, retain }
+    }
+
+    /// As PyTorch has it: in the primary context.
+    fn enter(&self) {
+        let mut context = 0;
+        // SAFETY: `context` outlives the call.
+        assert_eq!(unsafe { (self.retain)(&raw mut context, 0) }, 0);
+        // SAFETY: it is retained.
+        assert_eq!(unsafe { (self.set_current)(context) }, 0);
+    }
+}
+
+fn fake() -> CudaDevice {
+    CudaDevice::open(&CudaConfig { library: Some(poorwill_fake_libcuda::path()), ..CudaConfig::gpu(0) })
+        .unwrap()
+}
+
+/// Tests that count the fake library's calls take turns.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn what_others_have_locked_is_seen_and_stays_theirs() {
+    let _turn = alone();
+    let (device, others) = (fake(), Others::load());
+    others.enter();
+    let pages = Pages::new(4);
+    let theirs = pages.range(0, 2 * PAGE);
+    let start = std::ptr::with_exposed_provenance_mut(theirs.start);
+    // SAFETY: the pages live until the end of the test.
+    assert_eq!(unsafe { (others.register)(start, 2 * PAGE, 2) }, 0);
+    let view = device.host_view(pages.range(10, PAGE), false).unwrap().unwrap();
+    assert!(!view.is_registered_here());
+    drop(view);
+    // Half theirs and half nobody's: never by halves, never a copy.
+    let error = device.host_view(pages.range(PAGE, 2 * PAGE), true).unwrap_err();
+    assert!(matches!(error.kind, DriverErrorKind::InvalidArgument { .. }));
+    assert!(error.to_string().contains("128 KiB") && error.to_string().contains("HostBuffer"), "{error}");
+    // SAFETY: registered above, and still.
+    assert_eq!(unsafe { (others.unregister)(start) }, 0);
+    assert!(device.host_view(pages.range(10, PAGE), false).unwrap().is_none());
+}
+
+#[test]
+fn a_driver_that_refuses_says_so_and_nothing_is_left() {
+    // Buffers are made beforehand with calls 1 and on; the view's own is a later one, so that all fail.
+    if !child::in_a_child(
+        "a_driver_that_refuses_says_so_and_nothing_is_left",
+        "cuMemHostRegister_v2:1:1000:2",
+    ) {
+        return;
+    }
+    let device = fake();
+    let pages = Pages::new(2);
+    let error = device.host_view(pages.range(0, PAGE), true).unwrap_err();
+    assert!(matches!(error.kind, DriverErrorKind::Unsupported { .. }), "{error}");
+    assert!(error.to_string().contains("64 KiB") && error.to_string().contains("ulimit"), "{error}");
+    assert!(device.host_view(pages.range(0, PAGE), false).unwrap().is_none());
+}
+
+#[test]
+fn what_the_driver_does_not_let_go_of_is_seen_by_nobody_until_it_does() {
+    let test = "what_the_driver_does_not_let_go_of_is_seen_by_nobody_until_it_does";
+    if !child::in_a_child(test, "cuMemHostUnregister:1:2:999") {
+        return;
+    }
+    let device = fake();
+    let pages = Pages::new(2);
+    drop(device.host_view(pages.range(0, PAGE), true).unwrap());
+    // Other memory may lie there by now, and the device would see the old.
+    let error = device.host_view(pages.range(64, 64), true).unwrap_err();
+    assert!(error.to_string().contains("does not let go"), "{error}");
+    assert!(device.host_view(pages.range(64, 64), true).unwrap().unwrap().is_registered_here());
+}
+
+#[test]
+fn a_view_outlives_the_device_that_made_it() {
+    let _turn = alone();
+    let (device, pages) = (fake(), Pages::new(1));
+    let view = device.host_view(pages.range(0, PAGE), true).unwrap().unwrap();
+    drop(device);
+    drop(view);
+    let device = fake();
+    assert!(device.host_view(pages.range(0, PAGE), false).unwrap().is_none());
+    device.check_process().unwrap();
+}
