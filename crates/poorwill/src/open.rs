@@ -1,7 +1,11 @@
 //! An open device: its driver, and what there is to know about its memory.
 
+#[cfg(target_os = "linux")]
+use std::ops::Range;
 use std::sync::Arc;
 
+#[cfg(target_os = "linux")]
+use poorwill_core::HostBuffer;
 #[cfg(target_os = "linux")]
 use poorwill_core::budget::SourceName;
 use poorwill_core::budget::{Budget, Cap, Envelope, Fact};
@@ -9,10 +13,12 @@ use poorwill_core::{Driver, DriverError, PoolError};
 #[cfg(not(target_os = "linux"))]
 use poorwill_core::{DriverErrorKind, Op};
 #[cfg(target_os = "linux")]
-use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin};
+use poorwill_driver::{BufferPin, CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin};
 
 use crate::budget::UnknownBudget;
 use crate::device::DeviceSpec;
+#[cfg(target_os = "linux")]
+use crate::offload::Limbo;
 
 /// Why a device, or an arena on it, could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +57,13 @@ pub struct HostMemoryUse {
 pub struct Device {
     spec: DeviceSpec,
     machine: Machine,
+    #[cfg(target_os = "linux")]
+    limbo: Arc<Limbo>,
 }
+
+/// What a device needs to see host memory of somebody else's.
+#[cfg(target_os = "linux")]
+pub(crate) type Seen = Option<poorwill_driver::cuda::HostView>;
 
 #[derive(Debug, Clone)]
 enum Machine {
@@ -77,7 +89,28 @@ impl Device {
     pub fn open_with(spec: &DeviceSpec, host_memory: &HostMemoryUse) -> Result<Self, OpenError> {
         let machine = Machine::open(spec, host_memory)
             .map_err(|source| OpenError::Device { device: spec.clone(), source })?;
-        Ok(Self { spec: spec.clone(), machine })
+        Ok(Self {
+            spec: spec.clone(),
+            machine,
+            #[cfg(target_os = "linux")]
+            limbo: Arc::default(),
+        })
+    }
+
+    /// A GPU that is open already.
+    #[cfg(target_os = "linux")]
+    #[must_use]
+    pub fn of_cuda(device: Arc<CudaDevice>) -> Self {
+        let spec = DeviceSpec::Cuda { ordinal: device.gpu().ordinal };
+        Self { spec, machine: Machine::Cuda(device), limbo: Arc::default() }
+    }
+
+    /// A host device that is open already.
+    #[cfg(target_os = "linux")]
+    #[must_use]
+    pub fn of_host(device: Arc<HostDevice>) -> Self {
+        let spec = DeviceSpec::Host { capacity_bytes: device.info().total_bytes };
+        Self { spec, machine: Machine::Host(device), limbo: Arc::default() }
     }
 
     /// As it was named.
@@ -107,6 +140,66 @@ impl Device {
             Machine::Host(_) => None,
             Machine::Cuda(device) => Some(device),
         }
+    }
+
+    /// Memory of [`offload`](crate::offload) that is to be given back when the device's work has ended.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn limbo(&self) -> &Limbo {
+        &self.limbo
+    }
+
+    /// Host memory of exactly `bytes` bytes, page-locked or not, and why not where it is not and was to be if possible.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn host_buffer(
+        &self,
+        bytes: u64,
+        pin: BufferPin,
+    ) -> Result<(HostBuffer, Option<String>), DriverError> {
+        match &self.machine {
+            Machine::Host(device) => device.host_buffer(bytes, pin),
+            Machine::Cuda(device) => device.host_buffer(bytes, pin),
+        }
+    }
+
+    /// Where the device sees page-locked memory of its own.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn pinned_at(&self, bytes: &[u8]) -> Option<u64> {
+        match &self.machine {
+            Machine::Host(_) => None,
+            Machine::Cuda(device) => device.pinned_at(bytes),
+        }
+    }
+
+    /// Where the device sees memory of the process, page-locked in place if that is needed and allowed; nothing if it
+    /// is needed and not allowed.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn see(
+        &self,
+        memory: Range<usize>,
+        may_lock: bool,
+    ) -> Result<Option<(u64, Seen)>, DriverError> {
+        match &self.machine {
+            Machine::Host(_) => Ok(Some((memory.start as u64, None))),
+            Machine::Cuda(device) => {
+                let seen = device.host_view(memory, may_lock)?;
+                Ok(seen.map(|seen| (seen.device_addr(), Some(seen))))
+            }
+        }
+    }
+
+    /// Waits for all work on the device, whoever queued it, and leaves captures alone.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn wait_for_all_work(&self) -> Result<(), DriverError> {
+        match &self.machine {
+            Machine::Host(device) => device.synchronize(),
+            Machine::Cuda(device) => device.wait_for_all_work(),
+        }
+    }
+
+    /// Whether the device sees all memory of the process at the process's own addresses.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn sees_all_memory(&self) -> bool {
+        matches!(self.spec, DeviceSpec::Host { .. })
     }
 
     /// What everyone who can be asked says about its memory now.

@@ -1,0 +1,124 @@
+//! Buffers.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use poorwill_core::{DriverError, HostBuffer};
+use poorwill_driver::BufferPin;
+
+use super::Switches;
+use crate::open::Device;
+
+/// Host memory of exactly the size that was asked for, of a device's host arena. Given back when it and all views of
+/// it are gone.
+pub struct Buffer {
+    device: Device,
+    /// There until it is dropped.
+    memory: Option<Arc<HostBuffer>>,
+    addr: usize,
+    device_addr: Option<u64>,
+    pageable_because: Option<String>,
+    /// Whether the device may have been shown it.
+    was_seen: AtomicBool,
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("device", self.device.spec())
+            .field("bytes", &self.bytes())
+            .field("is_pinned", &self.is_pinned())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Buffer {
+    /// Takes memory. A switch that turns page-locking off wins over `pin`: the buffer is pageable then, and says which
+    /// it was. What the bytes are is not specified.
+    ///
+    /// # Errors
+    /// `OutOfHostMemory` with what is asked, held and allowed; `Unsupported` for [`BufferPin::Always`] where the memory
+    /// cannot be page-locked; `InvalidArgument` for no bytes.
+    pub fn new(device: &Device, bytes: u64, pin: BufferPin, switches: Switches) -> Result<Self, DriverError> {
+        device.limbo().clear(device);
+        let (pin, switched_off) = match switches.pin_off {
+            Some(name) if pin != BufferPin::Never => (BufferPin::Never, Some(format!("{name}=1 is set"))),
+            _ => (pin, None),
+        };
+        let (memory, because) = device.host_buffer(bytes, pin)?;
+        let asked_for = (pin == BufferPin::Never).then(|| "pageable memory was asked for".to_owned());
+        let addr = memory.as_ptr().expose_provenance();
+        let device_addr = device.pinned_at(&memory);
+        Ok(Self {
+            addr,
+            device_addr,
+            pageable_because: switched_off.or(because).or(asked_for),
+            memory: Some(Arc::new(memory)),
+            device: device.clone(),
+            was_seen: AtomicBool::new(false),
+        })
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.memory.as_ref().map_or(0, |memory| memory.len() as u64)
+    }
+
+    /// Where it begins in this process.
+    #[must_use]
+    pub fn addr(&self) -> usize {
+        self.addr
+    }
+
+    /// Whether it is page-locked for a GPU.
+    #[must_use]
+    pub fn is_pinned(&self) -> bool {
+        self.device_addr.is_some()
+    }
+
+    /// Why it is not page-locked, if it is not.
+    #[must_use]
+    pub fn pageable_because(&self) -> Option<&str> {
+        if self.is_pinned() { None } else { self.pageable_because.as_deref() }
+    }
+
+    /// Where the device sees it, if it is page-locked.
+    pub(super) fn device_addr(&self) -> Option<u64> {
+        self.device_addr
+    }
+
+    /// The bytes, for writing, unless a copy has them.
+    pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
+        self.memory.as_mut().and_then(Arc::get_mut).map(|memory| &mut **memory)
+    }
+
+    /// The memory, for copies to the device; see [`copy_to_device`](poorwill_core::Driver::copy_to_device). It is
+    /// theirs as long as they run, whatever becomes of this.
+    #[must_use]
+    pub fn memory(&self) -> Option<Arc<HostBuffer>> {
+        self.memory.clone()
+    }
+
+    pub(super) fn show(self: &Arc<Self>) -> Arc<Self> {
+        self.was_seen.store(true, Ordering::Release);
+        Arc::clone(self)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        // In a forked child it is not there, and dropping it does nothing.
+        if *self.was_seen.get_mut() && self.device.driver().check_process().is_ok() {
+            self.device.limbo().give_back(&self.device, Box::new(memory));
+        }
+    }
+}

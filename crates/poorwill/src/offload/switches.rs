@@ -1,0 +1,93 @@
+//! What the environment turns off.
+
+use std::env;
+use std::ffi::OsString;
+
+/// Variables that turn page-locking off when they are `1`: ours, and vLLM's.
+pub const DISABLE_PIN: [&str; 2] = ["POORWILL_DISABLE_PIN", "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY"];
+
+/// The variable that turns views off when it is `1`: vLLM's.
+pub const DISABLE_UVA: &str = "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA";
+
+/// What is turned off, and by which variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Switches {
+    /// Page-locking.
+    pub pin_off: Option<&'static str>,
+    /// Views: the device does not read host memory where it is.
+    pub uva_off: Option<&'static str>,
+}
+
+/// A switch that is neither on nor off.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{name}={value:?} is neither 0 nor 1; correct it, or leave it away")]
+pub struct BadSwitch {
+    /// The variable.
+    pub name: &'static str,
+    /// What it says.
+    pub value: OsString,
+}
+
+impl Switches {
+    /// As the environment has them now.
+    ///
+    /// # Errors
+    /// The first that is neither `0` nor `1`; empty is as if it were not there.
+    pub fn here() -> Result<Self, BadSwitch> {
+        Self::of(|name| env::var_os(name))
+    }
+
+    /// By a look-up of variables.
+    ///
+    /// # Errors
+    /// As for [`Switches::here`].
+    pub fn of(look: impl Fn(&str) -> Option<OsString>) -> Result<Self, BadSwitch> {
+        let is_on = |name: &'static str| match look(name) {
+            Some(value) if value == "1" => Ok(true),
+            Some(value) if !value.is_empty() && value != "0" => Err(BadSwitch { name, value }),
+            _ => Ok(false),
+        };
+        let mut pin_off = None;
+        // All are looked at, so that a bad one is told of whatever the others say.
+        for name in DISABLE_PIN {
+            pin_off = is_on(name)?.then_some(name).filter(|_| pin_off.is_none()).or(pin_off);
+        }
+        let uva_off = is_on(DISABLE_UVA)?.then_some(DISABLE_UVA);
+        Ok(Self { pin_off, uva_off })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(set: &[(&str, &str)]) -> Result<Switches, BadSwitch> {
+        Switches::of(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| OsString::from(value)))
+    }
+
+    #[test]
+    fn each_variable_turns_its_own_off() {
+        let [ours, theirs] = DISABLE_PIN;
+        let off = |pin_off, uva_off| Ok(Switches { pin_off, uva_off });
+        assert_eq!(with(&[]), off(None, None));
+        assert_eq!(with(&[(ours, "0"), (theirs, ""), (DISABLE_UVA, "0")]), off(None, None));
+        assert_eq!(with(&[(ours, "1")]), off(Some(ours), None));
+        assert_eq!(with(&[(theirs, "1")]), off(Some(theirs), None));
+        assert_eq!(with(&[(ours, "1"), (theirs, "1")]), off(Some(ours), None));
+        assert_eq!(with(&[(DISABLE_UVA, "1")]), off(None, Some(DISABLE_UVA)));
+        assert_eq!(with(&[(theirs, "1"), (DISABLE_UVA, "1")]), off(Some(theirs), Some(DISABLE_UVA)));
+    }
+
+    #[test]
+    fn a_switch_that_is_neither_is_named() {
+        for name in [DISABLE_PIN[0], DISABLE_PIN[1], DISABLE_UVA] {
+            for value in ["yes", "2", "true", " 1"] {
+                let error = with(&[(name, value)]).unwrap_err();
+                assert_eq!((error.name, error.value.to_str()), (name, Some(value)));
+                assert!(error.to_string().contains(name) && error.to_string().contains("neither 0 nor 1"));
+            }
+        }
+        // A switch that is on hides no bad one.
+        assert_eq!(with(&[(DISABLE_PIN[0], "1"), (DISABLE_PIN[1], "on")]).unwrap_err().name, DISABLE_PIN[1]);
+    }
+}

@@ -1,0 +1,143 @@
+//! Views.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use poorwill_core::{ByteSize, DriverError, DriverErrorKind, Op};
+
+use super::{Buffer, Switches};
+use crate::open::{Device, Seen};
+
+/// Host memory as a device sees it, without a copy: what either side writes the other reads, once it has been done.
+/// Whoever uses it has to keep both in order, as with any memory that two work on.
+pub struct View {
+    device: Device,
+    device_addr: u64,
+    bytes: u64,
+    held: Option<Held>,
+}
+
+/// What keeps the memory, and the device's sight of it.
+enum Held {
+    /// Its own drop waits for the device.
+    Buffer {
+        _buffer: Arc<Buffer>,
+    },
+    Foreign {
+        seen: Seen,
+        keep: Box<dyn Any + Send + Sync>,
+    },
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View")
+            .field("device", self.device.spec())
+            .field("device_addr", &self.device_addr)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl View {
+    /// Of a buffer.
+    ///
+    /// # Errors
+    /// `Unsupported` for a buffer that the device does not see, with the reason, and where `switches` turn views off.
+    pub fn of(buffer: &Arc<Buffer>, switches: Switches) -> Result<Self, DriverError> {
+        check(switches, buffer.bytes())?;
+        let device = buffer.device().clone();
+        let device_addr = match (buffer.device_addr(), device.sees_all_memory()) {
+            (Some(device_addr), _) => device_addr,
+            (None, true) => buffer.addr() as u64,
+            (None, false) => {
+                let size = ByteSize(buffer.bytes());
+                let because = buffer.pageable_because().unwrap_or("nothing says why");
+                return Err(unsupported(format!(
+                    "a buffer of {size} is pageable ({because}), so {} does not see it; take it page-locked, or copy it \
+                     with stage_in",
+                    device.spec()
+                )));
+            }
+        };
+        let (bytes, buffer) = (buffer.bytes(), buffer.show());
+        Ok(Self { device, device_addr, bytes, held: Some(Held::Buffer { _buffer: buffer }) })
+    }
+
+    /// Of memory of somebody else's, which `keep` keeps where it is: it is let go of when the view is. The memory is
+    /// page-locked in place as long as there are views of it, unless somebody has done that.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no bytes, and for memory that shares a page with such as is page-locked by somebody;
+    /// `Unsupported` where it cannot be page-locked, or `switches` turn that, or views, off.
+    pub fn over(
+        device: &Device,
+        memory: Range<usize>,
+        keep: Box<dyn Any + Send + Sync>,
+        switches: Switches,
+    ) -> Result<Self, DriverError> {
+        let bytes = memory.len() as u64;
+        check(switches, bytes)?;
+        if memory.is_empty() {
+            return Err(DriverError::invalid(Op::HostRegister, "a view of no bytes was asked for"));
+        }
+        device.limbo().clear(device);
+        let may_lock = switches.pin_off.is_none();
+        let Some((device_addr, seen)) = device.see(memory, may_lock)? else {
+            let name = switches.pin_off.unwrap_or_default();
+            return Err(unsupported(format!(
+                "{} of pageable memory would have to be page-locked for a view, and {name}=1 is set; leave it away, or \
+                 copy the bytes with stage_in",
+                ByteSize(bytes)
+            )));
+        };
+        let held = Some(Held::Foreign { seen, keep });
+        Ok(Self { device: device.clone(), device_addr, bytes, held })
+    }
+
+    /// The device that sees it.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Where the device sees it.
+    #[must_use]
+    pub fn device_addr(&self) -> u64 {
+        self.device_addr
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        let Some(Held::Foreign { seen, keep }) = self.held.take() else { return };
+        if self.device.driver().check_process().is_ok() {
+            // First the device's sight of it, then the memory.
+            self.device.limbo().give_back(&self.device, Box::new((seen, keep)));
+        } else {
+            // A forked child has neither.
+            std::mem::forget(keep);
+        }
+    }
+}
+
+fn check(switches: Switches, bytes: u64) -> Result<(), DriverError> {
+    let Some(name) = switches.uva_off else { return Ok(()) };
+    let size = ByteSize(bytes);
+    Err(unsupported(format!(
+        "{size} of host memory are not to be read in place: {name}=1 is set; leave it away, or copy the bytes with \
+         stage_in"
+    )))
+}
+
+fn unsupported(reason: String) -> DriverError {
+    DriverError::new(Op::HostRegister, DriverErrorKind::Unsupported { reason })
+}
