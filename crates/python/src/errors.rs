@@ -157,6 +157,11 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
     }
 }
 
+/// Host memory that is not to be had.
+pub(crate) fn out_of_host_memory(py: Python<'_>, error: impl Display, needed_bytes: u64) -> PyErr {
+    raised(out_of_memory_error(py), error, [(FIGURES[0], needed_bytes)])
+}
+
 /// A refusal of the library's, in its words.
 pub(crate) fn refused(error: impl Display) -> PyErr {
     PoorwillError::new_err(error.to_string())

@@ -14,6 +14,7 @@ mod block;
 mod budget;
 mod device;
 mod errors;
+mod offload;
 mod process;
 mod shared_memory;
 mod sizes;
@@ -32,5 +33,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     torch::register(module)?;
     budget::register(module)?;
     arena::register(module)?;
-    block::register(module)
+    block::register(module)?;
+    offload::register(module)
 }

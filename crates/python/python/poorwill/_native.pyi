@@ -13,6 +13,8 @@ __all__ = [
     "Claim",
     "Claimed",
     "ClosedError",
+    "DeviceView",
+    "HostBuffer",
     "OutOfMemoryError",
     "PoorwillError",
     "Preparation",
@@ -31,6 +33,7 @@ __all__ = [
     "arena",
     "budget",
     "cuda_ordinal",
+    "device_view_of",
     "discard",
     "estimate_attention",
     "estimate_chunk_fwd_o",
@@ -40,6 +43,7 @@ __all__ = [
     "known_compute_capabilities",
     "make_immortal",
     "mark_restored",
+    "offload_policy",
     "parse_bytes",
     "pool",
     "prepare_sleep",
@@ -893,3 +897,113 @@ def torch_refusal() -> str | None:
 
 def make_immortal(object: object) -> None:
     """Keeps an object for ever: for those of PyTorch's whose end would end the process."""
+
+@final
+class HostBuffer:
+    """Host memory of exactly `nbytes` bytes, of a device's host arena.
+
+    `device` is named as for `budget`. With `pin` True the memory is page-locked for the device, or this raises
+    PoorwillError; with "auto" it is where the GPU has memory of its own and the machine does it, and otherwise
+    `pageable_because` says why not; with False it is not. POORWILL_DISABLE_PIN=1 and
+    VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY=1 win over `pin`. What the bytes are at first is unspecified.
+
+    It is lent by the DLPack protocol as a flat array of uint8 on the CPU: `numpy.from_dlpack(buffer)`. The
+    memory goes when neither this, nor an array, nor a view of it is left; in a forked child it is not there.
+
+    Raises OutOfMemoryError, with what is asked, held and allowed, where there is no room for it.
+    """
+
+    def __new__(
+        cls, nbytes: int | str, *, device: _Device | None = None, pin: bool | Literal["auto"] = "auto"
+    ) -> HostBuffer: ...
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+    @property
+    def address(self) -> int:
+        """Where it begins in this process."""
+    @property
+    def device(self) -> str:
+        """The device, by name."""
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it is page-locked for a GPU."""
+    @property
+    def pageable_because(self) -> str | None:
+        """Why it is not page-locked; None if it is."""
+    def device_view(self) -> DeviceView:
+        """The same bytes as the device sees them.
+
+        Raises PoorwillError where the device does not: for a pageable buffer of a GPU, and with
+        VLLM_WEIGHT_OFFLOADING_DISABLE_UVA=1.
+        """
+    def free(self) -> None:
+        """Lets go of the memory. Arrays and views that were made of it keep it until they are gone, too.
+        Freeing again does nothing.
+        """
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+
+        Raises BufferError for another device, and for a copy.
+        """
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where it is, as the DLPack protocol has it: on the CPU."""
+
+@final
+class DeviceView:
+    """Host memory as a device sees it, without a copy: `HostBuffer.device_view` and `device_view_of` make one.
+
+    It is lent by the DLPack protocol as a flat array of uint8 on the device. The memory stays as long as this
+    or an array of it is left, and the last to go waits for the device's work.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+    @property
+    def address(self) -> int:
+        """Where the device sees it."""
+    @property
+    def device(self) -> str:
+        """The device, by name."""
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+
+        Raises BufferError for another device, and for a copy.
+        """
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where it is, as the DLPack protocol has it: (1, 0) for the host device, (2, N) for a GPU."""
+
+def device_view_of(
+    address: int, nbytes: int, keep: object, *, device: _Device | None = None
+) -> DeviceView:
+    """`nbytes` of host memory of somebody else's at `address`, as the device sees them. `keep` is what keeps
+    the memory, and is held until the last array of the view has gone.
+
+    Memory that is page-locked, by whomever, is seen as it is; other memory is page-locked in place, in whole
+    pages, until its last view has gone. It must not be freed before.
+
+    Raises ValueError for no bytes and for memory that shares a page with such as somebody else has
+    page-locked, and PoorwillError where it cannot be page-locked, or a variable of the environment says not to.
+    """
+
+def offload_policy() -> dict[str, Any]:
+    """What the environment turns off now: `pin` and `uva` are whether host memory may be page-locked, and seen
+    in place; `pin_because` and `uva_because` name the variable where not.
+
+    Raises PoorwillError for one that is neither 0 nor 1.
+    """

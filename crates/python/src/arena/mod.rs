@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyString};
 
 use self::preparation::{Begun, Preparation};
 use self::registry::{Entry, Wanted};
-pub(crate) use self::registry::{Failed, Opened};
+pub(crate) use self::registry::{Failed, Opened, device as device_for_host_memory};
 pub(crate) use self::report::SleepReport;
 use self::report::{Stats, WakeReport};
 use self::request::Declaration;

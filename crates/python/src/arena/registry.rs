@@ -1,6 +1,8 @@
 //! The arenas that are open in this process, by device and name.
 //!
 //! All arenas of a device share one [`Device`], which is opened with the first of them and let go of with the last.
+//! Who wants nothing but host memory of a device shares theirs, or has one opened, which an arena takes over if it is
+//! as the arena wants it.
 //! An arena stays open until it is closed, whoever holds it; what is still open when the process ends goes with it.
 //!
 //! Two locks. That of the registry is held by threads that hold Python's lock and keep it meanwhile, so a fork by
@@ -98,6 +100,8 @@ pub(super) struct Slot(Mutex<OnDevice>);
 #[derive(Debug, Default)]
 struct OnDevice {
     device: Option<(Device, HostMemoryUse)>,
+    /// Opened for host memory, as devices are by default, while no arena was open.
+    for_host_memory: Option<Device>,
     arenas: BTreeMap<String, Arc<Entry>>,
 }
 
@@ -117,6 +121,12 @@ pub(super) fn open(py: Python<'_>, wanted: &Wanted) -> PyResult<Arc<Entry>> {
         NotOpened::Contradiction(words) => refused(words),
         NotOpened::Refused(error) => not_opened(&error),
     })
+}
+
+/// A device for host memory of its: the one of its arenas, or one that is kept.
+pub(crate) fn device(py: Python<'_>, spec: &DeviceSpec, any_size: bool) -> PyResult<Device> {
+    let slot = with_slots(py, |slots| Arc::clone(slots.entry(spec.id()).or_default()));
+    py.detach(|| slot.lock().device_for_host_memory(spec, any_size)).map_err(|error| not_opened(&error))
 }
 
 /// The open arena of this device and name.
@@ -188,10 +198,31 @@ impl Slot {
 }
 
 impl OnDevice {
+    /// A device for host memory. How large the device is has nothing to do with that.
+    fn device_for_host_memory(&mut self, spec: &DeviceSpec, any_size: bool) -> Result<Device, OpenError> {
+        if let Some((device, _)) = &self.device {
+            return Ok(device.clone());
+        }
+        if let Some(device) = self.for_host_memory.as_ref().filter(|device| any_size || device.spec() == spec)
+        {
+            return Ok(device.clone());
+        }
+        let device = Device::open(spec)?;
+        self.for_host_memory = Some(device.clone());
+        Ok(device)
+    }
+
     /// The device, as it is open or newly opened.
     fn device(&self, wanted: &Wanted) -> Result<Device, NotOpened> {
         let Some((device, host_memory)) = &self.device else {
-            return Ok(Device::open_with(&wanted.device, &wanted.host_memory)?);
+            let fits = |device: &&Device| {
+                wanted.host_memory == HostMemoryUse::default()
+                    && (wanted.any_size || *device.spec() == wanted.device)
+            };
+            return match self.for_host_memory.as_ref().filter(fits) {
+                Some(device) => Ok(device.clone()),
+                None => Ok(Device::open_with(&wanted.device, &wanted.host_memory)?),
+            };
         };
         let HostMemoryUse { limit_bytes, pageable } = wanted.host_memory;
         let differs = if !wanted.any_size && wanted.device != *device.spec() {

@@ -1,10 +1,11 @@
-//! DLPack: how a block's memory is lent to NumPy, PyTorch and whoever else reads this protocol.
+//! DLPack: how memory is lent to NumPy, PyTorch and whoever else reads this protocol.
 //!
 //! A capsule holds a description of the memory and a function that gives it back. Who takes the description out
 //! renames the capsule, and calls that function when nothing uses the memory any more, on whatever thread, with
 //! Python's lock or without. A capsule that nobody took from does it itself. Structures and names are those of DLPack
 //! 1.0, and those that were there before it had versions.
 
+use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,20 +16,18 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use super::Memory;
-
 /// Where memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub(super) struct Device {
-    pub(super) kind: i32,
-    pub(super) ordinal: i32,
+pub(crate) struct Device {
+    pub(crate) kind: i32,
+    pub(crate) ordinal: i32,
 }
 
 impl Device {
-    pub(super) const CPU: Self = Self { kind: 1, ordinal: 0 };
+    pub(crate) const CPU: Self = Self { kind: 1, ordinal: 0 };
 
-    pub(super) fn cuda(ordinal: i32) -> Self {
+    pub(crate) fn cuda(ordinal: i32) -> Self {
         Self { kind: 2, ordinal }
     }
 }
@@ -36,7 +35,7 @@ impl Device {
 /// What an element is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub(super) struct DataType {
+pub(crate) struct DataType {
     pub(super) code: u8,
     pub(super) bits: u8,
     pub(super) lanes: u16,
@@ -109,21 +108,25 @@ struct Lent<M> {
     managed: M,
     /// What the tensor's shape and strides point to.
     _dimensions: Vec<i64>,
-    _memory: Arc<Memory>,
+    _memory: Kept,
 }
 
-/// A dense array in a block's memory, in C's order.
+/// What keeps memory that is lent. It may be dropped on any thread, with Python's lock or without.
+pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
+
+/// A dense array in memory, in C's order.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Layout<'a> {
-    pub(super) device: Device,
-    pub(super) dtype: DataType,
-    pub(super) shape: &'a [i64],
+pub(crate) struct Layout<'a> {
+    pub(crate) addr: u64,
+    pub(crate) device: Device,
+    pub(crate) dtype: DataType,
+    pub(crate) shape: &'a [i64],
 }
 
 /// A capsule of the protocol with versions, or of the one before.
-pub(super) fn capsule<'py>(
+pub(crate) fn capsule<'py>(
     py: Python<'py>,
-    memory: Arc<Memory>,
+    memory: Kept,
     layout: Layout<'_>,
     versioned: bool,
 ) -> PyResult<Bound<'py, PyCapsule>> {
@@ -132,15 +135,15 @@ pub(super) fn capsule<'py>(
 
 fn lend<'py, M: Managed>(
     py: Python<'py>,
-    memory: Arc<Memory>,
+    memory: Kept,
     layout: Layout<'_>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    let Layout { device, dtype, shape } = layout;
+    let Layout { addr, device, dtype, shape } = layout;
     let mut dimensions = [shape, &strides(shape)].concat();
     // Where a vector's elements are does not change when the vector is moved.
     let (shape_at, strides_at) = dimensions.split_at_mut(shape.len());
     let tensor = Tensor {
-        data: ptr::with_exposed_provenance_mut(usize::try_from(memory.block.range.addr)?),
+        data: ptr::with_exposed_provenance_mut(usize::try_from(addr)?),
         device,
         dimensions: i32::try_from(shape.len())?,
         dtype,

@@ -53,7 +53,7 @@ impl Dtype {
         self.bytes
     }
 
-    pub(super) fn as_dlpack(self) -> DataType {
+    pub(crate) fn as_dlpack(self) -> DataType {
         DataType { code: self.code, bits: 8 * self.bytes, lanes: 1 }
     }
 

@@ -1,6 +1,6 @@
 //! Blocks: pieces of an arena's memory that Python holds, and lends to libraries of arrays.
 
-mod dlpack;
+pub(crate) mod dlpack;
 mod dtype;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -186,7 +186,8 @@ impl Block {
         if state.is_asleep() {
             return Err(failed(py, &PoolError::Asleep { op: "lend a block", tag: self.tag.clone(), state }));
         }
-        let layout = Layout { device, dtype: self.dtype.as_dlpack(), shape: &self.shape };
+        let addr = memory.block.range.addr;
+        let layout = Layout { addr, device, dtype: self.dtype.as_dlpack(), shape: &self.shape };
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
         dlpack::capsule(py, memory, layout, versioned)
     }
