@@ -368,8 +368,9 @@ def stop_and_start(visitor: Visitor) -> tuple[bool, dict]:
 def killed(visitor: Visitor, asleep: bool) -> tuple[bool, dict]:
     """The process with the GPU is killed, in the middle of a sleep that has everything to copy still, or
     asleep. Nobody may hang, all memory is given back, and the next server starts at the same port."""
-    visitor.server.stop()
-    visitor.ballast.settled(visitor.free_at_start)
+    if visitor.server:
+        visitor.server.stop()
+        visitor.ballast.settled(visitor.free_at_start)
     host = host_memory()
     begun = visitor.begin(POORWILL_PREPARE="0")
     client, pid = visitor.client, visitor.server.engine()
@@ -436,11 +437,15 @@ STEPS = [
 ]
 
 
+# Those that start a server of their own.
+ALONE = [killed_in_a_sleep, killed_asleep]
+
+
 def take(visitor: Visitor, step) -> bool:
     """One step, whatever comes of it."""
     start = time.monotonic()
     try:
-        repaired = visitor.restore()
+        repaired = None if step in ALONE else visitor.restore()
         ok, seen = step(visitor)
         if repaired:
             seen["before_that"] = repaired
@@ -459,9 +464,11 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
     with Ballast() as ballast:
         visitor = Visitor(options, model, log, ballast)
         wanted = options.only.split(",") if options.only else None
+        steps = [step for step in STEPS if not wanted or step.__name__ in wanted]
         try:
-            emit("server", **visitor.begin(), used_gib=visitor.used_gib())
-            good = [take(visitor, step) for step in STEPS if not wanted or step.__name__ in wanted]
+            if any(step not in ALONE for step in steps):
+                emit("server", **visitor.begin(), used_gib=visitor.used_gib())
+            good = [take(visitor, step) for step in steps]
         finally:
             if visitor.server:
                 visitor.server.stop()
