@@ -1,0 +1,87 @@
+"""What only a GPU shows of weights in host memory: kernels read them in place, whoever drops the last view
+waits for work on any stream, and nobody ends a capture by that.
+"""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from poorwill import offload
+
+torch: Any = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("PyTorch finds no GPU", allow_module_level=True)
+
+DEVICE = "cuda:0"
+# Long enough that who does not wait is far too early.
+SPIN_CYCLES = 400_000_000
+
+
+def weights(rows: int = 512, seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 1024, generator=generator).to(torch.bfloat16)
+
+
+def pinned_by_pytorch() -> Any:
+    return offload.device_view(weights().pin_memory(), device=DEVICE)
+
+
+VIEWS: dict[str, Callable[[], Any]] = {
+    "a copy": lambda: offload.to_host_view(weights(), device=DEVICE),
+    "locked in place": lambda: offload.device_view(weights(), device=DEVICE),
+    "locked by PyTorch": pinned_by_pytorch,
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_kernels_compute_the_same_with_weights_in_host_memory(kind: str) -> None:
+    view, resident = VIEWS[kind](), weights().to(DEVICE)
+    inputs = weights(64, seed=1).to(DEVICE)
+    assert view.device == resident.device
+    assert torch.equal(torch.nn.functional.linear(inputs, view), torch.nn.functional.linear(inputs, resident))
+    assert torch.equal(view, resident)
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_the_last_view_to_go_waits_for_work_on_any_stream(kind: str) -> None:
+    view, stream = VIEWS[kind](), torch.cuda.Stream()
+    event = torch.cuda.Event()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(SPIN_CYCLES)
+        read = view.clone()
+        event.record()
+    assert not event.query()
+    del view
+    gc.collect()
+    assert event.query(), "the memory had gone, and work that reads it had not been done"
+    stream.synchronize()
+    assert torch.equal(read.cpu(), weights())
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_views_that_go_during_a_capture_do_not_end_it(mode: str) -> None:
+    host = weights().pin_memory()
+    kept = offload.device_view(host, device=DEVICE)
+    doomed = [make() for make in VIEWS.values()]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        doubled = kept * 2
+        doomed.clear()
+        gc.collect()
+        more = doubled + 1
+    for factor in [1.0, 3.0]:
+        host.copy_(weights() * factor)
+        graph.replay()
+        torch.cuda.synchronize()
+        # In place: each replay reads what the host has then.
+        assert torch.equal(more.cpu(), weights().mul(factor).mul(2).add(1))
+
+
+def test_what_the_gpu_writes_is_in_the_tensor_of_the_host() -> None:
+    host = torch.zeros(300, 7, dtype=torch.int32).t()
+    view = offload.device_view(host, device=DEVICE)
+    view.copy_(torch.arange(2100, device=DEVICE, dtype=torch.int32).view(7, 300))
+    torch.cuda.synchronize()
+    assert torch.equal(host, torch.arange(2100, dtype=torch.int32).view(7, 300))
