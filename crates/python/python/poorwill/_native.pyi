@@ -902,9 +902,9 @@ def make_immortal(object: object) -> None:
 class HostBuffer:
     """Host memory of exactly `nbytes` bytes, of a device's host arena.
 
-    `device` is named as for `budget`. With `pin` True the memory is page-locked for the device, or this raises
-    PoorwillError; with "auto" it is where the GPU has memory of its own and the machine does it, and otherwise
-    `pageable_because` says why not; with False it is not. POORWILL_DISABLE_PIN=1 and
+    `device` is named as for `budget`. With `pin` True the memory is page-locked for the device, or this
+    raises PoorwillError; with "auto" it is where the GPU has memory of its own and the machine does it, and
+    otherwise `pageable_because` says why not; with False it is not. POORWILL_DISABLE_PIN=1 and
     VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY=1 win over `pin`. What the bytes are at first is unspecified.
 
     It is lent by the DLPack protocol as a flat array of uint8 on the CPU: `numpy.from_dlpack(buffer)`. The
@@ -958,7 +958,7 @@ class HostBuffer:
 
 @final
 class DeviceView:
-    """Host memory as a device sees it, without a copy: `HostBuffer.device_view` and `device_view_of` make one.
+    """Host memory as a device sees it, without a copy: `HostBuffer.device_view` and `device_view_of` make it.
 
     It is lent by the DLPack protocol as a flat array of uint8 on the device. The memory stays as long as this
     or an array of it is left, and the last to go waits for the device's work.
@@ -988,9 +988,7 @@ class DeviceView:
     def __dlpack_device__(self) -> tuple[int, int]:
         """Where it is, as the DLPack protocol has it: (1, 0) for the host device, (2, N) for a GPU."""
 
-def device_view_of(
-    address: int, nbytes: int, keep: object, *, device: _Device | None = None
-) -> DeviceView:
+def device_view_of(address: int, nbytes: int, keep: object, *, device: _Device | None = None) -> DeviceView:
     """`nbytes` of host memory of somebody else's at `address`, as the device sees them. `keep` is what keeps
     the memory, and is held until the last array of the view has gone.
 
@@ -998,12 +996,13 @@ def device_view_of(
     pages, until its last view has gone. It must not be freed before.
 
     Raises ValueError for no bytes and for memory that shares a page with such as somebody else has
-    page-locked, and PoorwillError where it cannot be page-locked, or a variable of the environment says not to.
+    page-locked, and PoorwillError where it cannot be page-locked, or a variable of the environment says not
+    to.
     """
 
 def offload_policy() -> dict[str, Any]:
-    """What the environment turns off now: `pin` and `uva` are whether host memory may be page-locked, and seen
-    in place; `pin_because` and `uva_because` name the variable where not.
+    """What the environment turns off now: `pin` and `uva` are whether host memory may be page-locked, and
+    seen in place; `pin_because` and `uva_because` name the variable where not.
 
     Raises PoorwillError for one that is neither 0 nor 1.
     """

@@ -179,9 +179,36 @@ unsafe extern "C" fn give_back<M: Managed>(lent: *mut M) {
     }
     // SAFETY: P1: it is the first field of a `Lent<M>` that was a box, and nobody uses it any more.
     let lent = unsafe { Box::from_raw(lent.cast::<Lent<M>>()) };
+    let held = Held::lock();
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(lent))) {
         // Nothing of a panic crosses to C; what it carries might panic once more.
         mem::forget(panic);
+    }
+    drop(held);
+}
+
+/// Python's lock, on a thread of Python's. A library may have let go of it beneath a frame of ours that counts on it,
+/// and call from there: what is dropped then would let go of a lock that it does not have. Other threads have no such
+/// frame, and what is dropped there asks for the lock itself.
+struct Held(Option<ffi::PyGILState_STATE>);
+
+impl Held {
+    fn lock() -> Self {
+        // SAFETY: P1: both may be asked on any thread, with the lock or without.
+        let is_pythons = unsafe { ffi::Py_IsInitialized() } != 0;
+        // SAFETY: as above.
+        let is_pythons = is_pythons && !unsafe { ffi::PyGILState_GetThisThreadState() }.is_null();
+        // SAFETY: P1: this thread has a state, and may ask for the lock whether it has it or not.
+        Self(is_pythons.then(|| unsafe { ffi::PyGILState_Ensure() }))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(before) = self.0.take() {
+            // SAFETY: P1: what this thread asked for, once.
+            unsafe { ffi::PyGILState_Release(before) };
+        }
     }
 }
 

@@ -27,7 +27,7 @@ from .errors import OutOfMemoryError
 from .machine import Machine, Paper
 from .pools import CUDAPluggableAllocator, Memory
 from .streams import Runtime
-from .tensors import DTYPES, Device, DType, Library, Storage, Tensor
+from .tensors import DTYPES, STRIDED, Device, DType, Library, Storage, Tensor
 from .world import World
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 VERSION = "2.11.0+cu130"
+FUNCTIONS = ("empty", "zeros", "empty_like", "equal", "mm", "addmm", "from_dlpack", "frombuffer")
 _call_afterwards = _native.torch_call_afterwards
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -79,6 +80,7 @@ def modules(world: World) -> dict[str, ModuleType]:
         **of_memory,
         "OutOfMemoryError": OutOfMemoryError,
         "Stream": runtime.stream_type,
+        "Event": runtime.event_type,
         "CUDAGraph": runtime.graph_type,
         "graph": runtime.capture_type,
         "graph_pool_handle": lambda: (0, world.number()),
@@ -96,11 +98,12 @@ def modules(world: World) -> dict[str, ModuleType]:
         "dtype": DType,
         "Tensor": Tensor,
         "UntypedStorage": Storage,
+        "strided": STRIDED,
         "OutOfMemoryError": OutOfMemoryError,
         "inference_mode": inference_mode,
         "ops_for_tests": library.operations,
         **{dtype.name: dtype for dtype in DTYPES},
-        **{name: getattr(library, name) for name in ("empty", "zeros", "empty_like", "equal", "mm", "addmm")},
+        **{name: getattr(library, name) for name in FUNCTIONS},
     }
     made = {
         "torch": _module("torch", of_torch),

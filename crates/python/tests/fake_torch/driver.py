@@ -41,6 +41,10 @@ class _Access(ctypes.Structure):
 PINNED = 1
 ON_DEVICE = 1
 READ_AND_WRITE = 3
+FOR_ALL_AND_MAPPED = 3
+HOST_WINDOW = 1 << 56
+"""The fake's bit in addresses by which a GPU knows memory of the host. The real library's copies know such
+addresses and the fake's do not, so they are made here."""
 
 
 class DriverError(RuntimeError):
@@ -170,11 +174,32 @@ class Driver:
             with self._current(device):
                 self._call("cuStreamEndCapture", c_void_p(stream), byref(c_void_p()))
 
+    def _host_memory(self, device: int, address: int, size: int, stream: int) -> int | None:
+        """Where the host has what a GPU knows by this address, when the stream has come so far; None for what
+        is on the GPU."""
+        if not address & HOST_WINDOW:
+            return None
+        with self._current(device):
+            self._call("cuStreamSynchronize", c_void_p(stream))
+            host, known = address & ~HOST_WINDOW, c_uint64()
+            # All of it is registered still.
+            for place in (host, host + size - 1):
+                self._call("cuMemHostGetDevicePointer_v2", byref(known), c_void_p(place), c_uint(0))
+                assert known.value == place | HOST_WINDOW
+        return host
+
     def fill(self, device: int, address: int, size: int, byte: int, stream: int) -> None:
+        host = self._host_memory(device, address, size, stream)
+        if host is not None:
+            ctypes.memset(host, byte, size)
+            return
         with self._current(device):
             self._call("cuMemsetD8Async", c_uint64(address), c_ubyte(byte), c_size_t(size), c_void_p(stream))
 
     def read(self, device: int, address: int, size: int, stream: int) -> bytes:
+        host = self._host_memory(device, address, size, stream)
+        if host is not None:
+            return ctypes.string_at(host, size)
         content = (c_char * size)()
         with self._current(device):
             self._call("cuMemcpyDtoHAsync_v2", content, c_uint64(address), c_size_t(size), c_void_p(stream))
@@ -182,11 +207,30 @@ class Driver:
         return content.raw
 
     def write(self, device: int, address: int, content: bytes, stream: int) -> None:
+        host = self._host_memory(device, address, len(content), stream)
+        if host is not None:
+            ctypes.memmove(host, content, len(content))
+            return
         with self._current(device):
             self._call(
                 "cuMemcpyHtoDAsync_v2", c_uint64(address), content, c_size_t(len(content)), c_void_p(stream)
             )
             self._call("cuStreamSynchronize", c_void_p(stream))
+
+    def queue(self, device: int, address: int, source: int, size: int, stream: int) -> None:
+        with self._current(device):
+            self._call(
+                "cuMemcpyHtoDAsync_v2", c_uint64(address), c_void_p(source), c_size_t(size), c_void_p(stream)
+            )
+
+    def lock(self, address: int, size: int) -> None:
+        """As `cudaHostRegister` does."""
+        with self._current(0):
+            self._call("cuMemHostRegister_v2", c_void_p(address), c_size_t(size), c_uint(FOR_ALL_AND_MAPPED))
+
+    def unlock(self, address: int) -> None:
+        with self._current(0):
+            self._call("cuMemHostUnregister", c_void_p(address))
 
 
 class Pluggable:

@@ -46,6 +46,14 @@ class Machine(Segments, Protocol):
 
     def write(self, device: int, address: int, content: bytes, stream: int) -> None: ...
 
+    def queue(self, device: int, address: int, source: int, size: int, stream: int) -> None:
+        """The same from host memory that stays, without waiting for it."""
+
+    def lock(self, address: int, size: int) -> None:
+        """Locks host memory to its pages, for every GPU."""
+
+    def unlock(self, address: int) -> None: ...
+
 
 class Paper:
     """A machine without memory. It counts what is mapped, and the peak of it."""
@@ -108,3 +116,12 @@ class Paper:
 
     def write(self, device: int, address: int, content: bytes, stream: int) -> None:
         raise NotImplementedError("paper has no bytes")
+
+    def queue(self, device: int, address: int, source: int, size: int, stream: int) -> None:
+        raise NotImplementedError("paper has no bytes")
+
+    def lock(self, address: int, size: int) -> None:
+        pass
+
+    def unlock(self, address: int) -> None:
+        pass

@@ -52,6 +52,31 @@ class Stream:
             stream.synchronize()
 
 
+class Event:
+    """`torch.cuda.Event`."""
+
+    world: ClassVar[World]
+
+    def __init__(self) -> None:
+        self._place: tuple[int, int] | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Behind what was done so far on a stream, the current one if None is given."""
+        world = self.world
+        device = world.device if stream is None else stream.device_index
+        handle = world.stream(device) if stream is None else stream.cuda_stream
+        self._place = (device, world.machine.record(device, handle))
+
+    def query(self) -> bool:
+        """Whether it has come so far. An event that was recorded nowhere has."""
+        if self._place is not None:
+            self.world.refuse_in_capture("cudaEventQuery")
+            # The machine forgets one that has passed.
+            if self.world.machine.has_passed(*self._place):
+                self._place = None
+        return self._place is None
+
+
 class Graph:
     """`torch.cuda.CUDAGraph`."""
 
@@ -151,6 +176,7 @@ class Runtime:
         self.world = world
         # Classes of this world's own, as PyTorch's are the process's.
         self.stream_type: type[Stream] = type("Stream", (Stream,), {"world": world})
+        self.event_type: type[Event] = type("Event", (Event,), {"world": world})
         self.graph_type: type[Graph] = type("CUDAGraph", (Graph,), {"world": world})
         self.capture_type: type[graph] = type("graph", (graph,), {"runtime": self})
 

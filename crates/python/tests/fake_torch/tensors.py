@@ -1,14 +1,21 @@
-"""Tensors, and the few operations that make and change them. On the GPU their memory is the allocator's."""
+"""Tensors, and the few operations that make and change them. On the GPU their memory is the allocator's, or
+lent.
+
+Their elements lie wherever strides and an offset say, as PyTorch's do, but what an operation makes is
+contiguous always, also where PyTorch keeps the order of what it was made from.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
 
+from . import lent, strided
 from .dispatch import Operation, is_inference
 from .world import World
 
@@ -28,16 +35,18 @@ uint8 = DType("uint8", 1)
 float16 = DType("float16", 2)
 bfloat16 = DType("bfloat16", 2)
 float32 = DType("float32", 4)
+float64 = DType("float64", 8)
+int64 = DType("int64", 8)
 # What cuBLAS gets for each stream on the larger GPUs.
 WORKSPACE_BYTES = 32 << 20
 # And cuBLASLt.
 LT_WORKSPACE_BYTES = 1 << 20
 
-DTYPES = (uint8, float16, bfloat16, float32)
+DTYPES = (uint8, float16, bfloat16, float32, float64, int64)
 
 
 class Device:
-    """`torch.device`: "cpu", "cuda" or "cuda:1"."""
+    """`torch.device`: "cpu", "meta", "cuda" or "cuda:1"."""
 
     type: str
     index: int | None
@@ -47,7 +56,7 @@ class Device:
             self.type, self.index = device.type, device.index
             return
         self.type, colon, number = device.partition(":")
-        if self.type not in ("cpu", "cuda") or bool(colon) != number.isdecimal():
+        if self.type not in ("cpu", "cuda", "meta") or bool(colon) != number.isdecimal():
             raise RuntimeError(f"Invalid device string: '{device}'")
         self.index = int(number) if number else index
 
@@ -75,17 +84,40 @@ def index_of(world: World, device: Any) -> int:
 
 
 class Storage:
-    """Memory of a tensor and of its views. Its end gives the memory back."""
+    """Memory of a tensor and of its views. Its end gives the memory back.
 
-    def __init__(self, world: World, device: Device, nbytes: int) -> None:
+    It may also be what a GPU has page-locked, what another object of Python's has, or lent by the DLPack
+    protocol. On the meta device it is nothing but a size.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        device: Device,
+        nbytes: int,
+        *,
+        memory: Any = None,
+        is_pinned: bool = False,
+        loan: lent.Loan | None = None,
+    ) -> None:
         self._nbytes = nbytes
         self.device = device
         self._allocator = None
         self._address = 0
-        if device.type == "cpu":
-            self._host = (ctypes.c_ubyte * nbytes)()
+        self._loan = loan
+        self._unlock: Callable[[], None] | None = None
+        if loan is not None:
+            self._address = loan.address
+        elif device.type == "cpu":
+            if is_pinned and nbytes:
+                memory = mmap.mmap(-1, nbytes)
+            buffer = bytearray(nbytes) if memory is None else memory
+            self._host = (ctypes.c_ubyte * nbytes).from_buffer(buffer)
             self._address = ctypes.addressof(self._host)
-        elif nbytes:
+            if is_pinned and nbytes:
+                world.machine.lock(self._address, nbytes)
+                self._unlock = partial(world.machine.unlock, self._address)
+        elif nbytes and device.type == "cuda":
             world.is_initialized = True
             allocator = world.allocators[device.index or 0]
             self._address = allocator.malloc(nbytes, world.stream(allocator.device))
@@ -107,19 +139,40 @@ class Storage:
         allocator = getattr(self, "_allocator", None)
         if allocator is not None:
             allocator.mutex.when_given_back(partial(allocator.free, self._address))
+        loan = getattr(self, "_loan", None)
+        if loan is not None:
+            loan.end()
+        unlock = getattr(self, "_unlock", None)
+        if unlock is not None:
+            unlock()
+
+
+STRIDED = "torch.strided"
 
 
 class Tensor:
-    """`torch.Tensor`, contiguous always."""
+    """`torch.Tensor`: dense and without lazy conjugations, which is all there is here."""
+
+    layout = STRIDED
+    is_quantized = is_nested = False
 
     def __init__(
-        self, library: Library, storage: Storage, shape: tuple[int, ...], dtype: DType, offset: int = 0
+        self,
+        library: Library,
+        storage: Storage,
+        shape: tuple[int, ...],
+        dtype: DType,
+        offset: int = 0,
+        strides: tuple[int, ...] | None = None,
     ) -> None:
+        """The offset is in bytes, the strides in elements."""
         self._library = library
         self._storage = storage
         self._offset = offset
+        self._strides = strided.contiguous(shape) if strides is None else strides
         self.shape = shape
         self.dtype = dtype
+        self.requires_grad = False
 
     def __repr__(self) -> str:
         return f"tensor(shape={self.shape}, dtype={self.dtype}, device='{self.device}')"
@@ -139,6 +192,26 @@ class Tensor:
     def numel(self) -> int:
         return prod(self.shape)
 
+    def stride(self) -> tuple[int, ...]:
+        return self._strides
+
+    def storage_offset(self) -> int:
+        return self._offset // self.dtype.itemsize
+
+    def is_contiguous(self) -> bool:
+        return strided.is_contiguous(self.shape, self._strides)
+
+    def is_conj(self) -> bool:
+        return False
+
+    def is_neg(self) -> bool:
+        return False
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Says so; nothing here has gradients."""
+        self.requires_grad = requires_grad
+        return self
+
     def element_size(self) -> int:
         return self.dtype.itemsize
 
@@ -157,8 +230,45 @@ class Tensor:
     def zero_(self) -> Tensor:
         return self._library.call("aten::zero_", self)
 
-    def copy_(self, other: Tensor) -> Tensor:
-        return self._library.call("aten::copy_", self, other)
+    def copy_(self, other: Tensor, non_blocking: bool = False) -> Tensor:
+        return self._library.call("aten::copy_", self, other, non_blocking)
+
+    def set_(self, source: Storage, offset: int, size: Sequence[int], stride: Sequence[int]) -> Tensor:
+        return self._library.call(
+            "aten::set_.source_Storage_storage_offset", self, source, offset, size, stride
+        )
+
+    def as_strided(
+        self, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+    ) -> Tensor:
+        return self._library.call("aten::as_strided", self, size, stride, storage_offset)
+
+    def t(self) -> Tensor:
+        rows, columns = self.shape
+        return self.as_strided((columns, rows), self._strides[::-1])
+
+    def expand(self, *shape: int) -> Tensor:
+        new = len(shape) - len(self.shape)
+        old = [(0, 0)] * new + list(zip(self.shape, self._strides, strict=True))
+        strides = [
+            stride if extent == wanted else 0 for (extent, stride), wanted in zip(old, shape, strict=True)
+        ]
+        return self.as_strided(shape, strides)
+
+    def __getitem__(self, at: slice | tuple[slice, ...]) -> Tensor:
+        """Slices alone."""
+        given = at if isinstance(at, tuple) else (at,)
+        cuts = (*given, *[slice(None)] * (len(self.shape) - len(given)))
+        offset, shape, strides = self.storage_offset(), [], []
+        for cut, extent, stride in zip(cuts, self.shape, self._strides, strict=True):
+            taken = range(extent)[cut]
+            offset += taken.start * stride
+            shape.append(len(taken))
+            strides.append(taken.step * stride)
+        return self.as_strided(shape, strides, offset)
+
+    def contiguous(self) -> Tensor:
+        return self if self.is_contiguous() else self.clone()
 
     def clone(self) -> Tensor:
         return self._library.call("aten::clone", self)
@@ -198,6 +308,8 @@ class Library:
             ("aten::fill_.Scalar", self._fill, "a!", True),
             ("aten::zero_", partial(self._fill, value=0), "a!", True),
             ("aten::copy_", self._copy, "a!", True),
+            ("aten::set_.source_Storage_storage_offset", self._set, "a!", True),
+            ("aten::as_strided", self._as_strided, "a", False),
             ("aten::clone.out", self._clone_out, "a!", True),
             ("others::clone", self._clone, None, False),
         ]
@@ -226,7 +338,26 @@ class Library:
     def empty(
         self, *shape: Any, dtype: DType = float32, device: Any = None, pin_memory: bool = False
     ) -> Tensor:
-        return self.call("aten::empty.memory_format", _shape(shape), dtype=dtype, device=device)
+        if pin_memory and not self.place(device).type == "cpu":
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        pinned = {"pin_memory": True} if pin_memory else {}
+        return self.call("aten::empty.memory_format", _shape(shape), dtype=dtype, device=device, **pinned)
+
+    def from_dlpack(self, lender: Any) -> Tensor:
+        """Bytes that somebody else lends; they go back with the last tensor over them."""
+        ordinals = range(len(self.world.allocators))
+        loan = lent.take(lender, {ordinal: self.world.stream(ordinal) for ordinal in ordinals})
+        device = Device(loan.device, loan.ordinal if loan.device == "cuda" else None)
+        return Tensor(self, Storage(self.world, device, loan.nbytes, loan=loan), (loan.nbytes,), uint8)
+
+    def frombuffer(self, buffer: Any, *, dtype: DType, count: int = -1, offset: int = 0) -> Tensor:
+        """Of memory that Python can write to; the storage begins at the offset, which is in bytes."""
+        memory = memoryview(buffer)[offset:]
+        number = len(memory) // dtype.itemsize if count < 0 else count
+        if number == 0 or number * dtype.itemsize > len(memory):
+            raise ValueError(f"a buffer of {len(memory)} bytes, for {count} elements")
+        storage = Storage(self.world, Device("cpu"), number * dtype.itemsize, memory=memory)
+        return Tensor(self, storage, (number,), dtype)
 
     def zeros(self, *shape: Any, dtype: DType = float32, device: Any = None) -> Tensor:
         return self.call("aten::zeros", _shape(shape), dtype=dtype, device=device)
@@ -255,8 +386,15 @@ class Library:
 
     # What the operations do
 
-    def _empty(self, shape: tuple[int, ...], dtype: DType = float32, device: Any = None) -> Tensor:
-        storage = Storage(self.world, self.place(device), prod(shape) * dtype.itemsize)
+    def _empty(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType = float32,
+        device: Any = None,
+        pin_memory: bool = False,
+    ) -> Tensor:
+        nbytes = prod(shape) * dtype.itemsize
+        storage = Storage(self.world, self.place(device), nbytes, is_pinned=pin_memory)
         return Tensor(self, storage, shape, dtype)
 
     def _zeros(self, shape: tuple[int, ...], dtype: DType = float32, device: Any = None) -> Tensor:
@@ -297,12 +435,38 @@ class Library:
         return tensor if device == tensor.device else self._to_copy(tensor, device=device)
 
     def _view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        if not tensor.is_contiguous():
+            raise RuntimeError("view size is not compatible with input tensor's size and stride")
         return Tensor(self, tensor.untyped_storage(), _shape(shape), tensor.dtype, tensor._offset)
+
+    def _as_strided(
+        self, tensor: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+    ) -> Tensor:
+        itemsize, storage = tensor.dtype.itemsize, tensor.untyped_storage()
+        begin = tensor.storage_offset() if offset is None else offset
+        if strided.span(size, stride) and (begin + strided.span(size, stride)) * itemsize > storage.nbytes():
+            raise RuntimeError("setStorage: sizes and strides are out of bounds for storage")
+        return Tensor(self, storage, tuple(size), tensor.dtype, begin * itemsize, tuple(stride))
+
+    def _set(
+        self, tensor: Tensor, source: Storage, offset: int, size: Sequence[int], stride: Sequence[int]
+    ) -> Tensor:
+        """PyTorch makes a storage larger that is too small, if it is its own."""
+        if source.device != tensor.device:
+            raise RuntimeError(f"Attempted to set the storage of a tensor on device {tensor.device}")
+        span, itemsize = strided.span(size, stride), tensor.dtype.itemsize
+        if span and (offset + span) * itemsize > source.nbytes():
+            raise RuntimeError("Trying to resize storage that is not resizable")
+        tensor._storage, tensor._offset = source, offset * itemsize
+        tensor.shape, tensor._strides = tuple(size), tuple(stride)
+        return tensor
 
     def _fill(self, tensor: Tensor, value: int) -> Tensor:
         if value and tensor.dtype.itemsize > 1:
             raise NotImplementedError("only bytes can be filled with a number other than 0")
         address, size = tensor.data_ptr(), tensor.nbytes
+        if not tensor.is_contiguous():
+            return self._scatter(tensor, bytes([value]) * size)
         if not tensor.is_cuda:
             ctypes.memset(address, value, size)
         elif size:
@@ -310,27 +474,54 @@ class Library:
             self.world.do(device, lambda stream: machine.fill(device, address, size, value, stream))
         return tensor
 
-    def _copy(self, tensor: Tensor, other: Tensor) -> Tensor:
+    def _copy(self, tensor: Tensor, other: Tensor, non_blocking: bool = False) -> Tensor:
+        """The host may not see the end of a copy to a GPU that is to block nobody: the memory has to stay."""
         if tensor.nbytes != other.nbytes:
             raise RuntimeError("the sizes of the tensors have to be the same")
+        if not tensor.is_contiguous():
+            return self._scatter(tensor, self.read(other))
         if not tensor.is_cuda:
             ctypes.memmove(tensor.data_ptr(), self.read(other), tensor.nbytes)
         elif tensor.nbytes:
             device, machine = tensor.device.index or 0, self.world.machine
-            address = tensor.data_ptr()
-            self.world.do(device, lambda stream: machine.write(device, address, self.read(other), stream))
+            address, source, nbytes = tensor.data_ptr(), other.data_ptr(), tensor.nbytes
+            if non_blocking and not other.is_cuda and other.is_contiguous():
+                self.world.do(device, lambda stream: machine.queue(device, address, source, nbytes, stream))
+            else:
+                self.world.do(device, lambda stream: machine.write(device, address, self.read(other), stream))
+        return tensor
+
+    def _scatter(self, tensor: Tensor, content: bytes) -> Tensor:
+        """Writes elements to where they lie, and leaves what lies between them alone."""
+        memory = bytearray(self._bytes_of(tensor))
+        if memory:
+            itemsize = tensor.dtype.itemsize
+            into = strided.over(memory, tensor.shape, tensor.stride(), itemsize)
+            into[...] = strided.over(content, tensor.shape, strided.contiguous(tensor.shape), itemsize)
+            kind = Storage(self.world, Device("cpu"), len(memory), memory=memory)
+            begin = Tensor(self, tensor.untyped_storage(), (len(memory),), uint8, tensor._offset)
+            self._copy(begin, Tensor(self, kind, (len(memory),), uint8))
         return tensor
 
     def read(self, tensor: Tensor) -> bytes:
-        if not tensor.nbytes:
+        """The elements in order, one after the other."""
+        if tensor.is_contiguous() or not tensor.nbytes:
+            return self._bytes_of(tensor)
+        array = strided.over(self._bytes_of(tensor), tensor.shape, tensor.stride(), tensor.dtype.itemsize)
+        return bytes(array.tobytes())
+
+    def _bytes_of(self, tensor: Tensor) -> bytes:
+        """From the first element to the end of the last."""
+        size = strided.span(tensor.shape, tensor.stride()) * tensor.dtype.itemsize
+        if not size:
             return b""
         if not tensor.is_cuda:
-            return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+            return ctypes.string_at(tensor.data_ptr(), size)
         device = tensor.device.index or 0
         stream = self.world.stream(device)
         if (device, stream) in self.world.captures:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-        return self.world.machine.read(device, tensor.data_ptr(), tensor.nbytes, stream)
+        return self.world.machine.read(device, tensor.data_ptr(), size, stream)
 
 
 def _shape(given: Sequence[Any]) -> tuple[int, ...]:

@@ -1,0 +1,163 @@
+"""One tensor in host memory, for systems where the device reads it there and for those where it must not."""
+
+import threading
+from typing import Any, Literal
+
+from poorwill._native import HostBuffer, PoorwillError
+from poorwill.offload._import import import_torch
+from poorwill.offload._layout import Layout, checked
+from poorwill.offload._policy import policy
+from poorwill.offload._views import fill, home_of, nothing_on, torch_device
+
+
+class _Queued:
+    """Copies that a GPU has been given and may not have made: what they read stays until they have."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._copies: list[tuple[Any, Any]] = []
+
+    def forget_made(self) -> None:
+        """Asks the GPU, which it may not be while this thread's stream is being captured."""
+        if import_torch().cuda.is_current_stream_capturing():
+            return
+        with self._lock:
+            made = [event.query() for event, _ in self._copies]
+            sources = [copy for copy, is_made in zip(self._copies, made, strict=True) if is_made]
+            self._copies = [copy for copy, is_made in zip(self._copies, made, strict=True) if not is_made]
+        # What they read may go here, with no lock held.
+        del sources
+
+    def add(self, event: Any, source: Any) -> None:
+        with self._lock:
+            self._copies.append((event, source))
+
+
+_queued = _Queued()
+
+
+class Offloaded:
+    """A tensor in host memory, and how it gets to its device. `offload` makes one."""
+
+    def __init__(
+        self, layout: Layout, host: Any, view: Any, device: Any, is_pinned: bool, copies_because: str | None
+    ) -> None:
+        """Not for users. `host` and `view` are the bytes on the CPU and as the device sees them; there is no
+        view where the device gets copies."""
+        self._layout = layout
+        self._host = host
+        self._view = view
+        self._device = device
+        self._is_pinned = is_pinned
+        self._copies_because = copies_because
+
+    def __repr__(self) -> str:
+        how = "zero copy" if self.is_zero_copy else "copied in"
+        shape, dtype, nbytes = list(self._layout.shape), self._layout.dtype, self._layout.nbytes
+        return f"<poorwill.offload.Offloaded for {self._device}: {nbytes} B, {shape} of {dtype}, {how}>"
+
+    @property
+    def host(self) -> Any:
+        """The tensor on the CPU, which ALIASES the memory: what is written to it is staged in later."""
+        return self._layout.over(self._host)
+
+    @property
+    def device(self) -> Any:
+        """Where `stage_in` puts it: a torch.device."""
+        return self._device
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether its memory is page-locked."""
+        return self._is_pinned
+
+    @property
+    def is_zero_copy(self) -> bool:
+        """Whether `stage_in` copies nothing. Decided when it was offloaded."""
+        return self._copies_because is None
+
+    @property
+    def copies_because(self) -> str | None:
+        """Why `stage_in` copies; None where it does not."""
+        return self._copies_because
+
+    def stage_in(self, stream: Any = None) -> Any:
+        """The tensor on its device, with the same type, shape, strides and storage offset.
+
+        With `is_zero_copy` it ALIASES `host`, and nothing is queued. Otherwise it is a new COPY of `host` in
+        device memory, queued on a stream of PyTorch's: the current one of the device if None is given.
+        Whoever uses it on another stream waits for that one, and calls `record_stream` on it.
+
+        Where the memory is page-locked the call does not wait for the copy. Nobody may write to `host` until
+        it was made. What it reads stays in place until then, and if everybody else has dropped it, the next
+        call that offloads or copies gives it back. A graph that captures the copy reads `host` in every
+        replay and does not keep it.
+
+        Raises ValueError for a stream of another device.
+        """
+        torch = import_torch()
+        is_cuda = self._device.type == "cuda"
+        if stream is not None and (not is_cuda or stream.device != self._device):
+            whose = f"on {stream.device}" if is_cuda else "given, and the host device has none"
+            raise ValueError(f"stage_in brings a tensor to {self._device}, and the stream is {whose}")
+        if self._view is not None:
+            return self._layout.over(self._view)
+        if not is_cuda:
+            return self._layout.over(self._copied())
+        _queued.forget_made()
+        with torch.cuda.stream(stream or torch.cuda.current_stream(self._device)):
+            return self._layout.over(self._copied())
+
+    def _copied(self) -> Any:
+        torch = import_torch()
+        flat = torch.empty(self._layout.nbytes, dtype=torch.uint8, device=self._device)
+        is_queued = self._device.type == "cuda" and self._is_pinned
+        flat.copy_(self._host, non_blocking=is_queued)
+        if is_queued and not torch.cuda.is_current_stream_capturing():
+            event = torch.cuda.Event()
+            event.record()
+            _queued.add(event, self._host)
+        return flat
+
+
+def offload(tensor: Any, *, device: Any = None, pin: bool | Literal["auto"] = "auto") -> Offloaded:
+    """COPIES a tensor to host memory of its own, from where `stage_in` brings it to a device.
+
+    For both kinds of system: where the device reads host memory in place nothing is copied afterwards, and
+    where that is switched off or the memory is pageable, every `stage_in` copies. `tensor`, `device`, and
+    which bytes are copied, are as for `to_host_view`.
+
+    Raises as `to_host_view`, but not because the device cannot read the memory.
+    """
+    torch = import_torch()
+    checked(tensor, "offload")
+    allowed = policy()
+    because = None if allowed.uva else f"{allowed.uva_because}=1 is set"
+    layout = Layout.of(tensor)
+    if layout.nbytes == 0:
+        place = torch_device(home_of(tensor, device))
+        view = nothing_on(home_of(tensor, device)) if allowed.uva else None
+        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+        return Offloaded(layout, nothing, view, place, False, because)
+    buffer = HostBuffer(layout.nbytes, device=home_of(tensor, device), pin=pin)
+    place = torch_device(buffer.device)
+    if place.type == "cuda":
+        _queued.forget_made()
+    view = None
+    if allowed.uva:
+        view, because = _view_of(buffer)
+    host = torch.from_dlpack(buffer)
+    fill(host, tensor)
+    return Offloaded(layout, host, view, place, buffer.is_pinned, because)
+
+
+def _view_of(buffer: HostBuffer) -> tuple[Any, str | None]:
+    """What the device sees, or why it sees nothing."""
+    torch = import_torch()
+    try:
+        return torch.from_dlpack(buffer.device_view()), None
+    except PoorwillError as error:
+        # Pageable memory some devices read and others do not. Page-locked memory all do.
+        if buffer.is_pinned:
+            raise
+        return None, buffer.pageable_because or str(error)

@@ -1,0 +1,266 @@
+"""Host memory for weights without PyTorch, and the suites over the stand-ins and over PyTorch."""
+
+import gc
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import poorwill
+import pytest
+from helpers import DEVICE, MIB, run
+from poorwill import offload
+from poorwill.offload import HostBuffer
+
+HERE = Path(__file__).resolve().parent
+SUITES = [str(HERE / name) for name in ("offload_suite.py", "offload_ways_suite.py")]
+
+# Longer than it takes on the slowest machine: whatever runs into it is stuck, and says where.
+STUCK_S = 900
+
+
+def run_suite(*options: str, **environment: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *SUITES],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONFAULTHANDLER": "1", **environment},
+        timeout=STUCK_S,
+        check=False,
+    )
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+def test_tensors_in_host_memory_keep_their_promises_over_the_stand_ins(
+    tmp_path: Path, fake: dict[str, str]
+) -> None:
+    said = run_suite(
+        *("-p", "pools_on_the_stand_in", "-o", f"faulthandler_timeout={STUCK_S // 3}"),
+        **{**fake, "POORWILL_FAKE_CUDA_DEVICES": "4GiB,4GiB", "PYTHONPATH": str(HERE)},
+    )
+    assert " passed" in said
+
+
+def test_tensors_in_host_memory_keep_their_promises_over_pytorch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("there is no PyTorch here")
+    assert " passed" in run_suite()
+
+
+# Without PyTorch, on the host device
+
+
+def test_a_buffer_is_an_array_of_exactly_its_bytes() -> None:
+    buffer = HostBuffer(1_000_003, device=DEVICE)
+    assert (buffer.nbytes, buffer.device) == (1_000_003, DEVICE)
+    array = np.from_dlpack(buffer)
+    assert (array.dtype, array.shape, array.ctypes.data) == (np.dtype("uint8"), (1_000_003,), buffer.address)
+    array[:] = 7
+    view = np.from_dlpack(buffer.device_view())
+    assert (view.ctypes.data, int(view.sum())) == (buffer.address, 7 * 1_000_003)
+    view[0] = 9
+    assert array[0] == 9
+    assert np.from_dlpack(buffer)[0] == 9
+
+
+def test_arrays_keep_a_buffer_that_was_freed() -> None:
+    # In a process of its own, where nobody else holds host memory of the device.
+    script = f"""
+import numpy as np
+from poorwill.offload import HostBuffer
+poorwill.arena("{DEVICE}", host_limit="8MiB")
+
+def is_nothing_held():
+    try:
+        HostBuffer("8MiB", device="{DEVICE}").free()
+    except poorwill.OutOfMemoryError:
+        return False
+    return True
+
+assert is_nothing_held()
+for keep in ("array", "view", "buffer"):
+    buffer = HostBuffer(1 << 20, device="{DEVICE}")
+    kept = dict(array=np.from_dlpack(buffer), view=np.from_dlpack(buffer.device_view()), buffer=buffer)
+    kept["array"][:] = 5
+    if keep != "buffer":
+        buffer.free()
+        buffer.free()
+    del buffer
+    kept = kept[keep]
+    assert not is_nothing_held(), keep
+    assert keep == "buffer" or kept.sum() == 5 << 20
+    del kept
+    assert is_nothing_held(), keep
+print("done")
+"""
+    assert run(script) == "done\n"
+
+
+def test_buffers_of_no_bytes_and_of_too_many_are_refused() -> None:
+    for wrong in (0, -1):
+        with pytest.raises((ValueError, OverflowError)):
+            HostBuffer(wrong, device=DEVICE)
+    with pytest.raises(poorwill.OutOfMemoryError):
+        HostBuffer(1 << 60, device=DEVICE)
+    with pytest.raises((TypeError, ValueError)):
+        HostBuffer(8, device=DEVICE, pin="sometimes")  # type: ignore[arg-type]
+    buffer = HostBuffer(8, device=DEVICE)
+    buffer.free()
+    for use in (buffer.device_view, lambda: np.from_dlpack(buffer)):
+        with pytest.raises(poorwill.PoorwillError, match="freed"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("name", "pin", "uva"),
+    [
+        (None, True, True),
+        ("POORWILL_DISABLE_PIN", False, True),
+        ("VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY", False, True),
+        ("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", True, False),
+    ],
+)
+def test_switches_count_for_buffers(
+    monkeypatch: pytest.MonkeyPatch, name: str | None, pin: bool, uva: bool
+) -> None:
+    for other in ("POORWILL_DISABLE_PIN", "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.delenv("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", raising=False)
+    buffer = HostBuffer(64, device=DEVICE)
+    if name is not None:
+        monkeypatch.setenv(name, "1")
+    said = offload.policy()
+    assert (said.pin, said.uva) == (pin, uva)
+    assert {said.pin_because, said.uva_because} == {None, name}
+    if not pin:
+        pageable = HostBuffer(64, device=DEVICE)
+        assert not pageable.is_pinned
+        assert str(name) in str(pageable.pageable_because)
+    if uva:
+        assert np.from_dlpack(buffer.device_view()).shape == (64,)
+    else:
+        with pytest.raises(poorwill.PoorwillError, match=str(name)):
+            buffer.device_view()
+
+
+def test_threads_take_and_free_buffers_at_once() -> None:
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(50):
+                buffer = HostBuffer(10_000 + turn, device=DEVICE)
+                array = np.from_dlpack(buffer)
+                array[:] = number
+                view = np.from_dlpack(buffer.device_view())
+                buffer.free()
+                if not (view == number).all():
+                    wrong.append(number)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    gc.collect()
+
+
+def test_a_forked_child_has_no_buffer() -> None:
+    script = f"""
+import os
+from poorwill.offload import HostBuffer
+buffer = HostBuffer(1 << 20, device="{DEVICE}")
+view = buffer.device_view()
+child = os.fork()
+if child == 0:
+    wrong = []
+    for use in (buffer.device_view, buffer.__dlpack__, view.__dlpack__, buffer.free):
+        try:
+            wrong.append(use())
+        except poorwill.PoorwillError as error:
+            assert "fork" in str(error), error
+    del buffer, view
+    os._exit(7 if wrong == [] else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert view.nbytes == 1 << 20
+print("done")
+"""
+    assert run(script) == "done\n"
+
+
+def test_what_needs_no_tensors_needs_no_pytorch() -> None:
+    script = f"""
+import sys
+sys.modules["torch"] = None
+from poorwill import offload
+buffer = offload.HostBuffer({MIB}, device="{DEVICE}")
+assert offload.policy().uva in (True, False)
+for call in (offload.device_view, offload.to_host_view, offload.offload):
+    try:
+        call(buffer)
+    except ImportError as error:
+        assert isinstance(error, poorwill.PoorwillError) and "install torch" in str(error), error
+    else:
+        raise AssertionError(call)
+try:
+    offload.host_tensor(buffer, 4, "uint8")
+except offload.MissingTorchError:
+    print("done")
+"""
+    assert run(script) == "done\n"
+
+
+def test_what_is_public_is_documented() -> None:
+    for name in offload.__all__:
+        assert getattr(offload, name).__doc__, name
+
+
+# Over the stand-in for NVIDIA's library
+
+
+DELETERS = """
+import ctypes, gc
+from poorwill import _native
+from poorwill.offload import HostBuffer
+
+pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi))
+rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_SetName", ctypes.pythonapi))
+
+class Loan:
+    '''An array of somebody who gives it back without the interpreter's lock.'''
+    def __init__(self, lender):
+        self.capsule = lender.__dlpack__()
+        self.managed = pointer(self.capsule, b"dltensor")
+        rename(self.capsule, b"used_dltensor")
+    def __del__(self):
+        # Behind the tensor of 48 bytes: the context and the deleter.
+        deleter = ctypes.c_void_p.from_address(self.managed + 56).value
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter)(self.managed)
+        ended.append(self)
+
+ended = []
+buffer = HostBuffer(1 << 16, device="cuda:0")
+inner = Loan(buffer)
+outer = Loan(_native.device_view_of(buffer.address, buffer.nbytes, inner, device="cuda:0"))
+del inner
+gc.collect()
+assert ended == []
+del outer
+gc.collect()
+# The one that was kept ends with the view, and not some time later.
+assert len(ended) == 2
+print("done")
+"""
+
+
+def test_what_is_kept_ends_with_the_view_whoever_has_the_interpreters_lock(fake: dict[str, str]) -> None:
+    assert run(DELETERS, **fake) == "done\n"
