@@ -94,7 +94,8 @@ def test_memory_that_pytorch_has_locked_is_not_copied() -> None:
     assert content(view) == content(tensor)
 
 
-def test_tensors_that_share_pages_have_views_that_do_not_end_each_other(device: str) -> None:
+@pytest.mark.parametrize("whole_first", [True, False])
+def test_tensors_that_share_pages_have_views_or_are_refused(device: str, whole_first: bool) -> None:
     memory = mmap.mmap(-1, 64 * KIB)
     sizes = [100, 8 * KIB, 30, 4 * KIB, 20 * KIB + 7, 10_000]
     ends = list(itertools.accumulate(sizes))
@@ -104,13 +105,24 @@ def test_tensors_that_share_pages_have_views_that_do_not_end_each_other(device: 
     ]
     rng = random.Random(1)
     for _ in range(20):
-        order = rng.sample(range(len(tensors)), len(tensors))
-        views = {number: offload.device_view(tensors[number], device=device) for number in order}
-        for number in rng.sample(order, len(order)):
+        # Once all of it is locked, so is every part.
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        whole_view = offload.device_view(whole, device=device) if whole_first else None
+        views, refusals = {}, []
+        for number in rng.sample(range(len(tensors)), len(tensors)):
+            try:
+                views[number] = offload.device_view(tensors[number], device=device)
+            except ValueError as error:
+                refusals.append(str(error))
+        assert views
+        assert not refusals or (device.startswith("cuda") and not whole_first)
+        assert all("share a page" in refusal for refusal in refusals)
+        for number in rng.sample(list(views), len(views)):
             value = rng.randrange(256)
             tensors[number].fill_(value)
             assert content(views[number]) == bytes([value]) * sizes[number]
             del views[number]
+        del whole_view, whole
 
 
 # What copies

@@ -2,12 +2,13 @@
 //!
 //! Memory that is page-locked already, by this device, by PyTorch or by whoever else, is found by its address. Other
 //! memory is registered in place, in whole pages, for as long as a view of it is left: a book counts the views of each
-//! registration, so that two tensors in one page, or two views of one tensor, share it, and a tensor that begins on a
-//! page that is registered takes the rest of its pages beside it. What the driver does not
+//! registration, so that two views of one tensor, or of parts of it, share it. Memory that has some of its pages in a
+//! registration and others not is refused: the driver copies nothing that lies in two registrations (measured: a copy of
+//! such a view ends with CUDA's "invalid argument", while kernels read it). What the driver does not
 //! let go of stays in the book, and nothing that overlaps it is seen until it has gone: other memory may have come to
 //! its addresses.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::fmt;
 use std::ops::Range;
@@ -44,9 +45,8 @@ pub struct HostView {
     context: Arc<Context>,
     registrations: Arc<Registrations>,
     device_addr: u64,
-    /// Where the registrations begin that were made for it, or for other views. There are several where other views
-    /// had some of its pages first.
-    registered: Vec<usize>,
+    /// Where the registration begins that was made for it, or for another view.
+    registered: Option<usize>,
 }
 
 impl fmt::Debug for HostView {
@@ -108,7 +108,7 @@ impl HostView {
     /// Whether the memory was page-locked for this view or one before it, and not by its owner.
     #[must_use]
     pub fn is_registered_here(&self) -> bool {
-        !self.registered.is_empty()
+        self.registered.is_some()
     }
 
     pub(super) fn of(
@@ -127,8 +127,9 @@ impl HostView {
 
 impl Drop for HostView {
     fn drop(&mut self) {
-        if !self.registered.is_empty() && self.context.owner.is_here() {
-            self.registrations.leave(&self.context, &self.registered);
+        let Some(start) = self.registered else { return };
+        if self.context.owner.is_here() {
+            self.registrations.leave(&self.context, start);
         }
     }
 }
@@ -138,16 +139,16 @@ impl Registrations {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the device sees the memory, and the registrations that it owes this to, which have one more view each;
-    /// nothing where it does not see it and it may not be locked. The context has been entered.
+    /// Where the device sees the memory, and the registration that it owes this to, which has one more view; nothing
+    /// where it does not see it and it may not be locked. The context has been entered.
     fn find_or_register(
         &self,
         context: &Context,
         memory: &Range<usize>,
         may_lock: bool,
-    ) -> Result<Option<(u64, Vec<usize>)>> {
+    ) -> Result<Option<(u64, Option<usize>)>> {
         if let Some(device) = context.pinned_at(memory.start, memory.len()) {
-            return Ok(Some((device, Vec::new())));
+            return Ok(Some((device, None)));
         }
         let page = rustix::param::page_size();
         let end = memory.end.checked_next_multiple_of(page);
@@ -155,107 +156,63 @@ impl Registrations {
         let pages = memory.start / page * page..end;
         let mut book = self.book();
         end_stuck(context, &mut book, &pages)?;
-        let gaps = gaps(&book, &pages);
-        if gaps.first() == Some(&pages)
-            && let Some(device) = seen_at(context, memory)
-        {
-            return Ok(Some((device, Vec::new())));
+        let first = book.range_mut(..pages.end).next_back().filter(|(_, one)| one.end > pages.start);
+        if let Some((start, registration)) = first {
+            if *start > pages.start || registration.end < pages.end {
+                return Err(shared(memory));
+            }
+            registration.views += 1;
+            return Ok(Some((registration.device + (memory.start - start) as u64, Some(*start))));
         }
-        if !gaps.is_empty() && !may_lock {
+        if let Some(device) = seen_at(context, memory) {
+            return Ok(Some((device, None)));
+        }
+        if !may_lock {
             return Ok(None);
         }
-        for gap in &gaps {
-            match register(context, memory, gap) {
-                Ok(device) => drop(book.insert(gap.start, Registration { end: gap.end, device, views: 0 })),
-                Err(error) => {
-                    end_unseen(context, &mut book, &pages);
-                    return Err(error);
-                }
-            }
-        }
-        let starts: Vec<usize> = overlapping(&book, &pages).map(|(start, _)| *start).collect();
-        // How far from their own addresses the device sees each of them.
-        let shifts: BTreeSet<u64> =
-            overlapping(&book, &pages).map(|(start, one)| one.device.wrapping_sub(*start as u64)).collect();
-        let shift = shifts.first().copied().unwrap_or_default();
-        if shifts.len() > 1 {
-            end_unseen(context, &mut book, &pages);
-            let reason = format!(
-                "{} at {:#x} lie in pages that the device does not see in a row; take memory for them that is theirs \
-                 alone, as a HostBuffer is",
-                ByteSize(memory.len() as u64),
-                memory.start
-            );
-            return Err(DriverErrorKind::Unsupported { reason });
-        }
-        for start in &starts {
-            if let Some(registration) = book.get_mut(start) {
-                registration.views += 1;
-            }
-        }
-        Ok(Some(((memory.start as u64).wrapping_add(shift), starts)))
+        let device = register(context, memory, &pages)?;
+        book.insert(pages.start, Registration { end: pages.end, device, views: 1 });
+        Ok(Some((device + (memory.start - pages.start) as u64, Some(pages.start))))
     }
 
-    /// One view less of each; the last one ends it.
-    fn leave(&self, context: &Primary, starts: &[usize]) {
+    /// One view less; the last one ends it.
+    fn leave(&self, context: &Primary, start: usize) {
         let mut book = self.book();
-        for start in starts {
-            let Some(registration) = book.get_mut(start) else { continue };
-            registration.views -= 1;
-            if registration.views == 0 && unregister(context, *start) {
-                book.remove(start);
-            }
+        let Some(registration) = book.get_mut(&start) else { return };
+        registration.views -= 1;
+        if registration.views == 0 && unregister(context, start) {
+            book.remove(&start);
         }
     }
 }
 
 type Book = BTreeMap<usize, Registration>;
 
-/// The registrations that have some of these pages. None overlaps another.
-fn overlapping<'a>(
-    book: &'a Book,
-    pages: &Range<usize>,
-) -> impl Iterator<Item = (&'a usize, &'a Registration)> {
-    let first = book.range(..=pages.start).next_back().filter(|(_, one)| one.end > pages.start);
-    first.into_iter().chain(book.range(pages.start.saturating_add(1)..pages.end))
+/// Memory that lies in a page with such as is locked, and not wholly in pages that are.
+fn shared(memory: &Range<usize>) -> DriverErrorKind {
+    invalid(format!(
+        "{} at {:#x} share a page with memory that is page-locked already; take memory for them that is theirs alone, as \
+         a HostBuffer is",
+        ByteSize(memory.len() as u64),
+        memory.start
+    ))
 }
 
-/// The pages that no registration has, in rows.
-fn gaps(book: &Book, pages: &Range<usize>) -> Vec<Range<usize>> {
-    let mut gaps = Vec::new();
-    let mut from = pages.start;
-    for (start, registration) in overlapping(book, pages) {
-        gaps.extend((from < *start).then_some(from..*start));
-        from = registration.end;
-    }
-    gaps.extend((from < pages.end).then_some(from..pages.end));
-    gaps
-}
-
-/// Ends the registrations among these pages that no view came to have. What does not end is tried again when somebody
-/// asks for its pages.
-fn end_unseen(context: &Primary, book: &mut Book, pages: &Range<usize>) {
-    let unseen: Vec<usize> =
-        overlapping(book, pages).filter(|(_, one)| one.views == 0).map(|(start, _)| *start).collect();
-    for start in unseen {
-        if unregister(context, start) {
-            book.remove(&start);
-        }
-    }
-}
-
-/// Has registrations ended that nobody has a view of; an error where the driver does not let go of one.
+/// Has registrations of these pages ended that nobody has a view of; an error where the driver does not let go of one.
 fn end_stuck(context: &Primary, book: &mut Book, pages: &Range<usize>) -> Result<()> {
-    end_unseen(context, book, pages);
-    match overlapping(book, pages).find(|(_, one)| one.views == 0) {
-        None => Ok(()),
-        Some((start, _)) => {
+    let is_stuck = |(start, one): &(&usize, &Registration)| {
+        one.views == 0 && **start < pages.end && one.end > pages.start
+    };
+    while let Some(start) = book.iter().find(is_stuck).map(|(start, _)| *start) {
+        if !unregister(context, start) {
             let reason = format!(
                 "memory at {start:#x} was page-locked for a view that is gone, and the driver does not let go of it"
             );
-            Err(DriverErrorKind::Unsupported { reason })
+            return Err(DriverErrorKind::Unsupported { reason });
         }
+        book.remove(&start);
     }
+    Ok(())
 }
 
 /// Where the device sees memory that somebody has page-locked, all of it. The context has been entered.
@@ -296,11 +253,7 @@ fn register(context: &Primary, memory: &Range<usize>, pages: &Range<usize>) -> R
     let registered = unsafe { (api.mem_host_register)(start, pages.len(), REGISTER_FLAGS) };
     let size = ByteSize(memory.len() as u64);
     if registered == CuResult::HOST_MEMORY_ALREADY_REGISTERED {
-        return Err(invalid(format!(
-            "{size} at {:#x} share a page with memory that is page-locked already; take memory for them that is theirs \
-             alone, as a HostBuffer is",
-            memory.start
-        )));
+        return Err(shared(memory));
     }
     if registered != CuResult::SUCCESS {
         let words = api.error(registered);
