@@ -53,6 +53,8 @@ impl Command {
             Self::Nap(args) => (&args.budget, args.device.clone()),
             Self::Bench(BenchArgs { bench: Bench::Churn(args) }) => (&args.budget, args.device.clone()),
             Self::Bench(BenchArgs { bench: Bench::Sleep(args) }) => (&args.budget, args.device.clone()),
+            #[cfg(target_os = "linux")]
+            Self::Bench(BenchArgs { bench: Bench::Offload(args) }) => (&args.budget, args.device.clone()),
             Self::Doctor(_) => return None,
         };
         let (caps, used) = (budget.budget.as_ref()?, device.id());
@@ -188,6 +190,10 @@ pub(crate) enum Bench {
     /// Put a load like a model's to sleep and wake it, compare every byte, and put the times beside what the link and
     /// the driver alone take
     Sleep(SleepArgs),
+    /// Keep layers in host memory and bring them to the device for each pass: read in place, and prefetched; check all
+    /// that is computed, and put the times beside the link and the computing alone
+    #[cfg(target_os = "linux")]
+    Offload(OffloadArgs),
 }
 
 /// Arguments of `poorwill bench churn`.
@@ -263,10 +269,48 @@ const GPU_LOAD_BYTES: NonZeroU64 = NonZeroU64::new(24 << 30).unwrap();
 impl SleepArgs {
     /// How much to load.
     pub(crate) fn bytes(&self) -> NonZeroU64 {
-        self.size.unwrap_or(match self.device {
-            DeviceSpec::Host { .. } => HOST_LOAD_BYTES,
-            _ => GPU_LOAD_BYTES,
-        })
+        self.size.unwrap_or(load_bytes(&self.device))
+    }
+}
+
+/// Arguments of `poorwill bench offload`.
+#[cfg(target_os = "linux")]
+#[derive(Debug, clap::Args)]
+pub(crate) struct OffloadArgs {
+    /// Device to use: host, host:SIZE, cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "host")]
+    pub(crate) device: DeviceSpec,
+
+    #[command(flatten)]
+    pub(crate) budget: Budget,
+
+    /// How much to keep in host memory, like 24GiB: as many whole granules as each layer's part has [default: 1GiB on
+    /// the host device, 24GiB on a GPU]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes, allow_hyphen_values = true)]
+    size: Option<NonZeroU64>,
+
+    /// Of how many layers it is
+    #[arg(long, value_name = "N", default_value = "32", value_parser = some, allow_negative_numbers = true)]
+    pub(crate) layers: NonZeroU32,
+
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(target_os = "linux")]
+impl OffloadArgs {
+    /// How much to keep in host memory.
+    pub(crate) fn bytes(&self) -> NonZeroU64 {
+        self.size.unwrap_or(load_bytes(&self.device))
+    }
+}
+
+/// What is loaded unless a size is given.
+fn load_bytes(device: &DeviceSpec) -> NonZeroU64 {
+    match device {
+        DeviceSpec::Host { .. } => HOST_LOAD_BYTES,
+        _ => GPU_LOAD_BYTES,
     }
 }
 

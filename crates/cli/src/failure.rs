@@ -53,6 +53,9 @@ failure_from!(
     DriverError
 );
 
+#[cfg(target_os = "linux")]
+failure_from!(poorwill::offload::BadSwitch, poorwill::offload::bench::OffloadError);
+
 /// Prints the outcome and turns it into an exit code.
 pub(crate) fn finish<O: Outcome>(json: bool, outcome: Result<O, Failure>) -> ExitCode {
     if let Some(mismatch) = outcome.as_ref().ok().and_then(Outcome::mismatch) {

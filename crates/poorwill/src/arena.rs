@@ -74,10 +74,17 @@ impl Arena {
     /// limit above the budget; `Pool` for a limit that no pool can have.
     pub fn open(config: Config) -> Result<Self, OpenError> {
         let Config { device, budget, host_memory, pool } = config;
-        let device = Device::open_with(&device, &host_memory)?;
+        Self::open_on(&Device::open_with(&device, &host_memory)?, budget, pool)
+    }
+
+    /// The same on a device that is open, and that nobody else hands out.
+    ///
+    /// # Errors
+    /// As for [`Arena::open`], but for `Device`.
+    pub fn open_on(device: &Device, budget: Option<Cap>, pool: PoolConfig) -> Result<Self, OpenError> {
         let (budget, envelope) = device.envelope(budget)?;
         let in_use = claim_own(&budget, &envelope);
-        let arena = Self::open_within(&device, &envelope, pool)?;
+        let arena = Self::open_within(device, &envelope, pool)?;
         Ok(Self { _in_use: in_use, ..arena })
     }
 

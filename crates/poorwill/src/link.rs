@@ -6,6 +6,8 @@ use std::time::Instant;
 use poorwill_core::driver::{BackingId, Result};
 use poorwill_core::{CopyPart, DeviceRange, Driver, StreamId};
 
+use crate::machine::page_bytes;
+
 /// How many copies each way; the quickest counts.
 const COPIES: usize = 5;
 
@@ -112,6 +114,12 @@ impl Drop for Scratch<'_> {
         }
         let _ = self.driver.unreserve(self.range);
     }
+}
+
+/// Pages that were never written are no memory. Page-locked ones are there already.
+pub(crate) fn touch(buffer: &mut [u8]) {
+    let page_bytes = usize::try_from(page_bytes()).unwrap_or(4096);
+    buffer.iter_mut().step_by(page_bytes).for_each(|byte| *byte = 1);
 }
 
 /// How many seconds something took, and what came of it.

@@ -1,6 +1,8 @@
 //! `poorwill bench`: figures, each kind by a subcommand of its own.
 
 mod churn;
+#[cfg(target_os = "linux")]
+mod offload;
 mod sleep;
 mod trace;
 
@@ -15,5 +17,7 @@ pub(crate) fn run(bench: Bench) -> ExitCode {
     match bench {
         Bench::Churn(args) => failure::finish(args.json, churn::run(&args)),
         Bench::Sleep(args) => failure::finish(args.json, sleep::run(&args)),
+        #[cfg(target_os = "linux")]
+        Bench::Offload(args) => failure::finish(args.json, offload::run(&args)),
     }
 }

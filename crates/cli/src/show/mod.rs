@@ -2,6 +2,8 @@
 
 mod cycles;
 mod doctor;
+#[cfg(target_os = "linux")]
+mod offload;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
@@ -10,6 +12,8 @@ use poorwill::{ByteSize, Release, SleepReport, WakeReport};
 
 pub(crate) use self::cycles::cycles;
 pub(crate) use self::doctor::doctor;
+#[cfg(target_os = "linux")]
+pub(crate) use self::offload::offload;
 use crate::nap::{Cycle, Holding, NapReport, Prepared};
 
 const GIB: f64 = 1_073_741_824.0;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::churn::assert_churn_report;
 use crate::doctor::assert_device;
+use crate::offload::assert_offload_report;
 use crate::sleep::assert_bench_report;
 use crate::support::{Folder, Ran, assert_clean, command};
 
@@ -168,6 +169,28 @@ fn sleeping_is_measured_and_verified() {
 }
 
 #[test]
+fn weights_in_host_memory_are_measured_and_verified() {
+    // The first has a kernel for copies, and computes digests by one; granules of a page are too small for the latter.
+    for device in ["cuda:0", "cuda:1"] {
+        let args = ["bench", "offload", "--device", device, "--size", "32MiB", "--layers", "4"];
+        let bench = report(&Folder::new(), &args);
+        assert_offload_report(&bench);
+        assert_eq!((&bench["device"], &bench["pinned"]), (&device.into(), &true.into()));
+        assert!(bench["uva_how"].as_str().unwrap().contains("a kernel of the device reads"), "{bench}");
+        assert!(bench["uva_s"].is_f64() && bench["uva_gib_per_s"].is_f64());
+        let pageable = report(&Folder::new(), &[&args[..], &["--pageable"]].concat());
+        assert_offload_report(&pageable);
+        assert!(pageable["uva_s"].is_null() && pageable["uva_how"].as_str().unwrap().contains("pageable"));
+    }
+    refused(
+        &Folder::new(),
+        "",
+        &["bench", "offload", "--device", "cuda:1", "--layers", "1"],
+        &["24 GiB", "16 GiB"],
+    );
+}
+
+#[test]
 fn a_gpu_sleeps_with_24_gib_unless_told_otherwise() {
     // This one has 16 GiB.
     refused(&Folder::new(), "", &["bench", "sleep", "--device", "cuda:1"], &["cannot load 24 GiB", "16 GiB"]);
@@ -197,6 +220,7 @@ fn a_gpu_that_is_not_there_is_refused_by_name() {
     for args in [
         &["nap", "model", "--device", "cuda:99"][..],
         &["bench", "sleep", "--device", "cuda:99"],
+        &["bench", "offload", "--device", "cuda:99"],
         &["bench", "churn", "--load", "moe", "--device", "cuda:99"],
         &["demo", "--device", "cuda:99"],
     ] {
@@ -210,6 +234,7 @@ fn calls_that_fail_end_a_command_with_one_sentence() {
     for args in [
         &["nap", "model", "--device", "cuda:1"][..],
         &["bench", "sleep", "--device", "cuda:1", "--size", "32MiB"],
+        &["bench", "offload", "--device", "cuda:1", "--size", "32MiB"],
     ] {
         refused(&folder, "cuMemCreate:5:1000000", args, &["CUDA_ERROR_UNKNOWN (999)", "unknown error"]);
     }

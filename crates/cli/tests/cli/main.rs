@@ -9,6 +9,8 @@ mod doctor;
 #[cfg(target_os = "linux")]
 mod gpu;
 mod nap;
+#[cfg(target_os = "linux")]
+mod offload;
 mod refusals;
 mod report;
 mod sleep;

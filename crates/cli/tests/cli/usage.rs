@@ -44,7 +44,7 @@ fn help_and_version_are_for_standard_output() {
         "{help}"
     );
     let help = run(&folder, &["bench", "--help"]).succeeded();
-    assert!(["churn", "sleep"].iter().all(|bench| help.contains(bench)), "{help}");
+    assert!(["churn", "sleep", "offload"].iter().all(|bench| help.contains(bench)), "{help}");
     for command in ["demo", "doctor"] {
         assert!(run(&folder, &[command, "--help"]).succeeded().contains("--json"));
     }
@@ -130,6 +130,15 @@ fn devices_that_are_none() {
 fn numbers_out_of_bounds() {
     for size in ["0", "0GiB"] {
         assert_usage(&["bench", "sleep", "--size", size], &["--size", size, "24GiB"]);
+    }
+    for layers in ["0", "-1", "4294967296", "x", "", "1.5"] {
+        assert_usage(
+            &["bench", "offload", &format!("--layers={layers}")],
+            &["--layers", layers, "not in 1..="],
+        );
+    }
+    for args in [&["--size", "0"][..], &["--device", "gpu"], &["--cycles", "1"], &["32"]] {
+        assert_usage(&[&["bench", "offload"], args].concat(), &[args[0]]);
     }
     for part in ["200%", "-1", "x", "", "1", "1.5", "-1%", "1e-2", "NaN", "0.0.1", "٣%", "%"] {
         let args = ["bench", "sleep", &format!("--changed={part}")];

@@ -5,8 +5,7 @@ use poorwill_core::driver::Result;
 use poorwill_core::{Driver, HostBuffer, Pending, StreamId};
 use serde::Serialize;
 
-use crate::link::{self, Scratch, rate, timed};
-use crate::machine::page_bytes;
+use crate::link::{self, Scratch, rate, timed, touch};
 
 /// How many times memory comes and goes; the quickest counts.
 const ROUNDS: usize = 3;
@@ -146,12 +145,6 @@ fn pin(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, bool)> {
     }
     driver.host_trim()?;
     Ok((quickest_s, pinned))
-}
-
-/// Pages that were never written are no memory. Page-locked ones are there already.
-fn touch(buffer: &mut [u8]) {
-    let page_bytes = usize::try_from(page_bytes()).unwrap_or(4096);
-    buffer.iter_mut().step_by(page_bytes).for_each(|byte| *byte = 1);
 }
 
 /// Seconds of the quickest bringing in, and of the quickest giving back.

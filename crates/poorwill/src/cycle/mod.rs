@@ -35,7 +35,7 @@ mod choice;
 mod fraction;
 mod limits;
 mod load;
-mod pattern;
+pub(crate) mod pattern;
 mod plan;
 mod ratios;
 mod report;

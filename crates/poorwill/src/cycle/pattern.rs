@@ -13,9 +13,9 @@ const WINDOW_BYTES: usize = 4096;
 
 /// What is written: which tensor, and for which time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Text {
-    pub(super) tensor: usize,
-    pub(super) edition: u32,
+pub(crate) struct Text {
+    pub(crate) tensor: usize,
+    pub(crate) edition: u32,
 }
 
 /// The word at `offset`, which begins one.
@@ -26,7 +26,7 @@ fn word(text: Text, offset: u64) -> u64 {
 }
 
 /// What `text` has from `offset` on, which begins a word.
-pub(super) fn write(text: Text, offset: u64, bytes: &mut [u8]) {
+pub(crate) fn write(text: Text, offset: u64, bytes: &mut [u8]) {
     let mut word = word(text, offset);
     let mut words = bytes.chunks_exact_mut(8);
     for place in &mut words {
@@ -39,7 +39,7 @@ pub(super) fn write(text: Text, offset: u64, bytes: &mut [u8]) {
 }
 
 /// Where the first byte is that [`write()`] would not have written.
-pub(super) fn first_wrong(text: Text, offset: u64, bytes: &[u8]) -> Option<usize> {
+pub(crate) fn first_wrong(text: Text, offset: u64, bytes: &[u8]) -> Option<usize> {
     let windows = bytes.chunks(WINDOW_BYTES).enumerate();
     windows.map(|(nth, window)| (nth * WINDOW_BYTES, window)).find_map(|(at, window)| {
         let mut word = word(text, offset + at as u64);

@@ -234,7 +234,7 @@ impl CycleReport {
 
 impl Spread {
     /// That of `figures`, if there are any.
-    pub(super) fn of(figures: impl IntoIterator<Item = f64>) -> Option<Self> {
+    pub(crate) fn of(figures: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = figures.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
         let (min, max) = (*sorted.first()?, *sorted.last()?);

@@ -11,15 +11,21 @@
 //! - What a view may have shown the device is given back only when the device's work has ended, as `cudaFreeHost` has
 //!   it: dropping the last of a buffer and its views waits for that, and disturbs no capture. Where that cannot be
 //!   waited for it is kept.
+//! - A [`Prefetcher`] brings layers of such memory to the device ahead of their computing, and [`bench`] measures what
+//!   that, and reading host memory in place, take beside the link.
 //! - [`Switches`] are the environment's: they turn page-locking and views off, and no caller turns them on again.
 
+pub mod bench;
 mod buffer;
+mod lane;
 mod limbo;
+mod prefetch;
 mod switches;
 mod view;
 
 pub use self::buffer::Buffer;
 pub(crate) use self::limbo::Limbo;
+pub use self::prefetch::{Prefetcher, Slots, Turn};
 pub use self::switches::{BadSwitch, DISABLE_PIN, DISABLE_UVA, Switches};
 pub use self::view::View;
 pub use poorwill_driver::BufferPin;

@@ -1,0 +1,431 @@
+//! Taking an arena through a plan.
+
+use std::num::NonZeroUsize;
+use std::time::Instant;
+
+use poorwill_core::driver::Result as DriverResult;
+use poorwill_core::{DeviceRange, Digest, Driver, Pending, PoolError, StreamId, Tag};
+use poorwill_driver::system::System;
+
+use super::super::lane::{Lane, tried};
+use super::super::prefetch::{Prefetcher, Slots, failed, waited_for};
+use super::choice::{SLOTS_MAX, SLOTS_MIN, Times, repeats_of, slots_of};
+use super::layers::{Layers, Source};
+use super::plan::{OffloadError, Plan, Stage};
+use super::report::{OffloadReport, overlap_of};
+use crate::arena::Arena;
+use crate::cycle::Spread;
+use crate::link::{as_float, rate};
+
+/// How many passes of a kind are counted, behind one that is not.
+const PASSES: usize = 5;
+
+/// Of how many single layers the times are that slots and repeats are chosen by.
+const CHOICE_LAYERS: usize = 16;
+
+/// How often the repeats are corrected by what they took.
+const CORRECTIONS: usize = 4;
+
+/// Takes an arena that is used for nothing else through a plan. At its end everything is freed and trimmed.
+///
+/// # Errors
+/// See [`OffloadError`]. Everything that can be given back is given back also then.
+pub fn run(
+    arena: &Arena,
+    source: &Source,
+    plan: &Plan,
+    observer: &mut dyn FnMut(Stage),
+) -> Result<OffloadReport, OffloadError> {
+    arena.trim()?;
+    arena.driver().host_trim()?;
+    let room = Room::of(arena, plan)?;
+    let outcome = measure(arena, source, plan, room, observer);
+    let trimmed = tried(|| arena.trim());
+    let host_trimmed = tried(|| arena.driver().host_trim());
+    let report = outcome?;
+    trimmed?;
+    host_trimmed?;
+    Ok(report)
+}
+
+/// The size of a layer for which there is room, and for how many slots of it.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    layer_bytes: u64,
+    slots: usize,
+}
+
+impl Room {
+    fn of(arena: &Arena, plan: &Plan) -> Result<Self, OffloadError> {
+        let (driver, asked_bytes, layers) = (arena.driver(), plan.bytes.get(), plan.layers.get());
+        let granule_bytes = driver.info().granule_bytes;
+        let layer_bytes = asked_bytes / u64::from(layers) / granule_bytes * granule_bytes;
+        if layer_bytes == 0 {
+            return Err(OffloadError::LayerTooSmall { asked_bytes, layers, granule_bytes });
+        }
+        let (free_bytes, limit_bytes) = (driver.memory_info()?.free_bytes, arena.limit_bytes());
+        let slots = usize::try_from(free_bytes.min(limit_bytes) / layer_bytes).unwrap_or(usize::MAX);
+        if slots < SLOTS_MIN {
+            return Err(OffloadError::Slots { layer_bytes, free_bytes, limit_bytes });
+        }
+        let asked_bytes = layer_bytes * u64::from(layers);
+        let limit = driver.host_memory().limit_bytes.map(|most_bytes| (most_bytes, true));
+        let available = System::here().available_bytes().map(|most_bytes| (most_bytes, false));
+        for (most_bytes, is_limit) in limit.into_iter().chain(available) {
+            if asked_bytes > most_bytes {
+                return Err(OffloadError::HostMemory { asked_bytes, most_bytes, is_limit });
+            }
+        }
+        Ok(Self { layer_bytes, slots })
+    }
+}
+
+fn measure(
+    arena: &Arena,
+    source: &Source,
+    plan: &Plan,
+    room: Room,
+    observer: &mut dyn FnMut(Stage),
+) -> Result<OffloadReport, OffloadError> {
+    let driver = &**arena.driver();
+    observer(Stage::Memory);
+    let layers = Layers::make(driver, source, plan.layers.get(), room.layer_bytes)?;
+    let uva = Uva::of(driver, source, &layers);
+    let mut run = Run { arena, layers, repeats: 1, mismatch: None };
+
+    observer(Stage::Choice);
+    let probe = run.prefetcher(room, SLOTS_MIN)?;
+    let (copying, computing) = run.choose(&probe)?;
+    probe.close()?;
+    let slots = slots_of(copying, computing, run.layers.memory.len(), room.slots.min(SLOTS_MAX));
+    let mut prefetcher = run.prefetcher(room, slots)?;
+
+    observer(Stage::Copies);
+    let transfer_s = run.median_of(|run| run.copies(&prefetcher, prefetcher.copying()))?;
+    let kernel = match uva.way {
+        None => None,
+        Some(Way::Copy) => Some(Lane::new(arena.driver())?),
+        Some(Way::Kernel) => Some(Lane::of_kernel(arena.driver())?),
+    };
+    observer(Stage::KernelCopies);
+    let mut kernel_s = None;
+    if let Some(kernel) = &kernel {
+        kernel_s = Some(run.median_of(|run| run.copies(&prefetcher, kernel.id()))?);
+    }
+    observer(Stage::Resident);
+    let residents = run.fill(&prefetcher)?;
+    let compute_s = run.median_of(|run| run.resident(&prefetcher, residents))?;
+    observer(Stage::InPlace);
+    let mut uva_s = None;
+    if let Some(kernel) = &kernel {
+        uva_s = Some(run.median_of(|run| run.in_place(&prefetcher, kernel))?);
+    }
+    observer(Stage::Prefetch);
+    let prefetch = run.spread_of(|run| run.prefetched(&mut prefetcher))?;
+    prefetcher.close()?;
+    if let Some(mut kernel) = kernel {
+        kernel.close()?;
+    }
+
+    let Run { layers, repeats, mismatch, .. } = run;
+    let (info, bytes) = (driver.info(), room.layer_bytes * u64::from(plan.layers.get()));
+    let gib_per_s = |seconds| rate(bytes, seconds) / as_float(1 << 30);
+    Ok(OffloadReport {
+        host_bytes_asked: bytes,
+        host_bytes_used: layers.used_bytes,
+        pin_gib_per_s: gib_per_s(layers.made_s),
+        uva_gib_per_s: kernel_s.map(gib_per_s),
+        explicit_gib_per_s: gib_per_s(transfer_s),
+        prefetch_gib_per_s: gib_per_s(prefetch.median),
+        compute_s,
+        uva_s,
+        prefetch_s: prefetch.median,
+        overlap: overlap_of(compute_s, transfer_s, prefetch.median),
+        verified: mismatch.is_none(),
+        mismatch,
+        device: info.id.clone(),
+        device_name: info.name.clone(),
+        fast_digests: info.fast_digests,
+        layers: plan.layers.get(),
+        layer_bytes: room.layer_bytes,
+        slots,
+        repeats,
+        compute_transfer_ratio: compute_s / transfer_s.max(1e-9),
+        transfer_s,
+        passes: PASSES,
+        prefetch_spread_s: prefetch,
+        pinned: layers.pageable_because.is_none(),
+        pageable_because: layers.pageable_because.clone(),
+        uva_how: uva.how,
+    })
+}
+
+/// What reads host memory where it is.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Kernel,
+    Copy,
+}
+
+struct Uva {
+    way: Option<Way>,
+    how: String,
+}
+
+impl Uva {
+    fn of(driver: &dyn Driver, source: &Source, layers: &Layers) -> Self {
+        let info = driver.info();
+        let (way, how) = match (source.switches().uva_off, &layers.pageable_because) {
+            (Some(name), _) => {
+                (None, format!("{name}=1 is set, so the device reads no host memory in place"))
+            }
+            _ if info.id == "host" => {
+                let how = "the host device reads all memory of the process in place: an ordinary copy is the same thing";
+                (Some(Way::Copy), how.to_owned())
+            }
+            (_, Some(because)) => (
+                None,
+                format!(
+                    "the layers are pageable ({because}), so no kernel of the device reads them in place"
+                ),
+            ),
+            _ if !info.kernel_copies => {
+                (None, "the driver has no kernel here that copies from host memory".to_owned())
+            }
+            _ => (Some(Way::Kernel), "a kernel of the device reads the layers in place".to_owned()),
+        };
+        Self { way, how }
+    }
+}
+
+/// Digests of one layer that are on their way.
+type Digests = Pending<Vec<Digest>>;
+
+struct Run<'a> {
+    arena: &'a Arena,
+    layers: Layers,
+    repeats: u32,
+    /// What was wrong first.
+    mismatch: Option<String>,
+}
+
+impl<'a> Run<'a> {
+    fn prefetcher(&self, room: Room, slots: usize) -> Result<Prefetcher<'a>, PoolError> {
+        let count = NonZeroUsize::new(slots).unwrap_or(NonZeroUsize::MIN);
+        Prefetcher::new(self.arena, &Slots { tag: Tag::weights(), count, bytes: room.layer_bytes })
+    }
+
+    /// Times of single layers, each waited for, and the repeats that go with them.
+    fn choose(&mut self, probe: &Prefetcher<'_>) -> Result<(Times, Times), OffloadError> {
+        let layers = self.layers.memory.len();
+        let copy = |layer: usize| {
+            let memory = &self.layers.memory[layer % layers];
+            let copy = || waited_for(vec![probe.copy(probe.copying(), layer % SLOTS_MIN, memory)?]);
+            seconds_of(copy)
+        };
+        // The first is slower: memory that was never touched, and whatever a device does once.
+        for slot in 0..SLOTS_MIN {
+            copy(slot)?;
+        }
+        let copying = times_of((0..CHOICE_LAYERS).map(copy))?;
+        self.repeats = 1;
+        let mut computing = self.computing(probe)?;
+        for _ in 0..CORRECTIONS {
+            let repeats = repeats_of(copying.median_s, self.repeats, computing.median_s);
+            if repeats == self.repeats {
+                break;
+            }
+            self.repeats = repeats;
+            computing = self.computing(probe)?;
+        }
+        Ok((copying, computing))
+    }
+
+    /// How long computing a layer takes with the repeats of now.
+    fn computing(&self, probe: &Prefetcher<'_>) -> Result<Times, OffloadError> {
+        let compute = |nth: usize| {
+            seconds_of(|| {
+                let digests = self.compute(probe.computing(), probe.range(nth % SLOTS_MIN));
+                digests.and_then(Pending::wait).map(drop).map_err(failed("compute a layer"))
+            })
+        };
+        for slot in 0..SLOTS_MIN {
+            compute(slot)?;
+        }
+        times_of((0..CHOICE_LAYERS).map(compute))
+    }
+
+    /// Queues the computing of what is in a range.
+    fn compute(&self, stream: StreamId, range: DeviceRange) -> DriverResult<Digests> {
+        let repeats = usize::try_from(self.repeats).unwrap_or(usize::MAX);
+        self.arena.driver().digest(stream, &vec![range; repeats])
+    }
+
+    /// All layers copied on a stream.
+    fn copies(&mut self, prefetcher: &Prefetcher<'_>, stream: StreamId) -> Result<f64, OffloadError> {
+        let slots = prefetcher.slots().len();
+        seconds_of(|| {
+            let mut copies = Vec::new();
+            let queued = self.layers.memory.iter().enumerate().try_for_each(|(layer, memory)| {
+                copies.push(prefetcher.copy(stream, layer % slots, memory)?);
+                Ok(())
+            });
+            let copied = waited_for(copies);
+            queued.and(copied)
+        })
+    }
+
+    /// Fills the slots with the first layers, as many as there are of both.
+    fn fill(&self, prefetcher: &Prefetcher<'_>) -> Result<usize, OffloadError> {
+        let residents = prefetcher.slots().len().min(self.layers.memory.len());
+        for (slot, memory) in self.layers.memory[..residents].iter().enumerate() {
+            waited_for(vec![prefetcher.copy(prefetcher.copying(), slot, memory)?])?;
+        }
+        Ok(residents)
+    }
+
+    /// A pass over layers that are there: as many as there are layers, though only some of them.
+    fn resident(&mut self, prefetcher: &Prefetcher<'_>, residents: usize) -> Result<f64, OffloadError> {
+        let mut digests = Vec::new();
+        let seconds = seconds_of(|| {
+            let queued = (0..self.layers.memory.len()).try_for_each(|layer| {
+                let slot = layer % residents;
+                digests.push((slot, self.compute(prefetcher.computing(), prefetcher.range(slot))?));
+                Ok(())
+            });
+            let ended = self.arena.driver().stream_synchronize(prefetcher.computing());
+            queued.and(ended).map_err(failed("compute resident layers"))
+        })?;
+        self.check("with resident layers", digests)?;
+        Ok(seconds)
+    }
+
+    /// A pass in which the kernel's stream does everything.
+    fn in_place(&mut self, prefetcher: &Prefetcher<'_>, kernel: &Lane) -> Result<f64, OffloadError> {
+        self.spoil(prefetcher)?;
+        let (mut copies, mut digests) = (Vec::new(), Vec::new());
+        let slots = prefetcher.slots().len();
+        let seconds = seconds_of(|| {
+            let queued = self.layers.memory.iter().enumerate().try_for_each(|(layer, memory)| {
+                let slot = layer % slots;
+                copies.push(prefetcher.copy(kernel.id(), slot, memory)?);
+                let computed = self.compute(kernel.id(), prefetcher.range(slot));
+                digests.push((layer, computed.map_err(failed("compute a layer"))?));
+                Ok(())
+            });
+            let ended = kernel.settle().1.map_err(failed("wait for a pass"));
+            queued.and(ended)
+        })?;
+        waited_for(copies)?;
+        self.check("that reads in place", digests)?;
+        Ok(seconds)
+    }
+
+    fn prefetched(&mut self, prefetcher: &mut Prefetcher<'_>) -> Result<f64, OffloadError> {
+        self.spoil(prefetcher)?;
+        let mut digests = Vec::new();
+        let seconds = seconds_of(|| {
+            prefetcher.forward(&self.layers.memory, &mut |turn| {
+                digests.push((turn.layer, self.compute(turn.stream, turn.range)?));
+                Ok(())
+            })
+        })?;
+        self.check("with prefetching", digests)?;
+        Ok(seconds)
+    }
+
+    /// Sees to it that no slot holds the layer that comes to it first, so that one that does not come is noticed.
+    fn spoil(&self, prefetcher: &Prefetcher<'_>) -> Result<(), OffloadError> {
+        let layers = &self.layers.memory;
+        for slot in 0..prefetcher.slots().len() {
+            let stream = prefetcher.copying();
+            if layers.len() == 1 {
+                self.arena.driver().zero(stream, prefetcher.range(slot))?.wait()?;
+            } else {
+                waited_for(vec![prefetcher.copy(stream, slot, &layers[(slot + 1) % layers.len()])?])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Holds digests against those of the layers, and remembers the first that are others.
+    fn check(&mut self, pass: &str, digests: Vec<(usize, Digests)>) -> Result<(), OffloadError> {
+        for (layer, digests) in digests {
+            let (digests, expected) = (digests.wait()?, &self.layers.digests[layer]);
+            if self.mismatch.is_none() {
+                self.mismatch = wrong(&digests, expected, self.repeats).map(|what| {
+                    format!(
+                        "in a pass {pass}, layer {layer} was computed of other bytes than its own: {what}"
+                    )
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn median_of(
+        &mut self,
+        pass: impl FnMut(&mut Self) -> Result<f64, OffloadError>,
+    ) -> Result<f64, OffloadError> {
+        self.spread_of(pass).map(|spread| spread.median)
+    }
+
+    fn spread_of(
+        &mut self,
+        mut pass: impl FnMut(&mut Self) -> Result<f64, OffloadError>,
+    ) -> Result<Spread, OffloadError> {
+        pass(self)?;
+        let mut seconds = [0.0; PASSES];
+        for place in &mut seconds {
+            *place = pass(self)?;
+        }
+        let [first, ..] = seconds;
+        Ok(Spread::of(seconds).unwrap_or(Spread { min: first, median: first, max: first }))
+    }
+}
+
+/// What is wrong about the digests of a layer, if anything is.
+fn wrong(digests: &[Digest], expected: &[Digest], repeats: u32) -> Option<String> {
+    let granules = expected.len();
+    let at = (0..).zip(digests).find(|(at, digest)| expected.get(at % granules.max(1)) != Some(*digest));
+    if let Some((at, _)) = at {
+        return Some(format!("granule {} of {granules}, time {}", at % granules, at / granules + 1));
+    }
+    let all = usize::try_from(repeats).unwrap_or(usize::MAX).saturating_mul(granules);
+    (digests.len() != all).then(|| format!("{} digests came instead of {all}", digests.len()))
+}
+
+/// How many seconds something took.
+fn seconds_of(action: impl FnOnce() -> Result<(), PoolError>) -> Result<f64, OffloadError> {
+    let started = Instant::now();
+    action()?;
+    Ok(started.elapsed().as_secs_f64())
+}
+
+fn times_of(seconds: impl Iterator<Item = Result<f64, OffloadError>>) -> Result<Times, OffloadError> {
+    let spread = Spread::of(seconds.collect::<Result<Vec<f64>, OffloadError>>()?);
+    let (median_s, slowest_s) = spread.map_or((0.0, 0.0), |spread| (spread.median, spread.max));
+    Ok(Times { median_s, slowest_s })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_digests_are_found_wherever_they_are() {
+        let digest = |nth: u64| Digest::of(&nth.to_le_bytes());
+        let expected: Vec<Digest> = (0..3).map(digest).collect();
+        let right = expected.repeat(4);
+        assert_eq!(wrong(&right, &expected, 4), None);
+        for at in 0..right.len() {
+            let mut digests = right.clone();
+            digests[at] = digest(9);
+            let what = wrong(&digests, &expected, 4).unwrap();
+            assert_eq!(what, format!("granule {} of 3, time {}", at % 3, at / 3 + 1));
+            assert!(wrong(&right[..at], &expected, 4).unwrap().contains("instead of 12"));
+        }
+        // A layer in the place of another.
+        assert!(wrong(&right, &[digest(1), digest(0), digest(2)], 4).is_some());
+    }
+}

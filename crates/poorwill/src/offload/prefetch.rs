@@ -1,0 +1,222 @@
+//! A forward pass over layers that live in host memory: each is brought to the device while others are computed.
+//!
+//! A [`Prefetcher`] has a few slots of an arena, at addresses that stay, a stream for copies and a stream for
+//! computing. Layer *i* goes to slot *i* modulo their number. Two orders hold, by events on the device:
+//!
+//! - computing a layer begins when its copy has ended;
+//! - the copy of a layer begins when computing the layer that had the slot before has ended.
+//!
+//! Nothing else waits, and the host waits only at the end of a pass, once everything is queued. (Where the host
+//! memory is pageable, a driver may make copies while the call that queues them lasts.)
+//!
+//! Whatever fails, a pass returns only when nothing of it is in flight, or the device could not be made to say so;
+//! the next pass waits first then. Slots, streams and events are given back with the prefetcher.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use poorwill_core::driver::Result as DriverResult;
+use poorwill_core::{
+    AllocRequest, Block, ByteSize, DeviceRange, DriverError, HostBuffer, Op, Pending, PoolError, StreamId,
+    Tag,
+};
+
+use super::lane::{Lane, Mark};
+use crate::arena::Arena;
+
+/// What a prefetcher has on the device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slots {
+    /// What the blocks are.
+    pub tag: Tag,
+    /// How many: two or more, or nothing is copied while something is computed.
+    pub count: NonZeroUsize,
+    /// Size of each: that of the largest layer.
+    pub bytes: u64,
+}
+
+/// A layer whose computing is to be queued now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// Which layer.
+    pub layer: usize,
+    /// Where its bytes will be when the stream has come to what is queued now.
+    pub range: DeviceRange,
+    /// The stream to queue on, and no other.
+    pub stream: StreamId,
+}
+
+/// Brings layers to the device ahead of their computing. The module's documentation says in which order.
+#[derive(Debug)]
+pub struct Prefetcher<'a> {
+    arena: &'a Arena,
+    slots: Vec<Block>,
+    copying: Lane,
+    computing: Lane,
+    /// Whether nothing of an earlier pass is in flight.
+    is_quiet: bool,
+}
+
+impl<'a> Prefetcher<'a> {
+    /// Takes the slots, each beginning on a granule, and makes the streams.
+    ///
+    /// # Errors
+    /// As for [`Arena::alloc`]; `Driver` when there is no stream to be had. Nothing is kept then.
+    pub fn new(arena: &'a Arena, slots: &Slots) -> Result<Self, PoolError> {
+        let driver = arena.driver();
+        let lane = || Lane::new(driver).map_err(failed("make a stream"));
+        let (copying, computing) = (lane()?, lane()?);
+        let mut prefetcher = Self { arena, slots: Vec::new(), copying, computing, is_quiet: true };
+        let request = AllocRequest {
+            align: driver.info().granule_bytes,
+            stream: prefetcher.copying.id(),
+            is_freed_whole: true,
+            ..AllocRequest::new(slots.bytes, slots.tag.clone())
+        };
+        for _ in 0..slots.count.get() {
+            let block = arena.alloc(&request)?;
+            prefetcher.slots.push(block);
+            arena.record_use(block.id, prefetcher.computing.id())?;
+        }
+        Ok(prefetcher)
+    }
+
+    /// The slots. They stay where they are.
+    #[must_use]
+    pub fn slots(&self) -> &[Block] {
+        &self.slots
+    }
+
+    /// Brings in each layer in turn and has it computed: `compute` queues that on the stream it is told, and may
+    /// read the range and whatever else it knows to be there. Returns when everything has ended.
+    ///
+    /// # Errors
+    /// `Driver` with what is wrong about a layer that is empty or larger than a slot, before anything is queued;
+    /// `Asleep` when the slots sleep; `Driver` with what the device or `compute` says. What the slots hold is not
+    /// specified then.
+    pub fn forward(
+        &mut self,
+        layers: &[Arc<HostBuffer>],
+        compute: &mut dyn FnMut(Turn) -> DriverResult<()>,
+    ) -> Result<(), PoolError> {
+        self.check(layers)?;
+        self.calm()?;
+        let mut copies = Vec::with_capacity(layers.len());
+        let queued = self.queue(layers, compute, &mut copies);
+        let settled = self.settle();
+        let copied = waited_for(copies);
+        queued.and(copied).and(settled)
+    }
+
+    /// Frees the slots and ends the streams.
+    ///
+    /// # Errors
+    /// What was refused; it is tried again when this is dropped, which cannot tell.
+    pub fn close(mut self) -> Result<(), PoolError> {
+        self.end()
+    }
+
+    /// The stream of computing.
+    pub(super) fn computing(&self) -> StreamId {
+        self.computing.id()
+    }
+
+    /// The stream of copies.
+    pub(super) fn copying(&self) -> StreamId {
+        self.copying.id()
+    }
+
+    /// Copies a layer to a slot, in the order of a stream and no other.
+    pub(super) fn copy(
+        &self,
+        stream: StreamId,
+        slot: usize,
+        memory: &Arc<HostBuffer>,
+    ) -> Result<Pending<()>, PoolError> {
+        let (block, bytes) = (self.slots[slot].id, memory.len() as u64);
+        self.arena.pool().write(stream, block, 0, Arc::clone(memory), 0, bytes)
+    }
+
+    /// Where a slot is.
+    pub(super) fn range(&self, slot: usize) -> DeviceRange {
+        let block = &self.slots[slot];
+        DeviceRange::new(block.range.addr, block.requested_bytes)
+    }
+
+    fn check(&self, layers: &[Arc<HostBuffer>]) -> Result<(), PoolError> {
+        let slot_bytes = self.slots.first().map_or(0, |slot| slot.requested_bytes);
+        let is_wrong = |memory: &&Arc<HostBuffer>| memory.is_empty() || memory.len() as u64 > slot_bytes;
+        let Some(layer) = layers.iter().position(|memory| is_wrong(&memory)) else { return Ok(()) };
+        let (size, slot) = (ByteSize(layers[layer].len() as u64), ByteSize(slot_bytes));
+        let reason = format!(
+            "layer {layer} has {size}, and a slot {slot}: layers have at least a byte, and slots the size of the \
+             largest"
+        );
+        Err(failed("bring in a layer")(DriverError::invalid(Op::CopyToDevice, reason)))
+    }
+
+    fn queue(
+        &mut self,
+        layers: &[Arc<HostBuffer>],
+        compute: &mut dyn FnMut(Turn) -> DriverResult<()>,
+        copies: &mut Vec<Pending<()>>,
+    ) -> Result<(), PoolError> {
+        let ordered = failed("order a stream behind another");
+        // Behind the computing of whichever layer has a slot.
+        let mut used: Vec<Option<Mark>> = self.slots.iter().map(|_| None).collect();
+        self.is_quiet = false;
+        for (layer, memory) in layers.iter().enumerate() {
+            let slot = layer % self.slots.len();
+            if let Some(used) = used[slot].take() {
+                self.copying.waits_for(&used).map_err(&ordered)?;
+            }
+            copies.push(self.copy(self.copying.id(), slot, memory)?);
+            let there = self.copying.mark().map_err(&ordered)?;
+            self.computing.waits_for(&there).map_err(&ordered)?;
+            let range = DeviceRange::new(self.slots[slot].range.addr, memory.len() as u64);
+            compute(Turn { layer, range, stream: self.computing.id() }).map_err(failed("compute a layer"))?;
+            used[slot] = Some(self.computing.mark().map_err(&ordered)?);
+        }
+        Ok(())
+    }
+
+    /// Waits for what an earlier pass has left, if it has.
+    fn calm(&mut self) -> Result<(), PoolError> {
+        if self.is_quiet { Ok(()) } else { self.settle() }
+    }
+
+    fn settle(&mut self) -> Result<(), PoolError> {
+        let (copied, computed) = (self.copying.settle(), self.computing.settle());
+        self.is_quiet = copied.0 && computed.0;
+        copied.1.and(computed.1).map_err(failed("wait for a pass"))
+    }
+
+    /// Does all of it that has not been done.
+    fn end(&mut self) -> Result<(), PoolError> {
+        let calmed = self.calm();
+        let mut freed = Ok(());
+        // The pool keeps the memory until the streams are past it.
+        for slot in self.slots.drain(..) {
+            freed = freed.and(self.arena.free(slot.id));
+        }
+        let closed = self.copying.close().and(self.computing.close());
+        freed.and(calmed).and(closed.map_err(failed("end a stream")))
+    }
+}
+
+impl Drop for Prefetcher<'_> {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+/// Waits for all of them, and says what the first said that failed.
+pub(super) fn waited_for(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
+    let outcomes = copies.into_iter().map(Pending::wait);
+    outcomes.fold(Ok(()), Result::and).map_err(failed("bring in a layer"))
+}
+
+/// An error of the driver's in an operation.
+pub(super) fn failed(op: &'static str) -> impl Fn(DriverError) -> PoolError {
+    move |source| PoolError::Driver { op, source }
+}

@@ -1,0 +1,182 @@
+//! What waits for what in a pass.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use poorwill::offload::{Prefetcher, Slots};
+use poorwill::{Arena, Digest, Driver, HostBuffer, Pending, PoolError, Tag};
+use poorwill_testkit::device::TestDevice;
+use poorwill_testkit::watchdog::{PATIENCE, watched};
+
+use super::careless::{Careless, Fault, Held};
+use super::{arena, layer};
+
+/// How long nothing is seen to happen that must not. Too short, it finds less; it fails nothing that is right.
+const A_WHILE: Duration = Duration::from_millis(150);
+
+fn slots(arena: &Arena, count: usize, granules: u64) -> Slots {
+    let bytes = granules * arena.driver().info().granule_bytes;
+    Slots { tag: Tag::weights(), count: NonZeroUsize::new(count).unwrap(), bytes }
+}
+
+/// A pass in which each layer is computed several times. Which layers had other digests than their own.
+fn wrong_layers(
+    prefetcher: &mut Prefetcher<'_>,
+    arena: &Arena,
+    layers: &[(Arc<HostBuffer>, Vec<Digest>)],
+) -> Vec<usize> {
+    let memory: Vec<_> = layers.iter().map(|(memory, _)| Arc::clone(memory)).collect();
+    let mut pending = Vec::new();
+    prefetcher
+        .forward(&memory, &mut |turn| {
+            pending.push((turn.layer, arena.driver().digest(turn.stream, &[turn.range; 3])?));
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(pending.len(), layers.len(), "each layer is computed once");
+    let is_wrong = |(layer, digests): (usize, Pending<Vec<Digest>>)| {
+        (digests.wait().unwrap() != layers[layer].1.repeat(3)).then_some(layer)
+    };
+    pending.into_iter().filter_map(is_wrong).collect()
+}
+
+#[test]
+fn each_layer_is_computed_of_its_own_bytes_at_addresses_that_stay() {
+    let device = TestDevice::open(64);
+    let arena = arena(device.driver());
+    for (slot_count, layer_count) in [(1, 4), (2, 1), (2, 7), (3, 3), (3, 9), (4, 2), (8, 20)] {
+        let layers: Vec<_> =
+            (0..layer_count).map(|number| layer(&*device, number, 1 + number as u64 % 3)).collect();
+        let mut prefetcher = Prefetcher::new(&arena, &slots(&arena, slot_count, 3)).unwrap();
+        let before = prefetcher.slots().to_vec();
+        assert_eq!(before.len(), slot_count);
+        for _ in 0..3 {
+            assert_eq!(wrong_layers(&mut prefetcher, &arena, &layers), [0; 0], "{slot_count} {layer_count}");
+        }
+        assert_eq!(prefetcher.slots(), before);
+        prefetcher.close().unwrap();
+        arena.trim().unwrap();
+        assert_eq!(arena.stats().unwrap().live_bytes, 0);
+        assert_eq!(device.memory_info().unwrap().free_bytes, device.info().total_bytes);
+    }
+    let mut none = Prefetcher::new(&arena, &slots(&arena, 2, 1)).unwrap();
+    none.forward(&[], &mut |_| panic!("there is no layer")).unwrap();
+}
+
+#[test]
+fn layers_that_do_not_fit_are_refused_before_anything_is_queued() {
+    let device = TestDevice::open(16);
+    let arena = arena(device.driver());
+    let mut prefetcher = Prefetcher::new(&arena, &slots(&arena, 2, 2)).unwrap();
+    let small = layer(&*device, 0, 1).0;
+    for wrong in [layer(&*device, 1, 3).0, Arc::new(Vec::new().into())] {
+        let layers = [Arc::clone(&small), wrong];
+        let refused = prefetcher.forward(&layers, &mut |_| panic!("nothing is queued")).unwrap_err();
+        assert!(matches!(refused, PoolError::Driver { op: "bring in a layer", .. }), "{refused}");
+        assert!(refused.to_string().contains("layer 1 has"), "{refused}");
+    }
+    assert_eq!(wrong_layers(&mut prefetcher, &arena, &[layer(&*device, 0, 2)]), [0; 0]);
+}
+
+#[test]
+fn what_computing_is_refused_ends_the_pass_and_not_the_prefetcher() {
+    let device = TestDevice::open(16);
+    let arena = arena(device.driver());
+    let mut prefetcher = Prefetcher::new(&arena, &slots(&arena, 2, 2)).unwrap();
+    let layers: Vec<_> = (0..5).map(|number| layer(&*device, number, 2)).collect();
+    let memory: Vec<_> = layers.iter().map(|(memory, _)| Arc::clone(memory)).collect();
+    for refused in 0..5 {
+        let outcome = prefetcher.forward(&memory, &mut |turn| {
+            let bytes = if turn.layer == refused { 1 } else { turn.range.bytes };
+            let range = turn.range.slice(0, bytes).unwrap();
+            arena.driver().digest(turn.stream, &[range]).map(drop)
+        });
+        assert!(matches!(outcome, Err(PoolError::Driver { op: "compute a layer", .. })), "{outcome:?}");
+        assert_eq!(wrong_layers(&mut prefetcher, &arena, &layers), [0; 0]);
+    }
+}
+
+/// A pass of six layers through two slots in which a stream is held, until what must not happen meanwhile has
+/// happened, or has not for a while. Whether it has, and which layers were wrong.
+fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
+    const LAYERS: usize = 6;
+    let device = TestDevice::open(32);
+    let careless = Careless::new(device.driver(), fault, held);
+    let arena = arena(Arc::clone(&careless) as Arc<dyn Driver>);
+    let layers: Vec<_> = (0..LAYERS).map(|number| layer(&*device, number, 2)).collect();
+    let memory: Vec<_> = layers.iter().map(|(memory, _)| Arc::clone(memory)).collect();
+    let mut prefetcher = Prefetcher::new(&arena, &slots(&arena, 2, 2)).unwrap();
+    // What was there before is no layer.
+    for slot in prefetcher.slots() {
+        device.zero(poorwill::StreamId::DEFAULT, slot.range).unwrap().wait().unwrap();
+    }
+    let patience = if fault == Fault::None { A_WHILE } else { PATIENCE / 4 };
+    let (tell, told) = mpsc::channel::<Vec<Pending<Vec<Digest>>>>();
+    let (answer, answered) = mpsc::channel();
+    let watching = Arc::clone(&careless);
+    let watcher = thread::spawn(move || {
+        // All of the pass is queued.
+        let pending = told.recv().unwrap();
+        let (ended, end) = mpsc::channel();
+        let looker = Arc::clone(&watching);
+        let looking = thread::spawn(move || {
+            let mut digests = Vec::new();
+            for (layer, pending) in pending.into_iter().enumerate() {
+                digests.push(pending.wait().unwrap());
+                if held == Held::BeforeCopy(layer) {
+                    let _ = ended.send(());
+                }
+                if matches!(held, Held::BeforeDigest(held) if layer + 1 == held) {
+                    // The copy that has the slot next.
+                    while !looker.has_copied(layer + 3) {
+                        thread::sleep(Duration::from_micros(200));
+                    }
+                    let _ = ended.send(());
+                }
+            }
+            digests
+        });
+        let has_happened = end.recv_timeout(patience).is_ok();
+        watching.gate.open();
+        let _ = answer.send((has_happened, looking.join().unwrap()));
+    });
+    let mut pending = Vec::new();
+    prefetcher
+        .forward(&memory, &mut |turn| {
+            pending.push(careless.digest(turn.stream, &[turn.range])?);
+            if turn.layer + 1 == LAYERS {
+                tell.send(std::mem::take(&mut pending)).unwrap();
+            }
+            Ok(())
+        })
+        .unwrap();
+    let (has_happened, digests) = answered.recv().unwrap();
+    watcher.join().unwrap();
+    prefetcher.close().unwrap();
+    let wrong = (0..LAYERS).filter(|layer| digests[*layer] != layers[*layer].1).collect();
+    (has_happened, wrong)
+}
+
+#[test]
+fn computing_waits_for_the_copy_and_would_be_wrong_if_it_did_not() {
+    watched(|| {
+        for layer in [0, 1, 3] {
+            let held = Held::BeforeCopy(layer);
+            assert_eq!(held_pass(Fault::None, held), (false, vec![]), "{layer}");
+            assert_eq!(held_pass(Fault::DigestAtOnce(layer), held), (true, vec![layer]), "{layer}");
+        }
+    });
+}
+
+#[test]
+fn a_slot_is_not_overwritten_while_it_is_computed_and_would_be_without_a_wait() {
+    watched(|| {
+        for layer in [1, 2, 3] {
+            let held = Held::BeforeDigest(layer);
+            assert_eq!(held_pass(Fault::None, held), (false, vec![]), "{layer}");
+            assert_eq!(held_pass(Fault::CopyAtOnce(layer + 2), held), (true, vec![layer]), "{layer}");
+        }
+    });
+}
