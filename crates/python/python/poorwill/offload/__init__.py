@@ -7,6 +7,9 @@
     kept = offload.offload(weight)                  # for both kinds of system
     weight = kept.stage_in()                        # a view where that is allowed, a copy elsewhere
 
+    offloader = offload.UvaOffloader(max_bytes="40GiB")         # parameters of modules, within a budget
+    offloader = offload.PrefetchOffloader(model.layers)         # layers, copied in ahead of their use
+
 What is promised:
 
 - `device_view` and `host_tensor` alias and never copy, `to_host_view` and `offload` always copy. Where that
@@ -30,15 +33,23 @@ gradients.
 
 from poorwill._native import HostBuffer
 from poorwill.offload._import import MissingTorchError
+from poorwill.offload._modules import OffloadedPart, OffloadReport, ReplacedError, UvaOffloader
 from poorwill.offload._offloaded import Offloaded, offload
 from poorwill.offload._policy import Policy, policy
+from poorwill.offload._prefetch import PrefetchOffloader, PrefetchStats
 from poorwill.offload._views import device_view, host_tensor, to_host_view
 
 __all__ = [
     "HostBuffer",
     "MissingTorchError",
+    "OffloadReport",
     "Offloaded",
+    "OffloadedPart",
     "Policy",
+    "PrefetchOffloader",
+    "PrefetchStats",
+    "ReplacedError",
+    "UvaOffloader",
     "device_view",
     "host_tensor",
     "offload",

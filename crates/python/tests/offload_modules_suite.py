@@ -1,0 +1,531 @@
+"""What offloaded modules promise: on the host device and on a GPU, with PyTorch itself.
+
+`test_offload_plans.py` runs it where there is PyTorch. Outputs are compared bit by bit with those of the same
+model with all its parameters resident.
+"""
+
+import copy
+import gc
+import io
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import poorwill
+import pytest
+from offload_models import (
+    DEVICES,
+    NO_UVA,
+    SWITCHES,
+    bytes_of,
+    is_nothing_held,
+    is_same,
+    made,
+    names_of,
+    nbytes_of,
+    nn,
+    on_a_gpu,
+    place,
+    torch,
+    words,
+)
+from poorwill import offload
+from poorwill.offload import HostBuffer, ReplacedError, UvaOffloader
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture(params=["in place", "copied"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    chosen: str = request.param
+    if chosen == "copied":
+        monkeypatch.setenv(NO_UVA, "1")
+    return chosen
+
+
+@pytest.fixture(autouse=True)
+def no_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in SWITCHES:
+        monkeypatch.delenv(name, raising=False)
+    with torch.no_grad():
+        yield
+    for name in DEVICES:
+        assert is_nothing_held(name)
+
+
+# Outputs
+
+
+def test_a_model_computes_the_same_bits(device: str, way: str) -> None:
+    model = made(device)
+    before = bytes_of(model.state_dict())
+    expected = [model(words(device, seed)) for seed in range(3)]
+    parameters = list(model.parameters())
+    offloader = UvaOffloader(device=device)
+    report = offloader.offload(model, layers=[*model.layers, model.embedding])
+    assert report.used_bytes == report.taken_bytes == report.asked_bytes == nbytes_of(*parameters)
+    assert names_of(report.taken) == set(dict(model.named_parameters(remove_duplicate=False)))
+    assert (report.left, report.already, report.replaced, report.gone) == ((), (), (), ())
+    assert {part.because is None for part in report.taken} == {way == "in place"}
+    for _ in range(2):
+        assert all(is_same(model(words(device, seed)), out) for seed, out in enumerate(expected))
+        assert bytes_of(model.state_dict()) == before
+    # The Parameters are those they were, and so is what is said of them.
+    assert all(old is new for old, new in zip(parameters, model.parameters(), strict=True))
+    assert model.head.weight is model.embedding.weight
+    resting = place(device) if way == "in place" else torch.device("cpu")
+    assert {parameter.device for parameter in parameters} == {resting}
+    assert offloader.replaced() == ()
+    offloader.check()
+
+
+def test_layers_given_one_by_one_share_the_budget(device: str, way: str) -> None:
+    model = made(device)
+    expected = model(words(device))
+    room = sum(nbytes_of(*layer.parameters()) for layer in model.layers[:2]) + 1000
+    offloader = UvaOffloader(max_bytes=room, device=device)
+    reports = [offloader.offload(layer, name=f"layers.{number}") for number, layer in enumerate(model.layers)]
+    assert [bool(report.left) for report in reports] == [False, False, True, True, True]
+    assert reports[0].used_bytes == nbytes_of(*model.layers[0].parameters())
+    assert reports[-1].used_bytes == offloader.used_bytes <= room
+    # What comes later and is small enough was taken.
+    assert any(report.taken for report in reports[2:])
+    assert all(name.startswith("layers.1.") for name in names_of(reports[1].taken))
+    assert is_same(model(words(device)), expected)
+    used = offloader.used_bytes
+    again = offloader.offload(model.layers[0], name="layers.0")
+    assert (again.taken, again.used_bytes) == ((), used)
+    assert names_of(again.already) == names_of(reports[0].taken)
+
+
+def test_parameters_are_selected_by_whole_segments(device: str) -> None:
+    class Experts(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.w2_weight = nn.Parameter(torch.ones(8, 8))
+            self.w2_weight_scale = nn.Parameter(torch.ones(8))
+
+    model = nn.Module()
+    model.mlp = nn.Module()
+    model.mlp.experts = Experts()
+    model.other = Experts()
+    model.to(place(device))
+    offloader = UvaOffloader(parameters=("experts.w2_weight", "mlp.w2"), device=device)
+    report = offloader.offload(model)
+    assert names_of(report.taken) == {"mlp.experts.w2_weight"}
+    assert report.unmatched == ("mlp.w2",)
+    with pytest.raises(TypeError, match="several"):
+        UvaOffloader(parameters="w2_weight")
+    with pytest.raises(ValueError, match="segment"):
+        UvaOffloader(parameters=("w2..weight",))
+    with pytest.raises(ValueError, match="less than nothing"):
+        UvaOffloader(max_bytes=-1)
+    with pytest.raises(TypeError, match="Module"):
+        offloader.offload(torch.ones(2))
+
+
+def test_attributes_and_layouts_stay(device: str, way: str) -> None:
+    class Own(nn.Parameter):  # type: ignore[misc]
+        pass
+
+    module = nn.Module()
+    base = torch.randn(12, 20, device=place(device))
+    for name, tensor in {
+        "transposed": base.clone().t(),
+        "sliced": base.clone()[3:7, 5:17:3],
+        "expanded": base.clone()[0].expand(6, 20),
+        "scalar": base.clone()[2, 3],
+        "empty": base.new_empty(0, 4),
+        "narrow": base.to(torch.bfloat16),
+    }.items():
+        setattr(module, name, Own(tensor, requires_grad=name != "narrow"))
+        getattr(module, name).loader = name
+    before = {
+        name: (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad)
+        for name, tensor in module.named_parameters()
+    }
+    state = bytes_of(module.state_dict())
+    report = UvaOffloader(device=device).offload(module)
+    assert names_of(report.taken) == set(before) - {"empty"}
+    for name, tensor in module.named_parameters():
+        assert type(tensor) is Own
+        assert tensor.loader == name
+        assert tensor.is_leaf
+        assert before[name] == (
+            *(tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad),
+        )
+    assert bytes_of(module.state_dict()) == state
+
+
+# What is tied
+
+
+def test_what_shares_memory_is_moved_once_and_stays_tied(device: str, way: str) -> None:
+    shared = torch.randn(6, 8, device=place(device))
+    model = nn.Module()
+    for name, tensor in {"whole": shared, "rows": shared[2:4], "turned": shared.t()}.items():
+        setattr(model, name, nn.Module())
+        getattr(model, name).weight = nn.Parameter(tensor)
+    model.same = nn.Module()
+    model.same.weight = model.whole.weight
+    model.register_buffer("seen", shared[5])
+    model.register_buffer("apart", shared[0].clone())
+    apart = model.apart.data_ptr()
+    # One name is enough for all.
+    report = UvaOffloader(device=device, parameters=("rows",)).offload(model)
+    assert report.used_bytes == nbytes_of(shared)
+    assert [set(part.names) for part in report.taken] == [
+        {"whole.weight", "rows.weight", "turned.weight", "same.weight", "seen"}
+    ]
+    assert model.same.weight is model.whole.weight
+    assert model.apart.data_ptr() == apart
+    model.whole.weight.fill_(3)
+    assert bool(
+        (model.rows.weight == 3).all() and (model.turned.weight == 3).all() and (model.seen == 3).all()
+    )
+    model.rows.weight.fill_(4)
+    assert bool((model.same.weight[2:4] == 4).all() and (model.turned.weight[:, 4:] == 3).all())
+    assert not bool((shared == 3).any())
+
+
+def test_tied_weights_given_apart_are_taken_once(device: str, way: str) -> None:
+    model = made(device)
+    expected = model(words(device))
+    offloader = UvaOffloader(device=device)
+    first = offloader.offload(model.embedding, name="embedding")
+    second = offloader.offload(model.head, name="head")
+    assert (first.taken_bytes, second.taken_bytes) == (nbytes_of(model.head.weight), 0)
+    assert [set(part.names) for part in second.already] == [{"embedding.weight", "head.weight"}]
+    assert offloader.used_bytes == nbytes_of(model.head.weight)
+    assert is_same(model(words(device)), expected)
+
+
+def test_a_module_in_a_layer_and_outside_of_it_is_brought_in_for_both(device: str, way: str) -> None:
+    model = made(device)
+    model.layers[1].between = model.norm
+    expected = model(words(device))
+    UvaOffloader(device=device).offload(model, layers=model.layers)
+    if way == "copied":
+        seen = []
+        model.norm.register_forward_hook(lambda module, *_: seen.append(module.weight.data_ptr()))
+        at_rest = model.norm.weight.data_ptr()
+        model(words(device))
+        # Once in its layer, and once outside of it.
+        assert len(seen) == 2
+        assert at_rest not in seen
+    assert is_same(model(words(device)), expected)
+
+
+def test_forwards_in_inference_mode_and_outside_take_turns(device: str, way: str) -> None:
+    model = made(device)
+    with torch.inference_mode():
+        quick = model(words(device)).clone()
+    with torch.enable_grad():
+        slow = model(words(device)).detach()
+    with torch.inference_mode():
+        UvaOffloader(device=device).offload(model, layers=model.layers)
+    for _ in range(2):
+        with torch.inference_mode():
+            assert is_same(model(words(device)).clone(), quick)
+        with torch.enable_grad():
+            assert is_same(model(words(device)).detach(), slow)
+    assert not any(parameter.is_inference() for parameter in model.parameters())
+
+
+# Failures
+
+
+@pytest.mark.parametrize("selected", [(), ("mlp",)])
+def test_every_allocation_may_fail(
+    device: str, way: str, selected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(device, layers=2)
+    expected = model(words(device))
+    state = bytes_of(model.state_dict())
+    made_of: Any = HostBuffer
+    allowed = 0
+    count = [0]
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        if count[0] > allowed:
+            raise poorwill.OutOfMemoryError("no host memory for this test")
+        return made_of(*args, **kwargs)
+
+    while True:
+        fresh = copy.deepcopy(model)
+        offloader = UvaOffloader(device=device, parameters=selected, max_bytes="1MiB")
+        count[0], said = 0, ""
+        with monkeypatch.context() as patched:
+            patched.setattr(poorwill.offload._offloaded, "HostBuffer", failing)
+            try:
+                offloader.offload(fresh, layers=fresh.layers)
+                ended = True
+            except poorwill.OutOfMemoryError as error:
+                ended, said = False, str(error)
+        assert ended or f"{offloader.used_bytes} bytes are offloaded" in said
+        assert ended or ("cannot offload" in said and f"{1 << 20} bytes for max_bytes" in said)
+        assert is_same(fresh(words(device)), expected)
+        assert bytes_of(fresh.state_dict()) == state
+        # Where it ended, it goes on.
+        report = offloader.offload(fresh, layers=fresh.layers)
+        assert len(report.already) == (allowed if not ended else count[0])
+        assert is_same(fresh(words(device)), expected)
+        if ended:
+            break
+        allowed += 1
+    assert allowed > 3
+
+
+def test_the_machine_s_own_refusal_is_one(device: str, way: str) -> None:
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024), nn.Linear(4096, 1024))
+    model.to(place(device))
+    state = bytes_of(model.state_dict())
+    offloader = UvaOffloader(device=device)
+    with pytest.raises(poorwill.OutOfMemoryError, match=r"2\.weight"):
+        offloader.offload(model)
+    assert offloader.used_bytes == nbytes_of(*model[:2].parameters())
+    assert bytes_of(model.state_dict()) == state
+
+
+def test_what_is_not_plain_is_refused_before_anything_is_moved(device: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, device="meta")).to_empty(device="meta")
+    model[0] = nn.Linear(8, 8).to(place(device))
+    address = model[0].weight.data_ptr()
+    offloader = UvaOffloader(device=device)
+    with pytest.raises(ValueError, match=r"1\.weight.*meta"):
+        offloader.offload(model)
+    assert (model[0].weight.data_ptr(), offloader.used_bytes) == (address, 0)
+    # What is not selected may be anything.
+    assert UvaOffloader(device=device, parameters=("0",)).offload(model).taken_bytes == 8 * 9 * 4
+    # A sparse parameter has no memory of its own.
+    sparse = nn.Module()
+    sparse.weight = nn.Parameter(torch.eye(3).to_sparse())
+    with pytest.raises(ValueError, match=r"weight.*dense"):
+        UvaOffloader(device=device).offload(sparse)
+
+
+def test_a_forward_that_raises_leaves_the_module_usable(device: str, way: str) -> None:
+    model = made(device)
+    expected = model(words(device))
+    UvaOffloader(device=device).offload(model, layers=model.layers)
+    at_rest = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
+    model.layers[2].fails = True
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="in the middle"):
+            model(words(device))
+    assert {name: tensor.data_ptr() for name, tensor in model.named_parameters()} == at_rest
+    model.layers[2].fails = False
+    assert is_same(model(words(device)), expected)
+
+
+def test_a_copy_that_fails_leaves_the_module_usable(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NO_UVA, "1")
+    model = made(device, layers=2)
+    expected = model(words(device))
+    UvaOffloader(device=device).offload(model, layers=model.layers)
+    at_rest = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
+    stage_in = offload.Offloaded.stage_in
+    for nth in range(1, 12):
+        count = [0]
+
+        def failing(kept: Any, stream: Any = None, count: list[int] = count, nth: int = nth) -> Any:
+            count[0] += 1
+            if count[0] == nth:
+                raise poorwill.OutOfMemoryError("no device memory for this test")
+            return stage_in(kept, stream)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(offload.Offloaded, "stage_in", failing)
+            with pytest.raises(poorwill.OutOfMemoryError):
+                model(words(device))
+        assert {name: tensor.data_ptr() for name, tensor in model.named_parameters()} == at_rest
+    assert is_same(model(words(device)), expected)
+
+
+def test_a_layer_within_itself_is_brought_in_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NO_UVA, "1")
+
+    class Nested(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: Any, depth: int) -> Any:
+            inner = self(x, depth - 1) if depth else x
+            assert self.weight.device == place(device)
+            return inner @ self.weight
+
+    module = Nested().to(place(device))
+    x = torch.randn(4, 4, device=place(device))
+    expected = module(x, 3)
+    UvaOffloader(device=device).offload(module)
+    at_rest = module.weight.data_ptr()
+    assert is_same(module(x, 3), expected)
+    assert module.weight.data_ptr() == at_rest
+
+
+# What somebody replaces
+
+
+def test_replaced_parameters_are_named_and_offloaded_again(device: str, way: str) -> None:
+    model = made(device)
+    offloader = UvaOffloader(device=device, parameters=("mlp",))
+    first = offloader.offload(model, layers=model.layers)
+    used = offloader.used_bytes
+    for layer in model.layers[:2]:
+        layer.mlp[0].weight = nn.Parameter(layer.mlp[0].weight.detach().to(place(device)).clone() * 2)
+    # Also one that is the same Parameter over other memory.
+    model.layers[2].mlp[2].bias.data = model.layers[2].mlp[2].bias.data.to(place(device)).clone()
+    names = ("layers.0.mlp.0.weight", "layers.1.mlp.0.weight", "layers.2.mlp.2.bias")
+    for _ in range(2):
+        assert offloader.replaced() == names
+        with pytest.raises(ReplacedError, match=r"layers\.0\.mlp\.0\.weight, layers\.1.*again"):
+            offloader.check()
+    state = bytes_of(model.state_dict())
+    report = offloader.again()
+    assert report.replaced == names
+    assert names_of(report.taken) == set(names)
+    assert names_of(report.already) == names_of(first.taken) - set(names)
+    assert (report.used_bytes, report.left) == (used, ())
+    offloader.check()
+    assert bytes_of(model.state_dict()) == state
+    resident = copy.deepcopy(model).to(place(device))
+    assert is_same(model(words(device)), resident(words(device)))
+    assert offloader.again().taken == ()
+
+
+def test_a_replaced_parameter_that_does_not_fit_stays_known(device: str) -> None:
+    module = nn.Linear(16, 16).to(place(device))
+    offloader = UvaOffloader(device=device, max_bytes=16 * 17 * 4)
+    assert offloader.offload(module).left == ()
+    module.weight = nn.Parameter(torch.ones(32, 16, device=place(device)))
+    report = offloader.again()
+    assert (report.replaced, names_of(report.left)) == (("weight",), {"weight"})
+    # The old memory went all the same.
+    assert report.used_bytes == 16 * 4
+    for _ in range(2):
+        with pytest.raises(ReplacedError, match="weight"):
+            offloader.check()
+        assert offloader.again().replaced == ("weight",)
+    module.weight = nn.Parameter(torch.ones(16, 16, device=place(device)))
+    assert names_of(offloader.again().taken) == {"weight"}
+    offloader.check()
+
+
+def test_other_names_after_quantising(device: str) -> None:
+    module = nn.Linear(16, 16).to(place(device))
+    offloader = UvaOffloader(device=device)
+    offloader.offload(module)
+    del module.weight
+    module.packed = nn.Parameter(
+        torch.ones(16, 16, dtype=torch.int8, device=place(device)), requires_grad=False
+    )
+    assert offloader.replaced() == ("weight",)
+    report = offloader.again()
+    assert (report.replaced, report.gone, names_of(report.taken)) == ((), ("weight",), {"packed"})
+    assert report.used_bytes == 16 * 16 + 16 * 4
+    offloader.check()
+
+
+def test_what_is_replaced_comes_before_what_was_left(device: str) -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4))).to(place(device))
+    offloader = UvaOffloader(device=device, max_bytes=2 * 8 * 8 * 4)
+    # A list that is gone in a moment; its layers are not.
+    first = offloader.offload(nn.ModuleList(model[2:]), name="end")
+    assert names_of(first.taken) == {"end.0.weight", "end.1.weight"}
+    gc.collect()
+    assert offloader.used_bytes == 2 * 8 * 8 * 4
+    model[3].weight = nn.Parameter(torch.ones(8, 8, device=place(device)))
+    report = offloader.offload(model)
+    assert report.replaced == ("end.1.weight",)
+    assert names_of(report.left) == {"0.weight", "1.weight"}
+    assert names_of(report.taken) == {"3.weight"}
+    offloader.check()
+
+
+# Lifetimes and copies
+
+
+def test_memory_goes_with_the_modules(device: str, way: str) -> None:
+    model = made(device)
+    offloader = UvaOffloader(device=device)
+    offloader.offload(model, layers=model.layers)
+    assert not is_nothing_held(device)
+    del model
+    gc.collect()
+    assert offloader.used_bytes == 0
+    assert is_nothing_held(device)
+
+
+def test_an_offloader_may_go_first(device: str, way: str) -> None:
+    model = made(device)
+    expected = model(words(device))
+    UvaOffloader(device=device).offload(model, layers=model.layers)
+    gc.collect()
+    assert is_same(model(words(device)), expected)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
+def test_copies_of_a_module_are_independent(device: str, way: str, how: str) -> None:
+    model = made(device)
+    expected = model(words(device))
+    state = bytes_of(model.state_dict())
+    UvaOffloader(device=device).offload(model, layers=model.layers)
+    if how == "deepcopy":
+        other = copy.deepcopy(model)
+    elif how == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    assert other.head.weight is other.embedding.weight
+    assert bytes_of(other.state_dict()) == state
+    other.to(place(device))
+    assert is_same(other(words(device)), expected)
+    for parameter in other.parameters():
+        parameter.zero_()
+    assert bytes_of(model.state_dict()) == state
+    assert is_same(model(words(device)), expected)
+    # And a copy can be offloaded itself.
+    del model
+    UvaOffloader(device=device).offload(other, layers=other.layers)
+    assert not bool(other(words(device)).any())
+
+
+def test_loading_writes_to_the_offloaded_memory(device: str, way: str) -> None:
+    model, other = made(device), made(device)
+    for parameter in other.parameters():
+        parameter.mul_(1.5)
+    expected = other(words(device))
+    offloader = UvaOffloader(device=device)
+    offloader.offload(model, layers=model.layers)
+    model.load_state_dict(other.state_dict())
+    assert is_same(model(words(device)), expected)
+    offloader.check()
+
+
+def test_pageable_memory_is_copied_or_read(device: str) -> None:
+    model = made(device)
+    expected = model(words(device))
+    report = UvaOffloader(device=device, pin=False).offload(model, layers=model.layers)
+    is_read = device.startswith("host")
+    assert {part.because is None for part in report.taken} == {is_read}
+    assert is_same(model(words(device)), expected)
+
+
+@on_a_gpu
+def test_parameters_on_the_cpu_come_to_the_gpu() -> None:
+    model = made("host")
+    expected = copy.deepcopy(model).to("cuda:0")(words("cuda:0"))
+    report = UvaOffloader(device="cuda:0").offload(model)
+    assert report.left == ()
+    model.scale = model.scale.to("cuda:0")
+    assert {parameter.device for parameter in model.parameters()} == {torch.device("cuda:0")}
+    assert is_same(model(words("cuda:0")), expected)
