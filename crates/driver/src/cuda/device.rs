@@ -29,7 +29,6 @@ use crate::host_memory::{HostMemoryConfig, HostMemoryDetails};
 use crate::ledger::{Ledger, Result, check_granules, check_size, invalid, of};
 use crate::places;
 use crate::process::Owner;
-use crate::system::slices::hami_limit;
 
 /// Copies in one direction run one after another whatever their streams, and changing from one to another takes a
 /// moment.
@@ -105,9 +104,9 @@ impl CudaDevice {
     fn over(context: Arc<Context>, gpu: GpuInfo) -> Result<Self> {
         let entered = context.enter(Op::Open).map_err(|error| error.kind)?;
         let total_bytes = match context.memory()? {
-            CudaMemory::Known { total_bytes: 0, .. } => total_of_slice(&gpu).unwrap_or(0),
+            CudaMemory::Known { total_bytes: 0, .. } => gpu.total_of_slice().unwrap_or(0),
             CudaMemory::Known { total_bytes, .. } => total_bytes,
-            CudaMemory::OverLimit { .. } => total_of_slice(&gpu).unwrap_or(0),
+            CudaMemory::OverLimit { .. } => gpu.total_of_slice().unwrap_or(0),
         };
         let slots = Slots::new(&context).map_err(|error| format!("trying it out failed: {error}"));
         let digester = Digester::open(&context, &slots, gpu.granule_bytes);
@@ -692,12 +691,6 @@ impl Driver for CudaDevice {
         let _entered = self.enter(Op::HostAlloc)?;
         self.context.host_memory.alloc_all(sizes)
     }
-}
-
-/// What a slice has whose driver does not say it now: the GPU's own word, or what the slice was told to have.
-fn total_of_slice(gpu: &GpuInfo) -> Option<u64> {
-    let limit = hami_limit(&|name| std::env::var_os(name), gpu.ordinal).and_then(|limit| limit.bytes.ok()?);
-    limit.into_iter().chain((gpu.total_bytes > 0).then_some(gpu.total_bytes)).min()
 }
 
 fn to_usize(bytes: u64) -> Result<usize> {

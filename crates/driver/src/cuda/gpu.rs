@@ -15,6 +15,7 @@ use super::ffi::{
     CuResult, GRANULARITY_MINIMUM, Location,
 };
 use crate::ledger::{Result, invalid, of};
+use crate::system::slices::hami_limit;
 
 /// What a GPU says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -39,6 +40,15 @@ pub struct GpuInfo {
     pub shared_memory_per_block_bytes: u64,
     /// Whether it shares the machine's memory.
     pub integrated: bool,
+}
+
+impl GpuInfo {
+    /// What a slice has whose driver does not say it now: the GPU's own word, or what the slice was told to have.
+    pub(super) fn total_of_slice(&self) -> Option<u64> {
+        let limit =
+            hami_limit(&|name| std::env::var_os(name), self.ordinal).and_then(|limit| limit.bytes.ok()?);
+        limit.into_iter().chain((self.total_bytes > 0).then_some(self.total_bytes)).min()
+    }
 }
 
 /// The GPUs that the driver shows this process, in its order, found out without taking memory of any. One that
