@@ -32,6 +32,10 @@ def loads(name: str, arguments: str, limit_s: int = 240) -> list[Run]:
     return [*both(name, plain, limit_s), *both(f"{name}-split20", f"{plain} --max-split-mib 20", limit_s)]
 
 
+def offloaders(name: str, arguments: str) -> Run:
+    return Run(name, "offloaders.py", arguments.split(), 120)
+
+
 DENSE = "--kind dense"
 GRAPHS = f"{DENSE} --kv-gib 8 --graphs"
 TAGS = "--by-tag --level2"
@@ -107,6 +111,19 @@ PLANS: dict[str, list[Run]] = {
         Run(f"{variant}-{mode}", "variants.py", ["--mode", mode, variant], 150)
         for variant in ["fp8-kv", "lora", "hybrid"]
         for mode in ["poorwill", "cumem"]
+    ],
+    # Layers with weights in host memory; no engine.
+    "offloaders": [
+        offloaders("poorwill-prefetch", "--whose poorwill --way prefetch"),
+        offloaders("vllm-prefetch", "--whose vllm --way prefetch"),
+        offloaders("drop-in-prefetch", "--whose poorwill-in-vllm --way prefetch"),
+        offloaders("poorwill-prefetch-graphs", "--whose poorwill --way prefetch --graphs"),
+        offloaders("vllm-prefetch-graphs", "--whose vllm --way prefetch --graphs"),
+        offloaders("poorwill-prefetch-few", "--whose poorwill --way prefetch --tokens 64"),
+        offloaders("vllm-prefetch-few", "--whose vllm --way prefetch --tokens 64"),
+        offloaders("poorwill-uva-few", "--whose poorwill --way uva --tokens 64"),
+        offloaders("vllm-uva-few", "--whose vllm --way uva --tokens 64"),
+        offloaders("drop-in-uva-few", "--whose poorwill-in-vllm --way uva --tokens 64"),
     ],
     # Needs two GPUs of one host.
     "ranks": [
