@@ -22,6 +22,7 @@ pub(crate) fn run(args: &OffloadArgs) -> Result<OffloadReport, Failure> {
             Stage::KernelCopies => "kernel",
             Stage::Resident => "resident",
             Stage::InPlace => "in place",
+            Stage::SideBySide => "side by side",
             Stage::Prefetch => "prefetch",
             _ => "measuring",
         };

@@ -52,6 +52,8 @@ fn rows(table: &mut Table, report: &OffloadReport) {
     if report.uva_s.is_some() {
         row("pass, in place", report.uva_s, None, "each layer read right before it is computed");
     }
+    let beside = "copies on one stream, computing on another, and neither waits for the other";
+    row("side by side", Some(report.side_by_side_s), None, beside);
     let prefetched = format!(
         "{}; overlap {:.2}; {:.2}× as fast as copies and computing in turn, {:.0}\u{a0}% of the ideal",
         count(report.slots, "slot"),

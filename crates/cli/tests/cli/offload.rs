@@ -30,6 +30,7 @@ const REPORT_BESIDES: &[&str] = &[
     "repeats",
     "compute_transfer_ratio",
     "transfer_s",
+    "side_by_side_s",
     "passes",
     "prefetch_spread_s",
     "pinned",

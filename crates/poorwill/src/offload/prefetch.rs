@@ -6,12 +6,15 @@
 //! - computing a layer begins when its copy has ended;
 //! - the copy of a layer begins when computing the layer that had the slot before has ended.
 //!
-//! Nothing else waits, and the host waits only at the end of a pass, once everything is queued. (Where the host
-//! memory is pageable, a driver may make copies while the call that queues them lasts.)
+//! A copy is queued as soon as what it waits for is: the next ones are on their way while the host queues the
+//! computing of a layer, however long that takes. Nothing else waits, and the host waits only at the end of a pass,
+//! once everything is queued. (Where the host memory is pageable, a driver may make copies while the call that queues
+//! them lasts.)
 //!
 //! Whatever fails, a pass returns only when nothing of it is in flight, or the device could not be made to say so;
 //! the next pass waits first then. Slots, streams and events are given back with the prefetcher.
 
+use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -103,7 +106,7 @@ impl<'a> Prefetcher<'a> {
         self.calm()?;
         let mut copies = Vec::with_capacity(layers.len());
         let queued = self.queue(layers, compute, &mut copies);
-        let settled = self.settle();
+        let settled = self.end_pass();
         let copied = waited_for(copies);
         queued.and(copied).and(settled)
     }
@@ -162,33 +165,60 @@ impl<'a> Prefetcher<'a> {
         copies: &mut Vec<Pending<()>>,
     ) -> Result<(), PoolError> {
         let ordered = failed("order a stream behind another");
-        // Behind the computing of whichever layer has a slot.
-        let mut used: Vec<Option<Mark>> = self.slots.iter().map(|_| None).collect();
         self.is_quiet = false;
+        let mut ahead = layers.iter().enumerate();
+        let mut there = VecDeque::with_capacity(self.slots.len());
+        for (layer, memory) in ahead.by_ref().take(self.slots.len()) {
+            there.push_back(self.bring_in(layer, memory, copies)?);
+        }
         for (layer, memory) in layers.iter().enumerate() {
-            let slot = layer % self.slots.len();
-            if let Some(used) = used[slot].take() {
-                self.copying.waits_for(&used).map_err(&ordered)?;
+            if let Some(there) = there.pop_front() {
+                self.computing.waits_for(&there).map_err(&ordered)?;
             }
-            copies.push(self.copy(self.copying.id(), slot, memory)?);
-            let there = self.copying.mark().map_err(&ordered)?;
-            self.computing.waits_for(&there).map_err(&ordered)?;
-            let range = DeviceRange::new(self.slots[slot].range.addr, memory.len() as u64);
+            let addr = self.slots[layer % self.slots.len()].range.addr;
+            let range = DeviceRange::new(addr, memory.len() as u64);
             compute(Turn { layer, range, stream: self.computing.id() }).map_err(failed("compute a layer"))?;
-            used[slot] = Some(self.computing.mark().map_err(&ordered)?);
+            if let Some((next, memory)) = ahead.next() {
+                // It has the slot of the layer that was just queued.
+                let used = self.computing.mark().map_err(&ordered)?;
+                self.copying.waits_for(&used).map_err(&ordered)?;
+                there.push_back(self.bring_in(next, memory, copies)?);
+            }
         }
         Ok(())
     }
 
-    /// Waits for what an earlier pass has left, if it has.
-    fn calm(&mut self) -> Result<(), PoolError> {
-        if self.is_quiet { Ok(()) } else { self.settle() }
+    /// Queues the copy of a layer to its slot, and says when it has been made.
+    fn bring_in(
+        &self,
+        layer: usize,
+        memory: &Arc<HostBuffer>,
+        copies: &mut Vec<Pending<()>>,
+    ) -> Result<Mark, PoolError> {
+        copies.push(self.copy(self.copying.id(), layer % self.slots.len(), memory)?);
+        self.copying.mark().map_err(failed("order a stream behind another"))
     }
 
-    fn settle(&mut self) -> Result<(), PoolError> {
+    /// Waits for what an earlier pass has left, if it has.
+    fn calm(&mut self) -> Result<(), PoolError> {
+        if self.is_quiet { Ok(()) } else { self.end_pass() }
+    }
+
+    fn end_pass(&mut self) -> Result<(), PoolError> {
+        let (is_quiet, outcome) = self.settled();
+        self.is_quiet = is_quiet;
+        outcome
+    }
+
+    /// Waits for both streams.
+    pub(super) fn settle(&self) -> Result<(), PoolError> {
+        self.settled().1
+    }
+
+    /// Waits for both streams. Whether nothing is in flight on them, and what was said first.
+    fn settled(&self) -> (bool, Result<(), PoolError>) {
         let (copied, computed) = (self.copying.settle(), self.computing.settle());
-        self.is_quiet = copied.0 && computed.0;
-        copied.1.and(computed.1).map_err(failed("wait for a pass"))
+        (copied.0 && computed.0, copied.1.and(computed.1).map_err(failed("wait for a pass")))
     }
 
     /// Does all of it that has not been done.

@@ -26,6 +26,7 @@ fn check(report: &OffloadReport) {
         report.prefetch_gib_per_s,
         report.compute_s,
         report.transfer_s,
+        report.side_by_side_s,
         report.prefetch_s,
         report.compute_transfer_ratio,
     ];

@@ -160,6 +160,27 @@ fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
 }
 
 #[test]
+fn copies_are_queued_as_soon_as_what_they_wait_for() {
+    let device = TestDevice::open(64);
+    for (slot_count, layer_count) in [(1, 4), (2, 7), (3, 9), (4, 2)] {
+        let careless = Careless::new(device.driver(), Fault::None, Held::Nothing);
+        let arena = arena(Arc::clone(&careless) as Arc<dyn Driver>);
+        let layers: Vec<_> = (0..layer_count).map(|number| layer(&*device, number, 2)).collect();
+        let memory: Vec<_> = layers.iter().map(|(memory, _)| Arc::clone(memory)).collect();
+        let mut prefetcher = Prefetcher::new(&arena, &slots(&arena, slot_count, 2)).unwrap();
+        let mut queued = Vec::new();
+        let count = |_| {
+            queued.push(careless.copies());
+            Ok(())
+        };
+        prefetcher.forward(&memory, &mut { count }).unwrap();
+        // When a layer is computed, all copies are under way but those that wait for it or for later ones.
+        let expected: Vec<_> = (0..layer_count).map(|layer| layer_count.min(layer + slot_count)).collect();
+        assert_eq!(queued, expected, "{slot_count} {layer_count}");
+    }
+}
+
+#[test]
 fn computing_waits_for_the_copy_and_would_be_wrong_if_it_did_not() {
     watched(|| {
         for layer in [0, 1, 3] {

@@ -9,13 +9,15 @@
 //! 2. the same by a **kernel** that reads the host memory where it is;
 //! 3. a pass in which the layers are **resident**: they are computed, and nothing is copied;
 //! 4. a pass in which each layer is read **in place** by that kernel right before it is computed, on one stream;
-//! 5. a pass with **prefetching**: a [`Prefetcher`](super::Prefetcher).
+//! 5. copies and computing **side by side**, in slots of their own, where neither waits for the other: what the device
+//!    does at the same time, whatever the order;
+//! 6. a pass with **prefetching**: a [`Prefetcher`](super::Prefetcher).
 //!
 //! Computing a layer stands in as digests of its slot, [`OffloadReport::repeats`] times, which is chosen so that it
 //! takes about as long as bringing the layer in; [`repeats_of`] and [`slots_of`] are the rules.
 //!
-//! Promises: in each pass of 3, 4 and 5 every digest of every layer is held against those of its bytes on the host,
-//! and before each pass of 4 and 5 no slot holds what it will get; a kernel's figure is never that of another way,
+//! Promises: in each pass of 3 to 6 every digest of every layer is held against those of its bytes on the host,
+//! and before each pass of 4 and 6 no slot holds what it will get; a kernel's figure is never that of another way,
 //! and is absent, with the reason, where there is no such way. At the end, and after an error, everything is given
 //! back.
 //!

@@ -39,6 +39,8 @@ pub enum Stage {
     Resident,
     /// Passes that read the layers in place.
     InPlace,
+    /// Copies beside computing, neither of which waits for the other.
+    SideBySide,
     /// Passes with prefetching.
     Prefetch,
 }

@@ -52,6 +52,9 @@ pub struct OffloadReport {
     pub compute_transfer_ratio: f64,
     /// Copying all layers, as for [`OffloadReport::explicit_gib_per_s`].
     pub transfer_s: f64,
+    /// Copying all layers on one stream while as many are computed on another, in slots that the other does not touch:
+    /// what both take at the same time, whatever order is kept.
+    pub side_by_side_s: f64,
     /// Over how many passes the medians are; one before them is not counted.
     pub passes: usize,
     /// How the prefetching passes varied.

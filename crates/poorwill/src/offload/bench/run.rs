@@ -120,6 +120,9 @@ fn measure(
     if let Some(kernel) = &kernel {
         uva_s = Some(run.median_of(|run| run.in_place(&prefetcher, kernel))?);
     }
+    observer(Stage::SideBySide);
+    run.fill(&prefetcher)?;
+    let side_by_side_s = run.median_of(|run| run.side_by_side(&prefetcher))?;
     observer(Stage::Prefetch);
     let prefetch = run.spread_of(|run| run.prefetched(&mut prefetcher))?;
     prefetcher.close()?;
@@ -152,6 +155,7 @@ fn measure(
         repeats,
         compute_transfer_ratio: compute_s / transfer_s.max(1e-9),
         transfer_s,
+        side_by_side_s,
         passes: PASSES,
         prefetch_spread_s: prefetch,
         pinned: layers.pageable_because.is_none(),
@@ -297,6 +301,25 @@ impl<'a> Run<'a> {
             queued.and(ended).map_err(failed("compute resident layers"))
         })?;
         self.check("with resident layers", digests)?;
+        Ok(seconds)
+    }
+
+    /// All layers copied, and as many computed that are there, on a stream each and in slots that the other does not
+    /// touch: neither waits for the other.
+    fn side_by_side(&mut self, prefetcher: &Prefetcher<'_>) -> Result<f64, OffloadError> {
+        let others = prefetcher.slots().len() - 1;
+        let (mut copies, mut digests) = (Vec::new(), Vec::new());
+        let seconds = seconds_of(|| {
+            let queued = self.layers.memory.iter().enumerate().try_for_each(|(layer, memory)| {
+                copies.push(prefetcher.copy(prefetcher.copying(), 1 + layer % others, memory)?);
+                let computed = self.compute(prefetcher.computing(), prefetcher.range(0));
+                digests.push((0, computed.map_err(failed("compute a resident layer"))?));
+                Ok(())
+            });
+            queued.and(prefetcher.settle())
+        })?;
+        waited_for(copies)?;
+        self.check("beside copies", digests)?;
         Ok(seconds)
     }
 
