@@ -3,6 +3,9 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../driver/tests/child/mod.rs"]
+mod child;
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -307,4 +310,52 @@ fn threads_make_and_drop_views() {
         }
     });
     assert_eq!((used(&device), Arc::strong_count(&bytes)), (3 * MIB, 1));
+}
+
+#[test]
+fn a_view_that_is_gone_has_let_go_whoever_else_waits() {
+    let device = open();
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let bytes = Arc::new(vec![0u8; 1 << 20]);
+                for _ in 0..if is_gpu() { 300 } else { 5000 } {
+                    drop(View::over(&device, range_of(&bytes), Box::new(Arc::clone(&bytes)), ON).unwrap());
+                    assert_eq!(Arc::strong_count(&bytes), 1, "somebody else has it");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn what_cannot_be_waited_for_is_kept_until_it_can_be() {
+    let test = "what_cannot_be_waited_for_is_kept_until_it_can_be";
+    if !child::in_a_child(test, "cuMemHostUnregister:1:3:999") {
+        return;
+    }
+    let library = Some(poorwill_fake_libcuda::path());
+    let open = || {
+        let config = CudaConfig { library: library.clone(), ..CudaConfig::gpu(0) };
+        Device::of_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
+    };
+    let seen = |device: &Device, bytes: &Arc<Vec<u8>>| {
+        View::over(device, range_of(bytes), Box::new(Arc::clone(bytes)), ON).unwrap()
+    };
+    let (device, bytes) = (open(), Arc::new(vec![1u8; 1 << 20]));
+    let view = seen(&device, &bytes);
+    let made = buffer(&device, MIB, BufferPin::Auto);
+    drop(View::of(&made, ON).unwrap());
+    // Neither can be waited for, and what is kept is tried again with the next.
+    drop(view);
+    drop(made);
+    assert_eq!((Arc::strong_count(&bytes), used(&device)), (2, MIB));
+    // Nor with the end of the device: nobody knows what it still does.
+    let (ended, kept) = (open(), Arc::new(vec![1u8; 1 << 20]));
+    drop(seen(&ended, &kept));
+    drop(ended);
+    assert_eq!(Arc::strong_count(&kept), 2, "the device may read it still");
+    // Now it can be.
+    drop(buffer(&device, MIB, BufferPin::Auto));
+    assert_eq!((Arc::strong_count(&bytes), used(&device)), (1, 0));
 }
