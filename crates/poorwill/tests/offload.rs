@@ -220,7 +220,14 @@ fn the_last_to_go_waits_for_the_device() {
     let of_buffer = View::of(&made, ON).unwrap();
     let of_others = View::over(&device, range_of(&bytes), Box::new(Arc::clone(&bytes)), ON).unwrap();
     drop(made);
-    for view in [of_buffer, of_others] {
+    let mut waits: Vec<Box<dyn Send>> = vec![Box::new(of_buffer), Box::new(of_others)];
+    if is_gpu() {
+        // Whoever has its address may have had the GPU copy from it.
+        let lent = buffer(&device, MIB, BufferPin::Auto);
+        assert_eq!(lent.lend(), lent.addr());
+        waits.push(Box::new(lent));
+    }
+    for held in waits {
         let (gate, is_open) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
         hold(&*driver, stream, &gate);
         thread::scope(|scope| {

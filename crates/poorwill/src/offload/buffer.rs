@@ -19,7 +19,7 @@ pub struct Buffer {
     addr: usize,
     device_addr: Option<u64>,
     pageable_because: Option<String>,
-    /// Whether the device may have been shown it.
+    /// Whether the device may have been shown it, by us or by whoever it was lent to.
     was_seen: AtomicBool,
 }
 
@@ -72,9 +72,19 @@ impl Buffer {
         self.memory.as_ref().map_or(0, |memory| memory.len() as u64)
     }
 
-    /// Where it begins in this process.
+    /// Where it begins in this process. Who has others use that lends it.
     #[must_use]
     pub fn addr(&self) -> usize {
+        self.addr
+    }
+
+    /// Where it begins, for others to use as long as they keep this. A GPU copies to and from page-locked memory while
+    /// the host goes on, whoever asks for that: so such memory is given back as if there had been a view of it.
+    #[must_use]
+    pub fn lend(&self) -> usize {
+        if self.is_pinned() {
+            self.was_seen.store(true, Ordering::Release);
+        }
         self.addr
     }
 
