@@ -174,7 +174,8 @@ impl HostArena {
                 }
                 let because = self.pageable_because();
                 let reason = format!(
-                    "{} were asked for page-locked, and this device's host memory is not: {because}; ask for pageable                      memory, or leave the choice to the machine",
+                    "{} were asked for page-locked, and this device's host memory is not: {because}; ask for pageable \
+                     memory, or leave the choice to the machine",
                     ByteSize(bytes)
                 );
                 Err(of(Op::HostAlloc)(DriverErrorKind::Unsupported { reason }))

@@ -8,7 +8,9 @@ fn asked(arena: &Arc<HostArena>, bytes: u64, pin: BufferPin) -> Result<(Piece, O
 }
 
 fn words(made: Result<(Piece, Option<String>), DriverError>) -> String {
-    made.map(drop).unwrap_err().to_string()
+    let words = made.map(drop).unwrap_err().to_string();
+    assert!(!words.contains("  "), "{words}");
+    words
 }
 
 #[test]
