@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use poorwill::offload::{Buffer, BufferPin, DISABLE_PIN, DISABLE_UVA, Switches, View};
 use poorwill::{CopyPart, Device, DeviceRange, DriverErrorKind, StreamId};
+use poorwill_driver::system::System;
 use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin};
-use poorwill_testkit::device::{Kind, cuda_config};
+use poorwill_testkit::device::{Kind, cuda_config, skipped_unless};
 use poorwill_testkit::gated::{Gate, hold};
 use poorwill_testkit::pattern;
 
@@ -235,7 +236,7 @@ fn the_last_to_go_waits_for_the_device() {
             let is_open = &is_open;
             let letting_go = scope.spawn(move || {
                 begins.send(()).unwrap();
-                drop(view);
+                drop(held);
                 is_open.load(Ordering::SeqCst)
             });
             begun.recv().unwrap();
@@ -317,6 +318,23 @@ fn threads_make_and_drop_views() {
         }
     });
     assert_eq!((used(&device), Arc::strong_count(&bytes)), (3 * MIB, 1));
+}
+
+#[test]
+fn what_is_gone_is_not_held_beyond_a_gibibyte() {
+    const BYTES: u64 = 600 * MIB;
+    let available = System::here().available_bytes().unwrap_or(u64::MAX);
+    if skipped_unless(|_| available > 8 * BYTES, "it takes 1.2 GiB of host memory") {
+        return;
+    }
+    for pin in [BufferPin::Auto, BufferPin::Never] {
+        let device = open();
+        let held = || device.driver().host_memory().held_bytes;
+        let made = [(); 2].map(|()| buffer(&device, BYTES, pin));
+        let views = made.each_ref().map(|made| View::of(made, ON));
+        drop((made, views));
+        assert_eq!((used(&device), held()), (0, BYTES), "{pin:?}");
+    }
 }
 
 #[test]

@@ -89,6 +89,12 @@ impl CudaDevice {
         Ok((HostBuffer::new(piece), because))
     }
 
+    /// Gives host memory back that nobody uses, `bytes` at most, where more than 1 GiB lies unused. Called with the size
+    /// of a buffer that has been dropped for good. Waits for the work of the GPU if any of it is page-locked.
+    pub fn give_surplus_back(&self, bytes: u64) {
+        self.context().host_memory.give_surplus_back(bytes);
+    }
+
     /// Host memory of the caller's, seen by the GPU where it is: as it is where somebody has page-locked it, else
     /// page-locked in place as long as a view of it is left, or not at all unless that is allowed. The caller keeps
     /// the memory at least as long; what kernels do with it is as with any pointer.

@@ -345,6 +345,16 @@ impl HostArena {
         any || leaving > 0
     }
 
+    /// Gives slabs back that nobody uses, of `bytes` together at most, where more lies unused than is kept: for whoever
+    /// has dropped as much, and is not going to ask for it again. May wait for all work on the device.
+    pub(crate) fn give_surplus_back(&self, bytes: u64) {
+        if self.owner.is_here() {
+            let bytes = bytes.next_multiple_of(rustix::param::page_size() as u64);
+            let unused = self.books().take_surplus(bytes);
+            self.give_back(unused);
+        }
+    }
+
     /// What the device does not let go of stays as it was. Whether it let go of anything.
     pub(super) fn give_back(&self, unused: Vec<Unused>) -> bool {
         let leaving = |one: Unused| (Leaving { arena: self, bytes: one.slab.bytes }, one);

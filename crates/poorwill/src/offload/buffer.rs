@@ -125,10 +125,21 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        let (bytes, is_pinned) = (self.bytes(), self.is_pinned());
         let Some(memory) = self.memory.take() else { return };
         // In a forked child it is not there, and dropping it does nothing.
-        if *self.was_seen.get_mut() && self.device.driver().check_process().is_ok() {
+        if self.device.driver().check_process().is_err() {
+            return;
+        }
+        let was_seen = *self.was_seen.get_mut();
+        if was_seen {
             self.device.limbo().give_back(&self.device, Box::new(memory));
+        } else {
+            drop(memory);
+        }
+        // Weights are not asked for again, as backups are. To unlock memory is to wait.
+        if was_seen || !is_pinned {
+            self.device.give_surplus_back(bytes);
         }
     }
 }
