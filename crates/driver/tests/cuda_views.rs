@@ -351,3 +351,46 @@ fn what_is_on_its_way_out_keeps_nobody_from_other_memory() {
     drop(other);
     device.stream_destroy(stream).unwrap();
 }
+
+#[test]
+fn a_forked_child_lets_go_of_nothing_and_waits_for_nobody() {
+    let _turn = alone();
+    let (device, pages) = (Arc::new(fake()), Pages::new(4));
+    let stream = device.stream_create().unwrap();
+    let gate = Arc::new(Gate::default());
+    let (going, staying) = (seen(&device, pages.range(0, PAGE)), seen(&device, pages.range(2 * PAGE, PAGE)));
+    hold(&*device, stream, &gate);
+    // A thread that the child does not have is letting go of one.
+    let going = thread::spawn(move || drop(going));
+    thread::sleep(Duration::from_millis(50));
+    // SAFETY: the child drops what it has, which takes no lock there, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_refused = device.host_view(pages.range(2 * PAGE, PAGE), true).is_err();
+        drop((staying, device));
+        // SAFETY: ends the child at once, with no destructor of the test harness.
+        unsafe { libc::_exit(c_int::from(!is_refused)) };
+    }
+    let (mut ended, mut status) = (0, 0);
+    for _ in 0..200 {
+        // SAFETY: our own child; `status` outlives the call.
+        ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
+        if ended != 0 {
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    if ended == 0 {
+        // SAFETY: our own child.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        // SAFETY: likewise.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+    }
+    gate.open();
+    going.join().unwrap();
+    assert_eq!((ended, status), (child, 0), "the child waits, or was given a view");
+    assert!(is_locked(&device, pages.range(2 * PAGE, PAGE)), "it is the parent's still");
+    drop(staying);
+    assert!(!is_locked(&device, pages.range(2 * PAGE, PAGE)));
+    device.stream_destroy(stream).unwrap();
+}

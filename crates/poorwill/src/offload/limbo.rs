@@ -53,8 +53,7 @@ impl Limbo {
 
 impl Drop for Limbo {
     fn drop(&mut self) {
-        // The device may be at work on it, and there is nobody left to ask.
-        let held = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        mem::take(held).into_iter().for_each(mem::forget);
+        // The device may be at work on it, and there is nobody left to ask. In a forked child it may be half changed.
+        mem::forget(mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner)));
     }
 }
