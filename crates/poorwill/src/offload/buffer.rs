@@ -14,9 +14,10 @@ use crate::open::Device;
 /// it are gone.
 pub struct Buffer {
     device: Device,
-    /// There until it is dropped.
+    /// There until it is dropped. In a forked child not even its length may be asked for.
     memory: Option<Arc<HostBuffer>>,
     addr: usize,
+    bytes: u64,
     device_addr: Option<u64>,
     pageable_because: Option<String>,
     /// Whether the device may have been shown it, by us or by whoever it was lent to.
@@ -52,6 +53,7 @@ impl Buffer {
         let device_addr = device.pinned_at(&memory);
         Ok(Self {
             addr,
+            bytes,
             device_addr,
             pageable_because: switched_off.or(because).or(asked_for),
             memory: Some(Arc::new(memory)),
@@ -69,7 +71,7 @@ impl Buffer {
     /// Its size.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.memory.as_ref().map_or(0, |memory| memory.len() as u64)
+        self.bytes
     }
 
     /// Where it begins in this process. Who has others use that lends it.
@@ -125,7 +127,6 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let (bytes, is_pinned) = (self.bytes(), self.is_pinned());
         let Some(memory) = self.memory.take() else { return };
         // In a forked child it is not there, and dropping it does nothing.
         if self.device.driver().check_process().is_err() {
@@ -138,8 +139,8 @@ impl Drop for Buffer {
             drop(memory);
         }
         // Weights are not asked for again, as backups are. To unlock memory is to wait.
-        if was_seen || !is_pinned {
-            self.device.give_surplus_back(bytes);
+        if was_seen || !self.is_pinned() {
+            self.device.give_surplus_back(self.bytes);
         }
     }
 }
