@@ -19,7 +19,7 @@ extern "C" fn count_fork() {
 }
 
 /// The process that opened a device.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
     forks: u32,
     process: u32,

@@ -111,6 +111,31 @@ fn pages_that_stay_registered_stay_mapped() {
     assert!(!registered || still_mapped, "unmapped while the driver has it registered");
 }
 
+/// A view of memory of others', at whatever call it fails, alone or with the one behind it.
+#[test]
+fn what_was_locked_for_a_view_that_failed_is_let_go_of() {
+    let _turn = alone();
+    let fake = Fake::load();
+    let (device, memory) = (open(), vec![0u8; 1 << 20]);
+    let start = memory.as_ptr().expose_provenance();
+    let before = fake.census(0).registered_host_ranges;
+    let looks = |first, count| {
+        (fake.arm)(first, count);
+        let is_seen = device.host_view(start..start + memory.len(), true).is_ok();
+        (is_seen, (fake.disarm)())
+    };
+    let (is_seen, calls) = looks(0, 0);
+    assert!(is_seen && calls > 2);
+    for (first, count) in (0..calls).flat_map(|first| [(first, 1), (first, 2)]) {
+        looks(first, count);
+        // Whatever was left of it has gone before there is a new one.
+        let view = device.host_view(start..start + memory.len(), true).unwrap().unwrap();
+        assert!(view.is_registered_here(), "calls {first} to {}", first + count);
+        drop(view);
+        assert_eq!(fake.census(0).registered_host_ranges, before, "calls {first} to {}", first + count);
+    }
+}
+
 /// `keep_backups: false`: no backups stay in host memory after a wake.
 #[test]
 fn backups_that_are_not_kept_leave_host_memory() {

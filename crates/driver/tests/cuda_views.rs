@@ -7,14 +7,16 @@ mod child;
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use libloading::os::unix::{Library, Symbol};
 use poorwill_core::{Driver, DriverErrorKind};
 use poorwill_driver::cuda::HostView;
 use poorwill_driver::{BufferPin, CudaConfig, CudaDevice};
 use poorwill_testkit::device::cuda_config;
+use poorwill_testkit::gated::{Gate, hold};
 
 fn open() -> CudaDevice {
     CudaDevice::open(&cuda_config()).unwrap()
@@ -251,4 +253,144 @@ fn a_view_outlives_the_device_that_made_it() {
     let device = fake();
     assert!(device.host_view(pages.range(0, PAGE), false).unwrap().is_none());
     device.check_process().unwrap();
+}
+
+#[test]
+fn devices_and_gpus_share_what_is_locked_whoever_goes_first() {
+    let _turn = alone();
+    let (one, another) = (fake(), fake());
+    let gpu = CudaConfig { library: Some(poorwill_fake_libcuda::path()), ..CudaConfig::gpu(1) };
+    let other_gpu = CudaDevice::open(&gpu).unwrap();
+    let pages = Pages::new(2);
+    for (first, second) in [(&one, &another), (&one, &other_gpu), (&other_gpu, &one)] {
+        let made = seen(first, pages.range(0, PAGE));
+        let shares = seen(second, pages.range(100, PAGE / 2));
+        assert_eq!(shares.device_addr(), made.device_addr() + 100);
+        drop(made);
+        assert!(is_locked(second, pages.range(0, PAGE)), "somebody has a view of it");
+        drop(shares);
+        assert!(!is_locked(first, pages.range(0, PAGE)) && !is_locked(second, pages.range(0, PAGE)));
+    }
+}
+
+#[test]
+fn a_hole_between_what_others_have_locked_is_found() {
+    let _turn = alone();
+    let (device, others) = (fake(), Others::load());
+    others.enter();
+    let pages = Pages::new(3);
+    let at = |page: usize| std::ptr::with_exposed_provenance_mut(pages.range(page * PAGE, PAGE).start);
+    for page in [0, 2] {
+        // SAFETY: the pages live until the end of the test.
+        assert_eq!(unsafe { (others.register)(at(page), PAGE, 1 | 2) }, 0);
+    }
+    let (whole, around) = (pages.range(0, 3 * PAGE), pages.range(PAGE - 1, PAGE + 2));
+    for memory in [whole, around] {
+        assert!(!is_locked(&device, memory.clone()), "not all of it");
+        let error = device.host_view(memory, true).unwrap_err();
+        assert!(error.to_string().contains("share a page"), "{error}");
+    }
+    for page in [0, 2] {
+        // SAFETY: registered above.
+        assert_eq!(unsafe { (others.unregister)(at(page)) }, 0);
+    }
+}
+
+#[test]
+fn what_somebody_else_has_unlocked_is_forgotten() {
+    let _turn = alone();
+    let (device, others) = (fake(), Others::load());
+    others.enter();
+    let pages = Pages::new(1);
+    let view = seen(&device, pages.range(0, PAGE));
+    let start = std::ptr::with_exposed_provenance_mut(pages.range(0, PAGE).start);
+    // SAFETY: registered by the view, of which nothing is read.
+    assert_eq!(unsafe { (others.unregister)(start) }, 0);
+    drop(view);
+    assert!(seen(&device, pages.range(0, PAGE)).is_registered_here());
+}
+
+/// What a thread of its own makes of something, when it has.
+fn asked<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
+    let (tell, told) = mpsc::channel();
+    // Who asks may have given up.
+    thread::spawn(move || tell.send(ask()).is_ok());
+    told
+}
+
+#[test]
+fn what_is_on_its_way_out_keeps_nobody_from_other_memory() {
+    let _turn = alone();
+    let (device, pages) = (Arc::new(fake()), Arc::new(Pages::new(4)));
+    let stream = device.stream_create().unwrap();
+    let gate = Arc::new(Gate::default());
+    let (first, other) = (seen(&device, pages.range(0, PAGE)), seen(&device, pages.range(2 * PAGE, PAGE)));
+    hold(&*device, stream, &gate);
+    let going = thread::spawn(move || drop(first));
+    // Who asks for it waits as soon as it is on its way.
+    let again = loop {
+        let (device, pages) = (Arc::clone(&device), Arc::clone(&pages));
+        let is_there = asked(move || is_locked(&device, pages.range(0, 10)));
+        match is_there.recv_timeout(Duration::from_millis(50)) {
+            Ok(is_there_still) => assert!(is_there_still, "it had gone before the work had ended"),
+            Err(_) => break is_there,
+        }
+    };
+    let (on, of) = (Arc::clone(&device), Arc::clone(&pages));
+    let others = asked(move || {
+        assert!(is_locked(&on, of.range(2 * PAGE, PAGE)));
+        seen(&on, of.range(3 * PAGE, PAGE))
+    });
+    // Far longer than anybody has a lock.
+    let others = others.recv_timeout(Duration::from_secs(20));
+    gate.open();
+    going.join().unwrap();
+    assert!(others.is_ok_and(|view| view.is_registered_here()), "other memory waited for the GPU's work");
+    assert!(!again.recv().unwrap(), "who waited finds that it has gone");
+    assert!(seen(&device, pages.range(0, 10)).is_registered_here());
+    drop(other);
+    device.stream_destroy(stream).unwrap();
+}
+
+#[test]
+fn a_forked_child_lets_go_of_nothing_and_waits_for_nobody() {
+    let _turn = alone();
+    let (device, pages) = (Arc::new(fake()), Pages::new(4));
+    let stream = device.stream_create().unwrap();
+    let gate = Arc::new(Gate::default());
+    let (going, staying) = (seen(&device, pages.range(0, PAGE)), seen(&device, pages.range(2 * PAGE, PAGE)));
+    hold(&*device, stream, &gate);
+    // A thread that the child does not have is letting go of one.
+    let going = thread::spawn(move || drop(going));
+    thread::sleep(Duration::from_millis(50));
+    // SAFETY: the child drops what it has, which takes no lock there, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_refused = device.host_view(pages.range(2 * PAGE, PAGE), true).is_err();
+        drop((staying, device));
+        // SAFETY: ends the child at once, with no destructor of the test harness.
+        unsafe { libc::_exit(c_int::from(!is_refused)) };
+    }
+    let (mut ended, mut status) = (0, 0);
+    for _ in 0..200 {
+        // SAFETY: our own child; `status` outlives the call.
+        ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
+        if ended != 0 {
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    if ended == 0 {
+        // SAFETY: our own child.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        // SAFETY: likewise.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+    }
+    gate.open();
+    going.join().unwrap();
+    assert_eq!((ended, status), (child, 0), "the child waits, or was given a view");
+    assert!(is_locked(&device, pages.range(2 * PAGE, PAGE)), "it is the parent's still");
+    drop(staying);
+    assert!(!is_locked(&device, pages.range(2 * PAGE, PAGE)));
+    device.stream_destroy(stream).unwrap();
 }

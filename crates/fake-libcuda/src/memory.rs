@@ -39,12 +39,16 @@ pub(crate) struct Registered {
     bytes: usize,
     /// Whether kernels may have its address.
     is_mapped: bool,
+    /// Whether those of all contexts may.
+    is_portable: bool,
 }
 
 /// What kernels know memory of the host by: its address with this bit, so that who passes on an address of the host's
 /// is found out.
 pub(crate) const HOST_WINDOW: u64 = 1 << 56;
 
+/// `CU_MEMHOSTREGISTER_PORTABLE`.
+const PORTABLE: u32 = 1;
 /// `CU_MEMHOSTREGISTER_DEVICEMAP`.
 const MAPPED: u32 = 2;
 
@@ -175,8 +179,9 @@ pub(crate) fn register(current: &Current, addr: usize, bytes: usize, flags: u32)
     if before.is_some_and(|(start, other)| start + other.bytes > addr) {
         return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
     }
-    let (device, is_mapped) = (current.device.ordinal, flags & MAPPED != 0);
-    let registered = Registered { device, context: current.context, bytes, is_mapped };
+    let (device, context) = (current.device.ordinal, current.context);
+    let (is_mapped, is_portable) = (flags & MAPPED != 0, flags & PORTABLE != 0);
+    let registered = Registered { device, context, bytes, is_mapped, is_portable };
     tables.registered.insert(addr, registered);
     Ok(())
 }
@@ -192,7 +197,7 @@ pub(crate) fn device_pointer(current: &Current, addr: usize, flags: u32) -> Outc
     ensure(flags == 0)?;
     let tables = current.world.tables();
     let registered = tables.registered_at(addr, 1)?;
-    ensure(registered.is_mapped && registered.context == current.context)?;
+    ensure(registered.is_mapped && (registered.is_portable || registered.context == current.context))?;
     Ok(addr as u64 | HOST_WINDOW)
 }
 

@@ -161,6 +161,15 @@ impl Device {
         }
     }
 
+    /// Gives back as much host memory as a buffer had that has gone, where more than 1 GiB lies unused.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn give_surplus_back(&self, bytes: u64) {
+        match &self.machine {
+            Machine::Host(device) => device.give_surplus_back(bytes),
+            Machine::Cuda(device) => device.give_surplus_back(bytes),
+        }
+    }
+
     /// Where the device sees page-locked memory of its own.
     #[cfg(target_os = "linux")]
     pub(crate) fn pinned_at(&self, bytes: &[u8]) -> Option<u64> {

@@ -3,6 +3,9 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../driver/tests/child/mod.rs"]
+mod child;
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -11,8 +14,9 @@ use std::time::Duration;
 
 use poorwill::offload::{Buffer, BufferPin, DISABLE_PIN, DISABLE_UVA, Switches, View};
 use poorwill::{CopyPart, Device, DeviceRange, DriverErrorKind, StreamId};
+use poorwill_driver::system::System;
 use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin};
-use poorwill_testkit::device::{Kind, cuda_config};
+use poorwill_testkit::device::{Kind, cuda_config, skipped_unless};
 use poorwill_testkit::gated::{Gate, hold};
 use poorwill_testkit::pattern;
 
@@ -217,7 +221,14 @@ fn the_last_to_go_waits_for_the_device() {
     let of_buffer = View::of(&made, ON).unwrap();
     let of_others = View::over(&device, range_of(&bytes), Box::new(Arc::clone(&bytes)), ON).unwrap();
     drop(made);
-    for view in [of_buffer, of_others] {
+    let mut waits: Vec<Box<dyn Send>> = vec![Box::new(of_buffer), Box::new(of_others)];
+    if is_gpu() {
+        // Whoever has its address may have had the GPU copy from it.
+        let lent = buffer(&device, MIB, BufferPin::Auto);
+        assert_eq!(lent.lend(), lent.addr());
+        waits.push(Box::new(lent));
+    }
+    for held in waits {
         let (gate, is_open) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
         hold(&*driver, stream, &gate);
         thread::scope(|scope| {
@@ -225,7 +236,7 @@ fn the_last_to_go_waits_for_the_device() {
             let is_open = &is_open;
             let letting_go = scope.spawn(move || {
                 begins.send(()).unwrap();
-                drop(view);
+                drop(held);
                 is_open.load(Ordering::SeqCst)
             });
             begun.recv().unwrap();
@@ -307,4 +318,69 @@ fn threads_make_and_drop_views() {
         }
     });
     assert_eq!((used(&device), Arc::strong_count(&bytes)), (3 * MIB, 1));
+}
+
+#[test]
+fn what_is_gone_is_not_held_beyond_a_gibibyte() {
+    const BYTES: u64 = 600 * MIB;
+    let available = System::here().available_bytes().unwrap_or(u64::MAX);
+    if skipped_unless(|_| available > 8 * BYTES, "it takes 1.2 GiB of host memory") {
+        return;
+    }
+    for pin in [BufferPin::Auto, BufferPin::Never] {
+        let device = open();
+        let held = || device.driver().host_memory().held_bytes;
+        let made = [(); 2].map(|()| buffer(&device, BYTES, pin));
+        let views = made.each_ref().map(|made| View::of(made, ON));
+        drop((made, views));
+        assert_eq!((used(&device), held()), (0, BYTES), "{pin:?}");
+    }
+}
+
+#[test]
+fn a_view_that_is_gone_has_let_go_whoever_else_waits() {
+    let device = open();
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let bytes = Arc::new(vec![0u8; 1 << 20]);
+                for _ in 0..if is_gpu() { 300 } else { 5000 } {
+                    drop(View::over(&device, range_of(&bytes), Box::new(Arc::clone(&bytes)), ON).unwrap());
+                    assert_eq!(Arc::strong_count(&bytes), 1, "somebody else has it");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn what_cannot_be_waited_for_is_kept_until_it_can_be() {
+    let test = "what_cannot_be_waited_for_is_kept_until_it_can_be";
+    if !child::in_a_child(test, "cuMemHostUnregister:1:3:999") {
+        return;
+    }
+    let library = Some(poorwill_fake_libcuda::path());
+    let open = || {
+        let config = CudaConfig { library: library.clone(), ..CudaConfig::gpu(0) };
+        Device::of_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
+    };
+    let seen = |device: &Device, bytes: &Arc<Vec<u8>>| {
+        View::over(device, range_of(bytes), Box::new(Arc::clone(bytes)), ON).unwrap()
+    };
+    let (device, bytes) = (open(), Arc::new(vec![1u8; 1 << 20]));
+    let view = seen(&device, &bytes);
+    let made = buffer(&device, MIB, BufferPin::Auto);
+    drop(View::of(&made, ON).unwrap());
+    // Neither can be waited for, and what is kept is tried again with the next.
+    drop(view);
+    drop(made);
+    assert_eq!((Arc::strong_count(&bytes), used(&device)), (2, MIB));
+    // Nor with the end of the device: nobody knows what it still does.
+    let (ended, kept) = (open(), Arc::new(vec![1u8; 1 << 20]));
+    drop(seen(&ended, &kept));
+    drop(ended);
+    assert_eq!(Arc::strong_count(&kept), 2, "the device may read it still");
+    // Now it can be.
+    drop(buffer(&device, MIB, BufferPin::Auto));
+    assert_eq!((Arc::strong_count(&bytes), used(&device)), (1, 0));
 }

@@ -166,6 +166,10 @@ impl HostBuffer {
     /// Where it begins in this process.
     #[getter]
     fn address(&self) -> u64 {
+        // Of one that was freed, and in a forked child, it is a number.
+        if let Ok(Some(buffer)) = held(&self.buffer) {
+            let _ = buffer.lend();
+        }
         self.address
     }
 
@@ -219,8 +223,9 @@ impl HostBuffer {
         if stream.is_some() {
             return Err(PyBufferError::new_err("memory of the CPU has no streams"));
         }
-        let kept = Arc::new(Here::new(self.buffer()?));
-        let bytes = (self.address, self.bytes);
+        let buffer = self.buffer()?;
+        let bytes = (buffer.lend() as u64, self.bytes);
+        let kept = Arc::new(Here::new(buffer));
         lend(py, kept, bytes, dlpack::Device::CPU, Wish { max_version, dl_device, copy })
     }
 

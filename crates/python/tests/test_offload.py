@@ -264,3 +264,32 @@ print("done")
 
 def test_what_is_kept_ends_with_the_view_whoever_has_the_interpreters_lock(fake: dict[str, str]) -> None:
     assert run(DELETERS, **fake) == "done\n"
+
+
+LENT = """
+import ctypes
+import numpy as np
+from poorwill.offload import HostBuffer
+
+cuda = ctypes.CDLL("libcuda.so.1")
+cuda.poorwillFakeDisarm.restype = ctypes.c_uint64
+
+def calls_of_the_end(lend, pin="auto"):
+    buffer = HostBuffer(1 << 16, device="cuda:0", pin=pin)
+    kept = lend(buffer)
+    cuda.poorwillFakeArm(ctypes.c_uint64(0), ctypes.c_uint64(0))
+    del kept
+    buffer.free()
+    return cuda.poorwillFakeDisarm()
+
+# A GPU may copy from locked memory that others know of; of other memory it has made its copies.
+assert calls_of_the_end(lambda buffer: None) == 0
+assert calls_of_the_end(lambda buffer: buffer.address) > 0
+assert calls_of_the_end(np.from_dlpack) > 0
+assert calls_of_the_end(lambda buffer: (buffer.address, np.from_dlpack(buffer)), pin=False) == 0
+print("done")
+"""
+
+
+def test_locked_memory_that_was_lent_goes_when_the_gpu_is_done(fake: dict[str, str]) -> None:
+    assert run(LENT, **fake) == "done\n"

@@ -23,7 +23,7 @@ use crate::system::System;
 
 /// A retained primary context, with its host memory.
 pub(super) struct Context {
-    primary: Arc<Primary>,
+    pub(super) primary: Arc<Primary>,
     /// Memory for buffers.
     pub(super) host_memory: Arc<HostArena>,
     /// Page-locked memory that bytes pass through on their way, apart from the limits of what is kept.

@@ -128,7 +128,7 @@ impl CudaDevice {
         let ledger = Mutex::new(Ledger::new(gpu.granule_bytes));
         let memory = memory_of(context.api, context.device);
         let queues = Arc::new(Queues::new(&context));
-        let registrations = Arc::default();
+        let registrations = Registrations::of(&context);
         Ok(Self {
             info,
             gpu,

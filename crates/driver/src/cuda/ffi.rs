@@ -25,6 +25,7 @@ impl CuResult {
     pub(super) const NO_DEVICE: Self = Self(100);
     pub(super) const NOT_READY: Self = Self(600);
     pub(super) const HOST_MEMORY_ALREADY_REGISTERED: Self = Self(712);
+    pub(super) const HOST_MEMORY_NOT_REGISTERED: Self = Self(713);
     pub(super) const NOT_PERMITTED: Self = Self(800);
     pub(super) const NOT_SUPPORTED: Self = Self(801);
     /// Of the default stream: one that it would have to wait for is being captured.

@@ -1,46 +1,64 @@
 //! Host memory of somebody else's that kernels read and write where it is.
 //!
 //! Memory that is page-locked already, by this device, by PyTorch or by whoever else, is found by its address. Other
-//! memory is registered in place, in whole pages, for as long as a view of it is left: a book counts the views of each
-//! registration, so that two views of one tensor, or of parts of it, share it. Memory that has some of its pages in a
-//! registration and others not is refused: the driver copies nothing that lies in two registrations (measured: a copy of
-//! such a view ends with CUDA's "invalid argument", while kernels read it). What the driver does not
-//! let go of stays in the book, and nothing that overlaps it is seen until it has gone: other memory may have come to
-//! its addresses.
+//! memory is registered in place, in whole pages, for as long as a view of it is left: the process's book counts the
+//! views of each registration, so that two views of one tensor, or of parts of it, share it, whichever devices they are
+//! of. Memory that has some of its pages in a registration and others not is refused: the driver copies nothing that
+//! lies in two registrations (measured: a copy of such a view ends with CUDA's "invalid argument", while kernels read
+//! it). What the driver does not let go of stays in the book, and nothing that overlaps it is seen until it has gone:
+//! other memory may have come to its addresses.
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::fmt;
 use std::ops::Range;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{ByteSize, DriverErrorKind, HostBuffer, Op};
 
 use super::context::{Context, Primary};
 use super::device::CudaDevice;
-use super::ffi::{CuDeviceptr, CuResult};
+use super::ffi::{Api, CuDeviceptr, CuResult};
 use crate::host_memory::{BufferPin, Region, Wish};
 use crate::ledger::{Result, invalid, of};
+use crate::process::Owner;
 
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`: for every context, and with an address for kernels.
 pub(super) const REGISTER_FLAGS: c_uint = 1 | 2;
 
-/// The registrations of one device, by where they begin.
+/// The registrations of this process, by where they begin. Page-locking is portable: every GPU sees it, whichever device
+/// it was made by, and whoever's view goes last ends it.
 #[derive(Debug, Default)]
-pub(super) struct Registrations(Mutex<Book>);
+pub(super) struct Registrations {
+    /// Held while memory is registered, and never while one is ended: that waits for the GPU.
+    book: Mutex<Book>,
+    /// Told when one that was on its way out has gone, or has not.
+    turned: Condvar,
+}
 
 #[derive(Debug)]
 struct Registration {
     end: usize,
-    /// Where the device sees its beginning.
-    device: u64,
+    /// None where the driver did not let go of it.
     views: usize,
+    /// The driver is letting go of it.
+    is_leaving: bool,
+    /// Where it was made, and is ended.
+    context: Arc<Primary>,
+}
+
+/// The registrations of a process with a driver library.
+struct Kept {
+    owner: Owner,
+    api: &'static Api,
+    registrations: Arc<Registrations>,
 }
 
 /// Host memory as a GPU sees it, at [`HostView::device_addr`], as long as this lives and the memory does: whoever made
-/// it keeps the memory. Dropping the last view of memory that was registered for it waits for the work of the GPU.
+/// it keeps the memory. Dropping the last view of memory that was registered for it waits for the work of the GPU that
+/// had it registered.
 pub struct HostView {
     context: Arc<Context>,
     registrations: Arc<Registrations>,
@@ -69,6 +87,12 @@ impl CudaDevice {
         let _entered = self.enter(Op::HostAlloc)?;
         let (piece, because) = self.context().host_memory.alloc_as(bytes, pin)?;
         Ok((HostBuffer::new(piece), because))
+    }
+
+    /// Gives host memory back that nobody uses, `bytes` at most, where more than 1 GiB lies unused. Called with the size
+    /// of a buffer that has been dropped for good. Waits for the work of the GPU if any of it is page-locked.
+    pub fn give_surplus_back(&self, bytes: u64) {
+        self.context().host_memory.give_surplus_back(bytes);
     }
 
     /// Host memory of the caller's, seen by the GPU where it is: as it is where somebody has page-locked it, else
@@ -129,14 +153,28 @@ impl Drop for HostView {
     fn drop(&mut self) {
         let Some(start) = self.registered else { return };
         if self.context.owner.is_here() {
-            self.registrations.leave(&self.context, start);
+            self.registrations.leave(start);
         }
     }
 }
 
 impl Registrations {
+    /// Those made with a driver library in this process; a forked child has its own.
+    pub(super) fn of(context: &Context) -> Arc<Self> {
+        static BOOKS: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+        let mut books = BOOKS.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = |kept: &&Kept| kept.owner == context.owner && ptr::eq(kept.api, context.api);
+        if let Some(kept) = books.iter().find(is_same) {
+            return Arc::clone(&kept.registrations);
+        }
+        let registrations = Arc::<Self>::default();
+        let (owner, api) = (context.owner, context.api);
+        books.push(Kept { owner, api, registrations: Arc::clone(&registrations) });
+        registrations
+    }
+
     fn book(&self) -> MutexGuard<'_, Book> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where the device sees the memory, and the registration that it owes this to, which has one more view; nothing
@@ -155,14 +193,21 @@ impl Registrations {
         let end = end.ok_or_else(|| invalid(format!("{memory:#x?} is no memory")))?;
         let pages = memory.start / page * page..end;
         let mut book = self.book();
-        end_stuck(context, &mut book, &pages)?;
-        let first = book.range_mut(..pages.end).next_back().filter(|(_, one)| one.end > pages.start);
-        if let Some((start, registration)) = first {
-            if *start > pages.start || registration.end < pages.end {
+        while let Some((start, one)) = last_within(&mut book, &pages) {
+            if one.is_leaving {
+                book = self.turned.wait(book).unwrap_or_else(PoisonError::into_inner);
+            } else if one.views == 0 {
+                if !self.end(book, start) {
+                    return Err(stuck(start));
+                }
+                book = self.book();
+            } else if start > pages.start || one.end < pages.end {
                 return Err(shared(memory));
+            } else {
+                let device = address(context, memory.start)?; // Each context may see it elsewhere.
+                one.views += 1;
+                return Ok(Some((device, Some(start))));
             }
-            registration.views += 1;
-            return Ok(Some((registration.device + (memory.start - start) as u64, Some(*start))));
         }
         if let Some(device) = seen_at(context, memory) {
             return Ok(Some((device, None)));
@@ -170,23 +215,57 @@ impl Registrations {
         if !may_lock {
             return Ok(None);
         }
-        let device = register(context, memory, &pages)?;
-        book.insert(pages.start, Registration { end: pages.end, device, views: 1 });
-        Ok(Some((device + (memory.start - pages.start) as u64, Some(pages.start))))
+        register(context, memory, &pages)?;
+        let device = address(context, memory.start);
+        let (end, views, is_leaving) = (pages.end, usize::from(device.is_ok()), false);
+        let context = Arc::clone(&context.primary);
+        book.insert(pages.start, Registration { end, views, is_leaving, context });
+        if device.is_err() {
+            self.end(book, pages.start);
+        }
+        Ok(Some((device?, Some(pages.start))))
     }
 
-    /// One view less; the last one ends it.
-    fn leave(&self, context: &Primary, start: usize) {
+    /// One view less; with the last it ends.
+    fn leave(&self, start: usize) {
         let mut book = self.book();
         let Some(registration) = book.get_mut(&start) else { return };
         registration.views -= 1;
-        if registration.views == 0 && unregister(context, start) {
-            book.remove(&start);
+        if registration.views == 0 {
+            self.end(book, start);
         }
+    }
+
+    /// Has the driver let go of one without views, which waits for the GPU; whether it has. Nobody is kept from other
+    /// memory meanwhile, and who wants this waits.
+    fn end(&self, mut book: MutexGuard<'_, Book>, start: usize) -> bool {
+        let Some(registration) = book.get_mut(&start) else { return true };
+        registration.is_leaving = true;
+        // Kept until the lock is not held any more: giving a context back is a call of the driver's.
+        let context = Arc::clone(&registration.context);
+        drop(book);
+        let ended = unregister(&context, start);
+        // Somebody else may have ended it.
+        let has_gone = matches!(ended, Some(CuResult::SUCCESS | CuResult::HOST_MEMORY_NOT_REGISTERED));
+        let mut book = self.book();
+        if has_gone {
+            book.remove(&start);
+        } else if let Some(registration) = book.get_mut(&start) {
+            registration.is_leaving = false;
+        }
+        drop(book);
+        self.turned.notify_all();
+        has_gone
     }
 }
 
 type Book = BTreeMap<usize, Registration>;
+
+/// The last registration that has some of these pages. They do not overlap one another.
+fn last_within<'a>(book: &'a mut Book, pages: &Range<usize>) -> Option<(usize, &'a mut Registration)> {
+    let (start, last) = book.range_mut(..pages.end).next_back()?;
+    (last.end > pages.start).then_some((*start, last))
+}
 
 /// Memory that lies in a page with such as is locked, and not wholly in pages that are.
 fn shared(memory: &Range<usize>) -> DriverErrorKind {
@@ -198,36 +277,33 @@ fn shared(memory: &Range<usize>) -> DriverErrorKind {
     ))
 }
 
-/// Has registrations of these pages ended that nobody has a view of; an error where the driver does not let go of one.
-fn end_stuck(context: &Primary, book: &mut Book, pages: &Range<usize>) -> Result<()> {
-    let is_stuck = |(start, one): &(&usize, &Registration)| {
-        one.views == 0 && **start < pages.end && one.end > pages.start
-    };
-    while let Some(start) = book.iter().find(is_stuck).map(|(start, _)| *start) {
-        if !unregister(context, start) {
-            let reason = format!(
-                "memory at {start:#x} was page-locked for a view that is gone, and the driver does not let go of it"
-            );
-            return Err(DriverErrorKind::Unsupported { reason });
-        }
-        book.remove(&start);
-    }
-    Ok(())
+/// What is locked for nobody, and stays so.
+fn stuck(start: usize) -> DriverErrorKind {
+    let reason = format!(
+        "memory at {start:#x} was page-locked for a view that is gone, and the driver does not let go of it; use other \
+         memory, such as a new HostBuffer"
+    );
+    DriverErrorKind::Unsupported { reason }
 }
 
-/// Where the device sees memory that somebody has page-locked, all of it. The context has been entered.
+/// Where the device sees what is page-locked at an address of the host. The context has been entered.
+fn address(context: &Primary, at: usize) -> Result<CuDeviceptr> {
+    let (api, at) = (context.api, ptr::with_exposed_provenance_mut(at));
+    // SAFETY: C2; the driver looks the address up, and touches nothing there.
+    api.get(|device| unsafe { (api.mem_host_get_device_pointer)(device, at, 0) })
+}
+
+/// Where the device sees memory that somebody has page-locked, all of it: every page is asked for, since there may be
+/// one between two registrations that is in none. The context has been entered.
 fn seen_at(context: &Primary, memory: &Range<usize>) -> Option<u64> {
-    let address = |at: usize| -> Option<u64> {
-        let api = context.api;
-        let at = ptr::with_exposed_provenance_mut(at);
-        // SAFETY: C2; the driver looks the address up, and touches nothing there.
-        let found: Result<CuDeviceptr> =
-            api.get(|device| unsafe { (api.mem_host_get_device_pointer)(device, at, 0) });
-        found.ok()
+    let first = address(context, memory.start).ok()?;
+    let is_next = |at: usize| {
+        let expected = first.checked_add((at - memory.start) as u64);
+        expected.is_some() && address(context, at).ok() == expected
     };
-    let first = address(memory.start)?;
-    let last = address(memory.end - 1)?;
-    (last.checked_sub(first)? == (memory.len() - 1) as u64).then_some(first)
+    let page = rustix::param::page_size();
+    let mut pages = (memory.start / page * page..memory.end).step_by(page).skip(1);
+    (is_next(memory.end - 1) && pages.all(is_next)).then_some(first)
 }
 
 /// See [`CudaDevice::wait_for_all_work`]. The context has been entered.
@@ -237,45 +313,40 @@ fn wait_for_all_work(context: &Primary) -> Result<()> {
     let page = Region::map(&Wish { bytes, huge: false, node: None }).map_err(no_page)?;
     let pages = page.start()..page.start() + bytes;
     let registered = register(context, &pages, &pages);
-    if registered.is_ok() && !unregister(context, pages.start) {
+    if registered.is_ok() && unregister(context, pages.start) != Some(CuResult::SUCCESS) {
         // The page stays mapped: the driver has it still.
         let reason = "the driver does not say when the device's work has ended".to_owned();
         return Err(DriverErrorKind::Unsupported { reason });
     }
     page.unmap();
-    registered.map(drop)
+    registered
 }
 
-fn register(context: &Primary, memory: &Range<usize>, pages: &Range<usize>) -> Result<u64> {
+fn register(context: &Primary, memory: &Range<usize>, pages: &Range<usize>) -> Result<()> {
     let api = context.api;
     let start = ptr::with_exposed_provenance_mut(pages.start);
     // SAFETY: C6, whoever asks keeps the memory as long as the view.
     let registered = unsafe { (api.mem_host_register)(start, pages.len(), REGISTER_FLAGS) };
-    let size = ByteSize(memory.len() as u64);
-    if registered == CuResult::HOST_MEMORY_ALREADY_REGISTERED {
-        return Err(shared(memory));
+    match registered {
+        CuResult::SUCCESS => Ok(()),
+        CuResult::HOST_MEMORY_ALREADY_REGISTERED => Err(shared(memory)),
+        _ => {
+            let (size, words) = (ByteSize(memory.len() as u64), api.error(registered));
+            let reason = format!(
+                "{size} at {:#x} cannot be page-locked in place: {words}; memory that can only be read, device memory \
+                 and a limit on locked memory (ulimit -l) are reasons; copy them into a HostBuffer",
+                memory.start
+            );
+            Err(DriverErrorKind::Unsupported { reason })
+        }
     }
-    if registered != CuResult::SUCCESS {
-        let words = api.error(registered);
-        let reason = format!(
-            "{size} at {:#x} cannot be page-locked in place: {words}; memory that can only be read, device memory and \
-             a limit on locked memory (ulimit -l) are reasons; copy them into a HostBuffer",
-            memory.start
-        );
-        return Err(DriverErrorKind::Unsupported { reason });
-    }
-    // SAFETY: C2; the memory is registered.
-    let device: Result<CuDeviceptr> =
-        api.get(|device| unsafe { (api.mem_host_get_device_pointer)(device, start, 0) });
-    device.inspect_err(|_| {
-        unregister(context, pages.start);
-    })
 }
 
-/// Whether the driver lets go of it. Waits for the work of the device.
-fn unregister(context: &Primary, start: usize) -> bool {
-    let Ok(_entered) = context.enter(Op::HostRegister) else { return false };
+/// What the driver says when it is to let go of memory; nothing where it cannot be asked. Waits for the work of the
+/// device.
+fn unregister(context: &Primary, start: usize) -> Option<CuResult> {
+    let _entered = context.enter(Op::HostRegister).ok()?;
     let start = ptr::with_exposed_provenance_mut(start);
     // SAFETY: C6, registered here, and no view of it is left.
-    unsafe { (context.api.mem_host_unregister)(start) == CuResult::SUCCESS }
+    Some(unsafe { (context.api.mem_host_unregister)(start) })
 }

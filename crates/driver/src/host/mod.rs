@@ -182,6 +182,12 @@ impl HostDevice {
         Ok((HostBuffer::new(piece), because))
     }
 
+    /// Gives host memory back that nobody uses, `bytes` at most, where more than 1 GiB lies unused. Called with the size
+    /// of a buffer that has been dropped for good.
+    pub fn give_surplus_back(&self, bytes: u64) {
+        self.host_memory.give_surplus_back(bytes);
+    }
+
     /// How host memory is made.
     #[must_use]
     pub fn host_memory_details(&self) -> HostMemoryDetails {

@@ -174,7 +174,8 @@ impl HostArena {
                 }
                 let because = self.pageable_because();
                 let reason = format!(
-                    "{} were asked for page-locked, and this device's host memory is not: {because}; ask for pageable                      memory, or leave the choice to the machine",
+                    "{} were asked for page-locked, and this device's host memory is not: {because}; ask for pageable \
+                     memory, or leave the choice to the machine",
                     ByteSize(bytes)
                 );
                 Err(of(Op::HostAlloc)(DriverErrorKind::Unsupported { reason }))
@@ -342,6 +343,16 @@ impl HostArena {
             drop(wait.unwrap_or_else(PoisonError::into_inner));
         }
         any || leaving > 0
+    }
+
+    /// Gives slabs back that nobody uses, of `bytes` together at most, where more lies unused than is kept: for whoever
+    /// has dropped as much, and is not going to ask for it again. May wait for all work on the device.
+    pub(crate) fn give_surplus_back(&self, bytes: u64) {
+        if self.owner.is_here() {
+            let bytes = bytes.next_multiple_of(rustix::param::page_size() as u64);
+            let unused = self.books().take_surplus(bytes);
+            self.give_back(unused);
+        }
     }
 
     /// What the device does not let go of stays as it was. Whether it let go of anything.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use super::SURPLUS_BYTES;
 use super::extents::{Extents, Plan, SlabId, UNIT_BYTES};
 use super::region::Region;
 
@@ -289,6 +290,20 @@ impl Books {
             }
             sum = sum.saturating_add(known.slab.bytes);
             ids.push(*id);
+        }
+        ids.into_iter().filter_map(|id| self.take_slab(id)).collect()
+    }
+
+    /// Takes slabs that nobody uses, new ones first, of `bytes` together at most, as long as more lies unused than is
+    /// kept.
+    pub(super) fn take_surplus(&mut self, bytes: u64) -> Vec<Unused> {
+        let (mut unused, mut left, mut ids) = (self.unused(), bytes, Vec::new());
+        for (id, known) in self.slabs.iter().rev().filter(|(_, known)| known.is_unused()) {
+            if unused > SURPLUS_BYTES && known.slab.bytes <= left {
+                unused -= known.slab.bytes;
+                left -= known.slab.bytes;
+                ids.push(*id);
+            }
         }
         ids.into_iter().filter_map(|id| self.take_slab(id)).collect()
     }

@@ -8,7 +8,7 @@
 //! What is dropped stays, registered, for whoever asks next: a drop costs a lock and no call of the driver, since
 //! giving page-locked memory back waits for all work on the GPU. Slabs that nobody uses go when they are asked for
 //! (`Driver::host_trim`), when memory is lacking, with the device, and, where more than 1 GiB lies unused,
-//! when slabs of other sizes are made.
+//! when slabs of other sizes are made, or when whoever dropped them says that they were for that alone.
 //!
 //! Nothing is made beyond a budget: what the caller allows, what the control groups leave (beyond that a system kills
 //! instead of refusing), and what the machine has.

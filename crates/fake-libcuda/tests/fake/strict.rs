@@ -245,6 +245,11 @@ fn host_memory_is_registered_once() {
     for (offset, flags) in [(6000, 1), (0, 0), (1000, 0), (8192, 0)] {
         assert_eq!(pointer(offset, flags).0, INVALID_VALUE, "{offset}: only what was registered as mapped");
     }
+    // What is portable is there for every context.
+    let mut context = 0;
+    assert_eq!(cuda.cuCtxCreate_v2(&raw mut context, 0, 0), 0);
+    assert_eq!(pointer(6000, 0), (0, at(6000) as u64 & 0xFFF));
+    assert_eq!(cuda.cuCtxDestroy_v2(context), 0);
     for refused in [
         cuda.cuMemHostRegister_v2(ptr::null_mut(), 1, 0),
         cuda.cuMemHostRegister_v2(at(0), 0, 0),

@@ -14,12 +14,13 @@ use crate::open::Device;
 /// it are gone.
 pub struct Buffer {
     device: Device,
-    /// There until it is dropped.
+    /// There until it is dropped. In a forked child not even its length may be asked for.
     memory: Option<Arc<HostBuffer>>,
     addr: usize,
+    bytes: u64,
     device_addr: Option<u64>,
     pageable_because: Option<String>,
-    /// Whether the device may have been shown it.
+    /// Whether the device may have been shown it, by us or by whoever it was lent to.
     was_seen: AtomicBool,
 }
 
@@ -52,6 +53,7 @@ impl Buffer {
         let device_addr = device.pinned_at(&memory);
         Ok(Self {
             addr,
+            bytes,
             device_addr,
             pageable_because: switched_off.or(because).or(asked_for),
             memory: Some(Arc::new(memory)),
@@ -69,12 +71,22 @@ impl Buffer {
     /// Its size.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.memory.as_ref().map_or(0, |memory| memory.len() as u64)
+        self.bytes
     }
 
-    /// Where it begins in this process.
+    /// Where it begins in this process. Who has others use that lends it.
     #[must_use]
     pub fn addr(&self) -> usize {
+        self.addr
+    }
+
+    /// Where it begins, for others to use as long as they keep this. A GPU copies to and from page-locked memory while
+    /// the host goes on, whoever asks for that: so such memory is given back as if there had been a view of it.
+    #[must_use]
+    pub fn lend(&self) -> usize {
+        if self.is_pinned() {
+            self.was_seen.store(true, Ordering::Release);
+        }
         self.addr
     }
 
@@ -117,8 +129,18 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         // In a forked child it is not there, and dropping it does nothing.
-        if *self.was_seen.get_mut() && self.device.driver().check_process().is_ok() {
+        if self.device.driver().check_process().is_err() {
+            return;
+        }
+        let was_seen = *self.was_seen.get_mut();
+        if was_seen {
             self.device.limbo().give_back(&self.device, Box::new(memory));
+        } else {
+            drop(memory);
+        }
+        // Weights are not asked for again, as backups are. To unlock memory is to wait.
+        if was_seen || !self.is_pinned() {
+            self.device.give_surplus_back(self.bytes);
         }
     }
 }

@@ -3,45 +3,57 @@
 use std::any::Any;
 use std::fmt;
 use std::mem;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::open::Device;
 
 /// Something that the device may still read or write.
 type Kept = Box<dyn Any + Send + Sync>;
 
-/// Holds what could not be waited for, as where a device is in a state in which nothing is done any more.
+/// Holds what could not be waited for, as where a device is in a state in which nothing is done any more. What is there
+/// at its own end stays where it is for ever.
 #[derive(Default)]
 pub(crate) struct Limbo(Mutex<Vec<Kept>>);
 
 impl fmt::Debug for Limbo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Limbo").field("kept", &self.len()).finish()
+        f.debug_struct("Limbo").field("kept", &self.held().len()).finish()
     }
 }
 
 impl Limbo {
-    /// How many are held.
-    pub(crate) fn len(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+    fn held(&self) -> MutexGuard<'_, Vec<Kept>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets go of something when the device's work of now has ended: before this returns, if that can be waited for,
     /// else with a later one.
     pub(crate) fn give_back(&self, device: &Device, kept: Kept) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
-        self.clear(device);
+        // In nobody else's hands meanwhile, who would still be waiting when this returns.
+        let mut held = mem::take(&mut *self.held());
+        held.push(kept);
+        self.let_go(device, held);
     }
 
     /// Lets go of what is held, if the device's work can be waited for now.
     pub(crate) fn clear(&self, device: &Device) {
-        // What comes in while the device is waited for may be in use by work that comes later.
-        let held = mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        if held.is_empty() {
-            return;
+        let held = mem::take(&mut *self.held());
+        if !held.is_empty() {
+            self.let_go(device, held);
         }
+    }
+
+    /// What comes in meanwhile may be in use by work that comes later.
+    fn let_go(&self, device: &Device, held: Vec<Kept>) {
         if device.wait_for_all_work().is_err() {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(held);
+            self.held().extend(held);
         }
+    }
+}
+
+impl Drop for Limbo {
+    fn drop(&mut self) {
+        // The device may be at work on it, and there is nobody left to ask. In a forked child it may be half changed.
+        mem::forget(mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner)));
     }
 }

@@ -8,11 +8,11 @@
 //! - A [`View`] is host memory as the device sees it: the same bytes, so that what either side writes the other reads.
 //!   There is a view of a buffer, and of memory of somebody else's, which is page-locked in place where nobody has
 //!   done so. Nothing is ever copied to make one: where it cannot be had, that is an error.
-//! - What a view may have shown the device is given back only when the device's work has ended, as `cudaFreeHost` has
-//!   it: dropping the last of a buffer and its views waits for that, and disturbs no capture. Where that cannot be
-//!   waited for it is kept.
-//! - A [`Prefetcher`] brings layers of such memory to the device ahead of their computing, and [`bench`] measures what
-//!   that, and reading host memory in place, take beside the link.
+//! - What a view may have shown the device, and what is page-locked and was lent to others, is given back only when the
+//!   device's work has ended, as `cudaFreeHost` has it: dropping the last of a buffer and its views waits for that, and
+//!   disturbs no capture. Where that cannot be waited for it is kept.
+//! - A [`Prefetcher`] brings layers of such memory to the device ahead of their computing, and [`mod@bench`] measures
+//!   what that, and reading host memory in place, take beside the link.
 //! - [`Switches`] are the environment's: they turn page-locking and views off, and no caller turns them on again.
 
 pub mod bench;

@@ -45,9 +45,10 @@ impl View {
     /// Of a buffer.
     ///
     /// # Errors
-    /// `Unsupported` for a buffer that the device does not see, with the reason, and where `switches` turn views off.
+    /// `Unsupported` for a buffer that the device does not see, with the reason, and where `switches` turn views off;
+    /// `WrongProcess` in a forked child.
     pub fn of(buffer: &Arc<Buffer>, switches: Switches) -> Result<Self, DriverError> {
-        check(switches, buffer.bytes())?;
+        check(buffer.device(), switches, buffer.bytes())?;
         let device = buffer.device().clone();
         let device_addr = match (buffer.device_addr(), device.sees_all_memory()) {
             (Some(device_addr), _) => device_addr,
@@ -71,7 +72,8 @@ impl View {
     ///
     /// # Errors
     /// `InvalidArgument` for no bytes, and for memory that shares a page with such as is page-locked by somebody;
-    /// `Unsupported` where it cannot be page-locked, or `switches` turn that, or views, off.
+    /// `Unsupported` where it cannot be page-locked, or `switches` turn that, or views, off; `WrongProcess` in a forked
+    /// child.
     pub fn over(
         device: &Device,
         memory: Range<usize>,
@@ -79,7 +81,7 @@ impl View {
         switches: Switches,
     ) -> Result<Self, DriverError> {
         let bytes = memory.len() as u64;
-        check(switches, bytes)?;
+        check(device, switches, bytes)?;
         if memory.is_empty() {
             return Err(DriverError::invalid(Op::HostRegister, "a view of no bytes was asked for"));
         }
@@ -129,7 +131,8 @@ impl Drop for View {
     }
 }
 
-fn check(switches: Switches, bytes: u64) -> Result<(), DriverError> {
+fn check(device: &Device, switches: Switches, bytes: u64) -> Result<(), DriverError> {
+    device.driver().check_process()?;
     let Some(name) = switches.uva_off else { return Ok(()) };
     let size = ByteSize(bytes);
     Err(unsupported(format!(

@@ -8,7 +8,9 @@ fn asked(arena: &Arc<HostArena>, bytes: u64, pin: BufferPin) -> Result<(Piece, O
 }
 
 fn words(made: Result<(Piece, Option<String>), DriverError>) -> String {
-    made.map(drop).unwrap_err().to_string()
+    let words = made.map(drop).unwrap_err().to_string();
+    assert!(!words.contains("  "), "{words}");
+    words
 }
 
 #[test]
@@ -142,4 +144,40 @@ fn the_limit_is_for_both_kinds_together() {
     // What lies unused of the other kind makes room.
     assert!(!asked(&arena, 6 * MIB, BufferPin::Never).unwrap().0.is_pinned());
     assert!(arena.info().held_bytes <= 10 * MIB);
+}
+
+#[test]
+fn what_was_dropped_for_good_goes_and_what_may_be_asked_for_again_stays() {
+    for pin in [BufferPin::Auto, BufferPin::Never] {
+        let files = Files::new();
+        let (arena, accounts) = pretended(options(&files, None));
+        let held = || (arena.info().held_bytes, accounts.mapped_bytes());
+        let kept = wait_for_all(arena.alloc_all(&[GIB]).unwrap());
+        let sizes = [3 * GIB, GIB / 2 + 1, 5 * GIB];
+        let made = sizes.map(|bytes| asked(&arena, bytes, pin).unwrap().0);
+        drop(kept);
+        for (piece, bytes) in made.into_iter().zip(sizes) {
+            let before = held().0;
+            drop(piece);
+            assert_eq!(held().0, before, "kept for whoever asks next");
+            arena.give_surplus_back(bytes);
+            let left = before - bytes.next_multiple_of(page());
+            assert_eq!(held(), (left, left), "{pin:?}");
+        }
+        // As much as is kept, and no more than was dropped.
+        assert_eq!(held().0, GIB);
+        arena.give_surplus_back(u64::MAX / 2);
+        assert_eq!(held().0, GIB);
+        let made = asked(&arena, 2 * GIB, pin).unwrap();
+        drop(made);
+        arena.give_surplus_back(GIB - page());
+        assert_eq!(held().0, 3 * GIB, "both are larger");
+        // What the device does not let go of stays as it was.
+        accounts.unlocks_nothing.store(pin == BufferPin::Auto, Ordering::Relaxed);
+        arena.give_surplus_back(2 * GIB);
+        assert_eq!(held().0, if pin == BufferPin::Auto { 3 * GIB } else { GIB });
+        accounts.unlocks_nothing.store(false, Ordering::Relaxed);
+        arena.trim();
+        assert_eq!(held(), (0, 0));
+    }
 }
