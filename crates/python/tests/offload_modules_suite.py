@@ -31,6 +31,7 @@ from offload_models import (
 )
 from poorwill import offload
 from poorwill.offload import HostBuffer, ReplacedError, UvaOffloader
+from poorwill.offload._layout import Layout
 
 
 @pytest.fixture(params=DEVICES)
@@ -159,6 +160,66 @@ def test_attributes_and_layouts_stay(device: str, way: str) -> None:
             *(tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad),
         )
     assert bytes_of(module.state_dict()) == state
+
+
+def test_what_engines_say_of_parameters_stays(device: str, way: str) -> None:
+    class Loaded(nn.Parameter):  # type: ignore[misc]
+        """As vLLM's: attributes behind properties, and its own `__torch_function__`."""
+
+        def __new__(cls, data: Any, **_: Any) -> Any:
+            return super().__new__(cls, data=data, requires_grad=False)
+
+        def __init__(self, data: Any, *, weight_loader: Any, output_dim: int) -> None:
+            self._weight_loader, self._output_dim = weight_loader, output_dim
+
+        @property
+        def weight_loader(self) -> Any:
+            return self._weight_loader
+
+        @property
+        def output_dim(self) -> int:
+            return int(self._output_dim)
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    class Layer(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            data = torch.randn(8, 8, device=place(device))
+            self.weight = Loaded(data, weight_loader=self.load, output_dim=1)
+
+        def load(self, parameter: Any, loaded: Any) -> None:
+            parameter.data.copy_(loaded)
+
+        def forward(self, x: Any) -> Any:
+            return x @ self.weight
+
+    layer = Layer()
+    parameter, x = layer.weight, torch.randn(3, 8, device=place(device))
+    offloader = UvaOffloader(device=device)
+    offloader.offload(layer)
+    assert layer.weight is parameter
+    assert (type(parameter), parameter.output_dim, parameter.requires_grad) == (Loaded, 1, False)
+    # What is loaded afterwards comes to the host memory.
+    other = torch.randn(8, 8, device=place(device))
+    parameter.weight_loader(parameter, other)
+    assert is_same(layer(x), x @ other)
+    # Another Parameter over the same memory is no other memory.
+    layer.weight = nn.Parameter(parameter.data.t(), requires_grad=False)
+    offloader.check()
+    assert is_same(layer(x), x @ other.t())
+
+
+def test_what_a_lazy_module_has_not_made_is_named(device: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4)).to(place(device))
+    with pytest.raises(ValueError, match=r"cannot offload 1\.weight.*uninitialized"):
+        UvaOffloader(device=device).offload(model)
+    assert UvaOffloader(device=device, parameters=("0",)).offload(model).taken_bytes == 4 * 5 * 4
+
+
+# What is tied
 
 
 # What is tied
@@ -344,6 +405,73 @@ def test_a_copy_that_fails_leaves_the_module_usable(device: str, monkeypatch: py
             with pytest.raises(poorwill.OutOfMemoryError):
                 model(words(device))
         assert {name: tensor.data_ptr() for name, tensor in model.named_parameters()} == at_rest
+    assert is_same(model(words(device)), expected)
+
+
+def test_modules_in_lists_of_lists_are_layers(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NO_UVA, "1")
+    where = []
+
+    class Seen(nn.Linear):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            where.append(self.weight.data_ptr())
+            return super().forward(x)
+
+    inner = [Seen(4, 4).to(place(device)) for _ in range(3)]
+    lists = nn.ModuleList([nn.ModuleList(inner[:1]), nn.ModuleDict({"a": nn.ModuleList(inner[1:])})])
+    whole = nn.Sequential(nn.Identity())
+    whole.lists = lists
+    for root, layers in ((lists, ()), (whole, lists)):
+        UvaOffloader(device=device).offload(root, layers=layers)
+        at_rest = [module.weight.data_ptr() for module in inner]
+        for module in inner:
+            module(torch.ones(1, 4, device=place(device)))
+        # None of them was used where it rests.
+        assert not set(where) & set(at_rest)
+        assert len(where) == 3
+        where.clear()
+
+
+def test_what_nobody_looks_at_is_not_copied_in(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NO_UVA, "1")
+    module = nn.Linear(8, 8).to(place(device))
+    UvaOffloader(device=device).offload(module)
+    module.weight = nn.Parameter(torch.ones(8, 8, device=place(device)))
+    count, stage_in = [0], offload.Offloaded.stage_in
+
+    def counting(kept: Any, stream: Any = None) -> Any:
+        count[0] += 1
+        return stage_in(kept, stream)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(offload.Offloaded, "stage_in", counting)
+        module(torch.ones(1, 8, device=place(device)))
+    assert count == [1]
+
+
+@pytest.mark.parametrize("nth", range(1, 7))
+def test_interrupted_moves_leave_the_module_usable(
+    device: str, way: str, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(device, layers=1)
+    expected, count = model(words(device)), [0]
+    before = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
+    over = Layout.over
+
+    def interrupted(layout: Layout, flat: Any) -> Any:
+        count[0] += 1
+        if count[0] == nth:
+            raise KeyboardInterrupt
+        return over(layout, flat)
+
+    offloader = UvaOffloader(device=device)
+    with monkeypatch.context() as patched:
+        patched.setattr(Layout, "over", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            offloader.offload(model, layers=model.layers)
+    moved = {name for name, tensor in model.named_parameters() if tensor.data_ptr() != before[name]}
+    report = offloader.offload(model, layers=model.layers)
+    assert {name for name in names_of(report.already) if name in before} == moved
     assert is_same(model(words(device)), expected)
 
 

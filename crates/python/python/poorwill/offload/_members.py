@@ -18,8 +18,8 @@ def key_of(tensor: Any) -> Key | None:
     """None for what has no memory that could be moved."""
     try:
         address = tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):
-        # Sparse tensors and subclasses without a storage.
+    except (NotImplementedError, RuntimeError, ValueError):
+        # Sparse tensors, subclasses without a storage, and what a lazy module has not made yet.
         return None
     return (str(tensor.device), address) if address else None
 
@@ -139,9 +139,10 @@ def point(tensors: Sequence[Any], at: Callable[[Any], Any]) -> None:
     with import_torch().inference_mode(False):
         try:
             for tensor in tensors:
-                new, old = at(tensor), tensor.data
+                new = at(tensor)
+                # First, so that an interrupt finds it here.
+                before.append((tensor, tensor.data))
                 tensor.data = new
-                before.append((tensor, old))
         except BaseException:
             for tensor, old in before:
                 tensor.data = old
