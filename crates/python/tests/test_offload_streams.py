@@ -115,6 +115,9 @@ class Machine:
             is_current_stream_capturing=lambda: self.current.capture is not None,
         )
 
+    def is_grad_enabled(self) -> bool:
+        return False
+
     def made(self) -> Stream:
         self.streams.append(Stream(self))
         return self.streams[-1]

@@ -24,6 +24,10 @@ def key_of(tensor: Any) -> Key | None:
     return (str(tensor.device), address) if address else None
 
 
+prefetched_slots: weakref.WeakValueDictionary[Key | None, Any] = weakref.WeakValueDictionary()
+"""The memory of prefetched layers, which has the bytes of one of them and then of another."""
+
+
 class Place:
     """Where a module holds a parameter or a buffer, by name. It does not keep the module."""
 
@@ -99,8 +103,13 @@ class Group:
     def nbytes(self) -> int:
         """From the storage's beginning to the last element of any of them.
 
-        Raises as `checked`, with the name.
+        Raises as `checked`, with the name, and PoorwillError for what is prefetched.
         """
+        if self.key in prefetched_slots:
+            raise PoorwillError(
+                f"cannot offload {spelt(self.names)}: other bytes come and go there, since it is prefetched; "
+                "close() the PrefetchOffloader first"
+            )
         nbytes = 0
         for tensor in self.tensors():
             try:
