@@ -8,15 +8,12 @@ import copy
 import gc
 import pickle
 import random
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import poorwill
 import pytest
 from offload_models import (
-    DEVICES,
-    SWITCHES,
     bytes_of,
     is_nothing_held,
     is_same,
@@ -29,6 +26,8 @@ from offload_models import (
     torch,
     words,
 )
+from offload_models import device as device
+from offload_models import no_switches as no_switches
 from poorwill.offload import (
     HostBuffer,
     PrefetchOffloader,
@@ -37,22 +36,6 @@ from poorwill.offload import (
     UvaOffloader,
     _prefetch,
 )
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    chosen: str = request.param
-    return chosen
-
-
-@pytest.fixture(autouse=True)
-def no_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in SWITCHES:
-        monkeypatch.delenv(name, raising=False)
-    with torch.no_grad():
-        yield
-    for name in DEVICES:
-        assert is_nothing_held(name)
 
 
 def addresses(module: Any) -> dict[str, int]:

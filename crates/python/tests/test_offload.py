@@ -336,6 +336,36 @@ def test_every_call_of_the_driver_may_fail(fake: dict[str, str]) -> None:
     assert run(OVER_THE_STAND_INS + FAULTS, **fake) == "done\n"
 
 
+OUTLIVED = """
+arena = poorwill.arena("cuda:0", "outlived", limit="64MiB", host_limit="8MiB")
+tensor = filled(1 << 20)
+before = bytes_of(tensor)
+copied, aliased = offload.to_host_view(tensor, device="cuda:0"), offload.device_view(tensor, device="cuda:0")
+kept = offload.offload(tensor, device="cuda:0").host
+arena.close()
+del arena, tensor
+gc.collect()
+assert bytes_of(copied) == bytes_of(aliased) == bytes_of(kept) == before
+copied.fill_(1)
+aliased.fill_(2)
+assert (bytes_of(copied)[:1], bytes_of(aliased)[:1], bytes_of(kept)) == (b"\\1", b"\\2", before)
+# Another arena of the device finds them held, and is given what they leave.
+arena = poorwill.arena("cuda:0", "next", limit="64MiB")
+try:
+    HostBuffer("8MiB", device="cuda:0")
+except poorwill.OutOfMemoryError:
+    del copied, kept
+gc.collect()
+HostBuffer("8MiB", device="cuda:0").free()
+print("done")
+# The last one ends with the process.
+"""
+
+
+def test_views_outlive_the_arena_and_may_end_with_the_process(fake: dict[str, str]) -> None:
+    assert run(OVER_THE_STAND_INS + OUTLIVED, **fake) == "done\n"
+
+
 DELETERS = """
 import ctypes, gc
 from poorwill import _native
