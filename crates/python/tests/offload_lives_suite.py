@@ -196,8 +196,9 @@ def test_copies_of_a_module_are_independent(device: str, way: str, how: str) -> 
         parameter.zero_()
     assert bytes_of(model.state_dict()) == state
     assert is_same(model(words(device)), expected)
-    # And a copy can be offloaded itself.
+    # And a copy can be offloaded itself; it keeps nothing of the first.
     del model
+    assert is_nothing_held(device)
     UvaOffloader(device=device).offload(other, layers=other.layers)
     assert not bool(other(words(device)).any())
 

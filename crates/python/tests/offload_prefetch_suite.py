@@ -36,6 +36,7 @@ from poorwill.offload import (
     UvaOffloader,
     _prefetch,
 )
+from poorwill.offload._layout import Layout
 
 
 def addresses(module: Any) -> dict[str, int]:
@@ -298,6 +299,33 @@ def test_slots_that_cannot_be_had_change_nothing(
     assert is_same(model(words(device)), expected)
     offloader.close()
     assert is_same(model(words(device)), expected)
+
+
+@pytest.mark.parametrize("nth", [1, 17, 60, 63])
+def test_an_interrupt_leaves_no_parameter_in_a_slot(
+    device: str, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(device)
+    before, expected, count = addresses(model), model(words(device)), [0]
+    over, remember = Layout.over, _prefetch._Layer.remember
+
+    def interrupted(what: Any, *rest: Any) -> Any:
+        count[0] += 1
+        if count[0] == nth:
+            raise KeyboardInterrupt
+        return over(what, *rest) if isinstance(what, Layout) else remember(what)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Layout, "over", interrupted)
+        patched.setattr(_prefetch._Layer, "remember", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            PrefetchOffloader(model.layers, device=device)
+    # What had all come there is resident again, elsewhere.
+    assert addresses(model) == before or nth > 60
+    assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in model.layers)
+    assert is_nothing_held(device)
+    assert is_same(model(words(device)), expected)
+    assert is_same(copy.deepcopy(model)(words(device)), expected)
 
 
 def test_what_is_not_plain_is_refused(device: str) -> None:

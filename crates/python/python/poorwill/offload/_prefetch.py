@@ -461,7 +461,13 @@ class PrefetchOffloader:
             with torch.inference_mode(False), torch.no_grad():
                 self._engine = _set_up(held, ahead, device, pin)
             self._device = self._engine.slots[0].device
-            self._hook(self._engine)
+            try:
+                # First, so that no parameter is in a slot that nobody fills.
+                self._hook(self._engine)
+                _move_in(self._engine)
+            except BaseException:
+                self.close()
+                raise
         self.report = OffloadReport(
             taken=tuple(
                 OffloadedPart(tuple(place.name for place in part.places), part.nbytes, "copied ahead")
@@ -636,7 +642,7 @@ def _sorted_out(
 
 
 def _set_up(layers: list[_Layer], ahead: int, device: Any, pin: bool | Literal["auto"]) -> _Engine:
-    """Everything in memory, and the parameters in their slots."""
+    """Everything in memory."""
     torch = import_torch()
     first = layers[0].tensors()[0][1]
     home = home_of(first, device)
@@ -665,9 +671,14 @@ def _set_up(layers: list[_Layer], ahead: int, device: Any, pin: bool | Literal["
         raise about(
             error, f"cannot make {count} slots of {nbytes} bytes on {place} for {len(layers)} layers"
         ) from error
+    return engine
+
+
+def _move_in(engine: _Engine) -> None:
+    """The parameters to their slots."""
     homes = {
-        id(tensor): (part, slots[index % count])
-        for index, layer in enumerate(layers)
+        id(tensor): (part, engine.slots[index % len(engine.slots)])
+        for index, layer in enumerate(engine.layers)
         for part, tensor in layer.tensors()
     }
 
@@ -675,7 +686,6 @@ def _set_up(layers: list[_Layer], ahead: int, device: Any, pin: bool | Literal["
         part, slot = homes[id(tensor)]
         return part.in_slot(tensor).over(slot)
 
-    point([tensor for layer in layers for _, tensor in layer.tensors()], at)
-    for layer in layers:
+    point([tensor for layer in engine.layers for _, tensor in layer.tensors()], at)
+    for layer in engine.layers:
         layer.remember()
-    return engine
