@@ -248,6 +248,38 @@ def test_everything_is_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
             machine.replay(rng.choice(captures))
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_a_copy_that_was_not_made_is_made_later(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    layers = rng.randrange(2, 8)
+    machine = Machine(slots := rng.randrange(1, layers))
+    engine = engine_on(machine, layers, slots, monkeypatch)
+    start, failures = engine.copies.start, 0
+
+    def failing(slot: int, layer: Any) -> None:
+        if rng.random() < 0.1:
+            raise OSError("no copy for this test")
+        start(slot, layer)
+
+    monkeypatch.setattr(engine.copies, "start", failing)
+    for _ in range(30):
+        for layer in range(layers):
+            try:
+                engine.before(layer)
+            except OSError:
+                failures += 1
+                engine.after(layer)
+                break
+            # It asks whose bytes they are.
+            machine.current.read(layer % slots, layer)
+            try:
+                engine.after(layer)
+            except OSError:
+                failures += 1
+                break
+    assert failures > 0
+
+
 def test_a_layer_that_is_refused_in_a_capture_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(2)
     engine = engine_on(machine, 4, 2, monkeypatch)
