@@ -106,6 +106,12 @@ class _Moved:
     def keys(self) -> set[Key | None]:
         return {key_of(flat) for flat in (self.resting, self._staged) if flat is not None}
 
+    def holds(self, place: Place) -> bool:
+        """Also while another thread has it brought in."""
+        with self._lock:
+            tensor = place.tensor()
+            return tensor is not None and key_of(tensor) in self.keys()
+
     def part(self) -> OffloadedPart:
         names = tuple(place.name for place in self.all_places())
         return OffloadedPart(names, self.nbytes, self.kept.copies_because)
@@ -300,7 +306,7 @@ class UvaOffloader:
                 place.name: None
                 for moved in self._moved
                 for place in moved.all_places()
-                if not _is_at(place, moved.keys())
+                if not moved.holds(place)
             }
             return tuple(dict.fromkeys([*(place.name for place in self._lost.values()), *found]))
 
@@ -428,9 +434,8 @@ class UvaOffloader:
         owners = {id(owner) for root in roots for owner in root.module().modules()}  # type: ignore[union-attr]
         replaced, gone = [], []
         for moved in self._moved:
-            keys = moved.keys()
             for identity, named in list(moved.places.items()):
-                if identity[0] not in owners or any(_is_at(place, keys) for place in named.values()):
+                if identity[0] not in owners or any(moved.holds(place) for place in named.values()):
                     continue
                 del moved.places[identity]
                 for place in named.values():
@@ -472,8 +477,3 @@ def _called(module: Any) -> list[Any]:
     if _is_called(module):
         return [module]
     return [part for child in module.children() for part in _called(child)]
-
-
-def _is_at(place: Place, keys: set[Key | None]) -> bool:
-    tensor = place.tensor()
-    return tensor is not None and key_of(tensor) in keys
