@@ -5,6 +5,7 @@ The suites run on the host device, and on a GPU where PyTorch finds one.
 
 import gc
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import poorwill
@@ -27,6 +28,30 @@ on_a_gpu = pytest.mark.skipif(not HAS_GPU, reason="PyTorch finds no GPU")
 NO_UVA = "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA"
 SWITCHES = ("POORWILL_DISABLE_PIN", "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY", NO_UVA)
 WIDTH, WORDS = 32, 50
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture(params=["in place", "copied"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    chosen: str = request.param
+    if chosen == "copied":
+        monkeypatch.setenv(NO_UVA, "1")
+    return chosen
+
+
+@pytest.fixture(autouse=True)
+def no_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in SWITCHES:
+        monkeypatch.delenv(name, raising=False)
+    with torch.no_grad():
+        yield
+    for name in DEVICES:
+        assert is_nothing_held(name)
 
 
 class Block(nn.Module):  # type: ignore[misc]

@@ -5,57 +5,28 @@ model with all its parameters resident.
 """
 
 import copy
-import gc
-import io
-import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import poorwill
 import pytest
 from offload_models import (
-    DEVICES,
     NO_UVA,
-    SWITCHES,
     bytes_of,
-    is_nothing_held,
     is_same,
     made,
     names_of,
     nbytes_of,
     nn,
-    on_a_gpu,
     place,
     torch,
     words,
 )
+from offload_models import device as device
+from offload_models import no_switches as no_switches
+from offload_models import way as way
 from poorwill import offload
-from poorwill.offload import HostBuffer, ReplacedError, UvaOffloader
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    chosen: str = request.param
-    return chosen
-
-
-@pytest.fixture(params=["in place", "copied"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    chosen: str = request.param
-    if chosen == "copied":
-        monkeypatch.setenv(NO_UVA, "1")
-    return chosen
-
-
-@pytest.fixture(autouse=True)
-def no_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in SWITCHES:
-        monkeypatch.delenv(name, raising=False)
-    with torch.no_grad():
-        yield
-    for name in DEVICES:
-        assert is_nothing_held(name)
-
+from poorwill.offload import HostBuffer, UvaOffloader
+from poorwill.offload._layout import Layout
 
 # Outputs
 
@@ -159,6 +130,66 @@ def test_attributes_and_layouts_stay(device: str, way: str) -> None:
             *(tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad),
         )
     assert bytes_of(module.state_dict()) == state
+
+
+def test_what_engines_say_of_parameters_stays(device: str, way: str) -> None:
+    class Loaded(nn.Parameter):  # type: ignore[misc]
+        """As vLLM's: attributes behind properties, and its own `__torch_function__`."""
+
+        def __new__(cls, data: Any, **_: Any) -> Any:
+            return super().__new__(cls, data=data, requires_grad=False)
+
+        def __init__(self, data: Any, *, weight_loader: Any, output_dim: int) -> None:
+            self._weight_loader, self._output_dim = weight_loader, output_dim
+
+        @property
+        def weight_loader(self) -> Any:
+            return self._weight_loader
+
+        @property
+        def output_dim(self) -> int:
+            return int(self._output_dim)
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    class Layer(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            data = torch.randn(8, 8, device=place(device))
+            self.weight = Loaded(data, weight_loader=self.load, output_dim=1)
+
+        def load(self, parameter: Any, loaded: Any) -> None:
+            parameter.data.copy_(loaded)
+
+        def forward(self, x: Any) -> Any:
+            return x @ self.weight
+
+    layer = Layer()
+    parameter, x = layer.weight, torch.randn(3, 8, device=place(device))
+    offloader = UvaOffloader(device=device)
+    offloader.offload(layer)
+    assert layer.weight is parameter
+    assert (type(parameter), parameter.output_dim, parameter.requires_grad) == (Loaded, 1, False)
+    # What is loaded afterwards comes to the host memory.
+    other = torch.randn(8, 8, device=place(device))
+    parameter.weight_loader(parameter, other)
+    assert is_same(layer(x), x @ other)
+    # Another Parameter over the same memory is no other memory.
+    layer.weight = nn.Parameter(parameter.data.t(), requires_grad=False)
+    offloader.check()
+    assert is_same(layer(x), x @ other.t())
+
+
+def test_what_a_lazy_module_has_not_made_is_named(device: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4)).to(place(device))
+    with pytest.raises(ValueError, match=r"cannot offload 1\.weight.*uninitialized"):
+        UvaOffloader(device=device).offload(model)
+    assert UvaOffloader(device=device, parameters=("0",)).offload(model).taken_bytes == 4 * 5 * 4
+
+
+# What is tied
 
 
 # What is tied
@@ -347,6 +378,73 @@ def test_a_copy_that_fails_leaves_the_module_usable(device: str, monkeypatch: py
     assert is_same(model(words(device)), expected)
 
 
+def test_modules_in_lists_of_lists_are_layers(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NO_UVA, "1")
+    where = []
+
+    class Seen(nn.Linear):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            where.append(self.weight.data_ptr())
+            return super().forward(x)
+
+    inner = [Seen(4, 4).to(place(device)) for _ in range(3)]
+    lists = nn.ModuleList([nn.ModuleList(inner[:1]), nn.ModuleDict({"a": nn.ModuleList(inner[1:])})])
+    whole = nn.Sequential(nn.Identity())
+    whole.lists = lists
+    for root, layers in ((lists, ()), (whole, lists)):
+        UvaOffloader(device=device).offload(root, layers=layers)
+        at_rest = [module.weight.data_ptr() for module in inner]
+        for module in inner:
+            module(torch.ones(1, 4, device=place(device)))
+        # None of them was used where it rests.
+        assert not set(where) & set(at_rest)
+        assert len(where) == 3
+        where.clear()
+
+
+def test_what_nobody_looks_at_is_not_copied_in(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NO_UVA, "1")
+    module = nn.Linear(8, 8).to(place(device))
+    UvaOffloader(device=device).offload(module)
+    module.weight = nn.Parameter(torch.ones(8, 8, device=place(device)))
+    count, stage_in = [0], offload.Offloaded.stage_in
+
+    def counting(kept: Any, stream: Any = None) -> Any:
+        count[0] += 1
+        return stage_in(kept, stream)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(offload.Offloaded, "stage_in", counting)
+        module(torch.ones(1, 8, device=place(device)))
+    assert count == [1]
+
+
+@pytest.mark.parametrize("nth", range(1, 7))
+def test_interrupted_moves_leave_the_module_usable(
+    device: str, way: str, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(device, layers=1)
+    expected, count = model(words(device)), [0]
+    before = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
+    over = Layout.over
+
+    def interrupted(layout: Layout, flat: Any) -> Any:
+        count[0] += 1
+        if count[0] == nth:
+            raise KeyboardInterrupt
+        return over(layout, flat)
+
+    offloader = UvaOffloader(device=device)
+    with monkeypatch.context() as patched:
+        patched.setattr(Layout, "over", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            offloader.offload(model, layers=model.layers)
+    moved = {name for name, tensor in model.named_parameters() if tensor.data_ptr() != before[name]}
+    report = offloader.offload(model, layers=model.layers)
+    assert {name for name in names_of(report.already) if name in before} == moved
+    assert is_same(model(words(device)), expected)
+
+
 def test_a_layer_within_itself_is_brought_in_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NO_UVA, "1")
 
@@ -367,165 +465,3 @@ def test_a_layer_within_itself_is_brought_in_once(device: str, monkeypatch: pyte
     at_rest = module.weight.data_ptr()
     assert is_same(module(x, 3), expected)
     assert module.weight.data_ptr() == at_rest
-
-
-# What somebody replaces
-
-
-def test_replaced_parameters_are_named_and_offloaded_again(device: str, way: str) -> None:
-    model = made(device)
-    offloader = UvaOffloader(device=device, parameters=("mlp",))
-    first = offloader.offload(model, layers=model.layers)
-    used = offloader.used_bytes
-    for layer in model.layers[:2]:
-        layer.mlp[0].weight = nn.Parameter(layer.mlp[0].weight.detach().to(place(device)).clone() * 2)
-    # Also one that is the same Parameter over other memory.
-    model.layers[2].mlp[2].bias.data = model.layers[2].mlp[2].bias.data.to(place(device)).clone()
-    names = ("layers.0.mlp.0.weight", "layers.1.mlp.0.weight", "layers.2.mlp.2.bias")
-    for _ in range(2):
-        assert offloader.replaced() == names
-        with pytest.raises(ReplacedError, match=r"layers\.0\.mlp\.0\.weight, layers\.1.*again"):
-            offloader.check()
-    state = bytes_of(model.state_dict())
-    report = offloader.again()
-    assert report.replaced == names
-    assert names_of(report.taken) == set(names)
-    assert names_of(report.already) == names_of(first.taken) - set(names)
-    assert (report.used_bytes, report.left) == (used, ())
-    offloader.check()
-    assert bytes_of(model.state_dict()) == state
-    resident = copy.deepcopy(model).to(place(device))
-    assert is_same(model(words(device)), resident(words(device)))
-    assert offloader.again().taken == ()
-
-
-def test_a_replaced_parameter_that_does_not_fit_stays_known(device: str) -> None:
-    module = nn.Linear(16, 16).to(place(device))
-    offloader = UvaOffloader(device=device, max_bytes=16 * 17 * 4)
-    assert offloader.offload(module).left == ()
-    module.weight = nn.Parameter(torch.ones(32, 16, device=place(device)))
-    report = offloader.again()
-    assert (report.replaced, names_of(report.left)) == (("weight",), {"weight"})
-    # The old memory went all the same.
-    assert report.used_bytes == 16 * 4
-    for _ in range(2):
-        with pytest.raises(ReplacedError, match="weight"):
-            offloader.check()
-        assert offloader.again().replaced == ("weight",)
-    module.weight = nn.Parameter(torch.ones(16, 16, device=place(device)))
-    assert names_of(offloader.again().taken) == {"weight"}
-    offloader.check()
-
-
-def test_other_names_after_quantising(device: str) -> None:
-    module = nn.Linear(16, 16).to(place(device))
-    offloader = UvaOffloader(device=device)
-    offloader.offload(module)
-    del module.weight
-    module.packed = nn.Parameter(
-        torch.ones(16, 16, dtype=torch.int8, device=place(device)), requires_grad=False
-    )
-    assert offloader.replaced() == ("weight",)
-    report = offloader.again()
-    assert (report.replaced, report.gone, names_of(report.taken)) == ((), ("weight",), {"packed"})
-    assert report.used_bytes == 16 * 16 + 16 * 4
-    offloader.check()
-
-
-def test_what_is_replaced_comes_before_what_was_left(device: str) -> None:
-    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4))).to(place(device))
-    offloader = UvaOffloader(device=device, max_bytes=2 * 8 * 8 * 4)
-    # A list that is gone in a moment; its layers are not.
-    first = offloader.offload(nn.ModuleList(model[2:]), name="end")
-    assert names_of(first.taken) == {"end.0.weight", "end.1.weight"}
-    gc.collect()
-    assert offloader.used_bytes == 2 * 8 * 8 * 4
-    model[3].weight = nn.Parameter(torch.ones(8, 8, device=place(device)))
-    report = offloader.offload(model)
-    assert report.replaced == ("end.1.weight",)
-    assert names_of(report.left) == {"0.weight", "1.weight"}
-    assert names_of(report.taken) == {"3.weight"}
-    offloader.check()
-
-
-# Lifetimes and copies
-
-
-def test_memory_goes_with_the_modules(device: str, way: str) -> None:
-    model = made(device)
-    offloader = UvaOffloader(device=device)
-    offloader.offload(model, layers=model.layers)
-    assert not is_nothing_held(device)
-    del model
-    gc.collect()
-    assert offloader.used_bytes == 0
-    assert is_nothing_held(device)
-
-
-def test_an_offloader_may_go_first(device: str, way: str) -> None:
-    model = made(device)
-    expected = model(words(device))
-    UvaOffloader(device=device).offload(model, layers=model.layers)
-    gc.collect()
-    assert is_same(model(words(device)), expected)
-
-
-@pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
-def test_copies_of_a_module_are_independent(device: str, way: str, how: str) -> None:
-    model = made(device)
-    expected = model(words(device))
-    state = bytes_of(model.state_dict())
-    UvaOffloader(device=device).offload(model, layers=model.layers)
-    if how == "deepcopy":
-        other = copy.deepcopy(model)
-    elif how == "pickle":
-        other = pickle.loads(pickle.dumps(model))
-    else:
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        other = torch.load(file, weights_only=False)
-    assert other.head.weight is other.embedding.weight
-    assert bytes_of(other.state_dict()) == state
-    other.to(place(device))
-    assert is_same(other(words(device)), expected)
-    for parameter in other.parameters():
-        parameter.zero_()
-    assert bytes_of(model.state_dict()) == state
-    assert is_same(model(words(device)), expected)
-    # And a copy can be offloaded itself.
-    del model
-    UvaOffloader(device=device).offload(other, layers=other.layers)
-    assert not bool(other(words(device)).any())
-
-
-def test_loading_writes_to_the_offloaded_memory(device: str, way: str) -> None:
-    model, other = made(device), made(device)
-    for parameter in other.parameters():
-        parameter.mul_(1.5)
-    expected = other(words(device))
-    offloader = UvaOffloader(device=device)
-    offloader.offload(model, layers=model.layers)
-    model.load_state_dict(other.state_dict())
-    assert is_same(model(words(device)), expected)
-    offloader.check()
-
-
-def test_pageable_memory_is_copied_or_read(device: str) -> None:
-    model = made(device)
-    expected = model(words(device))
-    report = UvaOffloader(device=device, pin=False).offload(model, layers=model.layers)
-    is_read = device.startswith("host")
-    assert {part.because is None for part in report.taken} == {is_read}
-    assert is_same(model(words(device)), expected)
-
-
-@on_a_gpu
-def test_parameters_on_the_cpu_come_to_the_gpu() -> None:
-    model = made("host")
-    expected = copy.deepcopy(model).to("cuda:0")(words("cuda:0"))
-    report = UvaOffloader(device="cuda:0").offload(model)
-    assert report.left == ()
-    model.scale = model.scale.to("cuda:0")
-    assert {parameter.device for parameter in model.parameters()} == {torch.device("cuda:0")}
-    assert is_same(model(words("cuda:0")), expected)

@@ -8,15 +8,12 @@ import copy
 import gc
 import pickle
 import random
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import poorwill
 import pytest
 from offload_models import (
-    DEVICES,
-    SWITCHES,
     bytes_of,
     is_nothing_held,
     is_same,
@@ -29,23 +26,17 @@ from offload_models import (
     torch,
     words,
 )
-from poorwill.offload import HostBuffer, PrefetchOffloader, PrefetchStats, ReplacedError, _prefetch
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    chosen: str = request.param
-    return chosen
-
-
-@pytest.fixture(autouse=True)
-def no_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in SWITCHES:
-        monkeypatch.delenv(name, raising=False)
-    with torch.no_grad():
-        yield
-    for name in DEVICES:
-        assert is_nothing_held(name)
+from offload_models import device as device
+from offload_models import no_switches as no_switches
+from poorwill.offload import (
+    HostBuffer,
+    PrefetchOffloader,
+    PrefetchStats,
+    ReplacedError,
+    UvaOffloader,
+    _prefetch,
+)
+from poorwill.offload._layout import Layout
 
 
 def addresses(module: Any) -> dict[str, int]:
@@ -310,6 +301,33 @@ def test_slots_that_cannot_be_had_change_nothing(
     assert is_same(model(words(device)), expected)
 
 
+@pytest.mark.parametrize("nth", [1, 17, 60, 63])
+def test_an_interrupt_leaves_no_parameter_in_a_slot(
+    device: str, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(device)
+    before, expected, count = addresses(model), model(words(device)), [0]
+    over, remember = Layout.over, _prefetch._Layer.remember
+
+    def interrupted(what: Any, *rest: Any) -> Any:
+        count[0] += 1
+        if count[0] == nth:
+            raise KeyboardInterrupt
+        return over(what, *rest) if isinstance(what, Layout) else remember(what)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Layout, "over", interrupted)
+        patched.setattr(_prefetch._Layer, "remember", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            PrefetchOffloader(model.layers, device=device)
+    # What had all come there is resident again, elsewhere.
+    assert addresses(model) == before or nth > 60
+    assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in model.layers)
+    assert is_nothing_held(device)
+    assert is_same(model(words(device)), expected)
+    assert is_same(copy.deepcopy(model)(words(device)), expected)
+
+
 def test_what_is_not_plain_is_refused(device: str) -> None:
     layers = nn.ModuleList([nn.Linear(4, 4).to(place(device)), nn.Linear(4, 4, device="meta")])
     before = addresses(layers[0])
@@ -344,6 +362,106 @@ def test_moving_the_model_is_seen(device: str) -> None:
     model.double()
     with pytest.raises(ReplacedError, match="replaced or moved"):
         model(words(device))
+
+
+def test_what_is_prefetched_is_not_offloaded_twice(device: str) -> None:
+    model = made(device)
+    expected = model(words(device))
+    offloader = PrefetchOffloader(model.layers[:3], device=device, parameters=("mlp",), within=model)
+    for again in (
+        lambda: PrefetchOffloader(model.layers, device=device),
+        lambda: UvaOffloader(device=device).offload(model),
+        lambda: UvaOffloader(device=device).offload(model.layers[1].mlp),
+    ):
+        with pytest.raises(poorwill.PoorwillError, match="prefetched; close"):
+            again()
+        assert is_same(model(words(device)), expected)
+    # Other layers, and other parameters of these, may be.
+    PrefetchOffloader(model.layers[3:], device=device, within=model)
+    UvaOffloader(device=device, parameters=("attention",)).offload(model.layers[0])
+    assert is_same(model(words(device)), expected)
+    offloader.close()
+    UvaOffloader(device=device).offload(model.layers[1].mlp)
+    assert is_same(model(words(device)), expected)
+
+
+def test_what_is_made_of_prefetched_parameters_is_an_error(device: str) -> None:
+    model = made(device)
+    expected, state = model(words(device)), bytes_of(model.state_dict())
+    offloader = PrefetchOffloader(model.layers, device=device)
+    linears = [model.layers[number].mlp[0] for number in (0, 2)]
+    kept = [linear.bias for linear in linears]
+    wrong = {
+        # At the same address, and anything when its layer is not the one that is called.
+        "another over the same": nn.Parameter(kept[1].data),
+        "one of another layer": kept[0],
+    }
+    for made_of in wrong.values():
+        linears[1].bias = made_of
+        assert offloader.replaced() == ("2.mlp.0.bias",)
+        with pytest.raises(ReplacedError, match=r"2\.mlp\.0\.bias"):
+            model(words(device))
+        with pytest.raises(ReplacedError, match="put back"):
+            offloader.close()
+    linears[1].bias = nn.Parameter(kept[1].data)
+    with pytest.raises(ReplacedError, match=r"layers\.2\.mlp\.0\.bias.*put back"):
+        model.state_dict()
+    linears[1].bias = kept[1]
+    # Also what has no name yet.
+    model.layers[4].more = nn.Parameter(kept[0].data)
+    with pytest.raises(ReplacedError, match="more"):
+        offloader.close()
+    del model.layers[4].more
+    assert is_same(model(words(device)), expected)
+    assert bytes_of(model.state_dict()) == state
+    offloader.close()
+    assert bytes_of(model.state_dict()) == state
+
+
+@pytest.mark.parametrize("on", ["device", "host"])
+def test_other_layouts_of_the_same_memory_stay(device: str, on: Any) -> None:
+    layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(5)).to(place(device))
+    x = torch.randn(2, 8, device=place(device))
+    offloader = PrefetchOffloader(layers, ahead=1, device=device)
+    for layer in layers:
+        layer.weight.data = layer.weight.data.t()
+    expected = [layer(x) for layer in layers]
+    state = layers.state_dict()
+    offloader.close(on=on)
+    assert bytes_of(layers.state_dict()) == bytes_of(state)
+    layers.to(place(device))
+    assert all(is_same(layer(x), out) for layer, out in zip(layers, expected, strict=True))
+
+
+def test_backward_through_other_layers_bytes_is_an_error(device: str) -> None:
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5))).to(place(device)).requires_grad_(False)
+    resident = copy.deepcopy(layers)
+    x = torch.randn(2, 8, device=place(device), requires_grad=True)
+    with torch.enable_grad():
+        (expected,) = torch.autograd.grad(resident(x).sum(), x)
+        offloader = PrefetchOffloader(layers, ahead=1, device=device)
+        out = layers(x).sum()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(out, x)
+        # With a slot for each nothing is overwritten.
+        offloader.close()
+        PrefetchOffloader(layers, ahead=4, device=device)
+        assert is_same(torch.autograd.grad(layers(x).sum(), x)[0], expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, while it compiles
+def test_a_model_that_is_compiled_afterwards_computes_the_same_bits(device: str) -> None:
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).to(place(device))
+    x = torch.randn(2, 8, device=place(device))
+    expected = layers(x)
+    offloader = PrefetchOffloader(layers, device=device)
+    torch._dynamo.reset()
+    compiled = torch.compile(layers, backend="eager")
+    for _ in range(4):
+        assert is_same(compiled(x), expected)
+    assert offloader.stats.copied_ahead > 4
+    del compiled
+    torch._dynamo.reset()
 
 
 def test_copies_and_loads_are_refused(device: str) -> None:

@@ -4,9 +4,11 @@
 compared as they are, never as numbers.
 """
 
+import copy
 import gc
 import itertools
 import mmap
+import pickle
 import random
 import threading
 import weakref
@@ -205,6 +207,35 @@ def test_tensors_without_elements_have_views_without_memory(device: str, shape: 
 
 
 @on_real_torch
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, of half-width complex numbers
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("bool", "int8", "uint16", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+    ],
+)
+def test_types_that_few_operations_know_stay(device: str, dtype: str) -> None:
+    kind = getattr(torch, dtype, None)
+    if kind is None:
+        pytest.skip(f"this PyTorch has no {dtype}")
+    flat = filled(8 * kind.itemsize, 31)
+    flat.bitwise_and_(1)  # what a bool may be
+    tensor = torch.empty(0, dtype=kind).set_(flat.untyped_storage(), 1, (2, 3), (1, 2))
+    kept = offload.offload(tensor, device=device)
+    for made in (
+        offload.device_view(tensor, device=device),
+        offload.to_host_view(tensor, device=device),
+        *(kept.host, kept.stage_in()),
+    ):
+        assert layout(made) == layout(tensor)
+        seen = torch.empty(0, dtype=torch.uint8, device=made.device).set_(
+            made.untyped_storage(), 0, (7 * kind.itemsize,), (1,)
+        )
+        assert content(seen) == content(flat[: 7 * kind.itemsize])
+
+
+@on_real_torch
 def test_lazy_conjugations_and_signs_stay(device: str) -> None:
     tensor = torch.randn(6, dtype=torch.complex64).conj()
     for lazy in (tensor, tensor.imag):
@@ -297,6 +328,22 @@ def test_a_buffer_that_was_freed_stays_for_its_tensors(device: str) -> None:
     assert content(view) == b"\6" * MIB
     del view
     assert is_nothing_held(device)
+
+
+@on_real_torch
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda kept: pickle.loads(pickle.dumps(kept))])
+@pytest.mark.parametrize("count", [0, KIB])
+def test_copies_of_what_was_offloaded_alias_themselves(device: str, how: Any, count: int) -> None:
+    tensor = torch.empty(0) if count == 0 else filled(count, 32).view(32, 32).t()
+    kept = offload.offload(tensor, device=device)
+    other = how(kept)
+    assert (other.device, other.is_pinned, other.is_zero_copy) == (kept.device, kept.is_pinned, True)
+    assert layout(other.host) == layout(other.stage_in()) == layout(tensor)
+    assert content(other.stage_in()) == content(tensor)
+    other.host.fill_(3)
+    assert content(other.stage_in()) == b"\3" * count
+    assert content(kept.stage_in()) == content(tensor)
+    assert copy.copy(kept).stage_in().data_ptr() == kept.stage_in().data_ptr()
 
 
 def test_a_copy_under_way_keeps_what_it_reads(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,6 +223,18 @@ def test_what_has_no_memory_is_refused(device: str, call: Any) -> None:
 
 
 @on_real_torch
+@pytest.mark.parametrize("left_bytes", [0, 8])
+@pytest.mark.parametrize("call", CALLS)
+def test_storages_that_lost_their_memory_are_refused(device: str, call: Any, left_bytes: int) -> None:
+    tensor = torch.arange(8, dtype=torch.float32)
+    tensor.untyped_storage().resize_(left_bytes)
+    with pytest.raises(ValueError, match=rf"sees 32 bytes of a storage .* to {left_bytes}"):
+        call(tensor, device=device)
+    # PyTorch makes it larger when asked the wrong way.
+    assert tensor.untyped_storage().nbytes() == left_bytes
+
+
+@on_real_torch
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own, of what it has in trial
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_not_dense_is_refused(device: str, call: Any) -> None:

@@ -225,6 +225,147 @@ def test_what_is_public_is_documented() -> None:
 # Over the stand-in for NVIDIA's library
 
 
+# All that PyTorch's stand-in needs, before anything of poorwill's asks for PyTorch.
+OVER_THE_STAND_INS = f"""
+import ctypes, gc, os, sys
+sys.path.insert(0, {str(HERE)!r})
+import fake_torch
+fake_torch.install(fake_torch.Driver())
+import torch
+from poorwill import offload
+from poorwill.offload import HostBuffer
+
+def bytes_of(tensor):
+    return tensor.numpy_bytes()
+
+def filled(count):
+    return torch.frombuffer(bytearray(os.urandom(count)), dtype=torch.uint8)
+"""
+
+REFUSED = """
+poorwill.arena("cuda:0", limit="64MiB", host_limit="8MiB")
+try:
+    HostBuffer(1 << 20, device="cuda:0", pin=True)
+except poorwill.PoorwillError as error:
+    assert str(CODE) in str(error), error
+else:
+    raise AssertionError("page-locked")
+buffer = HostBuffer(1 << 20, device="cuda:0", pin="auto")
+assert not buffer.is_pinned and str(CODE) in buffer.pageable_because, buffer.pageable_because
+tensor = filled(1 << 20)
+before = bytes_of(tensor)
+kept = offload.offload(tensor, device="cuda:0")
+assert (kept.is_pinned, kept.is_zero_copy) == (False, False)
+assert str(CODE) in kept.copies_because, kept.copies_because
+assert bytes_of(kept.stage_in()) == bytes_of(kept.host) == before
+for call in (offload.to_host_view, offload.device_view):
+    try:
+        call(tensor, device="cuda:0")
+    except poorwill.PoorwillError as error:
+        assert "1 MiB" in str(error) and str(CODE) in str(error), error
+    else:
+        raise AssertionError(call)
+assert bytes_of(tensor) == before
+# Nothing of what was refused is held.
+del buffer, kept
+gc.collect()
+HostBuffer("8MiB", device="cuda:0", pin=False)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("code", [2, 801])
+def test_where_locking_is_refused_it_falls_back_or_fails_as_asked(fake: dict[str, str], code: int) -> None:
+    """As under a limit on locked memory, and where the driver has no such call."""
+    fails = {"POORWILL_FAKE_CUDA_FAIL": f"cuMemHostRegister_v2:1:1000000:{code}"}
+    assert run(OVER_THE_STAND_INS + f"CODE = {code}" + REFUSED, **fake, **fails) == "done\n"
+
+
+FAULTS = """
+poorwill.arena("cuda:0", limit="64MiB", host_limit="8MiB")
+cuda = ctypes.CDLL(os.environ["POORWILL_FAKE_LIBCUDA"])
+cuda.poorwillFakeDisarm.restype = ctypes.c_uint64
+
+def is_nothing_held():
+    gc.collect()
+    try:
+        HostBuffer("8MiB", device="cuda:0", pin=False).free()
+    except poorwill.OutOfMemoryError:
+        return False
+    return True
+
+def staged(tensor, device):
+    kept = offload.offload(tensor, device=device)
+    assert kept.is_zero_copy or "999" in kept.copies_because, kept.copies_because
+    reasons.add(kept.copies_because)
+    return kept.stage_in()
+
+reasons = set()
+
+HostBuffer(1, device="cuda:0")
+for call in (offload.device_view, offload.to_host_view, staged):
+    nth, ended, failed = 0, False, 0
+    while not ended:
+        tensor = filled(100_000)
+        before, view = bytes_of(tensor), None
+        # The nth call of the driver fails, whether the tensor is made then or goes.
+        cuda.poorwillFakeArm(ctypes.c_uint64(nth), ctypes.c_uint64(1))
+        try:
+            view = call(tensor, device="cuda:0")
+        except poorwill.PoorwillError as error:
+            assert "999" in str(error), error
+            failed += 1
+        calls = cuda.poorwillFakeDisarm()
+        if view is not None:
+            assert bytes_of(view) == before, (call, nth)
+            cuda.poorwillFakeArm(ctypes.c_uint64(max(nth - calls, 0)), ctypes.c_uint64(nth >= calls))
+            del view
+            gc.collect()
+            ended = nth >= calls + cuda.poorwillFakeDisarm()
+        assert bytes_of(tensor) == before, (call, nth)
+        del tensor
+        assert is_nothing_held(), (call, nth)
+        nth += 1
+    # "auto" does not fail, and takes pageable memory.
+    assert failed > 0 if call is not staged else len(reasons) > 1, (call, nth)
+print("done")
+"""
+
+
+def test_every_call_of_the_driver_may_fail(fake: dict[str, str]) -> None:
+    assert run(OVER_THE_STAND_INS + FAULTS, **fake) == "done\n"
+
+
+OUTLIVED = """
+arena = poorwill.arena("cuda:0", "outlived", limit="64MiB", host_limit="8MiB")
+tensor = filled(1 << 20)
+before = bytes_of(tensor)
+copied, aliased = offload.to_host_view(tensor, device="cuda:0"), offload.device_view(tensor, device="cuda:0")
+kept = offload.offload(tensor, device="cuda:0").host
+arena.close()
+del arena, tensor
+gc.collect()
+assert bytes_of(copied) == bytes_of(aliased) == bytes_of(kept) == before
+copied.fill_(1)
+aliased.fill_(2)
+assert (bytes_of(copied)[:1], bytes_of(aliased)[:1], bytes_of(kept)) == (b"\\1", b"\\2", before)
+# Another arena of the device finds them held, and is given what they leave.
+arena = poorwill.arena("cuda:0", "next", limit="64MiB")
+try:
+    HostBuffer("8MiB", device="cuda:0")
+except poorwill.OutOfMemoryError:
+    del copied, kept
+gc.collect()
+HostBuffer("8MiB", device="cuda:0").free()
+print("done")
+# The last one ends with the process.
+"""
+
+
+def test_views_outlive_the_arena_and_may_end_with_the_process(fake: dict[str, str]) -> None:
+    assert run(OVER_THE_STAND_INS + OUTLIVED, **fake) == "done\n"
+
+
 DELETERS = """
 import ctypes, gc
 from poorwill import _native

@@ -26,12 +26,21 @@ GIB = 1 << 30
 SEEDS = range(200)
 
 
-@pytest.mark.parametrize("suite", ["offload_modules_suite.py", "offload_prefetch_suite.py"])
+@pytest.mark.parametrize("suite", ["modules", "lives", "prefetch"])
 def test_modules_in_host_memory_keep_their_promises_over_pytorch(suite: str) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("there is no PyTorch here")
     ended = subprocess.run(
-        [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / suite)],
+        [
+            sys.executable,
+            "-B",
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            str(HERE / f"offload_{suite}_suite.py"),
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONFAULTHANDLER": "1"},

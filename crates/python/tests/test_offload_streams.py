@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from poorwill.offload import _prefetch
+from poorwill.offload import ReplacedError, _prefetch
 from poorwill.offload._prefetch import _Engine, _StreamCopies
 
 
@@ -106,6 +106,7 @@ class Machine:
         self.count = 0
         self.memory = Memory(slots)
         self.streams: list[Stream] = []
+        self.unkept: list[int] = []
         self.current = self.made()
         self.cuda = SimpleNamespace(
             Stream=lambda device: self.made(),
@@ -114,6 +115,18 @@ class Machine:
             stream=self.on,
             is_current_stream_capturing=lambda: self.current.capture is not None,
         )
+
+    def is_grad_enabled(self) -> bool:
+        return False
+
+    # What copies read is kept until they were made, as `_Queued` does it.
+
+    def forget_made(self) -> None:
+        assert self.current.capture is None, "an event is asked about in a capture"
+
+    def add(self, event: Event, host: int) -> None:
+        assert event.capture is None, "what was only captured is never made"
+        self.unkept.remove(host)
 
     def made(self) -> Stream:
         self.streams.append(Stream(self))
@@ -154,27 +167,27 @@ class Slot:
 
     def __init__(self, machine: Machine, number: int) -> None:
         self._machine, self._number = machine, number
+        self.streams: list[Stream] = []
 
     def __getitem__(self, part: slice) -> "Slot":
         return self
 
     def copy_(self, layer: int, non_blocking: bool) -> None:
         assert non_blocking
-        self._machine.current.write(self._number, layer)
+        stream = self._machine.current
+        # Its memory is nobody else's while the copy writes to it.
+        assert stream in self.streams
+        stream.write(self._number, layer)
+        if stream.capture is None:
+            self._machine.unkept.append(layer)
 
     def record_stream(self, stream: Stream) -> None:
-        assert stream in self._machine.streams
+        self.streams.append(stream)
 
 
-@pytest.fixture
-def patched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    quiet = SimpleNamespace(forget_made=lambda: None, add=lambda event, host: None)
-    monkeypatch.setattr(_prefetch, "_queued", quiet)
-    return monkeypatch
-
-
-def engine_on(machine: Machine, layers: int, slots: int, patched: pytest.MonkeyPatch) -> _Engine:
-    patched.setattr(_prefetch, "import_torch", lambda: machine)
+def engine_on(machine: Machine, layers: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> _Engine:
+    monkeypatch.setattr(_prefetch, "import_torch", lambda: machine)
+    monkeypatch.setattr(_prefetch, "_queued", machine)
     row: list[Any] = [
         SimpleNamespace(nbytes=1, is_pinned=True, host=number, strangers=list) for number in range(layers)
     ]
@@ -189,14 +202,15 @@ def forward(machine: Machine, engine: _Engine, layers: list[int]) -> None:
         engine.before(layer)
         machine.current.read(layer % len(engine.slots), layer)
         engine.after(layer)
+    assert machine.unkept == [], "nobody keeps what a copy reads"
 
 
 @pytest.mark.parametrize("seed", range(400))
-def test_everything_is_in_order(seed: int, patched: pytest.MonkeyPatch) -> None:
+def test_everything_is_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     layers = rng.randrange(1, 8)
     machine = Machine(slots := rng.randrange(1, layers + 1))
-    engine = engine_on(machine, layers, slots, patched)
+    engine = engine_on(machine, layers, slots, monkeypatch)
     every = list(range(layers))
     captures: list[Capture] = []
     others = [machine.made() for _ in range(2)]
@@ -234,10 +248,57 @@ def test_everything_is_in_order(seed: int, patched: pytest.MonkeyPatch) -> None:
             machine.replay(rng.choice(captures))
 
 
-def test_the_model_finds_what_is_not_in_order(patched: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", range(100))
+def test_a_copy_that_was_not_made_is_made_later(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    layers = rng.randrange(2, 8)
+    machine = Machine(slots := rng.randrange(1, layers))
+    engine = engine_on(machine, layers, slots, monkeypatch)
+    start, failures = engine.copies.start, 0
+
+    def failing(slot: int, layer: Any) -> None:
+        if rng.random() < 0.1:
+            raise OSError("no copy for this test")
+        start(slot, layer)
+
+    monkeypatch.setattr(engine.copies, "start", failing)
+    for _ in range(30):
+        for layer in range(layers):
+            try:
+                engine.before(layer)
+            except OSError:
+                failures += 1
+                engine.after(layer)
+                break
+            # It asks whose bytes they are.
+            machine.current.read(layer % slots, layer)
+            try:
+                engine.after(layer)
+            except OSError:
+                failures += 1
+                break
+    assert failures > 0
+
+
+def test_a_layer_that_is_refused_in_a_capture_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(2)
+    engine = engine_on(machine, 4, 2, monkeypatch)
+    forward(machine, engine, [0, 1, 2, 3])
+    with monkeypatch.context() as replaced:
+        replaced.setattr(engine.layers[0], "strangers", lambda: ["0.weight"])
+        with machine.graph() as capture:
+            with pytest.raises(ReplacedError, match=r"0\.weight"):
+                engine.before(0)
+            # PyTorch calls it after a failure, too.
+            engine.after(0)
+    assert capture.operations == set()
+    forward(machine, engine, [0, 1, 2, 3])
+
+
+def test_the_model_finds_what_is_not_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every wait of the copies is needed: without any of them, something is found."""
     for name in ("wait_for", "after_release", "after_what_is_queued", "forget"):
-        with patched.context() as without:
+        with monkeypatch.context() as without:
             without.setattr(_StreamCopies, name, lambda *_: None)
             found = 0
             for seed in range(300):

@@ -86,4 +86,11 @@ def checked(tensor: Any, what: str) -> Any:
     # A fake tensor says that it is on a device, and its storage is not.
     if storage.device.type != tensor.device.type or (storage.nbytes() and not storage.data_ptr()):
         raise ValueError(f"{what} takes tensors with memory, and this one has none")
+    needed = Layout.of(tensor).nbytes
+    if storage.nbytes() < needed:
+        # PyTorch would make it larger, with bytes of no meaning, as soon as somebody looked.
+        raise ValueError(
+            f"{what} takes tensors with memory, and this one sees {needed} bytes of a storage that was "
+            f"resized to {storage.nbytes()}: give it its memory back first"
+        )
     return storage

@@ -18,10 +18,14 @@ def key_of(tensor: Any) -> Key | None:
     """None for what has no memory that could be moved."""
     try:
         address = tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):
-        # Sparse tensors and subclasses without a storage.
+    except (NotImplementedError, RuntimeError, ValueError):
+        # Sparse tensors, subclasses without a storage, and what a lazy module has not made yet.
         return None
     return (str(tensor.device), address) if address else None
+
+
+prefetched_slots: weakref.WeakValueDictionary[Key | None, Any] = weakref.WeakValueDictionary()
+"""The memory of prefetched layers, which has the bytes of one of them and then of another."""
 
 
 class Place:
@@ -99,8 +103,13 @@ class Group:
     def nbytes(self) -> int:
         """From the storage's beginning to the last element of any of them.
 
-        Raises as `checked`, with the name.
+        Raises as `checked`, with the name, and PoorwillError for what is prefetched.
         """
+        if self.key in prefetched_slots:
+            raise PoorwillError(
+                f"cannot offload {spelt(self.names)}: other bytes come and go there, since it is prefetched; "
+                "close() the PrefetchOffloader first"
+            )
         nbytes = 0
         for tensor in self.tensors():
             try:
@@ -139,9 +148,10 @@ def point(tensors: Sequence[Any], at: Callable[[Any], Any]) -> None:
     with import_torch().inference_mode(False):
         try:
             for tensor in tensors:
-                new, old = at(tensor), tensor.data
+                new = at(tensor)
+                # First, so that an interrupt finds it here.
+                before.append((tensor, tensor.data))
                 tensor.data = new
-                before.append((tensor, old))
         except BaseException:
             for tensor, old in before:
                 tensor.data = old

@@ -106,6 +106,12 @@ class _Moved:
     def keys(self) -> set[Key | None]:
         return {key_of(flat) for flat in (self.resting, self._staged) if flat is not None}
 
+    def holds(self, place: Place) -> bool:
+        """Also while another thread has it brought in."""
+        with self._lock:
+            tensor = place.tensor()
+            return tensor is not None and key_of(tensor) in self.keys()
+
     def part(self) -> OffloadedPart:
         names = tuple(place.name for place in self.all_places())
         return OffloadedPart(names, self.nbytes, self.kept.copies_because)
@@ -113,24 +119,28 @@ class _Moved:
     def enter(self) -> None:
         """Brings it to the device, if it is not there yet."""
         with self._lock:
-            if self._depth == 0:
+            if self._depth == 0 and (tensors := self._looking_at(self.resting)):
                 staged = self.kept.stage_in()
-                self._point_at(staged, of=self.resting)
+                _point_into(staged, tensors)
                 self._staged = staged
             self._depth += 1
 
     def leave(self) -> None:
         with self._lock:
             self._depth -= 1
-            if self._depth == 0:
-                self._point_at(self.resting, of=self._staged)
+            if self._depth == 0 and self._staged is not None:
+                _point_into(self.resting, self._looking_at(self._staged))
                 self._staged = None
 
-    def _point_at(self, flat: Any, of: Any) -> None:
-        """Whoever looks at `of` looks at the same place of `flat`. What was replaced is left alone."""
-        key = key_of(of)
-        tensors = [tensor for tensor in distinct(self.all_places()) if key_of(tensor) == key]
-        point(tensors, lambda tensor: Layout.of(tensor).over(flat))
+    def _looking_at(self, flat: Any) -> list[Any]:
+        """Not those that were replaced."""
+        key = key_of(flat)
+        return [tensor for tensor in distinct(self.all_places()) if key_of(tensor) == key]
+
+
+def _point_into(flat: Any, tensors: list[Any]) -> None:
+    """Each tensor at the same place of `flat`."""
+    point(tensors, lambda tensor: Layout.of(tensor).over(flat))
 
 
 class _Unit:
@@ -261,12 +271,13 @@ class UvaOffloader:
         torch = import_torch()
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"offload takes a torch.nn.Module, not {type(module).__name__}")
-        parts = list(layers)
+        given = list(layers)
         inside = {id(part) for part in module.modules()}
-        if any(id(part) not in inside for part in parts):
+        if any(id(part) not in inside for part in given):
             raise ValueError("layers are modules within the module")
-        if not parts and type(module).forward is torch.nn.Module.forward:
-            parts = list(module.children())
+        if not given and not _is_called(module):
+            given = [module]
+        parts = [part for each in given for part in _called(each)]
         root = _Root(weakref.ref(module), name, tuple(map(weakref.ref, parts)))
         with self._lock:
             known = [(each.module(), each.name) for each in self._roots]
@@ -295,7 +306,7 @@ class UvaOffloader:
                 place.name: None
                 for moved in self._moved
                 for place in moved.all_places()
-                if not _is_at(place, moved.keys())
+                if not moved.holds(place)
             }
             return tuple(dict.fromkeys([*(place.name for place in self._lost.values()), *found]))
 
@@ -367,7 +378,7 @@ class UvaOffloader:
         try:
             flat = flat_bytes(first.untyped_storage(), nbytes, first.device)
             moved = _Moved(offload(flat, device=self._device, pin=self._pin), nbytes)
-            point(group.tensors(), lambda tensor: Layout.of(tensor).over(moved.resting))
+            _point_into(moved.resting, group.tensors())
         except Exception as error:
             allowed = "no limit" if self._max_bytes is None else f"{self._max_bytes} bytes"
             raise about(
@@ -423,9 +434,8 @@ class UvaOffloader:
         owners = {id(owner) for root in roots for owner in root.module().modules()}  # type: ignore[union-attr]
         replaced, gone = [], []
         for moved in self._moved:
-            keys = moved.keys()
             for identity, named in list(moved.places.items()):
-                if identity[0] not in owners or any(_is_at(place, keys) for place in named.values()):
+                if identity[0] not in owners or any(moved.holds(place) for place in named.values()):
                     continue
                 del moved.places[identity]
                 for place in named.values():
@@ -457,6 +467,13 @@ def _bytes_of(size: int | str) -> int:
     return nbytes
 
 
-def _is_at(place: Place, keys: set[Key | None]) -> bool:
-    tensor = place.tensor()
-    return tensor is not None and key_of(tensor) in keys
+def _is_called(module: Any) -> bool:
+    """Lists and dictionaries of modules are not."""
+    return type(module).forward is not import_torch().nn.Module.forward
+
+
+def _called(module: Any) -> list[Any]:
+    """It, or the modules in it that are called."""
+    if _is_called(module):
+        return [module]
+    return [part for child in module.children() for part in _called(child)]

@@ -40,21 +40,37 @@ class Offloaded:
     """A tensor in host memory, and how it gets to its device. `offload` makes one."""
 
     def __init__(
-        self, layout: Layout, host: Any, view: Any, device: Any, is_pinned: bool, copies_because: str | None
+        self,
+        layout: Layout,
+        host: Any,
+        view: Any,
+        device: Any,
+        is_pinned: bool,
+        copies_because: str | None,
+        asked: tuple[Any, bool | Literal["auto"]],
     ) -> None:
         """Not for users. `host` and `view` are the bytes on the CPU and as the device sees them; there is no
-        view where the device gets copies."""
+        view where the device gets copies. `asked` is what another one is made with: the device, and `pin`."""
         self._layout = layout
         self._host = host
         self._view = view
         self._device = device
         self._is_pinned = is_pinned
         self._copies_because = copies_because
+        self._asked = asked
 
     def __repr__(self) -> str:
         how = "zero copy" if self.is_zero_copy else "copied in"
         shape, dtype, nbytes = list(self._layout.shape), self._layout.dtype, self._layout.nbytes
         return f"<poorwill.offload.Offloaded for {self._device}: {nbytes} B, {shape} of {dtype}, {how}>"
+
+    def __copy__(self) -> "Offloaded":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A deep copy, or what is unpickled, is offloaded anew: tensors that are copied one by one would not
+        alias one another any more."""
+        return _offload_again, (self.host, *self._asked)
 
     @property
     def host(self) -> Any:
@@ -138,7 +154,8 @@ def offload(tensor: Any, *, device: Any = None, pin: bool | Literal["auto"] = "a
         place = torch_device(home_of(tensor, device))
         view = nothing_on(home_of(tensor, device)) if allowed.uva else None
         nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
-        return Offloaded(layout, nothing, view, place, False, because)
+        asked = ("host" if place.type == "cpu" else str(place), pin)
+        return Offloaded(layout, nothing, view, place, False, because, asked)
     buffer = HostBuffer(layout.nbytes, device=home_of(tensor, device), pin=pin)
     place = torch_device(buffer.device)
     if place.type == "cuda":
@@ -148,7 +165,11 @@ def offload(tensor: Any, *, device: Any = None, pin: bool | Literal["auto"] = "a
         view, because = _view_of(buffer)
     host = torch.from_dlpack(buffer)
     fill(host, tensor)
-    return Offloaded(layout, host, view, place, buffer.is_pinned, because)
+    return Offloaded(layout, host, view, place, buffer.is_pinned, because, (buffer.device, pin))
+
+
+def _offload_again(host: Any, device: Any, pin: bool | Literal["auto"]) -> Offloaded:
+    return offload(host, device=device, pin=pin)
 
 
 def _view_of(buffer: HostBuffer) -> tuple[Any, str | None]:

@@ -29,6 +29,7 @@ from poorwill.offload._members import (
     key_of,
     places_of,
     point,
+    prefetched_slots,
     selected_groups,
     spelt,
 )
@@ -61,11 +62,25 @@ class _Part:
         self.tensors = group.tensors()
         self.layouts = {id(tensor): Layout.of(tensor) for tensor in self.tensors}
 
-    def over(self, tensor: Any, flat: Any) -> Any:
-        """One of its tensors, in memory that is laid out as a slot."""
-        layout = self.layouts[id(tensor)]
-        elements = self.offset // layout.dtype.itemsize
-        return dataclasses.replace(layout, offset=layout.offset + elements).over(flat)
+    def in_slot(self, tensor: Any) -> Layout:
+        """Where one of its tensors is given its place."""
+        return _shifted(self.layouts[id(tensor)], self.offset)
+
+    def out_of_slot(self, tensor: Any) -> Layout:
+        """As one of its tensors lies now, in memory that has this storage alone."""
+        return _shifted(Layout.of(tensor), -self.offset)
+
+    def has(self, tensor: Any) -> bool:
+        """Whether it is one of its tensors, and sees nothing else of its slot."""
+        if id(tensor) not in self.layouts:
+            return False
+        layout = Layout.of(tensor)
+        begin = layout.offset * layout.dtype.itemsize
+        return self.offset <= begin and layout.nbytes <= self.offset + self.nbytes
+
+
+def _shifted(layout: Layout, nbytes: int) -> Layout:
+    return dataclasses.replace(layout, offset=layout.offset + nbytes // layout.dtype.itemsize)
 
 
 class _Layer:
@@ -82,11 +97,15 @@ class _Layer:
         ]
         self.host: Any = None
         self.is_pinned = False
-        self._addresses: list[tuple[Place, int]] = []
+        self._given: list[tuple[Place, Any, int]] = []
 
     @property
     def names(self) -> list[str]:
         return [place.name for part in self.parts for place in part.places]
+
+    def part_of(self, tensor: Any) -> _Part | None:
+        """None for what somebody else has made of the slot's memory."""
+        return next((part for part in self.parts if part.has(tensor)), None)
 
     def tensors(self) -> list[tuple[_Part, Any]]:
         """Those that were there when it was made, and are there now."""
@@ -96,6 +115,15 @@ class _Layer:
             for tensor in distinct(part.places)
             if id(tensor) in part.layouts
         ]
+
+    def places(self) -> list[Place]:
+        """All that its module holds now, by the names that it had."""
+        module = self.module()
+        known = {place.identity: place.name for part in self.parts for place in part.places}
+        found = [] if module is None else places_of(module)
+        for place in found:
+            place.name = known.get(place.identity, place.name)
+        return found
 
     def fill(self, device: Any, pin: bool | Literal["auto"]) -> str:
         """Copies it to host memory, and says which device that is for."""
@@ -109,21 +137,26 @@ class _Layer:
         return buffer.device
 
     def remember(self) -> None:
-        """Where its tensors are from now on."""
-        self._addresses = [
-            (place, tensor.data_ptr())
+        """Which its tensors are, and where, from now on."""
+        self._given = [
+            (place, tensor, tensor.data_ptr())
             for part in self.parts
             for place in part.places
             if (tensor := place.tensor()) is not None
         ]
 
     def strangers(self) -> list[str]:
-        """The names that look at other memory than they were given."""
+        """The names that have another tensor than they had, or look at other memory than they were given."""
         return [
             place.name
-            for place, address in self._addresses
-            if (tensor := place.tensor()) is None or tensor.data_ptr() != address
+            for place, given, address in self._given
+            if given.data_ptr() != address or place.tensor() is not given
         ]
+
+    def overwritten(self) -> None:
+        """Has a backward pass find that its tensors are not those of the forward any more."""
+        for _, tensor, _ in self._given:
+            import_torch().autograd.graph.increment_version(tensor)
 
 
 class _HostCopies:
@@ -236,8 +269,8 @@ class _StreamCopies:
     def synchronize(self) -> None:
         if self._is_capturing(self._current()):
             raise PoorwillError("cannot close a prefetch offloader while a graph is being captured")
-        self._current().synchronize()
-        self._stream.synchronize()
+        # On whatever stream layers were called.
+        import_torch().cuda.synchronize(self._device)
 
     def _current(self) -> Any:
         return import_torch().cuda.current_stream(self._device)
@@ -261,6 +294,8 @@ class _Engine:
         self._has_graphs = False
         # The layer at work, as often as it is within itself.
         self._active: list[int] = []
+        # What somebody may keep of a slot for a backward pass.
+        self._graded: list[int | None] = [None] * len(slots)
 
     def fill(self) -> None:
         """The first layers, before anybody calls them."""
@@ -277,7 +312,6 @@ class _Engine:
         if self._active and self._active[-1] != index:
             # Layers do not call one another: that one was interrupted.
             self._active = []
-        self._active.append(index)
         strangers = self.layers[index].strangers()
         if strangers:
             raise ReplacedError(
@@ -285,6 +319,7 @@ class _Engine:
                 f"another layer's bytes: {', '.join(strangers)}; close() the offloader before changing them, "
                 "and make another one afterwards"
             )
+        self._active.append(index)
         self.copies.look()
         if self.copies.is_new:
             self.ring.forget()
@@ -297,6 +332,8 @@ class _Engine:
             self.copies.after_what_is_queued([layer % len(self.slots) for layer in copied])
             self._start(copied, at_once=1)
         self.copies.wait_for(index % len(self.slots))
+        if import_torch().is_grad_enabled():
+            self._graded[index % len(self.slots)] = index
 
     def after(self, index: int, *_: Any) -> None:
         if not self._active or self._active[-1] != index:
@@ -314,7 +351,11 @@ class _Engine:
     def _start(self, copied: Sequence[int], at_once: int) -> None:
         try:
             for layer in copied:
-                self.copies.start(layer % len(self.slots), self.layers[layer])
+                slot = layer % len(self.slots)
+                before, self._graded[slot] = self._graded[slot], None
+                if before is not None and before != layer:
+                    self.layers[before].overwritten()
+                self.copies.start(slot, self.layers[layer])
         except BaseException:
             # What was not copied is not there.
             self.ring.forget()
@@ -420,7 +461,13 @@ class PrefetchOffloader:
             with torch.inference_mode(False), torch.no_grad():
                 self._engine = _set_up(held, ahead, device, pin)
             self._device = self._engine.slots[0].device
-            self._hook(self._engine)
+            try:
+                # First, so that no parameter is in a slot that nobody fills.
+                self._hook(self._engine)
+                _move_in(self._engine)
+            except BaseException:
+                self.close()
+                raise
         self.report = OffloadReport(
             taken=tuple(
                 OffloadedPart(tuple(place.name for place in part.places), part.nbytes, "copied ahead")
@@ -478,29 +525,39 @@ class PrefetchOffloader:
         torch = import_torch()
         keys = {key_of(slot) for slot in engine.slots}
         found: dict[int, tuple[_Part, Any, _Layer]] = {}
-        flats: dict[int, Any] = {}
+        unknown = []
         for layer in engine.layers:
-            for part, tensor in layer.tensors():
+            for place in layer.places():
+                tensor = place.tensor()
                 if key_of(tensor) not in keys:
                     continue
-                found[id(tensor)] = (part, tensor, layer)
-                if on == "device" and id(part) not in flats:
-                    try:
-                        flat = torch.empty(part.nbytes, dtype=torch.uint8, device=self._device)
-                    except Exception as error:
-                        what = f"cannot put {spelt([place.name for place in part.places])} back"
-                        raise about(
-                            error,
-                            f"{what}: no {part.nbytes} bytes on {self._device}; nothing was changed, and "
-                            "close(on='host') needs no memory",
-                        ) from error
-                    flats[id(part)] = flat.copy_(layer.host[part.offset : part.offset + part.nbytes])
+                part = layer.part_of(tensor)
+                if part is None:
+                    unknown.append(place.name)
+                else:
+                    found[id(tensor)] = (part, tensor, layer)
+        if unknown:
+            raise _unknown(unknown)
+        flats: dict[int, Any] = {}
+        for part, _, layer in found.values() if on == "device" else ():
+            if id(part) in flats:
+                continue
+            try:
+                flat = torch.empty(part.nbytes, dtype=torch.uint8, device=self._device)
+            except Exception as error:
+                what = f"cannot put {spelt([place.name for place in part.places])} back"
+                raise about(
+                    error,
+                    f"{what}: no {part.nbytes} bytes on {self._device}; nothing was changed, and "
+                    "close(on='host') needs no memory",
+                ) from error
+            flats[id(part)] = flat.copy_(layer.host[part.offset : part.offset + part.nbytes])
 
         def back(tensor: Any) -> Any:
             part, _, layer = found[id(tensor)]
             if on == "host":
-                return part.over(tensor, layer.host)
-            return part.layouts[id(tensor)].over(flats[id(part)])
+                return Layout.of(tensor).over(layer.host)
+            return part.out_of_slot(tensor).over(flats[id(part)])
 
         point([tensor for _, tensor, _ in found.values()], back)
         for handle in self._handles:
@@ -535,13 +592,20 @@ class _StateOf:
         self._keys = {key_of(slot) for slot in slots}
 
     def __call__(self, module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        for part in self._layer.parts:
-            for place in part.places:
-                name, tensor = prefix + place.attribute, place.tensor()
-                if place.owner is not module or name not in state or id(tensor) not in part.layouts:
-                    continue
-                if key_of(tensor) in self._keys:
-                    state[name] = part.over(tensor, self._layer.host)
+        for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
+            name = prefix + attribute
+            if tensor is None or name not in state or key_of(tensor) not in self._keys:
+                continue
+            if self._layer.part_of(tensor) is None:
+                raise _unknown([name])
+            state[name] = Layout.of(tensor).over(self._layer.host)
+
+
+def _unknown(names: Sequence[str]) -> ReplacedError:
+    return ReplacedError(
+        f"{len(names)} parameters were made of prefetched ones, and nobody knows of which layer's bytes: "
+        f"{', '.join(names)}; put back what was there, or give them memory of their own"
+    )
 
 
 def _sorted_out(
@@ -578,7 +642,7 @@ def _sorted_out(
 
 
 def _set_up(layers: list[_Layer], ahead: int, device: Any, pin: bool | Literal["auto"]) -> _Engine:
-    """Everything in memory, and the parameters in their slots."""
+    """Everything in memory."""
     torch = import_torch()
     first = layers[0].tensors()[0][1]
     home = home_of(first, device)
@@ -599,6 +663,7 @@ def _set_up(layers: list[_Layer], ahead: int, device: Any, pin: bool | Literal["
     count, nbytes = min(ahead + 1, len(layers)), max(layer.nbytes for layer in layers)
     try:
         slots = [torch.empty(nbytes, dtype=torch.uint8, device=place) for _ in range(count)]
+        prefetched_slots.update((key_of(slot), slot) for slot in slots)
         copies = _HostCopies(slots) if place.type != "cuda" else _StreamCopies(slots, place)
         engine = _Engine(layers, slots, copies)
         engine.fill()
@@ -606,17 +671,21 @@ def _set_up(layers: list[_Layer], ahead: int, device: Any, pin: bool | Literal["
         raise about(
             error, f"cannot make {count} slots of {nbytes} bytes on {place} for {len(layers)} layers"
         ) from error
+    return engine
+
+
+def _move_in(engine: _Engine) -> None:
+    """The parameters to their slots."""
     homes = {
-        id(tensor): (part, slots[index % count])
-        for index, layer in enumerate(layers)
+        id(tensor): (part, engine.slots[index % len(engine.slots)])
+        for index, layer in enumerate(engine.layers)
         for part, tensor in layer.tensors()
     }
 
     def at(tensor: Any) -> Any:
         part, slot = homes[id(tensor)]
-        return part.over(tensor, slot)
+        return part.in_slot(tensor).over(slot)
 
-    point([tensor for layer in layers for _, tensor in layer.tensors()], at)
-    for layer in layers:
+    point([tensor for layer in engine.layers for _, tensor in layer.tensors()], at)
+    for layer in engine.layers:
         layer.remember()
-    return engine
