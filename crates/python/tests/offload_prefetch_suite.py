@@ -450,16 +450,21 @@ def test_backward_through_other_layers_bytes_is_an_error(device: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own, while it compiles
-def test_a_model_that_is_compiled_afterwards_computes_the_same_bits(device: str) -> None:
+@pytest.mark.parametrize("when", ["before", "afterwards"])
+def test_a_compiled_model_computes_the_same_bits(device: str, when: str) -> None:
     layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).to(place(device))
     x = torch.randn(2, 8, device=place(device))
     expected = layers(x)
-    offloader = PrefetchOffloader(layers, device=device)
     torch._dynamo.reset()
     compiled = torch.compile(layers, backend="eager")
+    if when == "before":
+        assert is_same(compiled(x), expected)
+    offloader = PrefetchOffloader(layers, device=device)
     for _ in range(4):
         assert is_same(compiled(x), expected)
     assert offloader.stats.copied_ahead > 4
+    offloader.close()
+    assert is_same(compiled(x), expected)
     del compiled
     torch._dynamo.reset()
 

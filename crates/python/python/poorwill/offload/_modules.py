@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from poorwill import _native
 from poorwill._native import PoorwillError
-from poorwill.offload._import import import_torch
+from poorwill.offload._import import forget_compiled, import_torch
 from poorwill.offload._layout import Layout, flat_bytes
 from poorwill.offload._members import (
     Group,
@@ -411,6 +411,7 @@ class UvaOffloader:
             module.register_forward_pre_hook(_Hook(unit, is_before=True), prepend=True)
             # Also when forward raises.
             module.register_forward_hook(_Hook(unit), always_call=True)
+            forget_compiled()
         if moved not in unit.moved:
             unit.moved.append(moved)
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn
 
 from poorwill._native import HostBuffer, PoorwillError
 from poorwill.offload import _plans
-from poorwill.offload._import import import_torch
+from poorwill.offload._import import forget_compiled, import_torch
 from poorwill.offload._layout import Layout, flat_bytes
 from poorwill.offload._members import (
     Group,
@@ -562,6 +562,7 @@ class PrefetchOffloader:
         point([tensor for _, tensor, _ in found.values()], back)
         for handle in self._handles:
             handle.remove()
+        forget_compiled()
         self._handles = []
         self._engine = None
 
@@ -582,6 +583,7 @@ class PrefetchOffloader:
                     owner.register_state_dict_post_hook(_Hook(_StateOf(layer, engine.slots))),
                     owner.register_load_state_dict_pre_hook(_Hook(_refuse_to_load)),
                 ]
+        forget_compiled()
 
 
 class _StateOf:
