@@ -1,0 +1,55 @@
+//! Keys of clients and operators: where they come from, and how they are held.
+
+use std::fmt;
+use std::fs;
+
+use subtle::ConstantTimeEq;
+
+/// A key. It is shown to nobody, and compared in a time that does not tell where a wrong one differs.
+#[derive(Clone)]
+pub struct Key(String);
+
+impl Key {
+    /// One that is not empty and has no blanks around it.
+    pub(super) fn new(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let is_plain = !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
+        if is_plain {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err("it has to be printable ASCII, without blanks".to_owned())
+        }
+    }
+
+    /// Whether somebody has it. A wrong one of the same length is looked at to its end.
+    #[must_use]
+    pub fn is(&self, given: &str) -> bool {
+        self.0.as_bytes().ct_eq(given.as_bytes()).into()
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.is(&other.0)
+    }
+}
+
+impl Eq for Key {}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(…)")
+    }
+}
+
+/// What a place has: `env:NAME` or `file:PATH`.
+pub(super) fn from_outside(place: &str) -> Result<String, String> {
+    if let Some(name) = place.strip_prefix("env:") {
+        return std::env::var(name).map_err(|error| format!("the environment variable {name}: {error}"));
+    }
+    if let Some(path) = place.strip_prefix("file:") {
+        return fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
+    }
+    // What it is may be the key itself, so it is not repeated.
+    Err("keys are not written here; say env:NAME or file:PATH".to_owned())
+}

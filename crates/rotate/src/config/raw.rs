@@ -1,0 +1,320 @@
+//! The file as it is written: every key that there is, and what holds where one is left out.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::keys::Key;
+use super::values::{Size, Wait};
+use super::{Canary, Config, ConfigError, Control, Engine, Front, Model, Start, place, wrong};
+use crate::policy::{Gpu, Limits, Rules};
+
+/// Where the front listens, if it is not said: on this machine only.
+const FRONT_PORT: u16 = 8080;
+/// Where control does.
+const CONTROL_PORT: u16 = 8081;
+/// A card that nobody has this many of.
+const GPUS_MAX: usize = 1024;
+
+type Secret<'a> = &'a dyn Fn(&str) -> Result<String, String>;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    #[serde(default)]
+    front: RawFront,
+    #[serde(default)]
+    control: RawControl,
+    /// What holds for every model that does not say otherwise.
+    #[serde(default)]
+    every_model: RawRules,
+    #[serde(default)]
+    model: Vec<RawModel>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawFront {
+    listen: Option<SocketAddr>,
+    #[serde(default)]
+    keys: Vec<String>,
+    body_max: Option<Size>,
+    head_max: Option<Size>,
+    requests_max: Option<usize>,
+    keep_alive: Option<Wait>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawControl {
+    listen: Option<SocketAddr>,
+    #[serde(default)]
+    keys: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawModel {
+    name: String,
+    #[serde(default)]
+    aliases: Vec<String>,
+    served_as: Option<String>,
+    engine: Option<Engine>,
+    url: String,
+    level: Option<u8>,
+    #[serde(default)]
+    command: Vec<String>,
+    #[serde(default)]
+    environment: BTreeMap<String, String>,
+    folder: Option<PathBuf>,
+    log: Option<PathBuf>,
+    gpus: Option<Vec<usize>>,
+    need: Option<Size>,
+    #[serde(default)]
+    rules: RawRules,
+    #[serde(default)]
+    canary: RawCanary,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawCanary {
+    prompt: Option<String>,
+    tokens: Option<u32>,
+    expect: Option<String>,
+}
+
+/// Without those that only one model can have.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawRules {
+    sleeps: Option<bool>,
+    pinned: Option<bool>,
+    idle_max: Option<Wait>,
+    residence_min: Option<Wait>,
+    turn_max: Option<Wait>,
+    queue_max: Option<usize>,
+    wait_max: Option<Wait>,
+    running_max: Option<usize>,
+    slack: Option<Size>,
+    pause_min: Option<Wait>,
+    pause_max: Option<Wait>,
+    drain_max: Option<Wait>,
+    sleep_max: Option<Wait>,
+    release_max: Option<Wait>,
+    wake_max: Option<Wait>,
+    canary_max: Option<Wait>,
+    start_max: Option<Wait>,
+    stop_max: Option<Wait>,
+}
+
+impl File {
+    pub(super) fn checked(self, secret: Secret<'_>) -> Result<Config, ConfigError> {
+        let front = self.front.checked(secret)?;
+        let listen = self.control.listen.unwrap_or_else(|| local(CONTROL_PORT));
+        let control = Control { listen, keys: keys_of("control", listen, &self.control.keys, secret)? };
+        if front.listen == control.listen {
+            return Err(wrong(
+                "control",
+                &format!("it listens on {listen}, as the front does; give it another port"),
+            ));
+        }
+        let models =
+            self.model.into_iter().map(|model| model.checked(&self.every_model)).collect::<Result<_, _>>()?;
+        Ok(Config { front, control, models })
+    }
+}
+
+impl RawFront {
+    fn checked(self, secret: Secret<'_>) -> Result<Front, ConfigError> {
+        let listen = self.listen.unwrap_or_else(|| local(FRONT_PORT));
+        let requests_max = self.requests_max.unwrap_or(4096);
+        if requests_max == 0 {
+            return Err(wrong(
+                "front",
+                "requests_max is 0, so nobody could ask; leave it away or make it larger",
+            ));
+        }
+        Ok(Front {
+            listen,
+            keys: keys_of("front", listen, &self.keys, secret)?,
+            body_max_bytes: self.body_max.map_or(32 << 20, |size| size.0),
+            head_max_bytes: self.head_max.map_or(64 << 10, |size| size.0),
+            requests_max,
+            keep_alive: self.keep_alive.map(|wait| wait.0),
+        })
+    }
+}
+
+impl RawModel {
+    fn checked(self, every: &RawRules) -> Result<Model, ConfigError> {
+        let here = place(&self.name);
+        let wrong = |reason: &str| Err(wrong(&here, reason));
+        if [&self.name].into_iter().chain(&self.aliases).any(|name| name.trim().is_empty()) {
+            return wrong("a name or an alias is empty");
+        }
+        let level = self.level.unwrap_or(1);
+        if !(1..=2).contains(&level) {
+            return wrong(&format!("level is {level}; 1 keeps the weights in host memory, 2 drops them"));
+        }
+        let gpus = self.gpus.unwrap_or_else(|| vec![0]);
+        let mut sorted = gpus.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        if gpus.is_empty() || sorted.len() < gpus.len() || sorted.last().is_some_and(|gpu| *gpu >= GPUS_MAX) {
+            return wrong(&format!("gpus are {gpus:?}; name each GPU that its engine is on once, from 0 on"));
+        }
+        let url = self.url.trim_end_matches('/').to_owned();
+        if let Err(reason) = check_url(&url) {
+            return wrong(&format!("url is `{}`: {reason}", self.url));
+        }
+        if self.command.is_empty()
+            && (!self.environment.is_empty() || self.folder.is_some() || self.log.is_some())
+        {
+            return wrong("environment, folder and log are for a command, and it has none");
+        }
+        if self.command.first().is_some_and(String::is_empty) {
+            return wrong("its command begins with an empty word");
+        }
+        let (canary, tokens) = (self.canary, 16);
+        if canary.tokens == Some(0) || canary.prompt.as_deref() == Some("") {
+            return wrong("a canary has a prompt, and one token at least");
+        }
+        let mut rules = self.rules.over(every).rules(gpus.into_iter().map(Gpu).collect());
+        rules.need_bytes = self.need.map(|size| size.0);
+        rules.can_restart = !self.command.is_empty();
+        if !rules.can_sleep && !rules.can_restart {
+            return wrong("it neither sleeps nor has a command to be started with, so it could never leave");
+        }
+        if rules.running_max == 0 || rules.queue_max == 0 {
+            return wrong("running_max and queue_max are 1 or more, or it could not be asked");
+        }
+        if rules.pause_min > rules.pause_max {
+            return wrong(&format!(
+                "pause_min, {:?}, is more than pause_max, {:?}",
+                rules.pause_min, rules.pause_max
+            ));
+        }
+        let start = (!self.command.is_empty()).then_some(Start {
+            command: self.command,
+            environment: self.environment,
+            folder: self.folder,
+            log: self.log,
+        });
+        Ok(Model {
+            served_as: self.served_as.unwrap_or_else(|| self.name.clone()),
+            name: self.name,
+            aliases: self.aliases,
+            engine: self.engine.unwrap_or(Engine::Vllm),
+            url,
+            level,
+            start,
+            canary: Canary {
+                prompt: canary.prompt.unwrap_or_else(|| "1, 2, 3, 4, 5, 6,".to_owned()),
+                tokens: canary.tokens.unwrap_or(tokens),
+                expect: canary.expect,
+            },
+            rules,
+        })
+    }
+}
+
+impl RawRules {
+    /// These, and those of `every` where these say nothing.
+    fn over(self, every: &Self) -> Self {
+        Self {
+            sleeps: self.sleeps.or(every.sleeps),
+            pinned: self.pinned.or(every.pinned),
+            idle_max: self.idle_max.or(every.idle_max),
+            residence_min: self.residence_min.or(every.residence_min),
+            turn_max: self.turn_max.or(every.turn_max),
+            queue_max: self.queue_max.or(every.queue_max),
+            wait_max: self.wait_max.or(every.wait_max),
+            running_max: self.running_max.or(every.running_max),
+            slack: self.slack.or(every.slack),
+            pause_min: self.pause_min.or(every.pause_min),
+            pause_max: self.pause_max.or(every.pause_max),
+            drain_max: self.drain_max.or(every.drain_max),
+            sleep_max: self.sleep_max.or(every.sleep_max),
+            release_max: self.release_max.or(every.release_max),
+            wake_max: self.wake_max.or(every.wake_max),
+            canary_max: self.canary_max.or(every.canary_max),
+            start_max: self.start_max.or(every.start_max),
+            stop_max: self.stop_max.or(every.stop_max),
+        }
+    }
+
+    fn rules(&self, gpus: Vec<Gpu>) -> Rules {
+        let usual = Rules::on(gpus);
+        let wait = |said: Option<Wait>, usual| said.map_or(usual, |wait| wait.0);
+        let limits = Limits {
+            drain: wait(self.drain_max, usual.limits.drain),
+            sleep: wait(self.sleep_max, usual.limits.sleep),
+            release: wait(self.release_max, usual.limits.release),
+            wake: wait(self.wake_max, usual.limits.wake),
+            canary: wait(self.canary_max, usual.limits.canary),
+            start: wait(self.start_max, usual.limits.start),
+            stop: wait(self.stop_max, usual.limits.stop),
+            ..usual.limits
+        };
+        Rules {
+            can_sleep: self.sleeps.unwrap_or(usual.can_sleep),
+            is_pinned: self.pinned.unwrap_or(usual.is_pinned),
+            idle_max: self.idle_max.map(|wait| wait.0),
+            residence_min: wait(self.residence_min, usual.residence_min),
+            turn_max: wait(self.turn_max, usual.turn_max),
+            queue_max: self.queue_max.unwrap_or(usual.queue_max),
+            wait_max: wait(self.wait_max, usual.wait_max),
+            running_max: self.running_max.unwrap_or(usual.running_max),
+            slack_bytes: self.slack.map_or(usual.slack_bytes, |size| size.0),
+            pause_min: wait(self.pause_min, usual.pause_min),
+            pause_max: wait(self.pause_max, usual.pause_max),
+            limits,
+            ..usual
+        }
+    }
+}
+
+fn local(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
+}
+
+/// The keys of a door. One that others can reach has some.
+fn keys_of(
+    door: &str,
+    listen: SocketAddr,
+    places: &[String],
+    secret: Secret<'_>,
+) -> Result<Vec<Key>, ConfigError> {
+    if places.is_empty() && !listen.ip().is_loopback() {
+        let reason = format!(
+            "it listens on {listen}, where others can reach it, and has no keys; say keys = [\"env:NAME\"], or listen \
+             on 127.0.0.1"
+        );
+        return Err(wrong(door, &reason));
+    }
+    let key = |(nth, place): (usize, &String)| {
+        secret(place)
+            .and_then(|text| Key::new(&text))
+            .map_err(|reason| wrong(door, &format!("key {} of {}: {reason}", nth + 1, places.len())))
+    };
+    places.iter().enumerate().map(key).collect()
+}
+
+/// `http://`, a host and a port, and nothing behind them.
+fn check_url(url: &str) -> Result<(), String> {
+    let Some(rest) = url.strip_prefix("http://") else {
+        return Err("it has to begin with http://; engines are on this machine or behind something that is"
+            .to_owned());
+    };
+    if rest.contains(['/', '?', '#', '@']) || rest.contains(char::is_whitespace) {
+        return Err("it has a host and a port, and nothing behind them".to_owned());
+    }
+    let port = rest.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+    match port.map(str::parse::<u16>) {
+        Some(Ok(1..)) => Ok(()),
+        _ => Err("it has no port; say http://127.0.0.1:8000".to_owned()),
+    }
+}

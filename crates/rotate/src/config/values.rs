@@ -1,0 +1,134 @@
+//! Values as people write them, and errors as they can use them.
+
+use std::fmt;
+use std::time::Duration;
+
+use poorwill::ByteSize;
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+
+use super::ConfigError;
+
+/// A key may be unlike in one letter for each so many of it and still be what was meant.
+const LETTERS_EACH: usize = 3;
+
+/// A length of time, `90s`, `1m 30s`, `250ms`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wait(pub(super) Duration);
+
+/// A size, `40GiB`, or plain bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Size(pub(super) u64);
+
+impl<'de> Deserialize<'de> for Wait {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl Visitor<'_> for Read {
+            type Value = Wait;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a length of time in quotes, like \"90s\" or \"250ms\"")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Wait, E> {
+                humantime::parse_duration(text).map(Wait).map_err(|error| {
+                    E::custom(format!(
+                        "`{text}` is not a length of time: {error}; write it like 90s or 250ms"
+                    ))
+                })
+            }
+        }
+        deserializer.deserialize_str(Read)
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl Visitor<'_> for Read {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size in quotes, like \"40GiB\", or a number of bytes")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+                text.parse::<ByteSize>().map(|size| Size(size.0)).map_err(E::custom)
+            }
+
+            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Size, E> {
+                u64::try_from(bytes).map(Size).map_err(|_| E::custom(format!("{bytes} is not a size")))
+            }
+        }
+        deserializer.deserialize_any(Read)
+    }
+}
+
+/// An error of the parser's, with its line, and with the nearest key where one is not known.
+pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
+    let at = error.span().map_or(0, |span| span.start.min(text.len()));
+    let before = text.get(..at).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let mut said = format!("line {line}: {}", error.message());
+    // The parser names what is wrong and what there is in the same quotes.
+    let mut quoted = error.message().split('`').skip(1).step_by(2);
+    let is_unknown =
+        ["unknown field", "unknown variant"].iter().any(|words| error.message().starts_with(words));
+    if is_unknown && let Some(nearest) = quoted.next().and_then(|wrong| nearest(wrong, quoted)) {
+        said = format!("{said}; did you mean `{nearest}`?");
+    }
+    ConfigError::Syntax { text: said }
+}
+
+/// The one that is like it, if one is.
+fn nearest<'a>(wrong: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let most = (wrong.chars().count() / LETTERS_EACH).max(1);
+    let is_part = |one: &str| one.starts_with(wrong) || wrong.starts_with(one);
+    let with_distance = all.map(|one| (if is_part(one) { 1 } else { distance(wrong, one) }, one));
+    with_distance.filter(|(distance, _)| *distance <= most).min().map(|(_, one)| one)
+}
+
+/// How many letters have to be put in, left out, changed or swapped with their neighbour (optimal string alignment).
+fn distance(one: &str, other: &str) -> usize {
+    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    let mut rows = vec![vec![0; other.len() + 1]; one.len() + 1];
+    for i in 0..=one.len() {
+        for j in 0..=other.len() {
+            rows[i][j] = if i == 0 || j == 0 {
+                i + j
+            } else {
+                let changed = rows[i - 1][j - 1] + usize::from(one[i - 1] != other[j - 1]);
+                let shortest = changed.min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1);
+                let is_swapped = i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1];
+                if is_swapped { shortest.min(rows[i - 2][j - 2] + 1) } else { shortest }
+            };
+        }
+    }
+    rows[one.len()][other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances() {
+        for (one, other, expected) in [
+            ("", "", 0),
+            ("a", "", 1),
+            ("url", "url", 0),
+            ("ulr", "url", 1),
+            ("alias", "aliases", 2),
+            ("abc", "xyz", 3),
+        ] {
+            assert_eq!((distance(one, other), distance(other, one)), (expected, expected), "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_alike_is_meant() {
+        let all = ["name", "aliases", "url"];
+        assert_eq!(nearest("nmae", all.into_iter()), Some("name"));
+        assert_eq!(nearest("aliasses", all.into_iter()), Some("aliases"));
+        assert_eq!(nearest("temperature", all.into_iter()), None);
+    }
+}

@@ -1,0 +1,192 @@
+//! Who comes, and who leaves for it.
+
+use super::Policy;
+use super::model::{Leave, Stage, Up};
+use super::time::Time;
+
+/// What there is to be done so that a model has room.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// Nothing.
+    Free,
+    /// These leave.
+    Leave(Vec<usize>),
+    /// Somebody has to leave, and may stay for now.
+    Later,
+    /// Those that stay whatever happens leave too little.
+    Never,
+}
+
+impl Policy {
+    /// Sends away who has been idle for too long, and lets those come that are waited for, the oldest first. On each
+    /// GPU one comes at a time, and nobody that came later goes before.
+    pub(super) fn choose(&mut self) {
+        if self.is_ending {
+            return;
+        }
+        for id in 0..self.models.len() {
+            if self.idled_out_at(id).is_some_and(|at| self.now >= at) {
+                self.leave(id, Leave::Sleep);
+            }
+        }
+        let mut taken = vec![false; self.free.len()];
+        let mut waiting: Vec<(Time, usize)> = Vec::new();
+        for (id, model) in self.models.iter().enumerate() {
+            let is_on_its_way =
+                model.is_coming || matches!(&model.stage, Stage::Step { step, .. } if step.is_up());
+            if is_on_its_way {
+                take(&mut taken, model);
+            } else if let Some(since) = model.waited_for_since().filter(|_| model.way_up().is_some()) {
+                waiting.push((since, id));
+            }
+        }
+        waiting.sort_unstable();
+        for (since, id) in waiting {
+            let model = &self.models[id];
+            let is_free = model.rules.gpus.iter().all(|gpu| !taken[gpu.0]);
+            let is_short = model.short_until.is_some_and(|until| self.now < until);
+            if !is_free || is_short {
+                continue;
+            }
+            let Some(up) = model.way_up() else { continue };
+            match self.room_for(id, up, since) {
+                Room::Never => {
+                    self.no_room(id);
+                    continue;
+                }
+                Room::Later => {}
+                Room::Free => self.call(id),
+                Room::Leave(list) => {
+                    self.call(id);
+                    list.into_iter().for_each(|other| self.leave_to_make_room(other));
+                }
+            }
+            take(&mut taken, &self.models[id]);
+        }
+    }
+
+    fn call(&mut self, id: usize) {
+        self.models[id].is_coming = true;
+        self.changes += 1;
+    }
+
+    fn leave_to_make_room(&mut self, id: usize) {
+        self.leave(id, Leave::Sleep);
+    }
+
+    /// Lets no more of its requests through, and has it leave when they are over.
+    pub(super) fn leave(&mut self, id: usize, then: Leave) {
+        let model = &self.models[id];
+        let then = if then == Leave::Sleep && !model.rules.can_sleep { Leave::Stop } else { then };
+        let until = self.now.after(model.rules.limits.drain);
+        self.enter(id, Stage::Draining { until, was_aborted: false, then });
+    }
+
+    /// Who is awake on its GPUs.
+    pub(super) fn holders(&self, id: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..self.models.len())
+            .filter(move |other| *other != id && self.share(id, *other) && self.models[*other].is_ready())
+    }
+
+    pub(super) fn share(&self, one: usize, other: usize) -> bool {
+        self.models[one].rules.shares_with(&self.models[other].rules)
+    }
+
+    pub(super) fn room_for(&self, id: usize, up: Up, since: Time) -> Room {
+        let mut holders: Vec<usize> = self.holders(id).collect();
+        holders.sort_by_key(|other| self.models[*other].last_used);
+        let model = &self.models[id];
+        let Some(need) = model.need(up) else {
+            // Nobody knows what it takes, so it has its GPUs for itself.
+            let is_kept = holders.iter().any(|other| self.models[*other].is_pinned);
+            return if is_kept { Room::Never } else { self.when(holders, since) };
+        };
+        let mut lacking = vec![0; self.free.len()];
+        for (gpu, need) in model.rules.gpus.iter().zip(need) {
+            let is_held = holders.iter().any(|other| self.models[*other].rules.gpus.contains(gpu));
+            // Nobody has measured it: what nobody holds is likely to be there.
+            let free = self.free[gpu.0].unwrap_or(if is_held { 0 } else { need });
+            lacking[gpu.0] = i128::from(need) - i128::from(free);
+        }
+        let mut list: Vec<(usize, Vec<i128>)> = Vec::new();
+        for other in holders {
+            if lacking.iter().all(|lacking| *lacking <= 0) {
+                break;
+            }
+            let gives = self.gives_on(other);
+            let helps = gives.iter().zip(&lacking).any(|(gives, lacking)| *lacking > 0 && *gives > 0);
+            if helps && !self.models[other].is_pinned {
+                sub(&mut lacking, &gives);
+                list.push((other, gives));
+            }
+        }
+        if lacking.iter().any(|lacking| *lacking > 0) {
+            let is_kept = |other: usize| self.models[other].is_pinned;
+            // Somebody stays in its way whatever happens, or measuring has the last word.
+            return match (list.is_empty(), self.holders(id).any(is_kept)) {
+                (true, true) => Room::Never,
+                (true, false) => Room::Free,
+                (false, _) => self.when(list.into_iter().map(|(other, _)| other).collect(), since),
+            };
+        }
+        // Whoever was used last stays if the others suffice.
+        let mut at = list.len();
+        while at > 0 {
+            at -= 1;
+            let fits = lacking.iter().zip(&list[at].1).all(|(lacking, gives)| lacking + gives <= 0);
+            if fits {
+                let (_, gives) = list.remove(at);
+                lacking.iter_mut().zip(gives).for_each(|(lacking, gives)| *lacking += gives);
+            }
+        }
+        self.when(list.into_iter().map(|(other, _)| other).collect(), since)
+    }
+
+    /// What it gives back on every GPU of the machine; all there is, where that is not known.
+    fn gives_on(&self, id: usize) -> Vec<i128> {
+        let model = &self.models[id];
+        let mut gives = vec![0; self.free.len()];
+        let known = model.gives().unwrap_or_else(|| vec![u64::MAX; model.rules.gpus.len()]);
+        for (gpu, bytes) in model.rules.gpus.iter().zip(known) {
+            gives[gpu.0] = i128::from(bytes);
+        }
+        gives
+    }
+
+    fn when(&self, list: Vec<usize>, since: Time) -> Room {
+        if list.is_empty() {
+            return Room::Free;
+        }
+        let may_all =
+            list.iter().all(|other| self.may_leave_at(*other, since).is_some_and(|at| self.now >= at));
+        if may_all { Room::Leave(list) } else { Room::Later }
+    }
+
+    /// From when on it has to leave for somebody who has waited since then, if nothing changes.
+    pub(super) fn may_leave_at(&self, id: usize, waited_since: Time) -> Option<Time> {
+        let model = &self.models[id];
+        let Stage::Ready { since } = model.stage else { return None };
+        let settled = since.after(model.rules.residence_min);
+        let turn_over = waited_since.after(model.rules.turn_max);
+        Some(if model.is_idle() { settled } else { settled.max(turn_over) })
+    }
+
+    /// When it leaves because nobody wants it.
+    pub(super) fn idled_out_at(&self, id: usize) -> Option<Time> {
+        let model = &self.models[id];
+        let Stage::Ready { since } = model.stage else { return None };
+        let may = model.is_idle() && !model.is_pinned;
+        let idle_max = model.rules.idle_max.filter(|_| may)?;
+        Some(model.last_used.after(idle_max).max(since.after(model.rules.residence_min)))
+    }
+}
+
+fn take(taken: &mut [bool], model: &super::model::Model) {
+    for gpu in &model.rules.gpus {
+        taken[gpu.0] = true;
+    }
+}
+
+fn sub(lacking: &mut [i128], gives: &[i128]) {
+    lacking.iter_mut().zip(gives).for_each(|(lacking, gives)| *lacking -= gives);
+}

@@ -1,0 +1,413 @@
+//! The steps of one model: what follows when one ends, and what is done when it fails.
+
+use std::time::Duration;
+
+use super::Policy;
+use super::choose::Room;
+use super::model::{Leave, Op, Stage, Step, Then, Up};
+use super::rules::{Limits, ModelId};
+use super::talk::{Effect, Event, Found, OpId, Outcome, Refusal, Task};
+use super::time::Time;
+
+/// How often a step that changes nothing is tried.
+const TRIES: u32 = 2;
+
+/// How far two measurements of the same memory may be apart.
+const STEADY_BYTES: u64 = 32 << 20;
+
+impl Policy {
+    /// Goes to another stage, and tells it.
+    pub(super) fn enter(&mut self, id: usize, stage: Stage) {
+        let model = &mut self.models[id];
+        self.changes += 1;
+        let is_new = model.stage.name() != stage.name();
+        model.stage = stage;
+        if is_new {
+            let event = Event::Stage(model.stage.name());
+            self.out.push(Effect::Tell { model: ModelId(id), event });
+        }
+    }
+
+    /// Begins a step.
+    pub(super) fn begin(&mut self, id: usize, step: Step) {
+        let model = &mut self.models[id];
+        model.tries = 0;
+        if matches!(step, Step::Before | Step::Room(_)) {
+            model.is_doubtful = false;
+        }
+        self.give_up_op(id);
+        let began = self.now;
+        self.enter(id, Stage::Step { step, began, again_at: None });
+        // What failed waits with its stop for who is moving memory, so that what is measured is what was moved.
+        if !self.is_somebody_moving(id) {
+            self.run(id);
+        }
+    }
+
+    /// Gives out the task of the step that it is in.
+    fn run(&mut self, id: usize) {
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        let model = &mut self.models[id];
+        let Stage::Step { step, again_at, .. } = &mut model.stage else { return };
+        *again_at = None;
+        let (task, limit) = (step.task(), limit_of(&model.rules.limits, step));
+        model.tries += 1;
+        model.op = Some(Op { id: op, deadline: self.now.after(limit) });
+        self.out.push(Effect::Run { op, model: ModelId(id), task, limit });
+    }
+
+    /// Nobody waits for what it is doing.
+    fn give_up_op(&mut self, id: usize) {
+        if let Some(op) = self.models[id].op.take() {
+            self.out.push(Effect::Cancel(op.id));
+        }
+    }
+
+    /// What is due because time has passed.
+    pub(super) fn advance(&mut self, id: usize) {
+        let now = self.now;
+        let model = &self.models[id];
+        if let Some(op) = model.op {
+            if now >= op.deadline {
+                self.give_up_op(id);
+                self.step_ended(id, Outcome::Failed("it did not end in time".to_owned()));
+            }
+            return;
+        }
+        match &model.stage {
+            Stage::Step { again_at: Some(at), .. } if now >= *at => self.run(id),
+            Stage::Step { again_at: None, .. } if !self.is_somebody_moving(id) => self.run(id),
+            Stage::Quarantined { until } if now >= *until => self.enter(id, Stage::Unknown),
+            Stage::Unknown if !self.is_ending => self.begin(id, Step::Look),
+            Stage::Draining { until, was_aborted, then } => {
+                let (until, was_aborted, then) = (*until, *was_aborted, *then);
+                self.drain(id, until, was_aborted, then);
+            }
+            Stage::Asleep | Stage::Cold if model.is_coming && !self.is_ending => self.come(id),
+            _ => {}
+        }
+    }
+
+    fn drain(&mut self, id: usize, until: Time, was_aborted: bool, then: Leave) {
+        let model = &self.models[id];
+        if model.running == 0 {
+            if self.is_ending || self.is_somebody_moving(id) {
+                return;
+            }
+            return match then {
+                Leave::Sleep => self.begin(id, Step::Before),
+                Leave::Stop => self.begin(id, Step::Stop(Then::Cold)),
+                Leave::Restart => self.begin(id, Step::Stop(Then::Again)),
+            };
+        }
+        if self.now < until {
+            return;
+        }
+        if was_aborted {
+            return self.fault(id, &format!("{} requests that were ended did not leave", model.running));
+        }
+        let until = self.now.after(model.rules.limits.abort);
+        self.out.push(Effect::Abort(ModelId(id)));
+        self.enter(id, Stage::Draining { until, was_aborted: true, then });
+    }
+
+    /// It was chosen: looks for room once nobody is in the way.
+    fn come(&mut self, id: usize) {
+        let in_the_way = |other: usize| {
+            let model = &self.models[other];
+            other != id && self.share(id, other) && (model.stage.is_leaving() || model.is_moving())
+        };
+        if (0..self.models.len()).any(in_the_way) {
+            return;
+        }
+        if let Some(up) = self.models[id].way_up() {
+            self.begin(id, Step::Room(up));
+        }
+    }
+
+    /// Whether somebody on one of its GPUs does what may change what these hold.
+    pub(super) fn is_somebody_moving(&self, id: usize) -> bool {
+        (0..self.models.len())
+            .any(|other| other != id && self.share(id, other) && self.models[other].is_moving())
+    }
+
+    /// What follows when its step has ended.
+    pub(super) fn step_ended(&mut self, id: usize, outcome: Outcome) {
+        let Stage::Step { step, began, .. } = self.models[id].stage.clone() else { return };
+        match (step, outcome) {
+            (Step::Look, Outcome::Found(found)) => self.found(id, found),
+            (Step::Room(up), Outcome::Free(free)) => self.roomed(id, up, began, &free),
+            (Step::Wake, Outcome::Done) => self.begin(id, Step::Confirm { cold: None }),
+            (Step::Start { free }, Outcome::Done) => self.begin(id, Step::Confirm { cold: Some(free) }),
+            (Step::Confirm { cold }, Outcome::Awake(true)) => self.begin(id, Step::Canary { cold }),
+            (Step::Confirm { .. }, Outcome::Awake(false)) => self.fault(id, "it says that it is asleep"),
+            (Step::Canary { cold }, Outcome::Canary(Ok(()))) => {
+                self.begin(id, Step::Learn { before: cold });
+            }
+            (Step::Canary { .. }, Outcome::Canary(Err(reason))) => {
+                self.fault(id, &format!("its canary came out otherwise: {reason}"));
+            }
+            (Step::Learn { before }, Outcome::Free(free)) => {
+                self.weighed(id, &free);
+                if let Some(before) = before.filter(|_| !self.models[id].is_doubtful) {
+                    self.models[id].cold = Some(less(&before, &free));
+                }
+                self.is_well(id);
+            }
+            (Step::Before, Outcome::Free(free)) => {
+                self.weighed(id, &free);
+                self.begin(id, Step::Sleep { before: free });
+            }
+            (Step::Sleep { before }, Outcome::Done) => {
+                self.begin(id, Step::After { before, last: None });
+            }
+            (Step::After { before, last }, Outcome::Free(free)) => {
+                self.given_back(id, began, before, last.as_deref(), &free);
+            }
+            (Step::Stop(then), Outcome::Done) => self.stopped(id, then),
+            (step, Outcome::Failed(reason)) => self.failed(id, &step, began, &reason),
+            (step, other) => {
+                let reason = format!("{:?} was answered with {other:?}", step.task());
+                self.failed(id, &step, began, &reason);
+            }
+        }
+    }
+
+    fn found(&mut self, id: usize, found: Found) {
+        match found {
+            Found::Gone if self.models[id].rules.can_restart => self.enter(id, Stage::Cold),
+            Found::Gone => self.fault(id, "there is no engine, and none may be started"),
+            Found::Asleep => self.enter(id, Stage::Asleep),
+            Found::Awake => self.begin(id, Step::Confirm { cold: None }),
+        }
+    }
+
+    /// It was measured whether there is room.
+    fn roomed(&mut self, id: usize, up: Up, began: Time, free: &[u64]) {
+        self.weighed(id, free);
+        let model = &self.models[id];
+        let need = model.need(up);
+        let lacks = need.is_some_and(|need| need.iter().zip(free).any(|(need, free)| need > free));
+        if !lacks {
+            let step = match up {
+                Up::Wake => Step::Wake,
+                Up::Start => Step::Start { free: free.to_vec() },
+            };
+            return self.begin(id, step);
+        }
+        let stage = match up {
+            Up::Wake => Stage::Asleep,
+            Up::Start => Stage::Cold,
+        };
+        // What was thought to make room did not: others may have to leave, too.
+        let since = model.waited_for_since().unwrap_or(began);
+        if matches!(self.room_for(id, up, since), Room::Leave(_) | Room::Later) {
+            self.models[id].is_coming = false;
+            return self.enter(id, stage);
+        }
+        if self.now < began.after(self.models[id].rules.limits.room) {
+            return self.again(id);
+        }
+        self.enter(id, stage);
+        match self.sleeper(id) {
+            Some(other) => self.begin(other, Step::Stop(Then::Cold)),
+            // Whatever it says, it may be itself who holds what it needs.
+            None if up == Up::Wake && self.models[id].rules.can_restart => {
+                self.fault(id, "there is no room for it to wake");
+            }
+            None => self.no_room(id),
+        }
+    }
+
+    /// Whoever sleeps on its GPUs and can be stopped, so that what sleepers keep is free: the one that was not used for
+    /// longest.
+    fn sleeper(&self, id: usize) -> Option<usize> {
+        let is_one = |other: &usize| {
+            let model = &self.models[*other];
+            let can_go = model.rules.can_restart && !model.is_coming && model.op.is_none();
+            *other != id && self.share(id, *other) && model.stage == Stage::Asleep && can_go
+        };
+        (0..self.models.len()).filter(is_one).min_by_key(|other| self.models[*other].last_used)
+    }
+
+    /// It was measured what a sleep has given back.
+    fn given_back(&mut self, id: usize, began: Time, before: Vec<u64>, last: Option<&[u64]>, free: &[u64]) {
+        self.weighed(id, free);
+        let freed = less(free, &before);
+        let model = &self.models[id];
+        let is_learnt = model.held.is_some();
+        let expected = model.gives().unwrap_or_else(|| vec![1; freed.len()]);
+        let slack = if is_learnt { model.rules.slack_bytes } else { 0 };
+        let lacking = expected.iter().zip(&freed).position(|(all, freed)| freed.saturating_add(slack) < *all);
+        // The first time it is waited for until no more comes, for all of that is what it holds.
+        let is_steady = last.is_some_and(|last| {
+            last.iter().zip(free).all(|(last, free)| last.abs_diff(*free) <= STEADY_BYTES)
+        });
+        if lacking.is_none() && (is_learnt || is_steady) {
+            let held = match &model.held {
+                Some(held) => held.iter().zip(&freed).map(|(held, freed)| *held.max(freed)).collect(),
+                None => freed,
+            };
+            if !model.is_doubtful && model.held.as_ref() != Some(&held) {
+                let event = Event::Learnt { held_bytes: held.clone() };
+                self.out.push(Effect::Tell { model: ModelId(id), event });
+                self.models[id].held = Some(held);
+            }
+            return self.enter(id, Stage::Asleep);
+        }
+        if self.now < began.after(model.rules.limits.release) {
+            let step = Step::After { before, last: Some(free.to_vec()) };
+            self.models[id].stage = Stage::Step { step, began, again_at: None };
+            return self.again(id);
+        }
+        let Some(at) = lacking else {
+            return self.fault(id, "what is free on its GPUs went on changing after its sleep");
+        };
+        let (gpu, expected_bytes, freed_bytes) = (model.rules.gpus[at], expected[at], freed[at]);
+        let event = Event::Shortfall { gpu, expected_bytes, freed_bytes };
+        self.out.push(Effect::Tell { model: ModelId(id), event });
+        self.fault(id, "it says that it sleeps, and its memory did not come back");
+    }
+
+    fn stopped(&mut self, id: usize, then: Then) {
+        // What was measured of it may be what went wrong.
+        self.models[id].held = None;
+        match then {
+            Then::Cold => self.enter(id, Stage::Cold),
+            Then::Again => {
+                let now = self.now;
+                let model = &mut self.models[id];
+                model.summoned = model.summoned.or(Some(now));
+                self.enter(id, Stage::Cold);
+            }
+            Then::Quarantine => self.quarantine(id),
+        }
+    }
+
+    /// A step could not be done. What changes nothing is tried again.
+    fn failed(&mut self, id: usize, step: &Step, began: Time, reason: &str) {
+        let model = &self.models[id];
+        let limits = &model.rules.limits;
+        let is_early = |limit: Duration| self.now < began.after(limit);
+        match step {
+            Step::Look | Step::Confirm { .. } | Step::Canary { .. } if model.tries < TRIES => self.again(id),
+            Step::Room(_) | Step::Before if is_early(limits.room) => self.again(id),
+            Step::After { .. } if is_early(limits.release) => self.again(id),
+            // It is as it was.
+            Step::Before => {
+                self.tell_failed(id, reason);
+                self.enter(id, Stage::Ready { since: self.now });
+            }
+            Step::Room(up) => {
+                self.tell_failed(id, reason);
+                self.enter(id, if *up == Up::Wake { Stage::Asleep } else { Stage::Cold });
+                self.no_room(id);
+            }
+            // It is well, and what it takes will be learnt when it sleeps.
+            Step::Learn { .. } => self.is_well(id),
+            Step::Stop(_) => {
+                self.tell_failed(id, reason);
+                self.models[id].failures += 1;
+                self.quarantine(id);
+            }
+            _ => self.fault(id, reason),
+        }
+    }
+
+    /// Does the step that it is in once more, after a while.
+    fn again(&mut self, id: usize) {
+        let at = self.now.after(self.models[id].rules.limits.poll);
+        self.changes += 1;
+        if let Stage::Step { again_at, .. } = &mut self.models[id].stage {
+            *again_at = Some(at);
+        }
+    }
+
+    fn tell_failed(&mut self, id: usize, reason: &str) {
+        let stage = self.models[id].stage.name();
+        let event = Event::Failed { stage, reason: reason.to_owned() };
+        self.out.push(Effect::Tell { model: ModelId(id), event });
+    }
+
+    /// An engine did not do what it is there for: restarts it, or leaves it alone.
+    pub(super) fn fault(&mut self, id: usize, reason: &str) {
+        self.tell_failed(id, reason);
+        self.give_up_op(id);
+        let model = &mut self.models[id];
+        let is_up = match &model.stage {
+            Stage::Step { step, .. } => step.is_up(),
+            Stage::Asleep => model.is_coming,
+            _ => false,
+        };
+        model.failures += 1;
+        if !model.rules.can_restart {
+            return self.quarantine(id);
+        }
+        let then = match (is_up, model.was_restarted) {
+            (false, _) => Then::Cold,
+            (true, false) => Then::Again,
+            (true, true) => Then::Quarantine,
+        };
+        model.was_restarted |= is_up;
+        self.begin(id, Step::Stop(then));
+    }
+
+    /// Leaves it alone for a while, and says so to those who wait for it.
+    fn quarantine(&mut self, id: usize) {
+        let model = &mut self.models[id];
+        let failures = model.failures.max(1);
+        let until = self.now.after(model.rules.pause(failures));
+        model.was_restarted = false;
+        self.enter(id, Stage::Quarantined { until });
+        let event = Event::Quarantined { until, failures };
+        self.out.push(Effect::Tell { model: ModelId(id), event });
+        self.refuse_all(id, Refusal::Quarantined { until });
+    }
+
+    /// There is no room for it: says so to those who wait for it, and looks again later.
+    pub(super) fn no_room(&mut self, id: usize) {
+        let until = self.now.after(self.models[id].rules.pause_min);
+        self.models[id].short_until = Some(until);
+        self.tell_failed(id, "there is no room on its GPUs");
+        self.refuse_all(id, Refusal::NoRoom { until });
+    }
+
+    /// It is awake and was tried.
+    fn is_well(&mut self, id: usize) {
+        let now = self.now;
+        let model = &mut self.models[id];
+        (model.failures, model.was_restarted, model.is_coming) = (0, false, false);
+        (model.summoned, model.last_used) = (None, now);
+        self.enter(id, Stage::Ready { since: now });
+    }
+
+    fn weighed(&mut self, id: usize, free: &[u64]) {
+        let gpus = self.models[id].rules.gpus.clone();
+        for (gpu, free) in gpus.iter().zip(free) {
+            if let Some(known) = self.free.get_mut(gpu.0) {
+                *known = Some(*free);
+            }
+        }
+    }
+}
+
+/// How long a step may take.
+fn limit_of(limits: &Limits, step: &Step) -> Duration {
+    match step.task() {
+        Task::Look => limits.look,
+        Task::Start => limits.start,
+        Task::Stop => limits.stop,
+        Task::Sleep => limits.sleep,
+        Task::Wake => limits.wake,
+        Task::Confirm => limits.confirm,
+        Task::Canary => limits.canary,
+        Task::Weigh if matches!(step, Step::After { .. }) => limits.release,
+        Task::Weigh => limits.room,
+    }
+}
+
+/// What `before` has more than `after`, each for itself.
+fn less(before: &[u64], after: &[u64]) -> Vec<u64> {
+    before.iter().zip(after).map(|(before, after)| before.saturating_sub(*after)).collect()
+}

@@ -1,0 +1,233 @@
+//! What a configuration may say, and what is said of one that cannot be used.
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use poorwill_rotate::config::{Config, ConfigError, Engine};
+use poorwill_rotate::policy::{Gpu, ModelId};
+
+const TWO: &str = r#"
+[front]
+listen = "127.0.0.1:9000"
+keys = ["env:FRONT"]
+body_max = "1MiB"
+
+[every_model.rules]
+"#;
+
+fn secret(place: &str) -> Result<String, String> {
+    match place {
+        "env:FRONT" => Ok(" s3cret\n".to_owned()),
+        "env:EMPTY" => Ok(String::new()),
+        other => Err(format!("there is no {other}")),
+    }
+}
+
+fn parsed(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(text, &secret)
+}
+
+/// What is said of a configuration that cannot be used.
+fn refused(text: &str) -> String {
+    parsed(text).expect_err(text).to_string()
+}
+
+/// A model with some lines.
+fn model(lines: &str) -> String {
+    format!("[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n{lines}\n")
+}
+
+#[test]
+fn little_has_to_be_said() {
+    let config = parsed(&model("")).unwrap();
+    let one = &config.models[0];
+    assert_eq!((one.served_as.as_str(), one.engine, one.level), ("one", Engine::Vllm, 1));
+    assert_eq!(one.rules.gpus, [Gpu(0)]);
+    assert!(one.start.is_none() && !one.rules.can_restart && one.rules.can_sleep);
+    assert!(config.front.listen.ip().is_loopback() && config.control.listen.ip().is_loopback());
+    assert_ne!(config.front.listen, config.control.listen);
+}
+
+#[test]
+fn everything_can_be_said() {
+    let text = r#"
+        [front]
+        listen = "0.0.0.0:9000"
+        keys = ["env:FRONT"]
+        body_max = "1MiB"
+        head_max = 16384
+        requests_max = 10
+        keep_alive = "15s"
+
+        [control]
+        listen = "[::1]:9001"
+
+        [every_model]
+        residence_min = "5s"
+        idle_max = "1h"
+
+        [[model]]
+        name = "large"
+        aliases = ["gpt-large", "l"]
+        served_as = "Org/Large-70B"
+        engine = "sglang"
+        url = "http://localhost:30000/"
+        level = 2
+        gpus = [1, 0]
+        need = "70.5GiB"
+        command = ["python3", "-m", "sglang.launch_server"]
+        environment = { CUDA_VISIBLE_DEVICES = "0,1" }
+        folder = "/srv"
+        log = "/var/log/large.log"
+        [model.rules]
+        residence_min = "250ms"
+        pinned = true
+        sleeps = false
+        queue_max = 3
+        sleep_max = "2m"
+        [model.canary]
+        prompt = "2 + 2 ="
+        tokens = 4
+        expect = "4"
+
+        [[model]]
+        name = "small"
+        url = "http://127.0.0.1:8001"
+    "#;
+    let config = parsed(text).unwrap();
+    assert_eq!((config.front.body_max_bytes, config.front.head_max_bytes), (1 << 20, 16384));
+    assert!(config.front.keys[0].is("s3cret") && !config.front.keys[0].is("s3creT"));
+    let large = &config.models[0];
+    assert_eq!(large.url, "http://localhost:30000");
+    assert_eq!(large.rules.need_bytes, Some(141 << 29));
+    assert_eq!(large.rules.residence_min, Duration::from_millis(250));
+    assert_eq!(large.rules.idle_max, Some(Duration::from_secs(3600)));
+    assert_eq!(large.rules.limits.sleep, Duration::from_secs(120));
+    assert!(large.rules.can_restart && !large.rules.can_sleep && large.rules.is_pinned);
+    assert_eq!(large.start.as_ref().unwrap().command.len(), 3);
+    assert_eq!(config.models[1].rules.residence_min, Duration::from_secs(5));
+    for (name, expected) in
+        [("large", Some(0)), ("l", Some(0)), ("small", Some(1)), ("Large", None), ("", None)]
+    {
+        assert_eq!(config.model(name), expected.map(ModelId), "{name}");
+    }
+}
+
+#[test]
+fn keys_are_shown_to_nobody() {
+    let config = parsed(&format!("[front]\nkeys = [\"env:FRONT\"]\n{}", model(""))).unwrap();
+    let key = &config.front.keys[0];
+    assert!(!format!("{config:?}").contains("s3cret"));
+    for wrong in ["", "s", "s3cre", "s3cret ", "s3crets", "S3CRET"] {
+        assert!(!key.is(wrong), "{wrong}");
+    }
+    // Nor one that was written where its place belongs.
+    let written = format!("[front]\nkeys = [\"sk-12345\"]\n{}", model(""));
+    let said = Config::parse(&written, &|place| Err(format!("no {}", place.len()))).unwrap_err().to_string();
+    assert!(!said.contains("sk-12345"), "{said}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rotate.toml");
+    std::fs::write(&path, &written).unwrap();
+    let said = Config::read(&path).unwrap_err().to_string();
+    assert!(said.contains("env:NAME or file:PATH") && !said.contains("sk-12345"), "{said}");
+}
+
+#[test]
+fn keys_come_from_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let (key, path) = (folder.path().join("key"), folder.path().join("rotate.toml"));
+    std::fs::write(&key, "abc\n").unwrap();
+    std::fs::write(&path, format!("[control]\nkeys = [\"file:{}\"]\n{}", key.display(), model(""))).unwrap();
+    assert!(Config::read(&path).unwrap().control.keys[0].is("abc"));
+    std::fs::remove_file(&key).unwrap();
+    let said = Config::read(&path).unwrap_err().to_string();
+    assert!(said.starts_with("control: key 1 of 1:"), "{said}");
+    let said = Config::read(&folder.path().join("none.toml")).unwrap_err().to_string();
+    assert!(said.contains("none.toml"), "{said}");
+}
+
+#[test]
+fn unknown_keys_are_told_with_the_nearest() {
+    for (text, line, nearest) in [
+        (model("alias = [\"x\"]"), 4, "`aliases`"),
+        (model("ulr = \"x\""), 4, "`url`"),
+        (model("[model.rules]\npined = true"), 5, "`pinned`"),
+        (model("[model.canary]\npromt = \"x\""), 5, "`prompt`"),
+        (model("engine = \"vlm\""), 4, "`vllm`"),
+        (format!("[fornt]\n{}", model("")), 1, "`front`"),
+    ] {
+        let said = refused(&text);
+        assert!(said.starts_with(&format!("line {line}: unknown")), "{said}");
+        assert!(said.ends_with(&format!("did you mean {nearest}?")), "{said}");
+    }
+    let said = refused(&model("quite_something_else = 1"));
+    assert!(said.contains("expected one of") && !said.contains("did you mean"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_what_could() {
+    for (text, words) in [
+        (String::new(), &["no model", "[[model]]"][..]),
+        ("[[model]]\nname = \"one\"".to_owned(), &["line 1", "url"]),
+        ("[[model".to_owned(), &["line 1"]),
+        (model("level = 3"), &["model `one`", "level is 3", "2 drops"]),
+        (model("level = \"1\""), &["line 4"]),
+        (model("gpus = []"), &["gpus are []"]),
+        (model("gpus = [0, 0]"), &["once"]),
+        (model("gpus = [-1]"), &["line 4"]),
+        (model("gpus = [999999999]"), &["999999999"]),
+        (model("need = \"70 apples\""), &["line 4", "70 apples", "24GiB"]),
+        (model("need = -1"), &["line 4", "-1"]),
+        (model("[model.rules]\nidle_max = \"soon\""), &["line 5", "soon", "90s"]),
+        (model("[model.rules]\nidle_max = 90"), &["line 5", "90", "quotes"]),
+        (model("[model.rules]\nsleeps = false"), &["never leave"]),
+        (model("[model.rules]\nqueue_max = 0"), &["1 or more"]),
+        (model("[model.rules]\npause_min = \"1h\""), &["pause_min"]),
+        (model("log = \"x\""), &["no"]),
+        (model("command = [\"\"]"), &["empty word"]),
+        (model("aliases = [\"\"]"), &["empty"]),
+        (model("aliases = [\"one\"]"), &["model `one`", "`one` as well"]),
+        (model("[model.canary]\ntokens = 0"), &["one token"]),
+        (format!("{}{}", model(""), model("")), &["model `one`"]),
+        (
+            format!("{}{}", model(""), model("").replace("\"one\"", "\"two\"")),
+            &["http://127.0.0.1:8000", "`one`"],
+        ),
+        (format!("[front]\nlisten = \"0.0.0.0:80\"\n{}", model("")), &["front", "no keys", "env:NAME"]),
+        (format!("[front]\nlisten = \"somewhere\"\n{}", model("")), &["line 2"]),
+        (format!("[control]\nlisten = \"127.0.0.1:8080\"\n{}", model("")), &["another port"]),
+        (format!("[front]\nkeys = [\"env:EMPTY\"]\n{}", model("")), &["front: key 1 of 1", "printable"]),
+        (format!("[front]\nkeys = [\"env:FRONT\", \"env:NONE\"]\n{}", model("")), &["key 2 of 2"]),
+        (format!("[front]\nrequests_max = 0\n{}", model("")), &["requests_max"]),
+        (TWO.to_owned(), &["unknown field `rules`"]),
+    ] {
+        let said = refused(&text);
+        for word in words {
+            assert!(said.contains(word), "{said:?} of\n{text}");
+        }
+    }
+}
+
+#[test]
+fn engines_are_at_a_host_and_a_port() {
+    for url in [
+        "",
+        "127.0.0.1:8000",
+        "https://127.0.0.1:8000",
+        "http://127.0.0.1",
+        "http://:8000",
+        "http://127.0.0.1:0",
+        "http://127.0.0.1:65536",
+        "http://127.0.0.1:8000/v1",
+        "http://me@127.0.0.1:8000",
+        "http://127.0.0.1:8000?x=1",
+        "http://127.0.0.1 :8000",
+    ] {
+        let text = model("").replace("http://127.0.0.1:8000", url);
+        let said = refused(&text);
+        assert!(said.starts_with(&format!("model `one`: url is `{url}`")), "{said}");
+    }
+    for url in ["http://127.0.0.1:1", "http://[::1]:8000", "http://engine.local:65535/"] {
+        parsed(&model("").replace("http://127.0.0.1:8000", url)).unwrap();
+    }
+}

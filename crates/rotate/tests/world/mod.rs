@@ -1,0 +1,561 @@
+//! Machines with GPUs, engines and clients, in virtual time. Engines may lie; what is held against the policy is what
+//! really is.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::time::Duration;
+
+use poorwill_rotate::policy::{
+    Effect, Event, Found, Gpu, Input, Limits, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules,
+    Task, Time,
+};
+
+const GIB: u64 = 1 << 30;
+const CARD: u64 = 80 * GIB;
+
+/// Which lies engines tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lies {
+    None,
+    /// A sleep that says it has, and gives nothing back.
+    Keeps,
+    /// One that gives back a half.
+    Half,
+    /// A wake that says it has, and has not.
+    Dozes,
+    /// A wake behind which it talks gibberish.
+    Gibberish,
+    /// Tasks that never end.
+    Hangs,
+    /// Tasks that fail.
+    Fails,
+    /// Engines that die.
+    Crashes,
+    /// Memory that grows with every cycle.
+    Leaks,
+    /// Requests that do not end when they are told to.
+    Clings,
+    All,
+}
+
+impl Lies {
+    pub(crate) const EACH: [Self; 9] = [
+        Self::Keeps,
+        Self::Half,
+        Self::Dozes,
+        Self::Gibberish,
+        Self::Hangs,
+        Self::Fails,
+        Self::Crashes,
+        Self::Leaks,
+        Self::Clings,
+    ];
+}
+
+/// Numbers by a seed (SplitMix64).
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    fn millis(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_millis(from + self.below(to - from + 1))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Gone,
+    Awake,
+    Asleep,
+}
+
+/// An engine as it really is.
+struct Engine {
+    rules: Rules,
+    state: State,
+    /// What it takes awake, and asleep, on each of its GPUs.
+    awake_bytes: u64,
+    asleep_bytes: u64,
+    held_bytes: u64,
+    is_gibberish: bool,
+    /// Whether its canary came out right since it last came up.
+    is_proved: bool,
+    op: Option<(OpId, Task)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Happening {
+    Arrive,
+    Leave(RequestId),
+    Task(OpId),
+    Release { model: usize, to: u64 },
+    Die(usize),
+}
+
+#[derive(Debug)]
+#[allow(dead_code, reason = "shown when something is wrong")]
+enum Said {
+    In(Input),
+    Out(Effect),
+}
+
+#[derive(Debug)]
+struct Request {
+    model: usize,
+    arrived: Time,
+    is_running: bool,
+}
+
+pub(crate) struct World {
+    seed: u64,
+    rng: Rng,
+    lies: Lies,
+    policy: Policy,
+    engines: Vec<Engine>,
+    now: Time,
+    happenings: BinaryHeap<Reverse<(Time, u64, Happening)>>,
+    order: u64,
+    requests: BTreeMap<RequestId, Request>,
+    next_request: u64,
+    takes_requests: bool,
+    admitted: Vec<u64>,
+    steps: u64,
+    /// The latest that was said, for who has to find out why.
+    log: VecDeque<(Time, Said)>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, lies: Lies) -> Self {
+        let mut rng = Rng(seed);
+        let gpus = 1 + rng.below(2);
+        let engines: Vec<Engine> = (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, lies)).collect();
+        let policy = Policy::new(engines.iter().map(|engine| engine.rules.clone()).collect());
+        let admitted = vec![0; engines.len()];
+        let mut world = Self {
+            seed,
+            rng,
+            lies,
+            policy,
+            engines,
+            now: Time::ZERO,
+            happenings: BinaryHeap::new(),
+            order: 0,
+            requests: BTreeMap::new(),
+            next_request: 0,
+            takes_requests: true,
+            admitted,
+            steps: 0,
+            log: VecDeque::new(),
+        };
+        world.at(Duration::ZERO, Happening::Arrive);
+        world.tell(Input::Tick);
+        world
+    }
+
+    pub(crate) fn admitted(&self) -> u64 {
+        self.admitted.iter().sum()
+    }
+
+    /// Lets so much time pass.
+    pub(crate) fn run(&mut self, time: Duration) {
+        let end = self.now.after(time);
+        loop {
+            let happening = self.happenings.peek().map(|Reverse((at, ..))| *at);
+            let wakeup = self.policy.wakeup();
+            let Some(next) = happening.into_iter().chain(wakeup).min().filter(|next| *next <= end) else {
+                break;
+            };
+            assert!(next >= self.now, "{}", self.story("time goes back"));
+            self.now = next;
+            if happening == Some(next) {
+                let Some(Reverse((_, _, what))) = self.happenings.pop() else { continue };
+                self.happen(what);
+            } else {
+                self.tell(Input::Tick);
+            }
+            self.check();
+        }
+        self.now = end;
+    }
+
+    /// From now on everybody is honest: in the end all requests are answered, and every model can be had.
+    pub(crate) fn settle(&mut self) {
+        self.lies = Lies::None;
+        self.takes_requests = false;
+        self.run(Duration::from_secs(900));
+        assert!(self.requests.is_empty(), "{}", self.story("requests are left"));
+        for model in 0..self.engines.len() {
+            let before = self.admitted[model];
+            // Whoever was just left alone says so, and is tried again later.
+            for _ in 0..6 {
+                self.arrive(model);
+                self.run(Duration::from_secs(400));
+                if self.admitted[model] > before {
+                    break;
+                }
+            }
+            let was_admitted = self.admitted[model] > before;
+            assert!(was_admitted, "{}", self.story(&format!("model {model} is not to be had")));
+        }
+        assert!(self.requests.is_empty(), "{}", self.story("requests are left in the end"));
+    }
+
+    fn story(&self, what: &str) -> String {
+        let stages: Vec<String> = (0..self.engines.len())
+            .map(|id| {
+                let engine = &self.engines[id];
+                let really =
+                    (engine.state, engine.held_bytes, engine.awake_bytes, &engine.rules.gpus, engine.op);
+                format!("{id}: {really:?} {:?}", self.policy.status(ModelId(id)))
+            })
+            .collect();
+        format!(
+            "seed {} with {:?} at {:?}: {what}\n{}\n{}",
+            self.seed,
+            self.lies,
+            self.now,
+            stages.join("\n"),
+            self.log.iter().map(|(at, said)| format!("{at:?} {said:?}\n")).collect::<String>()
+        )
+    }
+
+    fn at(&mut self, wait: Duration, what: Happening) {
+        self.order += 1;
+        self.happenings.push(Reverse((self.now.after(wait), self.order, what)));
+    }
+
+    fn free(&self, gpu: Gpu) -> u64 {
+        let on = |engine: &&Engine| engine.rules.gpus.contains(&gpu);
+        CARD - self.engines.iter().filter(on).map(|engine| engine.held_bytes).sum::<u64>()
+    }
+
+    fn note(&mut self, said: Said) {
+        if self.log.len() >= 150 {
+            self.log.pop_front();
+        }
+        self.log.push_back((self.now, said));
+    }
+
+    fn tell(&mut self, input: Input) {
+        self.note(Said::In(input.clone()));
+        self.steps += 1;
+        assert!(self.steps < 400_000, "{}", self.story("it does not come to an end"));
+        let effects = self.policy.step(self.now, input);
+        for effect in effects {
+            self.note(Said::Out(effect.clone()));
+            self.take(effect);
+        }
+    }
+
+    fn take(&mut self, effect: Effect) {
+        match effect {
+            Effect::Admit { request, model } => self.admit(request, model),
+            Effect::Refuse { request, model, refusal } => {
+                self.requests.remove(&request);
+                let by_fault = matches!(refusal, Refusal::Quarantined { .. } | Refusal::NoRoom { .. });
+                let was_honest = self.lies == Lies::None && self.takes_requests;
+                assert!(!(by_fault && was_honest), "{}", self.story("refused, and nobody lied"));
+                if refusal == Refusal::ShuttingDown {
+                    panic!("{}", self.story(&format!("nobody ends it, and {model:?} is refused")));
+                }
+            }
+            Effect::Abort(model) => self.abort(model.0),
+            Effect::Run { op, model, task, .. } => self.begin(op, model.0, task),
+            Effect::Cancel(op) => {
+                for engine in &mut self.engines {
+                    engine.op = engine.op.filter(|(one, _)| *one != op);
+                }
+            }
+            Effect::Tell { model, event } => {
+                if let Event::Learnt { held_bytes } = event {
+                    let engine = &self.engines[model.0];
+                    let most = engine.awake_bytes;
+                    assert!(held_bytes.iter().all(|held| *held <= most), "{}", self.story("learnt too much"));
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, request: RequestId, model: ModelId) {
+        let engine = &self.engines[model.0];
+        assert!(engine.is_proved, "{}", self.story("a request goes where no canary was right"));
+        let Some(known) = self.requests.get_mut(&request) else {
+            panic!("{}", self.story("a request is let through that is not there"));
+        };
+        assert!(!known.is_running && known.model == model.0, "{request:?} twice, or elsewhere");
+        known.is_running = true;
+        self.admitted[model.0] += 1;
+        let most = engine.rules.running_max;
+        let running =
+            self.requests.values().filter(|other| other.is_running && other.model == model.0).count();
+        assert!(running <= most, "{}", self.story("too many run"));
+        let takes = self.rng.millis(20, 4000);
+        self.at(takes, Happening::Leave(request));
+    }
+
+    fn abort(&mut self, model: usize) {
+        let running: Vec<RequestId> = self.running_of(model);
+        for request in running {
+            if !(self.lying(Lies::Clings, 3)) {
+                self.at(Duration::from_millis(5), Happening::Leave(request));
+            }
+        }
+    }
+
+    fn running_of(&self, model: usize) -> Vec<RequestId> {
+        let is_its = |(_, request): &(&RequestId, &Request)| request.is_running && request.model == model;
+        self.requests.iter().filter(is_its).map(|(id, _)| *id).collect()
+    }
+
+    fn lying(&mut self, lie: Lies, one_in: u64) -> bool {
+        (self.lies == lie || self.lies == Lies::All) && {
+            let times = if self.lies == Lies::All { one_in * 4 } else { one_in };
+            self.rng.one_in(times)
+        }
+    }
+
+    fn begin(&mut self, op: OpId, model: usize, task: Task) {
+        let is_free = self.engines[model].op.is_none();
+        assert!(is_free, "{}", self.story("two tasks of one engine"));
+        let is_moving = |task: Task| matches!(task, Task::Start | Task::Stop | Task::Sleep | Task::Wake);
+        if is_moving(task) {
+            let gpus = self.engines[model].rules.gpus.clone();
+            let other = self.engines.iter().enumerate().find(|(other, engine)| {
+                let shares = engine.rules.gpus.iter().any(|gpu| gpus.contains(gpu));
+                *other != model && shares && engine.op.is_some_and(|(_, task)| is_moving(task))
+            });
+            assert!(other.is_none(), "{}", self.story("two move memory on one GPU"));
+        }
+        if task == Task::Wake {
+            let status = self.policy.status(ModelId(model)).unwrap();
+            for (gpu, held) in
+                self.engines[model].rules.gpus.iter().zip(status.held_bytes.unwrap_or_default())
+            {
+                assert!(self.free(*gpu) >= held, "{}", self.story("woken without room"));
+            }
+        }
+        if task == Task::Sleep {
+            assert!(self.running_of(model).is_empty(), "{}", self.story("put away with requests"));
+        }
+        let engine = &mut self.engines[model];
+        engine.op = Some((op, task));
+        if is_moving(task) {
+            engine.is_proved = false;
+        }
+        if self.lying(Lies::Hangs, 8) {
+            return;
+        }
+        let takes = match task {
+            Task::Start => self.rng.millis(5_000, 60_000),
+            Task::Stop => self.rng.millis(100, 5_000),
+            Task::Sleep | Task::Wake => self.rng.millis(30, 900),
+            Task::Look | Task::Confirm | Task::Canary => self.rng.millis(1, 200),
+            Task::Weigh => self.rng.millis(0, 3),
+        };
+        self.at(takes, Happening::Task(op));
+    }
+
+    fn happen(&mut self, what: Happening) {
+        match what {
+            Happening::Arrive => {
+                if self.takes_requests {
+                    let model = self.rng.below(self.engines.len() as u64);
+                    for _ in 0..=self.rng.below(3) {
+                        self.arrive(usize::try_from(model).unwrap());
+                    }
+                    let wait = self.rng.millis(10, 4000);
+                    self.at(wait, Happening::Arrive);
+                }
+            }
+            Happening::Leave(request) => {
+                if self.requests.remove(&request).is_some() {
+                    self.tell(Input::Left(request));
+                }
+            }
+            Happening::Task(op) => {
+                let is_its = |engine: &Engine| engine.op.is_some_and(|(one, _)| one == op);
+                let Some(model) = self.engines.iter().position(is_its) else { return };
+                let Some((_, task)) = self.engines[model].op.take() else { return };
+                let outcome = self.outcome(model, task);
+                self.tell(Input::Ended { op, outcome });
+                if self.lying(Lies::Crashes, 12) {
+                    let wait = self.rng.millis(0, 3000);
+                    self.at(wait, Happening::Die(model));
+                }
+            }
+            Happening::Release { model, to } => {
+                let engine = &mut self.engines[model];
+                if engine.state == State::Asleep {
+                    engine.held_bytes = to;
+                }
+            }
+            Happening::Die(model) => self.die(model),
+        }
+    }
+
+    fn arrive(&mut self, model: usize) {
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        let known = Request { model, arrived: self.now, is_running: false };
+        self.requests.insert(request, known);
+        self.tell(Input::Arrived { request, model: ModelId(model) });
+        if self.requests.contains_key(&request) && self.rng.one_in(20) && self.takes_requests {
+            let patience = self.rng.millis(0, 5000);
+            self.at(patience, Happening::Leave(request));
+        }
+    }
+
+    fn die(&mut self, model: usize) {
+        let engine = &mut self.engines[model];
+        if engine.state == State::Gone || !engine.rules.can_restart {
+            return;
+        }
+        (engine.state, engine.held_bytes, engine.is_proved) = (State::Gone, 0, false);
+        // Told the other way round, requests that waited may go to who is dead, and fail at once.
+        self.tell(Input::Lost(ModelId(model)));
+        for request in self.running_of(model) {
+            self.requests.remove(&request);
+            self.tell(Input::Left(request));
+        }
+    }
+
+    fn outcome(&mut self, model: usize, task: Task) -> Outcome {
+        if task != Task::Weigh && self.lying(Lies::Fails, 8) {
+            return Outcome::Failed("HTTP 500".to_owned());
+        }
+        let state = self.engines[model].state;
+        let gpus = self.engines[model].rules.gpus.clone();
+        match task {
+            Task::Look => Outcome::Found(match state {
+                State::Gone => Found::Gone,
+                State::Awake => Found::Awake,
+                State::Asleep => Found::Asleep,
+            }),
+            Task::Weigh => Outcome::Free(gpus.iter().map(|gpu| self.free(*gpu)).collect()),
+            Task::Start => self.come_up(model, "it was there already", state == State::Gone),
+            Task::Wake => {
+                if self.lying(Lies::Dozes, 4) {
+                    return Outcome::Done;
+                }
+                let is_gibberish = self.lying(Lies::Gibberish, 4);
+                let outcome = self.come_up(model, "it was not asleep", state == State::Asleep);
+                self.engines[model].is_gibberish = is_gibberish;
+                outcome
+            }
+            Task::Stop => {
+                let engine = &mut self.engines[model];
+                (engine.state, engine.held_bytes, engine.is_gibberish) = (State::Gone, 0, false);
+                for request in self.running_of(model) {
+                    self.at(Duration::ZERO, Happening::Leave(request));
+                }
+                Outcome::Done
+            }
+            Task::Sleep => self.fall_asleep(model),
+            Task::Confirm if state == State::Gone => Outcome::Failed("nobody answers".to_owned()),
+            Task::Confirm => Outcome::Awake(state == State::Awake || self.lies == Lies::Dozes),
+            Task::Canary => {
+                let engine = &mut self.engines[model];
+                engine.is_proved = state == State::Awake && !engine.is_gibberish;
+                let right = engine.is_proved;
+                Outcome::Canary(if right { Ok(()) } else { Err("asdf asdf".to_owned()) })
+            }
+        }
+    }
+
+    fn come_up(&mut self, model: usize, otherwise: &str, may: bool) -> Outcome {
+        let engine = &self.engines[model];
+        if !may {
+            return Outcome::Failed(otherwise.to_owned());
+        }
+        let lacks = engine.awake_bytes - engine.held_bytes;
+        if engine.rules.gpus.iter().any(|gpu| self.free(*gpu) < lacks) {
+            return Outcome::Failed("out of memory".to_owned());
+        }
+        let engine = &mut self.engines[model];
+        (engine.state, engine.held_bytes, engine.is_gibberish) = (State::Awake, engine.awake_bytes, false);
+        Outcome::Done
+    }
+
+    fn fall_asleep(&mut self, model: usize) -> Outcome {
+        if self.engines[model].state != State::Awake {
+            return Outcome::Failed("it was not awake".to_owned());
+        }
+        self.engines[model].state = State::Asleep;
+        if self.lying(Lies::Leaks, 2) {
+            self.engines[model].asleep_bytes += GIB / 2;
+        }
+        let engine = &self.engines[model];
+        let (held, to) = (engine.held_bytes, engine.asleep_bytes.min(engine.held_bytes));
+        let to = if self.lying(Lies::Keeps, 4) {
+            held
+        } else if self.lying(Lies::Half, 4) {
+            to + (held - to) / 2
+        } else {
+            to
+        };
+        let wait = self.rng.millis(0, 150);
+        self.at(wait, Happening::Release { model, to });
+        Outcome::Done
+    }
+
+    /// What holds at any time.
+    fn check(&self) {
+        for (id, request) in &self.requests {
+            let rules = &self.engines[request.model].rules;
+            let waits = self.now.since(request.arrived);
+            let is_late = !request.is_running && waits > rules.wait_max;
+            assert!(!is_late, "{}", self.story(&format!("{id:?} waits for {waits:?}")));
+        }
+    }
+}
+
+fn engine(rng: &mut Rng, gpus: u64, lies: Lies) -> Engine {
+    let on_all = rng.one_in(4);
+    let first = rng.below(gpus);
+    let all = (0..gpus).map(|gpu| Gpu(usize::try_from(gpu).unwrap()));
+    let gpus: Vec<Gpu> =
+        if on_all { all.collect() } else { all.skip(usize::try_from(first).unwrap()).take(1).collect() };
+    let awake_bytes = (8 + rng.below(60)) * GIB;
+    let mut rules = Rules::on(gpus);
+    // An engine that nobody may restart, and that lies, holds its memory for good.
+    rules.can_restart = lies != Lies::None || !rng.one_in(3);
+    rules.can_sleep = !rules.can_restart || !rng.one_in(8);
+    rules.need_bytes = rng.one_in(2).then_some(awake_bytes);
+    rules.idle_max = rng.one_in(3).then_some(rng.millis(1000, 20_000));
+    rules.residence_min = rng.millis(0, 3000);
+    rules.turn_max = rng.millis(500, 12_000);
+    rules.wait_max = rng.millis(200_000, 400_000);
+    rules.running_max = usize::try_from(1 + rng.below(8)).unwrap();
+    rules.limits =
+        Limits { start: Duration::from_secs(120), drain: rng.millis(500, 8000), ..Limits::default() };
+    rules.pause_min = Duration::from_secs(2);
+    rules.pause_max = Duration::from_secs(60);
+    let state = if rules.can_restart { State::Gone } else { State::Asleep };
+    let asleep_bytes = GIB / 2 + rng.below(GIB / 2);
+    let held_bytes = if state == State::Asleep { asleep_bytes } else { 0 };
+    Engine {
+        rules,
+        state,
+        awake_bytes,
+        asleep_bytes,
+        held_bytes,
+        is_gibberish: false,
+        is_proved: false,
+        op: None,
+    }
+}
