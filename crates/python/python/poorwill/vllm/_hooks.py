@@ -55,10 +55,14 @@ class OffloadHook(Hook):
     vLLM is refused always: when an offloader is made, since vLLM does without some modules that fail.
     """
 
+    is_checked: bool = True
+    """Not where the rest of what is needed of the module is needed for sleeping."""
+
     def _install(self, module: ModuleType) -> None:
         ours = importlib.import_module(self.ours)
         try:
-            _versions.check(_versions.running(), module, _versions.WITHOUT_OFFLOAD)
+            if self.is_checked:
+                _versions.check(_versions.running(), module, _versions.WITHOUT_OFFLOAD)
         except UnsupportedVllmError as refusal:
             ours.refuse(refusal)
         getattr(ours, self.function)(module)
@@ -80,10 +84,10 @@ OFFLOAD_HOOKS = (
     OffloadHook(_OFFLOADER, "poorwill.vllm._offload", "install_names"),
     OffloadHook(f"{_OFFLOADER}.uva", "poorwill.vllm._offload", "install_names"),
     OffloadHook(f"{_OFFLOADER}.prefetch", "poorwill.vllm._offload", "install_names"),
-    OffloadHook("vllm.v1.worker.gpu_model_runner", "poorwill.vllm._offload", "install_names"),
-    OffloadHook("vllm.v1.worker.gpu.model_runner", "poorwill.vllm._offload", "install_names"),
+    OffloadHook("vllm.v1.worker.gpu_model_runner", "poorwill.vllm._offload", "install_names", False),
+    OffloadHook("vllm.v1.worker.gpu.model_runner", "poorwill.vllm._offload", "install_names", False),
     OffloadHook("vllm.model_executor.model_loader.utils", "poorwill.vllm._offload", "install_loading"),
-    OffloadHook("vllm.v1.worker.gpu_worker", "poorwill.vllm._offload", "install_worker"),
+    OffloadHook("vllm.v1.worker.gpu_worker", "poorwill.vllm._offload", "install_worker", False),
 )
 
 

@@ -105,8 +105,9 @@ def _writing(stock: Any) -> Any:
 
 def _waking(stock: Any) -> Any:
     @functools.wraps(stock)
-    def wake_up(self: Any, tags: list[str] | None = None) -> Any:
-        done = stock(self, tags)
+    def wake_up(self: Any, *args: Any, **kwargs: Any) -> Any:
+        done = stock(self, *args, **kwargs)
+        tags = args[0] if args else kwargs.get("tags")
         offloader = current()
         if offloader is not None and (tags is None or "weights" in tags):
             offloader.refill()

@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from poorwill import offload
 from poorwill._native import PoorwillError
@@ -27,7 +27,7 @@ MODE = "poorwill"
 
 # How the versions count that need to be put right in `_start_prefetch`.
 _GOES_ROUND = "(index + self.prefetch_step) % len(self.module_offloaders)" in inspect.getsource(
-    _prefetch.PrefetchOffloader
+    _prefetch.PrefetchOffloader._hook_module_forward
 )
 
 _LOWER = "raise --offload-group-size or lower --offload-num-in-group"
@@ -67,9 +67,9 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
 
     # Building and loading the model
 
-    def wrap_modules(self, *args: Any, **kwargs: Any) -> Any:
+    def wrap_modules(self, modules_generator: Any, *args: Any, **kwargs: Any) -> Any:
         with _Layers(self) as layers:
-            modules = super().wrap_modules(*args, **kwargs)
+            modules = super().wrap_modules(layers.looked_at(modules_generator), *args, **kwargs)
         layers.refuse_untied(self._parameters())
         if not self.module_offloaders:
             logger.warning(
@@ -172,10 +172,13 @@ class _Layers:
         self._offloader = offloader
         self._module: Any = None
         self._number = -1
+        # All parameters by the first name that they have, and of those in several layers another one.
+        self._names: dict[int, str] = {}
+        self._others: dict[int, str] = {}
         # What has taken the place of storages that several parameters of the module have. It keeps them.
         self._shared: dict[int, tuple[Any, Any]] = {}
         self._tied: list[list[Any]] = []
-        self._taken: dict[int, str] = {}
+        self._taken: dict[int, Any] = {}
 
     def __enter__(self) -> "_Layers":
         _Layers.current = self
@@ -184,19 +187,34 @@ class _Layers:
     def __exit__(self, *_: object) -> None:
         _Layers.current = None
 
+    def looked_at(self, modules: Iterator[Any]) -> Iterator[Any]:
+        """The modules, one by one. Raises PoorwillError for one that has a parameter of an offloaded one."""
+        for number, module in enumerate(modules):
+            self._number = number
+            for name, parameter in module.named_parameters(prefix=f"#{number}"):
+                if self._names.setdefault(id(parameter), name) != name:
+                    self._others[id(parameter)] = name
+                    if id(parameter) in self._taken:
+                        self._refuse_tied(parameter)
+            yield module
+
+    def _refuse_tied(self, parameter: Any) -> NoReturn:
+        raise PoorwillError(
+            f"{self._others[id(parameter)]} and {self._names[id(parameter)]} are one parameter, and prefetching "
+            "gives each layer buffers of its own: leave it out by naming others with --offload-params, or take "
+            "--offload-backend uva"
+        )
+
     def host_of(self, module: Any, name: str, parameter: Any) -> Any:
         """Host memory for a parameter, with what it holds. What is tied stays tied."""
         device = parameter.device
         if module is not self._module:
             self._module, self._shared = module, {}
-            self._number += 1
         said = f"#{self._number}.{name}"
-        other = self._taken.setdefault(id(parameter), said)
-        if other != said:
-            raise PoorwillError(
-                f"{said} and {other} are one parameter, and prefetching gives each layer buffers of its own: "
-                "leave it out by naming others with --offload-params, or take --offload-backend uva"
-            )
+        if id(parameter) in self._others:
+            self._refuse_tied(parameter)
+        # It is kept, so that its id stays its own.
+        self._taken[id(parameter)] = parameter
         if device.type not in _offload_memory.DEVICES:
             raise PoorwillError(
                 f"{said} is to be prefetched and has no memory on a GPU, but is on {device}, as weights are "

@@ -183,27 +183,31 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
         """Around a time in which parameters of a module are changed on the device: those of ours that were
         replaced are offloaded again behind it, in exactly as much memory as they take now.
         """
-        ours = {id(each): each for each in module.parameters() if _is_ours(each)}
-        if not ours:
+        rests = self._taken_from_vllm(module, target_device)
+        if rests is None:
             yield
             return
-        rests: list[tuple[Any, Any]] = []
-        for parameter in ours.values():
-            # vLLM would move what it sees marked, or on the CPU, to memory of PyTorch's.
-            _unmark(parameter)
-            if not self.uva_offloading:
-                rests.append((parameter, parameter.data))
-                parameter.data = parameter.data.to(target_device)
         yield
-        for parameter, rest in rests:
-            if _is_alike(parameter.data, rest):
-                rest.copy_(parameter.data)
-                parameter.data = rest
-        del rests, ours
+        while rests:
+            _put_back(*rests.pop())
         for root in dict.fromkeys(
             root for inner in module.modules() for root in self._roots_of.get(inner, ())
         ):
             self._offload(root)
+
+    def _taken_from_vllm(self, module: Any, target_device: Any) -> list[tuple[Any, Any]] | None:
+        """Hides ours, which vLLM would move to memory of PyTorch's where it sees a mark or the CPU. Gives what
+        was moved, and from where; None if there are none of ours. It keeps no parameter that is read in place.
+        """
+        ours = [each for each in module.parameters() if _is_ours(each)]
+        for parameter in ours:
+            _unmark(parameter)
+        if self.uva_offloading or not ours:
+            return [] if ours else None
+        rests = [(parameter, parameter.data) for parameter in ours]
+        for parameter in ours:
+            parameter.data = parameter.data.to(target_device)
+        return rests
 
     def post_init(self) -> None:
         """When the model is loaded: what was replaced meanwhile is offloaded again, or named."""
@@ -269,6 +273,13 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
 
     def refill(self) -> None:
         """When the weights are back after a sleep: host memory has not slept."""
+
+
+def _put_back(parameter: Any, rest: Any) -> None:
+    """Back to where it was, if there is room in it for what it is now."""
+    if _is_alike(parameter.data, rest):
+        rest.copy_(parameter.data)
+        parameter.data = rest
 
 
 def _mark(parameter: Any, is_read_in_place: bool) -> None:

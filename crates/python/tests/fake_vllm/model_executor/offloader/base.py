@@ -1,0 +1,64 @@
+"""What all offloaders are, and the one that this process has."""
+
+from typing import Any
+
+import vllm.envs as envs
+from vllm.utils.platform_utils import is_pin_memory_available
+
+
+def should_pin_memory() -> bool:
+    return is_pin_memory_available() and not envs.VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY
+
+
+class BaseOffloader:
+    supports_tower_offload = False
+
+    def wrap_modules(self, modules_generator: Any, prefix: str = "") -> list[Any]:
+        return list(modules_generator)
+
+    def post_init(self) -> None:
+        pass
+
+    def sync_prev_onload(self) -> None:
+        pass
+
+
+class NoopOffloader(BaseOffloader):
+    pass
+
+
+_instance: BaseOffloader = NoopOffloader()
+
+
+def get_offloader() -> BaseOffloader:
+    return _instance
+
+
+def set_offloader(instance: BaseOffloader | None) -> None:
+    global _instance
+    _instance = instance or NoopOffloader()
+
+
+def create_offloader(offload_config: Any) -> BaseOffloader:
+    from vllm.model_executor.offloader.prefetch import PrefetchOffloader
+    from vllm.model_executor.offloader.uva import UVAOffloader
+
+    uva, prefetch = offload_config.uva, offload_config.prefetch
+    backend = offload_config.offload_backend
+    if backend == "auto":
+        by_size = "uva" if uva.cpu_offload_gb > 0 else ""
+        backend = "prefetch" if prefetch.offload_group_size > 0 else by_size
+    if backend == "prefetch":
+        return PrefetchOffloader(
+            group_size=prefetch.offload_group_size,
+            num_in_group=prefetch.offload_num_in_group,
+            prefetch_step=prefetch.offload_prefetch_step,
+            offload_params=prefetch.offload_params,
+            mode="cpu",
+        )
+    if backend == "uva":
+        return UVAOffloader(
+            cpu_offload_max_bytes=int(uva.cpu_offload_gb * 1024**3),
+            cpu_offload_params=uva.cpu_offload_params,
+        )
+    return NoopOffloader()
