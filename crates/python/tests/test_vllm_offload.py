@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from poorwill.vllm._versions import TESTED
 
 HERE = Path(__file__).resolve().parent
 
@@ -48,7 +49,8 @@ def test_offloaders_keep_their_promises_over_the_stand_ins(suite: str, fake: dic
     assert " passed" in said
 
 
-def test_offloaders_keep_their_promises_over_pytorch() -> None:
+@pytest.mark.parametrize("version", TESTED)
+def test_offloaders_keep_their_promises_over_pytorch(version: str) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("there is no PyTorch here")
-    assert " passed" in run_suite("vllm_offload_torch_suite.py")
+    assert " passed" in run_suite("vllm_offload_torch_suite.py", "-k", version)

@@ -11,8 +11,8 @@ from typing import Any
 import poorwill
 import pytest
 from fake_vllm import offloaders
-from poorwill.offload import HostBuffer
 from fake_vllm.offloaders import NO_PIN, NO_UVA, OFFLOADER, OTHER_RUNNER, RUNNER, WORKER, Vllm
+from poorwill.offload import HostBuffer
 from vllm_offload_models import (
     GIB,
     PAGE,
@@ -80,7 +80,11 @@ def test_ours_are_vllms_with_the_same_arguments(
         assert isinstance(uva, vllm.module(f"{OFFLOADER}.uva").UVAOffloader)
         assert (uva.cpu_offload_max_bytes, uva.cpu_offload_params) == (GIB // 2, {"w2_weight"})
         assert (uva.cpu_offload_bytes, uva.uva_offloading, uva.pin_memory) == (0, True, True)
-        asked = {"offload_group_size": 3, "offload_num_in_group": 2, "offload_prefetch_step": 4}
+        asked: dict[str, Any] = {
+            "offload_group_size": 3,
+            "offload_num_in_group": 2,
+            "offload_prefetch_step": 4,
+        }
         prefetch = vllm.make(**asked, offload_params={"w2_weight"})
         assert isinstance(prefetch, vllm.module(f"{OFFLOADER}.prefetch").PrefetchOffloader)
         assert (prefetch.group_size, prefetch.num_in_group, prefetch.prefetch_step) == (3, 2, 4)

@@ -1,5 +1,5 @@
-"""vLLM's modules around its offloaders, over whatever `torch` is: the offloaders themselves are the stand-in's, or
-vLLM's own where its sources are at hand.
+"""vLLM's modules around its offloaders, over whatever `torch` is: the offloaders themselves are the
+stand-in's, or vLLM's own where its sources are at hand.
 
     with offloaders.installed("0.33.0", origin) as vllm:
         offloader = vllm.make(cpu_offload_gb=1)
@@ -153,7 +153,7 @@ def _register(op_name: str, op_func: Any, **_: Any) -> None:
     setattr(ops.vllm, op_name, op_func)
 
 
-def modules(version: str, origin: str) -> dict[str, ModuleType]:
+def modules(version: str, origin: str, folder: Path | None = None) -> dict[str, ModuleType]:
     made: dict[str, ModuleType] = {name: ModuleType(name) for name in PACKAGES}
     for name in PACKAGES:
         made[name].__path__ = []
@@ -184,12 +184,10 @@ def modules(version: str, origin: str) -> dict[str, ModuleType]:
         parent, _, own = name.rpartition(".")
         if parent:
             setattr(made[parent], own, module)
-    folder = HERE / "model_executor"
-    if origin == ORIGINAL:
-        root = sources(version)
-        assert root is not None
+    root = sources(version)
+    if folder is None and origin == ORIGINAL and root is not None:
         folder = root / "vllm" / "model_executor"
-    made["vllm.model_executor"].__path__ = [str(folder)]
+    made["vllm.model_executor"].__path__ = [str(folder or HERE / "model_executor")]
     made["vllm.model_executor.model_loader"].__path__ = [str(HERE / "model_executor" / "model_loader")]
     return made
 
@@ -223,9 +221,11 @@ def _add_runners(version: str) -> None:
 
 
 @contextlib.contextmanager
-def installed(version: str, origin: str, *, is_late: bool = False) -> Iterator[Vllm]:
+def installed(
+    version: str, origin: str, *, is_late: bool = False, folder: Path | None = None
+) -> Iterator[Vllm]:
     """A process with this vLLM, in which the plugin has been registered: before vLLM has imported anything of
-    its own, or after. Afterwards everything is as it was.
+    its own, or after. `folder` has other sources. Afterwards everything is as it was.
     """
     before = {name: module for name, module in sys.modules.items() if _concerns(name)}
     finders = list(sys.meta_path)
@@ -234,8 +234,11 @@ def installed(version: str, origin: str, *, is_late: bool = False) -> Iterator[V
     package = sys.modules["poorwill"]
     ours = package.__dict__.pop("vllm", None)
     try:
-        sys.modules.update(modules(version, origin))
-        steps = [lambda: importlib.import_module("poorwill.vllm").register(), lambda: _start(version, origin)]
+        sys.modules.update(modules(version, origin, folder))
+        steps: list[Callable[[], None]] = [
+            lambda: importlib.import_module("poorwill.vllm").register(),
+            lambda: _start(version, origin),
+        ]
         for step in reversed(steps) if is_late else steps:
             step()
         yield Vllm(version, origin)

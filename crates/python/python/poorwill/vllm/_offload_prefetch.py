@@ -200,9 +200,9 @@ class _Layers:
 
     def _refuse_tied(self, parameter: Any) -> NoReturn:
         raise PoorwillError(
-            f"{self._others[id(parameter)]} and {self._names[id(parameter)]} are one parameter, and prefetching "
-            "gives each layer buffers of its own: leave it out by naming others with --offload-params, or take "
-            "--offload-backend uva"
+            f"{self._others[id(parameter)]} and {self._names[id(parameter)]} are one parameter, and "
+            "prefetching gives each layer buffers of its own: leave it out by naming others with "
+            "--offload-params, or take --offload-backend uva"
         )
 
     def host_of(self, module: Any, name: str, parameter: Any) -> Any:

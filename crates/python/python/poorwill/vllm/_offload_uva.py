@@ -196,8 +196,8 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
             self._offload(root)
 
     def _taken_from_vllm(self, module: Any, target_device: Any) -> list[tuple[Any, Any]] | None:
-        """Hides ours, which vLLM would move to memory of PyTorch's where it sees a mark or the CPU. Gives what
-        was moved, and from where; None if there are none of ours. It keeps no parameter that is read in place.
+        """Hides ours, which vLLM would move to memory of PyTorch's where it sees a mark or the CPU. Gives
+        what was moved, and from where; None if there are none of ours. What is read in place is not kept.
         """
         ours = [each for each in module.parameters() if _is_ours(each)]
         for parameter in ours:

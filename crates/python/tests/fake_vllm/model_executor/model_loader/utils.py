@@ -1,13 +1,14 @@
 """How vLLM takes parameters to the device while it processes them, and puts them back."""
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-import vllm.envs as envs
-from vllm.utils.platform_utils import is_pin_memory_available
-from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
+torch: Any = importlib.import_module("torch")
+envs: Any = importlib.import_module("vllm.envs")
+is_pin_memory_available: Any = importlib.import_module("vllm.utils.platform_utils").is_pin_memory_available
+view_of: Any = importlib.import_module("vllm.utils.torch_utils").get_accelerator_view_from_cpu_tensor
 
 MARK = "_vllm_is_uva_offloaded"
 
@@ -34,5 +35,5 @@ def device_loading_context(module: Any, target_device: Any) -> Iterator[Any]:
                 parameter.data = torch.empty_like(parameter.data, **like).copy_(parameter.data)
             if name in marked and not getattr(parameter, MARK, False):
                 host = torch.empty_like(parameter.data, **like).copy_(parameter.data)
-                parameter.data = get_accelerator_view_from_cpu_tensor(host)
+                parameter.data = view_of(host)
                 parameter._vllm_is_uva_offloaded = True

