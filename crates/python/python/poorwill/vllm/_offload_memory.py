@@ -48,13 +48,14 @@ def explaining(what: str, lower: str) -> Iterator[None]:
     try:
         yield
     except OutOfMemoryError as error:
-        budget = _environment.HOST_BUDGET
-        help_ = f"{lower}, raise {budget} if it is set, or free host memory"
+        help_ = f"{lower}, raise {_environment.HOST_BUDGET} if it is set, or free host memory"
+        if offload.policy().pin:
+            help_ += f", and where page-locking is what fails, set {_NO_PIN}=1 for pageable memory"
         raise about(error, f"{what}: {help_}") from error
     except PoorwillError as error:
         if not offload.policy().pin:
             raise
-        help_ = f"raise the limit, or set {_NO_PIN}=1 for weights that are copied from pageable memory"
+        help_ = f"set {_NO_PIN}=1 for pageable memory, which is copied"
         raise about(error, f"{what}, which is to be page-locked: {help_}") from error
 
 
