@@ -239,6 +239,38 @@ def test_that_compiles_where_vllms_own_does(vllm: Vllm, monkeypatch: pytest.Monk
         assert torch.equal(ours, right())
 
 
+class Wrapped(torch.Tensor):  # type: ignore[misc]
+    """A tensor that does its operations itself, as some ways of quantising make them."""
+
+    @staticmethod
+    def __new__(cls, inner: Any) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(func)
+
+
+def test_what_is_no_plain_tensor_is_left_and_named(vllm: Vllm, caplog: pytest.LogCaptureFixture) -> None:
+    offloader = vllm.make(cpu_offload_gb=1)
+    model = Model(offloader.wrap_modules)
+    held = offloader.host_bytes
+    quantised = nn.Parameter(Wrapped(torch.zeros(3 * WIDTH, WIDTH)), requires_grad=False)
+    freed = model.layers[1].up.weight.numel() * 4
+    model.layers[1].up._parameters["weight"] = quantised
+    with caplog.at_level("INFO"):
+        offloader.post_init()
+    assert model.layers[1].up.weight is quantised
+    assert offloader.host_bytes == held - freed
+    assert "1 parameters that were meant cannot be offloaded and stay on the GPU: #1.up.weight" in caplog.text
+    assert "a Wrapped does its operations itself" in caplog.text
+
+
 def prefetched(vllm: Vllm, monkeypatch: pytest.MonkeyPatch, count: int, step: int) -> tuple[Any, Any]:
     # CPU memory is not page-locked here, which vLLM would miss.
     monkeypatch.setenv(NO_PIN, "1")

@@ -566,19 +566,6 @@ def test_a_host_budget_that_is_too_small_is_told_at_start(
     assert contents(engine.kept()) == before
 
 
-def test_offloaded_weights_are_of_the_same_host_budget(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POORWILL_PREPARE", "0")
-    monkeypatch.setenv("POORWILL_HOST_BUDGET", "512MiB")
-    engine = start(LORA).start()
-    held = importlib.import_module("poorwill.vllm._offload")
-    monkeypatch.setattr(held, "held_bytes", lambda: 500 * MIB)
-    with pytest.raises(poorwill.PoorwillError, match=r"beside 0\.49 GiB of offloaded weights"):
-        engine.worker.sleep(1)
-    assert engine.is_awake()
-    monkeypatch.undo()
-    engine.worker.sleep(1)
-
-
 def test_a_host_budget_for_the_weights_alone_is_told_of_as_well(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from poorwill import _native, offload
 from poorwill._native import OutOfMemoryError, PoorwillError
+from poorwill.offload._layout import checked
 from poorwill.offload._members import about
 from poorwill.vllm import _environment
 
@@ -38,6 +39,15 @@ def keep_to_budget(owner: Any, device: Any) -> None:
         return
     arena = _native.arena(home(device), _ARENA, limit=_NOTHING, host_limit=limit)
     weakref.finalize(owner, arena.close).atexit = False
+
+
+def unfit(tensor: Any) -> str | None:
+    """Why a tensor of the GPU's cannot be copied as the bytes that it has, if it cannot."""
+    try:
+        checked(tensor, "offloading")
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
 
 
 @contextmanager

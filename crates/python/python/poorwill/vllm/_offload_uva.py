@@ -89,8 +89,8 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
         self._roots: list[_Root] = []
         self._roots_of: weakref.WeakKeyDictionary[Any, list[_Root]] = weakref.WeakKeyDictionary()
         self._with_forward: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Parameters without memory yet, as quantising while loading has them.
-        self._waiting: set[str] = set()
+        # What is on the GPU and no plain tensor, and why that matters.
+        self._unfit: dict[str, str] = {}
         self._names: list[str] = []
         if not self.cpu_offload_max_bytes:
             logger.warning(
@@ -112,11 +112,6 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
         named = dict(module.named_parameters(prefix=name, remove_duplicate=False))
         if not named or not self.cpu_offload_max_bytes:
             return module
-        for full, parameter in named.items():
-            if parameter.device.type == "meta":
-                self._waiting.add(full)
-            if parameter.device.type not in _offload_memory.DEVICES and not _is_ours(parameter):
-                self._selected.elsewhere.add(full)
         self._names += [full.partition(".")[2] for full in named]
         homes = [each.device for each in named.values() if each.device.type in _offload_memory.DEVICES]
         if homes and not self._kept.has_home:
@@ -133,9 +128,21 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
         module = root.module()
         if module is None:
             return
+        self._leave_out(root, module)
         with _offload_memory.explaining("offloading weights by --cpu-offload-gb", _LOWER):
             report = self._kept.offload(module, name=root.name)
         self._note(root, module, report)
+
+    def _leave_out(self, root: _Root, module: Any) -> None:
+        """Finds what cannot be offloaded as it is now: on the CPU, without memory yet, or no plain tensor."""
+        for name, parameter in module.named_parameters(prefix=root.name, remove_duplicate=False):
+            self._unfit.pop(name, None)
+            is_left = False
+            if parameter.device.type not in _offload_memory.DEVICES:
+                is_left = not _is_ours(parameter)
+            elif because := _offload_memory.unfit(parameter):
+                is_left, self._unfit[name] = True, because
+            (self._selected.elsewhere.add if is_left else self._selected.elsewhere.discard)(name)
 
     def _note(self, root: _Root, module: Any, report: OffloadReport) -> None:
         """Says on the parameters of a module where they are."""
@@ -212,13 +219,14 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
     def post_init(self) -> None:
         """When the model is loaded: what was replaced meanwhile is offloaded again, or named."""
         super().post_init()
-        self._selected.elsewhere.difference_update(self._waiting)
-        self._waiting.clear()
         left: tuple[OffloadedPart, ...] = ()
         if self._roots and _are_experts_moved():
             # Who moves experts between GPUs has taken down where they are.
             logger.debug("no parameter is moved any more, since --enable-eplb is on")
         elif self._roots:
+            for root in self._roots:
+                if (module := root.module()) is not None:
+                    self._leave_out(root, module)
             with _offload_memory.explaining("offloading replaced weights by --cpu-offload-gb", _LOWER):
                 report = self._kept.again()
             for root in self._roots:
@@ -255,6 +263,11 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
                 "are %s",
                 *(", ".join(unmatched), "it" if len(unmatched) == 1 else "them"),
                 listed(list(dict.fromkeys(self._names))),
+            )
+        if self._unfit:
+            logger.warning(
+                "%d parameters that were meant cannot be offloaded and stay on the GPU: %s",
+                *(len(self._unfit), listed([f"{name} ({why})" for name, why in self._unfit.items()], 3)),
             )
         if self.cpu_offload_max_bytes:
             logger.info(
