@@ -9,7 +9,7 @@ from typing import Any
 
 import poorwill
 import pytest
-from fake_vllm.offloaders import NO_PIN, OFFLOADER, WORKER, Vllm
+from fake_vllm.offloaders import NO_PIN, NO_UVA, OFFLOADER, WORKER, Vllm
 from vllm_offload_models import (
     PAGE,
     SIZES,
@@ -239,7 +239,12 @@ def test_an_error_of_ours_is_not_taken_for_a_parameter_that_is_gone(
 
 
 @pytest.mark.parametrize("method", ["reload_weights", "update_weights"])
-def test_weights_that_are_written_anew_are_those_of_the_next_forward(vllm: Vllm, method: str) -> None:
+@pytest.mark.parametrize("switch", [None, NO_UVA, NO_PIN])
+def test_weights_that_are_written_anew_are_those_of_the_next_forward(
+    vllm: Vllm, method: str, switch: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if switch is not None:
+        monkeypatch.setenv(switch, "1")
     layers = [Layer(number) for number in range(3)]
     offloader = made(vllm, layers, 2)
     offloader.post_init()
@@ -250,6 +255,8 @@ def test_weights_that_are_written_anew_are_those_of_the_next_forward(vllm: Vllm,
     def write() -> None:
         for number, layer in enumerate(layers):
             for at, each in enumerate(layer.parameters()):
+                # What a model computes from its weights it computes on the GPU.
+                assert each.device.type == ("cpu" if switch else "cuda")
                 each.data.copy_(tensor(each.numel(), 100 + 8 * number + at))
 
     worker.write = write

@@ -69,13 +69,13 @@ def explaining(what: str, lower: str) -> Iterator[None]:
         raise about(error, f"{what}, which is to be page-locked: {help_}") from error
 
 
-def kind(is_pinned: bool, is_read_in_place: bool) -> str:
-    """How the GPU gets at the memory, and why not better."""
+def kind(is_pinned: bool, is_read_in_place: bool | None = None) -> str:
+    """How the GPU gets at the memory, and why not better; None where it is to be copied in any case."""
     allowed = offload.policy()
     if is_read_in_place:
         return "page-locked, and read in place"
     if is_pinned:
-        because = "" if allowed.uva else f", since {allowed.uva_because}=1 is set"
+        because = "" if is_read_in_place is None else f", since {allowed.uva_because}=1 is set"
         return f"page-locked, and copied to the GPU{because}"
     because = (
         f"{allowed.pin_because}=1 is set" if allowed.pin_because else "vLLM finds that it cannot be locked"

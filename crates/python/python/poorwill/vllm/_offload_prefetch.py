@@ -25,8 +25,16 @@ logger: Any = _offload_memory.logger()
 MODE = "poorwill"
 """What vLLM calls a way of keeping parameters; its own is `cpu`."""
 
+
+def _source_of(function: Any) -> str:
+    try:
+        return inspect.getsource(function)
+    except OSError:
+        return ""
+
+
 # How the versions count that need to be put right in `_start_prefetch`.
-_GOES_ROUND = "(index + self.prefetch_step) % len(self.module_offloaders)" in inspect.getsource(
+_GOES_ROUND = "(index + self.prefetch_step) % len(self.module_offloaders)" in _source_of(
     _prefetch.PrefetchOffloader._hook_module_forward
 )
 
@@ -112,7 +120,7 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
             logger.info(
                 "Weights in Poorwill's host memory: %s of %d layers, %s ahead of their use",
                 *(gib(self.host_bytes), len(self.module_offloaders)),
-                _offload_memory.kind(_prefetch.should_pin_memory(), False),
+                _offload_memory.kind(_prefetch.should_pin_memory()),
             )
 
     # While the engine runs
@@ -132,7 +140,8 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Around a time in which weights are written: the parameters are their host memory while it lasts.
+        """Around a time in which weights are written: the parameters are their host memory while it lasts, as
+        the GPU sees it where it may, so that what is computed from them is computed there.
 
         Written to the buffers they would be lost with the next layer that is copied there.
         """
@@ -146,7 +155,7 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
         self._writers += 1
         try:
             for each in ours:
-                each.parameter.data = each._cpu_storage
+                each.parameter.data = each.host_for_writing()
             yield
         finally:
             self._writers -= 1
@@ -253,6 +262,7 @@ class ParameterInHost(_prefetch._CpuParamOffloader):  # type: ignore[misc]
     def __init__(self, module: Any, param_name: str) -> None:
         self.parameter: Any = None
         self.name: str = param_name
+        self.is_pinned = bool(_prefetch.should_pin_memory())
         super().__init__(module, param_name)
 
     @property
@@ -264,6 +274,13 @@ class ParameterInHost(_prefetch._CpuParamOffloader):  # type: ignore[misc]
     def is_at_rest(self) -> bool:
         """Whether the parameter is its host memory, as until the buffers are made."""
         return self._cpu_storage is not None and _address(self.parameter) == self.host_storage.data_ptr()
+
+    def host_for_writing(self) -> Any:
+        """The host memory, as the GPU sees it if it does."""
+        host = self._cpu_storage
+        if not (host.numel() and self.is_pinned and offload.policy().uva):
+            return host
+        return offload.device_view(host, device=_offload_memory.home(self._home))
 
     def _offload_to_cpu_internal(self) -> None:
         self.parameter = self._param
