@@ -1,5 +1,6 @@
 """What the suites of offloaders in vLLM share: a row of layers, and how much host memory is held."""
 
+import ctypes
 import gc
 import importlib
 import logging
@@ -68,7 +69,8 @@ def value_of(number: int, at: int) -> int:
 def content(each: Any) -> bytes:
     if each.device.type == "cuda":
         torch.cuda.synchronize()
-    return bytes(each.data.numpy_bytes())
+    data = each.data
+    return bytes(data.numpy_bytes() if hasattr(data, "numpy_bytes") else data.cpu().numpy().tobytes())
 
 
 def contents(module: Any) -> dict[str, bytes]:
@@ -87,8 +89,15 @@ def named(module: Any) -> dict[str, Any]:
 
 
 def is_in_host_memory(each: Any) -> bool:
-    """Whether a GPU's tensor is of host memory: the fake driver knows that by its address."""
-    return bool(each.data_ptr() >> 56 & 1)
+    """Whether a GPU's tensor is of host memory: the driver says so, and the fake one by its address."""
+    if hasattr(each, "numpy_bytes"):
+        return bool(each.data_ptr() >> 56 & 1)
+    kind, memory_type, host = ctypes.c_uint(), 2, 1
+    driver = ctypes.CDLL("libcuda.so.1")
+    assert (
+        driver.cuPointerGetAttribute(ctypes.byref(kind), memory_type, ctypes.c_void_p(each.data_ptr())) == 0
+    )
+    return kind.value == host
 
 
 def forward(layers: list[Any]) -> list[Any]:
