@@ -271,6 +271,35 @@ def test_weights_that_are_written_anew_are_those_of_the_next_forward(
     assert forward(layers) == new
 
 
+def test_an_update_in_several_calls_is_written_where_it_belongs(vllm: Vllm) -> None:
+    """As vLLM reloads layer by layer: meanwhile others are in the places of the parameters."""
+    layers = [Layer(0), Layer(1)]
+    offloader = made(vllm, layers)
+    offloader.post_init()
+    worker = vllm.module(WORKER).Worker()
+    kept = [dict(layer.norm._parameters) for layer in layers]
+
+    def begin() -> None:
+        for layer in layers:
+            layer.norm.weight = nn.Parameter(torch.empty(3 * PAGE, dtype=torch.uint8, device="meta"), False)
+
+    def end() -> None:
+        for number, (layer, parameters) in enumerate(zip(layers, kept, strict=True)):
+            parameters["weight"].data.copy_(tensor(3 * PAGE, 200 + number))
+            layer.norm.weight = parameters["weight"]
+
+    worker.write = begin
+    worker.start_weight_update()
+    worker.write = lambda: None
+    worker.update_weights({})
+    worker.write = end
+    worker.finish_weight_update()
+    for _ in range(2):
+        assert [seen["norm.weight"] for seen in forward(layers)] == [
+            bytes([200 + number]) * 3 * PAGE for number in range(2)
+        ]
+
+
 def test_a_write_that_fails_leaves_the_buffers_in_place(vllm: Vllm) -> None:
     layers = [Layer(0), Layer(1)]
     offloader = made(vllm, layers)

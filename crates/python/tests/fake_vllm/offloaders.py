@@ -94,6 +94,12 @@ class Worker:
     def update_weights(self, update_info: Any) -> None:
         self._call("update_weights")
 
+    def start_weight_update(self) -> None:
+        self._call("start_weight_update")
+
+    def finish_weight_update(self) -> None:
+        self._call("finish_weight_update")
+
     def wake_up(self, tags: list[str] | None = None) -> None:
         self._call("wake_up")
 
