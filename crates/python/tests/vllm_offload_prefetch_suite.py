@@ -321,6 +321,8 @@ def test_buffers_that_were_lost_in_a_sleep_are_filled_by_the_wake(vllm: Vllm, ta
     offloader = made(vllm, layers, 2)
     offloader.post_init()
     forward(layers)
+    # The first layers are on their way once more, and a sleep waits for that.
+    torch.cuda.synchronize()
     for layer in layers:
         for each in layer.parameters():
             each.data.zero_()
