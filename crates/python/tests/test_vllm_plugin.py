@@ -24,7 +24,7 @@ from poorwill.vllm._platform import ConfigurationError
 from poorwill.vllm._versions import UnsupportedVllmError
 
 VARIABLES = (
-    *("POORWILL_SLEEP_MODE", "POORWILL_BUDGET", "POORWILL_HOST_BUDGET"),
+    *("POORWILL_SLEEP_MODE", "POORWILL_BUDGET", "POORWILL_HOST_BUDGET", "POORWILL_OFFLOAD"),
     *("POORWILL_PAGEABLE", "POORWILL_PREPARE", "POORWILL_WAKE_TIMEOUT"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
 )
@@ -67,6 +67,8 @@ def test_without_settings_everything_has_a_default() -> None:
     [
         ("SLEEP_MODE", "1", "sleep_mode", True),
         ("SLEEP_MODE", " 0 ", "sleep_mode", False),
+        ("OFFLOAD", "1", "offload", True),
+        ("OFFLOAD", "0", "offload", False),
         ("BUDGET", "22528MiB", "budget", "22528MiB"),
         ("BUDGET", "1048576", "budget", "1048576"),
         ("BUDGET", "0.92", "budget", "0.92"),
@@ -93,6 +95,7 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, name: str, text: str, field: 
     [
         ("SLEEP_MODE", "yes", "neither 0 nor 1"),
         ("SLEEP_MODE", "2", "neither 0 nor 1"),
+        ("OFFLOAD", "true", "neither 0 nor 1"),
         ("PAGEABLE", "true", "neither 0 nor 1"),
         ("PREPARE", "off", "neither 0 nor 1"),
         *(
@@ -368,11 +371,45 @@ def test_registering_twice_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.meta_path.count(_imports._FINDER) == 1
 
 
-@pytest.mark.parametrize("hook", _hooks.HOOKS, ids=lambda hook: str(hook.function))
+@pytest.mark.parametrize(("text", "waits"), [("0", False), (" ", False), ("1", True), ("yes", True)])
+def test_what_is_hooked_for_offloading_waits_only_if_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, text: str, waits: bool
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv("POORWILL_OFFLOAD", text)
+    importlib.import_module("poorwill.vllm").register()
+    modules = {hook.module for hook in _hooks.OFFLOAD_HOOKS}
+    assert modules & set(_imports._waiting) == (modules if waits else set())
+
+
+@pytest.mark.parametrize("text", ["1", "yes"])
+def test_offloading_is_decided_with_the_configuration(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Before anything is started, whether or not the engine sleeps."""
+    module = platform()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    HOOK.wait()
+    monkeypatch.setenv("POORWILL_OFFLOAD", text)
+    complete = module.CudaPlatformBase.check_and_update_config
+    stock = config(enable_sleep_mode=False, sleep_mode_backend="cumem")
+    if text == "yes":
+        with pytest.raises(ValueError, match="POORWILL_OFFLOAD='yes' is neither 0 nor 1"):
+            complete(stock)
+        return
+    complete(stock)
+    assert stock.parallel_config.worker_cls == _platform.STOCK_WORKER
+    version(monkeypatch, "0.34.0")
+    with pytest.raises(UnsupportedVllmError, match=r"0\.34\.0.*unset POORWILL_OFFLOAD"):
+        complete(stock)
+
+
+@pytest.mark.parametrize(
+    "hook", [*_hooks.HOOKS, *_hooks.OFFLOAD_HOOKS], ids=lambda hook: f"{hook.function} {hook.module}"
+)
 def test_every_hook_is_of_a_module_that_is_looked_at_first(hook: Hook) -> None:
     ours = (Path(poorwill.__file__).parent / "vllm" / f"{hook.ours.rpartition('.')[2]}.py").read_text()
     assert f"def {hook.function}(" in ours
-    if hook.module != "vllm.config.vllm":
+    if hook.module not in ("vllm.config.vllm", "vllm.model_executor.offloader"):
         assert _versions.needs("0.33.0", hook.module)
 
 

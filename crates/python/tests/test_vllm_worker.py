@@ -9,7 +9,7 @@ import pytest
 from poorwill.vllm._versions import TESTED
 
 HERE = Path(__file__).resolve().parent
-SUITES = [HERE / f"vllm_{name}_suite.py" for name in ("worker", "ends", "allocator", "budget")]
+SUITES = [HERE / f"vllm_{name}_suite.py" for name in ("worker", "ends", "beside", "allocator", "budget")]
 
 # Longer than it takes on the slowest machine: whatever runs into it is stuck, and says where.
 STUCK_S = 900

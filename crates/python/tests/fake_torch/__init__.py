@@ -20,6 +20,7 @@ from typing import Any
 
 from poorwill import _native
 
+from . import nn
 from .dispatch import COMPOSITE, TorchDispatchMode, infer
 from .dispatch import modes as modes_of_this_thread
 from .driver import Driver, Pluggable
@@ -43,7 +44,10 @@ __all__ = [
 ]
 
 VERSION = "2.11.0+cu130"
-FUNCTIONS = ("empty", "zeros", "empty_like", "equal", "mm", "addmm", "from_dlpack", "frombuffer")
+FUNCTIONS = (
+    *("empty", "zeros", "empty_like", "empty_strided", "equal", "mm", "addmm"),
+    *("from_dlpack", "frombuffer"),
+)
 _call_afterwards = _native.torch_call_afterwards
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -101,6 +105,7 @@ def modules(world: World) -> dict[str, ModuleType]:
         "strided": STRIDED,
         "OutOfMemoryError": OutOfMemoryError,
         "inference_mode": inference_mode,
+        "ops": SimpleNamespace(),
         "ops_for_tests": library.operations,
         **{dtype.name: dtype for dtype in DTYPES},
         **{name: getattr(library, name) for name in FUNCTIONS},
@@ -119,6 +124,8 @@ def modules(world: World) -> dict[str, ModuleType]:
         "torch.cuda": _module("torch.cuda", of_cuda),
         "torch.cuda.memory": _module("torch.cuda.memory", of_memory),
         "torch.cuda.graphs": _module("torch.cuda.graphs", {"graph": runtime.capture_type}),
+        "torch.nn": _module("torch.nn", {"Module": nn.Module, "Parameter": nn.Parameter}),
+        "torch.func": _module("torch.func", {"functional_call": nn.functional_call}),
         "torch.utils": _module("torch.utils", {}),
         "torch.utils._python_dispatch": _module(
             "torch.utils._python_dispatch", {"TorchDispatchMode": TorchDispatchMode}

@@ -228,6 +228,15 @@ class Driver:
         with self._current(0):
             self._call("cuMemHostRegister_v2", c_void_p(address), c_size_t(size), c_uint(FOR_ALL_AND_MAPPED))
 
+    def is_locked(self, address: int) -> bool:
+        known = c_uint64()
+        with self._current(0):
+            try:
+                self._call("cuMemHostGetDevicePointer_v2", byref(known), c_void_p(address), c_uint(0))
+            except DriverError:
+                return False
+        return True
+
     def unlock(self, address: int) -> None:
         with self._current(0):
             self._call("cuMemHostUnregister", c_void_p(address))

@@ -54,6 +54,9 @@ class Machine(Segments, Protocol):
 
     def unlock(self, address: int) -> None: ...
 
+    def is_locked(self, address: int) -> bool:
+        """Whether the memory there is locked, by whomever."""
+
 
 class Paper:
     """A machine without memory. It counts what is mapped, and the peak of it."""
@@ -125,3 +128,6 @@ class Paper:
 
     def unlock(self, address: int) -> None:
         pass
+
+    def is_locked(self, address: int) -> bool:
+        return False

@@ -46,6 +46,16 @@ class Stream:
         self.world.refuse_in_capture("cudaStreamSynchronize")
         self.world.machine.synchronize(self.device_index, self.cuda_stream)
 
+    def record_event(self, event: Event | None = None) -> Event:
+        recorded = event or Event()
+        recorded.record(self)
+        return recorded
+
+    def wait_event(self, event: Event) -> None:
+        """Waits on the host, as `wait_stream` does."""
+        if event.stream is not None:
+            self.wait_stream(event.stream)
+
     def wait_stream(self, stream: Stream) -> None:
         """Waits on the host, which is in order as well."""
         if self._identity not in self.world.captures:
@@ -59,6 +69,7 @@ class Event:
 
     def __init__(self) -> None:
         self._place: tuple[int, int] | None = None
+        self.stream: Stream | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         """Behind what was done so far on a stream, the current one if None is given."""
@@ -66,6 +77,7 @@ class Event:
         device = world.device if stream is None else stream.device_index
         handle = world.stream(device) if stream is None else stream.cuda_stream
         self._place = (device, world.machine.record(device, handle))
+        self.stream = stream
 
     def query(self) -> bool:
         """Whether it has come so far. An event that was recorded nowhere has."""

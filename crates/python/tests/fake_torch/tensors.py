@@ -182,6 +182,30 @@ class Tensor:
         return self._storage.device
 
     @property
+    def data(self) -> Tensor:
+        return Tensor(
+            self._library, self._storage, self.shape, self.dtype, offset=self._offset, strides=self._strides
+        )
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        self._storage, self._offset = other._storage, other._offset
+        self.shape, self._strides, self.dtype = other.shape, other._strides, other.dtype
+
+    def size(self) -> tuple[int, ...]:
+        return self.shape
+
+    def is_pinned(self) -> bool:
+        """Asks the driver, as PyTorch does."""
+        return self.device.type == "cpu" and self._library.world.machine.is_locked(self.data_ptr())
+
+    def pin_memory(self) -> Tensor:
+        pinned = self._library.empty_strided(
+            self.shape, self._strides, dtype=self.dtype, device="cpu", pin_memory=True
+        )
+        return pinned.copy_(self)
+
+    @property
     def is_cuda(self) -> bool:
         return self.device.type == "cuda"
 
@@ -276,7 +300,7 @@ class Tensor:
     def view(self, *shape: int) -> Tensor:
         return self._library.call("aten::view", self, shape)
 
-    def to(self, device: Any) -> Tensor:
+    def to(self, device: Any, non_blocking: bool = False) -> Tensor:
         place = self._library.place(device)
         if is_inference():
             return self._library.call("aten::to.device", self, place)
@@ -362,8 +386,24 @@ class Library:
     def zeros(self, *shape: Any, dtype: DType = float32, device: Any = None) -> Tensor:
         return self.call("aten::zeros", _shape(shape), dtype=dtype, device=device)
 
-    def empty_like(self, tensor: Tensor) -> Tensor:
+    def empty_like(self, tensor: Tensor, *, device: Any = None, pin_memory: bool = False) -> Tensor:
+        if device is not None:
+            pinned = pin_memory and self.place(device).type == "cpu"
+            return self.empty(tensor.shape, dtype=tensor.dtype, device=device, pin_memory=pinned)
         return self.call("aten::empty_like", tensor)
+
+    def empty_strided(
+        self,
+        size: Sequence[int],
+        stride: Sequence[int],
+        *,
+        dtype: DType = float32,
+        layout: str = STRIDED,
+        device: Any = None,
+        pin_memory: bool = False,
+    ) -> Tensor:
+        flat = self.empty((strided.span(size, stride),), dtype=dtype, device=device, pin_memory=pin_memory)
+        return flat.as_strided(tuple(size), tuple(stride))
 
     def equal(self, first: Tensor, second: Tensor) -> bool:
         return first.shape == second.shape and self.read(first) == self.read(second)

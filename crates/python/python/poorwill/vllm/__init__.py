@@ -1,4 +1,5 @@
-"""vLLM's sleep mode with Poorwill, as a plugin: nothing has to be imported or patched by hand.
+"""vLLM's sleep mode and its offloaded weights with Poorwill, as a plugin: nothing has to be imported or
+patched by hand.
 
 vLLM finds `register` by its entry point and calls it in every process of an engine. Where vLLM has a
 registry of sleep-mode backends (0.25 and later), `--enable-sleep-mode --sleep-mode-backend poorwill` chooses
@@ -10,9 +11,12 @@ worker an allocator in the place of `CuMemAllocator` (`worker`, `allocator`). Wh
 its frontend can do (refusing what cannot be done, taking a failed sleep back, saying that the weights are not
 there yet, metrics) is hooked where those are defined (`_engine`, `_frontend`, `_metrics`). What is hooked was
 held against what we need of it before (`_versions`).
+
+With `POORWILL_OFFLOAD=1`, whether or not the engine sleeps, weights that vLLM offloads are in host memory of
+Poorwill's (`_offload`, and the offloaders in `_offload_uva` and `_offload_prefetch`).
 """
 
-from poorwill.vllm import _hooks
+from poorwill.vllm import _environment, _hooks
 
 __all__ = ["register"]
 
@@ -24,3 +28,6 @@ def register() -> None:
     """
     for hook in _hooks.HOOKS:
         hook.wait()
+    if _environment.may_want_offload():
+        for hook in _hooks.OFFLOAD_HOOKS:
+            hook.wait()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from poorwill._native import parse_bytes
 
 SLEEP_MODE = "POORWILL_SLEEP_MODE"
+OFFLOAD = "POORWILL_OFFLOAD"
 BUDGET = "POORWILL_BUDGET"
 HOST_BUDGET = "POORWILL_HOST_BUDGET"
 PAGEABLE = "POORWILL_PAGEABLE"
@@ -20,10 +21,12 @@ class Environment:
 
     sleep_mode: bool = False
     """Whether sleep mode is Poorwill's where vLLM has no registry of backends."""
+    offload: bool = False
+    """Whether weights that vLLM offloads are kept in Poorwill's host memory."""
     budget: str | None = None
     """What one engine may use of its GPU: bytes, or a share; in the place of `--gpu-memory-utilization`."""
     host_budget_bytes: int | None = None
-    """What backups may take of host memory, for each GPU."""
+    """What backups and offloaded weights may take of host memory, for each GPU."""
     pageable: bool = False
     """Whether backups are left unlocked, in memory that the system may move."""
     prepare: bool = True
@@ -41,6 +44,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     default = Environment()
     return Environment(
         sleep_mode=_switch(given, SLEEP_MODE, default.sleep_mode),
+        offload=_switch(given, OFFLOAD, default.offload),
         budget=_budget(given),
         host_budget_bytes=_bytes(given, HOST_BUDGET),
         pageable=_switch(given, PAGEABLE, default.pageable),
@@ -52,6 +56,16 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
 def wants_sleep_mode(environ: Mapping[str, str] | None = None) -> bool:
     """That setting alone, for who has not chosen Poorwill yet."""
     return _switch(os.environ if environ is None else environ, SLEEP_MODE, Environment.sleep_mode)
+
+
+def wants_offload(environ: Mapping[str, str] | None = None) -> bool:
+    """The same for weights that are offloaded."""
+    return _switch(os.environ if environ is None else environ, OFFLOAD, Environment.offload)
+
+
+def may_want_offload() -> bool:
+    """Whether that is anything but off, read or not: what cannot be read is told where somebody hears it."""
+    return os.environ.get(OFFLOAD, "").strip() not in ("", "0")
 
 
 def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:

@@ -49,6 +49,25 @@ class Hook:
         getattr(importlib.import_module(self.ours), self.function)(module)
 
 
+@dataclass(frozen=True)
+class OffloadHook(Hook):
+    """One for weights that vLLM offloads. It waits only where the environment asks for it, so that an unfit
+    vLLM is refused always: when an offloader is made, since vLLM does without some modules that fail.
+    """
+
+    is_checked: bool = True
+    """Not where the rest of what is needed of the module is needed for sleeping."""
+
+    def _install(self, module: ModuleType) -> None:
+        ours = importlib.import_module(self.ours)
+        try:
+            if self.is_checked:
+                _versions.check(_versions.running(), module, _versions.WITHOUT_OFFLOAD)
+        except UnsupportedVllmError as refusal:
+            ours.refuse(refusal)
+        getattr(ours, self.function)(module)
+
+
 HOOKS = (
     Hook("vllm.platforms.cuda", "poorwill.vllm._platform", "install"),
     Hook("vllm.config.vllm", "poorwill.vllm._platform", "install_graph_pool"),
@@ -56,6 +75,19 @@ HOOKS = (
     Hook("vllm.v1.engine.core", "poorwill.vllm._engine", "install_core"),
     Hook("vllm.v1.engine.async_llm", "poorwill.vllm._frontend", "install_async"),
     Hook("vllm.v1.engine.llm_engine", "poorwill.vllm._frontend", "install_sync"),
+)
+
+_OFFLOADER = "vllm.model_executor.offloader"
+OFFLOAD_HOOKS = (
+    # Who imports names from there later has ours; who did before is given them.
+    OffloadHook(f"{_OFFLOADER}.base", "poorwill.vllm._offload", "install_base"),
+    OffloadHook(_OFFLOADER, "poorwill.vllm._offload", "install_names"),
+    OffloadHook(f"{_OFFLOADER}.uva", "poorwill.vllm._offload", "install_names"),
+    OffloadHook(f"{_OFFLOADER}.prefetch", "poorwill.vllm._offload", "install_names"),
+    OffloadHook("vllm.v1.worker.gpu_model_runner", "poorwill.vllm._offload", "install_names", False),
+    OffloadHook("vllm.v1.worker.gpu.model_runner", "poorwill.vllm._offload", "install_names", False),
+    OffloadHook("vllm.model_executor.model_loader.utils", "poorwill.vllm._offload", "install_loading"),
+    OffloadHook("vllm.v1.worker.gpu_worker", "poorwill.vllm._offload", "install_worker", False),
 )
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from poorwill._native import PoorwillError
-from poorwill.vllm import _environment, _hooks
+from poorwill.vllm import _environment, _hooks, _versions
 
 STOCK_WORKER = "vllm.v1.worker.gpu_worker.Worker"
 WORKER = "poorwill.vllm.worker.Worker"
@@ -36,6 +36,7 @@ def install(module: ModuleType) -> None:
     @functools.wraps(stock)
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         stock(cls, vllm_config)
+        decide_offload()
         decide(vllm_config)
 
     check_and_update_config.__dict__["__poorwill__"] = True
@@ -104,6 +105,14 @@ def decide(vllm_config: Any) -> None:
             f"{parallel.worker_cls}: leave it away, and have --worker-extension-cls add what it adds"
         )
     _was_chosen = True
+
+
+def decide_offload() -> None:
+    """Raises ValueError for a switch that cannot be read, and UnsupportedVllmError for a vLLM that is not
+    known where weights are to be offloaded with Poorwill: before anything is started.
+    """
+    if _environment.wants_offload():
+        _versions.known(_versions.running(), _versions.WITHOUT_OFFLOAD)
 
 
 def note_chosen() -> None:

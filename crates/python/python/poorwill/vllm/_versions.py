@@ -49,6 +49,10 @@ class UnsupportedVllmError(PoorwillError):
     """
 
 
+WITHOUT_SLEEP = "unset POORWILL_SLEEP_MODE or choose --sleep-mode-backend cumem"
+WITHOUT_OFFLOAD = "unset POORWILL_OFFLOAD"
+"""How to do without poorwill, for whoever chose one or the other."""
+
 Kind = Literal["value", "field", "function", "method", "classmethod", "staticmethod"]
 
 
@@ -277,27 +281,81 @@ def _contract() -> Iterator[Need]:
     yield need("AsyncMPClient.client_count", "field")
 
 
-CONTRACT: tuple[Need, ...] = tuple(_contract())
+def _offload_contract() -> Iterator[Need]:
+    """Where weights are offloaded; nobody else looks at these modules."""
+    package = "vllm.model_executor.offloader"
+    need = _in_module(f"{package}.base")
+    yield need("create_offloader", "function", "offload_config", is_whole=True)
+    yield need("get_offloader", "function", is_whole=True)
+    yield need("should_pin_memory", "function", is_whole=True)
+    yield need("NoopOffloader", "value")
+    yield need("BaseOffloader.wrap_modules", "method", "modules_generator")
+    yield need("BaseOffloader.post_init", "method", is_whole=True)
+
+    need = _in_module(f"{package}.uva")
+    limits = ("cpu_offload_max_bytes", "cpu_offload_params")
+    yield need("UVAOffloader.__init__", "method", *limits, is_whole=True)
+    yield need("UVAOffloader.wrap_modules", "method", "modules_generator")
+    yield need("UVAOffloader._maybe_offload_to_cpu", "method", "module")
+    yield need("UVAOffloader.post_init", "method", is_whole=True)
+    for field in (*limits, "cpu_offload_bytes", "pin_memory", "uva_offloading"):
+        yield need(f"UVAOffloader.{field}", "field")
+
+    need = _in_module(f"{package}.prefetch")
+    asked = ("group_size", "num_in_group", "prefetch_step", "offload_params", "mode")
+    yield need("PrefetchOffloader.__init__", "method", *asked, is_whole=True)
+    yield need("PrefetchOffloader.wrap_modules", "method", "modules_generator")
+    yield need("PrefetchOffloader.post_init", "method", is_whole=True)
+    yield need("PrefetchOffloader._start_prefetch", "method", "layer_idx", is_whole=True)
+    for field in (*asked, "module_offloaders", "copy_stream", "buffer_pool"):
+        yield need(f"PrefetchOffloader.{field}", "field")
+    yield need("_ModuleOffloader.start_onload_to_static", "method", is_whole=True)
+    yield need("_ModuleOffloader.module", "field")
+    yield need("_ModuleOffloader._param_offloaders", "field")
+    yield need("_BaseParamOffloader.create", "staticmethod", "mode", "**kwargs")
+    yield need("_CpuParamOffloader.__init__", "method", "module", "param_name", is_whole=True)
+    yield need("_CpuParamOffloader._offload_to_cpu_internal", "method", is_whole=True)
+    yield need("_CpuParamOffloader._update_cpu_storage_from_param", "method", is_whole=True)
+    yield need("_CpuParamOffloader.sync_cpu_storage", "method", is_whole=True)
+    yield need("_CpuParamOffloader.assign_static_buffer", "method", "gpu_buffer", is_whole=True)
+    yield need("_CpuParamOffloader._param", "value")
+    for field in ("_cpu_storage", "_gpu_buffer", "_param_name", "_param_deleted", "offloaded_bytes"):
+        yield need(f"_CpuParamOffloader.{field}", "field")
+
+    # Where parameters are taken to the device, changed, and put back.
+    need = _in_module("vllm.model_executor.model_loader.utils")
+    yield need("device_loading_context", "function", "module", "target_device", is_whole=True)
+
+    yield Need("vllm.config", "get_current_vllm_config_or_none", "function", is_whole=True)
+    yield Need("vllm.config.parallel", "ParallelConfig.enable_eplb", "field")
+
+    # Who asks for an offloader, by a name of its own.
+    yield Need("vllm.v1.worker.gpu_model_runner", "create_offloader", "value")
+    yield Need("vllm.v1.worker.gpu.model_runner", "create_offloader", "value", since=(0, 33, 0))
 
 
-def parse(version: str) -> Version:
+CONTRACT: tuple[Need, ...] = (*_contract(), *_offload_contract())
+
+
+def parse(version: str, instead: str = WITHOUT_SLEEP) -> Version:
     """The release that a version belongs to: 0.20.2rc1.dev3+g123 counts as 0.20.2."""
     matched = _RELEASE.fullmatch(version.strip())
     if matched is None:
-        raise _unsupported(version, "its version does not tell which release it belongs to")
+        raise _unsupported(version, "its version does not tell which release it belongs to", instead)
     major, minor, patch, *_ = [*map(int, matched[1].split(".")), 0]
     return (major, minor, patch)
 
 
-def known(version: str) -> Version:
-    """The same, if it is a release that is known."""
-    release = parse(version)
+def known(version: str, instead: str = WITHOUT_SLEEP) -> Version:
+    """The same, if it is a release that is known. `instead` is how to do without poorwill."""
+    release = parse(version, instead)
     if not OLDEST <= release < TOO_NEW:
         newer = release >= TOO_NEW
         raise _unsupported(
             version,
             f"it is {'newer' if newer else 'older'} than what poorwill knows, "
             f"which is {_dotted(OLDEST)} and later, below {_dotted(TOO_NEW)}",
+            instead,
         )
     return release
 
@@ -314,27 +372,28 @@ def running() -> str:
         return "unknown"
 
 
-def needs(version: str, module: str | None = None) -> list[Need]:
+def needs(version: str, module: str | None = None, instead: str = WITHOUT_SLEEP) -> list[Need]:
     """What is needed of this version, or of one of its modules."""
-    release = known(version)
+    release = known(version, instead)
     return [need for need in CONTRACT if module in (None, need.module) and need.concerns(release)]
 
 
-def check(version: str, module: ModuleType) -> None:
+def check(version: str, module: ModuleType, instead: str = WITHOUT_SLEEP) -> None:
     """Raises `UnsupportedVllmError` unless this module of vLLM has all that is needed of it.
 
     It has to run before anything of the module is replaced. Where nothing is needed of the module, the
     version alone is looked at.
     """
-    for need in needs(version, module.__name__):
+    for need in needs(version, module.__name__, instead):
         try:
             found = _find(module, need)
         except AttributeError:
-            raise _unsupported(version, f"{need.name} is missing") from None
+            raise _unsupported(version, f"{need.name} is missing", instead) from None
         except (TypeError, ValueError) as error:
-            raise _unsupported(version, f"{need.name} does not tell what it takes ({error})") from error
+            said = f"{need.name} does not tell what it takes ({error})"
+            raise _unsupported(version, said, instead) from error
         if problem := need.problem(found):
-            raise _unsupported(version, f"{need.name} {problem}")
+            raise _unsupported(version, f"{need.name} {problem}", instead)
 
 
 def refuse_missing(version: str, module: str) -> None:
@@ -364,10 +423,10 @@ def _find(module: ModuleType, need: Need) -> Found:
     return Found(kind, parameters[kind in ("method", "classmethod") :], is_async)
 
 
-def _unsupported(version: str, what: str) -> UnsupportedVllmError:
+def _unsupported(version: str, what: str, instead: str = WITHOUT_SLEEP) -> UnsupportedVllmError:
     return UnsupportedVllmError(
         f"poorwill cannot work in vLLM {version}: {what}; it was tested with vLLM {' and '.join(TESTED)}: "
-        "unset POORWILL_SLEEP_MODE or choose --sleep-mode-backend cumem to do without poorwill, or upgrade it"
+        f"{instead} to do without poorwill, or upgrade it"
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from poorwill import _native
 from poorwill._native import PoorwillError, Preparation, PrepareReport
-from poorwill.vllm import _budget, _environment, _hooks, _platform, _versions
+from poorwill.vllm import _budget, _environment, _hooks, _offload, _platform, _versions
 from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._engine import TOUCHING
 from poorwill.vllm._events import Event
@@ -312,16 +312,18 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         limit = self._environment.host_budget_bytes
         if limit is None:
             return None
+        offloaded = _offload.held_bytes()
         needed = self._kept_bytes()
-        if needed > limit:
+        if needed + offloaded > limit:
             # What is cached has no bytes to keep.
             self._opened.settle()
             needed = self._kept_bytes()
-        if needed <= limit:
+        if needed + offloaded <= limit:
             return None
+        beside = f" beside {gib(offloaded)} of offloaded weights" if offloaded else ""
         return (
-            f"a sleep at level 1 keeps {gib(needed)} in host memory, and {_environment.HOST_BUDGET} allows "
-            f"{gib(limit)}: raise it, or sleep at level 2 and reload the weights after the wake"
+            f"a sleep at level 1 keeps {gib(needed)} in host memory{beside}, and {_environment.HOST_BUDGET} "
+            f"allows {gib(limit)}: raise it, or sleep at level 2 and reload the weights after the wake"
         )
 
     def _kept_bytes(self) -> int:

@@ -1,0 +1,319 @@
+"""vLLM's UVA offloader with host memory of ours: `--cpu-offload-gb`, `--offload-backend uva`.
+
+The names that are meant, the order, and the budget's meaning are vLLM's, but the budget is kept to: a
+parameter that does not fit is left on the GPU, and later smaller ones may still be taken. Where the GPU may
+not read host memory in place, vLLM's own forward copies the parameters in, which compiled models know.
+"""
+
+import contextlib
+import importlib
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from poorwill import offload
+from poorwill._native import PoorwillError
+from poorwill.offload import OffloadedPart, OffloadReport
+from poorwill.offload._plans import Selection
+from poorwill.vllm import _offload_memory
+from poorwill.vllm._offload_memory import gib, listed
+
+_uva: Any = importlib.import_module("vllm.model_executor.offloader.uva")
+_config: Any = importlib.import_module("vllm.config")
+torch: Any = importlib.import_module("torch")
+logger: Any = _offload_memory.logger()
+
+MARK = "_vllm_is_uva_offloaded"
+"""What vLLM looks for on a parameter that the GPU reads in host memory."""
+_OURS = "_poorwill_is_offloaded"
+
+_LOWER = "lower --cpu-offload-gb"
+
+
+@dataclass(frozen=True)
+class _Selected(Selection):
+    """vLLM's rule for names, without parameters that are not on the GPU."""
+
+    elsewhere: set[str] = field(default_factory=set)
+
+    def has(self, name: str) -> bool:
+        return name not in self.elsewhere and super().has(name)
+
+
+class _Kept(offload.UvaOffloader):
+    """Parameters in host memory, where vLLM's forward copies them in if they have to be copied."""
+
+    def __init__(self, selected: _Selected, max_bytes: int, is_pinned: bool) -> None:
+        super().__init__(max_bytes=max_bytes, pin=is_pinned)
+        self._selection = selected
+
+    def keep_for(self, device: Any) -> None:
+        """Has the memory be a device's, before there is any; otherwise it is that of each parameter."""
+        self._device = _offload_memory.home(device)
+
+    @property
+    def has_home(self) -> bool:
+        return self._device is not None
+
+    @property
+    def device(self) -> Any:
+        """Where what it has is read; None if it has nothing."""
+        return self._moved[0].kept.device if self._moved else None
+
+    def _hook(self, *_: Any) -> None:
+        """No hooks: those of PyTorch's would end a compilation."""
+
+
+@dataclass(frozen=True)
+class _Root:
+    """A module that vLLM has handed over, and what its parameters are called from there on."""
+
+    module: "weakref.ref[Any]"
+    name: str
+
+
+class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
+    """vLLM's class, so that models which ask for it find it."""
+
+    is_poorwills = True
+
+    def __init__(self, cpu_offload_max_bytes: int, cpu_offload_params: set[str] | None = None) -> None:
+        super().__init__(cpu_offload_max_bytes, cpu_offload_params)
+        allowed = offload.policy()
+        self.pin_memory: bool = allowed.pin and bool(self.__dict__["pin_memory"])
+        reads_in_place = bool(self.__dict__["uva_offloading"])
+        self.uva_offloading: bool = reads_in_place and allowed.uva and self.pin_memory
+        self._selected = _Selected(Selection.of(sorted(self.cpu_offload_params)).patterns)
+        self._kept = _Kept(self._selected, self.cpu_offload_max_bytes, self.pin_memory)
+        self._roots: list[_Root] = []
+        self._roots_of: weakref.WeakKeyDictionary[Any, list[_Root]] = weakref.WeakKeyDictionary()
+        self._with_forward: weakref.WeakSet[Any] = weakref.WeakSet()
+        # What is on the GPU and no plain tensor, and why that matters.
+        self._unfit: dict[str, str] = {}
+        self._names: list[str] = []
+        if not self.cpu_offload_max_bytes:
+            logger.warning(
+                "Nothing is offloaded: --offload-backend uva has a budget of 0 bytes; give it one by "
+                "--cpu-offload-gb"
+            )
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that it has."""
+        return self._kept.used_bytes
+
+    # Building the model
+
+    def _maybe_offload_to_cpu(self, module: Any, prefix: str = "") -> Any:
+        """Offloads what is meant of a module, which is there before vLLM builds the next one."""
+        # Only vLLM's rule sees the prefix; the number tells modules apart, and no module is called so.
+        name = f"#{len(self._roots)}.{prefix}".rstrip(".")
+        named = dict(module.named_parameters(prefix=name, remove_duplicate=False))
+        if not named or not self.cpu_offload_max_bytes:
+            return module
+        self._names += [full.partition(".")[2] for full in named]
+        homes = [each.device for each in named.values() if each.device.type in _offload_memory.DEVICES]
+        if homes and not self._kept.has_home:
+            self._kept.keep_for(homes[0])
+            _offload_memory.keep_to_budget(self, homes[0])
+        root = _Root(weakref.ref(module), name)
+        self._roots.append(root)
+        for inner in module.modules():
+            self._roots_of.setdefault(inner, []).append(root)
+        self._offload(root)
+        return module
+
+    def _offload(self, root: _Root) -> None:
+        module = root.module()
+        if module is None:
+            return
+        self._leave_out(root, module)
+        with _offload_memory.explaining("offloading weights by --cpu-offload-gb", _LOWER):
+            report = self._kept.offload(module, name=root.name)
+        self._note(root, module, report)
+
+    def _leave_out(self, root: _Root, module: Any) -> None:
+        """Finds what cannot be offloaded as it is now: on the CPU, without memory yet, or no plain tensor."""
+        for name, parameter in module.named_parameters(prefix=root.name, remove_duplicate=False):
+            self._unfit.pop(name, None)
+            is_left = False
+            if parameter.device.type not in _offload_memory.DEVICES:
+                is_left = not _is_ours(parameter)
+            elif because := _offload_memory.unfit(parameter):
+                is_left, self._unfit[name] = True, because
+            (self._selected.elsewhere.add if is_left else self._selected.elsewhere.discard)(name)
+
+    def _note(self, root: _Root, module: Any, report: OffloadReport) -> None:
+        """Says on the parameters of a module where they are."""
+        self.cpu_offload_bytes = self._kept.used_bytes
+        ours = {name for part in (*report.taken, *report.already) for name in part.names}
+        for name, parameter in module.named_parameters(prefix=root.name, remove_duplicate=False):
+            if name in ours:
+                _mark(parameter, self.uva_offloading)
+            elif _is_ours(parameter):
+                _unmark(parameter)
+        if self.uva_offloading or module in self._with_forward:
+            return
+        if any(map(_is_ours, module.parameters())):
+            self._put_forward_around(module, self._kept.device)
+            self._with_forward.add(module)
+
+    def _put_forward_around(self, module: Any, device: Any) -> None:
+        """Has vLLM put its forward around the module, which copies in whatever rests on the CPU.
+
+        vLLM does so for what it has moved itself, so it is given a parameter of no bytes to move.
+        """
+        bait = torch.nn.Parameter(torch.empty(0, device=device), requires_grad=False)
+        names = ("cpu_offload_max_bytes", "cpu_offload_bytes", "cpu_offload_params", "pin_memory")
+        before = {name: getattr(self, name) for name in names}
+        forward = module.__dict__.get("forward")
+        module.named_parameters = lambda *_, **__: iter([("bait", bait)])
+        self.__dict__.update(
+            cpu_offload_max_bytes=1, cpu_offload_bytes=0, cpu_offload_params=set(), pin_memory=False
+        )
+        try:
+            super()._maybe_offload_to_cpu(module)
+        finally:
+            self.__dict__.update(before)
+            del module.named_parameters
+        if module.__dict__.get("forward") is forward:
+            raise PoorwillError(
+                "vLLM's UVA offloader has put no forward around a module whose weights it has moved, so that "
+                "they would not be copied to the GPU: unset POORWILL_OFFLOAD, or let UVA be used"
+            )
+
+    # Loading the weights
+
+    @contextlib.contextmanager
+    def loading(self, module: Any, target_device: Any) -> Iterator[None]:
+        """Around a time in which parameters of a module are changed on the device: those of ours that were
+        replaced are offloaded again behind it, in exactly as much memory as they take now.
+        """
+        rests = self._taken_from_vllm(module, target_device)
+        if rests is None:
+            yield
+            return
+        yield
+        while rests:
+            _put_back(*rests.pop())
+        for root in dict.fromkeys(
+            root for inner in module.modules() for root in self._roots_of.get(inner, ())
+        ):
+            self._offload(root)
+
+    def _taken_from_vllm(self, module: Any, target_device: Any) -> list[tuple[Any, Any]] | None:
+        """Hides ours, which vLLM would move to memory of PyTorch's where it sees a mark or the CPU. Gives
+        what was moved, and from where; None if there are none of ours. What is read in place is not kept.
+        """
+        ours = [each for each in module.parameters() if _is_ours(each)]
+        for parameter in ours:
+            _unmark(parameter)
+        if self.uva_offloading or not ours:
+            return [] if ours else None
+        rests = [(parameter, parameter.data) for parameter in ours]
+        for parameter in ours:
+            parameter.data = parameter.data.to(target_device)
+        return rests
+
+    def post_init(self) -> None:
+        """When the model is loaded: what was replaced meanwhile is offloaded again, or named."""
+        super().post_init()
+        left: tuple[OffloadedPart, ...] = ()
+        if self._roots and _are_experts_moved():
+            # Who moves experts between GPUs has taken down where they are.
+            logger.debug("no parameter is moved any more, since --enable-eplb is on")
+        elif self._roots:
+            for root in self._roots:
+                if (module := root.module()) is not None:
+                    self._leave_out(root, module)
+            with _offload_memory.explaining("offloading replaced weights by --cpu-offload-gb", _LOWER):
+                report = self._kept.again()
+            for root in self._roots:
+                if (module := root.module()) is not None:
+                    self._note(root, module, report)
+            left = report.left
+        self._warn_of_replaced(left)
+        self._tell(left)
+
+    def _warn_of_replaced(self, left: tuple[OffloadedPart, ...]) -> None:
+        names = set(self._kept.replaced())
+        sizes: dict[str, int] = {}
+        for root in self._roots:
+            module = root.module()
+            for name, parameter in () if module is None else module.named_parameters(prefix=root.name):
+                if name in names:
+                    _unmark(parameter)
+                    sizes[name] = parameter.numel() * parameter.element_size()
+        if not sizes:
+            return
+        why = "they do not fit into what --cpu-offload-gb has left" if left else "--enable-eplb is on"
+        logger.warning(
+            "%d parameters that were offloaded have been replaced while the weights were processed, and are "
+            "in GPU memory now, %s of it, since %s: %s",
+            *(len(sizes), gib(sum(sizes.values())), why),
+            listed([f"{name} ({size} B)" for name, size in sizes.items()]),
+        )
+
+    def _tell(self, left: tuple[OffloadedPart, ...]) -> None:
+        unmatched = self._selected.unmatched(self._names)
+        if unmatched and self._names:
+            logger.warning(
+                "--cpu-offload-params: no parameter is called %s, so nothing is offloaded for %s; there "
+                "are %s",
+                *(", ".join(unmatched), "it" if len(unmatched) == 1 else "them"),
+                listed(list(dict.fromkeys(self._names))),
+            )
+        if self._unfit:
+            logger.warning(
+                "%d parameters that were meant cannot be offloaded and stay on the GPU: %s",
+                *(len(self._unfit), listed([f"{name} ({why})" for name, why in self._unfit.items()], 3)),
+            )
+        if self.cpu_offload_max_bytes:
+            logger.info(
+                "Weights in Poorwill's host memory: %s of the %s that --cpu-offload-gb allows, %s; %s that "
+                "were meant too stay on the GPU",
+                *(gib(self.host_bytes), gib(self.cpu_offload_max_bytes)),
+                _offload_memory.kind(self.pin_memory, self.uva_offloading),
+                gib(sum(part.nbytes for part in left)),
+            )
+
+    # While the engine runs
+
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        """Around a time in which weights are written: written to a parameter, they are in host memory."""
+        return contextlib.nullcontext()
+
+    def refill(self) -> None:
+        """When the weights are back after a sleep: host memory has not slept."""
+
+
+def _put_back(parameter: Any, rest: Any) -> None:
+    """Back to where it was, if there is room in it for what it is now."""
+    if _is_alike(parameter.data, rest):
+        rest.copy_(parameter.data)
+        parameter.data = rest
+
+
+def _mark(parameter: Any, is_read_in_place: bool) -> None:
+    setattr(parameter, _OURS, True)
+    if is_read_in_place:
+        setattr(parameter, MARK, True)
+
+
+def _unmark(parameter: Any) -> None:
+    for name in (_OURS, MARK):
+        parameter.__dict__.pop(name, None)
+
+
+def _is_ours(parameter: Any) -> bool:
+    return bool(getattr(parameter, _OURS, False))
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    return (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+def _are_experts_moved() -> bool:
+    config = _config.get_current_vllm_config_or_none()
+    return bool(config is not None and getattr(config.parallel_config, "enable_eplb", False))
