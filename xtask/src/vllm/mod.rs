@@ -20,8 +20,11 @@ const VERSIONS: [&str; 2] = ["0.20.2", "0.33.0"];
 /// What tells the tests where the sources are.
 const VARIABLE: &str = "POORWILL_VLLM_SOURCES";
 
-const TESTS: [&str; 2] =
-    ["crates/python/tests/test_vllm_contract.py", "crates/python/tests/test_vllm_entry_point.py"];
+const TESTS: [&str; 3] = [
+    "crates/python/tests/test_vllm_contract.py",
+    "crates/python/tests/test_vllm_entry_point.py",
+    "crates/python/tests/test_vllm_offload.py",
+];
 
 pub(crate) fn run() -> Result<(), Failure> {
     let environment = match Environment::ready(TOOLS) {
