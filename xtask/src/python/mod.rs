@@ -39,7 +39,8 @@ const NATIVE: &str = "poorwill._native";
 /// The library that stands in for NVIDIA's driver, for tests that open a GPU.
 const FAKE_PACKAGE: &str = "poorwill-fake-libcuda";
 const FAKE_FILE: &str = "libpoorwill_fake_libcuda.so";
-const FAKE: &str = "POORWILL_FAKE_LIBCUDA";
+/// What tells the tests where it is.
+pub(crate) const FAKE: &str = "POORWILL_FAKE_LIBCUDA";
 
 /// What became of the package's tests.
 #[derive(Debug)]
@@ -67,11 +68,11 @@ pub(crate) fn test(pytest_args: &[OsString]) -> Result<Tested, Failure> {
         Ok(environment) => environment,
         Err(unready) => return Ok(Tested::Skipped { why: unready.skip("Python package not tested")? }),
     };
-    let built = Step::cargo(["build", "--locked", "--package", FAKE_PACKAGE]).run()? + install(&environment)?;
+    let (fake_built, fake) = fake()?;
+    let built = fake_built + install(&environment)?;
 
     let mut tally = Tally::default();
-    let fake = own_program()?.with_file_name(FAKE_FILE);
-    let pytest = pytest(&environment, &[TESTS], pytest_args).env(FAKE, &fake.to_string_lossy());
+    let pytest = pytest(&environment, &[TESTS], pytest_args).env(FAKE, &fake);
     let typed = pytest.typed().to_owned();
     let tested = pytest.run_watched(|line| tally.add_pytest(line));
     let tested =
@@ -108,6 +109,12 @@ pub(crate) fn install(venv: &Venv) -> Result<Duration, Failure> {
     venv.pip(["--no-build-isolation", "--no-index", "--no-deps", "--force-reinstall", package.as_str()])
         .env("MATURIN_PEP517_ARGS", "--profile dev --locked")
         .run()
+}
+
+/// Builds the library that stands in for NVIDIA's driver. How long that took, and where it is.
+pub(crate) fn fake() -> Result<(Duration, String), Failure> {
+    let built = Step::cargo(["build", "--locked", "--package", FAKE_PACKAGE]).run()?;
+    Ok((built, own_program()?.with_file_name(FAKE_FILE).to_string_lossy().into_owned()))
 }
 
 /// Runs tests of the package, and says why one was skipped. The line that counts them has to stay plain, whatever the

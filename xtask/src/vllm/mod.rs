@@ -36,9 +36,11 @@ pub(crate) fn run() -> Result<(), Failure> {
         Sources::of(version, &environment).ready(&environment)?;
     }
     python::install(&environment)?;
+    let (_, fake) = python::fake()?;
     let folder = sources::folder(&environment).to_string_lossy().into_owned();
     let mut tally = Tally::default();
     let pytest = python::pytest(&environment, &TESTS, &Vec::<OsString>::new()).env(VARIABLE, &folder);
+    let pytest = pytest.env(python::FAKE, &fake);
     let typed = pytest.typed().to_owned();
     pytest.run_watched(|line| tally.add_pytest(line))?;
     whole(tally, typed)?;
