@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 #[cfg(target_os = "linux")]
-use poorwill_core::HostBuffer;
-#[cfg(target_os = "linux")]
 use poorwill_core::budget::SourceName;
 use poorwill_core::budget::{Budget, Cap, Envelope, Fact};
 use poorwill_core::{Driver, DriverError, PoolError};
 #[cfg(not(target_os = "linux"))]
 use poorwill_core::{DriverErrorKind, Op};
+#[cfg(target_os = "linux")]
+use poorwill_core::{HostBuffer, Pending};
 #[cfg(target_os = "linux")]
 use poorwill_driver::{BufferPin, CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin};
 
@@ -158,6 +158,19 @@ impl Device {
         match &self.machine {
             Machine::Host(device) => device.host_buffer(bytes, pin),
             Machine::Cuda(device) => device.host_buffer(bytes, pin),
+        }
+    }
+
+    /// The same for several at once: all is there when this returns, or none, and is made meanwhile.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn host_buffers(
+        &self,
+        sizes: &[u64],
+        pin: BufferPin,
+    ) -> Result<Vec<Pending<(HostBuffer, Option<String>)>>, DriverError> {
+        match &self.machine {
+            Machine::Host(device) => device.host_buffers(sizes, pin),
+            Machine::Cuda(device) => device.host_buffers(sizes, pin),
         }
     }
 

@@ -16,7 +16,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::driver::Result as DriverResult;
-use poorwill_core::{ByteSize, DriverErrorKind, HostBuffer, Op};
+use poorwill_core::{ByteSize, DriverErrorKind, HostBuffer, Op, Pending};
 
 use super::context::{Context, Primary};
 use super::device::CudaDevice;
@@ -69,6 +69,20 @@ impl CudaDevice {
         let _entered = self.enter(Op::HostAlloc)?;
         let (piece, because) = self.context().host_memory.alloc_as(bytes, pin)?;
         Ok((HostBuffer::new(piece), because))
+    }
+
+    /// Several such buffers at once, made meanwhile by other threads.
+    ///
+    /// # Errors
+    /// At the call, before anything is made: `OutOfHostMemory` when not all of it is to be had. At `wait` as for
+    /// [`CudaDevice::host_buffer`].
+    pub fn host_buffers(
+        &self,
+        sizes: &[u64],
+        pin: BufferPin,
+    ) -> DriverResult<Vec<Pending<(HostBuffer, Option<String>)>>> {
+        let _entered = self.enter(Op::HostAlloc)?;
+        self.context().host_memory.alloc_all_as(sizes, pin)
     }
 
     /// Host memory of the caller's, seen by the GPU where it is: as it is where somebody has page-locked it, else

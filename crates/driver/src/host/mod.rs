@@ -182,6 +182,19 @@ impl HostDevice {
         Ok((HostBuffer::new(piece), because))
     }
 
+    /// Several such buffers at once, made meanwhile by other threads.
+    ///
+    /// # Errors
+    /// `OutOfHostMemory`: at the call, before anything is made, when not all of it is to be had; the same at `wait`.
+    pub fn host_buffers(
+        &self,
+        sizes: &[u64],
+        pin: BufferPin,
+    ) -> Result<Vec<Pending<(HostBuffer, Option<String>)>>> {
+        let pin = if pin == BufferPin::Always { BufferPin::Auto } else { pin };
+        self.host_memory.alloc_all_as(sizes, pin)
+    }
+
     /// How host memory is made.
     #[must_use]
     pub fn host_memory_details(&self) -> HostMemoryDetails {
