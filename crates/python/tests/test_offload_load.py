@@ -1,6 +1,7 @@
 """Checkpoints in host memory without PyTorch, and the suite over the stand-ins and over PyTorch."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -94,16 +95,16 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     def load(*paths: str | Path) -> object:
         return _native.load_checkpoint(paths, ["U8"], device=DEVICE)
 
-    with pytest.raises(FileNotFoundError, match="none.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"none\.safetensors"):
         load(tmp_path / "none.safetensors")
     with pytest.raises(ValueError, match="no checkpoint was named"):
         load()
-    with pytest.raises(poorwill.PoorwillError, match="no .safetensors files"):
+    with pytest.raises(poorwill.PoorwillError, match=r"no \.safetensors files"):
         load(tmp_path)
     torn = tmp_path / "torn.safetensors"
     write(torn, [("a", "U8", (1000,))])
     torn.write_bytes(torn.read_bytes()[:-1])
-    with pytest.raises(poorwill.PoorwillError, match='torn.safetensors: tensor "a" ends at byte'):
+    with pytest.raises(poorwill.PoorwillError, match=r'torn\.safetensors: tensor "a" ends at byte'):
         load(torn)
     os.mkfifo(tmp_path / "pipe.safetensors")
     with pytest.raises(poorwill.PoorwillError, match="not a regular file"):
@@ -193,13 +194,12 @@ print("done")
 def test_a_signal_ends_a_load_before_all_was_read(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     nbytes = 1 << 30
-    write(path, [("a", "U8", (1,)), ("b", "U8", (1,))])
     # Four tensors of a quarter each, with nothing on the disk.
-    header = ",".join(
-        f'"{n}":{{"dtype":"U8","shape":[{nbytes // 4}],"data_offsets":[{n * nbytes // 4},{(n + 1) * nbytes // 4}]}}'
-        for n in range(4)
-    )
-    said = f"{{{header}}}".encode()
+    part = nbytes // 4
+    header = {
+        str(n): {"dtype": "U8", "shape": [part], "data_offsets": [n * part, (n + 1) * part]} for n in range(4)
+    }
+    said = json.dumps(header).encode()
     path.write_bytes(len(said).to_bytes(8, "little") + said)
     os.truncate(path, 8 + len(said) + nbytes)
     script = f"""

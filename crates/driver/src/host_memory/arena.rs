@@ -50,7 +50,7 @@ pub(crate) struct Options {
 }
 
 /// A place for each size, and the slabs that are to be made for them.
-pub(super) type Placed = (Vec<Extent>, Vec<Arc<Slab>>);
+type Placed = (Vec<Extent>, Vec<Arc<Slab>>);
 
 /// Host memory of one device.
 #[derive(Debug)]
@@ -280,7 +280,7 @@ impl HostArena {
     }
 
     /// Whether it is worth it to give back what nobody uses, or to wait for what others are giving back.
-    pub(super) fn would_help(&self, lack: &Lack) -> bool {
+    fn would_help(&self, lack: &Lack) -> bool {
         let books = self.books();
         books.unused() + books.leaving >= lack.lacking_bytes
     }

@@ -961,11 +961,11 @@ class HostBuffer:
 
 @final
 class LoadedTensor:
-    """A tensor of a checkpoint that `load_checkpoint` has read, or rather its bytes: a piece of a buffer of host
-    memory.
+    """A tensor of a checkpoint that `load_checkpoint` has read, or rather its bytes: a piece of a buffer of
+    host memory.
 
-    It is lent by the DLPack protocol as a flat array of uint8 on the CPU. The buffer goes when neither this, nor
-    an array, nor a view of any of its pieces is left; in a forked child it is not there.
+    It is lent by the DLPack protocol as a flat array of uint8 on the CPU. The buffer goes when neither this,
+    nor an array, nor a view of any of its pieces is left; in a forked child it is not there.
     """
 
     @property
@@ -995,7 +995,8 @@ class LoadedTensor:
     def device_view(self) -> DeviceView:
         """The same bytes as the device sees them.
 
-        Raises PoorwillError where the device does not, as `HostBuffer.device_view`, and ValueError without bytes.
+        Raises PoorwillError where the device does not, as `HostBuffer.device_view`, and ValueError without
+        bytes.
         """
     def __dlpack__(
         self,
@@ -1024,13 +1025,13 @@ def load_checkpoint(
     files, and a dictionary of what was done.
 
     `dtypes` are those that the caller can have tensors of, by the format's names. `device`, `pin` are as for
-    `HostBuffer`; `readers` is how many read at the same time, 1 to 256, chosen from the machine if it is None.
-    Python code goes on meanwhile, and a signal's handler that raises ends the load: everything is given back
-    then, as after every error.
+    `HostBuffer`; `readers` is how many read at the same time, 1 to 256, chosen from the machine if it is
+    None. Python code goes on meanwhile, and a signal's handler that raises ends the load: everything is given
+    back then, as after every error.
 
-    Raises ValueError for a tensor of another type, OutOfMemoryError, before anything is read, where there is no
-    room for all of it, FileNotFoundError, and PoorwillError for files that are no checkpoint, or that cannot be
-    read.
+    Raises ValueError for a tensor of another type, OutOfMemoryError, before anything is read, where there is
+    no room for all of it, FileNotFoundError, and PoorwillError for files that are no checkpoint, or that
+    cannot be read.
     """
 
 @final

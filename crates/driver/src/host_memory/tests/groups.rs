@@ -52,16 +52,29 @@ fn what_does_not_fit_is_refused_at_the_call_and_holds_nothing() {
 }
 
 #[test]
-fn the_machine_is_asked_about_all_of_it_at_the_call() {
+fn where_the_machine_may_not_have_it_all_is_made_at_the_call_or_nothing_stays() {
     let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, None));
-    // There is enough for each of them, and not for both.
     files.machine(16 * GIB, 8 * GIB);
-    drop(made(arena.alloc_all_as(&[4 * GIB], BufferPin::Auto).unwrap()));
+    let (arena, accounts) = pretended(options(&files, None));
+    // This machine says that it has less than it turns out to have.
+    let pending = arena.alloc_all_as(&[4 * GIB, 2 * GIB, 2 * GIB], BufferPin::Auto);
+    if let Ok(pending) = pending {
+        assert_eq!(accounts.populated.lock().unwrap().len(), 3, "all is there");
+        drop(pending);
+    }
     arena.trim();
+    // And has less and less here.
+    let system = files.0.path().to_owned();
+    accounts.halfway.set(move || {
+        fs::write(system.join("proc/meminfo"), "MemTotal: 16777216 kB\nMemAvailable: 2097152 kB\n").unwrap();
+    });
     let error = arena.alloc_all_as(&[4 * GIB, 4 * GIB], BufferPin::Auto).unwrap_err();
     assert!(matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. }), "{error}");
-    assert!(error.to_string().contains("the machine has"), "{error}");
+    for word in ["8 GiB", "held before", "the machine has"] {
+        assert!(error.to_string().contains(word), "{word}: {error}");
+    }
+    assert_eq!((arena.info().held_bytes, arena.info().used_bytes), (0, 0));
+    arena.close();
     assert_eq!(held(&arena, &accounts), [0; 4]);
 }
 

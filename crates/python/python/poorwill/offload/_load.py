@@ -159,15 +159,16 @@ def load_checkpoint(
     """Reads a safetensors checkpoint into host memory, and gives its tensors by their names.
 
     `paths` is a file, a folder with its index, an index, or several of them, as for the `poorwill` command.
-    `device` and `pin` are as for `HostBuffer`. All memory is taken before a byte is read. The files are read by
-    `readers` threads, as many as suit the machine if it is None, past the page cache where their file system
-    does that; `report` says how. Ctrl-C ends it, and everything is given back, as after every error.
+    `device` and `pin` are as for `HostBuffer`. All memory is taken before a byte is read. The files are read
+    by `readers` threads, as many as suit the machine if it is None, past the page cache where their file
+    system does that; `report` says how. Ctrl-C ends it, and everything is given back, as after every error.
 
     The tensors are on the CPU, and ALIAS the buffers. `device_view` of them copies nothing, and neither does
     `HostCheckpoint.offloaded`.
 
     Raises ValueError for a tensor of a type that PyTorch has not, OutOfMemoryError where there is not so much
-    host memory, FileNotFoundError, and PoorwillError for files that are no checkpoint, or that cannot be read.
+    host memory, FileNotFoundError, and PoorwillError for files that are no checkpoint, or that cannot be
+    read.
     """
     torch = import_torch()
     named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
