@@ -5,15 +5,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 #[cfg(target_os = "linux")]
+use poorwill_core::HostBuffer;
+#[cfg(target_os = "linux")]
 use poorwill_core::budget::SourceName;
 use poorwill_core::budget::{Budget, Cap, Envelope, Fact};
 use poorwill_core::{Driver, DriverError, PoolError};
 #[cfg(not(target_os = "linux"))]
 use poorwill_core::{DriverErrorKind, Op};
 #[cfg(target_os = "linux")]
-use poorwill_core::{HostBuffer, Pending};
-#[cfg(target_os = "linux")]
-use poorwill_driver::{BufferPin, CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin};
+use poorwill_driver::{
+    BufferMade, BufferPin, CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin,
+};
 
 use crate::budget::UnknownBudget;
 use crate::device::DeviceSpec;
@@ -163,11 +165,7 @@ impl Device {
 
     /// The same for several at once: all is there when this returns, or none, and is made meanwhile.
     #[cfg(target_os = "linux")]
-    pub(crate) fn host_buffers(
-        &self,
-        sizes: &[u64],
-        pin: BufferPin,
-    ) -> Result<Vec<Pending<(HostBuffer, Option<String>)>>, DriverError> {
+    pub(crate) fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> Result<Vec<BufferMade>, DriverError> {
         match &self.machine {
             Machine::Host(device) => device.host_buffers(sizes, pin),
             Machine::Cuda(device) => device.host_buffers(sizes, pin),

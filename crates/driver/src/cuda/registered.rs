@@ -16,12 +16,12 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::driver::Result as DriverResult;
-use poorwill_core::{ByteSize, DriverErrorKind, HostBuffer, Op, Pending};
+use poorwill_core::{ByteSize, DriverErrorKind, HostBuffer, Op};
 
 use super::context::{Context, Primary};
 use super::device::CudaDevice;
 use super::ffi::{CuDeviceptr, CuResult};
-use crate::host_memory::{BufferPin, Region, Wish};
+use crate::host_memory::{BufferMade, BufferPin, Region, Wish};
 use crate::ledger::{Result, invalid, of};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`: for every context, and with an address for kernels.
@@ -76,11 +76,7 @@ impl CudaDevice {
     /// # Errors
     /// At the call, before anything is made: `OutOfHostMemory` when not all of it is to be had. At `wait` as for
     /// [`CudaDevice::host_buffer`].
-    pub fn host_buffers(
-        &self,
-        sizes: &[u64],
-        pin: BufferPin,
-    ) -> DriverResult<Vec<Pending<(HostBuffer, Option<String>)>>> {
+    pub fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> DriverResult<Vec<BufferMade>> {
         let _entered = self.enter(Op::HostAlloc)?;
         self.context().host_memory.alloc_all_as(sizes, pin)
     }

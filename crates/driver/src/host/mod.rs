@@ -33,7 +33,9 @@ use poorwill_core::{
 
 use self::state::{Span, State, punch};
 use self::stream::{Event, Stream, system};
-use crate::host_memory::{BufferPin, HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain};
+use crate::host_memory::{
+    BufferMade, BufferPin, HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain,
+};
 use crate::ledger::{check_granules, of};
 use crate::places;
 use crate::process::Owner;
@@ -186,11 +188,7 @@ impl HostDevice {
     ///
     /// # Errors
     /// `OutOfHostMemory`: at the call, before anything is made, when not all of it is to be had; the same at `wait`.
-    pub fn host_buffers(
-        &self,
-        sizes: &[u64],
-        pin: BufferPin,
-    ) -> Result<Vec<Pending<(HostBuffer, Option<String>)>>> {
+    pub fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> Result<Vec<BufferMade>> {
         let pin = if pin == BufferPin::Always { BufferPin::Auto } else { pin };
         self.host_memory.alloc_all_as(sizes, pin)
     }

@@ -9,8 +9,8 @@ use super::BufferPin;
 use super::arena::{Extent, HostArena};
 use crate::ledger::of;
 
-/// A buffer that is being made, and why it is not page-locked if it was to be.
-pub(crate) type Made = Pending<(HostBuffer, Option<String>)>;
+/// A buffer that is being made; with it comes why it is not page-locked, if it was to be where possible and is not.
+pub type BufferMade = Pending<(HostBuffer, Option<String>)>;
 
 impl HostArena {
     /// Memory of each of these sizes, page-locked or not, made meanwhile by other threads.
@@ -18,7 +18,11 @@ impl HostArena {
     /// The caller's limit and the control groups are asked about all of it at the call: what they refuse was not begun.
     /// Where the machine does not have as much now, it may have memory that grows as it is touched: then all is made
     /// before this returns, or nothing stays of it.
-    pub(crate) fn alloc_all_as(self: &Arc<Self>, sizes: &[u64], pin: BufferPin) -> DriverResult<Vec<Made>> {
+    pub(crate) fn alloc_all_as(
+        self: &Arc<Self>,
+        sizes: &[u64],
+        pin: BufferPin,
+    ) -> DriverResult<Vec<BufferMade>> {
         self.owner.check(Op::HostAlloc)?;
         let (extents, because) = match self.take_all(sizes, pin != BufferPin::Never) {
             // What cannot be had page-locked may lie there of the other kind.

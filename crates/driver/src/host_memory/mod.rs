@@ -41,6 +41,7 @@ use serde::Serialize;
 
 pub(crate) use arena::{HostArena, Options, Piece, Place};
 pub(crate) use backend::{Backend, Plain, Refusal};
+pub use group::BufferMade;
 pub use probe::HugePages;
 pub(crate) use region::{Region, Wish};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use poorwill_core::{DriverError, HostBuffer, Pending};
-use poorwill_driver::BufferPin;
+use poorwill_driver::{BufferMade, BufferPin};
 
 use super::Switches;
 use crate::open::Device;
@@ -63,7 +63,7 @@ impl Buffer {
         device.limbo().clear(device);
         let (pin, switched_off) = switched(pin, switches);
         let made = device.host_buffers(sizes, pin)?;
-        let named = |pending: Pending<(HostBuffer, Option<String>)>| {
+        let named = |pending: BufferMade| {
             let (device, switched_off) = (device.clone(), switched_off.clone());
             pending.then(move |made| {
                 let (memory, because) = made?;

@@ -159,6 +159,7 @@ impl LoadedTensor {
 /// Raises ValueError for a tensor of another type, OutOfMemoryError, before anything is read, where there is no room for
 /// all of it, FileNotFoundError, and PoorwillError for files that are no checkpoint, or that cannot be read.
 #[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // They are made for the call.
 #[pyo3(signature = (paths, dtypes, *, device=None, pin=None, readers=None))]
 fn load_checkpoint<'py>(
     py: Python<'py>,
@@ -181,7 +182,7 @@ fn load_checkpoint<'py>(
     let mut signalled = None;
     let loaded = py.detach(|| {
         HostCheckpoint::load(&device, &checkpoint, &options, &mut |_| {
-            match Python::try_attach(|py| py.check_signals()) {
+            match Python::try_attach(signal_raised) {
                 Some(Ok(())) => ControlFlow::Continue(()),
                 Some(Err(raised)) => {
                     signalled = Some(raised);
@@ -218,6 +219,11 @@ fn load_checkpoint<'py>(
         }
     });
     Ok((tensors.collect(), dictionary(py, loaded.report())?))
+}
+
+/// What a handler of a signal's raises, if one has come.
+fn signal_raised(py: Python<'_>) -> PyResult<()> {
+    py.check_signals()
 }
 
 /// Before anything is taken: a tensor that the caller can have none of.

@@ -2,10 +2,10 @@
 
 use poorwill_core::driver::Result as DriverResult;
 
-use super::super::group::Made;
+use super::super::group::BufferMade;
 use super::*;
 
-fn made(pending: Vec<Made>) -> Vec<DriverResult<(HostBuffer, Option<String>)>> {
+fn made(pending: Vec<BufferMade>) -> Vec<DriverResult<(HostBuffer, Option<String>)>> {
     pending.into_iter().map(Pending::wait).collect()
 }
 

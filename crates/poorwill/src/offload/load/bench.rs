@@ -185,7 +185,8 @@ pub fn run(
         .map_or((None, None, "nothing was loaded".to_owned()), |peak| {
             (peak.group_bytes, peak.resident_bytes, peak.how)
         });
-    let peak_bytes = group_bytes.or(resident_bytes);
+    // The group's has the process's in it. Where it is less, others of the group gave back meanwhile.
+    let peak_bytes = group_bytes.max(resident_bytes);
     let peak_how = if group_bytes.is_some() { how } else { format!("{how}; pages of the process's own") };
     let info = device.driver();
     let info = info.info();
