@@ -40,7 +40,8 @@ pub(super) trait Storage: Sync {
     fn forget(&self, file: usize, offset: u64, bytes: u64);
 }
 
-/// The files of a checkpoint, each opened when its first byte is read.
+/// The files of a checkpoint, each opened when its first byte is read. Dropped, it leaves nothing of them in the page
+/// cache that somebody else does not hold there.
 pub(super) struct Files<'a> {
     checkpoint: &'a Checkpoint,
     opened: Vec<OnceLock<Opened>>,
@@ -76,6 +77,15 @@ impl<'a> Files<'a> {
     fn opened(&self, file: usize) -> io::Result<&Opened> {
         let plain = self.plain(file)?;
         Ok(self.opened[file].get_or_init(|| Opened::of(plain)))
+    }
+}
+
+impl Drop for Files<'_> {
+    fn drop(&mut self) {
+        // Whatever is left of them, as what was read ahead in larger pieces than were dropped.
+        for file in self.checkpoint.files() {
+            let _ = rustix::fs::fadvise(file.file(), 0, None, Advice::DontNeed);
+        }
     }
 }
 
