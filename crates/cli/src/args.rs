@@ -1,6 +1,6 @@
 //! What the command line accepts.
 
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -55,6 +55,8 @@ impl Command {
             Self::Bench(BenchArgs { bench: Bench::Sleep(args) }) => (&args.budget, args.device.clone()),
             #[cfg(target_os = "linux")]
             Self::Bench(BenchArgs { bench: Bench::Offload(args) }) => (&args.budget, args.device.clone()),
+            #[cfg(target_os = "linux")]
+            Self::Bench(BenchArgs { bench: Bench::Load(args) }) => (&args.budget, args.device.clone()),
             Self::Doctor(_) => return None,
         };
         let (caps, used) = (budget.budget.as_ref()?, device.id());
@@ -194,6 +196,10 @@ pub(crate) enum Bench {
     /// that is computed, and put the times beside the link and the computing alone
     #[cfg(target_os = "linux")]
     Offload(OffloadArgs),
+    /// Load a checkpoint into host memory, and put the time beside what its storage reads at best, and the memory that it
+    /// takes beside its size
+    #[cfg(target_os = "linux")]
+    Load(LoadArgs),
 }
 
 /// Arguments of `poorwill bench churn`.
@@ -306,6 +312,34 @@ impl OffloadArgs {
     }
 }
 
+/// Arguments of `poorwill bench load`.
+#[cfg(target_os = "linux")]
+#[derive(Debug, clap::Args)]
+pub(crate) struct LoadArgs {
+    /// Files in the safetensors format, or folders of them
+    #[arg(required = true, value_name = "CHECKPOINT")]
+    pub(crate) checkpoints: Vec<PathBuf>,
+
+    /// Device whose host memory it is: host, host:SIZE, cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "host")]
+    pub(crate) device: DeviceSpec,
+
+    #[command(flatten)]
+    pub(crate) budget: Budget,
+
+    /// How many read at the same time [default: two for each core, 4 to 16]
+    #[arg(long, value_name = "N", value_parser = readers, allow_negative_numbers = true)]
+    pub(crate) readers: Option<NonZeroUsize>,
+
+    /// How many times to load, and to read directly
+    #[arg(long, value_name = "N", default_value = "4", value_parser = some, allow_negative_numbers = true)]
+    pub(crate) rounds: NonZeroU32,
+
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// What is loaded unless a size is given.
 fn load_bytes(device: &DeviceSpec) -> NonZeroU64 {
     match device {
@@ -336,6 +370,12 @@ fn some_bytes(text: &str) -> Result<NonZeroU64, String> {
 
 fn some(text: &str) -> Result<NonZeroU32, String> {
     text.parse().map_err(|_| format!("{} is not in 1..={}", text.escape_debug(), u32::MAX))
+}
+
+#[cfg(target_os = "linux")]
+fn readers(text: &str) -> Result<NonZeroUsize, String> {
+    let readers = text.parse().ok().filter(|readers: &NonZeroUsize| readers.get() <= 256);
+    readers.ok_or_else(|| format!("{} is not in 1..=256", text.escape_debug()))
 }
 
 fn part(text: &str) -> Result<Fraction, String> {

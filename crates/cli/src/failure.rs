@@ -54,7 +54,11 @@ failure_from!(
 );
 
 #[cfg(target_os = "linux")]
-failure_from!(poorwill::offload::BadSwitch, poorwill::offload::bench::OffloadError);
+failure_from!(
+    poorwill::offload::BadSwitch,
+    poorwill::offload::LoadError,
+    poorwill::offload::bench::OffloadError
+);
 
 /// Prints the outcome and turns it into an exit code.
 pub(crate) fn finish<O: Outcome>(json: bool, outcome: Result<O, Failure>) -> ExitCode {

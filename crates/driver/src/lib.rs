@@ -27,4 +27,4 @@ pub use cuda::{CudaConfig, CudaDevice};
 #[cfg(target_os = "linux")]
 pub use host::{HostConfig, HostDevice};
 #[cfg(target_os = "linux")]
-pub use host_memory::{BufferPin, HostMemoryConfig, HostMemoryDetails, HugePages, Pin};
+pub use host_memory::{BufferMade, BufferPin, HostMemoryConfig, HostMemoryDetails, HugePages, Pin};

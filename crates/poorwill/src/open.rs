@@ -13,7 +13,9 @@ use poorwill_core::{Driver, DriverError, PoolError};
 #[cfg(not(target_os = "linux"))]
 use poorwill_core::{DriverErrorKind, Op};
 #[cfg(target_os = "linux")]
-use poorwill_driver::{BufferPin, CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin};
+use poorwill_driver::{
+    BufferMade, BufferPin, CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin,
+};
 
 use crate::budget::UnknownBudget;
 use crate::device::DeviceSpec;
@@ -167,6 +169,15 @@ impl Device {
         match &self.machine {
             Machine::Host(device) => device.give_surplus_back(bytes),
             Machine::Cuda(device) => device.give_surplus_back(bytes),
+        }
+    }
+
+    /// The same for several at once: all is there when this returns, or none, and is made meanwhile.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> Result<Vec<BufferMade>, DriverError> {
+        match &self.machine {
+            Machine::Host(device) => device.host_buffers(sizes, pin),
+            Machine::Cuda(device) => device.host_buffers(sizes, pin),
         }
     }
 

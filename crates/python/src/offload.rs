@@ -19,9 +19,12 @@ use crate::errors::{closed, invalid, out_of_host_memory, refused, wrong_type};
 use crate::process::Here;
 use crate::sizes::size_of;
 
+mod load;
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<HostBuffer>()?;
     module.add_class::<DeviceView>()?;
+    load::register(module)?;
     module.add_function(wrap_pyfunction!(device_view_of, module)?)?;
     module.add_function(wrap_pyfunction!(offload_policy, module)?)
 }

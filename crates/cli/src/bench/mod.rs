@@ -2,6 +2,8 @@
 
 mod churn;
 #[cfg(target_os = "linux")]
+mod load;
+#[cfg(target_os = "linux")]
 mod offload;
 mod sleep;
 mod trace;
@@ -19,5 +21,7 @@ pub(crate) fn run(bench: Bench) -> ExitCode {
         Bench::Sleep(args) => failure::finish(args.json, sleep::run(&args)),
         #[cfg(target_os = "linux")]
         Bench::Offload(args) => failure::finish(args.json, offload::run(&args)),
+        #[cfg(target_os = "linux")]
+        Bench::Load(args) => failure::finish(args.json, load::run(&args)),
     }
 }

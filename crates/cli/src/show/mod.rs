@@ -3,6 +3,8 @@
 mod cycles;
 mod doctor;
 #[cfg(target_os = "linux")]
+mod load;
+#[cfg(target_os = "linux")]
 mod offload;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
@@ -12,6 +14,8 @@ use poorwill::{ByteSize, Release, SleepReport, WakeReport};
 
 pub(crate) use self::cycles::cycles;
 pub(crate) use self::doctor::doctor;
+#[cfg(target_os = "linux")]
+pub(crate) use self::load::load;
 #[cfg(target_os = "linux")]
 pub(crate) use self::offload::offload;
 use crate::nap::{Cycle, Holding, NapReport, Prepared};

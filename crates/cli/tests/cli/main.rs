@@ -8,6 +8,8 @@ mod demo;
 mod doctor;
 #[cfg(target_os = "linux")]
 mod gpu;
+#[cfg(target_os = "linux")]
+mod load;
 mod nap;
 #[cfg(target_os = "linux")]
 mod offload;

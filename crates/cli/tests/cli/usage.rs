@@ -44,7 +44,7 @@ fn help_and_version_are_for_standard_output() {
         "{help}"
     );
     let help = run(&folder, &["bench", "--help"]).succeeded();
-    assert!(["churn", "sleep", "offload"].iter().all(|bench| help.contains(bench)), "{help}");
+    assert!(["churn", "sleep", "offload", "load"].iter().all(|bench| help.contains(bench)), "{help}");
     for command in ["demo", "doctor"] {
         assert!(run(&folder, &[command, "--help"]).succeeded().contains("--json"));
     }

@@ -21,7 +21,7 @@ use poorwill_core::{ByteSize, DriverErrorKind, HostBuffer, Op};
 use super::context::{Context, Primary};
 use super::device::CudaDevice;
 use super::ffi::{Api, CuDeviceptr, CuResult};
-use crate::host_memory::{BufferPin, Region, Wish};
+use crate::host_memory::{BufferMade, BufferPin, Region, Wish};
 use crate::ledger::{Result, invalid, of};
 use crate::process::Owner;
 
@@ -93,6 +93,16 @@ impl CudaDevice {
     /// of a buffer that has been dropped for good. Waits for the work of the GPU if any of it is page-locked.
     pub fn give_surplus_back(&self, bytes: u64) {
         self.context().host_memory.give_surplus_back(bytes);
+    }
+
+    /// Several such buffers at once, made meanwhile by other threads.
+    ///
+    /// # Errors
+    /// At the call, before anything is made: `OutOfHostMemory` when not all of it is to be had. At `wait` as for
+    /// [`CudaDevice::host_buffer`].
+    pub fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> DriverResult<Vec<BufferMade>> {
+        let _entered = self.enter(Op::HostAlloc)?;
+        self.context().host_memory.alloc_all_as(sizes, pin)
     }
 
     /// Host memory of the caller's, seen by the GPU where it is: as it is where somebody has page-locked it, else

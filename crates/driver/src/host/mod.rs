@@ -33,7 +33,9 @@ use poorwill_core::{
 
 use self::state::{Span, State, punch};
 use self::stream::{Event, Stream, system};
-use crate::host_memory::{BufferPin, HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain};
+use crate::host_memory::{
+    BufferMade, BufferPin, HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain,
+};
 use crate::ledger::{check_granules, of};
 use crate::places;
 use crate::process::Owner;
@@ -186,6 +188,15 @@ impl HostDevice {
     /// of a buffer that has been dropped for good.
     pub fn give_surplus_back(&self, bytes: u64) {
         self.host_memory.give_surplus_back(bytes);
+    }
+
+    /// Several such buffers at once, made meanwhile by other threads.
+    ///
+    /// # Errors
+    /// `OutOfHostMemory`: at the call, before anything is made, when not all of it is to be had; the same at `wait`.
+    pub fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> Result<Vec<BufferMade>> {
+        let pin = if pin == BufferPin::Always { BufferPin::Auto } else { pin };
+        self.host_memory.alloc_all_as(sizes, pin)
     }
 
     /// How host memory is made.

@@ -55,7 +55,7 @@ type Placed = (Vec<Extent>, Vec<Arc<Slab>>);
 /// Host memory of one device.
 #[derive(Debug)]
 pub(crate) struct HostArena {
-    owner: Owner,
+    pub(super) owner: Owner,
     pub(super) backend: Box<dyn Backend>,
     pub(super) budget: Budget,
     gives_surplus_back: bool,
@@ -77,7 +77,7 @@ pub(crate) struct HostArena {
 }
 
 /// Bytes of a slab that belong to one buffer, or will. Dropped, they are free.
-struct Extent {
+pub(super) struct Extent {
     arena: Arc<HostArena>,
     spot: Spot,
 }
@@ -165,10 +165,21 @@ impl HostArena {
         bytes: u64,
         pin: BufferPin,
     ) -> DriverResult<(Piece, Option<String>)> {
-        match pin {
-            BufferPin::Never => Ok((self.alloc_one(bytes, false)?, None)),
-            BufferPin::Always => {
-                let piece = self.alloc_one(bytes, true)?;
+        let made = self.alloc_one(bytes, pin != BufferPin::Never);
+        self.as_asked(bytes, pin, made)
+    }
+
+    /// What a request comes to when memory of the kind that it would have first was made, or was not.
+    pub(super) fn as_asked(
+        self: &Arc<Self>,
+        bytes: u64,
+        pin: BufferPin,
+        made: DriverResult<Piece>,
+    ) -> DriverResult<(Piece, Option<String>)> {
+        match (pin, made) {
+            (BufferPin::Never, made) => Ok((made?, None)),
+            (BufferPin::Always, made) => {
+                let piece = made?;
                 if piece.is_pinned() {
                     return Ok((piece, None));
                 }
@@ -180,18 +191,18 @@ impl HostArena {
                 );
                 Err(of(Op::HostAlloc)(DriverErrorKind::Unsupported { reason }))
             }
-            BufferPin::Auto => match self.alloc_one(bytes, true) {
-                Ok(piece) => {
-                    let because = (!piece.is_pinned()).then(|| self.pageable_because());
-                    Ok((piece, because))
-                }
-                // What cannot be locked just now may be had all the same.
-                Err(refused) if self.pageable.get().is_none() => match self.alloc_one(bytes, false) {
+            (BufferPin::Auto, Ok(piece)) => {
+                let because = (!piece.is_pinned()).then(|| self.pageable_because());
+                Ok((piece, because))
+            }
+            // What cannot be locked just now may be had all the same.
+            (BufferPin::Auto, Err(refused)) if self.pageable.get().is_none() => {
+                match self.alloc_one(bytes, false) {
                     Ok(piece) => Ok((piece, Some(refused.kind.to_string()))),
                     Err(_) => Err(refused),
-                },
-                Err(refused) => Err(refused),
-            },
+                }
+            }
+            (BufferPin::Auto, Err(refused)) => Err(refused),
         }
     }
 
@@ -199,7 +210,7 @@ impl HostArena {
         self.pageable.get().map_or_else(|| "the device has no such thing".to_owned(), Clone::clone)
     }
 
-    fn alloc_one(self: &Arc<Self>, bytes: u64, is_locked: bool) -> DriverResult<Piece> {
+    pub(super) fn alloc_one(self: &Arc<Self>, bytes: u64, is_locked: bool) -> DriverResult<Piece> {
         self.owner.check(Op::HostAlloc)?;
         let (mut extents, slabs) = self.place(&[bytes], is_locked).map_err(of(Op::HostAlloc))?;
         self.make_here(&slabs);
@@ -210,7 +221,7 @@ impl HostArena {
     }
 
     /// A place for each size, and the slabs that are to be made for them. They are the caller's to make.
-    fn place(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> Result<Placed> {
+    pub(super) fn place(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> Result<Placed> {
         if sizes.contains(&0) {
             return Err(invalid("0 bytes of host memory were asked for".into()));
         }
@@ -373,8 +384,13 @@ impl HostArena {
         any
     }
 
-    /// Gives all slabs back that nobody uses. May wait for all work on the device.
+    /// Gives all slabs back that nobody uses, with those that are being made and that nobody waits for any more. May
+    /// wait for all work on the device.
     pub(crate) fn trim(&self) {
+        let abandoned = self.books().abandoned();
+        for slab in abandoned {
+            let _ = slab.wait(); // Made or failed, nobody wants it.
+        }
         self.give_unused_back(u64::MAX);
     }
 
@@ -455,7 +471,7 @@ impl Drop for HostArena {
 
 impl Extent {
     /// The memory, when it is made.
-    fn wait(self) -> DriverResult<Piece> {
+    pub(super) fn wait(self) -> DriverResult<Piece> {
         self.arena.owner.check(Op::HostAlloc)?;
         let asked_bytes = self.spot.bytes;
         let failed = |reason| of(Op::HostAlloc)(DriverErrorKind::OutOfHostMemory { asked_bytes, reason });

@@ -281,6 +281,12 @@ impl Books {
         self.slabs.values().filter(|known| known.is_unused()).map(|known| known.slab.bytes).sum()
     }
 
+    /// Slabs that are being made and that nobody waits for any more.
+    pub(super) fn abandoned(&self) -> Vec<Arc<Slab>> {
+        let is_abandoned = |known: &&Known| known.users == 0 && known.is_begun && known.made.is_none();
+        self.slabs.values().filter(is_abandoned).map(|known| Arc::clone(&known.slab)).collect()
+    }
+
     /// Takes slabs that nobody uses, old ones first, until they have `bytes` or more.
     pub(super) fn take_unused(&mut self, bytes: u64) -> Vec<Unused> {
         let (mut ids, mut sum) = (Vec::new(), 0u64);

@@ -21,6 +21,7 @@
 //! | `region` | one mapped piece of memory |
 //! | `backend` | the calls that a machine can refuse, so that tests can |
 //! | `probe` | whether huge pages are quicker here |
+//! | `group` | buffers that are asked for together, page-locked or not |
 //! | `grow` | making slabs, on several threads |
 //! | `arena` | the face |
 
@@ -29,6 +30,7 @@ mod backend;
 mod books;
 mod budget;
 mod extents;
+mod group;
 mod grow;
 mod probe;
 mod region;
@@ -39,6 +41,7 @@ use serde::Serialize;
 
 pub(crate) use arena::{HostArena, Options, Piece, Place};
 pub(crate) use backend::{Backend, Plain, Refusal};
+pub use group::BufferMade;
 pub use probe::HugePages;
 pub(crate) use region::{Region, Wish};
 

@@ -1,5 +1,6 @@
 //! Promises of the arena, over a machine that keeps accounts and touches no memory, and over the real one.
 
+mod groups;
 mod pins;
 
 use std::collections::BTreeMap;

@@ -37,6 +37,12 @@ impl ShardFile {
         Ok(Self { path, bytes, file })
     }
 
+    /// The open file, to be read at positions.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
     /// Reads the header, checks it, and gives the tensors in offset order.
     pub(super) fn entries(&self) -> Result<Vec<Entry>, CheckpointError> {
         let fault = |fault| CheckpointError::Header { path: self.path.clone(), fault };

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use poorwill_core::{DriverError, HostBuffer};
-use poorwill_driver::BufferPin;
+use poorwill_core::{DriverError, HostBuffer, Pending};
+use poorwill_driver::{BufferMade, BufferPin};
 
 use super::Switches;
 use crate::open::Device;
@@ -43,23 +43,51 @@ impl Buffer {
     /// cannot be page-locked; `InvalidArgument` for no bytes.
     pub fn new(device: &Device, bytes: u64, pin: BufferPin, switches: Switches) -> Result<Self, DriverError> {
         device.limbo().clear(device);
-        let (pin, switched_off) = match switches.pin_off {
-            Some(name) if pin != BufferPin::Never => (BufferPin::Never, Some(format!("{name}=1 is set"))),
-            _ => (pin, None),
-        };
+        let (pin, switched_off) = switched(pin, switches);
         let (memory, because) = device.host_buffer(bytes, pin)?;
+        Ok(Self::of(device, memory, pin, switched_off.or(because)))
+    }
+
+    /// Several at once, as from [`Buffer::new`] each. All of them are taken, or refused, before this returns, and
+    /// made meanwhile by other threads; each can be waited for by itself. Those that were not waited for are given
+    /// back when they are dropped.
+    ///
+    /// # Errors
+    /// `OutOfHostMemory` and `InvalidArgument` as for [`Buffer::new`], which leave nothing behind; at `wait`, what
+    /// else it says.
+    pub fn new_all(
+        device: &Device,
+        sizes: &[u64],
+        pin: BufferPin,
+        switches: Switches,
+    ) -> Result<Vec<Pending<Self>>, DriverError> {
+        device.limbo().clear(device);
+        let (pin, switched_off) = switched(pin, switches);
+        let made = device.host_buffers(sizes, pin)?;
+        let named = |pending: BufferMade| {
+            let (device, switched_off) = (device.clone(), switched_off.clone());
+            pending.then(move |made| {
+                let (memory, because) = made?;
+                Ok(Self::of(&device, memory, pin, switched_off.or(because)))
+            })
+        };
+        Ok(made.into_iter().map(named).collect())
+    }
+
+    /// Of memory of the device's that was asked for so, and that is not page-locked because of this.
+    fn of(device: &Device, memory: HostBuffer, pin: BufferPin, because: Option<String>) -> Self {
         let asked_for = (pin == BufferPin::Never).then(|| "pageable memory was asked for".to_owned());
         let addr = memory.as_ptr().expose_provenance();
         let device_addr = device.pinned_at(&memory);
-        Ok(Self {
+        Self {
             addr,
-            bytes,
+            bytes: memory.len() as u64,
             device_addr,
-            pageable_because: switched_off.or(because).or(asked_for),
+            pageable_because: because.or(asked_for),
             memory: Some(Arc::new(memory)),
             device: device.clone(),
             was_seen: AtomicBool::new(false),
-        })
+        }
     }
 
     /// Whose it is.
@@ -122,6 +150,14 @@ impl Buffer {
     pub(super) fn show(self: &Arc<Self>) -> Arc<Self> {
         self.was_seen.store(true, Ordering::Release);
         Arc::clone(self)
+    }
+}
+
+/// How memory is asked for when some of it is turned off, and what turned it off.
+fn switched(pin: BufferPin, switches: Switches) -> (BufferPin, Option<String>) {
+    match switches.pin_off {
+        Some(name) if pin != BufferPin::Never => (BufferPin::Never, Some(format!("{name}=1 is set"))),
+        _ => (pin, None),
     }
 }
 

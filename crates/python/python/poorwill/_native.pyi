@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -15,6 +16,7 @@ __all__ = [
     "ClosedError",
     "DeviceView",
     "HostBuffer",
+    "LoadedTensor",
     "OutOfMemoryError",
     "PoorwillError",
     "Preparation",
@@ -41,6 +43,7 @@ __all__ = [
     "estimate_matmul",
     "graph_pool",
     "known_compute_capabilities",
+    "load_checkpoint",
     "make_immortal",
     "mark_restored",
     "offload_policy",
@@ -955,6 +958,81 @@ class HostBuffer:
         """
     def __dlpack_device__(self) -> tuple[int, int]:
         """Where it is, as the DLPack protocol has it: on the CPU."""
+
+@final
+class LoadedTensor:
+    """A tensor of a checkpoint that `load_checkpoint` has read, or rather its bytes: a piece of a buffer of
+    host memory.
+
+    It is lent by the DLPack protocol as a flat array of uint8 on the CPU. The buffer goes when neither this,
+    nor an array, nor a view of any of its pieces is left; in a forked child it is not there.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name, as the file has it."""
+    @property
+    def dtype(self) -> str:
+        """The type of its elements, as the format names it: "BF16"."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions."""
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+    @property
+    def address(self) -> int:
+        """Where it begins in this process; 0 without bytes."""
+    @property
+    def device(self) -> str:
+        """The device, by name."""
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it is page-locked for a GPU."""
+    @property
+    def pageable_because(self) -> str | None:
+        """Why it is not page-locked; None if it is, or has no bytes."""
+    def device_view(self) -> DeviceView:
+        """The same bytes as the device sees them.
+
+        Raises PoorwillError where the device does not, as `HostBuffer.device_view`, and ValueError without
+        bytes.
+        """
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+
+        Raises BufferError for another device, and for a copy.
+        """
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where it is, as the DLPack protocol has it: on the CPU."""
+
+def load_checkpoint(
+    paths: Sequence[str | os.PathLike[str]],
+    dtypes: Sequence[str],
+    *,
+    device: _Device | None = None,
+    pin: bool | Literal["auto"] = "auto",
+    readers: int | None = None,
+) -> tuple[list[LoadedTensor], dict[str, Any]]:
+    """Reads the checkpoint that `paths` make up into host memory, and gives its tensors, in the order of the
+    files, and a dictionary of what was done.
+
+    `dtypes` are those that the caller can have tensors of, by the format's names. `device`, `pin` are as for
+    `HostBuffer`; `readers` is how many read at the same time, 1 to 256, chosen from the machine if it is
+    None. Python code goes on meanwhile, and a signal's handler that raises ends the load: everything is given
+    back then, as after every error.
+
+    Raises ValueError for a tensor of another type, OutOfMemoryError, before anything is read, where there is
+    no room for all of it, FileNotFoundError, and PoorwillError for files that are no checkpoint, or that
+    cannot be read.
+    """
 
 @final
 class DeviceView:

@@ -7,6 +7,8 @@
     kept = offload.offload(weight)                  # for both kinds of system
     weight = kept.stage_in()                        # a view where that is allowed, a copy elsewhere
 
+    weights = offload.load_checkpoint("model/")     # from files into such memory, held once
+
     offloader = offload.UvaOffloader(max_bytes="40GiB")         # parameters of modules, within a budget
     offloader = offload.PrefetchOffloader(model.layers)         # layers, copied in ahead of their use
 
@@ -33,6 +35,7 @@ gradients.
 
 from poorwill._native import HostBuffer
 from poorwill.offload._import import MissingTorchError
+from poorwill.offload._load import FileReport, HostCheckpoint, LoadReport, load_checkpoint
 from poorwill.offload._modules import OffloadedPart, OffloadReport, ReplacedError, UvaOffloader
 from poorwill.offload._offloaded import Offloaded, offload
 from poorwill.offload._policy import Policy, policy
@@ -40,7 +43,10 @@ from poorwill.offload._prefetch import PrefetchOffloader, PrefetchStats
 from poorwill.offload._views import device_view, host_tensor, to_host_view
 
 __all__ = [
+    "FileReport",
     "HostBuffer",
+    "HostCheckpoint",
+    "LoadReport",
     "MissingTorchError",
     "OffloadReport",
     "Offloaded",
@@ -52,6 +58,7 @@ __all__ = [
     "UvaOffloader",
     "device_view",
     "host_tensor",
+    "load_checkpoint",
     "offload",
     "policy",
     "to_host_view",

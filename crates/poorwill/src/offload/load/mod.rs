@@ -1,0 +1,353 @@
+//! A checkpoint in host memory: read from its files straight into buffers, by several readers, and held once.
+//!
+//! [`HostCheckpoint::load`] lays the tensors out in a few exact [`Buffer`]s, takes all of them before it reads a byte,
+//! and reads while they are made. Bytes come past the page cache (`O_DIRECT`) where the file system does that, and else
+//! through it, and what the page cache has of them is dropped behind; the [`LoadReport`] says which for each file. The
+//! header, and whatever else the page cache had of a file, goes as well. So a process takes the checkpoint's bytes, a
+//! little memory for each reader, which is given back, and no more.
+//!
+//! Tensors begin at multiples of 256 bytes where that costs no more than a thousandth of the bytes, or a page, else of
+//! 64, of 16, or of the size of their elements. In their files they may begin anywhere, and mostly at some multiple of
+//! 8: then a device that writes only to multiples of 512 cannot write them to their places, and the reader copies them
+//! there. That takes less of a core than what a kernel would lose that reads in place at odd addresses, and does not
+//! run at all where it loads 16 bytes at once. Devices that write to multiples of 4 or 8, as NVMe's do, write to the
+//! place itself.
+//!
+//! The first error stops all readers. Then, and when the caller stops it, everything is given back, with what the
+//! device keeps unused of host memory.
+//!
+//! ```
+//! use std::ops::ControlFlow;
+//!
+//! use poorwill::Device;
+//! use poorwill::checkpoint::{Checkpoint, SyntheticMoe};
+//! use poorwill::offload::{HostCheckpoint, LoadOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let model = SyntheticMoe { layers: 1, experts: 2, hidden: 64, moe_intermediate: 64, vocab: 100, shards: 2, seed: 1 };
+//! # model.write(folder.path(), |_| {})?;
+//! let checkpoint = Checkpoint::open(&[folder.path().to_owned()])?;
+//! let device = Device::open(&"host:64MiB".parse()?)?;
+//! let loaded =
+//!     HostCheckpoint::load(&device, &checkpoint, &LoadOptions::default(), &mut |_| ControlFlow::Continue(()))?;
+//! let norm = loaded.tensor("model.norm.weight").ok_or("no such tensor")?;
+//! assert_eq!(loaded.bytes_of(norm).len() as u64, norm.bytes);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::ops::{ControlFlow, Deref, Range};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use poorwill_core::HostBuffer;
+use poorwill_driver::BufferPin;
+
+pub use self::error::LoadError;
+pub use self::layout::Place;
+pub use self::report::{FileReport, How, LoadReport};
+
+use self::layout::{Layout, Piece};
+use self::piece::Fault;
+use self::readers::{Done, Ended, Work};
+use self::storage::{ALIGN_BYTES, Files, Storage};
+use super::{Buffer, Switches};
+use crate::checkpoint::{Checkpoint, CheckpointError, Dtype, Tensor};
+use crate::open::Device;
+
+pub mod bench;
+mod error;
+mod layout;
+mod peak;
+mod piece;
+mod readers;
+mod report;
+mod storage;
+#[cfg(test)]
+mod tests;
+
+/// Most and fewest readers unless their number is given; in between, two for each core. They wait for storage nearly
+/// all the time, and storage far away answers many questions as fast as one.
+const READERS_MIN: usize = 4;
+const READERS_MAX: usize = 16;
+
+/// Most that anybody may ask for.
+const READERS_ALLOWED: usize = 256;
+
+/// The most and the least that a reader reads with a call.
+const PIECE_BYTES_MAX: u64 = 4 << 20;
+const PIECE_BYTES_MIN: u64 = 256 << 10;
+
+/// The share of a checkpoint's bytes that all readers' own memory is kept to, as long as pieces can be smaller.
+const STAGING_SHARE: u64 = 128;
+
+/// How to load.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoadOptions {
+    /// Whether the memory is page-locked.
+    pub pin: BufferPin,
+    /// What the environment turns off; none of it unless it is given.
+    pub switches: Switches,
+    /// How many read at the same time, 256 at most; chosen from the machine unless it is given.
+    pub readers: Option<NonZeroUsize>,
+}
+
+/// How far a load is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// So much has been read.
+    pub read_bytes: u64,
+    /// Of so much.
+    pub bytes: u64,
+}
+
+/// A tensor of a [`HostCheckpoint`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostTensor {
+    /// Its name, as the file has it: show it to nobody without escaping it.
+    pub name: String,
+    /// Type of its elements.
+    pub dtype: Dtype,
+    /// Its dimensions; none for a scalar.
+    pub shape: Vec<u64>,
+    /// Its size, 0 if a dimension is.
+    pub bytes: u64,
+    /// Where it lies; nowhere if it has no bytes.
+    pub place: Option<Place>,
+}
+
+/// A checkpoint in host memory. Each of its buffers lives as long as this, or whoever else has it: a
+/// [`View`](super::View), a copy to a device, [`TensorBytes`].
+#[derive(Debug)]
+pub struct HostCheckpoint {
+    buffers: Vec<Arc<Buffer>>,
+    tensors: Vec<HostTensor>,
+    by_name: HashMap<String, usize>,
+    report: LoadReport,
+}
+
+/// The bytes of a tensor, which stay as long as this does.
+#[derive(Debug, Clone)]
+pub struct TensorBytes {
+    /// None where there are no bytes.
+    memory: Option<Arc<HostBuffer>>,
+    range: Range<usize>,
+}
+
+impl HostCheckpoint {
+    /// Reads all tensors of a checkpoint into host memory of a device's.
+    ///
+    /// `observer` is called on the caller's thread, many times a second but for while memory is made, with how much has
+    /// been read, and stops the load with [`ControlFlow::Break`].
+    ///
+    /// # Errors
+    /// `Memory` before a byte is read, with what is asked, held and allowed, where there is no room for all of it;
+    /// `Checkpoint` when a file changes or shrinks meanwhile, cannot be read, or two tensors have the same name;
+    /// `Stopped`. Nothing stays.
+    pub fn load(
+        device: &Device,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+        observer: &mut dyn FnMut(LoadProgress) -> ControlFlow<()>,
+    ) -> Result<Self, LoadError> {
+        let files = Files::of(checkpoint);
+        let mut loaded = Self::load_from(device, checkpoint, &files, options, observer)?;
+        loaded.report.files = file_reports(checkpoint, &files);
+        Ok(loaded)
+    }
+
+    fn load_from(
+        device: &Device,
+        checkpoint: &Checkpoint,
+        storage: &dyn Storage,
+        options: &LoadOptions,
+        observer: &mut dyn FnMut(LoadProgress) -> ControlFlow<()>,
+    ) -> Result<Self, LoadError> {
+        let started = Instant::now();
+        let (tensors, bytes) = (checkpoint.tensors(), checkpoint.bytes());
+        let by_name = by_name(checkpoint)?;
+        let layout = Layout::of(tensors);
+        let readers = readers_of(options, &layout);
+        let piece_bytes = piece_bytes_of(bytes, readers);
+        let pieces = layout.pieces(tensors, piece_bytes);
+
+        let mut made: Vec<Option<Buffer>> = layout.buffers.iter().map(|_| None).collect();
+        let work = Work { storage, pieces: &pieces, readers };
+        let ask = &mut |read_bytes| observer(LoadProgress { read_bytes, bytes });
+        let refused_memory =
+            |source| LoadError::Memory { bytes: layout.bytes(), buffers: layout.buffers.len(), source };
+        let pending = Buffer::new_all(device, &layout.buffers, options.pin, options.switches);
+        let loaded = readers::run(&work, pending.map_err(refused_memory)?, &mut made, ask);
+        let done = loaded.map_err(|ended| {
+            made.clear();
+            // What was given back, and what was still being made, the device would keep for whoever asks next. Where
+            // it cannot be waited for, that is what it does.
+            let _ = device.driver().host_trim();
+            match ended {
+                Ended::Memory(source) => refused_memory(source),
+                Ended::Stopped(read_bytes) => LoadError::Stopped { read_bytes, bytes },
+                Ended::Piece { buffer, nth, fault } => refused(checkpoint, &pieces[buffer][nth], fault),
+            }
+        })?;
+        let buffers: Vec<Arc<Buffer>> = made.into_iter().flatten().map(Arc::new).collect();
+        let tensors = tensors.iter().zip(&layout.places).map(|(tensor, place)| HostTensor {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.clone(),
+            bytes: tensor.bytes,
+            place: *place,
+        });
+        let tensors: Vec<HostTensor> = tensors.collect();
+        let Done { memory_s, direct_bytes, staged_bytes, buffered_bytes, staging_bytes, readers } = done;
+        let report = LoadReport {
+            bytes,
+            tensors: tensors.len(),
+            host_bytes: layout.bytes(),
+            buffers: buffers.len(),
+            alignment_bytes: layout.alignment,
+            seconds: started.elapsed().as_secs_f64(),
+            memory_s,
+            readers,
+            piece_bytes,
+            direct_bytes,
+            staged_bytes,
+            buffered_bytes,
+            staging_bytes,
+            pinned: buffers.iter().all(|buffer| buffer.is_pinned()),
+            pageable_because: buffers.iter().find_map(|buffer| buffer.pageable_because().map(str::to_owned)),
+            files: Vec::new(),
+        };
+        Ok(Self { buffers, tensors, by_name, report })
+    }
+
+    /// The buffers.
+    #[must_use]
+    pub fn buffers(&self) -> &[Arc<Buffer>] {
+        &self.buffers
+    }
+
+    /// The tensors, in the order of the files and of their bytes there.
+    #[must_use]
+    pub fn tensors(&self) -> &[HostTensor] {
+        &self.tensors
+    }
+
+    /// The tensor of this name.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<&HostTensor> {
+        self.by_name.get(name).and_then(|nth| self.tensors.get(*nth))
+    }
+
+    /// What the load did.
+    #[must_use]
+    pub fn report(&self) -> &LoadReport {
+        &self.report
+    }
+
+    /// The bytes of a tensor of this checkpoint. Of one of another's, none.
+    #[must_use]
+    pub fn bytes_of(&self, tensor: &HostTensor) -> TensorBytes {
+        let none = TensorBytes { memory: None, range: 0..0 };
+        let Some(Place { buffer, offset }) =
+            tensor.place.filter(|_| self.tensor(&tensor.name) == Some(tensor))
+        else {
+            return none;
+        };
+        let memory = self.buffers.get(buffer).and_then(|buffer| buffer.memory());
+        match [offset, offset + tensor.bytes].map(usize::try_from) {
+            [Ok(begin), Ok(end)] => TensorBytes { memory, range: begin..end },
+            _ => none,
+        }
+    }
+}
+
+impl Deref for TensorBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.memory.as_deref().and_then(|memory| memory.get(self.range.clone())).unwrap_or_default()
+    }
+}
+
+/// Where the tensor of each name is.
+fn by_name(checkpoint: &Checkpoint) -> Result<HashMap<String, usize>, CheckpointError> {
+    let mut by_name = HashMap::with_capacity(checkpoint.tensors().len());
+    let path = |tensor: &Tensor| checkpoint.files()[tensor.file].path.clone();
+    for (nth, tensor) in checkpoint.tensors().iter().enumerate() {
+        if let Some(first) = by_name.insert(tensor.name.clone(), nth) {
+            return Err(CheckpointError::DuplicateTensor {
+                tensor: tensor.name.clone(),
+                first: path(&checkpoint.tensors()[first]),
+                second: path(tensor),
+            });
+        }
+    }
+    Ok(by_name)
+}
+
+fn readers_of(options: &LoadOptions, layout: &Layout) -> usize {
+    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let chosen = (2 * cores).clamp(READERS_MIN, READERS_MAX);
+    let readers = options.readers.map_or(chosen, |readers| readers.get().min(READERS_ALLOWED));
+    let most = usize::try_from(layout.bytes() / PIECE_BYTES_MIN).unwrap_or(usize::MAX);
+    if options.readers.is_some() { readers } else { readers.min(most.max(1)) }
+}
+
+/// As large as it may be for the readers' own memory to be a small part of the checkpoint.
+fn piece_bytes_of(bytes: u64, readers: usize) -> u64 {
+    let share = bytes / STAGING_SHARE / (readers.max(1) as u64);
+    let unit = 16 * ALIGN_BYTES;
+    (share - share % unit).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX)
+}
+
+/// What a piece that was not read means: the tensor at that byte of the file, and the numbers.
+fn refused(checkpoint: &Checkpoint, piece: &Piece, fault: Fault) -> LoadError {
+    let (at, source) = match fault {
+        Fault::Memory(bytes) => return LoadError::Staging { bytes },
+        Fault::End(at) => (at, None),
+        Fault::Failed(at, source) => (at, Some(source)),
+    };
+    let path = checkpoint.files()[piece.file].path.clone();
+    let end = piece.offset + piece.bytes;
+    let tensors = checkpoint.tensors().iter().filter(|tensor| tensor.file == piece.file && tensor.bytes > 0);
+    // Reads begin before the piece where that is no place to begin.
+    let tensor = tensors
+        .filter(|tensor| tensor.offset + tensor.bytes > at.max(piece.offset) && tensor.offset < end)
+        .min_by_key(|tensor| tensor.offset);
+    let (name, begin, tensor_end) = tensor.map_or((String::new(), piece.offset, end), |tensor| {
+        (tensor.name.clone(), tensor.offset, tensor.offset + tensor.bytes)
+    });
+    let offset = begin.max(piece.offset);
+    let wanted_bytes = tensor_end.min(end) - offset;
+    LoadError::Checkpoint(match source {
+        None => CheckpointError::ShortRead {
+            path,
+            tensor: name,
+            offset,
+            wanted_bytes,
+            got_bytes: at.saturating_sub(offset),
+        },
+        Some(source) => CheckpointError::Read { path, tensor: name, offset, wanted_bytes, source },
+    })
+}
+
+fn file_reports(checkpoint: &Checkpoint, files: &Files<'_>) -> Vec<FileReport> {
+    let mut bytes = vec![0; checkpoint.files().len()];
+    for tensor in checkpoint.tensors() {
+        bytes[tensor.file] += tensor.bytes;
+    }
+    let report = |(nth, (file, bytes)): (usize, (&crate::checkpoint::ShardFile, u64))| {
+        let (how, because) = match files.how(nth) {
+            None => (How::Unread, None),
+            Some(Ok(())) => (How::Direct, None),
+            Some(Err(because)) => (How::Buffered, Some(because)),
+        };
+        FileReport { path: file.path.clone(), bytes, how, because }
+    };
+    checkpoint.files().iter().zip(bytes).enumerate().map(report).collect()
+}

@@ -1,0 +1,287 @@
+//! Loads from storage that fails: at any read, in any way, and nothing stays of any of them.
+
+use std::fs;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice};
+use poorwill_testkit::device::{Kind, cuda_config};
+use poorwill_testkit::pattern;
+use safetensors::tensor::TensorView;
+
+use super::storage::Aligned;
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn device() -> Device {
+    match Kind::of_this_run() {
+        Kind::Host => {
+            Device::of_host(Arc::new(HostDevice::open(&HostConfig::with_capacity(64 * MIB)).unwrap()))
+        }
+        Kind::Fake | Kind::Cuda(_) => {
+            Device::of_cuda(Arc::new(CudaDevice::open(&CudaConfig { ..cuda_config() }).unwrap()))
+        }
+    }
+}
+
+/// A checkpoint of two files with tensors of odd sizes, and its bytes by tensor.
+fn checkpoint() -> (tempfile::TempDir, Checkpoint, HashMap<String, Vec<u8>>) {
+    let (folder, mut contents) = (tempfile::tempdir().unwrap(), HashMap::new());
+    let sizes = [("a", [700_001usize, 3, 0, 1_300_000]), ("b", [64, 900_000, 5000, 1])];
+    for (seed, (file, sizes)) in (1u64..).zip(sizes) {
+        let payloads = sizes
+            .iter()
+            .enumerate()
+            .map(|(nth, bytes)| (format!("{file}.{nth}"), pattern::bytes(seed * 100 + nth as u64, *bytes)));
+        let payloads: Vec<(String, Vec<u8>)> = payloads.collect();
+        let views = payloads.iter().map(|(name, payload)| {
+            (name.clone(), TensorView::new(Dtype::U8, vec![payload.len()], payload).unwrap())
+        });
+        let path = folder.path().join(format!("{file}.safetensors"));
+        fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+        contents.extend(payloads);
+    }
+    let checkpoint = Checkpoint::open(&[folder.path().to_owned()]).unwrap();
+    (folder, checkpoint, contents)
+}
+
+/// What reads come to.
+type Verdict<'v> = dyn Fn(u64, bool, &mut [u8], u64) -> Option<io::Result<usize>> + Sync + 'v;
+
+/// Files that are read directly or not, and fail as they are told.
+struct Scripted<'a> {
+    checkpoint: &'a Checkpoint,
+    direct: Option<Aligned>,
+    reads: AtomicU64,
+    verdict: &'a Verdict<'a>,
+    given_up: Vec<AtomicBool>,
+    forgotten: Mutex<Vec<(usize, u64, u64)>>,
+}
+
+impl<'a> Scripted<'a> {
+    fn new(checkpoint: &'a Checkpoint, direct: Option<Aligned>, verdict: &'a Verdict<'a>) -> Self {
+        let given_up = checkpoint.files().iter().map(|_| AtomicBool::new(false)).collect();
+        let (reads, forgotten) = Default::default();
+        Self { checkpoint, direct, reads, verdict, given_up, forgotten }
+    }
+}
+
+impl Storage for Scripted<'_> {
+    fn direct(&self, file: usize) -> Option<Aligned> {
+        self.direct.filter(|_| !self.given_up[file].load(Ordering::Relaxed))
+    }
+
+    fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        if direct {
+            // What a device refuses, if with another error: that one would be read all the same.
+            let Aligned { offset_bytes, memory_bytes } = self.direct.ok_or(io::ErrorKind::Other)?;
+            let is_aligned = offset.is_multiple_of(offset_bytes)
+                && (buf.len() as u64).is_multiple_of(offset_bytes)
+                && (buf.as_ptr().addr() as u64).is_multiple_of(memory_bytes);
+            if !is_aligned {
+                return Err(io::Error::other("not as the device asks for"));
+            }
+        }
+        let nth = self.reads.fetch_add(1, Ordering::Relaxed);
+        if let Some(outcome) = (self.verdict)(nth, direct, buf, offset) {
+            return outcome;
+        }
+        std::os::unix::fs::FileExt::read_at(self.checkpoint.files()[file].file(), buf, offset)
+    }
+
+    fn give_up_direct(&self, file: usize, _: String) {
+        self.given_up[file].store(true, Ordering::Relaxed);
+    }
+
+    fn forget(&self, file: usize, offset: u64, bytes: u64) {
+        self.forgotten.lock().unwrap().push((file, offset, bytes));
+    }
+}
+
+/// What devices ask for: nothing, what NVMe's do, disks, and one whose sectors are large.
+const WAYS: [Option<Aligned>; 4] = [
+    None,
+    Some(Aligned { offset_bytes: 512, memory_bytes: 4 }),
+    Some(Aligned { offset_bytes: 512, memory_bytes: 512 }),
+    Some(Aligned { offset_bytes: 8192, memory_bytes: 8192 }),
+];
+
+fn load(device: &Device, storage: &Scripted<'_>, readers: usize) -> Result<HostCheckpoint, LoadError> {
+    let options = LoadOptions { readers: NonZeroUsize::new(readers), ..LoadOptions::default() };
+    let go_on = &mut |_| ControlFlow::Continue(());
+    HostCheckpoint::load_from(device, storage.checkpoint, storage, &options, go_on)
+}
+
+fn assert_same(loaded: &HostCheckpoint, contents: &HashMap<String, Vec<u8>>) {
+    assert_eq!(loaded.tensors().len(), contents.len());
+    for tensor in loaded.tensors() {
+        assert!(*loaded.bytes_of(tensor) == contents[&tensor.name][..], "{}", tensor.name);
+    }
+}
+
+fn assert_nothing_held(device: &Device) {
+    let memory = device.driver().host_memory();
+    assert_eq!((memory.used_bytes, memory.held_bytes), (0, 0));
+}
+
+#[test]
+fn bytes_arrive_whatever_the_device_asks_for() {
+    let (_folder, checkpoint, contents) = checkpoint();
+    for direct in WAYS {
+        for readers in [1, 2, 7] {
+            let device = device();
+            let storage = Scripted::new(&checkpoint, direct, &|_, _, _, _| None);
+            let loaded = load(&device, &storage, readers).unwrap();
+            assert_same(&loaded, &contents);
+            let report = loaded.report();
+            let read = [report.direct_bytes, report.staged_bytes, report.buffered_bytes];
+            assert_eq!(read.iter().sum::<u64>(), report.bytes);
+            assert_eq!(read[2] == report.bytes, direct.is_none(), "{read:?}");
+            let is_in_place = direct.is_some_and(|aligned| aligned.memory_bytes == 4);
+            assert!(!is_in_place || read[0] > 0, "{read:?}");
+            assert_eq!(report.staging_bytes > 0, direct.is_some());
+            let forgotten: u64 = storage.forgotten.lock().unwrap().iter().map(|(_, _, bytes)| bytes).sum();
+            assert!(direct.is_some() || forgotten == report.bytes, "{forgotten}");
+        }
+    }
+}
+
+#[test]
+fn reads_may_be_short_and_interrupted() {
+    let (_folder, checkpoint, contents) = checkpoint();
+    for direct in WAYS {
+        for unit in [1000, 512, 4096] {
+            let device = device();
+            let verdict = |nth: u64, _: bool, _: &mut [u8], _: u64| {
+                nth.is_multiple_of(2).then(|| Err(io::Error::from(io::ErrorKind::Interrupted)))
+            };
+            let short = Short { inner: Scripted::new(&checkpoint, direct, &verdict), most: unit };
+            let options = LoadOptions { readers: NonZeroUsize::new(3), ..LoadOptions::default() };
+            let go_on = &mut |_| ControlFlow::Continue(());
+            let loaded = HostCheckpoint::load_from(&device, &checkpoint, &short, &options, go_on).unwrap();
+            assert_same(&loaded, &contents);
+        }
+    }
+}
+
+/// Storage that gives no more than so much at a time.
+struct Short<'a> {
+    inner: Scripted<'a>,
+    most: usize,
+}
+
+impl Storage for Short<'_> {
+    fn direct(&self, file: usize) -> Option<Aligned> {
+        self.inner.direct(file)
+    }
+    fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let got = self.inner.read(file, direct, buf, offset)?;
+        // Not more than that many come, though more was written to.
+        Ok(got.min(self.most))
+    }
+    fn give_up_direct(&self, file: usize, because: String) {
+        self.inner.give_up_direct(file, because);
+    }
+    fn forget(&self, file: usize, offset: u64, bytes: u64) {
+        self.inner.forget(file, offset, bytes);
+    }
+}
+
+#[test]
+fn whichever_read_fails_the_error_names_it_and_nothing_stays() {
+    let (_folder, checkpoint, contents) = checkpoint();
+    for direct in WAYS {
+        let device = device();
+        let counted = Scripted::new(&checkpoint, direct, &|_, _, _, _| None);
+        drop(load(&device, &counted, 1).unwrap());
+        device.driver().host_trim().unwrap();
+        for nth in 0..counted.reads.load(Ordering::Relaxed) {
+            let failing = |this: u64, _: bool, _: &mut [u8], _: u64| {
+                (this == nth).then(|| Err(io::Error::from_raw_os_error(5)))
+            };
+            for readers in [1, 4] {
+                let error =
+                    load(&device, &Scripted::new(&checkpoint, direct, &failing), readers).unwrap_err();
+                let LoadError::Checkpoint(CheckpointError::Read {
+                    path, tensor, offset, wanted_bytes, ..
+                }) = &error
+                else {
+                    panic!("{error:?}");
+                };
+                let found = checkpoint.tensors().iter().find(|found| found.name == *tensor).unwrap();
+                assert_eq!(*path, checkpoint.files()[found.file].path);
+                assert!(*offset >= found.offset && offset + wanted_bytes <= found.offset + found.bytes);
+                assert!(*wanted_bytes > 0);
+                assert_nothing_held(&device);
+            }
+        }
+        // What failed once is no hindrance.
+        assert_same(&load(&device, &counted, 2).unwrap(), &contents);
+    }
+}
+
+#[test]
+fn a_file_that_refuses_direct_reads_is_read_all_the_same() {
+    let (_folder, checkpoint, contents) = checkpoint();
+    for errno in [22, 95] {
+        for refused_from in [0, 1, 4] {
+            let device = device();
+            let refusing = |nth: u64, direct: bool, _: &mut [u8], _: u64| {
+                (direct && nth >= refused_from).then(|| Err(io::Error::from_raw_os_error(errno)))
+            };
+            let storage = Scripted::new(&checkpoint, WAYS[2], &refusing);
+            let loaded = load(&device, &storage, 2).unwrap();
+            assert_same(&loaded, &contents);
+            let report = loaded.report();
+            assert!(report.buffered_bytes > 0 && report.direct_bytes == 0);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_ends_early_is_an_error_wherever_it_does() {
+    let (_folder, checkpoint, _) = checkpoint();
+    let last = checkpoint.files()[1].bytes;
+    for direct in WAYS {
+        let device = device();
+        for end in [0, 100, 4096, 300_000, last - 1] {
+            let ending = |_: u64, _: bool, buf: &mut [u8], offset: u64| {
+                let left = end.saturating_sub(offset);
+                (offset + buf.len() as u64 > end).then(|| Ok(usize::try_from(left).unwrap()))
+            };
+            let error = load(&device, &Scripted::new(&checkpoint, direct, &ending), 3).unwrap_err();
+            let LoadError::Checkpoint(CheckpointError::ShortRead { wanted_bytes, got_bytes, .. }) = &error
+            else {
+                panic!("{error:?}");
+            };
+            assert!(got_bytes < wanted_bytes, "{error}");
+            assert_nothing_held(&device);
+        }
+    }
+}
+
+#[test]
+fn whenever_it_is_stopped_nothing_stays() {
+    let (_folder, checkpoint, _) = checkpoint();
+    for stopped_at in [0, 1, 2] {
+        let device = device();
+        let slow = |_: u64, _: bool, _: &mut [u8], _: u64| {
+            thread::sleep(std::time::Duration::from_millis(30));
+            None
+        };
+        let storage = Scripted::new(&checkpoint, None, &slow);
+        let mut asked = 0;
+        let options = LoadOptions { readers: NonZeroUsize::new(1), ..LoadOptions::default() };
+        let stopped = HostCheckpoint::load_from(&device, &checkpoint, &storage, &options, &mut |progress| {
+            assert!(progress.read_bytes <= progress.bytes && progress.bytes == checkpoint.bytes());
+            asked += 1;
+            if asked > stopped_at { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        let error = stopped.unwrap_err();
+        assert!(matches!(error, LoadError::Stopped { read_bytes, bytes } if read_bytes < bytes), "{error}");
+        assert!(storage.reads.load(Ordering::Relaxed) <= 8, "it does not go on");
+        assert_nothing_held(&device);
+    }
+}

@@ -1,0 +1,273 @@
+"""Checkpoints in host memory without PyTorch, and the suite over the stand-ins and over PyTorch."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import poorwill
+import pytest
+from checkpoint_files import BITS, Spec, write
+from helpers import DEVICE, run
+from poorwill import _native, offload
+
+HERE = Path(__file__).resolve().parent
+SUITE = str(HERE / "offload_load_suite.py")
+
+# Longer than it takes on the slowest machine: whatever runs into it is stuck, and says where.
+STUCK_S = 900
+
+
+def run_suite(*options: str, **environment: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, SUITE],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONFAULTHANDLER": "1", **environment},
+        timeout=STUCK_S,
+        check=False,
+    )
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+def test_loaded_tensors_keep_their_promises_over_the_stand_ins(fake: dict[str, str]) -> None:
+    said = run_suite(
+        *("-p", "pools_on_the_stand_in", "-o", f"faulthandler_timeout={STUCK_S // 3}"),
+        **{**fake, "POORWILL_FAKE_CUDA_DEVICES": "4GiB,4GiB", "PYTHONPATH": _with_path()},
+    )
+    assert " passed" in said
+
+
+def test_loaded_tensors_keep_their_promises_over_pytorch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("there is no PyTorch here")
+    assert " passed" in run_suite()
+
+
+def _with_path() -> str:
+    return os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+
+
+# Without PyTorch, on the host device
+
+
+def test_bytes_of_every_type(tmp_path: Path) -> None:
+    specs: list[Spec] = [(f"{dtype} {shape}", dtype, shape) for dtype in BITS for shape in ((8,), (3, 5, 16))]
+    path = tmp_path / "x.safetensors"
+    for pad in (0, 1, 501):
+        contents = write(path, [*specs, ("empty", "F32", (0, 4))], pad=pad)
+        pieces, report = _native.load_checkpoint([path], list(BITS), device=DEVICE, readers=2)
+        assert [(piece.name, piece.dtype, piece.shape) for piece in pieces[:-1]] == specs
+        for piece in pieces[:-1]:
+            array = np.from_dlpack(piece)
+            assert (array.ctypes.data, array.tobytes()) == (piece.address, contents[piece.name])
+            seen = np.from_dlpack(piece.device_view())
+            assert (seen.ctypes.data, seen.nbytes) == (piece.address, piece.nbytes)
+            assert piece.address % (report["alignment_bytes"] or 1) == 0
+        empty = pieces[-1]
+        assert (empty.nbytes, empty.address, empty.shape) == (0, 0, (0, 4))
+        with pytest.raises(ValueError, match="no memory"):
+            np.from_dlpack(empty)
+        assert report["bytes"] == sum(map(len, contents.values()))
+        assert report["files"][0]["path"] == path
+        ways = [report[f"{way}_bytes"] for way in ("direct", "staged", "buffered")]
+        assert sum(ways) == report["bytes"]
+
+
+def test_several_files_and_an_index(tmp_path: Path) -> None:
+    first = write(tmp_path / "1.safetensors", [("a", "U8", (70_000,)), ("b", "U8", (5,))])
+    second = write(tmp_path / "2.safetensors", [("c", "F64", (700,))], seed=2)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "1.safetensors", "b": "1.safetensors", "c": "2.safetensors"}}')
+    shards = [tmp_path / "1.safetensors", tmp_path / "2.safetensors"]
+    for paths in ([tmp_path], [index], shards, [str(shard) for shard in shards]):
+        pieces, report = _native.load_checkpoint(paths, ["U8", "F64"], device=DEVICE)
+        found = {piece.name: np.from_dlpack(piece).tobytes() for piece in pieces}
+        assert found == {**first, **second}
+        assert len(report["files"]) == 2
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    def load(*paths: str | Path) -> object:
+        return _native.load_checkpoint(paths, ["U8"], device=DEVICE)
+
+    with pytest.raises(FileNotFoundError, match=r"none\.safetensors"):
+        load(tmp_path / "none.safetensors")
+    with pytest.raises(ValueError, match="no checkpoint was named"):
+        load()
+    with pytest.raises(poorwill.PoorwillError, match=r"no \.safetensors files"):
+        load(tmp_path)
+    torn = tmp_path / "torn.safetensors"
+    write(torn, [("a", "U8", (1000,))])
+    torn.write_bytes(torn.read_bytes()[:-1])
+    with pytest.raises(poorwill.PoorwillError, match=r'torn\.safetensors: tensor "a" ends at byte'):
+        load(torn)
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(poorwill.PoorwillError, match="not a regular file"):
+        load(tmp_path / "pipe.safetensors")
+    with pytest.raises((ValueError, poorwill.PoorwillError)):
+        load("a\0b")
+    with pytest.raises(TypeError):
+        load(7)  # type: ignore[arg-type]
+    write(torn, [("a", "U8", (1000,))])
+    for readers in (0, 257):
+        with pytest.raises(ValueError, match="1 to 256"):
+            _native.load_checkpoint([torn], ["U8"], device=DEVICE, readers=readers)
+    with pytest.raises(ValueError, match="tensor `a` is of U8"):
+        _native.load_checkpoint([torn], ["F32"], device=DEVICE)
+
+
+def test_without_pytorch_tensors_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write(path, [("a", "U8", (10,))])
+    script = f"""
+import sys
+sys.modules["torch"] = None
+from poorwill import offload
+try:
+    offload.load_checkpoint({str(path)!r}, device="{DEVICE}")
+except offload.MissingTorchError:
+    print("missing")
+"""
+    assert run(script) == "missing\n"
+    assert offload.load_checkpoint is not None
+
+
+HELD = f"""
+import numpy as np
+from pathlib import Path
+from poorwill import _native
+from poorwill.offload import HostBuffer
+poorwill.arena("{DEVICE}", host_limit=LIMIT)
+
+def is_nothing_held():
+    try:
+        HostBuffer(LIMIT, device="{DEVICE}").free()
+    except poorwill.OutOfMemoryError:
+        return False
+    return True
+"""
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_held(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write(path, [("a", "U8", (9 << 20,))])
+    script = f"""
+LIMIT = "8MiB"
+{HELD}
+for _ in range(3):
+    try:
+        _native.load_checkpoint([{str(path)!r}], ["U8"], device="{DEVICE}")
+    except poorwill.OutOfMemoryError as error:
+        assert error.needed_bytes == 9 << 20
+        for word in ("9 MiB", "8 MiB", "held before"):
+            assert word in str(error), error
+        print("refused")
+    assert is_nothing_held()
+"""
+    assert run(script) == "refused\n" * 3
+
+
+def test_pieces_keep_their_buffer_and_the_last_gives_it_back(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write(path, [("a", "U8", (1 << 20,)), ("b", "U8", (100,))])
+    script = f"""
+LIMIT = "8MiB"
+{HELD}
+for keep in ("piece", "array", "view"):
+    pieces, report = _native.load_checkpoint([{str(path)!r}], ["U8"], device="{DEVICE}")
+    b = pieces[1]
+    kept = dict(piece=b, array=np.from_dlpack(b), view=np.from_dlpack(b.device_view()))[keep]
+    del pieces, b
+    assert not is_nothing_held(), keep
+    del kept
+    assert is_nothing_held(), keep
+print("done")
+"""
+    assert run(script) == "done\n"
+
+
+def test_a_signal_ends_a_load_before_all_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    nbytes = 1 << 30
+    # Four tensors of a quarter each, with nothing on the disk.
+    part = nbytes // 4
+    header = {
+        str(n): {"dtype": "U8", "shape": [part], "data_offsets": [n * part, (n + 1) * part]} for n in range(4)
+    }
+    said = json.dumps(header).encode()
+    path.write_bytes(len(said).to_bytes(8, "little") + said)
+    os.truncate(path, 8 + len(said) + nbytes)
+    script = f"""
+import signal
+LIMIT = "1100MiB"
+{HELD}
+class Alarm(Exception):
+    pass
+
+def ring(*_):
+    raise Alarm
+
+def have_read():
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(lines[0].removeprefix("rchar:"))
+
+signal.signal(signal.SIGALRM, ring)
+before = have_read()
+signal.setitimer(signal.ITIMER_REAL, 0.001)
+try:
+    _native.load_checkpoint([{str(path)!r}], ["U8"], device="{DEVICE}", readers=1)
+except Alarm:
+    print("ended")
+assert have_read() - before < {nbytes}, "all of it was read"
+assert is_nothing_held()
+"""
+    assert run(script) == "ended\n"
+
+
+def test_other_threads_run_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    contents = write(path, [("a", "U8", (30 << 20,))])
+    script = f"""
+import threading
+LIMIT = "200MiB"
+{HELD}
+found = []
+
+def load():
+    pieces, _ = _native.load_checkpoint([{str(path)!r}], ["U8"], device="{DEVICE}")
+    found.append(int(np.from_dlpack(pieces[0]).sum(dtype=np.int64)))
+
+threads = [threading.Thread(target=load) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(*set(found))
+assert is_nothing_held()
+"""
+    assert run(script) == f"{sum(contents['a'])}\n"
+
+
+def test_a_forked_child_has_none_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write(path, [("a", "U8", (1000,))])
+    script = f"""
+import os
+from poorwill import _native
+import numpy as np
+pieces, _ = _native.load_checkpoint([{str(path)!r}], ["U8"], device="{DEVICE}")
+child = os.fork()
+if child == 0:
+    try:
+        np.from_dlpack(pieces[0])
+    except poorwill.PoorwillError as error:
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(2)
+print(os.waitpid(child, 0)[1])
+"""
+    assert run(script) == "0\n"
