@@ -24,6 +24,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Examined, Failure> {
         device: args.device.clone(),
         caps: args.budget.clone().unwrap_or_default(),
         claims: args.claims.clone(),
+        ..Plan::default()
     };
     let report = doctor::examine(&plan)?;
     let refused = report.refused().map(|(device, reason)| format!("{device}: {reason}"));

@@ -78,9 +78,8 @@ mod linux {
     /// What the device and the computer must have left, so that measuring is in nobody's way.
     const ROOM_BYTES: u64 = 8 * PIECE_BYTES;
 
-    /// When no further GPU is measured, and when none is even opened: the report has to be there soon.
-    const MEASURING_MAX: Duration = Duration::from_secs(5);
-    const OPENING_MAX: Duration = Duration::from_secs(7);
+    /// So long before no further GPU is opened none is measured any more: the report has to be there soon.
+    const OPENING_ONLY: Duration = Duration::from_secs(2);
 
     /// Asks for all of them, or the one that is planned; what goes wrong is added to `warnings`.
     pub(in super::super) fn examine(plan: &Plan, warnings: &mut Vec<String>) -> Vec<DeviceReport> {
@@ -125,7 +124,7 @@ mod linux {
         fn report(&self, gpu: &GpuInfo, warnings: &mut Vec<String>) -> DeviceReport {
             let spec = DeviceSpec::Cuda { ordinal: gpu.ordinal };
             let (id, cap) = (spec.id(), self.plan.caps.of(&spec));
-            let opened = if self.started.elapsed() > OPENING_MAX {
+            let opened = if self.started.elapsed() > self.plan.patience {
                 Err("it was not looked at, for others took too long; name it with --device".to_owned())
             } else {
                 CudaDevice::open(&CudaConfig::gpu(gpu.ordinal)).map_err(|error| error.kind.to_string())
@@ -185,7 +184,7 @@ mod linux {
 
         /// What the link moves, if there is time and room to measure it.
         fn measure(&self, device: &CudaDevice, memory: &Budget) -> Result<link::LinkTimes, String> {
-            if self.started.elapsed() > MEASURING_MAX {
+            if self.started.elapsed() > self.plan.patience.saturating_sub(OPENING_ONLY) {
                 return Err("other GPUs took too long; name it with --device".into());
             }
             let host = self.system.memory().available_bytes;

@@ -17,6 +17,8 @@ mod engine;
 mod gpu;
 mod host;
 
+use std::time::Duration;
+
 use poorwill_core::budget::{Budget, Cap, SourceName};
 use poorwill_core::{ByteSize, Tag};
 use serde::Serialize;
@@ -29,7 +31,7 @@ use crate::device::DeviceSpec;
 use crate::open::Device;
 
 /// What to look at, and what an engine is to have. The default is every device, and all of it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// This device, with the host device behind it. `None` for all.
     pub device: Option<DeviceSpec>,
@@ -38,6 +40,15 @@ pub struct Plan {
     /// What an engine will claim before its key-value cache, in this order, in bytes. On the host device only where
     /// that is the one to look at, or the only one.
     pub claims: Vec<(Tag, u64)>,
+    /// How long GPUs may be looked at before no further one is opened; none is measured in the last 2 s of that. Whoever
+    /// asks many GPUs on a busy machine has more.
+    pub patience: Duration,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self { device: None, caps: Caps::default(), claims: Vec::new(), patience: Duration::from_secs(7) }
+    }
 }
 
 /// The device that was to be looked at is not here.

@@ -4,7 +4,7 @@ use poorwill::budget::Caps;
 use poorwill::doctor::{Plan, examine};
 use poorwill::{Arena, Cap, ClaimError, Config, OpenError, PoolConfig, Tag};
 
-use crate::scene::{GIB, Scene, assert_room, cap, gpu, in_scene, open};
+use crate::scene::{GIB, Scene, assert_room, cap, gpu, in_scene, open, patient};
 
 /// What an engine takes before its key-value cache.
 const CLAIMS: [(&str, u64); 3] =
@@ -78,7 +78,7 @@ fn the_doctor_says_the_same() {
         return;
     }
     for (share, utilization) in [("0.95", 0.95), ("0.92", 0.92), ("0.88", 0.88)] {
-        let plan = Plan { device: Some(gpu()), caps: cap(share).into(), claims: claims() };
+        let plan = Plan { device: Some(gpu()), caps: cap(share).into(), claims: claims(), ..patient() };
         let report = examine(&plan).unwrap();
         let engine = &report.devices[0].engine;
         assert_eq!(engine.gpu_memory_utilization, Some(utilization));
@@ -105,7 +105,7 @@ fn every_spelling_is_one_budget_at_every_door() {
         let arena = Arena::open(Config::on(gpu()).within(Some(cap))).unwrap().limit_bytes();
         let (_, envelope) = open().envelope(Some(cap)).unwrap();
         let by_device: Caps = format!("cuda:0={text},cuda:9=1GiB").parse().unwrap();
-        let plan = |caps: Caps| Plan { device: Some(gpu()), caps, claims: claims() };
+        let plan = |caps: Caps| Plan { device: Some(gpu()), caps, claims: claims(), ..patient() };
         let [report, named] = [cap.into(), by_device].map(|caps| examine(&plan(caps)).unwrap());
         assert_eq!(report.devices[0].engine, named.devices[0].engine, "{text}");
         let memory = &report.devices[0].memory;

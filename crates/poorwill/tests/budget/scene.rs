@@ -4,8 +4,10 @@ use std::ffi::OsStr;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use poorwill::budget::{Budget, Source, SourceName};
+use poorwill::doctor::Plan;
 use poorwill::{AllocRequest, Arena, Cap, Device, DeviceSpec, PoolError, Tag};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -177,4 +179,9 @@ pub(crate) fn assert_room(arena: &Arena, bytes: u64) {
 /// Whether nothing was wrong but that there is no more.
 pub(crate) fn is_full(error: &PoolError) -> bool {
     matches!(error, PoolError::OverLimit { .. } | PoolError::DeviceFull { .. })
+}
+
+/// What the doctor is asked when nothing else is said: with time for a machine that has other things to do.
+pub(crate) fn patient() -> Plan {
+    Plan { patience: Duration::from_secs(3600), ..Plan::default() }
 }
