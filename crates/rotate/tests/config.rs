@@ -125,6 +125,12 @@ fn keys_are_shown_to_nobody() {
     let written = format!("[front]\nkeys = [\"sk-12345\"]\n{}", model(""));
     let said = Config::parse(&written, &|place| Err(format!("no {}", place.len()))).unwrap_err().to_string();
     assert!(!said.contains("sk-12345"), "{said}");
+    // Nor where a list of places belongs.
+    for keys in ["\"sk-12345\"", "{ a = \"sk-12345\" }", "[[\"sk-12345\"]]"] {
+        let said = refused(&format!("[front]\nkeys = {keys}\n{}", model("")));
+        assert!(said.starts_with("line 2: ") && said.contains("env:NAME"), "{said}");
+        assert!(!said.contains("sk-12345"), "{said}");
+    }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rotate.toml");
     std::fs::write(&path, &written).unwrap();
@@ -199,6 +205,31 @@ fn what_cannot_be_is_refused_with_what_could() {
         (format!("[front]\nkeys = [\"env:EMPTY\"]\n{}", model("")), &["front: key 1 of 1", "printable"]),
         (format!("[front]\nkeys = [\"env:FRONT\", \"env:NONE\"]\n{}", model("")), &["key 2 of 2"]),
         (format!("[front]\nrequests_max = 0\n{}", model("")), &["requests_max"]),
+        (
+            format!("[front]\nlisten = \"0.0.0.0:8081\"\nkeys = [\"env:FRONT\"]\n{}", model("")),
+            &["127.0.0.1:8081", "another port"],
+        ),
+        (format!("[front]\nbody_max = 0\n{}", model("")), &["front", "body_max"]),
+        (format!("[front]\nhead_max = \"0\"\n{}", model("")), &["front", "head_max"]),
+        (format!("[front]\nkeep_alive = \"0s\"\n{}", model("")), &["front", "keep_alive"]),
+        (model("aliases = [\" two\"]"), &["\" two\"", "blanks"]),
+        (model("aliases = [\"t\\nwo\"]"), &["control characters"]),
+        (model("served_as = \"\""), &["served_as is empty"]),
+        (model("need = 0"), &["need is 0"]),
+        (model("command = [\"a\", \"b\\u0000\"]"), &["NUL"]),
+        (model("command = [\"a\"]\nenvironment = { \"A=B\" = \"x\" }"), &["\"A=B\"", "variable"]),
+        (model("command = [\"a\"]\nenvironment = { \"\" = \"x\" }"), &["\"\"", "variable"]),
+        (model("command = [\"a\"]\nenvironment = { A = \"\\u0000\" }"), &["variable A", "NUL"]),
+        (model("[model.canary]\nexpect = \" \""), &["every answer"]),
+        (model("[model.rules]\nwait_max = \"0s\""), &["wait_max is 0"]),
+        (model("[model.rules]\npause_min = \"0s\""), &["pause_min is 0"]),
+        (model("[model.rules]\nsleep_max = \"0s\""), &["sleep_max is 0"]),
+        (model("[model.rules]\nrelease_max = \"0s\""), &["release_max is 0"]),
+        (model("[model.rules]\nwake_max = \"0s\""), &["wake_max is 0"]),
+        (model("[model.rules]\ncanary_max = \"0s\""), &["canary_max is 0"]),
+        (model("[model.rules]\nstart_max = \"0s\""), &["start_max is 0"]),
+        (model("[model.rules]\nstop_max = \"0s\""), &["stop_max is 0"]),
+        (model("[model.rules]\nidle_max = \"2years\""), &["line 5", "2years", "a year"]),
         (TWO.to_owned(), &["unknown field `rules`"]),
     ] {
         let said = refused(&text);
@@ -222,6 +253,10 @@ fn engines_are_at_a_host_and_a_port() {
         "http://me@127.0.0.1:8000",
         "http://127.0.0.1:8000?x=1",
         "http://127.0.0.1 :8000",
+        "http://127.0.0.1:+80",
+        "http://::1:8000",
+        "http://[::1:8000",
+        "http://[one]:8000",
     ] {
         let text = model("").replace("http://127.0.0.1:8000", url);
         let said = refused(&text);
@@ -230,4 +265,10 @@ fn engines_are_at_a_host_and_a_port() {
     for url in ["http://127.0.0.1:1", "http://[::1]:8000", "http://engine.local:65535/"] {
         parsed(&model("").replace("http://127.0.0.1:8000", url)).unwrap();
     }
+}
+
+#[test]
+fn both_may_listen_on_any_port_that_is_free() {
+    let doors = "[front]\nlisten = \"127.0.0.1:0\"\n[control]\nlisten = \"127.0.0.1:0\"\n";
+    parsed(&format!("{doors}{}", model(""))).unwrap();
 }

@@ -47,3 +47,23 @@ fn all_lies_together_are_survived() {
         world.settle();
     }
 }
+
+#[test]
+fn commands_outsiders_and_what_is_nobodys_are_survived() {
+    for seed in seeds(100) {
+        for lies in [Lies::None, Lies::All] {
+            let mut world = World::wild(seed, lies);
+            world.run(Duration::from_secs(200));
+            world.settle();
+        }
+    }
+}
+
+#[test]
+fn nobody_is_passed_over_for_ever() {
+    for seed in seeds(20) {
+        let mut world = World::busy(seed);
+        world.run(Duration::from_secs(120));
+        assert!(world.admitted() > 0, "seed {seed}");
+    }
+}

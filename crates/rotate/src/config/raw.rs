@@ -1,13 +1,13 @@
 //! The file as it is written: every key that there is, and what holds where one is left out.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use serde::Deserialize;
 
 use super::keys::Key;
-use super::values::{Size, Wait};
+use super::values::{Places, Size, Wait};
 use super::{Canary, Config, ConfigError, Control, Engine, Front, Model, Start, place, wrong};
 use crate::policy::{Gpu, Limits, Rules};
 
@@ -39,7 +39,7 @@ pub(super) struct File {
 struct RawFront {
     listen: Option<SocketAddr>,
     #[serde(default)]
-    keys: Vec<String>,
+    keys: Places,
     body_max: Option<Size>,
     head_max: Option<Size>,
     requests_max: Option<usize>,
@@ -51,7 +51,7 @@ struct RawFront {
 struct RawControl {
     listen: Option<SocketAddr>,
     #[serde(default)]
-    keys: Vec<String>,
+    keys: Places,
 }
 
 #[derive(Debug, Deserialize)]
@@ -114,11 +114,14 @@ impl File {
     pub(super) fn checked(self, secret: Secret<'_>) -> Result<Config, ConfigError> {
         let front = self.front.checked(secret)?;
         let listen = self.control.listen.unwrap_or_else(|| local(CONTROL_PORT));
-        let control = Control { listen, keys: keys_of("control", listen, &self.control.keys, secret)? };
-        if front.listen == control.listen {
+        let control = Control { listen, keys: keys_of("control", listen, &self.control.keys.0, secret)? };
+        if are_one(front.listen, control.listen) {
             return Err(wrong(
                 "control",
-                &format!("it listens on {listen}, as the front does; give it another port"),
+                &format!(
+                    "it listens on {listen}, and the front on {}: the same port; give it another port",
+                    front.listen
+                ),
             ));
         }
         let models =
@@ -137,9 +140,18 @@ impl RawFront {
                 "requests_max is 0, so nobody could ask; leave it away or make it larger",
             ));
         }
+        for (what, is_zero) in [
+            ("body_max", self.body_max.is_some_and(|size| size.0 == 0)),
+            ("head_max", self.head_max.is_some_and(|size| size.0 == 0)),
+            ("keep_alive", self.keep_alive.is_some_and(|wait| wait.0.is_zero())),
+        ] {
+            if is_zero {
+                return Err(wrong("front", &format!("{what} is 0; leave it away or make it larger")));
+            }
+        }
         Ok(Front {
             listen,
-            keys: keys_of("front", listen, &self.keys, secret)?,
+            keys: keys_of("front", listen, &self.keys.0, secret)?,
             body_max_bytes: self.body_max.map_or(32 << 20, |size| size.0),
             head_max_bytes: self.head_max.map_or(64 << 10, |size| size.0),
             requests_max,
@@ -154,6 +166,19 @@ impl RawModel {
         let wrong = |reason: &str| Err(wrong(&here, reason));
         if [&self.name].into_iter().chain(&self.aliases).any(|name| name.trim().is_empty()) {
             return wrong("a name or an alias is empty");
+        }
+        let is_odd = |name: &&String| name.trim() != name.as_str() || name.contains(char::is_control);
+        if let Some(name) = [&self.name].into_iter().chain(&self.aliases).chain(&self.served_as).find(is_odd)
+        {
+            return wrong(&format!(
+                "{name:?} has blanks around it or control characters in it, and nobody asks for that"
+            ));
+        }
+        if self.served_as.as_ref().is_some_and(String::is_empty) {
+            return wrong("served_as is empty; leave it away if the engine calls it as clients do");
+        }
+        if self.need.is_some_and(|size| size.0 == 0) {
+            return wrong("need is 0; leave it away if it is not known, and it is measured");
         }
         let level = self.level.unwrap_or(1);
         if !(1..=2).contains(&level) {
@@ -178,9 +203,24 @@ impl RawModel {
         if self.command.first().is_some_and(String::is_empty) {
             return wrong("its command begins with an empty word");
         }
+        if self.command.iter().any(|word| word.contains('\0')) {
+            return wrong("a word of its command has a NUL in it");
+        }
+        let is_no_name = |name: &&String| name.is_empty() || name.contains(['=', '\0']);
+        if let Some(name) = self.environment.keys().find(is_no_name) {
+            return wrong(&format!("environment has {name:?}, which is no name of a variable"));
+        }
+        if let Some((name, _)) = self.environment.iter().find(|(_, value)| value.contains('\0')) {
+            return wrong(&format!("the variable {name} of its environment has a NUL in it"));
+        }
         let (canary, tokens) = (self.canary, 16);
         if canary.tokens == Some(0) || canary.prompt.as_deref() == Some("") {
             return wrong("a canary has a prompt, and one token at least");
+        }
+        if canary.expect.as_deref().is_some_and(|expected| expected.trim().is_empty()) {
+            return wrong(
+                "the canary's expect is empty, which every answer has in it; leave it away, and the first answer is kept",
+            );
         }
         let mut rules = self.rules.over(every).rules(gpus.into_iter().map(Gpu).collect());
         rules.need_bytes = self.need.map(|size| size.0);
@@ -190,6 +230,21 @@ impl RawModel {
         }
         if rules.running_max == 0 || rules.queue_max == 0 {
             return wrong("running_max and queue_max are 1 or more, or it could not be asked");
+        }
+        let limits = &rules.limits;
+        for (what, wait) in [
+            ("wait_max", rules.wait_max),
+            ("pause_min", rules.pause_min),
+            ("sleep_max", limits.sleep),
+            ("release_max", limits.release),
+            ("wake_max", limits.wake),
+            ("canary_max", limits.canary),
+            ("start_max", limits.start),
+            ("stop_max", limits.stop),
+        ] {
+            if wait.is_zero() {
+                return wrong(&format!("{what} is 0, so it could never be done in time; make it longer"));
+            }
         }
         if rules.pause_min > rules.pause_max {
             return wrong(&format!(
@@ -281,6 +336,12 @@ fn local(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
+/// Whether nobody can listen on both. Port 0 is any that is free.
+fn are_one(one: SocketAddr, other: SocketAddr) -> bool {
+    let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
+    one.port() == other.port() && one.port() != 0 && (one.ip() == other.ip() || is_any)
+}
+
 /// The keys of a door. One that others can reach has some.
 fn keys_of(
     door: &str,
@@ -309,11 +370,17 @@ fn check_url(url: &str) -> Result<(), String> {
         return Err("it has to begin with http://; engines are on this machine or behind something that is"
             .to_owned());
     };
-    if rest.contains(['/', '?', '#', '@']) || rest.contains(char::is_whitespace) {
+    let is_odd = |c: char| c.is_whitespace() || c.is_control();
+    if rest.contains(['/', '?', '#', '@', '\\']) || rest.contains(is_odd) {
         return Err("it has a host and a port, and nothing behind them".to_owned());
     }
-    let port = rest.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
-    match port.map(str::parse::<u16>) {
+    let is_host = |host: &str| match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(address) => address.parse::<Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && !host.contains([':', '[', ']']),
+    };
+    let is_number = |port: &str| port.bytes().all(|digit| digit.is_ascii_digit());
+    let port = rest.rsplit_once(':').filter(|(host, port)| is_host(host) && is_number(port));
+    match port.map(|(_, port)| port.parse::<u16>()) {
         Some(Ok(1..)) => Ok(()),
         _ => Err("it has no port; say http://127.0.0.1:8000".to_owned()),
     }

@@ -11,6 +11,13 @@ use super::ConfigError;
 /// A key may be unlike in one letter for each so many of it and still be what was meant.
 const LETTERS_EACH: usize = 3;
 
+/// The longest length of time that means something, which also can be added to any moment.
+const WAIT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Where keys are. What is written in their stead may be a key, and is not repeated.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Places(pub(super) Vec<String>);
+
 /// A length of time, `90s`, `1m 30s`, `250ms`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wait(pub(super) Duration);
@@ -18,6 +25,22 @@ pub(super) struct Wait(pub(super) Duration);
 /// A size, `40GiB`, or plain bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size(pub(super) u64);
+
+impl<'de> Deserialize<'de> for Places {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // What a value is was written by somebody, who may have written a key.
+        let otherwise =
+            || de::Error::custom("keys are a list in brackets, like [\"env:NAME\", \"file:PATH\"]");
+        let toml::Value::Array(all) = toml::Value::deserialize(deserializer)? else {
+            return Err(otherwise());
+        };
+        let places = all.into_iter().map(|one| match one {
+            toml::Value::String(place) => Ok(place),
+            _ => Err(otherwise()),
+        });
+        places.collect::<Result<_, _>>().map(Self)
+    }
+}
 
 impl<'de> Deserialize<'de> for Wait {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -30,11 +53,17 @@ impl<'de> Deserialize<'de> for Wait {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Wait, E> {
-                humantime::parse_duration(text).map(Wait).map_err(|error| {
+                let wait = humantime::parse_duration(text).map_err(|error| {
                     E::custom(format!(
                         "`{text}` is not a length of time: {error}; write it like 90s or 250ms"
                     ))
-                })
+                })?;
+                if wait > WAIT_MAX {
+                    return Err(E::custom(format!(
+                        "`{text}` is longer than a year; write it like 90s or 12h"
+                    )));
+                }
+                Ok(Wait(wait))
             }
         }
         deserializer.deserialize_str(Read)

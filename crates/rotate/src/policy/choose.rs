@@ -2,6 +2,7 @@
 
 use super::Policy;
 use super::model::{Leave, Stage, Up};
+use super::rules::Gpu;
 use super::time::Time;
 
 /// What there is to be done so that a model has room.
@@ -45,17 +46,23 @@ impl Policy {
             let model = &self.models[id];
             let is_free = model.rules.gpus.iter().all(|gpu| !taken[gpu.0]);
             let is_short = model.short_until.is_some_and(|until| self.now < until);
-            if !is_free || is_short {
+            if is_short {
+                continue;
+            }
+            if !is_free {
+                // Nor does anybody go before it on its other GPUs.
+                take(&mut taken, model);
                 continue;
             }
             let Some(up) = model.way_up() else { continue };
             match self.room_for(id, up, since) {
-                Room::Never => {
+                Room::Never if model.need(up).is_none() => {
                     self.no_room(id);
                     continue;
                 }
                 Room::Later => {}
-                Room::Free => self.call(id),
+                // What was measured once may be long ago, so nobody is refused for that.
+                Room::Free | Room::Never => self.call(id),
                 Room::Leave(list) => {
                     self.call(id);
                     list.into_iter().for_each(|other| self.leave_to_make_room(other));
@@ -103,10 +110,15 @@ impl Policy {
         };
         let mut lacking = vec![0; self.free.len()];
         for (gpu, need) in model.rules.gpus.iter().zip(need) {
-            let is_held = holders.iter().any(|other| self.models[*other].rules.gpus.contains(gpu));
-            // Nobody has measured it: what nobody holds is likely to be there.
-            let free = self.free[gpu.0].unwrap_or(if is_held { 0 } else { need });
+            // What was not measured since somebody was stopped or died is looked at before anybody leaves for it.
+            let free = self.free[gpu.0].unwrap_or(need);
             lacking[gpu.0] = i128::from(need) - i128::from(free);
+        }
+        // What is leaving already is as good as gone; it is measured before anybody comes.
+        for other in (0..self.models.len()).filter(|other| *other != id && self.share(id, *other)) {
+            if self.models[other].stage.is_leaving() {
+                sub(&mut lacking, &self.gives_on(other));
+            }
         }
         let mut list: Vec<(usize, Vec<i128>)> = Vec::new();
         for other in holders {
@@ -121,13 +133,18 @@ impl Policy {
             }
         }
         if lacking.iter().any(|lacking| *lacking > 0) {
-            let is_kept = |other: usize| self.models[other].is_pinned;
-            // Somebody stays in its way whatever happens, or measuring has the last word.
-            return match (list.is_empty(), self.holders(id).any(is_kept)) {
-                (true, true) => Room::Never,
-                (true, false) => Room::Free,
-                (false, _) => self.when(list.into_iter().map(|(other, _)| other).collect(), since),
-            };
+            // What they are thought to give would not do, and that may be wrong: all that may leave have to.
+            let is_lacked = |gpu: &Gpu| lacking[gpu.0] > 0;
+            let (kept, all): (Vec<usize>, Vec<usize>) = self
+                .holders(id)
+                .filter(|other| self.models[*other].rules.gpus.iter().any(is_lacked))
+                .chain(list.into_iter().map(|(other, _)| other))
+                .partition(|other| self.models[*other].is_pinned);
+            // Somebody stays in its way, and all that the others are known to hold would not do.
+            if !kept.is_empty() && all.iter().all(|other| self.models[*other].held.is_some()) {
+                return Room::Never;
+            }
+            return self.when(all, since);
         }
         // Whoever was used last stays if the others suffice.
         let mut at = list.len();
@@ -153,7 +170,9 @@ impl Policy {
         gives
     }
 
-    fn when(&self, list: Vec<usize>, since: Time) -> Room {
+    fn when(&self, mut list: Vec<usize>, since: Time) -> Room {
+        list.sort_unstable();
+        list.dedup();
         if list.is_empty() {
             return Room::Free;
         }

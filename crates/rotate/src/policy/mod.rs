@@ -39,7 +39,7 @@ pub use self::rules::{Gpu, Limits, ModelId, Rules};
 pub use self::talk::{Effect, Event, Found, Input, OpId, Outcome, Refusal, RequestId, Task};
 pub use self::time::Time;
 
-use self::model::{Leave, Model, Stage};
+use self::model::{Leave, Model, Stage, Step, Then, Up};
 
 /// Who is awake. See the module.
 #[derive(Debug)]
@@ -180,6 +180,7 @@ impl Policy {
                     model.summoned = model.summoned.or(Some(self.now));
                 }
             }
+            Input::Sleep(_) | Input::Restart(_) if self.is_ending => {}
             Input::Sleep(model) if model.0 < known => {
                 let id = model.0;
                 self.models[id].summoned = None;
@@ -279,23 +280,30 @@ impl Policy {
             self.models[other].is_doubtful |= other != id && self.share(id, other);
         }
         match self.models[id].stage {
-            Stage::Unknown | Stage::Cold | Stage::Quarantined { .. } => {}
-            Stage::Step { ref step, .. } if matches!(step, model::Step::Stop(_) | model::Step::Look) => {}
-            _ => self.fault(id, "the engine is gone"),
+            Stage::Cold => {}
+            // There is none, or whether there is one is found out later.
+            Stage::Step { step: Step::Stop(_) | Step::Look | Step::Room(Up::Start), .. } => {}
+            Stage::Unknown | Stage::Quarantined { .. } => self.forget(id),
+            _ => {
+                self.forget(id);
+                self.fault(id, "the engine is gone");
+            }
         }
     }
 
     fn restart(&mut self, id: usize) {
         if !self.models[id].rules.can_restart {
-            let (stage, reason) = (self.models[id].stage.name(), "it may not be restarted".to_owned());
-            self.out.push(Effect::Tell { model: ModelId(id), event: Event::Failed { stage, reason } });
-            return;
+            return self.tell_failed(id, "it may not be restarted");
         }
-        match self.models[id].stage {
-            Stage::Ready { .. } | Stage::Draining { .. } => self.leave(id, Leave::Restart),
-            Stage::Asleep => self.begin(id, model::Step::Stop(model::Then::Cold)),
-            Stage::Quarantined { .. } => self.enter(id, Stage::Unknown),
-            Stage::Unknown | Stage::Cold | Stage::Step { .. } => {}
+        match &mut self.models[id].stage {
+            Stage::Ready { .. } => self.leave(id, Leave::Restart),
+            // Its requests have no longer than they had.
+            Stage::Draining { then, .. } => *then = Leave::Restart,
+            Stage::Asleep | Stage::Quarantined { .. } => self.begin(id, Step::Stop(Then::Cold)),
+            Stage::Unknown | Stage::Cold => {}
+            Stage::Step { .. } => {
+                self.tell_failed(id, "it was not restarted: say it again when this is over");
+            }
         }
     }
 }

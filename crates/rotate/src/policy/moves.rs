@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Policy;
 use super::choose::Room;
 use super::model::{Leave, Op, Stage, Step, Then, Up};
-use super::rules::{Limits, ModelId};
+use super::rules::{Gpu, Limits, ModelId};
 use super::talk::{Effect, Event, Found, OpId, Outcome, Refusal, Task};
 use super::time::Time;
 
@@ -14,6 +14,9 @@ const TRIES: u32 = 2;
 
 /// How far two measurements of the same memory may be apart.
 const STEADY_BYTES: u64 = 32 << 20;
+
+/// The least that a limit or a pause takes, so that nothing is tried again and again at one moment.
+const LEAST: Duration = Duration::from_millis(1);
 
 impl Policy {
     /// Goes to another stage, and tells it.
@@ -36,6 +39,9 @@ impl Policy {
             model.is_doubtful = false;
         }
         self.give_up_op(id);
+        if self.is_ending {
+            return self.enter(id, Stage::Unknown);
+        }
         let began = self.now;
         self.enter(id, Stage::Step { step, began, again_at: None });
         // What failed waits with its stop for who is moving memory, so that what is measured is what was moved.
@@ -51,7 +57,7 @@ impl Policy {
         let model = &mut self.models[id];
         let Stage::Step { step, again_at, .. } = &mut model.stage else { return };
         *again_at = None;
-        let (task, limit) = (step.task(), limit_of(&model.rules.limits, step));
+        let (task, limit) = (step.task(), limit_of(&model.rules.limits, step).max(LEAST));
         model.tries += 1;
         model.op = Some(Op { id: op, deadline: self.now.after(limit) });
         self.out.push(Effect::Run { op, model: ModelId(id), task, limit });
@@ -76,6 +82,7 @@ impl Policy {
             return;
         }
         match &model.stage {
+            Stage::Step { .. } | Stage::Draining { .. } if self.is_ending => {}
             Stage::Step { again_at: Some(at), .. } if now >= *at => self.run(id),
             Stage::Step { again_at: None, .. } if !self.is_somebody_moving(id) => self.run(id),
             Stage::Quarantined { until } if now >= *until => self.enter(id, Stage::Unknown),
@@ -92,7 +99,7 @@ impl Policy {
     fn drain(&mut self, id: usize, until: Time, was_aborted: bool, then: Leave) {
         let model = &self.models[id];
         if model.running == 0 {
-            if self.is_ending || self.is_somebody_moving(id) {
+            if self.is_somebody_moving(id) {
                 return;
             }
             return match then {
@@ -107,7 +114,7 @@ impl Policy {
         if was_aborted {
             return self.fault(id, &format!("{} requests that were ended did not leave", model.running));
         }
-        let until = self.now.after(model.rules.limits.abort);
+        let until = self.now.after(model.rules.limits.abort.max(LEAST));
         self.out.push(Effect::Abort(ModelId(id)));
         self.enter(id, Stage::Draining { until, was_aborted: true, then });
     }
@@ -176,8 +183,14 @@ impl Policy {
 
     fn found(&mut self, id: usize, found: Found) {
         match found {
-            Found::Gone if self.models[id].rules.can_restart => self.enter(id, Stage::Cold),
-            Found::Gone => self.fault(id, "there is no engine, and none may be started"),
+            Found::Gone => {
+                self.forget(id);
+                if self.models[id].rules.can_restart {
+                    self.enter(id, Stage::Cold);
+                } else {
+                    self.fault(id, "there is no engine, and none may be started");
+                }
+            }
             Found::Asleep => self.enter(id, Stage::Asleep),
             Found::Awake => self.begin(id, Step::Confirm { cold: None }),
         }
@@ -185,6 +198,7 @@ impl Policy {
 
     /// It was measured whether there is room.
     fn roomed(&mut self, id: usize, up: Up, began: Time, free: &[u64]) {
+        let is_steady = self.is_as_measured(id, free);
         self.weighed(id, free);
         let model = &self.models[id];
         let need = model.need(up);
@@ -200,11 +214,23 @@ impl Policy {
             Up::Wake => Stage::Asleep,
             Up::Start => Stage::Cold,
         };
+        // Whoever failed meanwhile waits with its stop until nobody moves, and may be what is in its way.
+        let is_leaving = |other: usize| self.share(id, other) && self.models[other].stage.is_leaving();
+        if (0..self.models.len()).any(|other| other != id && is_leaving(other)) {
+            return self.enter(id, stage);
+        }
         // What was thought to make room did not: others may have to leave, too.
         let since = model.waited_for_since().unwrap_or(began);
-        if matches!(self.room_for(id, up, since), Room::Leave(_) | Room::Later) {
-            self.models[id].is_coming = false;
-            return self.enter(id, stage);
+        match self.room_for(id, up, since) {
+            Room::Leave(_) | Room::Later => {
+                self.models[id].is_coming = false;
+                return self.enter(id, stage);
+            }
+            Room::Never if is_steady => {
+                self.enter(id, stage);
+                return self.no_room(id);
+            }
+            Room::Never | Room::Free => {}
         }
         if self.now < began.after(self.models[id].rules.limits.room) {
             return self.again(id);
@@ -237,7 +263,9 @@ impl Policy {
         let freed = less(free, &before);
         let model = &self.models[id];
         let is_learnt = model.held.is_some();
-        let expected = model.gives().unwrap_or_else(|| vec![1; freed.len()]);
+        // A sleep that gives nothing back is none, whatever it is thought to hold.
+        let mut expected = model.gives().unwrap_or_else(|| vec![1; freed.len()]);
+        expected.iter_mut().for_each(|bytes| *bytes = (*bytes).max(1));
         let slack = if is_learnt { model.rules.slack_bytes } else { 0 };
         let lacking = expected.iter().zip(&freed).position(|(all, freed)| freed.saturating_add(slack) < *all);
         // The first time it is waited for until no more comes, for all of that is what it holds.
@@ -267,12 +295,12 @@ impl Policy {
         let (gpu, expected_bytes, freed_bytes) = (model.rules.gpus[at], expected[at], freed[at]);
         let event = Event::Shortfall { gpu, expected_bytes, freed_bytes };
         self.out.push(Effect::Tell { model: ModelId(id), event });
+        self.forget(id);
         self.fault(id, "it says that it sleeps, and its memory did not come back");
     }
 
     fn stopped(&mut self, id: usize, then: Then) {
-        // What was measured of it may be what went wrong.
-        self.models[id].held = None;
+        self.forget(id);
         match then {
             Then::Cold => self.enter(id, Stage::Cold),
             Then::Again => {
@@ -317,14 +345,14 @@ impl Policy {
 
     /// Does the step that it is in once more, after a while.
     fn again(&mut self, id: usize) {
-        let at = self.now.after(self.models[id].rules.limits.poll);
+        let at = self.now.after(self.models[id].rules.limits.poll.max(LEAST));
         self.changes += 1;
         if let Stage::Step { again_at, .. } = &mut self.models[id].stage {
             *again_at = Some(at);
         }
     }
 
-    fn tell_failed(&mut self, id: usize, reason: &str) {
+    pub(super) fn tell_failed(&mut self, id: usize, reason: &str) {
         let stage = self.models[id].stage.name();
         let event = Event::Failed { stage, reason: reason.to_owned() };
         self.out.push(Effect::Tell { model: ModelId(id), event });
@@ -336,11 +364,20 @@ impl Policy {
         self.give_up_op(id);
         let model = &mut self.models[id];
         let is_up = match &model.stage {
+            // Nobody may want it; who does has it started.
+            Stage::Step { step: Step::Look, .. } => false,
             Stage::Step { step, .. } => step.is_up(),
+            Stage::Draining { then: Leave::Restart, .. } => true,
             Stage::Asleep => model.is_coming,
             _ => false,
         };
         model.failures += 1;
+        // What was learnt may be too little, and nothing else would say so.
+        match model.stage {
+            Stage::Step { step: Step::Start { .. }, .. } => model.cold = None,
+            Stage::Step { step: Step::Wake, .. } => model.held = None,
+            _ => {}
+        }
         if !model.rules.can_restart {
             return self.quarantine(id);
         }
@@ -357,7 +394,7 @@ impl Policy {
     fn quarantine(&mut self, id: usize) {
         let model = &mut self.models[id];
         let failures = model.failures.max(1);
-        let until = self.now.after(model.rules.pause(failures));
+        let until = self.now.after(model.rules.pause(failures).max(LEAST));
         model.was_restarted = false;
         self.enter(id, Stage::Quarantined { until });
         let event = Event::Quarantined { until, failures };
@@ -367,7 +404,7 @@ impl Policy {
 
     /// There is no room for it: says so to those who wait for it, and looks again later.
     pub(super) fn no_room(&mut self, id: usize) {
-        let until = self.now.after(self.models[id].rules.pause_min);
+        let until = self.now.after(self.models[id].rules.pause_min.max(LEAST));
         self.models[id].short_until = Some(until);
         self.tell_failed(id, "there is no room on its GPUs");
         self.refuse_all(id, Refusal::NoRoom { until });
@@ -380,6 +417,24 @@ impl Policy {
         (model.failures, model.was_restarted, model.is_coming) = (0, false, false);
         (model.summoned, model.last_used) = (None, now);
         self.enter(id, Stage::Ready { since: now });
+    }
+
+    /// Whether this is what was measured before.
+    fn is_as_measured(&self, id: usize, free: &[u64]) -> bool {
+        let is_same = |(gpu, free): (&Gpu, &u64)| {
+            self.free_bytes(*gpu).is_some_and(|known| known.abs_diff(*free) <= STEADY_BYTES)
+        };
+        self.models[id].rules.gpus.iter().zip(free).all(is_same)
+    }
+
+    /// Its engine is another one, or not what it was: neither what was measured of it nor what was free beside it
+    /// says anything any more.
+    pub(super) fn forget(&mut self, id: usize) {
+        let model = &mut self.models[id];
+        model.held = None;
+        for gpu in &model.rules.gpus {
+            self.free[gpu.0] = None;
+        }
     }
 
     fn weighed(&mut self, id: usize, free: &[u64]) {

@@ -1,6 +1,8 @@
 //! Machines with GPUs, engines and clients, in virtual time. Engines may lie; what is held against the policy is what
 //! really is.
 
+mod wild;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
@@ -105,6 +107,8 @@ enum Happening {
     Task(OpId),
     Release { model: usize, to: u64 },
     Die(usize),
+    Command,
+    Outsider,
 }
 
 #[derive(Debug)]
@@ -133,6 +137,18 @@ pub(crate) struct World {
     requests: BTreeMap<RequestId, Request>,
     next_request: u64,
     takes_requests: bool,
+    /// Whether there are commands, outsiders, reports that are nobody's, and engines that nobody may restart.
+    is_wild: bool,
+    /// Whether there were, so that what was learnt may be somebody else's.
+    was_wild: bool,
+    /// What others than the engines hold on each GPU.
+    outside: Vec<u64>,
+    /// Tasks that have ended, or were given up.
+    old_ops: Vec<OpId>,
+    /// Whether everybody is waited for all the time, so that who is passed over is seen.
+    is_busy: bool,
+    /// Since when each model could come, if it can.
+    down_since: Vec<Option<Time>>,
     admitted: Vec<u64>,
     steps: u64,
     /// The latest that was said, for who has to find out why.
@@ -144,6 +160,10 @@ impl World {
         let mut rng = Rng(seed);
         let gpus = 1 + rng.below(2);
         let engines: Vec<Engine> = (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, lies)).collect();
+        Self::of(seed, rng, lies, engines)
+    }
+
+    fn of(seed: u64, rng: Rng, lies: Lies, engines: Vec<Engine>) -> Self {
         let policy = Policy::new(engines.iter().map(|engine| engine.rules.clone()).collect());
         let admitted = vec![0; engines.len()];
         let mut world = Self {
@@ -158,6 +178,12 @@ impl World {
             requests: BTreeMap::new(),
             next_request: 0,
             takes_requests: true,
+            is_wild: false,
+            was_wild: false,
+            outside: vec![0; 2],
+            old_ops: Vec::new(),
+            is_busy: false,
+            down_since: vec![None; admitted.len()],
             admitted,
             steps: 0,
             log: VecDeque::new(),
@@ -197,6 +223,7 @@ impl World {
     pub(crate) fn settle(&mut self) {
         self.lies = Lies::None;
         self.takes_requests = false;
+        self.calm();
         self.run(Duration::from_secs(900));
         assert!(self.requests.is_empty(), "{}", self.story("requests are left"));
         for model in 0..self.engines.len() {
@@ -242,6 +269,7 @@ impl World {
     fn free(&self, gpu: Gpu) -> u64 {
         let on = |engine: &&Engine| engine.rules.gpus.contains(&gpu);
         CARD - self.engines.iter().filter(on).map(|engine| engine.held_bytes).sum::<u64>()
+            - self.outside[gpu.0]
     }
 
     fn note(&mut self, said: Said) {
@@ -268,7 +296,7 @@ impl World {
             Effect::Refuse { request, model, refusal } => {
                 self.requests.remove(&request);
                 let by_fault = matches!(refusal, Refusal::Quarantined { .. } | Refusal::NoRoom { .. });
-                let was_honest = self.lies == Lies::None && self.takes_requests;
+                let was_honest = self.lies == Lies::None && self.takes_requests && !self.is_wild;
                 assert!(!(by_fault && was_honest), "{}", self.story("refused, and nobody lied"));
                 if refusal == Refusal::ShuttingDown {
                     panic!("{}", self.story(&format!("nobody ends it, and {model:?} is refused")));
@@ -277,12 +305,22 @@ impl World {
             Effect::Abort(model) => self.abort(model.0),
             Effect::Run { op, model, task, .. } => self.begin(op, model.0, task),
             Effect::Cancel(op) => {
+                self.old_ops.push(op);
                 for engine in &mut self.engines {
                     engine.op = engine.op.filter(|(one, _)| *one != op);
                 }
             }
             Effect::Tell { model, event } => {
-                if let Event::Learnt { held_bytes } = event {
+                if let Event::Stage(stage) = event {
+                    if stage == "finding room" && self.is_busy {
+                        self.check_order(model.0);
+                    }
+                    let is_down = matches!(stage, "asleep" | "cold");
+                    self.down_since[model.0] = is_down.then_some(self.now);
+                }
+                if let Event::Learnt { held_bytes } = event
+                    && !self.was_wild
+                {
                     let engine = &self.engines[model.0];
                     let most = engine.awake_bytes;
                     assert!(held_bytes.iter().all(|held| *held <= most), "{}", self.story("learnt too much"));
@@ -378,7 +416,7 @@ impl World {
                     for _ in 0..=self.rng.below(3) {
                         self.arrive(usize::try_from(model).unwrap());
                     }
-                    let wait = self.rng.millis(10, 4000);
+                    let wait = self.rng.millis(10, if self.is_busy { 1500 } else { 4000 });
                     self.at(wait, Happening::Arrive);
                 }
             }
@@ -392,7 +430,9 @@ impl World {
                 let Some(model) = self.engines.iter().position(is_its) else { return };
                 let Some((_, task)) = self.engines[model].op.take() else { return };
                 let outcome = self.outcome(model, task);
+                self.old_ops.push(op);
                 self.tell(Input::Ended { op, outcome });
+                self.repeat();
                 if self.lying(Lies::Crashes, 12) {
                     let wait = self.rng.millis(0, 3000);
                     self.at(wait, Happening::Die(model));
@@ -404,7 +444,13 @@ impl World {
                     engine.held_bytes = to;
                 }
             }
+            Happening::Die(model) if self.is_wild && !self.engines[model].rules.can_restart => {
+                self.reborn(model);
+            }
             Happening::Die(model) => self.die(model),
+            Happening::Command if self.is_wild => self.command(),
+            Happening::Outsider if self.is_wild => self.outsider(),
+            Happening::Command | Happening::Outsider => {}
         }
     }
 
@@ -414,7 +460,8 @@ impl World {
         let known = Request { model, arrived: self.now, is_running: false };
         self.requests.insert(request, known);
         self.tell(Input::Arrived { request, model: ModelId(model) });
-        if self.requests.contains_key(&request) && self.rng.one_in(20) && self.takes_requests {
+        if self.requests.contains_key(&request) && self.rng.one_in(20) && self.takes_requests && !self.is_busy
+        {
             let patience = self.rng.millis(0, 5000);
             self.at(patience, Happening::Leave(request));
         }
