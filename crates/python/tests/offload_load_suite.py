@@ -4,6 +4,7 @@ PyTorch.
 `test_offload_load.py` runs it.
 """
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,11 @@ def test_views_and_offloaded_tensors_are_the_same_memory(device: str, tmp_path: 
         loaded[name].fill_(0)
         assert content(view) == content(kept.stage_in()) == content(loaded[name]) != expected
         assert layout(view) == layout(kept.stage_in()) == layout(loaded[name])
+        # A copy has memory of its own, of the same kind.
+        other = copy.deepcopy(kept)
+        assert content(other.stage_in()) == content(kept.host) and other.is_pinned == kept.is_pinned
+        other.host.fill_(1)
+        assert content(other.stage_in()) == content(other.host) != content(kept.host)
 
 
 def test_a_page_locked_buffer_is_seen_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

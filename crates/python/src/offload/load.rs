@@ -166,7 +166,10 @@ impl LoadedTensor {
 /// all of it, FileNotFoundError, and PoorwillError for files that are no checkpoint, or that cannot be read.
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value)] // They are made for the call.
-#[pyo3(signature = (paths, dtypes, *, device=None, pin=None, readers=None))]
+#[pyo3(
+    signature = (paths, dtypes, *, device=None, pin=None, readers=None),
+    text_signature = "(paths, dtypes, *, device=None, pin=\"auto\", readers=None)"
+)]
 fn load_checkpoint<'py>(
     py: Python<'py>,
     paths: Vec<PathBuf>,

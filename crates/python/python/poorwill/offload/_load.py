@@ -102,11 +102,14 @@ class HostCheckpoint(Mapping[str, Any]):
     any of its tensors or their views.
     """
 
-    def __init__(self, pieces: Sequence[LoadedTensor], report: LoadReport) -> None:
-        """Not for users."""
+    def __init__(
+        self, pieces: Sequence[LoadedTensor], report: LoadReport, pin: bool | Literal["auto"]
+    ) -> None:
+        """Not for users. `pin` is what was asked for."""
         self._pieces = {piece.name: piece for piece in pieces}
         self._tensors = {piece.name: _tensor(piece) for piece in pieces}
         self._report = report
+        self._pin = pin
 
     def __getitem__(self, name: str) -> Any:
         return self._tensors[name]
@@ -132,11 +135,11 @@ class HostCheckpoint(Mapping[str, Any]):
         piece, tensor = self._pieces[name], self._tensors[name]
         place, layout, allowed = torch_device(piece.device), Layout.of(tensor), policy()
         because = None if allowed.uva else f"{allowed.uva_because}=1 is set"
-        torch = import_torch()
+        torch, asked = import_torch(), (piece.device, self._pin)
         if piece.nbytes == 0:
             view = nothing_on(piece.device) if allowed.uva else None
             nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
-            return Offloaded(layout, nothing, view, place, False, because)
+            return Offloaded(layout, nothing, view, place, False, because, asked)
         view = None
         if allowed.uva:
             try:
@@ -146,7 +149,8 @@ class HostCheckpoint(Mapping[str, Any]):
                 if piece.is_pinned:
                     raise
                 because = piece.pageable_because or str(error)
-        return Offloaded(layout, torch.from_dlpack(piece), view, place, piece.is_pinned, because)
+        host = torch.from_dlpack(piece)
+        return Offloaded(layout, host, view, place, piece.is_pinned, because, asked)
 
 
 def load_checkpoint(
@@ -175,7 +179,7 @@ def load_checkpoint(
     known = [name for name, ours in _DTYPES.items() if hasattr(torch, ours)]
     pieces, found = _native.load_checkpoint(named, known, device=device, pin=pin, readers=readers)
     files = tuple(FileReport(**{**file, "path": os.fspath(file["path"])}) for file in found.pop("files"))
-    return HostCheckpoint(pieces, LoadReport(**found, files=files))
+    return HostCheckpoint(pieces, LoadReport(**found, files=files), pin)
 
 
 def _tensor(piece: LoadedTensor) -> Any:
