@@ -51,13 +51,12 @@ pub enum Stage {
 pub enum OffloadError {
     /// The layers are smaller than what the device maps.
     #[error(
-        "cannot measure {} in {layers} layers: {} each is less than a granule of the device, {}; ask for {} or \
-         more, or for {} layers at most",
+        "cannot measure {} in {layers} layers: {} each is less than a granule of the device, {}; ask for {} or more{}",
         ByteSize(*asked_bytes),
         ByteSize(asked_bytes / u64::from(*layers)),
         ByteSize(*granule_bytes),
         ByteSize(granule_bytes.saturating_mul(u64::from(*layers))),
-        (asked_bytes / granule_bytes).max(1)
+        fewer(asked_bytes / granule_bytes)
     )]
     LayerTooSmall {
         /// Size of all of them.
@@ -122,4 +121,13 @@ pub enum OffloadError {
     /// A call of the pool, or of a pass, failed.
     #[error(transparent)]
     Pool(#[from] PoolError),
+}
+
+/// How many layers there can be, if any can.
+fn fewer(layers: u64) -> String {
+    match layers {
+        0 => String::new(),
+        1 => ", or for 1 layer".to_owned(),
+        most => format!(", or for {most} layers at most"),
+    }
 }
