@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use poorwill::ByteSize;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
+use strsim::osa_distance;
 
 use super::ConfigError;
 
@@ -112,46 +113,13 @@ pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
 fn nearest<'a>(wrong: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = (wrong.chars().count() / LETTERS_EACH).max(1);
     let is_part = |one: &str| one.starts_with(wrong) || wrong.starts_with(one);
-    let with_distance = all.map(|one| (if is_part(one) { 1 } else { distance(wrong, one) }, one));
+    let with_distance = all.map(|one| (if is_part(one) { 1 } else { osa_distance(wrong, one) }, one));
     with_distance.filter(|(distance, _)| *distance <= most).min().map(|(_, one)| one)
-}
-
-/// How many letters have to be put in, left out, changed or swapped with their neighbour (optimal string alignment).
-fn distance(one: &str, other: &str) -> usize {
-    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
-    let mut rows = vec![vec![0; other.len() + 1]; one.len() + 1];
-    for i in 0..=one.len() {
-        for j in 0..=other.len() {
-            rows[i][j] = if i == 0 || j == 0 {
-                i + j
-            } else {
-                let changed = rows[i - 1][j - 1] + usize::from(one[i - 1] != other[j - 1]);
-                let shortest = changed.min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1);
-                let is_swapped = i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1];
-                if is_swapped { shortest.min(rows[i - 2][j - 2] + 1) } else { shortest }
-            };
-        }
-    }
-    rows[one.len()][other.len()]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn distances() {
-        for (one, other, expected) in [
-            ("", "", 0),
-            ("a", "", 1),
-            ("url", "url", 0),
-            ("ulr", "url", 1),
-            ("alias", "aliases", 2),
-            ("abc", "xyz", 3),
-        ] {
-            assert_eq!((distance(one, other), distance(other, one)), (expected, expected), "{one} {other}");
-        }
-    }
 
     #[test]
     fn only_what_is_alike_is_meant() {

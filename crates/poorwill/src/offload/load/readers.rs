@@ -133,6 +133,17 @@ impl Drop for AtWork<'_, '_> {
     }
 }
 
+/// Whatever becomes of the caller, who may panic where it is asked, no reader waits for more from it.
+struct Closing<'b, 'm>(&'b Board<'m>);
+
+impl Drop for Closing<'_, '_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.end(Ended::Stopped(self.0.read_bytes.load(Ordering::Relaxed)));
+        }
+    }
+}
+
 /// Waits for each buffer in turn and has its pieces read as soon as it is there. `made` has a place for each.
 pub(super) fn run(
     work: &Work<'_>,
@@ -148,6 +159,7 @@ pub(super) fn run(
         read_bytes: AtomicU64::new(0),
     };
     thread::scope(|scope| {
+        let _closing = Closing(&board);
         for _ in 0..work.readers {
             let board = &board;
             board.lock().at_work += 1;
