@@ -36,6 +36,13 @@ def offloaders(name: str, arguments: str) -> Run:
     return Run(name, "offloaders.py", arguments.split(), 120)
 
 
+def offload_engine(name: str, arguments: str) -> Run:
+    # Compiled models compute in another order.
+    kind = "compiled" if "--graphs" in arguments else "eager"
+    words = [*arguments.split(), "--tokens-file", f"/tmp/poorwill-bench-offload-{kind}.json"]
+    return Run(f"engine-{name}", "offload_engine.py", words, 120)
+
+
 DENSE = "--kind dense"
 GRAPHS = f"{DENSE} --kv-gib 8 --graphs"
 TAGS = "--by-tag --level2"
@@ -124,6 +131,21 @@ PLANS: dict[str, list[Run]] = {
         offloaders("poorwill-uva-few", "--whose poorwill --way uva --tokens 64"),
         offloaders("vllm-uva-few", "--whose vllm --way uva --tokens 64"),
         offloaders("drop-in-uva-few", "--whose poorwill-in-vllm --way uva --tokens 64"),
+    ],
+    # An engine with a part of its weights in host memory. Runs of nobody's write what others compare with.
+    "offload-engine": [
+        offload_engine("nobody", "--whose nobody"),
+        *(
+            offload_engine(f"{whose}-{way}", f"--whose {whose} --way {way}")
+            for way in ["uva", "prefetch"]
+            for whose in ["vllm", "poorwill"]
+        ),
+        *(
+            offload_engine(f"poorwill-{way}-sleep", f"--whose poorwill --way {way} --sleep")
+            for way in ["uva", "prefetch"]
+        ),
+        offload_engine("nobody-graphs", "--whose nobody --graphs"),
+        offload_engine("poorwill-prefetch-graphs", "--whose poorwill --way prefetch --graphs --sleep"),
     ],
     # Needs two GPUs of one host.
     "ranks": [

@@ -44,7 +44,8 @@ fn rows(table: &mut Table, report: &OffloadReport) {
         row("in place, alone", None, report.uva_gib_per_s, "the same, reading host memory where it is");
     }
     let computed = format!(
-        "layers on the device; digests, {}: {:.2}× the copies",
+        "layers on the device; digests, and of {} again, {}: {:.2}× the copies",
+        size(report.part_bytes),
         count(whole(report.repeats), "time"),
         report.compute_transfer_ratio
     );

@@ -6,8 +6,8 @@ pub const SLOTS_MIN: usize = 2;
 /// Most slots: what more would even out is no variation of single layers.
 pub const SLOTS_MAX: usize = 8;
 
-/// Most often that a layer is computed.
-const REPEATS_MAX: u32 = 4096;
+/// Most often that a part of a layer is computed again.
+const REPEATS_MAX: u32 = 1 << 16;
 
 /// How long single layers took, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,17 +38,18 @@ pub fn slots_of(copying: Times, computing: Times, layers: usize, room: usize) ->
     slots.min(layers).min(room).max(SLOTS_MIN)
 }
 
-/// How often a layer is computed so that it takes about as long as its copy, if computing it `repeats` times takes
-/// `computing_s`: in proportion, rounded, at least once and at most 4096 times. As long as doing it more often does
-/// not take in proportion longer, the answer is to be measured and asked about again.
+/// How often a part of a layer is computed again so that computing the layer takes about as long as its copy, if
+/// computing it takes `once_s` without, and `computing_s` with `repeats`: in proportion, rounded, at most 65536 times,
+/// and not at all where it takes longer without. As long as doing it more often does not take in proportion longer,
+/// the answer is to be measured and asked about again.
 #[must_use]
-pub fn repeats_of(copying_s: f64, repeats: u32, computing_s: f64) -> u32 {
-    let times = f64::from(repeats) * (copying_s / computing_s.max(1e-9));
-    let rounded = times.round().clamp(1.0, f64::from(REPEATS_MAX));
+pub fn repeats_of(copying_s: f64, once_s: f64, repeats: u32, computing_s: f64) -> u32 {
+    let each_s = (computing_s - once_s).max(1e-9) / f64::from(repeats.max(1));
+    let rounded = ((copying_s - once_s) / each_s).round().clamp(0.0, f64::from(REPEATS_MAX));
     // Neither truncates: it is a whole number between these.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let repeats = rounded as u32;
-    repeats.clamp(1, REPEATS_MAX)
+    repeats
 }
 
 #[cfg(test)]
@@ -108,31 +109,33 @@ mod tests {
     }
 
     #[test]
-    fn computing_takes_as_long_as_copying_or_one_time() {
+    fn computing_takes_as_long_as_copying_or_once() {
         for (copy_s, once_s) in scales().flat_map(|copy_s| scales().map(move |once_s| (copy_s, once_s))) {
-            let repeats = repeats_of(copy_s, 1, once_s);
-            let took_s = f64::from(repeats) * once_s;
+            let each_s = once_s / 10.0;
+            let repeats = repeats_of(copy_s, once_s, 10, once_s + 10.0 * each_s);
+            let took_s = once_s + f64::from(repeats) * each_s;
             match repeats {
-                1 => assert!(once_s * 1.5 >= copy_s - 1e-12, "{copy_s} {once_s}"),
+                0 => assert!(once_s + each_s / 2.0 >= copy_s - 1e-12, "{copy_s} {once_s}"),
                 REPEATS_MAX => assert!(took_s <= copy_s * 1.0001, "{copy_s} {once_s}"),
-                _ => assert!((took_s - copy_s).abs() <= once_s * 0.5001, "{copy_s} {once_s}: {repeats}"),
+                _ => assert!((took_s - copy_s).abs() <= each_s * 0.5001, "{copy_s} {once_s}: {repeats}"),
             }
             // Asked again with what that took, it is the same.
-            assert_eq!(repeats_of(copy_s, repeats, took_s), repeats);
+            if repeats > 0 {
+                assert_eq!(repeats_of(copy_s, once_s, repeats, took_s), repeats);
+            }
         }
-        for (copy_s, compute_s) in [(0.0, 1.0), (1.0, 0.0), (f64::NAN, 1.0), (f64::INFINITY, 1.0), (0.0, 0.0)]
-        {
-            assert!((1..=REPEATS_MAX).contains(&repeats_of(copy_s, 3, compute_s)));
+        for (copy_s, once_s) in [(0.0, 1.0), (1.0, 0.0), (f64::NAN, 1.0), (f64::INFINITY, 1.0), (0.0, 0.0)] {
+            assert!((0..=REPEATS_MAX).contains(&repeats_of(copy_s, once_s, 3, once_s)));
         }
     }
 
     #[test]
     fn computing_with_a_part_that_does_not_grow_is_come_near_to() {
-        // So much in any case, and so much each time.
-        let took = |repeats: u32| 0.004 + 0.0005 * f64::from(repeats);
+        // So much in any case, so much for the first of each, and so much each time.
+        let took = |repeats: u32| 0.004 + if repeats > 0 { 0.001 } else { 0.0 } + 0.0005 * f64::from(repeats);
         let mut repeats = 1;
         for _ in 0..8 {
-            repeats = repeats_of(0.020, repeats, took(repeats));
+            repeats = repeats_of(0.020, took(0), repeats, took(repeats));
         }
         assert!((took(repeats) - 0.020).abs() < 0.001, "{repeats}");
     }

@@ -13,8 +13,10 @@
 //!    does at the same time, whatever the order;
 //! 6. a pass with **prefetching**: a [`Prefetcher`](super::Prefetcher).
 //!
-//! Computing a layer stands in as digests of its slot, [`OffloadReport::repeats`] times, which is chosen so that it
-//! takes about as long as bringing the layer in; [`repeats_of`] and [`slots_of`] are the rules.
+//! Computing a layer stands in as digests of its slot, and then of [`OffloadReport::part_bytes`] of it
+//! [`OffloadReport::repeats`] times, which is chosen so that it takes about as long as bringing the layer in: each
+//! byte is read from the device's memory once, as a layer's weights are, and what goes on is about what caches have.
+//! [`repeats_of`] and [`slots_of`] are the rules.
 //!
 //! Promises: in each pass of 3 to 6 every digest of every layer is held against those of its bytes on the host,
 //! and before each pass of 4 and 6 no slot holds what it will get; a kernel's figure is never that of another way,

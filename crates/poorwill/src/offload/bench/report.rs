@@ -46,7 +46,9 @@ pub struct OffloadReport {
     pub layer_bytes: u64,
     /// How many slots prefetching had.
     pub slots: usize,
-    /// How often digests were computed of a layer, as its computing.
+    /// How much of a layer was computed again, after all of it.
+    pub part_bytes: u64,
+    /// How often, to make computing last as long as copying.
     pub repeats: u32,
     /// What that came to: [`OffloadReport::compute_s`] over [`OffloadReport::transfer_s`].
     pub compute_transfer_ratio: f64,

@@ -1,5 +1,6 @@
 //! Taking an arena through a plan.
 
+use std::iter;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
@@ -25,6 +26,11 @@ const CHOICE_LAYERS: usize = 16;
 
 /// How often the repeats are corrected by what they took.
 const CORRECTIONS: usize = 4;
+
+/// What is computed again of a layer: so little that it stays in the caches of a GPU, as what a matrix product works on
+/// does. Reading a layer from the device's memory again and again would take that memory's whole rate, which copies to
+/// it need a part of.
+const PART_BYTES: u64 = 16 << 20;
 
 /// Takes an arena that is used for nothing else through a plan. At its end everything is freed and trimmed.
 ///
@@ -91,7 +97,13 @@ fn measure(
     observer(Stage::Memory);
     let layers = Layers::make(driver, source, plan.layers.get(), room.layer_bytes)?;
     let uva = Uva::of(driver, source, &layers);
-    let mut run = Run { arena, layers, repeats: 1, mismatch: None };
+    let mut run = Run {
+        arena,
+        layers,
+        part_granules: part_of(room, driver.info().granule_bytes),
+        repeats: 0,
+        mismatch: None,
+    };
 
     observer(Stage::Choice);
     let probe = run.prefetcher(room, SLOTS_MIN)?;
@@ -130,6 +142,7 @@ fn measure(
         kernel.close()?;
     }
 
+    let part_bytes = run.part_bytes();
     let Run { layers, repeats, mismatch, .. } = run;
     let (info, bytes) = (driver.info(), room.layer_bytes * u64::from(plan.layers.get()));
     let gib_per_s = |seconds| rate(bytes, seconds) / as_float(1 << 30);
@@ -152,6 +165,7 @@ fn measure(
         layers: plan.layers.get(),
         layer_bytes: room.layer_bytes,
         slots,
+        part_bytes,
         repeats,
         compute_transfer_ratio: compute_s / transfer_s.max(1e-9),
         transfer_s,
@@ -208,6 +222,9 @@ type Digests = Pending<Vec<Digest>>;
 struct Run<'a> {
     arena: &'a Arena,
     layers: Layers,
+    /// How many granules of a layer are computed again.
+    part_granules: u64,
+    /// How often.
     repeats: u32,
     /// What was wrong first.
     mismatch: Option<String>,
@@ -232,15 +249,18 @@ impl<'a> Run<'a> {
             copy(slot)?;
         }
         let copying = times_of((0..CHOICE_LAYERS).map(copy))?;
-        self.repeats = 1;
-        let mut computing = self.computing(probe)?;
+        self.repeats = 0;
+        let once = self.computing(probe)?;
+        let mut computing = once;
+        // At first, as much again as is computed once.
+        let mut next = u32::try_from(probe.range(0).bytes / self.part_bytes()).unwrap_or(u32::MAX);
         for _ in 0..CORRECTIONS {
-            let repeats = repeats_of(copying.median_s, self.repeats, computing.median_s);
-            if repeats == self.repeats {
+            if once.median_s >= copying.median_s || next == self.repeats {
                 break;
             }
-            self.repeats = repeats;
+            self.repeats = next;
             computing = self.computing(probe)?;
+            next = repeats_of(copying.median_s, once.median_s, self.repeats, computing.median_s);
         }
         Ok((copying, computing))
     }
@@ -259,10 +279,15 @@ impl<'a> Run<'a> {
         times_of((0..CHOICE_LAYERS).map(compute))
     }
 
+    fn part_bytes(&self) -> u64 {
+        self.part_granules * self.arena.driver().info().granule_bytes
+    }
+
     /// Queues the computing of what is in a range.
     fn compute(&self, stream: StreamId, range: DeviceRange) -> DriverResult<Digests> {
-        let repeats = usize::try_from(self.repeats).unwrap_or(usize::MAX);
-        self.arena.driver().digest(stream, &vec![range; repeats])
+        let part = DeviceRange { bytes: self.part_bytes(), ..range };
+        let ranges: Vec<_> = iter::once(range).chain((0..self.repeats).map(|_| part)).collect();
+        self.arena.driver().digest(stream, &ranges)
     }
 
     /// All layers copied on a stream.
@@ -373,10 +398,11 @@ impl<'a> Run<'a> {
 
     /// Holds digests against those of the layers, and remembers the first that are others.
     fn check(&mut self, pass: &str, digests: Vec<(usize, Digests)>) -> Result<(), OffloadError> {
+        let part = usize::try_from(self.part_granules).unwrap_or(usize::MAX);
         for (layer, digests) in digests {
             let (digests, expected) = (digests.wait()?, &self.layers.digests[layer]);
             if self.mismatch.is_none() {
-                self.mismatch = wrong(&digests, expected, self.repeats).map(|what| {
+                self.mismatch = wrong(&digests, expected, part, self.repeats).map(|what| {
                     format!(
                         "in a pass {pass}, layer {layer} was computed of other bytes than its own: {what}"
                     )
@@ -407,15 +433,24 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What is wrong about the digests of a layer, if anything is.
-fn wrong(digests: &[Digest], expected: &[Digest], repeats: u32) -> Option<String> {
-    let granules = expected.len();
-    let at = (0..).zip(digests).find(|(at, digest)| expected.get(at % granules.max(1)) != Some(*digest));
-    if let Some((at, _)) = at {
-        return Some(format!("granule {} of {granules}, time {}", at % granules, at / granules + 1));
+/// How many granules of a layer of a room are computed again: one at least.
+fn part_of(room: Room, granule_bytes: u64) -> u64 {
+    (PART_BYTES.min(room.layer_bytes) / granule_bytes).max(1)
+}
+
+/// What is wrong about the digests of a layer, of which the first `part` granules were computed `repeats` times behind
+/// all of them, if anything is.
+fn wrong(digests: &[Digest], expected: &[Digest], part: usize, repeats: u32) -> Option<String> {
+    let (granules, part) = (expected.len(), part.min(expected.len()));
+    let again = usize::try_from(repeats).unwrap_or(usize::MAX).saturating_mul(part);
+    let all = granules.saturating_add(again);
+    if digests.len() != all {
+        return Some(format!("{} digests came instead of {all}", digests.len()));
     }
-    let all = usize::try_from(repeats).unwrap_or(usize::MAX).saturating_mul(granules);
-    (digests.len() != all).then(|| format!("{} digests came instead of {all}", digests.len()))
+    let granule_of = |nth: usize| if nth < granules { nth } else { (nth - granules) % part.max(1) };
+    let nth = (0..).zip(digests).find(|(nth, digest)| expected.get(granule_of(*nth)) != Some(*digest))?.0;
+    let time = if nth < granules { 1 } else { (nth - granules) / part.max(1) + 2 };
+    Some(format!("granule {} of {granules}, time {time}", granule_of(nth)))
 }
 
 /// How many seconds something took.
@@ -439,16 +474,20 @@ mod tests {
     fn wrong_digests_are_found_wherever_they_are() {
         let digest = |nth: u64| Digest::of(&nth.to_le_bytes());
         let expected: Vec<Digest> = (0..3).map(digest).collect();
-        let right = expected.repeat(4);
-        assert_eq!(wrong(&right, &expected, 4), None);
-        for at in 0..right.len() {
-            let mut digests = right.clone();
-            digests[at] = digest(9);
-            let what = wrong(&digests, &expected, 4).unwrap();
-            assert_eq!(what, format!("granule {} of 3, time {}", at % 3, at / 3 + 1));
-            assert!(wrong(&right[..at], &expected, 4).unwrap().contains("instead of 12"));
+        for part in 1..=3 {
+            let right = [&expected[..], &expected[..part].repeat(4)].concat();
+            assert_eq!(wrong(&right, &expected, part, 4), None);
+            for at in 0..right.len() {
+                let mut digests = right.clone();
+                digests[at] = digest(9);
+                let what = wrong(&digests, &expected, part, 4).unwrap();
+                let (granule, time) = if at < 3 { (at, 1) } else { ((at - 3) % part, (at - 3) / part + 2) };
+                assert_eq!(what, format!("granule {granule} of 3, time {time}"));
+                assert!(wrong(&right[..at], &expected, part, 4).unwrap().contains("instead of"));
+            }
         }
+        assert_eq!(wrong(&expected, &expected, 2, 0), None);
         // A layer in the place of another.
-        assert!(wrong(&right, &[digest(1), digest(0), digest(2)], 4).is_some());
+        assert!(wrong(&expected, &[digest(1), digest(0), digest(2)], 1, 0).is_some());
     }
 }
