@@ -20,7 +20,7 @@ from pathlib import Path
 from common import adopt, conclude, difference, emit, environment, every_line_says, host_memory
 from models import write_checkpoint
 
-LAYERS = 24
+LAYERS = 16
 SHARE = 0.6  # of the weights, with uva
 CYCLES = 3
 
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
         offloader=name,
         host_added_gib=difference(host_memory(), host),
         tokens_equal=good,
-        tokens_per_s=engine.throughput(),
+        tokens_per_s=engine.throughput(options.rounds) if options.rounds else None,
     )
     for cycle in range(1, CYCLES + 1 if options.sleep else 1):
         sleep_s = engines.timed(engine.llm.sleep, level=1)
@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--way", choices=["uva", "prefetch"], help="how weights get to the GPU")
     parser.add_argument("--graphs", action="store_true", help="compiled, with CUDA graphs")
     parser.add_argument("--sleep", action="store_true", help="poorwill's sleep mode, and cycles of it")
+    parser.add_argument("--rounds", type=int, default=3, help="of the throughput; 0 for none")
     parser.add_argument("--tokens-file", type=Path, required=True, help="tokens to compare with")
     options = parser.parse_args()
     if (options.whose == "nobody") != (options.way is None):

@@ -3,6 +3,7 @@ waits for work on any stream, and nobody ends a capture by that.
 """
 
 import gc
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -23,13 +24,20 @@ def weights(rows: int = 512, seed: int = 0) -> Any:
     return torch.randn(rows, 1024, generator=generator).to(torch.bfloat16)
 
 
+def in_pages_of_its_own() -> Any:
+    """A tensor whose pages have nothing else, which PyTorch would take for page-locked while they are."""
+    made = weights()
+    pages = mmap.mmap(-1, made.nbytes)
+    return torch.frombuffer(pages, dtype=made.dtype).view(made.shape).copy_(made)
+
+
 def pinned_by_pytorch() -> Any:
     return offload.device_view(weights().pin_memory(), device=DEVICE)
 
 
 VIEWS: dict[str, Callable[[], Any]] = {
     "a copy": lambda: offload.to_host_view(weights(), device=DEVICE),
-    "locked in place": lambda: offload.device_view(weights(), device=DEVICE),
+    "locked in place": lambda: offload.device_view(in_pages_of_its_own(), device=DEVICE),
     "locked by PyTorch": pinned_by_pytorch,
 }
 

@@ -43,10 +43,12 @@ fn rows(table: &mut Table, report: &OffloadReport) {
     if report.uva_gib_per_s.is_some() {
         row("in place, alone", None, report.uva_gib_per_s, "the same, reading host memory where it is");
     }
+    let again = match report.repeats {
+        0 => String::new(),
+        repeats => format!(", and of {} {} more", size(report.part_bytes), count(whole(repeats), "time")),
+    };
     let computed = format!(
-        "layers on the device; digests, and of {} again, {}: {:.2}× the copies",
-        size(report.part_bytes),
-        count(whole(report.repeats), "time"),
+        "layers on the device; digests of all of it{again}: {:.2}× the copies",
         report.compute_transfer_ratio
     );
     row("pass, resident", Some(report.compute_s), None, &computed);
