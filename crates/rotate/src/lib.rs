@@ -6,4 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod engine;
+pub mod measure;
 pub mod policy;
+pub mod service;

@@ -1,0 +1,64 @@
+//! Engines by their own HTTP interface: one small trait, and an adapter for each kind.
+//!
+//! An adapter asks and reports, and decides nothing: that a sleep was answered with 200 proves nothing, and is held
+//! against a measurement elsewhere. None of its calls has a limit of its own; who calls gives up by dropping the future.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+
+use crate::policy::Found;
+
+/// What an engine is asked, and what it answers.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send + 'a>>;
+
+/// An engine that may be asked for something.
+pub trait Engine: fmt::Debug + Send + Sync {
+    /// Whether it is there, and awake by its own word. One to which nobody connects is [`Found::Gone`]; one that
+    /// answers nothing that can be understood is an error.
+    fn look(&self) -> Answer<'_, Found>;
+
+    /// Has it sleep as deep as its model says, and waits until it says that it has.
+    fn sleep(&self) -> Answer<'_, ()>;
+
+    /// Has it wake, weights that were dropped loaded again, and waits until it says that it has.
+    fn wake(&self) -> Answer<'_, ()>;
+
+    /// Its own word, whether it is awake.
+    fn is_awake(&self) -> Answer<'_, bool>;
+
+    /// The text that it goes on with behind the canary's prompt, without chance in it.
+    fn generate(&self) -> Answer<'_, String>;
+}
+
+/// Why an engine did not do what it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// It was not reached, or the connection broke.
+    #[error("{asked}: {reason}")]
+    Unreachable {
+        /// Method, and where.
+        asked: String,
+        /// Why.
+        reason: String,
+    },
+    /// It answered that it will not, or could not.
+    #[error("{asked}: it answered {status}: {words}")]
+    Refused {
+        /// Method, and where.
+        asked: String,
+        /// The status.
+        status: u16,
+        /// The beginning of what it said.
+        words: String,
+    },
+    /// Its answer is not what such an engine answers.
+    #[error("{asked}: {reason}")]
+    NotUnderstood {
+        /// Method, and where.
+        asked: String,
+        /// What is odd about it.
+        reason: String,
+    },
+}
