@@ -9,6 +9,7 @@ use std::fs::{self, OpenOptions};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::ControlFlow;
 use std::os::unix::fs::symlink;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ use poorwill::offload::{
 use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig};
 use poorwill_testkit::device::{Kind, cuda_config};
 use poorwill_testkit::pattern;
+use poorwill_testkit::watchdog::watched;
 
 const MIB: u64 = 1 << 20;
 
@@ -395,6 +397,22 @@ fn a_stopped_load_leaves_nothing_and_the_next_one_is_whole() {
     assert!(asked >= 1);
     assert_eq!(held(&device), (0, 0));
     assert_same(&load(&device, &checkpoint, &options(2)).unwrap(), &contents);
+}
+
+#[test]
+fn who_watches_may_panic_and_nobody_waits_for_ever() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let contents = write(&path, &all_kinds(""), 0);
+        let (device, checkpoint) = (open(), checkpoint(&path));
+        let watcher = &mut |_: LoadProgress| -> ControlFlow<()> { panic!("the observer has had enough") };
+        let load = AssertUnwindSafe(|| HostCheckpoint::load(&device, &checkpoint, &options(2), watcher));
+        let panicked = catch_unwind(load).unwrap_err();
+        assert_eq!(panicked.downcast_ref::<&str>(), Some(&"the observer has had enough"));
+        assert_eq!(held(&device).0, 0);
+        assert_same(&self::load(&device, &checkpoint, &options(2)).unwrap(), &contents);
+    });
 }
 
 #[test]
