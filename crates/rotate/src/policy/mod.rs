@@ -72,6 +72,8 @@ pub struct Status {
     pub running: usize,
     /// What a sleep of it gives back on each of its GPUs, once that was measured.
     pub held_bytes: Option<Vec<u64>>,
+    /// What it is known to take of each of its GPUs, while it has memory or may have; nothing where that is not known.
+    pub promised_bytes: Option<Vec<u64>>,
     /// Failures in a row.
     pub failures: u32,
 }
@@ -144,8 +146,28 @@ impl Policy {
             queued: model.queue.len(),
             running: model.running,
             held_bytes: model.held.clone(),
+            promised_bytes: model.promised(),
             failures: model.failures,
         })
+    }
+
+    /// One more model, of which nothing is known yet: it is looked at with the next [`step`](Self::step).
+    pub fn add(&mut self, rules: Rules) -> ModelId {
+        let gpus = rules.gpus.iter().map(|gpu| gpu.0 + 1).max().unwrap_or(0);
+        self.free.resize(self.free.len().max(gpus), None);
+        self.models.push(Model::new(rules));
+        ModelId(self.models.len() - 1)
+    }
+
+    /// Other rules for a model, on the GPUs that it has. Whether it is pinned changes only where the rule does.
+    pub fn set_rules(&mut self, model: ModelId, rules: &Rules) {
+        let Some(model) = self.models.get_mut(model.0) else { return };
+        if model.rules.is_pinned != rules.is_pinned {
+            model.is_pinned = rules.is_pinned;
+        }
+        let gpus = mem::take(&mut model.rules.gpus);
+        model.rules = Rules { gpus, ..rules.clone() };
+        self.changes += 1;
     }
 
     /// What was last measured to be free on a GPU.

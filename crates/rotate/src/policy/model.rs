@@ -241,6 +241,16 @@ impl Model {
         }
     }
 
+    /// What it takes on each of its GPUs, or may take, as far as it is known; nothing where it has none.
+    pub(super) fn promised(&self) -> Option<Vec<u64>> {
+        let has_none = match &self.stage {
+            Stage::Unknown | Stage::Cold | Stage::Asleep | Stage::Quarantined { .. } => true,
+            Stage::Step { step, .. } => matches!(step, Step::Look | Step::Room(_)),
+            _ => false,
+        };
+        if has_none { None } else { self.held.clone().or_else(|| self.need(Up::Start)) }
+    }
+
     /// What is free on each of its GPUs when it has left; nothing where that is not known.
     pub(super) fn gives(&self) -> Option<Vec<u64>> {
         let stopped = || self.cold.clone().filter(|_| !self.rules.can_sleep);

@@ -402,8 +402,15 @@ impl Policy {
         self.refuse_all(id, Refusal::Quarantined { until });
     }
 
-    /// There is no room for it: says so to those who wait for it, and looks again later.
+    /// There is no room for it: says so to those who wait for it, and looks again later. Whoever is believed to have
+    /// no memory there is looked at, since somebody has it.
     pub(super) fn no_room(&mut self, id: usize) {
+        for other in 0..self.models.len() {
+            let rests = matches!(self.models[other].stage, Stage::Asleep | Stage::Cold);
+            if rests && (other == id || self.share(id, other)) {
+                self.enter(other, Stage::Unknown);
+            }
+        }
         let until = self.now.after(self.models[id].rules.pause_min.max(LEAST));
         self.models[id].short_until = Some(until);
         self.tell_failed(id, "there is no room on its GPUs");

@@ -1,0 +1,214 @@
+//! All of it together: the service with its meter, the front for clients, and control for operators.
+//!
+//! Promises: nothing is started when a part of it cannot be; and what [`Running::end`] leaves is no request that was cut
+//! off before its patience was over.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::broadcast;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{self, Config, ConfigError};
+use crate::control::{self, Desk, Later};
+use crate::front::{self, Gate, Listed, Route};
+use crate::measure::{Devices, Meter, Processes};
+use crate::policy::{Gpu, ModelId};
+use crate::service::{Admission, Order, Refused, Service, ServiceError, Snapshot, Told};
+
+/// Why a rotation cannot run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The service cannot begin.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    /// Nobody can listen there.
+    #[error("the {door} cannot listen on {address}: {source}; give it another address, or end who listens there")]
+    Listen {
+        /// `front` or `control`.
+        door: &'static str,
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// A door has closed by itself.
+    #[error("the {door} has ended: {reason}")]
+    Ended {
+        /// `front` or `control`.
+        door: &'static str,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A rotation that runs.
+#[derive(Debug)]
+pub struct Running {
+    /// Where clients come in.
+    pub front: SocketAddr,
+    /// Where operators do.
+    pub control: SocketAddr,
+    /// What they come to.
+    pub service: Service,
+    /// Ends the front, whose running answers come to their end.
+    closing: CancellationToken,
+    /// Ends control.
+    ending: CancellationToken,
+    doors: [(&'static str, JoinHandle<io::Result<()>>); 2],
+}
+
+/// The service as the doors see it.
+#[derive(Debug)]
+struct Doors {
+    service: Service,
+    path: Option<PathBuf>,
+}
+
+/// Begins. With a path, the configuration can be read again from there.
+///
+/// # Errors
+/// See [`RunError`]; nothing runs then.
+pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, RunError> {
+    let (front, front_address) = listen("front", config.front.listen).await?;
+    let (control, control_address) = listen("control", config.control.listen).await?;
+    let known: Arc<OnceLock<Service>> = Arc::default();
+    let service = Service::start(config.clone(), meter(&config, &known))?;
+    // Who measures processes is asked after this, since engines are looked at first.
+    let _only_once = known.set(service.clone());
+    let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
+    let doors = Arc::new(Doors { service: service.clone(), path });
+    let gate: Arc<dyn Gate> = Arc::<Doors>::clone(&doors);
+    let front = tokio::spawn(front::serve(front, gate, closing.clone()));
+    let control = tokio::spawn(control::serve(control, doors, ending.clone()));
+    tracing::info!(front = %front_address, control = %control_address, "running");
+    let doors = [("front", front), ("control", control)];
+    Ok(Running { front: front_address, control: control_address, service, closing, ending, doors })
+}
+
+async fn listen(door: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
+    let failed = |source| RunError::Listen { door, address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
+}
+
+fn meter(config: &Config, service: &Arc<OnceLock<Service>>) -> Arc<dyn Meter> {
+    match config.memory {
+        config::Memory::Devices => Arc::new(Devices::default()),
+        config::Memory::Processes { gpu_bytes } => {
+            let service = Arc::clone(service);
+            let pids = move |gpu: Gpu| service.get().map_or_else(Vec::new, |service| service.processes(gpu));
+            Arc::new(Processes::new(gpu_bytes, Arc::new(pids)))
+        }
+    }
+}
+
+impl Running {
+    /// Waits until a door has closed by itself, which it does not while all is well.
+    ///
+    /// # Errors
+    /// Always: [`RunError::Ended`].
+    pub async fn ended(&mut self) -> Result<(), RunError> {
+        let [(first, front), (second, control)] = &mut self.doors;
+        let (door, how) = tokio::select! {
+            how = front => (*first, how),
+            how = control => (*second, how),
+        };
+        let reason = match how {
+            Ok(Ok(())) => "nobody told it to".to_owned(),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        Err(RunError::Ended { door, reason })
+    }
+
+    /// Lets nobody in any more, waits for running answers as long as `patience`, and stops the engines that are supervised
+    /// if that is wanted; else they go on as they are, and the next service finds them.
+    pub async fn end(self, patience: Duration, stops_engines: bool) {
+        self.closing.cancel();
+        self.service.shut_down(patience, stops_engines).await;
+        self.ending.cancel();
+        for (door, mut task) in self.doors {
+            // Answers that have run are at their end: this is what is left of connections.
+            if tokio::time::timeout(Duration::from_secs(2), &mut task).await.is_err() {
+                tracing::warn!(door, "connections were broken off");
+                task.abort();
+            }
+        }
+    }
+}
+
+impl Gate for Doors {
+    fn route(&self, name: &str) -> Option<Route> {
+        let (model, known) = self.service.find(name)?;
+        let (name, url, served_as) = (known.name.clone(), known.url.clone(), known.served_as.clone());
+        Some(Route { model, name, url, served_as })
+    }
+
+    fn listed(&self) -> Vec<Listed> {
+        let listed = self.service.stages().into_iter();
+        let listed = listed.map(|(model, stage)| Listed {
+            name: model.name.clone(),
+            aliases: model.aliases.clone(),
+            is_ready: stage == "ready",
+            stage,
+        });
+        listed.collect()
+    }
+
+    fn admit(&self, model: ModelId) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>> {
+        Box::pin(self.service.admit(model))
+    }
+
+    fn suspect(&self, model: ModelId) {
+        self.service.suspect(model);
+    }
+
+    fn front(&self) -> Arc<config::Front> {
+        Arc::clone(&self.service.config().front)
+    }
+}
+
+impl Desk for Doors {
+    fn snapshot(&self) -> Later<'_, Snapshot> {
+        Box::pin(self.service.snapshot())
+    }
+
+    fn events(&self) -> broadcast::Receiver<Arc<Told>> {
+        self.service.events()
+    }
+
+    fn order<'a>(&'a self, name: &'a str, order: Order) -> Later<'a, bool> {
+        Box::pin(async move { self.service.order(name, order) })
+    }
+
+    fn log(&self, name: &str, lines: usize) -> Option<Vec<String>> {
+        self.service.log(name, lines)
+    }
+
+    fn reload(&self) -> Later<'_, Result<(), String>> {
+        Box::pin(async {
+            let Some(path) = self.path.clone() else {
+                return Err("there is no file to read it from again".to_owned());
+            };
+            let config = tokio::task::spawn_blocking(move || Config::read(&path)).await;
+            let config = config.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+            self.service.reload(config).await.map_err(|error| error.to_string())
+        })
+    }
+
+    fn control(&self) -> Arc<config::Control> {
+        Arc::clone(&self.service.config().control)
+    }
+}

@@ -1,0 +1,320 @@
+//! The task that has the policy: takes messages in, and has done what the policy says.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::history::{History, Past};
+use super::talk::{GpuNow, ModelNow, Refused, Snapshot, Told};
+use super::{Directory, Entry};
+use crate::config::{Config, Engine};
+use crate::policy::{
+    Effect, Event, Found, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules, Status, Time,
+};
+
+/// How long one that may be gone has to answer.
+const SUSPECT_MAX: Duration = Duration::from_secs(5);
+
+/// When somebody that finds a full queue, or has waited for long, may try again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What the task is told.
+#[derive(Debug)]
+pub(super) enum Message {
+    Arrived {
+        request: RequestId,
+        model: ModelId,
+        reply: Reply,
+    },
+    Input(Input),
+    /// A supervised engine has ended by itself, and how.
+    Died(ModelId, String),
+    Suspect(ModelId),
+    Snapshot(oneshot::Sender<Snapshot>),
+    /// How many requests run.
+    Running(oneshot::Sender<usize>),
+    Reload {
+        config: Arc<Config>,
+        entries: Vec<Entry>,
+        reply: oneshot::Sender<()>,
+    },
+    End,
+}
+
+type Reply = oneshot::Sender<Result<CancellationToken, Refused>>;
+
+#[derive(Debug)]
+pub(super) struct Actor {
+    directory: Arc<RwLock<Directory>>,
+    messages: mpsc::UnboundedSender<Message>,
+    policy: Policy,
+    began: Instant,
+    history: History,
+    /// The stage of each model, for those who ask without waiting.
+    stages: Arc<RwLock<Vec<&'static str>>>,
+    pasts: Vec<Past>,
+    /// Who waits to be let through.
+    waiting: HashMap<RequestId, Reply>,
+    /// Fires for the requests of a model that run.
+    aborts: Vec<CancellationToken>,
+    tasks: HashMap<OpId, AbortHandle>,
+    is_ending: bool,
+}
+
+impl Actor {
+    pub(super) fn new(directory: Arc<RwLock<Directory>>, messages: mpsc::UnboundedSender<Message>) -> Self {
+        let rules: Vec<Rules> = {
+            let directory = directory.read().unwrap_or_else(PoisonError::into_inner);
+            directory.entries.iter().map(|entry| entry.model.rules.clone()).collect()
+        };
+        let (models, began) = (rules.len(), Instant::now());
+        Self {
+            directory,
+            messages,
+            policy: Policy::new(rules),
+            began,
+            history: History::new(began),
+            stages: Arc::new(RwLock::new(vec!["unknown"; models])),
+            pasts: (0..models).map(|_| Past::new()).collect(),
+            waiting: HashMap::new(),
+            aborts: (0..models).map(|_| CancellationToken::new()).collect(),
+            tasks: HashMap::new(),
+            is_ending: false,
+        }
+    }
+
+    pub(super) fn listeners(&self) -> broadcast::Sender<Arc<Told>> {
+        self.history.listen()
+    }
+
+    pub(super) fn stages(&self) -> Arc<RwLock<Vec<&'static str>>> {
+        Arc::clone(&self.stages)
+    }
+
+    /// Until it is told to end.
+    pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
+        self.step(Input::Tick);
+        loop {
+            let wakeup = self.policy.wakeup().map(|at| self.history.until(at));
+            let due = async {
+                match wakeup {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                message = inbox.recv() => match message {
+                    Some(Message::End) | None => break,
+                    Some(message) => self.take_in(message),
+                },
+                () = due => self.step(Input::Tick),
+            }
+        }
+        self.tasks.values().for_each(AbortHandle::abort);
+    }
+
+    fn take_in(&mut self, message: Message) {
+        match message {
+            Message::Arrived { request, model, reply } => {
+                self.waiting.insert(request, reply);
+                self.step(Input::Arrived { request, model });
+            }
+            Message::Input(input) => {
+                match &input {
+                    Input::Left(request) => drop(self.waiting.remove(request)),
+                    Input::Ended { op, .. } => drop(self.tasks.remove(op)),
+                    Input::Shutdown => self.is_ending = true,
+                    _ => {}
+                }
+                self.step(input);
+            }
+            Message::Died(model, how) => {
+                let stage = self.policy.status(model).map_or("unknown", |status| status.stage);
+                // What is being stopped may end in any way.
+                if !["stopping", "cold"].contains(&stage) {
+                    let words = self.entry(model).map(|entry| entry.site.last_words()).unwrap_or_default();
+                    let reason = format!("its engine ended: {how}; {words}");
+                    self.tell(model, Event::Failed { stage, reason });
+                }
+                self.step(Input::Lost(model));
+            }
+            Message::Suspect(model) => self.suspect(model),
+            Message::Snapshot(reply) => drop(reply.send(self.snapshot())),
+            Message::Running(reply) => {
+                let running = |id| self.policy.status(ModelId(id)).map_or(0, |status| status.running);
+                let _gone = reply.send((0..self.pasts.len()).map(running).sum());
+            }
+            Message::Reload { config, entries, reply } => {
+                self.reload(config, entries);
+                let _gone = reply.send(());
+            }
+            Message::End => {}
+        }
+    }
+
+    fn step(&mut self, input: Input) {
+        let now = Time::from_start(self.began.elapsed());
+        for effect in self.policy.step(now, input) {
+            self.carry_out(effect);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Admit { request, model } => {
+                self.pasts[model.0].admitted += 1;
+                // Whoever waited no more has said so, or will.
+                if let Some(reply) = self.waiting.remove(&request) {
+                    let _gone = reply.send(Ok(self.aborts[model.0].clone()));
+                }
+            }
+            Effect::Refuse { request, model, refusal } => {
+                self.pasts[model.0].refused += 1;
+                if let Some(reply) = self.waiting.remove(&request) {
+                    let retry_after = match refusal {
+                        Refusal::Quarantined { until } | Refusal::NoRoom { until } => {
+                            Some(self.history.until(until))
+                        }
+                        Refusal::QueueFull | Refusal::WaitedTooLong => Some(AGAIN),
+                        Refusal::ShuttingDown => None,
+                    };
+                    let _gone = reply.send(Err(Refused { refusal, retry_after }));
+                }
+            }
+            Effect::Abort(model) => {
+                std::mem::replace(&mut self.aborts[model.0], CancellationToken::new()).cancel();
+            }
+            Effect::Run { op, model, task, limit } => {
+                let Some(entry) = self.entry(model) else { return };
+                let messages = self.messages.clone();
+                let running = tokio::spawn(async move {
+                    let done = tokio::time::timeout(limit, entry.site.run(task, limit)).await;
+                    let outcome = done.unwrap_or_else(|_| {
+                        Outcome::Failed(format!("it did not end within {:.1} s", limit.as_secs_f64()))
+                    });
+                    let _nobody_waits = messages.send(Message::Input(Input::Ended { op, outcome }));
+                });
+                self.tasks.insert(op, running.abort_handle());
+            }
+            Effect::Cancel(op) => {
+                if let Some(task) = self.tasks.remove(&op) {
+                    task.abort();
+                }
+            }
+            Effect::Tell { model, event } => self.tell(model, event),
+        }
+    }
+
+    fn tell(&mut self, model: ModelId, event: Event) {
+        let Some(entry) = self.entry(model) else { return };
+        if let Event::Stage(stage) = event
+            && let Some(place) =
+                self.stages.write().unwrap_or_else(PoisonError::into_inner).get_mut(model.0)
+        {
+            *place = stage;
+        }
+        self.history.tell(&entry.model.name, &mut self.pasts[model.0], event);
+    }
+
+    fn entry(&self, model: ModelId) -> Option<Entry> {
+        self.directory.read().unwrap_or_else(PoisonError::into_inner).entries.get(model.0).cloned()
+    }
+
+    /// Asks one that may be gone.
+    fn suspect(&self, model: ModelId) {
+        let Some(entry) = self.entry(model) else { return };
+        let messages = self.messages.clone();
+        tokio::spawn(async move {
+            let found = tokio::time::timeout(SUSPECT_MAX, entry.site.engine.look()).await;
+            if matches!(found, Ok(Ok(Found::Gone))) {
+                let _ended = messages.send(Message::Input(Input::Lost(model)));
+            }
+        });
+    }
+
+    fn reload(&mut self, config: Arc<Config>, entries: Vec<Entry>) {
+        for (id, entry) in entries.iter().enumerate() {
+            let mut rules = entry.model.rules.clone();
+            // What nobody can ask for any more goes to sleep, and stays there.
+            rules.is_pinned &= entry.is_listed;
+            if id < self.pasts.len() {
+                self.policy.set_rules(ModelId(id), &rules);
+            } else {
+                let added = self.policy.add(rules);
+                debug_assert_eq!(added, ModelId(id));
+                self.pasts.push(Past::new());
+                self.aborts.push(CancellationToken::new());
+                self.stages.write().unwrap_or_else(PoisonError::into_inner).push("unknown");
+            }
+        }
+        let gone: Vec<_> = (0..entries.len()).filter(|id| !entries[*id].is_listed).collect();
+        *self.directory.write().unwrap_or_else(PoisonError::into_inner) = Directory { config, entries };
+        self.step(Input::Tick);
+        for id in gone {
+            self.step(Input::Sleep(ModelId(id)));
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let entries = self.directory.read().unwrap_or_else(PoisonError::into_inner).entries.clone();
+        let statuses: Vec<Option<Status>> =
+            (0..entries.len()).map(|id| self.policy.status(ModelId(id))).collect();
+        let mut promised: BTreeMap<usize, u64> = BTreeMap::new();
+        for (entry, status) in entries.iter().zip(&statuses) {
+            let bytes = status.as_ref().and_then(|status| status.promised_bytes.clone());
+            for (nth, gpu) in entry.model.rules.gpus.iter().enumerate() {
+                let of_it = bytes.as_ref().and_then(|bytes| bytes.get(nth)).copied().unwrap_or(0);
+                let sum = promised.entry(gpu.0).or_default();
+                *sum = sum.saturating_add(of_it);
+            }
+        }
+        let gpus = promised.into_iter().map(|(gpu, promised_bytes)| GpuNow {
+            gpu,
+            total_bytes: None,
+            free_bytes: self.policy.free_bytes(Gpu(gpu)),
+            promised_bytes,
+        });
+        let models = entries.iter().zip(statuses).zip(&self.pasts);
+        let models = models.filter(|((entry, _), _)| entry.is_listed);
+        Snapshot {
+            uptime_s: self.began.elapsed().as_secs_f64(),
+            is_ending: self.is_ending,
+            models: models.filter_map(|((entry, status), past)| Some(now(entry, &status?, past))).collect(),
+            gpus: gpus.collect(),
+            swaps: self.history.swaps(),
+        }
+    }
+}
+
+fn now(entry: &Entry, status: &Status, past: &Past) -> ModelNow {
+    let model = &entry.model;
+    ModelNow {
+        name: model.name.clone(),
+        aliases: model.aliases.clone(),
+        engine: match model.engine {
+            Engine::Vllm => "vllm",
+            Engine::Sglang => "sglang",
+        },
+        url: model.url.clone(),
+        gpus: model.rules.gpus.iter().map(|gpu| gpu.0).collect(),
+        stage: status.stage,
+        stage_s: past.stage_s(),
+        is_ready: status.is_ready,
+        is_pinned: status.is_pinned,
+        is_supervised: model.start.is_some(),
+        queued: status.queued,
+        running: status.running,
+        admitted: past.admitted,
+        refused: past.refused,
+        held_bytes: status.held_bytes.clone(),
+        need_bytes: model.rules.need_bytes,
+        failures: status.failures,
+        last_failure: past.last_failure.clone(),
+        starts: past.starts,
+    }
+}

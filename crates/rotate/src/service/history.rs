@@ -1,0 +1,154 @@
+//! What has happened, as it is told: stages and how long they took, swaps, failures.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::broadcast;
+
+use super::talk::{Swap, Told, What};
+use crate::policy::{Event, Time};
+
+/// How many swaps are kept.
+const SWAPS_KEPT: usize = 50;
+
+/// How many events a listener may be behind.
+const BEHIND_MAX: usize = 1024;
+
+/// Stages in which a model rests: a swap begins behind one of them.
+const RESTS: [&str; 5] = ["unknown", "cold", "asleep", "ready", "quarantined"];
+
+#[derive(Debug)]
+pub(super) struct History {
+    began: Instant,
+    seq: u64,
+    swaps: VecDeque<Swap>,
+    listeners: broadcast::Sender<Arc<Told>>,
+}
+
+/// What is remembered of one model.
+#[derive(Debug)]
+pub(super) struct Past {
+    pub(super) stage: &'static str,
+    since: Instant,
+    /// The stages since it last rested.
+    phases: Vec<(&'static str, f64)>,
+    pub(super) last_failure: Option<String>,
+    pub(super) starts: u64,
+    pub(super) admitted: u64,
+    pub(super) refused: u64,
+}
+
+impl Past {
+    pub(super) fn new() -> Self {
+        Self {
+            stage: "unknown",
+            since: Instant::now(),
+            phases: Vec::new(),
+            last_failure: None,
+            starts: 0,
+            admitted: 0,
+            refused: 0,
+        }
+    }
+
+    /// For how long it has been in its stage.
+    pub(super) fn stage_s(&self) -> f64 {
+        self.since.elapsed().as_secs_f64()
+    }
+}
+
+impl History {
+    pub(super) fn new(began: Instant) -> Self {
+        Self { began, seq: 0, swaps: VecDeque::new(), listeners: broadcast::channel(BEHIND_MAX).0 }
+    }
+
+    pub(super) fn listen(&self) -> broadcast::Sender<Arc<Told>> {
+        self.listeners.clone()
+    }
+
+    /// The last swaps, the newest first.
+    pub(super) fn swaps(&self) -> Vec<Swap> {
+        self.swaps.iter().rev().cloned().collect()
+    }
+
+    /// Takes down what the policy tells of a model, and tells who listens.
+    pub(super) fn tell(&mut self, model: &str, past: &mut Past, event: Event) {
+        let what = match event {
+            Event::Stage(stage) => return self.enter(model, past, stage),
+            Event::Failed { stage, reason } => {
+                past.last_failure = Some(format!("{stage}: {reason}"));
+                What::Failed { stage, reason }
+            }
+            Event::Shortfall { gpu, expected_bytes, freed_bytes } => {
+                What::Shortfall { gpu: gpu.0, expected_bytes, freed_bytes }
+            }
+            Event::Learnt { held_bytes } => What::Learnt { held_bytes },
+            Event::Quarantined { until, failures } => {
+                What::Quarantined { for_s: self.until(until).as_secs_f64(), failures }
+            }
+        };
+        self.send(model, what);
+    }
+
+    fn enter(&mut self, model: &str, past: &mut Past, stage: &'static str) {
+        let (before, before_s) = (past.stage, past.stage_s());
+        (past.stage, past.since) = (stage, Instant::now());
+        if RESTS.contains(&before) {
+            past.phases.clear();
+        } else {
+            past.phases.push((before, before_s));
+        }
+        if stage == "starting" {
+            past.starts += 1;
+        }
+        tracing::info!(model, before, stage, "stage");
+        self.send(model, What::Stage { before, before_s, stage });
+        if stage == "ready" {
+            past.last_failure = None;
+            let phases = std::mem::take(&mut past.phases);
+            self.came(model, phases);
+        }
+    }
+
+    /// A model is ready, behind these stages.
+    fn came(&mut self, model: &str, phases: Vec<(&'static str, f64)>) {
+        let has = |stage: &str| phases.iter().any(|(name, _)| *name == stage);
+        let path = match (has("starting"), has("waking")) {
+            (true, _) => "cold",
+            (false, true) => "hot",
+            (false, false) => "found", // It was awake when the service began.
+        };
+        let total_s = phases.iter().map(|(_, seconds)| seconds).sum();
+        let swap = Swap { at_unix_ms: unix_ms(), model: model.to_owned(), path, total_s, phases };
+        if self.swaps.len() == SWAPS_KEPT {
+            self.swaps.pop_front();
+        }
+        self.swaps.push_back(swap.clone());
+        self.send(model, What::Ready { swap });
+    }
+
+    fn send(&mut self, model: &str, what: What) {
+        match &what {
+            What::Failed { stage, reason } => tracing::warn!(model, stage, reason, "failed"),
+            What::Shortfall { gpu, expected_bytes, freed_bytes } => {
+                tracing::warn!(model, gpu, expected_bytes, freed_bytes, "shortfall");
+            }
+            What::Quarantined { for_s, failures } => tracing::warn!(model, for_s, failures, "quarantined"),
+            _ => {}
+        }
+        self.seq += 1;
+        let told = Told { seq: self.seq, at_unix_ms: unix_ms(), model: model.to_owned(), what };
+        let _nobody_listens = self.listeners.send(Arc::new(told));
+    }
+
+    /// How long it is until then.
+    pub(super) fn until(&self, time: Time) -> Duration {
+        time.since_start().saturating_sub(self.began.elapsed())
+    }
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

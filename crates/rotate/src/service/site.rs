@@ -1,0 +1,165 @@
+//! One model's engine, and how each task of the policy is done with it.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::config;
+use crate::engine::Engine;
+use crate::measure::Meter;
+use crate::policy::{Found, Gpu, Outcome, Task};
+use crate::supervise::Supervisor;
+
+/// Between two looks at an engine that starts.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How much of an answer is shown where it is wrong.
+const SHOWN: usize = 120;
+
+/// How many lines of an engine that ended are shown.
+const LINES: usize = 5;
+
+/// An engine with what starts and measures it.
+#[derive(Debug)]
+pub(super) struct Site {
+    pub(super) engine: Arc<dyn Engine>,
+    pub(super) supervisor: Option<Arc<Supervisor>>,
+    pub(super) meter: Arc<dyn Meter>,
+    pub(super) gpus: Vec<Gpu>,
+    /// What its canary is, which an operator may change.
+    canary: Mutex<Canary>,
+}
+
+#[derive(Debug)]
+struct Canary {
+    expect: Option<String>,
+    /// What the model was asked for, as one text.
+    asked: String,
+    /// What it said when it was first healthy.
+    first: Option<String>,
+    /// Where that is kept for the next rotator.
+    kept_at: Option<PathBuf>,
+}
+
+impl Site {
+    pub(super) fn new(
+        model: &config::Model,
+        engine: Arc<dyn Engine>,
+        supervisor: Option<Arc<Supervisor>>,
+        meter: Arc<dyn Meter>,
+        kept_at: Option<PathBuf>,
+    ) -> Self {
+        let asked = format!("{}\n{}\n{}", model.served_as, model.canary.tokens, model.canary.prompt);
+        let first = kept_at.as_ref().and_then(|path| kept(path, &asked));
+        let canary = Canary { expect: model.canary.expect.clone(), asked, first, kept_at };
+        Self { engine, supervisor, meter, gpus: model.rules.gpus.clone(), canary: Mutex::new(canary) }
+    }
+
+    /// Does a task. Dropped, nobody waits for it any more, and the engine may do it or not.
+    pub(super) async fn run(&self, task: Task, limit: Duration) -> Outcome {
+        let done = match task {
+            Task::Look => self.engine.look().await.map(Outcome::Found).map_err(|error| error.to_string()),
+            Task::Start => self.start().await.map(|()| Outcome::Done),
+            Task::Stop => self.stop(limit).await.map(|()| Outcome::Done),
+            Task::Sleep => {
+                self.engine.sleep().await.map(|()| Outcome::Done).map_err(|error| error.to_string())
+            }
+            Task::Wake => self.engine.wake().await.map(|()| Outcome::Done).map_err(|error| error.to_string()),
+            Task::Confirm => {
+                self.engine.is_awake().await.map(Outcome::Awake).map_err(|error| error.to_string())
+            }
+            Task::Canary => match self.engine.generate().await {
+                Ok(text) => Ok(Outcome::Canary(self.judge(&text).await)),
+                Err(error) => Err(error.to_string()),
+            },
+            Task::Weigh => match self.meter.measure(&self.gpus).await {
+                Ok(memory) => Ok(Outcome::Free(memory.iter().map(|one| one.free_bytes).collect())),
+                Err(error) => Err(error.to_string()),
+            },
+        };
+        done.unwrap_or_else(Outcome::Failed)
+    }
+
+    async fn start(&self) -> Result<(), String> {
+        let Some(supervisor) = &self.supervisor else {
+            return Err("nobody here may start it: it has no command".to_owned());
+        };
+        supervisor.start().await.map_err(|error| error.to_string())?;
+        // Errors are those of an engine that is not ready yet; the limit is the policy's.
+        while !matches!(self.engine.look().await, Ok(Found::Awake | Found::Asleep)) {
+            if !supervisor.is_running() {
+                return Err(format!("it ended while it started; {}", self.last_words()));
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+
+    /// What its engine wrote last.
+    pub(super) fn last_words(&self) -> String {
+        let lines = self.supervisor.as_ref().map(|supervisor| supervisor.log(LINES)).unwrap_or_default();
+        if lines.is_empty() {
+            "it wrote nothing".to_owned()
+        } else {
+            format!("its last lines: {}", lines.join(" | "))
+        }
+    }
+
+    /// In half of the time by its own doing, then by force.
+    async fn stop(&self, limit: Duration) -> Result<(), String> {
+        match &self.supervisor {
+            Some(supervisor) => supervisor.stop(limit / 2).await.map_err(|error| error.to_string()),
+            None => Err("nobody here may stop it: it has no command".to_owned()),
+        }
+    }
+
+    /// Whether an answer is right. The first one of a model is.
+    async fn judge(&self, text: &str) -> Result<(), String> {
+        let keep = {
+            let mut canary = self.canary.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(expected) = &canary.expect {
+                if text.contains(expected.as_str()) {
+                    return Ok(());
+                }
+                return Err(format!(
+                    "it said {:?}, which has no {:?} in it",
+                    start_of(text),
+                    start_of(expected)
+                ));
+            }
+            match &canary.first {
+                Some(first) if first == text => return Ok(()),
+                Some(first) => {
+                    return Err(format!("it said {:?}, and at first {:?}", start_of(text), start_of(first)));
+                }
+                None => {
+                    canary.first = Some(text.to_owned());
+                    canary.kept_at.clone().map(|path| (path, canary.asked.clone()))
+                }
+            }
+        };
+        if let Some((path, asked)) = keep {
+            let kept = serde_json::json!({ "asked": asked, "said": text }).to_string();
+            if let Err(error) = tokio::fs::write(&path, kept).await {
+                tracing::warn!(path = %path.display(), %error, "the first answer is not kept for the next start");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first answer that was kept, if it is one to the same question.
+fn kept(path: &PathBuf, asked: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let kept: serde_json::Value = serde_json::from_str(&text).ok()?;
+    if kept.get("asked")?.as_str()? != asked {
+        return None;
+    }
+    kept.get("said")?.as_str().map(str::to_owned)
+}
+
+fn start_of(text: &str) -> String {
+    text.chars().take(SHOWN).collect()
+}

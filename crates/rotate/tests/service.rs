@@ -1,0 +1,242 @@
+//! The service over engines that are pretended here: real time, real tasks, no processes.
+#![allow(clippy::unwrap_used)]
+
+mod pretended;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use poorwill_rotate::config::Config;
+use poorwill_rotate::policy::Refusal;
+use poorwill_rotate::service::{Order, Service, ServiceError, Snapshot, What};
+use tokio::time::timeout;
+
+use pretended::{Lie, Machine};
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const GIB: u64 = 1 << 30;
+
+/// A configuration of models on one GPU, with rules that suit a test.
+fn config(names: &[&str], wait_max: &str) -> Config {
+    let mut text = String::from(
+        "[every_model]\nresidence_min = \"0s\"\nturn_max = \"50ms\"\npause_min = \"50ms\"\n\
+         pause_max = \"200ms\"\nsleep_max = \"300ms\"\nrelease_max = \"300ms\"\nwake_max = \"300ms\"\n\
+         canary_max = \"300ms\"\ndrain_max = \"300ms\"\n",
+    );
+    text += &format!("wait_max = \"{wait_max}\"\n");
+    for (nth, name) in names.iter().enumerate() {
+        text += &format!(
+            "\n[[model]]\nname = \"{name}\"\naliases = [\"{name}-alias\"]\nurl = \"http://127.0.0.1:{}\"\n",
+            9000 + nth
+        );
+    }
+    Config::parse(&text, &|_| Err("no secrets here".to_owned())).unwrap()
+}
+
+fn start(machine: &Arc<Machine>, config: Config) -> Service {
+    let connect = machine.connect();
+    Service::start_with(config, machine.meter(), &*connect).unwrap()
+}
+
+async fn until(service: &Service, what: &str, is_so: impl Fn(&Snapshot) -> bool) -> Snapshot {
+    let looking = async {
+        loop {
+            let snapshot = service.snapshot().await;
+            if is_so(&snapshot) {
+                return snapshot;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    match timeout(PATIENCE, looking).await {
+        Ok(snapshot) => snapshot,
+        Err(_) => panic!("never {what}: {:#?}", service.snapshot().await),
+    }
+}
+
+fn is_ready(snapshot: &Snapshot, name: &str) -> bool {
+    snapshot.models.iter().any(|model| model.name == name && model.is_ready)
+}
+
+async fn asked(service: &Service, machine: &Machine, name: &str) -> Result<(), Refusal> {
+    let (id, model) = service.find(name).unwrap();
+    let admission = service.admit(id).await.map_err(|refused| refused.refusal)?;
+    assert!(machine.is_right(&model.url), "a request went to {name}, which is not well");
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    drop(admission);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_take_turns_and_only_one_is_awake_where_one_fits() {
+    let machine = Machine::new(10 * GIB, 6 * GIB);
+    let service = start(&machine, config(&["a", "b", "c"], "20s"));
+    for round in 0..4 {
+        for name in ["a", "b-alias", "c"] {
+            let served = timeout(PATIENCE, asked(&service, &machine, name)).await.unwrap();
+            assert_eq!(served, Ok(()), "round {round}, {name}");
+        }
+    }
+    let snapshot = service.snapshot().await;
+    assert_eq!(snapshot.models.iter().map(|model| model.admitted).sum::<u64>(), 12);
+    assert!(snapshot.swaps.iter().filter(|swap| swap.path == "hot").count() >= 8, "{:#?}", snapshot.swaps);
+    assert_eq!(snapshot.gpus[0].total_bytes, Some(10 * GIB));
+    assert!(snapshot.models.iter().all(|model| model.held_bytes == Some(vec![6 * GIB])));
+    assert_eq!(machine.awake_at_most(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_are_awake_where_they_fit() {
+    let machine = Machine::new(20 * GIB, 6 * GIB);
+    let service = start(&machine, config(&["a", "b", "c"], "20s"));
+    for _ in 0..2 {
+        for name in ["a", "b", "c"] {
+            assert_eq!(timeout(PATIENCE, asked(&service, &machine, name)).await.unwrap(), Ok(()));
+        }
+    }
+    assert!(machine.awake_at_most() <= 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_clients_at_once_all_get_an_answer() {
+    let machine = Machine::new(10 * GIB, 6 * GIB);
+    let service = start(&machine, config(&["a", "b", "c"], "20s"));
+    let clients = (0..200).map(|nth| {
+        let (service, machine) = (service.clone(), Arc::clone(&machine));
+        tokio::spawn(async move { asked(&service, &machine, ["a", "b", "c"][nth % 3]).await })
+    });
+    let served = timeout(PATIENCE, futures_util::future::join_all(clients)).await.unwrap();
+    assert!(served.into_iter().all(|one| one.unwrap() == Ok(())));
+    // Far fewer swaps than requests: they take turns, and each turn serves those that wait.
+    assert!(service.snapshot().await.swaps.len() < 100);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_lie_lets_a_request_through_to_an_engine_that_is_not_well() {
+    for lie in Lie::ALL {
+        let machine = Machine::new(10 * GIB, 6 * GIB);
+        let service = start(&machine, config(&["a", "b"], "1s"));
+        assert_eq!(timeout(PATIENCE, asked(&service, &machine, "a")).await.unwrap(), Ok(()), "{lie:?}");
+        assert_eq!(timeout(PATIENCE, asked(&service, &machine, "b")).await.unwrap(), Ok(()), "{lie:?}");
+        machine.lie("http://127.0.0.1:9000", lie);
+        // Served by a healthy engine, or refused in so many words: `asked` asserts the first.
+        for name in ["a", "b", "a"] {
+            let _served_or_refused = timeout(PATIENCE, asked(&service, &machine, name)).await.unwrap();
+        }
+        let failures = service.snapshot().await.models.into_iter().find(|model| model.name == "a").unwrap();
+        machine.be_honest("http://127.0.0.1:9000");
+        let both = async {
+            while asked(&service, &machine, "a").await.is_err()
+                || asked(&service, &machine, "b").await.is_err()
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        assert!(timeout(PATIENCE, both).await.is_ok(), "{lie:?}: never well again: {failures:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_goes_away_is_not_waited_for() {
+    let machine = Machine::new(10 * GIB, 6 * GIB);
+    machine.lie("http://127.0.0.1:9000", Lie::HangsInWake);
+    let service = start(&machine, config(&["a"], "20s"));
+    let (a, _) = service.find("a").unwrap();
+    let waiting = tokio::spawn({
+        let service = service.clone();
+        async move { service.admit(a).await.map(drop) }
+    });
+    until(&service, "waits", |snapshot| snapshot.models[0].queued == 1).await;
+    waiting.abort();
+    until(&service, "gone", |snapshot| snapshot.models[0].queued == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_runs_too_long_is_aborted_when_another_is_waited_for() {
+    let machine = Machine::new(10 * GIB, 6 * GIB);
+    let service = start(&machine, config(&["a", "b"], "20s"));
+    let (a, _) = service.find("a").unwrap();
+    let admission = service.admit(a).await.unwrap();
+    let other = tokio::spawn({
+        let (service, machine) = (service.clone(), Arc::clone(&machine));
+        async move { asked(&service, &machine, "b").await }
+    });
+    timeout(PATIENCE, admission.aborted.cancelled()).await.unwrap();
+    assert!(!other.is_finished());
+    drop(admission);
+    assert_eq!(timeout(PATIENCE, other).await.unwrap().unwrap(), Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_events_and_what_is_found_at_the_start() {
+    let machine = Machine::new(10 * GIB, 6 * GIB);
+    machine.wake("http://127.0.0.1:9000");
+    let service = start(&machine, config(&["a", "b"], "20s"));
+    let mut events = service.events();
+    until(&service, "a ready", |snapshot| is_ready(snapshot, "a")).await;
+    assert!(service.order("b-alias", Order::Wake));
+    assert!(!service.order("nobody", Order::Wake));
+    until(&service, "b ready", |snapshot| is_ready(snapshot, "b") && !is_ready(snapshot, "a")).await;
+    assert!(service.order("b", Order::Pin(true)));
+    let pinned = until(&service, "b pinned", |snapshot| snapshot.models[1].is_pinned).await;
+    assert!(!pinned.models[0].is_pinned);
+    assert!(service.order("b", Order::Sleep));
+    until(&service, "b asleep", |snapshot| snapshot.models[1].stage == "asleep").await;
+    let (mut seen, mut last) = (Vec::new(), None);
+    while let Ok(told) = events.try_recv() {
+        assert!(last.is_none_or(|last| told.seq == last + 1));
+        last = Some(told.seq);
+        if let What::Ready { swap } = &told.what {
+            assert!((swap.total_s - swap.phases.iter().map(|(_, s)| s).sum::<f64>()).abs() < 1e-9);
+            seen.push((told.model.clone(), swap.path));
+        }
+    }
+    assert!(seen.contains(&("b".to_owned(), "hot")), "{seen:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_is_taken_over_while_requests_run() {
+    let machine = Machine::new(10 * GIB, 6 * GIB);
+    let service = start(&machine, config(&["a", "b"], "20s"));
+    let (a, _) = service.find("a").unwrap();
+    let admission = service.admit(a).await.unwrap();
+    // One comes, one goes, one is called otherwise.
+    let mut changed = config(&["a", "b", "c"], "20s");
+    changed.models.remove(1);
+    changed.models[0].aliases = vec!["other".to_owned()];
+    service.reload_with(changed.clone(), &*machine.connect()).await.unwrap();
+    assert!(service.find("b").is_none() && service.find("a-alias").is_none());
+    assert_eq!(service.find("other").unwrap().0, a);
+    assert!(!admission.aborted.is_cancelled());
+    drop(admission);
+    assert_eq!(timeout(PATIENCE, asked(&service, &machine, "c")).await.unwrap(), Ok(()));
+    let names: Vec<String> = service.snapshot().await.models.into_iter().map(|model| model.name).collect();
+    assert_eq!(names, ["a", "c"]);
+    // What cannot change changes nothing.
+    let mut wrong = changed;
+    wrong.models[0].url = "http://127.0.0.1:1".to_owned();
+    let error = service.reload_with(wrong, &*machine.connect()).await.unwrap_err();
+    assert!(matches!(&error, ServiceError::Changed { what: "url", .. }), "{error}");
+    assert_eq!(service.find("other").unwrap().0, a);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shutdown_waits_for_what_runs_and_refuses_the_rest() {
+    let machine = Machine::new(10 * GIB, 6 * GIB);
+    let service = start(&machine, config(&["a"], "20s"));
+    let (a, _) = service.find("a").unwrap();
+    let admission = service.admit(a).await.unwrap();
+    let ending = tokio::spawn({
+        let service = service.clone();
+        async move { service.shut_down(PATIENCE, true).await }
+    });
+    until(&service, "ending", |snapshot| snapshot.is_ending).await;
+    assert_eq!(service.admit(a).await.unwrap_err().refusal, Refusal::ShuttingDown);
+    assert!(!ending.is_finished());
+    drop(admission);
+    timeout(PATIENCE, ending).await.unwrap().unwrap();
+    assert!(service.snapshot().await.models.is_empty());
+    assert_eq!(service.admit(a).await.unwrap_err().refusal, Refusal::ShuttingDown);
+}
