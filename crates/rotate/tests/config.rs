@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use poorwill_rotate::config::{Config, ConfigError, Engine};
+use poorwill_rotate::config::{Config, ConfigError, Engine, Memory};
 use poorwill_rotate::policy::{Gpu, ModelId};
 
 const TWO: &str = r#"
@@ -44,6 +44,7 @@ fn little_has_to_be_said() {
     assert_eq!((one.served_as.as_str(), one.engine, one.level), ("one", Engine::Vllm, 1));
     assert_eq!(one.rules.gpus, [Gpu(0)]);
     assert!(one.start.is_none() && !one.rules.can_restart && one.rules.can_sleep);
+    assert_eq!((config.memory, config.state), (Memory::Devices, None));
     assert!(config.front.listen.ip().is_loopback() && config.control.listen.ip().is_loopback());
     assert_ne!(config.front.listen, config.control.listen);
 }
@@ -51,6 +52,12 @@ fn little_has_to_be_said() {
 #[test]
 fn everything_can_be_said() {
     let text = r#"
+        state = "/var/lib/rotate"
+
+        [memory]
+        measure = "processes"
+        gpu = "8GiB"
+
         [front]
         listen = "0.0.0.0:9000"
         keys = ["env:FRONT"]
@@ -97,6 +104,8 @@ fn everything_can_be_said() {
     let config = parsed(text).unwrap();
     assert_eq!((config.front.body_max_bytes, config.front.head_max_bytes), (1 << 20, 16384));
     assert!(config.front.keys[0].is("s3cret") && !config.front.keys[0].is("s3creT"));
+    assert_eq!(config.memory, Memory::Processes { gpu_bytes: 8 << 30 });
+    assert_eq!(config.state.as_deref(), Some(std::path::Path::new("/var/lib/rotate")));
     let large = &config.models[0];
     assert_eq!(large.url, "http://localhost:30000");
     assert_eq!(large.rules.need_bytes, Some(141 << 29));
@@ -160,6 +169,9 @@ fn unknown_keys_are_told_with_the_nearest() {
         (model("[model.rules]\npined = true"), 5, "`pinned`"),
         (model("[model.canary]\npromt = \"x\""), 5, "`prompt`"),
         (model("engine = \"vlm\""), 4, "`vllm`"),
+        (format!("[memory]\nmeasure = \"device\"\n{}", model("")), 2, "`devices`"),
+        (format!("[memory]\nmeasur = \"devices\"\n{}", model("")), 2, "`measure`"),
+        (format!("stat = \"x\"\n{}", model("")), 1, "`state`"),
         (format!("[fornt]\n{}", model("")), 1, "`front`"),
     ] {
         let said = refused(&text);
@@ -230,6 +242,13 @@ fn what_cannot_be_is_refused_with_what_could() {
         (model("[model.rules]\nstart_max = \"0s\""), &["start_max is 0"]),
         (model("[model.rules]\nstop_max = \"0s\""), &["stop_max is 0"]),
         (model("[model.rules]\nidle_max = \"2years\""), &["line 5", "2years", "a year"]),
+        (format!("[memory]\nmeasure = \"processes\"\n{}", model("")), &["memory", "gpu = \"8GiB\""]),
+        (format!("[memory]\nmeasure = \"processes\"\ngpu = 0\n{}", model("")), &["memory", "gpu is 0"]),
+        (format!("[memory]\nmeasure = \"processes\"\ngpu = \"lots\"\n{}", model("")), &["line 3", "lots"]),
+        (format!("[memory]\nmeasure = \"devices\"\ngpu = \"8GiB\"\n{}", model("")), &["leave it away"]),
+        (format!("[memory]\ngpu = \"8GiB\"\n{}", model("")), &["memory", "measure = \"processes\""]),
+        (format!("state = \"\"\n{}", model("")), &["state", "name a folder"]),
+        (format!("state = 1\n{}", model("")), &["line 1"]),
         (TWO.to_owned(), &["unknown field `rules`"]),
     ] {
         let said = refused(&text);

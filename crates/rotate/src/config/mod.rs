@@ -26,6 +26,10 @@ pub struct Config {
     pub front: Front,
     /// Where operators do.
     pub control: Control,
+    /// How the GPUs' memory is measured.
+    pub memory: Memory,
+    /// The folder for what survives the service; if not said, nothing does.
+    pub state: Option<PathBuf>,
     /// The models, in their order.
     pub models: Vec<Model>,
 }
@@ -54,6 +58,18 @@ pub struct Control {
     pub listen: SocketAddr,
     /// As for the front.
     pub keys: Vec<Key>,
+}
+
+/// How the memory of GPUs is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// By asking NVML.
+    Devices,
+    /// By what engines' processes hold, for machines without GPUs: each GPU is played, and has so much.
+    Processes {
+        /// The memory of each.
+        gpu_bytes: u64,
+    },
 }
 
 /// A model, and its engine.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::keys::Key;
 use super::values::{Places, Size, Wait};
-use super::{Canary, Config, ConfigError, Control, Engine, Front, Model, Start, place, wrong};
+use super::{Canary, Config, ConfigError, Control, Engine, Front, Memory, Model, Start, place, wrong};
 use crate::policy::{Gpu, Limits, Rules};
 
 /// Where the front listens, if it is not said: on this machine only.
@@ -23,6 +23,9 @@ type Secret<'a> = &'a dyn Fn(&str) -> Result<String, String>;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
+    state: Option<PathBuf>,
+    #[serde(default)]
+    memory: RawMemory,
     #[serde(default)]
     front: RawFront,
     #[serde(default)]
@@ -52,6 +55,20 @@ struct RawControl {
     listen: Option<SocketAddr>,
     #[serde(default)]
     keys: Places,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawMemory {
+    measure: Option<Measure>,
+    gpu: Option<Size>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Measure {
+    Devices,
+    Processes,
 }
 
 #[derive(Debug, Deserialize)]
@@ -124,9 +141,13 @@ impl File {
                 ),
             ));
         }
+        let memory = self.memory.checked()?;
+        if self.state.as_ref().is_some_and(|folder| folder.as_os_str().is_empty()) {
+            return Err(wrong("state", "it is empty; name a folder, or leave it away and nothing survives"));
+        }
         let models =
             self.model.into_iter().map(|model| model.checked(&self.every_model)).collect::<Result<_, _>>()?;
-        Ok(Config { front, control, models })
+        Ok(Config { front, control, memory, state: self.state, models })
     }
 }
 
@@ -157,6 +178,23 @@ impl RawFront {
             requests_max,
             keep_alive: self.keep_alive.map(|wait| wait.0),
         })
+    }
+}
+
+impl RawMemory {
+    fn checked(self) -> Result<Memory, ConfigError> {
+        let wrong = |reason: &str| Err(wrong("memory", reason));
+        match (self.measure.unwrap_or(Measure::Devices), self.gpu.map(|size| size.0)) {
+            (Measure::Devices, None) => Ok(Memory::Devices),
+            (Measure::Devices, Some(_)) => wrong(
+                "gpu is for measure = \"processes\", where GPUs are played; leave it away, and what devices have is measured",
+            ),
+            (Measure::Processes, None) => {
+                wrong("measure is \"processes\", and how much each GPU has is not said; say gpu = \"8GiB\"")
+            }
+            (Measure::Processes, Some(0)) => wrong("gpu is 0, and nothing could run on that; make it larger"),
+            (Measure::Processes, Some(gpu_bytes)) => Ok(Memory::Processes { gpu_bytes }),
+        }
     }
 }
 

@@ -1,0 +1,164 @@
+//! The processes of an engine: the one that was started, its group, and their descendants, wherever these went.
+//!
+//! Promises: a process is of the family only if it was seen to belong there under its number and start, or belongs
+//! to a group or has a parent that is of the family now. A group whose number was taken by somebody else is not ours.
+//! What left the group *and* lost its parent before anybody looked is not found.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::proc::{Identity, Table};
+
+/// So long after the group was last known to be ours its number cannot have come round again.
+const ROUND: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) struct Family {
+    leader: Identity,
+    /// Whoever was of it when last looked at, by number, with the start.
+    known: BTreeMap<u32, u64>,
+    /// When the group was last known to be ours.
+    group_seen: Instant,
+}
+
+/// Who is of a family now.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    /// All that hold something, in the order of their numbers.
+    pub(super) alive: Vec<Identity>,
+    /// Those of them that are not in the group.
+    pub(super) strays: Vec<Identity>,
+}
+
+impl Family {
+    /// That of a process which was there at this moment.
+    pub(super) fn of(leader: Identity, now: Instant) -> Self {
+        Self { leader, known: BTreeMap::from([(leader.pid, leader.started_ticks)]), group_seen: now }
+    }
+
+    pub(super) fn leader(&self) -> Identity {
+        self.leader
+    }
+
+    /// Whoever was of it when last looked at.
+    pub(super) fn known(&self) -> Vec<u32> {
+        self.known.keys().copied().collect()
+    }
+
+    /// The leader was seen alive in its group.
+    pub(super) fn saw_leader(&mut self, now: Instant) {
+        self.group_seen = now;
+    }
+
+    /// Who is there, by what the system said at `now`.
+    pub(super) fn look(&mut self, table: &Table, now: Instant) -> Found {
+        let Identity { pid: group, started_ticks } = self.leader;
+        let is_same = |pid: u32, start: u64| table.get(&pid).is_some_and(|stat| stat.started_ticks == start);
+        self.known.retain(|pid, start| is_same(*pid, *start));
+
+        let is_taken = table.get(&group).is_some_and(|stat| stat.started_ticks != started_ticks);
+        let has_known = self.known.keys().any(|pid| table[pid].group == group);
+        let is_recent = now.saturating_duration_since(self.group_seen) < ROUND;
+        let is_ours = !is_taken && (has_known || is_recent);
+        for (pid, stat) in table.iter().filter(|(_, stat)| is_ours && stat.group == group) {
+            self.known.insert(*pid, stat.started_ticks);
+            self.group_seen = now;
+        }
+        loop {
+            let is_new =
+                |pid: &u32, parent: u32| !self.known.contains_key(pid) && self.known.contains_key(&parent);
+            let children: Vec<(u32, u64)> = table
+                .iter()
+                .filter(|(pid, stat)| is_new(pid, stat.parent))
+                .map(|(pid, stat)| (*pid, stat.started_ticks))
+                .collect();
+            if children.is_empty() {
+                break;
+            }
+            self.known.extend(children);
+        }
+
+        let mut found = Found::default();
+        for (pid, started_ticks) in &self.known {
+            let stat = table[pid];
+            // Whoever looks is nobody's engine, whatever is said.
+            if stat.is_gone || *pid == std::process::id() {
+                continue;
+            }
+            let one = Identity { pid: *pid, started_ticks: *started_ticks };
+            found.alive.push(one);
+            if !is_ours || stat.group != group {
+                found.strays.push(one);
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervise::proc::Stat;
+
+    /// Number, start, parent, group.
+    fn table(all: &[(u32, u64, u32, u32)]) -> Table {
+        let entry = |(pid, started_ticks, parent, group): &(u32, u64, u32, u32)| {
+            (*pid, Stat { started_ticks: *started_ticks, parent: *parent, group: *group, is_gone: false })
+        };
+        all.iter().map(entry).collect()
+    }
+
+    fn pids(found: &[Identity]) -> Vec<u32> {
+        found.iter().map(|one| one.pid).collect()
+    }
+
+    const LEADER: Identity = Identity { pid: 4_000_100, started_ticks: 50 };
+    const L: u32 = LEADER.pid;
+
+    #[test]
+    fn descendants_are_of_it_wherever_they_went() {
+        let now = Instant::now();
+        let mut family = Family::of(LEADER, now);
+        let all =
+            table(&[(1, 1, 0, 1), (L, 50, 1, L), (7, 60, L, L), (8, 61, 7, 8), (6, 62, 8, 8), (9, 63, 1, 9)]);
+        let found = family.look(&all, now);
+        assert_eq!((pids(&found.alive), pids(&found.strays)), (vec![6, 7, 8, L], vec![6, 8]));
+        // Who was seen stays known when its parents are gone.
+        let found = family.look(&table(&[(1, 1, 0, 1), (6, 62, 1, 8), (7, 60, 1, L)]), now + 10 * ROUND);
+        assert_eq!((pids(&found.alive), pids(&found.strays)), (vec![6, 7], vec![6]));
+        // Unless it is another one.
+        let found = family.look(&table(&[(6, 70, 1, 8), (7, 71, 1, L)]), now + 20 * ROUND);
+        assert_eq!(found, Found::default());
+    }
+
+    #[test]
+    fn a_group_whose_number_was_taken_is_not_ours() {
+        let now = Instant::now();
+        let mut family = Family::of(LEADER, now);
+        family.look(&table(&[(L, 50, 1, L), (7, 60, L, L)]), now);
+        // Its leader is somebody else, even right away.
+        let found = family.look(&table(&[(L, 51, 1, L), (8, 61, 1, L)]), now);
+        assert_eq!(found, Found::default());
+        // Nobody of it is known, and its number may have come round.
+        let found = family.look(&table(&[(8, 61, 1, L)]), now + ROUND);
+        assert_eq!(found, Found::default());
+    }
+
+    #[test]
+    fn who_was_left_behind_right_now_is_ours() {
+        let now = Instant::now();
+        let mut family = Family::of(LEADER, now);
+        let found = family.look(&table(&[(8, 61, 1, L)]), now + ROUND / 2);
+        assert_eq!((pids(&found.alive), pids(&found.strays)), (vec![8], vec![]));
+        let found = family.look(&table(&[(8, 61, 1, L), (9, 62, 1, L)]), now + 10 * ROUND);
+        assert_eq!(pids(&found.alive), [8, 9]);
+    }
+
+    #[test]
+    fn whoever_looks_is_never_of_it() {
+        let now = Instant::now();
+        let own = std::process::id();
+        let found = Family::of(LEADER, now).look(&table(&[(L, 50, 1, L), (own, 60, L, L)]), now);
+        assert_eq!(pids(&found.alive), [L]);
+    }
+}

@@ -1,0 +1,222 @@
+//! What an engine writes: its last lines in memory, and all of it in a file where one is named.
+//!
+//! Promises: memory is bounded whatever is written, and what is shown moves no terminal. A line that is written over
+//! by means of a carriage return, as bars of progress are, counts once. The file gets every byte as it came.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::SuperviseError;
+
+/// So many lines are kept.
+const LINES_MAX: usize = 1000;
+/// So much of each.
+const LINE_MAX_BYTES: usize = 4096;
+/// So much is read at once.
+const PIECE_BYTES: usize = 8192;
+
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    ring: Mutex<Ring>,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    lines: VecDeque<String>,
+    /// What there is of the line that is being written.
+    open: Vec<u8>,
+    was_cut: bool,
+    /// Whether the last byte was a carriage return.
+    has_returned: bool,
+}
+
+/// Where a file gets what is read.
+#[derive(Debug)]
+pub(super) struct Copy {
+    path: PathBuf,
+    file: File,
+    is_failing: bool,
+}
+
+impl Log {
+    /// The last lines, the oldest first.
+    pub(super) fn last(&self, lines: usize) -> Vec<String> {
+        let ring = self.lock();
+        let open = (!ring.open.is_empty()).then(|| shown(&ring.open, ring.was_cut));
+        let kept = lines.saturating_sub(usize::from(open.is_some())).min(ring.lines.len());
+        let all = ring.lines.range(ring.lines.len() - kept..).cloned().chain(open);
+        all.take(lines).collect()
+    }
+
+    /// Says something between the lines of the engine.
+    pub(super) fn note(&self, text: &str) {
+        self.lock().push(format!("[poorwill] {}", shown(text.as_bytes(), false)));
+    }
+
+    /// Reads until there is no more to come.
+    pub(super) fn take_all(&self, mut from: impl Read, mut copy: Option<Copy>) {
+        let mut piece = vec![0; PIECE_BYTES];
+        loop {
+            match from.read(&mut piece) {
+                Ok(0) => break,
+                Ok(len) => {
+                    let piece = &piece[..len];
+                    self.lock().take(piece);
+                    if let Some(copy) = &mut copy {
+                        copy.write(piece, self);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.note(&format!("what the engine writes can be read no more: {error}"));
+                    break;
+                }
+            }
+        }
+        self.lock().end_line();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ring {
+    fn take(&mut self, piece: &[u8]) {
+        for byte in piece {
+            if *byte == b'\n' {
+                self.push_open();
+                continue;
+            }
+            if self.has_returned {
+                self.open.clear();
+                (self.was_cut, self.has_returned) = (false, false);
+            }
+            if *byte == b'\r' {
+                self.has_returned = true;
+            } else if self.open.len() < LINE_MAX_BYTES {
+                self.open.push(*byte);
+            } else {
+                self.was_cut = true;
+            }
+        }
+    }
+
+    fn end_line(&mut self) {
+        if !self.open.is_empty() {
+            self.push_open();
+        }
+    }
+
+    fn push_open(&mut self) {
+        let line = shown(&self.open, self.was_cut);
+        self.open.clear();
+        (self.was_cut, self.has_returned) = (false, false);
+        self.push(line);
+    }
+
+    fn push(&mut self, line: String) {
+        while self.lines.len() >= LINES_MAX {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(line);
+    }
+}
+
+impl Copy {
+    /// Opens the file to write behind what is there.
+    pub(super) fn open(path: &Path) -> Result<Self, SuperviseError> {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let file =
+            file.map_err(|error| SuperviseError::Log { path: path.into(), reason: error.to_string() })?;
+        Ok(Self { path: path.into(), file, is_failing: false })
+    }
+
+    /// The engine goes on where its log cannot.
+    fn write(&mut self, piece: &[u8], log: &Log) {
+        let written = self.file.write_all(piece);
+        if let (Err(error), false) = (&written, self.is_failing) {
+            let path = self.path.display();
+            log.note(&format!("the log {path} lacks what follows, until it can be written again: {error}"));
+        }
+        self.is_failing = written.is_err();
+    }
+}
+
+/// As text that does nothing but be read.
+fn shown(bytes: &[u8], was_cut: bool) -> String {
+    let harmless = |c: char| match c {
+        '\t' => ' ',
+        '\u{0}'..='\u{1f}' => char::from_u32(0x2400 + u32::from(c)).unwrap_or('\u{fffd}'),
+        '\u{7f}' => '\u{2421}',
+        // Which turn the direction of text, or begin lines.
+        '\u{80}'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+            '\u{fffd}'
+        }
+        c => c,
+    };
+    let mut text: String = String::from_utf8_lossy(bytes).chars().map(harmless).collect();
+    if was_cut {
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pieces: &[&[u8]]) -> Vec<String> {
+        let log = Log::default();
+        pieces.iter().for_each(|piece| log.lock().take(piece));
+        log.last(usize::MAX)
+    }
+
+    #[test]
+    fn lines_come_in_any_pieces() {
+        let text = b"one\r\ntwo\n\n 10%\r 20%\r 30%\nfour\rfive\r\n\xc3\xa9\ntail";
+        let expected = ["one", "two", "", " 30%", "five", "é", "tail"];
+        assert_eq!(read(&[text]), expected);
+        for at in 0..text.len() {
+            assert_eq!(read(&[&text[..at], &text[at..]]), expected, "{at}");
+        }
+        let bytes: Vec<&[u8]> = text.chunks(1).collect();
+        assert_eq!(read(&bytes), expected);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let log = Log::default();
+        for _ in 0..100 {
+            log.lock().take(&[b'a'; 5000]);
+        }
+        assert!(log.lock().open.capacity() <= 2 * LINE_MAX_BYTES);
+        log.lock().take(b"\n");
+        assert_eq!(log.last(9), [format!("{}…", "a".repeat(LINE_MAX_BYTES))]);
+        for nth in 0..2 * LINES_MAX {
+            log.lock().take(format!("{nth}\n").as_bytes());
+        }
+        let last = log.last(usize::MAX);
+        assert_eq!((last.len(), last[0].as_str()), (LINES_MAX, "1000"));
+        log.lock().take(b"open");
+        assert_eq!(log.last(2), ["1999", "open"]);
+        assert_eq!(log.last(0), [""; 0]);
+        // The next line is whole again.
+        log.take_all(&b"\nnext"[..], None);
+        assert_eq!(log.last(2), ["open", "next"]);
+    }
+
+    #[test]
+    fn nothing_that_moves_a_terminal_is_shown() {
+        let every: Vec<u8> = (0..=255).filter(|byte| !b"\r\n".contains(byte)).collect();
+        let line = read(&[&every]).concat();
+        assert!(!line.contains(char::is_control), "{line:?}");
+        assert_eq!(read(&["\x1b[31mred\u{9b}2J\u{202e}\tx\u{2028}".as_bytes()]), ["␛[31mred�2J� x�"]);
+        let log = Log::default();
+        log.note("a\nb");
+        assert_eq!(log.last(1), ["[poorwill] a␊b"]);
+    }
+}

@@ -1,0 +1,148 @@
+//! What `/proc` tells of processes: who is whose child, in which group, and since when.
+//!
+//! A process is known by its number together with the moment it was started at: numbers come again, moments do not as
+//! long as the machine is up.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, ErrorKind};
+
+use rustix::io::Errno;
+
+/// A process that cannot be mistaken for another one with its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Identity {
+    pub(super) pid: u32,
+    /// When it was started, in ticks since the machine was.
+    pub(super) started_ticks: u64,
+}
+
+/// A process as it is now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stat {
+    pub(super) started_ticks: u64,
+    pub(super) parent: u32,
+    pub(super) group: u32,
+    /// Whether it holds nothing any more, and is only there to be asked how it ended.
+    pub(super) is_gone: bool,
+}
+
+/// All processes by their numbers.
+pub(super) type Table = BTreeMap<u32, Stat>;
+
+/// One process; nothing if there is none of this number.
+///
+/// # Errors
+/// If the system does not say whether there is one.
+pub(super) fn stat(pid: u32) -> io::Result<Option<Stat>> {
+    match fs::read(format!("/proc/{pid}/stat")) {
+        Ok(text) => parse(&text).map(Some).ok_or_else(|| {
+            let words = format!("/proc/{pid}/stat is not understood");
+            io::Error::new(ErrorKind::InvalidData, words)
+        }),
+        Err(error) if has_ended(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the process was not there any more when something of it was read.
+pub(crate) fn has_ended(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+}
+
+/// Who this is, if there is one of this number.
+pub(super) fn identity(pid: u32) -> io::Result<Option<Identity>> {
+    Ok(stat(pid)?.map(|stat| Identity { pid, started_ticks: stat.started_ticks }))
+}
+
+/// Whether it is there and holds something.
+pub(super) fn is_alive(one: Identity) -> io::Result<bool> {
+    Ok(stat(one.pid)?.is_some_and(|stat| stat.started_ticks == one.started_ticks && !stat.is_gone))
+}
+
+/// All that this user may see. Some milliseconds for some hundreds of them.
+///
+/// # Errors
+/// If they cannot be listed.
+pub(super) fn table() -> io::Result<Table> {
+    let mut table = Table::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        match stat(pid) {
+            Ok(Some(stat)) => drop(table.insert(pid, stat)),
+            Ok(None) => {}
+            // Somebody else's, where the system hides those.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(table)
+}
+
+/// The name of this start of the machine; empty where the system has none.
+pub(super) fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_or_else(|_| String::new(), |id| id.trim().into())
+}
+
+/// `PID (NAME) STATE PARENT GROUP …`, where a name may have anything in it.
+fn parse(text: &[u8]) -> Option<Stat> {
+    let end = text.iter().rposition(|byte| *byte == b')')?;
+    let rest = std::str::from_utf8(text.get(end + 1..)?).ok()?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let threads: i64 = fields.get(17)?.parse().ok()?;
+    Some(Stat {
+        started_ticks: fields.get(19)?.parse().ok()?,
+        parent: fields.get(1)?.parse().ok()?,
+        group: fields.get(2)?.parse().ok()?,
+        // The first thread may have ended before the others, which still hold the memory.
+        is_gone: matches!(*fields.first()?, "Z" | "X" | "x") && threads <= 1,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(name: &str, state: &str, threads: u32) -> String {
+        format!(
+            "41 ({name}) {state} 7 40 3 0 -1 4 9 0 0 0 0 0 0 0 20 0 {threads} 0 3175199 3133440 360 1 2\n"
+        )
+    }
+
+    #[test]
+    fn names_may_have_anything_in_them() {
+        for name in ["cat", "a) Z 1 2 3", "(", ") ) (", "\u{e9}"] {
+            let stat = parse(line(name, "S", 1).as_bytes()).unwrap();
+            let expected = Stat { started_ticks: 3_175_199, parent: 7, group: 40, is_gone: false };
+            assert_eq!(stat, expected, "{name}");
+        }
+        assert!(parse(b"41 (\xff\xfe) R 7 40 3 0 -1 4 9 0 0 0 0 0 0 0 20 0 1 0 5 1 1").is_some());
+    }
+
+    #[test]
+    fn one_whose_other_threads_go_on_is_not_gone() {
+        let is_gone = |state, threads| parse(line("x", state, threads).as_bytes()).unwrap().is_gone;
+        assert!(is_gone("Z", 1) && is_gone("X", 0));
+        assert!(!is_gone("Z", 2) && !is_gone("D", 1) && !is_gone("T", 1));
+    }
+
+    #[test]
+    fn what_is_cut_off_is_nobody() {
+        let whole = line("x", "S", 1);
+        let whole = whole.trim_end();
+        for end in 0..whole.find("3175199").unwrap() {
+            assert_eq!(parse(&whole.as_bytes()[..end]), None, "{end}");
+        }
+    }
+
+    #[test]
+    fn we_are_there() {
+        let own = std::process::id();
+        let one = identity(own).unwrap().unwrap();
+        assert!(is_alive(one).unwrap() && table().unwrap().contains_key(&own));
+        let other = Identity { started_ticks: one.started_ticks + 1, ..one };
+        assert!(!is_alive(other).unwrap());
+    }
+}

@@ -1,0 +1,443 @@
+//! One engine's processes over their time: how they begin, who watches them, and how they end.
+//!
+//! Two threads go with each process: one reads what it writes, and ends when nobody can write any more; the *keeper*
+//! notices its end, and keeps track of its descendants until then. Neither needs an async runtime, so the process is
+//! read and reaped for as long as this program is there, whoever has given it up.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
+use tokio::sync::Notify;
+
+use super::SuperviseError;
+use super::family::{Family, Found};
+use super::log::{Copy, Log};
+use super::proc::{self, Identity};
+use super::state::{Record, StateFile};
+use crate::config::Start;
+
+/// How often the keeper sees whether the first process is there.
+const TICK: Duration = Duration::from_millis(50);
+/// How often, in ticks, it looks who belongs to it.
+const LOOK_TICKS: u32 = 100;
+/// What passes between two looks for what is to be gone, at first and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(2);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// How long what was killed may take: the system has to give its memory back.
+const KILL_MAX: Duration = Duration::from_secs(30);
+
+/// What a supervisor and the threads of its engine share.
+pub(super) struct Shared {
+    start: Start,
+    state: Option<StateFile>,
+    log: Arc<Log>,
+    inner: Mutex<Inner>,
+    /// Rings when an engine has ended by itself.
+    bell: Notify,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// The last engine, until it is known that nothing of it is left.
+    run: Option<Run>,
+    /// How it ended, until that is told.
+    ended: Option<String>,
+}
+
+struct Run {
+    family: Family,
+    /// Whether the first process has ended.
+    is_over: bool,
+    is_stopping: bool,
+}
+
+impl Run {
+    fn of(leader: Identity) -> Self {
+        Self { family: Family::of(leader, Instant::now()), is_over: false, is_stopping: false }
+    }
+}
+
+impl Shared {
+    /// With the engine that was written down, if that is still there.
+    pub(super) fn open(model: &str, start: Start, state: Option<&Path>) -> Result<Arc<Self>, SuperviseError> {
+        if proc::identity(std::process::id()).map_err(|error| unreadable(&error))?.is_none() {
+            return Err(unreadable(&io::Error::other("/proc does not show this process")));
+        }
+        let shared = Arc::new(Self {
+            start,
+            state: state.map(|folder| StateFile::of(model, folder)),
+            log: Arc::default(),
+            inner: Mutex::default(),
+            bell: Notify::new(),
+        });
+        let Some(state) = &shared.state else { return Ok(shared) };
+        let Some(record) = state.read()? else { return Ok(shared) };
+        match record.process().map_err(|error| unreadable(&error))? {
+            Some(leader) => shared.adopt(leader, &record)?,
+            None => {
+                shared
+                    .log
+                    .note(&format!("process {} of an earlier service is not there any more", record.pid()));
+                state.remove()?;
+            }
+        }
+        Ok(shared)
+    }
+
+    fn adopt(self: &Arc<Self>, leader: Identity, record: &Record) -> Result<(), SuperviseError> {
+        let output = reopened(leader.pid, record);
+        let lost = match &output {
+            Ok(_) => "what it wrote meanwhile is lost".to_owned(),
+            Err(reason) => format!("what it writes is lost: {reason}"),
+        };
+        self.log.note(&format!("adopted process {}, which an earlier service started; {lost}", leader.pid));
+        if let Ok(output) = output {
+            self.read_all(output)?;
+        }
+        self.lock().run = Some(Run::of(leader));
+        self.keeper()?(leader, None);
+        Ok(())
+    }
+
+    pub(super) fn launch(self: &Arc<Self>) -> Result<(), SuperviseError> {
+        let found = self.look()?;
+        if let Some(run) = &self.lock().run {
+            let leader = run.family.leader();
+            if found.alive.contains(&leader) {
+                return Err(SuperviseError::AlreadyRunning { pid: leader.pid });
+            }
+        }
+        if !found.alive.is_empty() {
+            return Err(SuperviseError::LeftBehind { pids: found.alive.iter().map(|one| one.pid).collect() });
+        }
+        let prepared = self.state.as_ref().map(StateFile::prepare).transpose()?;
+        let keep = self.keeper()?;
+        let (output, input) = io::pipe().map_err(|error| lacking("make a pipe", &error))?;
+        let name = pipe_name(&output);
+        let input = input.try_clone().map(|other| (input, other));
+        let (out, err) = input.map_err(|error| lacking("share a pipe", &error))?;
+        self.read_all(output)?;
+
+        // Our ends of the pipe go with the command, or its reader would never see an end.
+        let mut child = self.command(out, err)?.spawn().map_err(|error| self.not_spawned(&error))?;
+        let pid = child.id();
+        // It is there, though it may have ended, until it is reaped.
+        let leader = proc::identity(pid).and_then(|one| {
+            one.ok_or_else(|| {
+                io::Error::other(format!("/proc does not show process {pid}, which was started"))
+            })
+        });
+        let written = leader.map_err(|error| unreadable(&error)).and_then(|leader| {
+            if let Some(prepared) = prepared {
+                prepared.commit(&Record::of(leader, &self.start.command, name))?;
+            }
+            Ok(leader)
+        });
+        let leader = match written {
+            Ok(leader) => leader,
+            Err(error) => {
+                end_at_once(&mut child);
+                return Err(error);
+            }
+        };
+        self.log.note(&format!("started process {pid}"));
+        *self.lock() = Inner { run: Some(Run::of(leader)), ended: None };
+        keep(leader, Some(child));
+        Ok(())
+    }
+
+    fn command(&self, out: io::PipeWriter, err: io::PipeWriter) -> Result<Command, SuperviseError> {
+        let mut words = self.start.command.iter();
+        let Some(program) = words.next() else {
+            return Err(self.not_spawned(&io::Error::other("there is no command")));
+        };
+        if let Some(folder) = self.start.folder.as_ref().filter(|folder| !folder.is_dir()) {
+            let reason = format!("{} is no folder", folder.display());
+            return Err(self.not_spawned(&io::Error::other(reason)));
+        }
+        let mut command = Command::new(program);
+        command.args(words).envs(&self.start.environment).process_group(0);
+        command.stdin(Stdio::null()).stdout(out).stderr(err);
+        if let Some(folder) = &self.start.folder {
+            command.current_dir(folder);
+        }
+        Ok(command)
+    }
+
+    fn not_spawned(&self, error: &io::Error) -> SuperviseError {
+        let help = match error.kind() {
+            io::ErrorKind::NotFound => "; give the whole path of the program, or have PATH lead to it",
+            io::ErrorKind::PermissionDenied => "; see that it may be executed by this user",
+            _ => "",
+        };
+        SuperviseError::Spawn {
+            program: self.start.command.first().cloned().unwrap_or_default(),
+            folder: self.start.folder.clone().unwrap_or_else(|| PathBuf::from(".")),
+            reason: format!("{error}{help}"),
+        }
+    }
+
+    /// Reads what the engine writes, on a thread.
+    fn read_all(&self, output: impl Read + Send + 'static) -> Result<(), SuperviseError> {
+        let copy = self.start.log.as_deref().map(Copy::open).transpose()?;
+        let log = Arc::clone(&self.log);
+        let reader = thread::Builder::new().name("poorwill-log".into());
+        let reader = reader.spawn(move || log.take_all(output, copy));
+        reader.map(drop).map_err(|error| lacking("start a thread", &error))
+    }
+
+    /// A keeper, which waits for a process to keep: one of ours with its child.
+    fn keeper(self: &Arc<Self>) -> Result<impl FnOnce(Identity, Option<Child>) + use<>, SuperviseError> {
+        let (give, take) = mpsc::channel::<(Identity, Option<Child>)>();
+        let shared = Arc::downgrade(self);
+        let keeper = thread::Builder::new().name("poorwill-keeper".into());
+        let keeper = keeper.spawn(move || {
+            if let Ok((leader, child)) = take.recv() {
+                keep(&shared, leader, child);
+            }
+        });
+        keeper.map_err(|error| lacking("start a thread", &error))?;
+        // Nobody but a keeper that panicked does not take it.
+        Ok(move |leader, child| drop(give.send((leader, child))))
+    }
+
+    pub(super) fn halt(&self, grace: Duration) -> Result<(), SuperviseError> {
+        {
+            let mut inner = self.lock();
+            inner.ended = None;
+            let Some(run) = &mut inner.run else { return Ok(()) };
+            run.is_stopping = true;
+        }
+        let mut refused = None;
+        let found = self.look()?;
+        self.signal(&found, Signal::TERM, &mut refused);
+        let mut left = self.until_gone(grace, |_| {})?;
+        if !left.is_empty() {
+            self.log.note(&format!("processes {left:?} are there after {grace:?}, and are killed"));
+            refused = None;
+            left = self.until_gone(KILL_MAX, |found| self.signal(found, Signal::KILL, &mut refused))?;
+        }
+        if !left.is_empty() {
+            return Err(SuperviseError::StillThere { pids: left, waited: KILL_MAX, refused });
+        }
+        *self.lock() = Inner::default();
+        self.log.note("stopped");
+        // What it tells of is gone, and who reads it finds that out.
+        if let Some(Err(error)) = self.state.as_ref().map(StateFile::remove) {
+            self.log.note(&error.to_string());
+        }
+        Ok(())
+    }
+
+    /// Looks until nobody is there or so much time has passed, and says who is.
+    fn until_gone(&self, time: Duration, mut each: impl FnMut(&Found)) -> Result<Vec<u32>, SuperviseError> {
+        let begun = Instant::now();
+        let mut pause = PAUSE_MIN;
+        let mut has_been_empty = false;
+        loop {
+            let found = self.look()?;
+            if found.alive.is_empty() {
+                // Once is not enough: who is born while one looks may be overlooked.
+                if has_been_empty {
+                    return Ok(Vec::new());
+                }
+                has_been_empty = true;
+                continue;
+            }
+            has_been_empty = false;
+            each(&found);
+            if begun.elapsed() >= time {
+                return Ok(found.alive.iter().map(|one| one.pid).collect());
+            }
+            thread::sleep(pause.min(time.saturating_sub(begun.elapsed())));
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    fn signal(&self, found: &Found, signal: Signal, refused: &mut Option<String>) {
+        let mut said = |pid: u32, sent: Result<(), Errno>| match sent {
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(error) => *refused = Some(format!("process {pid} cannot be signalled: {error}")),
+        };
+        let group = self.lock().run.as_ref().map(|run| run.family.leader().pid);
+        if let Some(group) = group.filter(|_| found.alive.len() > found.strays.len())
+            && let Some(pid) = numbered(group).filter(|pid| *pid != getpgrp())
+        {
+            said(group, kill_process_group(pid, signal));
+        }
+        for one in &found.strays {
+            if let (Ok(true), Some(pid)) = (proc::is_alive(*one), numbered(one.pid)) {
+                said(one.pid, kill_process(pid, signal));
+            }
+        }
+    }
+
+    /// Who is there of the last engine.
+    pub(super) fn look(&self) -> Result<Found, SuperviseError> {
+        if self.lock().run.is_none() {
+            return Ok(Found::default());
+        }
+        let table = proc::table().map_err(|error| unreadable(&error))?;
+        Ok(self.lock().run.as_mut().map(|run| run.family.look(&table, Instant::now())).unwrap_or_default())
+    }
+
+    /// The numbers of who is there; of who was when it was looked last, if it cannot be now.
+    pub(super) fn pids(&self) -> Vec<u32> {
+        match self.look() {
+            Ok(found) => found.alive.iter().map(|one| one.pid).collect(),
+            Err(_) => self.lock().run.as_ref().map(|run| run.family.known()).unwrap_or_default(),
+        }
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        let leader = self.lock().run.as_ref().filter(|run| !run.is_over).map(|run| run.family.leader());
+        // What cannot be told is not taken for an end.
+        leader.is_some_and(|leader| proc::is_alive(leader).unwrap_or(true))
+    }
+
+    pub(super) fn log(&self, lines: usize) -> Vec<String> {
+        self.log.last(lines)
+    }
+
+    pub(super) async fn ended(&self) -> String {
+        loop {
+            // Made before the look, so that no bell between the two is missed.
+            let rung = self.bell.notified();
+            if let Some(how) = self.lock().ended.take() {
+                return how;
+            }
+            rung.await;
+        }
+    }
+
+    /// The first process has ended.
+    fn over(&self, leader: Identity, how: &str) {
+        self.log.note(how);
+        let mut inner = self.lock();
+        let Some(run) = inner.run.as_mut().filter(|run| run.family.leader() == leader) else { return };
+        run.is_over = true;
+        if !run.is_stopping {
+            inner.ended = Some(how.to_owned());
+            drop(inner);
+            self.bell.notify_waiters();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Watches a process to its end, and reaps it if it is our child.
+fn keep(shared: &Weak<Shared>, leader: Identity, child: Option<Child>) {
+    let mut ticks = 0;
+    // What cannot be told is not taken for an end.
+    while proc::is_alive(leader).unwrap_or(true) {
+        let Some(shared) = shared.upgrade() else { break };
+        if let Some(run) = shared.lock().run.as_mut().filter(|run| run.family.leader() == leader) {
+            run.family.saw_leader(Instant::now());
+        }
+        ticks += 1;
+        if ticks % LOOK_TICKS == 0 {
+            // If it cannot be looked now, it can be later.
+            drop(shared.look());
+        }
+        drop(shared);
+        thread::sleep(TICK);
+    }
+    // While a child is not reaped its group's number is nobody else's: who is left is seen to be of it.
+    let left = shared.upgrade().and_then(|shared| shared.look().ok()).unwrap_or_default().alive.len();
+    let pid = leader.pid;
+    let mut how = match child.map(|mut child| child.wait()) {
+        Some(Ok(status)) => format!("process {pid} ended {}", manner(status)),
+        Some(Err(error)) => format!("process {pid} ended, and how cannot be found out: {error}"),
+        None => format!("process {pid} ended; how is not known, for an earlier service started it"),
+    };
+    if left > 0 {
+        how.push_str(&format!("; {left} of its processes are left"));
+    }
+    if let Some(shared) = shared.upgrade() {
+        shared.over(leader, &how);
+    }
+}
+
+/// How it ended, behind "it ended".
+fn manner(status: ExitStatus) -> String {
+    let Some(signal) = status.signal() else {
+        return status
+            .code()
+            .map_or_else(|| format!("with {status}"), |code| format!("with exit code {code}"));
+    };
+    let name = match signal {
+        1 => " (SIGHUP)",
+        2 => " (SIGINT)",
+        4 => " (SIGILL)",
+        6 => " (SIGABRT)",
+        7 => " (SIGBUS)",
+        8 => " (SIGFPE)",
+        9 => " (SIGKILL: by somebody, or by the system for lack of memory)",
+        11 => " (SIGSEGV)",
+        13 => " (SIGPIPE)",
+        15 => " (SIGTERM)",
+        _ => "",
+    };
+    format!("by signal {signal}{name}")
+}
+
+/// Ends a child that has only just begun, and its group.
+fn end_at_once(child: &mut Child) {
+    if let Some(group) = numbered(child.id()) {
+        // It is not reaped yet, so the group is its own. If it is gone, there is nothing to end.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    drop(child.wait());
+}
+
+/// What an adopted process writes, from here on, if it still writes into what the service before read.
+fn reopened(pid: u32, record: &Record) -> Result<File, String> {
+    let name = record.output.as_ref().ok_or("nobody knows what it writes into")?;
+    if record.has_reader().map_err(|error| error.to_string())? {
+        return Err("whoever read it is still there".to_owned());
+    }
+    let is_it = |path: &PathBuf| fs::read_link(path).is_ok_and(|to| to.to_str() == Some(name));
+    let path = [1, 2].map(|nth| PathBuf::from(format!("/proc/{pid}/fd/{nth}"))).into_iter().find(is_it);
+    let path = path.ok_or("it writes somewhere else")?;
+    let open = || {
+        // Opening never waits for somebody to write; reading does.
+        let flags = i32::try_from(OFlags::NONBLOCK.bits()).map_err(io::Error::other)?;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(&path)?;
+        rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
+        Ok(file)
+    };
+    open().map_err(|error: io::Error| format!("cannot open {}: {error}", path.display()))
+}
+
+/// As the system names what a process writes into.
+fn pipe_name(pipe: impl AsFd) -> Option<String> {
+    rustix::fs::fstat(pipe).ok().map(|stat| format!("pipe:[{}]", stat.st_ino))
+}
+
+/// A number that one process has: not 0 and not 1, which mean something else to those who signal.
+fn numbered(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().filter(|pid| *pid > 1).and_then(Pid::from_raw)
+}
+
+fn unreadable(error: &io::Error) -> SuperviseError {
+    SuperviseError::Proc { reason: error.to_string() }
+}
+
+fn lacking(doing: &'static str, error: &io::Error) -> SuperviseError {
+    SuperviseError::Resources { doing, reason: error.to_string() }
+}
