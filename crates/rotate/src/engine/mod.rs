@@ -3,10 +3,21 @@
 //! An adapter asks and reports, and decides nothing: that a sleep was answered with 200 proves nothing, and is held
 //! against a measurement elsewhere. None of its calls has a limit of its own; who calls gives up by dropping the future.
 
+mod completions;
+mod http;
+mod sglang;
+mod vllm;
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
+use self::completions::Prompt;
+use self::http::Http;
+use self::sglang::Sglang;
+use self::vllm::Vllm;
+use crate::config::{Engine as Kind, Model};
 use crate::policy::Found;
 
 /// What an engine is asked, and what it answers.
@@ -61,4 +72,24 @@ pub enum EngineError {
         /// What is odd about it.
         reason: String,
     },
+}
+
+/// The adapter for a model's engine. Nothing is asked yet.
+///
+/// # Errors
+/// [`EngineError::NotUnderstood`] if the model's `url` is no address of an engine, or its level none that there is.
+pub fn engine_of(model: &Model) -> Result<Arc<dyn Engine>, EngineError> {
+    let level = model.level;
+    if !(1..=2).contains(&level) {
+        return Err(EngineError::NotUnderstood {
+            asked: format!("the engine of model `{}`", model.name),
+            reason: format!("its level is {level}; 1 keeps the weights in host memory, 2 drops them"),
+        });
+    }
+    let http = Http::new(&model.url)?;
+    let prompt = Prompt::new(&model.served_as, &model.canary);
+    Ok(match model.engine {
+        Kind::Vllm => Arc::new(Vllm::new(http, level, prompt)),
+        Kind::Sglang => Arc::new(Sglang::new(http, level, model.rules.can_sleep, prompt)),
+    })
 }

@@ -1,0 +1,47 @@
+//! A deterministic completion, asked for as OpenAI's interface has it: vLLM and SGLang both do.
+
+use serde_json::{Value, json};
+
+use super::EngineError;
+use super::http::Http;
+use crate::config::Canary;
+
+/// What a canary is, and whom it is for.
+#[derive(Debug)]
+pub(super) struct Prompt {
+    served_as: String,
+    prompt: String,
+    tokens: u32,
+}
+
+impl Prompt {
+    pub(super) fn new(served_as: &str, canary: &Canary) -> Self {
+        Self { served_as: served_as.to_owned(), prompt: canary.prompt.clone(), tokens: canary.tokens }
+    }
+
+    /// What the engine goes on with. Text that it did not end as it should is no answer.
+    pub(super) async fn generate(&self, http: &Http) -> Result<String, EngineError> {
+        let body = json!({
+            "model": self.served_as,
+            "prompt": self.prompt,
+            "max_tokens": self.tokens,
+            "temperature": 0,
+            "seed": 0,
+            "stream": false,
+        });
+        let reply = http.post("/v1/completions", Some(body)).await?.done()?;
+        let answer = reply.json()?.unwrap_or(Value::Null);
+        let choice = &answer["choices"][0];
+        let Some(text) = choice["text"].as_str() else {
+            return Err(reply.odd_words("its answer has no choices[0].text"));
+        };
+        match choice["finish_reason"].as_str() {
+            None => Err(reply.odd_words("its answer has no choices[0].finish_reason")),
+            Some(reason @ ("error" | "abort")) => {
+                Err(reply.odd(&format!("what it was to go on with ended with `{reason}`")))
+            }
+            Some(_) if text.is_empty() => Err(reply.odd("it went on with nothing")),
+            Some(_) => Ok(text.to_owned()),
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! SGLang, started with `--enable-memory-saver`; at level 1 with `--enable-weights-cpu-backup` as well.
+//!
+//! SGLang gives its memory back (`/release_memory_occupation`) and takes it again (`/resume_memory_occupation`), and has
+//! no endpoint that says which of the two was last. It cannot be found out by trying, either. Releasing twice, resuming
+//! what was not released, and any generation while the memory is away end the scheduler, and the engine with it; in
+//! some versions `/health` is a generation. Nor can it be remembered here alone: this process may start again while the
+//! engine sleeps, and the engine while this process runs.
+//!
+//! So the engine is made to remember it. Its *weight version*, a text without a meaning to SGLang that it reports in
+//! `/model_info`, is ours while it does not serve:
+//!
+//! | weight version | the engine |
+//! |---|---|
+//! | anything else | is awake: it serves, or was started since |
+//! | `poorwill:moving:` and the text that was there | was asked to sleep or wake, and never told us that it had |
+//! | `poorwill:asleep:` and the text that was there | sleeps |
+//!
+//! The text lives and dies with the engine's process. It is set before a move begins, and again once the engine
+//! answered that the move is done; each time it is read back. What was there before stands again after a wake. A sleep
+//! of what sleeps and a wake of what is awake ask for nothing. What is found moving is an error, since nobody can know
+//! which memory it has: it has to be started again. Releasing while a request runs ends the scheduler as well, so a
+//! sleep waits until `/flush_cache`, which an engine refuses as long as it works, is done.
+//!
+//! What this cannot see: an engine that somebody else put to sleep passes for awake. The weight version came with SGLang
+//! 0.5.1. It is kept for each of the processes that take requests, so only one of these may be there
+//! (`--tokenizer-worker-num 1`, which is what SGLang does unless told otherwise).
+//!
+//! Level 2 drops the weights (SGLang without its backup does); after a wake they are read again from where the engine
+//! says that it had them (`/update_weights_from_disk`).
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::completions::Prompt;
+use super::http::{Failure, Http, Reply};
+use super::{Answer, Engine, EngineError};
+use crate::policy::Found;
+
+const MOVING: &str = "poorwill:moving:";
+const ASLEEP: &str = "poorwill:asleep:";
+/// What `/flush_cache` is answered with while there are requests.
+const BUSY: u16 = 400;
+/// How often it is asked.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How an SGLang is asked.
+#[derive(Debug)]
+pub(super) struct Sglang {
+    http: Http,
+    level: u8,
+    /// Whether it is ever put to sleep.
+    sleeps: bool,
+    prompt: Prompt,
+}
+
+/// What an engine's weight version says, and the text that is its own.
+#[derive(Debug, PartialEq, Eq)]
+enum Mark {
+    Awake(String),
+    Moving,
+    Asleep(String),
+}
+
+/// What an engine says of its model.
+#[derive(Debug)]
+struct Info {
+    mark: Mark,
+    reply: Reply,
+    said: Value,
+}
+
+impl Mark {
+    fn of(version: &str) -> Self {
+        if let Some(own) = version.strip_prefix(ASLEEP) {
+            Self::Asleep(own.to_owned())
+        } else if version.starts_with(MOVING) {
+            Self::Moving
+        } else {
+            Self::Awake(version.to_owned())
+        }
+    }
+}
+
+impl Info {
+    fn of(reply: Reply) -> Result<Self, EngineError> {
+        let reply = reply.done()?;
+        let said = reply.json()?.unwrap_or(Value::Null);
+        let mark = match &said["weight_version"] {
+            Value::String(version) => Mark::of(version),
+            Value::Null if said.get("model_path").is_some() => {
+                let reason = "it has no weight_version, without which nobody knows whether it sleeps; SGLang has it \
+                              from 0.5.1 on";
+                return Err(reply.odd(reason));
+            }
+            _ => return Err(reply.odd_words("this is not what SGLang says of its model")),
+        };
+        Ok(Self { mark, reply, said })
+    }
+
+    fn is_moving(&self) -> EngineError {
+        self.reply.odd(
+            "a sleep or a wake of it was begun and never ended well, so which memory it has cannot be known; start it \
+             again",
+        )
+    }
+}
+
+impl Sglang {
+    pub(super) fn new(http: Http, level: u8, sleeps: bool, prompt: Prompt) -> Self {
+        Self { http, level, sleeps, prompt }
+    }
+
+    async fn ask_info(&self) -> Result<Reply, Failure> {
+        self.http.get_either("/model_info", "/get_model_info").await
+    }
+
+    async fn info(&self) -> Result<Info, EngineError> {
+        Info::of(self.ask_info().await?)
+    }
+
+    /// Has the engine remember where it is.
+    async fn mark(&self, version: &str) -> Result<(), EngineError> {
+        let body = json!({"new_version": version, "abort_all_requests": false});
+        let reply = self.http.post("/update_weight_version", Some(body)).await?.done()?;
+        let said = self.info().await?.said;
+        if said["weight_version"].as_str() == Some(version) {
+            return Ok(());
+        }
+        Err(reply
+            .odd("its weight_version was set, and is another one; nobody else may set it while it sleeps"))
+    }
+
+    async fn is_healthy(&self) -> Result<(), EngineError> {
+        self.http.get("/health").await?.done().map(|_| ())
+    }
+
+    /// Whether it could sleep and come back. It goes through the scheduler, so that is alive; it computes nothing.
+    async fn check_settings(&self) -> Result<(), EngineError> {
+        let reply = self.http.get_either("/server_info", "/get_server_info").await?.done()?;
+        // It has keys in it: of what it says, only what is looked for is told.
+        let said = reply.json()?.unwrap_or(Value::Null);
+        if !said.is_object() {
+            return Err(reply.odd("this is not what SGLang says of itself"));
+        }
+        if !self.sleeps {
+            return Ok(());
+        }
+        if said["enable_memory_saver"] == json!(false) {
+            return Err(reply.odd("it gives no memory back; start SGLang with --enable-memory-saver"));
+        }
+        if self.level < 2 && said["enable_weights_cpu_backup"] == json!(false) {
+            return Err(reply.odd(
+                "its weights would be lost; start SGLang with --enable-weights-cpu-backup, or say `level = 2`, and \
+                 they are read again from its model's files",
+            ));
+        }
+        match said["tokenizer_worker_num"].as_u64() {
+            Some(2..) => Err(reply.odd(
+                "it has several tokenizer workers, and each has a weight_version of its own; start SGLang with \
+                 --tokenizer-worker-num 1",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until no request is left. Who has waited for long enough drops the future.
+    async fn drained(&self) -> Result<(), EngineError> {
+        let mut is_told = false;
+        loop {
+            let reply = self.http.post("/flush_cache", None).await?;
+            if reply.status != BUSY {
+                return reply.done().map(|_| ());
+            }
+            if !is_told {
+                tracing::warn!("{}: it still works, and sleeps only after that", reply.asked);
+                is_told = true;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Reads the weights from where the engine had them from.
+    async fn reload(&self, info: &Info) -> Result<(), EngineError> {
+        let Some(path) = info.said["model_path"].as_str().filter(|path| !path.is_empty()) else {
+            return Err(info.reply.odd("it does not say its model_path, which its weights are read from"));
+        };
+        let body = json!({"model_path": path, "abort_all_requests": false});
+        let reply = self.http.post("/update_weights_from_disk", Some(body)).await?.done()?;
+        let said = reply.json()?.unwrap_or(Value::Null);
+        if said["success"] == json!(true) {
+            return Ok(());
+        }
+        Err(reply.odd_words("it did not say that its weights were read"))
+    }
+}
+
+impl Engine for Sglang {
+    fn look(&self) -> Answer<'_, Found> {
+        Box::pin(async {
+            let info = match self.ask_info().await {
+                Err(failure) if failure.is_nobody_there => return Ok(Found::Gone),
+                other => Info::of(other?)?,
+            };
+            let found = match info.mark {
+                Mark::Moving => return Err(info.is_moving()),
+                Mark::Asleep(_) => Found::Asleep,
+                Mark::Awake(_) => {
+                    // First: until the first generation, some versions do not answer what comes next.
+                    self.is_healthy().await?;
+                    Found::Awake
+                }
+            };
+            self.check_settings().await?;
+            Ok(found)
+        })
+    }
+
+    fn sleep(&self) -> Answer<'_, ()> {
+        Box::pin(async {
+            let info = self.info().await?;
+            let own = match &info.mark {
+                Mark::Moving => return Err(info.is_moving()),
+                Mark::Asleep(_) => return Ok(()),
+                Mark::Awake(own) => own,
+            };
+            self.drained().await?;
+            self.mark(&format!("{MOVING}{own}")).await?;
+            self.http.post("/release_memory_occupation", Some(json!({}))).await?.done()?;
+            self.mark(&format!("{ASLEEP}{own}")).await
+        })
+    }
+
+    fn wake(&self) -> Answer<'_, ()> {
+        Box::pin(async {
+            let info = self.info().await?;
+            let own = match &info.mark {
+                Mark::Moving => return Err(info.is_moving()),
+                Mark::Awake(_) => return Ok(()),
+                Mark::Asleep(own) => own,
+            };
+            self.mark(&format!("{MOVING}{own}")).await?;
+            self.http.post("/resume_memory_occupation", Some(json!({}))).await?.done()?;
+            if self.level >= 2 {
+                self.reload(&info).await?;
+            }
+            self.mark(own).await
+        })
+    }
+
+    fn is_awake(&self) -> Answer<'_, bool> {
+        Box::pin(async {
+            let info = self.info().await?;
+            match info.mark {
+                Mark::Moving => Err(info.is_moving()),
+                Mark::Asleep(_) => Ok(false),
+                Mark::Awake(_) => self.is_healthy().await.map(|()| true),
+            }
+        })
+    }
+
+    /// Refused without asking unless the engine is awake: a sleeping one would end.
+    fn generate(&self) -> Answer<'_, String> {
+        Box::pin(async {
+            let info = self.info().await?;
+            match info.mark {
+                Mark::Moving => Err(info.is_moving()),
+                Mark::Asleep(_) => Err(info.reply.odd("it sleeps, and would end if it were to generate now")),
+                Mark::Awake(_) => self.prompt.generate(&self.http).await,
+            }
+        })
+    }
+}

@@ -1,0 +1,7 @@
+//! Adapters, held against servers on real sockets that stand for engines.
+#![allow(clippy::unwrap_used)]
+
+mod faults;
+mod sglang;
+mod standin;
+mod vllm;

@@ -1,0 +1,418 @@
+//! What is asked of an SGLang, held against one that ends as the real one does when it is asked for what it cannot bear.
+
+use std::sync::{Arc, Mutex};
+
+use poorwill_rotate::config::Engine::Sglang;
+use poorwill_rotate::engine::{Engine, EngineError, engine_of};
+use poorwill_rotate::policy::Found;
+use serde_json::{Value, json};
+
+use crate::standin::{Asked, Said, StandIn, model, nowhere, ok};
+
+/// An engine, as far as this is about it.
+#[derive(Debug)]
+struct State {
+    version: String,
+    has_memory: bool,
+    has_weights: bool,
+    /// Whether weights are in host memory, too.
+    has_backup: bool,
+    /// It was asked for what ends it.
+    has_ended: bool,
+    /// How often it still says that it works.
+    busy: usize,
+    /// Whether it knows only what older versions do.
+    is_older: bool,
+    /// What it says of how it was started.
+    settings: Value,
+    /// Which request from now on fails, and how.
+    fault: Option<(usize, Fault)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Refused,
+    /// It does what it was asked for, and says that it did not.
+    DoneAndRefused,
+    NoAnswer,
+    DoneAndNoAnswer,
+}
+
+impl State {
+    fn new() -> Self {
+        Self {
+            version: "default".to_owned(),
+            has_memory: true,
+            has_weights: true,
+            has_backup: true,
+            has_ended: false,
+            busy: 0,
+            is_older: false,
+            settings: json!({
+                "enable_memory_saver": true, "enable_weights_cpu_backup": true, "tokenizer_worker_num": 1,
+                "api_key": "hunter2",
+            }),
+            fault: None,
+        }
+    }
+
+    fn answer(&mut self, asked: &Asked) -> Said {
+        let fault = match &mut self.fault {
+            Some((0, fault)) => Some(*fault),
+            Some((left, _)) => {
+                *left -= 1;
+                None
+            }
+            None => None,
+        };
+        if fault.is_some() {
+            self.fault = None;
+        }
+        match fault {
+            Some(Fault::Refused) => return Said::Text(500, "no".to_owned()),
+            Some(Fault::NoAnswer) => return Said::Nothing,
+            _ => {}
+        }
+        let said = self.act(asked);
+        match fault {
+            Some(Fault::DoneAndRefused) => Said::Text(500, "no".to_owned()),
+            Some(Fault::DoneAndNoAnswer) => Said::Nothing,
+            _ => said,
+        }
+    }
+
+    fn act(&mut self, asked: &Asked) -> Said {
+        let line = asked.line.as_str();
+        let is_later = ["GET /model_info", "GET /server_info"].contains(&line);
+        if self.has_ended || (self.is_older && is_later) {
+            return Said::Text(if self.has_ended { 500 } else { 404 }, String::new());
+        }
+        match line {
+            "GET /model_info" | "GET /get_model_info" => {
+                ok(&json!({"model_path": "/models/large", "weight_version": self.version}).to_string())
+            }
+            "GET /server_info" | "GET /get_server_info" => ok(&self.settings.to_string()),
+            "POST /update_weight_version" => {
+                assert_eq!(asked.body["abort_all_requests"], json!(false));
+                self.version = asked.body["new_version"].as_str().unwrap().to_owned();
+                ok(r#"{"success":true}"#)
+            }
+            "POST /flush_cache" if self.busy > 0 => {
+                self.busy -= 1;
+                Said::Text(400, "there are requests".to_owned())
+            }
+            "POST /flush_cache" => ok("Cache flushed."),
+            "POST /release_memory_occupation" => {
+                assert_eq!(asked.body, json!({}));
+                self.has_ended = !self.has_memory || self.busy > 0;
+                self.has_memory = false;
+                self.has_weights = self.has_backup;
+                ok("null")
+            }
+            "POST /resume_memory_occupation" => {
+                assert_eq!(asked.body, json!({}));
+                self.has_ended = self.has_memory;
+                self.has_memory = true;
+                ok("null")
+            }
+            "POST /update_weights_from_disk" => {
+                assert_eq!(asked.body["model_path"], json!("/models/large"));
+                self.has_ended = !self.has_memory;
+                self.has_weights = true;
+                ok(r#"{"success":true,"message":"Succeeded"}"#)
+            }
+            "GET /health" => {
+                self.has_ended = !self.has_memory;
+                ok("")
+            }
+            "POST /v1/completions" => {
+                self.has_ended = !self.has_memory;
+                let text = if self.has_weights { " three" } else { "!!!!!!!" };
+                ok(&json!({"choices": [{"text": text, "finish_reason": "length"}]}).to_string())
+            }
+            _ => Said::Text(404, String::new()),
+        }
+    }
+}
+
+struct Fake {
+    server: StandIn,
+    state: Arc<Mutex<State>>,
+}
+
+impl Fake {
+    async fn of(change: impl FnOnce(&mut State)) -> Self {
+        let mut state = State::new();
+        change(&mut state);
+        let state = Arc::new(Mutex::new(state));
+        let its = Arc::clone(&state);
+        Self { server: StandIn::of(move |asked| its.lock().unwrap().answer(asked)).await, state }
+    }
+
+    /// Another process that drives it.
+    fn engine(&self, level: u8) -> Arc<dyn Engine> {
+        engine_of(&model(&self.server.url, Sglang, level)).unwrap()
+    }
+
+    /// Paths, without methods and bodies.
+    fn asked(&self) -> Vec<String> {
+        self.server.asked().iter().map(|line| line.split(' ').nth(1).unwrap().to_owned()).collect()
+    }
+}
+
+fn said(error: &EngineError, what: &str) {
+    assert!(matches!(error, EngineError::NotUnderstood { .. }), "{error}");
+    assert!(error.to_string().contains(what) && !error.to_string().contains("hunter2"), "{error}");
+}
+
+#[tokio::test]
+async fn each_call_asks_for_what_it_is_for_in_its_order() {
+    for level in [1, 2] {
+        let fake = Fake::of(|state| state.has_backup = level == 1).await;
+        let engine = fake.engine(level);
+        assert_eq!(engine.look().await, Ok(Found::Awake));
+        assert_eq!(fake.asked(), ["/model_info", "/health", "/server_info"]);
+
+        engine.sleep().await.unwrap();
+        let set = ["/update_weight_version", "/model_info"];
+        let release =
+            ["/model_info", "/flush_cache", set[0], set[1], "/release_memory_occupation", set[0], set[1]];
+        assert_eq!(fake.asked(), release);
+        assert!(!fake.state.lock().unwrap().has_memory);
+
+        assert_eq!(engine.look().await, Ok(Found::Asleep));
+        assert_eq!(fake.asked(), ["/model_info", "/server_info"]);
+        assert_eq!(engine.is_awake().await, Ok(false));
+        assert_eq!(fake.asked(), ["/model_info"]);
+
+        engine.wake().await.unwrap();
+        let mut resume = vec!["/model_info", set[0], set[1], "/resume_memory_occupation"];
+        resume.extend((level == 2).then_some("/update_weights_from_disk"));
+        resume.extend(set);
+        assert_eq!(fake.asked(), resume);
+
+        assert_eq!(engine.is_awake().await, Ok(true));
+        assert_eq!(fake.asked(), ["/model_info", "/health"]);
+        assert_eq!(engine.generate().await.unwrap(), " three");
+        let state = fake.state.lock().unwrap();
+        assert!(state.has_memory && !state.has_ended && state.version == "default", "{state:?}");
+    }
+}
+
+#[tokio::test]
+async fn older_ones_are_asked_by_the_names_that_they_know() {
+    let fake = Fake::of(|state| state.is_older = true).await;
+    let engine = fake.engine(1);
+    assert_eq!(engine.look().await, Ok(Found::Awake));
+    engine.sleep().await.unwrap();
+    assert_eq!(engine.look().await, Ok(Found::Asleep));
+    engine.wake().await.unwrap();
+    assert_eq!(engine.generate().await.unwrap(), " three");
+}
+
+/// What would end a real one is not asked of it, and who drives it may change in between.
+#[tokio::test]
+async fn nothing_is_asked_twice_whoever_asked_first() {
+    let fake = Fake::of(|state| state.version = "step-7".to_owned()).await;
+    fake.engine(1).wake().await.unwrap();
+    fake.engine(1).sleep().await.unwrap();
+    fake.engine(1).sleep().await.unwrap();
+    assert_eq!(fake.engine(1).look().await, Ok(Found::Asleep));
+    said(&fake.engine(1).generate().await.unwrap_err(), "it sleeps");
+    fake.engine(1).wake().await.unwrap();
+    fake.engine(1).wake().await.unwrap();
+    assert_eq!(fake.engine(1).look().await, Ok(Found::Awake));
+    let state = fake.state.lock().unwrap();
+    assert!(state.has_memory && !state.has_ended && state.version == "step-7", "{state:?}");
+}
+
+#[tokio::test]
+async fn one_that_was_started_again_is_awake() {
+    let fake = Fake::of(|_| {}).await;
+    let engine = fake.engine(1);
+    engine.sleep().await.unwrap();
+    *fake.state.lock().unwrap() = State::new();
+    assert_eq!(engine.look().await, Ok(Found::Awake));
+    assert_eq!(engine.is_awake().await, Ok(true));
+    engine.wake().await.unwrap();
+    assert_eq!(engine.generate().await.unwrap(), " three");
+    assert!(!fake.state.lock().unwrap().has_ended);
+}
+
+#[tokio::test]
+async fn a_sleep_waits_for_what_still_runs() {
+    let fake = Fake::of(|state| state.busy = 2).await;
+    fake.engine(1).sleep().await.unwrap();
+    let flushes = fake.asked().iter().filter(|path| *path == "/flush_cache").count();
+    assert_eq!(flushes, 3);
+    assert!(!fake.state.lock().unwrap().has_ended);
+}
+
+/// Each request of each move fails in turn, in each way; whoever looks afterwards is told the truth, or that it is not
+/// known.
+#[tokio::test]
+async fn whatever_fails_nobody_is_misled() {
+    let faults = [Fault::Refused, Fault::DoneAndRefused, Fault::NoAnswer, Fault::DoneAndNoAnswer];
+    let (mut unknown, mut known) = (0, 0);
+    for level in [1, 2] {
+        for is_wake in [false, true] {
+            for fault in faults {
+                for nth in 0.. {
+                    let mut fake = Fake::of(|state| state.has_backup = level == 1).await;
+                    let engine = fake.engine(level);
+                    if is_wake {
+                        engine.sleep().await.unwrap();
+                        fake = fake.renewed().await;
+                    }
+                    fake.state.lock().unwrap().fault = Some((nth, fault));
+                    let engine = fake.engine(level);
+                    let moved = if is_wake { engine.wake() } else { engine.sleep() };
+                    let moved = fake.until_answered_or_hung(moved, nth, fault).await;
+                    if fake.state.lock().unwrap().fault.take().is_some() {
+                        // It has no request with that number.
+                        assert_eq!(moved, Some(Ok(())));
+                        assert!(nth > 4);
+                        break;
+                    }
+                    assert!(!matches!(moved, Some(Ok(()))), "{fault:?} of request {nth}");
+                    let found = fake.engine(level).look().await;
+                    let state = fake.state.lock().unwrap();
+                    assert!(!state.has_ended, "{fault:?} of request {nth}: {state:?}");
+                    match found {
+                        Ok(Found::Awake) => assert!(state.has_memory && state.has_weights, "{state:?}"),
+                        Ok(Found::Asleep) => assert!(!state.has_memory, "{state:?}"),
+                        Ok(Found::Gone) => panic!("it is there"),
+                        Err(error) => {
+                            said(&error, "start it again");
+                            unknown += 1;
+                            continue;
+                        }
+                    }
+                    known += 1;
+                }
+            }
+        }
+    }
+    assert!(unknown > 0 && known > 0, "{unknown} unknown, {known} known");
+}
+
+impl Fake {
+    /// The same engine with nothing written down.
+    async fn renewed(self) -> Self {
+        let its = Arc::clone(&self.state);
+        let server = StandIn::of(move |asked| its.lock().unwrap().answer(asked)).await;
+        Self { server, state: self.state }
+    }
+
+    /// What a move comes to; nothing for one whose request with that number is not answered, and which is dropped then.
+    async fn until_answered_or_hung(
+        &mut self,
+        moved: impl Future<Output = Result<(), EngineError>>,
+        nth: usize,
+        fault: Fault,
+    ) -> Option<Result<(), EngineError>> {
+        if [Fault::Refused, Fault::DoneAndRefused].contains(&fault) {
+            return Some(moved.await);
+        }
+        let hung = async {
+            for _ in 0..=nth {
+                self.server.came().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            moved = moved => Some(moved),
+            () = hung => None,
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_that_cannot_sleep_and_come_back_is_told_how_to_be_started() {
+    let table = [
+        (1, "enable_memory_saver", json!(false), Some("--enable-memory-saver")),
+        (2, "enable_memory_saver", json!(false), Some("--enable-memory-saver")),
+        (1, "enable_weights_cpu_backup", json!(false), Some("--enable-weights-cpu-backup")),
+        (2, "enable_weights_cpu_backup", json!(false), None),
+        (1, "tokenizer_worker_num", json!(4), Some("--tokenizer-worker-num 1")),
+        (1, "something_else", json!(false), None),
+    ];
+    for (level, key, value, wanted) in table {
+        let fake = Fake::of(|state| state.settings[key] = value).await;
+        match (fake.engine(level).look().await, wanted) {
+            (Err(error), Some(wanted)) => said(&error, wanted),
+            (found, None) => assert_eq!(found, Ok(Found::Awake), "{key}"),
+            (found, _) => panic!("{key} at level {level}: {found:?}"),
+        }
+        // Who never sleeps needs nothing of that.
+        let mut never = model(&fake.server.url, Sglang, level);
+        never.rules.can_sleep = false;
+        assert_eq!(engine_of(&never).unwrap().look().await, Ok(Found::Awake), "{key}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_sglang_is_not_understood() {
+    let url = nowhere().await;
+    assert_eq!(engine_of(&model(&url, Sglang, 1)).unwrap().look().await, Ok(Found::Gone));
+    let table = [
+        ("", "not what SGLang says"),
+        ("[1]", "not what SGLang says"),
+        ("{\"weight_version\":7}", "not what SGLang says"),
+        ("{\"model_path\":\"/models/large\"}", "from 0.5.1 on"),
+        ("{", "no JSON"),
+    ];
+    for (answer, wanted) in table {
+        let server = StandIn::of(move |_| ok(answer)).await;
+        let engine = engine_of(&model(&server.url, Sglang, 1)).unwrap();
+        for error in [
+            engine.look().await.unwrap_err(),
+            engine.is_awake().await.unwrap_err(),
+            engine.sleep().await.unwrap_err(),
+            engine.wake().await.unwrap_err(),
+            engine.generate().await.unwrap_err(),
+        ] {
+            said(&error, wanted);
+        }
+    }
+    // What it says of itself has its keys in it.
+    for settings in [json!("hunter2"), json!(["hunter2"])] {
+        let fake = Fake::of(|state| state.settings = settings).await;
+        said(&fake.engine(1).look().await.unwrap_err(), "not what SGLang says of itself");
+    }
+}
+
+/// A weight version that does not stay where it was put would mislead whoever reads it.
+#[tokio::test]
+async fn a_mark_that_does_not_stay_stops_a_sleep_before_it_begins() {
+    let server = StandIn::of(|asked| match asked.line.as_str() {
+        "GET /model_info" => ok(r#"{"model_path":"/models/large","weight_version":"default"}"#),
+        _ => ok("{}"),
+    })
+    .await;
+    let engine = engine_of(&model(&server.url, Sglang, 1)).unwrap();
+    said(&engine.sleep().await.unwrap_err(), "nobody else may set it");
+    assert!(!server.asked().iter().any(|line| line.contains("release")));
+}
+
+#[tokio::test]
+async fn weights_that_were_not_read_again_are_an_error() {
+    let mark = "poorwill:asleep:default";
+    let marked = Arc::new(Mutex::new(mark.to_owned()));
+    let server = StandIn::of(move |asked| {
+        let mut version = marked.lock().unwrap();
+        match asked.line.as_str() {
+            "GET /model_info" => ok(&json!({"model_path": "/m", "weight_version": *version}).to_string()),
+            "POST /update_weight_version" => {
+                *version = asked.body["new_version"].as_str().unwrap().to_owned();
+                ok("{}")
+            }
+            "POST /update_weights_from_disk" => ok(r#"{"success":false,"message":"no such file"}"#),
+            _ => ok("null"),
+        }
+    })
+    .await;
+    let engine = engine_of(&model(&server.url, Sglang, 2)).unwrap();
+    said(&engine.wake().await.unwrap_err(), "no such file");
+    said(&engine.is_awake().await.unwrap_err(), "start it again");
+}

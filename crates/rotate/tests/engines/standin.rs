@@ -1,0 +1,209 @@
+//! Servers on real sockets that stand for engines: one that answers as a test says, and ones that are not even HTTP.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt as _;
+use poorwill_rotate::config::{Canary, Engine as Kind, Model};
+use poorwill_rotate::policy::{Gpu, Rules};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// How long a test waits for what has to happen before it says that it did not.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A request, as tests write it down.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    /// Method, path and query.
+    pub(crate) line: String,
+    pub(crate) body: Value,
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.line)?;
+        if self.body.is_null() { Ok(()) } else { write!(f, " {}", self.body) }
+    }
+}
+
+/// What a stand-in does with a request.
+#[derive(Debug, Clone)]
+pub(crate) enum Said {
+    Text(u16, String),
+    /// A redirect to another address.
+    Elsewhere(String),
+    /// No answer ever.
+    Nothing,
+}
+
+pub(crate) fn ok(text: &str) -> Said {
+    Said::Text(200, text.to_owned())
+}
+
+type Answers = dyn Fn(&Asked) -> Said + Send + Sync;
+
+#[derive(Clone)]
+struct Desk {
+    answers: Arc<Answers>,
+    asked: Arc<Mutex<Vec<Asked>>>,
+    came: mpsc::UnboundedSender<()>,
+}
+
+/// A server that answers as a test says, and writes down what it is asked.
+pub(crate) struct StandIn {
+    pub(crate) url: String,
+    asked: Arc<Mutex<Vec<Asked>>>,
+    came: mpsc::UnboundedReceiver<()>,
+    server: JoinHandle<()>,
+}
+
+impl StandIn {
+    pub(crate) async fn of(answers: impl Fn(&Asked) -> Said + Send + Sync + 'static) -> Self {
+        let (listener, url) = listen().await;
+        let (send, came) = mpsc::unbounded_channel();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let desk = Desk { answers: Arc::new(answers), asked: Arc::clone(&asked), came: send };
+        let router = Router::new().fallback(serve).with_state(desk);
+        let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { url, asked, came, server }
+    }
+
+    /// What it was asked since this was called last.
+    pub(crate) fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().drain(..).map(|asked| asked.to_string()).collect()
+    }
+
+    /// Waits for the next request.
+    pub(crate) async fn came(&mut self) {
+        tokio::time::timeout(PATIENCE, self.came.recv()).await.expect("a request in time").unwrap();
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn serve(State(desk): State<Desk>, request: Request) -> Response {
+    let line = format!("{} {}", request.method(), request.uri());
+    let bytes = request.into_body().collect().await.unwrap().to_bytes();
+    let body = if bytes.is_empty() { Value::Null } else { serde_json::from_slice(&bytes).unwrap() };
+    let asked = Asked { line, body };
+    let said = (desk.answers)(&asked);
+    desk.asked.lock().unwrap().push(asked);
+    // The test may be over.
+    let _ = desk.came.send(());
+    match said {
+        Said::Text(status, text) => (http::StatusCode::from_u16(status).unwrap(), text).into_response(),
+        Said::Elsewhere(url) => (http::StatusCode::TEMPORARY_REDIRECT, [("location", url)]).into_response(),
+        Said::Nothing => std::future::pending().await,
+    }
+}
+
+/// A server that sends bytes, whatever they are, to whoever asks something, and then does as it is told.
+pub(crate) struct Raw {
+    pub(crate) url: String,
+    seen: mpsc::UnboundedReceiver<Seen>,
+    server: JoinHandle<()>,
+}
+
+/// What a [`Raw`] does behind its bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Then {
+    Close,
+    /// Sends on and on, until nobody takes it any more.
+    SendOn,
+    /// Says nothing more, until the other end closes.
+    Wait,
+}
+
+/// What a [`Raw`] has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Request,
+    /// The other end is gone.
+    End,
+}
+
+impl Raw {
+    pub(crate) async fn of(bytes: &'static [u8], then: Then) -> Self {
+        let (listener, url) = listen().await;
+        let (send, seen) = mpsc::unbounded_channel();
+        let server = tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(talk(stream, bytes, then, send.clone()));
+            }
+        });
+        Self { url, seen, server }
+    }
+
+    pub(crate) async fn sees(&mut self, what: Seen) {
+        loop {
+            let seen = tokio::time::timeout(PATIENCE, self.seen.recv()).await;
+            if seen.unwrap_or_else(|_| panic!("{what:?} did not come")) == Some(what) {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn talk(mut stream: TcpStream, bytes: &[u8], then: Then, seen: mpsc::UnboundedSender<Seen>) {
+    let mut head = Vec::new();
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        if stream.read_buf(&mut head).await.unwrap_or(0) == 0 {
+            return;
+        }
+    }
+    let _ = seen.send(Seen::Request);
+    // The other end may be gone by now, which is what the test is about.
+    let _ = stream.write_all(bytes).await;
+    match then {
+        Then::Close => {}
+        Then::SendOn => while stream.write_all(&[b'a'; 4096]).await.is_ok() {},
+        Then::Wait => while stream.read_buf(&mut head).await.unwrap_or(0) > 0 {},
+    }
+    let _ = seen.send(Seen::End);
+}
+
+async fn listen() -> (TcpListener, String) {
+    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    (listener, url)
+}
+
+/// Where nobody listens.
+pub(crate) async fn nowhere() -> String {
+    listen().await.1
+}
+
+/// A model whose engine is there.
+pub(crate) fn model(url: &str, engine: Kind, level: u8) -> Model {
+    Model {
+        name: "large".to_owned(),
+        aliases: Vec::new(),
+        served_as: "Org/Large".to_owned(),
+        engine,
+        url: url.to_owned(),
+        level,
+        start: None,
+        canary: Canary { prompt: "One, two,".to_owned(), tokens: 7, expect: None },
+        rules: Rules::on(vec![Gpu(0)]),
+    }
+}
