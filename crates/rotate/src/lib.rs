@@ -1,8 +1,9 @@
 //! Many models take turns on the same GPUs.
 //!
-//! What is here so far is the [`policy`]: who is awake, who goes to sleep for whom, what is tried when an engine does
-//! not do what it was asked for, and which requests wait, are let through, or are refused; and the [`config`] that it
-//! gets its rules from. The policy is a state machine without effects; the service that drives it is yet to come.
+//! The [`policy`] decides: who is awake, who goes to sleep for whom, what is tried when an engine does not do what it was
+//! asked for, and which requests wait, are let through, or are refused. It is a state machine without effects, and gets
+//! its rules from the [`config`]. The [`service`] drives it: with [`engine`]s that are asked by HTTP, a [`supervise`]d
+//! process for each that is started here, and a [`measure`]ment of what they really hold.
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::keys::Key;
@@ -23,9 +24,9 @@ use crate::policy::{ModelId, Rules};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// Where clients come in.
-    pub front: Front,
+    pub front: Arc<Front>,
     /// Where operators do.
-    pub control: Control,
+    pub control: Arc<Control>,
     /// How the GPUs' memory is measured.
     pub memory: Memory,
     /// The folder for what survives the service; if not said, nothing does.

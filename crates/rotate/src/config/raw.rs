@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::Deserialize;
 
@@ -147,7 +148,7 @@ impl File {
         }
         let models =
             self.model.into_iter().map(|model| model.checked(&self.every_model)).collect::<Result<_, _>>()?;
-        Ok(Config { front, control, memory, state: self.state, models })
+        Ok(Config { front: Arc::new(front), control: Arc::new(control), memory, state: self.state, models })
     }
 }
 

@@ -213,8 +213,7 @@ impl Actor {
     fn tell(&mut self, model: ModelId, event: Event) {
         let Some(entry) = self.entry(model) else { return };
         if let Event::Stage(stage) = event
-            && let Some(place) =
-                self.stages.write().unwrap_or_else(PoisonError::into_inner).get_mut(model.0)
+            && let Some(place) = self.stages.write().unwrap_or_else(PoisonError::into_inner).get_mut(model.0)
         {
             *place = stage;
         }

@@ -216,7 +216,8 @@ impl Service {
         let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
         let stages = self.0.stages.read().unwrap_or_else(PoisonError::into_inner);
         let of = |name: &str| {
-            let id = directory.entries.iter().position(|entry| entry.is_listed && entry.model.name == name)?;
+            let id =
+                directory.entries.iter().position(|entry| entry.is_listed && entry.model.name == name)?;
             Some((Arc::clone(&directory.entries[id].model), stages.get(id).copied().unwrap_or("unknown")))
         };
         directory.config.models.iter().filter_map(|model| of(&model.name)).collect()

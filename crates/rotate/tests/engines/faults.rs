@@ -49,7 +49,7 @@ async fn nobody_there_is_an_error_of_all_but_a_look() {
             match outcome {
                 Ok(()) => assert_eq!(call, "look"),
                 Err(EngineError::Unreachable { reason, .. }) => {
-                    assert!(reason.contains("refused"), "{reason}")
+                    assert!(reason.contains("refused"), "{reason}");
                 }
                 Err(other) => panic!("{call}: {other}"),
             }
