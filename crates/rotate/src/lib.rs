@@ -6,9 +6,11 @@
 //! process for each that is started here, and a [`measure`]ment of what they really hold.
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod config;
 pub mod engine;
 pub mod measure;
 pub mod policy;
 pub mod service;
 pub mod supervise;
+pub mod validate;

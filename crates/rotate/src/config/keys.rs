@@ -21,6 +21,11 @@ impl Key {
         }
     }
 
+    /// A request that shows it.
+    pub(crate) fn given(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        request.bearer_auth(&self.0)
+    }
+
     /// Whether somebody has it. A wrong one of the same length is looked at to its end.
     #[must_use]
     pub fn is(&self, given: &str) -> bool {

@@ -1,0 +1,274 @@
+//! What an operator's command line asks a rotation that runs, through its own doors.
+
+use std::time::{Duration, Instant};
+
+use reqwest::{Method, RequestBuilder, StatusCode};
+use serde_json::{Value, json};
+
+use crate::config::{Config, Key};
+
+/// How long an answer of control may take.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Between two looks at a status.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How much of an odd answer is shown.
+const SHOWN: usize = 300;
+
+/// A rotation that runs somewhere, as its configuration has it.
+#[derive(Debug)]
+pub struct Client {
+    http: reqwest::Client,
+    front: Door,
+    control: Door,
+}
+
+#[derive(Debug)]
+struct Door {
+    name: &'static str,
+    base: String,
+    key: Option<Key>,
+}
+
+/// Why nothing came of a question.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// Nobody is there.
+    #[error(
+        "nobody answers at {base}, the rotation's {door}: {reason}; is `poorwill rotate --config …` running?"
+    )]
+    Nobody {
+        /// `front` or `control`.
+        door: &'static str,
+        /// Where it was to be.
+        base: String,
+        /// Why.
+        reason: String,
+    },
+    /// It said no.
+    #[error("{asked}: {status}: {words}")]
+    Refused {
+        /// Method and path.
+        asked: String,
+        /// The status.
+        status: u16,
+        /// What it said.
+        words: String,
+    },
+    /// It said something else than such a service says.
+    #[error("{asked}: {reason}")]
+    NotUnderstood {
+        /// Method and path.
+        asked: String,
+        /// What is odd.
+        reason: String,
+    },
+    /// A model did not get there in time.
+    #[error("model `{model}` is {stage} after {waited_s:.0} s, and not {wanted}{because}")]
+    Late {
+        /// Which.
+        model: String,
+        /// What it is.
+        stage: String,
+        /// How long it was waited for.
+        waited_s: f64,
+        /// What it was to be.
+        wanted: &'static str,
+        /// What failed last, if something did.
+        because: String,
+    },
+}
+
+impl Client {
+    /// For the rotation that runs by this configuration.
+    ///
+    /// # Errors
+    /// When there can be no client at all.
+    pub fn of(config: &Config) -> Result<Self, ClientError> {
+        let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build();
+        let http = http.map_err(|error| ClientError::NotUnderstood {
+            asked: "making an HTTP client".to_owned(),
+            reason: error.to_string(),
+        })?;
+        let door = |name, listen, keys: &[Key]| Door {
+            name,
+            base: format!("http://{}", reachable(listen)),
+            key: keys.first().cloned(),
+        };
+        let front = door("front", config.front.listen, &config.front.keys);
+        let control = door("control", config.control.listen, &config.control.keys);
+        Ok(Self { http, front, control })
+    }
+
+    /// All that the service says of itself, as [`Snapshot`](crate::service::Snapshot) has it.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn status(&self) -> Result<Value, ClientError> {
+        self.ask(&self.control, Method::GET, "/rotate/status", None, ANSWER_MAX).await
+    }
+
+    /// Has a model do something: `wake`, `sleep`, `restart` or `pin`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn order(&self, model: &str, what: &str, body: Option<Value>) -> Result<Value, ClientError> {
+        let path = format!("/rotate/models/{}/{what}", escaped(model));
+        self.ask(&self.control, Method::POST, &path, body, ANSWER_MAX).await
+    }
+
+    /// Has the service read its configuration again.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn reload(&self) -> Result<Value, ClientError> {
+        self.ask(&self.control, Method::POST, "/rotate/reload", None, ANSWER_MAX).await
+    }
+
+    /// Text that a model goes on with, as any client gets it.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn complete(
+        &self,
+        model: &str,
+        prompt: &str,
+        tokens: u32,
+        limit: Duration,
+    ) -> Result<String, ClientError> {
+        let body = json!({
+            "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "seed": 0, "stream": false,
+        });
+        let path = "/v1/completions";
+        let answer = self.ask(&self.front, Method::POST, path, Some(body), limit).await?;
+        let text = answer.pointer("/choices/0/text").and_then(Value::as_str);
+        text.map(str::to_owned).ok_or_else(|| ClientError::NotUnderstood {
+            asked: format!("POST {path}"),
+            reason: format!("there is no text in {}", start_of(&answer.to_string())),
+        })
+    }
+
+    /// Waits until a model is in one of these stages; how long that took, in seconds.
+    ///
+    /// # Errors
+    /// `Late`, and whatever asking fails with.
+    pub async fn until(
+        &self,
+        model: &str,
+        wanted: &'static str,
+        stages: &[&str],
+        patience: Duration,
+    ) -> Result<f64, ClientError> {
+        let began = Instant::now();
+        loop {
+            let status = self.status().await?;
+            let models = status["models"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let now = models.iter().find(|one| one["name"] == model);
+            let stage = now.and_then(|one| one["stage"].as_str()).unwrap_or("not there");
+            let waited_s = began.elapsed().as_secs_f64();
+            if stages.contains(&stage) {
+                return Ok(waited_s);
+            }
+            if began.elapsed() >= patience {
+                let failure = now.and_then(|one| one["last_failure"].as_str());
+                return Err(ClientError::Late {
+                    model: model.to_owned(),
+                    stage: stage.to_owned(),
+                    waited_s,
+                    wanted,
+                    because: failure.map(|failure| format!(" ({failure})")).unwrap_or_default(),
+                });
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn ask(
+        &self,
+        door: &Door,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+        limit: Duration,
+    ) -> Result<Value, ClientError> {
+        let asked = format!("{method} {path}");
+        let nobody = |error: &reqwest::Error| ClientError::Nobody {
+            door: door.name,
+            base: door.base.clone(),
+            reason: reason_of(error),
+        };
+        let request = self.http.request(method, format!("{}{path}", door.base)).timeout(limit);
+        let request = door.key.iter().fold(request, |request, key| key.given(request));
+        let request = body.iter().fold(request, RequestBuilder::json);
+        let response = request.send().await.map_err(|error| nobody(&error))?;
+        let status = response.status();
+        let text = response.text().await.map_err(|error| nobody(&error))?;
+        if !status.is_success() {
+            let said = serde_json::from_str::<Value>(&text).ok();
+            let words = said.as_ref().and_then(|said| said.pointer("/error/message")?.as_str());
+            let words = start_of(words.unwrap_or(&text));
+            return Err(ClientError::Refused { asked, status: status.as_u16(), words });
+        }
+        if text.is_empty() || status == StatusCode::NO_CONTENT {
+            return Ok(Value::Null);
+        }
+        serde_json::from_str(&text).map_err(|error| ClientError::NotUnderstood {
+            asked,
+            reason: format!("it is no JSON ({error}): {}", start_of(&text)),
+        })
+    }
+}
+
+/// Where one that listens everywhere is reached from here.
+fn reachable(listen: std::net::SocketAddr) -> std::net::SocketAddr {
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+    match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), listen.port()),
+        IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), listen.port()),
+        _ => listen,
+    }
+}
+
+/// The last of an error's reasons, which is the one that says something.
+fn reason_of(error: &reqwest::Error) -> String {
+    let mut reason: &dyn std::error::Error = error;
+    while let Some(source) = reason.source() {
+        reason = source;
+    }
+    reason.to_string()
+}
+
+/// A name as one segment of a path.
+fn escaped(name: &str) -> String {
+    let escape = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
+        other => format!("%{other:02X}"),
+    };
+    name.bytes().map(escape).collect()
+}
+
+fn start_of(text: &str) -> String {
+    text.chars().take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_one_segment() {
+        assert_eq!(escaped("org/Model-7B.v1"), "org%2FModel-7B.v1");
+        assert_eq!(escaped("a b?é"), "a%20b%3F%C3%A9");
+    }
+
+    #[test]
+    fn who_listens_everywhere_is_reached_here() {
+        for (listen, expected) in
+            [("0.0.0.0:80", "127.0.0.1:80"), ("[::]:80", "[::1]:80"), ("10.0.0.1:80", "10.0.0.1:80")]
+        {
+            assert_eq!(reachable(listen.parse().unwrap()).to_string(), expected);
+        }
+    }
+}
