@@ -10,3 +10,4 @@ pub mod engine;
 pub mod measure;
 pub mod policy;
 pub mod service;
+pub mod standin;
