@@ -385,10 +385,8 @@ async fn responses_are_openais() {
         of("response.output_text.delta").iter().map(|event| event["delta"].as_str().unwrap()).collect();
     assert_eq!((text, &of("response.output_text.done")[0]["text"]), (&json!(said), text));
     let last = events.last().unwrap();
-    assert_eq!(
-        (&last["type"], &last["response"]["output"]),
-        (&json!("response.completed"), &whole["output"])
-    );
+    assert_eq!((&last["type"], &last["response"]["usage"]), (&json!("response.completed"), &whole["usage"]));
+    assert_eq!(&last["response"]["output"][0]["content"][0]["text"], text);
     body["max_output_tokens"] = json!(2);
     let stream = served.post("/v1/responses", &body).await.text().await.unwrap();
     assert!(stream.contains("event: response.incomplete\n") && stream.contains("max_output_tokens"));
@@ -404,12 +402,288 @@ async fn embeddings_are_openais() {
     assert_ne!(numbers(0), numbers(1));
     body["encoding_format"] = json!("base64");
     let coded: Value = served.post("/v1/embeddings", &body).await.json().await.unwrap();
-    assert_eq!(
-        coded["data"][1]["embedding"].as_str().unwrap().len(),
-        32_usize.div_ceil(3) * 16 - 4 * 4 + 12 - 8
-    );
+    // 32 numbers of 4 bytes, in threes.
+    assert_eq!(coded["data"][1]["embedding"].as_str().unwrap().len(), 172);
     served.order("/sleep?level=2").await;
     served.order("/wake_up").await;
     let spoilt: Value = served.post("/v1/embeddings", &body).await.json().await.unwrap();
     assert_ne!(spoilt["data"], coded["data"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed_requests_are_told_what_is_wrong() {
+    let served = Served::honest().await;
+    let chat = "/v1/chat/completions";
+    for (path, body, status, word) in [
+        ("/v1/completions", "", 400, "cannot be read"),
+        ("/v1/completions", r#"{"prompt": "#, 400, "cannot be read"),
+        ("/v1/completions", "[1]", 400, "cannot be read"),
+        ("/v1/completions", "{}", 400, "prompt"),
+        ("/v1/completions", r#"{"prompt": []}"#, 400, "prompt"),
+        ("/v1/completions", r#"{"prompt": 7}"#, 400, "cannot be read"),
+        ("/v1/completions", r#"{"prompt": "x", "max_tokens": -1}"#, 400, "-1"),
+        ("/v1/completions", r#"{"prompt": "x", "max_tokens": 0}"#, 400, "at least 1"),
+        ("/v1/completions", r#"{"prompt": "x", "max_tokens": 40000}"#, 400, "32768"),
+        ("/v1/completions", r#"{"prompt": "x", "n": 2}"#, 400, "one choice"),
+        ("/v1/completions", r#"{"prompt": "x", "model": "two"}"#, 404, "`two` does not exist"),
+        (chat, r#"{"messages": []}"#, 400, "messages"),
+        (chat, r#"{"messages": [{"content": "x"}]}"#, 400, "role"),
+        (chat, r#"{"messages": "x"}"#, 400, "cannot be read"),
+        ("/v1/responses", r#"{"input": ""}"#, 400, "input"),
+        ("/v1/embeddings", r#"{"input": "x", "encoding_format": "hex"}"#, 400, "hex"),
+        ("/collective_rpc", "{}", 400, "method"),
+        ("/collective_rpc", r#"{"method": "x"}"#, 500, "`x`"),
+        ("/sleep?level=3", "", 400, "level"),
+        ("/sleep?mode=now", "", 400, "mode"),
+        ("/v1/nothing", "", 404, "/v1/nothing"),
+        ("/health", "", 405, "POST"),
+    ] {
+        let asked = served.client.post(format!("{}{path}", served.url)).body(body).send().await;
+        assert_error(asked.unwrap(), status, word).await;
+    }
+    assert!(!served.is_sleeping().await);
+    assert_eq!(served.metric("vllm:num_requests_running").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_ends_what_is_generated_for_it() {
+    let slow = StandIn { tokens_per_s: NonZeroU32::new(20).unwrap(), ..fast() };
+    let served = Served::of(slow).await;
+    let mut stream = served.post("/v1/completions", &long(true)).await;
+    assert!(stream.chunk().await.unwrap().unwrap().starts_with(b"data: {"));
+    assert_eq!(served.metric("vllm:num_requests_running").await, 1);
+    drop(stream);
+    served.until("stand_in:clients_gone_total", 1).await;
+    served.until("vllm:num_requests_running", 0).await;
+    let waiting = tokio::spawn(served.posting("/v1/completions", &long(false)).send());
+    served.until("vllm:num_requests_running", 1).await;
+    waiting.abort();
+    served.until("stand_in:clients_gone_total", 2).await;
+    assert_eq!(served.metric("finished_reason=\"abort\"").await, 2);
+    let generated = served.metric("vllm:generation_tokens_total").await;
+    sleep(NEVER).await;
+    assert_eq!(served.metric("vllm:generation_tokens_total").await, generated);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sleep_aborts_what_is_generated_or_waits_for_it() {
+    let paced = StandIn { tokens_per_s: NonZeroU32::new(200).unwrap(), ..fast() };
+    let served = Served::of(paced).await;
+    let some = json!({ "prompt": "x", "max_tokens": 50, "ignore_eos": true, "stream": true });
+    for (mode, body, finish) in [("abort", long(true), "abort"), ("wait", some, "length")] {
+        let mut stream = served.post("/v1/completions", &body).await;
+        let begun = stream.chunk().await.unwrap().unwrap();
+        served.order(&format!("/sleep?mode={mode}")).await;
+        assert!(served.is_sleeping().await && served.held_bytes().await == 0);
+        assert_eq!(served.metric("vllm:num_requests_running").await, 0);
+        let rest = stream.text().await.unwrap();
+        let (events, is_done) = events(&(std::str::from_utf8(&begun).unwrap().to_owned() + &rest));
+        let last = &events.last().unwrap()["choices"][0]["finish_reason"];
+        assert_eq!((last, is_done), (&json!(finish), true), "{mode}");
+        assert!(mode == "abort" || events.len() == 50);
+        served.order("/wake_up").await;
+    }
+    assert_eq!(served.metric("stand_in:clients_gone_total").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sleep_that_keeps_what_is_generated_has_it_go_on() {
+    let paced = StandIn { tokens_per_s: NonZeroU32::new(200).unwrap(), ..fast() };
+    let served = Served::of(paced).await;
+    let mut stream = served.post("/v1/completions", &long(true)).await;
+    let mut said = stream.chunk().await.unwrap().unwrap().to_vec();
+    served.order("/sleep?mode=keep").await;
+    assert_eq!((served.held_bytes().await, served.metric("vllm:num_requests_running").await), (0, 1));
+    let generated = served.metric("vllm:generation_tokens_total").await;
+    sleep(NEVER).await;
+    assert_eq!(served.metric("vllm:generation_tokens_total").await, generated);
+    served.order("/wake_up").await;
+    let count = |said: &[u8]| std::str::from_utf8(said).unwrap().matches("data: ").count();
+    while u64::try_from(count(&said)).unwrap() < generated + 10 {
+        said.extend(timeout(SURELY, stream.chunk()).await.unwrap().unwrap().unwrap());
+    }
+    let (events, _) = events(std::str::from_utf8(&said).unwrap());
+    let said: String = events.iter().map(|event| event["choices"][0]["text"].as_str().unwrap()).collect();
+    let undisturbed = json!({ "prompt": "x", "max_tokens": events.len(), "ignore_eos": true });
+    let other: Value =
+        Served::honest().await.post("/v1/completions", &undisturbed).await.json().await.unwrap();
+    assert_eq!(other["choices"][0]["text"], said);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lies_are_told_at_run_time() {
+    let served = Served::honest().await;
+    assert_eq!(served.get_json("/stand-in/lies").await, json!([]));
+    let lies = json!(["says-asleep", "slow=0.5"]);
+    assert_eq!(served.lie(&lies).await.json::<Value>().await.unwrap(), lies);
+    assert_eq!(served.get_json("/stand-in/lies").await, lies);
+    assert!(served.is_sleeping().await);
+    for wrong in [json!(["says-awake"]), json!(["slow=2"]), json!({}), json!([1])] {
+        assert_eq!(served.lie(&wrong).await.status(), StatusCode::BAD_REQUEST);
+    }
+    assert_error(served.lie(&json!(["x"])).await, 400, "keeps-memory").await;
+    assert_eq!(served.get_json("/stand-in/lies").await, lies);
+    served.lie(&json!([])).await;
+    assert!(!served.is_sleeping().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_seed_lies_on_the_same_occasions() {
+    let mut rows = Vec::new();
+    for seed in [3, 3, 4] {
+        let lies = vec![Telling::at_times(Lie::Refuses, 0.5).unwrap()];
+        let served = Served::of(StandIn { lies, seed, ..fast() }).await;
+        let mut row = Vec::new();
+        for _ in 0..32 {
+            let answer = served.client.post(format!("{}/wake_up", served.url)).send().await.unwrap();
+            row.push(answer.status().as_u16());
+        }
+        rows.push(row);
+    }
+    assert!(rows[0] == rows[1] && rows[0] != rows[2]);
+    assert!(rows[0].contains(&200) && rows[0].contains(&500));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lies_about_memory() {
+    for (lie, asleep_bytes) in [(Lie::KeepsMemory, BYTES), (Lie::KeepsSome, BYTES / 2)] {
+        let served = Served::telling(&[lie]).await;
+        let text = served.text().await;
+        served.order("/sleep").await;
+        assert!(served.is_sleeping().await);
+        assert_eq!(served.held_bytes().await, asleep_bytes, "{lie}");
+        served.order("/wake_up").await;
+        assert_eq!((served.held_bytes().await, served.text().await), (BYTES, text), "{lie}");
+    }
+    let served = Served::telling(&[Lie::Leaks]).await;
+    for cycles in 1..=3 {
+        served.cycle(1).await;
+        assert_eq!(served.metric("stand_in:leaked_bytes").await, cycles * (4 << 20));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lies_about_waking() {
+    let served = Served::honest().await;
+    let text = served.text().await;
+    let wake_with = async |lie: Lie| {
+        served.order("/sleep").await;
+        served.lie(&json!([lie.name()])).await;
+        assert_eq!(served.order("/wake_up").await["status"], "awake", "{lie}");
+    };
+    wake_with(Lie::WakesByHalf).await;
+    assert!(served.is_sleeping().await && served.held_bytes().await == BYTES / 2);
+    assert_error(served.post("/v1/completions", &prompt(1)).await, 503, "asleep").await;
+    for (lie, held_bytes) in [(Lie::WakesEmpty, 0), (Lie::Gibberish, BYTES)] {
+        served.lie(&json!([])).await;
+        served.order("/wake_up").await;
+        wake_with(lie).await;
+        assert!(!served.is_sleeping().await);
+        assert_eq!(served.held_bytes().await, held_bytes, "{lie}");
+        let said = served.text().await;
+        assert!(!text.split(' ').any(|word| said.split(' ').any(|other| other == word)), "{lie}: {said}");
+    }
+    // An honest cycle is all that it takes.
+    served.lie(&json!([])).await;
+    served.cycle(1).await;
+    assert_eq!(served.text().await, text);
+    // Weights that are loaded again are wrong, too.
+    served.lie(&json!(["gibberish"])).await;
+    served.cycle(2).await;
+    served.post("/collective_rpc", &json!({ "method": "reload_weights" })).await;
+    assert_ne!(served.text().await, text);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_refuses_does_nothing() {
+    let served = Served::telling(&[Lie::Refuses]).await;
+    for path in ["/sleep", "/wake_up"] {
+        assert_error(served.post(path, &json!({})).await, 500, "refuse").await;
+    }
+    assert!(!served.is_sleeping().await && served.held_bytes().await == BYTES);
+    served.text().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_hangs_answers_when_the_lie_is_taken_back() {
+    for (lie, path) in [
+        (Lie::HangsInSleep, "/sleep"),
+        (Lie::HangsInWake, "/wake_up"),
+        (Lie::HangsInAnswer, "/v1/completions"),
+        (Lie::HangsInAnswer, "/v1/embeddings"),
+    ] {
+        let served = Served::telling(&[lie]).await;
+        let body = json!({ "prompt": "x", "input": "x", "max_tokens": 3 });
+        let mut asked = tokio::spawn(served.posting(path, &body).send());
+        assert!(timeout(NEVER, &mut asked).await.is_err(), "{lie} answers");
+        assert_eq!(served.get("/health").await.status(), StatusCode::OK);
+        assert!(!served.is_sleeping().await);
+        served.lie(&json!([])).await;
+        let answer = timeout(SURELY, asked).await.unwrap().unwrap().unwrap();
+        assert_eq!(answer.status(), StatusCode::OK, "{lie}");
+        assert_eq!(served.is_sleeping().await, lie == Lie::HangsInSleep);
+    }
+    // A sleep goes to its end also without whoever asked for it.
+    let served = Served::telling(&[Lie::HangsInSleep]).await;
+    let asked = tokio::spawn(served.posting("/sleep", &json!({})).send());
+    sleep(NEVER).await;
+    asked.abort();
+    served.lie(&json!([])).await;
+    served.until("stand_in:held_bytes", 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_crashes_breaks_its_connections() {
+    let served = Served::telling(&[Lie::CrashesInStream]).await;
+    let body = json!({ "prompt": "x", "max_tokens": 20, "stream": true });
+    let mut stream = served.post("/v1/completions", &body).await;
+    let mut said = Vec::new();
+    let is_broken = loop {
+        match stream.chunk().await {
+            Ok(Some(chunk)) => said.extend(chunk),
+            Ok(None) => break false,
+            Err(_) => break true,
+        }
+    };
+    let (events, is_done) = events(std::str::from_utf8(&said).unwrap());
+    assert!(is_broken && !is_done && (1..20).contains(&events.len()), "{events:?}");
+    let url = served.url.clone();
+    assert_eq!(served.crashed().await, Ended::Crashed(Lie::CrashesInStream));
+    assert!(Client::new().get(url).send().await.is_err());
+
+    for (lie, path) in [(Lie::CrashesInSleep, "/sleep"), (Lie::CrashesInWake, "/wake_up")] {
+        let served = Served::honest().await;
+        if lie == Lie::CrashesInWake {
+            served.order("/sleep").await;
+        }
+        served.lie(&json!([lie.name()])).await;
+        assert!(served.posting(path, &json!({})).send().await.is_err(), "{lie}");
+        assert_eq!(served.crashed().await, Ended::Crashed(lie));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_told_to_end_lets_requests_end() {
+    let paced = StandIn { tokens_per_s: NonZeroU32::new(200).unwrap(), grace: SURELY, ..fast() };
+    let mut served = Served::of(paced).await;
+    let body = json!({ "prompt": "x", "max_tokens": 20, "stream": true });
+    let mut stream = served.post("/v1/completions", &body).await;
+    stream.chunk().await.unwrap();
+    drop(served.end.take());
+    assert!(stream.text().await.unwrap().ends_with("data: [DONE]\n\n"));
+    assert_eq!(served.ended().await, Ended::Told);
+
+    let served = Served::of(StandIn { grace: Duration::ZERO, ..fast() }).await;
+    served.lie(&json!(["hangs-in-answer"])).await;
+    let asked = tokio::spawn(served.posting("/v1/completions", &prompt(1)).send());
+    served.until("vllm:num_requests_running", 1).await;
+    assert_eq!(served.ended().await, Ended::Told);
+    assert!(asked.await.unwrap().is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_without_memory_says_so() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let error = serve(StandIn::new("one", 1), listener, std::future::pending()).await.unwrap_err();
+    assert!(error.to_string().contains("cannot hold 1 B"), "{error}");
 }

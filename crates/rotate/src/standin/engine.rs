@@ -15,6 +15,9 @@ use super::lie::{Lie, Lies};
 use super::memory::{Contents, Memory, Part};
 use super::metrics::Counts;
 
+/// How much slower a slow engine is.
+const SLOWER: u32 = 10;
+
 /// An engine.
 #[derive(Debug)]
 pub(super) struct Engine {
@@ -22,8 +25,7 @@ pub(super) struct Engine {
     pub(super) memory: Arc<Memory>,
     pub(super) lies: Lies,
     pub(super) counts: Arc<Counts>,
-    /// How long a token takes.
-    pub(super) token_time: Duration,
+    token_time: Duration,
     /// Held to read by whoever generates, and to write by whoever moves memory.
     pub(super) turn: Arc<RwLock<()>>,
     /// Counts the sleeps that have ended what was being generated.
@@ -229,6 +231,12 @@ impl Engine {
         }
     }
 
+    /// How long each token of a request takes that begins now.
+    pub(super) fn token_time(&self) -> Duration {
+        let slower = if self.lies.tells(Lie::Slow) { SLOWER } else { 1 };
+        self.token_time.saturating_mul(slower)
+    }
+
     /// The lie that has ended it, if one has.
     pub(super) fn crashed(&self) -> Option<Lie> {
         self.crash.get().copied()
@@ -271,5 +279,20 @@ impl Engine {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lie::Telling;
+    use super::*;
+
+    #[test]
+    fn a_slow_one_takes_ten_times_as_long() {
+        let memory = Memory::open("one", 1 << 20).unwrap();
+        let engine = Engine::new("one".into(), memory, Lies::new(Vec::new(), 0), Duration::from_millis(5));
+        assert_eq!(engine.token_time(), Duration::from_millis(5));
+        engine.lies.replace(vec![Telling::always(Lie::Slow)]);
+        assert_eq!(engine.token_time(), Duration::from_millis(50));
     }
 }

@@ -15,9 +15,6 @@ use super::memory::{Memory, Sampled};
 use super::metrics::Running;
 use super::text::Text;
 
-/// How much slower a slow engine is.
-const SLOWER: u32 = 10;
-
 /// How long one that crashes in a stream gives what it has said to be sent.
 const LAST_WORDS: Duration = Duration::from_millis(50);
 
@@ -80,7 +77,7 @@ pub(super) async fn embed(engine: &Arc<Engine>, prompt_tokens: u64) -> Result<Sa
         let reason = "the request was aborted, because the engine was put to sleep";
         return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, reason));
     }
-    sleep_until(Instant::now() + admitted.token_time()).await;
+    sleep_until(Instant::now() + admitted.engine.token_time()).await;
     admitted.running.finish(Finish::Stop);
     Ok(admitted.sampled)
 }
@@ -117,7 +114,7 @@ impl Admitted {
             ask.prompts.iter().map(|prompt| self.text(ask, prompt)).collect();
         let all: u64 = texts.iter().map(|(_, len, _)| u64::from(*len)).sum();
         let crash_at = self.engine.lies.tells(Lie::CrashesInStream).then_some(all / 2);
-        let token_time = self.token_time();
+        let token_time = self.engine.token_time();
         if !self.may_hang(tell.closed()).await {
             return self.ended_early(0, texts.len(), tell);
         }
@@ -156,11 +153,6 @@ impl Admitted {
             Some(max) if ask.ignore_eos || max < text.len() => (text, max, Finish::Length),
             _ => (text, text.len(), Finish::Stop),
         }
-    }
-
-    fn token_time(&self) -> Duration {
-        let slower = if self.engine.lies.tells(Lie::Slow) { SLOWER } else { 1 };
-        self.engine.token_time.saturating_mul(slower)
     }
 
     /// Whether nobody aborted it, and its client is still there.
