@@ -1,5 +1,6 @@
 //! What the command line accepts.
 
+use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
@@ -10,6 +11,7 @@ use poorwill::budget::Caps;
 use poorwill::churn::{Load, ParseLoadError};
 use poorwill::cycle::{Fraction, InvalidFraction};
 use poorwill::{ByteSize, Cap, Config, DeviceSpec, HostMemoryUse, InvalidTag, ParseSizeError, Tag};
+use poorwill_rotate::standin::Telling;
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 #[derive(Debug, Parser)]
@@ -32,6 +34,9 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Measure
     Bench(BenchArgs),
+    /// Stand in for an engine, with vLLM's paths and memory of this computer
+    #[command(hide = true)]
+    StandInEngine(StandInArgs),
 }
 
 impl Args {
@@ -57,7 +62,7 @@ impl Command {
             Self::Bench(BenchArgs { bench: Bench::Offload(args) }) => (&args.budget, args.device.clone()),
             #[cfg(target_os = "linux")]
             Self::Bench(BenchArgs { bench: Bench::Load(args) }) => (&args.budget, args.device.clone()),
-            Self::Doctor(_) => return None,
+            Self::Doctor(_) | Self::StandInEngine(_) => return None,
         };
         let (caps, used) = (budget.budget.as_ref()?, device.id());
         if caps.of(&device).is_some() {
@@ -338,6 +343,34 @@ pub(crate) struct LoadArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `poorwill stand-in-engine`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct StandInArgs {
+    /// Address to listen on; the port that was taken for 0 is on standard output
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) listen: SocketAddr,
+
+    /// Name of the model that clients ask for
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: String,
+
+    /// Memory to hold while awake, like 256MiB
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes, allow_hyphen_values = true)]
+    pub(crate) bytes: NonZeroU64,
+
+    /// Tokens to generate in a second for each request
+    #[arg(long, value_name = "N", default_value = "200", value_parser = some, allow_negative_numbers = true)]
+    pub(crate) tokens_per_s: NonZeroU32,
+
+    /// What to do wrong, and how likely each time, like gibberish or refuses=0.25; may be given several times
+    #[arg(long = "lie", value_name = "NAME[=PROBABILITY]")]
+    pub(crate) lies: Vec<Telling>,
+
+    /// Where the chance comes from that decides when
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
 }
 
 /// What is loaded unless a size is given.

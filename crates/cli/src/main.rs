@@ -12,6 +12,7 @@ mod failure;
 mod nap;
 mod progress;
 mod show;
+mod standin;
 
 use std::process::ExitCode;
 
@@ -34,5 +35,6 @@ fn main() -> ExitCode {
         Command::Nap(args) => failure::finish(args.json, nap::run(&args)),
         Command::Doctor(args) => failure::finish(args.json, doctor::run(&args)),
         Command::Bench(args) => bench::run(args.bench),
+        Command::StandInEngine(args) => standin::run(args),
     }
 }

@@ -12,5 +12,6 @@ pub mod engine;
 pub mod measure;
 pub mod policy;
 pub mod service;
+pub mod standin;
 pub mod supervise;
 pub mod validate;

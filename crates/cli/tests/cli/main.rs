@@ -16,6 +16,8 @@ mod offload;
 mod refusals;
 mod report;
 mod sleep;
+#[cfg(target_os = "linux")]
+mod standin;
 mod streams;
 mod support;
 mod usage;

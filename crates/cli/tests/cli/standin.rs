@@ -1,0 +1,143 @@
+//! The stand-in for an engine as a process: what the operating system says of its memory, and how it ends.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command};
+
+use crate::support::{Folder, command, run};
+
+const BYTES: u64 = 64 << 20;
+
+/// What a process may have more than it had, and nobody counts: stacks, buffers, and what its allocator keeps.
+const MORE_BYTES: u64 = 16 << 20;
+
+/// A stand-in, ended with the test.
+struct StandIn {
+    child: Child,
+    address: String,
+}
+
+impl StandIn {
+    fn start(more: &[&str]) -> Self {
+        let bytes = BYTES.to_string();
+        let args = ["stand-in-engine", "--listen", "127.0.0.1:0", "--model", "one", "--bytes", &bytes];
+        let mut child = command(Path::new("."), args.iter().chain(more)).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}"));
+        Self { address: address.trim_end().to_owned(), child }
+    }
+
+    /// What a request is answered with: the head and the body, as far as they came.
+    fn ask(&self, method: &str, path: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        // One that crashes may reset the connection, behind what it has sent.
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8(answer).unwrap()
+    }
+
+    fn order(&self, path: &str) {
+        let answer = self.ask("POST", path, "");
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+    }
+
+    /// What the system says that it has of the machine's memory: resident, and its share of that.
+    fn memory_bytes(&self) -> [u64; 2] {
+        let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id())).unwrap();
+        ["Rss:", "Pss:"].map(|name| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+        })
+    }
+
+    /// The exit code, and what it complained of.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut complaint = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+        (self.child.wait().unwrap().code(), complaint)
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        // One that has ended is waited for in vain.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_system_sees_its_memory_come_and_go() {
+    let stand_in = StandIn::start(&[]);
+    assert!(stand_in.ask("GET", "/health", "").starts_with("HTTP/1.1 200 "));
+    for level in [1, 2, 1] {
+        let awake = stand_in.memory_bytes();
+        stand_in.order(&format!("/sleep?level={level}"));
+        let asleep = stand_in.memory_bytes();
+        stand_in.order("/wake_up");
+        let woken = stand_in.memory_bytes();
+        for at in 0..2 {
+            let fell = awake[at].saturating_sub(asleep[at]);
+            let rose = woken[at].saturating_sub(asleep[at]);
+            for moved in [fell, rose] {
+                assert!(moved.abs_diff(BYTES) < MORE_BYTES, "{level}: {awake:?} {asleep:?} {woken:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn it_ends_when_it_is_told_to() {
+    for signal in ["TERM", "INT"] {
+        let stand_in = StandIn::start(&[]);
+        stand_in.ask("GET", "/health", "");
+        let pid = stand_in.child.id().to_string();
+        let told = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", signal, &pid]).status().unwrap();
+        assert!(told.success());
+        assert_eq!(stand_in.end(), (Some(0), String::new()), "{signal}");
+    }
+}
+
+#[test]
+fn a_crash_is_an_abort_in_the_middle_of_a_stream() {
+    let stand_in = StandIn::start(&["--lie", "leaks=0", "--lie", "crashes-in-stream", "--seed", "7"]);
+    let body = r#"{"prompt": "x", "stream": true}"#;
+    let answer = stand_in.ask("POST", "/v1/completions", body);
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("data: {"), "{answer}");
+    assert!(!answer.contains("[DONE]") && !answer.ends_with("0\r\n\r\n"), "{answer}");
+    let (code, complaint) = stand_in.end();
+    assert_eq!(code, Some(134));
+    assert!(complaint.starts_with("error: ") && complaint.contains("crashes-in-stream"), "{complaint}");
+}
+
+#[test]
+fn it_is_nobodys_command_and_refuses_what_it_cannot_be() {
+    let folder = Folder::new();
+    assert!(!run(&folder, &["--help"]).succeeded().contains("stand-in"));
+    let start = |bytes, more: &[&str]| {
+        let args = ["stand-in-engine", "--listen", "127.0.0.1:0", "--model", "one", "--bytes", bytes];
+        run(&folder, &args.iter().copied().chain(more.iter().copied()).collect::<Vec<_>>())
+    };
+    for (more, word) in [
+        (["--lie", "lies"], "keeps-memory"),
+        (["--lie", "slow=2"], "slow=0.25"),
+        (["--tokens-per-s", "0"], "1..="),
+        (["--seed", "x"], "--seed"),
+    ] {
+        let ran = start("1MiB", &more);
+        assert!(ran.code == 2 && ran.stderr.contains(word), "{ran:?}");
+    }
+    start("1KiB", &[]).failed(&["cannot hold 1 KiB", "1 MiB"]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let args = ["stand-in-engine", "--listen", &address, "--model", "one", "--bytes", "1MiB"];
+    run(&folder, &args).failed(&[&address, "--listen"]);
+}

@@ -1,0 +1,252 @@
+//! What clients ask of the OpenAI paths: parsed, checked, and in the words of an [`Ask`].
+//!
+//! Parameters of sampling are read over: the text is what it is.
+
+use http::StatusCode;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::failure::Failure;
+use super::generate::Ask;
+
+/// Longest prompt and text together, in tokens.
+pub(super) const MODEL_LEN_MAX: u64 = 32_768;
+
+/// Tokens of a completion that does not say how many: OpenAI's default.
+const COMPLETION_TOKENS: u32 = 16;
+
+/// Reads a body.
+pub(super) fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|error| Failure::bad(format!("the body cannot be read: {error}")))
+}
+
+/// What every path has.
+#[derive(Debug, Deserialize)]
+pub(super) struct Common {
+    model: Option<String>,
+    #[serde(default)]
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    n: Option<u32>,
+    ignore_eos: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+impl Common {
+    pub(super) fn is_streamed(&self) -> bool {
+        self.stream.unwrap_or(false)
+    }
+
+    /// Whether a stream ends with the usage.
+    pub(super) fn includes_usage(&self) -> bool {
+        self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
+    }
+
+    /// Refuses what this engine has not.
+    pub(super) fn check(&self, model: &str) -> Result<(), Failure> {
+        if let Some(asked) = self.model.as_deref().filter(|asked| *asked != model) {
+            let reason = format!("The model `{asked}` does not exist.");
+            return Err(Failure::new(StatusCode::NOT_FOUND, reason).about("model"));
+        }
+        match self.n {
+            None | Some(1) => Ok(()),
+            Some(n) => {
+                Err(Failure::bad(format!("n is {n}: a stand-in gives one choice for a prompt")).about("n"))
+            }
+        }
+    }
+
+    fn ask(&self, prompts: Vec<String>, prompt_tokens: u64, max_tokens: Option<u32>) -> Result<Ask, Failure> {
+        let ignore_eos = self.ignore_eos.unwrap_or(false);
+        if max_tokens == Some(0) {
+            return Err(Failure::bad("max_tokens must be at least 1, got 0.").about("max_tokens"));
+        }
+        let room = MODEL_LEN_MAX.saturating_sub(prompt_tokens);
+        let asked = u64::from(max_tokens.unwrap_or(1));
+        if asked > room {
+            let reason = format!(
+                "This model's maximum context length is {MODEL_LEN_MAX} tokens: the prompt has {prompt_tokens}, and \
+                 {asked} more were asked for. Ask for less."
+            );
+            return Err(Failure::bad(reason).about("max_tokens"));
+        }
+        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        let max_tokens = if ignore_eos { max_tokens.or(Some(room)) } else { max_tokens };
+        Ok(Ask { prompts, prompt_tokens, max_tokens, ignore_eos })
+    }
+}
+
+/// One text, some texts, the tokens of one, or those of some.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Texts {
+    One(String),
+    Some(Vec<String>),
+    Tokens(Vec<u32>),
+    SomeTokens(Vec<Vec<u32>>),
+}
+
+impl Texts {
+    /// Each as a text, and how many tokens they are together.
+    pub(super) fn read(&self, param: &'static str) -> Result<(Vec<String>, u64), Failure> {
+        let of_tokens = |tokens: &Vec<u32>| format!("{tokens:?}");
+        let count = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
+        let (texts, tokens) = match self {
+            Self::One(text) => (vec![text.clone()], words(text)),
+            Self::Some(texts) => (texts.clone(), texts.iter().map(|text| words(text)).sum()),
+            Self::Tokens(tokens) => (vec![of_tokens(tokens)], count(tokens.len())),
+            Self::SomeTokens(all) => {
+                (all.iter().map(of_tokens).collect(), all.iter().map(|tokens| count(tokens.len())).sum())
+            }
+        };
+        if texts.is_empty() || tokens == 0 {
+            return Err(Failure::bad(format!("{param} must not be empty")).about(param));
+        }
+        Ok((texts, tokens))
+    }
+}
+
+/// Tokens of a text: its words, one at least unless it is empty.
+fn words(text: &str) -> u64 {
+    let words = u64::try_from(text.split_whitespace().count()).unwrap_or(u64::MAX);
+    words.max(u64::from(!text.is_empty()))
+}
+
+/// `/v1/completions`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Completion {
+    #[serde(flatten)]
+    pub(super) common: Common,
+    prompt: Texts,
+    max_tokens: Option<u32>,
+}
+
+impl Completion {
+    pub(super) fn ask(&self) -> Result<Ask, Failure> {
+        let (prompts, tokens) = self.prompt.read("prompt")?;
+        self.common.ask(prompts, tokens, Some(self.max_tokens.unwrap_or(COMPLETION_TOKENS)))
+    }
+}
+
+/// What somebody said.
+#[derive(Debug, Deserialize)]
+struct Message {
+    #[serde(default)]
+    role: String,
+    content: Option<Content>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<ContentPart>),
+}
+
+#[derive(Debug, Deserialize)]
+struct ContentPart {
+    #[serde(default)]
+    text: String,
+}
+
+/// All that was said as one text, and its tokens; some for each message beside its words.
+fn read(messages: &[Message]) -> (String, u64) {
+    const TOKENS_OF_ROLE: u64 = 3;
+    let mut prompt = String::new();
+    let mut tokens = 0;
+    for message in messages {
+        let text = match &message.content {
+            None => String::new(),
+            Some(Content::Text(text)) => text.clone(),
+            Some(Content::Parts(parts)) => parts.iter().map(|part| part.text.as_str()).collect(),
+        };
+        tokens += TOKENS_OF_ROLE + words(&text);
+        prompt.push_str(&format!("<|{}|>{text}", message.role));
+    }
+    (prompt, tokens)
+}
+
+/// `/v1/chat/completions`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Chat {
+    #[serde(flatten)]
+    pub(super) common: Common,
+    messages: Vec<Message>,
+    max_tokens: Option<u32>,
+    max_completion_tokens: Option<u32>,
+}
+
+impl Chat {
+    pub(super) fn ask(&self) -> Result<Ask, Failure> {
+        if self.messages.is_empty() {
+            return Err(Failure::bad("messages must not be empty").about("messages"));
+        }
+        if self.messages.iter().any(|message| message.role.is_empty()) {
+            return Err(Failure::bad("each message needs a role").about("messages"));
+        }
+        let (prompt, tokens) = read(&self.messages);
+        self.common.ask(vec![prompt], tokens, self.max_completion_tokens.or(self.max_tokens))
+    }
+}
+
+/// `/v1/responses`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Respond {
+    #[serde(flatten)]
+    pub(super) common: Common,
+    instructions: Option<String>,
+    input: Input,
+    max_output_tokens: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Input {
+    Text(String),
+    Items(Vec<Message>),
+}
+
+impl Respond {
+    pub(super) fn ask(&self) -> Result<Ask, Failure> {
+        let message = |role: &str, text: &str| Message {
+            role: role.to_owned(),
+            content: Some(Content::Text(text.to_owned())),
+        };
+        let system: Vec<Message> = self.instructions.iter().map(|text| message("system", text)).collect();
+        let (before, tokens_before) = read(&system);
+        let (said, tokens) = match &self.input {
+            Input::Text(text) if text.is_empty() => (String::new(), 0),
+            Input::Text(text) => read(&[message("user", text)]),
+            Input::Items(items) => read(items),
+        };
+        if tokens == 0 {
+            return Err(Failure::bad("input must not be empty").about("input"));
+        }
+        self.common.ask(vec![before + &said], tokens_before + tokens, self.max_output_tokens)
+    }
+}
+
+/// `/v1/embeddings`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Embed {
+    #[serde(flatten)]
+    pub(super) common: Common,
+    pub(super) input: Texts,
+    #[serde(default)]
+    pub(super) encoding_format: Encoding,
+}
+
+/// How an embedding is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Encoding {
+    /// As a list of numbers.
+    #[default]
+    Float,
+    /// As base64 of its numbers, of 32 bits each, the lowest byte first.
+    Base64,
+}

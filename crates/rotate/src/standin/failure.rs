@@ -1,0 +1,60 @@
+//! What a stand-in answers when it does not do what it was asked for: OpenAI's error body, as vLLM words it.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use poorwill::PoolError;
+use serde_json::json;
+
+/// An error that the client hears of.
+#[derive(Debug, Clone)]
+pub(super) struct Failure {
+    status: StatusCode,
+    param: Option<&'static str>,
+    message: String,
+}
+
+impl Failure {
+    pub(super) fn bad(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, param: None, message: message.into() }
+    }
+
+    /// It is about this parameter.
+    pub(super) fn about(mut self, param: &'static str) -> Self {
+        self.param = Some(param);
+        self
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::BAD_REQUEST => "BadRequestError",
+            StatusCode::NOT_FOUND => "NotFoundError",
+            StatusCode::METHOD_NOT_ALLOWED => "Method Not Allowed",
+            StatusCode::PAYLOAD_TOO_LARGE => "Request Entity Too Large",
+            StatusCode::SERVICE_UNAVAILABLE => "ServiceUnavailableError",
+            _ => "InternalServerError",
+        }
+    }
+}
+
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the engine's memory: {error}"))
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let error = json!({
+            "message": self.message,
+            "type": self.kind(),
+            "param": self.param,
+            "code": self.status.as_u16(),
+        });
+        (self.status, Json(json!({ "error": error }))).into_response()
+    }
+}

@@ -1,0 +1,125 @@
+//! What a stand-in counts, in vLLM's names where vLLM has one.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use super::engine::Engine;
+use super::failure::Failure;
+use super::generate::Finish;
+
+/// The counts.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    waiting: AtomicI64,
+    running: AtomicI64,
+    prompt_tokens: AtomicU64,
+    generation_tokens: AtomicU64,
+    /// How many ended, in the order of [`Finish::ALL`].
+    finished: [AtomicU64; 3],
+    /// How many of those that were aborted were so because their client had gone.
+    clients_gone: AtomicU64,
+}
+
+/// A request, from its arrival until this is dropped.
+#[derive(Debug)]
+pub(super) struct Running {
+    counts: Arc<Counts>,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Waiting,
+    Running,
+    Ended,
+}
+
+impl Running {
+    pub(super) fn new(counts: Arc<Counts>) -> Self {
+        counts.waiting.fetch_add(1, Ordering::Relaxed);
+        Self { counts, stage: Stage::Waiting }
+    }
+
+    /// It is let in.
+    pub(super) fn admit(&mut self, prompt_tokens: u64) {
+        self.leave(Stage::Running);
+        self.counts.running.fetch_add(1, Ordering::Relaxed);
+        self.counts.prompt_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
+    }
+
+    /// It is not let in.
+    pub(super) fn refuse(&mut self) {
+        self.leave(Stage::Ended);
+    }
+
+    /// A token of it is there.
+    pub(super) fn generated(&self) {
+        self.counts.generation_tokens.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It has ended. What is dropped without this was given up by its client.
+    pub(super) fn finish(&mut self, finish: Finish) {
+        self.leave(Stage::Ended);
+        if let Some(nth) = Finish::ALL.iter().position(|one| *one == finish) {
+            self.counts.finished[nth].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn leave(&mut self, next: Stage) {
+        match self.stage {
+            Stage::Waiting => self.counts.waiting.fetch_sub(1, Ordering::Relaxed),
+            Stage::Running => self.counts.running.fetch_sub(1, Ordering::Relaxed),
+            Stage::Ended => 0,
+        };
+        self.stage = next;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.stage != Stage::Ended {
+            self.finish(Finish::Abort);
+            self.counts.clients_gone.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// All of it, as Prometheus reads it.
+pub(super) async fn text(engine: &Engine) -> Result<String, Failure> {
+    let held_bytes = engine.with_memory(|memory| Ok((memory.held_bytes()?, memory.leaked_bytes()))).await?;
+    let counts = &engine.counts;
+    let model = engine.model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    let mut text = String::new();
+    let mut say = |kind: &str, name: &str, values: &[(String, String)]| {
+        // Writing to a text does not fail.
+        let _ = writeln!(text, "# TYPE {name} {kind}");
+        for (labels, value) in values {
+            let _ = writeln!(text, "{name}{{engine=\"0\",model_name=\"{model}\"{labels}}} {value}");
+        }
+    };
+    let plain = |value: String| vec![(String::new(), value)];
+    let whole = |count: &AtomicU64| plain(count.load(Ordering::Relaxed).to_string());
+    let now = |count: &AtomicI64| plain(count.load(Ordering::Relaxed).to_string());
+    say("gauge", "vllm:num_requests_running", &now(&counts.running));
+    say("gauge", "vllm:num_requests_waiting", &now(&counts.waiting));
+    let states = ["awake", "weights_offloaded", "discard_all"].map(|state| {
+        let is_it = engine.sleep_state() == state;
+        (format!(",sleep_state=\"{state}\""), u8::from(is_it).to_string())
+    });
+    say("gauge", "vllm:engine_sleep_state", &states);
+    say("counter", "vllm:prompt_tokens_total", &whole(&counts.prompt_tokens));
+    say("counter", "vllm:generation_tokens_total", &whole(&counts.generation_tokens));
+    let finished: Vec<(String, String)> = Finish::ALL
+        .iter()
+        .zip(&counts.finished)
+        .map(|(finish, count)| {
+            (format!(",finished_reason=\"{}\"", finish.name()), count.load(Ordering::Relaxed).to_string())
+        })
+        .collect();
+    say("counter", "vllm:request_success_total", &finished);
+    say("counter", "stand_in:clients_gone_total", &whole(&counts.clients_gone));
+    say("gauge", "stand_in:held_bytes", &plain(held_bytes.0.to_string()));
+    say("gauge", "stand_in:leaked_bytes", &plain(held_bytes.1.to_string()));
+    Ok(text)
+}

@@ -1,0 +1,182 @@
+//! A stand-in for an engine: an HTTP server with vLLM's paths that holds real memory, and can be told to lie.
+//!
+//! It is what `poorwill rotate --demo` and the tests rotate instead of engines with GPUs. What it says goes over real
+//! sockets, and what it holds is memory of its process that the operating system counts: there when it is awake, gone
+//! when it is asleep. So whoever drives engines can be held against one that does everything right, and against each
+//! [`Lie`] that real ones tell.
+//!
+//! Promises:
+//!
+//! - Awake it holds what it was told to, written; asleep it holds nothing of that, at either level. A wake of level 1
+//!   brings the weights back; one of level 2 brings memory, and `reload_weights` by `/collective_rpc` brings the weights.
+//! - The same request gives the same bytes, token by token, whoever asks and however often: `created` is 0, and
+//!   sampling's parameters, the seed included, change nothing.
+//! - Text comes from what the memory holds: bytes that are missing or wrong give gibberish by themselves.
+//! - While it sleeps, and while a sleep or a wake is under way, what needs the model waits for the move and is refused
+//!   with 503 if it sleeps then. vLLM takes such requests and lets them wait, or dies of them.
+//! - A client that leaves ends what is generated for it, and is counted.
+//! - The same seed tells the same lies on the same occasions.
+//!
+//! It has one choice for each prompt and no tools, images, log-probabilities or stop words: those are read over, but for
+//! `n`, which is refused.
+
+mod asked;
+mod chance;
+mod engine;
+mod failure;
+mod generate;
+mod lie;
+mod memory;
+mod metrics;
+mod paths;
+mod shape;
+mod text;
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use poorwill::ByteSize;
+use tokio::net::TcpListener;
+use tokio::task::{self, JoinSet};
+use tokio::time;
+
+pub use self::lie::{Lie, ParseLieError, Telling};
+
+use self::engine::Engine;
+use self::lie::Lies;
+use self::memory::Memory;
+
+/// How long one waits that can take no connection, before it tries again.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// What to stand in for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StandIn {
+    /// The name that clients ask for.
+    pub model: String,
+    /// What it holds while it is awake, a MiB at least: one half as weights, the other as key-value cache.
+    pub bytes: u64,
+    /// How many tokens it generates in a second for each request.
+    pub tokens_per_s: NonZeroU32,
+    /// What it does wrong.
+    pub lies: Vec<Telling>,
+    /// Where the chance comes from that decides when.
+    pub seed: u64,
+    /// How long requests may still take when it is told to end.
+    pub grace: Duration,
+}
+
+impl StandIn {
+    /// An honest one, with 200 tokens in a second.
+    #[must_use]
+    pub fn new(model: impl Into<String>, bytes: u64) -> Self {
+        Self {
+            model: model.into(),
+            bytes,
+            tokens_per_s: NonZeroU32::MIN.saturating_add(199),
+            lies: Vec::new(),
+            seed: 0,
+            grace: Duration::from_secs(1),
+        }
+    }
+}
+
+/// How a stand-in ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It was told to.
+    Told,
+    /// A lie has ended it: whoever serves it ends its process now, and not as if all were well.
+    Crashed(Lie),
+}
+
+/// Why there is no stand-in.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StandInError {
+    /// It has no memory.
+    #[error("a stand-in cannot hold {bytes}: {reason}")]
+    Memory {
+        /// How much it was to hold.
+        bytes: ByteSize,
+        /// Why, and what would help.
+        reason: String,
+    },
+}
+
+/// Takes the memory, and serves until `shutdown` is there, or a lie ends it. Connections that come before the memory is
+/// written wait. When this returns, nothing of it goes on, and its memory is given back as soon as what was under way
+/// in another thread is over.
+///
+/// # Errors
+/// `Memory` when it cannot have what it was told to hold.
+pub async fn serve(
+    options: StandIn,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<Ended, StandInError> {
+    let StandIn { model, bytes, tokens_per_s, lies, seed, grace } = options;
+    let name = model.clone();
+    let opened = task::spawn_blocking(move || Memory::open(&name, bytes)).await;
+    let broke = |error: task::JoinError| StandInError::Memory {
+        bytes: ByteSize(bytes),
+        reason: format!("the thread that takes it ended: {error}"),
+    };
+    let memory = opened.map_err(broke)??;
+    let token_time = Duration::from_secs(1) / tokens_per_s.get();
+    let engine = Arc::new(Engine::new(model, memory, Lies::new(lies, seed), token_time));
+    let _ending = engine.end.clone().drop_guard();
+    Ok(serve_engine(&engine, &listener, grace, shutdown).await)
+}
+
+async fn serve_engine(
+    engine: &Arc<Engine>,
+    listener: &TcpListener,
+    grace: Duration,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Ended {
+    let service = TowerToHyperService::new(paths::router(Arc::clone(engine)));
+    let graceful = GracefulShutdown::new();
+    // Dropped with whatever is in them, connections break.
+    let mut connections = JoinSet::new();
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        tokio::select! {
+            biased;
+            () = engine.end.cancelled() => break,
+            () = &mut shutdown => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    // Tokens go out as they come; a socket that will not has other troubles.
+                    let _ = stream.set_nodelay(true);
+                    let mut http = http1::Builder::new();
+                    http.timer(TokioTimer::new());
+                    let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+                    let connection = graceful.watch(connection);
+                    connections.spawn(async move {
+                        if let Err(error) = connection.await {
+                            tracing::debug!(%error, "a connection of the stand-in broke");
+                        }
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the stand-in cannot take a connection, and tries again");
+                    time::sleep(ACCEPT_AGAIN).await;
+                }
+            }
+        }
+    }
+    tokio::select! {
+        biased;
+        () = engine.end.cancelled() => {}
+        () = graceful.shutdown() => {}
+        () = time::sleep(grace) => {}
+    }
+    engine.crashed().map_or(Ended::Told, Ended::Crashed)
+}

@@ -1,0 +1,260 @@
+//! What is generated in the shapes of OpenAI's interface, whole and as streams.
+//!
+//! The same request gives the same bytes: `created` is always 0, and an identifier follows from `X-Request-Id`, or from
+//! what was asked where there is none.
+
+use serde_json::{Value, json};
+
+use super::generate::{Finish, Piece};
+
+/// Which interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Completion,
+    Chat,
+    Response,
+}
+
+/// An answer that comes to be.
+#[derive(Debug)]
+pub(super) struct Shape {
+    kind: Kind,
+    id: String,
+    model: String,
+    prompt_tokens: u64,
+    /// Whether a stream ends with the usage.
+    includes_usage: bool,
+    choices: Vec<Choice>,
+    completion_tokens: u64,
+    /// How many events of a response there were.
+    events: u64,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Choice {
+    text: String,
+    finish: Option<Finish>,
+}
+
+impl Shape {
+    pub(super) fn new(kind: Kind, id: &str, model: &str, choices: usize, prompt_tokens: u64) -> Self {
+        let prefix = match kind {
+            Kind::Completion => "cmpl-",
+            Kind::Chat => "chatcmpl-",
+            Kind::Response => "resp_",
+        };
+        Self {
+            kind,
+            id: format!("{prefix}{id}"),
+            model: model.to_owned(),
+            prompt_tokens,
+            includes_usage: false,
+            choices: vec![Choice::default(); choices],
+            completion_tokens: 0,
+            events: 0,
+        }
+    }
+
+    pub(super) fn including_usage(mut self, includes_usage: bool) -> Self {
+        self.includes_usage = includes_usage;
+        self
+    }
+
+    /// Whether each choice has ended.
+    pub(super) fn is_complete(&self) -> bool {
+        self.choices.iter().all(|choice| choice.finish.is_some())
+    }
+
+    /// Takes a piece in.
+    pub(super) fn take(&mut self, piece: &Piece) {
+        self.completion_tokens += u64::from(piece.text.is_some());
+        if let Some(choice) = self.choices.get_mut(piece.choice) {
+            choice.text.push_str(piece.text.as_deref().unwrap_or_default());
+            choice.finish = piece.finish;
+        }
+    }
+
+    /// All of it.
+    pub(super) fn whole(&self) -> Value {
+        if self.kind == Kind::Response {
+            return self.response(None);
+        }
+        let choices: Vec<Value> =
+            (0..).zip(&self.choices).map(|(at, choice)| self.choice(at, choice)).collect();
+        let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
+        let mut whole = self.envelope(object, json!(choices));
+        whole["usage"] = self.usage();
+        whole
+    }
+
+    fn choice(&self, index: usize, choice: &Choice) -> Value {
+        let mut value = json!({ "index": index, "logprobs": null, "finish_reason": name(choice.finish) });
+        if self.kind == Kind::Chat {
+            value["message"] = json!({ "role": "assistant", "content": choice.text });
+        } else {
+            value["text"] = json!(choice.text);
+        }
+        value
+    }
+
+    /// How a stream begins.
+    pub(super) fn opening(&mut self) -> String {
+        match self.kind {
+            Kind::Completion => String::new(),
+            Kind::Chat => {
+                let delta = json!({ "role": "assistant", "content": "" });
+                let choices =
+                    json!([{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": null }]);
+                data(&self.envelope("chat.completion.chunk", choices))
+            }
+            Kind::Response => {
+                let response = self.response(Some("in_progress"));
+                let item = self.item("in_progress", json!([]));
+                let part = json!({ "type": "output_text", "text": "", "annotations": [] });
+                [
+                    self.event("response.created", json!({ "response": response })),
+                    self.event("response.in_progress", json!({ "response": response })),
+                    self.event("response.output_item.added", json!({ "output_index": 0, "item": item })),
+                    self.event("response.content_part.added", self.in_part("part", &part)),
+                ]
+                .concat()
+            }
+        }
+    }
+
+    /// What a piece is in a stream, once it was taken in.
+    pub(super) fn chunk(&mut self, piece: &Piece) -> String {
+        let text = piece.text.as_deref();
+        let finish = name(piece.finish);
+        match self.kind {
+            Kind::Completion => {
+                let text = text.unwrap_or_default();
+                let choice =
+                    json!({ "index": piece.choice, "text": text, "logprobs": null, "finish_reason": finish });
+                data(&self.envelope("text_completion", json!([choice])))
+            }
+            Kind::Chat => {
+                let delta = text.map_or(json!({}), |text| json!({ "content": text }));
+                let choice = json!({ "index": piece.choice, "delta": delta, "logprobs": null, "finish_reason": finish });
+                data(&self.envelope("chat.completion.chunk", json!([choice])))
+            }
+            Kind::Response => text.map_or(String::new(), |text| {
+                self.event("response.output_text.delta", self.in_part("delta", &json!(text)))
+            }),
+        }
+    }
+
+    /// How a stream ends, once each choice has.
+    pub(super) fn closing(&mut self) -> String {
+        let usage = if self.includes_usage && self.kind != Kind::Response {
+            let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
+            let mut last = self.envelope(object, json!([]));
+            last["usage"] = self.usage();
+            data(&last)
+        } else {
+            String::new()
+        };
+        if self.kind != Kind::Response {
+            return usage + "data: [DONE]\n\n";
+        }
+        let text = self.text();
+        let part = json!({ "type": "output_text", "text": text, "annotations": [] });
+        let item = self.item(self.status(), json!([part]));
+        let response = self.response(None);
+        let last = format!("response.{}", self.status());
+        [
+            self.event("response.output_text.done", self.in_part("text", &json!(text))),
+            self.event("response.content_part.done", self.in_part("part", &part)),
+            self.event("response.output_item.done", json!({ "output_index": 0, "item": item })),
+            self.event(&last, json!({ "response": response })),
+        ]
+        .concat()
+    }
+
+    fn envelope(&self, object: &str, choices: Value) -> Value {
+        json!({ "id": self.id, "object": object, "created": 0, "model": self.model, "choices": choices })
+    }
+
+    fn usage(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        })
+    }
+
+    fn text(&self) -> String {
+        self.choices.iter().map(|choice| choice.text.as_str()).collect()
+    }
+
+    fn status(&self) -> &'static str {
+        let has_stopped = self.choices.iter().all(|choice| choice.finish == Some(Finish::Stop));
+        if has_stopped { "completed" } else { "incomplete" }
+    }
+
+    /// A response as it is now, or with this status and nothing said yet.
+    fn response(&self, begun: Option<&str>) -> Value {
+        let status = begun.unwrap_or(self.status());
+        let (output, usage) = if begun.is_some() {
+            (json!([]), Value::Null)
+        } else {
+            let part = json!({ "type": "output_text", "text": self.text(), "annotations": [] });
+            let usage = json!({
+                "input_tokens": self.prompt_tokens,
+                "input_tokens_details": { "cached_tokens": 0 },
+                "output_tokens": self.completion_tokens,
+                "output_tokens_details": { "reasoning_tokens": 0 },
+                "total_tokens": self.prompt_tokens + self.completion_tokens,
+            });
+            (json!([self.item(status, json!([part]))]), usage)
+        };
+        let why = match self.choices.first().and_then(|choice| choice.finish) {
+            Some(Finish::Length) => json!({ "reason": "max_output_tokens" }),
+            Some(Finish::Abort) => json!({ "reason": "abort" }),
+            Some(Finish::Stop) | None => Value::Null,
+        };
+        json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": 0,
+            "status": status,
+            "error": null,
+            "incomplete_details": if begun.is_some() { Value::Null } else { why },
+            "model": self.model,
+            "output": output,
+            "parallel_tool_calls": true,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": usage,
+        })
+    }
+
+    fn item_id(&self) -> String {
+        format!("msg_{}", self.id.strip_prefix("resp_").unwrap_or(&self.id))
+    }
+
+    fn item(&self, status: &str, content: Value) -> Value {
+        let id = self.item_id();
+        json!({ "id": id, "type": "message", "role": "assistant", "status": status, "content": content })
+    }
+
+    /// Something about the one part of the one item that there is.
+    fn in_part(&self, name: &str, value: &Value) -> Value {
+        json!({ "item_id": self.item_id(), "output_index": 0, "content_index": 0, name: value })
+    }
+
+    fn event(&mut self, kind: &str, mut value: Value) -> String {
+        value["type"] = json!(kind);
+        value["sequence_number"] = json!(self.events);
+        self.events += 1;
+        format!("event: {kind}\ndata: {value}\n\n")
+    }
+}
+
+fn name(finish: Option<Finish>) -> Option<&'static str> {
+    finish.map(Finish::name)
+}
+
+fn data(value: &Value) -> String {
+    format!("data: {value}\n\n")
+}

@@ -1,0 +1,131 @@
+//! What a stand-in says: plain words from its name and the prompt, spoilt by whatever its memory lacks.
+
+use super::chance::{choose, hash, nth};
+use super::memory::Sampled;
+
+const WORDS: [&str; 64] = [
+    "river", "stone", "the", "under", "quiet", "of", "morning", "light", "and", "a", "field", "turns",
+    "slow", "over", "winter", "bird", "sleeps", "while", "snow", "falls", "on", "old", "roofs", "where",
+    "nobody", "has", "walked", "since", "autumn", "came", "with", "its", "many", "colours", "to", "valley",
+    "in", "which", "small", "fires", "burn", "until", "dawn", "then", "wind", "carries", "smoke", "along",
+    "road", "past", "mills", "that", "still", "grind", "grain", "for", "bread", "as", "they", "did",
+    "before", "war", "ended", "here",
+];
+
+/// What there is instead of letters where the bytes are wrong.
+const RUBBLE: [char; 24] = [
+    '#', 'q', '~', 'z', '%', 'x', '^', 'j', '§', 'v', '$', 'k', '¬', 'w', '|', 'ß', '=', 'þ', '&', 'ŋ', '@',
+    'ø', '*', 'ł',
+];
+
+/// Numbers of an embedding.
+const EMBEDDING_LEN: u64 = 32;
+
+/// What goes on behind a prompt.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Text(u64);
+
+impl Text {
+    pub(super) fn new(model: &str, prompt: &str) -> Self {
+        Self(nth(hash(model.as_bytes()), hash(prompt.as_bytes())))
+    }
+
+    /// After how many tokens it ends by itself.
+    pub(super) fn len(self) -> u32 {
+        let more = u32::try_from(self.0 % 65).unwrap_or(0);
+        24 + more
+    }
+
+    /// A token, as what the memory holds has it.
+    pub(super) fn token(self, at: u32, sampled: Sampled) -> String {
+        let number = nth(self.0, u64::from(at));
+        let word = choose(&WORDS, number).copied().unwrap_or_default();
+        let space = if at == 0 { "" } else { " " };
+        let spoilt = spoilt(sampled);
+        if spoilt == 0 {
+            return format!("{space}{word}");
+        }
+        let letter = |at| choose(&RUBBLE, nth(number ^ spoilt, at)).copied();
+        let letters: String = (0u64..).zip(word.chars()).filter_map(|(at, _)| letter(at)).collect();
+        format!("{space}{letters}")
+    }
+
+    /// An embedding: each number from -1 to 1.
+    pub(super) fn embedding(self, sampled: Sampled) -> Vec<f32> {
+        let number = |at| {
+            let bits = nth(self.0 ^ spoilt(sampled), at).to_le_bytes();
+            f32::from(i16::from_le_bytes([bits[0], bits[1]])) / 32_768.0
+        };
+        (0..EMBEDDING_LEN).map(number).collect()
+    }
+}
+
+/// 0 for bytes that are as they are to be.
+fn spoilt(sampled: Sampled) -> u64 {
+    match sampled {
+        Sampled::Bytes(off) => off,
+        Sampled::Nothing => u64::MAX,
+    }
+}
+
+/// Bytes as base64 with padding (RFC 4648, section 4), for embeddings that are asked for like that.
+pub(super) fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let at = |nth: usize| u32::from(three.get(nth).copied().unwrap_or(0));
+        let bits = at(0) << 16 | at(1) << 8 | at(2);
+        for digit in 0..4 {
+            if digit > three.len() {
+                text.push('=');
+            } else {
+                let number = usize::try_from(bits >> (18 - 6 * digit) & 63).unwrap_or(0);
+                text.push(char::from(DIGITS[number]));
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(model: &str, prompt: &str, sampled: Sampled) -> String {
+        let text = Text::new(model, prompt);
+        (0..text.len()).map(|at| text.token(at, sampled)).collect()
+    }
+
+    #[test]
+    fn text_follows_from_model_prompt_and_bytes() {
+        let right = said("one", "hello", Sampled::Bytes(0));
+        assert_eq!(right, said("one", "hello", Sampled::Bytes(0)));
+        assert!(right.split(' ').all(|word| WORDS.contains(&word)), "{right}");
+        let others = [
+            said("two", "hello", Sampled::Bytes(0)),
+            said("one", "hallo", Sampled::Bytes(0)),
+            said("one", "hello", Sampled::Bytes(1)),
+            said("one", "hello", Sampled::Nothing),
+        ];
+        for (nth, other) in others.iter().enumerate() {
+            assert!(*other != right && !others[..nth].contains(other), "{other}");
+        }
+        assert!(others[2..].iter().all(|wrong| !wrong.split(' ').any(|word| WORDS.contains(&word))));
+    }
+
+    #[test]
+    fn base64_is_that_of_the_rfc() {
+        let vectors = [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("fooba", "Zm9vYmE="),
+            ("foobar", "Zm9vYmFy"),
+        ];
+        for (bytes, text) in vectors {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
+}
