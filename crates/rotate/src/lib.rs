@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod config;
+pub mod control;
 pub mod engine;
 pub mod measure;
 pub mod policy;

@@ -1,0 +1,335 @@
+//! What happens, as server-sent events to whoever follows it.
+//!
+//! One task takes events from the service into a [`Hub`] that keeps the last [`KEPT_MAX`] of them. Each follower reads
+//! from there in its own time: one that is slower than that is told how many it lost, and goes on, and nobody waits for
+//! it. One that comes back says what it saw last, and gets what came since, as far as it is kept.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{OwnedSemaphorePermit, broadcast, watch};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio_util::sync::CancellationToken;
+
+use super::metrics::Metrics;
+use crate::service::Told;
+
+/// How often a follower is told that we are still here.
+pub(super) const BEAT: Duration = Duration::from_secs(15);
+/// How many events are kept.
+const KEPT_MAX: usize = 1024;
+/// How many are written at a time.
+const CHUNK: usize = 32;
+/// What a stream begins with: when to come back if it ends, in milliseconds.
+const HELLO: &str = "retry: 2000\n\n";
+
+/// The last events.
+#[derive(Debug)]
+pub(super) struct Hub {
+    ring: Mutex<Ring>,
+    changed: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    /// How many came before the first that is kept.
+    first: u64,
+    kept: VecDeque<Kept>,
+}
+
+#[derive(Debug, Clone)]
+enum Kept {
+    Told(Arc<Told>),
+    /// So many were lost here, on the way from the service.
+    Lost(u64),
+}
+
+/// Where a follower begins.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum From {
+    /// With the last so many.
+    Past(usize),
+    /// Behind the one with this number.
+    Behind(u64),
+}
+
+/// Where a follower is.
+#[derive(Debug, Clone, Copy)]
+struct Cursor {
+    at: u64,
+    /// How many it is still to be told that it lost.
+    lost: u64,
+}
+
+impl Default for Hub {
+    fn default() -> Self {
+        Self { ring: Mutex::default(), changed: watch::Sender::new(()) }
+    }
+}
+
+impl Hub {
+    fn keep(&self, kept: Kept) {
+        let mut ring = self.ring();
+        ring.kept.push_back(kept);
+        if ring.kept.len() > KEPT_MAX {
+            ring.kept.pop_front();
+            ring.first += 1;
+        }
+        drop(ring);
+        self.changed.send_replace(());
+    }
+
+    fn begin(&self, from: From) -> Cursor {
+        let ring = self.ring();
+        let at = |index: usize| ring.first.saturating_add(u64::try_from(index).unwrap_or(u64::MAX));
+        match from {
+            From::Past(past) => Cursor { at: at(ring.kept.len().saturating_sub(past)), lost: 0 },
+            From::Behind(id) => {
+                let seqs = || {
+                    ring.kept.iter().enumerate().filter_map(|(index, kept)| match kept {
+                        Kept::Told(told) => Some((index, told.seq)),
+                        Kept::Lost(_) => None,
+                    })
+                };
+                match (seqs().next(), seqs().next_back()) {
+                    // The service began anew since, and all that there is came after.
+                    (Some(_), Some((_, newest))) if id > newest => Cursor { at: at(0), lost: 0 },
+                    (Some((_, oldest)), _) if id < oldest => {
+                        Cursor { at: at(0), lost: oldest.saturating_sub(id).saturating_sub(1) }
+                    }
+                    _ => {
+                        let seen = seqs().take_while(|(_, seq)| *seq <= id).last();
+                        Cursor { at: at(seen.map_or(0, |(index, _)| index + 1)), lost: 0 }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The next of what a follower has not seen, [`CHUNK`] at most.
+    fn read(&self, cursor: &mut Cursor) -> Vec<Kept> {
+        let ring = self.ring();
+        if cursor.at < ring.first {
+            cursor.lost = cursor.lost.saturating_add(ring.first - cursor.at);
+            cursor.at = ring.first;
+        }
+        let mut read = Vec::new();
+        if cursor.lost > 0 {
+            read.push(Kept::Lost(std::mem::take(&mut cursor.lost)));
+        }
+        let skipped = usize::try_from(cursor.at - ring.first).unwrap_or(usize::MAX);
+        for kept in ring.kept.iter().skip(skipped).take(CHUNK) {
+            read.push(kept.clone());
+            cursor.at += 1;
+        }
+        read
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes events from the service until it ends.
+pub(super) async fn follow(
+    mut events: broadcast::Receiver<Arc<Told>>,
+    hub: Arc<Hub>,
+    metrics: Arc<Metrics>,
+    shutdown: CancellationToken,
+) {
+    loop {
+        let told = tokio::select! {
+            () = shutdown.cancelled() => return,
+            told = events.recv() => told,
+        };
+        match told {
+            Ok(told) => {
+                metrics.take_in(&told);
+                hub.keep(Kept::Told(told));
+            }
+            Err(RecvError::Lagged(lost)) => {
+                tracing::warn!(lost, "events came faster than they were taken; metrics lack them");
+                metrics.lost(lost);
+                hub.keep(Kept::Lost(lost));
+            }
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// A follower.
+struct Follower<F> {
+    hub: Arc<Hub>,
+    changed: watch::Receiver<()>,
+    cursor: Cursor,
+    beat: Interval,
+    may_see: F,
+    shutdown: CancellationToken,
+    is_greeted: bool,
+    _place: OwnedSemaphorePermit,
+}
+
+/// Events as they are written to a follower, until `shutdown`, or until `may_see` says that it may see no more.
+pub(super) fn stream<F: Fn() -> bool + Send>(
+    hub: Arc<Hub>,
+    from: From,
+    beat: Duration,
+    may_see: F,
+    shutdown: CancellationToken,
+    place: OwnedSemaphorePermit,
+) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    let mut beat = interval_at(Instant::now() + beat, beat);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let follower = Follower {
+        changed: hub.changed.subscribe(),
+        cursor: hub.begin(from),
+        hub,
+        beat,
+        may_see,
+        shutdown,
+        is_greeted: false,
+        _place: place,
+    };
+    unfold(follower, |mut follower| async {
+        let text = follower.next().await?;
+        Some((Ok(Bytes::from(text)), follower))
+    })
+}
+
+impl<F: Fn() -> bool> Follower<F> {
+    async fn next(&mut self) -> Option<String> {
+        if !std::mem::replace(&mut self.is_greeted, true) {
+            return Some(HELLO.to_owned());
+        }
+        loop {
+            if self.shutdown.is_cancelled() {
+                return None;
+            }
+            self.changed.mark_unchanged();
+            let read = self.hub.read(&mut self.cursor);
+            if !read.is_empty() {
+                return (self.may_see)().then(|| read.iter().map(written).collect());
+            }
+            tokio::select! {
+                () = self.shutdown.cancelled() => return None,
+                changed = self.changed.changed() => changed.ok()?,
+                _ = self.beat.tick() => return (self.may_see)().then(|| ": still here\n\n".to_owned()),
+            }
+        }
+    }
+}
+
+/// An event as it goes over the wire.
+fn written(kept: &Kept) -> String {
+    let mut text = String::new();
+    let told = match kept {
+        Kept::Told(told) => serde_json::to_value(told.as_ref()).map(|data| (told.seq, data)),
+        Kept::Lost(lost) => return lagged(*lost),
+    };
+    match told {
+        Ok((seq, data)) => {
+            let kind = data.get("event").and_then(serde_json::Value::as_str).unwrap_or("message");
+            // JSON has no line ends in it, so it is one line of data.
+            let _ = write!(text, "id: {seq}\nevent: {kind}\ndata: {data}\n\n");
+            text
+        }
+        Err(error) => {
+            tracing::error!(%error, "an event cannot be written as JSON");
+            lagged(1)
+        }
+    }
+}
+
+fn lagged(lost: u64) -> String {
+    format!("event: lagged\ndata: {{\"lost\":{lost}}}\n\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::StreamExt;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::service::What;
+
+    fn told(seq: u64) -> Kept {
+        let what = What::Learnt { held_bytes: vec![seq] };
+        Kept::Told(Arc::new(Told { seq, at_unix_ms: 0, model: "one".to_owned(), what }))
+    }
+
+    /// What a follower sees that begins there: a number for each event, and what it is told that it lost.
+    fn seen(hub: &Hub, from: From) -> Vec<Result<u64, u64>> {
+        let mut cursor = hub.begin(from);
+        let mut all = Vec::new();
+        loop {
+            let read = hub.read(&mut cursor);
+            if read.is_empty() {
+                return all;
+            }
+            all.extend(read.iter().map(|kept| match kept {
+                Kept::Told(told) => Ok(told.seq),
+                Kept::Lost(lost) => Err(*lost),
+            }));
+        }
+    }
+
+    #[test]
+    fn a_follower_begins_where_it_says() {
+        let hub = Hub::default();
+        assert_eq!(seen(&hub, From::Behind(7)), []);
+        (5..=8).for_each(|seq| hub.keep(told(seq)));
+        assert_eq!(seen(&hub, From::Past(0)), []);
+        assert_eq!(seen(&hub, From::Past(2)), [Ok(7), Ok(8)]);
+        assert_eq!(seen(&hub, From::Past(usize::MAX)).len(), 4);
+        assert_eq!(seen(&hub, From::Behind(8)), []);
+        assert_eq!(seen(&hub, From::Behind(6)), [Ok(7), Ok(8)]);
+        assert_eq!(seen(&hub, From::Behind(4)), [Ok(5), Ok(6), Ok(7), Ok(8)]);
+        assert_eq!(seen(&hub, From::Behind(1)), [Err(3), Ok(5), Ok(6), Ok(7), Ok(8)], "2, 3 and 4 are lost");
+        assert_eq!(seen(&hub, From::Behind(99)).len(), 4, "the service began anew");
+    }
+
+    #[test]
+    fn what_is_not_kept_or_never_came_is_told_as_lost() {
+        let hub = Hub::default();
+        let mut slow = hub.begin(From::Past(0));
+        let more = u64::try_from(KEPT_MAX).unwrap() + 10;
+        (1..=more).for_each(|seq| hub.keep(told(seq)));
+        let read = hub.read(&mut slow);
+        assert!(matches!(read[..2], [Kept::Lost(10), Kept::Told(ref told)] if told.seq == 11), "{read:?}");
+        hub.keep(Kept::Lost(3));
+        hub.keep(told(more + 4));
+        assert_eq!(seen(&hub, From::Behind(more)), [Err(3), Ok(more + 4)]);
+        assert_eq!(hub.ring().kept.len(), KEPT_MAX);
+    }
+
+    #[tokio::test]
+    async fn a_stream_beats_and_ends_when_it_may_see_no_more() {
+        let hub = Arc::new(Hub::default());
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let (may, was_told) = (Arc::new(Mutex::new(true)), CancellationToken::new());
+        let may_see = {
+            let may = Arc::clone(&may);
+            move || *may.lock().unwrap()
+        };
+        let beat = Duration::from_millis(1);
+        let mut stream = pin!(stream(Arc::clone(&hub), From::Past(0), beat, may_see, was_told, place));
+        assert_eq!(stream.next().await.unwrap().unwrap(), HELLO);
+        assert_eq!(stream.next().await.unwrap().unwrap(), ": still here\n\n");
+        hub.keep(told(3));
+        let written = stream.next().await.unwrap().unwrap();
+        assert!(written.starts_with(b"id: 3\nevent: learnt\ndata: {"), "{written:?}");
+        assert!(written.ends_with(b"}\n\n"), "{written:?}");
+        *may.lock().unwrap() = false;
+        hub.keep(told(4));
+        assert!(stream.next().await.is_none());
+    }
+}

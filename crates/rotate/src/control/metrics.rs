@@ -1,0 +1,211 @@
+//! Metrics for Prometheus, as OpenMetrics text.
+//!
+//! What can be read off the service when somebody asks is read then, so that it cannot differ from its status, and a
+//! model that is gone is gone from here. What only events tell is counted as they come.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::service::{Snapshot, Told, What};
+
+const PREFIX: &str = "poorwill_rotate";
+/// From a look at an engine to the start of a large one.
+const SECONDS: [f64; 15] =
+    [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0];
+/// The stage in which an engine is tried.
+const CANARY: &str = "canary";
+/// The stage in which requests end and no others are let through.
+const DRAINING: &str = "draining";
+
+type Number = Gauge<u64, AtomicU64>;
+type Swaps = Family<OfSwap, Histogram, fn() -> Histogram>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfModel {
+    model: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfStage {
+    model: String,
+    stage: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfSwap {
+    phase: &'static str,
+    path: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfGpu {
+    gpu: u64,
+}
+
+/// What was counted since the service began.
+pub(super) struct Metrics {
+    registry: Registry,
+    swaps: Swaps,
+    failures: Family<OfStage, Counter>,
+    canary_failures: Family<OfModel, Counter>,
+    shortfalls: Family<OfModel, Counter>,
+    quarantines: Family<OfModel, Counter>,
+    lost: Counter,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix(PREFIX);
+        let swaps = Swaps::new_with_constructor(|| Histogram::new(SECONDS));
+        let help =
+            "How long models took to come up, and each phase of it, by whether they woke or were started";
+        registry.register_with_unit("swap", help, Unit::Seconds, swaps.clone());
+        let failures = Family::default();
+        registry.register(
+            "failures",
+            "Steps that failed, by the stage that the model was in",
+            Family::clone(&failures),
+        );
+        let mut by_model = |name: &str, help: &str| {
+            let family = Family::<OfModel, Counter>::default();
+            registry.register(name, help, family.clone());
+            family
+        };
+        let canary_failures = by_model("canary_failures", "Canaries that were wrong, or not answered");
+        let shortfalls = by_model("shortfalls", "GPUs on which a sleep gave back less than the model holds");
+        let quarantines = by_model("quarantines", "How often a model was left alone for a while");
+        let lost = Counter::default();
+        registry.register("events_lost", "Events that came too fast to be counted here", lost.clone());
+        Self { registry, swaps, failures, canary_failures, shortfalls, quarantines, lost }
+    }
+}
+
+impl Metrics {
+    /// Counts an event.
+    pub(super) fn take_in(&self, told: &Told) {
+        let model = || OfModel { model: told.model.clone() };
+        match &told.what {
+            What::Ready { swap } => {
+                let of = |phase| OfSwap { phase, path: swap.path };
+                for (phase, seconds) in &swap.phases {
+                    self.swaps.get_or_create(&of(phase)).observe(*seconds);
+                }
+                self.swaps.get_or_create(&of("total")).observe(swap.total_s);
+            }
+            What::Failed { stage, .. } => {
+                self.failures.get_or_create(&OfStage { model: told.model.clone(), stage }).inc();
+                if *stage == CANARY {
+                    self.canary_failures.get_or_create(&model()).inc();
+                }
+            }
+            What::Shortfall { .. } => {
+                self.shortfalls.get_or_create(&model()).inc();
+            }
+            What::Quarantined { .. } => {
+                self.quarantines.get_or_create(&model()).inc();
+            }
+            What::Stage { .. } | What::Learnt { .. } => {}
+        }
+    }
+
+    /// Counts events of which nothing else is known.
+    pub(super) fn lost(&self, lost: u64) {
+        self.lost.inc_by(lost);
+    }
+
+    /// All metrics, with what there is now.
+    pub(super) fn text(&self, now: &Snapshot) -> Result<String, fmt::Error> {
+        for model in &now.models {
+            // A counter that is first seen at 1 has no rise that anybody could be alarmed by.
+            let of = OfModel { model: model.name.clone() };
+            for family in [&self.canary_failures, &self.shortfalls, &self.quarantines] {
+                drop(family.get_or_create(&of));
+            }
+        }
+        let mut text = String::new();
+        encode_registry(&mut text, &self.registry)?;
+        encode_registry(&mut text, &of_models(now))?;
+        encode_registry(&mut text, &of_gpus(now))?;
+        encode_eof(&mut text)?;
+        Ok(text)
+    }
+}
+
+fn of_models(now: &Snapshot) -> Registry {
+    let mut registry = Registry::with_prefix(PREFIX);
+    let mut gauge = |name: &str, help: &str| {
+        let family = Family::<OfModel, Number>::default();
+        registry.register(name, help, family.clone());
+        family
+    };
+    let queue = gauge("queue", "Requests that wait for the model");
+    let running = gauge("running", "Requests of the model that run");
+    let ready = gauge("ready", "Whether requests of the model are let through");
+    let mut counter = |name: &str, help: &str| {
+        let family = Family::<OfModel, Counter>::default();
+        registry.register(name, help, family.clone());
+        family
+    };
+    let admitted = counter("admitted", "Requests that were let through");
+    let refused = counter("refused", "Requests that were refused");
+    let starts = counter("engine_starts", "How often the engine was started");
+    for model in &now.models {
+        let of = OfModel { model: model.name.clone() };
+        queue.get_or_create(&of).set(wide(model.queued));
+        running.get_or_create(&of).set(wide(model.running));
+        ready.get_or_create(&of).set(u64::from(model.is_ready));
+        admitted.get_or_create(&of).inc_by(model.admitted);
+        refused.get_or_create(&of).inc_by(model.refused);
+        starts.get_or_create(&of).inc_by(model.starts);
+    }
+    registry
+}
+
+fn of_gpus(now: &Snapshot) -> Registry {
+    let mut registry = Registry::with_prefix(PREFIX);
+    let residents = Family::<OfGpu, Number>::default();
+    registry.register("residents", "Models on the GPU that are ready or draining", residents.clone());
+    let mut bytes = |name: &str, help: &str| {
+        let family = Family::<OfGpu, Number>::default();
+        registry.register_with_unit(name, help, Unit::Bytes, family.clone());
+        family
+    };
+    let free = bytes("gpu_free", "Memory of the GPU that was free when it was measured last");
+    let total = bytes("gpu_total", "All memory of the GPU, once it was measured");
+    let promised = bytes("gpu_promised", "Memory of the GPU that the models which are up are known to need");
+    for gpu in &now.gpus {
+        let of = OfGpu { gpu: wide(gpu.gpu) };
+        let is_up = |stage: &str, is_ready: bool| is_ready || stage == DRAINING;
+        let up = now
+            .models
+            .iter()
+            .filter(|model| model.gpus.contains(&gpu.gpu) && is_up(model.stage, model.is_ready))
+            .count();
+        residents.get_or_create(&of).set(wide(up));
+        for (family, bytes) in [(&free, gpu.free_bytes), (&total, gpu.total_bytes)] {
+            if let Some(bytes) = bytes {
+                family.get_or_create(&of).set(bytes);
+            }
+        }
+        promised.get_or_create(&of).set(gpu.promised_bytes);
+    }
+    registry
+}
+
+fn wide(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}

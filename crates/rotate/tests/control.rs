@@ -1,0 +1,399 @@
+//! What operators can ask for and order, over real sockets, and who is kept out. The service behind it is made up.
+#![allow(clippy::unwrap_used)]
+
+mod desk;
+
+use poorwill_rotate::service::{Order, Swap, What};
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use self::desk::{Metrics, Options, PLAIN, STUCK, is_it, running, snapshot, stage, swap, told};
+
+/// As many as may follow events.
+const FOLLOWERS: usize = 64;
+
+#[tokio::test]
+async fn status_and_health_are_read() {
+    let control = running(PLAIN).await;
+    let answer = control.ask("GET /rotate/status", "", "").await;
+    assert_eq!((answer.status, answer.json()), (200, serde_json::to_value(snapshot()).unwrap()));
+    assert_eq!(answer.head["cache-control"], "no-store");
+    assert_eq!(answer.head["x-content-type-options"], "nosniff");
+    assert_eq!(control.ask("GET /health", "", "").await.json(), json!({"status": "ok"}));
+}
+
+#[tokio::test]
+async fn orders_reach_the_model_and_its_state_comes_back() {
+    let control = running(PLAIN).await;
+    let two = "org%2Ftwo%20%22q%22%5C";
+    for (path, body, name, order) in [
+        ("one/wake", "", "one", Order::Wake),
+        ("one/sleep", "", "one", Order::Sleep),
+        ("one-alias/restart", "", "one-alias", Order::Restart),
+        ("one/pin", "", "one", Order::Pin(true)),
+        ("one/pin", "{}", "one", Order::Pin(true)),
+        ("one/pin", "{\"pinned\": false}", "one", Order::Pin(false)),
+        (&format!("{two}/pin"), "{\"pinned\": true}", "org/two \"q\"\\", Order::Pin(true)),
+    ] {
+        let answer = control.ask(&format!("POST /rotate/models/{path}"), "", body).await;
+        assert_eq!(answer.status, 202, "{path} {answer:?}");
+        assert_eq!(control.desk.orders.lock().unwrap().pop(), Some((name.to_owned(), order)), "{path}");
+        let now = control.desk.snapshot.lock().unwrap().clone();
+        let model = now.models.iter().find(|model| is_it(model, name)).unwrap();
+        assert_eq!(answer.json(), serde_json::to_value(model).unwrap());
+    }
+    assert!(control.desk.snapshot.lock().unwrap().models[1].is_pinned);
+}
+
+#[tokio::test]
+async fn what_is_not_there_or_not_understood_is_said() {
+    let control = running(PLAIN).await;
+    for ask in ["POST /rotate/models/nine/wake", "GET /rotate/models/nine/log"] {
+        let answer = control.ask(ask, "", "").await;
+        assert_eq!(answer.status, 404);
+        assert!(
+            answer.message().contains("`nine`") && answer.message().contains("one, org/two"),
+            "{answer:?}"
+        );
+        assert_eq!(answer.json()["error"]["models"], json!(["one", "org/two \"q\"\\", "three"]));
+    }
+    for (ask, body, status, word) in [
+        ("POST /rotate/models/one/dance", "", 404, "`dance`"),
+        ("POST /rotate/models/org/two/wake", "", 404, "%2F"),
+        ("GET /rotate", "", 404, "/rotate/status"),
+        ("GET /rotate/models/one/wake", "", 405, "POST"),
+        ("POST /rotate/status", "", 405, "GET"),
+        ("POST /rotate/models/%FF/wake", "", 400, "UTF-8"),
+        ("POST /rotate/models/one/pin", "{\"pinned\": 1}", 400, "boolean"),
+        ("POST /rotate/models/one/pin", "{\"pined\": true}", 400, "pined"),
+        ("POST /rotate/models/one/pin", "{", 400, "pinned"),
+        ("GET /rotate/models/one/log?lines=many", "", 400, "lines"),
+        ("GET /rotate/models/one/log?lines=10001", "", 400, "10000"),
+        ("GET /rotate/events?past=-1", "", 400, "past"),
+    ] {
+        let answer = control.ask(ask, "", body).await;
+        assert!(answer.status == status && answer.message().contains(word), "{ask} {answer:?}");
+    }
+    assert!(control.ask("GET /rotate/events", "Last-Event-ID: x\r\n", "").await.message().contains("number"));
+    assert_eq!(*control.desk.orders.lock().unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_body_may_be_so_long_and_no_longer() {
+    let control = running(PLAIN).await;
+    let most = format!("{:<16384}", "{\"pinned\": true}");
+    assert_eq!(control.ask("POST /rotate/models/one/pin", "", &most).await.status, 202);
+    for ask in ["POST /rotate/models/one/pin", "POST /rotate/models/one/wake", "POST /rotate/reload"] {
+        let answer = control.ask(ask, "", &format!("{most} ")).await;
+        assert!(answer.status == 413 && answer.message().contains("16384"), "{ask} {answer:?}");
+    }
+    let chunked = format!(
+        "POST /rotate/models/one/pin HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\
+         \r\n\r\n4001\r\n{most} \r\n0\r\n\r\n"
+    );
+    assert_eq!(control.send(&chunked).await.status, 413);
+    assert_eq!(control.desk.orders.lock().unwrap().len(), 1);
+    assert_eq!(*control.desk.reloaded.lock().unwrap(), 0);
+    // A head that is this long already and has not ended.
+    let head = format!("{:x<32768}", "GET /health HTTP/1.1\r\nLarge: ");
+    assert_eq!(control.send(&head).await.status, 431);
+}
+
+#[tokio::test]
+async fn the_log_is_plain_text() {
+    let control = running(PLAIN).await;
+    let answer = control.ask("GET /rotate/models/one/log?lines=2", "", "").await;
+    assert_eq!((answer.status, answer.body.as_str()), (200, "one <b>299</b>\none <b>300</b>\n"));
+    assert_eq!(answer.head["content-type"], "text/plain; charset=utf-8");
+    assert_eq!(control.ask("GET /rotate/models/one/log", "", "").await.body.lines().count(), 200);
+}
+
+#[tokio::test]
+async fn a_reload_is_done_or_says_what_is_wrong() {
+    let control = running(PLAIN).await;
+    assert_eq!(control.ask("POST /rotate/reload", "", "").await.json(), json!({"reloaded": true}));
+    control.desk.reloads.lock().unwrap().push(Err("line 3: no such key".to_owned()));
+    let answer = control.ask("POST /rotate/reload", "", "").await;
+    assert_eq!((answer.status, answer.message().as_str()), (422, "line 3: no such key"));
+}
+
+#[tokio::test]
+async fn a_reload_comes_to_its_end_when_who_asked_has_left() {
+    let control = running(Options { has_gate: true, ..PLAIN }).await;
+    let (begun, may_end) = control.desk.gate.as_ref().unwrap();
+    let mut stream = TcpStream::connect(control.address).await.unwrap();
+    stream.write_all(b"POST /rotate/reload HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    tokio::time::timeout(STUCK, begun.notified()).await.unwrap();
+    drop(stream);
+    // By now it was seen that nobody waits any more.
+    assert_eq!(control.ask("GET /health", "", "").await.status, 200);
+    may_end.notify_one();
+    let done = async {
+        while *control.desk.reloaded.lock().unwrap() == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(STUCK, done).await.expect("it comes to its end");
+}
+
+#[tokio::test]
+async fn with_keys_only_the_page_and_health_are_for_everybody() {
+    let control = running(Options { keys: &["alpha", "beta"], ..PLAIN }).await;
+    let guarded = ["GET /rotate/status", "GET /rotate/events", "GET /metrics", "GET /rotate/models/one/log"];
+    let orders =
+        ["POST /rotate/reload", "POST /rotate/models/one/wake", "GET /nowhere", "GET //", "GET /health/"];
+    for ask in guarded.into_iter().chain(orders) {
+        for head in [
+            "",
+            "Authorization: Bearer gamma\r\n",
+            "Authorization: Bearer \r\n",
+            "Authorization: Basic alpha\r\n",
+        ] {
+            let answer = control.ask(ask, head, "").await;
+            assert!(answer.status == 401 && answer.message().contains("Bearer"), "{ask} {head} {answer:?}");
+            assert_eq!(answer.head["www-authenticate"], "Bearer");
+        }
+    }
+    assert_eq!(*control.desk.orders.lock().unwrap(), []);
+    for open in ["GET /", "GET /health", "HEAD /"] {
+        assert_eq!(control.ask(open, "", "").await.status, 200, "{open}");
+    }
+    for key in ["alpha", "beta"] {
+        let head = format!("authorization: bearer {key}\r\n");
+        assert_eq!(control.ask("GET /rotate/status", &head, "").await.status, 200);
+        assert_eq!(control.ask("POST /rotate/models/one/wake", &head, "").await.status, 202);
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_was_taken_away_ends_its_stream() {
+    let control = running(Options { keys: &["alpha", "beta"], ..PLAIN }).await;
+    let mut alpha = control.follow("/rotate/events", "Authorization: Bearer alpha\r\n").await;
+    let mut beta = control.follow("/rotate/events", "Authorization: Bearer beta\r\n").await;
+    control.tell(stage(1));
+    assert_eq!((alpha.id().await, beta.id().await), (1, 1));
+    *control.desk.control.lock().unwrap() = desk::control(&["beta"]);
+    control.tell(stage(2));
+    assert!(alpha.next().await.is_none());
+    assert_eq!(beta.id().await, 2);
+    assert_eq!(control.ask("GET /metrics", "Authorization: Bearer alpha\r\n", "").await.status, 401);
+}
+
+#[tokio::test]
+async fn other_sites_in_a_browser_are_kept_out() {
+    let control = running(PLAIN).await;
+    let port = control.address.port();
+    let own = format!(
+        "Host: localhost:{port}\r\nOrigin: http://localhost:{port}\r\nSec-Fetch-Site: same-origin\r\n"
+    );
+    for head in [own.as_str(), "Host: [::1]:9\r\n", "Host: localhost\r\n", "Sec-Fetch-Site: none\r\n"] {
+        assert_eq!(control.ask("POST /rotate/models/one/wake", head, "").await.status, 202, "{head}");
+    }
+    control.desk.orders.lock().unwrap().clear();
+    let rebound = ["Host: evil.example\r\n".to_owned(), format!("Host: localhost.evil.example:{port}\r\n")];
+    for head in &rebound {
+        for ask in ["GET /", "GET /health", "GET /rotate/status", "POST /rotate/models/one/wake"] {
+            let answer = control.ask(ask, head, "").await;
+            assert!(answer.status == 403 && answer.message().contains("evil.example"), "{ask} {answer:?}");
+        }
+    }
+    for head in [
+        "Sec-Fetch-Site: cross-site\r\n",
+        "Sec-Fetch-Site: same-site\r\n",
+        "Origin: http://evil.example\r\n",
+        "Origin: null\r\n",
+        &format!("Origin: http://127.0.0.1:{}\r\n", port ^ 1),
+        &format!("Origin: http://127.0.0.1:{port}\r\nOrigin: http://evil.example\r\n"),
+    ] {
+        for ask in
+            ["POST /rotate/models/one/wake", "POST /rotate/reload", "GET /rotate/events", "POST /health"]
+        {
+            assert_eq!(control.ask(ask, head, "").await.status, 403, "{ask} {head}");
+        }
+        assert_eq!(control.ask("GET /", head, "").await.status, 200, "a link to the page is fine");
+    }
+    for head in ["Host: localhost\r\nHost: localhost\r\n", "Host: a@localhost\r\n", "Host: \r\n"] {
+        assert_eq!(control.ask("GET /rotate/status", head, "").await.status, 400, "{head}");
+    }
+    let answer = control.ask("GET http://evil.example/rotate/status", "Host: localhost\r\n", "").await;
+    assert_eq!(answer.status, 400);
+    assert_eq!(*control.desk.orders.lock().unwrap(), []);
+}
+
+#[tokio::test]
+async fn where_others_reach_it_any_name_will_do_but_no_other_site() {
+    let control = running(Options { keys: &["alpha"], listen: "0.0.0.0:0", ..PLAIN }).await;
+    let head = "Authorization: Bearer alpha\r\nHost: gpu-7.example\r\n";
+    assert_eq!(control.ask("GET /rotate/status", head, "").await.status, 200);
+    let ours = format!("{head}Origin: https://gpu-7.example\r\n");
+    assert_eq!(control.ask("POST /rotate/models/one/wake", &ours, "").await.status, 202);
+    let other = format!("{head}Origin: https://evil.example\r\n");
+    assert_eq!(control.ask("POST /rotate/models/one/wake", &other, "").await.status, 403);
+}
+
+#[tokio::test]
+async fn events_come_in_order_and_again_to_who_comes_back() {
+    let control = running(PLAIN).await;
+    let mut first = control.follow("/rotate/events", "").await;
+    control.tell(stage(7));
+    control.tell(told(8, "one", What::Ready { swap: swap() }));
+    let (id, kind, data) = first.next().await.unwrap();
+    assert_eq!((id, kind.as_str(), &data), (Some(7), "stage", &serde_json::to_value(&*stage(7)).unwrap()));
+    let (id, kind, data) = first.next().await.unwrap();
+    assert_eq!((id, kind.as_str(), &data["swap"]["path"]), (Some(8), "ready", &json!("hot")));
+    (9..40).for_each(|seq| control.tell(stage(seq)));
+    for seq in 9..40 {
+        assert_eq!(first.id().await, seq);
+    }
+    let mut back = control.follow("/rotate/events", "Last-Event-ID: 37\r\n").await;
+    assert_eq!((back.id().await, back.id().await), (38, 39));
+    let mut past = control.follow("/rotate/events?past=1", "").await;
+    assert_eq!(past.id().await, 39);
+    control.tell(stage(40));
+    for follower in [&mut first, &mut back, &mut past] {
+        assert_eq!(follower.id().await, 40);
+    }
+}
+
+#[tokio::test]
+async fn who_does_not_read_is_told_what_was_lost_and_goes_on() {
+    const EVENTS: u64 = 3000;
+    let control = running(PLAIN).await;
+    let mut slow = control.follow("/rotate/events", "").await;
+    for seq in 1..=EVENTS {
+        control.tell(told(seq, "one", What::Failed { stage: "waking", reason: "x".repeat(16 << 10) }));
+    }
+    let sample = "poorwill_rotate_failures_total{model=\"one\",stage=\"waking\"}";
+    control.metrics_when(sample, 3000.0).await;
+    control.tell(stage(EVENTS + 1));
+    let (mut last, mut lost) = (0, 0);
+    while last <= EVENTS {
+        let (id, kind, data) = slow.next().await.expect("it goes on");
+        match id {
+            Some(id) => {
+                assert_eq!(id, last + 1);
+                last = id;
+            }
+            None => {
+                assert_eq!(kind, "lagged");
+                lost += data["lost"].as_u64().unwrap();
+                last += data["lost"].as_u64().unwrap();
+            }
+        }
+    }
+    assert!(lost > 0, "nothing was lost, so this shows nothing");
+}
+
+#[tokio::test]
+async fn what_the_service_could_not_hand_over_is_told_as_lost() {
+    let control = running(Options { events_kept: 4, ..PLAIN }).await;
+    let mut follower = control.follow("/rotate/events", "").await;
+    // On one thread nobody takes them in between.
+    (1..=100).for_each(|seq| control.tell(stage(seq)));
+    let (id, kind, data) = follower.next().await.unwrap();
+    assert_eq!((id, kind.as_str(), data), (None, "lagged", json!({"lost": 96})));
+    assert_eq!(follower.id().await, 97);
+    control.metrics_when("poorwill_rotate_events_lost_total", 96.0).await;
+}
+
+#[tokio::test]
+async fn so_many_may_follow_and_no_more() {
+    let control = running(PLAIN).await;
+    let mut all = Vec::new();
+    for _ in 0..FOLLOWERS {
+        all.push(control.follow("/rotate/events", "").await);
+    }
+    let answer = control.ask("GET /rotate/events", "", "").await;
+    assert!(answer.status == 503 && answer.message().contains("64"), "{answer:?}");
+    assert_eq!(control.ask("GET /rotate/status", "", "").await.status, 200, "the rest goes on");
+    control.tell(stage(1));
+    for follower in &mut all {
+        assert_eq!(follower.id().await, 1);
+    }
+}
+
+#[tokio::test]
+async fn metrics_are_what_events_and_the_snapshot_say() {
+    let control = running(PLAIN).await;
+    let failed = |seq, stage| told(seq, "one", What::Failed { stage, reason: "it is gone".to_owned() });
+    let shortfall = What::Shortfall { gpu: 0, expected_bytes: 9, freed_bytes: 1 };
+    control.tell(told(1, "one", What::Ready { swap: swap() }));
+    control.tell(told(2, "one", What::Ready { swap: Swap { path: "cold", total_s: 100.0, ..swap() } }));
+    control.tell(failed(3, "waking"));
+    control.tell(failed(4, "canary"));
+    control.tell(failed(5, "canary"));
+    control.tell(told(6, "one", shortfall));
+    control.tell(told(7, "three", What::Quarantined { for_s: 60.0, failures: 3 }));
+    let metrics = control.metrics_when("poorwill_rotate_quarantines_total{model=\"three\"}", 1.0).await;
+    let swaps = "poorwill_rotate_swap_seconds";
+    let two = "org/two \\\"q\\\"\\\\";
+    for (sample, value) in [
+        (format!("{swaps}_count{{phase=\"total\",path=\"hot\"}}"), 1.0),
+        (format!("{swaps}_sum{{phase=\"total\",path=\"hot\"}}"), 2.0),
+        (format!("{swaps}_sum{{phase=\"total\",path=\"cold\"}}"), 100.0),
+        (format!("{swaps}_sum{{phase=\"waking\",path=\"hot\"}}"), 1.5),
+        (format!("{swaps}_bucket{{le=\"60.0\",phase=\"total\",path=\"cold\"}}"), 0.0),
+        (format!("{swaps}_bucket{{le=\"120.0\",phase=\"total\",path=\"cold\"}}"), 1.0),
+        (format!("{swaps}_bucket{{le=\"+Inf\",phase=\"total\",path=\"cold\"}}"), 1.0),
+        ("poorwill_rotate_failures_total{model=\"one\",stage=\"waking\"}".to_owned(), 1.0),
+        ("poorwill_rotate_failures_total{model=\"one\",stage=\"canary\"}".to_owned(), 2.0),
+        ("poorwill_rotate_canary_failures_total{model=\"one\"}".to_owned(), 2.0),
+        ("poorwill_rotate_canary_failures_total{model=\"three\"}".to_owned(), 0.0),
+        ("poorwill_rotate_shortfalls_total{model=\"one\"}".to_owned(), 1.0),
+        (format!("poorwill_rotate_queue{{model=\"{two}\"}}"), 5.0),
+        ("poorwill_rotate_running{model=\"one\"}".to_owned(), 3.0),
+        ("poorwill_rotate_ready{model=\"one\"}".to_owned(), 1.0),
+        ("poorwill_rotate_ready{model=\"three\"}".to_owned(), 0.0),
+        ("poorwill_rotate_admitted_total{model=\"one\"}".to_owned(), 40.0),
+        ("poorwill_rotate_refused_total{model=\"one\"}".to_owned(), 2.0),
+        ("poorwill_rotate_engine_starts_total{model=\"one\"}".to_owned(), 1.0),
+        ("poorwill_rotate_residents{gpu=\"0\"}".to_owned(), 2.0),
+        ("poorwill_rotate_residents{gpu=\"1\"}".to_owned(), 1.0),
+        ("poorwill_rotate_gpu_total_bytes{gpu=\"0\"}".to_owned(), 85_899_345_920.0),
+        ("poorwill_rotate_gpu_free_bytes{gpu=\"0\"}".to_owned(), 9_663_676_416.0),
+        ("poorwill_rotate_gpu_promised_bytes{gpu=\"1\"}".to_owned(), 0.0),
+        ("poorwill_rotate_events_lost_total".to_owned(), 0.0),
+    ] {
+        assert_eq!(metrics.at(&sample).to_bits(), f64::to_bits(value), "{sample}");
+    }
+    assert!(
+        !metrics.samples.contains_key("poorwill_rotate_gpu_free_bytes{gpu=\"1\"}"),
+        "it was not measured"
+    );
+    assert_eq!(metrics.types[swaps], "histogram");
+    assert_eq!(metrics.types["poorwill_rotate_gpu_free_bytes"], "gauge");
+    assert_eq!(metrics.types["poorwill_rotate_admitted"], "counter");
+    let answer = control.ask("GET /metrics", "", "").await;
+    assert_eq!(answer.head["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    control.desk.snapshot.lock().unwrap().models.truncate(1);
+    let metrics = Metrics::of(&control.ask("GET /metrics", "", "").await.body);
+    assert!(!metrics.samples.contains_key("poorwill_rotate_ready{model=\"three\"}"), "it is gone");
+}
+
+#[tokio::test]
+async fn the_page_is_served_with_what_keeps_others_out_of_it() {
+    let control = running(PLAIN).await;
+    let answer = control.ask("GET /", "", "").await;
+    assert_eq!((answer.status, answer.body.as_str()), (200, include_str!("../src/control/page.html")));
+    assert_eq!(answer.head["content-type"], "text/html; charset=utf-8");
+    let policy = &answer.head["content-security-policy"];
+    for part in ["default-src 'none'", "script-src 'sha256-", "style-src 'sha256-", "frame-ancestors 'none'"]
+    {
+        assert!(policy.contains(part), "{policy}");
+    }
+    assert_eq!(answer.head["x-content-type-options"], "nosniff");
+    assert_eq!(answer.head["cache-control"], "no-store");
+}
+
+#[tokio::test]
+async fn when_the_service_ends_streams_end_and_so_does_this() {
+    let control = running(PLAIN).await;
+    let mut follower = control.follow("/rotate/events", "").await;
+    let mut half = TcpStream::connect(control.address).await.unwrap();
+    half.write_all(b"GET /health HTT").await.unwrap();
+    control.shutdown.cancel();
+    assert!(follower.next().await.is_none());
+    tokio::time::timeout(STUCK, control.served).await.expect("it ends").unwrap().unwrap();
+    assert!(TcpStream::connect(control.address).await.is_err(), "nobody listens any more");
+}

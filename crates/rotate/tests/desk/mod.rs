@@ -1,0 +1,369 @@
+//! Control over a service that is made up, and what asks it over real sockets.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use poorwill_rotate::config::{self, Config};
+use poorwill_rotate::control::{Desk, Later, serve};
+use poorwill_rotate::service::{GpuNow, ModelNow, Order, Snapshot, Swap, Told, What};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{Notify, broadcast};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// Behind this a test is stuck. Nothing is measured by it.
+pub(crate) const STUCK: Duration = Duration::from_secs(120);
+/// A service that does what it is told to, and remembers it.
+pub(crate) struct Fake {
+    pub(crate) snapshot: Mutex<Snapshot>,
+    pub(crate) orders: Mutex<Vec<(String, Order)>>,
+    pub(crate) reloads: Mutex<Vec<Result<(), String>>>,
+    /// What a reload waits for.
+    pub(crate) gate: Option<(Notify, Notify)>,
+    pub(crate) reloaded: Mutex<u32>,
+    pub(crate) control: Mutex<Arc<config::Control>>,
+    pub(crate) events: broadcast::Sender<Arc<Told>>,
+}
+
+impl Desk for Fake {
+    fn snapshot(&self) -> Later<'_, Snapshot> {
+        Box::pin(async { self.snapshot.lock().unwrap().clone() })
+    }
+
+    fn events(&self) -> broadcast::Receiver<Arc<Told>> {
+        self.events.subscribe()
+    }
+
+    fn order<'a>(&'a self, name: &'a str, order: Order) -> Later<'a, bool> {
+        Box::pin(async move {
+            let mut snapshot = self.snapshot.lock().unwrap();
+            let Some(model) = snapshot.models.iter_mut().find(|model| is_it(model, name)) else {
+                return false;
+            };
+            if let Order::Pin(is_pinned) = order {
+                model.is_pinned = is_pinned;
+            }
+            self.orders.lock().unwrap().push((name.to_owned(), order));
+            true
+        })
+    }
+
+    fn log(&self, name: &str, lines: usize) -> Option<Vec<String>> {
+        let snapshot = self.snapshot.lock().unwrap();
+        snapshot.models.iter().find(|model| is_it(model, name))?;
+        let all: Vec<String> = (1..=300).map(|line| format!("{name} <b>{line}</b>")).collect();
+        Some(all[all.len().saturating_sub(lines)..].to_vec())
+    }
+
+    fn reload(&self) -> Later<'_, Result<(), String>> {
+        Box::pin(async {
+            if let Some((begun, may_end)) = &self.gate {
+                begun.notify_one();
+                may_end.notified().await;
+            }
+            *self.reloaded.lock().unwrap() += 1;
+            self.reloads.lock().unwrap().pop().unwrap_or(Ok(()))
+        })
+    }
+
+    fn control(&self) -> Arc<config::Control> {
+        Arc::clone(&self.control.lock().unwrap())
+    }
+}
+
+pub(crate) fn is_it(model: &ModelNow, name: &str) -> bool {
+    model.name == name || model.aliases.iter().any(|alias| alias == name)
+}
+
+/// Control with these keys. They can only be had from a configuration.
+pub(crate) fn control(keys: &[&str]) -> Arc<config::Control> {
+    let places: Vec<String> = keys.iter().map(|key| format!("\"env:{key}\"")).collect();
+    let text = format!(
+        "[control]\nkeys = [{}]\n[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n",
+        places.join(", ")
+    );
+    let secret = |place: &str| Ok(place.trim_start_matches("env:").to_owned());
+    Arc::new(Config::parse(&text, &secret).unwrap().control)
+}
+
+pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
+    ModelNow {
+        name: name.to_owned(),
+        aliases: vec![format!("{name}-alias")],
+        engine: "vllm",
+        url: "http://127.0.0.1:8000".to_owned(),
+        gpus: gpus.to_vec(),
+        stage: "asleep",
+        stage_s: 12.5,
+        is_ready: false,
+        is_pinned: false,
+        is_supervised: true,
+        queued: 0,
+        running: 0,
+        admitted: 0,
+        refused: 0,
+        held_bytes: None,
+        need_bytes: None,
+        failures: 0,
+        last_failure: None,
+        starts: 0,
+    }
+}
+
+pub(crate) fn snapshot() -> Snapshot {
+    let ready = ModelNow {
+        stage: "ready",
+        is_ready: true,
+        running: 3,
+        admitted: 40,
+        refused: 2,
+        starts: 1,
+        held_bytes: Some(vec![7 << 30]),
+        ..model("one", &[0])
+    };
+    let draining = ModelNow { stage: "draining", queued: 5, ..model("org/two \"q\"\\", &[0, 1]) };
+    Snapshot {
+        uptime_s: 61.5,
+        is_ending: false,
+        models: vec![ready, draining, model("three", &[1])],
+        gpus: vec![
+            GpuNow {
+                gpu: 0,
+                total_bytes: Some(80 << 30),
+                free_bytes: Some(9 << 30),
+                promised_bytes: 60 << 30,
+            },
+            GpuNow { gpu: 1, total_bytes: None, free_bytes: None, promised_bytes: 0 },
+        ],
+        swaps: vec![swap()],
+    }
+}
+
+pub(crate) fn swap() -> Swap {
+    let phases = vec![("finding room", 0.2), ("waking", 1.5), ("canary", 0.3)];
+    Swap { at_unix_ms: 1_700_000_000_000, model: "one".to_owned(), path: "hot", total_s: 2.0, phases }
+}
+
+pub(crate) fn told(seq: u64, model: &str, what: What) -> Arc<Told> {
+    Arc::new(Told { seq, at_unix_ms: 1_700_000_000_000 + seq, model: model.to_owned(), what })
+}
+
+pub(crate) fn stage(seq: u64) -> Arc<Told> {
+    told(seq, "one", What::Stage { before: "asleep", before_s: 1.0, stage: "waking" })
+}
+
+/// Control that runs.
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
+    pub(crate) desk: Arc<Fake>,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) served: JoinHandle<std::io::Result<()>>,
+}
+
+pub(crate) struct Options<'a> {
+    pub(crate) keys: &'a [&'a str],
+    pub(crate) listen: &'a str,
+    pub(crate) events_kept: usize,
+    pub(crate) has_gate: bool,
+}
+
+pub(crate) const PLAIN: Options<'static> =
+    Options { keys: &[], listen: "127.0.0.1:0", events_kept: 8192, has_gate: false };
+
+pub(crate) async fn running(options: Options<'_>) -> Running {
+    let desk = Arc::new(Fake {
+        snapshot: Mutex::new(snapshot()),
+        orders: Mutex::default(),
+        reloads: Mutex::default(),
+        gate: options.has_gate.then(Default::default),
+        reloaded: Mutex::default(),
+        control: Mutex::new(control(options.keys)),
+        events: broadcast::Sender::new(options.events_kept),
+    });
+    let listener = TcpListener::bind(options.listen).await.unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], listener.local_addr().unwrap().port()));
+    let shutdown = CancellationToken::new();
+    let served = tokio::spawn(serve(listener, Arc::<Fake>::clone(&desk), shutdown.clone()));
+    let running = Running { address, desk, shutdown, served };
+    // Whoever is answered is answered by something that takes events already.
+    assert_eq!(running.ask("GET /health", "", "").await.status, 200);
+    running
+}
+
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: BTreeMap<String, String>,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// What an error says.
+    pub(crate) fn message(&self) -> String {
+        assert!(self.status >= 400, "{self:?}");
+        assert_eq!(self.head["content-type"], "application/json", "{self:?}");
+        self.json()["error"]["message"].as_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head in {text:?}"));
+        let mut lines = head.lines();
+        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+        let head = lines
+            .map(|line| line.split_once(": ").unwrap())
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()));
+        Self { status, head: head.collect(), body: body.to_owned() }
+    }
+}
+
+impl Running {
+    /// Asks with these further lines in the head, which may say another host.
+    pub(crate) async fn ask(&self, what: &str, head: &str, body: &str) -> Answer {
+        let is_host_said = head.to_ascii_lowercase().contains("host:");
+        let host = if is_host_said { String::new() } else { format!("Host: {}\r\n", self.address) };
+        let length =
+            if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        self.send(&format!("{what} HTTP/1.1\r\nConnection: close\r\n{host}{length}{head}\r\n{body}")).await
+    }
+
+    pub(crate) async fn send(&self, text: &str) -> Answer {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(text.as_bytes()).await.unwrap();
+        let mut bytes = Vec::new();
+        tokio::time::timeout(STUCK, stream.read_to_end(&mut bytes)).await.expect("an answer").unwrap();
+        Answer::of(&bytes)
+    }
+
+    pub(crate) async fn follow(&self, path: &str, head: &str) -> Follower {
+        let socket = TcpSocket::new_v4().unwrap();
+        // Little comes to lie in between, so that one who does not read is soon behind.
+        socket.set_recv_buffer_size(16 << 10).unwrap();
+        let mut stream = socket.connect(self.address).await.unwrap();
+        // With HTTP/1.0 the body comes as it is, and ends with the connection.
+        let ask = format!("GET {path} HTTP/1.0\r\nHost: {}\r\n{head}\r\n", self.address);
+        stream.write_all(ask.as_bytes()).await.unwrap();
+        let mut follower = Follower { stream, rest: String::new() };
+        let head = follower.until("\r\n\r\n").await.expect("a head");
+        assert!(head.starts_with("HTTP/1.0 200") || head.starts_with("HTTP/1.1 200"), "{head}");
+        assert!(head.to_ascii_lowercase().contains("content-type: text/event-stream"), "{head}");
+        assert_eq!(follower.until("\n\n").await.as_deref(), Some("retry: 2000"));
+        follower
+    }
+
+    pub(crate) fn tell(&self, told: Arc<Told>) {
+        self.desk.events.send(told).unwrap();
+    }
+
+    /// The metrics, once this one says so.
+    pub(crate) async fn metrics_when(&self, sample: &str, value: f64) -> Metrics {
+        let wait = async {
+            loop {
+                let metrics = Metrics::of(&self.ask("GET /metrics", "", "").await.body);
+                if metrics.samples.get(sample) == Some(&value) {
+                    return metrics;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(STUCK, wait).await.unwrap_or_else(|_| panic!("{sample} is not {value}"))
+    }
+}
+
+pub(crate) struct Follower {
+    pub(crate) stream: TcpStream,
+    pub(crate) rest: String,
+}
+
+impl Follower {
+    /// What comes until there is this; nothing if the stream ends before.
+    pub(crate) async fn until(&mut self, end: &str) -> Option<String> {
+        loop {
+            if let Some((found, rest)) = self.rest.split_once(end) {
+                let found = found.to_owned();
+                self.rest = rest.to_owned();
+                return Some(found);
+            }
+            let mut bytes = vec![0; 1 << 20];
+            let read =
+                tokio::time::timeout(STUCK, self.stream.read(&mut bytes)).await.expect("something comes");
+            match read.unwrap() {
+                0 => return None,
+                count => self.rest.push_str(std::str::from_utf8(&bytes[..count]).unwrap()),
+            }
+        }
+    }
+
+    /// The next event: number, kind and data.
+    pub(crate) async fn next(&mut self) -> Option<(Option<u64>, String, Value)> {
+        loop {
+            let block = self.until("\n\n").await?;
+            let of = |name: &str| block.lines().find_map(|line| line.strip_prefix(name));
+            let Some(data) = of("data: ") else { continue };
+            let id = of("id: ").map(|id| id.parse().unwrap());
+            return Some((id, of("event: ").unwrap().to_owned(), serde_json::from_str(data).unwrap()));
+        }
+    }
+
+    pub(crate) async fn id(&mut self) -> u64 {
+        let (id, kind, data) = self.next().await.expect("an event");
+        id.unwrap_or_else(|| panic!("no event with a number: {kind} {data}"))
+    }
+}
+
+/// OpenMetrics text, read strictly.
+pub(crate) struct Metrics {
+    pub(crate) types: BTreeMap<String, String>,
+    pub(crate) samples: BTreeMap<String, f64>,
+}
+
+impl Metrics {
+    pub(crate) fn of(text: &str) -> Self {
+        let mut metrics = Self { types: BTreeMap::new(), samples: BTreeMap::new() };
+        let (mut family, mut has_help) = (String::new(), String::new());
+        let mut lines = text.lines();
+        assert_eq!(lines.next_back(), Some("# EOF"));
+        for line in lines {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                has_help = help.split_once(' ').expect("a text").0.to_owned();
+            } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').unwrap();
+                assert_eq!(has_help, name, "a type comes behind its help");
+                assert!(name.starts_with("poorwill_rotate_") && !name.ends_with("_total"), "{name}");
+                assert!(metrics.types.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} twice");
+                family = name.to_owned();
+            } else if let Some(rest) = line.strip_prefix("# UNIT ") {
+                let (name, unit) = rest.split_once(' ').unwrap();
+                assert!(name == family && name.ends_with(&format!("_{unit}")), "{line}");
+            } else {
+                let (sample, value) = line.rsplit_once(' ').unwrap();
+                let name = sample.split('{').next().unwrap();
+                let suffix =
+                    name.strip_prefix(&family).unwrap_or_else(|| panic!("{line} is not of {family}"));
+                let may_be: &[&str] = match metrics.types[&family].as_str() {
+                    "counter" => &["_total"],
+                    "gauge" => &[""],
+                    "histogram" => &["_bucket", "_sum", "_count"],
+                    other => panic!("{other}"),
+                };
+                assert!(may_be.contains(&suffix), "{line}");
+                let value = value.parse().unwrap();
+                assert!(metrics.samples.insert(sample.to_owned(), value).is_none(), "{sample} twice");
+            }
+        }
+        metrics
+    }
+
+    pub(crate) fn at(&self, sample: &str) -> f64 {
+        *self.samples.get(sample).unwrap_or_else(|| panic!("no {sample} in {:#?}", self.samples))
+    }
+}
