@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
+#[cfg(target_os = "linux")]
+use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
@@ -34,6 +36,9 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Measure
     Bench(BenchArgs),
+    /// Have many models take turns on the same GPUs: serve them, or ask the service that does
+    #[cfg(target_os = "linux")]
+    Rotate(RotateArgs),
     /// Stand in for an engine, with vLLM's paths and memory of this computer
     #[command(hide = true)]
     StandInEngine(StandInArgs),
@@ -62,6 +67,8 @@ impl Command {
             Self::Bench(BenchArgs { bench: Bench::Offload(args) }) => (&args.budget, args.device.clone()),
             #[cfg(target_os = "linux")]
             Self::Bench(BenchArgs { bench: Bench::Load(args) }) => (&args.budget, args.device.clone()),
+            #[cfg(target_os = "linux")]
+            Self::Rotate(_) => return None,
             Self::Doctor(_) | Self::StandInEngine(_) => return None,
         };
         let (caps, used) = (budget.budget.as_ref()?, device.id());
@@ -343,6 +350,74 @@ pub(crate) struct LoadArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `poorwill rotate`.
+#[cfg(target_os = "linux")]
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = false, arg_required_else_help = true)]
+pub(crate) struct RotateArgs {
+    #[command(subcommand)]
+    pub(crate) ask: Option<RotateAsk>,
+
+    /// The configuration: of the service that is to run, or that runs and is asked
+    #[arg(long, value_name = "FILE", global = true, env = "POORWILL_ROTATE_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Start three stand-in engines, send them traffic, and show the page; needs no GPU
+    #[arg(long)]
+    pub(crate) demo: bool,
+
+    /// How long the demo sends traffic
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    pub(crate) lasts: Duration,
+
+    /// Leave the engines that were started running when the service ends; the next one finds them
+    #[arg(long)]
+    pub(crate) keep_engines: bool,
+
+    /// Print one JSON object, or log lines as JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+/// What a rotation that runs is asked.
+#[cfg(target_os = "linux")]
+#[derive(Debug, Subcommand)]
+pub(crate) enum RotateAsk {
+    /// Say what every model and GPU is doing
+    Status,
+    /// Wake a model
+    Wake {
+        /// Its name, or an alias
+        model: String,
+    },
+    /// Put a model to sleep
+    Sleep {
+        /// Its name, or an alias
+        model: String,
+    },
+    /// Stop a model's engine, and start it again if it was up
+    Restart {
+        /// Its name, or an alias
+        model: String,
+    },
+    /// Keep a model awake
+    Pin {
+        /// Its name, or an alias
+        model: String,
+        /// Let it go again
+        #[arg(long)]
+        off: bool,
+    },
+    /// Read the configuration again, without dropping a request
+    Reload,
+    /// Walk every model through sleep and wake, and ask it the same before and behind
+    Validate {
+        /// Questions to ask each, before and behind
+        #[arg(long, value_name = "N", default_value_t = 30)]
+        requests: u32,
+    },
 }
 
 /// Arguments of `poorwill stand-in-engine`.

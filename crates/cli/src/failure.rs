@@ -1,5 +1,6 @@
 //! How a command ends: exit codes, and what is printed on the way out.
 
+use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -59,6 +60,20 @@ failure_from!(
     poorwill::offload::LoadError,
     poorwill::offload::bench::OffloadError
 );
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// Complains, and says that it failed.
+#[cfg(target_os = "linux")]
+pub(crate) fn complain(failure: &Failure) -> ExitCode {
+    // Standard error is the last place to complain to.
+    let _ = writeln!(io::stderr(), "error: {failure}");
+    ExitCode::FAILURE
+}
 
 /// Prints the outcome and turns it into an exit code.
 pub(crate) fn finish<O: Outcome>(json: bool, outcome: Result<O, Failure>) -> ExitCode {

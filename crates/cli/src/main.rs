@@ -11,6 +11,8 @@ mod doctor;
 mod failure;
 mod nap;
 mod progress;
+#[cfg(target_os = "linux")]
+mod rotate;
 mod show;
 mod standin;
 
@@ -35,6 +37,8 @@ fn main() -> ExitCode {
         Command::Nap(args) => failure::finish(args.json, nap::run(&args)),
         Command::Doctor(args) => failure::finish(args.json, doctor::run(&args)),
         Command::Bench(args) => bench::run(args.bench),
+        #[cfg(target_os = "linux")]
+        Command::Rotate(args) => rotate::run(args),
         Command::StandInEngine(args) => standin::run(args),
     }
 }

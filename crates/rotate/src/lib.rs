@@ -12,6 +12,7 @@ pub mod control;
 pub mod engine;
 pub mod measure;
 pub mod policy;
+pub mod run;
 pub mod service;
 pub mod standin;
 pub mod supervise;

@@ -6,6 +6,8 @@ mod doctor;
 mod load;
 #[cfg(target_os = "linux")]
 mod offload;
+#[cfg(target_os = "linux")]
+pub(crate) mod rotate;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};

@@ -1,0 +1,284 @@
+//! A rotation of three stand-ins on one GPU that is played, with traffic: needs no GPU, and shows the page.
+//!
+//! Two of the three fit at a time. One of them lies now and then: it says that it sleeps, and keeps its memory; or it
+//! wakes and talks gibberish. Every answer is held against what the model said at first, so one wrong answer fails the
+//! demo.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use poorwill_rotate::client::{Client, ClientError};
+use poorwill_rotate::config::Config;
+use poorwill_rotate::run;
+use poorwill_rotate::service::{Swap, What};
+use serde::Serialize;
+use tokio::time::sleep;
+
+use super::runtime;
+use crate::failure::{Failure, Outcome};
+
+/// The models: what each holds, and its lies.
+const MODELS: [(&str, &str, &[&str]); 3] = [
+    ("amber", "192MiB", &[]),
+    ("birch", "192MiB", &[]),
+    ("cedar", "192MiB", &["keeps-memory=0.15", "gibberish=0.15", "crashes-in-wake=0.1"]),
+];
+/// What the GPU is played to have: room for two.
+const GPU: &str = "560MiB";
+const CLIENTS: usize = 6;
+const TOKENS: u32 = 12;
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// How long each client stays with a model, in requests.
+const STAYS: usize = 4;
+
+/// What came of it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Demo {
+    seconds: f64,
+    requests: u64,
+    right: u64,
+    wrong: u64,
+    refused: u64,
+    swaps_hot: usize,
+    swaps_cold: usize,
+    hot_median_s: Option<f64>,
+    cold_median_s: Option<f64>,
+    /// What was found and told, by what it was.
+    found: BTreeMap<String, u64>,
+    #[serde(skip)]
+    mismatch: Option<String>,
+}
+
+impl Outcome for Demo {
+    const WRONG: &'static str = "wrong answers";
+
+    fn mismatch(&self) -> Option<&str> {
+        self.mismatch.as_deref()
+    }
+
+    fn text(&self) -> String {
+        let median = |seconds: Option<f64>| seconds.map_or_else(|| "–".to_owned(), |s| format!("{s:.3} s"));
+        let mut text = format!(
+            "{} requests in {:.0} s: {} right, {} refused in so many words, {} wrong\n\
+             {} swaps by waking (median {}), {} by starting an engine (median {})\n",
+            self.requests,
+            self.seconds,
+            self.right,
+            self.refused,
+            self.wrong,
+            self.swaps_hot,
+            median(self.hot_median_s),
+            self.swaps_cold,
+            median(self.cold_median_s),
+        );
+        for (what, times) in &self.found {
+            text += &format!("found {times} times: {what}\n");
+        }
+        text
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    first: BTreeMap<(usize, usize), String>,
+    requests: u64,
+    right: u64,
+    refused: u64,
+    wrong: Vec<String>,
+    found: BTreeMap<String, u64>,
+    swaps: Vec<Swap>,
+}
+
+/// Runs it for so long, or until it is interrupted.
+pub(super) fn run(lasts: Duration, json: bool) -> Result<Demo, Failure> {
+    let folder = tempfile::tempdir().map_err(|error| Failure::new(format!("cannot make a folder: {error}")))?;
+    let config = config(folder.path())?;
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(show(config, lasts, json));
+    runtime.shutdown_background();
+    outcome
+}
+
+fn config(state: &Path) -> Result<Config, Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::new(format!("cannot find this program to start it again: {error}")))?;
+    let mut text = format!(
+        "state = {}\n[front]\nlisten = \"127.0.0.1:0\"\n[control]\nlisten = \"127.0.0.1:0\"\n[memory]\n\
+         measure = \"processes\"\ngpu = \"{GPU}\"\n[every_model]\nresidence_min = \"500ms\"\nturn_max = \"2s\"\n\
+         slack = \"24MiB\"\nwait_max = \"30s\"\nsleep_max = \"5s\"\nrelease_max = \"3s\"\nwake_max = \"5s\"\n\
+         canary_max = \"5s\"\nstart_max = \"30s\"\nstop_max = \"5s\"\npause_min = \"1s\"\npause_max = \"10s\"\n",
+        quoted(&state.display().to_string()),
+    );
+    let ports = ports(MODELS.len())?;
+    for ((nth, (name, bytes, lies)), port) in MODELS.into_iter().enumerate().zip(ports) {
+        let mut command = vec![program.display().to_string(), "stand-in-engine".to_owned()];
+        for (option, value) in [
+            ("--listen", format!("127.0.0.1:{port}")),
+            ("--model", name.to_owned()),
+            ("--bytes", bytes.to_owned()),
+            ("--seed", nth.to_string()),
+        ] {
+            command.extend([option.to_owned(), value]);
+        }
+        lies.iter().for_each(|lie| command.extend(["--lie".to_owned(), (*lie).to_owned()]));
+        let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
+        text += &format!(
+            "[[model]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}\"\nneed = \"240MiB\"\ncommand = [{}]\n",
+            command.join(", ")
+        );
+    }
+    Config::parse(&text, &|_| Err("a demo has no keys".to_owned()))
+        .map_err(|error| Failure::new(error.to_string()))
+}
+
+/// A string of TOML.
+fn quoted(text: &str) -> String {
+    serde_json::Value::String(text.to_owned()).to_string()
+}
+
+/// Ports that were free just now.
+fn ports(count: usize) -> Result<Vec<u16>, Failure> {
+    let failed = |error: io::Error| Failure::new(format!("no port is free on this computer: {error}"));
+    let all: Result<Vec<TcpListener>, io::Error> =
+        (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect();
+    let port = |listener: &TcpListener| listener.local_addr().map(|address| address.port());
+    all.and_then(|all| all.iter().map(port).collect()).map_err(failed)
+}
+
+async fn show(mut config: Config, lasts: Duration, json: bool) -> Result<Demo, Failure> {
+    let running = run::begin(config.clone(), None).await?;
+    let say = |words: &str| {
+        if !json {
+            // Standard error is the last place to complain to.
+            let _ = writeln!(io::stderr(), "{words}");
+        }
+    };
+    say(&format!("three stand-ins on one GPU of {GPU} that is played, two of which fit; cedar lies"));
+    say(&format!("the page: http://{}/", running.control));
+    say(&format!("the models: http://{}/v1/models", running.front));
+    say(&format!("traffic for {:.0} s; end it with Ctrl-C", lasts.as_secs_f64()));
+    let began = Instant::now();
+    let tally = Arc::new(Mutex::new(Tally::default()));
+    let follower = tokio::spawn(follow(running.service.events(), Arc::clone(&tally), json));
+    doors(&mut config, running.front, running.control);
+    let client = Arc::new(Client::of(&config)?);
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|nth| tokio::spawn(traffic(Arc::clone(&client), nth, Arc::clone(&tally))))
+        .collect();
+    tokio::select! {
+        () = sleep(lasts) => {}
+        _ = tokio::signal::ctrl_c() => say("ending"),
+    }
+    clients.iter().for_each(tokio::task::JoinHandle::abort);
+    let seconds = began.elapsed().as_secs_f64();
+    running.end(Duration::from_secs(10), true).await;
+    follower.abort();
+    let tally = std::mem::take(&mut *tally.lock().unwrap_or_else(PoisonError::into_inner));
+    Ok(tally.outcome(seconds))
+}
+
+/// The doors as they were opened.
+fn doors(config: &mut Config, front: SocketAddr, control: SocketAddr) {
+    Arc::make_mut(&mut config.front).listen = front;
+    Arc::make_mut(&mut config.control).listen = control;
+}
+
+/// Asks one model a few times, then the next.
+async fn traffic(client: Arc<Client>, nth: usize, tally: Arc<Mutex<Tally>>) {
+    for turn in 0.. {
+        let model = (nth + turn / STAYS) % MODELS.len();
+        let question = (turn * 7 + nth) % 5;
+        let answer =
+            client.complete(MODELS[model].0, &format!("Tell me of tree {question}."), TOKENS, ANSWER_MAX).await;
+        tally.lock().unwrap_or_else(PoisonError::into_inner).take_in(model, question, answer);
+        sleep(Duration::from_millis(60)).await;
+    }
+}
+
+async fn follow(
+    mut events: tokio::sync::broadcast::Receiver<Arc<poorwill_rotate::service::Told>>,
+    tally: Arc<Mutex<Tally>>,
+    json: bool,
+) {
+    use tokio::sync::broadcast::error::RecvError;
+    loop {
+        let told = match events.recv().await {
+            Ok(told) => told,
+            Err(RecvError::Lagged(_)) => continue,
+            Err(RecvError::Closed) => return,
+        };
+        let (key, words) = match &told.what {
+            What::Failed { stage, reason } => (Some(format!("{} failed in {stage}", told.model)), reason.clone()),
+            What::Shortfall { expected_bytes, freed_bytes, .. } => (
+                Some(format!("{} said that it slept, and kept its memory", told.model)),
+                format!("{freed_bytes} of {expected_bytes} bytes came back"),
+            ),
+            What::Quarantined { for_s, .. } => {
+                (Some(format!("{} was left alone", told.model)), format!("for {for_s:.0} s"))
+            }
+            What::Ready { swap } => {
+                tally.lock().unwrap_or_else(PoisonError::into_inner).swaps.push(swap.clone());
+                (None, format!("ready, {} in {:.3} s", swap.path, swap.total_s))
+            }
+            _ => continue,
+        };
+        if !json {
+            let _ = writeln!(io::stderr(), "  {}: {}{words}", told.model, key.as_ref().map_or("", |_| "! "));
+        }
+        if let Some(key) = key {
+            *tally.lock().unwrap_or_else(PoisonError::into_inner).found.entry(key).or_default() += 1;
+        }
+    }
+}
+
+impl Tally {
+    fn take_in(&mut self, model: usize, question: usize, answer: Result<String, ClientError>) {
+        self.requests += 1;
+        match answer {
+            Ok(answer) => {
+                let first = self.first.entry((model, question)).or_insert_with(|| answer.clone());
+                if *first == answer {
+                    self.right += 1;
+                } else {
+                    self.wrong.push(format!("{} said {answer:?}, and {first:?} before", MODELS[model].0));
+                }
+            }
+            Err(ClientError::Refused { .. }) => self.refused += 1,
+            // No right answer and no explicit refusal.
+            Err(error) => self.wrong.push(error.to_string()),
+        }
+    }
+
+    fn outcome(self, seconds: f64) -> Demo {
+        let of = |path: &str| {
+            let mut times: Vec<f64> =
+                self.swaps.iter().filter(|swap| swap.path == path).map(|swap| swap.total_s).collect();
+            times.sort_by(f64::total_cmp);
+            (times.len(), times.get(times.len() / 2).copied())
+        };
+        let ((swaps_hot, hot_median_s), (swaps_cold, cold_median_s)) = (of("hot"), of("cold"));
+        let wrong = u64::try_from(self.wrong.len()).unwrap_or(u64::MAX);
+        let mismatch = match self.wrong.first() {
+            Some(first) => Some(format!("{wrong} of {}: {first}", self.requests)),
+            None if self.right == 0 => Some(format!("not one of {} requests was answered", self.requests)),
+            None => None,
+        };
+        Demo {
+            seconds,
+            requests: self.requests,
+            right: self.right,
+            wrong,
+            refused: self.refused,
+            swaps_hot,
+            swaps_cold,
+            hot_median_s,
+            cold_median_s,
+            found: self.found,
+            mismatch,
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! `poorwill rotate`: serves a rotation, asks one that runs, walks its models, or shows one with stand-ins.
+
+mod ask;
+mod demo;
+mod serve;
+
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+use poorwill_rotate::client::ClientError;
+use poorwill_rotate::config::{Config, ConfigError};
+use poorwill_rotate::run::RunError;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::args::{RotateArgs, RotateAsk};
+use crate::failure::{self, Failure};
+
+/// The command.
+pub(crate) fn run(args: RotateArgs) -> ExitCode {
+    let json = args.json;
+    match (args.ask, args.config, args.demo) {
+        (Some(RotateAsk::Validate { requests }), Some(config), _) => {
+            failure::finish(json, ask::validate(&config, requests, json))
+        }
+        (Some(ask), Some(config), _) => failure::finish(json, ask::ask(&config, ask)),
+        (None, _, true) => failure::finish(json, demo::run(args.lasts, json)),
+        (None, Some(config), false) => ended(serve::run(&config, args.keep_engines, json)),
+        // The command line has one of them.
+        (_, None, _) => ended(Err(Failure::new("say --config FILE, or --demo"))),
+    }
+}
+
+fn ended(outcome: Result<(), Failure>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure::complain(&failure),
+    }
+}
+
+fn read(path: &Path) -> Result<Config, Failure> {
+    Config::read(path).map_err(|error| match error {
+        ConfigError::Read { .. } => Failure::new(error.to_string()),
+        _ => Failure::new(format!("{}: {error}", path.display())),
+    })
+}
+
+fn runtime() -> Result<Runtime, Failure> {
+    let failed = |error: io::Error| Failure::new(format!("cannot start threads: {error}"));
+    Builder::new_multi_thread().enable_all().build().map_err(failed)
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        Self::new(error.to_string())
+    }
+}

@@ -1,0 +1,101 @@
+//! A rotation, until a signal ends it.
+
+use std::io::{self, IsTerminal};
+use std::path::Path;
+use std::time::Duration;
+
+use poorwill_rotate::run::{self, Running};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use super::{read, runtime};
+use crate::failure::Failure;
+
+/// How long running answers may take when the service ends, until a second signal.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Serves. Log lines go to standard error, as JSON if that is wanted.
+pub(super) fn run(path: &Path, keeps_engines: bool, json: bool) -> Result<(), Failure> {
+    let config = read(path)?;
+    log(json);
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(async {
+        let mut signals = Signals::new()?;
+        let running = run::begin(config, Some(path.to_path_buf())).await?;
+        serve(running, &mut signals, path, keeps_engines).await
+    });
+    // What blocks a thread yet is of no use to anybody.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve(
+    mut running: Running,
+    signals: &mut Signals,
+    path: &Path,
+    keeps_engines: bool,
+) -> Result<(), Failure> {
+    loop {
+        tokio::select! {
+            ended = running.ended() => return Ok(ended?),
+            () = signals.end() => break,
+            _ = signals.hangup.recv() => reload(&running, path).await,
+        }
+    }
+    tracing::info!("ending: running answers come to their end");
+    tokio::select! {
+        () = running.end(PATIENCE, !keeps_engines) => Ok(()),
+        () = signals.end() => Err(Failure::new("ended at once, at the second signal: engines may be left running")),
+    }
+}
+
+async fn reload(running: &Running, path: &Path) {
+    let path = path.to_path_buf();
+    let config = tokio::task::spawn_blocking(move || read(&path)).await;
+    let reloaded = match config {
+        Ok(Ok(config)) => running.service.reload(config).await.map_err(|error| error.to_string()),
+        Ok(Err(failure)) => Err(failure.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match reloaded {
+        Ok(()) => tracing::info!("the configuration was read again"),
+        Err(error) => tracing::error!(%error, "the configuration stays as it was"),
+    }
+}
+
+/// What tells the service to end, or to read its configuration again.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, Failure> {
+        let listen = |kind| signal(kind).map_err(|error| Failure::new(format!("cannot wait for signals: {error}")));
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    async fn end(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Log lines of this level and above, unless `POORWILL_LOG` says otherwise.
+fn log(json: bool) {
+    let filter = EnvFilter::try_from_env("POORWILL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    // Somebody else's subscriber is as good.
+    let _already = if json {
+        lines.json().try_init()
+    } else {
+        lines.with_ansi(io::stderr().is_terminal()).try_init()
+    };
+}
