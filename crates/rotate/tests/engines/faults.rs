@@ -49,7 +49,7 @@ async fn nobody_there_is_an_error_of_all_but_a_look() {
             match outcome {
                 Ok(()) => assert_eq!(call, "look"),
                 Err(EngineError::Unreachable { reason, .. }) => {
-                    assert!(reason.contains("refused"), "{reason}")
+                    assert!(reason.contains("refused"), "{reason}");
                 }
                 Err(other) => panic!("{call}: {other}"),
             }
@@ -185,6 +185,7 @@ fn what_cannot_be_an_engine_is_refused_at_once() {
         for kind in [Vllm, Sglang] {
             let error = engine_of(&model(url, kind, level)).unwrap_err();
             assert!(matches!(error, EngineError::NotUnderstood { .. }), "{error}");
+            assert!(error.to_string().starts_with("the engine of model `large`: "), "{error}");
         }
     }
 }
