@@ -52,13 +52,10 @@ pub(super) struct Failure {
 }
 
 impl Http {
-    /// For an engine at `url`: `http://`, a host and a port.
-    pub(super) fn new(url: &str) -> Result<Self, EngineError> {
-        // What is odd about it is not told with it: it may have a password in it.
-        let wrong = |reason: &str| EngineError::NotUnderstood {
-            asked: "the url of an engine".to_owned(),
-            reason: format!("{reason}; say http://, a host and a port"),
-        };
+    /// For an engine at `url`: `http://`, a host and a port. What is wrong with another one is said without it: it may
+    /// have a password in it.
+    pub(super) fn new(url: &str) -> Result<Self, String> {
+        let wrong = |reason: &str| format!("its url is odd: {reason}; say http://, a host and a port");
         let parsed = Url::parse(url).map_err(|error| wrong(&error.to_string()))?;
         if parsed.scheme() != "http" || parsed.host_str().is_none() {
             return Err(wrong("it is not one that begins with http://"));
@@ -76,7 +73,7 @@ impl Http {
             .connect_timeout(CONNECT_MAX)
             .pool_max_idle_per_host(0)
             .build()
-            .map_err(|error| wrong(&format!("no client can be made for it: {}", chain(&error))))?;
+            .map_err(|error| format!("no client can be made for it: {}", chain(&error)))?;
         Ok(Self { client, base: url.trim_end_matches('/').to_owned() })
     }
 
@@ -229,7 +226,7 @@ fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)
 
 /// The beginning of what an engine said.
 fn words(body: &[u8]) -> String {
-    // No character has more than four bytes; one that is cut in two at the end is left out below.
+    // No character has more than four bytes; one that is cut in two at the end is behind those that are told.
     let beginning = &body[..body.len().min(8 * WORDS_MAX)];
     let said = clean(&String::from_utf8_lossy(beginning));
     if said.is_empty() { "(nothing)".to_owned() } else { said }
@@ -275,7 +272,7 @@ mod tests {
             "",
         ];
         for url in bad {
-            let said = Http::new(url).expect_err(url).to_string();
+            let said = Http::new(url).expect_err(url);
             assert!(said.contains("say http://") && !said.contains("hunter2"), "{url}: {said}");
         }
     }

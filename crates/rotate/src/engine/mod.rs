@@ -80,13 +80,15 @@ pub enum EngineError {
 /// [`EngineError::NotUnderstood`] if the model's `url` is no address of an engine, or its level none that there is.
 pub fn engine_of(model: &Model) -> Result<Arc<dyn Engine>, EngineError> {
     let level = model.level;
+    let wrong = |reason: String| EngineError::NotUnderstood {
+        asked: format!("the engine of model `{}`", model.name),
+        reason,
+    };
     if !(1..=2).contains(&level) {
-        return Err(EngineError::NotUnderstood {
-            asked: format!("the engine of model `{}`", model.name),
-            reason: format!("its level is {level}; 1 keeps the weights in host memory, 2 drops them"),
-        });
+        let reason = format!("its level is {level}; 1 keeps the weights in host memory, 2 drops them");
+        return Err(wrong(reason));
     }
-    let http = Http::new(&model.url)?;
+    let http = Http::new(&model.url).map_err(wrong)?;
     let prompt = Prompt::new(&model.served_as, &model.canary);
     Ok(match model.engine {
         Kind::Vllm => Arc::new(Vllm::new(http, level, prompt)),

@@ -185,6 +185,7 @@ fn what_cannot_be_an_engine_is_refused_at_once() {
         for kind in [Vllm, Sglang] {
             let error = engine_of(&model(url, kind, level)).unwrap_err();
             assert!(matches!(error, EngineError::NotUnderstood { .. }), "{error}");
+            assert!(error.to_string().starts_with("the engine of model `large`: "), "{error}");
         }
     }
 }
