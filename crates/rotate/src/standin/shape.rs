@@ -82,7 +82,7 @@ impl Shape {
         let choices: Vec<Value> =
             (0..).zip(&self.choices).map(|(at, choice)| self.choice(at, choice)).collect();
         let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
-        let mut whole = self.envelope(object, json!(choices));
+        let mut whole = self.envelope(object, &json!(choices));
         whole["usage"] = self.usage();
         whole
     }
@@ -105,11 +105,11 @@ impl Shape {
                 let delta = json!({ "role": "assistant", "content": "" });
                 let choices =
                     json!([{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": null }]);
-                data(&self.envelope("chat.completion.chunk", choices))
+                data(&self.envelope("chat.completion.chunk", &choices))
             }
             Kind::Response => {
                 let response = self.response(Some("in_progress"));
-                let item = self.item("in_progress", json!([]));
+                let item = self.item("in_progress", &json!([]));
                 let part = json!({ "type": "output_text", "text": "", "annotations": [] });
                 [
                     self.event("response.created", json!({ "response": response })),
@@ -131,12 +131,12 @@ impl Shape {
                 let text = text.unwrap_or_default();
                 let choice =
                     json!({ "index": piece.choice, "text": text, "logprobs": null, "finish_reason": finish });
-                data(&self.envelope("text_completion", json!([choice])))
+                data(&self.envelope("text_completion", &json!([choice])))
             }
             Kind::Chat => {
                 let delta = text.map_or(json!({}), |text| json!({ "content": text }));
                 let choice = json!({ "index": piece.choice, "delta": delta, "logprobs": null, "finish_reason": finish });
-                data(&self.envelope("chat.completion.chunk", json!([choice])))
+                data(&self.envelope("chat.completion.chunk", &json!([choice])))
             }
             Kind::Response => text.map_or(String::new(), |text| {
                 self.event("response.output_text.delta", self.in_part("delta", &json!(text)))
@@ -148,7 +148,7 @@ impl Shape {
     pub(super) fn closing(&mut self) -> String {
         let usage = if self.includes_usage && self.kind != Kind::Response {
             let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
-            let mut last = self.envelope(object, json!([]));
+            let mut last = self.envelope(object, &json!([]));
             last["usage"] = self.usage();
             data(&last)
         } else {
@@ -159,7 +159,7 @@ impl Shape {
         }
         let text = self.text();
         let part = json!({ "type": "output_text", "text": text, "annotations": [] });
-        let item = self.item(self.status(), json!([part]));
+        let item = self.item(self.status(), &json!([part]));
         let response = self.response(None);
         let last = format!("response.{}", self.status());
         [
@@ -171,7 +171,7 @@ impl Shape {
         .concat()
     }
 
-    fn envelope(&self, object: &str, choices: Value) -> Value {
+    fn envelope(&self, object: &str, choices: &Value) -> Value {
         json!({ "id": self.id, "object": object, "created": 0, "model": self.model, "choices": choices })
     }
 
@@ -206,7 +206,7 @@ impl Shape {
                 "output_tokens_details": { "reasoning_tokens": 0 },
                 "total_tokens": self.prompt_tokens + self.completion_tokens,
             });
-            (json!([self.item(status, json!([part]))]), usage)
+            (json!([self.item(status, &json!([part]))]), usage)
         };
         let why = match self.choices.first().and_then(|choice| choice.finish) {
             Some(Finish::Length) => json!({ "reason": "max_output_tokens" }),
@@ -233,7 +233,7 @@ impl Shape {
         format!("msg_{}", self.id.strip_prefix("resp_").unwrap_or(&self.id))
     }
 
-    fn item(&self, status: &str, content: Value) -> Value {
+    fn item(&self, status: &str, content: &Value) -> Value {
         let id = self.item_id();
         json!({ "id": id, "type": "message", "role": "assistant", "status": status, "content": content })
     }
