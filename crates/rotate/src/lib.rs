@@ -10,6 +10,7 @@ pub mod client;
 pub mod config;
 pub mod control;
 pub mod engine;
+pub mod front;
 pub mod measure;
 pub mod policy;
 pub mod run;

@@ -33,7 +33,9 @@ pub enum RunError {
     #[error(transparent)]
     Service(#[from] ServiceError),
     /// Nobody can listen there.
-    #[error("the {door} cannot listen on {address}: {source}; give it another address, or end who listens there")]
+    #[error(
+        "the {door} cannot listen on {address}: {source}; give it another address, or end who listens there"
+    )]
     Listen {
         /// `front` or `control`.
         door: &'static str,

@@ -95,7 +95,8 @@ struct Tally {
 
 /// Runs it for so long, or until it is interrupted.
 pub(super) fn run(lasts: Duration, json: bool) -> Result<Demo, Failure> {
-    let folder = tempfile::tempdir().map_err(|error| Failure::new(format!("cannot make a folder: {error}")))?;
+    let folder =
+        tempfile::tempdir().map_err(|error| Failure::new(format!("cannot make a folder: {error}")))?;
     let config = config(folder.path())?;
     let runtime = runtime()?;
     let outcome = runtime.block_on(show(config, lasts, json));
@@ -166,9 +167,8 @@ async fn show(mut config: Config, lasts: Duration, json: bool) -> Result<Demo, F
     let follower = tokio::spawn(follow(running.service.events(), Arc::clone(&tally), json));
     doors(&mut config, running.front, running.control);
     let client = Arc::new(Client::of(&config)?);
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|nth| tokio::spawn(traffic(Arc::clone(&client), nth, Arc::clone(&tally))))
-        .collect();
+    let clients: Vec<_> =
+        (0..CLIENTS).map(|nth| tokio::spawn(traffic(Arc::clone(&client), nth, Arc::clone(&tally)))).collect();
     tokio::select! {
         () = sleep(lasts) => {}
         _ = tokio::signal::ctrl_c() => say("ending"),
@@ -192,8 +192,9 @@ async fn traffic(client: Arc<Client>, nth: usize, tally: Arc<Mutex<Tally>>) {
     for turn in 0.. {
         let model = (nth + turn / STAYS) % MODELS.len();
         let question = (turn * 7 + nth) % 5;
-        let answer =
-            client.complete(MODELS[model].0, &format!("Tell me of tree {question}."), TOKENS, ANSWER_MAX).await;
+        let answer = client
+            .complete(MODELS[model].0, &format!("Tell me of tree {question}."), TOKENS, ANSWER_MAX)
+            .await;
         tally.lock().unwrap_or_else(PoisonError::into_inner).take_in(model, question, answer);
         sleep(Duration::from_millis(60)).await;
     }
@@ -212,7 +213,9 @@ async fn follow(
             Err(RecvError::Closed) => return,
         };
         let (key, words) = match &told.what {
-            What::Failed { stage, reason } => (Some(format!("{} failed in {stage}", told.model)), reason.clone()),
+            What::Failed { stage, reason } => {
+                (Some(format!("{} failed in {stage}", told.model)), reason.clone())
+            }
             What::Shortfall { expected_bytes, freed_bytes, .. } => (
                 Some(format!("{} said that it slept, and kept its memory", told.model)),
                 format!("{freed_bytes} of {expected_bytes} bytes came back"),

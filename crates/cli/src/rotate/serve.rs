@@ -72,7 +72,8 @@ struct Signals {
 
 impl Signals {
     fn new() -> Result<Self, Failure> {
-        let listen = |kind| signal(kind).map_err(|error| Failure::new(format!("cannot wait for signals: {error}")));
+        let listen =
+            |kind| signal(kind).map_err(|error| Failure::new(format!("cannot wait for signals: {error}")));
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
@@ -93,9 +94,6 @@ fn log(json: bool) {
     let filter = EnvFilter::try_from_env("POORWILL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     // Somebody else's subscriber is as good.
-    let _already = if json {
-        lines.json().try_init()
-    } else {
-        lines.with_ansi(io::stderr().is_terminal()).try_init()
-    };
+    let _already =
+        if json { lines.json().try_init() } else { lines.with_ansi(io::stderr().is_terminal()).try_init() };
 }

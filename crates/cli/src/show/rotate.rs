@@ -10,7 +10,8 @@ use crate::rotate::word_of;
 
 /// A status, as the service gives it.
 pub(crate) fn status_text(status: &Value) -> String {
-    let mut models = table(["model", "stage", "for, s", "running", "queued", "held", "failures", "last failure"]);
+    let mut models =
+        table(["model", "stage", "for, s", "running", "queued", "held", "failures", "last failure"]);
     for model in status["models"].as_array().into_iter().flatten() {
         let name = text(&model["name"]);
         let name = if model["is_pinned"] == true { format!("{name} (pinned)") } else { name };
@@ -62,10 +63,7 @@ pub(crate) fn validation_text(validation: &Validation) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let passed = if validation.is_passed() { "every model" } else { "NOT every model" };
-    format!(
-        "{models}\n{passed} slept, woke, and answered {} questions as before\n",
-        validation.requests
-    )
+    format!("{models}\n{passed} slept, woke, and answered {} questions as before\n", validation.requests)
 }
 
 fn size(bytes: u64) -> String {
