@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{read, runtime};
 use crate::args::RotateAsk;
 use crate::failure::{Failure, Outcome};
-use crate::show::rotate::{status_text, validation_text};
+use crate::show::rotate::{status_text, validation_text, word_of};
 
 /// What the service answered.
 #[derive(Debug, Serialize)]
@@ -94,12 +94,4 @@ pub(super) fn validate(path: &Path, requests: u32, json: bool) -> Result<Walk, F
         .collect();
     let wrong = (!wrong.is_empty()).then(|| wrong.join(", "));
     Ok(Walk { validation, wrong })
-}
-
-pub(crate) fn word_of(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Pass => "pass",
-        Verdict::Garbage => "garbage",
-        Verdict::Fail => "fail",
-    }
 }

@@ -38,8 +38,10 @@ async fn serve(
     loop {
         tokio::select! {
             ended = running.ended() => return Ok(ended?),
-            () = signals.end() => break,
-            _ = signals.hangup.recv() => reload(&running, path).await,
+            told = signals.next() => match told {
+                Told::End => break,
+                Told::Reload => reload(&running, path).await,
+            },
         }
     }
     tracing::info!("ending: running answers come to their end");
@@ -63,6 +65,13 @@ async fn reload(running: &Running, path: &Path) {
     }
 }
 
+/// What a signal says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    End,
+    Reload,
+}
+
 /// What tells the service to end, or to read its configuration again.
 struct Signals {
     terminate: Signal,
@@ -81,11 +90,16 @@ impl Signals {
         })
     }
 
-    async fn end(&mut self) {
+    async fn next(&mut self) -> Told {
         tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => Told::End,
+            _ = self.interrupt.recv() => Told::End,
+            _ = self.hangup.recv() => Told::Reload,
         }
+    }
+
+    async fn end(&mut self) {
+        while self.next().await != Told::End {}
     }
 }
 

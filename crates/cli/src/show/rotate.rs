@@ -2,11 +2,10 @@
 
 use comfy_table::CellAlignment;
 use poorwill::ByteSize;
-use poorwill_rotate::validate::Validation;
+use poorwill_rotate::validate::{Validation, Verdict};
 use serde_json::Value;
 
 use super::table;
-use crate::rotate::word_of;
 
 /// A status, as the service gives it.
 pub(crate) fn status_text(status: &Value) -> String {
@@ -64,6 +63,15 @@ pub(crate) fn validation_text(validation: &Validation) -> String {
     }
     let passed = if validation.is_passed() { "every model" } else { "NOT every model" };
     format!("{models}\n{passed} slept, woke, and answered {} questions as before\n", validation.requests)
+}
+
+/// A verdict in a word.
+pub(crate) fn word_of(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass => "pass",
+        Verdict::Garbage => "garbage",
+        Verdict::Fail => "fail",
+    }
 }
 
 fn size(bytes: u64) -> String {
