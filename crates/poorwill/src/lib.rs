@@ -24,8 +24,8 @@
 //! [`checkpoint`] reads safetensors files, and [`model`] loads them into an arena and compares them with it.
 //! [`churn`] takes an arena through the allocations of loading a model and measures what that maps, [`cycle`]
 //! through sleeping and waking and measures what that costs beside the machine's limits. [`doctor`] looks at what
-//! this computer has, [`gpus`] asks what is free on a GPU. [`offload`] keeps weights in host memory where a device reads them.
-//! What the words mean, and what is promised, is in `docs/design.md`.
+//! this computer has, [`gpus`] asks what is free on a GPU. [`offload`] keeps weights in host memory where a device
+//! reads them. What the words mean, and what is promised, is in `docs/design.md`.
 #![forbid(unsafe_code)]
 
 mod arena;

@@ -1,34 +1,66 @@
 //! GPUs as NVML counts them: positions are NVML's, and nothing is taken of any GPU.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use super::{Measured, Meter, on_a_thread};
+use crate::policy::Gpu;
 
-use poorwill::gpus::Gpus;
+use self::system::Loaded;
 
-use super::{Measured, Memory, Meter, on_a_thread};
+/// What to do where there is nothing to ask.
+const HELP: &str =
+    "install NVIDIA's driver, or play GPUs with [memory] measure = \"processes\" and gpu = \"8GiB\"";
 
 /// Measures by NVML. Its library is loaded when something is measured for the first time; while there is none, each
 /// measurement tries again, and says what is missing.
 #[derive(Debug, Clone, Default)]
 pub struct Devices {
-    loaded: Arc<Mutex<Option<Gpus>>>,
+    loaded: Loaded,
 }
 
 impl Meter for Devices {
-    fn measure<'a>(&'a self, gpus: &'a [crate::policy::Gpu]) -> Measured<'a> {
-        let loaded = Arc::clone(&self.loaded);
-        Box::pin(on_a_thread(gpus, move |gpu| {
-            let mut loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
+    fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a> {
+        let loaded = self.loaded.clone();
+        Box::pin(on_a_thread(gpus, move |gpu| loaded.memory(gpu)))
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod system {
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    use poorwill::gpus::Gpus;
+
+    use super::{Gpu, HELP};
+    use crate::measure::Memory;
+
+    /// NVML, once it was loaded.
+    #[derive(Debug, Clone, Default)]
+    pub(super) struct Loaded(Arc<Mutex<Option<Gpus>>>);
+
+    impl Loaded {
+        pub(super) fn memory(&self, gpu: Gpu) -> Result<Memory, String> {
+            let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let known = match &mut *loaded {
                 Some(known) => known,
-                none => none.insert(Gpus::open().map_err(|error| {
-                    format!(
-                        "{error}; install NVIDIA's driver, or play GPUs with [memory] measure = \"processes\" and gpu = \
-                         \"8GiB\""
-                    )
-                })?),
+                none => none.insert(Gpus::open().map_err(|error| format!("{error}; {HELP}"))?),
             };
             let memory = known.memory(gpu.0).map_err(|error| error.to_string())?;
             Ok(Memory { free_bytes: memory.free_bytes, total_bytes: memory.total_bytes })
-        }))
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod system {
+    use super::{Gpu, HELP};
+    use crate::measure::Memory;
+
+    /// Nothing: GPUs are measured on Linux only.
+    #[derive(Debug, Clone, Default)]
+    pub(super) struct Loaded;
+
+    impl Loaded {
+        pub(super) fn memory(&self, _: Gpu) -> Result<Memory, String> {
+            Err(format!("GPUs are measured on Linux only; {HELP}"))
+        }
     }
 }

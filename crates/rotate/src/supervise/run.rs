@@ -214,6 +214,7 @@ impl Shared {
     }
 
     pub(super) fn halt(&self, grace: Duration) -> Result<(), SuperviseError> {
+        let found = self.look()?;
         {
             let mut inner = self.lock();
             inner.ended = None;
@@ -221,7 +222,6 @@ impl Shared {
             run.is_stopping = true;
         }
         let mut refused = None;
-        let found = self.look()?;
         self.signal(&found, Signal::TERM, &mut refused);
         let mut left = self.until_gone(grace, |_| {})?;
         if !left.is_empty() {
