@@ -615,6 +615,7 @@ async fn what_hangs_answers_when_the_lie_is_taken_back() {
         let served = Served::telling(&[lie]).await;
         let body = json!({ "prompt": "x", "input": "x", "max_tokens": 3 });
         let mut asked = tokio::spawn(served.posting(path, &body).send());
+        served.until(&format!("lie=\"{lie}\""), 1).await;
         assert!(timeout(NEVER, &mut asked).await.is_err(), "{lie} answers");
         assert_eq!(served.get("/health").await.status(), StatusCode::OK);
         assert!(!served.is_sleeping().await);
@@ -626,7 +627,7 @@ async fn what_hangs_answers_when_the_lie_is_taken_back() {
     // A sleep goes to its end also without whoever asked for it.
     let served = Served::telling(&[Lie::HangsInSleep]).await;
     let asked = tokio::spawn(served.posting("/sleep", &json!({})).send());
-    sleep(NEVER).await;
+    served.until("lie=\"hangs-in-sleep\"", 1).await;
     asked.abort();
     served.lie(&json!([])).await;
     served.until("stand_in:held_bytes", 0).await;

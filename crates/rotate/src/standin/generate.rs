@@ -16,7 +16,7 @@ use super::metrics::Running;
 use super::text::Text;
 
 /// How long one that crashes in a stream gives what it has said to be sent.
-const LAST_WORDS: Duration = Duration::from_millis(50);
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// What to generate.
 #[derive(Debug, Clone)]

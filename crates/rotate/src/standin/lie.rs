@@ -1,7 +1,9 @@
 //! What a stand-in may be told to do wrong, each with what an operator of a real engine sees of it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::watch;
 
@@ -201,11 +203,13 @@ fn shortened(text: &str) -> String {
 pub(super) struct Lies {
     told: watch::Sender<Vec<Telling>>,
     chance: Chance,
+    /// How often each was told.
+    counts: Mutex<BTreeMap<Lie, u64>>,
 }
 
 impl Lies {
     pub(super) fn new(told: Vec<Telling>, seed: u64) -> Self {
-        Self { told: watch::Sender::new(told), chance: Chance::new(seed) }
+        Self { told: watch::Sender::new(told), chance: Chance::new(seed), counts: Mutex::default() }
     }
 
     /// Whether this one is told this time.
@@ -216,6 +220,7 @@ impl Lies {
         let tells = probability.is_some_and(|probability| self.chance.happens(probability));
         if tells {
             tracing::info!(%lie, "the stand-in lies");
+            *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry(lie).or_default() += 1;
         }
         tells
     }
@@ -229,6 +234,12 @@ impl Lies {
 
     pub(super) fn replace(&self, told: Vec<Telling>) {
         self.told.send_replace(told);
+    }
+
+    /// How often this one was told.
+    pub(super) fn count(&self, lie: Lie) -> u64 {
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.get(&lie).copied().unwrap_or(0)
     }
 
     pub(super) fn names(&self) -> Vec<String> {

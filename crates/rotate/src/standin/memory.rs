@@ -83,7 +83,7 @@ pub(super) struct Memory {
     weights: Block,
     kv_cache: Block,
     seed: u64,
-    /// What [`sampled`](Self::sampled) gives of right bytes.
+    /// What the pages that are looked at come to where their bytes are right.
     expected: u64,
     leaked: Mutex<Vec<Vec<u8>>>,
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use super::engine::Engine;
 use super::failure::Failure;
 use super::generate::Finish;
+use super::lie::Lie;
 
 /// The counts.
 #[derive(Debug, Default)]
@@ -119,6 +120,8 @@ pub(super) async fn text(engine: &Engine) -> Result<String, Failure> {
         .collect();
     say("counter", "vllm:request_success_total", &finished);
     say("counter", "stand_in:clients_gone_total", &whole(&counts.clients_gone));
+    let lies = Lie::ALL.map(|lie| (format!(",lie=\"{lie}\""), engine.lies.count(lie).to_string()));
+    say("counter", "stand_in:lies_total", &lies);
     say("gauge", "stand_in:held_bytes", &plain(held_bytes.0.to_string()));
     say("gauge", "stand_in:leaked_bytes", &plain(held_bytes.1.to_string()));
     Ok(text)
