@@ -48,14 +48,36 @@ impl Args {
     /// The command line, or what is wrong with it.
     pub(crate) fn read() -> Result<Self, clap::Error> {
         let args = Self::try_parse()?;
-        match args.command.misplaced_budget() {
+        let wrong = args.command.misplaced_budget().map(|message| (ErrorKind::ValueValidation, message));
+        match wrong.or_else(|| args.command.unusable_rotation()) {
             None => Ok(args),
-            Some(message) => Err(Self::command().error(ErrorKind::ValueValidation, message)),
+            Some((kind, message)) => Err(Self::command().error(kind, message)),
         }
     }
 }
 
 impl Command {
+    /// What a rotation lacks, or has too much of.
+    fn unusable_rotation(&self) -> Option<(ErrorKind, String)> {
+        #[cfg(target_os = "linux")]
+        if let Self::Rotate(args) = self {
+            let missing = |words: &str| Some((ErrorKind::MissingRequiredArgument, words.to_owned()));
+            let too_much = |words: &str| Some((ErrorKind::ArgumentConflict, words.to_owned()));
+            return match (&args.ask, args.demo, &args.config) {
+                (Some(_), true, _) => too_much("--demo starts a rotation of its own; ask without it"),
+                (Some(_), false, None) => {
+                    missing("--config FILE is needed: the configuration of the rotation that is asked")
+                }
+                (None, true, Some(_)) => {
+                    too_much("--demo has a configuration of its own; leave --config away")
+                }
+                (None, false, None) => missing("--config FILE is needed, or --demo"),
+                _ => None,
+            };
+        }
+        None
+    }
+
     /// What is wrong with a budget that names devices, and not the one that is used.
     fn misplaced_budget(&self) -> Option<String> {
         let (budget, device) = match self {
@@ -355,13 +377,13 @@ pub(crate) struct LoadArgs {
 /// Arguments of `poorwill rotate`.
 #[cfg(target_os = "linux")]
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = false, arg_required_else_help = true)]
+#[command(arg_required_else_help = true)]
 pub(crate) struct RotateArgs {
     #[command(subcommand)]
     pub(crate) ask: Option<RotateAsk>,
 
     /// The configuration: of the service that is to run, or that runs and is asked
-    #[arg(long, value_name = "FILE", global = true, env = "POORWILL_ROTATE_CONFIG")]
+    #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
 
     /// Start three stand-in engines, send them traffic, and show the page; needs no GPU
