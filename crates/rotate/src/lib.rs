@@ -7,6 +7,7 @@
 
 pub mod config;
 pub mod engine;
+pub mod front;
 pub mod measure;
 pub mod policy;
 pub mod service;

@@ -1,0 +1,89 @@
+//! What is told of a request once it is over, and its place among those that may be here at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use http::{HeaderValue, StatusCode};
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// The client went away before it was over.
+    Left,
+    /// The answer was whole, also where it was an error.
+    Whole,
+    /// The answer broke off.
+    Broken,
+}
+
+/// A request. Dropped, it is over, and told.
+#[derive(Debug)]
+pub(super) struct Account {
+    pub(super) id: HeaderValue,
+    pub(super) model: Option<String>,
+    pub(super) status: Option<StatusCode>,
+    pub(super) waited: Duration,
+    pub(super) bytes: u64,
+    pub(super) end: End,
+    pub(super) place: Option<Place>,
+    begun: Instant,
+}
+
+impl Account {
+    pub(super) fn new(id: HeaderValue) -> Self {
+        Self {
+            id,
+            model: None,
+            status: None,
+            waited: Duration::ZERO,
+            bytes: 0,
+            end: End::Left,
+            place: None,
+            begun: Instant::now(),
+        }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let end = match self.end {
+            End::Left => "left",
+            End::Whole => "whole",
+            End::Broken => "broken",
+        };
+        tracing::info!(
+            request_id = self.id.to_str().unwrap_or_default(),
+            model = self.model.as_deref().unwrap_or_default(),
+            status = self.status.map_or(0, |status| status.as_u16()),
+            end,
+            waited_ms = milliseconds(self.waited),
+            total_ms = milliseconds(self.begun.elapsed()),
+            bytes = self.bytes,
+            "a request is over"
+        );
+    }
+}
+
+fn milliseconds(passed: Duration) -> u64 {
+    u64::try_from(passed.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A place among the requests that are here. Dropped, it is free.
+#[derive(Debug)]
+pub(super) struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    /// One more, if there are fewer than that.
+    pub(super) fn taken(here: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
+        let more = |count: usize| (count < max).then_some(count + 1);
+        here.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(Self(Arc::clone(here)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,265 @@
+//! The body of an answer: a few bytes of our own, what an engine sends, or comments until an engine sends something.
+//!
+//! It is polled by the client's connection, so it goes no faster than the client reads; and it is dropped with it, so
+//! that the request to the engine ends with whoever asked.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use super::account::{Account, End};
+use super::fault::Fault;
+use super::line::Line;
+use super::{Admission, Gate, Route};
+
+/// What a client that waits for events is told meanwhile.
+const COMMENT: &[u8] = b": waiting\n\n";
+
+/// The answer was not whole: the connection is to be broken off.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer broke off")]
+pub(super) struct Broken;
+
+/// Waits until a client has gone.
+pub(super) type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Waits for an engine's events; or there is an event to end with, and the status that it stands for.
+pub(super) type Going = Pin<Box<dyn Future<Output = Result<(Passing, Duration), Ending>> + Send>>;
+
+/// How a stream ends that never began.
+#[derive(Debug)]
+pub(super) struct Ending {
+    pub(super) event: Bytes,
+    pub(super) status: http::StatusCode,
+}
+
+/// The body of an answer.
+pub(super) struct Answer {
+    flow: Flow,
+    account: Account,
+    line: Arc<Line>,
+    gone: Gone,
+}
+
+/// Where its bytes come from.
+pub(super) enum Flow {
+    /// All of it, until it was sent.
+    Whole(Option<Bytes>),
+    /// An engine.
+    Passing(Passing),
+    /// Nowhere yet.
+    Waiting(Waiting),
+    /// An event has been sent that says that it broke off; and once it has gone out, after so many flushes, it does.
+    Breaking { flushes: u64 },
+}
+
+/// An engine's answer.
+pub(super) struct Passing {
+    pub(super) upstream: Incoming,
+    pub(super) aborted: Pin<Box<WaitForCancellationFutureOwned>>,
+    pub(super) admission: Admission,
+    pub(super) gate: Arc<dyn Gate>,
+    pub(super) route: Arc<Route>,
+    /// For a stream of events to which one may be added: how it ended so far.
+    pub(super) events: Option<Tail>,
+    /// Whether only the end of the connection tells where the answer ends.
+    pub(super) is_open: bool,
+}
+
+/// A client is told that its stream is coming.
+pub(super) struct Waiting {
+    going: Going,
+    every: Duration,
+    next: Pin<Box<Sleep>>,
+}
+
+/// The last bytes of a stream of events.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tail([u8; 4]);
+
+impl Tail {
+    pub(super) fn new() -> Self {
+        Self(*b"\n\n\n\n")
+    }
+
+    fn push(&mut self, piece: &[u8]) {
+        let Self(tail) = self;
+        let last = &piece[piece.len().saturating_sub(tail.len())..];
+        let kept = tail.len() - last.len();
+        tail.copy_within(last.len().., 0);
+        tail[kept..].copy_from_slice(last);
+    }
+
+    fn is_amid_event(self) -> bool {
+        !(self.0.ends_with(b"\n\n") || self.0.ends_with(b"\r\n\r\n") || self.0.ends_with(b"\r\r"))
+    }
+}
+
+impl Waiting {
+    pub(super) fn new(going: Going, every: Duration) -> Self {
+        // The first is sent at once.
+        Self { going, every, next: Box::pin(tokio::time::sleep_until(Instant::now())) }
+    }
+}
+
+impl Answer {
+    pub(super) fn new(flow: Flow, account: Account, line: Arc<Line>, gone: Gone) -> Self {
+        let mut answer = Self { flow, account, line, gone };
+        if answer.is_end_stream() {
+            // Nobody polls it.
+            answer.account.end = End::Whole;
+        }
+        answer
+    }
+
+    fn poll_flow(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        loop {
+            match &mut self.flow {
+                Flow::Whole(bytes) => {
+                    let Some(bytes) = bytes.take() else { return Poll::Ready(None) };
+                    if bytes.is_empty() {
+                        return Poll::Ready(None);
+                    }
+                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                }
+                Flow::Passing(passing) => {
+                    let fault = match ready!(passing.poll(cx)) {
+                        Ok(frame) => return Poll::Ready(frame.map(Ok)),
+                        Err(fault) => fault,
+                    };
+                    self.account.end = End::Broken;
+                    let Some(tail) = passing.events else {
+                        if passing.is_open {
+                            self.line.cut();
+                        }
+                        return Poll::Ready(Some(Err(Broken)));
+                    };
+                    let event = fault.event(tail.is_amid_event());
+                    self.flow = Flow::Breaking { flushes: self.line.flushes() };
+                    return Poll::Ready(Some(Ok(Frame::data(event))));
+                }
+                Flow::Waiting(waiting) => match waiting.going.as_mut().poll(cx) {
+                    Poll::Ready(Ok((passing, waited))) => {
+                        self.account.waited = waited;
+                        self.flow = Flow::Passing(passing);
+                    }
+                    Poll::Ready(Err(ending)) => {
+                        self.account.status = Some(ending.status);
+                        self.flow = Flow::Whole(Some(ending.event));
+                    }
+                    Poll::Pending => {
+                        ready!(waiting.next.as_mut().poll(cx));
+                        waiting.next.as_mut().reset(Instant::now() + waiting.every);
+                        return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
+                    }
+                },
+                Flow::Breaking { flushes } => {
+                    ready!(self.line.poll_flushed(cx, *flushes));
+                    return Poll::Ready(Some(Err(Broken)));
+                }
+            }
+        }
+    }
+}
+
+impl Passing {
+    /// The next piece, or nothing behind the last; or why it broke off.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, Fault>> {
+        // First, so that an engine that always has something is ended, too.
+        if self.admission.aborted.is_cancelled() {
+            return Poll::Ready(Err(Fault::aborted(&self.route.name)));
+        }
+        match Pin::new(&mut self.upstream).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let (Some(tail), Some(piece)) = (&mut self.events, frame.data_ref()) {
+                    tail.push(piece);
+                }
+                Poll::Ready(Ok(Some(frame)))
+            }
+            Poll::Ready(None) => Poll::Ready(Ok(None)),
+            Poll::Ready(Some(Err(_))) => {
+                self.gate.suspect(self.route.model);
+                Poll::Ready(Err(Fault::broken(&self.route.name)))
+            }
+            Poll::Pending => {
+                ready!(self.aborted.as_mut().poll(cx));
+                Poll::Ready(Err(Fault::aborted(&self.route.name)))
+            }
+        }
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let Poll::Ready(frame) = self.poll_flow(cx) else {
+            // Dropping it on an error ends the request to the engine.
+            ready!(self.gone.as_mut().poll(cx));
+            return Poll::Ready(Some(Err(Broken)));
+        };
+        match &frame {
+            Some(Ok(frame)) => {
+                let len = frame.data_ref().map_or(0, Bytes::len);
+                self.account.bytes += u64::try_from(len).unwrap_or_default();
+                if self.is_end_stream() {
+                    self.account.end = End::Whole;
+                }
+            }
+            None if self.account.end == End::Left => self.account.end = End::Whole,
+            None | Some(Err(Broken)) => {}
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.flow {
+            Flow::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Flow::Passing(passing) => passing.upstream.is_end_stream(),
+            Flow::Waiting(_) | Flow::Breaking { .. } => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.flow {
+            Flow::Whole(bytes) => SizeHint::with_exact(
+                bytes.as_ref().map_or(0, |bytes| u64::try_from(bytes.len()).unwrap_or_default()),
+            ),
+            Flow::Passing(passing) => passing.upstream.size_hint(),
+            Flow::Waiting(_) | Flow::Breaking { .. } => SizeHint::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_knows_whether_an_event_is_over() {
+        let mut tail = Tail::new();
+        assert!(!tail.is_amid_event());
+        for (piece, is_amid) in [
+            ("data: 1", true),
+            ("\n", true),
+            ("\n", false),
+            ("x", true),
+            ("\r\n", true),
+            ("\r\n", false),
+            ("abcde\n\n", false),
+        ] {
+            tail.push(piece.as_bytes());
+            assert_eq!(tail.is_amid_event(), is_amid, "{piece:?}");
+        }
+    }
+}

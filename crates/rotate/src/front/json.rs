@@ -1,0 +1,309 @@
+//! What a body asks for, and where in it that stands, without altering anything else.
+//!
+//! The body is parsed once for what counts on the top level, which also shows that it is JSON. Only if the name has to be
+//! another one it is looked for again, by its place.
+
+use std::fmt;
+use std::ops::Range;
+
+use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+/// What a body asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// The model.
+    pub(super) name: String,
+    /// Whether the answer is to come as events.
+    pub(super) is_stream: bool,
+}
+
+/// Why a body asks for nothing.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Wrong {
+    /// It is no JSON object. What is wrong, and where.
+    NotJson(String),
+    /// It has no `model`.
+    NoModel,
+    /// Its `model` is no string.
+    NotText,
+    /// It has more than one `model`. Who reads it might take another one than we do.
+    Twice,
+}
+
+/// What a body asks for.
+pub(super) fn asked(body: &[u8]) -> Result<Asked, Wrong> {
+    let mut parser = serde_json::Deserializer::from_slice(body);
+    let top = parser.deserialize_map(TopVisitor).and_then(|top| parser.end().map(|()| top));
+    match top.map_err(|error| Wrong::NotJson(error.to_string()))? {
+        Top { models: 0, .. } => Err(Wrong::NoModel),
+        Top { models: 1, model: Value::Text(name), is_stream } => Ok(Asked { name, is_stream }),
+        Top { models: 1, .. } => Err(Wrong::NotText),
+        _ => Err(Wrong::Twice),
+    }
+}
+
+/// Where the value of the top level's `model` stands, quotes included, in a body for which [`asked`] has found one.
+pub(super) fn name_span(body: &[u8]) -> Option<Range<usize>> {
+    let mut at = skip_blanks(body, 0);
+    if *body.get(at)? != b'{' {
+        return None;
+    }
+    loop {
+        let key = skip_blanks(body, at + 1);
+        let key_end = skip_text(body, key)?;
+        let colon = skip_blanks(body, key_end);
+        let value = skip_blanks(body, colon + 1);
+        let value_end = skip_value(body, value)?;
+        if is_model(body.get(key..key_end)?) {
+            return Some(value..value_end);
+        }
+        at = skip_blanks(body, value_end);
+        if *body.get(at)? != b',' {
+            return None;
+        }
+    }
+}
+
+/// Whether a key in its quotes means `model`, however it is written.
+fn is_model(key: &[u8]) -> bool {
+    let is_escaped =
+        || key.contains(&b'\\') && serde_json::from_slice::<String>(key).is_ok_and(|key| key == "model");
+    key == b"\"model\"" || is_escaped()
+}
+
+fn skip_blanks(body: &[u8], from: usize) -> usize {
+    let rest = body.get(from..).unwrap_or_default();
+    let blanks = rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count();
+    from + blanks
+}
+
+/// Behind the string that begins here.
+fn skip_text(body: &[u8], from: usize) -> Option<usize> {
+    if *body.get(from)? != b'"' {
+        return None;
+    }
+    let mut at = from + 1;
+    loop {
+        match body.get(at)? {
+            b'"' => return Some(at + 1),
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+}
+
+/// Behind the value that begins here.
+fn skip_value(body: &[u8], from: usize) -> Option<usize> {
+    let mut depth = 0_usize;
+    let mut at = from;
+    loop {
+        match body.get(at)? {
+            b'"' => at = skip_text(body, at)?,
+            b'{' | b'[' => {
+                depth += 1;
+                at += 1;
+            }
+            b'}' | b']' if depth > 0 => {
+                depth -= 1;
+                at += 1;
+            }
+            // A number or a word, or what is between values.
+            _ if depth > 0 => {
+                at += 1;
+                continue;
+            }
+            b',' | b'}' | b']' | b' ' | b'\t' | b'\n' | b'\r' => return Some(at),
+            _ => {
+                at += 1;
+                continue;
+            }
+        }
+        if depth == 0 {
+            return Some(at);
+        }
+    }
+}
+
+/// What counts of the top level.
+struct Top {
+    models: usize,
+    model: Value,
+    is_stream: bool,
+}
+
+enum Key {
+    Model,
+    Stream,
+    Other,
+}
+
+/// A value, as far as it counts.
+enum Value {
+    Text(String),
+    Bool(bool),
+    Other,
+}
+
+struct TopVisitor;
+
+impl<'de> Visitor<'de> for TopVisitor {
+    type Value = Top;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object with a model")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Top, A::Error> {
+        let mut top = Top { models: 0, model: Value::Other, is_stream: false };
+        while let Some(key) = map.next_key()? {
+            match key {
+                Key::Model => {
+                    top.models += 1;
+                    top.model = map.next_value()?;
+                }
+                Key::Stream => top.is_stream = matches!(map.next_value()?, Value::Bool(true)),
+                Key::Other => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(top)
+    }
+}
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl Visitor<'_> for Read {
+            type Value = Key;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a key")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, key: &str) -> Result<Key, E> {
+                Ok(match key {
+                    "model" => Key::Model,
+                    "stream" => Key::Stream,
+                    _ => Key::Other,
+                })
+            }
+        }
+        deserializer.deserialize_str(Read)
+    }
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Value;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Value, E> {
+                Ok(Value::Text(text.to_owned()))
+            }
+
+            fn visit_bool<E>(self, is_true: bool) -> Result<Value, E> {
+                Ok(Value::Bool(is_true))
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<Value, E> {
+                Ok(Value::Other)
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Value, E> {
+                Ok(Value::Other)
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<Value, E> {
+                Ok(Value::Other)
+            }
+
+            fn visit_unit<E>(self) -> Result<Value, E> {
+                Ok(Value::Other)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Value, A::Error> {
+                while all.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Value::Other)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<Value, A::Error> {
+                while all.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(Value::Other)
+            }
+
+            fn visit_newtype_struct<D: Deserializer<'de>>(self, _: D) -> Result<Value, D::Error> {
+                Err(D::Error::custom("JSON has no such value"))
+            }
+        }
+        deserializer.deserialize_any(Read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(body: &str) -> Result<String, Wrong> {
+        asked(body.as_bytes()).map(|asked| asked.name)
+    }
+
+    #[test]
+    fn the_model_is_that_of_the_top_level_however_it_is_written() {
+        for body in [
+            r#"{"model":"a"}"#,
+            " \n{ \"model\"\t:\r\n\"a\" , \"stream\" : true}\n",
+            r#"{"messages":[{"model":"b"},"model"],"x":{"model":"c"},"model":"a"}"#,
+            r#"{"mod\u0065l":"\u0061","x":"}\"{"}"#,
+            r#"{"x":-1.5e+3,"y":null,"z":[],"w":"\ud800","model":"a"}"#,
+        ] {
+            assert_eq!(name(body).as_deref(), Ok("a"), "{body}");
+            let span = name_span(body.as_bytes()).unwrap();
+            assert_eq!(serde_json::from_str::<String>(&body[span]).unwrap(), "a", "{body}");
+        }
+    }
+
+    #[test]
+    fn what_asks_for_nothing_says_why() {
+        assert_eq!(name("{}"), Err(Wrong::NoModel));
+        assert_eq!(name(r#"{"x":{"model":"a"}}"#), Err(Wrong::NoModel));
+        for value in ["1", "-1", "1.5", "null", "true", "[]", "{}", r#"["a"]"#, r#"{"a":1}"#] {
+            assert_eq!(name(&format!("{{\"model\":{value}}}")), Err(Wrong::NotText), "{value}");
+        }
+        assert_eq!(name(r#"{"model":"a","mod\u0065l":"b"}"#), Err(Wrong::Twice));
+        for body in [
+            "",
+            "x",
+            "[]",
+            "\"model\"",
+            "{",
+            r#"{"model":"a"} x"#,
+            r#"{"model":"a",}"#,
+            "{\"model\":\"a\n\"}",
+        ] {
+            assert!(matches!(name(body), Err(Wrong::NotJson(_))), "{body}");
+        }
+    }
+
+    #[test]
+    fn deep_bodies_are_read_without_a_deep_stack() {
+        let deep = format!("{{\"x\":{}1{},\"model\":\"a\"}}", "[".repeat(1 << 20), "]".repeat(1 << 20));
+        assert_eq!(name(&deep).as_deref(), Ok("a"));
+        assert_eq!(&deep[name_span(deep.as_bytes()).unwrap()], "\"a\"");
+    }
+
+    #[test]
+    fn only_true_is_a_stream() {
+        for (value, is_stream) in
+            [("true", true), ("false", false), ("1", false), ("\"true\"", false), ("null", false)]
+        {
+            let body = format!("{{\"stream\":{value},\"model\":\"a\"}}");
+            assert_eq!(asked(body.as_bytes()).unwrap().is_stream, is_stream, "{value}");
+        }
+    }
+}

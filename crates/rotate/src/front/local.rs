@@ -1,0 +1,43 @@
+//! What the front answers by itself: the models that there are, and that it is here.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::{Gate, Listed};
+
+/// The models, in the shape that OpenAI's interface gives them.
+#[derive(Debug)]
+pub(super) struct Catalogue {
+    /// Seconds since 1970, as when each was made. Clients want a number, and none means anything here.
+    since: u64,
+}
+
+impl Catalogue {
+    pub(super) fn new() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs());
+        Self { since }
+    }
+
+    pub(super) fn all(&self, gate: &dyn Gate) -> Bytes {
+        let data: Vec<Value> = gate.listed().iter().map(|model| self.shown(model)).collect();
+        json!({"object": "list", "data": data}).to_string().into()
+    }
+
+    pub(super) fn one(&self, gate: &dyn Gate, name: &str) -> Option<Bytes> {
+        let all = gate.listed();
+        let is_it = |model: &&Listed| model.name == name || model.aliases.iter().any(|alias| alias == name);
+        all.iter().find(is_it).map(|model| self.shown(model).to_string().into())
+    }
+
+    fn shown(&self, model: &Listed) -> Value {
+        json!({
+            "id": model.name,
+            "object": "model",
+            "created": self.since,
+            "owned_by": "poorwill",
+            "poorwill": {"ready": model.is_ready, "stage": model.stage},
+        })
+    }
+}

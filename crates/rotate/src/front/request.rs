@@ -1,0 +1,256 @@
+//! What a request may be: its path, its headers, its key, and its body.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Incoming};
+
+use super::fault::Fault;
+use crate::config::Key;
+
+/// What is set aside for a body at once, however long it says that it is.
+const BODY_FIRST_BYTES: u64 = 1 << 20;
+
+/// What a request is about.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum About {
+    /// Whether we are here.
+    Health,
+    /// All models.
+    Models,
+    /// The model of this name.
+    Model(String),
+    /// An answer of an engine's.
+    Engine(PathAndQuery),
+}
+
+/// What a request is about, if it may be about anything.
+pub(super) fn about(parts: &Parts, head_max_bytes: u64) -> Result<About, Fault> {
+    if parts.method == Method::CONNECT || parts.method == Method::TRACE {
+        return Err(Fault::no_method("GET, HEAD, POST"));
+    }
+    if head_bytes(parts) > head_max_bytes {
+        return Err(Fault::large_head(head_max_bytes));
+    }
+    if parts.headers.contains_key(header::UPGRADE) {
+        return Err(Fault::bad("no other protocol is spoken here; leave out `Upgrade`"));
+    }
+    check_host(parts)?;
+    let path = parts.uri.path();
+    if path == "/health" {
+        return Ok(About::Health);
+    }
+    let Some(rest) = path.strip_prefix("/v1/") else { return Err(Fault::no_path()) };
+    if rest == "models" {
+        return Ok(About::Models);
+    }
+    // It is only looked up, and many names have a slash, which some clients encode.
+    if let Some(name) = rest.strip_prefix("models/") {
+        let name = decoded(name).ok_or_else(|| Fault::bad("the name in the path is not encoded rightly"))?;
+        return Ok(About::Model(name));
+    }
+    check_path(rest)?;
+    let path = parts.uri.path_and_query().cloned().ok_or_else(Fault::no_path)?;
+    Ok(About::Engine(path))
+}
+
+/// A path is taken as it is written, so what others may take for another one is refused.
+fn check_path(rest: &str) -> Result<(), Fault> {
+    let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b'\\';
+    let is_way = |segment: &str| !segment.is_empty() && segment != "." && segment != "..";
+    let is_fine = rest.bytes().all(is_plain) && rest.split('/').all(is_way) && encodes_no_way(rest);
+    is_fine.then_some(()).ok_or_else(|| {
+        Fault::bad(
+            "a path has no empty parts, no `.` and `..`, no backslash, and none of those and no slash and percent sign \
+             encoded",
+        )
+    })
+}
+
+fn encodes_no_way(path: &str) -> bool {
+    path.split('%').skip(1).all(|rest| {
+        let byte = rest.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        byte.is_some_and(|byte| !matches!(byte, b'/' | b'\\' | b'.' | b'%') && !byte.is_ascii_control())
+    })
+}
+
+/// Text that may have been encoded for a path.
+fn decoded(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
+        bytes.extend_from_slice(part.get(2..)?.as_bytes());
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// Who speaks HTTP/1.1 says whom it wants, once; and who says so twice means the same.
+fn check_host(parts: &Parts) -> Result<(), Fault> {
+    let mut hosts = parts.headers.get_all(header::HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() || (host.is_none() && parts.version == Version::HTTP_11) {
+        return Err(Fault::bad("a request has one `Host`"));
+    }
+    if let Some(authority) = parts.uri.authority() {
+        let is_same =
+            host.is_none_or(|host| host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes()));
+        if !is_same || parts.uri.scheme_str() != Some("http") {
+            return Err(Fault::bad("this is no proxy for others: ask for a path"));
+        }
+    }
+    Ok(())
+}
+
+fn head_bytes(parts: &Parts) -> u64 {
+    let of_line =
+        parts.method.as_str().len() + parts.uri.path_and_query().map_or(0, |path| path.as_str().len());
+    let of_fields: usize =
+        parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    u64::try_from(of_line + of_fields).unwrap_or(u64::MAX)
+}
+
+/// Whether a client has one of the keys. With no keys, everybody may ask.
+pub(super) fn check_key(headers: &HeaderMap, keys: &[Key]) -> Result<(), Fault> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let mut all = headers.get_all(header::AUTHORIZATION).iter();
+    let only = all.next().filter(|_| all.next().is_none()).and_then(|value| value.to_str().ok());
+    let given = only
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    let Some((_, given)) = given else { return Err(Fault::no_key()) };
+    // All are looked at, so that how long it takes does not tell which it is.
+    let is_known = keys.iter().fold(false, |is_known, key| is_known | key.is(given.trim()));
+    is_known.then_some(()).ok_or_else(Fault::no_key)
+}
+
+/// What is not JSON by what the headers say is not read at all.
+pub(super) fn check_type(headers: &HeaderMap) -> Result<(), Fault> {
+    let text =
+        |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
+    let is_multipart = text(header::CONTENT_TYPE)
+        .trim_start()
+        .get(..10)
+        .is_some_and(|begin| begin.eq_ignore_ascii_case("multipart/"));
+    if is_multipart {
+        return Err(Fault::wrong_type("multipart"));
+    }
+    match text(header::CONTENT_ENCODING) {
+        "" | "identity" => Ok(()),
+        _ => Err(Fault::wrong_type("compressed")),
+    }
+}
+
+/// The whole body.
+pub(super) async fn body(mut from: Incoming, max_bytes: u64, idle: Duration) -> Result<Bytes, Fault> {
+    let lower = from.size_hint().lower();
+    if lower > max_bytes {
+        return Err(Fault::large_body(max_bytes));
+    }
+    let mut first = Bytes::new();
+    let mut more: Option<BytesMut> = None;
+    loop {
+        let frame = match tokio::time::timeout(idle, from.frame()).await {
+            Err(_) => return Err(Fault::slow_body(idle)),
+            Ok(None) => break,
+            Ok(Some(Err(_))) => return Err(Fault::bad("the body broke off, or is framed wrongly")),
+            Ok(Some(Ok(frame))) => frame,
+        };
+        // Behind it there may be trailers, which engines do not read.
+        let Ok(piece) = frame.into_data() else { continue };
+        let had = more.as_ref().map_or(first.len(), BytesMut::len);
+        if u64::try_from(had + piece.len()).unwrap_or(u64::MAX) > max_bytes {
+            return Err(Fault::large_body(max_bytes));
+        }
+        match &mut more {
+            Some(all) => all.extend_from_slice(&piece),
+            None if first.is_empty() => first = piece,
+            None => {
+                let room = usize::try_from(lower.min(BODY_FIRST_BYTES)).unwrap_or_default();
+                let mut all = BytesMut::with_capacity(room.max(first.len() + piece.len()));
+                all.extend_from_slice(&first);
+                all.extend_from_slice(&piece);
+                more = Some(all);
+            }
+        }
+    }
+    Ok(more.map_or(first, BytesMut::freeze))
+}
+
+/// Removes what is for one hop only, and what a client says that is.
+pub(super) fn drop_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        // These are about the message, and a hop that says otherwise is wrong.
+        .filter(|name| name != header::CONTENT_LENGTH && name != header::CONTENT_TYPE)
+        .collect();
+    named.iter().for_each(|name| drop(headers.remove(name)));
+    for name in [
+        header::CONNECTION,
+        header::TRANSFER_ENCODING,
+        header::TE,
+        header::UPGRADE,
+        header::PROXY_AUTHENTICATE,
+        header::PROXY_AUTHORIZATION,
+    ] {
+        headers.remove(name);
+    }
+    headers.remove("keep-alive");
+    headers.remove("proxy-connection");
+}
+
+/// What goes to an engine of what a client said.
+pub(super) fn upstream_headers(headers: &mut HeaderMap) {
+    drop_hop(headers);
+    for name in [header::AUTHORIZATION, header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::TRAILER]
+    {
+        headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_taken_as_they_are_written() {
+        for path in ["chat/completions", "a", "a.b/c", "x%20y", "responses/resp_1/cancel"] {
+            assert!(check_path(path).is_ok(), "{path}");
+        }
+        for path in [
+            "", "a/", "a//b", "..", "a/../b", "./a", "a\\b", "%2e%2e/a", "a%2Fb", "a%5cb", "%252e", "%",
+            "%zz", "%0a", "a\u{e4}",
+        ] {
+            assert!(check_path(path).is_err(), "{path}");
+        }
+    }
+
+    #[test]
+    fn names_in_paths_may_be_encoded() {
+        assert_eq!(decoded("a%2Fb c").as_deref(), Some("a/b c"));
+        assert_eq!(decoded("a%2"), None);
+        assert_eq!(decoded("%ff"), None);
+    }
+
+    #[test]
+    fn what_a_hop_names_is_dropped() {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONNECTION, HeaderValue::from_static("x-one , close, content-length"));
+        for name in ["x-one", "x-two", "content-length"] {
+            headers.insert(name, HeaderValue::from_static("1"));
+        }
+        drop_hop(&mut headers);
+        assert_eq!(headers.len(), 2, "{headers:?}");
+        assert!(headers.contains_key("x-two") && headers.contains_key("content-length"));
+    }
+}

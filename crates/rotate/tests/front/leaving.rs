@@ -1,0 +1,196 @@
+//! Clients that go away, that are slow, and a service that ends.
+
+use std::time::Duration;
+
+use poorwill_rotate::front::Patience;
+use tokio::io::AsyncWriteExt;
+
+use super::world::{END, EVENTS, Verdict, World, answer, chunk, post, run};
+
+const ASK: &str = r#"{"model":"org/one","stream":true}"#;
+/// Longer than a test, so that nothing but what it is about ends anything.
+const LONG: Duration = Duration::from_secs(600);
+
+fn patient() -> Patience {
+    Patience { head: LONG, body: LONG, ..Patience::default() }
+}
+
+#[test]
+fn a_client_that_goes_while_it_waits_waits_no_longer() {
+    run(async {
+        for lines in ["", "keep_alive = \"5ms\""] {
+            let world = World::patient(lines, patient()).await;
+            world.say(Verdict::Wait);
+            let client = world.asking(ASK).await;
+            world.until(|seen| seen.waiting == 1).await;
+            drop(client);
+            let seen = world.until(|seen| seen.waiting == 0).await;
+            assert_eq!((seen.gave_up, seen.admitted), (1, 0));
+        }
+    });
+}
+
+#[test]
+fn a_client_that_goes_takes_its_request_from_the_engine() {
+    run(async {
+        let world = World::patient("", patient()).await;
+        // Before the engine has said anything.
+        let client = world.asking(ASK).await;
+        let mut engine = world.engine().await;
+        engine.message().await;
+        drop(client);
+        assert_eq!(engine.ended().await, b"");
+        world.until(|seen| seen.running == 0).await;
+        // Amid a stream in which nothing comes.
+        let mut client = world.asking(ASK).await;
+        let mut engine = world.engine().await;
+        engine.message().await;
+        engine.send(EVENTS).await;
+        engine.send(chunk("data: 1\n\n")).await;
+        client.head().await;
+        client.chunk().await.unwrap();
+        drop(client);
+        assert_eq!(engine.ended().await, b"");
+        world.until(|seen| seen.running == 0).await;
+        // Amid one that flows, with a reset.
+        let mut client = world.asking(ASK).await;
+        let mut engine = world.engine().await;
+        engine.message().await;
+        engine.send(EVENTS).await;
+        client.head().await;
+        client.stream.set_zero_linger().unwrap();
+        drop(client);
+        while engine.stream.write_all(chunk("data: 1\n\n").as_bytes()).await.is_ok() {}
+        let seen = world.until(|seen| seen.running == 0).await;
+        assert_eq!(seen.suspects, 0, "the engine has done nothing");
+    });
+}
+
+#[test]
+fn a_client_that_has_sent_its_next_request_is_missed_as_well() {
+    run(async {
+        let world = World::patient("", patient()).await;
+        world.say(Verdict::Wait);
+        let mut client = world.client().await;
+        client.send(post(ASK) + &post(ASK)).await;
+        world.until(|seen| seen.waiting == 1).await;
+        drop(client);
+        assert_eq!(world.until(|seen| seen.waiting == 0).await.gave_up, 1);
+        world.say(Verdict::Admit);
+        let mut client = world.client().await;
+        client.send(post(ASK) + &post(ASK)).await;
+        let mut engine = world.engine().await;
+        engine.message().await;
+        engine.send(EVENTS).await;
+        client.head().await;
+        drop(client);
+        assert_eq!(engine.ended().await, b"");
+        assert_eq!(world.until(|seen| seen.running == 0).await.admitted, 1);
+    });
+}
+
+#[test]
+fn a_client_that_closes_its_sending_side_counts_as_gone() {
+    run(async {
+        let world = World::patient("", patient()).await;
+        world.say(Verdict::Wait);
+        let mut client = world.asking(ASK).await;
+        world.until(|seen| seen.waiting == 1).await;
+        client.stream.shutdown().await.unwrap();
+        assert_eq!(world.until(|seen| seen.waiting == 0).await.gave_up, 1);
+        assert_eq!(client.ended().await, b"");
+        // What is answered without waiting is still answered.
+        let mut client = world.client().await;
+        client.send("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        client.stream.shutdown().await.unwrap();
+        assert_eq!(client.json().await.0.status(), 200);
+    });
+}
+
+#[test]
+fn a_body_that_does_not_come_whole_is_nobodys() {
+    run(async {
+        let world = World::patient("requests_max = 1", patient()).await;
+        let asked = post(ASK);
+        let mut client = world.client().await;
+        client.send(&asked[..asked.len() - 1]).await;
+        drop(client);
+        // One that is slow for longer than it may be.
+        let patience = Patience { body: Duration::from_millis(20), ..patient() };
+        let other = World::patient("", patience).await;
+        let mut client = other.client().await;
+        client.send(&asked[..asked.len() - 1]).await;
+        let (head, body) = client.json().await;
+        assert_eq!(head.status(), 408, "{body}");
+        assert_eq!(other.until(|_| true).await.admitted, 0);
+        // And one that is slow, and comes. The first one's place is free by now, or soon.
+        loop {
+            let mut client = world.client().await;
+            for byte in asked.as_bytes() {
+                client.send([*byte]).await;
+            }
+            tokio::select! {
+                mut engine = world.engine() => {
+                    assert_eq!(engine.message().await.1, ASK.as_bytes());
+                    engine.send(answer("{}")).await;
+                    assert_eq!(client.message().await.0.status(), 200);
+                    break;
+                }
+                (head, _) = client.message() => assert_eq!(head.status(), 429),
+            }
+        }
+    });
+}
+
+#[test]
+fn a_head_that_does_not_come_is_not_waited_for() {
+    run(async {
+        let patience = Patience { head: Duration::from_millis(20), ..patient() };
+        let world = World::patient("", patience).await;
+        let mut client = world.client().await;
+        client.send("GET /health HTTP/1.1\r\nHo").await;
+        client.ended().await;
+        let mut silent = world.client().await;
+        assert_eq!(silent.ended().await, b"");
+    });
+}
+
+#[test]
+fn answers_that_are_under_way_end_before_the_front_does() {
+    run(async {
+        let world = World::patient("", patient()).await;
+        let mut idle = world.client().await;
+        idle.send("GET /health HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        idle.message().await;
+        let mut client = world.asking(ASK).await;
+        let mut engine = world.engine().await;
+        engine.message().await;
+        engine.send(EVENTS).await;
+        engine.send(chunk("data: 1\n\n")).await;
+        client.head().await;
+        client.chunk().await.unwrap();
+        world.shutdown.cancel();
+        assert_eq!(idle.ended().await, b"");
+        assert!(!world.served.is_finished());
+        engine.send(chunk("data: 2\n\n")).await;
+        assert_eq!(client.chunk().await.unwrap(), "data: 2\n\n");
+        engine.send(END).await;
+        assert_eq!(client.chunk().await, None);
+        assert_eq!(client.ended().await, b"");
+        world.served.await.unwrap().unwrap();
+        assert!(tokio::net::TcpStream::connect(world.address).await.is_err());
+    });
+}
+
+#[test]
+fn a_front_that_is_dropped_takes_its_connections_with_it() {
+    run(async {
+        let world = World::patient("", patient()).await;
+        world.say(Verdict::Wait);
+        let mut client = world.asking(ASK).await;
+        world.until(|seen| seen.waiting == 1).await;
+        world.served.abort();
+        client.ended().await;
+        world.until(|seen| seen.waiting == 0).await;
+    });
+}

@@ -1,0 +1,231 @@
+//! Where requests go, and what of them.
+
+use super::world::{Verdict, World, answer, post, post_with, run};
+
+const ASK_ONE: &str = r#"{"model":"org/one","prompt":"x"}"#;
+
+#[test]
+fn requests_go_to_their_engine_and_answers_come_back() {
+    run(async {
+        let world = World::new("").await;
+        let mut client = world.client().await;
+        for (model, wanted) in [
+            ("org/one", "org/one"),
+            ("small", "org/one"),
+            ("two", r#"/models/\"two\""#),
+            ("large", r#"/models/\"two\""#),
+        ] {
+            client
+                .send(post_with("/v1/completions?x=a%20b", "", &format!(" {{ \"model\" : \"{model}\"}}\n")))
+                .await;
+            // The connection to the engine is used again.
+            if model == "org/one" {
+                let mut engine = world.engine().await;
+                exchange(&mut engine, &mut client, wanted).await;
+                world.until(|seen| seen.running == 0).await;
+                // For the others.
+                drop(engine);
+                continue;
+            }
+            let mut engine = world.engine().await;
+            exchange(&mut engine, &mut client, wanted).await;
+            drop(engine);
+        }
+        assert_eq!(world.until(|seen| seen.running == 0).await.admitted, 4);
+    });
+}
+
+async fn exchange(engine: &mut super::world::Wire, client: &mut super::world::Wire, wanted: &str) {
+    let (head, body) = engine.message().await;
+    assert_eq!(head.first, "POST /v1/completions?x=a%20b HTTP/1.1");
+    assert_eq!(String::from_utf8(body).unwrap(), format!(" {{ \"model\" : \"{wanted}\"}}\n"));
+    engine.send(answer("{\"is\": 1}\n").replace("200 OK", "418 Teapot")).await;
+    let (head, body) = client.message().await;
+    assert_eq!((head.status(), body.as_slice()), (418, "{\"is\": 1}\n".as_bytes()));
+}
+
+#[test]
+fn connections_to_an_engine_are_used_again() {
+    run(async {
+        let world = World::new("").await;
+        let mut client = world.asking(ASK_ONE).await;
+        let mut engine = world.engine().await;
+        for _ in 0..3 {
+            engine.message().await;
+            engine.send(answer("{}")).await;
+            assert_eq!(client.message().await.0.status(), 200);
+            world.until(|seen| seen.running == 0).await;
+            // Whether it is back in time for the next is not promised, so a few are tried.
+            client.send(post(ASK_ONE)).await;
+            tokio::select! {
+                // Peeked only, so that nothing is lost.
+                done = engine.stream.readable() => done.unwrap(),
+                other = world.engine() => engine = other,
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_for_one_hop_or_secret_is_not_passed_on() {
+    run(async {
+        let world = World::new("keys = [\"env:ONE\"]").await;
+        let mut client = world.client().await;
+        let lines = "Authorization: Bearer key-of-ONE\r\nConnection: x-hop, keep-alive\r\nX-Hop: 1\r\nKeep-Alive: 5\r\n\
+                     TE: trailers\r\nProxy-Authorization: x\r\nX-Other: kept\r\nExpect: 100-continue\r\n\
+                     X-Request-Id: my-id\r\ntracestate: a=b\r\n\
+                     traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00\r\n";
+        client.send(post_with("/v1/completions", lines, ASK_ONE)).await;
+        let mut engine = world.engine().await;
+        let (head, _) = engine.message().await;
+        for name in [
+            "authorization",
+            "connection",
+            "x-hop",
+            "keep-alive",
+            "te",
+            "proxy-authorization",
+            "expect",
+            "upgrade",
+        ] {
+            assert_eq!(head.field(name), None, "{head:?}");
+        }
+        assert_eq!(head.field("x-other"), Some("kept"));
+        assert_eq!(head.field("x-request-id"), Some("my-id"));
+        assert_eq!(head.field("tracestate"), Some("a=b"));
+        assert_eq!(head.field("host"), Some(world.engine.local_addr().unwrap().to_string().as_str()));
+        let trace = head.field("traceparent").unwrap();
+        assert!(
+            trace.starts_with("00-4bf92f3577b34da6a3ce929d0e0e4736-") && trace.ends_with("-00"),
+            "{trace}"
+        );
+        assert!(!trace.contains("00f067aa0ba902b7"), "{trace}");
+        let lines = "Server: uvicorn\r\nConnection: x-hop\r\nX-Hop: 1\r\nKeep-Alive: 5\r\nX-Other: kept\r\nContent-Length: 2\r\n";
+        engine.send(format!("HTTP/1.1 200 OK\r\n{lines}\r\n{{}}")).await;
+        assert_eq!(client.head().await.status(), 100);
+        let (head, body) = client.message().await;
+        assert_eq!(body, b"{}");
+        for name in ["server", "x-hop", "keep-alive"] {
+            assert_eq!(head.field(name), None, "{head:?}");
+        }
+        assert_eq!(head.field("x-other"), Some("kept"));
+        assert_eq!(head.field("x-request-id"), Some("my-id"));
+    });
+}
+
+#[test]
+fn all_models_are_listed_also_those_that_sleep() {
+    run(async {
+        let world = World::new("").await;
+        world.say(Verdict::Wait);
+        let mut client = world.client().await;
+        client.send("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        let (head, all) = client.json().await;
+        assert_eq!((head.status(), head.field("content-type")), (200, Some("application/json")));
+        assert_eq!((&all["object"], all["data"].as_array().unwrap().len()), (&"list".into(), 2));
+        let two = all["data"][1].clone();
+        assert_eq!((&two["id"], &two["object"]), (&"two".into(), &"model".into()));
+        assert!(two["created"].is_u64() && two["owned_by"].is_string());
+        assert_eq!(two["poorwill"], serde_json::json!({"ready": false, "stage": "asleep"}));
+        for (path, id) in [
+            ("two", "two"),
+            ("large", "two"),
+            ("org/one", "org/one"),
+            ("org%2Fone", "org/one"),
+            ("small", "org/one"),
+        ] {
+            client.send(format!("GET /v1/models/{path} HTTP/1.1\r\nHost: a\r\n\r\n")).await;
+            let (head, one) = client.json().await;
+            assert_eq!((head.status(), &one["id"]), (200, &id.into()), "{path}");
+        }
+        client.send("GET /v1/models/three HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert_eq!(client.json().await.0.status(), 404);
+        client.send("HEAD /v1/models HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        let head = client.head().await;
+        assert_eq!((head.status(), head.field("content-length").is_some()), (200, true));
+        client.send("GET /health HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert_eq!(client.message().await.0.status(), 200);
+    });
+}
+
+#[test]
+fn nothing_else_of_an_engine_is_reached() {
+    run(async {
+        let world = World::new("").await;
+        let tries = [
+            ("POST", "/sleep", 404),
+            ("POST", "/wake_up", 404),
+            ("POST", "/collective_rpc", 404),
+            ("GET", "/metrics", 404),
+            ("GET", "/", 404),
+            ("POST", "/v1", 404),
+            ("POST", "/V1/completions", 404),
+            ("POST", "//v1/completions", 404),
+            ("POST", "/v1/", 400),
+            ("POST", "/v1//sleep", 400),
+            ("POST", "/v1/../sleep", 400),
+            ("POST", "/v1/./sleep", 400),
+            ("POST", "/v1/%2e%2e/sleep", 400),
+            ("POST", "/v1/..%2fsleep", 400),
+            ("POST", "/v1/a%5c..%5csleep", 400),
+            ("POST", "/v1/%252e%252e/sleep", 400),
+            ("POST", "/v1/a\\..\\sleep", 400),
+            ("POST", "http://elsewhere/v1/completions", 400),
+            ("POST", "https://front/v1/completions", 400),
+            ("GET", "/v1/completions", 405),
+            ("DELETE", "/v1/models/two", 405),
+            ("PUT", "/v1/completions", 405),
+            ("OPTIONS", "/v1/completions", 405),
+            ("TRACE", "/v1/completions", 405),
+            ("CONNECT", "front:80", 405),
+        ];
+        for (method, path, status) in tries {
+            let mut client = world.client().await;
+            client.send(post_with(path, "", ASK_ONE).replacen("POST", method, 1)).await;
+            let (head, body) = client.json().await;
+            assert_eq!(head.status(), status, "{method} {path}: {body}");
+            assert!(body["error"]["message"].is_string() && body["error"]["type"].is_string(), "{body}");
+            assert!(head.field("x-request-id").is_some());
+            assert_eq!(head.field("allow").is_some(), status == 405);
+        }
+        let mut client = world.client().await;
+        client
+            .send(post_with("/v1/completions", "Connection: Upgrade\r\nUpgrade: websocket\r\n", ASK_ONE))
+            .await;
+        assert_eq!(client.json().await.0.status(), 400);
+        client.send(post_with("http://front/v1/completions", "", ASK_ONE)).await;
+        // Only the last was for the engine, and the first it hears of.
+        assert_eq!(world.engine().await.message().await.0.first, "POST /v1/completions HTTP/1.1");
+        assert_eq!(world.until(|_| true).await.admitted, 1);
+    });
+}
+
+#[test]
+fn who_has_a_key_may_ask() {
+    run(async {
+        let world = World::new("keys = [\"env:ONE\", \"env:TWO\"]").await;
+        let mut client = world.client().await;
+        for (given, is_right) in [
+            ("", false),
+            ("Authorization: Bearer key-of-ONE\r\n", true),
+            ("Authorization: bearer key-of-TWO\r\n", true),
+            ("Authorization: Bearer key-of-THREE\r\n", false),
+            ("Authorization: Bearer key-of-ON\r\n", false),
+            ("Authorization: Basic key-of-ONE\r\n", false),
+            ("Authorization: key-of-ONE\r\n", false),
+            ("Authorization: Bearer\r\n", false),
+            ("Authorization: Bearer key-of-ONE\r\nAuthorization: Bearer key-of-TWO\r\n", false),
+        ] {
+            client.send(format!("GET /v1/models HTTP/1.1\r\nHost: a\r\n{given}\r\n")).await;
+            let (head, body) = client.json().await;
+            assert_eq!(head.status(), if is_right { 200 } else { 401 }, "{given}");
+            assert_eq!(head.field("www-authenticate").is_some(), !is_right);
+            assert!(!body.to_string().contains("key-of"), "{body}");
+        }
+        let mut client = world.asking(ASK_ONE).await;
+        assert_eq!(client.json().await.1["error"]["code"], "invalid_api_key");
+        let mut client = world.client().await;
+        client.send("GET /health HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert_eq!(client.message().await.0.status(), 200);
+    });
+}

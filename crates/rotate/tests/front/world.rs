@@ -1,0 +1,353 @@
+//! A front with a gate and an engine that do what a test says.
+
+use std::any::Any;
+use std::fmt::Write as _;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use poorwill_rotate::config::{self, Config};
+use poorwill_rotate::front::{self, Admission, Gate, Listed, Patience, Route};
+use poorwill_rotate::policy::{ModelId, Refusal};
+use poorwill_rotate::service::Refused;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// Longer than anything here takes.
+const WATCHDOG: Duration = Duration::from_secs(120);
+
+/// Runs a test.
+pub(crate) fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(WATCHDOG, test).await.expect("the test hangs") });
+}
+
+/// What the gate says to whoever comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Wait,
+    Admit,
+    Refuse(Refused),
+}
+
+/// What the gate has seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) waiting: usize,
+    pub(crate) gave_up: usize,
+    pub(crate) running: usize,
+    pub(crate) admitted: usize,
+    pub(crate) suspects: usize,
+}
+
+pub(crate) struct FakeGate {
+    models: Vec<(Route, Vec<String>)>,
+    pub(crate) front: Mutex<Arc<config::Front>>,
+    pub(crate) verdict: watch::Sender<Verdict>,
+    pub(crate) seen: watch::Sender<Seen>,
+    pub(crate) aborted: CancellationToken,
+}
+
+/// Counts down what it counted up.
+struct Counted(watch::Sender<Seen>, fn(&mut Seen));
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.send_modify(self.1);
+    }
+}
+
+impl Gate for FakeGate {
+    fn route(&self, name: &str) -> Option<Route> {
+        let is_it = |(route, aliases): &&(Route, Vec<String>)| {
+            route.name == name || aliases.iter().any(|one| one == name)
+        };
+        self.models.iter().find(is_it).map(|(route, _)| route.clone())
+    }
+
+    fn listed(&self) -> Vec<Listed> {
+        let shown = |(nth, (route, aliases)): (usize, &(Route, Vec<String>))| Listed {
+            name: route.name.clone(),
+            aliases: aliases.clone(),
+            is_ready: nth == 0,
+            stage: if nth == 0 { "ready" } else { "asleep" },
+        };
+        self.models.iter().enumerate().map(shown).collect()
+    }
+
+    fn admit(&self, _: ModelId) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>> {
+        Box::pin(async {
+            self.seen.send_modify(|seen| seen.waiting += 1);
+            let waiting = Counted(self.seen.clone(), |seen| {
+                seen.waiting -= 1;
+                seen.gave_up += 1;
+            });
+            let mut verdict = self.verdict.subscribe();
+            let said = *verdict.wait_for(|verdict| *verdict != Verdict::Wait).await.unwrap();
+            // It has not given up.
+            std::mem::forget(waiting);
+            self.seen.send_modify(|seen| {
+                seen.waiting -= 1;
+                if said == Verdict::Admit {
+                    seen.running += 1;
+                    seen.admitted += 1;
+                }
+            });
+            match said {
+                Verdict::Refuse(refused) => Err(refused),
+                _ => {
+                    let guard: Box<dyn Any + Send> =
+                        Box::new(Counted(self.seen.clone(), |seen| seen.running -= 1));
+                    Ok(Admission::new(self.aborted.child_token(), guard))
+                }
+            }
+        })
+    }
+
+    fn suspect(&self, _: ModelId) {
+        self.seen.send_modify(|seen| seen.suspects += 1);
+    }
+
+    fn front(&self) -> Arc<config::Front> {
+        Arc::clone(&self.front.lock().unwrap())
+    }
+}
+
+/// A front, what is behind it, and what it did.
+pub(crate) struct World {
+    pub(crate) address: SocketAddr,
+    pub(crate) engine: TcpListener,
+    pub(crate) gate: Arc<FakeGate>,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) served: JoinHandle<io::Result<()>>,
+}
+
+impl World {
+    /// One with these lines of `[front]`.
+    pub(crate) async fn new(lines: &str) -> Self {
+        Self::patient(lines, Patience::default()).await
+    }
+
+    pub(crate) async fn patient(lines: &str, patience: Patience) -> Self {
+        let text = format!("[front]\n{lines}\n[[model]]\nname = \"any\"\nurl = \"http://127.0.0.1:1\"\n");
+        let front = Config::parse(&text, &|place| Ok(format!("key-of-{}", &place[4..]))).unwrap().front;
+        let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", engine.local_addr().unwrap());
+        let route = |id, name: &str, served_as: &str| Route {
+            model: ModelId(id),
+            name: name.to_owned(),
+            url: url.clone(),
+            served_as: served_as.to_owned(),
+        };
+        let gate = Arc::new(FakeGate {
+            models: vec![
+                (route(0, "org/one", "org/one"), vec!["small".to_owned()]),
+                (route(1, "two", "/models/\"two\""), vec!["large".to_owned()]),
+            ],
+            front: Mutex::new(Arc::new(front)),
+            verdict: watch::Sender::new(Verdict::Admit),
+            seen: watch::Sender::new(Seen::default()),
+            aborted: CancellationToken::new(),
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let served = tokio::spawn(front::serve_with(
+            listener,
+            Arc::clone(&gate) as Arc<dyn Gate>,
+            shutdown.clone(),
+            patience,
+        ));
+        Self { address, engine, gate, shutdown, served }
+    }
+
+    pub(crate) async fn client(&self) -> Wire {
+        Wire::to(self.address).await
+    }
+
+    /// A client that has sent a `POST`.
+    pub(crate) async fn asking(&self, body: &str) -> Wire {
+        let mut client = self.client().await;
+        client.send(post(body)).await;
+        client
+    }
+
+    /// The engine's end of the next connection to it.
+    pub(crate) async fn engine(&self) -> Wire {
+        Wire::new(self.engine.accept().await.unwrap().0)
+    }
+
+    /// Waits until the gate has seen something.
+    pub(crate) async fn until(&self, is_it: impl FnMut(&Seen) -> bool) -> Seen {
+        *self.gate.seen.subscribe().wait_for(is_it).await.unwrap()
+    }
+
+    pub(crate) fn say(&self, verdict: Verdict) {
+        self.gate.verdict.send_replace(verdict);
+    }
+
+    pub(crate) fn refuse(&self, refusal: Refusal, retry_after: Option<Duration>) {
+        self.say(Verdict::Refuse(Refused { refusal, retry_after }));
+    }
+}
+
+pub(crate) fn post(body: &str) -> String {
+    post_with("/v1/chat/completions", "", body)
+}
+
+/// With more lines of the head, each ended.
+pub(crate) fn post_with(path: &str, lines: &str, body: &str) -> String {
+    let mut head = format!("POST {path} HTTP/1.1\r\nHost: front\r\nContent-Type: application/json\r\n");
+    write!(head, "{lines}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    head
+}
+
+/// An answer with a body.
+pub(crate) fn answer(body: &str) -> String {
+    format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// The head of a stream.
+pub(crate) const EVENTS: &str =
+    "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n";
+/// The end of one.
+pub(crate) const END: &str = "0\r\n\r\n";
+
+pub(crate) fn chunk(bytes: &str) -> String {
+    format!("{:x}\r\n{bytes}\r\n", bytes.len())
+}
+
+/// The head of a message.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub(crate) first: String,
+    pub(crate) fields: Vec<(String, String)>,
+}
+
+impl Head {
+    pub(crate) fn status(&self) -> u16 {
+        self.first.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// An end of a connection.
+pub(crate) struct Wire {
+    pub(crate) stream: TcpStream,
+    got: Vec<u8>,
+}
+
+impl Wire {
+    fn new(stream: TcpStream) -> Self {
+        stream.set_nodelay(true).unwrap();
+        Self { stream, got: Vec::new() }
+    }
+
+    pub(crate) async fn to(address: SocketAddr) -> Self {
+        Self::new(TcpStream::connect(address).await.unwrap())
+    }
+
+    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.stream.write_all(bytes.as_ref()).await.unwrap();
+    }
+
+    /// Reads more; whether there was more.
+    async fn more(&mut self) -> io::Result<bool> {
+        Ok(self.stream.read_buf(&mut self.got).await? > 0)
+    }
+
+    async fn until(&mut self, mark: &[u8]) -> Vec<u8> {
+        loop {
+            if let Some(at) = self.got.windows(mark.len()).position(|window| window == mark) {
+                let rest = self.got.split_off(at + mark.len());
+                return std::mem::replace(&mut self.got, rest);
+            }
+            let got = String::from_utf8_lossy(&self.got).into_owned();
+            assert!(self.more().await.unwrap(), "the connection ended behind {got:?}");
+        }
+    }
+
+    pub(crate) async fn bytes(&mut self, count: usize) -> Vec<u8> {
+        while self.got.len() < count {
+            assert!(
+                self.more().await.unwrap(),
+                "the connection ended {} bytes early",
+                count - self.got.len()
+            );
+        }
+        let rest = self.got.split_off(count);
+        std::mem::replace(&mut self.got, rest)
+    }
+
+    pub(crate) async fn head(&mut self) -> Head {
+        let text = String::from_utf8(self.until(b"\r\n\r\n").await).unwrap();
+        let mut lines = text.trim_end().split("\r\n");
+        let first = lines.next().unwrap().to_owned();
+        let fields = lines.map(|line| {
+            let (name, value) = line.split_once(':').unwrap();
+            (name.to_ascii_lowercase(), value.trim().to_owned())
+        });
+        Head { first, fields: fields.collect() }
+    }
+
+    /// The next chunk; nothing for the last.
+    pub(crate) async fn chunk(&mut self) -> Option<String> {
+        let line = String::from_utf8(self.until(b"\r\n").await).unwrap();
+        let len = usize::from_str_radix(line.trim(), 16).unwrap();
+        let bytes = self.bytes(len + 2).await;
+        (len > 0).then(|| String::from_utf8(bytes[..len].to_vec()).unwrap())
+    }
+
+    /// Chunks until they have so much, however they were cut.
+    pub(crate) async fn chunks_with(&mut self, bytes: usize) -> String {
+        let mut all = String::new();
+        while all.len() < bytes {
+            all += &self.chunk().await.expect("the stream ended early");
+        }
+        all
+    }
+
+    /// A message with `Content-Length`, or without a body.
+    pub(crate) async fn message(&mut self) -> (Head, Vec<u8>) {
+        let head = self.head().await;
+        let len = head.field("content-length").map_or(0, |len| len.parse().unwrap());
+        let body = self.bytes(len).await;
+        (head, body)
+    }
+
+    /// As [`message`](Self::message), with a body that is JSON.
+    pub(crate) async fn json(&mut self) -> (Head, serde_json::Value) {
+        let (head, body) = self.message().await;
+        let body = serde_json::from_slice(&body).expect("a body of JSON");
+        (head, body)
+    }
+
+    /// Waits until the other end has closed or reset it, and gives what came before.
+    pub(crate) async fn ended(&mut self) -> Vec<u8> {
+        while self.more().await.unwrap_or(false) {}
+        std::mem::take(&mut self.got)
+    }
+
+    /// As [`ended`](Self::ended), where the end has to be a reset.
+    pub(crate) async fn reset(&mut self) -> io::ErrorKind {
+        loop {
+            match self.more().await {
+                Ok(true) => {}
+                Ok(false) => panic!("it was closed, not reset"),
+                Err(error) => return error.kind(),
+            }
+        }
+    }
+}
