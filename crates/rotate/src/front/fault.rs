@@ -13,6 +13,8 @@ use crate::service::Refused;
 
 /// The most names that an error lists.
 const NAMES_MAX: usize = 64;
+/// The most letters of what an engine says that are repeated within an error of ours.
+const WORDS_MAX: usize = 1024;
 
 /// Why a request got no answer.
 #[derive(Debug, Clone)]
@@ -22,8 +24,18 @@ pub(super) struct Fault {
     code: &'static str,
     param: Option<&'static str>,
     message: String,
-    /// A header that clients need beside it.
-    header: Option<(header::HeaderName, HeaderValue)>,
+    beside: Option<Beside>,
+}
+
+/// A header that clients need beside an error.
+#[derive(Debug, Clone, Copy)]
+enum Beside {
+    /// When to come again, in seconds.
+    RetryAfter(u64),
+    /// Which methods there are.
+    Allow(&'static str),
+    /// That a key is wanted.
+    Challenge,
 }
 
 impl Fault {
@@ -33,13 +45,13 @@ impl Fault {
             500.. => "server_error",
             _ => "invalid_request_error",
         };
-        Self { status, kind, code, param: None, message: message.into(), header: None }
+        Self { status, kind, code, param: None, message: message.into(), beside: None }
     }
 
     fn again_after(mut self, wait: Option<Duration>) -> Self {
         let wait = wait.unwrap_or_default();
         let seconds = wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1);
-        self.header = Some((header::RETRY_AFTER, HeaderValue::from(seconds)));
+        self.beside = Some(Beside::RetryAfter(seconds));
         self
     }
 
@@ -51,7 +63,7 @@ impl Fault {
         let text =
             "a key is missing, or is none of those that are known here; send `Authorization: Bearer KEY`";
         let mut fault = Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", text);
-        fault.header = Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")));
+        fault.beside = Some(Beside::Challenge);
         fault
     }
 
@@ -63,7 +75,7 @@ impl Fault {
     pub(super) fn no_method(allowed: &'static str) -> Self {
         let text = format!("this is not done by that method; say {allowed}");
         let mut fault = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", text);
-        fault.header = Some((header::ALLOW, HeaderValue::from_static(allowed)));
+        fault.beside = Some(Beside::Allow(allowed));
         fault
     }
 
@@ -149,6 +161,7 @@ impl Fault {
     }
 
     pub(super) fn odd(name: &str, status: StatusCode, words: &str) -> Self {
+        let words: String = words.chars().take(WORDS_MAX).collect();
         let text = format!("the engine of model `{name}` answered {}: {words}", status.as_u16());
         Self::new(status, "engine_error", text)
     }
@@ -171,9 +184,13 @@ impl Fault {
 
     pub(super) fn headers(&self, headers: &mut HeaderMap) {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Some((name, value)) = &self.header {
-            headers.insert(name, value.clone());
-        }
+        let (name, value) = match self.beside {
+            None => return,
+            Some(Beside::RetryAfter(seconds)) => (header::RETRY_AFTER, HeaderValue::from(seconds)),
+            Some(Beside::Allow(methods)) => (header::ALLOW, HeaderValue::from_static(methods)),
+            Some(Beside::Challenge) => (header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+        };
+        headers.insert(name, value);
     }
 }
 

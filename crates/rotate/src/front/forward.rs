@@ -221,7 +221,7 @@ impl Job {
         }
         let Passing { upstream, admission, .. } = &mut passing;
         let words = tokio::select! {
-            words = Limited::new(upstream, WORDS_MAX_BYTES).collect() => words.map(|all| all.to_bytes()),
+            words = Limited::new(upstream, WORDS_MAX_BYTES).collect() => words.map(http_body_util::Collected::to_bytes),
             () = admission.aborted.cancelled() => Ok(Bytes::new()),
         };
         let words = words.unwrap_or_default();

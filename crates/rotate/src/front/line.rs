@@ -1,8 +1,8 @@
 //! A client's connection, as the HTTP server and the requests on it see it.
 //!
 //! Beside reading and writing it knows three things that the server does not tell: when all that was written has gone
-//! out, whether the client has gone away although something it sent is still unread, and how to close so that an answer
-//! to somebody who is still sending arrives.
+//! out, that the client has gone away, also where something that it sent is still unread, and how to close so that an
+//! answer to somebody who is still sending arrives.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -16,12 +16,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::task::AtomicWaker;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-/// Between two looks whether the client has gone. The server mostly sees it at once; it does not where a client has sent
-/// its next request already.
+/// Between two looks whether a client has gone that has sent its next request already, which hides that it has.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long what a client still sends is read and thrown away, so that it gets to reading the answer.
 const LINGER: Duration = Duration::from_secs(2);
@@ -67,14 +66,18 @@ impl Line {
         let _ = self.stream.set_zero_linger();
     }
 
-    /// Waits until the client has gone, and notices it within a second or so.
+    /// Waits until the client sends no more. Where it has sent its next request already, that is found out within a second
+    /// or so.
     pub(super) async fn gone(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(LOOK).await;
-            match self.stream.ready(Interest::READABLE).now_or_never() {
-                Some(Ok(ready)) if !ready.is_read_closed() => {}
-                Some(_) => return,
-                None => {}
+            // Nobody else reads while a request is under way, once its body has been read.
+            match self.stream.peek(&mut [0]).await {
+                Ok(0) | Err(_) => return,
+                Ok(_) => tokio::time::sleep(LOOK).await,
+            }
+            let ready = self.stream.ready(Interest::READABLE).now_or_never();
+            if ready.is_some_and(|ready| ready.is_ok_and(Ready::is_read_closed)) {
+                return;
             }
         }
     }

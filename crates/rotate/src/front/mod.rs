@@ -196,7 +196,8 @@ async fn connection(stream: TcpStream, desk: Arc<Desk>, shutdown: CancellationTo
         .header_read_timeout(patience.head)
         .max_header_size(head_max)
         .max_buf_size(head_max.max(READ_MAX_BYTES))
-        .half_close(false);
+        // Whether a client is gone is decided for each request, by `Line::gone`.
+        .half_close(true);
     let mut served = pin!(builder.serve_connection(io, service));
     let mut is_told = false;
     loop {

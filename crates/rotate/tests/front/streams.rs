@@ -103,7 +103,7 @@ fn a_stream_that_the_engine_breaks_off_says_so_and_has_no_end() {
 fn other_answers_that_break_off_are_not_whole() {
     run(async {
         let world = World::new("").await;
-        for head in ["Content-Length: 9", "Transfer-Encoding: chunked"] {
+        for head in ["Content-Length: 10", "Transfer-Encoding: chunked"] {
             let mut client = world.asking(ASK).await;
             let mut engine = world.engine().await;
             engine.message().await;

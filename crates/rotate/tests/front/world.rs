@@ -150,7 +150,7 @@ impl World {
                 (route(0, "org/one", "org/one"), vec!["small".to_owned()]),
                 (route(1, "two", "/models/\"two\""), vec!["large".to_owned()]),
             ],
-            front: Mutex::new(Arc::new(front)),
+            front: Mutex::new(front),
             verdict: watch::Sender::new(Verdict::Admit),
             seen: watch::Sender::new(Seen::default()),
             aborted: CancellationToken::new(),

@@ -1,0 +1,101 @@
+//! What is written of requests.
+
+use std::fmt::{Debug, Write as _};
+use std::sync::{Arc, Mutex};
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use super::world::{World, answer, post_with, run};
+
+/// Keeps all events that are the front's, a line each.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        write!(self.0, "{}={value:?} ", field.name()).unwrap();
+    }
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("poorwill_rotate")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        self.0.lock().unwrap().push(line.0);
+    }
+}
+
+#[test]
+fn each_request_is_told_once_without_its_body_and_key() {
+    let lines = Lines::default();
+    // Other tests tell theirs meanwhile, so the requests of this one have names.
+    tracing::subscriber::set_global_default(lines.clone()).unwrap();
+    run(async {
+        let world = World::new("keys = [\"env:ONE\"]").await;
+        let mut client = world.client().await;
+        let head = "Authorization: Bearer key-of-ONE\r\nX-Request-Id: told-1\r\n";
+        client.send(post_with("/v1/completions", head, r#"{"model":"small","prompt":"secret"}"#)).await;
+        let mut engine = world.engine().await;
+        engine.message().await;
+        engine.send(answer("secret answer")).await;
+        client.message().await;
+        let head = "Authorization: Bearer key-of-ONE\r\nX-Request-Id: told-2\r\n";
+        client.send(post_with("/v1/completions", head, r#"{"secret"#)).await;
+        client.message().await;
+        let head = "Authorization: Bearer key-of-TWO\r\nX-Request-Id: told-3\r\n";
+        client.send(post_with("/v1/completions", head, r#"{"model":"secret"}"#)).await;
+        client.message().await;
+        // One that breaks off.
+        let head = "Authorization: Bearer key-of-ONE\r\nX-Request-Id: told-4\r\n";
+        let mut client = world.client().await;
+        client.send(post_with("/v1/completions", head, r#"{"model":"two","prompt":"secret"}"#)).await;
+        let mut engine = tokio::select! {
+            other = world.engine() => other,
+            done = engine.stream.readable() => { done.unwrap(); engine }
+        };
+        engine.message().await;
+        engine.send("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1234").await;
+        client.head().await;
+        client.bytes(4).await;
+        drop(engine);
+        client.ended().await;
+        world.shutdown.cancel();
+        world.served.await.unwrap().unwrap();
+    });
+    let all = lines.0.lock().unwrap();
+    let lines: Vec<&String> = all.iter().filter(|line| line.contains("told-")).collect();
+    let [first, second, third, fourth] = &lines[..] else { panic!("{lines:#?}") };
+    for part in [
+        "request_id=\"told-1\"",
+        "model=\"org/one\"",
+        "status=200",
+        "end=\"whole\"",
+        "bytes=13",
+        "waited_ms=",
+        "total_ms=",
+    ] {
+        assert!(first.contains(part), "{part}: {first}");
+    }
+    assert!(second.contains("status=400") && third.contains("status=401"), "{lines:#?}");
+    for part in ["model=\"two\"", "status=200", "end=\"broken\"", "bytes=4"] {
+        assert!(fourth.contains(part), "{part}: {fourth}");
+    }
+    assert!(!lines.iter().any(|line| line.contains("secret") || line.contains("key-of")), "{lines:#?}");
+}
