@@ -291,3 +291,22 @@ fn both_may_listen_on_any_port_that_is_free() {
     let doors = "[front]\nlisten = \"127.0.0.1:0\"\n[control]\nlisten = \"127.0.0.1:0\"\n";
     parsed(&format!("{doors}{}", model(""))).unwrap();
 }
+
+/// The configuration in the operators' guide is one, also with what is commented out in it.
+#[test]
+fn the_guides_configuration_is_one() {
+    let guide = include_str!("../../../docs/rotate.md");
+    let text = guide.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let secret = |_: &str| Ok("a-key".to_owned());
+    let plain = Config::parse(text, &secret).unwrap();
+    assert_eq!(plain.models.len(), 2);
+    assert_eq!(plain.models[1].canary.expect.as_deref(), Some("Paris"));
+    let all = text.replace("\n# keys", "\nkeys").replace("\n# body_max", "\nbody_max");
+    let all = ["head_max", "requests_max", "keep_alive", "idle_max"]
+        .iter()
+        .fold(all, |all, key| all.replace(&format!("\n# {key}"), &format!("\n{key}")));
+    assert!(!all.lines().any(|line| line.starts_with("# ") && line.contains(" = ")), "{all}");
+    let all = Config::parse(&all, &secret).unwrap();
+    assert_eq!((all.front.keys.len(), all.control.keys.len()), (2, 1));
+    assert!(all.models.iter().all(|model| model.rules.idle_max.is_some()));
+}

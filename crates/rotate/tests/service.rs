@@ -85,6 +85,7 @@ async fn models_take_turns_and_only_one_is_awake_where_one_fits() {
     assert_eq!(snapshot.gpus[0].total_bytes, Some(10 * GIB));
     assert!(snapshot.models.iter().all(|model| model.held_bytes == Some(vec![6 * GIB])));
     assert_eq!(machine.awake_at_most(), 1);
+    assert!(!machine.was_too_full());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,6 +137,51 @@ async fn no_lie_lets_a_request_through_to_an_engine_that_is_not_well() {
         };
         assert!(timeout(PATIENCE, both).await.is_ok(), "{lie:?}: never well again: {failures:#?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_requests_with_every_lie_at_random_end_right_or_are_refused() {
+    const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+    let machine = Machine::new(14 * GIB, 6 * GIB);
+    // What they need is said: of whom nothing is known, nobody can tell whether there is room behind a liar's back.
+    let mut config = config(&NAMES, "1s");
+    config.models.iter_mut().for_each(|model| model.rules.need_bytes = Some(6 * GIB));
+    let service = start(&machine, config);
+    let liars = tokio::spawn({
+        let machine = Arc::clone(&machine);
+        async move {
+            for turn in 0_usize.. {
+                let url = format!("http://127.0.0.1:{}", 9000 + turn % 3);
+                machine.lie(&url, Lie::ALL[turn * 5 % Lie::ALL.len()]);
+                tokio::time::sleep(Duration::from_millis(40)).await;
+                machine.be_honest(&url);
+            }
+        }
+    });
+    let clients = (0..20).map(|nth| {
+        let (service, machine) = (service.clone(), Arc::clone(&machine));
+        tokio::spawn(async move {
+            let mut served = 0;
+            for turn in 0..50 {
+                let name = NAMES[(nth * 7 + turn / 3) % NAMES.len()];
+                // `asked` asserts that nobody gets to an engine that is not well.
+                served += usize::from(asked(&service, &machine, name).await.is_ok());
+            }
+            served
+        })
+    });
+    let all = timeout(PATIENCE * 5, futures_util::future::join_all(clients)).await.unwrap();
+    let served: usize = all.into_iter().map(|one| one.unwrap()).sum();
+    liars.abort();
+    assert!(served > 0, "nobody was served");
+    assert!(!machine.was_too_full(), "somebody woke without room");
+    let (admitted, refused) = service
+        .snapshot()
+        .await
+        .models
+        .iter()
+        .fold((0, 0), |(admitted, refused), model| (admitted + model.admitted, refused + model.refused));
+    assert_eq!((admitted, admitted + refused), (served as u64, 1000));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -88,7 +88,7 @@ pub(crate) fn control(keys: &[&str]) -> Arc<config::Control> {
         places.join(", ")
     );
     let secret = |place: &str| Ok(place.trim_start_matches("env:").to_owned());
-    Arc::new(Config::parse(&text, &secret).unwrap().control)
+    Config::parse(&text, &secret).unwrap().control
 }
 
 pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {

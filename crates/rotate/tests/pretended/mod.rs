@@ -47,6 +47,8 @@ pub(crate) struct Machine {
 struct State {
     engines: BTreeMap<String, OneEngine>,
     awake_at_most: usize,
+    /// Somebody woke though there was no room.
+    was_too_full: bool,
 }
 
 #[derive(Debug, Default)]
@@ -72,6 +74,7 @@ impl Machine {
         let done = act(state.engines.entry(url.to_owned()).or_default());
         let awake = state.engines.values().filter(|one| one.has_memory).count();
         state.awake_at_most = state.awake_at_most.max(awake);
+        state.was_too_full |= awake as u64 * self.each > self.total;
         done
     }
 
@@ -99,6 +102,10 @@ impl Machine {
 
     pub(crate) fn awake_at_most(&self) -> usize {
         self.state().awake_at_most
+    }
+
+    pub(crate) fn was_too_full(&self) -> bool {
+        self.state().was_too_full
     }
 
     pub(crate) fn meter(self: &Arc<Self>) -> Arc<dyn Meter> {
