@@ -437,8 +437,8 @@ pub(crate) enum RotateAsk {
     /// Walk every model through sleep and wake, and ask it the same before and behind
     Validate {
         /// Questions to ask each, before and behind
-        #[arg(long, value_name = "N", default_value_t = 30)]
-        requests: u32,
+        #[arg(long, value_name = "N", default_value = "30", value_parser = some, allow_negative_numbers = true)]
+        requests: NonZeroU32,
     },
 }
 

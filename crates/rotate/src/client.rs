@@ -56,6 +56,16 @@ pub enum ClientError {
         status: u16,
         /// What it said.
         words: String,
+        /// Its name for that, where it has one.
+        code: Option<String>,
+    },
+    /// It did not answer in time.
+    #[error("{asked}: no answer within {limit_s:.0} s")]
+    Silent {
+        /// Method and path.
+        asked: String,
+        /// How long it was waited for.
+        limit_s: f64,
     },
     /// It said something else than such a service says.
     #[error("{asked}: {reason}")]
@@ -143,10 +153,24 @@ impl Client {
         });
         let path = "/v1/completions";
         let answer = self.ask(&self.front, Method::POST, path, Some(body), limit).await?;
-        let text = answer.pointer("/choices/0/text").and_then(Value::as_str);
+        let text = answer.pointer("/choices/0/text").and_then(Value::as_str).filter(|text| !text.is_empty());
         text.map(str::to_owned).ok_or_else(|| ClientError::NotUnderstood {
             asked: format!("POST {path}"),
             reason: format!("there is no text in {}", start_of(&answer.to_string())),
+        })
+    }
+
+    /// How often a model's engine was started since the service began.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn starts(&self, model: &str) -> Result<u64, ClientError> {
+        let status = self.status().await?;
+        let models = status["models"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let starts = models.iter().find(|one| one["name"] == model).and_then(|one| one["starts"].as_u64());
+        starts.ok_or_else(|| ClientError::NotUnderstood {
+            asked: "GET /rotate/status".to_owned(),
+            reason: format!("it says nothing of model `{model}`"),
         })
     }
 
@@ -194,10 +218,12 @@ impl Client {
         limit: Duration,
     ) -> Result<Value, ClientError> {
         let asked = format!("{method} {path}");
-        let nobody = |error: &reqwest::Error| ClientError::Nobody {
-            door: door.name,
-            base: door.base.clone(),
-            reason: reason_of(error),
+        let nobody = |error: &reqwest::Error| {
+            if error.is_timeout() {
+                return ClientError::Silent { asked: asked.clone(), limit_s: limit.as_secs_f64() };
+            }
+            let (base, reason) = (door.base.clone(), reason_of(error));
+            ClientError::Nobody { door: door.name, base, reason }
         };
         let request = self.http.request(method, format!("{}{path}", door.base)).timeout(limit);
         let request = door.key.iter().fold(request, |request, key| key.given(request));
@@ -209,7 +235,9 @@ impl Client {
             let said = serde_json::from_str::<Value>(&text).ok();
             let words = said.as_ref().and_then(|said| said.pointer("/error/message")?.as_str());
             let words = start_of(words.unwrap_or(&text));
-            return Err(ClientError::Refused { asked, status: status.as_u16(), words });
+            let code =
+                said.as_ref().and_then(|said| said.pointer("/error/code")?.as_str()).map(str::to_owned);
+            return Err(ClientError::Refused { asked, status: status.as_u16(), words, code });
         }
         if text.is_empty() || status == StatusCode::NO_CONTENT {
             return Ok(Value::Null);

@@ -8,11 +8,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, ConfigError};
@@ -21,6 +21,9 @@ use crate::front::{self, Gate, Listed, Route};
 use crate::measure::{Devices, Meter, Processes};
 use crate::policy::{Gpu, ModelId};
 use crate::service::{Admission, Order, Refused, Service, ServiceError, Snapshot, Told};
+
+/// How long a door has to close when nothing holds it any more.
+const CLOSE_MAX: Duration = Duration::from_secs(6);
 
 /// Why a rotation cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +70,8 @@ pub struct Running {
     closing: CancellationToken,
     /// Ends control.
     ending: CancellationToken,
-    doors: [(&'static str, JoinHandle<io::Result<()>>); 2],
+    /// None for one that has ended.
+    doors: [(&'static str, Option<JoinHandle<io::Result<()>>>); 2],
 }
 
 /// The service as the doors see it.
@@ -94,7 +98,7 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
     let front = tokio::spawn(front::serve(front, gate, closing.clone()));
     let control = tokio::spawn(control::serve(control, doors, ending.clone()));
     tracing::info!(front = %front_address, control = %control_address, "running");
-    let doors = [("front", front), ("control", control)];
+    let doors = [("front", Some(front)), ("control", Some(control))];
     Ok(Running { front: front_address, control: control_address, service, closing, ending, doors })
 }
 
@@ -117,37 +121,51 @@ fn meter(config: &Config, service: &Arc<OnceLock<Service>>) -> Arc<dyn Meter> {
 }
 
 impl Running {
-    /// Waits until a door has closed by itself, which it does not while all is well.
-    ///
-    /// # Errors
-    /// Always: [`RunError::Ended`].
-    pub async fn ended(&mut self) -> Result<(), RunError> {
-        let [(first, front), (second, control)] = &mut self.doors;
-        let (door, how) = tokio::select! {
-            how = front => (*first, how),
-            how = control => (*second, how),
+    /// Waits until a door has closed by itself, which it does not while all is well; and why.
+    pub async fn ended(&mut self) -> RunError {
+        let [(_, front), (_, control)] = &mut self.doors;
+        let (nth, how) = tokio::select! {
+            how = of(front) => (0, how),
+            how = of(control) => (1, how),
         };
+        self.doors[nth].1 = None;
         let reason = match how {
             Ok(Ok(())) => "nobody told it to".to_owned(),
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
-        Err(RunError::Ended { door, reason })
+        RunError::Ended { door: self.doors[nth].0, reason }
     }
 
     /// Lets nobody in any more, waits for running answers as long as `patience`, and stops the engines that are supervised
     /// if that is wanted; else they go on as they are, and the next service finds them.
     pub async fn end(self, patience: Duration, stops_engines: bool) {
+        let until = Instant::now() + patience;
         self.closing.cancel();
-        self.service.shut_down(patience, stops_engines).await;
+        let [front, control] = self.doors;
+        tokio::join!(
+            self.service.shut_down(patience, stops_engines),
+            // What slow readers have not read yet is theirs as long as there is patience.
+            close(front, until + CLOSE_MAX),
+        );
         self.ending.cancel();
-        for (door, mut task) in self.doors {
-            // Answers that have run are at their end: this is what is left of connections.
-            if tokio::time::timeout(Duration::from_secs(2), &mut task).await.is_err() {
-                tracing::warn!(door, "connections were broken off");
-                task.abort();
-            }
-        }
+        close(control, Instant::now() + CLOSE_MAX).await;
+    }
+}
+
+/// When a door has ended; never where it has before.
+async fn of(door: &mut Option<JoinHandle<io::Result<()>>>) -> Result<io::Result<()>, JoinError> {
+    match door {
+        Some(door) => door.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn close((name, door): (&'static str, Option<JoinHandle<io::Result<()>>>), until: Instant) {
+    let Some(mut door) = door else { return };
+    if tokio::time::timeout_at(until.into(), &mut door).await.is_err() {
+        tracing::warn!(door = name, "connections were broken off");
+        door.abort();
     }
 }
 

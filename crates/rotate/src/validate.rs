@@ -119,14 +119,23 @@ async fn steps(
     for nth in 0..requests {
         before.push(client.complete(name, &question(nth), TOKENS, answer_max).await?);
     }
+    let starts = client.starts(name).await?;
     let began = Instant::now();
     client.order(name, "sleep", None).await?;
-    client.until(name, "asleep", &["asleep", "cold"], swap_max).await?;
+    // One that can sleep and is cold was stopped, since it did not.
+    let rests: &[&str] = if model.rules.can_sleep { &["asleep"] } else { &["cold"] };
+    client.until(name, "asleep", rests, swap_max).await?;
     walked.sleep_s = Some(seconds(began));
     let began = Instant::now();
     client.order(name, "wake", None).await?;
     client.until(name, "ready", &["ready"], up_max).await?;
     walked.wake_s = Some(seconds(began));
+    if model.rules.can_sleep && client.starts(name).await? != starts {
+        return Err(ClientError::NotUnderstood {
+            asked: format!("waking {name}"),
+            reason: "its engine had to be started again, since it did not wake well".to_owned(),
+        });
+    }
     for (nth, expected) in (0..requests).zip(&before) {
         let answer = client.complete(name, &question(nth), TOKENS, answer_max).await?;
         if answer == *expected {

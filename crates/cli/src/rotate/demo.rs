@@ -4,7 +4,7 @@
 //! wakes and talks gibberish. Every answer is held against what the model said at first, so one wrong answer fails the
 //! demo.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
@@ -19,6 +19,7 @@ use serde::Serialize;
 use tokio::time::sleep;
 
 use super::runtime;
+use super::signals::Signals;
 use crate::failure::{Failure, Outcome};
 
 /// The models: what each holds, and its lies.
@@ -32,6 +33,11 @@ const GPU: &str = "560MiB";
 const CLIENTS: usize = 6;
 const TOKENS: u32 = 12;
 const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// The service's own refusals. What an engine refuses is none: it was asked when it should not have been.
+const REFUSALS: [&str; 6] =
+    ["queue_full", "waited_too_long", "quarantined", "no_room", "shutting_down", "aborted"];
+/// So many requests take long enough for every model to have its turn.
+const MANY: u64 = 200;
 /// How long each client stays with a model, in requests.
 const STAYS: usize = 4;
 
@@ -85,6 +91,8 @@ impl Outcome for Demo {
 #[derive(Debug, Default)]
 struct Tally {
     first: BTreeMap<(usize, usize), String>,
+    /// The models that have answered.
+    answered: BTreeSet<usize>,
     requests: u64,
     right: u64,
     refused: u64,
@@ -151,6 +159,7 @@ fn ports(count: usize) -> Result<Vec<u16>, Failure> {
 }
 
 async fn show(mut config: Config, lasts: Duration, json: bool) -> Result<Demo, Failure> {
+    let mut signals = Signals::new()?;
     let running = run::begin(config.clone(), None).await?;
     let say = |words: &str| {
         if !json {
@@ -171,11 +180,14 @@ async fn show(mut config: Config, lasts: Duration, json: bool) -> Result<Demo, F
         (0..CLIENTS).map(|nth| tokio::spawn(traffic(Arc::clone(&client), nth, Arc::clone(&tally)))).collect();
     tokio::select! {
         () = sleep(lasts) => {}
-        _ = tokio::signal::ctrl_c() => say("ending"),
+        () = signals.end() => say("ending"),
     }
     clients.iter().for_each(tokio::task::JoinHandle::abort);
     let seconds = began.elapsed().as_secs_f64();
-    running.end(Duration::from_secs(10), true).await;
+    tokio::select! {
+        () = running.end(Duration::from_secs(10), true) => {}
+        () = signals.end() => return Err(Failure::new("ended at once: stand-ins may be left running")),
+    }
     follower.abort();
     let tally = std::mem::take(&mut *tally.lock().unwrap_or_else(PoisonError::into_inner));
     Ok(tally.outcome(seconds))
@@ -246,12 +258,15 @@ impl Tally {
                 let first = self.first.entry((model, question)).or_insert_with(|| answer.clone());
                 if *first == answer {
                     self.right += 1;
+                    self.answered.insert(model);
                 } else {
                     self.wrong.push(format!("{} said {answer:?}, and {first:?} before", MODELS[model].0));
                 }
             }
-            Err(ClientError::Refused { .. }) => self.refused += 1,
-            // No right answer and no explicit refusal.
+            Err(ClientError::Refused { code: Some(code), .. }) if REFUSALS.contains(&code.as_str()) => {
+                self.refused += 1;
+            }
+            // Neither a right answer nor a refusal of the service's own.
             Err(error) => self.wrong.push(error.to_string()),
         }
     }
@@ -268,6 +283,9 @@ impl Tally {
         let mismatch = match self.wrong.first() {
             Some(first) => Some(format!("{wrong} of {}: {first}", self.requests)),
             None if self.right == 0 => Some(format!("not one of {} requests was answered", self.requests)),
+            None if self.requests > MANY && (swaps_hot == 0 || self.answered.len() < MODELS.len()) => {
+                Some("not every model has had its turn".to_owned())
+            }
             None => None,
         };
         Demo {

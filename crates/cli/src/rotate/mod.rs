@@ -3,6 +3,7 @@
 mod ask;
 mod demo;
 mod serve;
+mod signals;
 
 use std::io;
 use std::path::Path;
@@ -21,7 +22,7 @@ pub(crate) fn run(args: RotateArgs) -> ExitCode {
     let json = args.json;
     match (args.ask, args.config, args.demo) {
         (Some(RotateAsk::Validate { requests }), Some(config), _) => {
-            failure::finish(json, ask::validate(&config, requests, json))
+            failure::finish(json, ask::validate(&config, requests.get(), json))
         }
         (Some(ask), Some(config), _) => failure::finish(json, ask::ask(&config, ask)),
         (None, _, true) => failure::finish(json, demo::run(args.lasts, json)),

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use poorwill_rotate::run::{self, Running};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+use super::signals::{Signals, Told};
 use super::{read, runtime};
 use crate::failure::Failure;
 
@@ -37,7 +37,10 @@ async fn serve(
 ) -> Result<(), Failure> {
     loop {
         tokio::select! {
-            ended = running.ended() => return Ok(ended?),
+            ended = running.ended() => {
+                running.end(PATIENCE, !keeps_engines).await;
+                return Err(ended.into());
+            }
             told = signals.next() => match told {
                 Told::End => break,
                 Told::Reload => reload(&running, path).await,
@@ -62,44 +65,6 @@ async fn reload(running: &Running, path: &Path) {
     match reloaded {
         Ok(()) => tracing::info!("the configuration was read again"),
         Err(error) => tracing::error!(%error, "the configuration stays as it was"),
-    }
-}
-
-/// What a signal says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
-    End,
-    Reload,
-}
-
-/// What tells the service to end, or to read its configuration again.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Self, Failure> {
-        let listen =
-            |kind| signal(kind).map_err(|error| Failure::new(format!("cannot wait for signals: {error}")));
-        Ok(Self {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-            hangup: listen(SignalKind::hangup())?,
-        })
-    }
-
-    async fn next(&mut self) -> Told {
-        tokio::select! {
-            _ = self.terminate.recv() => Told::End,
-            _ = self.interrupt.recv() => Told::End,
-            _ = self.hangup.recv() => Told::Reload,
-        }
-    }
-
-    async fn end(&mut self) {
-        while self.next().await != Told::End {}
     }
 }
 

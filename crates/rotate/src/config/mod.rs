@@ -9,6 +9,7 @@ mod raw;
 mod values;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -107,7 +108,7 @@ pub enum Engine {
 }
 
 /// How an engine is started.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Start {
     /// The program, and its arguments.
     pub command: Vec<String>,
@@ -117,6 +118,17 @@ pub struct Start {
     pub folder: Option<PathBuf>,
     /// Where what it writes is kept; nowhere but in memory, if not said.
     pub log: Option<PathBuf>,
+}
+
+impl fmt::Debug for Start {
+    /// Without what its environment says, which may be secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&String> = self.environment.keys().collect();
+        f.debug_struct("Start")
+            .field("command", &self.command)
+            .field("environment", &names)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What an engine is tried with, deterministically, before anybody's request gets to it.

@@ -2,6 +2,7 @@
 
 use super::Policy;
 use super::model::{Leave, Stage, Up};
+use super::moves::NO_ROOM;
 use super::rules::Gpu;
 use super::time::Time;
 
@@ -57,7 +58,7 @@ impl Policy {
             let Some(up) = model.way_up() else { continue };
             match self.room_for(id, up, since) {
                 Room::Never if model.need(up).is_none() => {
-                    self.no_room(id);
+                    self.no_room(id, NO_ROOM);
                     continue;
                 }
                 Room::Later => {}

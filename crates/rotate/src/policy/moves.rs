@@ -9,6 +9,9 @@ use super::rules::{Gpu, Limits, ModelId};
 use super::talk::{Effect, Event, Found, OpId, Outcome, Refusal, Task};
 use super::time::Time;
 
+/// Why one cannot come that somebody asks for.
+pub(super) const NO_ROOM: &str = "there is no room on its GPUs";
+
 /// How often a step that changes nothing is tried.
 const TRIES: u32 = 2;
 
@@ -228,7 +231,7 @@ impl Policy {
             }
             Room::Never if is_steady => {
                 self.enter(id, stage);
-                return self.no_room(id);
+                return self.no_room(id, NO_ROOM);
             }
             Room::Never | Room::Free => {}
         }
@@ -242,7 +245,7 @@ impl Policy {
             None if up == Up::Wake && self.models[id].rules.can_restart => {
                 self.fault(id, "there is no room for it to wake");
             }
-            None => self.no_room(id),
+            None => self.no_room(id, NO_ROOM),
         }
     }
 
@@ -328,9 +331,8 @@ impl Policy {
                 self.enter(id, Stage::Ready { since: self.now });
             }
             Step::Room(up) => {
-                self.tell_failed(id, reason);
                 self.enter(id, if *up == Up::Wake { Stage::Asleep } else { Stage::Cold });
-                self.no_room(id);
+                self.no_room(id, reason);
             }
             // It is well, and what it takes will be learnt when it sleeps.
             Step::Learn { .. } => self.is_well(id),
@@ -404,7 +406,7 @@ impl Policy {
 
     /// There is no room for it: says so to those who wait for it, and looks again later. Whoever is believed to have
     /// no memory there is looked at, since somebody has it.
-    pub(super) fn no_room(&mut self, id: usize) {
+    pub(super) fn no_room(&mut self, id: usize, reason: &str) {
         for other in 0..self.models.len() {
             let rests = matches!(self.models[other].stage, Stage::Asleep | Stage::Cold);
             if rests && (other == id || self.share(id, other)) {
@@ -413,7 +415,7 @@ impl Policy {
         }
         let until = self.now.after(self.models[id].rules.pause_min.max(LEAST));
         self.models[id].short_until = Some(until);
-        self.tell_failed(id, "there is no room on its GPUs");
+        self.tell_failed(id, reason);
         self.refuse_all(id, Refusal::NoRoom { until });
     }
 

@@ -1,6 +1,6 @@
 //! The task that has the policy: takes messages in, and has done what the policy says.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,8 @@ use super::talk::{GpuNow, ModelNow, Refused, Snapshot, Told};
 use super::{Directory, Entry};
 use crate::config::{Config, Engine};
 use crate::policy::{
-    Effect, Event, Found, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules, Status, Time,
+    Effect, Event, Found, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules, Status,
+    Task, Time,
 };
 
 /// How long one that may be gone has to answer.
@@ -35,8 +36,14 @@ pub(super) enum Message {
     Died(ModelId, String),
     Suspect(ModelId),
     Snapshot(oneshot::Sender<Snapshot>),
-    /// How many requests run.
-    Running(oneshot::Sender<usize>),
+    /// What a look at one that may be gone came to, and how often it had been started before.
+    Looked {
+        model: ModelId,
+        starts: u64,
+        is_gone: bool,
+    },
+    /// How many requests run, and how many engines are in the middle of something.
+    Busy(oneshot::Sender<usize>),
     Reload {
         config: Arc<Config>,
         entries: Vec<Entry>,
@@ -61,7 +68,9 @@ pub(super) struct Actor {
     waiting: HashMap<RequestId, Reply>,
     /// Fires for the requests of a model that run.
     aborts: Vec<CancellationToken>,
-    tasks: HashMap<OpId, AbortHandle>,
+    tasks: HashMap<OpId, (AbortHandle, Task)>,
+    /// Those that are being asked whether they are gone.
+    suspected: HashSet<ModelId>,
     is_ending: bool,
 }
 
@@ -83,6 +92,7 @@ impl Actor {
             waiting: HashMap::new(),
             aborts: (0..models).map(|_| CancellationToken::new()).collect(),
             tasks: HashMap::new(),
+            suspected: HashSet::new(),
             is_ending: false,
         }
     }
@@ -115,7 +125,8 @@ impl Actor {
                 () = due => self.step(Input::Tick),
             }
         }
-        self.tasks.values().for_each(AbortHandle::abort);
+        self.tasks.values().for_each(|(task, _)| task.abort());
+        self.aborts.iter().for_each(CancellationToken::cancel);
     }
 
     fn take_in(&mut self, message: Message) {
@@ -136,18 +147,32 @@ impl Actor {
             Message::Died(model, how) => {
                 let stage = self.policy.status(model).map_or("unknown", |status| status.stage);
                 // What is being stopped may end in any way.
+                self.step(Input::Lost(model));
                 if !["stopping", "cold"].contains(&stage) {
                     let words = self.entry(model).map(|entry| entry.site.last_words()).unwrap_or_default();
                     let reason = format!("its engine ended: {how}; {words}");
                     self.tell(model, Event::Failed { stage, reason });
                 }
-                self.step(Input::Lost(model));
             }
             Message::Suspect(model) => self.suspect(model),
+            Message::Looked { model, starts, is_gone } => {
+                self.suspected.remove(&model);
+                let is_same = self.pasts.get(model.0).is_some_and(|past| past.starts == starts);
+                let stage = self.policy.status(model).map_or("unknown", |status| status.stage);
+                // In others it is looked at, started or stopped as it is.
+                let matters =
+                    ["ready", "draining", "asleep", "canary", "confirming", "weighing before sleep"];
+                if is_gone && is_same && matters.contains(&stage) {
+                    self.step(Input::Lost(model));
+                }
+            }
             Message::Snapshot(reply) => drop(reply.send(self.snapshot())),
-            Message::Running(reply) => {
+            Message::Busy(reply) => {
                 let running = |id| self.policy.status(ModelId(id)).map_or(0, |status| status.running);
-                let _gone = reply.send((0..self.pasts.len()).map(running).sum());
+                let requests: usize = (0..self.pasts.len()).map(running).sum();
+                let moves =
+                    |(_, task): &&(AbortHandle, Task)| matches!(task, Task::Sleep | Task::Wake | Task::Stop);
+                let _gone = reply.send(requests + self.tasks.values().filter(moves).count());
             }
             Message::Reload { config, entries, reply } => {
                 self.reload(config, entries);
@@ -199,10 +224,10 @@ impl Actor {
                     });
                     let _nobody_waits = messages.send(Message::Input(Input::Ended { op, outcome }));
                 });
-                self.tasks.insert(op, running.abort_handle());
+                self.tasks.insert(op, (running.abort_handle(), task));
             }
             Effect::Cancel(op) => {
-                if let Some(task) = self.tasks.remove(&op) {
+                if let Some((task, _)) = self.tasks.remove(&op) {
                     task.abort();
                 }
             }
@@ -225,22 +250,27 @@ impl Actor {
     }
 
     /// Asks one that may be gone.
-    fn suspect(&self, model: ModelId) {
+    fn suspect(&mut self, model: ModelId) {
         let Some(entry) = self.entry(model) else { return };
+        if !self.suspected.insert(model) {
+            return;
+        }
+        let starts = self.pasts[model.0].starts;
         let messages = self.messages.clone();
         tokio::spawn(async move {
             let found = tokio::time::timeout(SUSPECT_MAX, entry.site.engine.look()).await;
-            if matches!(found, Ok(Ok(Found::Gone))) {
-                let _ended = messages.send(Message::Input(Input::Lost(model)));
-            }
+            let is_gone = matches!(found, Ok(Ok(Found::Gone)));
+            let _ended = messages.send(Message::Looked { model, starts, is_gone });
         });
     }
 
     fn reload(&mut self, config: Arc<Config>, entries: Vec<Entry>) {
         for (id, entry) in entries.iter().enumerate() {
             let mut rules = entry.model.rules.clone();
-            // What nobody can ask for any more goes to sleep, and stays there.
-            rules.is_pinned &= entry.is_listed;
+            if !entry.is_listed {
+                // Nobody can ask for it any more: it leaves as soon as nobody that has asked is left.
+                (rules.is_pinned, rules.idle_max) = (false, Some(Duration::ZERO));
+            }
             if id < self.pasts.len() {
                 self.policy.set_rules(ModelId(id), &rules);
             } else {
@@ -255,7 +285,7 @@ impl Actor {
         *self.directory.write().unwrap_or_else(PoisonError::into_inner) = Directory { config, entries };
         self.step(Input::Tick);
         for id in gone {
-            self.step(Input::Sleep(ModelId(id)));
+            self.step(Input::Pin(ModelId(id), false));
         }
     }
 

@@ -14,12 +14,13 @@ mod site;
 mod talk;
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 pub use self::talk::{GpuNow, ModelNow, Order, Refused, Snapshot, Swap, Told, What};
@@ -28,7 +29,7 @@ use self::actor::{Actor, Message};
 use self::site::Site;
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
-use crate::measure::Meter;
+use crate::measure::{Memory, Meter};
 use crate::policy::{Gpu, Input, ModelId, Refusal, RequestId};
 use crate::supervise::{SuperviseError, Supervisor};
 
@@ -48,6 +49,10 @@ struct Inner {
     /// The stage of each model, by number.
     stages: Arc<RwLock<Vec<&'static str>>>,
     meter: Arc<dyn Meter>,
+    /// What was measured last for people; whoever measures has it.
+    shown: Mutex<BTreeMap<usize, Memory>>,
+    /// Held while the configuration is taken over.
+    reloading: Mutex<()>,
 }
 
 /// Who there is, as of the last reading of the configuration.
@@ -94,14 +99,27 @@ pub enum ServiceError {
     },
     /// A model is on other GPUs, at another place, or another engine than before.
     #[error(
-        "model `{model}`: its {what} cannot change while the service runs; give it another name, or start the service \
-         again"
+        "model `{model}`: its {what} cannot change while the service runs; give it another name and another place, or \
+         start the service again"
     )]
     Changed {
         /// Which.
         model: String,
         /// What is another.
         what: &'static str,
+    },
+    /// A model has the engine that another one had before.
+    #[error(
+        "model `{model}`: its engine at {url} is that of model `{other}` until the service is started again; start it \
+         again, or have another engine at another place"
+    )]
+    Taken {
+        /// Which.
+        model: String,
+        /// Where its engine was to be.
+        url: String,
+        /// Whose that is.
+        other: String,
     },
 }
 
@@ -162,7 +180,16 @@ impl Service {
         let (listeners, stages) = (actor.listeners(), actor.stages());
         tokio::spawn(actor.run(inbox));
         let next_request = AtomicU64::new(0);
-        let service = Self(Arc::new(Inner { messages, next_request, listeners, directory, stages, meter }));
+        let service = Self(Arc::new(Inner {
+            messages,
+            next_request,
+            listeners,
+            directory,
+            stages,
+            meter,
+            shown: Mutex::default(),
+            reloading: Mutex::default(),
+        }));
         service.watch_all(0);
         Ok(service)
     }
@@ -269,13 +296,23 @@ impl Service {
             return nothing;
         }
         let Ok(mut snapshot) = answer.await else { return nothing };
-        for now in &mut snapshot.gpus {
-            let gpu = [Gpu(now.gpu)];
-            let measured = tokio::time::timeout(SHOW_MAX, self.0.meter.measure(&gpu)).await;
-            if let Ok(Ok(memory)) = measured
-                && let [memory] = memory[..]
-            {
-                (now.free_bytes, now.total_bytes) = (Some(memory.free_bytes), Some(memory.total_bytes));
+        // One measures at a time, so that a GPU that does not answer keeps no more than one of them.
+        if let Ok(mut shown) = self.0.shown.try_lock() {
+            for now in &snapshot.gpus {
+                let gpu = [Gpu(now.gpu)];
+                match tokio::time::timeout(SHOW_MAX, self.0.meter.measure(&gpu)).await {
+                    Ok(Ok(memory)) => shown.extend(memory.first().map(|memory| (now.gpu, *memory))),
+                    Ok(Err(_)) => drop(shown.remove(&now.gpu)),
+                    Err(_) => {
+                        shown.remove(&now.gpu);
+                        break;
+                    }
+                }
+            }
+            for now in &mut snapshot.gpus {
+                if let Some(memory) = shown.get(&now.gpu) {
+                    (now.free_bytes, now.total_bytes) = (Some(memory.free_bytes), Some(memory.total_bytes));
+                }
             }
         }
         snapshot
@@ -305,10 +342,10 @@ impl Service {
     }
 
     /// Takes a changed configuration over, without dropping a request: rules, names, aliases, keys, limits and canaries
-    /// change, models come, and models go, which are put to sleep when they are idle. Addresses that are listened on stay.
+    /// change, models come, and models go, which sleep as soon as they are idle. Addresses that are listened on stay.
     ///
     /// # Errors
-    /// [`ServiceError::Changed`], and nothing has changed then.
+    /// See [`ServiceError`]; nothing has changed then.
     pub async fn reload(&self, config: Config) -> Result<(), ServiceError> {
         self.reload_with(config, &engine::engine_of).await
     }
@@ -318,13 +355,20 @@ impl Service {
     /// # Errors
     /// As for [`reload`](Self::reload).
     pub async fn reload_with(&self, config: Config, connect: &Connect) -> Result<(), ServiceError> {
+        let _one_at_a_time = self.0.reloading.lock().await;
         let before = self.entries();
         let mut entries = before.clone();
         entries.iter_mut().for_each(|entry| entry.is_listed = false);
         for model in &config.models {
             match entries.iter_mut().find(|known| known.model.name == model.name) {
-                Some(known) => *known = changed(known, model, &config)?,
-                None => entries.push(entry(&config, model, &self.0.meter, connect)?),
+                Some(known) => *known = changed(known, model, &config, connect)?,
+                None => {
+                    if let Some(other) = entries.iter().find(|known| known.model.url == model.url) {
+                        let (model, url) = (model.name.clone(), model.url.clone());
+                        return Err(ServiceError::Taken { model, url, other: other.model.name.clone() });
+                    }
+                    entries.push(entry(&config, model, &self.0.meter, connect)?);
+                }
             }
         }
         let (reply, taken) = oneshot::channel();
@@ -336,14 +380,15 @@ impl Service {
         Ok(())
     }
 
-    /// Lets nobody in any more, waits until all running requests have ended, or `patience` is over, and stops the engines
-    /// that are supervised if that is wanted.
+    /// Lets nobody in any more, waits until all running requests have ended and nobody falls asleep, wakes or is being
+    /// stopped, or `patience` is over, which ends the requests, and stops the engines that are supervised if that is
+    /// wanted.
     pub async fn shut_down(&self, patience: Duration, stops_engines: bool) {
         let _ = self.0.messages.send(Message::Input(Input::Shutdown));
         let idle = async {
             loop {
                 let (reply, answer) = oneshot::channel();
-                let asked = self.0.messages.send(Message::Running(reply));
+                let asked = self.0.messages.send(Message::Busy(reply));
                 if asked.is_err() || !matches!(answer.await, Ok(1..)) {
                     return;
                 }
@@ -352,6 +397,7 @@ impl Service {
         };
         let _too_long = tokio::time::timeout(patience, idle).await;
         let _ = self.0.messages.send(Message::End);
+        self.0.messages.closed().await;
         if !stops_engines {
             return;
         }
@@ -392,11 +438,16 @@ fn canary_file(name: &str) -> String {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => char::from(byte).to_string(),
         other => format!("%{other:02x}"),
     };
-    name.bytes().map(safe).collect::<String>() + ".canary.json"
+    name.bytes().map(safe).collect::<String>() + ".first-answer"
 }
 
 /// An entry with what may change of its model.
-fn changed(entry: &Entry, model: &config::Model, config: &Config) -> Result<Entry, ServiceError> {
+fn changed(
+    entry: &Entry,
+    model: &config::Model,
+    config: &Config,
+    connect: &Connect,
+) -> Result<Entry, ServiceError> {
     let old = &entry.model;
     let differs = [
         ("engine", old.engine != model.engine),
@@ -414,7 +465,9 @@ fn changed(entry: &Entry, model: &config::Model, config: &Config) -> Result<Entr
         Arc::clone(&entry.site)
     } else {
         let site = &entry.site;
-        let (engine, meter) = (Arc::clone(&site.engine), Arc::clone(&site.meter));
+        let engine =
+            connect(model).map_err(|source| ServiceError::Engine { model: model.name.clone(), source })?;
+        let meter = Arc::clone(&site.meter);
         Arc::new(Site::new(model, engine, site.supervisor.clone(), meter, kept_at))
     };
     Ok(Entry { model: Arc::new(model.clone()), site, is_listed: true })

@@ -1,6 +1,7 @@
 //! One model's engine, and how each task of the policy is done with it.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -60,7 +61,7 @@ impl Site {
     /// Does a task. Dropped, nobody waits for it any more, and the engine may do it or not.
     pub(super) async fn run(&self, task: Task, limit: Duration) -> Outcome {
         let done = match task {
-            Task::Look => self.engine.look().await.map(Outcome::Found).map_err(|error| error.to_string()),
+            Task::Look => self.look().await.map(Outcome::Found),
             Task::Start => self.start().await.map(|()| Outcome::Done),
             Task::Stop => self.stop(limit).await.map(|()| Outcome::Done),
             Task::Sleep => {
@@ -82,10 +83,33 @@ impl Site {
         done.unwrap_or_else(Outcome::Failed)
     }
 
+    async fn look(&self) -> Result<Found, String> {
+        let found = self.engine.look().await.map_err(|error| error.to_string())?;
+        let runs = self.supervisor.as_ref().is_some_and(|supervisor| supervisor.is_running());
+        if found == Found::Gone && runs {
+            return Err("its process is there, and nobody answers".to_owned());
+        }
+        Ok(found)
+    }
+
+    /// Somebody else's engine where ours is to be would pass for ours.
+    async fn check_place(&self) -> Result<(), String> {
+        match self.engine.look().await {
+            Ok(Found::Awake | Found::Asleep) => Err(
+                "something answers at its place that was not started here; end it, or give it another place"
+                    .to_owned(),
+            ),
+            _ => Ok(()),
+        }
+    }
+
     async fn start(&self) -> Result<(), String> {
         let Some(supervisor) = &self.supervisor else {
             return Err("nobody here may start it: it has no command".to_owned());
         };
+        if !supervisor.is_running() {
+            self.check_place().await?;
+        }
         supervisor.start().await.map_err(|error| error.to_string())?;
         // Errors are those of an engine that is not ready yet; the limit is the policy's.
         while !matches!(self.engine.look().await, Ok(Found::Awake | Found::Asleep)) {
@@ -110,7 +134,10 @@ impl Site {
     /// In half of the time by its own doing, then by force.
     async fn stop(&self, limit: Duration) -> Result<(), String> {
         match &self.supervisor {
-            Some(supervisor) => supervisor.stop(limit / 2).await.map_err(|error| error.to_string()),
+            Some(supervisor) => {
+                supervisor.stop(limit / 2).await.map_err(|error| error.to_string())?;
+                self.check_place().await
+            }
             None => Err("nobody here may stop it: it has no command".to_owned()),
         }
     }
@@ -132,7 +159,9 @@ impl Site {
             match &canary.first {
                 Some(first) if first == text => return Ok(()),
                 Some(first) => {
-                    return Err(format!("it said {:?}, and at first {:?}", start_of(text), start_of(first)));
+                    let kept = canary.kept_at.as_ref().map(|path| format!(" (kept in {})", path.display()));
+                    let (said, first, kept) = (start_of(text), start_of(first), kept.unwrap_or_default());
+                    return Err(format!("it said {said:?}, and at first {first:?}{kept}"));
                 }
                 None => {
                     canary.first = Some(text.to_owned());
@@ -142,12 +171,22 @@ impl Site {
         };
         if let Some((path, asked)) = keep {
             let kept = serde_json::json!({ "asked": asked, "said": text }).to_string();
-            if let Err(error) = tokio::fs::write(&path, kept).await {
+            if let Err(error) = write(&path, &kept).await {
                 tracing::warn!(path = %path.display(), %error, "the first answer is not kept for the next start");
             }
         }
         Ok(())
     }
+}
+
+/// All of it, or what was there before.
+async fn write(path: &Path, text: &str) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        tokio::fs::create_dir_all(folder).await?;
+    }
+    let whole = path.with_extension("new");
+    tokio::fs::write(&whole, text).await?;
+    tokio::fs::rename(&whole, path).await
 }
 
 /// The first answer that was kept, if it is one to the same question.
