@@ -31,6 +31,15 @@ struct Door {
     key: Option<Key>,
 }
 
+/// How a model got where it was waited for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waited {
+    /// How often its engine was started by then, since the service began.
+    pub starts: u64,
+    /// What was seen to fail on the way, if something was.
+    pub failure: Option<String>,
+}
+
 /// Why nothing came of a question.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -160,21 +169,7 @@ impl Client {
         })
     }
 
-    /// How often a model's engine was started since the service began.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub async fn starts(&self, model: &str) -> Result<u64, ClientError> {
-        let status = self.status().await?;
-        let models = status["models"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let starts = models.iter().find(|one| one["name"] == model).and_then(|one| one["starts"].as_u64());
-        starts.ok_or_else(|| ClientError::NotUnderstood {
-            asked: "GET /rotate/status".to_owned(),
-            reason: format!("it says nothing of model `{model}`"),
-        })
-    }
-
-    /// Waits until a model is in one of these stages; how long that took, in seconds.
+    /// Waits until a model is in one of these stages.
     ///
     /// # Errors
     /// `Late`, and whatever asking fails with.
@@ -184,23 +179,24 @@ impl Client {
         wanted: &'static str,
         stages: &[&str],
         patience: Duration,
-    ) -> Result<f64, ClientError> {
+    ) -> Result<Waited, ClientError> {
         let began = Instant::now();
+        let mut failure = None;
         loop {
             let status = self.status().await?;
             let models = status["models"].as_array().map(Vec::as_slice).unwrap_or_default();
             let now = models.iter().find(|one| one["name"] == model);
             let stage = now.and_then(|one| one["stage"].as_str()).unwrap_or("not there");
-            let waited_s = began.elapsed().as_secs_f64();
+            failure = now.and_then(|one| one["last_failure"].as_str()).map(str::to_owned).or(failure);
             if stages.contains(&stage) {
-                return Ok(waited_s);
+                let starts = now.and_then(|one| one["starts"].as_u64()).unwrap_or(0);
+                return Ok(Waited { starts, failure });
             }
             if began.elapsed() >= patience {
-                let failure = now.and_then(|one| one["last_failure"].as_str());
                 return Err(ClientError::Late {
                     model: model.to_owned(),
                     stage: stage.to_owned(),
-                    waited_s,
+                    waited_s: began.elapsed().as_secs_f64(),
                     wanted,
                     because: failure.map(|failure| format!(" ({failure})")).unwrap_or_default(),
                 });

@@ -222,8 +222,13 @@ impl Desk for Doors {
             let Some(path) = self.path.clone() else {
                 return Err("there is no file to read it from again".to_owned());
             };
-            let config = tokio::task::spawn_blocking(move || Config::read(&path)).await;
-            let config = config.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+            let read = move || {
+                Config::read(&path).map_err(|error| match error {
+                    ConfigError::Read { .. } => error.to_string(),
+                    _ => format!("{}: {error}", path.display()),
+                })
+            };
+            let config = tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())??;
             self.service.reload(config).await.map_err(|error| error.to_string())
         })
     }

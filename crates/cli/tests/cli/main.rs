@@ -15,6 +15,8 @@ mod nap;
 mod offload;
 mod refusals;
 mod report;
+#[cfg(target_os = "linux")]
+mod rotate;
 mod sleep;
 #[cfg(target_os = "linux")]
 mod standin;

@@ -1,0 +1,341 @@
+//! A rotation of stand-ins in a folder of its own, and how it is asked. Every process of it ends with the test, however
+//! that ends: all of them, engines too, have a variable in their environment that no other test's have.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::{self, JoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::http::{self, Answer};
+use crate::support::{Folder, Ran, command};
+
+/// Whoever takes longer hangs.
+pub(crate) const HANGS: Duration = Duration::from_secs(120);
+const MARK: &str = "POORWILL_TEST_ROTATION";
+/// The key of a world that has one, where its configuration says that it is.
+pub(crate) const KEY_NAME: &str = "POORWILL_TEST_KEY";
+pub(crate) const KEY: &str = "a-key-of-this-test";
+pub(crate) const TOKENS: u32 = 12;
+
+pub(crate) struct World {
+    pub(crate) folder: Folder,
+    pub(crate) front: u16,
+    pub(crate) control: u16,
+    pub(crate) gpu: &'static str,
+    pub(crate) models: Vec<Model>,
+    pub(crate) has_keys: bool,
+}
+
+/// A model, and its stand-in.
+#[derive(Clone)]
+pub(crate) struct Model {
+    pub(crate) name: &'static str,
+    pub(crate) port: u16,
+    /// Arguments of its stand-in.
+    pub(crate) more: Vec<&'static str>,
+    /// Lines of its table.
+    pub(crate) lines: String,
+    /// Whether its engine takes a while until it listens.
+    pub(crate) is_slow: bool,
+}
+
+impl Model {
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self { name, port: free_port(), more: Vec::new(), lines: String::new(), is_slow: false }
+    }
+
+    pub(crate) fn lying(name: &'static str, lie: &'static str) -> Self {
+        Self { more: vec!["--lie", lie], ..Self::new(name) }
+    }
+
+    /// What its engine says of its sleep; nothing if it is not there.
+    pub(crate) fn is_sleeping(&self) -> Option<bool> {
+        let answer = http::ask(self.port, "GET", "/is_sleeping", &[], "").ok()?;
+        Some(serde_json::from_str::<Value>(&answer.body).unwrap()["is_sleeping"].as_bool().unwrap())
+    }
+}
+
+/// A port that nobody has, and that no other test takes. Those that the system gives to clients are others.
+pub(crate) fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let from = u16::try_from(std::process::id() % 400).unwrap() * 25;
+    loop {
+        let port = 20_000 + (from + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+impl World {
+    /// With room for one model of two, whatever a stand-in has beside what it holds.
+    pub(crate) fn of_two() -> Self {
+        Self::new("128MiB", vec![Model::new("amber"), Model::new("birch")])
+    }
+
+    pub(crate) fn new(gpu: &'static str, models: Vec<Model>) -> Self {
+        let folder = Folder::new();
+        Self { folder, front: free_port(), control: free_port(), gpu, models, has_keys: false }
+    }
+
+    pub(crate) fn config(&self) -> String {
+        let keys = if self.has_keys { format!("keys = [\"env:{KEY_NAME}\"]\n") } else { String::new() };
+        let mut text = format!(
+            "state = {:?}\n[front]\nlisten = \"127.0.0.1:{}\"\n{keys}[control]\nlisten = \"127.0.0.1:{}\"\n{keys}\
+             [memory]\nmeasure = \"processes\"\ngpu = \"{}\"\n\
+             [every_model]\nresidence_min = \"50ms\"\nturn_max = \"500ms\"\nslack = \"4MiB\"\nwait_max = \"90s\"\n\
+             sleep_max = \"20s\"\nrelease_max = \"2s\"\nwake_max = \"20s\"\ncanary_max = \"20s\"\nstart_max = \"60s\"\n\
+             stop_max = \"10s\"\npause_min = \"100ms\"\npause_max = \"1s\"\n",
+            self.folder.join("state"),
+            self.front,
+            self.control,
+            self.gpu,
+        );
+        for Model { name, port, more, lines, is_slow } in &self.models {
+            let listen = format!("127.0.0.1:{port}");
+            let mut words = Vec::new();
+            if *is_slow {
+                words.extend(["sh", "-c", "sleep 2; exec \"$0\" \"$@\""]);
+            }
+            words.extend([env!("CARGO_BIN_EXE_poorwill"), "stand-in-engine", "--listen", &listen]);
+            words.extend(["--model", name, "--bytes", "64MiB"]);
+            words.extend(more);
+            writeln!(
+                text,
+                "[[model]]\nname = \"{name}\"\nurl = \"http://{listen}\"\nneed = \"80MiB\"\ncommand = {}\n{lines}",
+                json!(words)
+            )
+            .unwrap();
+        }
+        text
+    }
+
+    /// The command in this world.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = command(self.folder.path(), args);
+        command.env(MARK, self.folder.path()).env(KEY_NAME, KEY).env("TMPDIR", self.folder.path());
+        command.env_remove("POORWILL_LOG");
+        command
+    }
+
+    pub(crate) fn write(&self) {
+        self.folder.write("rotation.toml", self.config());
+    }
+
+    /// Starts the rotation, and waits until operators are answered.
+    pub(crate) fn start(&self, more: &[&str]) -> Rotator {
+        self.write();
+        let args = [&["rotate", "--config", "rotation.toml"], more].concat();
+        let mut child = self.command(&args).spawn().unwrap();
+        let log: Arc<Mutex<String>> = Arc::default();
+        let (lines, shared) = (BufReader::new(child.stderr.take().unwrap()).lines(), Arc::clone(&log));
+        let reader = thread::spawn(move || {
+            lines.map_while(Result::ok).for_each(|line| shared.lock().unwrap().push_str(&(line + "\n")));
+        });
+        let mut rotator = Rotator { child, log, reader: Some(reader) };
+        let began = Instant::now();
+        while http::ask(self.control, "GET", "/health", &[], "").is_err() {
+            assert!(rotator.child.try_wait().unwrap().is_none(), "it ended: {}", rotator.log());
+            assert!(began.elapsed() < HANGS, "nobody listens: {}", rotator.log());
+            sleep(Duration::from_millis(20));
+        }
+        rotator
+    }
+
+    /// Runs an order of the command to its end.
+    pub(crate) fn run(&self, args: &[&str]) -> Ran {
+        ran(&mut self.command(args))
+    }
+
+    /// The same of an order to the rotation.
+    pub(crate) fn order(&self, args: &[&str]) -> Ran {
+        self.run(&[&["rotate"], args, &["--config", "rotation.toml"]].concat())
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        let key = format!("Bearer {KEY}");
+        let answer =
+            http::ask(self.control, "GET", "/rotate/status", &[("authorization", &key)], "").unwrap();
+        assert_eq!(answer.status, 200, "{answer:?}");
+        serde_json::from_str(&answer.body).unwrap()
+    }
+
+    /// One model of the status.
+    pub(crate) fn now(&self, name: &str) -> Value {
+        let status = self.status();
+        let models = status["models"].as_array().unwrap();
+        models.iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("{status}")).clone()
+    }
+
+    /// What clients get.
+    pub(crate) fn complete(&self, model: &str, prompt: &str) -> Answer {
+        self.ask(model, prompt).unwrap()
+    }
+
+    /// The same, where it may break off.
+    pub(crate) fn ask(&self, model: &str, prompt: &str) -> io::Result<Answer> {
+        let body = json!({ "model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0 });
+        let key = format!("Bearer {KEY}");
+        http::ask(self.front, "POST", "/v1/completions", &[("authorization", &key)], &body.to_string())
+    }
+
+    /// The text of an answer.
+    pub(crate) fn say(&self, model: &str, prompt: &str) -> String {
+        text_of(&self.complete(model, prompt))
+    }
+
+    /// What a model says to some prompts, by a stand-in of its own that nobody puts to sleep.
+    pub(crate) fn truth(&self, model: &str, prompts: &[&str], tokens: u32) -> Vec<String> {
+        let (mut child, port) = self.stand_in(model, &[]);
+        let said = prompts.iter().map(|prompt| {
+            let body = json!({ "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0 });
+            text_of(&http::ask(port, "POST", "/v1/completions", &[], &body.to_string()).unwrap())
+        });
+        let said = said.collect();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        said
+    }
+
+    /// A stand-in that is nobody's, and its port.
+    pub(crate) fn stand_in(&self, model: &str, more: &[&str]) -> (Child, u16) {
+        let args = ["stand-in-engine", "--listen", "127.0.0.1:0", "--model", model, "--bytes", "1MiB"];
+        let mut child = self.command(&[&args, more].concat()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        (child, line.trim_end().rsplit_once(':').unwrap().1.parse().unwrap())
+    }
+
+    /// Every process of this world, engines and all.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let mark = format!("{MARK}={}", self.folder.path().display());
+        let is_ours = |pid: &u32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes())
+        };
+        let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_ours).collect()
+    }
+
+    /// That all of it has ended, and not only been told to.
+    pub(crate) fn assert_empty(&self) {
+        let pids = self.processes();
+        assert!(pids.is_empty(), "processes {pids:?} are left");
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for _ in 0..200 {
+            let pids = self.processes();
+            if pids.is_empty() {
+                return;
+            }
+            pids.iter().for_each(|pid| signal("KILL", *pid));
+            sleep(Duration::from_millis(20));
+        }
+        // Another panic would hide why the test failed.
+        eprintln!("processes {:?} do not end", self.processes());
+    }
+}
+
+/// A rotation that runs.
+pub(crate) struct Rotator {
+    pub(crate) child: Child,
+    log: Arc<Mutex<String>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Rotator {
+    /// What it has said until now.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        signal(name, self.child.id());
+    }
+
+    /// Ends it as nothing may.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Its exit code, and all that it has said.
+    pub(crate) fn ended(mut self) -> (Option<i32>, String) {
+        let began = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(began.elapsed() < HANGS, "it does not end: {}", self.log());
+            sleep(Duration::from_millis(10));
+        };
+        self.reader.take().unwrap().join().unwrap();
+        let log = self.log();
+        assert!(!log.contains("panicked"), "{log}");
+        (status.code(), log)
+    }
+
+    /// Asks it to end, and it does, as one that is well.
+    pub(crate) fn end(self) -> String {
+        self.signal("TERM");
+        let (code, log) = self.ended();
+        assert_eq!(code, Some(0), "{log}");
+        log
+    }
+}
+
+impl Drop for Rotator {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("the rotation said:\n{}", self.log());
+        }
+        // One that has ended is waited for in vain.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits for something that is to come.
+pub(crate) fn until(rotator: &Rotator, what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < HANGS, "not so: {what}\n{}", rotator.log());
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs a command to its end. One that has none is ended with its world.
+pub(crate) fn ran(command: &mut Command) -> Ran {
+    let child = command.spawn().unwrap();
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(child.wait_with_output()));
+    Ran::from(receiver.recv_timeout(HANGS).expect("the command hangs").unwrap())
+}
+
+pub(crate) fn text_of(answer: &Answer) -> String {
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let body: Value = serde_json::from_str(&answer.body).unwrap();
+    body["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer:?}")).to_owned()
+}
+
+/// One that is not there is not signalled.
+pub(crate) fn signal(name: &str, pid: u32) {
+    let _ =
+        Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\" 2>/dev/null", name, &pid.to_string()]).status();
+}
+
+/// Whether a folder has nothing in it.
+pub(crate) fn is_empty(folder: &Path) -> bool {
+    fs::read_dir(folder).unwrap().next().is_none()
+}
