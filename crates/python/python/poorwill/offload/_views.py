@@ -54,8 +54,8 @@ def device_view(tensor: Any, *, device: Any = None) -> Any:
 
     The tensor is on the CPU. One that is not page-locked yet is locked where it lies, or there is an error.
     Pages are locked whole: what else lies in the first or the last seems page-locked to CUDA and PyTorch then
-    and is not, so that copying it to a GPU may fail. Tensors of several MiB have pages of their own; give small
-    ones memory that has, as a `HostBuffer`, or copy them with `to_host_view`.
+    and is not, so that copying it to a GPU may fail. Tensors of 32 MiB and more have pages of their own; give
+    small ones memory that has, as a `HostBuffer`, or copy them with `to_host_view`.
     Type, shape, strides and storage offset stay; what the view keeps is the whole storage, as long as it or
     any tensor made of it lives. Nobody may resize that storage meanwhile. The view is detached: it never
     requires gradients. On the host device it is a CPU tensor. A tensor whose storage has no bytes has a
