@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -68,6 +69,18 @@ def conclude(run: Callable[[], bool]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if good else 1)
+
+
+def conclude_in_a_folder(run: Callable[[Path], bool]) -> NoReturn:
+    """The same with a folder of the run's own, and a line at the end that says whether all was well."""
+
+    def whole() -> bool:
+        with tempfile.TemporaryDirectory(prefix="poorwill-bench-") as folder:
+            good = run(Path(folder))
+        emit("done", ok=good)
+        return good
+
+    conclude(whole)
 
 
 def gib(size: float | None) -> float | None:

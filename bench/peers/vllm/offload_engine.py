@@ -14,10 +14,9 @@ poorwill's sleep mode is on too, and the engine sleeps and wakes between.
 import argparse
 import json
 import os
-import tempfile
 from pathlib import Path
 
-from common import adopt, conclude, difference, emit, environment, every_line_says, host_memory
+from common import adopt, conclude_in_a_folder, difference, emit, environment, every_line_says, host_memory
 from models import write_checkpoint
 
 LAYERS = 16
@@ -116,14 +115,7 @@ def main() -> None:
     mode = "poorwill" if options.sleep else "none"
     adopt(environment(mode, start, VLLM_ENABLE_V1_MULTIPROCESSING="0", **more))
     every_line_says(whose=options.whose, way=options.way, graphs=options.graphs, sleep=options.sleep)
-
-    def whole() -> bool:
-        with tempfile.TemporaryDirectory(prefix="poorwill-bench-") as folder:
-            good = run(options, Path(folder))
-        emit("done", ok=good)
-        return good
-
-    conclude(whole)
+    conclude_in_a_folder(lambda folder: run(options, folder))
 
 
 if __name__ == "__main__":

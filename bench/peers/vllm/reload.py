@@ -10,13 +10,11 @@ in between, as one does to have the room of the KV cache for it. Prints JSON lin
 import argparse
 import faulthandler
 import os
-import tempfile
 from pathlib import Path
 
 from common import (
     MODES,
     adopt,
-    conclude,
     emit,
     environment,
     every_line_says,
@@ -116,14 +114,7 @@ def main() -> None:
     options = arguments.parse_args()
     adopt(environment(options.mode, dict(os.environ), VLLM_ENABLE_V1_MULTIPROCESSING="0"))
     every_line_says(mode=options.mode, label="reload")
-
-    def whole() -> bool:
-        with tempfile.TemporaryDirectory(prefix="poorwill-bench-") as folder:
-            good = run(options, Path(folder))
-        emit("done", ok=good)
-        return good
-
-    conclude(whole)
+    conclude_in_a_folder(lambda folder: run(options, folder))
 
 
 if __name__ == "__main__":

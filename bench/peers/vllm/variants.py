@@ -27,10 +27,9 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 
-from common import MODES, adopt, conclude, emit, environment, every_line_says, install_entry_point
+from common import MODES, adopt, conclude_in_a_folder, emit, environment, every_line_says, install_entry_point
 from models import configuration, dense_tensors, write_checkpoint
 from reload import attempt, refusal
 
@@ -244,14 +243,7 @@ def main() -> None:
     options = arguments.parse_args()
     adopt(environment(options.mode, dict(os.environ), VLLM_ENABLE_V1_MULTIPROCESSING="0"))
     every_line_says(mode=options.mode, label=options.variant)
-
-    def whole() -> bool:
-        with tempfile.TemporaryDirectory(prefix="poorwill-bench-") as folder:
-            good = run(options, Path(folder))
-        emit("done", ok=good)
-        return good
-
-    conclude(whole)
+    conclude_in_a_folder(lambda folder: run(options, folder))
 
 
 if __name__ == "__main__":
