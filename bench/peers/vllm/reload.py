@@ -15,6 +15,7 @@ from pathlib import Path
 from common import (
     MODES,
     adopt,
+    conclude_in_a_folder,
     emit,
     environment,
     every_line_says,
