@@ -172,7 +172,7 @@ fn sleeping_is_measured_and_verified() {
 fn weights_in_host_memory_are_measured_and_verified() {
     // The first has a kernel for copies, and computes digests by one; granules of a page are too small for the latter.
     for device in ["cuda:0", "cuda:1"] {
-        let args = ["bench", "offload", "--device", device, "--size", "32MiB", "--layers", "4"];
+        let args = ["bench", "offload", "--device", device, "--size", "8MiB", "--layers", "4"];
         let bench = report(&Folder::new(), &args);
         assert_offload_report(&bench);
         assert_eq!((&bench["device"], &bench["pinned"]), (&device.into(), &true.into()));

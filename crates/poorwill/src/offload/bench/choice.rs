@@ -9,6 +9,10 @@ pub const SLOTS_MAX: usize = 8;
 /// Most often that a part of a layer is computed again.
 const REPEATS_MAX: u32 = 1 << 16;
 
+/// How many times as often, at most, as was measured last. What is measured with a few repeats may be less than the
+/// measurement varies, and a rule of proportion makes anything of that.
+const GROWTH_MAX: u32 = 4;
+
 /// How long single layers took, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Times {
@@ -39,13 +43,14 @@ pub fn slots_of(copying: Times, computing: Times, layers: usize, room: usize) ->
 }
 
 /// How often a part of a layer is computed again so that computing the layer takes about as long as its copy, if
-/// computing it takes `once_s` without, and `computing_s` with `repeats`: in proportion, rounded, at most 65536 times,
-/// and not at all where it takes longer without. As long as doing it more often does not take in proportion longer,
-/// the answer is to be measured and asked about again.
+/// computing it takes `once_s` without, and `computing_s` with `repeats`: in proportion, rounded, at most four times as
+/// often as `repeats` and 65536 times, and not at all where it takes longer without. As long as the answer is another
+/// than `repeats`, it is to be measured and asked about again.
 #[must_use]
 pub fn repeats_of(copying_s: f64, once_s: f64, repeats: u32, computing_s: f64) -> u32 {
+    let most = repeats.max(1).saturating_mul(GROWTH_MAX).min(REPEATS_MAX);
     let each_s = (computing_s - once_s).max(1e-9) / f64::from(repeats.max(1));
-    let rounded = ((copying_s - once_s) / each_s).round().clamp(0.0, f64::from(REPEATS_MAX));
+    let rounded = ((copying_s - once_s) / each_s).round().clamp(0.0, f64::from(most));
     // Neither truncates: it is a whole number between these.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let repeats = rounded as u32;
@@ -112,8 +117,13 @@ mod tests {
     fn computing_takes_as_long_as_copying_or_once() {
         for (copy_s, once_s) in scales().flat_map(|copy_s| scales().map(move |once_s| (copy_s, once_s))) {
             let each_s = once_s / 10.0;
-            let repeats = repeats_of(copy_s, once_s, 10, once_s + 10.0 * each_s);
-            let took_s = once_s + f64::from(repeats) * each_s;
+            let takes_s = |repeats: u32| once_s + f64::from(repeats) * each_s;
+            let repeats = (0..8).fold(10, |repeats: u32, _| {
+                let next = repeats_of(copy_s, once_s, repeats, takes_s(repeats));
+                assert!(next <= repeats.max(1) * 4, "{copy_s} {once_s}: {next} after {repeats}");
+                next
+            });
+            let took_s = takes_s(repeats);
             match repeats {
                 0 => assert!(once_s + each_s / 2.0 >= copy_s - 1e-12, "{copy_s} {once_s}"),
                 REPEATS_MAX => assert!(took_s <= copy_s * 1.0001, "{copy_s} {once_s}"),
@@ -123,6 +133,9 @@ mod tests {
             if repeats > 0 {
                 assert_eq!(repeats_of(copy_s, once_s, repeats, took_s), repeats);
             }
+            // What is lost in noise is asked about again, with more of it.
+            let unseen = repeats_of(copy_s, once_s, 10, once_s);
+            assert_eq!(unseen, if copy_s > once_s { 40 } else { 0 }, "{copy_s} {once_s}");
         }
         for (copy_s, once_s) in [(0.0, 1.0), (1.0, 0.0), (f64::NAN, 1.0), (f64::INFINITY, 1.0), (0.0, 0.0)] {
             assert!((0..=REPEATS_MAX).contains(&repeats_of(copy_s, once_s, 3, once_s)));

@@ -24,8 +24,11 @@ const PASSES: usize = 5;
 /// Of how many single layers the times are that slots and repeats are chosen by.
 const CHOICE_LAYERS: usize = 16;
 
-/// How often the repeats are corrected by what they took.
-const CORRECTIONS: usize = 4;
+/// How often the repeats are corrected by what they took, at most: enough to grow to the most there are.
+const CORRECTIONS: usize = 9;
+
+/// Repeats that differ by less than this part of them take as long, as far as can be measured.
+const CLOSE: u32 = 50;
 
 /// What is computed again of a layer: so little that it stays in the caches of a GPU, as what a matrix product works on
 /// does, and keeps few of its processors busy. Computing that does nothing but read takes all that memory and caches
@@ -265,7 +268,7 @@ impl<'a> Run<'a> {
         // At first, as much again as is computed once.
         let mut next = u32::try_from(probe.range(0).bytes / self.part_bytes()).unwrap_or(u32::MAX);
         for _ in 0..CORRECTIONS {
-            if once.median_s >= copying.median_s || next == self.repeats {
+            if once.median_s >= copying.median_s || next.abs_diff(self.repeats) <= self.repeats / CLOSE {
                 break;
             }
             self.repeats = next;
