@@ -1,7 +1,8 @@
 //! The body of an answer: a few bytes of our own, what an engine sends, or comments until an engine sends something.
 //!
 //! It is polled by the client's connection, so it goes no faster than the client reads; and it is dropped with it, so
-//! that the request to the engine ends with whoever asked.
+//! that the request to the engine ends with whoever asked. While its client reads nothing nobody polls it, so the
+//! connection is told what it ends with.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -110,6 +111,9 @@ impl Waiting {
 
 impl Answer {
     pub(super) fn new(flow: Flow, account: Account, line: Arc<Line>, gone: Gone) -> Self {
+        if let Flow::Passing(passing) = &flow {
+            line.ends_with(Some(passing.admission.aborted.clone()));
+        }
         let mut answer = Self { flow, account, line, gone };
         if answer.is_end_stream() {
             // Nobody polls it.
@@ -147,6 +151,7 @@ impl Answer {
                 Flow::Waiting(waiting) => match waiting.going.as_mut().poll(cx) {
                     Poll::Ready(Ok((passing, waited))) => {
                         self.account.waited = waited;
+                        self.line.ends_with(Some(passing.admission.aborted.clone()));
                         self.flow = Flow::Passing(passing);
                     }
                     Poll::Ready(Err(ending)) => {
@@ -164,6 +169,15 @@ impl Answer {
                     return Poll::Ready(Some(Err(Broken)));
                 }
             }
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.line.ends_with(None);
+        if self.account.end == End::Left && self.line.is_cut() {
+            self.account.end = End::Broken;
         }
     }
 }

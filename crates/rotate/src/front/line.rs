@@ -1,8 +1,8 @@
 //! A client's connection, as the HTTP server and the requests on it see it.
 //!
-//! Beside reading and writing it knows three things that the server does not tell: when all that was written has gone
-//! out, that the client has gone away, also where something that it sent is still unread, and how to close so that an
-//! answer to somebody who is still sending arrives.
+//! Beside reading and writing it knows four things that the server does not tell: when all that was written has gone
+//! out, that the client has gone away, also where something that it sent is still unread, that an answer which is to end
+//! does not since its client reads nothing, and how to close so that an answer to somebody who is still sending arrives.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -18,7 +18,9 @@ use futures_util::FutureExt;
 use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::Sleep;
+use tokio_util::sync::CancellationToken;
 
 /// Between two looks whether a client has gone that has sent its next request already, which hides that it has.
 const LOOK: Duration = Duration::from_secs(1);
@@ -32,6 +34,9 @@ pub(super) struct Line {
     flushes: AtomicU64,
     flushed: AtomicWaker,
     lingers: AtomicBool,
+    is_cut: AtomicBool,
+    /// Fires when the answer that is under way has to end; none where that is up to the engine and the client.
+    ending: watch::Sender<Option<CancellationToken>>,
 }
 
 impl Line {
@@ -41,6 +46,33 @@ impl Line {
             flushes: AtomicU64::new(0),
             flushed: AtomicWaker::new(),
             lingers: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
+            ending: watch::Sender::new(None),
+        }
+    }
+
+    /// What fires when the answer that is under way has to end; nothing when it is over.
+    pub(super) fn ends_with(&self, ending: Option<CancellationToken>) {
+        self.ending.send_replace(ending);
+    }
+
+    /// Waits until an answer has had to end for so long, and is still under way.
+    pub(super) async fn overdue(&self, after: Duration) {
+        let mut endings = self.ending.subscribe();
+        loop {
+            let ending = endings.borrow_and_update().clone();
+            let overdue = async {
+                match ending {
+                    Some(ending) => ending.cancelled().await,
+                    None => std::future::pending().await,
+                }
+                tokio::time::sleep(after).await;
+            };
+            tokio::select! {
+                () = overdue => return,
+                // Who sends is here.
+                _ = endings.changed() => {}
+            }
         }
     }
 
@@ -60,10 +92,17 @@ impl Line {
         self.lingers.store(lingers, Ordering::Release);
     }
 
-    /// The connection will be reset instead of closed, for answers whose end is that of the connection.
+    /// The connection will be reset instead of closed, for answers whose end is that of the connection, and those that
+    /// nobody reads.
     pub(super) fn cut(&self) {
+        self.is_cut.store(true, Ordering::Release);
         // A socket that does not take it is broken already.
         let _ = self.stream.set_zero_linger();
+    }
+
+    /// Whether it was.
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::Acquire)
     }
 
     /// Waits until the client sends no more. Where it has sent its next request already, that is found out within a second

@@ -10,6 +10,7 @@
 //!   An answer gets to the client byte for byte and piece by piece, no faster than the client reads.
 //! - An answer that is not whole cannot be taken for whole: a stream of events gets an event that says so, and then, as
 //!   with any other answer, the connection is broken off.
+//! - An answer whose model has to leave ends, also where its client reads nothing: the connection is broken off then.
 //! - A client that goes away takes its request with it, wherever that is: it waits no longer, and its connection to the
 //!   engine is closed. A client counts as gone once it has closed the direction in which it sends. TCP cannot tell one
 //!   that only did that from one that closed everything, and waking a model for nobody is what costs more. nginx and
@@ -109,6 +110,8 @@ pub struct Patience {
     /// For which a connection to an engine is kept for the next request. Less than engines keep theirs, which are 5
     /// seconds with vLLM and SGLang, or a request could meet one that is just being closed.
     pub idle: Duration,
+    /// For a client to read the end of an answer that had to end.
+    pub reader: Duration,
 }
 
 impl Default for Patience {
@@ -118,6 +121,7 @@ impl Default for Patience {
             body: Duration::from_secs(30),
             connect: Duration::from_secs(10),
             idle: Duration::from_secs(3),
+            reader: Duration::from_secs(5),
         }
     }
 }
@@ -189,7 +193,8 @@ async fn connection(stream: TcpStream, desk: Arc<Desk>, shutdown: CancellationTo
     let line = Arc::new(Line::new(stream));
     let io = TokioIo::new(Io::new(Arc::clone(&line)));
     let patience = desk.patience;
-    let service = service_fn(move |request| Arc::clone(&desk).handle(Arc::clone(&line), request));
+    let its_line = Arc::clone(&line);
+    let service = service_fn(move |request| Arc::clone(&desk).handle(Arc::clone(&its_line), request));
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
@@ -199,14 +204,21 @@ async fn connection(stream: TcpStream, desk: Arc<Desk>, shutdown: CancellationTo
         // Whether a client is gone is decided for each request, by `Line::gone`.
         .half_close(true);
     let mut served = pin!(builder.serve_connection(io, service));
+    let mut overdue = pin!(line.overdue(patience.reader));
     let mut is_told = false;
     loop {
         tokio::select! {
+            biased;
             // How a connection ended is the client's business; what came of its requests has been told.
             _ = served.as_mut() => break,
             () = shutdown.cancelled(), if !is_told => {
                 is_told = true;
                 served.as_mut().graceful_shutdown();
+            }
+            () = overdue.as_mut() => {
+                // Behind this what has not been read is gone, and the request to the engine ends.
+                line.cut();
+                break;
             }
         }
     }

@@ -1,9 +1,11 @@
 //! Clients that go away, that are slow, and a service that ends.
 
+use std::io;
 use std::time::Duration;
 
 use poorwill_rotate::front::Patience;
 use tokio::io::AsyncWriteExt;
+use tokio::time::timeout;
 
 use super::world::{END, EVENTS, Verdict, World, answer, chunk, post, run};
 
@@ -63,6 +65,32 @@ fn a_client_that_goes_takes_its_request_from_the_engine() {
         while engine.stream.write_all(chunk("data: 1\n\n").as_bytes()).await.is_ok() {}
         let seen = world.until(|seen| seen.running == 0).await;
         assert_eq!(seen.suspects, 0, "the engine has done nothing");
+    });
+}
+
+#[test]
+fn a_client_that_reads_nothing_holds_nobody_up() {
+    run(async {
+        let patience = Patience { reader: Duration::from_millis(50), ..patient() };
+        for ask in [ASK, r#"{"model":"org/one"}"#] {
+            let world = World::patient("", patience).await;
+            let mut client = world.asking(ask).await;
+            let mut engine = world.engine().await;
+            engine.message().await;
+            engine.send(EVENTS).await;
+            // Until nobody takes any more, on any of the ways in between.
+            let piece = chunk(&format!("data: {}\n\n", "x".repeat(64 << 10)));
+            let moment = Duration::from_millis(500);
+            while let Ok(sent) = timeout(moment, engine.stream.write_all(piece.as_bytes())).await {
+                sent.expect("nobody was told to end");
+            }
+            assert_eq!(world.until(|_| true).await.running, 1);
+            world.gate.aborted.cancel();
+            let seen = world.until(|seen| seen.running == 0).await;
+            assert_eq!(seen.suspects, 0, "the engine has done nothing");
+            engine.ended().await;
+            assert_eq!(client.reset().await, io::ErrorKind::ConnectionReset);
+        }
     });
 }
 
