@@ -3,9 +3,10 @@
 //! Promises: nothing is started when a part of it cannot be; and what [`Running::end`] leaves is no request that was cut
 //! off before its patience was over.
 
+use std::fs::{File, TryLockError};
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -35,6 +36,17 @@ pub enum RunError {
     /// The service cannot begin.
     #[error(transparent)]
     Service(#[from] ServiceError),
+    /// Nobody can keep anything there, or somebody else does.
+    #[error(
+        "the state folder {} cannot be used: {reason}; end the other rotation, or give this one a folder of its own",
+        folder.display()
+    )]
+    State {
+        /// Which.
+        folder: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// Nobody can listen there.
     #[error(
         "the {door} cannot listen on {address}: {source}; give it another address, or end who listens there"
@@ -72,6 +84,8 @@ pub struct Running {
     ending: CancellationToken,
     /// None for one that has ended.
     doors: [(&'static str, Option<JoinHandle<io::Result<()>>>); 2],
+    /// Locked as long as it is open, whatever ends this process.
+    _state: Option<File>,
 }
 
 /// The service as the doors see it.
@@ -81,11 +95,31 @@ struct Doors {
     path: Option<PathBuf>,
 }
 
+/// The file by which a state folder is one service's.
+const LOCK: &str = "rotation.lock";
+
+/// Takes the state folder for this process.
+fn take_state(folder: &Path) -> Result<File, RunError> {
+    let failed = |reason: String| RunError::State { folder: folder.to_path_buf(), reason };
+    let open = || {
+        std::fs::create_dir_all(folder)?;
+        File::options().create(true).truncate(false).write(true).open(folder.join(LOCK))
+    };
+    let file = open().map_err(|error| failed(error.to_string()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(failed("another rotation that runs has it".to_owned())),
+        Err(TryLockError::Error(error)) => Err(failed(format!("it cannot be locked: {error}"))),
+    }
+}
+
 /// Begins. With a path, the configuration can be read again from there.
 ///
 /// # Errors
 /// See [`RunError`]; nothing runs then.
 pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, RunError> {
+    // Nobody is served yet whom a slow disk could hold up.
+    let state = config.state.as_deref().map(take_state).transpose()?;
     let (front, front_address) = listen("front", config.front.listen).await?;
     let (control, control_address) = listen("control", config.control.listen).await?;
     let known: Arc<OnceLock<Service>> = Arc::default();
@@ -99,7 +133,15 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
     let control = tokio::spawn(control::serve(control, doors, ending.clone()));
     tracing::info!(front = %front_address, control = %control_address, "running");
     let doors = [("front", Some(front)), ("control", Some(control))];
-    Ok(Running { front: front_address, control: control_address, service, closing, ending, doors })
+    Ok(Running {
+        front: front_address,
+        control: control_address,
+        service,
+        closing,
+        ending,
+        doors,
+        _state: state,
+    })
 }
 
 async fn listen(door: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {

@@ -91,6 +91,7 @@ fn everything_can_be_said() {
         pinned = true
         sleeps = false
         queue_max = 3
+        look_every = "20s"
         sleep_max = "2m"
         [model.canary]
         prompt = "2 + 2 ="
@@ -112,6 +113,8 @@ fn everything_can_be_said() {
     assert_eq!(large.rules.residence_min, Duration::from_millis(250));
     assert_eq!(large.rules.idle_max, Some(Duration::from_secs(3600)));
     assert_eq!(large.rules.limits.sleep, Duration::from_secs(120));
+    let looks = config.models.iter().map(|model| model.rules.look_every.as_secs());
+    assert_eq!(looks.collect::<Vec<_>>(), [20, 5]);
     assert!(large.rules.can_restart && !large.rules.can_sleep && large.rules.is_pinned);
     assert_eq!(large.start.as_ref().unwrap().command.len(), 3);
     assert_eq!(config.models[1].rules.residence_min, Duration::from_secs(5));
@@ -201,6 +204,7 @@ fn what_cannot_be_is_refused_with_what_could() {
         (model("[model.rules]\nsleeps = false"), &["never leave"]),
         (model("[model.rules]\nqueue_max = 0"), &["1 or more"]),
         (model("[model.rules]\npause_min = \"1h\""), &["pause_min"]),
+        (model("[model.rules]\nlook_every = \"0s\""), &["look_every is 0"]),
         (model("log = \"x\""), &["no"]),
         (model("command = [\"\"]"), &["empty word"]),
         (model("aliases = [\"\"]"), &["empty"]),

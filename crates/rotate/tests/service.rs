@@ -6,7 +6,7 @@ mod pretended;
 use std::sync::Arc;
 use std::time::Duration;
 
-use poorwill_rotate::config::Config;
+use poorwill_rotate::config::{Config, Memory};
 use poorwill_rotate::policy::Refusal;
 use poorwill_rotate::service::{Order, Service, ServiceError, Snapshot, What};
 use tokio::time::timeout;
@@ -263,7 +263,7 @@ async fn a_configuration_is_taken_over_while_requests_run() {
     let mut changed = config(&["a", "b", "c"], "20s");
     changed.models.remove(1);
     changed.models[0].aliases = vec!["other".to_owned()];
-    service.reload_with(changed.clone(), &*machine.connect()).await.unwrap();
+    service.reload_with(changed.clone(), machine.connect().into()).await.unwrap();
     assert!(service.find("b").is_none() && service.find("a-alias").is_none());
     assert_eq!(service.find("other").unwrap().0, a);
     assert!(!admission.aborted.is_cancelled());
@@ -272,11 +272,44 @@ async fn a_configuration_is_taken_over_while_requests_run() {
     let names: Vec<String> = service.snapshot().await.models.into_iter().map(|model| model.name).collect();
     assert_eq!(names, ["a", "c"]);
     // What cannot change changes nothing.
-    let mut wrong = changed;
+    let mut wrong = changed.clone();
     wrong.models[0].url = "http://127.0.0.1:1".to_owned();
-    let error = service.reload_with(wrong, &*machine.connect()).await.unwrap_err();
+    let error = service.reload_with(wrong, machine.connect().into()).await.unwrap_err();
     assert!(matches!(&error, ServiceError::Changed { what: "url", .. }), "{error}");
+    for what in ["state", "memory", "front.listen", "control.listen"] {
+        let mut wrong = changed.clone();
+        let elsewhere = "127.0.0.1:9".parse().unwrap();
+        match what {
+            "state" => wrong.state = Some("/elsewhere".into()),
+            "memory" => wrong.memory = Memory::Processes { gpu_bytes: GIB },
+            "front.listen" => Arc::make_mut(&mut wrong.front).listen = elsewhere,
+            _ => Arc::make_mut(&mut wrong.control).listen = elsewhere,
+        }
+        let error = service.reload_with(wrong, machine.connect().into()).await.unwrap_err();
+        assert!(error.to_string().starts_with(&format!("{what} cannot change")), "{error}");
+    }
     assert_eq!(service.find("other").unwrap().0, a);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_somebody_else_puts_to_sleep_is_noticed_and_woken() {
+    let machine = Machine::new(10 * GIB, 6 * GIB);
+    let mut config = config(&["a", "b"], "20s");
+    config.models.iter_mut().for_each(|model| model.rules.look_every = Duration::from_millis(10));
+    let service = start(&machine, config);
+    let (a, _) = service.find("a").unwrap();
+    let admission = service.admit(a).await.unwrap();
+    machine.doze("http://127.0.0.1:9000");
+    // Its answer would never come.
+    timeout(PATIENCE, admission.aborted.cancelled()).await.unwrap();
+    drop(admission);
+    let snapshot = until(&service, "asleep", |snapshot| snapshot.models[0].stage == "asleep").await;
+    assert!(snapshot.models[0].last_failure.as_deref().unwrap().contains("nobody here has told it to"));
+    assert_eq!(snapshot.models[0].starts, 0);
+    for name in ["b", "a"] {
+        assert_eq!(timeout(PATIENCE, asked(&service, &machine, name)).await.unwrap(), Ok(()));
+    }
+    assert!(!machine.was_too_full());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,11 +15,20 @@ use crate::show::rotate::{status_text, validation_text, word_of};
 
 /// What the service answered.
 #[derive(Debug, Serialize)]
-#[serde(transparent)]
-pub(crate) struct Answered {
-    value: Value,
-    #[serde(skip)]
-    is_status: bool,
+#[serde(untagged)]
+pub(crate) enum Answered {
+    Status(Value),
+    Told(Told),
+    Reloaded(Value),
+}
+
+/// What became of an order so far. What follows takes its time, or is nothing where it is as it was to be.
+#[derive(Debug, Serialize)]
+pub(crate) struct Told {
+    model: String,
+    order: &'static str,
+    stage: String,
+    last_failure: Option<String>,
 }
 
 impl Outcome for Answered {
@@ -28,7 +37,14 @@ impl Outcome for Answered {
     }
 
     fn text(&self) -> String {
-        if self.is_status { status_text(&self.value) } else { "done\n".to_owned() }
+        match self {
+            Self::Status(value) => status_text(value),
+            Self::Reloaded(_) => "the configuration was read again\n".to_owned(),
+            Self::Told(Told { model, order, stage, last_failure }) => {
+                let failure = last_failure.as_ref().map(|failure| format!("; last failure: {failure}"));
+                format!("{model} was told: {order}; it is {stage}{}\n", failure.unwrap_or_default())
+            }
+        }
     }
 }
 
@@ -37,21 +53,34 @@ pub(super) fn ask(path: &Path, ask: RotateAsk) -> Result<Answered, Failure> {
     let config = read(path)?;
     runtime()?.block_on(async {
         let client = Client::of(&config)?;
-        let is_status = matches!(ask, RotateAsk::Status);
-        let value = match ask {
-            RotateAsk::Status => client.status().await?,
-            RotateAsk::Wake { model } => client.order(&model, "wake", None).await?,
-            RotateAsk::Sleep { model } => client.order(&model, "sleep", None).await?,
-            RotateAsk::Restart { model } => client.order(&model, "restart", None).await?,
-            RotateAsk::Pin { model, off } => {
-                client.order(&model, "pin", Some(json!({ "pinned": !off }))).await?
-            }
-            RotateAsk::Reload => client.reload().await?,
+        let (model, order, body) = match ask {
+            RotateAsk::Status => return Ok(Answered::Status(client.status().await?)),
+            RotateAsk::Reload => return Ok(Answered::Reloaded(client.reload().await?)),
+            RotateAsk::Wake { model } => (model, "wake", None),
+            RotateAsk::Sleep { model } => (model, "sleep", None),
+            RotateAsk::Restart { model } => (model, "restart", None),
+            RotateAsk::Pin { model, off: false } => (model, "pin", Some(json!({ "pinned": true }))),
+            RotateAsk::Pin { model, off: true } => (model, "pin --off", Some(json!({ "pinned": false }))),
             // Done by `validate`.
-            RotateAsk::Validate { .. } => Value::Null,
+            RotateAsk::Validate { .. } => return Err(Failure::new("a walk is no question".to_owned())),
         };
-        Ok(Answered { value, is_status })
+        client.order(&model, order.split(' ').next().unwrap_or(order), body).await?;
+        told(&client.status().await?, model, order).map(Answered::Told)
     })
+}
+
+/// What a status says of a model that was told something.
+fn told(status: &Value, model: String, order: &'static str) -> Result<Told, Failure> {
+    let is_it = |now: &&Value| {
+        let aliases = now["aliases"].as_array().into_iter().flatten();
+        aliases.chain([&now["name"]]).any(|name| *name == model)
+    };
+    let Some(now) = status["models"].as_array().into_iter().flatten().find(is_it) else {
+        return Err(Failure::new(format!("`{model}` was told: {order}; and then it was not there any more")));
+    };
+    let text = |key: &str| now[key].as_str().map(str::to_owned);
+    let stage = text("stage").unwrap_or_else(|| "nowhere that is known".to_owned());
+    Ok(Told { model, order, stage, last_failure: text("last_failure") })
 }
 
 /// A walk, and what it came to in a sentence.

@@ -1,10 +1,13 @@
 //! A rotation, until a signal ends it.
 
 use std::io::{self, IsTerminal};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use poorwill_rotate::run::{self, Running};
+use poorwill_rotate::service::Service;
+use tokio::sync::Notify;
 use tracing_subscriber::EnvFilter;
 
 use super::signals::{Signals, Told};
@@ -35,6 +38,8 @@ async fn serve(
     path: &Path,
     keeps_engines: bool,
 ) -> Result<(), Failure> {
+    let again = Arc::new(Notify::new());
+    let reading = tokio::spawn(reload_each(running.service.clone(), path.to_path_buf(), Arc::clone(&again)));
     loop {
         tokio::select! {
             ended = running.ended() => {
@@ -43,10 +48,11 @@ async fn serve(
             }
             told = signals.next() => match told {
                 Told::End => break,
-                Told::Reload => reload(&running, path).await,
+                Told::Reload => again.notify_one(),
             },
         }
     }
+    reading.abort();
     tracing::info!("ending: running answers come to their end");
     tokio::select! {
         () = running.end(PATIENCE, !keeps_engines) => Ok(()),
@@ -54,17 +60,21 @@ async fn serve(
     }
 }
 
-async fn reload(running: &Running, path: &Path) {
-    let path = path.to_path_buf();
-    let config = tokio::task::spawn_blocking(move || read(&path)).await;
-    let reloaded = match config {
-        Ok(Ok(config)) => running.service.reload(config).await.map_err(|error| error.to_string()),
-        Ok(Err(failure)) => Err(failure.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    match reloaded {
-        Ok(()) => tracing::info!("the configuration was read again"),
-        Err(error) => tracing::error!(%error, "the configuration stays as it was"),
+/// Reads the configuration each time that it is told to, as often as there is something new.
+async fn reload_each(service: Service, path: PathBuf, again: Arc<Notify>) {
+    loop {
+        again.notified().await;
+        let path = path.clone();
+        let config = tokio::task::spawn_blocking(move || read(&path)).await;
+        let reloaded = match config {
+            Ok(Ok(config)) => service.reload(config).await.map_err(|error| error.to_string()),
+            Ok(Err(failure)) => Err(failure.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match reloaded {
+            Ok(()) => tracing::info!("the configuration was read again"),
+            Err(error) => tracing::error!(%error, "the configuration stays as it was"),
+        }
     }
 }
 

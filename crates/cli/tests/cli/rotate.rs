@@ -270,7 +270,7 @@ fn a_broken_file_changes_nothing_and_a_changed_one_is_taken_over() {
     world.models[0].port = port;
     let cedar = world.models.pop().unwrap();
     world.write();
-    assert_eq!(world.order(&["reload"]).succeeded(), "done\n");
+    assert_eq!(world.order(&["reload"]).succeeded(), "the configuration was read again\n");
     assert_eq!(world.complete("cedar", PROMPTS[0]).status, 404);
     assert_eq!(world.say("amber", PROMPTS[0]), said);
     // Once it is there again, so is its engine.
@@ -353,7 +353,8 @@ fn orders_of_operators_are_carried_out() {
     let world = World::of_two();
     let rotator = world.start(&[]);
     let is = |name: &str, stage: &str| until(&rotator, stage, || world.now(name)["stage"] == stage);
-    assert_eq!(world.order(&["wake", "amber"]).succeeded(), "done\n");
+    let said = world.order(&["wake", "amber"]).succeeded();
+    assert!(said.starts_with("amber was told: wake; it is ") && said.ends_with('\n'), "{said}");
     is("amber", "ready");
     world.order(&["pin", "amber"]).succeeded();
     assert_eq!(world.now("amber")["is_pinned"], true);

@@ -116,6 +116,7 @@ struct RawRules {
     queue_max: Option<usize>,
     wait_max: Option<Wait>,
     running_max: Option<usize>,
+    look_every: Option<Wait>,
     slack: Option<Size>,
     pause_min: Option<Wait>,
     pause_max: Option<Wait>,
@@ -285,6 +286,9 @@ impl RawModel {
                 return wrong(&format!("{what} is 0, so it could never be done in time; make it longer"));
             }
         }
+        if rules.look_every.is_zero() {
+            return wrong("look_every is 0, so its engine would do nothing else; make it longer");
+        }
         if rules.pause_min > rules.pause_max {
             return wrong(&format!(
                 "pause_min, {:?}, is more than pause_max, {:?}",
@@ -327,6 +331,7 @@ impl RawRules {
             queue_max: self.queue_max.or(every.queue_max),
             wait_max: self.wait_max.or(every.wait_max),
             running_max: self.running_max.or(every.running_max),
+            look_every: self.look_every.or(every.look_every),
             slack: self.slack.or(every.slack),
             pause_min: self.pause_min.or(every.pause_min),
             pause_max: self.pause_max.or(every.pause_max),
@@ -362,6 +367,7 @@ impl RawRules {
             queue_max: self.queue_max.unwrap_or(usual.queue_max),
             wait_max: wait(self.wait_max, usual.wait_max),
             running_max: self.running_max.unwrap_or(usual.running_max),
+            look_every: wait(self.look_every, usual.look_every),
             slack_bytes: self.slack.map_or(usual.slack_bytes, |size| size.0),
             pause_min: wait(self.pause_min, usual.pause_min),
             pause_max: wait(self.pause_max, usual.pause_max),

@@ -196,6 +196,7 @@ impl Policy {
                 self.step_ended(id, outcome);
             }
             Input::Lost(model) if model.0 < known => self.lost(model.0),
+            Input::Slept(model) if model.0 < known => self.slept(model.0),
             Input::Wake(model) if model.0 < known => {
                 let model = &mut self.models[model.0];
                 if !model.is_ready() {
@@ -311,6 +312,24 @@ impl Policy {
                 self.fault(id, "the engine is gone");
             }
         }
+    }
+
+    /// An engine was put to sleep behind our back. What its requests wait for will not come.
+    fn slept(&mut self, id: usize) {
+        if !self.models[id].is_ready() {
+            return;
+        }
+        for other in 0..self.models.len() {
+            self.models[other].is_doubtful |= other != id && self.share(id, other);
+        }
+        for gpu in &self.models[id].rules.gpus {
+            self.free[gpu.0] = None;
+        }
+        self.tell_failed(id, "it sleeps, and nobody here has told it to");
+        if self.models[id].running > 0 {
+            self.out.push(Effect::Abort(ModelId(id)));
+        }
+        self.enter(id, Stage::Unknown);
     }
 
     fn restart(&mut self, id: usize) {

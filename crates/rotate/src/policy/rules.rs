@@ -35,6 +35,8 @@ pub struct Rules {
     pub wait_max: Duration,
     /// How many of its requests may run at a time.
     pub running_max: usize,
+    /// How often it is asked, while it is ready, whether it is still awake.
+    pub look_every: Duration,
     /// By how much what is given back may fall short of what it is known to hold, on each GPU.
     pub slack_bytes: u64,
     /// How long each step may take.
@@ -110,6 +112,7 @@ impl Rules {
             queue_max: 256,
             wait_max: Duration::from_secs(120),
             running_max: 256,
+            look_every: Duration::from_secs(5),
             slack_bytes: 512 << 20,
             limits: Limits::default(),
             pause_min: Duration::from_secs(5),

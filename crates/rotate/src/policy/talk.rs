@@ -34,6 +34,8 @@ pub enum Input {
     },
     /// An engine has died, or does not answer any more.
     Lost(ModelId),
+    /// An engine that is ready says that it sleeps, and nobody here has told it to.
+    Slept(ModelId),
     /// Wake a model, though nobody asks for it.
     Wake(ModelId),
     /// Put a model to sleep, though nobody needs its room; pinned or not.

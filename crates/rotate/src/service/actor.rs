@@ -36,11 +36,13 @@ pub(super) enum Message {
     Died(ModelId, String),
     Suspect(ModelId),
     Snapshot(oneshot::Sender<Snapshot>),
-    /// What a look at one that may be gone came to, and how often it had been started before.
+    /// What a look at one that may be gone, or is ready, came to, if anything; and how often it had been started before,
+    /// and since when it was in its stage.
     Looked {
         model: ModelId,
         starts: u64,
-        is_gone: bool,
+        since: Instant,
+        found: Option<Found>,
     },
     /// How many requests run, and how many engines are in the middle of something.
     Busy(oneshot::Sender<usize>),
@@ -71,6 +73,8 @@ pub(super) struct Actor {
     tasks: HashMap<OpId, (AbortHandle, Task)>,
     /// Those that are being asked whether they are gone.
     suspected: HashSet<ModelId>,
+    /// Looks at those that are ready, now and then.
+    watches: HashMap<ModelId, AbortHandle>,
     is_ending: bool,
 }
 
@@ -93,6 +97,7 @@ impl Actor {
             aborts: (0..models).map(|_| CancellationToken::new()).collect(),
             tasks: HashMap::new(),
             suspected: HashSet::new(),
+            watches: HashMap::new(),
             is_ending: false,
         }
     }
@@ -126,6 +131,7 @@ impl Actor {
             }
         }
         self.tasks.values().for_each(|(task, _)| task.abort());
+        self.watches.values().for_each(AbortHandle::abort);
         self.aborts.iter().for_each(CancellationToken::cancel);
     }
 
@@ -155,15 +161,18 @@ impl Actor {
                 }
             }
             Message::Suspect(model) => self.suspect(model),
-            Message::Looked { model, starts, is_gone } => {
+            Message::Looked { model, starts, since, found } => {
                 self.suspected.remove(&model);
-                let is_same = self.pasts.get(model.0).is_some_and(|past| past.starts == starts);
-                let stage = self.policy.status(model).map_or("unknown", |status| status.stage);
+                let Some(past) = self.pasts.get(model.0) else { return };
                 // In others it is looked at, started or stopped as it is.
                 let matters =
                     ["ready", "draining", "asleep", "canary", "confirming", "weighing before sleep"];
-                if is_gone && is_same && matters.contains(&stage) {
-                    self.step(Input::Lost(model));
+                match found {
+                    Some(Found::Gone) if past.starts == starts && matters.contains(&past.stage) => {
+                        self.step(Input::Lost(model));
+                    }
+                    Some(Found::Asleep) if past.since == since => self.step(Input::Slept(model)),
+                    _ => {}
                 }
             }
             Message::Snapshot(reply) => drop(reply.send(self.snapshot())),
@@ -242,7 +251,34 @@ impl Actor {
         {
             *place = stage;
         }
+        let is_stage = matches!(event, Event::Stage(_));
         self.history.tell(&entry.model.name, &mut self.pasts[model.0], event);
+        if is_stage {
+            self.watch(model, entry);
+        }
+    }
+
+    /// Looks at a model now and then while it is ready.
+    fn watch(&mut self, model: ModelId, entry: Entry) {
+        if let Some(before) = self.watches.remove(&model) {
+            before.abort();
+        }
+        let past = &self.pasts[model.0];
+        if past.stage != "ready" {
+            return;
+        }
+        let (starts, since, every) = (past.starts, past.since, entry.model.rules.look_every);
+        let messages = self.messages.clone();
+        let watching = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(every).await;
+                let found = found(&entry).await;
+                if messages.send(Message::Looked { model, starts, since, found }).is_err() {
+                    return;
+                }
+            }
+        });
+        self.watches.insert(model, watching.abort_handle());
     }
 
     fn entry(&self, model: ModelId) -> Option<Entry> {
@@ -255,12 +291,11 @@ impl Actor {
         if !self.suspected.insert(model) {
             return;
         }
-        let starts = self.pasts[model.0].starts;
+        let (starts, since) = (self.pasts[model.0].starts, self.pasts[model.0].since);
         let messages = self.messages.clone();
         tokio::spawn(async move {
-            let found = tokio::time::timeout(SUSPECT_MAX, entry.site.engine.look()).await;
-            let is_gone = matches!(found, Ok(Ok(Found::Gone)));
-            let _ended = messages.send(Message::Looked { model, starts, is_gone });
+            let found = found(&entry).await;
+            let _ended = messages.send(Message::Looked { model, starts, since, found });
         });
     }
 
@@ -318,6 +353,11 @@ impl Actor {
             swaps: self.history.swaps(),
         }
     }
+}
+
+/// What there is at a model's place, if that can be told.
+async fn found(entry: &Entry) -> Option<Found> {
+    tokio::time::timeout(SUSPECT_MAX, entry.site.engine.look()).await.ok()?.ok()
 }
 
 fn now(entry: &Entry, status: &Status, past: &Past) -> ModelNow {

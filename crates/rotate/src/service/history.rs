@@ -30,7 +30,7 @@ pub(super) struct History {
 #[derive(Debug)]
 pub(super) struct Past {
     pub(super) stage: &'static str,
-    since: Instant,
+    pub(super) since: Instant,
     /// The stages since it last rested.
     phases: Vec<(&'static str, f64)>,
     pub(super) last_failure: Option<String>,

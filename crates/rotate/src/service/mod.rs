@@ -108,6 +108,18 @@ pub enum ServiceError {
         /// What is another.
         what: &'static str,
     },
+    /// Something else that holds as long as the service runs.
+    #[error("{what} cannot change while the service runs; leave it as it was, or start the service again")]
+    Fixed {
+        /// What is another.
+        what: &'static str,
+    },
+    /// The configuration was not taken over, since the service ends or broke.
+    #[error("the configuration was not taken over: {reason}")]
+    Ending {
+        /// What there is to say.
+        reason: String,
+    },
     /// A model has the engine that another one had before.
     #[error(
         "model `{model}`: its engine at {url} is that of model `{other}` until the service is started again; start it \
@@ -342,41 +354,36 @@ impl Service {
     }
 
     /// Takes a changed configuration over, without dropping a request: rules, names, aliases, keys, limits and canaries
-    /// change, models come, and models go, which sleep as soon as they are idle. Addresses that are listened on stay.
+    /// change, models come, and models go, which sleep as soon as they are idle. Addresses that are listened on, the state
+    /// folder and how memory is measured stay.
     ///
     /// # Errors
     /// See [`ServiceError`]; nothing has changed then.
     pub async fn reload(&self, config: Config) -> Result<(), ServiceError> {
-        self.reload_with(config, &engine::engine_of).await
+        self.reload_with(config, Arc::new(engine::engine_of)).await
     }
 
     /// The same with engines that `connect` gives.
     ///
     /// # Errors
     /// As for [`reload`](Self::reload).
-    pub async fn reload_with(&self, config: Config, connect: &Connect) -> Result<(), ServiceError> {
+    pub async fn reload_with(&self, config: Config, connect: Arc<Connect>) -> Result<(), ServiceError> {
         let _one_at_a_time = self.0.reloading.lock().await;
-        let before = self.entries();
-        let mut entries = before.clone();
-        entries.iter_mut().for_each(|entry| entry.is_listed = false);
-        for model in &config.models {
-            match entries.iter_mut().find(|known| known.model.name == model.name) {
-                Some(known) => *known = changed(known, model, &config, connect)?,
-                None => {
-                    if let Some(other) = entries.iter().find(|known| known.model.url == model.url) {
-                        let (model, url) = (model.name.clone(), model.url.clone());
-                        return Err(ServiceError::Taken { model, url, other: other.model.name.clone() });
-                    }
-                    entries.push(entry(&config, model, &self.0.meter, connect)?);
-                }
-            }
-        }
+        let ending = |reason: &str| ServiceError::Ending { reason: reason.to_owned() };
+        check_fixed(&self.config(), &config)?;
+        let (config, before, meter) = (Arc::new(config), self.entries(), Arc::clone(&self.0.meter));
+        let known = before.len();
+        let read = Arc::clone(&config);
+        // Files are read for it, which may take as long as their disk likes.
+        let entries = tokio::task::spawn_blocking(move || entries_of(before, &read, &meter, &*connect));
+        let entries = entries.await.map_err(|error| ending(&error.to_string()))??;
         let (reply, taken) = oneshot::channel();
-        let message = Message::Reload { config: Arc::new(config), entries, reply };
-        if self.0.messages.send(message).is_ok() {
-            let _ended_meanwhile = taken.await;
+        let message = Message::Reload { config, entries, reply };
+        let sent = self.0.messages.send(message);
+        if sent.is_err() || taken.await.is_err() {
+            return Err(ending("the service ends"));
         }
-        self.watch_all(before.len());
+        self.watch_all(known);
         Ok(())
     }
 
@@ -411,6 +418,41 @@ impl Service {
         });
         futures_util::future::join_all(stopping).await;
     }
+}
+
+/// Refuses what is read once, at the start.
+fn check_fixed(before: &Config, after: &Config) -> Result<(), ServiceError> {
+    let differs = [
+        ("front.listen", before.front.listen != after.front.listen),
+        ("control.listen", before.control.listen != after.control.listen),
+        ("state", before.state != after.state),
+        ("memory", before.memory != after.memory),
+    ];
+    let other = differs.iter().find(|(_, differs)| *differs);
+    other.map_or(Ok(()), |(what, _)| Err(ServiceError::Fixed { what }))
+}
+
+/// The entries of a configuration that was read again. Those of models that it has no more stay.
+fn entries_of(
+    mut entries: Vec<Entry>,
+    config: &Config,
+    meter: &Arc<dyn Meter>,
+    connect: &Connect,
+) -> Result<Vec<Entry>, ServiceError> {
+    entries.iter_mut().for_each(|entry| entry.is_listed = false);
+    for model in &config.models {
+        match entries.iter_mut().find(|known| known.model.name == model.name) {
+            Some(known) => *known = changed(known, model, config, connect)?,
+            None => {
+                if let Some(other) = entries.iter().find(|known| known.model.url == model.url) {
+                    let (model, url) = (model.name.clone(), model.url.clone());
+                    return Err(ServiceError::Taken { model, url, other: other.model.name.clone() });
+                }
+                entries.push(entry(config, model, meter, connect)?);
+            }
+        }
+    }
+    Ok(entries)
 }
 
 fn entry(

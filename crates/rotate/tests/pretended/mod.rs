@@ -82,6 +82,11 @@ impl Machine {
         self.with(url, |one| (one.is_awake, one.has_memory, one.is_well) = (true, true, true));
     }
 
+    /// It sleeps, and nobody has asked the rotation.
+    pub(crate) fn doze(&self, url: &str) {
+        self.with(url, |one| (one.is_awake, one.has_memory, one.is_well) = (false, false, false));
+    }
+
     pub(crate) fn lie(&self, url: &str, lie: Lie) {
         self.with(url, |one| one.lie = Some(lie));
     }

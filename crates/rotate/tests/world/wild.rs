@@ -91,6 +91,7 @@ impl World {
         let input = match self.rng.below(8) {
             0 | 1 => Input::Wake(model),
             2 | 3 => Input::Sleep(model),
+            4 if self.doze(id) => Input::Slept(model),
             4 => Input::Restart(model),
             5 => Input::Pin(model, true),
             _ => Input::Pin(model, false),
@@ -98,6 +99,22 @@ impl World {
         self.tell(input);
         let wait = self.rng.millis(0, 6000);
         self.at(wait, Happening::Command);
+    }
+
+    /// Somebody else puts one to sleep that is awake and has nothing to do; whether it was one.
+    fn doze(&mut self, model: usize) -> bool {
+        let engine = &mut self.engines[model];
+        let is_one = engine.state == State::Awake
+            && self
+                .policy
+                .status(ModelId(model))
+                .is_some_and(|status| status.is_ready && status.running == 0);
+        if is_one && self.rng.one_in(2) {
+            (engine.state, engine.held_bytes) = (State::Asleep, engine.asleep_bytes.min(engine.held_bytes));
+            engine.is_proved = false;
+            return true;
+        }
+        false
     }
 
     /// Somebody else takes memory, or gives it back.

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use super::world::{Model, World};
+use super::world::{self, Model, World};
 
 fn world() -> World {
     let world = World::new("512MiB", vec![Model::new("amber")]);
@@ -56,6 +56,31 @@ fn a_port_that_is_taken_is_named() {
         let ran = world.run(&["rotate", "--config", "rotation.toml"]);
         ran.failed(&[door, &format!("127.0.0.1:{port}"), "give it another address"]);
     }
+    world.assert_empty();
+}
+
+#[test]
+fn a_state_folder_is_one_rotations() {
+    let mut world = world();
+    let rotator = world.start(&[]);
+    let first = world.config();
+    let state = world.folder.join("state");
+    (world.front, world.control) = (world::free_port(), world::free_port());
+    world.folder.write("second.toml", world.config());
+    let second = || world.run(&["rotate", "--config", "second.toml"]);
+    second().failed(&[
+        "state folder",
+        &state.display().to_string(),
+        "another rotation",
+        "a folder of its own",
+    ]);
+    // The first one goes on, and whoever ends leaves the folder to the next.
+    world.folder.write("rotation.toml", first);
+    world.order(&["status"]).succeeded();
+    rotator.end();
+    std::fs::remove_dir_all(&state).unwrap();
+    world.folder.write("state", "no folder");
+    second().failed(&["state folder"]);
     world.assert_empty();
 }
 
