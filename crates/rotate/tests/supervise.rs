@@ -426,6 +426,40 @@ fn nobody_else_is_taken_for_the_engine() {
 }
 
 #[test]
+fn an_engine_that_was_only_just_started_is_found_by_its_mark() {
+    watched(|| async {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(STATE_FILE);
+        // What another one has in its environment that is not first in its group is no engine.
+        let script = "sleep 300 & echo up; exec sleep 300";
+        let one = with_state(script, folder.path());
+        one.start().await.unwrap();
+        until_said(&one, "up");
+        let (pid, all) = (leader(&one), one.processes());
+        drop(one);
+        // As it is between the two times that it is written.
+        let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        (record["pid"], record["started_ticks"]) = (serde_json::Value::Null, 0.into());
+        let mut other = record.clone();
+        other["mark"] = format!("{}0", record["mark"].as_str().unwrap()).into();
+        fs::write(&path, other.to_string()).unwrap();
+        let nobodys = with_state(script, folder.path());
+        assert!(!nobodys.is_running() && has_said(&nobodys, "about to start is not there any more"));
+        assert!(!path.exists() && is_there(pid));
+
+        fs::write(&path, record.to_string()).unwrap();
+        drop(with_state(script, folder.path()));
+        // By now its number is written down.
+        let kept: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!(kept["pid"], pid);
+        let one = with_state(script, folder.path());
+        assert_eq!((leader(&one), one.processes()), (pid, all.clone()));
+        one.stop(PATIENT).await.unwrap();
+        assert!(!all.into_iter().any(is_there) && !path.exists());
+    });
+}
+
+#[test]
 fn state_that_cannot_be_kept_is_an_error() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
@@ -442,7 +476,7 @@ fn state_that_cannot_be_kept_is_an_error() {
         let error = one.start().await.unwrap_err();
         assert!(matches!(error, SuperviseError::State { .. }), "{error}");
         assert!(!one.is_running() && one.processes().is_empty());
-        // Something that cannot be replaced, which is found when there is a process already.
+        // Something that cannot be replaced.
         let one = with_state("echo up; exec sleep 300", folder.path());
         fs::create_dir_all(path.join("x")).unwrap();
         let error = one.start().await.unwrap_err();

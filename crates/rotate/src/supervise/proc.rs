@@ -80,6 +80,22 @@ pub(super) fn table() -> io::Result<Table> {
     Ok(table)
 }
 
+/// Who has this in its environment, `NAME=VALUE`: of several, the one that leads its group, and was there first.
+///
+/// # Errors
+/// As for [`table`].
+pub(super) fn marked(mark: &str) -> io::Result<Option<Identity>> {
+    let has_it = |pid: u32| {
+        // Other users' cannot be read, and are none of ours.
+        let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        variables.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+    };
+    let table = table()?;
+    let leaders = table.iter().filter(|(pid, stat)| stat.group == **pid && !stat.is_gone && has_it(**pid));
+    let first = leaders.min_by_key(|(_, stat)| stat.started_ticks);
+    Ok(first.map(|(pid, stat)| Identity { pid: *pid, started_ticks: stat.started_ticks }))
+}
+
 /// The name of this start of the machine; empty where the system has none.
 pub(super) fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")

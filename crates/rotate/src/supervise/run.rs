@@ -25,7 +25,7 @@ use super::SuperviseError;
 use super::family::{Family, Found};
 use super::log::{Copy, Log};
 use super::proc::{self, Identity};
-use super::state::{Record, StateFile};
+use super::state::{MARK, Record, StateFile};
 use crate::config::Start;
 
 /// How often the keeper sees whether the first process is there.
@@ -85,11 +85,13 @@ impl Shared {
         let Some(state) = &shared.state else { return Ok(shared) };
         let Some(record) = state.read()? else { return Ok(shared) };
         match record.process().map_err(|error| unreadable(&error))? {
-            Some(leader) => shared.adopt(leader, &record)?,
+            Some(leader) => {
+                shared.adopt(leader, &record)?;
+                // From here on it is known by its number, whatever it does with its environment.
+                state.prepare()?.commit(&record.with(leader))?;
+            }
             None => {
-                shared
-                    .log
-                    .note(&format!("process {} of an earlier service is not there any more", record.pid()));
+                shared.log.note(&format!("{} is not there any more", record.who()));
                 state.remove()?;
             }
         }
@@ -122,16 +124,29 @@ impl Shared {
         if !found.alive.is_empty() {
             return Err(SuperviseError::LeftBehind { pids: found.alive.iter().map(|one| one.pid).collect() });
         }
-        let prepared = self.state.as_ref().map(StateFile::prepare).transpose()?;
         let keep = self.keeper()?;
         let (output, input) = io::pipe().map_err(|error| lacking("make a pipe", &error))?;
         let name = pipe_name(&output);
         let input = input.try_clone().map(|other| (input, other));
         let (out, err) = input.map_err(|error| lacking("share a pipe", &error))?;
         self.read_all(output)?;
+        let record = Record::new(&self.start.command, name).map_err(|error| unreadable(&error))?;
+        // What can fail has to before there is a process to write about.
+        let keep_record = |record: &Record| match &self.state {
+            Some(state) => state.prepare()?.commit(record),
+            None => Ok(()),
+        };
+        keep_record(&record)?;
 
-        // Our ends of the pipe go with the command, or its reader would never see an end.
-        let mut child = self.command(out, err)?.spawn().map_err(|error| self.not_spawned(&error))?;
+        let command = self.command(out, err).map(|mut command| {
+            command.env(MARK, &record.mark);
+            command
+        });
+        let spawned = command.and_then(|mut command| {
+            // Our ends of the pipe go with the command, or its reader would never see an end.
+            command.spawn().map_err(|error| self.not_spawned(&error))
+        });
+        let mut child = spawned.inspect_err(|_| self.forget())?;
         let pid = child.id();
         // It is there, though it may have ended, until it is reaped.
         let leader = proc::identity(pid).and_then(|one| {
@@ -140,15 +155,14 @@ impl Shared {
             })
         });
         let written = leader.map_err(|error| unreadable(&error)).and_then(|leader| {
-            if let Some(prepared) = prepared {
-                prepared.commit(&Record::of(leader, &self.start.command, name))?;
-            }
+            keep_record(&record.with(leader))?;
             Ok(leader)
         });
         let leader = match written {
             Ok(leader) => leader,
             Err(error) => {
                 end_at_once(&mut child);
+                self.forget();
                 return Err(error);
             }
         };
@@ -234,11 +248,16 @@ impl Shared {
         }
         *self.lock() = Inner::default();
         self.log.note("stopped");
-        // What it tells of is gone, and who reads it finds that out.
+        self.forget();
+        Ok(())
+    }
+
+    /// What is written down is of nobody any more.
+    fn forget(&self) {
+        // Where it stays, who reads it finds that out.
         if let Some(Err(error)) = self.state.as_ref().map(StateFile::remove) {
             self.log.note(&error.to_string());
         }
-        Ok(())
     }
 
     /// Looks until nobody is there or so much time has passed, and says who is.

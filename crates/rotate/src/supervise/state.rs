@@ -1,5 +1,8 @@
 //! What survives the service: a file for each engine that it started, which says which process that is.
 //!
+//! It is written twice: before there is a process, with a mark that the process will have in its environment, and again
+//! with its number. So there is no moment at which the service may be killed and leave an engine that nobody knows.
+//!
 //! Promises: the file is whole or not there, whenever the service or the machine ends. No two models have one file.
 //! Only its owner may read it, for commands may have secrets in them.
 
@@ -7,11 +10,15 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
 use super::SuperviseError;
 use super::proc::{self, Identity};
+
+/// The name of the variable by which an engine is known that was only just started.
+pub(super) const MARK: &str = "POORWILL_ENGINE";
 
 /// The longest name that is kept as it is.
 const NAME_MAX_BYTES: usize = 200;
@@ -21,7 +28,10 @@ const NAME_MAX_BYTES: usize = 200;
 pub(super) struct Record {
     /// Which start of the machine this is about.
     boot: String,
-    pid: u32,
+    /// What its process has in its environment, as [`MARK`].
+    pub(super) mark: String,
+    /// Nothing, and 0, until there is a process.
+    pid: Option<u32>,
     started_ticks: u64,
     /// For people.
     command: Vec<String>,
@@ -46,23 +56,37 @@ pub(super) struct Prepared<'a> {
 }
 
 impl Record {
-    pub(super) fn of(one: Identity, command: &[String], output: Option<String>) -> io::Result<Self> {
+    /// For an engine that is about to be started.
+    pub(super) fn new(command: &[String], output: Option<String>) -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let own = proc::identity(std::process::id())?;
         let own = own.ok_or_else(|| io::Error::other("/proc does not show this process"))?;
+        let nth = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             boot: proc::boot(),
-            pid: one.pid,
-            started_ticks: one.started_ticks,
+            mark: format!("{}-{}-{nth}", own.pid, own.started_ticks),
+            pid: None,
+            started_ticks: 0,
             command: command.to_vec(),
             output,
             reader: (own.pid, own.started_ticks),
         })
     }
 
+    /// For the same engine, once it is there.
+    pub(super) fn with(mut self, one: Identity) -> Self {
+        (self.pid, self.started_ticks) = (Some(one.pid), one.started_ticks);
+        self
+    }
+
     /// Its process, if that is still there.
     pub(super) fn process(&self) -> io::Result<Option<Identity>> {
-        let one = Identity { pid: self.pid, started_ticks: self.started_ticks };
-        let is_possible = self.pid > 1 && self.pid != std::process::id() && self.boot == proc::boot();
+        if self.boot != proc::boot() {
+            return Ok(None);
+        }
+        let Some(pid) = self.pid else { return proc::marked(&format!("{MARK}={}", self.mark)) };
+        let one = Identity { pid, started_ticks: self.started_ticks };
+        let is_possible = pid > 1 && pid != std::process::id();
         Ok((is_possible && proc::is_alive(one)?).then_some(one))
     }
 
@@ -72,8 +96,12 @@ impl Record {
         proc::is_alive(Identity { pid, started_ticks })
     }
 
-    pub(super) fn pid(&self) -> u32 {
-        self.pid
+    /// Which process it is, or was, for people.
+    pub(super) fn who(&self) -> String {
+        match self.pid {
+            Some(pid) => format!("process {pid} of an earlier service"),
+            None => "what an earlier service was about to start".to_owned(),
+        }
     }
 }
 
@@ -127,9 +155,8 @@ impl StateFile {
 
 impl Prepared<'_> {
     /// Makes it the state.
-    pub(super) fn commit(mut self, record: &io::Result<Record>) -> Result<(), SuperviseError> {
+    pub(super) fn commit(mut self, record: &Record) -> Result<(), SuperviseError> {
         let failed = |error: &io::Error| self.of.failed("write", &self.of.path, error);
-        let record = record.as_ref().map_err(failed)?;
         let text = serde_json::to_vec_pretty(record).map_err(|error| failed(&error.into()))?;
         let written = self.file.write_all(&text).and_then(|()| self.file.sync_all());
         let moved = written.and_then(|()| fs::rename(&self.path, &self.of.path));
