@@ -306,7 +306,7 @@ fn the_guides_configuration_is_one() {
     assert_eq!(plain.models.len(), 2);
     assert_eq!(plain.models[1].canary.expect.as_deref(), Some("Paris"));
     let all = text.replace("\n# keys", "\nkeys").replace("\n# body_max", "\nbody_max");
-    let all = ["head_max", "requests_max", "keep_alive", "idle_max"]
+    let all = ["head_max", "requests_max", "keep_alive", "idle_max", "look_every"]
         .iter()
         .fold(all, |all, key| all.replace(&format!("\n# {key}"), &format!("\n{key}")));
     assert!(!all.lines().any(|line| line.starts_with("# ") && line.contains(" = ")), "{all}");
