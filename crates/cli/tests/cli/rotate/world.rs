@@ -121,9 +121,14 @@ impl World {
     /// The command in this world.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = command(self.folder.path(), args);
-        command.env(MARK, self.folder.path()).env(KEY_NAME, KEY).env("TMPDIR", self.folder.path());
-        command.env_remove("POORWILL_LOG");
+        self.mark(&mut command);
+        command.env(KEY_NAME, KEY).env_remove("POORWILL_LOG");
         command
+    }
+
+    /// Makes whatever a command starts one of this world's.
+    pub(crate) fn mark(&self, command: &mut Command) {
+        command.env(MARK, self.folder.path()).env("TMPDIR", self.folder.path());
     }
 
     pub(crate) fn write(&self) {
