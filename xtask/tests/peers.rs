@@ -28,3 +28,13 @@ fn scripts_for_vllm_do_what_they_say() {
     holds("vllm/test_cases.py");
     holds("vllm/test_ranks.py");
 }
+
+#[test]
+fn the_script_that_rotates_vllms_does_what_it_says() {
+    holds("vllm/test_rotation.py");
+}
+
+#[test]
+fn scripts_for_the_rotation_do_what_they_say() {
+    holds("rotation/test_rotation.py");
+}
