@@ -1,5 +1,5 @@
-"""The models that the scripts here run: folders with made-up weights, or with a configuration alone, and none
-with a tokenizer."""
+"""The models that the scripts here run: folders with made-up weights, or with a configuration alone; and a
+tokenizer for those that are asked in words."""
 
 import json
 from pathlib import Path
@@ -210,3 +210,24 @@ def write_checkpoint(folder: Path, layers: int, seed: int = 7) -> Path:
     )
     (path / "config.json").write_text(json.dumps(settings))
     return path
+
+
+def write_tokenizer(path: Path) -> None:
+    """A tokenizer for a model that has none: every token is a word, `w7` the one with the number 7."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    count = json.loads((path / "config.json").read_text())["vocab_size"]
+    special = ["<unk>", "<s>", "</s>"]
+    words = {word: number for number, word in enumerate(special)}
+    words |= {f"w{number}": number for number in range(len(special), count)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(path / "tokenizer.json"))
+    said = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "<unk>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "model_max_length": 40960,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(said))

@@ -152,5 +152,13 @@ PLANS: dict[str, list[Run]] = {
         Run(f"ranks-{mode}", "ranks.py", ["--mode", mode, "--ranks", "2"], 180)
         for mode in ["poorwill", "cumem"]
     ],
+    # Two servers behind `poorwill rotate`.
+    "rotation": [
+        Run(f"rotation-{mode}", "rotation.py", ["--mode", mode, *more.split()], 420)
+        for mode, more in {
+            "poorwill": "",
+            "cumem": "--skip slept_by_others,validated,engine_killed,rotation_killed",
+        }.items()
+    ],
     "bad": [Run("bad-input", "bad_input.py", [], 560)],
 }
