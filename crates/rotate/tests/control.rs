@@ -324,7 +324,10 @@ async fn metrics_are_what_events_and_the_snapshot_say() {
     control.tell(failed(4, "canary"));
     control.tell(failed(5, "canary"));
     control.tell(told(6, "one", shortfall));
-    control.tell(told(7, "three", What::Quarantined { for_s: 60.0, failures: 3 }));
+    for (seq, before) in [(7, "falling asleep"), (8, "ready")] {
+        control.tell(told(seq, "one", What::Stage { before, before_s: 0.25, stage: "giving back" }));
+    }
+    control.tell(told(9, "three", What::Quarantined { for_s: 60.0, failures: 3 }));
     let metrics = control.metrics_when("poorwill_rotate_quarantines_total{model=\"three\"}", 1.0).await;
     let swaps = "poorwill_rotate_swap_seconds";
     let two = "org/two \\\"q\\\"\\\\";
@@ -333,6 +336,7 @@ async fn metrics_are_what_events_and_the_snapshot_say() {
         (format!("{swaps}_sum{{phase=\"total\",path=\"hot\"}}"), 2.0),
         (format!("{swaps}_sum{{phase=\"total\",path=\"cold\"}}"), 100.0),
         (format!("{swaps}_sum{{phase=\"waking\",path=\"hot\"}}"), 1.5),
+        (format!("{swaps}_sum{{phase=\"falling asleep\",path=\"away\"}}"), 0.25),
         (format!("{swaps}_bucket{{le=\"60.0\",phase=\"total\",path=\"cold\"}}"), 0.0),
         (format!("{swaps}_bucket{{le=\"120.0\",phase=\"total\",path=\"cold\"}}"), 1.0),
         (format!("{swaps}_bucket{{le=\"+Inf\",phase=\"total\",path=\"cold\"}}"), 1.0),

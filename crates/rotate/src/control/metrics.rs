@@ -24,6 +24,8 @@ const SECONDS: [f64; 15] =
 const CANARY: &str = "canary";
 /// The stage in which requests end and no others are let through.
 const DRAINING: &str = "draining";
+/// The stages in which a model leaves.
+const LEAVING: [&str; 5] = [DRAINING, "weighing before sleep", "falling asleep", "giving back", "stopping"];
 
 type Number = Gauge<u64, AtomicU64>;
 type Swaps = Family<OfSwap, Histogram, fn() -> Histogram>;
@@ -72,7 +74,7 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix(PREFIX);
         let swaps = Swaps::new_with_constructor(|| Histogram::new(SECONDS));
         let help =
-            "How long models took to come up, and each phase of it, by whether they woke or were started";
+            "How long models took to come up, and each phase of it, by how they came; each phase in which they left as `away`";
         registry.register_with_unit("swap", help, Unit::Seconds, swaps.clone());
         let failures = Family::default();
         registry.register(
@@ -117,6 +119,9 @@ impl Metrics {
             }
             What::Quarantined { .. } => {
                 self.quarantines.get_or_create(&model()).inc();
+            }
+            What::Stage { before, before_s, .. } if LEAVING.contains(before) => {
+                self.swaps.get_or_create(&OfSwap { phase: before, path: "away" }).observe(*before_s);
             }
             What::Stage { .. } | What::Learnt { .. } => {}
         }

@@ -80,9 +80,10 @@ pub(super) struct Actor {
 
 impl Actor {
     pub(super) fn new(directory: Arc<RwLock<Directory>>, messages: mpsc::UnboundedSender<Message>) -> Self {
-        let rules: Vec<Rules> = {
+        let (rules, pasts): (Vec<Rules>, Vec<Past>) = {
             let directory = directory.read().unwrap_or_else(PoisonError::into_inner);
-            directory.entries.iter().map(|entry| entry.model.rules.clone()).collect()
+            let models = directory.entries.iter().map(|entry| &entry.model);
+            models.map(|model| (model.rules.clone(), Past::new(model.level))).unzip()
         };
         let (models, began) = (rules.len(), Instant::now());
         Self {
@@ -92,7 +93,7 @@ impl Actor {
             began,
             history: History::new(began),
             stages: Arc::new(RwLock::new(vec!["unknown"; models])),
-            pasts: (0..models).map(|_| Past::new()).collect(),
+            pasts,
             waiting: HashMap::new(),
             aborts: (0..models).map(|_| CancellationToken::new()).collect(),
             tasks: HashMap::new(),
@@ -311,7 +312,7 @@ impl Actor {
             } else {
                 let added = self.policy.add(rules);
                 debug_assert_eq!(added, ModelId(id));
-                self.pasts.push(Past::new());
+                self.pasts.push(Past::new(entry.model.level));
                 self.aborts.push(CancellationToken::new());
                 self.stages.write().unwrap_or_else(PoisonError::into_inner).push("unknown");
             }

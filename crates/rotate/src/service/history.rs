@@ -31,6 +31,8 @@ pub(super) struct History {
 pub(super) struct Past {
     pub(super) stage: &'static str,
     pub(super) since: Instant,
+    /// How it comes up when it wakes.
+    waking: &'static str,
     /// The stages since it last rested.
     phases: Vec<(&'static str, f64)>,
     pub(super) last_failure: Option<String>,
@@ -40,10 +42,12 @@ pub(super) struct Past {
 }
 
 impl Past {
-    pub(super) fn new() -> Self {
+    /// Of a model that has no past, and sleeps at this level.
+    pub(super) fn new(level: u8) -> Self {
         Self {
             stage: "unknown",
             since: Instant::now(),
+            waking: if level < 2 { "hot" } else { "warm" },
             phases: Vec::new(),
             last_failure: None,
             starts: 0,
@@ -107,16 +111,16 @@ impl History {
         if stage == "ready" {
             past.last_failure = None;
             let phases = std::mem::take(&mut past.phases);
-            self.came(model, phases);
+            self.came(model, past.waking, phases);
         }
     }
 
-    /// A model is ready, behind these stages.
-    fn came(&mut self, model: &str, phases: Vec<(&'static str, f64)>) {
+    /// A model is ready, behind these stages; `waking` is how it comes if it woke.
+    fn came(&mut self, model: &str, waking: &'static str, phases: Vec<(&'static str, f64)>) {
         let has = |stage: &str| phases.iter().any(|(name, _)| *name == stage);
         let path = match (has("starting"), has("waking")) {
             (true, _) => "cold",
-            (false, true) => "hot",
+            (false, true) => waking,
             (false, false) => "found", // It was awake when the service began.
         };
         let total_s = phases.iter().map(|(_, seconds)| seconds).sum();

@@ -84,7 +84,8 @@ pub struct Swap {
     pub at_unix_ms: u64,
     /// Which.
     pub model: String,
-    /// `hot` for one that woke, `cold` for one whose engine was started.
+    /// `hot` for one that woke with its weights, `warm` for one that read them again when it woke, `cold` for one whose
+    /// engine was started, and `found` for one that was awake already.
     pub path: &'static str,
     /// From the first step of it until it was ready, in seconds.
     pub total_s: f64,
