@@ -91,8 +91,11 @@ class Children:
         # The last that was started leans on those before it.
         for process in reversed(self.processes):
             end(process)
-        for pid in marked(self.mark):
-            kill(pid, signal.SIGKILL)
+        until = time.monotonic() + ENDING_S
+        while (left := marked(self.mark)) and time.monotonic() < until:
+            for pid in left:
+                kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
 
     def start(self, name: str, command: list[str], **more) -> subprocess.Popen:
         """Starts a program; what it writes goes to files of this name, unless said otherwise."""
@@ -241,10 +244,11 @@ def nginx_conf(folder: Path, lacks: set[str], server: str, is_logged: bool) -> s
     group = grp.getgrgid(os.getgid()).gr_name
     user = f"user {owner} {group};\n" if os.getuid() == 0 else ""
     temporary = ["client_body", "proxy", *sorted({"fastcgi", "scgi", "uwsgi"} - lacks)]
-    paths = "".join(f"    {name}_temp_path {folder}/{name};\n" for name in temporary)
-    logs = f"{folder}/access.log" if is_logged else "off"
+    paths = "".join(f'    {name}_temp_path "{folder}/{name}";\n' for name in temporary)
+    logs = f'"{folder}/access.log"' if is_logged else "off"
     return (
-        f"{user}daemon off;\nworker_processes 1;\npid {folder}/nginx.pid;\nerror_log {folder}/error.log;\n"
+        f'{user}daemon off;\nworker_processes 1;\npid "{folder}/nginx.pid";\n'
+        f'error_log "{folder}/error.log";\n'
         "events { worker_connections 4096; }\n"
         f"http {{\n{paths}    access_log {logs};\n    default_type application/json;\n"
         # So that a connection lasts for all requests of a run, and bodies stay in memory.
