@@ -1,9 +1,14 @@
 //! `poorwill rotate` from its command line to its engines, which are stand-ins: who is answered and with what, what a
 //! rotation that ends or dies leaves, and what it takes over.
 
+mod came;
+mod chance;
 mod http;
+mod killed;
 mod usage;
 mod validate;
+mod watch;
+mod wild;
 mod world;
 
 use std::collections::BTreeMap;

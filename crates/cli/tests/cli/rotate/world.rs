@@ -39,8 +39,12 @@ pub(crate) struct World {
 pub(crate) struct Model {
     pub(crate) name: &'static str,
     pub(crate) port: u16,
+    /// What it is said to need.
+    pub(crate) need: &'static str,
     /// Arguments of its stand-in.
     pub(crate) more: Vec<&'static str>,
+    /// More of them, which a test makes up.
+    pub(crate) made: Vec<String>,
     /// Lines of its table.
     pub(crate) lines: String,
     /// Whether its engine takes a while until it listens.
@@ -49,11 +53,26 @@ pub(crate) struct Model {
 
 impl Model {
     pub(crate) fn new(name: &'static str) -> Self {
-        Self { name, port: free_port(), more: Vec::new(), lines: String::new(), is_slow: false }
+        Self {
+            name,
+            port: free_port(),
+            need: "80MiB",
+            more: Vec::new(),
+            made: Vec::new(),
+            lines: String::new(),
+            is_slow: false,
+        }
     }
 
     pub(crate) fn lying(name: &'static str, lie: &'static str) -> Self {
         Self { more: vec!["--lie", lie], ..Self::new(name) }
+    }
+
+    /// Has the engine that is there now tell these lies, and no others.
+    pub(crate) fn lies(&self, lies: &[&str]) {
+        let body = json!(lies).to_string();
+        let answer = http::ask(self.port, "PUT", "/stand-in/lies", &[], &body).unwrap();
+        assert_eq!(answer.status, 200, "{answer:?}");
     }
 
     /// What its engine says of its sleep; nothing if it is not there.
@@ -99,7 +118,7 @@ impl World {
             self.control,
             self.gpu,
         );
-        for Model { name, port, more, lines, is_slow } in &self.models {
+        for Model { name, port, need, more, made, lines, is_slow } in &self.models {
             let listen = format!("127.0.0.1:{port}");
             let mut words = Vec::new();
             if *is_slow {
@@ -108,9 +127,10 @@ impl World {
             words.extend([env!("CARGO_BIN_EXE_poorwill"), "stand-in-engine", "--listen", &listen]);
             words.extend(["--model", name, "--bytes", "64MiB"]);
             words.extend(more);
+            words.extend(made.iter().map(String::as_str));
             writeln!(
                 text,
-                "[[model]]\nname = \"{name}\"\nurl = \"http://{listen}\"\nneed = \"80MiB\"\ncommand = {}\n{lines}",
+                "[[model]]\nname = \"{name}\"\nurl = \"http://{listen}\"\nneed = \"{need}\"\ncommand = {}\n{lines}",
                 json!(words)
             )
             .unwrap();
@@ -230,6 +250,11 @@ impl World {
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_ours).collect()
     }
 
+    /// The process of a model's engine, if one is written down.
+    pub(crate) fn engine(&self, model: &str) -> Option<u32> {
+        engine_of(&self.folder.join("state").join(format!("{model}.json")))
+    }
+
     /// That all of it has ended, and not only been told to.
     pub(crate) fn assert_empty(&self) {
         let pids = self.processes();
@@ -338,6 +363,12 @@ pub(crate) fn text_of(answer: &Answer) -> String {
 pub(crate) fn signal(name: &str, pid: u32) {
     let _ =
         Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\" 2>/dev/null", name, &pid.to_string()]).status();
+}
+
+/// The process that a rotation has written down in such a file of its state.
+pub(crate) fn engine_of(file: &Path) -> Option<u32> {
+    let record: Value = serde_json::from_str(&fs::read_to_string(file).ok()?).ok()?;
+    record["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
 }
 
 /// Whether a folder has nothing in it.

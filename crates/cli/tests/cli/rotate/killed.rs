@@ -1,0 +1,217 @@
+//! A rotation that is killed in the middle of a swap, in each of its phases, and the one that follows: what was awake is
+//! found out by asking and measuring, every model answers what it always did, and no engine is lost or left.
+//!
+//! Engines are told to hang where the phase would be over too fast. What hangs goes on with the kill, or hangs on.
+
+use std::ops::RangeInclusive;
+use std::thread::{self, Scope, sleep};
+use std::time::Duration;
+
+use super::watch::{Scales, Watch, assert_fit, last_stage};
+use super::world::{self, Rotator, World, until};
+
+const NAMES: [&str; 2] = ["amber", "birch"];
+const PROMPTS: [&str; 2] = ["Tell me of a river.", "Tell me of a stone."];
+/// What an engine holds while it is awake, in MiB, as the system counts it.
+const HELD: RangeInclusive<u64> = 60..=68;
+/// For how long is waited for what hangs.
+const SHORT: &str = "[model.rules]\nsleep_max = \"2s\"\nwake_max = \"2s\"\ncanary_max = \"2s\"\n";
+/// How often a phase is tried to be met.
+const TRIES: usize = 4;
+
+type Truth = [Vec<String>; 2];
+
+/// How engines are when the next rotation begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Engines {
+    /// As if nothing had been: none is started again.
+    Well,
+    /// What hung goes on.
+    GoOn,
+    /// One is being ended, or started.
+    Change,
+    /// What hangs does so for as long as the engine is there.
+    HangOn,
+}
+
+#[test]
+fn a_kill_while_a_model_goes_is_made_up_for() {
+    of_all(&[
+        ("draining", Engines::Well),
+        ("draining", Engines::HangOn),
+        ("falling asleep", Engines::GoOn),
+        ("falling asleep", Engines::HangOn),
+        ("giving back", Engines::HangOn),
+        ("stopping", Engines::Change),
+    ]);
+}
+
+#[test]
+fn a_kill_while_a_model_comes_is_made_up_for() {
+    of_all(&[
+        ("finding room", Engines::Well),
+        ("waking", Engines::Well),
+        ("waking", Engines::HangOn),
+        ("starting", Engines::Change),
+        ("confirming", Engines::Well),
+        ("canary", Engines::Well),
+        ("canary", Engines::HangOn),
+        ("ready", Engines::Well),
+        ("ready", Engines::HangOn),
+    ]);
+}
+
+fn of_all(phases: &[(&'static str, Engines)]) {
+    let world = World::of_two();
+    let truth = NAMES.map(|name| world.truth(name, &PROMPTS, world::TOKENS));
+    thread::scope(|scope| {
+        for some in phases.chunks(2) {
+            let truth = &truth;
+            // Who panics says so by this name.
+            let thread = thread::Builder::new().name(format!("{some:?}"));
+            let run = move || some.iter().for_each(|(phase, engines)| killed_in(phase, *engines, truth));
+            thread.spawn_scoped(scope, run).unwrap();
+        }
+    });
+}
+
+fn killed_in(phase: &'static str, engines: Engines, truth: &Truth) {
+    let was = (0..TRIES).any(|_| was_killed_in(phase, engines, truth));
+    assert!(was, "the rotation was never {phase} when it was killed");
+}
+
+/// Whether it was in that phase when it was killed.
+fn was_killed_in(phase: &'static str, engines: Engines, truth: &Truth) -> bool {
+    let mut world = World::of_two();
+    match phase {
+        "starting" => world.models[1].is_slow = true,
+        // Whoever sleeps has more than that.
+        "finding room" => world.models[1].need = "127MiB",
+        _ => {}
+    }
+    let scales = Scales::of(&world);
+    let goes = ["draining", "falling asleep", "giving back", "stopping", "ready"].contains(&phase);
+    let who = if goes { "amber" } else { "birch" };
+    let was_there = thread::scope(|scope| {
+        let rotator = world.start(&[]);
+        let watch = Watch::of(&world);
+        let is_there = lead(&world, phase, &rotator, &watch, scope, truth);
+        if ["confirming", "stopping"].contains(&phase) {
+            // The system ends those that are held up when who started them ends, so they go on before, unnoticed.
+            rotator.signal("STOP");
+            NAMES.iter().filter_map(|name| world.engine(name)).for_each(|pid| world::signal("CONT", pid));
+        }
+        rotator.kill();
+        let told = watch.ended();
+        assert_fit(&told, 1);
+        is_there && last_stage(&told, who) == phase
+    });
+    if !was_there {
+        return false;
+    }
+    let engines_before = world.processes();
+    let has_engine = NAMES.map(|name| world.engine(name).is_some());
+    for (model, has_engine) in world.models.iter_mut().zip(has_engine) {
+        if has_engine && [Engines::Well, Engines::GoOn].contains(&engines) {
+            model.lies(&[]);
+        }
+        model.need = "80MiB";
+        if engines == Engines::HangOn {
+            model.lines = SHORT.to_owned();
+        }
+    }
+
+    let rotator = world.start(&[]);
+    let watch = Watch::of(&world);
+    for (model, turn) in [(1, 0), (0, 1), (1, 1)] {
+        let said = world.say(world.models[model].name, PROMPTS[turn]);
+        assert_eq!(said, truth[model][turn], "{phase} {engines:?}: {}", rotator.log());
+    }
+    let engines_now = world.processes();
+    // The rotation, and an engine for each model at most.
+    assert!(engines_now.len() <= 3, "{phase} {engines:?}: {engines_now:?}: {}", rotator.log());
+    if engines == Engines::Well {
+        let is_there = |pid| engines_now.contains(pid);
+        assert!(engines_before.iter().all(is_there), "{phase}: an engine was lost: {}", rotator.log());
+    }
+    rotator.end();
+    world.assert_empty();
+    assert_fit(&watch.ended(), 1);
+    scales.assert_within(HELD);
+    true
+}
+
+/// Leads a rotation to a phase, and says whether it got there.
+fn lead<'scope>(
+    world: &'scope World,
+    phase: &'static str,
+    rotator: &Rotator,
+    watch: &Watch,
+    scope: &'scope Scope<'scope, '_>,
+    truth: &'scope Truth,
+) -> bool {
+    let [amber, birch] = [&world.models[0], &world.models[1]];
+    let ask = |model: usize| {
+        scope.spawn(move || {
+            // Most of them break off with the rotation.
+            if let Some(answer) =
+                world.ask(world.models[model].name, PROMPTS[0]).ok().filter(|one| one.status == 200)
+            {
+                assert_eq!(world::text_of(&answer), truth[model][0]);
+            }
+        });
+    };
+    if !["starting", "finding room"].contains(&phase) {
+        world.say("birch", PROMPTS[0]);
+    }
+    world.say("amber", PROMPTS[0]);
+    let from = watch.len();
+    let sees = |model, stage| watch.sees(rotator, from, model, stage);
+    match phase {
+        "draining" | "ready" => {
+            amber.lies(&["hangs-in-answer"]);
+            ask(0);
+            until(rotator, "it runs", || world.now("amber")["running"] == 1);
+            if phase == "ready" {
+                return watch.stage("amber") == "ready";
+            }
+            ask(1);
+        }
+        "falling asleep" => {
+            amber.lies(&["hangs-in-sleep"]);
+            ask(1);
+        }
+        "giving back" => {
+            amber.lies(&["keeps-memory"]);
+            ask(1);
+        }
+        "stopping" => {
+            world::signal("STOP", world.engine("amber").unwrap());
+            world.order(&["restart", "amber"]).succeeded();
+        }
+        "finding room" | "starting" => ask(1),
+        "waking" => {
+            birch.lies(&["hangs-in-wake"]);
+            ask(1);
+        }
+        "confirming" => {
+            birch.lies(&["hangs-in-wake"]);
+            ask(1);
+            sees("birch", "waking");
+            // It wakes while nobody takes its answer, and then says no more.
+            rotator.signal("STOP");
+            birch.lies(&[]);
+            until(rotator, "it has woken", || birch.is_sleeping() == Some(false));
+            sleep(Duration::from_millis(200));
+            world::signal("STOP", world.engine("birch").unwrap());
+            rotator.signal("CONT");
+        }
+        "canary" => {
+            birch.lies(&["hangs-in-answer"]);
+            ask(1);
+        }
+        _ => panic!("{phase} is no phase"),
+    }
+    let goes = ["draining", "falling asleep", "giving back", "stopping"].contains(&phase);
+    sees(if goes { "amber" } else { "birch" }, phase)
+}

@@ -1,0 +1,149 @@
+//! What a rotation tells of itself, followed from its beginning to its end, and what its engines hold meanwhile, by the
+//! system's word.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::http;
+use super::world::{self, Rotator, World, until};
+
+/// What follows the events of a rotation.
+pub(crate) struct Watch {
+    told: Arc<Mutex<Vec<Value>>>,
+    follower: JoinHandle<()>,
+}
+
+impl Watch {
+    /// From the first event on. The rotation has to be there.
+    pub(crate) fn of(world: &World) -> Self {
+        let stream = http::send(world.control, "GET", "/rotate/events?past=1000", &[], "").unwrap();
+        let told: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let kept = Arc::clone(&told);
+        let follower = thread::spawn(move || {
+            for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                let Some(event) = line.strip_prefix("data: ") else { continue };
+                // When the rotation is killed it breaks off, amid an event or not.
+                let Ok(event) = serde_json::from_str(event) else { break };
+                kept.lock().unwrap().push(event);
+            }
+        });
+        Self { told, follower }
+    }
+
+    /// The stage that a model was in by the last that was told of it.
+    pub(crate) fn stage(&self, model: &str) -> String {
+        last_stage(&self.told.lock().unwrap(), model)
+    }
+
+    /// How much was told.
+    pub(crate) fn len(&self) -> usize {
+        self.told.lock().unwrap().len()
+    }
+
+    /// Waits until a model is in a stage, and says whether it was found there. It was not if it went by too fast, behind
+    /// so many events.
+    pub(crate) fn sees(&self, rotator: &Rotator, behind: usize, model: &str, stage: &str) -> bool {
+        let is_it =
+            |event: &Value| event["event"] == "stage" && event["model"] == model && event["stage"] == stage;
+        until(rotator, &format!("{model} is {stage}"), || {
+            self.told.lock().unwrap()[behind..].iter().any(is_it)
+        });
+        self.stage(model) == stage
+    }
+
+    /// All that was told, once the rotation has ended. Nothing of it was lost, but for what was told before anybody could
+    /// follow.
+    pub(crate) fn ended(self) -> Vec<Value> {
+        self.follower.join().unwrap();
+        let told = std::mem::take(&mut *self.told.lock().unwrap());
+        let first = told.first().map_or(1, |event| event["seq"].as_u64().unwrap());
+        for (seq, event) in (first..).zip(&told) {
+            assert_eq!(event["seq"], seq, "events were lost");
+        }
+        told
+    }
+}
+
+/// The stage that a model was in by the last of these events.
+pub(crate) fn last_stage(events: &[Value], model: &str) -> String {
+    let of_it = |event: &&Value| event["model"] == model && event["event"] == "stage";
+    let last = events.iter().rev().find(of_it);
+    last.map_or("unknown", |event| event["stage"].as_str().unwrap()).to_owned()
+}
+
+/// That no more than so many models were awake at a time, by what was told: a model is from its waking or starting, or
+/// from where it was found to be awake, until it sleeps by what was measured, or is being ended.
+pub(crate) fn assert_fit(events: &[Value], most: usize) {
+    let mut awake = BTreeSet::new();
+    for event in events.iter().filter(|event| event["event"] == "stage") {
+        let model = event["model"].as_str().unwrap();
+        match event["stage"].as_str().unwrap() {
+            "waking" | "starting" | "weighing" | "ready" => drop(awake.insert(model)),
+            "asleep" | "cold" | "unknown" | "stopping" | "quarantined" => drop(awake.remove(model)),
+            _ => {}
+        }
+        assert!(awake.len() <= most, "{awake:?} are awake, by {event}");
+    }
+}
+
+/// How long two looks at who holds what may take, so that nobody can have slept and woken between them.
+const LOOK_MAX: Duration = Duration::from_millis(30);
+
+/// Weighs the engines of a world, again and again.
+pub(crate) struct Scales {
+    is_over: Arc<AtomicBool>,
+    weighing: JoinHandle<u64>,
+}
+
+impl Scales {
+    pub(crate) fn of(world: &World) -> Self {
+        let is_over: Arc<AtomicBool> = Arc::default();
+        let state = world.folder.join("state");
+        let over = Arc::clone(&is_over);
+        let weighing = thread::spawn(move || {
+            let mut most = 0;
+            while !over.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                let (first, second) = (weighed(&state), weighed(&state));
+                if began.elapsed() < LOOK_MAX {
+                    let both = |(pid, bytes): (&u32, &u64)| Some(*second.get(pid)?.min(bytes));
+                    most = most.max(first.iter().filter_map(both).sum());
+                }
+                sleep(Duration::from_millis(5));
+            }
+            most
+        });
+        Self { is_over, weighing }
+    }
+
+    /// That at least so many MiB and at most so many were held at one time.
+    pub(crate) fn assert_within(self, mib: RangeInclusive<u64>) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let held = self.weighing.join().unwrap() >> 20;
+        assert!(mib.contains(&held), "{held} MiB were held, and not {mib:?}");
+    }
+}
+
+/// What the engines that are written down hold, beside what their program has.
+fn weighed(state: &Path) -> BTreeMap<u32, u64> {
+    let entries = fs::read_dir(state).into_iter().flatten().filter_map(Result::ok);
+    let pids = entries.filter_map(|entry| world::engine_of(&entry.path()));
+    pids.map(|pid| (pid, held(pid))).collect()
+}
+
+/// Nothing for one that has ended.
+fn held(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let kib =
+        |line: &str| line.strip_prefix("RssShmem:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok();
+    text.lines().find_map(kib).unwrap_or_default() * 1024
+}
