@@ -39,19 +39,21 @@ pub(super) enum Step {
     Look,
     /// Is there room?
     Room(Up),
-    Wake,
+    Wake {
+        free: Vec<u64>,
+    },
     Start {
         free: Vec<u64>,
     },
     Confirm {
-        cold: Option<Vec<u64>>,
+        came: Option<Came>,
     },
     Canary {
-        cold: Option<Vec<u64>>,
+        came: Option<Came>,
     },
-    /// What is free now, and so what does it take, if it was started?
+    /// What is free now, and so what did it take, if it came?
     Learn {
-        before: Option<Vec<u64>>,
+        came: Option<Came>,
     },
     /// What is free before it sleeps?
     Before,
@@ -73,6 +75,13 @@ pub(super) enum Up {
     Start,
 }
 
+/// How it came, and what was free before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Came {
+    pub(super) up: Up,
+    pub(super) free: Vec<u64>,
+}
+
 /// What follows when it was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
@@ -86,7 +95,7 @@ impl Step {
         match self {
             Self::Look => Task::Look,
             Self::Room(_) | Self::Learn { .. } | Self::Before | Self::After { .. } => Task::Weigh,
-            Self::Wake => Task::Wake,
+            Self::Wake { .. } => Task::Wake,
             Self::Start { .. } => Task::Start,
             Self::Confirm { .. } => Task::Confirm,
             Self::Canary { .. } => Task::Canary,
@@ -98,7 +107,7 @@ impl Step {
     /// Whether what fails in it fails on the way up.
     pub(super) fn is_up(&self) -> bool {
         match self {
-            Self::Look | Self::Room(_) | Self::Wake | Self::Start { .. } => true,
+            Self::Look | Self::Room(_) | Self::Wake { .. } | Self::Start { .. } => true,
             Self::Confirm { .. } | Self::Canary { .. } | Self::Learn { .. } => true,
             Self::Before | Self::Sleep { .. } | Self::After { .. } | Self::Stop(_) => false,
         }
@@ -118,7 +127,7 @@ impl Stage {
             Self::Step { step, .. } => match step {
                 Step::Look => "looking",
                 Step::Room(_) => "finding room",
-                Step::Wake => "waking",
+                Step::Wake { .. } => "waking",
                 Step::Start { .. } => "starting",
                 Step::Confirm { .. } => "confirming",
                 Step::Canary { .. } => "canary",
@@ -164,6 +173,8 @@ pub(super) struct Model {
     pub(super) is_pinned: bool,
     /// What a sleep gives back, on each of its GPUs.
     pub(super) held: Option<Vec<u64>>,
+    /// What it took when it woke last, where that was measured: a first sleep may give back what no wake takes again.
+    pub(super) took: Option<Vec<u64>>,
     /// What it takes when it is started.
     pub(super) cold: Option<Vec<u64>>,
     /// Whether somebody else's memory came or went while its own was measured.
@@ -191,6 +202,7 @@ impl Model {
             summoned: None,
             is_pinned,
             held: None,
+            took: None,
             cold: None,
             is_doubtful: false,
             failures: 0,
@@ -251,10 +263,30 @@ impl Model {
         if has_none { None } else { self.held.clone().or_else(|| self.need(Up::Start)) }
     }
 
+    /// What it is known to hold once a sleep has given so much back. What its wake took says more than the sleeps
+    /// before; and what was known stays where that is but a little less.
+    pub(super) fn learnt(&self, freed: &[u64]) -> Vec<u64> {
+        let of_it =
+            |known: &Option<Vec<u64>>, at: usize| known.as_ref().and_then(|known| known.get(at)).copied();
+        let of_one = |(at, freed): (usize, &u64)| {
+            let known = of_it(&self.held, at);
+            let now = of_it(&self.took, at).or(known).unwrap_or(0).max(*freed);
+            known
+                .filter(|known| known.checked_sub(now).is_some_and(|less| less <= self.rules.slack_bytes))
+                .unwrap_or(now)
+        };
+        freed.iter().enumerate().map(of_one).collect()
+    }
+
     /// What is free on each of its GPUs when it has left; nothing where that is not known.
     pub(super) fn gives(&self) -> Option<Vec<u64>> {
         let stopped = || self.cold.clone().filter(|_| !self.rules.can_sleep);
-        stopped().or_else(|| self.held.clone()).or_else(|| {
+        let slept = || {
+            let held = self.held.clone()?;
+            let Some(took) = &self.took else { return Some(held) };
+            Some(held.into_iter().zip(took).map(|(held, took)| held.min(*took)).collect())
+        };
+        stopped().or_else(slept).or_else(|| {
             // A part of it stays when it sleeps.
             let likely = |bytes: &u64| bytes / 4 * 3;
             let all = self.need(Up::Start)?;

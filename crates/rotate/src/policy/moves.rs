@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Policy;
 use super::choose::Room;
-use super::model::{Leave, Op, Stage, Step, Then, Up};
+use super::model::{Came, Leave, Op, Stage, Step, Then, Up};
 use super::rules::{Gpu, Limits, ModelId};
 use super::talk::{Effect, Event, Found, OpId, Outcome, Refusal, Task};
 use super::time::Time;
@@ -148,20 +148,24 @@ impl Policy {
         match (step, outcome) {
             (Step::Look, Outcome::Found(found)) => self.found(id, found),
             (Step::Room(up), Outcome::Free(free)) => self.roomed(id, up, began, &free),
-            (Step::Wake, Outcome::Done) => self.begin(id, Step::Confirm { cold: None }),
-            (Step::Start { free }, Outcome::Done) => self.begin(id, Step::Confirm { cold: Some(free) }),
-            (Step::Confirm { cold }, Outcome::Awake(true)) => self.begin(id, Step::Canary { cold }),
+            (Step::Wake { free }, Outcome::Done) => self.confirm(id, Up::Wake, free),
+            (Step::Start { free }, Outcome::Done) => self.confirm(id, Up::Start, free),
+            (Step::Confirm { came }, Outcome::Awake(true)) => self.begin(id, Step::Canary { came }),
             (Step::Confirm { .. }, Outcome::Awake(false)) => self.fault(id, "it says that it is asleep"),
-            (Step::Canary { cold }, Outcome::Canary(Ok(()))) => {
-                self.begin(id, Step::Learn { before: cold });
-            }
+            (Step::Canary { came }, Outcome::Canary(Ok(()))) => self.begin(id, Step::Learn { came }),
             (Step::Canary { .. }, Outcome::Canary(Err(reason))) => {
                 self.fault(id, &format!("its canary came out otherwise: {reason}"));
             }
-            (Step::Learn { before }, Outcome::Free(free)) => {
+            (Step::Learn { came }, Outcome::Free(free)) => {
                 self.weighed(id, &free);
-                if let Some(before) = before.filter(|_| !self.models[id].is_doubtful) {
-                    self.models[id].cold = Some(less(&before, &free));
+                let model = &mut self.models[id];
+                model.took = None;
+                if let Some(came) = came.filter(|_| !model.is_doubtful) {
+                    let taken = Some(less(&came.free, &free));
+                    match came.up {
+                        Up::Wake => model.took = taken,
+                        Up::Start => model.cold = taken,
+                    }
                 }
                 self.is_well(id);
             }
@@ -184,6 +188,11 @@ impl Policy {
         }
     }
 
+    /// It came, by its engine's word: now by its own.
+    fn confirm(&mut self, id: usize, up: Up, free: Vec<u64>) {
+        self.begin(id, Step::Confirm { came: Some(Came { up, free }) });
+    }
+
     fn found(&mut self, id: usize, found: Found) {
         match found {
             Found::Gone => {
@@ -195,7 +204,7 @@ impl Policy {
                 }
             }
             Found::Asleep => self.enter(id, Stage::Asleep),
-            Found::Awake => self.begin(id, Step::Confirm { cold: None }),
+            Found::Awake => self.begin(id, Step::Confirm { came: None }),
         }
     }
 
@@ -207,9 +216,10 @@ impl Policy {
         let need = model.need(up);
         let lacks = need.is_some_and(|need| need.iter().zip(free).any(|(need, free)| need > free));
         if !lacks {
+            let free = free.to_vec();
             let step = match up {
-                Up::Wake => Step::Wake,
-                Up::Start => Step::Start { free: free.to_vec() },
+                Up::Wake => Step::Wake { free },
+                Up::Start => Step::Start { free },
             };
             return self.begin(id, step);
         }
@@ -270,16 +280,14 @@ impl Policy {
         let mut expected = model.gives().unwrap_or_else(|| vec![1; freed.len()]);
         expected.iter_mut().for_each(|bytes| *bytes = (*bytes).max(1));
         let slack = if is_learnt { model.rules.slack_bytes } else { 0 };
-        let lacking = expected.iter().zip(&freed).position(|(all, freed)| freed.saturating_add(slack) < *all);
+        let is_lacking = |(all, freed): (&u64, &u64)| *freed == 0 || freed.saturating_add(slack) < *all;
+        let lacking = expected.iter().zip(&freed).position(is_lacking);
         // The first time it is waited for until no more comes, for all of that is what it holds.
         let is_steady = last.is_some_and(|last| {
             last.iter().zip(free).all(|(last, free)| last.abs_diff(*free) <= STEADY_BYTES)
         });
         if lacking.is_none() && (is_learnt || is_steady) {
-            let held = match &model.held {
-                Some(held) => held.iter().zip(&freed).map(|(held, freed)| *held.max(freed)).collect(),
-                None => freed,
-            };
+            let held = model.learnt(&freed);
             if !model.is_doubtful && model.held.as_ref() != Some(&held) {
                 let event = Event::Learnt { held_bytes: held.clone() };
                 self.out.push(Effect::Tell { model: ModelId(id), event });
@@ -335,7 +343,10 @@ impl Policy {
                 self.no_room(id, reason);
             }
             // It is well, and what it takes will be learnt when it sleeps.
-            Step::Learn { .. } => self.is_well(id),
+            Step::Learn { .. } => {
+                self.models[id].took = None;
+                self.is_well(id);
+            }
             Step::Stop(_) => {
                 self.tell_failed(id, reason);
                 self.models[id].failures += 1;
@@ -377,7 +388,7 @@ impl Policy {
         // What was learnt may be too little, and nothing else would say so.
         match model.stage {
             Stage::Step { step: Step::Start { .. }, .. } => model.cold = None,
-            Stage::Step { step: Step::Wake, .. } => model.held = None,
+            Stage::Step { step: Step::Wake { .. }, .. } => model.held = None,
             _ => {}
         }
         if !model.rules.can_restart {
@@ -440,7 +451,7 @@ impl Policy {
     /// says anything any more.
     pub(super) fn forget(&mut self, id: usize) {
         let model = &mut self.models[id];
-        model.held = None;
+        (model.held, model.took) = (None, None);
         for gpu in &model.rules.gpus {
             self.free[gpu.0] = None;
         }
