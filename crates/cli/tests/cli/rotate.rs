@@ -1,10 +1,12 @@
 //! `poorwill rotate` from its command line to its engines, which are stand-ins: who is answered and with what, what a
 //! rotation that ends or dies leaves, and what it takes over.
 
+mod browser;
 mod came;
 mod chance;
 mod http;
 mod killed;
+mod page;
 mod usage;
 mod validate;
 mod watch;

@@ -9,8 +9,8 @@ const PAGE: &str = include_str!("page.html");
 /// holds these against the page, and says what they have to be.
 const POLICY: &str = concat!(
     "default-src 'none'; ",
-    "style-src 'sha256-rhv3+HSKiJTxbY2q2idzf1pbGk8fIkBoFzhk9HlFbp0='; ",
-    "script-src 'sha256-w5pCyWZvXVXF8V46q7imOzJx7fwPuM/6n539KExhEaM='; ",
+    "style-src 'sha256-rCCCdJzLTbOIFilvnt7WcB6RNaYn1guDCzaltktgprM='; ",
+    "script-src 'sha256-RVHoYuO9Q7oCoAyEmDyaI9fWd1XCVFWtvPhSLYqv1TA='; ",
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; ",
     "require-trusted-types-for 'script'"
 );

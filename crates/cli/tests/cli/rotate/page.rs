@@ -1,0 +1,400 @@
+//! The page of operators in a browser, before a rotation of stand-ins: what it shows and when, orders by mouse and by
+//! keyboard, keys, and what becomes of it when the rotation goes away and comes back.
+//!
+//! `cargo xtask test` runs these where Chromium and chromedriver are there.
+
+use std::fs;
+use std::net::TcpStream;
+use std::thread;
+
+use serde_json::{Value, json};
+
+use super::browser::{Browser, ENTER, ESCAPE, TAB};
+use super::http;
+use super::world::{KEY, Model, World};
+
+const PROMPT: &str = "Tell me of a tree.";
+/// Stands before scripts. Rows of models are found by what they say, since that is what people go by.
+const WORDS: &str = "
+    const text = (node) => node.innerText.trim();
+    const list = (css) => [...document.querySelectorAll(css)];
+    const row = (name) => list('#models > li').find((one) => text(one.querySelector('h3')) === name);
+    const stage = (name) => text(row(name).querySelector('.title > .chip'));
+    const fact = (node, title) => {
+      const pair = [...node.querySelectorAll('dl > div')].find((one) => text(one.children[0]) === title);
+      return text(pair.children[1]);
+    };
+    const link = () => text(document.querySelector('#link'));
+    const notice = () => text(document.querySelector('#notice'));
+    const button = (label) => list('button').find((one) => (one.ariaLabel ?? text(one)) === label);
+    const swaps = () => list('#swaps > li').map((one) => text(one.querySelector('strong')));
+    const queue = () => list('#queue tbody tr').map((one) => [...one.children].map(text).join(' '));
+    const focused = () => document.activeElement.ariaLabel ?? text(document.activeElement);
+";
+
+/// The expression's value in the page.
+fn see(browser: &Browser, expression: &str) -> Value {
+    browser.run(&format!("{WORDS} return {expression};"))
+}
+
+/// Waits until an expression is true in the page.
+fn wait(browser: &Browser, expression: &str) {
+    browser.until(&format!("(() => {{ {WORDS} return {expression}; }})()"));
+}
+
+/// Remembers what has the focus, down to the node.
+fn hold(browser: &Browser) {
+    browser.run("window.focusBefore = document.activeElement");
+    assert_eq!(see(browser, "focusBefore !== document.body"), true, "nothing has the focus");
+}
+
+fn assert_held(browser: &Browser, when: &str) {
+    let is_held = see(browser, "focusBefore === document.activeElement && focusBefore.isConnected");
+    assert_eq!(is_held, true, "{when} the focus is on {}", see(browser, "focused()"));
+}
+
+/// Tabs until a button has the focus.
+fn tab_to(browser: &Browser, label: &str) {
+    for _ in 0..60 {
+        browser.keys(TAB);
+        if see(browser, "focused()") == label {
+            return;
+        }
+    }
+    panic!("`{label}` is not reached by keyboard");
+}
+
+/// At the width of a small telephone everything is there, and nothing has to be scrolled to sideways.
+fn assert_narrow(browser: &Browser, when: &str) {
+    browser.resize(360, 740);
+    let widths = "[document.scrollingElement.scrollWidth, innerWidth]";
+    let wide = "list('body *').filter((one) => one.checkVisibility() && !one.classList.contains('unseen')
+      && one.getBoundingClientRect().right > innerWidth).map((one) => one.outerHTML.slice(0, 120))";
+    assert_eq!((see(browser, widths), see(browser, wide)), (json!([360, 360]), json!([])), "{when}");
+    // No button is cut off, and no title is broken into two lines.
+    let cut = "list('button').filter((one) => one.scrollWidth > one.clientWidth).concat(list('dt').filter((one) => {
+      const words = document.createRange();
+      words.selectNode(one.lastChild);
+      return words.getClientRects().length > 1;
+    })).map(text)";
+    assert_eq!(see(browser, cut), json!([]), "{when}");
+    browser.resize(1200, 900);
+}
+
+/// An answer of some dozens of words takes longer than what is looked at meanwhile.
+const SLOW: [&str; 2] = ["--tokens-per-s", "2"];
+/// Such a one is tried with one word.
+const CANARY: &str = "[model.canary]\ntokens = 1\n";
+
+/// Has an answer come word by word, until this is dropped.
+fn long_answer(world: &World, model: &str) -> TcpStream {
+    let body =
+        json!({ "model": model, "prompt": PROMPT, "max_tokens": 80, "min_tokens": 80, "stream": true });
+    http::send(world.front, "POST", "/v1/completions", &[], &body.to_string()).unwrap()
+}
+
+const MARKUP: &str = "<img src=x onerror=alert(1)>";
+
+#[test]
+#[ignore = "needs chromium and chromedriver"]
+fn the_page_shows_what_happens_while_it_happens() {
+    let canary = CANARY.to_owned();
+    let mut models = vec![
+        Model { more: SLOW.to_vec(), lines: canary.clone(), ..Model::new("amber") },
+        Model { lines: canary, ..Model::new("birch") },
+        // One whose engine does not start, and says so in markup.
+        Model { more: vec!["--lie", "<b onclick=alert(2)>"], ..Model::new(MARKUP) },
+    ];
+    models[0].lines.insert_str(
+        0,
+        "aliases = [\"resin\", \"a-name-that-is-so-long-that-no-telephone-shows-it-in-one-line\"]\n",
+    );
+    let world = World::new("128MiB", models);
+    let rotator = world.start(&[]);
+    let browser = Browser::open(&world, world.control);
+
+    wait(&browser, "link() === 'Live' && list('#models > li').length === 3");
+    let names = see(&browser, "list('#models h3').map(text)");
+    assert_eq!(names, json!(["amber", "birch", MARKUP]));
+    wait(&browser, "stage('amber') === 'cold' && stage('birch') === 'cold'");
+    for words in ["No request waits.", "No model came up yet.", "128.0 MiB", "also resin"] {
+        assert_eq!(see(&browser, &format!("text(document.body).includes({words:?})")), true, "{words}");
+    }
+    assert_narrow(&browser, "before anything happened");
+
+    // The page is not touched from here on, and what has the focus keeps it.
+    browser.run(&format!("{WORDS} button('Pin birch').focus()"));
+    hold(&browser);
+    let used =
+        "list('#gpus > li').map((one) => [fact(one, 'Used'), one.querySelector('.bar .used').clientWidth])";
+    let before = see(&browser, used);
+    assert_eq!(before.as_array().unwrap().len(), 1);
+    let answer = long_answer(&world, "resin");
+    wait(&browser, "stage('amber') === 'ready' && fact(row('amber'), 'Running') === '1'");
+    wait(&browser, "swaps().join() === 'amber'");
+    wait(&browser, "parseFloat(fact(list('#gpus > li')[0], 'Used')) > 60");
+    let after = see(&browser, used);
+    assert!(after[0][1].as_f64() > before[0][1].as_f64(), "{before} {after}");
+    wait(&browser, "list('#events strong').some((one) => text(one) === 'amber')");
+
+    // Whoever wants another model waits for the answer's end.
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| world.say("birch", PROMPT));
+        wait(&browser, "queue().join() === 'birch 1 0'");
+        wait(&browser, "text(row('birch')).includes('Queue 1') || fact(row('birch'), 'Queue') === '1'");
+        assert_narrow(&browser, "with a queue");
+        drop(answer);
+        waits.join().unwrap();
+        wait(&browser, "stage('birch') === 'ready' && stage('amber') === 'asleep'");
+    });
+    wait(&browser, "queue().length === 0 && text(document.body).includes('No request waits.')");
+    wait(&browser, "swaps().join() === 'birch,amber' && fact(row('birch'), 'Served') === '1'");
+    let filled = "list('.phases').map((bar) => bar.getBoundingClientRect().right
+      - bar.lastElementChild.getBoundingClientRect().right).every((left) => Math.abs(left) < 1)";
+    assert_eq!(see(&browser, filled), true, "the phases of a swap do not fill their line");
+    assert_held(&browser, "after two swaps");
+
+    // What engines say, and what they are called, is text.
+    assert_eq!(world.complete(MARKUP, PROMPT).status, 503, "{}", rotator.log());
+    wait(&browser, "text(row('<img src=x onerror=alert(1)>')).includes(\"'<b onclick=alert(2)>'\")");
+    wait(&browser, "text(document.querySelector('#events')).includes(\"'<b onclick=alert(2)>'\")");
+    browser.click(&format!("[aria-label='Log {MARKUP}']"));
+    wait(&browser, "text(document.querySelector('#log-text')).includes(\"'<b onclick=alert(2)>'\")");
+    assert_eq!(see(&browser, "text(document.querySelector('#log-title'))"), format!("Log of {MARKUP}"));
+    assert_narrow(&browser, "with a log");
+    browser.keys(ESCAPE);
+    wait(&browser, "!document.querySelector('#log').open");
+    assert_eq!(see(&browser, "list('img, main b, main [onclick], main [onerror]').length"), 0);
+    assert_narrow(&browser, "with failures");
+
+    // Nothing was asked for from anywhere else, and nobody complains.
+    assert_eq!(browser.complaints(), [] as [String; 0]);
+    let own = format!("http://127.0.0.1:{}/", world.control);
+    let asked = browser.requests();
+    assert!(asked.contains(&own) && asked.contains(&format!("{own}rotate/status")), "{asked:?}");
+    let other: Vec<_> = asked.iter().filter(|url| !url.starts_with(&own) && *url != "data:,").collect();
+    assert!(other.is_empty(), "{other:?}");
+    // Nor could be, by a script that got into it in spite of all: the front is there, and is not reached.
+    let elsewhere = format!("http://127.0.0.1:{}/v1/models", world.front);
+    let sent = format!("return fetch({elsewhere:?}, {{ mode: 'no-cors' }}).then(() => 'sent', () => 'kept')");
+    assert_eq!(browser.run(&sent), "kept");
+    let complaints = browser.complaints();
+    assert!(complaints.iter().any(|one| one.contains("Content Security Policy")), "{complaints:?}");
+    drop(browser);
+    rotator.end();
+}
+
+#[test]
+#[ignore = "needs chromium and chromedriver"]
+fn orders_are_given_by_mouse_and_by_keyboard_alone() {
+    let mut world = World::new("512MiB", vec![Model::new("amber"), Model::new("birch")]);
+    let rotator = world.start(&[]);
+    let browser = Browser::open(&world, world.control);
+    wait(&browser, "link() === 'Live' && row('amber') && stage('amber') === 'cold'");
+
+    for (label, then) in [
+        ("Wake amber", "stage('amber') === 'ready'"),
+        ("Sleep amber", "stage('amber') === 'asleep'"),
+        ("Wake amber", "stage('amber') === 'ready'"),
+        ("Pin amber", "button('Pin amber').ariaPressed === 'true' && text(row('amber')).includes('pinned')"),
+        (
+            "Pin amber",
+            "button('Pin amber').ariaPressed === 'false' && !text(row('amber')).includes('pinned')",
+        ),
+    ] {
+        browser.click(&format!("[aria-label='{label}']"));
+        wait(&browser, then);
+    }
+    assert_eq!(world.models[0].is_sleeping(), Some(false));
+
+    browser.run("document.activeElement.blur()");
+    for (label, key, then) in [
+        ("Wake birch", ENTER, "stage('birch') === 'ready'"),
+        ("Sleep birch", " ", "stage('birch') === 'asleep'"),
+        ("Wake birch", ENTER, "stage('birch') === 'ready'"),
+        ("Pin birch", " ", "button('Pin birch').ariaPressed === 'true'"),
+    ] {
+        tab_to(&browser, label);
+        assert_eq!(see(&browser, "document.activeElement.matches(':focus-visible')"), true, "{label}");
+        hold(&browser);
+        browser.keys(key);
+        wait(&browser, then);
+        assert_held(&browser, label);
+    }
+    assert_eq!(
+        (&world.now("birch")["stage"], &world.now("birch")["is_pinned"]),
+        (&json!("ready"), &json!(true))
+    );
+
+    // Restarting asks first.
+    tab_to(&browser, "Restart birch");
+    hold(&browser);
+    browser.keys(ENTER);
+    browser.confirm(false);
+    // An order given behind it has been carried out, and it has not.
+    browser.click("[aria-label='Sleep amber']");
+    wait(&browser, "stage('amber') === 'asleep'");
+    assert_eq!(world.now("birch")["starts"], 1);
+    browser.run(&format!("{WORDS} button('Restart birch').focus()"));
+    browser.keys(ENTER);
+    browser.confirm(true);
+    wait(&browser, "fact(row('birch'), 'Starts') === '2' && stage('birch') === 'ready'");
+    assert_held(&browser, "after a restart");
+
+    // A log, there and back.
+    tab_to(&browser, "Log birch");
+    hold(&browser);
+    browser.keys(ENTER);
+    wait(
+        &browser,
+        "document.querySelector('#log').open && text(document.querySelector('#log-text')).includes('listening')",
+    );
+    browser.keys(ESCAPE);
+    wait(&browser, "!document.querySelector('#log').open");
+    assert_held(&browser, "after a log");
+
+    // A file that is wrong, and one in which the model above is gone.
+    let whole = world.config();
+    world.folder.write("rotation.toml", format!("{whole}alias = []\n"));
+    browser.run(&format!("{WORDS} button('Reload configuration').focus()"));
+    browser.keys(ENTER);
+    wait(&browser, "notice().includes('That was not done') && notice().includes('`aliases`')");
+    assert_narrow(&browser, "with a notice");
+    tab_to(&browser, "Pin birch");
+    hold(&browser);
+    world.models.remove(0);
+    world.write();
+    rotator.signal("HUP");
+    wait(&browser, "!row('amber')");
+    assert_held(&browser, "after a model before it has gone");
+    assert_eq!(browser.complaints().iter().filter(|one| !one.contains("422")).count(), 0);
+    drop(browser);
+    rotator.end();
+    world.assert_empty();
+}
+
+#[test]
+#[ignore = "needs chromium and chromedriver"]
+fn keys_are_asked_for_and_a_rotation_that_went_away_is_found_again() {
+    let mut world = World::of_two();
+    world.has_keys = true;
+    let rotator = world.start(&[]);
+    let browser = Browser::open(&world, world.control);
+    let wrong = "text(document.querySelector('#key-wrong'))";
+    wait(&browser, "link() === 'Key needed' && document.activeElement.id === 'key'");
+    assert_eq!(see(&browser, &format!("[{wrong}, list('h3').length]")), json!(["", 0]));
+    assert_narrow(&browser, "with the form for a key");
+    for (key, said) in [
+        ("with blanks", "without blanks"),
+        ("another-key", "not one of control's"),
+        ("yet-another-key", "not one of control's"),
+    ] {
+        browser.run("document.querySelector('#key').value = ''");
+        browser.keys(&format!("{key}{ENTER}"));
+        wait(&browser, &format!("{wrong}.includes({said:?}) && document.activeElement.id === 'key'"));
+        assert_eq!(see(&browser, "[link(), list('h3').length]"), json!(["Key needed", 0]));
+    }
+    browser.run("document.querySelector('#key').value = ''");
+    browser.keys(KEY);
+    // By its button this time.
+    browser.keys(TAB);
+    browser.keys(ENTER);
+    wait(&browser, "link() === 'Live' && row('amber') && stage('amber') === 'cold'");
+    wait(&browser, "!document.querySelector('#key').checkVisibility()");
+    assert_eq!(
+        see(&browser, "document.activeElement !== document.body"),
+        true,
+        "the focus is lost with the form"
+    );
+    tab_to(&browser, "Wake amber");
+    hold(&browser);
+    browser.keys(ENTER);
+    wait(&browser, "stage('amber') === 'ready'");
+    // It is nowhere where it would be found later, or by others.
+    let kept =
+        "[location.href, document.cookie, localStorage.length, document.documentElement.outerHTML].join()";
+    assert_eq!(see(&browser, &format!("{kept}.includes({KEY:?})")), false);
+    browser.run("location.reload()");
+    wait(&browser, "link() === 'Live' && row('amber') && stage('amber') === 'ready'");
+
+    // The rotation goes away, and another one comes in its place.
+    browser.run(&format!("{WORDS} button('Pin birch').focus()"));
+    hold(&browser);
+    rotator.end();
+    wait(&browser, "link() === 'Disconnected' && notice().startsWith('Disconnected')");
+    assert_held(&browser, "without a rotation");
+    assert_narrow(&browser, "without a rotation");
+    browser.keys(ENTER);
+    wait(&browser, "notice().startsWith('That was not done')");
+    let rotator = world.start(&[]);
+    wait(&browser, "link() === 'Live' && notice() === '' && stage('amber') === 'cold'");
+    assert_held(&browser, "with another rotation");
+    world.say("birch", PROMPT);
+    wait(&browser, "stage('birch') === 'ready' && swaps().join() === 'birch'");
+    wait(&browser, "list('#events strong').some((one) => text(one) === 'birch')");
+    assert_held(&browser, "with another rotation");
+
+    browser.click("#forget");
+    wait(&browser, "link() === 'Key needed'");
+    assert_eq!(see(&browser, &format!("[{wrong}, list('h3').length]")), json!(["", 0]));
+    // Nobody else heard of the key, or of anything.
+    let own = format!("http://127.0.0.1:{}/", world.control);
+    let asked = browser.requests();
+    assert!(
+        asked.iter().all(|url| url.starts_with(&own) && !url.contains(KEY) || url == "data:,"),
+        "{asked:?}"
+    );
+    drop(browser);
+    rotator.end();
+    world.assert_empty();
+}
+
+/// Where the guide's picture is written, if this names a file.
+const PICTURE: &str = "POORWILL_PAGE_PICTURE";
+const PICTURE_BYTES_MAX: usize = 200_000;
+
+#[test]
+#[ignore = "needs chromium and chromedriver"]
+fn the_picture_for_the_guide_has_what_the_guide_says() {
+    let models = ["amber", "birch", "cedar"].map(|name| Model {
+        more: SLOW.to_vec(),
+        lines: CANARY.to_owned(),
+        ..Model::new(name)
+    });
+    // Two of three have room.
+    let world = World::new("200MiB", models.to_vec());
+    let rotator = world.start(&[]);
+    let browser = Browser::open(&world, world.control);
+    for model in ["amber", "birch", "cedar", "amber"] {
+        let body = json!({ "model": model, "prompt": PROMPT, "max_tokens": 1 });
+        http::ask(world.front, "POST", "/v1/completions", &[], &body.to_string()).unwrap();
+    }
+    let is_awake = |model: &&Model| model.is_sleeping() == Some(false);
+    let awake: Vec<_> = world.models.iter().filter(is_awake).map(|model| model.name).collect();
+    let waits = world.models.iter().find(|model| !is_awake(model)).unwrap().name;
+    assert_eq!(awake.len(), 2, "{}", rotator.log());
+    // So it is known which of the two has to leave.
+    world.order(&["pin", awake[1]]).succeeded();
+    let (leaves, stays) = (awake[0], awake[1]);
+    let run = [leaves, leaves, stays].map(|model| long_answer(&world, model));
+    wait(
+        &browser,
+        &format!("fact(row('{leaves}'), 'Running') === '2' && fact(row('{stays}'), 'Running') === '1'"),
+    );
+    let queued = [waits, waits].map(|model| long_answer(&world, model));
+    wait(&browser, &format!("link() === 'Live' && queue().join() === '{waits} 2 0'"));
+    wait(&browser, "swaps().length === 4 && list('#gpus > li').length === 1");
+    for (model, stage) in [(leaves, "draining"), (stays, "ready"), (waits, "asleep")] {
+        wait(&browser, &format!("stage('{model}') === '{stage}'"));
+    }
+    let height = see(&browser, "document.documentElement.scrollHeight").as_u64().unwrap();
+    browser.resize(1200, u32::try_from(height).unwrap());
+    let picture = browser.picture();
+    assert_eq!((&picture[..8], &picture[16..20]), (&b"\x89PNG\r\n\x1a\n"[..], &1200_u32.to_be_bytes()[..]));
+    if let Some(path) = std::env::var_os(PICTURE) {
+        assert!(picture.len() <= PICTURE_BYTES_MAX, "{} bytes", picture.len());
+        fs::write(path, picture).unwrap();
+    }
+    drop((run, queued, browser));
+    rotator.end();
+}
