@@ -30,7 +30,7 @@ Usage: cargo xtask COMMAND
 Commands:
   test [-- ARGS]  build and run every test of the workspace: unit, integration, documentation;
                   the promises again over the fake CUDA library, and on an NVIDIA GPU if one is here;
-                  and the Python package's, if a Python is here;
+                  rotation's page in a browser, and the Python package's, if such are here;
                   ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core pool`
   python [-- ARGS]
                   the Python package alone: build it, run its tests, check its types;

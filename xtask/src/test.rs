@@ -3,8 +3,9 @@
 //! Without arguments it builds first and then runs unit, integration and documentation tests, so
 //! that the two durations stand apart. Then it runs the tests of promises again, over the fake CUDA library
 //! and, where there is one, on the first NVIDIA GPU: a [`Pass`] each, which tells them by an environment variable
-//! what they run on. Last come the tests of the Python package. A failure in one crate or pass does not keep the others
-//! from being tested, and no test at all counts as a failure.
+//! what they run on. Where there is a browser, rotation's page is tried in it. Last come the tests of the Python
+//! package. A failure in one crate or pass does not keep the others from being tested, and no test at all counts as a
+//! failure.
 //!
 //! With arguments it is one `cargo test` that takes them, for the whole workspace unless they choose packages.
 //! Benchmarks that compile a peer are left out, for their peers are not ours to test: `cargo xtask lint` compiles
@@ -28,6 +29,8 @@ struct Pass {
     device: &'static str,
     /// All of the workspace where none is named.
     packages: &'static [&'static str],
+    /// What cargo is to run of them; all tests where nothing is said.
+    targets: &'static [&'static str],
     /// What the test programs are given.
     test_args: &'static [&'static str],
 }
@@ -38,16 +41,44 @@ const DEVICE: &str = "POORWILL_TEST_DEVICE";
 /// The crates whose tests run on any device.
 const PROMISES: &[&str] = &["poorwill-core", "poorwill", "poorwill-driver"];
 
-const HOST: Pass = Pass { name: "host device", device: "host", packages: &[], test_args: &[] };
-const FAKE: Pass = Pass { name: "fake CUDA library", device: "fake", packages: PROMISES, test_args: &[] };
+const HOST: Pass =
+    Pass { name: "on the host device", device: "host", packages: &[], targets: &[], test_args: &[] };
+const FAKE: Pass = Pass {
+    name: "on the fake CUDA library",
+    device: "fake",
+    packages: PROMISES,
+    targets: &["--tests"],
+    test_args: &[],
+};
 /// One test at a time: they share the GPU, and one that holds a stream may hold up all.
-const GPU: Pass =
-    Pass { name: "NVIDIA GPU", device: "cuda:0", packages: PROMISES, test_args: &["--test-threads=1"] };
+const GPU: Pass = Pass {
+    name: "on the NVIDIA GPU",
+    device: "cuda:0",
+    packages: PROMISES,
+    targets: &["--tests"],
+    test_args: &["--test-threads=1"],
+};
+/// What was built for the first pass: packages chosen by name would be built with other features. One test at a time,
+/// as each has a browser.
+const PAGE: Pass = Pass {
+    name: "rotation's page in a browser",
+    device: "host",
+    packages: &[],
+    targets: &["--test", "cli"],
+    test_args: &["rotate::page::", "--ignored", "--test-threads=1"],
+};
 
 /// Exists where NVIDIA's kernel driver shows a GPU.
 const GPU_IS_HERE: &str = "/dev/nvidiactl";
 
 const NO_GPU: &str = "no NVIDIA GPU here: not run on one";
+
+/// Any of these is Chromium.
+const BROWSERS: [&str; 3] = ["chromium", "google-chrome", "chromium-browser"];
+const BROWSER_DRIVER: &str = "chromedriver";
+
+const NO_BROWSER: &str = "no Chromium with its chromedriver here: rotation's page not tried in a browser";
+const BROWSER_PACKAGES: &str = "on Debian, install chromium and chromium-driver";
 
 pub(crate) fn run(cargo_args: &[OsString]) -> Result<(), Failure> {
     if !cargo_args.is_empty() {
@@ -58,16 +89,17 @@ pub(crate) fn run(cargo_args: &[OsString]) -> Result<(), Failure> {
     }
     let mut built = Step::cargo(HOST.arguments(&["--no-run"])).run()?;
     let has_gpu = Path::new(GPU_IS_HERE).exists();
+    let has_browser = has_browser(is_on_path);
     let (mut all, mut ran, mut failed) = (Tally::default(), Duration::ZERO, None);
-    for pass in passes(has_gpu) {
-        note(&format!("==> on the {}", pass.name));
+    for pass in passes(has_gpu, has_browser) {
+        note(&format!("==> {}", pass.name));
         let mut tally = Tally::default();
         let step = pass.step();
         let typed = step.typed().to_owned();
         let outcome = step.run_watched(|line| tally.add(line));
         let outcome = outcome
             .and_then(|took| if tally.passed == 0 { Err(Failure::NoTests { typed }) } else { Ok(took) });
-        note(&format!("--- on the {}: {tally}", pass.name));
+        note(&format!("--- {}: {tally}", pass.name));
         match outcome {
             Ok(took) => ran += took,
             Err(failure) => failed = failed.or(Some(failure)),
@@ -78,6 +110,10 @@ pub(crate) fn run(cargo_args: &[OsString]) -> Result<(), Failure> {
     if !has_gpu {
         note(&format!("xtask test: {NO_GPU} ({GPU_IS_HERE} does not exist)"));
         skipped.push(NO_GPU.to_owned());
+    }
+    if !has_browser {
+        note(&format!("xtask test: {NO_BROWSER} ({BROWSER_PACKAGES})"));
+        skipped.push(NO_BROWSER.to_owned());
     }
     note("==> the Python package");
     match python::test(&[]) {
@@ -99,10 +135,21 @@ pub(crate) fn run(cargo_args: &[OsString]) -> Result<(), Failure> {
 }
 
 /// What is run without arguments.
-fn passes(has_gpu: bool) -> Vec<Pass> {
+fn passes(has_gpu: bool, has_browser: bool) -> Vec<Pass> {
     let mut passes = vec![HOST, FAKE];
     passes.extend(has_gpu.then_some(GPU));
+    passes.extend(has_browser.then_some(PAGE));
     passes
+}
+
+/// Whether all that the page's tests start is here.
+fn has_browser(is_here: impl Fn(&str) -> bool) -> bool {
+    BROWSERS.into_iter().any(&is_here) && is_here(BROWSER_DRIVER)
+}
+
+fn is_on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
 fn summary(tally: Tally, skipped: &[String], built: Duration, ran: Duration) -> String {
@@ -120,7 +167,7 @@ impl Pass {
     fn arguments(&self, more: &[&str]) -> Vec<OsString> {
         let mut own: Vec<OsString> = Vec::new();
         own.extend(self.packages.iter().flat_map(|package| ["-p".into(), package.into()]));
-        own.extend((!self.packages.is_empty()).then(|| "--tests".into()));
+        own.extend(self.targets.iter().map(OsString::from));
         own.push("--no-fail-fast".into());
         own.extend(more.iter().map(OsString::from));
         if !self.test_args.is_empty() {
@@ -228,13 +275,30 @@ mod tests {
 
     #[test]
     fn the_promises_are_tested_on_every_device_that_is_here() {
-        assert_eq!(passes(false), [HOST, FAKE]);
-        assert_eq!(passes(true), [HOST, FAKE, GPU]);
+        assert_eq!(passes(false, false), [HOST, FAKE]);
+        assert_eq!(passes(true, true), [HOST, FAKE, GPU, PAGE]);
         let promises =
             "cargo test --locked -p poorwill-core -p poorwill -p poorwill-driver --tests --no-fail-fast";
         assert_eq!(FAKE.step().typed(), format!("POORWILL_TEST_DEVICE=fake {promises}"));
         assert_eq!(GPU.step().typed(), format!("POORWILL_TEST_DEVICE=cuda:0 {promises} -- --test-threads=1"));
         assert!(HOST.step().typed().starts_with("POORWILL_TEST_DEVICE=host cargo test --workspace "));
+    }
+
+    #[test]
+    fn the_page_is_tried_where_a_browser_is_with_what_was_built_before() {
+        let typed = HOST.step().typed().to_owned();
+        let page = "--test cli --no-fail-fast -- rotate::page:: --ignored --test-threads=1";
+        assert_eq!(PAGE.step().typed(), typed.replace("--no-fail-fast", page));
+        assert_eq!(passes(false, true), [HOST, FAKE, PAGE]);
+        for (here, is_enough) in [
+            (&["chromium", "chromedriver"][..], true),
+            (&["google-chrome", "chromedriver"], true),
+            (&["chromium"], false),
+            (&["chromedriver"], false),
+        ] {
+            assert_eq!(has_browser(|program| here.contains(&program)), is_enough, "{here:?}");
+        }
+        assert!(is_on_path("sh") && !is_on_path("poorwill-no-such-program"));
     }
 
     #[test]
