@@ -77,8 +77,8 @@ fn the_project_speaks_of_itself_alone() {
 
 #[test]
 fn links_between_pages_resolve() {
-    let files = files();
-    let paths: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
+    let (files, paths) = (files(), tree::paths());
+    let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
     let is_page = |file: &&File| file.has_extension(&["md"]);
     expect_none(files.iter().filter(is_page).flat_map(|file| links::broken(&file.path, &file.text, &paths)));
 }

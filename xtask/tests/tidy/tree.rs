@@ -32,11 +32,19 @@ pub(crate) struct Crate {
     pub(crate) roots: Vec<String>,
 }
 
+/// Where every file is, pictures as well.
+pub(crate) fn paths() -> Vec<String> {
+    let root = root();
+    let mut paths = listed_by_git(&root).unwrap_or_else(|| found_on_disk(&root));
+    // A file may be listed and yet deleted; a link is another file's name.
+    paths.retain(|path| fs::symlink_metadata(root.join(path)).is_ok_and(|found| found.is_file()));
+    paths
+}
+
 /// Every text file. One that holds a zero byte or no UTF-8 is left out.
 pub(crate) fn files() -> Vec<File> {
     let root = root();
-    let paths = listed_by_git(&root).unwrap_or_else(|| found_on_disk(&root));
-    let files: Vec<File> = paths.into_iter().filter_map(|path| read(&root, path)).collect();
+    let files: Vec<File> = paths().into_iter().filter_map(|path| read(&root, path)).collect();
     assert!(files.iter().any(|file| file.path == "xtask/tests/tidy/tree.rs"), "found {} files", files.len());
     files
 }
@@ -81,12 +89,7 @@ fn root() -> PathBuf {
 }
 
 fn read(root: &Path, path: String) -> Option<File> {
-    let on_disk = root.join(&path);
-    // A file may be listed and yet deleted; a link is another file's name.
-    if !fs::symlink_metadata(&on_disk).ok()?.is_file() {
-        return None;
-    }
-    let text = String::from_utf8(fs::read(on_disk).ok()?).ok()?;
+    let text = String::from_utf8(fs::read(root.join(&path)).ok()?).ok()?;
     (!text.contains('\0')).then_some(File { path, text })
 }
 
