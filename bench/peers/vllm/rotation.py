@@ -123,7 +123,10 @@ class Rotation:
         return round(time.monotonic() - began, 3)
 
     def last_words(self, size: int = 4000) -> str:
-        return self.log.read_bytes()[-size:].decode(errors="replace") if self.log.exists() else ""
+        """What it warned of, and the end of what it said."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        warnings = [line for line in text.splitlines() if " WARN " in line or " ERROR " in line]
+        return "\n".join([*warnings[-20:], text[-size:]])
 
     def stop(self) -> int | None:
         """Asks it to end; its exit code, or None if it had to be made to."""
@@ -300,6 +303,7 @@ def swaps(rotation: Rotation) -> tuple[bool, dict]:
         "ours_s": spread(own) if (own := ours(events)[-asked:]) else None,
         "models": by_model,
         "gpus": status["gpus"],
+        "told": [event for event in events if event["event"] not in ("stage", "ready")],
     }
     return rights == asked and len(hot) == asked and before == after, seen
 
@@ -372,7 +376,8 @@ def validated(rotation: Rotation) -> tuple[bool, dict]:
 
 
 def engine_killed(rotation: Rotation) -> tuple[bool, dict]:
-    """The process that has the GPU is killed while its model is ready. Requests until then may be refused."""
+    """The process that has the GPU is killed while its model is ready. Until that is seen, requests are refused,
+    by the engine's server or by the rotation."""
     name = NAMES[0]
     rotation.ask(name)
     before, pid = rotation.model(name)["starts"], rotation.engine_of(name)
@@ -393,7 +398,7 @@ def engine_killed(rotation: Rotation) -> tuple[bool, dict]:
         "starts": rotation.model(name)["starts"] - before,
         "right": rotation.right(name, answers[-1]),
     }
-    return seen["right"] and seen["starts"] == 1 and all(code in (502, 503) for code in refused), seen
+    return seen["right"] and seen["starts"] == 1 and all(code >= 500 for code in refused), seen
 
 
 def rotation_killed(rotation: Rotation) -> tuple[bool, dict]:
