@@ -58,13 +58,13 @@ const GPU: Pass = Pass {
     targets: &["--tests"],
     test_args: &["--test-threads=1"],
 };
-/// What was built for the first pass: packages chosen by name would be built with other features. One test at a time,
-/// as each has a browser.
+/// With what was built for the first pass: a choice of packages, or of `--test cli`, has some that it needs built again,
+/// with other features or other information for debuggers. One test at a time, as each has a browser.
 const PAGE: Pass = Pass {
     name: "rotation's page in a browser",
     device: "host",
     packages: &[],
-    targets: &["--test", "cli"],
+    targets: &["--tests"],
     test_args: &["rotate::page::", "--ignored", "--test-threads=1"],
 };
 
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn the_page_is_tried_where_a_browser_is_with_what_was_built_before() {
         let typed = HOST.step().typed().to_owned();
-        let page = "--test cli --no-fail-fast -- rotate::page:: --ignored --test-threads=1";
+        let page = "--tests --no-fail-fast -- rotate::page:: --ignored --test-threads=1";
         assert_eq!(PAGE.step().typed(), typed.replace("--no-fail-fast", page));
         assert_eq!(passes(false, true), [HOST, FAKE, PAGE]);
         for (here, is_enough) in [
