@@ -311,8 +311,8 @@ fn keys_are_asked_for_and_a_rotation_that_went_away_is_found_again() {
     browser.keys(ENTER);
     wait(&browser, "stage('amber') === 'ready'");
     // It is nowhere where it would be found later, or by others.
-    let kept =
-        "[location.href, document.cookie, localStorage.length, document.documentElement.outerHTML].join()";
+    let kept = "[location.href, document.cookie, JSON.stringify(localStorage),
+      document.documentElement.outerHTML].join()";
     assert_eq!(see(&browser, &format!("{kept}.includes({KEY:?})")), false);
     browser.run("location.reload()");
     wait(&browser, "link() === 'Live' && row('amber') && stage('amber') === 'ready'");
