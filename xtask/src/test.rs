@@ -58,8 +58,8 @@ const GPU: Pass = Pass {
     targets: &["--tests"],
     test_args: &["--test-threads=1"],
 };
-/// With what was built for the first pass: a choice of packages, or of `--test cli`, has some that it needs built again,
-/// with other features or other information for debuggers. One test at a time, as each has a browser.
+/// With what was built for the first pass: a choice of packages, or of `--test cli`, has some of it built again, with
+/// other features or other information for debuggers. One test at a time, as each has a browser.
 const PAGE: Pass = Pass {
     name: "rotation's page in a browser",
     device: "host",
