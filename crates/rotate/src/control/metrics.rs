@@ -74,7 +74,7 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix(PREFIX);
         let swaps = Swaps::new_with_constructor(|| Histogram::new(SECONDS));
         let help =
-            "How long models took to come up, and each phase of it, by how they came; each phase in which they left as `away`";
+            "How long models took to come up, by phase and by how; `away` has the phases in which they leave";
         registry.register_with_unit("swap", help, Unit::Seconds, swaps.clone());
         let failures = Family::default();
         registry.register(

@@ -299,6 +299,7 @@ impl Policy {
 
     /// An engine is not there any more.
     fn lost(&mut self, id: usize) {
+        self.discount(id);
         for other in 0..self.models.len() {
             self.models[other].is_doubtful |= other != id && self.share(id, other);
         }
@@ -310,6 +311,22 @@ impl Policy {
             _ => {
                 self.forget(id);
                 self.fault(id, "the engine is gone");
+            }
+        }
+    }
+
+    /// What one that ends by itself had is no sleep's gift: whoever is falling asleep beside it has to give its own.
+    fn discount(&mut self, id: usize) {
+        let Some(left) = self.models[id].leaves() else { return };
+        let gpus = self.models[id].rules.gpus.clone();
+        for (_, model) in self.models.iter_mut().enumerate().filter(|(other, _)| *other != id) {
+            let Stage::Step { step: Step::Sleep { before } | Step::After { before, .. }, .. } = &mut model.stage
+            else {
+                continue;
+            };
+            for (gpu, before) in model.rules.gpus.iter().zip(before) {
+                let at = gpus.iter().position(|one| one == gpu);
+                *before = before.saturating_add(at.and_then(|at| left.get(at)).copied().unwrap_or(0));
             }
         }
     }

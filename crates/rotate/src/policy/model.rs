@@ -171,10 +171,11 @@ pub(super) struct Model {
     /// Since when it was asked to wake without a request.
     pub(super) summoned: Option<Time>,
     pub(super) is_pinned: bool,
-    /// What a sleep gives back, on each of its GPUs.
+    /// The most that a sleep gave back, on each of its GPUs.
     pub(super) held: Option<Vec<u64>>,
-    /// What it took when it woke last, where that was measured: a first sleep may give back what no wake takes again.
-    pub(super) took: Option<Vec<u64>>,
+    /// What a sleep has to give back, by what a wake took: a first sleep, and one behind much work, may give back what
+    /// no wake takes again.
+    pub(super) owed: Option<Vec<u64>>,
     /// What it takes when it is started.
     pub(super) cold: Option<Vec<u64>>,
     /// Whether somebody else's memory came or went while its own was measured.
@@ -202,7 +203,7 @@ impl Model {
             summoned: None,
             is_pinned,
             held: None,
-            took: None,
+            owed: None,
             cold: None,
             is_doubtful: false,
             failures: 0,
@@ -263,34 +264,36 @@ impl Model {
         if has_none { None } else { self.held.clone().or_else(|| self.need(Up::Start)) }
     }
 
-    /// What it is known to hold once a sleep has given so much back. What its wake took says more than the sleeps
-    /// before; and what was known stays where that is but a little less.
-    pub(super) fn learnt(&self, freed: &[u64]) -> Vec<u64> {
-        let of_it =
-            |known: &Option<Vec<u64>>, at: usize| known.as_ref().and_then(|known| known.get(at)).copied();
-        let of_one = |(at, freed): (usize, &u64)| {
-            let known = of_it(&self.held, at);
-            let now = of_it(&self.took, at).or(known).unwrap_or(0).max(*freed);
-            known
-                .filter(|known| known.checked_sub(now).is_some_and(|less| less <= self.rules.slack_bytes))
-                .unwrap_or(now)
-        };
-        freed.iter().enumerate().map(of_one).collect()
+    /// It woke, and took so much. The first wake since a first sleep says what every sleep has to give back from then
+    /// on, whatever it gave back before. One that took less than half of that was not measured right: somebody else's
+    /// memory went meanwhile.
+    pub(super) fn woke(&mut self, taken: &[u64]) {
+        let Some(held) = self.held.as_ref().filter(|_| self.owed.is_none()) else { return };
+        if held.iter().zip(taken).all(|(held, taken)| *taken >= held / 2) {
+            self.owed = Some(held.iter().zip(taken).map(|(held, taken)| *held.min(taken)).collect());
+        }
+    }
+
+    /// What a sleep has to give back on each of its GPUs, as far as it is known.
+    pub(super) fn owes(&self) -> Option<Vec<u64>> {
+        let half = || Some(self.held.as_ref()?.iter().map(|bytes| bytes / 2).collect());
+        self.owed.clone().or_else(half).or_else(|| self.gives())
     }
 
     /// What is free on each of its GPUs when it has left; nothing where that is not known.
     pub(super) fn gives(&self) -> Option<Vec<u64>> {
         let stopped = || self.cold.clone().filter(|_| !self.rules.can_sleep);
-        let slept = || {
-            let held = self.held.clone()?;
-            let Some(took) = &self.took else { return Some(held) };
-            Some(held.into_iter().zip(took).map(|(held, took)| held.min(*took)).collect())
-        };
-        stopped().or_else(slept).or_else(|| {
+        stopped().or_else(|| self.held.clone()).or_else(|| {
             // A part of it stays when it sleeps.
             let likely = |bytes: &u64| bytes / 4 * 3;
             let all = self.need(Up::Start)?;
             Some(all.iter().map(likely).collect())
         })
+    }
+
+    /// What its GPUs have more of once its engine is gone, as far as it is known; nothing where it has no memory.
+    pub(super) fn leaves(&self) -> Option<Vec<u64>> {
+        self.promised()?;
+        self.cold.clone().or_else(|| self.gives())
     }
 }

@@ -159,12 +159,11 @@ impl Policy {
             (Step::Learn { came }, Outcome::Free(free)) => {
                 self.weighed(id, &free);
                 let model = &mut self.models[id];
-                model.took = None;
                 if let Some(came) = came.filter(|_| !model.is_doubtful) {
-                    let taken = Some(less(&came.free, &free));
+                    let taken = less(&came.free, &free);
                     match came.up {
-                        Up::Wake => model.took = taken,
-                        Up::Start => model.cold = taken,
+                        Up::Wake => model.woke(&taken),
+                        Up::Start => model.cold = Some(taken),
                     }
                 }
                 self.is_well(id);
@@ -277,17 +276,20 @@ impl Policy {
         let model = &self.models[id];
         let is_learnt = model.held.is_some();
         // A sleep that gives nothing back is none, whatever it is thought to hold.
-        let mut expected = model.gives().unwrap_or_else(|| vec![1; freed.len()]);
+        let mut expected = model.owes().unwrap_or_else(|| vec![1; freed.len()]);
         expected.iter_mut().for_each(|bytes| *bytes = (*bytes).max(1));
         let slack = if is_learnt { model.rules.slack_bytes } else { 0 };
         let is_lacking = |(all, freed): (&u64, &u64)| *freed == 0 || freed.saturating_add(slack) < *all;
         let lacking = expected.iter().zip(&freed).position(is_lacking);
-        // The first time it is waited for until no more comes, for all of that is what it holds.
+        // Until it is known what has to come, it is waited for until no more does.
         let is_steady = last.is_some_and(|last| {
             last.iter().zip(free).all(|(last, free)| last.abs_diff(*free) <= STEADY_BYTES)
         });
-        if lacking.is_none() && (is_learnt || is_steady) {
-            let held = model.learnt(&freed);
+        if lacking.is_none() && (model.owed.is_some() || is_steady) {
+            let held = match &model.held {
+                Some(held) => held.iter().zip(&freed).map(|(held, freed)| *held.max(freed)).collect(),
+                None => freed,
+            };
             if !model.is_doubtful && model.held.as_ref() != Some(&held) {
                 let event = Event::Learnt { held_bytes: held.clone() };
                 self.out.push(Effect::Tell { model: ModelId(id), event });
@@ -343,10 +345,7 @@ impl Policy {
                 self.no_room(id, reason);
             }
             // It is well, and what it takes will be learnt when it sleeps.
-            Step::Learn { .. } => {
-                self.models[id].took = None;
-                self.is_well(id);
-            }
+            Step::Learn { .. } => self.is_well(id),
             Step::Stop(_) => {
                 self.tell_failed(id, reason);
                 self.models[id].failures += 1;
@@ -388,7 +387,7 @@ impl Policy {
         // What was learnt may be too little, and nothing else would say so.
         match model.stage {
             Stage::Step { step: Step::Start { .. }, .. } => model.cold = None,
-            Stage::Step { step: Step::Wake { .. }, .. } => model.held = None,
+            Stage::Step { step: Step::Wake { .. }, .. } => (model.held, model.owed) = (None, None),
             _ => {}
         }
         if !model.rules.can_restart {
@@ -451,7 +450,7 @@ impl Policy {
     /// says anything any more.
     pub(super) fn forget(&mut self, id: usize) {
         let model = &mut self.models[id];
-        (model.held, model.took) = (None, None);
+        (model.held, model.owed) = (None, None);
         for gpu in &model.rules.gpus {
             self.free[gpu.0] = None;
         }
