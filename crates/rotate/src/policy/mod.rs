@@ -320,7 +320,8 @@ impl Policy {
         let Some(left) = self.models[id].leaves() else { return };
         let gpus = self.models[id].rules.gpus.clone();
         for (_, model) in self.models.iter_mut().enumerate().filter(|(other, _)| *other != id) {
-            let Stage::Step { step: Step::Sleep { before } | Step::After { before, .. }, .. } = &mut model.stage
+            let Stage::Step { step: Step::Sleep { before } | Step::After { before, .. }, .. } =
+                &mut model.stage
             else {
                 continue;
             };
