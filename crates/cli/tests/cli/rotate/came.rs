@@ -3,11 +3,12 @@
 
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::http;
+use super::watch::now;
 use super::world::TOKENS;
 
 /// A request of a client.
@@ -69,10 +70,6 @@ impl Request<'_> {
         })?;
         Ok(Reply { came, sent, first, is_answer })
     }
-}
-
-pub(crate) fn now() -> u128 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()
 }
 
 /// What comes within so long, when the first of it came, and whether the other side is done.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle, sleep};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
@@ -81,19 +81,40 @@ pub(crate) fn last_stage(events: &[Value], model: &str) -> String {
 }
 
 /// That no more than so many models were awake at a time, by what was told: a model is from its waking or starting, or
-/// from where it was found to be awake, until it sleeps by what was measured, or is being ended.
+/// from where it was found to be awake, until it sleeps by what was measured, or is being ended. One that dies is told of
+/// a moment after its memory is free, and does not count where that is the next that is told of it.
 pub(crate) fn assert_fit(events: &[Value], most: usize) {
     let mut awake = BTreeSet::new();
-    for event in events.iter().filter(|event| event["event"] == "stage") {
+    for (at, event) in events.iter().enumerate().filter(|(_, event)| event["event"] == "stage") {
         let model = event["model"].as_str().unwrap();
         match event["stage"].as_str().unwrap() {
-            "waking" | "starting" | "weighing" | "ready" => drop(awake.insert(model)),
-            "asleep" | "cold" | "unknown" | "stopping" | "quarantined" => drop(awake.remove(model)),
-            _ => {}
+            "waking" | "starting" | "weighing" | "ready" => awake.insert(model),
+            "asleep" | "cold" | "unknown" | "stopping" | "quarantined" => awake.remove(model),
+            _ => false,
+        };
+        if awake.len() > most {
+            let is_there = |model: &&&str| !is_dead(&events[at + 1..], model, event);
+            let there: Vec<&&str> = awake.iter().filter(is_there).collect();
+            let around = &events[at.saturating_sub(20)..events.len().min(at + 20)];
+            let around: Vec<String> = around.iter().map(Value::to_string).collect();
+            let around = around.join("\n");
+            assert!(there.len() <= most, "{there:?} are awake, by {event}, amid:\n{around}");
         }
-        assert!(awake.len() <= most, "{awake:?} are awake, by {event}");
     }
 }
+
+/// Whether the next that is told of a model, and soon, is that its engine is gone.
+fn is_dead(after: &[Value], model: &str, now: &Value) -> bool {
+    let next = after.iter().find(|event| event["model"] == model);
+    next.is_some_and(|event| {
+        let ms = |event: &Value| event["at_unix_ms"].as_u64().unwrap();
+        let is_gone = event["reason"].as_str().is_some_and(|reason| reason.contains("the engine is gone"));
+        is_gone && ms(event) - ms(now) <= DEATH_MAX_MS
+    })
+}
+
+/// For how long nobody may notice that an engine has died.
+const DEATH_MAX_MS: u64 = 1000;
 
 /// How long two looks at who holds what may take, so that nobody can have slept and woken between them.
 const LOOK_MAX: Duration = Duration::from_millis(30);
@@ -101,7 +122,15 @@ const LOOK_MAX: Duration = Duration::from_millis(30);
 /// Weighs the engines of a world, again and again.
 pub(crate) struct Scales {
     is_over: Arc<AtomicBool>,
-    weighing: JoinHandle<u64>,
+    weighing: JoinHandle<Weighed>,
+}
+
+/// The most that was held at one time: by whom, how much, and when, in milliseconds since 1970.
+#[derive(Debug, Default)]
+struct Weighed {
+    all: u64,
+    each: BTreeMap<String, u64>,
+    at: u128,
 }
 
 impl Scales {
@@ -110,13 +139,21 @@ impl Scales {
         let state = world.folder.join("state");
         let over = Arc::clone(&is_over);
         let weighing = thread::spawn(move || {
-            let mut most = 0;
+            let mut most = Weighed::default();
             while !over.load(Ordering::Relaxed) {
                 let began = Instant::now();
                 let (first, second) = (weighed(&state), weighed(&state));
                 if began.elapsed() < LOOK_MAX {
-                    let both = |(pid, bytes): (&u32, &u64)| Some(*second.get(pid)?.min(bytes));
-                    most = most.max(first.iter().filter_map(both).sum());
+                    // Another process is another engine.
+                    let both = |(file, (pid, mib)): (&String, &(u32, u64))| {
+                        let (_, other) = second.get(file).filter(|(other, _)| other == pid)?;
+                        Some((file.clone(), *other.min(mib)))
+                    };
+                    let each: BTreeMap<String, u64> = first.iter().filter_map(both).collect();
+                    let all = each.values().sum();
+                    if all > most.all {
+                        most = Weighed { all, each, at: now() };
+                    }
                 }
                 sleep(Duration::from_millis(5));
             }
@@ -128,22 +165,29 @@ impl Scales {
     /// That at least so many MiB and at most so many were held at one time.
     pub(crate) fn assert_within(self, mib: RangeInclusive<u64>) {
         self.is_over.store(true, Ordering::Relaxed);
-        let held = self.weighing.join().unwrap() >> 20;
-        assert!(mib.contains(&held), "{held} MiB were held, and not {mib:?}");
+        let most = self.weighing.join().unwrap();
+        assert!(mib.contains(&most.all), "{most:?} MiB were held, and not {mib:?}");
     }
 }
 
-/// What the engines that are written down hold, beside what their program has.
-fn weighed(state: &Path) -> BTreeMap<u32, u64> {
+pub(crate) fn now() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()
+}
+
+/// What the engines that are written down hold, beside what their program has: the process of each, and MiB.
+fn weighed(state: &Path) -> BTreeMap<String, (u32, u64)> {
     let entries = fs::read_dir(state).into_iter().flatten().filter_map(Result::ok);
-    let pids = entries.filter_map(|entry| world::engine_of(&entry.path()));
-    pids.map(|pid| (pid, held(pid))).collect()
+    let engines = entries.filter_map(|entry| {
+        let name = entry.path().file_stem()?.to_str()?.to_owned();
+        Some((name, world::engine_of(&entry.path())?))
+    });
+    engines.map(|(name, pid)| (name, (pid, held_mib(pid)))).collect()
 }
 
 /// Nothing for one that has ended.
-fn held(pid: u32) -> u64 {
+fn held_mib(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let kib =
         |line: &str| line.strip_prefix("RssShmem:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok();
-    text.lines().find_map(kib).unwrap_or_default() * 1024
+    text.lines().find_map(kib).unwrap_or_default() / 1024
 }

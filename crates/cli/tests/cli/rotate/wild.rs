@@ -2,7 +2,8 @@
 //! them at once, as streams and not, of which some go away.
 //!
 //! `POORWILL_TEST_REQUESTS` says how many requests (150, unless it is said), and `POORWILL_TEST_SEED` which lies and
-//! which requests. Threads have their own order each time, so a seed gives the same plan and not the same run.
+//! which requests. Threads have their own order each time, and engines their own chance, so a seed gives the same plan
+//! and not the same run.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -114,14 +115,26 @@ fn whatever_engines_do_each_request_is_answered_right_or_told_why() {
         tally.right, tally.broken, tally.left, tally.refused
     );
     println!("{}", counts(&told));
+    let _complaint = Complaint(&log);
     assert_eq!(tally.right + tally.broken + tally.left + refused, requests);
-    assert!(tally.right > requests / 4, "hardly anybody was answered\n{log}");
-    assert_fit(&told, FIT);
+    assert!(tally.right > requests / 4, "hardly anybody was answered");
     assert_tried(&told);
     let asked: Vec<_> = tally.answers.iter().chain(&visits.answers).copied().collect();
     assert_ready(&told, &asked);
-    // What a model holds, and what two of them do.
-    scales.assert_within(60..=132);
+    // One that keeps half of its memory goes unnoticed where another's death makes up for it; a third never fits.
+    scales.assert_within(60..=164);
+    assert_fit(&told, FIT);
+}
+
+/// Shows what the rotation said, if that is of interest.
+struct Complaint<'a>(&'a str);
+
+impl Drop for Complaint<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            println!("the rotation said:\n{}", self.0);
+        }
+    }
 }
 
 fn setting(name: &str, usual: u64) -> u64 {
@@ -136,13 +149,13 @@ fn world(chance: &mut Chance) -> World {
     for (nth, model) in models.iter_mut().enumerate() {
         model.more = vec!["--tokens-per-s", "1000"];
         model.lines = LINES.to_owned();
-        model.made = vec!["--seed".to_owned(), chance.number().to_string()];
+        model.is_moody = true;
         for (at, lie) in lies.into_iter().enumerate() {
             if at % NAMES.len() != nth && !chance.once_in(6) {
                 continue;
             }
             let is_often_asked = ["hangs-in-answer", "crashes-in-stream", "says-asleep"].contains(&lie);
-            let percent = if is_often_asked { 1 + chance.below(3) } else { 8 + chance.below(20) };
+            let percent = if is_often_asked { 1 + chance.below(4) } else { 8 + chance.below(20) };
             model.made.extend(["--lie".to_owned(), format!("{lie}=0.{percent:02}")]);
         }
         println!("{}: {}", model.name, model.made.join(" "));
@@ -202,7 +215,7 @@ impl Wild {
 }
 
 fn counts(told: &[Value]) -> String {
-    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+    let mut counts = BTreeMap::from([("quarantined".to_owned(), 0), ("failed canary".to_owned(), 0)]);
     for event in told {
         let what = match event["event"].as_str().unwrap() {
             "ready" => format!("ready {}", event["swap"]["path"].as_str().unwrap()),

@@ -49,6 +49,8 @@ pub(crate) struct Model {
     pub(crate) lines: String,
     /// Whether its engine takes a while until it listens.
     pub(crate) is_slow: bool,
+    /// Whether its lies have another seed with each start.
+    pub(crate) is_moody: bool,
 }
 
 impl Model {
@@ -61,6 +63,7 @@ impl Model {
             made: Vec::new(),
             lines: String::new(),
             is_slow: false,
+            is_moody: false,
         }
     }
 
@@ -118,11 +121,14 @@ impl World {
             self.control,
             self.gpu,
         );
-        for Model { name, port, need, more, made, lines, is_slow } in &self.models {
+        for Model { name, port, need, more, made, lines, is_slow, is_moody } in &self.models {
             let listen = format!("127.0.0.1:{port}");
             let mut words = Vec::new();
             if *is_slow {
                 words.extend(["sh", "-c", "sleep 2; exec \"$0\" \"$@\""]);
+            }
+            if *is_moody {
+                words.extend(["sh", "-c", "exec \"$0\" \"$@\" --seed $$"]);
             }
             words.extend([env!("CARGO_BIN_EXE_poorwill"), "stand-in-engine", "--listen", &listen]);
             words.extend(["--model", name, "--bytes", "64MiB"]);
