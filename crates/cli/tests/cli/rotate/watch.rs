@@ -93,7 +93,7 @@ pub(crate) fn assert_fit(events: &[Value], most: usize) {
             _ => false,
         };
         if awake.len() > most {
-            let is_there = |model: &&&str| !is_dead(&events[at + 1..], model, event);
+            let is_there = |model: &&&str| !is_dead(&events[at + 1..], model);
             let there: Vec<&&str> = awake.iter().filter(is_there).collect();
             let around = &events[at.saturating_sub(20)..events.len().min(at + 20)];
             let around: Vec<String> = around.iter().map(Value::to_string).collect();
@@ -103,18 +103,13 @@ pub(crate) fn assert_fit(events: &[Value], most: usize) {
     }
 }
 
-/// Whether the next that is told of a model, and soon, is that its engine is gone.
-fn is_dead(after: &[Value], model: &str, now: &Value) -> bool {
-    let next = after.iter().find(|event| event["model"] == model);
-    next.is_some_and(|event| {
-        let ms = |event: &Value| event["at_unix_ms"].as_u64().unwrap();
-        let is_gone = event["reason"].as_str().is_some_and(|reason| reason.contains("the engine is gone"));
-        is_gone && ms(event) - ms(now) <= DEATH_MAX_MS
+/// Whether the next that is told of a model, but for its requests coming to their end, is that its engine is gone.
+fn is_dead(after: &[Value], model: &str) -> bool {
+    let mut next = after.iter().filter(|event| event["model"] == model && event["stage"] != "draining");
+    next.next().is_some_and(|event| {
+        event["reason"].as_str().is_some_and(|reason| reason.contains("the engine is gone"))
     })
 }
-
-/// For how long nobody may notice that an engine has died.
-const DEATH_MAX_MS: u64 = 1000;
 
 /// How long two looks at who holds what may take, so that nobody can have slept and woken between them.
 const LOOK_MAX: Duration = Duration::from_millis(30);
@@ -166,7 +161,8 @@ impl Scales {
     pub(crate) fn assert_within(self, mib: RangeInclusive<u64>) {
         self.is_over.store(true, Ordering::Relaxed);
         let most = self.weighing.join().unwrap();
-        assert!(mib.contains(&most.all), "{most:?} MiB were held, and not {mib:?}");
+        let Weighed { all, each, at } = most;
+        assert!(mib.contains(&all), "{all} MiB were held at {at}, and not {mib:?}: {each:?}");
     }
 }
 
@@ -178,7 +174,8 @@ pub(crate) fn now() -> u128 {
 fn weighed(state: &Path) -> BTreeMap<String, (u32, u64)> {
     let entries = fs::read_dir(state).into_iter().flatten().filter_map(Result::ok);
     let engines = entries.filter_map(|entry| {
-        let name = entry.path().file_stem()?.to_str()?.to_owned();
+        // Others are on their way to be one.
+        let name = entry.file_name().to_str()?.strip_suffix(".json")?.to_owned();
         Some((name, world::engine_of(&entry.path())?))
     });
     engines.map(|(name, pid)| (name, (pid, held_mib(pid)))).collect()
