@@ -14,6 +14,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::bench::peer_packages;
@@ -89,7 +90,7 @@ pub(crate) fn run(cargo_args: &[OsString]) -> Result<(), Failure> {
     }
     let mut built = Step::cargo(HOST.arguments(&["--no-run"])).run()?;
     let has_gpu = Path::new(GPU_IS_HERE).exists();
-    let has_browser = has_browser(is_on_path);
+    let has_browser = has_browser(major_of);
     let (mut all, mut ran, mut failed) = (Tally::default(), Duration::ZERO, None);
     for pass in passes(has_gpu, has_browser) {
         note(&format!("==> {}", pass.name));
@@ -142,14 +143,21 @@ fn passes(has_gpu: bool, has_browser: bool) -> Vec<Pass> {
     passes
 }
 
-/// Whether all that the page's tests start is here.
-fn has_browser(is_here: impl Fn(&str) -> bool) -> bool {
-    BROWSERS.into_iter().any(&is_here) && is_here(BROWSER_DRIVER)
+/// Whether all that the page's tests start is here, and goes together: a driver drives browsers of its own version.
+fn has_browser(major_of: impl Fn(&str) -> Option<u32>) -> bool {
+    let browser = BROWSERS.into_iter().find_map(&major_of);
+    browser.is_some() && browser == major_of(BROWSER_DRIVER)
 }
 
-fn is_on_path(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+/// The major version that a program says it has; nothing where there is none that runs.
+fn major_of(program: &str) -> Option<u32> {
+    let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    output.status.success().then(|| major_in(&said)).flatten()
+}
+
+fn major_in(said: &str) -> Option<u32> {
+    said.split_whitespace().find_map(|word| word.split_once('.')?.0.parse().ok())
 }
 
 fn summary(tally: Tally, skipped: &[String], built: Duration, ran: Duration) -> String {
@@ -291,14 +299,21 @@ mod tests {
         assert_eq!(PAGE.step().typed(), typed.replace("--no-fail-fast", page));
         assert_eq!(passes(false, true), [HOST, FAKE, PAGE]);
         for (here, is_enough) in [
-            (&["chromium", "chromedriver"][..], true),
-            (&["google-chrome", "chromedriver"], true),
-            (&["chromium"], false),
-            (&["chromedriver"], false),
+            (&[("chromium", 156), ("chromedriver", 156)][..], true),
+            (&[("google-chrome", 156), ("chromedriver", 156)], true),
+            (&[("chromium", 156), ("chromedriver", 140)], false),
+            (&[("chromium", 156)], false),
+            (&[("chromedriver", 156)], false),
+            (&[], false),
         ] {
-            assert_eq!(has_browser(|program| here.contains(&program)), is_enough, "{here:?}");
+            let major_of =
+                |program: &str| here.iter().find(|(name, _)| *name == program).map(|(_, major)| *major);
+            assert_eq!(has_browser(major_of), is_enough, "{here:?}");
         }
-        assert!(is_on_path("sh") && !is_on_path("poorwill-no-such-program"));
+        assert_eq!(major_in("Chromium 156.0.8078.79 built on Debian"), Some(156));
+        assert_eq!(major_in("ChromeDriver 140.1 (a.b)"), Some(140));
+        assert_eq!(major_in("no version"), None);
+        assert_eq!(major_of("poorwill-no-such-program"), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
@@ -64,12 +65,18 @@ impl Browser {
             .process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut driver = command.spawn().expect("chromedriver is on the path");
-        let mut said = BufReader::new(driver.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let said = BufReader::new(driver.stdout.take().unwrap()).lines().map_while(Result::ok);
         let mut browser = Self { driver, port: 0, session: String::new(), log };
         let port_of =
             |line: String| line.rsplit_once("successfully on port ")?.1.trim_matches('.').parse().ok();
-        browser.port = said.find_map(port_of).expect("chromedriver says where it listens");
-        thread::spawn(move || said.for_each(drop));
+        let (sender, ports) = mpsc::channel();
+        thread::spawn(move || {
+            // All of it is read, whoever listens.
+            for port in said.filter_map(port_of) {
+                let _nobody_listens = sender.send(port);
+            }
+        });
+        browser.port = ports.recv_timeout(HANGS).expect("chromedriver says where it listens");
         let mut args: Vec<String> = ARGS.map(str::to_owned).to_vec();
         args.push(format!("--user-data-dir={}", profile.join("profile").display()));
         let wanted = json!({
