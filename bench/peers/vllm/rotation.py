@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Two engines behind `poorwill rotate`, of which the card holds one: every answer has to be right, whatever was
-done to an engine or to the rotation meanwhile. Prints JSON lines, one for each step.
+"""Two engines behind `poorwill rotate`, of which the card holds one: every answer has to be right, whatever
+was done to an engine or to the rotation meanwhile. Prints JSON lines, one for each step.
 
     rotation.py --mode poorwill                    # vLLM with poorwill's sleep mode
     rotation.py --mode cumem                       # vLLM with its own
     rotation.py --mode stand-in --poorwill target/release/poorwill      # poorwill's stand-ins, without a GPU
 
-vLLM serves checkpoints of random numbers that are written before, with a tokenizer that is made up as well. The
-first engine keeps its weights in host memory (level 1), the second drops them and reads them again (level 2).
-`--poorwill` is the program that rotates; it is looked for on PATH if it is not said.
+vLLM serves checkpoints of random numbers that are written before, with a tokenizer that is made up as well.
+The first engine keeps its weights in host memory (level 1), the second drops them and reads them again
+(level 2). `--poorwill` is the program that rotates; it is looked for on PATH if it is not said.
 """
 
 import argparse
@@ -19,8 +19,6 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
-import threading
 import time
 import traceback
 import urllib.request
@@ -28,8 +26,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import GIB, Ballast, conclude_in_a_folder, descendants, emit, environment, every_line_says, gib
-from common import name_of, parents
+from common import (
+    GIB,
+    Ballast,
+    conclude_in_a_folder,
+    descendants,
+    emit,
+    environment,
+    every_line_says,
+    gib,
+    name_of,
+    parents,
+)
 from web import Answer, Client, free_port, server_command
 
 MODES = ["poorwill", "cumem", "stand-in"]
@@ -233,8 +241,8 @@ def leaving(events: list[dict]) -> dict[str, float]:
 
 
 def ours(events: list[dict]) -> list[float]:
-    """Of each swap, from when one began to leave until the next was ready, what was neither the engines' own sleep
-    and wake nor the canary, in seconds."""
+    """Of each swap, from when one began to leave until the next was ready, what was neither the engines' own
+    sleep and wake nor the canary, in seconds."""
     found: list[float] = []
     began_ms, own_s = None, 0.0
     for event in events:
@@ -309,8 +317,8 @@ def swaps(rotation: Rotation) -> tuple[bool, dict]:
 
 
 def many_at_once(rotation: Rotation) -> tuple[bool, dict]:
-    """Requests for both from several clients, half of them as streams. In a batch a model may say another thing
-    than alone, so equal texts are counted only."""
+    """Requests for both from several clients, half of them as streams. In a batch a model may say another
+    thing than alone, so equal texts are counted only."""
 
     def one(nth: int) -> tuple[Answer, bool]:
         name = NAMES[nth % 3 % 2]
@@ -324,7 +332,9 @@ def many_at_once(rotation: Rotation) -> tuple[bool, dict]:
     took = time.monotonic() - began
     status = rotation.status()
     swapped = [
-        swap for swap in status["swaps"] if swap["at_unix_ms"] / 1000 > time.time() - (status["uptime_s"] - first)
+        swap
+        for swap in status["swaps"]
+        if swap["at_unix_ms"] / 1000 > time.time() - (status["uptime_s"] - first)
     ]
     seen = {
         "requests": len(answers),
@@ -344,7 +354,12 @@ def slept_by_others(rotation: Rotation) -> tuple[bool, dict]:
     answer = rotation.engines[name].ask("/sleep?level=1")
     stage = rotation.until(name, "asleep", "cold", limit_s=LOOK_S + 15)
     then = rotation.ask(name)
-    seen = {"slept": answer.brief(), "stage": stage, "then": then.brief(), "right": rotation.right(name, then)}
+    seen = {
+        "slept": answer.brief(),
+        "stage": stage,
+        "then": then.brief(),
+        "right": rotation.right(name, then),
+    }
     return first and answer.good and stage in ("asleep", "cold") and seen["right"], seen
 
 
@@ -376,8 +391,8 @@ def validated(rotation: Rotation) -> tuple[bool, dict]:
 
 
 def engine_killed(rotation: Rotation) -> tuple[bool, dict]:
-    """The process that has the GPU is killed while its model is ready. Until that is seen, requests are refused,
-    by the engine's server or by the rotation."""
+    """The process that has the GPU is killed while its model is ready. Until that is seen, requests are
+    refused, by the engine's server or by the rotation."""
     name = NAMES[0]
     rotation.ask(name)
     before, pid = rotation.model(name)["starts"], rotation.engine_of(name)
@@ -483,7 +498,11 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
             if not good:
                 for name in NAMES:
                     log = folder / f"{name}.log"
-                    emit("log", model=name, text=log.read_text(errors="replace")[-3000:] if log.exists() else "")
+                    emit(
+                        "log",
+                        model=name,
+                        text=log.read_text(errors="replace")[-3000:] if log.exists() else "",
+                    )
     return good
 
 
@@ -496,7 +515,9 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=4, help="weights of each model")
     parser.add_argument("--rounds", type=int, default=8, help="of swaps, there and back")
     parser.add_argument("--requests", type=int, default=48, help="at once")
-    parser.add_argument("--skip", default="", type=lambda names: names.split(","), help="steps, with commas between")
+    parser.add_argument(
+        "--skip", default="", type=lambda names: names.split(","), help="steps, with commas between"
+    )
     options = parser.parse_args()
     if not (program := shutil.which(options.poorwill)):
         parser.error(f"there is no program {options.poorwill}: build it, and say where with --poorwill")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Holds rotation.py to what it says, as far as neither a GPU nor vLLM is needed for it. With `POORWILL` in the
-environment, the program, all of it runs over stand-ins."""
+"""Holds rotation.py to what it says, as far as neither a GPU nor vLLM is needed for it. With `POORWILL` in
+the environment, the program, all of it runs over stand-ins."""
 
 # There may be no pytest where this runs.
 # ruff: noqa: PT009
