@@ -95,8 +95,8 @@ class Rotation:
         self.truth: dict[str, str] = {}
         self.log = folder / "rotation.log"
         self.config = folder / "rotate.toml"
-        commands = {name: self.command(name, models.get(name), card_bytes) for name in NAMES}
-        self.config.write_text(configuration(options, folder, self.ports, commands))
+        self.commands = {name: self.command(name, models.get(name), card_bytes) for name in NAMES}
+        self.config.write_text(configuration(options, folder, self.ports, self.commands))
         self.process: subprocess.Popen | None = None
 
     def command(self, name: str, model: Path | None, card_bytes: int) -> list[str]:
@@ -186,23 +186,23 @@ class Rotation:
                     found.append(json.loads(line[len(b"data: ") :]))
         return found
 
+    def roots(self, name: str) -> list[int]:
+        """The processes of a model's command, to the letter: nobody else is taken for one."""
+        words = " " + " ".join(self.commands[name][1:])
+        return [pid for pid in parents() if name_of(pid).rstrip().endswith(words)]
+
     def engine_pids(self) -> list[int]:
-        """The processes of engines that have a GPU, as vLLM calls them; stand-ins have only one."""
-        own = {name: str(port) for name, port in self.ports.items() if name in NAMES}
-        of, found = parents(), []
-        for pid in of:
-            if any(port in name_of(pid) for port in own.values()) and pid != self.process.pid:
-                found += [pid, *descendants(pid, of)]
-        return sorted(set(found))
+        """All processes of both engines."""
+        of = parents()
+        roots = [pid for name in NAMES for pid in self.roots(name)]
+        return sorted({pid for root in roots for pid in [root, *descendants(root, of)]})
 
     def engine_of(self, name: str) -> int | None:
-        """The process that has the GPU for a model."""
+        """The process that has the GPU for a model: vLLM calls it so, and a stand-in is but one."""
         of = parents()
-        for pid in of:
-            words = name_of(pid)
-            if str(self.ports[name]) in words and " rotate " not in words:
-                below = [child for child in descendants(pid, of) if "EngineCore" in name_of(child)]
-                return below[0] if below else pid
+        for root in self.roots(name):
+            below = [pid for pid in descendants(root, of) if "EngineCore" in name_of(pid)]
+            return below[0] if below else root
         return None
 
 
