@@ -14,7 +14,7 @@ fn watched() -> Subject {
     let device = TestDevice::open(GRANULES);
     Subject::new(device.driver(), move || {
         assert_eq!(device.resident_bytes(), 0, "the system has all memory back");
-        assert_eq!(device.host_bytes(), 0, "all backups are gone");
+        device.expect_no_host_bytes("all backups are gone");
     })
 }
 

@@ -157,8 +157,10 @@ impl<'a> Model<'a> {
             let pool = self.arena.pool();
             let copy = pool.read(buffers.stream, piece.block.id, piece.offset, buffer, 0, piece.bytes);
             let copy = copy.map_err(|source| piece.pool_error(source))?;
-            self.checkpoint.read_exact_at(piece.tensor, piece.offset, &mut stored[..bytes])?;
+            let read = self.checkpoint.read_exact_at(piece.tensor, piece.offset, &mut stored[..bytes]);
+            // Whatever became of the file: a copy that nobody waits for keeps its buffer for a while.
             let found = piece.copied(copy.wait())?;
+            read?;
             let differs = found[..bytes] != stored[..bytes];
             let first = differs.then(|| found.iter().zip(stored.iter()).position(|(a, b)| a != b)).flatten();
             buffers.kept.extend([found, stored]);

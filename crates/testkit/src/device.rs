@@ -17,6 +17,7 @@ use poorwill_core::Driver;
 use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice};
 
 use crate::slice::Slice;
+use crate::watchdog::eventually;
 
 /// The environment variable that names the kind.
 pub const VARIABLE: &str = "POORWILL_TEST_DEVICE";
@@ -201,6 +202,20 @@ impl TestDevice {
             Machine::Host(device) => device.host_bytes(),
             Machine::Slice(slice) => slice.host_bytes(),
         }
+    }
+
+    /// Waits until nobody has host memory of this device any more. Where work ends that nobody waits for, what it has
+    /// touched is let go of by whoever uses the device next: on one that tests share, that may be another test's
+    /// thread, which is not done with it yet.
+    ///
+    /// # Panics
+    /// When somebody keeps it; with `context`.
+    pub fn expect_no_host_bytes(&self, context: &str) {
+        eventually(context, || {
+            // Using the device has it let go.
+            self.memory_info().unwrap();
+            self.host_bytes() == 0
+        });
     }
 
     /// Memory behind the device: the operating system's own count of what was touched on the host device,
