@@ -131,6 +131,13 @@ impl Browser {
         self.post("goog/cdp/execute", &command);
     }
 
+    /// Runs a script in every page that is opened from now on, before those of the page.
+    pub(crate) fn run_first(&self, script: &str) {
+        let params = json!({ "source": script });
+        let command = json!({ "cmd": "Page.addScriptToEvaluateOnNewDocument", "params": params });
+        self.post("goog/cdp/execute", &command);
+    }
+
     /// What the console has of errors and warnings that came since it was asked last.
     pub(crate) fn complaints(&self) -> Vec<String> {
         let entries = self.log("browser").into_iter().filter(|entry| {
@@ -207,7 +214,23 @@ impl Drop for Browser {
             .status();
         // One that was never there, or is gone, is waited for in vain.
         let _ = self.driver.wait();
+        // The browser was the driver's child and is nobody's here: it ends a moment after it is told to.
+        let began = Instant::now();
+        while is_running(self.driver.id()) && began.elapsed() < HANGS {
+            sleep(Duration::from_millis(10));
+        }
     }
+}
+
+/// Whether somebody of this process group has not ended.
+fn is_running(group: u32) -> bool {
+    let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    entries.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok()).any(|stat| {
+        // Behind the name, which may have anything in it: the state, the parent, and the group.
+        let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+        let state = fields.next();
+        !matches!(state, Some("Z" | "X")) && fields.nth(1) == Some(&group.to_string())
+    })
 }
 
 /// Where Chromium is.
