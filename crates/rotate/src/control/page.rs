@@ -10,7 +10,7 @@ const PAGE: &str = include_str!("page.html");
 const POLICY: &str = concat!(
     "default-src 'none'; ",
     "style-src 'sha256-rCCCdJzLTbOIFilvnt7WcB6RNaYn1guDCzaltktgprM='; ",
-    "script-src 'sha256-RVHoYuO9Q7oCoAyEmDyaI9fWd1XCVFWtvPhSLYqv1TA='; ",
+    "script-src 'sha256-dE80xdtWwB6nS7dpMmt+pnKidXnld2qtTOstjnJz2hw='; ",
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; ",
     "require-trusted-types-for 'script'"
 );

@@ -253,6 +253,25 @@ fn orders_are_given_by_mouse_and_by_keyboard_alone() {
     wait(&browser, "!document.querySelector('#log').open");
     assert_held(&browser, "after a log");
 
+    // One that comes late is not shown as another model's.
+    browser.run(
+        "const fetched = fetch;
+         fetch = (path, ...more) => !path.includes('amber/log') ? fetched(path, ...more)
+           : new Promise((answer) => window.answerLate = () => answer(new Response('of amber')));",
+    );
+    browser.click("[aria-label='Log amber']");
+    wait(&browser, "window.answerLate !== undefined");
+    browser.keys(ESCAPE);
+    browser.click("[aria-label='Log birch']");
+    let shown = "text(document.querySelector('#log')).includes('Log of birch')
+      && text(document.querySelector('#log-text')).includes('listening')";
+    wait(&browser, shown);
+    // What waits for the answer runs before this is over.
+    browser.run("answerLate(); return new Promise((over) => setTimeout(over, 100));");
+    assert_eq!(see(&browser, shown), true, "{}", see(&browser, "text(document.querySelector('#log'))"));
+    browser.keys(ESCAPE);
+    wait(&browser, "!document.querySelector('#log').open");
+
     // A file that is wrong, and one in which the model above is gone.
     let whole = world.config();
     world.folder.write("rotation.toml", format!("{whole}alias = []\n"));
@@ -337,6 +356,16 @@ fn keys_are_asked_for_and_a_rotation_that_went_away_is_found_again() {
     browser.click("#forget");
     wait(&browser, "link() === 'Key needed'");
     assert_eq!(see(&browser, &format!("[{wrong}, list('h3').length]")), json!(["", 0]));
+    // A browser may keep nothing for pages, and then has the key until the page is left.
+    browser.run_first(
+        "Object.defineProperty(window, 'sessionStorage', { get() { throw new DOMException('', 'SecurityError'); } })",
+    );
+    browser.run("location.reload()");
+    wait(&browser, "link() === 'Key needed' && document.activeElement.id === 'key'");
+    browser.keys(&format!("{KEY}{ENTER}"));
+    wait(&browser, "link() === 'Live' && row('birch') && stage('birch') === 'ready'");
+    browser.click("#forget");
+    wait(&browser, "link() === 'Key needed'");
     // Nobody else heard of the key, or of anything.
     let own = format!("http://127.0.0.1:{}/", world.control);
     let asked = browser.requests();
