@@ -190,7 +190,7 @@ class Processes(unittest.TestCase):
     def test_everybody_is_ended_who_was_started(self):
         with programs.Children(self.folder) as children:
             # One that hears no signal, and one that has left its parent.
-            command = ["sh", "-c", "setsid sleep 600 & trap '' TERM; sleep 0.2; exec sleep 0.3"]
+            command = ["sh", "-c", "setsid sleep 600 & trap '' TERM; sleep 0.2; exec sleep 5"]
             process = children.start("some", command)
             children.until("some", process, lambda: len(programs.marked(children.mark)) > 1)
             self.assertGreater(len(programs.family(process.pid)), 1)

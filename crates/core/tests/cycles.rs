@@ -67,7 +67,21 @@ fn a_thousand_cycles_leave_nothing_behind() {
                 let info = device.memory_info().unwrap();
                 (pool.snapshot().unwrap(), stats, info, device.host_bytes(), system())
             };
-            let first = first.get_or_insert_with(here);
+            let first = first.get_or_insert_with(|| {
+                // A thread that has just been waited for may still be shown.
+                let looks = std::iter::repeat_with(|| {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                    here()
+                });
+                let mut last = here();
+                for look in looks {
+                    if look == last {
+                        break;
+                    }
+                    last = look;
+                }
+                last
+            });
             eventually("preparations have ended", || here().4 == first.4 && here().3 == first.3);
             assert_eq!(*first, here(), "cycle {cycle}");
         }
@@ -78,5 +92,5 @@ fn a_thousand_cycles_leave_nothing_behind() {
     pool.close().unwrap();
     drop(pool);
     drop(device);
-    assert_eq!(system(), bare, "mappings, descriptors and threads after the last drop");
+    eventually("mappings, descriptors and threads are as before", || system() == bare);
 }

@@ -186,10 +186,13 @@ fn an_allocation_that_failed_does_not_raise_what_may_be_held() {
     let too_much = pool.alloc(&AllocRequest::new(48 * granule, Tag::weights()));
     assert!(matches!(too_much, Err(PoolError::DeviceFull { .. })));
     others.into_iter().for_each(|backing| device.release(backing).unwrap());
-    let large = granules(&pool, 20, Tag::weights());
+    // Not the default one, which is that of all tests on one device, who may hold it up.
+    let stream = device.stream_create().unwrap();
+    let of = |count, tag| pool.alloc(&AllocRequest::new(count * granule, tag).on(stream)).unwrap();
+    let large = of(20, Tag::weights());
     pool.free(large.id).unwrap();
     for _ in 0..20 {
-        granules(&pool, 1, Tag::kv_cache());
+        of(1, Tag::kv_cache());
     }
     assert!(pool.stats().unwrap().peak_mapped_bytes <= 26 * granule);
 }

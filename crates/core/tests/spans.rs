@@ -467,8 +467,12 @@ fn idle_chunks_make_way_for_a_wake() {
         let world = World::open(capacity_granules, limit_granules);
         let block = world.kv(40);
         world.sleep(40);
-        let (chunks, granules) =
-            (world.alloc(37, Tag::weights()).unwrap(), world.alloc(3, Tag::weights()).unwrap());
+        // Not on the default stream, which is that of all tests on one device, who may hold it up.
+        let stream = world.device.stream_create().unwrap();
+        let alloc = |granules| {
+            world.pool.alloc(&AllocRequest::new(granules * world.granule, Tag::weights()).on(stream)).unwrap()
+        };
+        let (chunks, granules) = (alloc(37), alloc(3));
         let live = world.alloc(2, Tag::weights()).unwrap();
         world.free(chunks);
         world.free(granules);

@@ -207,7 +207,7 @@ fn a_buffer_whose_end_panics_takes_no_other_with_it() {
     drop(device.copy_to_device(held, Arc::clone(&source), &parts).unwrap());
     // Whichever call finds that the first copy has passed lets go of its buffer.
     first.open();
-    let panicked = (0..1000).any(|_| {
+    let panicked = (0..60_000).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(1));
         catch_unwind(AssertUnwindSafe(|| device.memory_info())).is_err()
     });

@@ -106,7 +106,7 @@ mod tests {
         let (sum, peak) = during(|| {
             let mut taken = vec![0u8; BYTES];
             taken.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
-            thread::sleep(250 * LOOK); // Until it was looked at, also on a busy machine.
+            thread::sleep(1000 * LOOK); // Until it was looked at, also on a busy machine.
             taken.iter().step_by(4096).map(|byte| usize::from(*byte)).sum::<usize>()
         });
         assert_eq!(sum, BYTES / 4096);
