@@ -21,7 +21,9 @@ pub(super) struct Identity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) started_ticks: u64,
+    /// 0 where there is none, as of one that the kernel is taking away.
     pub(super) parent: u32,
+    /// The same.
     pub(super) group: u32,
     /// Whether it holds nothing any more, and is only there to be asked how it ended.
     pub(super) is_gone: bool,
@@ -108,12 +110,14 @@ fn parse(text: &[u8]) -> Option<Stat> {
     let rest = std::str::from_utf8(text.get(end + 1..)?).ok()?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     let threads: i64 = fields.get(17)?.parse().ok()?;
+    // Between its end being asked for and its number being free, a process is shown with neither parent nor group.
+    let is_taken_away = *fields.get(2)? == "-1";
     Some(Stat {
         started_ticks: fields.get(19)?.parse().ok()?,
         parent: fields.get(1)?.parse().ok()?,
-        group: fields.get(2)?.parse().ok()?,
+        group: if is_taken_away { 0 } else { fields.get(2)?.parse().ok()? },
         // The first thread may have ended before the others, which still hold the memory.
-        is_gone: matches!(*fields.first()?, "Z" | "X" | "x") && threads <= 1,
+        is_gone: is_taken_away || matches!(*fields.first()?, "Z" | "X" | "x") && threads <= 1,
     })
 }
 
@@ -142,6 +146,17 @@ mod tests {
         let is_gone = |state, threads| parse(line("x", state, threads).as_bytes()).unwrap().is_gone;
         assert!(is_gone("Z", 1) && is_gone("X", 0));
         assert!(!is_gone("Z", 2) && !is_gone("D", 1) && !is_gone("T", 1));
+    }
+
+    /// As the kernel shows them whose parent has just asked how they ended, whatever their state.
+    #[test]
+    fn one_that_is_taken_away_is_gone() {
+        for state in ["X", "Z", "R"] {
+            let text =
+                format!("41 (x) {state} 0 -1 -1 0 -1 4 9 0 0 0 0 0 0 0 20 0 0 0 3175199 0 0 360 1 2\n");
+            let expected = Stat { started_ticks: 3_175_199, parent: 0, group: 0, is_gone: true };
+            assert_eq!(parse(text.as_bytes()), Some(expected), "{state}");
+        }
     }
 
     #[test]
