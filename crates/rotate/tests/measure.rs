@@ -9,7 +9,7 @@ use std::sync::Arc;
 use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeRequest};
 use poorwill_rotate::measure::{Devices, Memory, Meter, MeterError, Processes};
 use poorwill_rotate::policy::Gpu;
-use poorwill_testkit::watchdog::watched;
+use poorwill_testkit::watchdog::{eventually, watched};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -68,9 +68,11 @@ fn each_gpu_has_its_own() {
         assert!(gpus[1].free_bytes < GIB);
         // One that is named twice counts once, and none has less than nothing.
         let used = |pids: Vec<u32>| GIB - free(&with(GIB, pids));
-        let (once, twice) = (used(vec![one.id()]), used(vec![one.id(); 2]));
-        // Its share changes with whoever has the same library.
-        assert!(once > 0 && twice < once * 3 / 2, "{once} {twice}");
+        // It may not have come to rest, and its share changes with whoever has the same library.
+        eventually("it counts once", || {
+            let (once, twice) = (used(vec![one.id()]), used(vec![one.id(); 2]));
+            once > 0 && twice < once * 3 / 2
+        });
         assert_eq!(free(&with(1, vec![one.id()])), 0);
         assert_eq!(measured(&meter, &[]), Ok(Vec::new()));
         one.kill().unwrap();
@@ -86,7 +88,7 @@ fn who_has_ended_holds_nothing() {
         assert!(free(&meter) < GIB);
         one.kill().unwrap();
         // Whether it was asked how, or not yet.
-        poorwill_testkit::watchdog::eventually("it ends", || free(&meter) == GIB);
+        eventually("it ends", || free(&meter) == GIB);
         one.wait().unwrap();
         assert_eq!(free(&meter), GIB);
     });

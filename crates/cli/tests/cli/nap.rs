@@ -221,17 +221,19 @@ fn files_that_change_during_the_nap_are_found() {
     folder.write_tensor("x.safetensors", "w", 3_000_000);
     let last = fs::metadata(folder.join("x.safetensors")).unwrap().len() - 1;
     let args = ["nap", "x.safetensors", "--cycles", "4000000000", "--json"];
-    let mut nap = command(folder.path(), args).spawn().unwrap();
+    let nap = command(folder.path(), args).spawn().unwrap();
+    // Read meanwhile, so that a long report does not keep it from ending.
+    let ended = thread::spawn(move || nap.wait_with_output());
     let file = OpenOptions::new().write(true).open(folder.join("x.safetensors")).unwrap();
     // Whenever the file was loaded, the last byte is another one soon.
     for value in (0..=u8::MAX).cycle() {
-        if nap.try_wait().unwrap().is_some() {
+        if ended.is_finished() {
             break;
         }
         file.write_all_at(&[value], last).unwrap();
         thread::sleep(Duration::from_millis(20));
     }
-    let ran = Ran::from(nap.wait_with_output().unwrap());
+    let ran = Ran::from(ended.join().unwrap().unwrap());
     assert_eq!(ran.code, 1);
     assert!(ran.stderr.starts_with("error: not verified: tensor \"w\""), "{}", ran.stderr);
     let report = ran.json();

@@ -160,9 +160,8 @@ fn starting(world: &mut World) -> Rotator {
     world.models[0].is_slow = true;
     let rotator = world.start(&[]);
     world.order(&["wake", "amber"]).succeeded();
-    // It has a process from a moment before it is written down on.
-    until(&rotator, "it is written down", || world.folder.join("state/amber.json").exists());
-    assert_eq!(world.models[0].is_sleeping(), None);
+    // It listens two seconds later.
+    until(&rotator, "its process is written down", || world.engine("amber").is_some());
     rotator
 }
 
@@ -202,7 +201,7 @@ fn wrongs_nobody(lie: &'static str) {
     world.models[0] = Model::lying("amber", lie);
     // What hangs does so for ever.
     world.models[0].lines = "[model.rules]\nsleep_max = \"2s\"\nwake_max = \"2s\"\ncanary_max = \"4s\"\n\
-                             start_max = \"20s\"\nwait_max = \"10s\"\n"
+                             start_max = \"20s\"\nwait_max = \"20s\"\n"
         .to_owned();
     let truth = ["amber", "birch"].map(|name| world.truth(name, &PROMPTS, world::TOKENS));
     let rotator = world.start(&[]);
@@ -395,7 +394,7 @@ fn orders_of_operators_are_carried_out() {
 #[test]
 fn the_demo_lies_and_answers_no_question_wrong() {
     let world = World::new("0", Vec::new());
-    let ran = world.run(&["rotate", "--demo", "--lasts", "8s", "--json"]);
+    let ran = world.run(&["rotate", "--demo", "--lasts", "20s", "--json"]);
     assert_eq!(ran.code, 0, "{ran:?}");
     let report = ran.json();
     assert_eq!(report["wrong"], 0, "{report}");

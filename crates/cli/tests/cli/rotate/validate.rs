@@ -57,8 +57,8 @@ fn liars_do_not_pass_though_no_answer_is_wrong() {
         assert!(walked["because"].as_str().unwrap().contains("started again"), "{walked}");
         assert_eq!(world.now(name)["starts"], 2, "{}", rotator.log());
     }
-    let because = walked(&ran, "birch")["because"].to_string();
-    assert!(because.contains("canary"), "{because}");
+    // Who looks now and then may have missed why.
+    assert!(rotator.log().contains("its canary came out otherwise"), "{}", rotator.log());
     for Model { name, .. } in &world.models {
         assert_eq!([world.say(name, PROMPT)], world.truth(name, &[PROMPT], TOKENS)[..]);
     }

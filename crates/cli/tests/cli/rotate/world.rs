@@ -114,7 +114,7 @@ impl World {
             "state = {:?}\n[front]\nlisten = \"127.0.0.1:{}\"\n{keys}[control]\nlisten = \"127.0.0.1:{}\"\n{keys}\
              [memory]\nmeasure = \"processes\"\ngpu = \"{}\"\n\
              [every_model]\nresidence_min = \"50ms\"\nturn_max = \"500ms\"\nslack = \"4MiB\"\nwait_max = \"90s\"\n\
-             sleep_max = \"20s\"\nrelease_max = \"2s\"\nwake_max = \"20s\"\ncanary_max = \"20s\"\nstart_max = \"60s\"\n\
+             sleep_max = \"20s\"\nrelease_max = \"4s\"\nwake_max = \"20s\"\ncanary_max = \"20s\"\nstart_max = \"60s\"\n\
              stop_max = \"10s\"\npause_min = \"100ms\"\npause_max = \"1s\"\n",
             self.folder.join("state"),
             self.front,
