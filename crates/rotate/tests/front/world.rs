@@ -319,6 +319,11 @@ impl Wire {
         all
     }
 
+    /// Waits until something has come, which is left where it is, or nothing will come any more.
+    pub(crate) async fn has_more(&self) -> bool {
+        !self.got.is_empty() || self.stream.peek(&mut [0]).await.is_ok_and(|bytes| bytes > 0)
+    }
+
     /// A message with `Content-Length`, or without a body.
     pub(crate) async fn message(&mut self) -> (Head, Vec<u8>) {
         let head = self.head().await;
