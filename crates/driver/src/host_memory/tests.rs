@@ -260,10 +260,8 @@ fn what_is_held_is_what_was_asked_for() {
         // The same again takes no call.
         let calls = accounts.calls.load(Ordering::Relaxed);
         drop(wait_for_all(arena.alloc_all(&sizes).unwrap()));
-        assert_eq!(
-            (accounts.calls.load(Ordering::Relaxed), arena.info().held_bytes),
-            (calls, info.held_bytes)
-        );
+        let again = (accounts.calls.load(Ordering::Relaxed), arena.info().held_bytes);
+        assert_eq!(again, (calls, info.held_bytes));
         arena.trim();
         assert_eq!((accounts.mapped_bytes(), accounts.locked_bytes(), arena.info().held_bytes), (0, 0, 0));
     }
@@ -591,9 +589,7 @@ fn nobody_waits_for_what_was_dropped() {
     let (arena, accounts) = pretended(options(&files, None));
     // Nobody makes any before all but the last are dropped.
     let asking = arena.asking.lock().unwrap();
-    let mut pending = arena.alloc_all(&vec![64 * MIB; 2000]).unwrap();
-    let last = pending.split_off(1999);
-    drop(pending);
+    let last = arena.alloc_all(&vec![64 * MIB; 2000]).unwrap().split_off(1999);
     drop(asking);
     assert_eq!(wait_for_all(last).len(), 1);
     arena.close();
