@@ -74,7 +74,7 @@ fn a_thousand_cycles_leave_nothing_behind() {
                     here()
                 });
                 let mut last = here();
-                for look in looks {
+                for look in looks.take(1000) {
                     if look == last {
                         break;
                     }

@@ -38,6 +38,19 @@ fn asleep(driver: Arc<dyn Driver>) -> Tenant {
     tenant
 }
 
+/// A driver that tells whenever somebody asks what is free.
+fn telling(device: &TestDevice) -> (Arc<dyn Driver>, mpsc::Receiver<()>) {
+    let (tell, told) = mpsc::channel();
+    let driver = ScriptedDriver::new(device.driver(), move |call| {
+        if call.op == Op::MemoryInfo {
+            // Behind the test's end nobody listens.
+            let _ = tell.send(());
+        }
+        Verdict::Pass
+    });
+    (Arc::new(driver), told)
+}
+
 /// Another pool that has so many granules of the device.
 fn other(device: &TestDevice, granules: u64) -> Pool {
     let pool = Pool::new(device.driver(), config()).unwrap();
@@ -84,15 +97,8 @@ fn a_refused_wake_holds_nothing_and_can_be_repeated() {
 fn a_wake_with_a_deadline_waits_for_what_others_give_back() {
     watched(|| {
         let device = TestDevice::open(32);
-        let (tell, told) = mpsc::channel();
-        let driver = ScriptedDriver::new(device.driver(), move |call| {
-            if call.op == Op::MemoryInfo {
-                // Behind the test's end nobody listens.
-                let _ = tell.send(());
-            }
-            Verdict::Pass
-        });
-        let tenant = asleep(Arc::new(driver));
+        let (driver, told) = telling(&device);
+        let tenant = asleep(driver);
         let other = other(&device, 20);
         told.try_iter().for_each(drop);
         let leaver = thread::spawn(move || {
@@ -115,15 +121,8 @@ fn a_wake_with_a_deadline_waits_for_what_others_give_back() {
 fn a_wake_that_waits_leaves_asleep_what_falls_asleep_meanwhile() {
     watched(|| {
         let device = TestDevice::open(32);
-        let (tell, told) = mpsc::channel();
-        let driver = ScriptedDriver::new(device.driver(), move |call| {
-            if call.op == Op::MemoryInfo {
-                // Behind the test's end nobody listens.
-                let _ = tell.send(());
-            }
-            Verdict::Pass
-        });
-        let tenant = asleep(Arc::new(driver));
+        let (driver, told) = telling(&device);
+        let tenant = asleep(driver);
         let (pool, granule) = (Arc::clone(&tenant.pool), tenant.granule());
         // Too large to be awake beside the others.
         let kv = pool.alloc(&AllocRequest::new(20 * granule, Tag::kv_cache())).unwrap();
