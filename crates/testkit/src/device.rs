@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use poorwill_core::Driver;
 use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice};
 
+use crate::effort::Effort;
 use crate::slice::Slice;
 use crate::watchdog::eventually;
 
@@ -77,16 +78,36 @@ impl Kind {
         !matches!(self, Self::Cuda(_))
     }
 
-    /// One in so many cases is enough, where a granule is 2 MiB and bytes really move.
+    /// One of so many injected failures is enough: of each on the host device, of fewer where the same code has run
+    /// on it before or where 2 MiB really move, and of fewer still in a quick run. Strides are primes, so that they
+    /// stay out of step with what repeats.
     #[must_use]
     pub fn stride(self) -> usize {
-        if matches!(self, Self::Cuda(_)) { 10 } else { 1 }
+        self.stride_of(Effort::of_this_run())
     }
 
-    /// How many of `cases` to run: at least one.
+    fn stride_of(self, effort: Effort) -> usize {
+        match (self, effort) {
+            (_, Effort::Long) | (Self::Host, Effort::Usual) => 1,
+            (Self::Host, Effort::Quick) | (Self::Fake, Effort::Usual) => 7,
+            (Self::Cuda(_), Effort::Usual) => 11,
+            (Self::Fake | Self::Cuda(_), Effort::Quick) => 37,
+        }
+    }
+
+    /// How many of the `usual` random cases to run: at least one.
     #[must_use]
-    pub fn cases(self, cases: u32) -> u32 {
-        cases.div_ceil(u32::try_from(self.stride()).unwrap())
+    pub fn cases(self, usual: u32) -> u32 {
+        self.cases_of(Effort::of_this_run(), usual)
+    }
+
+    fn cases_of(self, effort: Effort, usual: u32) -> u32 {
+        let share = match self {
+            Self::Host => 1,
+            Self::Fake => 4,
+            Self::Cuda(_) => 10,
+        };
+        effort.cases(usual.div_ceil(share))
     }
 }
 
@@ -293,7 +314,11 @@ mod tests {
 
     #[test]
     fn fewer_cases_are_still_some() {
-        assert_eq!([Kind::Host, Kind::Fake].map(|kind| kind.cases(100)), [100, 100]);
-        assert_eq!([100, 9, 1].map(|cases| Kind::Cuda(0).cases(cases)), [10, 1, 1]);
+        let kinds = [Kind::Host, Kind::Fake, Kind::Cuda(0)];
+        assert_eq!(kinds.map(|kind| kind.cases_of(Effort::Usual, 100)), [100, 25, 10]);
+        assert_eq!(kinds.map(|kind| kind.cases_of(Effort::Quick, 100)), [10, 3, 1]);
+        assert_eq!(kinds.map(|kind| kind.cases_of(Effort::Quick, 1)), [1, 1, 1]);
+        assert_eq!(kinds.map(|kind| kind.stride_of(Effort::Usual)), [1, 7, 11]);
+        assert_eq!(kinds.map(|kind| kind.stride_of(Effort::Long)), [1, 1, 1]);
     }
 }

@@ -8,6 +8,7 @@
 //! - [`gated`]: work that is held back until a test lets it pass.
 //! - [`mod@slice`]: a device of so many granules, cut out of a larger one.
 //! - [`device`]: the device that the tests of a run are about, as the environment names it.
+//! - [`effort`]: how hard the tests of a run try, as the environment names it.
 //! - [`model`]: a pool so simple that it is right, to compare the real one with.
 //! - [`stores`]: backups that are kept in other ways than in host memory of the driver.
 //! - [`tenant`]: blocks of a pool whose bytes are known.
@@ -21,6 +22,7 @@ pub mod capture;
 pub mod contract;
 #[cfg(target_os = "linux")]
 pub mod device;
+pub mod effort;
 pub mod faults;
 mod forward;
 pub mod gated;

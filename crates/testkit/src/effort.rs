@@ -1,0 +1,93 @@
+//! How hard the tests of a run try: how many random cases, how many of a row of injected failures.
+//!
+//! `POORWILL_EFFORT` is `quick` (a developer's run), `usual` (what every change has to pass, and what a run without
+//! the variable does) or `long` (a night). Every test states its usual number; this module scales it.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The environment variable that names the effort.
+pub const VARIABLE: &str = "POORWILL_EFFORT";
+
+/// How hard the tests of a run try.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effort {
+    /// A tenth of the usual cases.
+    Quick,
+    /// The cases that a test states.
+    Usual,
+    /// Twenty times as many.
+    Long,
+}
+
+impl Effort {
+    /// What the environment names.
+    ///
+    /// # Panics
+    /// When that is none.
+    #[must_use]
+    pub fn of_this_run() -> Self {
+        match std::env::var(VARIABLE) {
+            Ok(text) => text.parse().unwrap_or_else(|error| panic!("{error}")),
+            Err(std::env::VarError::NotPresent) => Self::Usual,
+            Err(error) => panic!("{VARIABLE}: {error}"),
+        }
+    }
+
+    /// How many of `usual` cases to run: at least one.
+    #[must_use]
+    pub fn cases(self, usual: u32) -> u32 {
+        match self {
+            Self::Quick => usual.div_ceil(10),
+            Self::Usual => usual,
+            Self::Long => usual.saturating_mul(20),
+        }
+    }
+}
+
+impl FromStr for Effort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "quick" => Ok(Self::Quick),
+            "usual" => Ok(Self::Usual),
+            "long" => Ok(Self::Long),
+            _ => Err(format!("{VARIABLE} is `{text}`; it can be quick, usual or long")),
+        }
+    }
+}
+
+impl fmt::Display for Effort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Quick => "quick",
+            Self::Usual => "usual",
+            Self::Long => "long",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn efforts_have_names() {
+        for effort in [Effort::Quick, Effort::Usual, Effort::Long] {
+            assert_eq!(effort.to_string().parse(), Ok(effort));
+        }
+        for text in ["", "Quick", "hard", "10"] {
+            let error = text.parse::<Effort>().unwrap_err();
+            assert!(error.contains(VARIABLE) && error.contains("quick, usual or long"), "{error}");
+        }
+    }
+
+    #[test]
+    fn fewer_cases_are_still_some() {
+        let cases = |usual| [Effort::Quick, Effort::Usual, Effort::Long].map(|effort| effort.cases(usual));
+        assert_eq!(cases(100), [10, 100, 2000]);
+        assert_eq!(cases(1), [1, 1, 20]);
+        assert_eq!(cases(u32::MAX)[2], u32::MAX);
+    }
+}
