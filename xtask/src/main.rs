@@ -21,6 +21,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use self::bench::{BENCHES, Bench};
+use self::test::Tier;
 
 const USAGE: &str = "\
 The developer's commands.
@@ -28,10 +29,12 @@ The developer's commands.
 Usage: cargo xtask COMMAND
 
 Commands:
-  test [-- ARGS]  build and run every test of the workspace: unit, integration, documentation;
-                  the promises again over the fake CUDA library, and on an NVIDIA GPU if one is here;
-                  rotation's page in a browser, and the Python package's, if such are here;
+  test [-- ARGS]  build and run the tests of a developer's day: every promise on the host device, over the fake
+                  CUDA library and on an NVIDIA GPU if one is here, documentation, and the Python package;
                   ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core pool`
+  test --full     everything: usual cases of random tests, long tests, rotation's page in a browser, the
+                  Python package over PyTorch and against vLLM's sources (4 GB to fetch, once), the wheels
+  test --rest     what --full has beyond a quick run that has passed here
   python [-- ARGS]
                   the Python package alone: build it, run its tests, check its types;
                   ARGS go to `pytest`: `cargo xtask python -- -k fork`
@@ -46,7 +49,14 @@ Commands:
   lint            formatting, clippy, documentation, a check for aarch64, and the style of the Python
 
 Options:
-  -h, --help      print this";
+  -h, --help      print this
+
+Environment:
+  POORWILL_EFFORT=quick|usual|long
+                  how hard random tests try: a tenth of the usual cases (what `test` does), the usual ones
+                  (`test --full`), or twenty times as many
+  POORWILL_TEST_DEVICE=host|fake|cuda:N
+                  for `test -- ARGS`: what the tests of promises run on";
 
 const WRONG_USAGE: u8 = 2;
 
@@ -64,9 +74,10 @@ fn main() -> ExitCode {
             steps::say(USAGE);
             Ok(())
         }
-        Request::Test { cargo_args } => test::run(cargo_args),
+        Request::Test(tier) => test::run(*tier),
+        Request::Chosen { cargo_args } => test::run_chosen(cargo_args),
         Request::Python { pytest_args } => python::run(pytest_args),
-        Request::Dist => dist::run(),
+        Request::Dist => dist::run().map(drop),
         Request::Vllm => vllm::run(),
         Request::Lint => lint::run(),
         Request::Picture => picture::run(),
@@ -79,7 +90,7 @@ fn main() -> ExitCode {
             steps::note(&format!("xtask: {failure}"));
             // A benchmark reads its own arguments; cargo passes on what it exits with.
             let is_bench = matches!(request, Request::Bench { .. });
-            if is_bench && failure.exit_code() == Some(WRONG_USAGE.into()) {
+            if failure.is_usage() || is_bench && failure.exit_code() == Some(WRONG_USAGE.into()) {
                 ExitCode::from(WRONG_USAGE)
             } else {
                 ExitCode::FAILURE
@@ -92,7 +103,8 @@ fn main() -> ExitCode {
 #[derive(Debug, PartialEq)]
 enum Request {
     Help,
-    Test { cargo_args: Vec<OsString> },
+    Test(Tier),
+    Chosen { cargo_args: Vec<OsString> },
     Python { pytest_args: Vec<OsString> },
     Dist,
     Vllm,
@@ -110,9 +122,15 @@ impl Request {
             return Ok(Request::Help);
         }
         match (command.to_str(), rest) {
-            (Some("test"), []) => Ok(Request::Test { cargo_args: Vec::new() }),
+            (Some("test"), []) => Ok(Request::Test(Tier::Quick)),
+            (Some("test"), [tier]) if tier == "--full" => Ok(Request::Test(Tier::Full)),
+            (Some("test"), [tier]) if tier == "--rest" => Ok(Request::Test(Tier::Rest)),
+            (Some("test"), [dashes]) if dashes == "--" => Ok(Request::Test(Tier::Quick)),
             (Some("test"), [dashes, cargo_args @ ..]) if dashes == "--" => {
-                Ok(Request::Test { cargo_args: cargo_args.to_vec() })
+                Ok(Request::Chosen { cargo_args: cargo_args.to_vec() })
+            }
+            (Some("test"), [tier, ..]) if tier.to_string_lossy().starts_with("--") => {
+                Err(UsageError::UnknownTier(tier.clone()))
             }
             (Some("python"), []) => Ok(Request::Python { pytest_args: Vec::new() }),
             (Some("python"), [dashes, pytest_args @ ..]) if dashes == "--" => {
@@ -143,6 +161,7 @@ impl Request {
 enum UsageError {
     NoCommand,
     UnknownCommand(OsString),
+    UnknownTier(OsString),
     BeforeDashes { command: String, argument: OsString },
     Unexpected(OsString),
     NoBench,
@@ -163,6 +182,12 @@ impl fmt::Display for UsageError {
                      as in `cargo xtask {command} -- {argument}`"
                 )
             }
+            UsageError::UnknownTier(tier) => write!(
+                f,
+                "no tier `{}`: `cargo xtask test` is the quick one, `--full` everything, `--rest` the difference; \
+                 arguments for `cargo test` go after `--`",
+                tier.display()
+            ),
             UsageError::Unexpected(argument) => {
                 write!(f, "unexpected `{}`: this command takes no arguments", argument.display())
             }
@@ -188,7 +213,10 @@ mod tests {
 
     #[test]
     fn commands_are_recognised() {
-        assert_eq!(parse(&["test"]), Ok(Request::Test { cargo_args: vec![] }));
+        assert_eq!(parse(&["test"]), Ok(Request::Test(Tier::Quick)));
+        assert_eq!(parse(&["test", "--"]), Ok(Request::Test(Tier::Quick)));
+        assert_eq!(parse(&["test", "--full"]), Ok(Request::Test(Tier::Full)));
+        assert_eq!(parse(&["test", "--rest"]), Ok(Request::Test(Tier::Rest)));
         assert_eq!(parse(&["python"]), Ok(Request::Python { pytest_args: vec![] }));
         assert_eq!(parse(&["dist"]), Ok(Request::Dist));
         assert_eq!(parse(&["vllm"]), Ok(Request::Vllm));
@@ -208,8 +236,7 @@ mod tests {
     #[test]
     fn arguments_after_the_dashes_are_cargos() {
         let cargo_args = ["pool", "--", "--nocapture"].map(OsString::from).to_vec();
-        assert_eq!(parse(&["test", "--", "pool", "--", "--nocapture"]), Ok(Request::Test { cargo_args }));
-        assert_eq!(parse(&["test", "--"]), Ok(Request::Test { cargo_args: vec![] }));
+        assert_eq!(parse(&["test", "--", "pool", "--", "--nocapture"]), Ok(Request::Chosen { cargo_args }));
         let pytest_args = ["-k", "fork"].map(OsString::from).to_vec();
         assert_eq!(parse(&["python", "--", "-k", "fork"]), Ok(Request::Python { pytest_args }));
         for (command, taker) in [("test", "`cargo test`"), ("python", "`pytest`")] {
@@ -225,6 +252,8 @@ mod tests {
     fn wrong_usage_is_refused() {
         assert_eq!(parse(&[]), Err(UsageError::NoCommand));
         assert_eq!(parse(&["tset"]), Err(UsageError::UnknownCommand("tset".into())));
+        assert_eq!(parse(&["test", "--quick"]), Err(UsageError::UnknownTier("--quick".into())));
+        assert_eq!(parse(&["test", "--full", "core"]), Err(UsageError::UnknownTier("--full".into())));
         assert_eq!(parse(&["bench"]), Err(UsageError::NoBench));
         assert_eq!(parse(&["bench", "walk"]), Err(UsageError::UnknownBench("walk".into())));
         assert_eq!(parse(&["lint", "core"]), Err(UsageError::Unexpected("core".into())));

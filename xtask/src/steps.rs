@@ -134,11 +134,18 @@ pub(crate) enum Failure {
     Skipped { typed: String, skipped: u64 },
     Fetch { what: String, cause: Box<Failure> },
     Missing { what: String },
+    Usage { problem: String },
+    Parts { failed: Vec<String> },
     File { path: PathBuf, cause: io::Error },
     Content { path: PathBuf, problem: String },
 }
 
 impl Failure {
+    /// Whether what was asked for is no such thing.
+    pub(crate) fn is_usage(&self) -> bool {
+        matches!(self, Failure::Usage { .. })
+    }
+
     /// What the step's command exited with, if it ran to its end.
     pub(crate) fn exit_code(&self) -> Option<i32> {
         match self {
@@ -173,6 +180,10 @@ impl fmt::Display for Failure {
             }
             Failure::Missing { what } => {
                 write!(f, "{what}; install it, for under continuous integration (`CI`) nothing is skipped")
+            }
+            Failure::Usage { problem } => f.write_str(problem),
+            Failure::Parts { failed } => {
+                write!(f, "failed, with the reasons above: {}", failed.join("; "))
             }
             Failure::File { path, cause } => write!(f, "cannot read or write {}: {cause}", path.display()),
             Failure::Content { path, problem } => write!(f, "{}: {problem}", path.display()),

@@ -5,9 +5,12 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Once;
 
 /// The environment variable that names the effort.
 pub const VARIABLE: &str = "POORWILL_EFFORT";
+
+static SAID: Once = Once::new();
 
 /// How hard the tests of a run try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,11 +30,14 @@ impl Effort {
     /// When that is none.
     #[must_use]
     pub fn of_this_run() -> Self {
-        match std::env::var(VARIABLE) {
+        let effort = match std::env::var(VARIABLE) {
             Ok(text) => text.parse().unwrap_or_else(|error| panic!("{error}")),
             Err(std::env::VarError::NotPresent) => Self::Usual,
             Err(error) => panic!("{VARIABLE}: {error}"),
-        }
+        };
+        // `cargo xtask test --rest` runs those tests again that have said this.
+        SAID.call_once(|| eprintln!("poorwill effort: {effort}"));
+        effort
     }
 
     /// How many of `usual` cases to run: at least one.

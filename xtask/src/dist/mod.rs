@@ -34,7 +34,8 @@ pub(crate) const TOOLS: Tools = Tools {
 /// What wheels are built for, by Rust's name and a wheel's tag alike.
 const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];
 
-pub(crate) fn run() -> Result<(), Failure> {
+/// Makes the wheels; `Some` says why there are none.
+pub(crate) fn run() -> Result<Option<String>, Failure> {
     let start = Instant::now();
     match dist() {
         Ok(made) => {
@@ -42,10 +43,9 @@ pub(crate) fn run() -> Result<(), Failure> {
             for path in made.wheels {
                 say(&path.display().to_string());
             }
-            Ok(())
+            Ok(None)
         }
-        // It has been said, and there is nothing else to say.
-        Err(unready) => unready.skip("no wheel built").map(drop),
+        Err(unready) => unready.skip("no wheel built").map(Some),
     }
 }
 

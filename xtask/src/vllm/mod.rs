@@ -6,13 +6,12 @@
 
 mod sources;
 
-use std::ffi::OsString;
-
 use self::sources::Sources;
 use crate::python::environment::Environment;
-use crate::python::{self, TOOLS};
+use crate::python::{self, TOOLS, Tested, package};
 use crate::steps::{Failure, say};
 use crate::test::Tally;
+use crate::test::build::{Built, build};
 
 /// What the plugin is held against; `TESTED` in Python.
 const VERSIONS: [&str; 2] = ["0.20.2", "0.33.0"];
@@ -27,33 +26,44 @@ const TESTS: [&str; 3] = [
 ];
 
 pub(crate) fn run() -> Result<(), Failure> {
+    match test(&build()?)? {
+        Tested::Ran { tally } => {
+            say(&format!("xtask vllm: {tally}, against vLLM {}", VERSIONS.join(" and ")));
+        }
+        // It is said, and there is nothing else to say.
+        Tested::Skipped { why: _ } => {}
+    }
+    Ok(())
+}
+
+/// Holds the package, as it was built, against vLLM's sources.
+pub(crate) fn test(built: &Built) -> Result<Tested, Failure> {
     let environment = match Environment::ready(TOOLS) {
         Ok(environment) => environment,
-        // It is said, and there is nothing else to say.
-        Err(unready) => return unready.skip("the plugin for vLLM not tested").map(drop),
+        Err(unready) => {
+            return unready.skip("the plugin for vLLM not tested").map(|why| Tested::Skipped { why });
+        }
     };
     for version in VERSIONS {
         Sources::of(version, &environment).ready(&environment)?;
     }
-    python::install(&environment)?;
-    let (_, fake) = python::fake()?;
+    package::install(&environment, &built.native)?;
     let folder = sources::folder(&environment).to_string_lossy().into_owned();
     let mut tally = Tally::default();
-    let pytest = python::pytest(&environment, &TESTS, &Vec::<OsString>::new()).env(VARIABLE, &folder);
-    let pytest = pytest.env(python::FAKE, &fake);
+    let pytest = python::pytest(&environment, &TESTS, &[]).env(VARIABLE, &folder);
+    let pytest = pytest.env(python::FAKE, &built.fake.to_string_lossy());
     let typed = pytest.typed().to_owned();
     pytest.run_watched(|line| tally.add_pytest(line))?;
     whole(tally, typed)?;
-    say(&format!("xtask vllm: {tally}, against vLLM {}", VERSIONS.join(" and ")));
-    Ok(())
+    Ok(Tested::Ran { tally })
 }
 
 /// Tests of which some did not run have not shown what they are for.
 fn whole(tally: Tally, typed: String) -> Result<(), Failure> {
     match tally {
         Tally { passed: 0, .. } => Err(Failure::NoTests { typed }),
-        Tally { ignored: 0, .. } => Ok(()),
-        Tally { ignored: skipped, .. } => Err(Failure::Skipped { typed, skipped }),
+        Tally { skipped: 0, .. } => Ok(()),
+        Tally { skipped, .. } => Err(Failure::Skipped { typed, skipped }),
     }
 }
 
@@ -74,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_test_that_was_skipped_is_a_failure() {
-        let tally = |passed, ignored| Tally { passed, failed: 0, ignored };
+        let tally = |passed, skipped| Tally { passed, failed: 0, skipped };
         assert!(whole(tally(3, 0), "pytest".to_owned()).is_ok());
         let said = whole(tally(3, 2), "pytest".to_owned()).unwrap_err().to_string();
         assert!(said.starts_with("`pytest` skipped 2 of its tests"), "{said}");

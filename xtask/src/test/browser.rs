@@ -1,0 +1,56 @@
+//! Whether there is what rotation's page is tried in: Chromium, with the driver of its own version.
+
+use std::process::{Command, Stdio};
+
+/// Any of these is Chromium.
+const BROWSERS: [&str; 3] = ["chromium", "google-chrome", "chromium-browser"];
+const DRIVER: &str = "chromedriver";
+
+pub(super) const MISSING: &str = "no Chromium with its chromedriver here (Debian's packages chromium and chromium-driver): \
+     rotation's page was not tried in a browser";
+
+/// A driver drives browsers of its own version.
+pub(super) fn is_here() -> bool {
+    are_here(major_of)
+}
+
+fn are_here(major_of: impl Fn(&str) -> Option<u32>) -> bool {
+    let browser = BROWSERS.into_iter().find_map(&major_of);
+    browser.is_some() && browser == major_of(DRIVER)
+}
+
+/// The major version that a program says it has; nothing where there is none that runs.
+fn major_of(program: &str) -> Option<u32> {
+    let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    output.status.success().then(|| major_in(&said)).flatten()
+}
+
+fn major_in(said: &str) -> Option<u32> {
+    said.split_whitespace().find_map(|word| word.split_once('.')?.0.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_browser_counts_with_the_driver_of_its_version() {
+        for (here, is_enough) in [
+            (&[("chromium", 156), ("chromedriver", 156)][..], true),
+            (&[("google-chrome", 156), ("chromedriver", 156)], true),
+            (&[("chromium", 156), ("chromedriver", 140)], false),
+            (&[("chromium", 156)], false),
+            (&[("chromedriver", 156)], false),
+            (&[], false),
+        ] {
+            let major_of =
+                |program: &str| here.iter().find(|(name, _)| *name == program).map(|(_, major)| *major);
+            assert_eq!(are_here(major_of), is_enough, "{here:?}");
+        }
+        assert_eq!(major_in("Chromium 156.0.8078.79 built on Debian"), Some(156));
+        assert_eq!(major_in("ChromeDriver 140.1 (a.b)"), Some(140));
+        assert_eq!(major_in("no version"), None);
+        assert_eq!(major_of("poorwill-no-such-program"), None);
+    }
+}

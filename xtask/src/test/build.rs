@@ -1,0 +1,132 @@
+//! The one build of a run: every test program of the workspace, and the two libraries that Python's tests load.
+//!
+//! All of it is one call of cargo, so that every crate is compiled once, with one set of features. A second call with
+//! another choice of packages would compile most of the tree again.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::bench::peer_packages;
+use crate::steps::{Failure, Step, note};
+
+/// The library of the Python package, as cargo names it.
+const NATIVE: &str = "_native";
+
+/// The library that stands in for NVIDIA's driver.
+const FAKE: &str = "poorwill_fake_libcuda";
+
+/// What was built.
+#[derive(Debug)]
+pub(crate) struct Built {
+    pub(super) programs: Vec<Program>,
+    /// The Python package's native module.
+    pub(crate) native: PathBuf,
+    /// The fake CUDA library.
+    pub(crate) fake: PathBuf,
+    /// How long it took.
+    pub(crate) took: Duration,
+}
+
+/// One test program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Program {
+    pub(super) package: String,
+    /// Cargo's name of the target: `promises`, or of the unit tests the crate's.
+    pub(super) target: String,
+    /// The package's folder, in which its tests run.
+    pub(super) folder: PathBuf,
+    pub(super) path: PathBuf,
+}
+
+/// Builds everything.
+pub(crate) fn build() -> Result<Built, Failure> {
+    let mut arguments = vec!["build", "--workspace"];
+    for package in peer_packages() {
+        arguments.extend(["--exclude", package]);
+    }
+    arguments.extend(["--lib", "--tests", "--locked", "--message-format=json-render-diagnostics"]);
+    let step = Step::cargo(arguments);
+    let typed = step.typed().to_owned();
+    note(&format!("==> {typed}"));
+    let start = Instant::now();
+    let messages = step.output()?;
+    let took = start.elapsed();
+    note(&format!("--- done in {:.1} s", took.as_secs_f64()));
+    read(&messages, took).ok_or(Failure::NoTests { typed })
+}
+
+/// What cargo says that it built; nothing where a program or library is missing.
+fn read(messages: &str, took: Duration) -> Option<Built> {
+    let (mut programs, mut native, mut fake) = (Vec::new(), None, None);
+    for message in messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        if message["reason"] != "compiler-artifact" {
+            continue;
+        }
+        let Some(target) = message["target"]["name"].as_str() else { continue };
+        if message["profile"]["test"] == true {
+            programs.extend(program(&message, target));
+        } else if target == NATIVE {
+            native = shared_library(&message);
+        } else if target == FAKE {
+            fake = shared_library(&message);
+        }
+    }
+    let (native, fake) = (native?, fake?);
+    (!programs.is_empty()).then_some(Built { programs, native, fake, took })
+}
+
+fn program(message: &Value, target: &str) -> Option<Program> {
+    let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
+    let (_, package) = message["package_id"].as_str()?.rsplit_once(['#', '/'])?;
+    let package = package.split('@').next()?.to_owned();
+    // Of a package whose folder has its name, the identifier tells the version only.
+    let package = if package.starts_with(|c: char| c.is_ascii_digit()) {
+        folder.file_name()?.to_string_lossy().into_owned()
+    } else {
+        package
+    };
+    let path = message["executable"].as_str()?.into();
+    Some(Program { package, target: target.to_owned(), folder, path })
+}
+
+fn shared_library(message: &Value) -> Option<PathBuf> {
+    let files = message["filenames"].as_array()?.iter().filter_map(Value::as_str);
+    files.map(PathBuf::from).find(|file| file.extension().is_some_and(|ending| ending == "so"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROGRAM: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p/crates/core#poorwill-core@0.1.0","manifest_path":"/p/crates/core/Cargo.toml","target":{"name":"promises"},"profile":{"test":true},"filenames":["/p/target/debug/deps/promises-1"],"executable":"/p/target/debug/deps/promises-1"}"#;
+    const OWN_NAME: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p/xtask#0.1.0","manifest_path":"/p/xtask/Cargo.toml","target":{"name":"tidy"},"profile":{"test":true},"filenames":[],"executable":"/p/t"}"#;
+
+    fn library(name: &str) -> String {
+        format!(
+            r#"{{"reason":"compiler-artifact","target":{{"name":"{name}"}},"profile":{{"test":false}},"filenames":["/t/lib{name}.rlib","/t/lib{name}.so"],"executable":null}}"#
+        )
+    }
+
+    #[test]
+    fn programs_and_libraries_are_found() {
+        let messages =
+            [PROGRAM, OWN_NAME, &library(NATIVE), &library(FAKE), r#"{"reason":"build-finished"}"#];
+        let built = read(&messages.join("\n"), Duration::ZERO).unwrap();
+        let [core, xtask] = &built.programs[..] else { panic!("{built:?}") };
+        assert_eq!((&core.package[..], &core.target[..]), ("poorwill-core", "promises"));
+        assert_eq!(core.folder, Path::new("/p/crates/core"));
+        assert_eq!(core.path, Path::new("/p/target/debug/deps/promises-1"));
+        assert_eq!((&xtask.package[..], &xtask.target[..]), ("xtask", "tidy"));
+        assert_eq!(built.native, Path::new("/t/lib_native.so"));
+        assert_eq!(built.fake, Path::new("/t/libpoorwill_fake_libcuda.so"));
+    }
+
+    #[test]
+    fn what_was_not_built_is_missed() {
+        for missing in [&[PROGRAM][..], &[&library(NATIVE), &library(FAKE)], &[PROGRAM, &library(FAKE)]] {
+            assert!(read(&missing.join("\n"), Duration::ZERO).is_none(), "{missing:?}");
+        }
+    }
+}

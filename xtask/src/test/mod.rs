@@ -1,0 +1,421 @@
+//! `cargo xtask test`: the tests of the workspace, in two tiers.
+//!
+//! The quick tier is what a newcomer and a developer run: every promise on the host device, those about devices over
+//! the fake CUDA library as well and on an NVIDIA GPU if one is here, documentation tests, and the Python package's.
+//! Random tests make a tenth of their usual cases. `--full` is all there is: usual cases, tests that take long, the
+//! page of rotation in a browser, the Python package over PyTorch itself and against vLLM's sources, and the wheels.
+//! `--rest` is what `--full` has beyond a quick run that has passed: `.ci/run` does one and then the other.
+//!
+//! One [`build`] makes every program, and the [`runner`] gives each test a process of its own. A failure keeps nothing
+//! else from being tested. The end says what was not run, and why.
+//!
+//! With arguments it is one `cargo test` that takes them, for the whole workspace unless they choose packages.
+//! Benchmarks that compile a peer are left out, for their peers are not ours to test: `cargo xtask lint` compiles
+//! them, and `cargo test --package` tests one.
+
+mod browser;
+pub(crate) mod build;
+mod runner;
+mod tally;
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub(crate) use self::tally::Tally;
+
+use self::build::{Built, Program, build};
+use self::runner::{DEVICE, Results, Test};
+use crate::bench::peer_packages;
+use crate::python::{self, Tested};
+use crate::steps::{Failure, Step, note, say};
+use crate::toolchain::target_folder;
+use crate::{dist, vllm};
+
+/// How much of the tests is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tier {
+    /// What a developer runs.
+    Quick,
+    /// Everything.
+    Full,
+    /// What `Full` has beyond a `Quick` that has passed.
+    Rest,
+}
+
+/// The variable that says how hard random tests try; `poorwill_testkit::effort` reads it.
+const EFFORT: &str = "POORWILL_EFFORT";
+const EFFORTS: [&str; 3] = ["quick", "usual", "long"];
+
+/// The programs whose tests can come out differently on each device.
+const PROMISES: &str = "promises";
+
+/// The programs whose tests are about the CUDA driver: over the fake library, or on a GPU.
+const CUDA: &str = "cuda";
+
+/// The tests that need a browser begin so.
+const PAGE: &str = "rotate::page::";
+
+/// Exists where NVIDIA's kernel driver shows a GPU.
+const GPU_IS_HERE: &str = "/dev/nvidiactl";
+const GPU: &str = "cuda:0";
+
+const NO_GPU: &str = "no NVIDIA GPU here: nothing was run on one";
+
+/// In cargo's target folder: what tests print, and which of them scale with the effort.
+const FOLDER: &str = "xtask-test";
+const SCALING: &str = "scaling.txt";
+
+/// How many tests the end names as the slowest.
+const SLOWEST: usize = 10;
+
+/// What came of the run so far.
+#[derive(Debug)]
+struct Run {
+    tier: Tier,
+    effort: String,
+    /// Of this run alone, in cargo's target folder.
+    folder: PathBuf,
+    results: Results,
+    /// Parts that failed, each with its reason.
+    failures: Vec<String>,
+    /// What was not run, each with its reason.
+    left_out: Vec<String>,
+}
+
+/// `cargo xtask test`, `--full` and `--rest`.
+pub(crate) fn run(tier: Tier) -> Result<(), Failure> {
+    let effort = effort(tier, std::env::var(EFFORT).ok())?;
+    let mut run = Run::begin(tier, effort)?;
+    let built = build()?;
+    let start = Instant::now();
+    run.programs(&built)?;
+    if tier != Tier::Rest {
+        run.documentation();
+        run.gpu(&built.programs);
+    }
+    run.python(&built);
+    if tier != Tier::Quick {
+        run.part("the plugin against vLLM's sources", vllm::test(&built));
+        run.wheels();
+    }
+    run.end(built.took, start.elapsed())
+}
+
+/// One `cargo test` that takes these arguments.
+pub(crate) fn run_chosen(cargo_args: &[OsString]) -> Result<(), Failure> {
+    let mut tally = Tally::default();
+    let took = Step::cargo(arguments(cargo_args)).run_watched(|line| tally.add(line))?;
+    say(&format!("xtask test: {tally}, ran in {:.1} s", took.as_secs_f64()));
+    Ok(())
+}
+
+/// How hard random tests try: as the environment says, otherwise as the tier has it.
+fn effort(tier: Tier, named: Option<String>) -> Result<String, Failure> {
+    match named {
+        Some(named) if EFFORTS.contains(&&*named) => Ok(named),
+        Some(named) => Err(Failure::Usage {
+            problem: format!("{EFFORT} is `{named}`; it can be {}", EFFORTS.join(", ")),
+        }),
+        None if tier == Tier::Quick => Ok("quick".to_owned()),
+        None => Ok("usual".to_owned()),
+    }
+}
+
+impl Run {
+    fn begin(tier: Tier, effort: String) -> Result<Run, Failure> {
+        let folder = target_folder()?.join(FOLDER);
+        if tier == Tier::Rest && !folder.join(SCALING).is_file() {
+            return Err(Failure::Usage {
+                problem: "`--rest` goes on where a quick run has passed, and there was none: \
+                          run `cargo xtask test` first, or `cargo xtask test --full`"
+                    .to_owned(),
+            });
+        }
+        fs::create_dir_all(&folder).map_err(|cause| Failure::File { path: folder.clone(), cause })?;
+        let (results, failures, left_out) = Default::default();
+        Ok(Run { tier, effort, folder, results, failures, left_out })
+    }
+
+    /// Runs the programs' tests, on each device that they are about.
+    fn programs(&mut self, built: &Built) -> Result<(), Failure> {
+        let chosen = self.chosen(&built.programs)?;
+        let has_browser = chosen.alone.is_empty() || browser::is_here();
+        if !has_browser {
+            self.left_out.push(browser::MISSING.to_owned());
+        }
+        let alone: Vec<Test> =
+            chosen.alone.into_iter().filter(|test| has_browser || !test.name.starts_with(PAGE)).collect();
+        for (tests, jobs, manner) in
+            [(chosen.beside, jobs(), "several at a time"), (alone, 1, "one at a time")]
+        {
+            if tests.is_empty() {
+                continue;
+            }
+            note(&format!("==> {} tests, {manner}, {EFFORT}={}", tests.len(), self.effort));
+            self.results.extend(runner::run(&tests, jobs, &self.effort, &self.folder));
+        }
+        if self.results.tally.passed == 0 {
+            return Err(Failure::NoTests { typed: "cargo xtask test".to_owned() });
+        }
+        Ok(())
+    }
+
+    fn chosen<'a>(&self, programs: &'a [Program]) -> Result<Chosen<'a>, Failure> {
+        let again: HashSet<String> = match self.tier {
+            Tier::Rest => self.read_scaling()?.into_iter().collect(),
+            Tier::Quick | Tier::Full => HashSet::new(),
+        };
+        let mut chosen = Chosen::default();
+        for program in in_order(programs) {
+            let list = |ignored| {
+                runner::list(program, ignored)
+                    .map_err(|cause| Failure::File { path: program.path.clone(), cause })
+            };
+            let long: HashSet<String> = list(true)?.into_iter().collect();
+            for name in list(false)? {
+                for device in devices_of(program) {
+                    let test = Test { program, name: name.clone(), device };
+                    if long.contains(&name) {
+                        if self.tier != Tier::Quick {
+                            chosen.alone.push(test);
+                        }
+                    } else if self.tier != Tier::Rest || again.contains(&test.id()) {
+                        chosen.beside.push(test);
+                    }
+                }
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// One test at a time, in one process for a program: they share the GPU, whose context takes its time to make, and
+    /// one that holds a stream may hold up all.
+    fn gpu(&mut self, programs: &[Program]) {
+        if !Path::new(GPU_IS_HERE).exists() {
+            self.left_out.push(NO_GPU.to_owned());
+            return;
+        }
+        for program in programs.iter().filter(|program| is_about_devices(program)) {
+            let step = Step::program(program.path.as_os_str(), ["--test-threads=1"]);
+            let step = step.within(&program.folder).env(DEVICE, GPU).env(EFFORT, &self.effort);
+            self.watched(step);
+        }
+    }
+
+    fn documentation(&mut self) {
+        let step = Step::cargo(arguments(&["--doc".into()]));
+        self.watched(step);
+    }
+
+    /// Runs a step that prints results as test programs do.
+    fn watched(&mut self, step: Step) {
+        let typed = step.typed().to_owned();
+        let mut tally = Tally::default();
+        let outcome = step.run_watched(|line| tally.add(line)).map(drop);
+        self.results.tally += tally;
+        self.note_failure(&typed, outcome);
+    }
+
+    fn python(&mut self, built: &Built) {
+        if self.tier != Tier::Rest {
+            note("==> the Python package");
+            let tested = python::test(built, &[]);
+            self.part("the Python package", tested);
+        }
+    }
+
+    fn wheels(&mut self) {
+        match dist::run() {
+            Ok(why) => self.left_out.extend(why),
+            Err(failure) => self.note_failure("the wheels", Err(failure)),
+        }
+    }
+
+    /// Takes in what became of a part.
+    fn part(&mut self, name: &str, outcome: Result<Tested, Failure>) {
+        match outcome {
+            Ok(Tested::Ran { tally }) => {
+                self.results.tally += tally;
+                if tally.failed > 0 {
+                    self.failures.push(format!("{name}: {tally}"));
+                }
+            }
+            Ok(Tested::Skipped { why }) => self.left_out.push(why),
+            Err(failure) => self.note_failure(name, Err(failure)),
+        }
+    }
+
+    fn note_failure(&mut self, name: &str, outcome: Result<(), Failure>) {
+        if let Err(failure) = outcome {
+            note(&format!("!!! {failure}"));
+            self.failures.push(name.to_owned());
+        }
+    }
+
+    /// Says what came of it all.
+    fn end(mut self, built: Duration, ran: Duration) -> Result<(), Failure> {
+        if self.tier == Tier::Quick {
+            self.write_scaling()?;
+        }
+        let Results { tally, failed, times, .. } = &mut self.results;
+        times.sort_unstable_by_key(|(took, _)| std::cmp::Reverse(*took));
+        say("the slowest tests:");
+        for (took, id) in times.iter().take(SLOWEST) {
+            say(&format!("{:>8.1} s  {id}", took.as_secs_f64()));
+        }
+        for why in &self.left_out {
+            say(&format!("not run: {why}"));
+        }
+        for id in failed.iter() {
+            say(&format!("failed: {id}"));
+        }
+        let [built, ran] = [built, ran].map(|took| took.as_secs_f64());
+        say(&format!("xtask test ({}): built in {built:.1} s, ran in {ran:.1} s", self.tier));
+        say(&tally.to_string());
+        if !failed.is_empty() {
+            self.failures.push(format!("{} tests of Rust", failed.len()));
+        }
+        if self.failures.is_empty() { Ok(()) } else { Err(Failure::Parts { failed: self.failures }) }
+    }
+
+    fn write_scaling(&self) -> Result<(), Failure> {
+        let path = self.folder.join(SCALING);
+        fs::write(&path, self.results.scaling.join("\n")).map_err(|cause| Failure::File { path, cause })
+    }
+
+    fn read_scaling(&self) -> Result<Vec<String>, Failure> {
+        let path = self.folder.join(SCALING);
+        let text = fs::read_to_string(&path).map_err(|cause| Failure::File { path, cause })?;
+        Ok(text.lines().map(str::to_owned).collect())
+    }
+}
+
+/// The tests of a tier.
+#[derive(Debug, Default)]
+struct Chosen<'a> {
+    beside: Vec<Test<'a>>,
+    /// Those that a quick run leaves out: they take long or need much, so they run alone.
+    alone: Vec<Test<'a>>,
+}
+
+/// Programs of whole services first: their tests wait rather than compute, and leave the cores to the others.
+fn in_order(programs: &[Program]) -> Vec<&Program> {
+    let waits = |program: &&Program| ["poorwill-cli", "poorwill-rotate"].contains(&&*program.package);
+    let (first, then): (Vec<_>, Vec<_>) = programs.iter().partition(waits);
+    first.into_iter().chain(then).collect()
+}
+
+/// What a program's tests run on where there is no GPU.
+fn devices_of(program: &Program) -> &'static [&'static str] {
+    match &*program.target {
+        PROMISES => &["host", "fake"],
+        CUDA => &["fake"],
+        _ => &["host"],
+    }
+}
+
+fn is_about_devices(program: &Program) -> bool {
+    [PROMISES, CUDA].contains(&&*program.target)
+}
+
+/// Twice as many tests at a time as there are cores, since many of them wait.
+fn jobs() -> usize {
+    thread::available_parallelism().map_or(2, NonZero::get) * 2
+}
+
+/// What `cargo` is called with.
+fn arguments(cargo_args: &[OsString]) -> Vec<OsString> {
+    let mut arguments = vec!["test".into()];
+    if !chooses_packages(cargo_args) {
+        arguments.push("--workspace".into());
+        arguments.extend(peer_packages().flat_map(|package| ["--exclude".into(), package.into()]));
+    }
+    arguments.push("--locked".into());
+    arguments.extend_from_slice(cargo_args);
+    arguments
+}
+
+/// Beside `--workspace` cargo would ignore a choice of packages.
+fn chooses_packages(cargo_args: &[OsString]) -> bool {
+    cargo_args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--").any(|arg| {
+        arg == "--package"
+            || arg.starts_with("--package=")
+            || arg.starts_with("-p")
+            || arg == "--workspace"
+            || arg.starts_with("--manifest-path")
+    })
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tier::Quick => "quick; `--full` is everything",
+            Tier::Full => "full",
+            Tier::Rest => "rest",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments_of(words: &[&str]) -> Vec<OsString> {
+        arguments(&words.iter().map(OsString::from).collect::<Vec<_>>())
+    }
+
+    fn program(package: &str, target: &str) -> Program {
+        Program { package: package.into(), target: target.into(), folder: "/p".into(), path: "/p/t".into() }
+    }
+
+    #[test]
+    fn arguments_reach_cargo_as_given() {
+        let ours = ["test", "--workspace", "--exclude", "poorwill-bench-alloc", "--locked"];
+        assert_eq!(arguments_of(&["--doc"]), [&ours[..], &["--doc"]].concat());
+        assert_eq!(
+            arguments_of(&["pool", "--", "--nocapture"]),
+            [&ours[..], &["pool", "--", "--nocapture"]].concat()
+        );
+    }
+
+    #[test]
+    fn a_choice_of_packages_replaces_the_workspace() {
+        for choice in [&["-p", "xtask"][..], &["-pxtask"], &["--package", "xtask"], &["--package=xtask"]] {
+            assert!(!arguments_of(choice).contains(&"--workspace".into()), "{choice:?}");
+        }
+        assert!(arguments_of(&["--", "-p"]).contains(&"--workspace".into()));
+    }
+
+    #[test]
+    fn promises_are_tested_on_every_device_and_the_rest_once() {
+        assert_eq!(devices_of(&program("poorwill-core", "promises")), ["host", "fake"]);
+        assert_eq!(devices_of(&program("poorwill-driver", "cuda")), ["fake"]);
+        assert_eq!(devices_of(&program("poorwill-core", "plain")), ["host"]);
+        assert!(is_about_devices(&program("poorwill-driver", "cuda")));
+        assert!(!is_about_devices(&program("poorwill", "poorwill")));
+    }
+
+    #[test]
+    fn tests_that_wait_begin_first() {
+        let programs =
+            ["xtask", "poorwill-cli", "poorwill", "poorwill-rotate"].map(|name| program(name, "t"));
+        let order: Vec<&str> = in_order(&programs).iter().map(|program| &*program.package).collect();
+        assert_eq!(order, ["poorwill-cli", "poorwill-rotate", "xtask", "poorwill"]);
+    }
+
+    #[test]
+    fn the_effort_is_what_the_environment_says_or_the_tiers() {
+        for (tier, own) in [(Tier::Quick, "quick"), (Tier::Full, "usual"), (Tier::Rest, "usual")] {
+            assert_eq!(effort(tier, None).unwrap(), own);
+            assert_eq!(effort(tier, Some("long".to_owned())).unwrap(), "long");
+            let said = effort(tier, Some("hard".to_owned())).unwrap_err().to_string();
+            assert_eq!(said, "POORWILL_EFFORT is `hard`; it can be quick, usual, long");
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Runs tests, each in a process of its own, several at a time.
+//!
+//! A process for each test keeps settings of the environment, signals, crashes and hangs to the test that has them, and
+//! lets all programs share the machine: a test that waits leaves its core to the others. What a test prints goes to a
+//! file, which is shown if it fails. A test that runs for twenty minutes is stuck: it is ended, and has failed.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::build::Program;
+use super::tally::Tally;
+use crate::steps::note;
+
+/// What names the device to the tests; `poorwill_testkit::device` reads it.
+pub(super) const DEVICE: &str = "POORWILL_TEST_DEVICE";
+
+/// What a test prints that scales with the effort; `poorwill_testkit::effort` writes it.
+const SCALES: &str = "poorwill effort: ";
+
+/// What a test prints that ends early, since the machine or the device lacks something.
+const SKIPPED: [&str; 2] = ["skipped: ", ": skipped on "];
+
+/// No test takes as long, however slow the machine is.
+const STUCK_AFTER: Duration = Duration::from_secs(20 * 60);
+
+/// Between two looks at a test that runs: soon at first, as most are short.
+const LOOKS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+
+/// A silence after which it is said what still runs.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// A test and what it runs on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Test<'a> {
+    pub(super) program: &'a Program,
+    pub(super) name: String,
+    pub(super) device: &'static str,
+}
+
+/// What became of one test.
+#[derive(Debug)]
+struct Ended {
+    id: String,
+    took: Duration,
+    verdict: Verdict,
+    scales: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Skipped,
+    Failed,
+}
+
+/// What became of all.
+#[derive(Debug, Default)]
+pub(super) struct Results {
+    pub(super) tally: Tally,
+    pub(super) failed: Vec<String>,
+    /// Those that do more where more effort is asked for.
+    pub(super) scaling: Vec<String>,
+    pub(super) times: Vec<(Duration, String)>,
+}
+
+impl Test<'_> {
+    /// How it is named to people, and to the next run.
+    pub(super) fn id(&self) -> String {
+        let Program { package, target, .. } = self.program;
+        let on = if self.device == "host" { String::new() } else { format!(" on {}", self.device) };
+        format!("{package} {target} {}{on}", self.name)
+    }
+}
+
+/// The names of a program's tests.
+pub(super) fn list(program: &Program, ignored: bool) -> io::Result<Vec<String>> {
+    let mut command = command(program);
+    command.args(["--list", "--format", "terse"]).args(ignored.then_some("--ignored"));
+    let output = command.stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err(io::Error::other(format!("--list: {}", output.status)));
+    }
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(names.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+/// Runs `tests`, `jobs` at a time, with `effort`. What they print goes to files in `logs`.
+pub(super) fn run(tests: &[Test], jobs: usize, effort: &str, logs: &Path) -> Results {
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Results::default());
+    let board = Board::default();
+    thread::scope(|scope| {
+        for _ in 0..jobs.min(tests.len()) {
+            scope.spawn(|| {
+                while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    board.begin(test.id());
+                    let number = next.load(Ordering::Relaxed);
+                    let log = logs.join(format!("{}-{}.log", number, test.device));
+                    let ended = one(test, effort, &log, || board.look());
+                    board.end(&ended.id);
+                    let mut results = results.lock().expect("no thread panics");
+                    results.add(ended, &log);
+                    let done = results.times.len();
+                    if done.is_multiple_of(100) || done == tests.len() {
+                        note(&format!("    {done} of {} tests: {}", tests.len(), results.tally));
+                    }
+                }
+            });
+        }
+    });
+    results.into_inner().expect("no thread panics")
+}
+
+fn one(test: &Test, effort: &str, log: &Path, look: impl Fn()) -> Ended {
+    let start = Instant::now();
+    let outcome = start_of(test, effort, log).and_then(|child| end_of(child, start, look));
+    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let verdict = match outcome {
+        // A test that ends its process with success has not passed.
+        Ok(true) if text.contains("test result: ok. 1 passed") => {
+            let is_skip = |line: &str| SKIPPED.iter().any(|word| line.contains(word));
+            if text.lines().any(is_skip) { Verdict::Skipped } else { Verdict::Passed }
+        }
+        Ok(_) => Verdict::Failed,
+        Err(error) => {
+            note(&format!("!!! {}: {error}", test.id()));
+            Verdict::Failed
+        }
+    };
+    Ended { id: test.id(), took: start.elapsed(), verdict, scales: text.contains(SCALES) }
+}
+
+fn start_of(test: &Test, effort: &str, log: &Path) -> io::Result<Child> {
+    let file = File::create(log)?;
+    let mut command = command(test.program);
+    command.args(["--exact", "--include-ignored", "--nocapture", &test.name]);
+    command.env(DEVICE, test.device).env(super::EFFORT, effort);
+    command.stdout(file.try_clone()?).stderr(file).spawn()
+}
+
+/// Waits for a test's process; whether it ended well.
+fn end_of(mut child: Child, start: Instant, look: impl Fn()) -> io::Result<bool> {
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.success());
+        }
+        if start.elapsed() > STUCK_AFTER {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::other(format!("ended, since it ran for {} s", STUCK_AFTER.as_secs())));
+        }
+        look();
+        let [soon, later] = LOOKS;
+        thread::sleep(if start.elapsed() < later * 5 { soon } else { later });
+    }
+}
+
+/// A test program, as cargo would run it.
+pub(super) fn command(program: &Program) -> Command {
+    let mut command = Command::new(&program.path);
+    command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder).stdin(Stdio::null());
+    command
+}
+
+impl Results {
+    pub(super) fn extend(&mut self, others: Results) {
+        self.tally += others.tally;
+        self.failed.extend(others.failed);
+        self.scaling.extend(others.scaling);
+        self.times.extend(others.times);
+    }
+
+    fn add(&mut self, ended: Ended, log: &PathBuf) {
+        match ended.verdict {
+            Verdict::Passed => self.tally.passed += 1,
+            Verdict::Skipped => self.tally.skipped += 1,
+            Verdict::Failed => {
+                self.tally.failed += 1;
+                let text = fs::read(log).unwrap_or_default();
+                note(&format!("!!! FAILED: {}\n{}", ended.id, String::from_utf8_lossy(&text)));
+                self.failed.push(ended.id.clone());
+            }
+        }
+        if ended.verdict != Verdict::Failed {
+            // It is of no use to anybody, and of no harm where it stays.
+            let _ = fs::remove_file(log);
+        }
+        if ended.scales {
+            self.scaling.push(ended.id.clone());
+        }
+        self.times.push((ended.took, ended.id));
+    }
+}
+
+/// What runs now, for people who wait.
+#[derive(Debug, Default)]
+struct Board(Mutex<Running>);
+
+#[derive(Debug, Default)]
+struct Running {
+    tests: Vec<(String, Instant)>,
+    said: Option<Instant>,
+}
+
+impl Board {
+    fn begin(&self, id: String) {
+        self.0.lock().expect("no thread panics").tests.push((id, Instant::now()));
+    }
+
+    fn end(&self, id: &str) {
+        self.0.lock().expect("no thread panics").tests.retain(|(running, _)| running != id);
+    }
+
+    /// Says what has run for long, now and then.
+    fn look(&self) {
+        let mut running = self.0.lock().expect("no thread panics");
+        let said = running.said.get_or_insert_with(Instant::now).elapsed();
+        if said < SILENCE {
+            return;
+        }
+        running.said = Some(Instant::now());
+        let long = running.tests.iter().filter(|(_, since)| since.elapsed() >= SILENCE);
+        for (id, since) in long {
+            note(&format!("    still running after {} s: {id}", since.elapsed().as_secs()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program that answers as a test program would, by this script.
+    fn program(folder: &Path, script: &str) -> Program {
+        let path = folder.join("program");
+        // Written by another process: a file that this one has open cannot be run while a thread beside us forks.
+        let mut write = Command::new("sh");
+        write
+            .args(["-c", "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$2\" && chmod +x \"$2\"", "sh", script])
+            .arg(&path);
+        assert!(write.status().unwrap().success());
+        Program { package: "crate".into(), target: "promises".into(), folder: folder.into(), path }
+    }
+
+    fn scratch(name: &str) -> PathBuf {
+        let target = crate::toolchain::target_folder().unwrap();
+        let folder = target.join(format!("xtask-runner-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn a_test_has_passed_only_if_it_says_so() {
+        let folder = scratch("verdicts");
+        let passes = "echo 'test result: ok. 1 passed; 0 failed'";
+        let script = format!(
+            "case \"$4\" in passes) {passes};; scales) echo '{SCALES}quick'; {passes};; leaves) exit 0;; \
+             skips) echo 'x: skipped on host: why'; {passes};; fails) {passes}; exit 101;; esac"
+        );
+        let program = program(&folder, &script);
+        let names = ["passes", "scales", "leaves", "skips", "fails"];
+        let tests: Vec<Test> = names
+            .iter()
+            .map(|name| Test { program: &program, name: (*name).into(), device: "fake" })
+            .collect();
+        let results = run(&tests, 3, "quick", &folder);
+        assert_eq!(results.tally, Tally { passed: 2, failed: 2, skipped: 1 });
+        let mut failed = results.failed;
+        failed.sort();
+        assert_eq!(failed, ["crate promises fails on fake", "crate promises leaves on fake"]);
+        assert_eq!(results.scaling, ["crate promises scales on fake"]);
+        assert_eq!(results.times.len(), names.len());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn names_are_those_of_tests() {
+        let folder = scratch("names");
+        let program =
+            program(&folder, "echo 'a::b: test'; echo 'c: benchmark'; test -z \"$4\" || echo 'd: test'");
+        assert_eq!(list(&program, false).unwrap(), ["a::b"]);
+        assert_eq!(list(&program, true).unwrap(), ["a::b", "d"]);
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
