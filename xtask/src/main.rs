@@ -18,6 +18,7 @@ mod vllm;
 
 use std::ffi::OsString;
 use std::fmt;
+use std::num::NonZero;
 use std::process::ExitCode;
 
 use self::bench::{BENCHES, Bench};
@@ -35,6 +36,7 @@ Commands:
   test --full     everything: usual cases of random tests, long tests, rotation's page in a browser, the
                   Python package over PyTorch and against vLLM's sources (4 GB to fetch, once), the wheels
   test --rest     what --full has beyond a quick run that has passed here
+  test --repeat N every test of Rust that waits, sleeps or has a deadline, N times
   python [-- ARGS]
                   the Python package alone: build it, run its tests, check its types;
                   ARGS go to `pytest`: `cargo xtask python -- -k fork`
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         Request::Test(tier) => test::run(*tier),
+        Request::Repeat(times) => test::repeat(*times),
         Request::Chosen { cargo_args } => test::run_chosen(cargo_args),
         Request::Python { pytest_args } => python::run(pytest_args),
         Request::Dist => dist::run().map(drop),
@@ -104,6 +107,7 @@ fn main() -> ExitCode {
 enum Request {
     Help,
     Test(Tier),
+    Repeat(NonZero<u32>),
     Chosen { cargo_args: Vec<OsString> },
     Python { pytest_args: Vec<OsString> },
     Dist,
@@ -125,6 +129,11 @@ impl Request {
             (Some("test"), []) => Ok(Request::Test(Tier::Quick)),
             (Some("test"), [tier]) if tier == "--full" => Ok(Request::Test(Tier::Full)),
             (Some("test"), [tier]) if tier == "--rest" => Ok(Request::Test(Tier::Rest)),
+            (Some("test"), [repeat, times]) if repeat == "--repeat" => {
+                let times = times.to_str().and_then(|times| times.parse().ok());
+                times.map(Request::Repeat).ok_or(UsageError::NoTimes)
+            }
+            (Some("test"), [repeat]) if repeat == "--repeat" => Err(UsageError::NoTimes),
             (Some("test"), [dashes]) if dashes == "--" => Ok(Request::Test(Tier::Quick)),
             (Some("test"), [dashes, cargo_args @ ..]) if dashes == "--" => {
                 Ok(Request::Chosen { cargo_args: cargo_args.to_vec() })
@@ -162,6 +171,7 @@ enum UsageError {
     NoCommand,
     UnknownCommand(OsString),
     UnknownTier(OsString),
+    NoTimes,
     BeforeDashes { command: String, argument: OsString },
     Unexpected(OsString),
     NoBench,
@@ -182,6 +192,7 @@ impl fmt::Display for UsageError {
                      as in `cargo xtask {command} -- {argument}`"
                 )
             }
+            UsageError::NoTimes => write!(f, "--repeat takes a number of times, 1 or more"),
             UsageError::UnknownTier(tier) => write!(
                 f,
                 "no tier `{}`: `cargo xtask test` is the quick one, `--full` everything, `--rest` the difference; \
@@ -252,6 +263,10 @@ mod tests {
     fn wrong_usage_is_refused() {
         assert_eq!(parse(&[]), Err(UsageError::NoCommand));
         assert_eq!(parse(&["tset"]), Err(UsageError::UnknownCommand("tset".into())));
+        for words in [&["test", "--repeat"][..], &["test", "--repeat", "0"], &["test", "--repeat", "x"]] {
+            assert_eq!(parse(words), Err(UsageError::NoTimes));
+        }
+        assert_eq!(parse(&["test", "--repeat", "50"]), Ok(Request::Repeat(NonZero::new(50).unwrap())));
         assert_eq!(parse(&["test", "--quick"]), Err(UsageError::UnknownTier("--quick".into())));
         assert_eq!(parse(&["test", "--full", "core"]), Err(UsageError::UnknownTier("--full".into())));
         assert_eq!(parse(&["bench"]), Err(UsageError::NoBench));

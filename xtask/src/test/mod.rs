@@ -17,6 +17,7 @@ mod browser;
 pub(crate) mod build;
 mod runner;
 mod tally;
+mod waiting;
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -100,7 +101,9 @@ pub(crate) fn run(tier: Tier) -> Result<(), Failure> {
         run.gpu(&built.programs);
     }
     run.python(&built);
-    if tier != Tier::Quick {
+    if tier == Tier::Quick {
+        run.write_scaling()?;
+    } else {
         run.part("the plugin against vLLM's sources", vllm::test(&built));
         run.wheels();
     }
@@ -113,6 +116,36 @@ pub(crate) fn run_chosen(cargo_args: &[OsString]) -> Result<(), Failure> {
     let took = Step::cargo(arguments(cargo_args)).run_watched(|line| tally.add(line))?;
     say(&format!("xtask test: {tally}, ran in {:.1} s", took.as_secs_f64()));
     Ok(())
+}
+
+/// `cargo xtask test --repeat N`: every test of Rust that waits, sleeps or has a deadline, so many times.
+pub(crate) fn repeat(times: NonZero<u32>) -> Result<(), Failure> {
+    let effort = effort(Tier::Quick, std::env::var(EFFORT).ok())?;
+    let mut run = Run::begin(Tier::Quick, effort)?;
+    let built = build()?;
+    let chosen = run.chosen(&built.programs)?.beside;
+    let mut folders: Vec<&Path> = built.programs.iter().map(|program| &*program.folder).collect();
+    folders.sort_unstable();
+    folders.dedup();
+    let mut waiting = HashSet::new();
+    for folder in folders {
+        let found = waiting::tests_below(folder, "rs");
+        let found = found.map_err(|cause| Failure::File { path: folder.to_owned(), cause })?;
+        waiting.extend(found.into_iter().map(|name| (folder, name)));
+    }
+    let last = |name: &str| name.rsplit("::").next().unwrap_or(name).to_owned();
+    let once: Vec<Test> = chosen
+        .into_iter()
+        .filter(|test| waiting.contains(&(&*test.program.folder, last(&test.name))))
+        .collect();
+    note(&format!("==> {} tests that wait, sleep or have a deadline, {times} times", once.len()));
+    let all: Vec<Test> = (0..times.get()).flat_map(|_| once.iter().cloned()).collect();
+    let start = Instant::now();
+    run.results = runner::run(&all, jobs(), &run.effort, &run.folder);
+    if run.results.tally.passed == 0 {
+        return Err(Failure::NoTests { typed: "cargo xtask test --repeat".to_owned() });
+    }
+    run.end(built.took, start.elapsed())
 }
 
 /// How hard random tests try: as the environment says, otherwise as the tier has it.
@@ -260,9 +293,6 @@ impl Run {
 
     /// Says what came of it all.
     fn end(mut self, built: Duration, ran: Duration) -> Result<(), Failure> {
-        if self.tier == Tier::Quick {
-            self.write_scaling()?;
-        }
         let Results { tally, failed, times, .. } = &mut self.results;
         times.sort_unstable_by_key(|(took, _)| std::cmp::Reverse(*took));
         say("the slowest tests:");
