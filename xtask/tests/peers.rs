@@ -18,11 +18,13 @@ fn holds(tests: &str) {
 }
 
 #[test]
+#[ignore = "long: tests of scripts that only measure peers"]
 fn scripts_do_what_they_say() {
     holds("test_run.py");
 }
 
 #[test]
+#[ignore = "long: tests of scripts that only measure peers"]
 fn scripts_for_vllm_do_what_they_say() {
     holds("vllm/test_scripts.py");
     holds("vllm/test_cases.py");
@@ -30,11 +32,13 @@ fn scripts_for_vllm_do_what_they_say() {
 }
 
 #[test]
+#[ignore = "long: tests of scripts that only measure peers"]
 fn the_script_that_rotates_vllms_does_what_it_says() {
     holds("vllm/test_rotation.py");
 }
 
 #[test]
+#[ignore = "long: tests of scripts that only measure peers"]
 fn scripts_for_the_rotation_do_what_they_say() {
     holds("rotation/test_rotation.py");
 }
