@@ -7,7 +7,7 @@ stops as soon as it has laid out shared memory. So configurations that fit no GP
 
     pip install triton==3.6.0
     pip install --no-deps flash-linear-attention==0.6.0 fla-core==0.6.0
-    python bench/triton/record.py crates/core/tests/data/shared_memory
+    python bench/triton/record.py crates/triton/tests/data
 
 It takes a few minutes. The same seed draws the same configurations. `--fix` draws among those alone that have
 this value, as in `--only chunk_fwd_o --fix block_t=64`.

@@ -1,5 +1,5 @@
 //! The arrows between the crates: `core ← driver ← poorwill ← {python, rotate}`, with `cli` upon
-//! `poorwill` and `rotate`, and the testkit for tests only. Benchmarks that compile a peer stand beside
+//! `poorwill` and `rotate`, and the testkit for tests only. `triton` is by itself, for `python`. Benchmarks that compile a peer stand beside
 //! the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda stands on the
 //! driver's host device, and only the testkit on it; the fake NVML knows sizes and nothing else.
 //!
@@ -11,11 +11,12 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 /// Which crates of the workspace a crate may depend on, normally and for its build.
 const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-core", &[]),
+    ("poorwill-triton", &[]),
     ("poorwill-driver", &["poorwill-core"]),
     ("poorwill-fake-libcuda", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-fake-nvml", &["poorwill-core"]),
     ("poorwill", &["poorwill-core", "poorwill-driver"]),
-    ("poorwill-python", &["poorwill"]),
+    ("poorwill-python", &["poorwill", "poorwill-triton"]),
     ("poorwill-rotate", &["poorwill"]),
     ("poorwill-cli", &["poorwill", "poorwill-rotate"]),
     ("poorwill-testkit", &["poorwill-core", "poorwill-driver", "poorwill-fake-libcuda"]),

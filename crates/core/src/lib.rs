@@ -3,7 +3,6 @@
 //! This crate decides; it never touches a machine. It holds the [`Driver`] trait with its contract,
 //! the [`Pool`] that hands out blocks of device memory, the [`budget`] that says how much there may be of it, the plans by which tags of a pool go to
 //! sleep and wake, and the words ([`Tag`], [`Digest`], [`ByteSize`]) that every other crate uses.
-//! Beside memory of the device, [`shared_memory`] tells which Triton kernels fit which GPU.
 //! Addresses are integers here, never pointers; there is no `unsafe`, no file and no system call.
 //!
 //! The machines live in `poorwill-driver`; the library people import is `poorwill`.
@@ -15,7 +14,6 @@ pub mod bytes;
 pub mod digest;
 pub mod driver;
 pub mod pool;
-pub mod shared_memory;
 mod sync;
 pub mod tag;
 

@@ -59,6 +59,5 @@ pub use poorwill_core::{
     HostBuffer, HostMemory, HostMemoryInfo, InvalidTag, Level, MemoryInfo, Op, ParseSizeError, Pending, Pool,
     PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, ProcessMemory,
     Release, SleepAction, SleepPhases, SleepReport, SleepRequest, Snapshot, StreamId, Tag, TagPolicy,
-    TagState, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, digest, driver, pool,
-    shared_memory, tag,
+    TagState, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, digest, driver, pool, tag,
 };

@@ -1,6 +1,6 @@
 //! Which Triton kernels fit which GPU: the numbers behind `poorwill.triton`.
 
-use poorwill::shared_memory::{
+use poorwill_triton::{
     AttentionTiles, DeltaRuleOutputTiles, DeltaRuleStateTiles, MatmulTiles, WITHOUT_OPT_IN_BYTES,
     known_capabilities, per_block_bytes,
 };

@@ -15,7 +15,7 @@ from poorwill import _native
 from poorwill import triton as pruning
 from triton_fakes import KIB, Config, Tensor, own_size, sized, whole_numbers
 
-TRUTH = Path(__file__).parents[3] / "crates/core/tests/data/shared_memory"
+TRUTH = Path(__file__).parents[3] / "crates/triton/tests/data"
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 //! Attention, forward, in one pass over the keys.
 
-use super::bytes::Bytes;
-use super::capability::{Capability, Generation};
+use crate::bytes::Bytes;
+use crate::capability::{Capability, Generation};
 
 /// A flash attention kernel: a tile of queries stays, tiles of keys and values pass by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

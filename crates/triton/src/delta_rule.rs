@@ -1,7 +1,7 @@
 //! The gated delta rule in chunks: the two forward kernels of flash-linear-attention that take most.
 
-use super::bytes::Bytes;
-use super::capability::{Capability, Generation, WARP_ROWS};
+use crate::bytes::Bytes;
+use crate::capability::{Capability, Generation, WARP_ROWS};
 
 /// `chunk_fwd_kernel_o`: the output of a chunk, from the state before it and from the chunk itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Kernels that multiply matrices.
 
-use super::bytes::Bytes;
-use super::capability::{Capability, Generation, WARP_ROWS};
+use crate::bytes::Bytes;
+use crate::capability::{Capability, Generation, WARP_ROWS};
 
 /// A kernel with one loop over K that loads a tile of A and one of B and adds their product to an accumulator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

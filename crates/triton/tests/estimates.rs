@@ -1,13 +1,13 @@
 //! What Triton takes and what a GPU has, against what Triton's compiler recorded.
 //!
-//! `bench/triton/record.py` makes the tables under `data/shared_memory`. A *wrong keep* is a configuration that is
+//! `bench/triton/record.py` makes the tables under `data`. A *wrong keep* is a configuration that is
 //! said to fit and does not; a *wrong drop* is one that fits and is said not to. The estimates were fitted to the
 //! tables of that folder itself; those under `unseen` were drawn with another seed when they were finished, and those
 //! under `one_piece` hold a kind of configuration that is rare among random ones, where they once were too low.
 
 use std::collections::BTreeMap;
 
-use poorwill_core::shared_memory::{
+use poorwill_triton::{
     AttentionTiles, Capability, DeltaRuleOutputTiles, DeltaRuleStateTiles, MatmulTiles, known_capabilities,
     per_block_bytes,
 };
@@ -22,30 +22,22 @@ type Row = BTreeMap<&'static str, u64>;
 type Estimate = fn(&Row, Capability) -> u64;
 
 const TABLES: [(&str, &str, Estimate); 4] = [
-    ("matmul", include_str!("data/shared_memory/matmul.csv"), matmul),
-    ("attention", include_str!("data/shared_memory/attention.csv"), attention),
-    ("chunk_fwd_o", include_str!("data/shared_memory/chunk_fwd_o.csv"), output),
-    (
-        "chunk_gated_delta_rule_fwd_h",
-        include_str!("data/shared_memory/chunk_gated_delta_rule_fwd_h.csv"),
-        state,
-    ),
+    ("matmul", include_str!("data/matmul.csv"), matmul),
+    ("attention", include_str!("data/attention.csv"), attention),
+    ("chunk_fwd_o", include_str!("data/chunk_fwd_o.csv"), output),
+    ("chunk_gated_delta_rule_fwd_h", include_str!("data/chunk_gated_delta_rule_fwd_h.csv"), state),
 ];
 
 const UNSEEN: [(&str, &str, Estimate); 4] = [
-    ("matmul", include_str!("data/shared_memory/unseen/matmul.csv"), matmul),
-    ("attention", include_str!("data/shared_memory/unseen/attention.csv"), attention),
-    ("chunk_fwd_o", include_str!("data/shared_memory/unseen/chunk_fwd_o.csv"), output),
-    (
-        "chunk_gated_delta_rule_fwd_h",
-        include_str!("data/shared_memory/unseen/chunk_gated_delta_rule_fwd_h.csv"),
-        state,
-    ),
+    ("matmul", include_str!("data/unseen/matmul.csv"), matmul),
+    ("attention", include_str!("data/unseen/attention.csv"), attention),
+    ("chunk_fwd_o", include_str!("data/unseen/chunk_fwd_o.csv"), output),
+    ("chunk_gated_delta_rule_fwd_h", include_str!("data/unseen/chunk_gated_delta_rule_fwd_h.csv"), state),
 ];
 
 const ONE_PIECE: (&str, &str, Estimate) = (
     "chunk_gated_delta_rule_fwd_h of one piece",
-    include_str!("data/shared_memory/one_piece/chunk_gated_delta_rule_fwd_h.csv"),
+    include_str!("data/one_piece/chunk_gated_delta_rule_fwd_h.csv"),
     state,
 );
 

@@ -4,13 +4,13 @@ use std::ops::{Add, Mul};
 
 /// A number of bytes in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Bytes(pub(super) u64);
+pub(crate) struct Bytes(pub(super) u64);
 
 impl Bytes {
-    pub(super) const ZERO: Self = Self(0);
+    pub(crate) const ZERO: Self = Self(0);
 
     /// A tile of `rows` by `columns` elements.
-    pub(super) fn of_tile(rows: u64, columns: u64, element_bytes: u64) -> Self {
+    pub(crate) fn of_tile(rows: u64, columns: u64, element_bytes: u64) -> Self {
         Self(rows) * columns * element_bytes
     }
 }

@@ -53,7 +53,7 @@ pub fn known_capabilities() -> impl Iterator<Item = Capability> {
 
 /// How a GPU multiplies tiles, as far as it decides what lies in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Generation {
+pub(crate) enum Generation {
     /// Up to 7.5: a tile goes through registers into shared memory, one at a time.
     Synchronous,
     /// 8.x and 12.x: tiles are copied ahead of their use, which then reads them into registers.
@@ -64,7 +64,7 @@ pub(super) enum Generation {
 }
 
 impl Generation {
-    pub(super) fn of(capability: Capability) -> Self {
+    pub(crate) fn of(capability: Capability) -> Self {
         match capability.major {
             0..=7 => Self::Synchronous,
             9..=11 => Self::WarpGroups,
@@ -73,7 +73,7 @@ impl Generation {
     }
 
     /// Whether a product of tiles with this many rows is one of warp groups.
-    pub(super) fn multiplies_in_place(self, rows: u64, num_warps: u64) -> bool {
+    pub(crate) fn multiplies_in_place(self, rows: u64, num_warps: u64) -> bool {
         self == Self::WarpGroups && rows >= WARP_GROUP_ROWS && num_warps.is_multiple_of(WARP_GROUP_WARPS)
     }
 }
@@ -82,7 +82,7 @@ impl Generation {
 const WARP_GROUP_ROWS: u64 = 64;
 const WARP_GROUP_WARPS: u64 = 4;
 /// Rows of a product that one warp computes at a time.
-pub(super) const WARP_ROWS: u64 = 16;
+pub(crate) const WARP_ROWS: u64 = 16;
 
 #[test]
 fn the_table_is_in_order() {

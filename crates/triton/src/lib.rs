@@ -7,11 +7,13 @@
 //! [`DeltaRuleStateTiles`].
 //!
 //! An estimate is meant to be an upper bound, and a tight one: what Triton 3.6 takes is that much or a little less.
-//! That is measured, not proven; `docs/kernels.md` says with what, and how tight, kernel by kernel. Everything here is a pure function of integers, whatever
-//! they are: sums and products end at `u64::MAX`.
+//! That is measured, not proven; `docs/kernels.md` says with what, and how tight, kernel by kernel.
+//!
+//! Everything here is a pure function of integers, whatever they are: sums and products end at `u64::MAX`. No other
+//! crate of this workspace is needed for it.
 //!
 //! ```
-//! use poorwill_core::shared_memory::{DeltaRuleStateTiles, per_block_bytes};
+//! use poorwill_triton::{DeltaRuleStateTiles, per_block_bytes};
 //!
 //! let tiles = DeltaRuleStateTiles {
 //!     block_t: 64,
@@ -26,6 +28,7 @@
 //! assert!(fits((9, 0)));
 //! assert!(!fits((12, 0)));
 //! ```
+#![forbid(unsafe_code)]
 
 mod attention;
 mod bytes;
