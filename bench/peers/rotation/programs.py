@@ -335,7 +335,7 @@ def until_ready(children: Children, name: str, process: subprocess.Popen, contro
 
 def stand_in(poorwill: str, port: int, model: str, size: str, tokens_per_s: int) -> list[str]:
     return [
-        *[poorwill, "stand-in-engine", "--listen", f"127.0.0.1:{port}", "--model", model],
+        *[poorwill, "mock-engine", "--listen", f"127.0.0.1:{port}", "--model", model],
         *["--bytes", size, "--tokens-per-s", str(tokens_per_s)],
     ]
 

@@ -105,7 +105,7 @@ class Rotation:
         if model is None:
             listen = ["--listen", f"127.0.0.1:{port}", "--tokens-per-s", "2000"]
             size = ["--model", name, "--bytes", f"{STAND_IN_MIB}MiB"]
-            return [self.options.poorwill, "stand-in-engine", *listen, *size]
+            return [self.options.poorwill, "mock-engine", *listen, *size]
         weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
         cache = max(GIB, int(card_bytes * CARD_SHARE) - weights)
         more = ["--kv-cache-memory-bytes", str(cache), "--gpu-memory-utilization", "0.8"]

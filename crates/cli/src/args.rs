@@ -13,7 +13,7 @@ use poorwill::budget::Caps;
 use poorwill::churn::{Load, ParseLoadError};
 use poorwill::cycle::{Fraction, InvalidFraction};
 use poorwill::{ByteSize, Cap, Config, DeviceSpec, HostMemoryUse, InvalidTag, ParseSizeError, Tag};
-use poorwill_rotate::standin::Telling;
+use poorwill_mock_engine::Telling;
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 #[derive(Debug, Parser)]
@@ -39,9 +39,9 @@ pub(crate) enum Command {
     /// Have many models take turns on the same GPUs: serve them, or ask the service that does
     #[cfg(target_os = "linux")]
     Rotate(RotateArgs),
-    /// Stand in for an engine, with vLLM's paths and memory of this computer
+    /// Serve a mock engine, with vLLM's paths and memory of this computer
     #[command(hide = true)]
-    StandInEngine(StandInArgs),
+    MockEngine(MockEngineArgs),
 }
 
 impl Args {
@@ -91,7 +91,7 @@ impl Command {
             Self::Bench(BenchArgs { bench: Bench::Load(args) }) => (&args.budget, args.device.clone()),
             #[cfg(target_os = "linux")]
             Self::Rotate(_) => return None,
-            Self::Doctor(_) | Self::StandInEngine(_) => return None,
+            Self::Doctor(_) | Self::MockEngine(_) => return None,
         };
         let (caps, used) = (budget.budget.as_ref()?, device.id());
         if caps.of(&device).is_some() {
@@ -386,7 +386,7 @@ pub(crate) struct RotateArgs {
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
 
-    /// Start three stand-in engines, send them traffic, and show the page; needs no GPU
+    /// Start three mock engines, send them traffic, and show the page; needs no GPU
     #[arg(long)]
     pub(crate) demo: bool,
 
@@ -442,9 +442,9 @@ pub(crate) enum RotateAsk {
     },
 }
 
-/// Arguments of `poorwill stand-in-engine`.
+/// Arguments of `poorwill mock-engine`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct StandInArgs {
+pub(crate) struct MockEngineArgs {
     /// Address to listen on; the port that was taken for 0 is on standard output
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) listen: SocketAddr,

@@ -9,12 +9,12 @@ mod bench;
 mod demo;
 mod doctor;
 mod failure;
+mod mock_engine;
 mod nap;
 mod progress;
 #[cfg(target_os = "linux")]
 mod rotate;
 mod show;
-mod standin;
 
 use std::process::ExitCode;
 
@@ -39,6 +39,6 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args.bench),
         #[cfg(target_os = "linux")]
         Command::Rotate(args) => rotate::run(args),
-        Command::StandInEngine(args) => standin::run(args),
+        Command::MockEngine(args) => mock_engine::run(args),
     }
 }

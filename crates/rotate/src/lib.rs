@@ -15,6 +15,5 @@ pub mod measure;
 pub mod policy;
 pub mod run;
 pub mod service;
-pub mod standin;
 pub mod supervise;
 pub mod validate;

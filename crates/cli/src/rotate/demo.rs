@@ -1,4 +1,4 @@
-//! A rotation of three stand-ins on one GPU that is played, with traffic: needs no GPU, and shows the page.
+//! A rotation of three mock engines on one GPU that is played, with traffic: needs no GPU, and shows the page.
 //!
 //! Two of the three fit at a time. One of them lies now and then: it says that it sleeps, and keeps its memory; or it
 //! wakes and talks gibberish. Every answer is held against what the model said at first, so one wrong answer fails the
@@ -124,7 +124,7 @@ fn config(state: &Path) -> Result<Config, Failure> {
     );
     let ports = ports(MODELS.len())?;
     for ((nth, (name, bytes, lies)), port) in MODELS.into_iter().enumerate().zip(ports) {
-        let mut command = vec![program.display().to_string(), "stand-in-engine".to_owned()];
+        let mut command = vec![program.display().to_string(), "mock-engine".to_owned()];
         for (option, value) in [
             ("--listen", format!("127.0.0.1:{port}")),
             ("--model", name.to_owned()),
@@ -167,7 +167,7 @@ async fn show(mut config: Config, lasts: Duration, json: bool) -> Result<Demo, F
             let _ = writeln!(io::stderr(), "{words}");
         }
     };
-    say(&format!("three stand-ins on one GPU of {GPU} that is played, two of which fit; cedar lies"));
+    say(&format!("three mock engines on one GPU of {GPU} that is played, two of which fit; cedar lies"));
     say(&format!("the page: http://{}/", running.control));
     say(&format!("the models: http://{}/v1/models", running.front));
     say(&format!("traffic for {:.0} s; end it with Ctrl-C", lasts.as_secs_f64()));
@@ -186,7 +186,7 @@ async fn show(mut config: Config, lasts: Duration, json: bool) -> Result<Demo, F
     let seconds = began.elapsed().as_secs_f64();
     tokio::select! {
         () = running.end(Duration::from_secs(10), true) => {}
-        () = signals.end() => return Err(Failure::new("ended at once: stand-ins may be left running")),
+        () = signals.end() => return Err(Failure::new("ended at once: mock engines may be left running")),
     }
     follower.abort();
     let tally = std::mem::take(&mut *tally.lock().unwrap_or_else(PoisonError::into_inner));

@@ -1,4 +1,4 @@
-//! `poorwill rotate`: serves a rotation, asks one that runs, walks its models, or shows one with stand-ins.
+//! `poorwill rotate`: serves a rotation, asks one that runs, walks its models, or shows one with mock engines.
 
 mod ask;
 mod demo;

@@ -10,6 +10,8 @@ mod doctor;
 mod gpu;
 #[cfg(target_os = "linux")]
 mod load;
+#[cfg(target_os = "linux")]
+mod mock_engine;
 mod nap;
 #[cfg(target_os = "linux")]
 mod offload;
@@ -18,8 +20,6 @@ mod report;
 #[cfg(target_os = "linux")]
 mod rotate;
 mod sleep;
-#[cfg(target_os = "linux")]
-mod standin;
 mod streams;
 mod support;
 mod usage;

@@ -1,9 +1,8 @@
-//! `poorwill rotate` from its command line to its engines, which are stand-ins: who is answered and with what, what a
+//! `poorwill rotate` from its command line to its engines, which are mock engines: who is answered and with what, what a
 //! rotation that ends or dies leaves, and what it takes over.
 
 mod browser;
 mod came;
-mod chance;
 mod http;
 mod killed;
 mod page;
@@ -17,7 +16,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::thread;
 
-use poorwill_rotate::standin::Lie;
+use poorwill_mock_engine::Lie;
 use serde_json::{Value, json};
 
 use self::world::{Model, Rotator, World, is_empty, text_of, until};
@@ -417,7 +416,7 @@ fn development_endpoints_are_behind_the_front_and_stay_there() {
         "/wake_up",
         "/collective_rpc",
         "/is_sleeping",
-        "/stand-in/lies",
+        "/mock/lies",
         "//sleep",
         "/v1/../sleep",
         "/v1/%2e%2e/sleep",

@@ -54,20 +54,16 @@ impl Lies {
     ];
 }
 
-/// Numbers by a seed (SplitMix64).
-struct Rng(u64);
+/// Numbers by a seed.
+struct Rng(fastrand::Rng);
 
 impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+    fn of(seed: u64) -> Self {
+        Self(fastrand::Rng::with_seed(seed))
     }
 
     fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+        self.0.u64(..end)
     }
 
     fn one_in(&mut self, times: u64) -> bool {
@@ -75,7 +71,7 @@ impl Rng {
     }
 
     fn millis(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(from + self.below(to - from + 1))
+        Duration::from_millis(self.0.u64(from..=to))
     }
 }
 
@@ -157,7 +153,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(seed: u64, lies: Lies) -> Self {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::of(seed);
         let gpus = 1 + rng.below(2);
         let engines: Vec<Engine> = (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, lies)).collect();
         Self::of(seed, rng, lies, engines)

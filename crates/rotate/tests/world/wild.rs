@@ -10,7 +10,7 @@ use super::{CARD, Engine, GIB, Happening, Lies, Request, Rng, State, World, engi
 impl World {
     /// One with everything that may come from outside, too.
     pub(crate) fn wild(seed: u64, lies: Lies) -> Self {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::of(seed);
         let gpus = 1 + rng.below(2);
         let mut engines: Vec<Engine> = (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, lies)).collect();
         for engine in &mut engines {
@@ -39,7 +39,7 @@ impl World {
 
     /// Honest ones of which everybody is waited for all the time: one on two GPUs, and two on each.
     pub(crate) fn busy(seed: u64) -> Self {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::of(seed);
         let mut engines: Vec<Engine> = (0..5).map(|_| engine(&mut rng, 1, Lies::None)).collect();
         for (nth, engine) in engines.iter_mut().enumerate() {
             let gpus = [vec![Gpu(0), Gpu(1)], vec![Gpu(0)], vec![Gpu(1)]][nth.div_ceil(2)].clone();

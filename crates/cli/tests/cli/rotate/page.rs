@@ -1,4 +1,4 @@
-//! The page of operators in a browser, before a rotation of stand-ins: what it shows and when, orders by mouse and by
+//! The page of operators in a browser, before a rotation of mock engines: what it shows and when, orders by mouse and by
 //! keyboard, keys, and what becomes of it when the rotation goes away and comes back.
 //!
 //! `cargo xtask test` runs these where Chromium and chromedriver are there.

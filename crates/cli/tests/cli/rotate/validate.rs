@@ -70,7 +70,7 @@ fn liars_do_not_pass_though_no_answer_is_wrong() {
 fn garbage_that_a_weak_canary_lets_through_is_found() {
     let mut world = World::new("512MiB", vec![Model::lying("birch", "gibberish")]);
     // A letter that is in what it says when it is well, and when it is not.
-    let (mut child, port) = world.stand_in("birch", &["--lie", "gibberish"]);
+    let (mut child, port) = world.mock("birch", &["--lie", "gibberish"]);
     let ask = |path: &str, body: &Value| http::ask(port, "POST", path, &[], &body.to_string()).unwrap();
     let canary = json!({ "model": "birch", "prompt": PROMPT, "max_tokens": 60 });
     let right = text_of(&ask("/v1/completions", &canary));

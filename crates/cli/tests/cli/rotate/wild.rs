@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use poorwill_rotate::standin::Lie;
+use fastrand::Rng;
+use poorwill_mock_engine::Lie;
 use serde_json::Value;
 
 use super::came::{Came, Reply, Request};
-use super::chance::Chance;
 use super::watch::{Scales, Watch, assert_fit};
 use super::world::{self, Model, World};
 
@@ -77,7 +77,7 @@ struct Wild {
 fn whatever_engines_do_each_request_is_answered_right_or_told_why() {
     let (requests, seed) = (setting("POORWILL_TEST_REQUESTS", 150), setting("POORWILL_TEST_SEED", 1));
     println!("POORWILL_TEST_SEED={seed} POORWILL_TEST_REQUESTS={requests}");
-    let mut chance = Chance::of(seed);
+    let mut chance = Rng::with_seed(seed);
     let world = world(&mut chance);
     let truth = NAMES.iter().map(|name| world.truth(name, &PROMPTS, world::TOKENS)).collect();
     let wild = Wild { world, truth, requests, asked: AtomicU64::new(0), is_over: AtomicBool::new(false) };
@@ -87,10 +87,8 @@ fn whatever_engines_do_each_request_is_answered_right_or_told_why() {
     let began = Instant::now();
     let (mut tally, mut wrong) = (Tally::default(), Vec::new());
     let visits = thread::scope(|scope| {
-        let clients: Vec<_> = (0..CLIENTS)
-            .map(|_| Chance::of(chance.number()))
-            .map(|chance| scope.spawn(|| wild.client(chance)))
-            .collect();
+        let clients: Vec<_> =
+            (0..CLIENTS).map(|_| chance.fork()).map(|chance| scope.spawn(|| wild.client(chance))).collect();
         let visitor = scope.spawn(|| wild.visitor());
         for client in clients {
             match client.join() {
@@ -142,7 +140,7 @@ fn setting(name: &str, usual: u64) -> u64 {
 }
 
 /// Each lie is told by one of them at least.
-fn world(chance: &mut Chance) -> World {
+fn world(chance: &mut Rng) -> World {
     let mut lies = Lie::ALL.map(Lie::name);
     chance.shuffle(&mut lies);
     let mut models = NAMES.map(Model::new).to_vec();
@@ -151,11 +149,11 @@ fn world(chance: &mut Chance) -> World {
         model.lines = LINES.to_owned();
         model.is_moody = true;
         for (at, lie) in lies.into_iter().enumerate() {
-            if at % NAMES.len() != nth && !chance.once_in(6) {
+            if at % NAMES.len() != nth && chance.u32(..6) != 0 {
                 continue;
             }
             let is_often_asked = ["hangs-in-answer", "crashes-in-stream", "says-asleep"].contains(&lie);
-            let percent = if is_often_asked { 1 + chance.below(4) } else { 8 + chance.below(20) };
+            let percent = if is_often_asked { 1 + chance.u64(..4) } else { 8 + chance.u64(..20) };
             model.made.extend(["--lie".to_owned(), format!("{lie}=0.{percent:02}")]);
         }
         println!("{}: {}", model.name, model.made.join(" "));
@@ -177,12 +175,12 @@ impl Wild {
     }
 
     /// Stays with a model for a while, as clients do, and goes to another then, or when it is refused.
-    fn client(&self, mut chance: Chance) -> Result<Tally, String> {
+    fn client(&self, mut chance: Rng) -> Result<Tally, String> {
         let mut tally = Tally::default();
-        let mut model = chance.position(NAMES.len());
+        let mut model = chance.usize(..NAMES.len());
         while self.asked.fetch_add(1, Ordering::Relaxed) < self.requests {
-            let leaves = chance.once_in(10).then(|| Duration::from_millis(chance.below(400)));
-            let (prompt, is_stream) = (chance.position(PROMPTS.len()), chance.once_in(2));
+            let leaves = (chance.u32(..10) == 0).then(|| Duration::from_millis(chance.u64(..400)));
+            let (prompt, is_stream) = (chance.usize(..PROMPTS.len()), chance.bool());
             let reply = self.ask(model, prompt, is_stream, leaves).inspect_err(|_| {
                 // Nobody has to go on.
                 self.asked.store(self.requests, Ordering::Relaxed);
@@ -192,8 +190,8 @@ impl Wild {
             if is_refused {
                 sleep(Duration::from_millis(50));
             }
-            if is_refused || chance.once_in(2) {
-                model = chance.position(NAMES.len());
+            if is_refused || chance.bool() {
+                model = chance.usize(..NAMES.len());
             }
         }
         Ok(tally)

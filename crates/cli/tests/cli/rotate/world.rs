@@ -1,4 +1,4 @@
-//! A rotation of stand-ins in a folder of its own, and how it is asked. Every process of it ends with the test, however
+//! A rotation of mock engines in a folder of its own, and how it is asked. Every process of it ends with the test, however
 //! that ends: all of them, engines too, have a variable in their environment that no other test's have.
 
 use std::fmt::Write as _;
@@ -34,14 +34,14 @@ pub(crate) struct World {
     pub(crate) has_keys: bool,
 }
 
-/// A model, and its stand-in.
+/// A model, and its mock engine.
 #[derive(Clone)]
 pub(crate) struct Model {
     pub(crate) name: &'static str,
     pub(crate) port: u16,
     /// What it is said to need.
     pub(crate) need: &'static str,
-    /// Arguments of its stand-in.
+    /// Arguments of its mock engine.
     pub(crate) more: Vec<&'static str>,
     /// More of them, which a test makes up.
     pub(crate) made: Vec<String>,
@@ -74,7 +74,7 @@ impl Model {
     /// Has the engine that is there now tell these lies, and no others.
     pub(crate) fn lies(&self, lies: &[&str]) {
         let body = json!(lies).to_string();
-        let answer = http::ask(self.port, "PUT", "/stand-in/lies", &[], &body).unwrap();
+        let answer = http::ask(self.port, "PUT", "/mock/lies", &[], &body).unwrap();
         assert_eq!(answer.status, 200, "{answer:?}");
     }
 
@@ -98,7 +98,7 @@ pub(crate) fn free_port() -> u16 {
 }
 
 impl World {
-    /// With room for one model of two, whatever a stand-in has beside what it holds.
+    /// With room for one model of two, whatever a mock engine has beside what it holds.
     pub(crate) fn of_two() -> Self {
         Self::new("128MiB", vec![Model::new("amber"), Model::new("birch")])
     }
@@ -130,7 +130,7 @@ impl World {
             if *is_moody {
                 words.extend(["sh", "-c", "exec \"$0\" \"$@\" --seed $$"]);
             }
-            words.extend([env!("CARGO_BIN_EXE_poorwill"), "stand-in-engine", "--listen", &listen]);
+            words.extend([env!("CARGO_BIN_EXE_poorwill"), "mock-engine", "--listen", &listen]);
             words.extend(["--model", name, "--bytes", "64MiB"]);
             words.extend(more);
             words.extend(made.iter().map(String::as_str));
@@ -223,9 +223,9 @@ impl World {
         text_of(&self.complete(model, prompt))
     }
 
-    /// What a model says to some prompts, by a stand-in of its own that nobody puts to sleep.
+    /// What a model says to some prompts, by a mock engine of its own that nobody puts to sleep.
     pub(crate) fn truth(&self, model: &str, prompts: &[&str], tokens: u32) -> Vec<String> {
-        let (mut child, port) = self.stand_in(model, &[]);
+        let (mut child, port) = self.mock(model, &[]);
         let said = prompts.iter().map(|prompt| {
             let body = json!({ "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0 });
             text_of(&http::ask(port, "POST", "/v1/completions", &[], &body.to_string()).unwrap())
@@ -236,9 +236,9 @@ impl World {
         said
     }
 
-    /// A stand-in that is nobody's, and its port.
-    pub(crate) fn stand_in(&self, model: &str, more: &[&str]) -> (Child, u16) {
-        let args = ["stand-in-engine", "--listen", "127.0.0.1:0", "--model", model, "--bytes", "1MiB"];
+    /// A mock engine that is nobody's, and its port.
+    pub(crate) fn mock(&self, model: &str, more: &[&str]) -> (Child, u16) {
+        let args = ["mock-engine", "--listen", "127.0.0.1:0", "--model", model, "--bytes", "1MiB"];
         let mut child = self.command(&[&args, more].concat()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();

@@ -1,4 +1,4 @@
-//! What a stand-in may be told to do wrong, each with what an operator of a real engine sees of it.
+//! What a mock engine may be told to do wrong, each with what an operator of a real engine sees of it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-use super::chance::Chance;
+use crate::chance::Chance;
 
 /// Something that engines do wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -200,7 +200,7 @@ fn shortened(text: &str) -> String {
 
 /// The lies that are told now, and the chance that decides when.
 #[derive(Debug)]
-pub(super) struct Lies {
+pub(crate) struct Lies {
     told: watch::Sender<Vec<Telling>>,
     chance: Chance,
     /// How often each was told.
@@ -208,41 +208,41 @@ pub(super) struct Lies {
 }
 
 impl Lies {
-    pub(super) fn new(told: Vec<Telling>, seed: u64) -> Self {
+    pub(crate) fn new(told: Vec<Telling>, seed: u64) -> Self {
         Self { told: watch::Sender::new(told), chance: Chance::new(seed), counts: Mutex::default() }
     }
 
     /// Whether this one is told this time.
-    pub(super) fn tells(&self, lie: Lie) -> bool {
+    pub(crate) fn tells(&self, lie: Lie) -> bool {
         // Of one that is there more than once, the last counts.
         let probability =
             self.told.borrow().iter().rev().find(|told| told.lie == lie).map(|told| told.probability);
         let tells = probability.is_some_and(|probability| self.chance.happens(probability));
         if tells {
-            tracing::info!(%lie, "the stand-in lies");
+            tracing::info!(%lie, "the mock engine lies");
             *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry(lie).or_default() += 1;
         }
         tells
     }
 
     /// Waits until this one is not told any more.
-    pub(super) async fn taken_back(&self, lie: Lie) {
+    pub(crate) async fn taken_back(&self, lie: Lie) {
         let mut told = self.told.subscribe();
         // The sender is here: it cannot be gone.
         let _ = told.wait_for(|told| told.iter().all(|told| told.lie != lie)).await;
     }
 
-    pub(super) fn replace(&self, told: Vec<Telling>) {
+    pub(crate) fn replace(&self, told: Vec<Telling>) {
         self.told.send_replace(told);
     }
 
     /// How often this one was told.
-    pub(super) fn count(&self, lie: Lie) -> u64 {
+    pub(crate) fn count(&self, lie: Lie) -> u64 {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.get(&lie).copied().unwrap_or(0)
     }
 
-    pub(super) fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         self.told.borrow().iter().map(Telling::to_string).collect()
     }
 }

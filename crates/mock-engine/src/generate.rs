@@ -8,40 +8,40 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::{OwnedRwLockReadGuard, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::engine::Engine;
-use super::failure::Failure;
-use super::lie::Lie;
-use super::memory::{Memory, Sampled};
-use super::metrics::Running;
-use super::text::Text;
+use crate::engine::Engine;
+use crate::failure::Failure;
+use crate::lie::Lie;
+use crate::memory::{Memory, Sampled};
+use crate::metrics::Running;
+use crate::text::Text;
 
 /// How long one that crashes in a stream gives what it has said to be sent.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// What to generate.
 #[derive(Debug, Clone)]
-pub(super) struct Ask {
+pub(crate) struct Ask {
     /// A choice goes on behind each.
-    pub(super) prompts: Vec<String>,
-    pub(super) prompt_tokens: u64,
+    pub(crate) prompts: Vec<String>,
+    pub(crate) prompt_tokens: u64,
     /// How far; until the text ends, if not said.
-    pub(super) max_tokens: Option<u32>,
+    pub(crate) max_tokens: Option<u32>,
     /// Whether to go on behind the text's end.
-    pub(super) ignore_eos: bool,
+    pub(crate) ignore_eos: bool,
 }
 
 /// Why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Finish {
+pub(crate) enum Finish {
     Stop,
     Length,
     Abort,
 }
 
 impl Finish {
-    pub(super) const ALL: [Self; 3] = [Self::Stop, Self::Length, Self::Abort];
+    pub(crate) const ALL: [Self; 3] = [Self::Stop, Self::Length, Self::Abort];
 
-    pub(super) const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
@@ -52,16 +52,16 @@ impl Finish {
 
 /// A token, or an end.
 #[derive(Debug, Clone)]
-pub(super) struct Piece {
-    pub(super) choice: usize,
+pub(crate) struct Piece {
+    pub(crate) choice: usize,
     /// Nothing, if it ends without one.
-    pub(super) text: Option<String>,
-    pub(super) finish: Option<Finish>,
+    pub(crate) text: Option<String>,
+    pub(crate) finish: Option<Finish>,
 }
 
 /// Begins; the pieces come as they are generated. Whoever drops the receiver has it stopped. When it gives nothing more
 /// before each choice has ended, the engine is gone.
-pub(super) async fn begin(engine: &Arc<Engine>, ask: Ask) -> Result<UnboundedReceiver<Piece>, Failure> {
+pub(crate) async fn begin(engine: &Arc<Engine>, ask: Ask) -> Result<UnboundedReceiver<Piece>, Failure> {
     let admitted = Admitted::of(engine, ask.prompt_tokens).await?;
     let (tell, told) = mpsc::unbounded_channel();
     let end = engine.end.clone();
@@ -70,7 +70,7 @@ pub(super) async fn begin(engine: &Arc<Engine>, ask: Ask) -> Result<UnboundedRec
 }
 
 /// Waits as long as the embedding of something takes, and says what the memory holds.
-pub(super) async fn embed(engine: &Arc<Engine>, prompt_tokens: u64) -> Result<Sampled, Failure> {
+pub(crate) async fn embed(engine: &Arc<Engine>, prompt_tokens: u64) -> Result<Sampled, Failure> {
     let mut admitted = Admitted::of(engine, prompt_tokens).await?;
     let is_there = admitted.may_hang(std::future::pending()).await;
     if !is_there {

@@ -1,17 +1,17 @@
-//! What a stand-in counts, in vLLM's names where vLLM has one.
+//! What a mock engine counts, in vLLM's names where vLLM has one.
 
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use super::engine::Engine;
-use super::failure::Failure;
-use super::generate::Finish;
-use super::lie::Lie;
+use crate::engine::Engine;
+use crate::failure::Failure;
+use crate::generate::Finish;
+use crate::lie::Lie;
 
 /// The counts.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(crate) struct Counts {
     waiting: AtomicI64,
     running: AtomicI64,
     prompt_tokens: AtomicU64,
@@ -24,7 +24,7 @@ pub(super) struct Counts {
 
 /// A request, from its arrival until this is dropped.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(crate) struct Running {
     counts: Arc<Counts>,
     stage: Stage,
 }
@@ -37,30 +37,30 @@ enum Stage {
 }
 
 impl Running {
-    pub(super) fn new(counts: Arc<Counts>) -> Self {
+    pub(crate) fn new(counts: Arc<Counts>) -> Self {
         counts.waiting.fetch_add(1, Ordering::Relaxed);
         Self { counts, stage: Stage::Waiting }
     }
 
     /// It is let in.
-    pub(super) fn admit(&mut self, prompt_tokens: u64) {
+    pub(crate) fn admit(&mut self, prompt_tokens: u64) {
         self.leave(Stage::Running);
         self.counts.running.fetch_add(1, Ordering::Relaxed);
         self.counts.prompt_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
     }
 
     /// It is not let in.
-    pub(super) fn refuse(&mut self) {
+    pub(crate) fn refuse(&mut self) {
         self.leave(Stage::Ended);
     }
 
     /// A token of it is there.
-    pub(super) fn generated(&self) {
+    pub(crate) fn generated(&self) {
         self.counts.generation_tokens.fetch_add(1, Ordering::Relaxed);
     }
 
     /// It has ended. What is dropped without this was given up by its client.
-    pub(super) fn finish(&mut self, finish: Finish) {
+    pub(crate) fn finish(&mut self, finish: Finish) {
         self.leave(Stage::Ended);
         if let Some(nth) = Finish::ALL.iter().position(|one| *one == finish) {
             self.counts.finished[nth].fetch_add(1, Ordering::Relaxed);
@@ -87,7 +87,7 @@ impl Drop for Running {
 }
 
 /// All of it, as Prometheus reads it.
-pub(super) async fn text(engine: &Engine) -> Result<String, Failure> {
+pub(crate) async fn text(engine: &Engine) -> Result<String, Failure> {
     let held_bytes = engine.with_memory(|memory| Ok((memory.held_bytes()?, memory.leaked_bytes()))).await?;
     let counts = &engine.counts;
     let model = engine.model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
@@ -119,10 +119,10 @@ pub(super) async fn text(engine: &Engine) -> Result<String, Failure> {
         })
         .collect();
     say("counter", "vllm:request_success_total", &finished);
-    say("counter", "stand_in:clients_gone_total", &whole(&counts.clients_gone));
+    say("counter", "mock:clients_gone_total", &whole(&counts.clients_gone));
     let lies = Lie::ALL.map(|lie| (format!(",lie=\"{lie}\""), engine.lies.count(lie).to_string()));
-    say("counter", "stand_in:lies_total", &lies);
-    say("gauge", "stand_in:held_bytes", &plain(held_bytes.0.to_string()));
-    say("gauge", "stand_in:leaked_bytes", &plain(held_bytes.1.to_string()));
+    say("counter", "mock:lies_total", &lies);
+    say("gauge", "mock:held_bytes", &plain(held_bytes.0.to_string()));
+    say("gauge", "mock:leaked_bytes", &plain(held_bytes.1.to_string()));
     Ok(text)
 }

@@ -2,54 +2,44 @@
 
 use std::sync::{Mutex, PoisonError};
 
-/// What one step adds (Steele, Lea and Flood, 2014).
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+use fastrand::Rng;
 
 /// A generator that is shared.
 #[derive(Debug)]
-pub(super) struct Chance(Mutex<u64>);
+pub(crate) struct Chance(Mutex<Rng>);
 
 impl Chance {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(Mutex::new(seed))
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(Mutex::new(Rng::with_seed(seed)))
     }
 
     /// Whether something of this probability happens this time. What always or never happens takes no number.
-    pub(super) fn happens(&self, probability: f64) -> bool {
+    pub(crate) fn happens(&self, probability: f64) -> bool {
         if probability >= 1.0 {
             return true;
         }
-        if probability <= 0.0 {
-            return false;
-        }
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = state.wrapping_add(GOLDEN);
-        // The upper half of the bits fits, always.
-        let drawn = u32::try_from(mix(*state) >> 32).unwrap_or(u32::MAX);
-        f64::from(drawn) / 4_294_967_296.0 < probability
+        probability > 0.0 && self.0.lock().unwrap_or_else(PoisonError::into_inner).f64() < probability
     }
 }
 
-/// Mixes a number so that every bit of the result depends on every bit of it (the finalizer of splitmix64).
-pub(super) fn mix(number: u64) -> u64 {
-    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ (number >> 31)
+/// Mixes a number: neighbours give numbers that have nothing to do with each other.
+pub(crate) fn mix(number: u64) -> u64 {
+    Rng::with_seed(number).u64(..)
 }
 
 /// A number that follows `number`, `nth` of its row.
-pub(super) fn nth(number: u64, nth: u64) -> u64 {
-    mix(number.wrapping_add(GOLDEN.wrapping_mul(nth.wrapping_add(1))))
+pub(crate) fn nth(number: u64, nth: u64) -> u64 {
+    mix(number ^ mix(nth))
 }
 
 /// A number for bytes: FNV-1a, mixed.
-pub(super) fn hash(bytes: &[u8]) -> u64 {
+pub(crate) fn hash(bytes: &[u8]) -> u64 {
     let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     mix(bytes.iter().fold(0xcbf2_9ce4_8422_2325, fold))
 }
 
 /// One of these, chosen by `number`.
-pub(super) fn choose<T>(from: &[T], number: u64) -> Option<&T> {
+pub(crate) fn choose<T>(from: &[T], number: u64) -> Option<&T> {
     let len = u64::try_from(from.len()).ok()?;
     from.get(usize::try_from(number.checked_rem(len)?).ok()?)
 }

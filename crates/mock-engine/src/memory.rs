@@ -1,4 +1,4 @@
-//! What a stand-in holds: memory of the host device that is there, written, and gone.
+//! What a mock engine holds: memory of the host device that is there, written, and gone.
 //!
 //! One half stands for the weights, the other for the key-value cache. Both are touched, so that the operating system
 //! counts them as this process's, and both are dropped by a sleep, without a copy. What the weights are follows from
@@ -9,11 +9,11 @@ use std::sync::{Mutex, PoisonError};
 
 use poorwill::{AllocRequest, Arena, Block, ByteSize, Config, DeviceSpec, PoolError, Tag, WakeRequest};
 
-use super::StandInError;
-use super::chance::{hash, mix, nth};
+use crate::MockEngineError;
+use crate::chance::{hash, mix};
 
 /// Least that one can hold.
-pub(super) const BYTES_MIN: u64 = 1 << 20;
+pub(crate) const BYTES_MIN: u64 = 1 << 20;
 
 const PAGE_BYTES: usize = 4096;
 
@@ -32,16 +32,16 @@ const KV_CACHE_PAGES: u64 = 4;
 
 /// A half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(crate) enum Part {
     Weights,
     KvCache,
 }
 
 impl Part {
-    pub(super) const ALL: [Self; 2] = [Self::Weights, Self::KvCache];
+    pub(crate) const ALL: [Self; 2] = [Self::Weights, Self::KvCache];
 
     /// vLLM's name of it.
-    pub(super) const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights",
             Self::KvCache => "kv_cache",
@@ -58,7 +58,7 @@ impl Part {
 
 /// What is written to the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Contents {
+pub(crate) enum Contents {
     /// What the model has.
     Right,
     /// Something else.
@@ -69,7 +69,7 @@ pub(super) enum Contents {
 
 /// What looking at the memory gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sampled {
+pub(crate) enum Sampled {
     /// How far the bytes are from what they are to be; 0 for not at all.
     Bytes(u64),
     /// There are none.
@@ -78,7 +78,7 @@ pub(super) enum Sampled {
 
 /// The memory. All of its methods block.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     arena: Arena,
     weights: Block,
     kv_cache: Block,
@@ -90,8 +90,8 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Takes `bytes`, and writes them.
-    pub(super) fn open(model: &str, bytes: u64) -> Result<Self, StandInError> {
-        let fail = |reason: String| StandInError::Memory { bytes: ByteSize(bytes), reason };
+    pub(crate) fn open(model: &str, bytes: u64) -> Result<Self, MockEngineError> {
+        let fail = |reason: String| MockEngineError::Memory { bytes: ByteSize(bytes), reason };
         if bytes < BYTES_MIN {
             return Err(fail(format!("it is less than {}: give it more", ByteSize(BYTES_MIN))));
         }
@@ -113,17 +113,17 @@ impl Memory {
     }
 
     /// What is mapped for the two halves now, in bytes.
-    pub(super) fn held_bytes(&self) -> Result<u64, PoolError> {
+    pub(crate) fn held_bytes(&self) -> Result<u64, PoolError> {
         Ok(self.arena.stats()?.mapped_bytes)
     }
 
     /// What was leaked, in bytes.
-    pub(super) fn leaked_bytes(&self) -> usize {
+    pub(crate) fn leaked_bytes(&self) -> usize {
         self.leaked.lock().unwrap_or_else(PoisonError::into_inner).iter().map(Vec::len).sum()
     }
 
     /// Gives halves back to the system. What is gone stays gone.
-    pub(super) fn release(&self, parts: &[Part]) -> Result<(), PoolError> {
+    pub(crate) fn release(&self, parts: &[Part]) -> Result<(), PoolError> {
         if parts.is_empty() {
             return Ok(());
         }
@@ -133,7 +133,7 @@ impl Memory {
 
     /// Takes memory for halves again, and writes it. A half that was never given back stays as it is, unless it is to be
     /// wrong.
-    pub(super) fn bring_back(&self, parts: &[Part], weights: Contents) -> Result<(), PoolError> {
+    pub(crate) fn bring_back(&self, parts: &[Part], weights: Contents) -> Result<(), PoolError> {
         for part in parts {
             let is_gone = !self.has(*part)?;
             if is_gone {
@@ -148,24 +148,24 @@ impl Memory {
     }
 
     /// Whether a half has memory.
-    pub(super) fn has(&self, part: Part) -> Result<bool, PoolError> {
+    pub(crate) fn has(&self, part: Part) -> Result<bool, PoolError> {
         Ok(self.arena.tag_state(&part.tag())?.is_held())
     }
 
     /// Writes the weights, where they have memory.
-    pub(super) fn load_weights(&self, contents: Contents) -> Result<(), PoolError> {
+    pub(crate) fn load_weights(&self, contents: Contents) -> Result<(), PoolError> {
         if self.has(Part::Weights)? { self.fill(Part::Weights, contents) } else { Ok(()) }
     }
 
     /// Takes a little that nobody gives back.
-    pub(super) fn leak(&self) {
+    pub(crate) fn leak(&self) {
         // Not zeros: those would take nothing until somebody wrote to them.
         let leaked = vec![0xa5; LEAK_BYTES];
         self.leaked.lock().unwrap_or_else(PoisonError::into_inner).push(leaked);
     }
 
     /// Looks at a few pages of both halves.
-    pub(super) fn sample(&self) -> Result<Sampled, PoolError> {
+    pub(crate) fn sample(&self) -> Result<Sampled, PoolError> {
         let mut seen = 0;
         for (part, offset) in self.sampled_pages() {
             let page = u64::try_from(PAGE_BYTES).unwrap_or(u64::MAX);
@@ -248,8 +248,9 @@ impl Memory {
 
 /// A piece of noise.
 fn noise(seed: u64) -> Vec<u8> {
-    let words = (0..PIECE_BYTES / 8).zip(0u64..);
-    words.flat_map(|(_, at)| nth(seed, at).to_le_bytes()).collect()
+    let mut piece = vec![0; PIECE_BYTES];
+    fastrand::Rng::with_seed(seed).fill(&mut piece);
+    piece
 }
 
 /// Writes to the beginning of a page where it belongs.

@@ -1,7 +1,7 @@
-//! What a stand-in says: plain words from its name and the prompt, spoilt by whatever its memory lacks.
+//! What a mock engine says: plain words from its name and the prompt, spoilt by whatever its memory lacks.
 
-use super::chance::{choose, hash, nth};
-use super::memory::Sampled;
+use crate::chance::{choose, hash, nth};
+use crate::memory::Sampled;
 
 const WORDS: [&str; 64] = [
     "river", "stone", "the", "under", "quiet", "of", "morning", "light", "and", "a", "field", "turns",
@@ -23,21 +23,21 @@ const EMBEDDING_LEN: u64 = 32;
 
 /// What goes on behind a prompt.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Text(u64);
+pub(crate) struct Text(u64);
 
 impl Text {
-    pub(super) fn new(model: &str, prompt: &str) -> Self {
+    pub(crate) fn new(model: &str, prompt: &str) -> Self {
         Self(nth(hash(model.as_bytes()), hash(prompt.as_bytes())))
     }
 
     /// After how many tokens it ends by itself.
-    pub(super) fn len(self) -> u32 {
+    pub(crate) fn len(self) -> u32 {
         let more = u32::try_from(self.0 % 65).unwrap_or(0);
         24 + more
     }
 
     /// A token, as what the memory holds has it.
-    pub(super) fn token(self, at: u32, sampled: Sampled) -> String {
+    pub(crate) fn token(self, at: u32, sampled: Sampled) -> String {
         let number = nth(self.0, u64::from(at));
         let word = choose(&WORDS, number).copied().unwrap_or_default();
         let space = if at == 0 { "" } else { " " };
@@ -51,7 +51,7 @@ impl Text {
     }
 
     /// An embedding: each number from -1 to 1.
-    pub(super) fn embedding(self, sampled: Sampled) -> Vec<f32> {
+    pub(crate) fn embedding(self, sampled: Sampled) -> Vec<f32> {
         let number = |at| {
             let bits = nth(self.0 ^ spoilt(sampled), at).to_le_bytes();
             f32::from(i16::from_le_bytes([bits[0], bits[1]])) / 32_768.0
@@ -69,7 +69,7 @@ fn spoilt(sampled: Sampled) -> u64 {
 }
 
 /// Bytes as base64 with padding (RFC 4648, section 4), for embeddings that are asked for like that.
-pub(super) fn base64(bytes: &[u8]) -> String {
+pub(crate) fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for three in bytes.chunks(3) {

@@ -1,6 +1,6 @@
-//! A stand-in for an engine: an HTTP server with vLLM's paths that holds real memory, and can be told to lie.
+//! A mock engine: an HTTP server with vLLM's paths that holds real memory, and can be told to lie.
 //!
-//! It is what `poorwill rotate --demo` and the tests rotate instead of engines with GPUs. What it says goes over real
+//! `poorwill rotate --demo` and the tests of rotation use it in place of engines with GPUs. What it says goes over real
 //! sockets, and what it holds is memory of its process that the operating system counts: there when it is awake, gone
 //! when it is asleep. So whoever drives engines can be held against one that does everything right, and against each
 //! [`Lie`] that real ones tell.
@@ -19,6 +19,7 @@
 //!
 //! It has one choice for each prompt and no tools, images, log-probabilities or stop words: those are read over, but for
 //! `n`, which is refused.
+#![forbid(unsafe_code)]
 
 mod asked;
 mod chance;
@@ -54,9 +55,9 @@ use self::memory::Memory;
 /// How long one waits that can take no connection, before it tries again.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// What to stand in for.
+/// What the mock engine is to be.
 #[derive(Debug, Clone, PartialEq)]
-pub struct StandIn {
+pub struct MockEngine {
     /// The name that clients ask for.
     pub model: String,
     /// What it holds while it is awake, a MiB at least: one half as weights, the other as key-value cache.
@@ -71,7 +72,7 @@ pub struct StandIn {
     pub grace: Duration,
 }
 
-impl StandIn {
+impl MockEngine {
     /// An honest one, with 200 tokens in a second.
     #[must_use]
     pub fn new(model: impl Into<String>, bytes: u64) -> Self {
@@ -86,7 +87,7 @@ impl StandIn {
     }
 }
 
-/// How a stand-in ended.
+/// How a mock engine ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     /// It was told to.
@@ -95,12 +96,12 @@ pub enum Ended {
     Crashed(Lie),
 }
 
-/// Why there is no stand-in.
+/// Why there is no mock engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum StandInError {
+pub enum MockEngineError {
     /// It has no memory.
-    #[error("a stand-in cannot hold {bytes}: {reason}")]
+    #[error("a mock engine cannot hold {bytes}: {reason}")]
     Memory {
         /// How much it was to hold.
         bytes: ByteSize,
@@ -116,14 +117,14 @@ pub enum StandInError {
 /// # Errors
 /// `Memory` when it cannot have what it was told to hold.
 pub async fn serve(
-    options: StandIn,
+    options: MockEngine,
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send,
-) -> Result<Ended, StandInError> {
-    let StandIn { model, bytes, tokens_per_s, lies, seed, grace } = options;
+) -> Result<Ended, MockEngineError> {
+    let MockEngine { model, bytes, tokens_per_s, lies, seed, grace } = options;
     let name = model.clone();
     let opened = task::spawn_blocking(move || Memory::open(&name, bytes)).await;
-    let broke = |error: task::JoinError| StandInError::Memory {
+    let broke = |error: task::JoinError| MockEngineError::Memory {
         bytes: ByteSize(bytes),
         reason: format!("the thread that takes it ended: {error}"),
     };
@@ -161,12 +162,12 @@ async fn serve_engine(
                     let connection = graceful.watch(connection);
                     connections.spawn(async move {
                         if let Err(error) = connection.await {
-                            tracing::debug!(%error, "a connection of the stand-in broke");
+                            tracing::debug!(%error, "a connection of the mock engine broke");
                         }
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the stand-in cannot take a connection, and tries again");
+                    tracing::warn!(%error, "the mock engine cannot take a connection, and tries again");
                     time::sleep(ACCEPT_AGAIN).await;
                 }
             }

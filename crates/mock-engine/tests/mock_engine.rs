@@ -1,17 +1,21 @@
-//! The stand-in over real sockets: its paths, its streams, its memory, and each of its lies.
+//! The mock engine over real sockets: its paths, its streams, its memory, and each of its lies.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // Helpers are test code, too.
+
+mod client;
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use poorwill_rotate::standin::{Ended, Lie, StandIn, StandInError, Telling, serve};
-use reqwest::{Client, Response, StatusCode};
+use http::{Method, StatusCode};
+use poorwill_mock_engine::{Ended, Lie, MockEngine, MockEngineError, Telling, serve};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
+
+use self::client::{Answer, Asking, Client};
 
 const BYTES: u64 = 8 << 20;
 
@@ -21,12 +25,12 @@ const NEVER: Duration = Duration::from_millis(200);
 /// For what comes: nothing takes as long.
 const SURELY: Duration = Duration::from_secs(60);
 
-/// A stand-in that is served in this process.
+/// A mock engine that is served in this process.
 struct Served {
     url: String,
     client: Client,
     end: Option<oneshot::Sender<()>>,
-    ended: JoinHandle<Result<Ended, StandInError>>,
+    ended: JoinHandle<Result<Ended, MockEngineError>>,
 }
 
 impl Served {
@@ -35,10 +39,10 @@ impl Served {
     }
 
     async fn telling(lies: &[Lie]) -> Self {
-        Self::of(StandIn { lies: lies.iter().copied().map(Telling::always).collect(), ..fast() }).await
+        Self::of(MockEngine { lies: lies.iter().copied().map(Telling::always).collect(), ..fast() }).await
     }
 
-    async fn of(options: StandIn) -> Self {
+    async fn of(options: MockEngine) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (end, told) = oneshot::channel();
@@ -49,27 +53,27 @@ impl Served {
         Self { url, client: Client::new(), end: Some(end), ended }
     }
 
-    async fn get(&self, path: &str) -> Response {
-        self.client.get(format!("{}{path}", self.url)).send().await.unwrap()
+    async fn get(&self, path: &str) -> Answer {
+        self.client.ask(Method::GET, &format!("{}{path}", self.url)).send().await.unwrap()
     }
 
     async fn get_json(&self, path: &str) -> Value {
-        self.get(path).await.json().await.unwrap()
+        self.get(path).await.json().await
     }
 
-    fn posting(&self, path: &str, body: &Value) -> reqwest::RequestBuilder {
-        self.client.post(format!("{}{path}", self.url)).json(body)
+    fn posting(&self, path: &str, body: &Value) -> Asking {
+        self.client.ask(Method::POST, &format!("{}{path}", self.url)).json(body)
     }
 
-    async fn post(&self, path: &str, body: &Value) -> Response {
+    async fn post(&self, path: &str, body: &Value) -> Answer {
         self.posting(path, body).send().await.unwrap()
     }
 
     /// An order without a body that succeeds.
     async fn order(&self, path: &str) -> Value {
-        let answer = self.client.post(format!("{}{path}", self.url)).send().await.unwrap();
+        let answer = self.client.ask(Method::POST, &format!("{}{path}", self.url)).send().await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK, "{path}");
-        answer.json().await.unwrap()
+        answer.json().await
     }
 
     async fn cycle(&self, level: u8) {
@@ -85,24 +89,24 @@ impl Served {
     async fn text(&self) -> String {
         let answer = self.post("/v1/completions", &prompt(12)).await;
         assert_eq!(answer.status(), StatusCode::OK);
-        let answer: Value = answer.json().await.unwrap();
+        let answer: Value = answer.json().await;
         answer["choices"][0]["text"].as_str().unwrap().to_owned()
     }
 
-    async fn lie(&self, lies: &Value) -> Response {
-        self.client.put(format!("{}/stand-in/lies", self.url)).json(lies).send().await.unwrap()
+    async fn lie(&self, lies: &Value) -> Answer {
+        self.client.ask(Method::PUT, &format!("{}/mock/lies", self.url)).json(lies).send().await.unwrap()
     }
 
     /// A line of its metrics, by a part of it.
     async fn metric(&self, part: &str) -> u64 {
-        let text = self.get("/metrics").await.text().await.unwrap();
+        let text = self.get("/metrics").await.text().await;
         let line = text.lines().find(|line| !line.starts_with('#') && line.contains(part));
         let value = line.and_then(|line| line.rsplit(' ').next()).unwrap_or_else(|| panic!("{part}: {text}"));
         value.parse().unwrap()
     }
 
     async fn held_bytes(&self) -> u64 {
-        self.metric("stand_in:held_bytes").await
+        self.metric("mock:held_bytes").await
     }
 
     /// Waits until a metric is this.
@@ -127,8 +131,8 @@ impl Served {
     }
 }
 
-fn fast() -> StandIn {
-    StandIn { tokens_per_s: NonZeroU32::new(100_000).unwrap(), ..StandIn::new("one", BYTES) }
+fn fast() -> MockEngine {
+    MockEngine { tokens_per_s: NonZeroU32::new(100_000).unwrap(), ..MockEngine::new("one", BYTES) }
 }
 
 fn prompt(tokens: u32) -> Value {
@@ -150,9 +154,9 @@ fn events(stream: &str) -> (Vec<Value>, bool) {
     (values.collect(), is_done)
 }
 
-async fn assert_error(answer: Response, status: u16, word: &str) {
+async fn assert_error(answer: Answer, status: u16, word: &str) {
     assert_eq!(answer.status().as_u16(), status, "{word}");
-    let body: Value = answer.json().await.unwrap();
+    let body: Value = answer.json().await;
     let error = &body["error"];
     assert_eq!(error["code"], status, "{body}");
     assert!(error["type"].is_string() && error.as_object().unwrap().contains_key("param"), "{body}");
@@ -213,7 +217,7 @@ async fn weights_of_level_two_are_loaded_again_or_missed() {
     served.order("/wake_up").await;
     assert!(!served.is_sleeping().await && served.held_bytes().await >= BYTES);
     assert_ne!(served.text().await, text);
-    let answer: Value = served.post("/collective_rpc", &reload).await.json().await.unwrap();
+    let answer: Value = served.post("/collective_rpc", &reload).await.json().await;
     assert_eq!(answer, json!({ "results": [null] }));
     assert_eq!(served.text().await, text);
 }
@@ -272,15 +276,15 @@ async fn the_same_request_gives_the_same_bytes() {
         for is_streamed in [false, true] {
             body["stream"] = json!(is_streamed);
             body["seed"] = json!(17);
-            let bytes = first.post(path, &body).await.bytes().await.unwrap();
+            let bytes = first.post(path, &body).await.bytes().await;
             second.cycle(1).await;
             for served in [&first, &second] {
-                assert_eq!(served.post(path, &body).await.bytes().await.unwrap(), bytes, "{path}");
+                assert_eq!(served.post(path, &body).await.bytes().await, bytes, "{path}");
             }
         }
     }
-    let other = Served::of(StandIn { model: "two".into(), ..fast() }).await;
-    let answer: Value = other.post("/v1/completions", &long(false)).await.json().await.unwrap();
+    let other = Served::of(MockEngine { model: "two".into(), ..fast() }).await;
+    let answer: Value = other.post("/v1/completions", &long(false)).await.json().await;
     assert_eq!(answer["model"], "two");
     let text = answer["choices"][0]["text"].as_str().unwrap();
     assert!(!text.starts_with(&first.text().await));
@@ -290,7 +294,7 @@ async fn the_same_request_gives_the_same_bytes() {
 async fn completions_are_openais() {
     let served = Served::honest().await;
     let ask = |body: Value| served.posting("/v1/completions", &body).header("x-request-id", "r").send();
-    let whole: Value = ask(prompt(3)).await.unwrap().json().await.unwrap();
+    let whole: Value = ask(prompt(3)).await.unwrap().json().await;
     let text = whole["choices"][0]["text"].as_str().unwrap().to_owned();
     assert_eq!(
         whole,
@@ -325,17 +329,17 @@ async fn completions_are_openais() {
         chunk("", ",\"usage\":{\"completion_tokens\":3,\"prompt_tokens\":4,\"total_tokens\":7}"),
         "data: [DONE]\n\n".to_owned(),
     ];
-    assert_eq!(stream.text().await.unwrap(), expected.concat());
+    assert_eq!(stream.text().await, expected.concat());
 
     let several = json!({ "prompt": ["a b", "c"], "max_tokens": 1_000 });
-    let several: Value = served.post("/v1/completions", &several).await.json().await.unwrap();
+    let several: Value = served.post("/v1/completions", &several).await.json().await;
     let choices = several["choices"].as_array().unwrap();
     assert_eq!((choices.len(), &several["usage"]["prompt_tokens"]), (2, &json!(3)));
     assert!(choices.iter().all(|choice| choice["finish_reason"] == "stop"));
     assert_ne!(choices[0]["text"], choices[1]["text"]);
     for tokens in [json!([1, 2, 3]), json!([[1, 2], [3]])] {
         let body = json!({ "prompt": tokens });
-        let answer: Value = served.post("/v1/completions", &body).await.json().await.unwrap();
+        let answer: Value = served.post("/v1/completions", &body).await.json().await;
         assert_eq!(answer["usage"]["prompt_tokens"], 3);
     }
 }
@@ -345,13 +349,13 @@ async fn chats_are_openais() {
     let served = Served::honest().await;
     let part = json!({ "type": "text", "text": "who are you" });
     let mut body = json!({ "model": "one", "messages": [{ "role": "user", "content": [part] }] });
-    let whole: Value = served.post("/v1/chat/completions", &body).await.json().await.unwrap();
+    let whole: Value = served.post("/v1/chat/completions", &body).await.json().await;
     let choice = &whole["choices"][0];
     assert_eq!((&whole["object"], &choice["finish_reason"]), (&json!("chat.completion"), &json!("stop")));
     assert_eq!(choice["message"]["role"], "assistant");
     assert_eq!(whole["usage"]["prompt_tokens"], 6);
     body["stream"] = json!(true);
-    let stream = served.post("/v1/chat/completions", &body).await.text().await.unwrap();
+    let stream = served.post("/v1/chat/completions", &body).await.text().await;
     let (events, is_done) = events(&stream);
     assert!(is_done && events.iter().all(|event| event["object"] == "chat.completion.chunk"));
     assert_eq!(events[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
@@ -367,12 +371,12 @@ async fn chats_are_openais() {
 async fn responses_are_openais() {
     let served = Served::honest().await;
     let mut body = json!({ "input": [{ "role": "user", "content": "x" }], "instructions": "be brief" });
-    let whole: Value = served.post("/v1/responses", &body).await.json().await.unwrap();
+    let whole: Value = served.post("/v1/responses", &body).await.json().await;
     let text = &whole["output"][0]["content"][0]["text"];
     assert_eq!((&whole["object"], &whole["status"]), (&json!("response"), &json!("completed")));
     assert!(text.as_str().unwrap().len() > 20 && whole["usage"]["output_tokens"].as_u64().unwrap() > 20);
     body["stream"] = json!(true);
-    let stream = served.post("/v1/responses", &body).await.text().await.unwrap();
+    let stream = served.post("/v1/responses", &body).await.text().await;
     let (events, is_done) = events(&stream);
     assert!(!is_done, "this interface has no [DONE]");
     for (at, event) in events.iter().enumerate() {
@@ -388,7 +392,7 @@ async fn responses_are_openais() {
     assert_eq!((&last["type"], &last["response"]["usage"]), (&json!("response.completed"), &whole["usage"]));
     assert_eq!(&last["response"]["output"][0]["content"][0]["text"], text);
     body["max_output_tokens"] = json!(2);
-    let stream = served.post("/v1/responses", &body).await.text().await.unwrap();
+    let stream = served.post("/v1/responses", &body).await.text().await;
     assert!(stream.contains("event: response.incomplete\n") && stream.contains("max_output_tokens"));
 }
 
@@ -396,17 +400,17 @@ async fn responses_are_openais() {
 async fn embeddings_are_openais() {
     let served = Served::honest().await;
     let mut body = json!({ "input": ["a", "b c"] });
-    let floats: Value = served.post("/v1/embeddings", &body).await.json().await.unwrap();
+    let floats: Value = served.post("/v1/embeddings", &body).await.json().await;
     let numbers = |at: usize| floats["data"][at]["embedding"].as_array().unwrap().clone();
     assert_eq!((numbers(0).len(), &floats["usage"]["total_tokens"]), (32, &json!(3)));
     assert_ne!(numbers(0), numbers(1));
     body["encoding_format"] = json!("base64");
-    let coded: Value = served.post("/v1/embeddings", &body).await.json().await.unwrap();
+    let coded: Value = served.post("/v1/embeddings", &body).await.json().await;
     // 32 numbers of 4 bytes, in threes.
     assert_eq!(coded["data"][1]["embedding"].as_str().unwrap().len(), 172);
     served.order("/sleep?level=2").await;
     served.order("/wake_up").await;
-    let spoilt: Value = served.post("/v1/embeddings", &body).await.json().await.unwrap();
+    let spoilt: Value = served.post("/v1/embeddings", &body).await.json().await;
     assert_ne!(spoilt["data"], coded["data"]);
 }
 
@@ -438,7 +442,7 @@ async fn malformed_requests_are_told_what_is_wrong() {
         ("/v1/nothing", "", 404, "/v1/nothing"),
         ("/health", "", 405, "POST"),
     ] {
-        let asked = served.client.post(format!("{}{path}", served.url)).body(body).send().await;
+        let asked = served.client.ask(Method::POST, &format!("{}{path}", served.url)).body(body).send().await;
         assert_error(asked.unwrap(), status, word).await;
     }
     assert!(!served.is_sleeping().await);
@@ -447,18 +451,18 @@ async fn malformed_requests_are_told_what_is_wrong() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_ends_what_is_generated_for_it() {
-    let slow = StandIn { tokens_per_s: NonZeroU32::new(20).unwrap(), ..fast() };
+    let slow = MockEngine { tokens_per_s: NonZeroU32::new(20).unwrap(), ..fast() };
     let served = Served::of(slow).await;
     let mut stream = served.post("/v1/completions", &long(true)).await;
     assert!(stream.chunk().await.unwrap().unwrap().starts_with(b"data: {"));
     assert_eq!(served.metric("vllm:num_requests_running").await, 1);
     drop(stream);
-    served.until("stand_in:clients_gone_total", 1).await;
+    served.until("mock:clients_gone_total", 1).await;
     served.until("vllm:num_requests_running", 0).await;
     let waiting = tokio::spawn(served.posting("/v1/completions", &long(false)).send());
     served.until("vllm:num_requests_running", 1).await;
     waiting.abort();
-    served.until("stand_in:clients_gone_total", 2).await;
+    served.until("mock:clients_gone_total", 2).await;
     assert_eq!(served.metric("finished_reason=\"abort\"").await, 2);
     let generated = served.metric("vllm:generation_tokens_total").await;
     sleep(NEVER).await;
@@ -467,7 +471,7 @@ async fn a_client_that_leaves_ends_what_is_generated_for_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sleep_aborts_what_is_generated_or_waits_for_it() {
-    let paced = StandIn { tokens_per_s: NonZeroU32::new(200).unwrap(), ..fast() };
+    let paced = MockEngine { tokens_per_s: NonZeroU32::new(200).unwrap(), ..fast() };
     let served = Served::of(paced).await;
     let some = json!({ "prompt": "x", "max_tokens": 50, "ignore_eos": true, "stream": true });
     for (mode, body, finish) in [("abort", long(true), "abort"), ("wait", some, "length")] {
@@ -476,19 +480,19 @@ async fn a_sleep_aborts_what_is_generated_or_waits_for_it() {
         served.order(&format!("/sleep?mode={mode}")).await;
         assert!(served.is_sleeping().await && served.held_bytes().await == 0);
         assert_eq!(served.metric("vllm:num_requests_running").await, 0);
-        let rest = stream.text().await.unwrap();
+        let rest = stream.text().await;
         let (events, is_done) = events(&(std::str::from_utf8(&begun).unwrap().to_owned() + &rest));
         let last = &events.last().unwrap()["choices"][0]["finish_reason"];
         assert_eq!((last, is_done), (&json!(finish), true), "{mode}");
         assert!(mode == "abort" || events.len() == 50);
         served.order("/wake_up").await;
     }
-    assert_eq!(served.metric("stand_in:clients_gone_total").await, 0);
+    assert_eq!(served.metric("mock:clients_gone_total").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sleep_that_keeps_what_is_generated_has_it_go_on() {
-    let paced = StandIn { tokens_per_s: NonZeroU32::new(200).unwrap(), ..fast() };
+    let paced = MockEngine { tokens_per_s: NonZeroU32::new(200).unwrap(), ..fast() };
     let served = Served::of(paced).await;
     let mut stream = served.post("/v1/completions", &long(true)).await;
     let mut said = stream.chunk().await.unwrap().unwrap().to_vec();
@@ -505,24 +509,23 @@ async fn a_sleep_that_keeps_what_is_generated_has_it_go_on() {
     let (events, _) = events(std::str::from_utf8(&said).unwrap());
     let said: String = events.iter().map(|event| event["choices"][0]["text"].as_str().unwrap()).collect();
     let undisturbed = json!({ "prompt": "x", "max_tokens": events.len(), "ignore_eos": true });
-    let other: Value =
-        Served::honest().await.post("/v1/completions", &undisturbed).await.json().await.unwrap();
+    let other: Value = Served::honest().await.post("/v1/completions", &undisturbed).await.json().await;
     assert_eq!(other["choices"][0]["text"], said);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lies_are_told_at_run_time() {
     let served = Served::honest().await;
-    assert_eq!(served.get_json("/stand-in/lies").await, json!([]));
+    assert_eq!(served.get_json("/mock/lies").await, json!([]));
     let lies = json!(["says-asleep", "slow=0.5"]);
-    assert_eq!(served.lie(&lies).await.json::<Value>().await.unwrap(), lies);
-    assert_eq!(served.get_json("/stand-in/lies").await, lies);
+    assert_eq!(served.lie(&lies).await.json::<Value>().await, lies);
+    assert_eq!(served.get_json("/mock/lies").await, lies);
     assert!(served.is_sleeping().await);
     for wrong in [json!(["says-awake"]), json!(["slow=2"]), json!({}), json!([1])] {
         assert_eq!(served.lie(&wrong).await.status(), StatusCode::BAD_REQUEST);
     }
     assert_error(served.lie(&json!(["x"])).await, 400, "keeps-memory").await;
-    assert_eq!(served.get_json("/stand-in/lies").await, lies);
+    assert_eq!(served.get_json("/mock/lies").await, lies);
     served.lie(&json!([])).await;
     assert!(!served.is_sleeping().await);
 }
@@ -532,10 +535,11 @@ async fn the_same_seed_lies_on_the_same_occasions() {
     let mut rows = Vec::new();
     for seed in [3, 3, 4] {
         let lies = vec![Telling::at_times(Lie::Refuses, 0.5).unwrap()];
-        let served = Served::of(StandIn { lies, seed, ..fast() }).await;
+        let served = Served::of(MockEngine { lies, seed, ..fast() }).await;
         let mut row = Vec::new();
         for _ in 0..32 {
-            let answer = served.client.post(format!("{}/wake_up", served.url)).send().await.unwrap();
+            let answer =
+                served.client.ask(Method::POST, &format!("{}/wake_up", served.url)).send().await.unwrap();
             row.push(answer.status().as_u16());
         }
         rows.push(row);
@@ -558,7 +562,7 @@ async fn lies_about_memory() {
     let served = Served::telling(&[Lie::Leaks]).await;
     for cycles in 1..=3 {
         served.cycle(1).await;
-        assert_eq!(served.metric("stand_in:leaked_bytes").await, cycles * (4 << 20));
+        assert_eq!(served.metric("mock:leaked_bytes").await, cycles * (4 << 20));
     }
 }
 
@@ -630,7 +634,7 @@ async fn what_hangs_answers_when_the_lie_is_taken_back() {
     served.until("lie=\"hangs-in-sleep\"", 1).await;
     asked.abort();
     served.lie(&json!([])).await;
-    served.until("stand_in:held_bytes", 0).await;
+    served.until("mock:held_bytes", 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -650,7 +654,7 @@ async fn what_crashes_breaks_its_connections() {
     assert!(is_broken && !is_done && (1..20).contains(&events.len()), "{events:?}");
     let url = served.url.clone();
     assert_eq!(served.crashed().await, Ended::Crashed(Lie::CrashesInStream));
-    assert!(Client::new().get(url).send().await.is_err());
+    assert!(Client::new().ask(Method::GET, &url).send().await.is_err());
 
     for (lie, path) in [(Lie::CrashesInSleep, "/sleep"), (Lie::CrashesInWake, "/wake_up")] {
         let served = Served::honest().await;
@@ -665,16 +669,16 @@ async fn what_crashes_breaks_its_connections() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_is_told_to_end_lets_requests_end() {
-    let paced = StandIn { tokens_per_s: NonZeroU32::new(200).unwrap(), grace: SURELY, ..fast() };
+    let paced = MockEngine { tokens_per_s: NonZeroU32::new(200).unwrap(), grace: SURELY, ..fast() };
     let mut served = Served::of(paced).await;
     let body = json!({ "prompt": "x", "max_tokens": 20, "stream": true });
     let mut stream = served.post("/v1/completions", &body).await;
     stream.chunk().await.unwrap();
     drop(served.end.take());
-    assert!(stream.text().await.unwrap().ends_with("data: [DONE]\n\n"));
+    assert!(stream.text().await.ends_with("data: [DONE]\n\n"));
     assert_eq!(served.ended().await, Ended::Told);
 
-    let served = Served::of(StandIn { grace: Duration::ZERO, ..fast() }).await;
+    let served = Served::of(MockEngine { grace: Duration::ZERO, ..fast() }).await;
     served.lie(&json!(["hangs-in-answer"])).await;
     let asked = tokio::spawn(served.posting("/v1/completions", &prompt(1)).send());
     served.until("vllm:num_requests_running", 1).await;
@@ -685,6 +689,6 @@ async fn one_that_is_told_to_end_lets_requests_end() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_without_memory_says_so() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let error = serve(StandIn::new("one", 1), listener, std::future::pending()).await.unwrap_err();
+    let error = serve(MockEngine::new("one", 1), listener, std::future::pending()).await.unwrap_err();
     assert!(error.to_string().contains("cannot hold 1 B"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The stand-in for an engine as a process: what the operating system says of its memory, and how it ends.
+//! The mock engine for an engine as a process: what the operating system says of its memory, and how it ends.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,16 +13,16 @@ const BYTES: u64 = 64 << 20;
 /// What a process may have more than it had, and nobody counts: stacks, buffers, and what its allocator keeps.
 const MORE_BYTES: u64 = 16 << 20;
 
-/// A stand-in, ended with the test.
-struct StandIn {
+/// A mock engine, ended with the test.
+struct MockEngine {
     child: Child,
     address: String,
 }
 
-impl StandIn {
+impl MockEngine {
     fn start(more: &[&str]) -> Self {
         let bytes = BYTES.to_string();
-        let args = ["stand-in-engine", "--listen", "127.0.0.1:0", "--model", "one", "--bytes", &bytes];
+        let args = ["mock-engine", "--listen", "127.0.0.1:0", "--model", "one", "--bytes", &bytes];
         let mut child = command(Path::new("."), args.iter().chain(more)).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -66,7 +66,7 @@ impl StandIn {
     }
 }
 
-impl Drop for StandIn {
+impl Drop for MockEngine {
     fn drop(&mut self) {
         // One that has ended is waited for in vain.
         let _ = self.child.kill();
@@ -76,14 +76,14 @@ impl Drop for StandIn {
 
 #[test]
 fn the_system_sees_its_memory_come_and_go() {
-    let stand_in = StandIn::start(&[]);
-    assert!(stand_in.ask("GET", "/health", "").starts_with("HTTP/1.1 200 "));
+    let mock = MockEngine::start(&[]);
+    assert!(mock.ask("GET", "/health", "").starts_with("HTTP/1.1 200 "));
     for level in [1, 2, 1] {
-        let awake = stand_in.memory_bytes();
-        stand_in.order(&format!("/sleep?level={level}"));
-        let asleep = stand_in.memory_bytes();
-        stand_in.order("/wake_up");
-        let woken = stand_in.memory_bytes();
+        let awake = mock.memory_bytes();
+        mock.order(&format!("/sleep?level={level}"));
+        let asleep = mock.memory_bytes();
+        mock.order("/wake_up");
+        let woken = mock.memory_bytes();
         for at in 0..2 {
             let fell = awake[at].saturating_sub(asleep[at]);
             let rose = woken[at].saturating_sub(asleep[at]);
@@ -97,23 +97,23 @@ fn the_system_sees_its_memory_come_and_go() {
 #[test]
 fn it_ends_when_it_is_told_to() {
     for signal in ["TERM", "INT"] {
-        let stand_in = StandIn::start(&[]);
-        stand_in.ask("GET", "/health", "");
-        let pid = stand_in.child.id().to_string();
+        let mock = MockEngine::start(&[]);
+        mock.ask("GET", "/health", "");
+        let pid = mock.child.id().to_string();
         let told = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", signal, &pid]).status().unwrap();
         assert!(told.success());
-        assert_eq!(stand_in.end(), (Some(0), String::new()), "{signal}");
+        assert_eq!(mock.end(), (Some(0), String::new()), "{signal}");
     }
 }
 
 #[test]
 fn a_crash_is_an_abort_in_the_middle_of_a_stream() {
-    let stand_in = StandIn::start(&["--lie", "leaks=0", "--lie", "crashes-in-stream", "--seed", "7"]);
+    let mock = MockEngine::start(&["--lie", "leaks=0", "--lie", "crashes-in-stream", "--seed", "7"]);
     let body = r#"{"prompt": "x", "stream": true}"#;
-    let answer = stand_in.ask("POST", "/v1/completions", body);
+    let answer = mock.ask("POST", "/v1/completions", body);
     assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("data: {"), "{answer}");
     assert!(!answer.contains("[DONE]") && !answer.ends_with("0\r\n\r\n"), "{answer}");
-    let (code, complaint) = stand_in.end();
+    let (code, complaint) = mock.end();
     assert_eq!(code, Some(134));
     assert!(complaint.starts_with("error: ") && complaint.contains("crashes-in-stream"), "{complaint}");
 }
@@ -121,9 +121,9 @@ fn a_crash_is_an_abort_in_the_middle_of_a_stream() {
 #[test]
 fn it_is_nobodys_command_and_refuses_what_it_cannot_be() {
     let folder = Folder::new();
-    assert!(!run(&folder, &["--help"]).succeeded().contains("stand-in"));
+    assert!(!run(&folder, &["--help"]).succeeded().contains("mock engine"));
     let start = |bytes, more: &[&str]| {
-        let args = ["stand-in-engine", "--listen", "127.0.0.1:0", "--model", "one", "--bytes", bytes];
+        let args = ["mock-engine", "--listen", "127.0.0.1:0", "--model", "one", "--bytes", bytes];
         run(&folder, &args.iter().copied().chain(more.iter().copied()).collect::<Vec<_>>())
     };
     for (more, word) in [
@@ -138,6 +138,6 @@ fn it_is_nobodys_command_and_refuses_what_it_cannot_be() {
     start("1KiB", &[]).failed(&["cannot hold 1 KiB", "1 MiB"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let args = ["stand-in-engine", "--listen", &address, "--model", "one", "--bytes", "1MiB"];
+    let args = ["mock-engine", "--listen", &address, "--model", "one", "--bytes", "1MiB"];
     run(&folder, &args).failed(&[&address, "--listen"]);
 }

@@ -1,4 +1,4 @@
-//! The paths of a stand-in: those of vLLM 0.33 with its development endpoints, and one to say which lies it tells.
+//! The paths of a mock engine: those of vLLM 0.33 with its development endpoints, and one to say which lies it tells.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::asked::{Chat, Common, Completion, Embed, Encoding, MODEL_LEN_MAX, Respond, parsed};
-use super::chance::{hash, nth};
-use super::engine::{Engine, Mode};
-use super::failure::Failure;
-use super::generate::{self, Ask, Piece};
-use super::lie::{Lie, Telling};
-use super::metrics;
-use super::shape::{Kind, Shape};
-use super::text::{Text, base64};
+use crate::asked::{Chat, Common, Completion, Embed, Encoding, MODEL_LEN_MAX, Respond, parsed};
+use crate::chance::{hash, nth};
+use crate::engine::{Engine, Mode};
+use crate::failure::Failure;
+use crate::generate::{self, Ask, Piece};
+use crate::lie::{Lie, Telling};
+use crate::metrics;
+use crate::shape::{Kind, Shape};
+use crate::text::{Text, base64};
 
 /// Longest body that is read.
 const BODY_BYTES_MAX: usize = 64 << 20;
@@ -34,7 +34,7 @@ type It = State<Arc<Engine>>;
 type Asked = Result<Bytes, BytesRejection>;
 type Answer = Result<Response, Failure>;
 
-pub(super) fn router(engine: Arc<Engine>) -> Router {
+pub(crate) fn router(engine: Arc<Engine>) -> Router {
     Router::new()
         .route("/health", get(async || StatusCode::OK))
         .route("/v1/models", get(models))
@@ -47,7 +47,7 @@ pub(super) fn router(engine: Arc<Engine>) -> Router {
         .route("/v1/chat/completions", post(chat))
         .route("/v1/responses", post(responses))
         .route("/v1/embeddings", post(embeddings))
-        .route("/stand-in/lies", get(lies).put(put_lies))
+        .route("/mock/lies", get(lies).put(put_lies))
         .fallback(async |uri: Uri| {
             Failure::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path()))
         })
@@ -124,7 +124,7 @@ async fn collective_rpc(State(engine): It, body: Asked) -> Answer {
             Ok(Json(json!({ "results": [null] })).into_response())
         }
         Some(other) => {
-            let reason = format!("the worker has no method `{other}`; a stand-in has reload_weights");
+            let reason = format!("the worker has no method `{other}`; a mock engine has reload_weights");
             Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, reason))
         }
         None => Err(Failure::bad("Missing 'method' in request body").about("method")),

@@ -1,4 +1,4 @@
-//! What a stand-in answers when it does not do what it was asked for: OpenAI's error body, as vLLM words it.
+//! What a mock engine answers when it does not do what it was asked for: OpenAI's error body, as vLLM words it.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -8,23 +8,23 @@ use serde_json::json;
 
 /// An error that the client hears of.
 #[derive(Debug, Clone)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     status: StatusCode,
     param: Option<&'static str>,
     message: String,
 }
 
 impl Failure {
-    pub(super) fn bad(message: impl Into<String>) -> Self {
+    pub(crate) fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, param: None, message: message.into() }
     }
 
     /// It is about this parameter.
-    pub(super) fn about(mut self, param: &'static str) -> Self {
+    pub(crate) fn about(mut self, param: &'static str) -> Self {
         self.param = Some(param);
         self
     }

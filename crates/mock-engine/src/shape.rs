@@ -5,11 +5,11 @@
 
 use serde_json::{Value, json};
 
-use super::generate::{Finish, Piece};
+use crate::generate::{Finish, Piece};
 
 /// Which interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Completion,
     Chat,
     Response,
@@ -17,7 +17,7 @@ pub(super) enum Kind {
 
 /// An answer that comes to be.
 #[derive(Debug)]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     kind: Kind,
     id: String,
     model: String,
@@ -37,7 +37,7 @@ struct Choice {
 }
 
 impl Shape {
-    pub(super) fn new(kind: Kind, id: &str, model: &str, choices: usize, prompt_tokens: u64) -> Self {
+    pub(crate) fn new(kind: Kind, id: &str, model: &str, choices: usize, prompt_tokens: u64) -> Self {
         let prefix = match kind {
             Kind::Completion => "cmpl-",
             Kind::Chat => "chatcmpl-",
@@ -55,18 +55,18 @@ impl Shape {
         }
     }
 
-    pub(super) fn including_usage(mut self, includes_usage: bool) -> Self {
+    pub(crate) fn including_usage(mut self, includes_usage: bool) -> Self {
         self.includes_usage = includes_usage;
         self
     }
 
     /// Whether each choice has ended.
-    pub(super) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.choices.iter().all(|choice| choice.finish.is_some())
     }
 
     /// Takes a piece in.
-    pub(super) fn take(&mut self, piece: &Piece) {
+    pub(crate) fn take(&mut self, piece: &Piece) {
         self.completion_tokens += u64::from(piece.text.is_some());
         if let Some(choice) = self.choices.get_mut(piece.choice) {
             choice.text.push_str(piece.text.as_deref().unwrap_or_default());
@@ -75,7 +75,7 @@ impl Shape {
     }
 
     /// All of it.
-    pub(super) fn whole(&self) -> Value {
+    pub(crate) fn whole(&self) -> Value {
         if self.kind == Kind::Response {
             return self.response(None);
         }
@@ -98,7 +98,7 @@ impl Shape {
     }
 
     /// How a stream begins.
-    pub(super) fn opening(&mut self) -> String {
+    pub(crate) fn opening(&mut self) -> String {
         match self.kind {
             Kind::Completion => String::new(),
             Kind::Chat => {
@@ -123,7 +123,7 @@ impl Shape {
     }
 
     /// What a piece is in a stream, once it was taken in.
-    pub(super) fn chunk(&mut self, piece: &Piece) -> String {
+    pub(crate) fn chunk(&mut self, piece: &Piece) -> String {
         let text = piece.text.as_deref();
         let finish = name(piece.finish);
         match self.kind {
@@ -145,7 +145,7 @@ impl Shape {
     }
 
     /// How a stream ends, once each choice has.
-    pub(super) fn closing(&mut self) -> String {
+    pub(crate) fn closing(&mut self) -> String {
         let usage = if self.includes_usage && self.kind != Kind::Response {
             let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
             let mut last = self.envelope(object, &json!([]));

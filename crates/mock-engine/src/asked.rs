@@ -6,23 +6,23 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::failure::Failure;
-use super::generate::Ask;
+use crate::failure::Failure;
+use crate::generate::Ask;
 
 /// Longest prompt and text together, in tokens.
-pub(super) const MODEL_LEN_MAX: u64 = 32_768;
+pub(crate) const MODEL_LEN_MAX: u64 = 32_768;
 
 /// Tokens of a completion that does not say how many: OpenAI's default.
 const COMPLETION_TOKENS: u32 = 16;
 
 /// Reads a body.
-pub(super) fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+pub(crate) fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(|error| Failure::bad(format!("the body cannot be read: {error}")))
 }
 
 /// What every path has.
 #[derive(Debug, Deserialize)]
-pub(super) struct Common {
+pub(crate) struct Common {
     model: Option<String>,
     #[serde(default)]
     stream: Option<bool>,
@@ -37,17 +37,17 @@ struct StreamOptions {
 }
 
 impl Common {
-    pub(super) fn is_streamed(&self) -> bool {
+    pub(crate) fn is_streamed(&self) -> bool {
         self.stream.unwrap_or(false)
     }
 
     /// Whether a stream ends with the usage.
-    pub(super) fn includes_usage(&self) -> bool {
+    pub(crate) fn includes_usage(&self) -> bool {
         self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
     }
 
     /// Refuses what this engine has not.
-    pub(super) fn check(&self, model: &str) -> Result<(), Failure> {
+    pub(crate) fn check(&self, model: &str) -> Result<(), Failure> {
         if let Some(asked) = self.model.as_deref().filter(|asked| *asked != model) {
             let reason = format!("The model `{asked}` does not exist.");
             return Err(Failure::new(StatusCode::NOT_FOUND, reason).about("model"));
@@ -55,7 +55,7 @@ impl Common {
         match self.n {
             None | Some(1) => Ok(()),
             Some(n) => {
-                Err(Failure::bad(format!("n is {n}: a stand-in gives one choice for a prompt")).about("n"))
+                Err(Failure::bad(format!("n is {n}: a mock engine gives one choice for a prompt")).about("n"))
             }
         }
     }
@@ -83,7 +83,7 @@ impl Common {
 /// One text, some texts, the tokens of one, or those of some.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-pub(super) enum Texts {
+pub(crate) enum Texts {
     One(String),
     Some(Vec<String>),
     Tokens(Vec<u32>),
@@ -92,7 +92,7 @@ pub(super) enum Texts {
 
 impl Texts {
     /// Each as a text, and how many tokens they are together.
-    pub(super) fn read(&self, param: &'static str) -> Result<(Vec<String>, u64), Failure> {
+    pub(crate) fn read(&self, param: &'static str) -> Result<(Vec<String>, u64), Failure> {
         let of_tokens = |tokens: &Vec<u32>| format!("{tokens:?}");
         let count = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
         let (texts, tokens) = match self {
@@ -118,15 +118,15 @@ fn words(text: &str) -> u64 {
 
 /// `/v1/completions`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Completion {
+pub(crate) struct Completion {
     #[serde(flatten)]
-    pub(super) common: Common,
+    pub(crate) common: Common,
     prompt: Texts,
     max_tokens: Option<u32>,
 }
 
 impl Completion {
-    pub(super) fn ask(&self) -> Result<Ask, Failure> {
+    pub(crate) fn ask(&self) -> Result<Ask, Failure> {
         let (prompts, tokens) = self.prompt.read("prompt")?;
         self.common.ask(prompts, tokens, Some(self.max_tokens.unwrap_or(COMPLETION_TOKENS)))
     }
@@ -172,16 +172,16 @@ fn read(messages: &[Message]) -> (String, u64) {
 
 /// `/v1/chat/completions`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Chat {
+pub(crate) struct Chat {
     #[serde(flatten)]
-    pub(super) common: Common,
+    pub(crate) common: Common,
     messages: Vec<Message>,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
 }
 
 impl Chat {
-    pub(super) fn ask(&self) -> Result<Ask, Failure> {
+    pub(crate) fn ask(&self) -> Result<Ask, Failure> {
         if self.messages.is_empty() {
             return Err(Failure::bad("messages must not be empty").about("messages"));
         }
@@ -195,9 +195,9 @@ impl Chat {
 
 /// `/v1/responses`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Respond {
+pub(crate) struct Respond {
     #[serde(flatten)]
-    pub(super) common: Common,
+    pub(crate) common: Common,
     instructions: Option<String>,
     input: Input,
     max_output_tokens: Option<u32>,
@@ -211,7 +211,7 @@ enum Input {
 }
 
 impl Respond {
-    pub(super) fn ask(&self) -> Result<Ask, Failure> {
+    pub(crate) fn ask(&self) -> Result<Ask, Failure> {
         let message = |role: &str, text: &str| Message {
             role: role.to_owned(),
             content: Some(Content::Text(text.to_owned())),
@@ -232,18 +232,18 @@ impl Respond {
 
 /// `/v1/embeddings`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Embed {
+pub(crate) struct Embed {
     #[serde(flatten)]
-    pub(super) common: Common,
-    pub(super) input: Texts,
+    pub(crate) common: Common,
+    pub(crate) input: Texts,
     #[serde(default)]
-    pub(super) encoding_format: Encoding,
+    pub(crate) encoding_format: Encoding,
 }
 
 /// How an embedding is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Encoding {
+pub(crate) enum Encoding {
     /// As a list of numbers.
     #[default]
     Float,

@@ -1,4 +1,4 @@
-//! The engine of a stand-in: one that sleeps, wakes, and loads weights again, as vLLM 0.33 does, or lies about it.
+//! The engine of a mock engine: one that sleeps, wakes, and loads weights again, as vLLM 0.33 does, or lies about it.
 //!
 //! Whoever moves memory has the engine for itself: what is generated has ended, was aborted, or is kept until the wake.
 
@@ -10,31 +10,31 @@ use poorwill::PoolError;
 use tokio::sync::{RwLock, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::failure::Failure;
-use super::lie::{Lie, Lies};
-use super::memory::{Contents, Memory, Part};
-use super::metrics::Counts;
+use crate::failure::Failure;
+use crate::lie::{Lie, Lies};
+use crate::memory::{Contents, Memory, Part};
+use crate::metrics::Counts;
 
 /// How much slower a slow engine is.
 const SLOWER: u32 = 10;
 
 /// An engine.
 #[derive(Debug)]
-pub(super) struct Engine {
-    pub(super) model: String,
-    pub(super) memory: Arc<Memory>,
-    pub(super) lies: Lies,
-    pub(super) counts: Arc<Counts>,
+pub(crate) struct Engine {
+    pub(crate) model: String,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) lies: Lies,
+    pub(crate) counts: Arc<Counts>,
     token_time: Duration,
     /// Held to read by whoever generates, and to write by whoever moves memory.
-    pub(super) turn: Arc<RwLock<()>>,
+    pub(crate) turn: Arc<RwLock<()>>,
     /// Counts the sleeps that have ended what was being generated.
-    pub(super) aborts: watch::Sender<u64>,
+    pub(crate) aborts: watch::Sender<u64>,
     /// Whether what is being generated is to wait for the wake.
-    pub(super) is_keeping: watch::Sender<bool>,
+    pub(crate) is_keeping: watch::Sender<bool>,
     state: Mutex<State>,
     /// Ends everything that goes on here.
-    pub(super) end: CancellationToken,
+    pub(crate) end: CancellationToken,
     crash: OnceLock<Lie>,
 }
 
@@ -77,7 +77,7 @@ impl State {
 
 /// What a sleep does with what is being generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(crate) enum Mode {
     /// It ends, with `finish_reason` saying `abort`.
     Abort,
     /// The sleep waits for it.
@@ -87,7 +87,7 @@ pub(super) enum Mode {
 }
 
 impl Engine {
-    pub(super) fn new(model: String, memory: Memory, lies: Lies, token_time: Duration) -> Self {
+    pub(crate) fn new(model: String, memory: Memory, lies: Lies, token_time: Duration) -> Self {
         Self {
             model,
             memory: Arc::new(memory),
@@ -104,7 +104,7 @@ impl Engine {
     }
 
     /// Sleeps at a level.
-    pub(super) async fn sleep(&self, level: u8, mode: Mode) -> Result<(), Failure> {
+    pub(crate) async fn sleep(&self, level: u8, mode: Mode) -> Result<(), Failure> {
         self.may_refuse("sleep")?;
         match mode {
             Mode::Abort => self.aborts.send_modify(|aborts| *aborts += 1),
@@ -156,7 +156,7 @@ impl Engine {
     }
 
     /// Wakes what sleeps, or some of it, and says whether all is awake.
-    pub(super) async fn wake(&self, tags: Option<&[String]>) -> Result<bool, Failure> {
+    pub(crate) async fn wake(&self, tags: Option<&[String]>) -> Result<bool, Failure> {
         self.may_refuse("wake_up")?;
         let _turn = self.turn.write().await;
         self.may_hang(Lie::HangsInWake).await;
@@ -206,7 +206,7 @@ impl Engine {
     }
 
     /// Loads the weights again, as after a sleep of level 2.
-    pub(super) async fn reload_weights(&self) -> Result<(), Failure> {
+    pub(crate) async fn reload_weights(&self) -> Result<(), Failure> {
         let _turn = self.turn.write().await;
         let state = *self.state();
         if state.weights_sleep {
@@ -217,12 +217,12 @@ impl Engine {
     }
 
     /// Whether it sleeps, wholly or by half.
-    pub(super) fn is_asleep(&self) -> bool {
+    pub(crate) fn is_asleep(&self) -> bool {
         self.state().is_asleep()
     }
 
     /// The state of sleep that vLLM's metrics tell.
-    pub(super) fn sleep_state(&self) -> &'static str {
+    pub(crate) fn sleep_state(&self) -> &'static str {
         let state = self.state();
         match (state.weights_sleep || state.kv_cache_sleeps, state.level) {
             (false, _) => "awake",
@@ -232,18 +232,18 @@ impl Engine {
     }
 
     /// How long each token of a request takes that begins now.
-    pub(super) fn token_time(&self) -> Duration {
+    pub(crate) fn token_time(&self) -> Duration {
         let slower = if self.lies.tells(Lie::Slow) { SLOWER } else { 1 };
         self.token_time.saturating_mul(slower)
     }
 
     /// The lie that has ended it, if one has.
-    pub(super) fn crashed(&self) -> Option<Lie> {
+    pub(crate) fn crashed(&self) -> Option<Lie> {
         self.crash.get().copied()
     }
 
     /// Ends everything at once. What comes behind it never happens.
-    pub(super) async fn crash<T>(&self, lie: Lie) -> T {
+    pub(crate) async fn crash<T>(&self, lie: Lie) -> T {
         // Whoever crashes first has crashed it.
         let _ = self.crash.set(lie);
         self.end.cancel();
@@ -251,7 +251,7 @@ impl Engine {
     }
 
     /// Does something with the memory on a thread that may be blocked.
-    pub(super) async fn with_memory<T: Send + 'static>(
+    pub(crate) async fn with_memory<T: Send + 'static>(
         &self,
         act: impl FnOnce(&Memory) -> Result<T, PoolError> + Send + 'static,
     ) -> Result<T, Failure> {
@@ -284,8 +284,8 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lie::Telling;
     use super::*;
+    use crate::lie::Telling;
 
     #[test]
     fn a_slow_one_takes_ten_times_as_long() {
