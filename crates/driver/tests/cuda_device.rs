@@ -5,7 +5,9 @@
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 use std::ffi::{c_int, c_uint};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use libloading::os::unix::Library;
 use poorwill_core::{
@@ -13,7 +15,7 @@ use poorwill_core::{
     SleepRequest, StreamId, Tag, WakeRequest,
 };
 use poorwill_driver::{CudaConfig, CudaDevice, cuda};
-use poorwill_testkit::device::cuda_config;
+use poorwill_testkit::device::{Kind, cuda_config};
 use poorwill_testkit::gated::{self, Gate};
 use poorwill_testkit::pattern;
 
@@ -84,7 +86,7 @@ fn the_callers_context_stays_current() {
     assert_eq!(current(&library), foreign);
     use_everything(&device);
     assert_eq!(current(&library), foreign, "on the thread that has a context of its own");
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         scope.spawn(|| {
             use_everything(&device);
             assert_eq!(current(&library), 0, "on a thread that has none");
@@ -264,6 +266,26 @@ fn two_devices_are_one_gpu() {
     first.release(backing).unwrap();
     drop(first);
     use_everything(&second);
+}
+
+#[test]
+fn a_device_that_is_opened_while_the_last_one_closes_works() {
+    let _turn = alone();
+    let rounds = Kind::of_this_run().cases(100);
+    for round in 0..rounds {
+        let last = open();
+        let both = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                both.wait();
+                drop(last);
+            });
+            both.wait();
+            // From at once to when the other has gone, whatever the machine: it is only to be at all times.
+            thread::sleep(Duration::from_micros(u64::from(2000 * round / rounds)));
+            use_everything(&open());
+        });
+    }
 }
 
 #[test]

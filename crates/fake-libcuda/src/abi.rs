@@ -155,6 +155,8 @@ pub struct Census {
     pub contexts_retained: u64,
     /// Memory of the device that this process holds, in bytes.
     pub held_bytes: u64,
+    /// Calls that are waiting for all of the device's work.
+    pub calls_that_wait: u64,
 }
 
 /// Where a caller in C wants a value.

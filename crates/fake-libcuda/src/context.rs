@@ -10,7 +10,7 @@ use std::ffi::c_int;
 use poorwill_core::Driver;
 
 use crate::abi::{Code, Outcome};
-use crate::world::{self, Device, Handle, Kind, World};
+use crate::world::{self, Device, Handle, Kind, Tables, World};
 
 /// A context that exists.
 #[derive(Debug)]
@@ -107,7 +107,10 @@ pub(crate) fn destroy(context: Handle) -> Outcome {
     if top() == Some(context) {
         pop()?;
     }
-    end(world, &world.devices[device], context)
+    end(world, &world.devices[device], context, |tables| match tables.contexts.contains_key(&context) {
+        true => Ok(false),
+        false => Err(Code::INVALID_CONTEXT),
+    })
 }
 
 /// Counts one more user of a device's primary context.
@@ -120,19 +123,23 @@ pub(crate) fn retain(ordinal: c_int) -> Outcome<Handle> {
     Ok(device.primary)
 }
 
-/// Counts one less; the last ends the context.
+/// Counts one less; the last ends the context. Atomic, as in CUDA: a context that somebody retains while this waits
+/// for the device stays.
 pub(crate) fn release(ordinal: c_int) -> Outcome {
     let world = world::get()?;
     let device = world.device(ordinal)?;
-    {
-        let mut tables = world.tables();
+    let is_kept = |tables: &mut Tables| -> Outcome<bool> {
         let context = tables.contexts.get_mut(&device.primary).ok_or(Code::INVALID_CONTEXT)?;
-        if context.retained > 1 {
+        let is_kept = context.retained > 1;
+        if is_kept {
             context.retained -= 1;
-            return Ok(());
         }
+        Ok(is_kept)
+    };
+    if is_kept(&mut world.tables())? {
+        return Ok(());
     }
-    end(world, device, device.primary)
+    end(world, device, device.primary, is_kept)
 }
 
 /// Whether a device's primary context exists.
@@ -142,10 +149,18 @@ pub(crate) fn is_active(ordinal: c_int) -> Outcome<bool> {
     Ok(world.tables().contexts.contains_key(&primary))
 }
 
-/// Waits for the device, then forgets the context and what was made in it.
-fn end(world: &'static World, device: &'static Device, context: Handle) -> Outcome {
-    device.host.synchronize()?;
+/// Waits for the device, then forgets the context and what was made in it, unless it `is_kept` by then.
+fn end(
+    world: &'static World,
+    device: &'static Device,
+    context: Handle,
+    is_kept: impl FnOnce(&mut Tables) -> Outcome<bool>,
+) -> Outcome {
+    device.wait()?;
     let mut tables = world.tables();
+    if is_kept(&mut tables)? {
+        return Ok(());
+    }
     tables.contexts.remove(&context);
     let streams: Vec<_> = tables.streams.extract_if(|_, stream| stream.context == context).collect();
     tables.captures.retain(|stream, _| streams.iter().all(|(gone, _)| gone != stream));
@@ -154,14 +169,10 @@ fn end(world: &'static World, device: &'static Device, context: Handle) -> Outco
     tables.functions.retain(|_, function| function.context != context);
     tables.modules.retain(|_, module| module.context != context);
     tables.registered.retain(|_, registered| registered.context != context);
-    let last = tables.contexts.values().all(|other| other.device != device.ordinal);
-    drop(tables);
-    drop(events);
-    for (_, stream) in streams {
-        device.host.stream_destroy(stream.id)?;
-    }
-    if last {
+    if tables.contexts.values().all(|other| other.device != device.ordinal) {
         device.mend();
     }
-    Ok(())
+    drop(tables);
+    drop(events);
+    streams.into_iter().try_for_each(|(_, stream)| Ok(device.host.stream_destroy(stream.id)?))
 }

@@ -195,7 +195,7 @@ impl Current {
             self.world.tables().streams.values().filter(of_device).map(|s| Arc::clone(&s.flights)).collect();
         flights.push(Arc::clone(&self.device.flights));
         let queued: Vec<u64> = flights.iter().map(|flights| flights.queued()).collect();
-        self.device.host.synchronize()?;
+        self.device.wait()?;
         flights.iter().zip(queued).for_each(|(flights, upto)| flights.settle(self.device, upto));
         self.device.check()
     }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use poorwill_core::{DeviceRange, Driver};
@@ -51,6 +51,8 @@ pub(crate) struct Device {
     pub(crate) primary: Handle,
     /// Work on the default stream.
     pub(crate) flights: Arc<Flights>,
+    /// Calls that wait for all of its work now.
+    waiting: AtomicU64,
     /// The first failure of its work, which every later call repeats; 0 without.
     broken: AtomicI32,
 }
@@ -67,6 +69,14 @@ impl Device {
             capacity_bytes: memory.total_bytes,
             held_bytes: memory.total_bytes.saturating_sub(memory.free_bytes),
         })
+    }
+
+    /// Waits for all of its work.
+    pub(crate) fn wait(&self) -> Outcome {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        let waited = self.host.synchronize();
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+        Ok(waited?)
     }
 
     /// Fails when work of the device has failed before.
@@ -143,6 +153,7 @@ pub(crate) fn open() -> Outcome {
             play: play.clone(),
             primary,
             flights: Arc::default(),
+            waiting: AtomicU64::new(0),
             broken: AtomicI32::new(0),
         })
     });
@@ -181,6 +192,7 @@ impl World {
             registered_host_ranges: tables.registered.values().map(|r| ours(r.device)).sum(),
             contexts_retained: tables.contexts.values().map(|c| ours(c.device) * c.retained).sum(),
             held_bytes: memory.held_bytes,
+            calls_that_wait: device.waiting.load(Ordering::Acquire),
         })
     }
 }

@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, Op};
@@ -38,6 +38,12 @@ pub(super) struct Primary {
     pub(super) owner: Owner,
     /// Whether nobody else in the process had it before.
     pub(super) is_first: bool,
+}
+
+/// Held while a device is opened, so that who is first has nothing but a context until its size is known.
+pub(super) fn opening() -> MutexGuard<'static, ()> {
+    static OPENING: Mutex<()> = Mutex::new(());
+    OPENING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the driver tells about a GPU's memory in a context (`cuMemGetInfo`), as it tells it.

@@ -1,6 +1,9 @@
 //! Contexts: a stack per thread, and what goes when one ends.
 
+use std::ffi::c_void;
 use std::ptr;
+use std::sync::Barrier;
+use std::thread;
 
 use crate::api::{CONTEXT_IS_DESTROYED, Cuda, INVALID_CONTEXT, turn};
 
@@ -31,7 +34,7 @@ fn each_thread_has_a_stack() {
     assert_eq!(cuda.cuDevicePrimaryCtxRetain(&raw mut other, 1), 0);
     assert_eq!(cuda.cuCtxPushCurrent_v2(other), 0);
     assert_eq!((current(&cuda), device(&cuda)), (other, 1));
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let there = scope.spawn(|| {
             let cuda = Cuda::loaded();
             assert_eq!(current(cuda), 0, "a new thread has none");
@@ -72,6 +75,61 @@ fn primary_contexts_are_counted() {
     assert_eq!(cuda.census(1).streams, 0, "what was made in it is gone");
     assert_eq!(cuda.cuCtxSynchronize(), CONTEXT_IS_DESTROYED, "it is still on the stack");
     assert_eq!(cuda.cuCtxPopCurrent_v2(ptr::null_mut()), 0);
+}
+
+#[test]
+fn a_context_that_is_retained_while_its_last_user_lets_go_stays() {
+    static GATE: Barrier = Barrier::new(2);
+    extern "C" fn wait(_: *mut c_void) {
+        GATE.wait();
+    }
+    let cuda = turn();
+    let (mut first, mut second, mut stream, mut event) = (0, 0, 0, 0);
+    assert_eq!(cuda.cuDevicePrimaryCtxRetain(&raw mut first, 1), 0);
+    assert_eq!(cuda.cuCtxPushCurrent_v2(first), 0);
+    assert_eq!(cuda.cuStreamCreate(&raw mut stream, 1), 0);
+    assert_eq!(cuda.cuLaunchHostFunc(stream, Some(wait), ptr::null_mut()), 0);
+    thread::scope(|scope| {
+        let released = scope.spawn(|| Cuda::loaded().cuDevicePrimaryCtxRelease_v2(1));
+        while cuda.census(1).calls_that_wait == 0 {
+            thread::yield_now();
+        }
+        // The last user is about to go, and cannot before the device's work is done.
+        assert_eq!(cuda.cuDevicePrimaryCtxRetain(&raw mut second, 1), 0);
+        GATE.wait();
+        assert_eq!(released.join().unwrap(), 0);
+    });
+    assert_eq!((first, is_active(&cuda, 1), cuda.census(1).contexts_retained), (second, true, 1));
+    assert_eq!(cuda.cuEventCreate(&raw mut event, 2), 0, "it can be used");
+    assert_eq!(cuda.census(1).streams, 1, "what was made in it is there");
+    assert_eq!([cuda.cuEventDestroy_v2(event), cuda.cuStreamDestroy_v2(stream)], [0, 0]);
+    assert_eq!(cuda.cuCtxPopCurrent_v2(ptr::null_mut()), 0);
+    assert_eq!(cuda.cuDevicePrimaryCtxRelease_v2(1), 0);
+    assert!(!is_active(&cuda, 1));
+}
+
+#[test]
+fn users_may_come_while_others_go() {
+    const THREADS: usize = 4;
+    const ROUNDS: usize = 500;
+    let cuda = turn();
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let cuda = Cuda::loaded();
+                for _ in 0..ROUNDS {
+                    let (mut context, mut event) = (0, 0);
+                    assert_eq!(cuda.cuDevicePrimaryCtxRetain(&raw mut context, 1), 0);
+                    assert_eq!(cuda.cuCtxPushCurrent_v2(context), 0);
+                    assert_eq!(cuda.cuEventCreate(&raw mut event, 2), 0);
+                    assert_eq!(cuda.cuEventDestroy_v2(event), 0);
+                    assert_eq!(cuda.cuCtxPopCurrent_v2(ptr::null_mut()), 0);
+                    assert_eq!(cuda.cuDevicePrimaryCtxRelease_v2(1), 0);
+                }
+            });
+        }
+    });
+    assert!(!is_active(&cuda, 1));
 }
 
 #[test]
