@@ -4,6 +4,7 @@
 //!   [`driver_contract!`] in a few lines.
 //! - [`scripted`]: a driver around another one, whose calls fail or wait as a script says.
 //! - [`faults`]: load → sleep → wake → free with the n-th driver call failing, for every n.
+//! - [`child`]: tests that run again in a process of their own.
 //! - [`canary`]: drivers that are broken on purpose, to prove that the suites notice.
 //! - [`gated`]: work that is held back until a test lets it pass.
 //! - [`mod@slice`]: a device of so many granules, cut out of a larger one.
@@ -19,6 +20,7 @@
 
 pub mod canary;
 pub mod capture;
+pub mod child;
 pub mod contract;
 #[cfg(target_os = "linux")]
 pub mod device;

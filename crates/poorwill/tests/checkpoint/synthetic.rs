@@ -7,8 +7,8 @@ use std::path::Path;
 use poorwill::checkpoint::{Dtype, SyntheticError, SyntheticMoe};
 use safetensors::SafeTensors;
 
-use crate::differential::assert_same;
-use crate::files::{Folder, open, read};
+use super::differential::assert_same;
+use super::files::{Folder, open, read};
 
 fn tiny() -> SyntheticMoe {
     SyntheticMoe { layers: 2, experts: 3, hidden: 256, moe_intermediate: 136, vocab: 500, shards: 4, seed: 7 }

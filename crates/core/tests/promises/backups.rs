@@ -1,0 +1,416 @@
+//! Where backups are is nobody's business but the store's: the same promises over several, with too little room, with
+//! failures, and with bytes that go bad.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use poorwill_core::backup::{Backups, HostBackups};
+use poorwill_core::pool::Corruption;
+use poorwill_core::{
+    BlockId, Changes, Driver, DriverErrorKind, Level, Op, Pool, PoolConfig, PoolError, PrepareEnd,
+    SleepRequest, Tag, TagState, Verify, WakeRequest,
+};
+use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::gated::Gate;
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::stores::{Coding, OddBackups, StoreCall};
+use poorwill_testkit::tenant::Tenant;
+use poorwill_testkit::watchdog::watched;
+
+fn config() -> PoolConfig {
+    PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() }
+}
+
+fn quick(device: &TestDevice) -> Arc<dyn Driver> {
+    let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
+    Arc::new(driver.posing(|info| info.fast_digests = true))
+}
+
+fn tenant(driver: &Arc<dyn Driver>, config: PoolConfig, store: &Arc<dyn Backups>) -> Tenant {
+    let pool = Pool::with_backups(Arc::clone(driver), config, Arc::clone(store)).unwrap();
+    Tenant::new(&Arc::new(pool), 5)
+}
+
+fn level_1() -> SleepRequest {
+    SleepRequest::all(Level::One)
+}
+
+fn only(tag: &Tag) -> SleepRequest {
+    SleepRequest { level: Level::One, tags: Some(vec![tag.clone()]) }
+}
+
+fn all() -> WakeRequest {
+    WakeRequest::all().verifying(Verify::All)
+}
+
+fn over_each_store(test: impl Fn(&TestDevice, &Arc<dyn Driver>, &Arc<dyn Backups>)) {
+    let device = TestDevice::open(64);
+    let driver = quick(&device);
+    let host: Arc<dyn Backups> = Arc::new(HostBackups::new(Arc::clone(&driver)));
+    test(&device, &driver, &host);
+    for coding in [Coding::Xored, Coding::WithoutZeros] {
+        let store = OddBackups::new(&driver, coding, u64::MAX);
+        let backups: Arc<dyn Backups> = Arc::new(store.clone());
+        test(&device, &driver, &backups);
+        assert_eq!((store.used_bytes(), store.kept_bytes()), (0, 0), "{coding:?}: rooms are given back");
+    }
+    assert_eq!((device.host_bytes(), device.resident_bytes()), (0, 0));
+}
+
+#[test]
+fn the_promises_hold_over_every_store() {
+    over_each_store(|_, driver, store| {
+        let mut tenant = tenant(driver, config(), store);
+        let granule = tenant.granule();
+        let weights = tenant.load(10 * granule, &Tag::weights());
+        tenant.load(700, &Tag::weights());
+        let zeros = tenant.load(4 * granule, &Tag::runtime());
+        tenant.blocks[zeros].bytes.fill(0);
+        tenant.write(zeros);
+        let report = tenant.pool.prepare_sleep(&level_1()).unwrap().wait().unwrap();
+        assert_eq!(report.copied_bytes, 15 * granule);
+        tenant.touch_granule(weights, 2);
+        for expected in [1, 2, 3] {
+            assert_eq!(tenant.pool.sleep(&level_1()).unwrap().copied_bytes, expected * granule);
+            let wake = tenant.pool.wake(&all()).unwrap();
+            assert_eq!((wake.copied_bytes, wake.verified_bytes), (15 * granule, 15 * granule));
+            tenant.verify();
+            (0..=expected).for_each(|touched| tenant.touch_granule(weights, 3 * touched));
+        }
+        tenant.pool.declare_changes(&Tag::runtime(), Changes::Volatile).unwrap();
+        tenant.pool.declare_changes(&Tag::weights(), Changes::Immutable).unwrap();
+        for trusted in [0, 10] {
+            let report = tenant.pool.sleep(&level_1()).unwrap();
+            assert_eq!((report.copied_bytes >= 4 * granule, report.trusted_bytes), (true, trusted * granule));
+            tenant.pool.wake(&WakeRequest::all()).unwrap();
+            tenant.verify();
+        }
+        tenant.pool.sleep(&level_1()).unwrap();
+        tenant.pool.discard(&[Tag::weights(), Tag::runtime()]).unwrap();
+        assert_eq!(tenant.pool.stats().unwrap().backup_bytes, 0);
+        tenant.pool.close().unwrap();
+    });
+}
+
+#[test]
+fn backups_that_are_not_kept_go_with_the_wake() {
+    over_each_store(|_, driver, store| {
+        let mut tenant = tenant(driver, PoolConfig { keep_backups: false, ..config() }, store);
+        let granule = tenant.granule();
+        tenant.load(10 * granule, &Tag::weights());
+        for _ in 0..2 {
+            assert_eq!(tenant.pool.sleep(&level_1()).unwrap().copied_bytes, 10 * granule);
+            tenant.pool.wake(&all()).unwrap();
+            tenant.verify();
+            assert_eq!(tenant.pool.stats().unwrap().backup_bytes, 0);
+        }
+    });
+}
+
+#[test]
+fn a_store_may_keep_less_than_it_is_given() {
+    let device = TestDevice::open(64);
+    let driver = quick(&device);
+    let store = OddBackups::new(&driver, Coding::WithoutZeros, u64::MAX);
+    let mut tenant = tenant(&driver, config(), &(Arc::new(store.clone()) as Arc<dyn Backups>));
+    let granule = tenant.granule();
+    let zeros = tenant.load(8 * granule, &Tag::runtime());
+    tenant.blocks[zeros].bytes.fill(0);
+    tenant.write(zeros);
+    tenant.load(2 * granule, &Tag::runtime());
+    tenant.pool.sleep(&level_1()).unwrap();
+    assert_eq!((store.used_bytes(), store.kept_bytes()), (10 * granule, 2 * granule));
+    tenant.pool.wake(&all()).unwrap();
+    tenant.verify();
+}
+
+/// Every call of the store fails in turn: everything or nothing has happened, and the next try succeeds.
+#[test]
+fn a_store_that_fails_loses_nothing() {
+    for nth in 0.. {
+        let device = TestDevice::open(64);
+        let driver = quick(&device);
+        let (left, failures) = (AtomicU64::new(nth), Arc::new(AtomicU64::new(0)));
+        let count = Arc::clone(&failures);
+        let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |_: StoreCall| {
+            let fails = left.fetch_sub(1, Ordering::Relaxed) == 0;
+            count.fetch_add(u64::from(fails), Ordering::Relaxed);
+            fails
+        });
+        let mut tenant = tenant(&driver, config(), &(Arc::new(store.clone()) as Arc<dyn Backups>));
+        let granule = tenant.granule();
+        let weights = tenant.load(10 * granule, &Tag::weights());
+        tenant.load(5 * granule, &Tag::runtime());
+        let weights_only = only(&Tag::weights());
+        match tenant.pool.prepare_sleep(&weights_only).unwrap().wait() {
+            Err(PoolError::PrepareFailed { .. }) => tenant.verify(),
+            prepared => drop(prepared.unwrap()),
+        }
+        for round in 0..2 {
+            let slept = tenant.pool.sleep(&level_1());
+            if let Err(error) = &slept {
+                assert!(matches!(error, PoolError::SleepFailed { .. }), "{error}");
+                tenant.verify();
+                tenant.pool.sleep(&level_1()).unwrap();
+            }
+            let before = (device.memory_info().unwrap().free_bytes, store.used_bytes());
+            if let Err(error) = tenant.pool.wake(&all()) {
+                assert!(matches!(error, PoolError::WakeFailed { .. }), "{error}");
+                assert_eq!((device.memory_info().unwrap().free_bytes, store.used_bytes()), before);
+                assert_eq!(tenant.pool.tag_state(&Tag::weights()).unwrap(), TagState::AsleepBackedUp);
+                tenant.pool.wake(&all()).unwrap();
+            }
+            tenant.verify();
+            tenant.touch_granule(weights, round + 4);
+        }
+        tenant.pool.close().unwrap();
+        assert_eq!((store.used_bytes(), device.resident_bytes()), (0, 0));
+        device.expect_no_host_bytes("no host memory is left behind");
+        if failures.load(Ordering::Relaxed) == 0 {
+            assert!(nth > 30, "only {nth} calls were made");
+            return;
+        }
+    }
+}
+
+fn lacks_host_memory(error: &PoolError) -> bool {
+    let PoolError::SleepFailed { source, .. } = error else { return false };
+    matches!(source.kind, DriverErrorKind::OutOfHostMemory { .. })
+}
+
+#[test]
+fn too_little_room_costs_backups_that_only_save_time() {
+    let device = TestDevice::open(64);
+    let driver = quick(&device);
+    let (weights, runtime) = (Tag::weights(), Tag::runtime());
+    let granule = driver.info().granule_bytes;
+    let store = OddBackups::new(&driver, Coding::Xored, 9 * granule);
+    let mut tenant = tenant(&driver, config(), &(Arc::new(store.clone()) as Arc<dyn Backups>));
+    tenant.load(8 * granule, &weights);
+    tenant.load(6 * granule, &runtime);
+    let refused = tenant.pool.sleep(&level_1()).unwrap_err();
+    assert!(lacks_host_memory(&refused), "{refused}");
+    assert_eq!(store.used_bytes(), 0, "what was copied in vain stands in nobody's way");
+    tenant.verify();
+    for tag in [&weights, &runtime, &weights] {
+        // The other one's backup is there, and it is awake.
+        tenant.pool.sleep(&only(tag)).unwrap();
+        tenant.pool.wake(&all()).unwrap();
+        tenant.verify();
+    }
+    assert_eq!(store.used_bytes(), 8 * granule);
+    tenant.pool.sleep(&only(&weights)).unwrap();
+    let refused = tenant.pool.sleep(&only(&runtime)).unwrap_err();
+    assert!(lacks_host_memory(&refused), "{refused}");
+    assert_eq!(tenant.pool.tag_state(&runtime).unwrap(), TagState::Awake);
+    assert_eq!(store.used_bytes(), 8 * granule, "the sleeper's backup stays");
+    tenant.pool.wake(&all()).unwrap();
+    tenant.pool.sleep(&only(&runtime)).unwrap();
+    tenant.pool.wake(&all()).unwrap();
+    tenant.verify();
+}
+
+/// A preparation has announced all the room there is; the sleep of another tag needs it.
+#[test]
+fn a_preparation_makes_way_for_a_sleep_that_lacks_room() {
+    watched(|| {
+        let device = TestDevice::open(64);
+        let (tell, reached) = mpsc::channel();
+        let (tell, gate) = (Mutex::new(tell), Arc::new(Gate::default()));
+        let pass = Arc::clone(&gate);
+        let driver = ScriptedDriver::new(device.driver(), move |call| {
+            let preparing = thread::current().name() == Some("poorwill-prepare");
+            if preparing && call.op == Op::CopyToHost && !call.waiting {
+                let _ = tell.lock().unwrap().send(());
+                pass.pass();
+            }
+            Verdict::Pass
+        });
+        let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| info.fast_digests = true));
+        let granule = driver.info().granule_bytes;
+        let store = OddBackups::new(&driver, Coding::Xored, 12 * granule);
+        let mut tenant = tenant(&driver, config(), &(Arc::new(store) as Arc<dyn Backups>));
+        tenant.load(12 * granule, &Tag::weights());
+        tenant.load(12 * granule, &Tag::runtime());
+        let preparation = tenant.pool.prepare_sleep(&only(&Tag::weights())).unwrap();
+        reached.recv().unwrap();
+        let pool = Arc::clone(&tenant.pool);
+        let sleeper = thread::spawn(move || pool.sleep(&only(&Tag::runtime())));
+        thread::sleep(Duration::from_millis(30));
+        gate.open();
+        sleeper.join().unwrap().unwrap();
+        let end = preparation.wait().map(|report| report.end);
+        assert!(!matches!(end, Ok(PrepareEnd::Cancelled)), "{end:?}");
+        tenant.pool.wake(&all()).unwrap();
+        tenant.verify();
+    });
+}
+
+#[test]
+fn a_spoiled_backup_is_always_found_when_everything_is_compared() {
+    let device = TestDevice::open(64);
+    let driver = quick(&device);
+    let store = OddBackups::new(&driver, Coding::Xored, u64::MAX);
+    let mut tenant = tenant(&driver, config(), &(Arc::new(store.clone()) as Arc<dyn Backups>));
+    let granule = tenant.granule();
+    tenant.load(11 * granule, &Tag::weights());
+    tenant.load(2 * granule, &Tag::runtime());
+    tenant.pool.sleep(&level_1()).unwrap();
+    let before = device.memory_info().unwrap().free_bytes;
+    for nth in 0..13 {
+        store.spoil(nth);
+        for _ in 0..2 {
+            let refused = tenant.pool.wake(&all()).unwrap_err();
+            let PoolError::Corrupt { place, range, expected, found, .. } = refused else {
+                panic!("{refused}")
+            };
+            assert_eq!((place, range.bytes), (Corruption::Backup, granule));
+            assert_ne!(expected, found);
+            assert_eq!(device.memory_info().unwrap().free_bytes, before, "everything sleeps");
+        }
+        store.spoil(nth); // The same bit again.
+    }
+    tenant.pool.wake(&all()).unwrap();
+    tenant.verify();
+}
+
+/// A sample of a sixty-fourth, another one each time: also where another tag wakes every second time.
+#[test]
+fn a_spoiled_backup_is_found_by_samples_in_64_wakes() {
+    let granules = 66;
+    let stride = Kind::of_this_run().stride() * 7;
+    for nth in (0..granules).step_by(stride) {
+        let device = TestDevice::open(128);
+        let driver = quick(&device);
+        let store = OddBackups::new(&driver, Coding::Xored, u64::MAX);
+        let mut tenant = tenant(&driver, config(), &(Arc::new(store.clone()) as Arc<dyn Backups>));
+        let granule = tenant.granule();
+        let block = tenant.load(granules as u64 * granule, &Tag::weights());
+        tenant.load(3 * granule, &Tag::runtime());
+        tenant.pool.sleep(&level_1()).unwrap();
+        // The weights' rooms come first or last, whichever segments the store has seen first.
+        let is_weights = |nth: usize| {
+            store.spoil(nth);
+            let found = tenant.pool.wake(&all()).unwrap_err();
+            store.spoil(nth);
+            matches!(found, PoolError::Corrupt { tag, .. } if tag == Tag::weights())
+        };
+        let spoiled = if is_weights(nth) { nth } else { nth + 3 };
+        store.spoil(spoiled);
+        let mut wakes = 0;
+        loop {
+            match tenant.pool.wake(&WakeRequest::of([Tag::weights()])) {
+                Err(PoolError::Corrupt { place: Corruption::Backup, .. }) => break,
+                woken => drop(woken.unwrap()),
+            }
+            wakes += 1;
+            assert!(wakes < 64, "granule {nth} was not looked at");
+            tenant.pool.wake(&WakeRequest::of([Tag::runtime()])).unwrap();
+            // What was stored is on the device again, so the sleep copies nothing, and the spoiled granule stays.
+            tenant.write(block);
+            tenant.pool.sleep(&level_1()).unwrap();
+        }
+        store.spoil(spoiled);
+        tenant.pool.wake(&all()).unwrap();
+        tenant.verify();
+    }
+}
+
+/// Rooms that were announced for one chunk must not be taken by another of another size, whatever is freed meanwhile.
+#[test]
+fn a_block_freed_while_a_sleep_asks_for_room_leaves_the_others_theirs() {
+    let device = TestDevice::open(64);
+    let driver = quick(&device);
+    let granule = driver.info().granule_bytes;
+    for sizes in [[4 * granule, granule], [granule, 4 * granule]] {
+        let leaves = Arc::new(Mutex::new(None::<(Arc<Pool>, BlockId)>));
+        let leaving = Arc::clone(&leaves);
+        let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
+            let gone = leaving.lock().unwrap().take_if(|_| call == StoreCall::Rooms);
+            gone.into_iter().for_each(|(pool, block)| pool.free(block).unwrap());
+            false
+        });
+        let mut tenant = tenant(&driver, config(), &(Arc::new(store.clone()) as Arc<dyn Backups>));
+        let gone = tenant.load(sizes[0], &Tag::weights());
+        tenant.pool.sleep(&level_1()).unwrap();
+        tenant.pool.wake(&all()).unwrap();
+        // Now it has room and needs a copy; the other has none.
+        tenant.touch_granule(gone, 0);
+        tenant.load(sizes[1], &Tag::weights());
+        let gone = tenant.blocks.swap_remove(gone);
+        *leaves.lock().unwrap() = Some((Arc::clone(&tenant.pool), gone.block.id));
+        tenant.pool.sleep(&level_1()).unwrap();
+        assert!(leaves.lock().unwrap().is_none(), "it was freed while room was asked for");
+        assert_eq!(store.used_bytes(), sizes[1], "room for what is left, and no more");
+        tenant.pool.wake(&all()).unwrap();
+        tenant.verify();
+    }
+}
+
+/// What copies read must not be unmapped under them: also when a store panics between one copy and the next.
+#[test]
+fn a_wake_is_undone_when_a_store_panics() {
+    // So many pieces are filled here, and so many by a thread beside.
+    for tensors in [2, 20] {
+        watched(move || {
+            let device = TestDevice::open(64);
+            let driver: Arc<dyn Driver> = device.driver();
+            let left = AtomicU64::new(1);
+            let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
+                let panics = call == StoreCall::Load && left.fetch_sub(1, Ordering::Relaxed) == 0;
+                assert!(!panics, "a test's own panic");
+                false
+            });
+            let mut tenant = tenant(&driver, config(), &(Arc::new(store) as Arc<dyn Backups>));
+            let granule = tenant.granule();
+            (0..tensors).for_each(|_| {
+                tenant.load(granule, &Tag::weights());
+            });
+            tenant.pool.sleep(&level_1()).unwrap();
+            let free_bytes = driver.memory_info().unwrap().free_bytes;
+            assert!(catch_unwind(AssertUnwindSafe(|| drop(tenant.pool.wake(&all())))).is_err());
+            assert_eq!(driver.memory_info().unwrap().free_bytes, free_bytes, "{tensors} tensors");
+            tenant.pool.wake(&all()).unwrap();
+            tenant.verify();
+        });
+    }
+}
+
+#[test]
+fn a_store_that_panics_leaves_nothing_in_flight() {
+    for prepares in [false, true] {
+        watched(move || {
+            let device = TestDevice::open(64);
+            let ops: Arc<Mutex<Vec<Op>>> = Arc::default();
+            let made = Arc::clone(&ops);
+            let driver = ScriptedDriver::new(device.driver(), move |call| {
+                made.lock().unwrap().push(call.op);
+                Verdict::Pass
+            });
+            let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| info.fast_digests = true));
+            let left = AtomicU64::new(2);
+            let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
+                let panics = call == StoreCall::Save && left.fetch_sub(1, Ordering::Relaxed) == 0;
+                assert!(!panics, "a test's own panic");
+                false
+            });
+            let mut tenant = tenant(&driver, config(), &(Arc::new(store) as Arc<dyn Backups>));
+            let granule = tenant.granule();
+            tenant.load(12 * granule, &Tag::weights());
+            if prepares {
+                let ended = tenant.pool.prepare_sleep(&level_1()).unwrap().wait();
+                assert!(matches!(ended, Err(PoolError::Poisoned)), "{ended:?}");
+            } else {
+                assert!(catch_unwind(AssertUnwindSafe(|| drop(tenant.pool.sleep(&level_1())))).is_err());
+            }
+            let last = ops.lock().unwrap().last().copied();
+            assert_eq!(last, Some(Op::Synchronize), "prepares: {prepares}");
+            tenant.pool.sleep(&level_1()).unwrap();
+            tenant.pool.wake(&all()).unwrap();
+            tenant.verify();
+        });
+    }
+}

@@ -1,0 +1,292 @@
+//! Waking where others have the memory: refused with nothing held, repeatable, or waited for until a deadline; and
+//! who is told how far it is.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use poorwill_core::{
+    AllocRequest, Driver, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, TagState, Verify,
+    WakeProgress, WakeRequest,
+};
+use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::tenant::Tenant;
+use poorwill_testkit::watchdog::watched;
+
+/// Far beyond what any of these waits for.
+const LONG: Duration = Duration::from_secs(100);
+
+fn config() -> PoolConfig {
+    PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() }
+}
+
+fn tenant(driver: Arc<dyn Driver>, seed: u64) -> Tenant {
+    Tenant::new(&Arc::new(Pool::new(driver, config()).unwrap()), seed)
+}
+
+/// Two tags asleep, 18 granules to wake.
+fn asleep(driver: Arc<dyn Driver>) -> Tenant {
+    let mut tenant = tenant(driver, 3);
+    let granule = tenant.granule();
+    tenant.load(13 * granule, &Tag::weights());
+    tenant.load(5 * granule, &Tag::runtime());
+    tenant.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+    tenant
+}
+
+/// A driver that tells whenever somebody asks what is free.
+fn telling(device: &TestDevice) -> (Arc<dyn Driver>, mpsc::Receiver<()>) {
+    let (tell, told) = mpsc::channel();
+    let driver = ScriptedDriver::new(device.driver(), move |call| {
+        if call.op == Op::MemoryInfo {
+            // Behind the test's end nobody listens.
+            let _ = tell.send(());
+        }
+        Verdict::Pass
+    });
+    (Arc::new(driver), told)
+}
+
+/// Another pool that has so many granules of the device.
+fn other(device: &TestDevice, granules: u64) -> Pool {
+    let pool = Pool::new(device.driver(), config()).unwrap();
+    let bytes = granules * device.info().granule_bytes;
+    pool.alloc(&AllocRequest::new(bytes, Tag::weights())).unwrap();
+    pool
+}
+
+fn all() -> WakeRequest {
+    WakeRequest::all().verifying(Verify::All)
+}
+
+/// What the device and the host hold.
+fn held(device: &TestDevice) -> (u64, u64) {
+    (device.memory_info().unwrap().free_bytes, device.host_bytes())
+}
+
+#[test]
+fn a_refused_wake_holds_nothing_and_can_be_repeated() {
+    let device = TestDevice::open(32);
+    let tenant = asleep(device.driver());
+    let other = other(&device, 20);
+    let before = held(&device);
+    for patience in [None, Some(Duration::ZERO), Some(Duration::from_millis(15)), None] {
+        let request = patience.map_or_else(all, |patience| all().within(patience));
+        let refused = tenant.pool.wake(&request).unwrap_err();
+        let PoolError::DeviceFull { shortage, .. } = &refused else { panic!("{refused}") };
+        assert_eq!(shortage.needed_bytes, 18 * tenant.granule());
+        assert_eq!(held(&device), before, "{refused}");
+        for tag in [Tag::weights(), Tag::runtime()] {
+            assert_eq!(tenant.pool.tag_state(&tag).unwrap(), TagState::AsleepBackedUp);
+        }
+        assert_eq!(tenant.pool.stats().unwrap().mapped_bytes, 0);
+    }
+    // What fits may wake.
+    tenant.pool.wake(&WakeRequest::of([Tag::runtime()])).unwrap();
+    other.close().unwrap();
+    let wake = tenant.pool.wake(&all()).unwrap();
+    assert_eq!((wake.tags, wake.already_awake_tags), (vec![Tag::weights()], vec![Tag::runtime()]));
+    tenant.verify();
+}
+
+#[test]
+fn a_wake_with_a_deadline_waits_for_what_others_give_back() {
+    watched(|| {
+        let device = TestDevice::open(32);
+        let (driver, told) = telling(&device);
+        let tenant = asleep(driver);
+        let other = other(&device, 20);
+        told.try_iter().for_each(drop);
+        let leaver = thread::spawn(move || {
+            // The wake has found no room, and asks again and again.
+            told.iter().take(9).for_each(drop);
+            other.sleep(&SleepRequest::all(Level::Two)).unwrap();
+            other
+        });
+        let wake = tenant.pool.wake(&all().within(LONG)).unwrap();
+        tenant.verify();
+        assert!(wake.phases.wait_s > 0.0 && wake.phases.wait_s <= wake.seconds);
+        assert_eq!(wake.verified_bytes, 18 * tenant.granule());
+        leaver.join().unwrap().close().unwrap();
+    });
+}
+
+/// What was awake when a wake of everything began, and sleeps by the time there is memory, was put to sleep later: the
+/// wake neither brings it back nor needs room for it.
+#[test]
+fn a_wake_that_waits_leaves_asleep_what_falls_asleep_meanwhile() {
+    watched(|| {
+        let device = TestDevice::open(32);
+        let (driver, told) = telling(&device);
+        let tenant = asleep(driver);
+        let (pool, granule) = (Arc::clone(&tenant.pool), tenant.granule());
+        // Too large to be awake beside the others.
+        let kv = pool.alloc(&AllocRequest::new(20 * granule, Tag::kv_cache())).unwrap();
+        told.try_iter().for_each(drop);
+        let waker = thread::spawn({
+            let pool = Arc::clone(&pool);
+            move || pool.wake(&all().within(LONG))
+        });
+        // The wake was undone, and asks again and again.
+        told.iter().take(9).for_each(drop);
+        pool.sleep(&SleepRequest { level: Level::One, tags: Some(vec![Tag::kv_cache()]) }).unwrap();
+        let wake = waker.join().unwrap().unwrap();
+        assert_eq!(wake.tags, [Tag::runtime(), Tag::weights()]);
+        assert!(wake.already_awake_tags.is_empty(), "{:?}", wake.already_awake_tags);
+        assert_eq!(wake.mapped_bytes, 18 * granule);
+        assert_eq!(pool.tag_state(&Tag::kv_cache()).unwrap(), TagState::AsleepDropped);
+        tenant.verify();
+        pool.free(kv.id).unwrap();
+    });
+}
+
+#[test]
+fn a_wake_that_waits_makes_way_for_the_end_of_its_pool() {
+    watched(|| {
+        let device = TestDevice::open(32);
+        let tenant = asleep(device.driver());
+        let other = other(&device, 20);
+        let pool = Arc::clone(&tenant.pool);
+        let waker = thread::spawn(move || pool.wake(&all().within(LONG)));
+        thread::sleep(Duration::from_millis(20));
+        tenant.pool.close().unwrap();
+        let ended = waker.join().unwrap();
+        assert!(matches!(ended, Err(PoolError::Closed)), "{ended:?}");
+        assert_eq!(device.host_bytes(), 0);
+        other.close().unwrap();
+    });
+}
+
+/// Each has more than half of the device, so only one can be awake.
+#[test]
+fn pools_that_wait_for_each_other_come_on_in_turns() {
+    watched(|| {
+        let device = TestDevice::open(32);
+        let tenants = [1, 2, 3].map(|seed| {
+            let mut tenant = tenant(device.driver(), seed);
+            let granule = tenant.granule();
+            tenant.load(13 * granule, &Tag::weights());
+            tenant.load(5 * granule, &Tag::runtime());
+            tenant.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+            tenant
+        });
+        let turns = Kind::of_this_run().cases(30);
+        thread::scope(|scope| {
+            for tenant in &tenants {
+                scope.spawn(move || {
+                    for _ in 0..turns {
+                        tenant.pool.wake(&all().within(LONG)).unwrap();
+                        tenant.verify();
+                        tenant.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(device.resident_bytes(), 0);
+    });
+}
+
+/// What a wake said of its progress.
+fn told(request: WakeRequest) -> (WakeRequest, Arc<Mutex<Vec<WakeProgress>>>) {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let note = Arc::clone(&told);
+    (request.telling(move |progress| note.lock().unwrap().push(progress)), told)
+}
+
+fn assert_monotone(told: &[WakeProgress], total_bytes: u64) {
+    assert!(
+        told.iter().all(|at| at.total_bytes == total_bytes && at.filled_bytes <= total_bytes),
+        "{told:?}"
+    );
+    assert!(told.is_sorted_by(|a, b| a.filled_bytes < b.filled_bytes), "{told:?}");
+}
+
+#[test]
+fn progress_grows_until_everything_is_filled() {
+    let device = TestDevice::open(64);
+    let mut tenant = tenant(device.driver(), 3);
+    let granule = tenant.granule();
+    tenant.load(13 * granule, &Tag::weights());
+    let kv = tenant.pool.alloc(&AllocRequest::new(6 * granule, Tag::kv_cache())).unwrap();
+    tenant.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+    let (request, told) = told(all());
+    tenant.pool.wake(&request).unwrap();
+    let told = told.lock().unwrap();
+    assert_monotone(&told, 19 * granule);
+    assert!(told.len() > 1 && told.last().unwrap().filled_bytes == 19 * granule, "{told:?}");
+    tenant.verify();
+    tenant.pool.free(kv.id).unwrap();
+}
+
+#[test]
+fn nobody_is_told_anything_after_an_error() {
+    let device = TestDevice::open(32);
+    let (armed, fails) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::new(AtomicBool::new(false)));
+    let (left, failed) = (Arc::clone(&armed), Arc::clone(&fails));
+    let driver = ScriptedDriver::new(device.driver(), move |call| {
+        let fills = matches!(call.op, Op::CopyToDevice | Op::Create | Op::Map);
+        if fills && left.fetch_sub(1, Ordering::Relaxed) == 0 {
+            failed.store(true, Ordering::Relaxed);
+            return Verdict::device_failure(call);
+        }
+        Verdict::Pass
+    });
+    let tenant = asleep(Arc::new(driver));
+    let granule = tenant.granule();
+    let before = held(&device);
+    for nth in 0.. {
+        armed.store(nth, Ordering::Relaxed);
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let (note, over) = (Arc::clone(&told), Arc::clone(&fails));
+        let request = all().telling(move |progress| {
+            assert!(!over.load(Ordering::Relaxed), "told after an error");
+            note.lock().unwrap().push(progress);
+        });
+        let woken = tenant.pool.wake(&request);
+        armed.store(u64::MAX, Ordering::Relaxed);
+        assert_monotone(&told.lock().unwrap(), 18 * granule);
+        if !fails.swap(false, Ordering::Relaxed) {
+            woken.unwrap();
+            break;
+        }
+        assert!(matches!(woken, Err(PoolError::WakeFailed { .. })), "{woken:?}");
+        assert_eq!(held(&device), before, "call {nth}");
+    }
+    tenant.verify();
+}
+
+#[test]
+fn a_panic_of_who_is_told_undoes_the_wake() {
+    let device = TestDevice::open(32);
+    let tenant = asleep(device.driver());
+    let before = held(&device);
+    let request = all().telling(|_| panic!("a test's own panic"));
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(tenant.pool.wake(&request)))).is_err());
+    assert_eq!(held(&device), before);
+    assert_eq!(tenant.pool.tag_state(&Tag::weights()).unwrap(), TagState::AsleepBackedUp);
+    tenant.pool.wake(&all()).unwrap();
+    tenant.verify();
+}
+
+/// A deadline is for memory, not for other failures.
+#[test]
+fn what_is_no_lack_of_memory_is_not_waited_for() {
+    watched(|| {
+        let device = TestDevice::open(32);
+        let (tell, fails) = mpsc::channel();
+        let fails = Mutex::new(fails);
+        let driver = ScriptedDriver::new(device.driver(), move |call| {
+            let fails = call.op == Op::Map && fails.lock().unwrap().try_recv().is_ok();
+            if fails { Verdict::device_failure(call) } else { Verdict::Pass }
+        });
+        let tenant = asleep(Arc::new(driver));
+        tell.send(()).unwrap();
+        let failed = tenant.pool.wake(&all().within(LONG));
+        assert!(matches!(failed, Err(PoolError::WakeFailed { .. })), "{failed:?}");
+        tenant.pool.wake(&all()).unwrap();
+        tenant.verify();
+    });
+}

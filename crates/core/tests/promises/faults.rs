@@ -1,0 +1,48 @@
+//! Promise 3: whichever driver call fails, everything or nothing has happened.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use poorwill_testkit::canary::{BrokenDriver, DEFECTS, Defect};
+use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::faults::{Subject, some_calls};
+
+const GRANULES: u64 = 64;
+
+fn watched() -> Subject {
+    let device = TestDevice::open(GRANULES);
+    Subject::new(device.driver(), move || {
+        assert_eq!(device.resident_bytes(), 0, "the system has all memory back");
+        device.expect_no_host_bytes("all backups are gone");
+    })
+}
+
+#[test]
+fn every_driver_call_may_fail() {
+    let stride = Kind::of_this_run().stride();
+    let tally = some_calls(stride, &watched);
+    let stride = stride as u64;
+    let hard = [tally.sleeps_undone, tally.stranded, tally.shortfalls, tally.wakes_undone];
+    assert!(tally.runs > 500 / stride && hard.into_iter().all(|cases| cases > 20 / stride), "{tally:?}");
+    assert!(tally.prepares_undone > 20 / stride, "{tally:?}");
+    assert!(tally.allocs_undone > 100 / stride && tally.trims_undone > 10 / stride, "{tally:?}");
+}
+
+/// The canaries: a suite that a broken driver or a broken undo passes would prove nothing.
+#[test]
+fn the_suite_notices_what_is_broken() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {})); // The panics below are wanted; their text is noise.
+    let unnoticed: Vec<_> = DEFECTS.into_iter().filter(|defect| passes(Some(*defect))).collect();
+    std::panic::set_hook(hook);
+    assert!(passes(None), "the wrapper without a defect must pass");
+    assert!(unnoticed.is_empty(), "not noticed: {unnoticed:?}");
+}
+
+fn passes(defect: Option<Defect>) -> bool {
+    let subject =
+        || Subject::new(Arc::new(BrokenDriver::new(TestDevice::open(GRANULES).driver(), defect)), || ());
+    // Few runs will do for what has no defect: they are the other test's.
+    let stride = Kind::of_this_run().stride() * if defect.is_some() { 1 } else { 10 };
+    catch_unwind(AssertUnwindSafe(|| some_calls(stride, &subject))).is_ok()
+}

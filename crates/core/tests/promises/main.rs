@@ -1,0 +1,23 @@
+//! What a pool promises on every device: run on the host device, on the CUDA driver over the fake library, and on GPUs.
+#![cfg(target_os = "linux")]
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)] // Helpers are test code, too.
+
+mod backups;
+mod capture;
+mod changes;
+mod deadline;
+mod faults;
+mod in_flight;
+mod mark;
+mod parts;
+mod pool;
+mod prepare;
+mod pressure;
+mod property;
+mod sizes;
+mod spans;
+mod streams;
+mod stress;
+mod waits;
+mod ways;

@@ -1,0 +1,260 @@
+//! Sizes chosen to fit badly: as long as what is live leaves enough granules, an allocation succeeds, and the
+//! limit is kept.
+//!
+//! The oracle looks at nothing but the addresses of live blocks. `PROPTEST_CASES` sets the number of runs.
+
+use std::sync::Arc;
+
+use poorwill_core::{AllocRequest, Block, DriverErrorKind, Op, Pool, PoolConfig, PoolError, Tag};
+use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::pattern::mix;
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use proptest::prelude::*;
+
+const GIB: u64 = 1 << 30;
+
+/// Granules of a chunk, a span and a segment: every combination of the least, the usual and something between.
+const SHAPES: [[u64; 3]; 9] = [
+    [1, 1, 1],
+    [1, 256, 8],
+    [4, 4, 1],
+    [4, 0, 8],
+    [16, 256, 32],
+    [3, 3, 7],
+    [4, 8, 1],
+    [3, 11, 7],
+    [2, 16, 8],
+];
+
+struct World {
+    device: TestDevice,
+    pool: Pool,
+    granule: u64,
+    limit_bytes: u64,
+    live: Vec<Block>,
+    served: u64,
+    refused: u64,
+}
+
+impl World {
+    fn new(device: TestDevice, config: PoolConfig) -> Self {
+        let granule = device.info().granule_bytes;
+        let pool = Pool::new(device.driver(), config).unwrap();
+        let limit_bytes = pool.stats().unwrap().limit_bytes;
+        Self { device, pool, granule, limit_bytes, live: Vec::new(), served: 0, refused: 0 }
+    }
+
+    /// A world of small granules with a limit of `granules`, on a device that has half as much again.
+    fn of_granules(granules: u64, shape: [u64; 3]) -> Self {
+        let device = TestDevice::open(granules * 3 / 2 + 1);
+        let limit_bytes = Some(granules * device.info().granule_bytes);
+        Self::new(device, PoolConfig { limit_bytes, ..config_of(shape) })
+    }
+
+    /// The same of a device that has no more, and which refuses large pieces most of the time, whatever it has free.
+    fn in_pieces(granules: u64, shape: [u64; 3]) -> Self {
+        let device = TestDevice::open(granules);
+        let granule = device.info().granule_bytes;
+        let driver = ScriptedDriver::new(device.driver(), move |call| {
+            let is_large = call.op == Op::Create && call.bytes > shape[0] * granule;
+            let kind = DriverErrorKind::OutOfMemory { asked_bytes: call.bytes, free_bytes: call.bytes };
+            if is_large && call.number % 5 > 0 { Verdict::Fail(kind) } else { Verdict::Pass }
+        });
+        let pool = Pool::new(Arc::new(driver), config_of(shape)).unwrap();
+        let limit_bytes = granules * granule;
+        Self { device, pool, granule, limit_bytes, live: Vec::new(), served: 0, refused: 0 }
+    }
+
+    /// Granules under live blocks, in bytes.
+    fn touched_bytes(&self) -> u64 {
+        let granule = self.granule;
+        let ends = |block: &Block| (block.range.addr / granule, block.range.end().div_ceil(granule));
+        let mut touched: Vec<(u64, u64)> = self.live.iter().map(ends).collect();
+        touched.sort_unstable();
+        let (mut granules, mut counted) = (0, 0);
+        for (start, end) in touched {
+            granules += end.saturating_sub(counted.max(start));
+            counted = end.max(counted);
+        }
+        granules * granule
+    }
+
+    fn alloc(&mut self, request: &AllocRequest) -> bool {
+        let needed_bytes = request.bytes.next_multiple_of(self.granule);
+        let room_bytes = self.limit_bytes / self.granule * self.granule - self.touched_bytes();
+        match self.pool.alloc(request) {
+            Ok(block) => {
+                let apart = |other: &Block| !other.range.overlaps(&block.range);
+                assert!(self.live.iter().all(apart), "{block:?} overlaps another block");
+                assert!(block.range.addr.is_multiple_of(request.align));
+                self.live.push(block);
+                self.served += 1;
+                true
+            }
+            Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) if room_bytes < needed_bytes => {
+                self.refused += 1;
+                false
+            }
+            Err(error) => panic!("{room_bytes} are not touched, and {needed_bytes} were refused: {error}"),
+        }
+    }
+
+    fn free(&mut self, n: usize) {
+        if !self.live.is_empty() {
+            let block = self.live.swap_remove(n % self.live.len());
+            self.pool.free(block.id).unwrap();
+        }
+    }
+
+    fn check(&self) {
+        let stats = self.pool.stats().unwrap();
+        let used_bytes = self.device.memory_info().unwrap().process.unwrap().used_bytes;
+        assert_eq!(stats.mapped_bytes, used_bytes, "our accounting and the device's");
+        assert!(stats.peak_mapped_bytes <= self.limit_bytes, "over the limit");
+        assert_eq!(stats.live_bytes, self.live.iter().map(|block| block.range.bytes).sum::<u64>());
+    }
+
+    fn end(mut self) {
+        while !self.live.is_empty() {
+            self.free(0);
+        }
+        self.pool.trim().unwrap();
+        let stats = self.pool.stats().unwrap();
+        assert_eq!([stats.live_bytes, stats.mapped_bytes, stats.reserved_bytes], [0; 3]);
+        self.pool.close().unwrap();
+    }
+}
+
+fn config_of([chunk_granules, span_granules, segment_granules]: [u64; 3]) -> PoolConfig {
+    PoolConfig { chunk_granules, span_granules, segment_granules, ..PoolConfig::default() }
+}
+
+fn tag(n: u64) -> Tag {
+    [Tag::weights(), Tag::kv_cache(), Tag::runtime()][usize::try_from(n % 3).unwrap()].clone()
+}
+
+/// A size whose logarithm is evenly spread: a power of two, and evenly on up to the next.
+fn log_uniform(random: u64, least: u64, most: u64) -> u64 {
+    let magnitudes = u64::from((most / least).ilog2()) + 1;
+    let base = least << (random % magnitudes);
+    (base + mix(random) % base).min(most)
+}
+
+#[test]
+fn sizes_of_all_magnitudes_fit_as_long_as_live_memory_leaves_room() {
+    for seed in 0..Kind::of_this_run().cases(4).into() {
+        let device = TestDevice::with_capacity(12 * GIB);
+        let config = PoolConfig { limit_bytes: Some(8 * GIB), ..PoolConfig::default() };
+        let mut world = World::new(device, config);
+        for step in 0..2500 {
+            let random = |n: u64| mix(seed << 32 | step << 8 | n);
+            if random(0) % 100 < 60 {
+                let bytes = log_uniform(random(1), 512, 3 * GIB);
+                let granule_aligned = random(2) % 4 == 0;
+                let bytes = if granule_aligned { bytes.next_multiple_of(world.granule) } else { bytes };
+                let is_freed_whole = random(13) % 2 == 0;
+                let request = AllocRequest { is_freed_whole, ..AllocRequest::new(bytes, tag(random(3))) };
+                if !world.alloc(&request) {
+                    // Where nothing fits any more, room is made so that large sizes get their turn.
+                    (0..4).for_each(|n| world.free(usize::try_from(random(4 + n) >> 1).unwrap()));
+                }
+            } else {
+                world.free(usize::try_from(random(9) >> 1).unwrap());
+            }
+            world.check();
+        }
+        assert!(world.served > 1000 && world.refused > 10, "{} and {}", world.served, world.refused);
+        if world.device.kind() == Kind::Host {
+            assert_eq!(world.device.resident_bytes(), 0, "nothing was touched");
+        }
+        world.end();
+    }
+}
+
+/// The case of the reports: three quarters of the limit as one block, freed, and then seven eighths.
+#[test]
+fn after_a_freed_block_a_larger_one_fits_under_every_limit() {
+    for shape in SHAPES {
+        for granules in (1..=200).step_by(Kind::of_this_run().stride()) {
+            for tags in [[0, 0], [1, 1], [1, 0], [0, 1]] {
+                let mut world = World::of_granules(granules, shape);
+                for (eighths, nth) in [6, 7, 8].into_iter().zip([tags[0], tags[1], tags[0]]) {
+                    let bytes = (granules * world.granule * eighths / 8).max(1);
+                    let request = AllocRequest::new(bytes, tag(nth));
+                    assert!(world.alloc(&request), "{granules} of {shape:?}, {request}");
+                    world.check();
+                    world.free(0);
+                }
+                world.end();
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Bytes and log2 of the alignment.
+    Alloc {
+        bytes: u64,
+        align: u32,
+        tag: u64,
+    },
+    Free(usize),
+    FreeAll,
+    Trim,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let granule = TestDevice::open(1).info().granule_bytes;
+    let bytes = prop_oneof![
+        3 => any::<u64>().prop_map(move |random| log_uniform(random, 512, 64 * granule)),
+        2 => (1..40u64).prop_map(move |granules| granules * granule),
+        1 => (1..40u64, 0..2u64).prop_map(move |(granules, more)| granules * granule - 512 + more * 1024),
+    ];
+    prop_oneof![
+        12 => (bytes, 0..=granule.ilog2(), 0..3u64)
+            .prop_map(|(bytes, align, tag)| Step::Alloc { bytes, align, tag }),
+        8 => any::<usize>().prop_map(Step::Free),
+        1 => Just(Step::FreeAll),
+        1 => Just(Step::Trim),
+    ]
+}
+
+fn config() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok())
+        .unwrap_or_else(|| Kind::of_this_run().cases(100));
+    // Failures are printed whole; a file of seeds in the tree would be left behind by CI.
+    ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn what_live_memory_leaves_can_be_had_in_pools_of_any_shape(
+        shape in proptest::sample::select(SHAPES.to_vec()),
+        granules in 1..120u64,
+        in_pieces in any::<bool>(),
+        steps in proptest::collection::vec(step(), 50..300),
+    ) {
+        let open = if in_pieces { World::in_pieces } else { World::of_granules };
+        let mut world = open(granules, shape);
+        for step in &steps {
+            match step {
+                Step::Alloc { bytes, align, tag } => {
+                    let request = AllocRequest { align: 1 << align, ..AllocRequest::new(*bytes, self::tag(*tag)) };
+                    world.alloc(&request);
+                }
+                Step::Free(n) => world.free(*n),
+                Step::FreeAll => while !world.live.is_empty() {
+                    world.free(0);
+                },
+                Step::Trim => drop(world.pool.trim().unwrap()),
+            }
+            world.check();
+        }
+        world.end();
+    }
+}

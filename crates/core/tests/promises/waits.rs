@@ -1,0 +1,291 @@
+//! Who waits for what: one stream's work in front of another stream's allocation, step by step.
+//!
+//! Work is queued on streams that are held, so the test decides when it passes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use poorwill_core::{
+    AllocRequest, Block, BlockKind, Op, Pending, Pool, PoolConfig, PoolError, StreamId, Tag,
+};
+use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
+use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::watchdog::watched;
+
+/// A pool of `granules` that tells through the channel when the thread of that name has to wait for an event.
+fn directed(
+    granules: Option<u64>,
+    waiter: &'static str,
+) -> (TestDevice, Pool, mpsc::Sender<Told>, mpsc::Receiver<Told>) {
+    let device = TestDevice::open(256);
+    let (tell, told) = mpsc::channel();
+    let (teller, queries) = (Mutex::new(tell.clone()), AtomicU64::new(0));
+    let driver = ScriptedDriver::new(device.driver(), move |call| {
+        if thread::current().name() == Some(waiter) {
+            // Who asks again and again waits, too.
+            let asked = u64::from(call.op == Op::EventQuery);
+            let asked = queries.fetch_add(asked, Ordering::Relaxed) + asked;
+            if call.op == Op::EventSynchronize || (call.op == Op::EventQuery && asked == 100) {
+                teller.lock().unwrap().send(Told::Waiting).unwrap();
+            }
+        }
+        Verdict::Pass
+    });
+    let config = PoolConfig {
+        limit_bytes: granules.map(|granules| granules * device.info().granule_bytes),
+        chunk_granules: 4,
+        segment_granules: 8,
+        ..PoolConfig::default()
+    };
+    let pool = Pool::new(Arc::new(driver), config).unwrap();
+    (device, pool, tell, told)
+}
+
+/// Why a test that holds one stream and lets another one pass cannot run.
+const HELD_TOGETHER: &str = "one held stream may hold up the other";
+
+/// A thread of the tests.
+const WAITER: &str = "waiter";
+/// The pool's own.
+const REAPER: &str = "poorwill-reaper";
+
+/// What a thread reports.
+#[derive(Debug)]
+enum Told {
+    Waiting,
+    Done(Result<Block, PoolError>),
+}
+
+/// Work that is held back, at most until the test ends.
+struct Held {
+    gate: Arc<Gate>,
+    copy: Option<Pending<()>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.gate.open();
+    }
+}
+
+impl Held {
+    /// Work on a block that does not pass before it is told to.
+    fn on(pool: &Pool, stream: StreamId, block: &Block) -> Self {
+        let gate = Arc::new(Gate::default());
+        let bytes = vec![7; usize::try_from(block.requested_bytes).unwrap()];
+        let copy = gated::write(pool, stream, block, &gate, &bytes);
+        Self { gate, copy: Some(copy) }
+    }
+
+    fn pass(mut self) {
+        self.gate.open();
+        self.copy.take().unwrap().wait().unwrap();
+    }
+}
+
+#[test]
+fn who_is_patient_waits_for_freed_memory_and_creates_none() {
+    let (device, pool, tell, told) = directed(None, WAITER);
+    let bytes = 4 * device.info().granule_bytes;
+    let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+    let request = |stream| AllocRequest::new(bytes, Tag::weights()).on(stream);
+    let first = pool.alloc(&request(own)).unwrap();
+    let held = Held::on(&pool, own, &first);
+    pool.free(first.id).unwrap();
+    let created_bytes = || pool.stats().unwrap().created_bytes;
+    let before = created_bytes();
+
+    thread::scope(|scope| {
+        let more = AllocRequest { bytes: 2 * bytes, ..request(other) };
+        let (patient, shared) = (more.patient_for(Duration::MAX), &pool);
+        let waiter = move || tell.send(Told::Done(shared.alloc(&patient))).unwrap();
+        thread::Builder::new().name(WAITER.into()).spawn_scoped(scope, waiter).unwrap();
+        assert!(matches!(told.recv().unwrap(), Told::Waiting));
+        let impatient = pool.alloc(&request(other).patient_for(Duration::ZERO)).unwrap();
+        assert_eq!(created_bytes(), before + bytes, "it does not wait");
+        held.pass();
+        let Told::Done(waited) = told.recv().unwrap() else { panic!("it waits once") };
+        assert_eq!(created_bytes(), before + 2 * bytes, "what was freed serves it, and the rest is created");
+        pool.free(waited.unwrap().id).unwrap();
+        pool.free(impatient.id).unwrap();
+    });
+    pool.close().unwrap();
+}
+
+#[test]
+fn what_was_waited_for_in_vain_is_not_waited_for_again() {
+    watched(waited_for_in_vain);
+}
+
+fn waited_for_in_vain() {
+    let (device, pool, ..) = directed(None, WAITER);
+    let bytes = 4 * device.info().granule_bytes;
+    let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+    let request = |patience| AllocRequest::new(bytes, Tag::weights()).on(other).patient_for(patience);
+    let first = pool.alloc(&AllocRequest::new(bytes, Tag::weights()).on(own)).unwrap();
+    let held = Held::on(&pool, own, &first);
+    pool.free(first.id).unwrap();
+    let created_bytes = || pool.stats().unwrap().created_bytes;
+    let before = created_bytes();
+    // Long enough to look for what was freed before it is over, on a busy machine as well.
+    pool.alloc(&request(Duration::from_secs(2))).unwrap();
+    assert_eq!(created_bytes(), before + bytes);
+    // It would wait for ever.
+    pool.alloc(&request(Duration::MAX)).unwrap();
+    assert_eq!(created_bytes(), before + 2 * bytes);
+    held.pass();
+    device.synchronize().unwrap();
+    pool.alloc(&request(Duration::MAX)).unwrap();
+    assert_eq!(created_bytes(), before + 2 * bytes, "it is not stuck any more");
+    pool.close().unwrap();
+}
+
+#[test]
+fn a_stream_has_its_own_memory_back_at_once_and_another_one_when_its_work_has_passed() {
+    let (device, pool, ..) = directed(None, WAITER);
+    let granule = device.info().granule_bytes;
+    let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+    for bytes in [1, 600, granule - 512, granule, 3 * granule + 1, 4 * granule, 11 * granule + 700] {
+        let request = |stream| AllocRequest::new(bytes, Tag::weights()).on(stream);
+        let first = pool.alloc(&request(own)).unwrap();
+        let held = Held::on(&pool, own, &first);
+        pool.free(first.id).unwrap();
+        let again = pool.alloc(&request(own)).unwrap();
+        pool.free(again.id).unwrap();
+        let elsewhere = pool.alloc(&request(other)).unwrap();
+        held.pass();
+        device.synchronize().unwrap();
+        assert_eq!(again.range, first.range, "{bytes}");
+        assert!(!elsewhere.range.overlaps(&first.range), "{bytes}");
+        pool.free(elsewhere.id).unwrap();
+        let created_bytes = pool.stats().unwrap().created_bytes;
+        let both = [other, other].map(|stream| pool.alloc(&request(stream)).unwrap());
+        assert_eq!(pool.stats().unwrap().created_bytes, created_bytes, "{bytes}: the place of each is free");
+        both.iter().for_each(|block| pool.free(block.id).unwrap());
+        pool.trim().unwrap();
+    }
+    pool.close().unwrap();
+}
+
+#[test]
+fn a_recorded_use_keeps_a_block_from_its_own_stream_too() {
+    let (device, pool, ..) = directed(None, WAITER);
+    let granule = device.info().granule_bytes;
+    let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+    for bytes in [600, granule, 5 * granule] {
+        let request = AllocRequest::new(bytes, Tag::weights()).on(own);
+        let first = pool.alloc(&request).unwrap();
+        pool.record_use(first.id, other).unwrap();
+        let held = Held::on(&pool, other, &first);
+        pool.free(first.id).unwrap();
+        let waiting = |pool: &Pool| {
+            let segments = pool.snapshot().unwrap().segments;
+            segments.iter().flat_map(|segment| &segment.blocks).any(|block| block.kind == BlockKind::Waiting)
+        };
+        let next = pool.alloc(&request).unwrap();
+        let waited = waiting(&pool);
+        held.pass();
+        pool.trim().unwrap();
+        assert!(waited && !next.range.overlaps(&first.range), "{bytes}");
+        assert!(!waiting(&pool), "a trim waits for the others");
+        pool.free(next.id).unwrap();
+    }
+    pool.close().unwrap();
+}
+
+/// At the limit, whatever may give memory back is waited for.
+#[test]
+fn an_allocation_at_the_limit_waits_for_the_work_that_holds_what_it_needs() {
+    for recorded in [false, true] {
+        let (device, pool, tell, told) = directed(Some(8), WAITER);
+        let granule = device.info().granule_bytes;
+        let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+        let first = pool.alloc(&AllocRequest::new(6 * granule, Tag::weights()).on(own)).unwrap();
+        let worker = if recorded { other } else { own };
+        if recorded {
+            pool.record_use(first.id, other).unwrap();
+        }
+        let held = Held::on(&pool, worker, &first);
+        pool.free(first.id).unwrap();
+        let wanted = if recorded { own } else { other };
+        let request = AllocRequest::new(5 * granule, Tag::kv_cache()).on(wanted);
+        thread::scope(|scope| {
+            let waits = || tell.send(Told::Done(pool.alloc(&request))).unwrap();
+            thread::Builder::new().name(WAITER.into()).spawn_scoped(scope, waits).unwrap();
+            let early = told.recv().unwrap();
+            held.pass();
+            assert!(matches!(early, Told::Waiting), "{early:?}, and the work was held");
+            let done = told.iter().find_map(|told| match told {
+                Told::Waiting => None,
+                Told::Done(result) => Some(result),
+            });
+            let block = done.unwrap().unwrap();
+            assert_eq!(block.requested_bytes, 5 * granule);
+        });
+        assert!(pool.stats().unwrap().peak_mapped_bytes <= 8 * granule);
+        pool.close().unwrap();
+    }
+}
+
+/// Only what is needed is waited for: a stream that is stuck keeps its own memory, and nobody else's.
+#[test]
+fn an_allocation_at_the_limit_does_not_wait_for_a_stream_that_it_does_not_need() {
+    if skipped_unless(Kind::holds_streams_apart, HELD_TOGETHER) {
+        return;
+    }
+    let (device, pool, tell, told) = directed(Some(8), WAITER);
+    let granule = device.info().granule_bytes;
+    let streams = [0; 3].map(|_| device.stream_create().unwrap());
+    let [stuck, passing] = [0, 1].map(|nth| {
+        let request = AllocRequest::new(3 * granule, Tag::weights()).on(streams[nth]);
+        let block = pool.alloc(&request).unwrap();
+        let held = Held::on(&pool, streams[nth], &block);
+        pool.free(block.id).unwrap();
+        held
+    });
+    let request = AllocRequest::new(4 * granule, Tag::weights()).on(streams[2]);
+    let early = thread::scope(|scope| {
+        let waits = || tell.send(Told::Done(pool.alloc(&request))).unwrap();
+        thread::Builder::new().name(WAITER.into()).spawn_scoped(scope, waits).unwrap();
+        assert!(matches!(told.recv().unwrap(), Told::Waiting), "the work was held");
+        passing.pass();
+        let early = told.recv_timeout(Duration::from_secs(20));
+        stuck.pass();
+        early
+    });
+    assert!(matches!(early, Ok(Told::Done(Ok(_)))), "{early:?}, and three of five free granules had passed");
+    pool.close().unwrap();
+}
+
+/// What waits for a stream is free when its work has passed, whatever another stream does.
+#[test]
+fn a_stuck_stream_keeps_no_block_that_another_one_has_finished_with() {
+    if skipped_unless(Kind::holds_streams_apart, HELD_TOGETHER) {
+        return;
+    }
+    let (device, pool, _tell, told) = directed(None, REAPER);
+    let [stuck, own, other] = [0; 3].map(|_| device.stream_create().unwrap());
+    let request = |stream| AllocRequest::new(5000, Tag::weights()).on(stream);
+    let blocks = [stuck, own].map(|stream| pool.alloc(&request(stream)).unwrap());
+    let helds = [Held::on(&pool, stuck, &blocks[0]), Held::on(&pool, other, &blocks[1])];
+    pool.record_use(blocks[1].id, other).unwrap();
+    blocks.iter().for_each(|block| pool.free(block.id).unwrap());
+    let [still_held, passing] = helds;
+    told.recv().unwrap();
+    passing.pass();
+    let is_waiting = || {
+        let segments = pool.snapshot().unwrap().segments;
+        segments.iter().flat_map(|segment| &segment.blocks).any(|block| block.kind == BlockKind::Waiting)
+    };
+    let started = std::time::Instant::now();
+    while is_waiting() && started.elapsed().as_secs() < 20 {
+        thread::yield_now();
+    }
+    let waits = is_waiting();
+    still_held.pass();
+    assert!(!waits, "all work on the block has passed");
+    pool.close().unwrap();
+}

@@ -1,0 +1,96 @@
+//! Promise 5: a thousand cycles end with the addresses, handles, host bytes and device bytes of the first.
+//!
+//! A program of its own, so that descriptors and mappings can be counted exactly.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use poorwill_core::{Level, Pool, PoolConfig, PoolStats, SleepRequest, Tag, Verify, WakeRequest};
+use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::tenant::Tenant;
+use poorwill_testkit::watchdog::eventually;
+
+/// Mappings of device memory, open descriptors, and threads of this process; on the host device, since a GPU's
+/// driver has some of its own and keeps what it likes.
+fn system() -> [usize; 3] {
+    if Kind::of_this_run() != Kind::Host {
+        return [0; 3];
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let entries = |folder| std::fs::read_dir(folder).unwrap().count();
+    [maps.matches("poorwill-host-device").count(), entries("/proc/self/fd"), entries("/proc/self/task")]
+}
+
+#[test]
+fn a_thousand_cycles_leave_nothing_behind() {
+    let bare = system();
+    let device = TestDevice::open(64);
+    let config =
+        PoolConfig { chunk_granules: 4, span_granules: 8, segment_granules: 8, ..PoolConfig::default() };
+    let pool = Arc::new(Pool::new(device.driver(), config).unwrap());
+    let mut tenant = Tenant::new(&pool, 1);
+    let granule = device.info().granule_bytes;
+    let weights = tenant.load(10 * granule, &Tag::weights());
+    let runtime = tenant.load(3 * granule, &Tag::runtime());
+    let kv = tenant.load(21 * granule, &Tag::kv_cache()); // Two spans, a chunk and a granule.
+    // Its bytes are zeros after each wake.
+    tenant.blocks[kv].bytes.fill(0);
+    let mut first = None;
+    for cycle in 0..1000 {
+        // Level 2 comes second to last of each round, so that every round ends with a level 1.
+        let level = if cycle % 4 == 2 { Level::Two } else { Level::One };
+        for _ in 0..tenant.random(3) {
+            let touched = tenant.random(10);
+            tenant.touch_granule(weights, touched);
+            tenant.touch_granule(runtime, touched % 3);
+        }
+        // The first round shows how many threads there are without those that prepare.
+        if cycle > 3 && cycle % 5 < 2 {
+            let preparation = pool.prepare_sleep(&SleepRequest::all(level)).unwrap();
+            match cycle % 3 {
+                0 => drop(preparation.wait().unwrap()),
+                1 => preparation.cancel(),
+                _ => drop(preparation),
+            }
+        }
+        pool.sleep(&SleepRequest::all(level)).unwrap();
+        assert_eq!(device.resident_bytes(), 0, "cycle {cycle}");
+        let wake = WakeRequest::all().verifying(if cycle % 2 == 0 { Verify::All } else { Verify::Sample });
+        if !pool.wake(&wake).unwrap().undefined_tags.is_empty() {
+            tenant.write(weights);
+            pool.mark_restored(&[Tag::weights()]).unwrap();
+        }
+        tenant.verify();
+        if cycle % 4 == 3 {
+            let here = || {
+                let stats = PoolStats { created_bytes: 0, ..pool.stats().unwrap() };
+                let info = device.memory_info().unwrap();
+                (pool.snapshot().unwrap(), stats, info, device.host_bytes(), system())
+            };
+            let first = first.get_or_insert_with(|| {
+                // A thread that has just been waited for may still be shown.
+                let looks = std::iter::repeat_with(|| {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                    here()
+                });
+                let mut last = here();
+                for look in looks.take(1000) {
+                    if look == last {
+                        break;
+                    }
+                    last = look;
+                }
+                last
+            });
+            eventually("preparations have ended", || here().4 == first.4 && here().3 == first.3);
+            assert_eq!(*first, here(), "cycle {cycle}");
+        }
+    }
+    assert_eq!(device.host_bytes(), 13 * granule, "one backup of each preserved byte");
+    tenant.verify();
+    drop(tenant);
+    pool.close().unwrap();
+    drop(pool);
+    drop(device);
+    eventually("mappings, descriptors and threads are as before", || system() == bare);
+}

@@ -1,0 +1,90 @@
+//! Whichever call of NVIDIA's library fails, everything or nothing has happened.
+//!
+//! The suite of `poorwill_testkit::faults`, one floor down: not the calls of the driver trait fail here but the
+//! symbols of the (fake) libcuda that our driver calls, each in turn and in bursts.
+
+use std::sync::{Arc, Mutex};
+
+use poorwill_core::Driver;
+use poorwill_fake_libcuda::Census;
+use poorwill_testkit::faults::{Injector, Subject, every_nth_call};
+use poorwill_testkit::slice::Slice;
+
+use super::fake::{Fake, alone, open};
+
+/// Arms the fake, and counts what failed.
+#[derive(Clone)]
+struct Counting {
+    fake: Fake,
+    armed: Arc<Mutex<Armed>>,
+}
+
+/// Which calls are to fail, and how many did.
+#[derive(Debug, Default)]
+struct Armed {
+    first: u64,
+    count: u64,
+    failed: u64,
+}
+
+impl Injector for Counting {
+    fn arm(&self, first: u64, count: u64) {
+        let mut armed = self.armed.lock().unwrap();
+        (armed.first, armed.count) = (first, count);
+        self.fake.arm(first, count);
+    }
+
+    fn disarm(&self) -> u64 {
+        let calls = self.fake.disarm();
+        let mut armed = self.armed.lock().unwrap();
+        armed.failed += calls.saturating_sub(armed.first).min(armed.count);
+        calls
+    }
+}
+
+/// The device with the small granules.
+const ORDINAL: u32 = 1;
+
+#[test]
+fn every_call_of_the_library_may_fail() {
+    let _turn = alone();
+    let fake = Fake::load();
+    let counting = Counting { fake: fake.clone(), armed: Arc::default() };
+    // Keeps the context, which would take along all that was left in it.
+    let witness = open(ORDINAL);
+    let before = fake.census(ORDINAL);
+    let device = Arc::new(open(ORDINAL));
+    let subject = || {
+        let slice = Arc::new(Slice::new(Arc::clone(&device) as Arc<dyn Driver>, 64));
+        let (watched, device, fake) = (Arc::clone(&slice), Arc::clone(&device), fake.clone());
+        let counting = counting.clone();
+        let start = fake.census(ORDINAL);
+        let (handles, failed) = (start.streams + start.events, counting.armed.lock().unwrap().failed);
+        let injector = Some(Box::new(counting.clone()) as Box<dyn Injector>);
+        let assert_clean = move || {
+            device.synchronize().unwrap();
+            device.memory_info().unwrap(); // Lets go of what nobody waited for.
+            assert_eq!((watched.held_bytes(), watched.host_bytes()), (0, 0));
+            let left = fake.census(ORDINAL);
+            assert_eq!((left.backings, left.mappings, left.held_bytes), (0, 0, 0), "{left:?}");
+            assert_eq!(left.reservations, 0, "{left:?}");
+            // An event or stream that is dropped is lost when its destruction is the call that fails: nobody is
+            // there to try again.
+            let lost = counting.armed.lock().unwrap().failed - failed;
+            let handles_max = handles + lost;
+            assert!(left.streams + left.events <= handles_max, "{lost} of {handles_max}: {left:?}");
+        };
+        Subject { driver: slice, assert_clean: Box::new(assert_clean), injector }
+    };
+    let tally = every_nth_call(&subject);
+    let hard = [tally.sleeps_undone, tally.stranded, tally.shortfalls, tally.wakes_undone];
+    assert!(tally.runs > 1000 && hard.into_iter().all(|cases| cases > 20), "{tally:?}");
+    assert!(tally.allocs_undone > 100 && tally.trims_undone > 10, "{tally:?}");
+    drop(device);
+    let left = fake.census(ORDINAL);
+    // Nothing fails while it is dropped. The streams and events are those that were lost (above).
+    assert_eq!(left, Census { streams: left.streams, events: left.events, ..before });
+    drop(witness);
+    let left = fake.census(ORDINAL);
+    assert_eq!(left, Census::default(), "everything goes with the context");
+}

@@ -1,0 +1,7 @@
+//! What comes out the same whatever the device of this run.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)] // Helpers are test code, too.
+
+#[cfg(target_os = "linux")]
+mod budget;
+mod checkpoint;

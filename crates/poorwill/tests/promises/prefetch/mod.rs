@@ -1,0 +1,26 @@
+//! Layers from host memory: in which order a prefetcher has them copied and computed, what the measuring of it
+//! finds, and that nothing stays behind whatever fails.
+
+mod careless;
+mod faults;
+#[path = "../../prefetch/measuring.rs"]
+mod measuring;
+mod order;
+
+use std::sync::Arc;
+
+use poorwill::{Arena, Digest, Driver, HostBuffer, PoolConfig};
+use poorwill_testkit::gated::source;
+
+fn arena(driver: Arc<dyn Driver>) -> Arena {
+    Arena::over(driver, PoolConfig { chunk_granules: 4, ..PoolConfig::default() }).unwrap()
+}
+
+/// A layer of so many granules in memory of the driver, and its digests.
+fn layer(driver: &dyn Driver, number: usize, granules: u64) -> (Arc<HostBuffer>, Vec<Digest>) {
+    let granule_bytes = usize::try_from(driver.info().granule_bytes).unwrap();
+    let bytes = granule_bytes * usize::try_from(granules).unwrap();
+    let bytes: Vec<u8> =
+        (0..bytes).map(|at| u8::try_from((at ^ (at >> 8) ^ (97 * number + 1)) & 0xff).unwrap()).collect();
+    (source(driver, &bytes), bytes.chunks(granule_bytes).map(Digest::of).collect())
+}

@@ -1,0 +1,109 @@
+//! Tests that run again in a process of their own, since what they are about is read only once in a process, or ends it.
+
+use std::process::{Command, Output};
+
+/// The environment variable that tells such a process which part it plays.
+const ROLE: &str = "POORWILL_TEST_ROLE";
+
+/// How the variables begin that say something about GPUs.
+const SETTINGS: [&str; 5] =
+    ["CUDA_", "NVIDIA_", "LD_PRELOAD", "POORWILL_FAKE_CUDA_", "POORWILL_FAKE_NVML_DEVICES"];
+
+/// The part that this process plays; none where it is the test itself.
+#[must_use]
+pub fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// This test program, to run the calling test alone, as `role`, with these variables.
+///
+/// # Panics
+/// On a thread that is not the test's own.
+#[must_use]
+pub fn command(role: &str, variables: &[(&str, &str)]) -> Command {
+    let thread = std::thread::current();
+    let test =
+        thread.name().filter(|name| *name != "main").expect("test threads have the names of their tests");
+    command_for(test, role, variables)
+}
+
+/// The same for another test of this program, named by its path.
+///
+/// # Panics
+/// When the program cannot be found.
+#[must_use]
+pub fn command_for(test: &str, role: &str, variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    command.env(ROLE, role).envs(variables.iter().copied());
+    command
+}
+
+/// The same without whatever the tester's environment says about GPUs.
+#[must_use]
+pub fn without_settings(mut command: Command) -> Command {
+    let given: Vec<_> = command.get_envs().map(|(name, _)| name.to_owned()).collect();
+    for (name, _) in std::env::vars_os().filter(|(name, _)| !given.contains(name)) {
+        let text = name.to_string_lossy();
+        if SETTINGS.iter().any(|setting| text.starts_with(setting)) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Runs the command, and gives what it said.
+///
+/// # Panics
+/// Unless it ran one test, and well.
+pub fn expect_success(mut command: Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let [out, err] = [stdout, stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    assert!(status.success() && out.contains("1 passed"), "{command:?}: {status}\n{out}\n{err}");
+    out
+}
+
+/// Whether the caller is in a process of its own, with these variables. Otherwise it has run in one, and well.
+///
+/// # Panics
+/// When it has not.
+#[must_use]
+pub fn in_a_child(variables: &[(&str, &str)]) -> bool {
+    let is_child = role().is_some();
+    if !is_child {
+        expect_success(command("alone", variables));
+    }
+    is_child
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_is_the_same_test_in_another_environment() {
+        let variables = [("POORWILL_FAKE_CUDA_PLAY", "one")];
+        if !in_a_child(&variables) {
+            return;
+        }
+        assert_eq!(role().as_deref(), Some("alone"));
+        assert_eq!(std::env::var("POORWILL_FAKE_CUDA_PLAY").as_deref(), Ok("one"));
+        let gone = without_settings(command("another", &[]));
+        let gone: Vec<_> =
+            gone.get_envs().filter(|(_, value)| value.is_none()).map(|(name, _)| name).collect();
+        assert!(gone.contains(&std::ffi::OsStr::new("POORWILL_FAKE_CUDA_PLAY")), "{gone:?}");
+        let kept = without_settings(command("another", &variables));
+        assert!(kept.get_envs().all(|(_, value)| value.is_some()));
+    }
+
+    #[test]
+    fn a_child_that_fails_is_noticed() {
+        if role().is_some() {
+            panic!("as it is meant");
+        }
+        let failed = std::panic::catch_unwind(|| expect_success(command("failing", &[])));
+        assert!(failed.is_err());
+        let no_such_test = std::panic::catch_unwind(|| expect_success(command_for("nothing", "", &[])));
+        assert!(no_such_test.is_err());
+    }
+}
