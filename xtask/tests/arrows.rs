@@ -18,7 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-python", &["poorwill", "poorwill-triton"]),
     ("poorwill-rotate", &["poorwill"]),
-    ("poorwill-mock-engine", &["poorwill"]),
+    ("poorwill-mock-engine", &["poorwill", "poorwill-rotate"]),
     ("poorwill-cli", &["poorwill", "poorwill-mock-engine", "poorwill-rotate"]),
     ("poorwill-testkit", &["poorwill-core", "poorwill-driver", "poorwill-fake-libcuda"]),
     ("poorwill-bench-alloc", &["poorwill-core", "poorwill-driver"]),

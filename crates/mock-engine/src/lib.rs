@@ -33,27 +33,26 @@ mod paths;
 mod shape;
 mod text;
 
+use std::io;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use poorwill::ByteSize;
-use tokio::net::TcpListener;
-use tokio::task::{self, JoinSet};
-use tokio::time;
+use poorwill_rotate::serve;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::{task, time};
+use tokio_util::sync::CancellationToken;
 
 pub use self::lie::{Lie, ParseLieError, Telling};
 
 use self::engine::Engine;
 use self::lie::Lies;
 use self::memory::Memory;
-
-/// How long one waits that can take no connection, before it tries again.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// What the mock engine is to be.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,6 +107,9 @@ pub enum MockEngineError {
         /// Why, and what would help.
         reason: String,
     },
+    /// Its listener cannot be used.
+    #[error("the mock engine cannot take connections: {0}")]
+    Listen(#[from] io::Error),
 }
 
 /// Takes the memory, and serves until `shutdown` is there, or a lie ends it. Connections that come before the memory is
@@ -115,7 +117,7 @@ pub enum MockEngineError {
 /// in another thread is over.
 ///
 /// # Errors
-/// `Memory` when it cannot have what it was told to hold.
+/// `Memory` when it cannot have what it was told to hold, `Listen` when the listener cannot be used.
 pub async fn serve(
     options: MockEngine,
     listener: TcpListener,
@@ -132,52 +134,43 @@ pub async fn serve(
     let token_time = Duration::from_secs(1) / tokens_per_s.get();
     let engine = Arc::new(Engine::new(model, memory, Lies::new(lies, seed), token_time));
     let _ending = engine.end.clone().drop_guard();
-    Ok(serve_engine(&engine, &listener, grace, shutdown).await)
+    Ok(serve_engine(&engine, listener, grace, shutdown).await?)
 }
 
 async fn serve_engine(
     engine: &Arc<Engine>,
-    listener: &TcpListener,
+    listener: TcpListener,
     grace: Duration,
     shutdown: impl Future<Output = ()> + Send,
-) -> Ended {
+) -> io::Result<Ended> {
     let service = TowerToHyperService::new(paths::router(Arc::clone(engine)));
-    let graceful = GracefulShutdown::new();
-    // Dropped with whatever is in them, connections break.
-    let mut connections = JoinSet::new();
-    let mut shutdown = std::pin::pin!(shutdown);
-    loop {
-        tokio::select! {
-            biased;
-            () = engine.end.cancelled() => break,
-            () = &mut shutdown => break,
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    // Tokens go out as they come; a socket that will not has other troubles.
-                    let _ = stream.set_nodelay(true);
-                    let mut http = http1::Builder::new();
-                    http.timer(TokioTimer::new());
-                    let connection = http.serve_connection(TokioIo::new(stream), service.clone());
-                    let connection = graceful.watch(connection);
-                    connections.spawn(async move {
-                        if let Err(error) = connection.await {
-                            tracing::debug!(%error, "a connection of the mock engine broke");
-                        }
-                    });
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "the mock engine cannot take a connection, and tries again");
-                    time::sleep(ACCEPT_AGAIN).await;
-                }
-            }
-        }
-    }
+    let closing = CancellationToken::new();
+    let until = closing.clone();
+    // Dropped with whatever is in it, connections break.
+    let served = serve::accept(listener, "mock engine", serve::UNLIMITED, &closing, |stream| {
+        answer_all(stream, service.clone(), until.clone())
+    });
+    let told = async {
+        shutdown.await;
+        closing.cancel();
+        time::sleep(grace).await;
+    };
     tokio::select! {
         biased;
         () = engine.end.cancelled() => {}
-        () = graceful.shutdown() => {}
-        () = time::sleep(grace) => {}
+        served = served => served?,
+        () = told => {}
     }
-    engine.crashed().map_or(Ended::Told, Ended::Crashed)
+    Ok(engine.crashed().map_or(Ended::Told, Ended::Crashed))
+}
+
+/// Answers what comes on one connection.
+async fn answer_all(stream: TcpStream, service: TowerToHyperService<Router>, shutdown: CancellationToken) {
+    // Tokens go out as they come; a socket that will not has other troubles.
+    let _ = stream.set_nodelay(true);
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new());
+    if let Err(error) = serve::answer(&http, TokioIo::new(stream), service, &shutdown).await {
+        tracing::debug!(%error, "a connection of the mock engine broke");
+    }
 }

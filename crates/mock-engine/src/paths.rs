@@ -9,6 +9,7 @@ use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use bytes::Bytes;
 use futures_util::stream;
 use http::header::CONTENT_TYPE;
@@ -25,7 +26,7 @@ use crate::generate::{self, Ask, Piece};
 use crate::lie::{Lie, Telling};
 use crate::metrics;
 use crate::shape::{Kind, Shape};
-use crate::text::{Text, base64};
+use crate::text::Text;
 
 /// Longest body that is read.
 const BODY_BYTES_MAX: usize = 64 << 20;
@@ -196,7 +197,7 @@ async fn embeddings(State(engine): It, body: Asked) -> Answer {
             Encoding::Float => json!(numbers),
             Encoding::Base64 => {
                 let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-                json!(base64(&bytes))
+                json!(BASE64_STANDARD.encode(bytes))
             }
         };
         json!({ "object": "embedding", "index": index, "embedding": embedding })

@@ -68,25 +68,6 @@ fn spoilt(sampled: Sampled) -> u64 {
     }
 }
 
-/// Bytes as base64 with padding (RFC 4648, section 4), for embeddings that are asked for like that.
-pub(crate) fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let at = |nth: usize| u32::from(three.get(nth).copied().unwrap_or(0));
-        let bits = at(0) << 16 | at(1) << 8 | at(2);
-        for digit in 0..4 {
-            if digit > three.len() {
-                text.push('=');
-            } else {
-                let number = usize::try_from(bits >> (18 - 6 * digit) & 63).unwrap_or(0);
-                text.push(char::from(DIGITS[number]));
-            }
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,21 +92,5 @@ mod tests {
             assert!(*other != right && !others[..nth].contains(other), "{other}");
         }
         assert!(others[2..].iter().all(|wrong| !wrong.split(' ').any(|word| WORDS.contains(&word))));
-    }
-
-    #[test]
-    fn base64_is_that_of_the_rfc() {
-        let vectors = [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("fooba", "Zm9vYmE="),
-            ("foobar", "Zm9vYmFy"),
-        ];
-        for (bytes, text) in vectors {
-            assert_eq!(base64(bytes.as_bytes()), text);
-        }
     }
 }

@@ -2,10 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use reqwest::{Method, RequestBuilder, StatusCode};
+use bytes::Bytes;
+use http::{Method, StatusCode, header};
+use http_body_util::Full;
 use serde_json::{Value, json};
 
 use crate::config::{Config, Key};
+use crate::http as transport;
 
 /// How long an answer of control may take.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -13,13 +16,16 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Between two looks at a status.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How much of an odd answer is shown.
-const SHOWN: usize = 300;
+/// How long a connection may take to come about.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+
+/// The longest answer that is read. A status has events and swaps in it, whose number is limited.
+const ANSWER_MAX_BYTES: usize = 64 << 20;
 
 /// A rotation that runs somewhere, as its configuration has it.
 #[derive(Debug)]
 pub struct Client {
-    http: reqwest::Client,
+    http: transport::Client<Full<Bytes>>,
     front: Door,
     control: Door,
 }
@@ -102,15 +108,8 @@ pub enum ClientError {
 
 impl Client {
     /// For the rotation that runs by this configuration.
-    ///
-    /// # Errors
-    /// When there can be no client at all.
-    pub fn of(config: &Config) -> Result<Self, ClientError> {
-        let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build();
-        let http = http.map_err(|error| ClientError::NotUnderstood {
-            asked: "making an HTTP client".to_owned(),
-            reason: error.to_string(),
-        })?;
+    #[must_use]
+    pub fn of(config: &Config) -> Self {
         let door = |name, listen, keys: &[Key]| Door {
             name,
             base: format!("http://{}", reachable(listen)),
@@ -118,7 +117,7 @@ impl Client {
         };
         let front = door("front", config.front.listen, &config.front.keys);
         let control = door("control", config.control.listen, &config.control.keys);
-        Ok(Self { http, front, control })
+        Self { http: transport::client(CONNECT_MAX, None), front, control }
     }
 
     /// All that the service says of itself, as [`Snapshot`](crate::service::Snapshot) has it.
@@ -165,7 +164,7 @@ impl Client {
         let text = answer.pointer("/choices/0/text").and_then(Value::as_str).filter(|text| !text.is_empty());
         text.map(str::to_owned).ok_or_else(|| ClientError::NotUnderstood {
             asked: format!("POST {path}"),
-            reason: format!("there is no text in {}", start_of(&answer.to_string())),
+            reason: format!("there is no text in {}", transport::clean(&answer.to_string())),
         })
     }
 
@@ -214,23 +213,36 @@ impl Client {
         limit: Duration,
     ) -> Result<Value, ClientError> {
         let asked = format!("{method} {path}");
-        let nobody = |error: &reqwest::Error| {
-            if error.is_timeout() {
-                return ClientError::Silent { asked: asked.clone(), limit_s: limit.as_secs_f64() };
-            }
-            let (base, reason) = (door.base.clone(), reason_of(error));
-            ClientError::Nobody { door: door.name, base, reason }
+        let odd = |reason: String| ClientError::NotUnderstood { asked: asked.clone(), reason };
+        let silent =
+            |limit: Duration| ClientError::Silent { asked: asked.clone(), limit_s: limit.as_secs_f64() };
+        let nobody = |error: &(dyn std::error::Error + 'static)| {
+            let reason = transport::causes(error).last().map(ToString::to_string).unwrap_or_default();
+            ClientError::Nobody { door: door.name, base: door.base.clone(), reason }
         };
-        let request = self.http.request(method, format!("{}{path}", door.base)).timeout(limit);
-        let request = door.key.iter().fold(request, |request, key| key.given(request));
-        let request = body.iter().fold(request, RequestBuilder::json);
-        let response = request.send().await.map_err(|error| nobody(&error))?;
-        let status = response.status();
-        let text = response.text().await.map_err(|error| nobody(&error))?;
+        let request = transport::request(&method, &format!("{}{path}", door.base), body.as_ref());
+        let mut request = request.map_err(|error| odd(error.to_string()))?;
+        if let Some(key) = &door.key {
+            request.headers_mut().insert(header::AUTHORIZATION, key.shown());
+        }
+        let answered = async {
+            let response = self.http.request(request).await.map_err(|error| {
+                if transport::is_late(&error) { silent(CONNECT_MAX) } else { nobody(&error) }
+            })?;
+            let status = response.status();
+            let read = transport::read(response.into_body(), ANSWER_MAX_BYTES).await;
+            match read.broke {
+                Some(error) => Err(nobody(&error)),
+                None if read.is_cut => Err(odd(format!("it has more than {ANSWER_MAX_BYTES} bytes"))),
+                None => Ok((status, String::from_utf8_lossy(&read.bytes).into_owned())),
+            }
+        };
+        let answered = tokio::time::timeout(limit, answered).await;
+        let (status, text) = answered.unwrap_or_else(|_| Err(silent(limit)))?;
         if !status.is_success() {
             let said = serde_json::from_str::<Value>(&text).ok();
             let words = said.as_ref().and_then(|said| said.pointer("/error/message")?.as_str());
-            let words = start_of(words.unwrap_or(&text));
+            let words = transport::clean(words.unwrap_or(&text));
             let code =
                 said.as_ref().and_then(|said| said.pointer("/error/code")?.as_str()).map(str::to_owned);
             return Err(ClientError::Refused { asked, status: status.as_u16(), words, code });
@@ -238,10 +250,8 @@ impl Client {
         if text.is_empty() || status == StatusCode::NO_CONTENT {
             return Ok(Value::Null);
         }
-        serde_json::from_str(&text).map_err(|error| ClientError::NotUnderstood {
-            asked,
-            reason: format!("it is no JSON ({error}): {}", start_of(&text)),
-        })
+        serde_json::from_str(&text)
+            .map_err(|error| odd(format!("it is no JSON ({error}): {}", transport::clean(&text))))
     }
 }
 
@@ -255,15 +265,6 @@ fn reachable(listen: std::net::SocketAddr) -> std::net::SocketAddr {
     }
 }
 
-/// The last of an error's reasons, which is the one that says something.
-fn reason_of(error: &reqwest::Error) -> String {
-    let mut reason: &dyn std::error::Error = error;
-    while let Some(source) = reason.source() {
-        reason = source;
-    }
-    reason.to_string()
-}
-
 /// A name as one segment of a path.
 fn escaped(name: &str) -> String {
     let escape = |byte: u8| match byte {
@@ -271,10 +272,6 @@ fn escaped(name: &str) -> String {
         other => format!("%{other:02X}"),
     };
     name.bytes().map(escape).collect()
-}
-
-fn start_of(text: &str) -> String {
-    text.chars().take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]

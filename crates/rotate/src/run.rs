@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, ConfigError};
 use crate::control::{self, Desk, Later};
-use crate::front::{self, Gate, Listed, Route};
+use crate::front::{self, Gate, Listed, Patience, Route};
 use crate::measure::{Devices, Meter, Processes};
 use crate::policy::{Gpu, ModelId};
 use crate::service::{Admission, Order, Refused, Service, ServiceError, Snapshot, Told};
@@ -129,7 +129,7 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
     let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
     let doors = Arc::new(Doors { service: service.clone(), path });
     let gate: Arc<dyn Gate> = Arc::<Doors>::clone(&doors);
-    let front = tokio::spawn(front::serve(front, gate, closing.clone()));
+    let front = tokio::spawn(front::serve(front, gate, closing.clone(), Patience::default()));
     let control = tokio::spawn(control::serve(control, doors, ending.clone()));
     tracing::info!(front = %front_address, control = %control_address, "running");
     let doors = [("front", Some(front)), ("control", Some(control))];

@@ -75,7 +75,7 @@ pub async fn validate(
     requests: u32,
     tell: &mut (dyn FnMut(&Walked) + Send),
 ) -> Result<Validation, ClientError> {
-    let client = Client::of(config)?;
+    let client = Client::of(config);
     client.status().await?;
     let mut models = Vec::new();
     for model in &config.models {

@@ -1,4 +1,5 @@
-//! The service over engines that are pretended here: real time, real tasks, no processes.
+//! The service over engines that are pretended here: real tasks in virtual time, no processes. The clock goes on when
+//! everybody waits for it, so no step is late however slow the machine is.
 #![allow(clippy::unwrap_used)]
 
 mod pretended;
@@ -18,24 +19,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const GIB: u64 = 1 << 30;
 
-/// A configuration of models on one GPU, with rules that suit a test of honest engines: no step is late, whatever else the
-/// machine does.
+/// A configuration of models on one GPU, with rules that suit a test.
 fn config(names: &[&str], wait_max: &str) -> Config {
-    config_of(names, wait_max, "20s")
-}
-
-/// The same where engines hang, and steps have to be given up for the test to go on.
-fn hasty(names: &[&str], wait_max: &str) -> Config {
-    config_of(names, wait_max, "1s")
-}
-
-fn config_of(names: &[&str], wait_max: &str, step_max: &str) -> Config {
     let mut text = format!(
         "[every_model]\nresidence_min = \"0s\"\nturn_max = \"50ms\"\npause_min = \"50ms\"\npause_max = \"200ms\"\n\
          drain_max = \"300ms\"\nwait_max = \"{wait_max}\"\n"
     );
     for step in ["sleep", "release", "wake", "canary"] {
-        text += &format!("{step}_max = \"{step_max}\"\n");
+        text += &format!("{step}_max = \"300ms\"\n");
     }
     for (nth, name) in names.iter().enumerate() {
         text += &format!(
@@ -74,10 +65,7 @@ fn is_ready(snapshot: &Snapshot, name: &str) -> bool {
 async fn asked(service: &Service, machine: &Machine, name: &str) -> Result<(), Refusal> {
     let (id, model) = service.find(name).unwrap();
     let admission = service.admit(id).await.map_err(|refused| refused.refusal)?;
-    // In this order: who waits for others long enough to be taken off again has been told before anything became of the
-    // engine.
-    let is_right = machine.is_right(&model.url);
-    assert!(is_right || admission.aborted.is_cancelled(), "a request went to {name}, which is not well");
+    assert!(machine.is_right(&model.url), "a request went to {name}, which is not well");
     tokio::time::sleep(Duration::from_millis(2)).await;
     drop(admission);
     Ok(())
@@ -102,7 +90,7 @@ async fn asked_so_far(service: &Service) -> (u64, u64) {
     (admitted, admitted + models.iter().map(|model| model.refused).sum::<u64>())
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn models_take_turns_and_only_one_is_awake_where_one_fits() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     let service = start(&machine, config(&["a", "b", "c"], "20s"));
@@ -121,7 +109,7 @@ async fn models_take_turns_and_only_one_is_awake_where_one_fits() {
     assert!(!machine.was_too_full());
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn several_are_awake_where_they_fit() {
     let machine = Machine::new(20 * GIB, 6 * GIB);
     let service = start(&machine, config(&["a", "b", "c"], "20s"));
@@ -133,7 +121,7 @@ async fn several_are_awake_where_they_fit() {
     assert!(machine.awake_at_most() <= 3);
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn many_clients_at_once_all_get_an_answer() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     let service = start(&machine, config(&["a", "b", "c"], "20s"));
@@ -147,14 +135,13 @@ async fn many_clients_at_once_all_get_an_answer() {
     assert!(service.snapshot().await.swaps.len() < 100);
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn no_lie_lets_a_request_through_to_an_engine_that_is_not_well() {
     for lie in Lie::ALL {
-        println!("{lie:?}"); // Shown where the test fails.
         let machine = Machine::new(10 * GIB, 6 * GIB);
-        let service = start(&machine, hasty(&["a", "b"], "1s"));
+        let service = start(&machine, config(&["a", "b"], "1s"));
         for name in ["a", "b"] {
-            served_at_last(&service, &machine, name).await;
+            assert_eq!(asked(&service, &machine, name).await, Ok(()), "{lie:?}");
         }
         machine.lie("http://127.0.0.1:9000", lie);
         // Served by a healthy engine, or refused in so many words: `asked` asserts the first.
@@ -168,17 +155,17 @@ async fn no_lie_lets_a_request_through_to_an_engine_that_is_not_well() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_thousand_requests_with_every_lie_at_random_end_right_or_are_refused() {
     const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
     let machine = Machine::new(14 * GIB, 6 * GIB);
     // What they need is said: of whom nothing is known, nobody can tell whether there is room behind a liar's back.
-    let mut config = hasty(&NAMES, "1s");
+    let mut config = config(&NAMES, "1s");
     config.models.iter_mut().for_each(|model| model.rules.need_bytes = Some(6 * GIB));
     let service = start(&machine, config);
     // What they answer first is what they are held to: who lies from the start cannot be told from who is well.
     for name in NAMES {
-        served_at_last(&service, &machine, name).await;
+        assert_eq!(asked(&service, &machine, name).await, Ok(()));
     }
     let (admitted_before, asked_before) = asked_so_far(&service).await;
     let liars = tokio::spawn({
@@ -207,13 +194,13 @@ async fn a_thousand_requests_with_every_lie_at_random_end_right_or_are_refused()
     let all = timeout(PATIENCE * 5, futures_util::future::join_all(clients)).await.unwrap();
     let served: usize = all.into_iter().map(|one| one.unwrap()).sum();
     liars.abort();
-    assert!(served > 0, "nobody was served");
+    assert!(served > 500, "only {served} were served");
     assert!(!machine.was_too_full(), "somebody woke without room");
     let (admitted, asked) = asked_so_far(&service).await;
     assert_eq!((admitted - admitted_before, asked - asked_before), (served as u64, 1000));
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn who_goes_away_is_not_waited_for() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     machine.lie("http://127.0.0.1:9000", Lie::HangsInWake);
@@ -228,7 +215,7 @@ async fn who_goes_away_is_not_waited_for() {
     until(&service, "gone", |snapshot| snapshot.models[0].queued == 0).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn what_runs_too_long_is_aborted_when_another_is_waited_for() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     let service = start(&machine, config(&["a", "b"], "20s"));
@@ -244,7 +231,7 @@ async fn what_runs_too_long_is_aborted_when_another_is_waited_for() {
     assert_eq!(timeout(PATIENCE, other).await.unwrap().unwrap(), Ok(()));
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn orders_events_and_what_is_found_at_the_start() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     machine.wake("http://127.0.0.1:9000");
@@ -271,7 +258,7 @@ async fn orders_events_and_what_is_found_at_the_start() {
     assert!(seen.contains(&("b".to_owned(), "hot")), "{seen:?}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_configuration_is_taken_over_while_requests_run() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     let service = start(&machine, config(&["a", "b"], "20s"));
@@ -309,7 +296,7 @@ async fn a_configuration_is_taken_over_while_requests_run() {
     assert_eq!(service.find("other").unwrap().0, a);
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn an_engine_that_somebody_else_puts_to_sleep_is_noticed_and_woken() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     let mut config = config(&["a", "b"], "20s");
@@ -330,7 +317,7 @@ async fn an_engine_that_somebody_else_puts_to_sleep_is_noticed_and_woken() {
     assert!(!machine.was_too_full());
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_what_runs_and_refuses_the_rest() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     let service = start(&machine, config(&["a"], "20s"));

@@ -52,7 +52,7 @@ impl Outcome for Answered {
 pub(super) fn ask(path: &Path, ask: RotateAsk) -> Result<Answered, Failure> {
     let config = read(path)?;
     runtime()?.block_on(async {
-        let client = Client::of(&config)?;
+        let client = Client::of(&config);
         let (model, order, body) = match ask {
             RotateAsk::Status => return Ok(Answered::Status(client.status().await?)),
             RotateAsk::Reload => return Ok(Answered::Reloaded(client.reload().await?)),

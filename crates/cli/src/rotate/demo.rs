@@ -175,7 +175,7 @@ async fn show(mut config: Config, lasts: Duration, json: bool) -> Result<Demo, F
     let tally = Arc::new(Mutex::new(Tally::default()));
     let follower = tokio::spawn(follow(running.service.events(), Arc::clone(&tally), json));
     doors(&mut config, running.front, running.control);
-    let client = Arc::new(Client::of(&config)?);
+    let client = Arc::new(Client::of(&config));
     let clients: Vec<_> =
         (0..CLIENTS).map(|nth| tokio::spawn(traffic(Arc::clone(&client), nth, Arc::clone(&tally)))).collect();
     tokio::select! {

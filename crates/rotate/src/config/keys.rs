@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs;
 
+use http::HeaderValue;
 use subtle::ConstantTimeEq;
 
 /// A key. It is shown to nobody, and compared in a time that does not tell where a wrong one differs.
@@ -21,9 +22,12 @@ impl Key {
         }
     }
 
-    /// A request that shows it.
-    pub(crate) fn given(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
-        request.bearer_auth(&self.0)
+    /// The header that shows it.
+    pub(crate) fn shown(&self) -> HeaderValue {
+        let mut value =
+            HeaderValue::try_from(format!("Bearer {}", self.0)).expect("a key is printable ASCII");
+        value.set_sensitive(true);
+        value
     }
 
     /// Whether somebody has it. A wrong one of the same length is looked at to its end.

@@ -19,6 +19,7 @@ use std::time::Duration;
 pub use self::keys::Key;
 
 use self::raw::File;
+pub(crate) use self::raw::check_url;
 use crate::policy::{ModelId, Rules};
 
 /// What an operator wants.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use http::Uri;
 use serde::Deserialize;
 
 use super::keys::Key;
@@ -409,14 +410,14 @@ fn keys_of(
     places.iter().enumerate().map(key).collect()
 }
 
-/// `http://`, a host and a port, and nothing behind them.
-fn check_url(url: &str) -> Result<(), String> {
+/// `http://`, a host and a port, and nothing behind them. What is wrong with another one is said without it: it may have
+/// a password in it.
+pub(crate) fn check_url(url: &str) -> Result<(), String> {
     let Some(rest) = url.strip_prefix("http://") else {
         return Err("it has to begin with http://; engines are on this machine or behind something that is"
             .to_owned());
     };
-    let is_odd = |c: char| c.is_whitespace() || c.is_control();
-    if rest.contains(['/', '?', '#', '@', '\\']) || rest.contains(is_odd) {
+    if rest.contains(['/', '?', '#', '@', '\\']) || url.parse::<Uri>().is_err() {
         return Err("it has a host and a port, and nothing behind them".to_owned());
     }
     let is_host = |host: &str| match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {

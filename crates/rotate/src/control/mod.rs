@@ -19,7 +19,7 @@ mod routes;
 
 use std::future::Future;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,10 +29,9 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::sync::broadcast;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::{config, service};
+use crate::{config, serve, service};
 
 /// How long answers may take to end when the service does.
 pub const DRAIN_MAX: Duration = Duration::from_secs(5);
@@ -46,8 +45,6 @@ const FOLLOWERS_MAX: usize = 64;
 const HEAD_MAX_BYTES: usize = 32 << 10;
 /// How long a head may take to come, and a body.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
-/// How long to wait when no connection can be taken, as when there are no more files to be had.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// What a desk gives when it has it.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -109,59 +106,38 @@ pub async fn serve(
         Arc::clone(&shared.metrics),
         shutdown.clone(),
     );
-    let mut tasks = JoinSet::new();
-    tasks.spawn(follower);
+    let follower = async {
+        follower.await;
+        std::future::pending().await
+    };
     let router = routes::router(shared);
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let until = shutdown.clone();
+    let served = serve::accept(listener, "control", CONNECTIONS_MAX, &shutdown, |stream| {
+        answer_all(stream, router.clone(), until.clone())
+    });
     tracing::info!(%address, "control listens");
-    loop {
-        let accepted = async {
-            let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
-            listener.accept().await.map(|(stream, _)| (stream, place))
-        };
-        let accepted = tokio::select! {
-            () = shutdown.cancelled() => break,
-            Some(_) = tasks.join_next() => continue,
-            accepted = accepted => accepted,
-        };
-        match accepted {
-            Ok((stream, place)) => {
-                let (router, shutdown) = (router.clone(), shutdown.clone());
-                tasks.spawn(async move {
-                    answer_all(stream, router, shutdown).await;
-                    drop(place);
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "control cannot take a connection; it goes on trying");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
+    tokio::select! {
+        served = served => served,
+        never = follower => never,
     }
-    drop(listener);
-    while tasks.join_next().await.is_some() {}
-    Ok(())
 }
 
 /// Answers what comes on one connection.
 async fn answer_all(stream: TcpStream, router: axum::Router, shutdown: CancellationToken) {
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_MAX)
-        .max_buf_size(HEAD_MAX_BYTES)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    let mut connection = pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = shutdown.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            match tokio::time::timeout(DRAIN_MAX, connection).await {
-                Ok(ended) => ended,
-                Err(_) => return tracing::debug!("a connection to control was still busy when the service ended"),
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(REQUEST_MAX).max_buf_size(HEAD_MAX_BYTES);
+    let service = TowerToHyperService::new(router);
+    let drained = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(DRAIN_MAX).await;
+    };
+    tokio::select! {
+        biased;
+        ended = serve::answer(&http, TokioIo::new(stream), service, &shutdown) => {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection to control broke");
             }
         }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a connection to control broke");
+        () = drained => tracing::debug!("a connection to control was still busy when the service ended"),
     }
 }

@@ -2,33 +2,33 @@
 //!
 //! Promises:
 //!
-//! - Nothing stands between us and the engine: no proxy out of the environment, no redirect that is followed, no
-//!   connection that an earlier request left behind. So a refused connection means that nobody listens.
-//! - An answer is read up to [`BODY_MAX_BYTES`], whatever its head says, and no request is sent twice.
-//! - Dropping a request closes its connection.
+//! - Each request has a connection of its own, and is sent once. So a refused connection means that nobody listens.
+//! - An answer is read up to [`BODY_MAX_BYTES`], whatever its head says.
 //! - Errors have the beginning of what an engine said, without control characters, where the caller says that it may be
 //!   told; parsers' errors name a place, and never a value.
 
 use std::error::Error;
-use std::io;
 use std::time::Duration;
 
-use reqwest::{Client, Method, Url, redirect};
+use bytes::Bytes;
+use http::Method;
+use http_body_util::Full;
+use hyper_util::client::legacy;
 use serde_json::Value;
 
 use super::EngineError;
+use crate::config::check_url;
+use crate::http::{self as transport, Client};
 
 /// More than any answer that is asked for has.
 pub(super) const BODY_MAX_BYTES: usize = 1 << 20;
-/// How many characters of an engine's words are told.
-const WORDS_MAX: usize = 300;
 /// How long a connection may take to come about. Engines are near.
 const CONNECT_MAX: Duration = Duration::from_secs(4);
 
 /// An engine's address, and a client for nothing else.
 #[derive(Debug)]
 pub(super) struct Http {
-    client: Client,
+    client: Client<Full<Bytes>>,
     /// Without a slash at its end.
     base: String,
 }
@@ -52,29 +52,11 @@ pub(super) struct Failure {
 }
 
 impl Http {
-    /// For an engine at `url`: `http://`, a host and a port. What is wrong with another one is said without it: it may
-    /// have a password in it.
+    /// For an engine at `url`, as configurations have it.
     pub(super) fn new(url: &str) -> Result<Self, String> {
-        let wrong = |reason: &str| format!("its url is odd: {reason}; say http://, a host and a port");
-        let parsed = Url::parse(url).map_err(|error| wrong(&error.to_string()))?;
-        if parsed.scheme() != "http" || parsed.host_str().is_none() {
-            return Err(wrong("it is not one that begins with http://"));
-        }
-        if !parsed.username().is_empty() || parsed.password().is_some() {
-            return Err(wrong("it has a user or a password in it"));
-        }
-        if parsed.path() != "/" || parsed.query().is_some() || parsed.fragment().is_some() {
-            return Err(wrong("there is something behind its port"));
-        }
-        let client = Client::builder()
-            .no_proxy()
-            .redirect(redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .connect_timeout(CONNECT_MAX)
-            .pool_max_idle_per_host(0)
-            .build()
-            .map_err(|error| format!("no client can be made for it: {}", chain(&error)))?;
-        Ok(Self { client, base: url.trim_end_matches('/').to_owned() })
+        let base = url.trim_end_matches('/');
+        check_url(base).map_err(|reason| format!("its url is odd: {reason}"))?;
+        Ok(Self { client: transport::client(CONNECT_MAX, None), base: base.to_owned() })
     }
 
     pub(super) async fn get(&self, path: &str) -> Result<Reply, Failure> {
@@ -94,32 +76,25 @@ impl Http {
     async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> Result<Reply, Failure> {
         let url = format!("{}{path}", self.base);
         let asked = format!("{method} {url}");
-        let mut request = self.client.request(method, url);
-        if let Some(body) = &body {
-            request = request.json(body);
-        }
-        let mut response = request.send().await.map_err(|error| failure(&asked, &error))?;
+        let failed = |reason: String, is_nobody_there: bool| Failure {
+            is_nobody_there,
+            error: EngineError::Unreachable { asked: asked.clone(), reason },
+        };
+        let request = transport::request(&method, &url, body.as_ref());
+        let request = request.map_err(|error| failed(error.to_string(), false))?;
+        let response = self.client.request(request).await;
+        let response =
+            response.map_err(|error| failed(reason_of(&error), transport::is_nobody_there(&error)))?;
         let status = response.status().as_u16();
-        let (mut body, mut is_cut) = (Vec::new(), false);
-        while !is_cut {
-            match response.chunk().await {
-                Ok(Some(chunk)) => {
-                    let room = BODY_MAX_BYTES - body.len();
-                    is_cut = chunk.len() > room;
-                    body.extend_from_slice(&chunk[..chunk.len().min(room)]);
-                }
-                Ok(None) => break,
-                // That it refused is known, and so is some of the reason.
-                Err(_) if !is_success(status) => break,
-                Err(error) => {
-                    let reason =
-                        format!("its answer broke off after {} bytes: {}", body.len(), chain(&error));
-                    let error = EngineError::Unreachable { asked, reason };
-                    return Err(Failure { is_nobody_there: false, error });
-                }
+        let read = transport::read(response.into_body(), BODY_MAX_BYTES).await;
+        match read.broke {
+            // That it refused is known, and so is some of the reason.
+            Some(error) if is_success(status) => {
+                let (len, reason) = (read.bytes.len(), chain(&error));
+                Err(failed(format!("its answer broke off after {len} bytes: {reason}"), false))
             }
+            _ => Ok(Reply { asked, status, body: read.bytes, is_cut: read.is_cut }),
         }
-        Ok(Reply { asked, status, body, is_cut })
     }
 }
 
@@ -171,81 +146,36 @@ fn is_success(status: u16) -> bool {
     (200..300).contains(&status)
 }
 
-fn failure(asked: &str, error: &reqwest::Error) -> Failure {
-    let reason = if error.is_connect() && error.is_timeout() {
-        format!("no connection came about within {} s", CONNECT_MAX.as_secs())
-    } else {
-        chain(error)
-    };
-    Failure {
-        is_nobody_there: error.is_connect() && !error.is_timeout() && is_nobodys(error),
-        error: EngineError::Unreachable { asked: asked.to_owned(), reason },
+fn reason_of(error: &legacy::Error) -> String {
+    if transport::is_late(error) {
+        return format!("no connection came about within {} s", CONNECT_MAX.as_secs());
     }
+    chain(error)
 }
 
-/// Whether a connection failed because of who is not there, and not because of what we lack.
-fn is_nobodys(error: &reqwest::Error) -> bool {
-    causes(error).any(|cause| {
-        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
-        let is_away = matches!(
-            kind,
-            Some(
-                io::ErrorKind::ConnectionRefused
-                    | io::ErrorKind::HostUnreachable
-                    | io::ErrorKind::NetworkUnreachable
-            )
-        );
-        // What the resolver says has no kind of its own.
-        is_away || cause.to_string().starts_with("dns error")
-    })
-}
-
-/// What an error says, with each of its causes.
-fn chain(error: &reqwest::Error) -> String {
+/// What an error says, with each of its causes. Many repeat what is behind them.
+fn chain(error: &(dyn Error + 'static)) -> String {
     let mut said: Vec<String> = Vec::new();
-    for cause in causes(error) {
-        // The outermost says no more than where, and many repeat what is behind them.
-        let text = match cause.downcast_ref::<reqwest::Error>() {
-            Some(_) => continue,
-            None => cause.to_string(),
-        };
+    for text in transport::causes(error).map(ToString::to_string) {
         if !said.iter().any(|before| before.contains(&text)) {
             said.push(text);
         }
     }
-    if said.is_empty() {
-        said.push("the connection failed".to_owned());
-    }
-    clean(&said.join(": "))
-}
-
-fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
-    let first: &(dyn Error + 'static) = error;
-    std::iter::successors(Some(first), |cause: &&(dyn Error + 'static)| (*cause).source())
+    transport::clean(&said.join(": "))
 }
 
 /// The beginning of what an engine said.
 fn words(body: &[u8]) -> String {
     // No character has more than four bytes; one that is cut in two at the end is behind those that are told.
-    let beginning = &body[..body.len().min(8 * WORDS_MAX)];
-    let said = clean(&String::from_utf8_lossy(beginning));
+    let beginning = &body[..body.len().min(8 * transport::WORDS_MAX)];
+    let said = transport::clean(&String::from_utf8_lossy(beginning));
     if said.is_empty() { "(nothing)".to_owned() } else { said }
-}
-
-/// On one line, and not long.
-fn clean(text: &str) -> String {
-    let on_a_line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let all = on_a_line.trim();
-    let mut beginning: String = all.chars().take(WORDS_MAX).collect();
-    if all.chars().nth(WORDS_MAX).is_some() {
-        beginning.push('…');
-    }
-    beginning
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::WORDS_MAX;
 
     #[test]
     fn words_are_short_and_on_one_line() {
@@ -268,12 +198,16 @@ mod tests {
             "https://host:1",
             "http://user:hunter2@host:1",
             "http://host:1/v1",
+            "http://host:1?v1",
+            "http://host:1#v1",
+            "http://hunter2@host:1",
+            "http://a host:1",
             "http://",
             "",
         ];
         for url in bad {
             let said = Http::new(url).expect_err(url);
-            assert!(said.contains("say http://") && !said.contains("hunter2"), "{url}: {said}");
+            assert!(said.starts_with("its url is odd: ") && !said.contains("hunter2"), "{url}: {said}");
         }
     }
 }

@@ -15,9 +15,6 @@ use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::account::{Account, Place};
 use super::answer::{Answer, Ending, Flow, Going, Gone, Passing, Tail, Waiting};
@@ -28,6 +25,7 @@ use super::local::Catalogue;
 use super::request::{self, About};
 use super::span::{Ids, REQUEST_ID};
 use super::{Admission, Gate, Patience, Route};
+use crate::http::Client;
 
 /// How much is read of what an engine says instead of a stream.
 const WORDS_MAX_BYTES: usize = 64 << 10;
@@ -36,7 +34,7 @@ const WORDS_MAX_BYTES: usize = 64 << 10;
 pub(super) struct Desk {
     pub(super) gate: Arc<dyn Gate>,
     pub(super) patience: Patience,
-    client: Client<HttpConnector, Pieces>,
+    client: Client<Pieces>,
     ids: Ids,
     here: Arc<AtomicUsize>,
     catalogue: Catalogue,
@@ -49,13 +47,7 @@ pub(super) struct Left;
 
 impl Desk {
     pub(super) fn new(gate: Arc<dyn Gate>, patience: Patience) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(patience.connect));
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(patience.idle)
-            .build(connector);
+        let client = crate::http::client(patience.connect, Some(patience.idle));
         let here = Arc::new(AtomicUsize::new(0));
         Self { gate, patience, client, ids: Ids::default(), here, catalogue: Catalogue::new() }
     }

@@ -29,7 +29,7 @@ mod span;
 
 use std::future::Future;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,18 +37,15 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use self::forward::Desk;
 use self::line::{Io, Line};
-use crate::config;
 use crate::policy::ModelId;
 pub use crate::service::Admission;
 use crate::service::Refused;
+use crate::{config, serve};
 
-/// How long the front rests when no connection can be taken, as when there are no descriptors left.
-const REST: Duration = Duration::from_millis(100);
 /// A head that is longer than it may be by no more than this gets an error with a body; others just get the status.
 const HEAD_SLACK_BYTES: usize = 16 << 10;
 /// What is read from a client at a time, at most.
@@ -135,53 +132,14 @@ pub async fn serve(
     listener: TcpListener,
     gate: Arc<dyn Gate>,
     shutdown: CancellationToken,
-) -> io::Result<()> {
-    serve_with(listener, gate, shutdown, Patience::default()).await
-}
-
-/// As [`serve`], with other waits.
-///
-/// # Errors
-/// As for [`serve`].
-pub async fn serve_with(
-    listener: TcpListener,
-    gate: Arc<dyn Gate>,
-    shutdown: CancellationToken,
     patience: Patience,
 ) -> io::Result<()> {
     let desk = Arc::new(Desk::new(gate, patience));
-    let mut connections = JoinSet::new();
-    let result = loop {
-        tokio::select! {
-            biased;
-            () = shutdown.cancelled() => break Ok(()),
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(connection(stream, Arc::clone(&desk), shutdown.clone()));
-                }
-                Err(error) if error.kind() == io::ErrorKind::InvalidInput => break Err(error),
-                Err(error) if is_of_one_connection(&error) => {}
-                Err(error) => {
-                    tracing::warn!(%error, "the front cannot take a connection, and tries again");
-                    tokio::select! {
-                        () = shutdown.cancelled() => break Ok(()),
-                        () = tokio::time::sleep(REST) => {}
-                    }
-                }
-            },
-        }
-    };
-    drop(listener);
-    if result.is_ok() {
-        while connections.join_next().await.is_some() {}
-    }
-    result
-}
-
-fn is_of_one_connection(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+    let until = shutdown.clone();
+    serve::accept(listener, "front", serve::UNLIMITED, &shutdown, |stream| {
+        connection(stream, Arc::clone(&desk), until.clone())
+    })
+    .await
 }
 
 /// Serves one connection.
@@ -203,23 +161,11 @@ async fn connection(stream: TcpStream, desk: Arc<Desk>, shutdown: CancellationTo
         .max_buf_size(head_max.max(READ_MAX_BYTES))
         // Whether a client is gone is decided for each request, by `Line::gone`.
         .half_close(true);
-    let mut served = pin!(builder.serve_connection(io, service));
-    let mut overdue = pin!(line.overdue(patience.reader));
-    let mut is_told = false;
-    loop {
-        tokio::select! {
-            biased;
-            // How a connection ended is the client's business; what came of its requests has been told.
-            _ = served.as_mut() => break,
-            () = shutdown.cancelled(), if !is_told => {
-                is_told = true;
-                served.as_mut().graceful_shutdown();
-            }
-            () = overdue.as_mut() => {
-                // Behind this what has not been read is gone, and the request to the engine ends.
-                line.cut();
-                break;
-            }
-        }
+    tokio::select! {
+        biased;
+        // How a connection ended is the client's business; what came of its requests has been told.
+        _ = serve::answer(&builder, io, service, &shutdown) => {}
+        // Behind this what has not been read is gone, and the request to the engine ends.
+        () = line.overdue(patience.reader) => line.cut(),
     }
 }

@@ -16,6 +16,7 @@ mod talk;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -31,7 +32,7 @@ use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::measure::{Memory, Meter};
 use crate::policy::{Gpu, Input, ModelId, Refusal, RequestId};
-use crate::supervise::{SuperviseError, Supervisor};
+use crate::supervise::{SuperviseError, Supervisor, file_name};
 
 /// How long a measurement for people may take.
 const SHOW_MAX: Duration = Duration::from_millis(500);
@@ -469,18 +470,13 @@ fn entry(
             .map_err(|source| ServiceError::Supervise { model: model.name.clone(), source })
     });
     let supervisor = supervisor.transpose()?;
-    let kept_at = config.state.as_ref().map(|folder| folder.join(canary_file(&model.name)));
-    let site = Arc::new(Site::new(model, engine, supervisor, Arc::clone(meter), kept_at));
+    let site = Arc::new(Site::new(model, engine, supervisor, Arc::clone(meter), kept_at(model, config)));
     Ok(Entry { model: Arc::new(model.clone()), site, is_listed: true })
 }
 
-/// A name of a file, for any name of a model.
-fn canary_file(name: &str) -> String {
-    let safe = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => char::from(byte).to_string(),
-        other => format!("%{other:02x}"),
-    };
-    name.bytes().map(safe).collect::<String>() + ".first-answer"
+/// Where a model's first answer is kept.
+fn kept_at(model: &config::Model, config: &Config) -> Option<PathBuf> {
+    config.state.as_ref().map(|folder| folder.join(file_name(&model.name) + ".first-answer"))
 }
 
 /// An entry with what may change of its model.
@@ -502,7 +498,6 @@ fn changed(
     if let Some((what, _)) = differs.iter().find(|(_, differs)| *differs) {
         return Err(ServiceError::Changed { model: model.name.clone(), what });
     }
-    let kept_at = config.state.as_ref().map(|folder| folder.join(canary_file(&model.name)));
     let site = if old.canary == model.canary {
         Arc::clone(&entry.site)
     } else {
@@ -510,7 +505,7 @@ fn changed(
         let engine =
             connect(model).map_err(|source| ServiceError::Engine { model: model.name.clone(), source })?;
         let meter = Arc::clone(&site.meter);
-        Arc::new(Site::new(model, engine, site.supervisor.clone(), meter, kept_at))
+        Arc::new(Site::new(model, engine, site.supervisor.clone(), meter, kept_at(model, config)))
     };
     Ok(Entry { model: Arc::new(model.clone()), site, is_listed: true })
 }

@@ -34,6 +34,7 @@ use self::run::Shared;
 use crate::config::Start;
 
 pub(crate) use self::proc::has_ended;
+pub(crate) use self::state::file_name;
 
 /// The processes of one engine. See the module.
 pub struct Supervisor {

@@ -107,7 +107,7 @@ impl Record {
 
 impl StateFile {
     pub(super) fn of(model: &str, folder: &Path) -> Self {
-        Self { path: folder.join(format!("{}.json", safe(model))) }
+        Self { path: folder.join(format!("{}.json", file_name(model))) }
     }
 
     /// What it says, if it is there.
@@ -167,7 +167,7 @@ impl Prepared<'_> {
 }
 
 /// A name of a file that no other model has, and that is in no other folder.
-fn safe(model: &str) -> String {
+pub(crate) fn file_name(model: &str) -> String {
     let mut name = String::new();
     for byte in model.bytes() {
         let is_plain =
@@ -207,7 +207,7 @@ mod tests {
             &long,
             &long[1..],
         ];
-        let safe: Vec<String> = names.iter().map(|name| safe(name)).collect();
+        let safe: Vec<String> = names.iter().map(|name| file_name(name)).collect();
         for (nth, name) in safe.iter().enumerate() {
             assert!(!name.starts_with('.') && !name.contains('/') && name.len() < 230, "{name}");
             assert!(!safe[..nth].contains(name), "{name}");

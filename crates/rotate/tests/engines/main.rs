@@ -2,6 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod faults;
+mod script;
 mod sglang;
-mod standin;
 mod vllm;

@@ -7,7 +7,7 @@ use poorwill_rotate::engine::{Engine, EngineError, engine_of};
 use poorwill_rotate::policy::Found;
 use serde_json::{Value, json};
 
-use crate::standin::{Asked, Said, StandIn, model, nowhere, ok};
+use crate::script::{Asked, Said, Script, model, nowhere, ok};
 
 /// An engine, as far as this is about it.
 #[derive(Debug)]
@@ -136,7 +136,7 @@ impl State {
 }
 
 struct Fake {
-    server: StandIn,
+    server: Script,
     state: Arc<Mutex<State>>,
 }
 
@@ -146,7 +146,7 @@ impl Fake {
         change(&mut state);
         let state = Arc::new(Mutex::new(state));
         let its = Arc::clone(&state);
-        Self { server: StandIn::of(move |asked| its.lock().unwrap().answer(asked)).await, state }
+        Self { server: Script::of(move |asked| its.lock().unwrap().answer(asked)).await, state }
     }
 
     /// Another process that drives it.
@@ -300,7 +300,7 @@ impl Fake {
     /// The same engine with nothing written down.
     async fn renewed(self) -> Self {
         let its = Arc::clone(&self.state);
-        let server = StandIn::of(move |asked| its.lock().unwrap().answer(asked)).await;
+        let server = Script::of(move |asked| its.lock().unwrap().answer(asked)).await;
         Self { server, state: self.state }
     }
 
@@ -363,7 +363,7 @@ async fn what_is_no_sglang_is_not_understood() {
         ("{", "no JSON"),
     ];
     for (answer, wanted) in table {
-        let server = StandIn::of(move |_| ok(answer)).await;
+        let server = Script::of(move |_| ok(answer)).await;
         let engine = engine_of(&model(&server.url, Sglang, 1)).unwrap();
         for error in [
             engine.look().await.unwrap_err(),
@@ -385,7 +385,7 @@ async fn what_is_no_sglang_is_not_understood() {
 /// A weight version that does not stay where it was put would mislead whoever reads it.
 #[tokio::test]
 async fn a_mark_that_does_not_stay_stops_a_sleep_before_it_begins() {
-    let server = StandIn::of(|asked| match asked.line.as_str() {
+    let server = Script::of(|asked| match asked.line.as_str() {
         "GET /model_info" => ok(r#"{"model_path":"/models/large","weight_version":"default"}"#),
         _ => ok("{}"),
     })
@@ -399,7 +399,7 @@ async fn a_mark_that_does_not_stay_stops_a_sleep_before_it_begins() {
 async fn weights_that_were_not_read_again_are_an_error() {
     let mark = "poorwill:asleep:default";
     let marked = Arc::new(Mutex::new(mark.to_owned()));
-    let server = StandIn::of(move |asked| {
+    let server = Script::of(move |asked| {
         let mut version = marked.lock().unwrap();
         match asked.line.as_str() {
             "GET /model_info" => ok(&json!({"model_path": "/m", "weight_version": *version}).to_string()),

@@ -4,11 +4,11 @@ use poorwill_rotate::config::Engine::Vllm;
 use poorwill_rotate::engine::{EngineError, engine_of};
 use poorwill_rotate::policy::Found;
 
-use crate::standin::{Said, StandIn, model, nowhere, ok};
+use crate::script::{Said, Script, model, nowhere, ok};
 
 /// Answers of a vLLM that does what it is asked for, as version 0.20 or as a later one.
-async fn vllm(is_later: bool, is_sleeping: bool) -> StandIn {
-    StandIn::of(move |asked| match asked.line.as_str() {
+async fn vllm(is_later: bool, is_sleeping: bool) -> Script {
+    Script::of(move |asked| match asked.line.as_str() {
         "GET /health" => ok(""),
         "GET /is_sleeping" => ok(&format!(r#"{{"is_sleeping":{is_sleeping}}}"#)),
         "POST /collective_rpc" => ok(r#"{"results":[null]}"#),
@@ -81,7 +81,7 @@ async fn nobody_there_is_gone_and_nothing_else_is() {
         assert!(matches!(error, EngineError::Unreachable { .. }), "{error}");
         assert!(error.to_string().starts_with(&format!("GET {url}/is_sleeping: ")), "{error}");
     }
-    let starting = StandIn::of(|_| Said::Text(503, String::new())).await;
+    let starting = Script::of(|_| Said::Text(503, String::new())).await;
     let error = engine_of(&model(&starting.url, Vllm, 1)).unwrap().look().await.unwrap_err();
     let asked = format!("GET {}/health", starting.url);
     assert_eq!(error, EngineError::Refused { asked, status: 503, words: "(nothing)".to_owned() });
@@ -89,7 +89,7 @@ async fn nobody_there_is_gone_and_nothing_else_is() {
 
 #[tokio::test]
 async fn without_its_development_mode_it_is_said_how_to_start_it() {
-    let server = StandIn::of(|asked| match asked.line.as_str() {
+    let server = Script::of(|asked| match asked.line.as_str() {
         "GET /health" => ok(""),
         _ => Said::Text(404, r#"{"detail":"Not Found"}"#.to_owned()),
     })
@@ -116,7 +116,7 @@ async fn a_move_that_ended_elsewhere_is_an_error() {
         .chain([(r#"{"status":"awake"}"#, true), (r#"{"status":"sleeping"}"#, false)])
     {
         for level in [1, 2] {
-            let server = StandIn::of(move |_| ok(answer)).await;
+            let server = Script::of(move |_| ok(answer)).await;
             let engine = engine_of(&model(&server.url, Vllm, level)).unwrap();
             let moved = if is_sleep { engine.sleep().await } else { engine.wake().await };
             let error = moved.expect_err(answer);
@@ -131,7 +131,7 @@ async fn weights_that_were_not_loaded_are_not_gone_on_with() {
     let calls = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"];
     for (nth, fails) in calls.into_iter().enumerate() {
         let server =
-            StandIn::of(
+            Script::of(
                 move |asked| {
                     if asked.line.ends_with(fails) { Said::Text(500, "no".to_owned()) } else { ok("") }
                 },
@@ -148,7 +148,7 @@ async fn weights_that_were_not_loaded_are_not_gone_on_with() {
 #[tokio::test]
 async fn is_sleeping_has_to_be_said() {
     for answer in ["", "null", "{}", "[]", r#"{"is_sleeping":"no"}"#, r#"{"is_sleeping":0}"#, "nope"] {
-        let server = StandIn::of(move |_| ok(answer)).await;
+        let server = Script::of(move |_| ok(answer)).await;
         let engine = engine_of(&model(&server.url, Vllm, 1)).unwrap();
         for error in [engine.look().await.unwrap_err(), engine.is_awake().await.unwrap_err()] {
             assert!(matches!(error, EngineError::NotUnderstood { .. }), "{answer}: {error}");

@@ -158,7 +158,7 @@ impl World {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
-        let served = tokio::spawn(front::serve_with(
+        let served = tokio::spawn(front::serve(
             listener,
             Arc::clone(&gate) as Arc<dyn Gate>,
             shutdown.clone(),

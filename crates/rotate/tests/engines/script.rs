@@ -35,7 +35,7 @@ impl fmt::Display for Asked {
     }
 }
 
-/// What a stand-in does with a request.
+/// What a script does with a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Said {
     Text(u16, String),
@@ -59,14 +59,14 @@ struct Desk {
 }
 
 /// A server that answers as a test says, and writes down what it is asked.
-pub(crate) struct StandIn {
+pub(crate) struct Script {
     pub(crate) url: String,
     asked: Arc<Mutex<Vec<Asked>>>,
     came: mpsc::UnboundedReceiver<()>,
     server: JoinHandle<()>,
 }
 
-impl StandIn {
+impl Script {
     pub(crate) async fn of(answers: impl Fn(&Asked) -> Said + Send + Sync + 'static) -> Self {
         let (listener, url) = listen().await;
         let (send, came) = mpsc::unbounded_channel();
@@ -88,7 +88,7 @@ impl StandIn {
     }
 }
 
-impl Drop for StandIn {
+impl Drop for Script {
     fn drop(&mut self) {
         self.server.abort();
     }

@@ -1,0 +1,122 @@
+//! The HTTP client: towards engines, for what the service asks and for what clients do, and towards a rotation that runs.
+//!
+//! Promises:
+//!
+//! - Nothing stands between us and who is asked: no proxy out of the environment, and no redirect that is followed.
+//! - A connection comes about in time or fails. Dropping a request, or the body of its answer, closes its connection.
+//! - One that keeps no connections sends no request twice.
+
+use std::error::Error;
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, header};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Body, Incoming};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use serde_json::Value;
+
+/// How many characters of what somebody said are told.
+pub(crate) const WORDS_MAX: usize = 300;
+
+/// A client that sends bodies of one kind.
+pub(crate) type Client<B> = legacy::Client<HttpConnector, B>;
+
+/// One whose connections come about within `connect_max`, each address of a name having its share, and are kept for the
+/// next request as long as `idle`, or not at all.
+pub(crate) fn client<B: Body<Data: Send> + Send>(connect_max: Duration, idle: Option<Duration>) -> Client<B> {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(connect_max));
+    let mut builder = legacy::Client::builder(TokioExecutor::new());
+    match idle {
+        Some(idle) => builder.pool_timer(TokioTimer::new()).pool_idle_timeout(idle),
+        None => builder.pool_max_idle_per_host(0).retry_canceled_requests(false),
+    };
+    builder.build(connector)
+}
+
+/// A request, with JSON in it or with nothing.
+pub(crate) fn request(
+    method: &Method,
+    url: &str,
+    body: Option<&Value>,
+) -> http::Result<Request<Full<Bytes>>> {
+    let request = Request::builder().method(method).uri(url);
+    match body {
+        None => request.body(Full::default()),
+        Some(body) => request
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(body.to_string().into_bytes().into()),
+    }
+}
+
+/// What came of a body.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) bytes: Vec<u8>,
+    /// Whether there was more than was read.
+    pub(crate) is_cut: bool,
+    /// How it broke off, if it did.
+    pub(crate) broke: Option<hyper::Error>,
+}
+
+/// Reads a body up to so many bytes.
+pub(crate) async fn read(mut body: Incoming, most: usize) -> Read {
+    let mut read = Read { bytes: Vec::new(), is_cut: false, broke: None };
+    while !read.is_cut {
+        match body.frame().await {
+            None => break,
+            Some(Ok(frame)) => {
+                let Ok(data) = frame.into_data() else { continue };
+                let room = most - read.bytes.len();
+                read.is_cut = data.len() > room;
+                read.bytes.extend_from_slice(&data[..data.len().min(room)]);
+            }
+            Some(Err(error)) => {
+                read.broke = Some(error);
+                break;
+            }
+        }
+    }
+    read
+}
+
+/// Whether no connection came about in time.
+pub(crate) fn is_late(error: &legacy::Error) -> bool {
+    error.is_connect() && io_kinds(error).any(|kind| kind == io::ErrorKind::TimedOut)
+}
+
+/// Whether no connection came about because of who is not there, and not because of what we lack.
+pub(crate) fn is_nobody_there(error: &legacy::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
+    let is_away = |kind| matches!(kind, ConnectionRefused | HostUnreachable | NetworkUnreachable);
+    // What the resolver says has no kind of its own.
+    let is_nobodys_name = || causes(error).any(|cause| cause.to_string().starts_with("dns error"));
+    error.is_connect() && !is_late(error) && (io_kinds(error).any(is_away) || is_nobodys_name())
+}
+
+/// An error, and its causes.
+pub(crate) fn causes<'a>(
+    error: &'a (dyn Error + 'static),
+) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |cause: &&'a (dyn Error + 'static)| (*cause).source())
+}
+
+fn io_kinds(error: &legacy::Error) -> impl Iterator<Item = io::ErrorKind> {
+    causes(error).filter_map(|cause| cause.downcast_ref().map(io::Error::kind))
+}
+
+/// The beginning of what somebody said, on one line.
+pub(crate) fn clean(text: &str) -> String {
+    let on_a_line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let all = on_a_line.trim();
+    let mut beginning: String = all.chars().take(WORDS_MAX).collect();
+    if all.chars().nth(WORDS_MAX).is_some() {
+        beginning.push('…');
+    }
+    beginning
+}
