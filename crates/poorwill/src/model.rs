@@ -110,18 +110,8 @@ impl<'a> Model<'a> {
         tag: &Tag,
         progress: Progress<'_>,
     ) -> Result<Self, ModelError> {
-        Self::load_from(arena, checkpoint, &Files::of(checkpoint, PageCache::Used), tag, progress)
-    }
-
-    pub(crate) fn load_from(
-        arena: &'a Arena,
-        checkpoint: &'a Checkpoint,
-        storage: &dyn Storage,
-        tag: &Tag,
-        progress: Progress<'_>,
-    ) -> Result<Self, ModelError> {
         let mut model = Self { arena, checkpoint, blocks: Vec::new() };
-        let loaded = model.allocate(tag).and_then(|()| model.read_in_from(storage, progress));
+        let loaded = model.allocate(tag).and_then(|()| model.read_in(progress));
         if let Err(error) = loaded {
             // The first failure is the one to report; blocks that cannot be freed go with the arena.
             let _ = model.free();
@@ -139,7 +129,11 @@ impl<'a> Model<'a> {
         self.read_in_from(&Files::of(self.checkpoint, PageCache::Used), progress)
     }
 
-    fn read_in_from(&self, storage: &dyn Storage, progress: Progress<'_>) -> Result<(), ModelError> {
+    pub(crate) fn read_in_from(
+        &self,
+        storage: &dyn Storage,
+        progress: Progress<'_>,
+    ) -> Result<(), ModelError> {
         self.for_each_piece(storage, progress, |piece, begin, buffer, hand| {
             let (buffer, pool) = (Arc::new(buffer), self.arena.pool());
             let mut copies = Vec::new();
@@ -205,13 +199,6 @@ impl<'a> Model<'a> {
             }
         }
         failed
-    }
-
-    /// The block of each tensor; none of one without bytes.
-    #[cfg(test)]
-    #[cfg(target_os = "linux")]
-    pub(crate) fn blocks(&self) -> &[Option<Block>] {
-        &self.blocks
     }
 
     fn allocate(&mut self, tag: &Tag) -> Result<(), ModelError> {
