@@ -49,6 +49,8 @@ pub mod model;
 #[cfg(target_os = "linux")]
 pub mod offload;
 mod open;
+#[cfg(unix)]
+mod reader;
 
 pub use arena::{Arena, Config};
 pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};

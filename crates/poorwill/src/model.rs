@@ -1,25 +1,23 @@
 //! A checkpoint in an arena: loaded by several readers, compared with its files at any time.
 //!
+//! The files are read in pieces into page-locked memory of each reader's, and copied from there on a stream of each
+//! reader's: past the page cache where the storage reads so, but for what the page cache has already.
+//!
 //! Each tensor has a block of its own. Loading allocates all of them before it reads a byte, so a model that
 //! does not fit is refused at once, and frees all of them when it fails. A [`Model`] frees nothing when it is
 //! dropped: its blocks live as long as the arena, or until [`Model::free`].
 
-use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::sync::Arc;
 
 use poorwill_core::{AllocRequest, Block, DriverError, HostBuffer, PoolError, StreamId, Tag};
 
 use crate::arena::Arena;
 use crate::checkpoint::{Checkpoint, CheckpointError, Tensor, text};
-
-/// Bytes that one reader moves at a time.
-const PIECE_BYTES: u64 = 4 << 20;
-
-/// Most readers; more do not make a disk or a memory bus faster.
-const READERS_MAX: usize = 8;
+use crate::reader::{
+    self, ALIGN_BYTES, Files, PIECE_BYTES_MAX, PageCache, Part, Piece, Storage, index, room_bytes,
+};
 
 /// Why a model could not be loaded, restored or verified.
 #[derive(Debug, thiserror::Error)]
@@ -128,17 +126,28 @@ impl<'a> Model<'a> {
     /// # Errors
     /// As for [`Model::load`], but the blocks stay.
     pub fn read_in(&self, progress: Progress<'_>) -> Result<(), ModelError> {
-        self.for_each_piece(progress, |piece, buffers| {
-            let bytes = piece.len();
-            let mut buffer = piece.copied(buffers.take(self.arena))?;
-            self.checkpoint.read_exact_at(piece.tensor, piece.offset, &mut buffer[..bytes])?;
-            let buffer = Arc::new(buffer);
-            let shared = Arc::clone(&buffer);
-            let pool = self.arena.pool();
-            let copy = pool.write(buffers.stream, piece.block.id, piece.offset, shared, 0, piece.bytes);
-            piece.copied(copy.map_err(|source| piece.pool_error(source))?.wait())?;
-            buffers.kept.extend(Arc::into_inner(buffer));
-            Ok(())
+        self.read_in_from(&Files::of(self.checkpoint, PageCache::Used), progress)
+    }
+
+    pub(crate) fn read_in_from(
+        &self,
+        storage: &dyn Storage,
+        progress: Progress<'_>,
+    ) -> Result<(), ModelError> {
+        self.for_each_piece(storage, progress, |piece, begin, buffer, hand| {
+            let (buffer, pool) = (Arc::new(buffer), self.arena.pool());
+            let mut copies = Vec::new();
+            let queued = self.stretches(piece, begin).try_for_each(|stretch| {
+                let Stretch { block, offset, bytes, at, .. } = stretch;
+                let copy = pool.write(hand.stream, block.id, offset, Arc::clone(&buffer), at, bytes);
+                copies.push((stretch.done(copy)?, stretch));
+                Ok(())
+            });
+            // Whatever failed: a copy that nobody waits for keeps its buffer for a while.
+            let ended = copies.into_iter().map(|(copy, stretch)| copied(stretch.tensor, copy.wait()));
+            let ended = ended.fold(Ok(()), Result::and);
+            hand.kept.extend(Arc::into_inner(buffer));
+            queued.and(ended)
         })
     }
 
@@ -147,24 +156,33 @@ impl<'a> Model<'a> {
     /// # Errors
     /// `Mismatch` or `Moved` for the first tensor found; otherwise as for [`Model::load`].
     pub fn verify(&self, progress: Progress<'_>) -> Result<(), ModelError> {
-        self.for_each_piece(progress, |piece, buffers| {
-            let now = self.arena.pool().block(piece.block.id).map_err(|source| piece.pool_error(source))?;
-            if now != piece.block {
-                return Err(ModelError::Moved { tensor: piece.name(), from: piece.block, to: now });
-            }
-            let (bytes, buffer) = (piece.len(), piece.copied(buffers.take(self.arena))?);
-            let mut stored = piece.copied(buffers.take(self.arena))?;
+        let files = Files::of(self.checkpoint, PageCache::Used);
+        self.for_each_piece(&files, progress, |piece, begin, stored, hand| {
+            let mut found = self.buffer(piece, hand, stored.len() as u64)?;
             let pool = self.arena.pool();
-            let copy = pool.read(buffers.stream, piece.block.id, piece.offset, buffer, 0, piece.bytes);
-            let copy = copy.map_err(|source| piece.pool_error(source))?;
-            let read = self.checkpoint.read_exact_at(piece.tensor, piece.offset, &mut stored[..bytes]);
-            // Whatever became of the file: a copy that nobody waits for keeps its buffer for a while.
-            let found = piece.copied(copy.wait())?;
-            read?;
-            let differs = found[..bytes] != stored[..bytes];
-            let first = differs.then(|| found.iter().zip(stored.iter()).position(|(a, b)| a != b)).flatten();
-            buffers.kept.extend([found, stored]);
-            first.map_or(Ok(()), |first| Err(self.mismatch(piece, first)))
+            for stretch in self.stretches(piece, begin) {
+                let Stretch { tensor, block, offset, bytes, at } = stretch;
+                let now = stretch.done(pool.block(block.id))?;
+                if now != block {
+                    return Err(ModelError::Moved { tensor: tensor.name.clone(), from: block, to: now });
+                }
+                let copy = stretch.done(pool.read(hand.stream, block.id, offset, found, at, bytes))?;
+                found = copied(tensor, copy.wait())?;
+                let range = index(at)..index(at + bytes);
+                let (there, here) = (&found[range.clone()], &stored[range]);
+                // The first that differs is looked for where one does: it takes longer.
+                if there != here {
+                    let nth = there.iter().zip(here).take_while(|(a, b)| a == b).count();
+                    return Err(ModelError::Mismatch {
+                        path: self.path(tensor),
+                        tensor: tensor.name.clone(),
+                        offset: offset + nth as u64,
+                        bytes: tensor.bytes,
+                    });
+                }
+            }
+            hand.kept.extend([found, stored]);
+            Ok(())
         })
     }
 
@@ -201,40 +219,31 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Cuts the tensors into pieces and lets several readers work them off; the first error ends all. The
-    /// caller's thread is one of them, so that a system without another thread or stream to give still works.
+    /// Has several readers read all pieces, and do something with what was read and where in its buffer it begins; the
+    /// first error ends all.
     fn for_each_piece(
         &self,
+        storage: &dyn Storage,
         progress: Progress<'_>,
-        work: impl Fn(&Piece<'_>, &mut Buffers) -> Result<(), ModelError> + Sync,
+        work: impl Fn(&Piece, u64, HostBuffer, &mut Hand) -> Result<(), ModelError> + Sync,
     ) -> Result<(), ModelError> {
-        let pieces = self.pieces();
-        let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let failed = Mutex::new(None);
-        let read = |stream: StreamId| {
-            let mut buffers = Buffers { stream, kept: Vec::new() };
-            while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if stop.load(Ordering::Relaxed) {
-                    break;
-                }
-                if let Err(error) = work(piece, &mut buffers) {
-                    stop.store(true, Ordering::Relaxed);
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                    break;
-                }
-                progress(piece.bytes);
-            }
+        if self.blocks.is_empty() {
+            return Ok(()); // They were freed.
+        }
+        let pieces = reader::pieces(self.checkpoint.tensors(), PIECE_BYTES_MAX, |_, _| true);
+        let streams = self.streams(reader::readers().min(pieces.len()))?;
+        let mut hands: Vec<Hand> =
+            streams.iter().map(|stream| Hand { stream: *stream, kept: Vec::new() }).collect();
+        let read = |piece: Piece, hand: &mut Hand| {
+            let mut buffer = self.buffer(&piece, hand, room_bytes(storage, &piece))?;
+            let filled = reader::read(storage, &piece, &mut buffer);
+            let begin = filled.map_err(|fault| piece.refused(self.checkpoint, fault))?.begin;
+            work(&piece, begin as u64, buffer, hand)?;
+            progress(piece.bytes);
+            Ok(piece.bytes)
         };
-        let streams = self.streams(pieces.len())?;
-        thread::scope(|scope| {
-            for &stream in streams.iter().skip(1) {
-                let read = &read;
-                // Where no thread is to be had, the others do its share.
-                let _ = thread::Builder::new().spawn_scoped(scope, move || read(stream));
-            }
-            streams.first().copied().map(read);
-        });
-        let mut result = failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err);
+        let ended = reader::run(&mut hands, [Ok(pieces)], read, &mut |_| ControlFlow::Continue(()));
+        let mut result = ended.map(drop);
         for stream in streams {
             result = result.and(self.arena.driver().stream_destroy(stream).map_err(ModelError::Stream));
         }
@@ -242,11 +251,9 @@ impl<'a> Model<'a> {
     }
 
     /// A stream for each reader: at least one if there is work, fewer than are wanted if the device has no more.
-    fn streams(&self, pieces: usize) -> Result<Vec<StreamId>, ModelError> {
-        let readers =
-            thread::available_parallelism().map_or(1, NonZeroUsize::get).min(READERS_MAX).min(pieces);
+    fn streams(&self, wanted: usize) -> Result<Vec<StreamId>, ModelError> {
         let mut streams = Vec::new();
-        while streams.len() < readers {
+        while streams.len() < wanted {
             match self.arena.driver().stream_create() {
                 Ok(stream) => streams.push(stream),
                 Err(error) if streams.is_empty() => return Err(ModelError::Stream(error)),
@@ -256,27 +263,22 @@ impl<'a> Model<'a> {
         Ok(streams)
     }
 
-    fn pieces(&self) -> Vec<Piece<'a>> {
-        let with_blocks = self.checkpoint.tensors().iter().zip(&self.blocks);
-        let placed = with_blocks.filter_map(|(tensor, block)| Some((tensor, (*block)?)));
-        placed
-            .flat_map(|(tensor, block)| {
-                let offsets = (0..tensor.bytes).step_by(usize::try_from(PIECE_BYTES).unwrap_or(usize::MAX));
-                offsets.map(move |offset| {
-                    let bytes = PIECE_BYTES.min(tensor.bytes - offset);
-                    Piece { tensor, block, offset, bytes }
-                })
-            })
-            .collect()
+    /// A buffer with room for a piece.
+    fn buffer(&self, piece: &Piece, hand: &mut Hand, bytes: u64) -> Result<HostBuffer, ModelError> {
+        let kept = hand.kept.pop().filter(|kept| kept.len() as u64 >= bytes);
+        let made = || self.arena.driver().host_alloc(bytes.max(PIECE_BYTES_MAX + ALIGN_BYTES));
+        let tensor = &self.checkpoint.tensors()[piece.parts[0].tensor];
+        copied(tensor, kept.map_or_else(made, Ok))
     }
 
-    fn mismatch(&self, piece: &Piece<'_>, first: usize) -> ModelError {
-        ModelError::Mismatch {
-            path: self.path(piece.tensor),
-            tensor: piece.name(),
-            offset: piece.offset + first as u64,
-            bytes: piece.tensor.bytes,
-        }
+    /// What a piece, which begins at `at` of its buffer, is made of.
+    fn stretches(&self, piece: &Piece, mut at: u64) -> impl Iterator<Item = Stretch<'a>> {
+        piece.parts.iter().filter_map(move |part| {
+            let Part { tensor, offset, bytes } = *part;
+            at += bytes;
+            let (tensor, block) = (&self.checkpoint.tensors()[tensor], self.blocks[tensor]?);
+            Some(Stretch { tensor, block, offset, bytes, at: at - bytes })
+        })
     }
 
     fn path(&self, tensor: &Tensor) -> PathBuf {
@@ -284,41 +286,27 @@ impl<'a> Model<'a> {
     }
 }
 
-/// A stretch of a tensor.
-struct Piece<'a> {
+/// Bytes of a tensor, and where in a buffer they are.
+struct Stretch<'a> {
     tensor: &'a Tensor,
     block: Block,
     offset: u64,
     bytes: u64,
+    at: u64,
 }
 
-impl Piece<'_> {
-    /// Never more than [`PIECE_BYTES`].
-    fn len(&self) -> usize {
-        usize::try_from(self.bytes).unwrap_or(usize::MAX)
-    }
-
-    fn name(&self) -> String {
-        self.tensor.name.clone()
-    }
-
-    fn copied<T>(&self, result: Result<T, DriverError>) -> Result<T, ModelError> {
-        result.map_err(|source| ModelError::Copy { tensor: self.name(), source })
-    }
-
-    fn pool_error(&self, source: PoolError) -> ModelError {
-        ModelError::Pool { tensor: self.name(), source: source.into() }
+impl Stretch<'_> {
+    fn done<T>(&self, result: Result<T, PoolError>) -> Result<T, ModelError> {
+        result.map_err(|source| ModelError::Pool { tensor: self.tensor.name.clone(), source: source.into() })
     }
 }
 
-/// What one reader works with.
-struct Buffers {
+fn copied<T>(tensor: &Tensor, result: Result<T, DriverError>) -> Result<T, ModelError> {
+    result.map_err(|source| ModelError::Copy { tensor: tensor.name.clone(), source })
+}
+
+/// What one reader has of its own.
+struct Hand {
     stream: StreamId,
     kept: Vec<HostBuffer>,
-}
-
-impl Buffers {
-    fn take(&mut self, arena: &Arena) -> Result<HostBuffer, DriverError> {
-        self.kept.pop().map_or_else(|| arena.driver().host_alloc(PIECE_BYTES), Ok)
-    }
 }

@@ -38,7 +38,6 @@ impl ShardFile {
     }
 
     /// The open file, to be read at positions.
-    #[cfg(target_os = "linux")]
     pub(crate) fn file(&self) -> &File {
         &self.file
     }

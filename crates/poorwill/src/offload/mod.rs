@@ -30,7 +30,7 @@ pub(crate) use self::limbo::Limbo;
 pub use self::load::bench as load_bench;
 pub use self::load::{
     FileReport, HostCheckpoint, HostTensor, How, LoadError, LoadOptions, LoadProgress, LoadReport, Place,
-    TensorBytes,
+    TensorBytes, read_directly,
 };
 pub use self::prefetch::{Prefetcher, Slots, Turn};
 pub use self::switches::{BadSwitch, DISABLE_PIN, DISABLE_UVA, Switches};

@@ -6,23 +6,21 @@
 //! and taking turns has both find the same. Loads make all of their memory each time. The quickest of each counts.
 //! At the end all that was loaded is compared with the files.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
 use std::time::Instant;
 
 use serde::Serialize;
 
-use super::piece::Staging;
-use super::storage::{ALIGN_BYTES, Files, Storage};
-use super::{HostCheckpoint, How, LoadError, LoadOptions, LoadReport, PIECE_BYTES_MAX, peak};
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use super::{HostCheckpoint, How, LoadError, LoadOptions, LoadReport, peak, read_directly};
+use crate::checkpoint::Checkpoint;
 use crate::link::rate;
 use crate::open::Device;
 
 const GIB: f64 = 1_073_741_824.0;
+
+/// What is compared at a time.
+const PIECE_BYTES: usize = 4 << 20;
 
 /// What to run.
 #[derive(Debug, Clone, Copy)]
@@ -129,7 +127,7 @@ pub fn run(
     let mut quickest: Option<LoadReport> = None;
     let mut taken = None;
     let mut loaded = None;
-    let chosen = super::readers_of(&plan.options, &super::Layout::of(checkpoint.tensors()));
+    let chosen = plan.options.readers_for(checkpoint);
     for round in 0..plan.rounds.get() {
         let mut kinds = [PassKind::Direct, PassKind::Load];
         if round % 2 == 1 {
@@ -220,77 +218,18 @@ fn share(bytes: u64, of: u64) -> f64 {
     rate(bytes, rate(of.max(1), 1.0))
 }
 
-/// Reads all files directly, into memory of each reader's own; nothing where one of them is not read so.
+/// Reads all files directly, into nothing; nothing where one of them is not read so.
 fn direct(checkpoint: &Checkpoint, readers: usize) -> Result<Option<Pass>, LoadError> {
-    let files = Files::of(checkpoint);
-    let pieces: Vec<(usize, u64)> = (0..)
-        .zip(checkpoint.files())
-        .flat_map(|(file, shard)| (0..shard.bytes.div_ceil(PIECE_BYTES_MAX)).map(move |nth| (file, nth)))
-        .collect();
-    // Opened before the clock runs, as the load's headers were read before its.
-    if (0..checkpoint.files().len()).any(|file| files.direct(file).is_none()) {
-        return Ok(None);
-    }
-    let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
-    let read = || {
-        let mut staging = Staging::default();
-        while let Some((file, nth)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let align = files.direct(*file).map_or(ALIGN_BYTES, |aligned| aligned.memory_bytes);
-            let outcome = match staging.take(PIECE_BYTES_MAX, align.max(ALIGN_BYTES)) {
-                Ok(buf) => read_whole(&files, *file, nth * PIECE_BYTES_MAX, checkpoint, buf),
-                Err(_) => Err(LoadError::Staging { bytes: PIECE_BYTES_MAX }),
-            };
-            if let Err(error) = outcome {
-                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                next.store(pieces.len(), Ordering::Relaxed);
-            }
-        }
-    };
+    let readers = NonZeroUsize::new(readers).unwrap_or(NonZeroUsize::MIN);
     let started = Instant::now();
-    thread::scope(|scope| {
-        for _ in 1..readers {
-            // Where no more threads are to be had, fewer read.
-            let _ = thread::Builder::new().spawn_scoped(scope, read);
-        }
-        read();
-    });
+    let read = read_directly(checkpoint, readers)?;
     let seconds = started.elapsed().as_secs_f64();
-    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let bytes = checkpoint.files().iter().map(|file| file.bytes).sum();
-    failed.map_or(Ok(Some(Pass::of(PassKind::Direct, readers, bytes, seconds))), Err)
-}
-
-/// One piece of a file, to its end or the file's.
-fn read_whole(
-    files: &Files<'_>,
-    file: usize,
-    offset: u64,
-    checkpoint: &Checkpoint,
-    buf: &mut [u8],
-) -> Result<(), LoadError> {
-    let mut got = 0;
-    while got < buf.len() {
-        match files.read(file, true, &mut buf[got..], offset + got as u64) {
-            Ok(0) => break,
-            Ok(bytes) => got += bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(source) => {
-                let path = checkpoint.files()[file].path.clone();
-                return Err(CheckpointError::Io { path, operation: "read directly", source }.into());
-            }
-        }
-        // Short of whole pages is the file's end.
-        if !(got as u64).is_multiple_of(ALIGN_BYTES) {
-            break;
-        }
-    }
-    Ok(())
+    Ok(read.map(|bytes| Pass::of(PassKind::Direct, readers.get(), bytes, seconds)))
 }
 
 /// What of the loaded is not as in the files, if anything is.
 fn differs(checkpoint: &Checkpoint, loaded: &HostCheckpoint) -> Result<Option<String>, LoadError> {
-    let files = Files::of(checkpoint);
-    let mut stored = vec![0; usize::try_from(PIECE_BYTES_MAX).unwrap_or(1 << 20)];
+    let mut stored = vec![0; PIECE_BYTES];
     for (tensor, host) in checkpoint.tensors().iter().zip(loaded.tensors()) {
         let bytes = loaded.bytes_of(host);
         if bytes.len() as u64 != tensor.bytes || host.name != tensor.name {
@@ -301,7 +240,6 @@ fn differs(checkpoint: &Checkpoint, loaded: &HostCheckpoint) -> Result<Option<St
             let offset = (nth * stored.len()) as u64;
             let stored = &mut stored[..piece.len()];
             checkpoint.read_exact_at(tensor, offset, stored)?;
-            files.forget(tensor.file, tensor.offset + offset, piece.len() as u64);
             if piece != stored {
                 let at = piece.iter().zip(stored.iter()).position(|(a, b)| a != b).unwrap_or_default();
                 let name = crate::checkpoint::text::name(&tensor.name);

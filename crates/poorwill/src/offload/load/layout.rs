@@ -4,6 +4,7 @@
 //! too. No tensor lies in two buffers, and between tensors there is no more than alignment takes.
 
 use crate::checkpoint::{Dtype, Tensor};
+use crate::reader::{self, Part, Piece};
 
 /// What tensors begin at a multiple of, the best first. Kernels that read host memory in place load 16 bytes at a time,
 /// and PyTorch's own memory begins at multiples of 64 on a CPU, and of 256 and more on a GPU.
@@ -27,36 +28,6 @@ pub struct Place {
     pub buffer: usize,
     /// Its first byte there.
     pub offset: u64,
-}
-
-/// Bytes that are read with one call, from one file into one buffer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Piece {
-    /// The file, and where in it they begin.
-    pub(super) file: usize,
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
-    /// Where they go, in their order and without a gap between them in the file.
-    pub(super) parts: Vec<Part>,
-}
-
-/// Bytes of a piece that stay together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Part {
-    /// Their place in the buffer.
-    pub(super) at: u64,
-    pub(super) bytes: u64,
-}
-
-impl Piece {
-    /// The part of the buffer from the first of its bytes to the last.
-    pub(super) fn begin(&self) -> u64 {
-        self.parts.first().map_or(0, |part| part.at)
-    }
-
-    pub(super) fn end(&self) -> u64 {
-        self.parts.last().map_or(0, |part| part.at + part.bytes)
-    }
 }
 
 /// Where everything goes.
@@ -111,38 +82,28 @@ impl Layout {
         self.buffers.iter().sum()
     }
 
-    /// The pieces of each buffer, in the order of the files: each ends at a multiple of `piece_bytes` of its file, or
-    /// where something else comes.
-    pub(super) fn pieces(&self, tensors: &[Tensor], piece_bytes: u64) -> Vec<Vec<Piece>> {
-        let mut pieces: Vec<Vec<Piece>> = vec![Vec::new(); self.buffers.len()];
-        for (tensor, place) in tensors.iter().zip(&self.places) {
-            let Some(Place { buffer, offset: at }) = *place else { continue };
-            let mut done = 0;
-            while done < tensor.bytes {
-                let from = tensor.offset + done;
-                let bytes = (tensor.bytes - done).min(piece_bytes - from % piece_bytes);
-                push(&mut pieces[buffer], piece_bytes, tensor.file, from, Part { at: at + done, bytes });
-                done += bytes;
-            }
-        }
-        pieces
+    /// In which pieces it is read: each goes to one buffer, and those of one come before the next one's.
+    pub(super) fn pieces(&self, tensors: &[Tensor], piece_bytes: u64) -> Vec<Piece> {
+        let buffer = |tensor: usize| self.places[tensor].map(|place| place.buffer);
+        reader::pieces(tensors, piece_bytes, |before, tensor| buffer(before) == buffer(tensor))
     }
-}
 
-/// Adds bytes of a file to the piece that they continue, or begins another.
-fn push(pieces: &mut Vec<Piece>, piece_bytes: u64, file: usize, from: u64, part: Part) {
-    let continued = pieces.last_mut().filter(|piece| {
-        piece.file == file && piece.offset + piece.bytes == from && !from.is_multiple_of(piece_bytes)
-    });
-    match continued {
-        None => pieces.push(Piece { file, offset: from, bytes: part.bytes, parts: vec![part] }),
-        Some(piece) => {
-            piece.bytes += part.bytes;
-            match piece.parts.last_mut() {
-                Some(last) if last.at + last.bytes == part.at => last.bytes += part.bytes,
-                _ => piece.parts.push(part),
-            }
-        }
+    /// Where a part begins; all of them have places.
+    pub(super) fn place(&self, part: &Part) -> Place {
+        let place = self.places[part.tensor].unwrap_or(Place { buffer: 0, offset: 0 });
+        Place { offset: place.offset + part.offset, ..place }
+    }
+
+    /// The buffer of a piece, and where its bytes begin and end there.
+    pub(super) fn span(&self, piece: &Piece) -> (usize, u64, u64) {
+        let place = |part: Option<&Part>| {
+            part.map_or((0, 0, 0), |part| {
+                let Place { buffer, offset } = self.place(part);
+                (buffer, offset, offset + part.bytes)
+            })
+        };
+        let ((buffer, begin, _), (_, _, end)) = (place(piece.parts.first()), place(piece.parts.last()));
+        (buffer, begin, end)
     }
 }
 
@@ -182,21 +143,20 @@ mod tests {
 
     /// Every byte of every tensor is in exactly one piece, and goes to its place.
     fn assert_read(layout: &Layout, tensors: &[Tensor], piece_bytes: u64) {
-        let pieces = layout.pieces(tensors, piece_bytes);
-        assert_eq!(pieces.len(), layout.buffers.len());
-        let mut found = Vec::new();
-        for (buffer, pieces) in pieces.iter().enumerate() {
-            let mut end = 0;
-            for piece in pieces {
-                assert!(piece.begin() >= end && piece.end() <= layout.buffers[buffer]);
-                end = piece.end();
-                assert!(piece.bytes > 0 && piece.offset % piece_bytes + piece.bytes <= piece_bytes);
-                assert_eq!(piece.bytes, piece.parts.iter().map(|part| part.bytes).sum::<u64>());
-                let mut from = piece.offset;
-                for part in &piece.parts {
-                    found.push((piece.file, from, part.bytes, buffer, part.at));
-                    from += part.bytes;
-                }
+        let (mut found, mut ends) = (Vec::new(), vec![0; layout.buffers.len()]);
+        for piece in layout.pieces(tensors, piece_bytes) {
+            let (buffer, begin, end) = layout.span(&piece);
+            assert!(begin >= ends[buffer] && end <= layout.buffers[buffer]);
+            assert!(ends[buffer + 1..].iter().all(|end| *end == 0), "one buffer after the other");
+            ends[buffer] = end;
+            assert!(piece.bytes > 0 && piece.offset % piece_bytes + piece.bytes <= piece_bytes);
+            assert_eq!(piece.bytes, piece.parts.iter().map(|part| part.bytes).sum::<u64>());
+            let mut from = piece.offset;
+            for part in &piece.parts {
+                let place = layout.place(part);
+                assert_eq!(place.buffer, buffer);
+                found.push((piece.file, from, part.bytes, buffer, place.offset));
+                from += part.bytes;
             }
         }
         let mut count = 0;
@@ -210,11 +170,10 @@ mod tests {
             count += tensor.bytes;
             for nth in [0, tensor.bytes / 2, tensor.bytes - 1] {
                 let byte = tensor.offset + nth;
-                let part = found.iter().find(|(file, from, bytes, ..)| {
-                    *file == tensor.file && (*from..from + bytes).contains(&byte)
-                });
-                let (_, from, _, buffer, at) = part.unwrap();
-                assert_eq!((*buffer, at + byte - from), (place.buffer, place.offset + nth));
+                let nth_part = found.partition_point(|part| (part.0, part.1) <= (tensor.file, byte)) - 1;
+                let (file, from, bytes, buffer, at) = found[nth_part];
+                assert!(file == tensor.file && byte < from + bytes);
+                assert_eq!((buffer, at + byte - from), (place.buffer, place.offset + nth));
             }
         }
         assert_eq!(count, found.iter().map(|(_, _, bytes, ..)| bytes).sum::<u64>());
@@ -227,8 +186,12 @@ mod tests {
         assert_eq!((layout.alignment, &*layout.buffers), (Some(256), &[4 * MIB + 768][..]));
         assert_read(&layout, &tensors, MIB);
         let pieces = layout.pieces(&tensors, MIB);
-        assert!(pieces[0].iter().all(|piece| piece.parts.len() == 1), "all is one run");
-        assert_eq!(pieces[0].len(), 5, "it begins at 1032");
+        let is_gapless = |piece: &Piece| {
+            let (_, begin, end) = layout.span(piece);
+            end - begin == piece.bytes
+        };
+        assert!(pieces.iter().all(is_gapless), "all is one run");
+        assert_eq!(pieces.len(), 5, "it begins at 1032");
     }
 
     #[test]
@@ -290,7 +253,7 @@ mod tests {
         tensors[1].offset = 2000;
         let layout = Layout::of(&tensors);
         assert_read(&layout, &tensors, 4096);
-        assert_eq!(layout.pieces(&tensors, 4096)[0].len(), 2);
+        assert_eq!(layout.pieces(&tensors, 4096).len(), 2);
     }
 
     #[test]

@@ -41,45 +41,35 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::ops::{ControlFlow, Deref, Range};
 use std::sync::Arc;
-use std::thread;
 use std::time::Instant;
 
 use poorwill_core::HostBuffer;
 use poorwill_driver::BufferPin;
 
+pub use self::direct::read_directly;
 pub use self::error::LoadError;
 pub use self::layout::Place;
 pub use self::report::{FileReport, How, LoadReport};
 
-use self::layout::{Layout, Piece};
-use self::piece::Fault;
-use self::readers::{Done, Ended, Work};
-use self::storage::{ALIGN_BYTES, Files, Storage};
+use self::layout::Layout;
+use self::sink::{Hand, Sink, Task};
 use super::{Buffer, Switches};
 use crate::checkpoint::{Checkpoint, CheckpointError, Dtype, Tensor};
 use crate::open::Device;
+use crate::reader::{self, ALIGN_BYTES, Files, PIECE_BYTES_MAX, PageCache, Storage};
 
 pub mod bench;
+mod direct;
 mod error;
 mod layout;
 mod peak;
-mod piece;
-mod readers;
 mod report;
-mod storage;
-#[cfg(test)]
-mod tests;
+mod sink;
 
-/// Most and fewest readers unless their number is given; in between, two for each core. They wait for storage nearly
-/// all the time, and storage far away answers many questions as fast as one.
-const READERS_MIN: usize = 4;
-const READERS_MAX: usize = 16;
-
-/// Most that anybody may ask for.
+/// Most readers that anybody may ask for.
 const READERS_ALLOWED: usize = 256;
 
-/// The most and the least that a reader reads with a call.
-const PIECE_BYTES_MAX: u64 = 4 << 20;
+/// The least that a reader reads with a call.
 const PIECE_BYTES_MIN: u64 = 256 << 10;
 
 /// The share of a checkpoint's bytes that all readers' own memory is kept to, as long as pieces can be smaller.
@@ -94,6 +84,16 @@ pub struct LoadOptions {
     pub switches: Switches,
     /// How many read at the same time, 256 at most; chosen from the machine unless it is given.
     pub readers: Option<NonZeroUsize>,
+}
+
+impl LoadOptions {
+    /// How many read at the same time: as many as are asked for, and else no more than there are pieces for.
+    #[must_use]
+    pub fn readers_for(&self, checkpoint: &Checkpoint) -> usize {
+        let most = usize::try_from(checkpoint.bytes() / PIECE_BYTES_MIN).unwrap_or(usize::MAX);
+        let chosen = || reader::readers().min(most.max(1));
+        self.readers.map_or_else(chosen, |readers| readers.get().min(READERS_ALLOWED))
+    }
 }
 
 /// How far a load is.
@@ -155,13 +155,13 @@ impl HostCheckpoint {
         options: &LoadOptions,
         observer: &mut dyn FnMut(LoadProgress) -> ControlFlow<()>,
     ) -> Result<Self, LoadError> {
-        let files = Files::of(checkpoint);
+        let files = Files::of(checkpoint, PageCache::Emptied);
         let mut loaded = Self::load_from(device, checkpoint, &files, options, observer)?;
         loaded.report.files = file_reports(checkpoint, &files);
         Ok(loaded)
     }
 
-    fn load_from(
+    pub(crate) fn load_from(
         device: &Device,
         checkpoint: &Checkpoint,
         storage: &dyn Storage,
@@ -172,27 +172,35 @@ impl HostCheckpoint {
         let (tensors, bytes) = (checkpoint.tensors(), checkpoint.bytes());
         let by_name = by_name(checkpoint)?;
         let layout = Layout::of(tensors);
-        let readers = readers_of(options, &layout);
+        let readers = options.readers_for(checkpoint);
         let piece_bytes = piece_bytes_of(bytes, readers);
         let pieces = layout.pieces(tensors, piece_bytes);
-
-        let mut made: Vec<Option<Buffer>> = layout.buffers.iter().map(|_| None).collect();
-        let work = Work { storage, pieces: &pieces, readers };
-        let ask = &mut |read_bytes| observer(LoadProgress { read_bytes, bytes });
-        let refused_memory =
+        let sink = Sink { checkpoint, storage, layout: &layout };
+        let refused =
             |source| LoadError::Memory { bytes: layout.bytes(), buffers: layout.buffers.len(), source };
         let pending = Buffer::new_all(device, &layout.buffers, options.pin, options.switches);
-        let loaded = readers::run(&work, pending.map_err(refused_memory)?, &mut made, ask);
-        let done = loaded.map_err(|ended| {
+        let pending = pending.map_err(refused)?;
+
+        let mut made: Vec<Option<Buffer>> = layout.buffers.iter().map(|_| None).collect();
+        let mut hands: Vec<Hand> = (0..readers).map(|_| Hand::default()).collect();
+        let mut memory_s = 0.0;
+        let mut pieces = pieces.iter().peekable();
+        // What was not waited for is given back.
+        let batches = pending.into_iter().zip(&mut made).enumerate().map(|(nth, (pending, place))| {
+            let made = pending.wait().and_then(|made| sink.tasks(nth, &mut pieces, place.insert(made)));
+            memory_s = started.elapsed().as_secs_f64();
+            made.map_err(refused)
+        });
+        let read = |task: Task<'_>, hand: &mut Hand| sink.read(task, hand);
+        let loaded = reader::run(&mut hands, batches, read, &mut |read_bytes| {
+            let stopped = |()| LoadError::Stopped { read_bytes, bytes };
+            observer(LoadProgress { read_bytes, bytes }).map_break(stopped)
+        });
+        let readers = loaded.inspect_err(|_| {
             made.clear();
             // What was given back, and what was still being made, the device would keep for whoever asks next. Where
             // it cannot be waited for, that is what it does.
             let _ = device.driver().host_trim();
-            match ended {
-                Ended::Memory(source) => refused_memory(source),
-                Ended::Stopped(read_bytes) => LoadError::Stopped { read_bytes, bytes },
-                Ended::Piece { buffer, nth, fault } => refused(checkpoint, &pieces[buffer][nth], fault),
-            }
         })?;
         let buffers: Vec<Arc<Buffer>> = made.into_iter().flatten().map(Arc::new).collect();
         let tensors = tensors.iter().zip(&layout.places).map(|(tensor, place)| HostTensor {
@@ -203,7 +211,7 @@ impl HostCheckpoint {
             place: *place,
         });
         let tensors: Vec<HostTensor> = tensors.collect();
-        let Done { memory_s, direct_bytes, staged_bytes, buffered_bytes, staging_bytes, readers } = done;
+        let sum = |of: fn(&Hand) -> u64| hands.iter().map(of).sum();
         let report = LoadReport {
             bytes,
             tensors: tensors.len(),
@@ -214,10 +222,10 @@ impl HostCheckpoint {
             memory_s,
             readers,
             piece_bytes,
-            direct_bytes,
-            staged_bytes,
-            buffered_bytes,
-            staging_bytes,
+            direct_bytes: sum(|hand| hand.direct_bytes),
+            staged_bytes: sum(|hand| hand.staged_bytes),
+            buffered_bytes: sum(|hand| hand.buffered_bytes),
+            staging_bytes: sum(|hand| hand.staging.taken_bytes()),
             pinned: buffers.iter().all(|buffer| buffer.is_pinned()),
             pageable_because: buffers.iter().find_map(|buffer| buffer.pageable_because().map(str::to_owned)),
             files: Vec::new(),
@@ -290,50 +298,11 @@ fn by_name(checkpoint: &Checkpoint) -> Result<HashMap<String, usize>, Checkpoint
     Ok(by_name)
 }
 
-fn readers_of(options: &LoadOptions, layout: &Layout) -> usize {
-    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let chosen = (2 * cores).clamp(READERS_MIN, READERS_MAX);
-    let readers = options.readers.map_or(chosen, |readers| readers.get().min(READERS_ALLOWED));
-    let most = usize::try_from(layout.bytes() / PIECE_BYTES_MIN).unwrap_or(usize::MAX);
-    if options.readers.is_some() { readers } else { readers.min(most.max(1)) }
-}
-
 /// As large as it may be for the readers' own memory to be a small part of the checkpoint.
 fn piece_bytes_of(bytes: u64, readers: usize) -> u64 {
     let share = bytes / STAGING_SHARE / (readers.max(1) as u64);
     let unit = 16 * ALIGN_BYTES;
     (share - share % unit).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX)
-}
-
-/// What a piece that was not read means: the tensor at that byte of the file, and the numbers.
-fn refused(checkpoint: &Checkpoint, piece: &Piece, fault: Fault) -> LoadError {
-    let (at, source) = match fault {
-        Fault::Memory(bytes) => return LoadError::Staging { bytes },
-        Fault::End(at) => (at, None),
-        Fault::Failed(at, source) => (at, Some(source)),
-    };
-    let path = checkpoint.files()[piece.file].path.clone();
-    let end = piece.offset + piece.bytes;
-    let tensors = checkpoint.tensors().iter().filter(|tensor| tensor.file == piece.file && tensor.bytes > 0);
-    // Reads begin before the piece where that is no place to begin.
-    let tensor = tensors
-        .filter(|tensor| tensor.offset + tensor.bytes > at.max(piece.offset) && tensor.offset < end)
-        .min_by_key(|tensor| tensor.offset);
-    let (name, begin, tensor_end) = tensor.map_or((String::new(), piece.offset, end), |tensor| {
-        (tensor.name.clone(), tensor.offset, tensor.offset + tensor.bytes)
-    });
-    let offset = begin.max(piece.offset);
-    let wanted_bytes = tensor_end.min(end) - offset;
-    LoadError::Checkpoint(match source {
-        None => CheckpointError::ShortRead {
-            path,
-            tensor: name,
-            offset,
-            wanted_bytes,
-            got_bytes: at.saturating_sub(offset),
-        },
-        Some(source) => CheckpointError::Read { path, tensor: name, offset, wanted_bytes, source },
-    })
 }
 
 fn file_reports(checkpoint: &Checkpoint, files: &Files<'_>) -> Vec<FileReport> {

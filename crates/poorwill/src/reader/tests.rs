@@ -1,17 +1,28 @@
-//! Loads from storage that fails: at any read, in any way, and nothing stays of any of them.
+//! Loads from storage that fails, into host memory and onto a device: at any read, in any way, and nothing stays of any
+//! of them.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 
+use poorwill_core::{Level, PoolConfig, SleepRequest, Tag, WakeRequest};
 use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice};
 use poorwill_testkit::device::{Kind, cuda_config};
 use poorwill_testkit::pattern;
 use safetensors::tensor::TensorView;
 
 use super::storage::Aligned;
-use super::*;
+use super::{Files, PageCache, Storage};
+use crate::arena::Arena;
+use crate::checkpoint::{Checkpoint, CheckpointError, Dtype};
+use crate::model::{Model, ModelError};
+use crate::offload::{HostCheckpoint, LoadError, LoadOptions};
+use crate::open::Device;
 
 const MIB: u64 = 1 << 20;
 
@@ -54,6 +65,8 @@ type Verdict<'v> = dyn Fn(u64, bool, &mut [u8], u64) -> Option<io::Result<usize>
 struct Scripted<'a> {
     checkpoint: &'a Checkpoint,
     direct: Option<Aligned>,
+    /// Whether the page cache has all of them, and may be used.
+    is_cached: bool,
     reads: AtomicU64,
     verdict: &'a Verdict<'a>,
     given_up: Vec<AtomicBool>,
@@ -64,7 +77,7 @@ impl<'a> Scripted<'a> {
     fn new(checkpoint: &'a Checkpoint, direct: Option<Aligned>, verdict: &'a Verdict<'a>) -> Self {
         let given_up = checkpoint.files().iter().map(|_| AtomicBool::new(false)).collect();
         let (reads, forgotten) = Default::default();
-        Self { checkpoint, direct, reads, verdict, given_up, forgotten }
+        Self { checkpoint, direct, is_cached: false, reads, verdict, given_up, forgotten }
     }
 }
 
@@ -89,6 +102,10 @@ impl Storage for Scripted<'_> {
             return outcome;
         }
         std::os::unix::fs::FileExt::read_at(self.checkpoint.files()[file].file(), buf, offset)
+    }
+
+    fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool {
+        self.is_cached && self.read(file, false, buf, offset).is_ok_and(|bytes| bytes == buf.len())
     }
 
     fn give_up_direct(&self, file: usize, _: String) {
@@ -121,6 +138,22 @@ fn assert_same(loaded: &HostCheckpoint, contents: &HashMap<String, Vec<u8>>) {
     }
 }
 
+/// Reads the checkpoint from there onto a device that has lost it, and compares what the device has then.
+fn load_on_device(device: &Device, checkpoint: &Checkpoint, storage: &dyn Storage) -> Result<(), ModelError> {
+    let arena = Arena::over(device.driver(), PoolConfig::default()).unwrap();
+    let mut model = Model::load(&arena, checkpoint, &Tag::weights(), &|_| {})?;
+    arena.sleep(&SleepRequest::all(Level::Two)).unwrap();
+    arena.wake(&WakeRequest::all()).unwrap();
+    let read = model.read_in_from(storage, &|_| {});
+    arena.mark_restored(&[Tag::weights()]).unwrap();
+    let same = read.and_then(|()| model.verify(&|_| {}));
+    model.free()?;
+    drop(arena);
+    device.driver().host_trim().unwrap();
+    assert_nothing_held(device);
+    same
+}
+
 fn assert_nothing_held(device: &Device) {
     let memory = device.driver().host_memory();
     assert_eq!((memory.used_bytes, memory.held_bytes), (0, 0));
@@ -141,10 +174,35 @@ fn bytes_arrive_whatever_the_device_asks_for() {
             assert_eq!(read[2] == report.bytes, direct.is_none(), "{read:?}");
             let is_in_place = direct.is_some_and(|aligned| aligned.memory_bytes == 4);
             assert!(!is_in_place || read[0] > 0, "{read:?}");
-            assert_eq!(report.staging_bytes > 0, direct.is_some());
+            assert!(report.staging_bytes > 0 || direct.is_none());
             let forgotten: u64 = storage.forgotten.lock().unwrap().iter().map(|(_, _, bytes)| bytes).sum();
             assert!(direct.is_some() || forgotten == report.bytes, "{forgotten}");
         }
+        let storage = Scripted::new(&checkpoint, direct, &|_, _, _, _| None);
+        load_on_device(&device(), &checkpoint, &storage).unwrap();
+    }
+}
+
+#[test]
+fn a_device_takes_what_is_cached_from_there_and_a_host_that_holds_it_does_not() {
+    let (_folder, checkpoint, contents) = checkpoint();
+    let uncached = |nth: u64, direct: bool, _: &mut [u8], _: u64| {
+        // Every other piece has something that is not there.
+        (!direct && nth.is_multiple_of(2)).then(|| Err(io::Error::from(io::ErrorKind::WouldBlock)))
+    };
+    let cached = |_: u64, direct: bool, _: &mut [u8], _: u64| direct.then(|| panic!("it is cached"));
+    let verdicts: [&Verdict<'_>; 2] = [&cached, &uncached];
+    for verdict in verdicts {
+        let storage = Scripted { is_cached: true, ..Scripted::new(&checkpoint, WAYS[2], verdict) };
+        load_on_device(&device(), &checkpoint, &storage).unwrap();
+    }
+    for page_cache in [PageCache::Used, PageCache::Emptied] {
+        let (files, tensor) = (Files::of(&checkpoint, page_cache), &checkpoint.tensors()[0]);
+        let mut bytes = vec![0; contents[&tensor.name].len()];
+        if files.read_cached(tensor.file, &mut bytes, tensor.offset) {
+            assert!(page_cache == PageCache::Used && bytes == contents[&tensor.name]);
+        }
+        load_on_device(&device(), &checkpoint, &files).unwrap();
     }
 }
 
@@ -181,6 +239,9 @@ impl Storage for Short<'_> {
         // Not more than that many come, though more was written to.
         Ok(got.min(self.most))
     }
+    fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool {
+        self.inner.read_cached(file, buf, offset)
+    }
     fn give_up_direct(&self, file: usize, because: String) {
         self.inner.give_up_direct(file, because);
     }
@@ -197,6 +258,7 @@ fn whichever_read_fails_the_error_names_it_and_nothing_stays() {
         let counted = Scripted::new(&checkpoint, direct, &|_, _, _, _| None);
         drop(load(&device, &counted, 1).unwrap());
         device.driver().host_trim().unwrap();
+        let mut failed_on_device = 0;
         for nth in 0..counted.reads.load(Ordering::Relaxed) {
             let failing = |this: u64, _: bool, _: &mut [u8], _: u64| {
                 (this == nth).then(|| Err(io::Error::from_raw_os_error(5)))
@@ -216,7 +278,14 @@ fn whichever_read_fails_the_error_names_it_and_nothing_stays() {
                 assert!(*wanted_bytes > 0);
                 assert_nothing_held(&device);
             }
+            let error = load_on_device(&device, &checkpoint, &Scripted::new(&checkpoint, direct, &failing));
+            assert!(
+                matches!(error, Ok(_) | Err(ModelError::Checkpoint(CheckpointError::Read { .. }))),
+                "{error:?}"
+            );
+            failed_on_device += u64::from(error.is_err());
         }
+        assert!(failed_on_device > 0);
         // What failed once is no hindrance.
         assert_same(&load(&device, &counted, 2).unwrap(), &contents);
     }
@@ -258,6 +327,13 @@ fn a_file_that_ends_early_is_an_error_wherever_it_does() {
             };
             assert!(got_bytes < wanted_bytes, "{error}");
             assert_nothing_held(&device);
+            let error = load_on_device(&device, &checkpoint, &Scripted::new(&checkpoint, direct, &ending))
+                .unwrap_err();
+            let ModelError::Checkpoint(CheckpointError::ShortRead { wanted_bytes, got_bytes, .. }) = &error
+            else {
+                panic!("{error:?}");
+            };
+            assert!(got_bytes < wanted_bytes, "{error}");
         }
     }
 }
@@ -267,17 +343,20 @@ fn whenever_it_is_stopped_nothing_stays() {
     let (_folder, checkpoint, _) = checkpoint();
     for stopped_at in [0, 1, 2] {
         let device = device();
-        let slow = |_: u64, _: bool, _: &mut [u8], _: u64| {
-            thread::sleep(std::time::Duration::from_millis(30));
+        let asked = AtomicU64::new(0);
+        // A read for each time that the caller is asked, however long that takes.
+        let slow = |nth: u64, _: bool, _: &mut [u8], _: u64| {
+            while asked.load(Ordering::Relaxed) <= nth {
+                thread::sleep(std::time::Duration::from_millis(1));
+            }
             None
         };
         let storage = Scripted::new(&checkpoint, None, &slow);
-        let mut asked = 0;
         let options = LoadOptions { readers: NonZeroUsize::new(1), ..LoadOptions::default() };
         let stopped = HostCheckpoint::load_from(&device, &checkpoint, &storage, &options, &mut |progress| {
             assert!(progress.read_bytes <= progress.bytes && progress.bytes == checkpoint.bytes());
-            asked += 1;
-            if asked > stopped_at { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            let goes_on = asked.fetch_add(1, Ordering::Relaxed) < stopped_at;
+            if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });
         let error = stopped.unwrap_err();
         assert!(matches!(error, LoadError::Stopped { read_bytes, bytes } if read_bytes < bytes), "{error}");

@@ -1,0 +1,87 @@
+//! In which pieces a checkpoint is read, and what it means that one cannot be. Pure.
+
+use super::Fault;
+use crate::checkpoint::{Checkpoint, CheckpointError, Tensor};
+
+/// Bytes of a file that are read at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// The file, and where in it they begin.
+    pub(crate) file: usize,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    /// Whose they are, in their order and without a gap between them in the file.
+    pub(crate) parts: Vec<Part>,
+}
+
+/// Bytes of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// The tensor, by its position.
+    pub(crate) tensor: usize,
+    /// Where in the tensor they begin.
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+/// All bytes of `tensors`, which are in the order of their files and of their bytes there. Each piece ends at a multiple
+/// of `piece_bytes` of its file, or where something else comes, as does what `joins` parts from the tensor before.
+pub(crate) fn pieces(
+    tensors: &[Tensor],
+    piece_bytes: u64,
+    joins: impl Fn(usize, usize) -> bool,
+) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    for (nth, tensor) in tensors.iter().enumerate() {
+        let mut done = 0;
+        while done < tensor.bytes {
+            let offset = tensor.offset + done;
+            let bytes = (tensor.bytes - done).min(piece_bytes - offset % piece_bytes);
+            let part = Part { tensor: nth, offset: done, bytes };
+            done += bytes;
+            let continued = pieces.last_mut().filter(|piece| {
+                piece.file == tensor.file
+                    && piece.end() == offset
+                    && !offset.is_multiple_of(piece_bytes)
+                    && piece.parts.last().is_none_or(|last| joins(last.tensor, nth))
+            });
+            match continued {
+                None => pieces.push(Piece { file: tensor.file, offset, bytes, parts: vec![part] }),
+                Some(piece) => {
+                    piece.bytes += bytes;
+                    piece.parts.push(part);
+                }
+            }
+        }
+    }
+    pieces
+}
+
+impl Piece {
+    /// Where in the file they end.
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + self.bytes
+    }
+
+    /// What it means that it was not read: the tensor at that byte of the file, and the numbers.
+    pub(crate) fn refused(&self, checkpoint: &Checkpoint, fault: Fault) -> CheckpointError {
+        let (Fault::End(at) | Fault::Failed(at, _)) = fault;
+        let mut offset = self.offset;
+        let part = self.parts.iter().find(|part| {
+            let is_here = at < offset + part.bytes;
+            offset += if is_here { 0 } else { part.bytes };
+            is_here
+        });
+        let path = checkpoint.files()[self.file].path.clone();
+        let tensor = part.map_or_else(String::new, |part| checkpoint.tensors()[part.tensor].name.clone());
+        let wanted_bytes = part.map_or(self.bytes, |part| part.bytes);
+        match fault {
+            Fault::End(at) => {
+                // Reads begin before the piece where that is no place to begin.
+                let got_bytes = at.saturating_sub(offset);
+                CheckpointError::ShortRead { path, tensor, offset, wanted_bytes, got_bytes }
+            }
+            Fault::Failed(_, source) => CheckpointError::Read { path, tensor, offset, wanted_bytes, source },
+        }
+    }
+}
