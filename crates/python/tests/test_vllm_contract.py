@@ -400,37 +400,6 @@ def test_what_cannot_stand_in_is_found(tmp_path: Path, ours: str, theirs: str, s
     assert (said is None) if says is None else (said is not None and says in said)
 
 
-# The stand-in for vLLM that other tests run on.
-
-FAKE = TESTS / "fake_vllm"
-
-# The stand-in's module for each version, and where vLLM has the classes of these names.
-STAND_INS = {"0.20.2": "fake_vllm.v20", "0.33.0": "fake_vllm.v33"}
-STOOD_IN_FOR = {
-    "Executor": "vllm.v1.executor.abstract",
-    "UniProcExecutor": "vllm.v1.executor.uniproc_executor",
-    "MultiprocExecutor": "vllm.v1.executor.multiproc_executor",
-    "EngineCore": "vllm.v1.engine.core",
-    "EngineCoreProc": "vllm.v1.engine.core",
-    "DPEngineCoreProc": "vllm.v1.engine.core",
-    "AsyncLLM": "vllm.v1.engine.async_llm",
-    "LLMEngine": "vllm.v1.engine.llm_engine",
-}
-
-# What a stand-in has for itself: how it is made, and what takes the place of processes and sockets.
-ITS_OWN = frozenset({"__init__", "_outputs", "rejects", "run_step"})
-
-
-@needs_sources
-@pytest.mark.skipif(not FAKE.is_dir(), reason=f"there is no stand-in for vLLM in {FAKE.name} yet")
-@each_version
-@pytest.mark.parametrize("name", STOOD_IN_FOR)
-def test_the_stand_in_has_vllms_signatures(version: str, name: str) -> None:
-    copy = Tree(TESTS).definition(STAND_INS[version], name)
-    original = tree(version).definition(STOOD_IN_FOR[name], name)
-    assert differences(copy, original, own=ITS_OWN) == []
-
-
 # The stand-in for workers, and where vLLM has what is called so.
 WORKERS = {"0.20.2": "fake_vllm.worker20", "0.33.0": "fake_vllm.worker33"}
 BESIDE_WORKERS = {
