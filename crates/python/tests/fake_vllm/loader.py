@@ -4,8 +4,8 @@
     core = loader.module("vllm.v1.engine.core")
 
 A module that is listed is run from its source. Every other one of vLLM's, and every package that is neither
-Python's nor listed as `outside`, is a stub. Modules import through their loader and not through `sys.modules`: nothing
-of it stays in the process, and its modules are those that nobody has hooked.
+Python's nor listed as `outside`, is a stub. Modules import through their loader and not through `sys.modules`:
+nothing of it stays in the process, and its modules are those that nobody has hooked.
 """
 
 import builtins
