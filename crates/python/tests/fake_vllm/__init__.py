@@ -1,5 +1,5 @@
-"""vLLM's own code, run from its sources, over stand-ins for what lies below it: `loader` runs modules with stubs
-around them, `engines`, `clients` and `workers` put together what is tested.
+"""vLLM's own code, run from its sources, over stand-ins for what lies below it: `loader` runs modules with
+stubs around them; `engines`, `clients`, `workers` and `offloaders` put together what is tested.
 """
 
 from .engines import Vllm, make_config

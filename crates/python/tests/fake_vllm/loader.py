@@ -3,9 +3,9 @@
     loader = Loader("0.33.0", ["vllm.v1.engine.core"])
     core = loader.module("vllm.v1.engine.core")
 
-A module that is listed is run from its source. Every other one of vLLM's, and every package that is neither
-Python's nor listed as `outside`, is a stub. Modules import through their loader and not through `sys.modules`:
-nothing of it stays in the process, and its modules are those that nobody has hooked.
+A module that is listed is run from its source. Every other one of vLLM's is a stub, and so is every package
+that is neither Python's own nor listed as `outside`. Modules import through their loader, not through
+`sys.modules`: nothing of it stays in the process, and its modules are those that nobody has hooked.
 """
 
 import builtins
