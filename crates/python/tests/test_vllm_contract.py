@@ -4,7 +4,6 @@ vLLM is not imported, and neither is what is ours here: both are read. So this s
 and call sites fit, and nothing about what happens inside.
 """
 
-import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
@@ -16,11 +15,10 @@ from poorwill.vllm._engine import TOUCHING
 from poorwill.vllm._versions import CONTRACT, REGISTRY, TAGS, TESTED, Need, known, needs
 from vllm_sources import calls, needs_sources, sources, tags
 from vllm_sources.calls import ALLOCATOR, CUMEM, Use
-from vllm_sources.likeness import differences, replacing
+from vllm_sources.likeness import replacing
 from vllm_sources.tree import Definition, MissingError, Tree
 
-TESTS = Path(__file__).parent
-OURS = Tree(TESTS.parent / "python")
+OURS = Tree(Path(__file__).parents[1] / "python")
 ALLOCATOR_OF_OURS = ("poorwill.vllm.allocator", "Allocator")
 BACKEND_OF_OURS = ("poorwill.vllm.backend", "Backend")
 WORKER_OF_OURS = ("poorwill.vllm.worker", "Worker")
@@ -400,84 +398,7 @@ def test_what_cannot_stand_in_is_found(tmp_path: Path, ours: str, theirs: str, s
     assert (said is None) if says is None else (said is not None and says in said)
 
 
-# The stand-in for vLLM that other tests run on.
-
-FAKE = TESTS / "fake_vllm"
-
-# The stand-in's module for each version, and where vLLM has the classes of these names.
-STAND_INS = {"0.20.2": "fake_vllm.v20", "0.33.0": "fake_vllm.v33"}
-STOOD_IN_FOR = {
-    "Executor": "vllm.v1.executor.abstract",
-    "UniProcExecutor": "vllm.v1.executor.uniproc_executor",
-    "MultiprocExecutor": "vllm.v1.executor.multiproc_executor",
-    "EngineCore": "vllm.v1.engine.core",
-    "EngineCoreProc": "vllm.v1.engine.core",
-    "DPEngineCoreProc": "vllm.v1.engine.core",
-    "AsyncLLM": "vllm.v1.engine.async_llm",
-    "LLMEngine": "vllm.v1.engine.llm_engine",
-}
-
-# What a stand-in has for itself: how it is made, and what takes the place of processes and sockets.
-ITS_OWN = frozenset({"__init__", "_outputs", "rejects", "run_step"})
-
-
-@needs_sources
-@pytest.mark.skipif(not FAKE.is_dir(), reason=f"there is no stand-in for vLLM in {FAKE.name} yet")
-@each_version
-@pytest.mark.parametrize("name", STOOD_IN_FOR)
-def test_the_stand_in_has_vllms_signatures(version: str, name: str) -> None:
-    copy = Tree(TESTS).definition(STAND_INS[version], name)
-    original = tree(version).definition(STOOD_IN_FOR[name], name)
-    assert differences(copy, original, own=ITS_OWN) == []
-
-
-# The stand-in for workers, and where vLLM has what is called so.
-WORKERS = {"0.20.2": "fake_vllm.worker20", "0.33.0": "fake_vllm.worker33"}
-BESIDE_WORKERS = {
-    "Worker": "vllm.v1.worker.gpu_worker",
-    "GPUModelRunner": "vllm.v1.worker.gpu_model_runner",
-    "MemorySnapshot": "vllm.utils.mem_utils",
-    "memory_profiling": "vllm.utils.mem_utils",
-    "request_memory": "vllm.v1.worker.utils",
-    "CuMemAllocator": "vllm.device_allocator.cumem",
-}
-WITH_REGISTRY = {
-    "get_mem_allocator_instance": "vllm.device_allocator",
-    "SleepModeBackend": "vllm.device_allocator.sleep_mode_backend",
-    "SleepModeBackendFactory": "vllm.device_allocator.sleep_mode_backend",
-}
-
-# The workspace of 0.33 is a manager's.
-ITS_OWN_IN_WORKERS = frozenset({"_grow_workspace"})
-
-
-@needs_sources
-@pytest.mark.parametrize(
-    ("version", "name"),
-    [
-        (version, name)
-        for version in TESTED
-        for name in (*BESIDE_WORKERS, *(WITH_REGISTRY if known(version) >= REGISTRY else ()))
-    ],
-)
-def test_the_stand_in_for_workers_has_vllms_signatures(version: str, name: str) -> None:
-    copy = Tree(TESTS).definition(WORKERS[version], name)
-    original = tree(version).definition({**BESIDE_WORKERS, **WITH_REGISTRY}[name], name)
-    if isinstance(copy.node, ast.ClassDef):
-        assert differences(copy, original, own=ITS_OWN_IN_WORKERS) == []
-    else:
-        assert copy.found() == original.found()
-
-
-@needs_sources
-@each_version
-def test_the_stand_in_for_workers_has_all_that_a_hook_needs(version: str) -> None:
-    """Of the modules that it stands in for, as our worker checks them when it is made."""
-    places = {"vllm.v1.worker.gpu_worker", "vllm.utils.mem_utils", "vllm.device_allocator.cumem"}
-    names = {need.qualname.partition(".")[0] for need in needs(version) if need.module in places}
-    stand_in = Tree(TESTS)
-    for name in names - {"cumem_available"}:
-        stand_in.definition(WORKERS[version], name)
+# What our worker knows of vLLM's by other means than the contract.
 
 
 @needs_sources
@@ -515,20 +436,3 @@ def _has(definition: Definition, name: str) -> bool:
     except MissingError:
         return False
     return True
-
-
-def test_a_stand_in_that_has_drifted_is_found(tmp_path: Path) -> None:
-    (tmp_path / "fake.py").write_text(
-        "class A:\n    def f(self, a=1): ...\n    def g(self): ...\n"
-        "    def h(self): ...\n    def own(self): ...\n"
-    )
-    (tmp_path / "real.py").write_text(
-        "class B:\n    def h(self): ...\nclass A(B):\n    def f(self, a=2): ...\n    async def g(self): ...\n"
-    )
-    both = Tree(tmp_path)
-    fake, real = (both.definition(module, "A") for module in ("fake", "real"))
-    assert differences(fake, real, own=frozenset({"own"})) == [
-        "f: a method (a=1), and the original is a method (a=2)",
-        "g: a method (), and the original is an async method ()",
-    ]
-    assert differences(fake, real)[-1] == "own: the original has none"

@@ -11,13 +11,16 @@ from typing import Any
 
 import fake_vllm
 import pytest
-from fake_vllm.clients import HANGS_SECONDS, EngineDeadError
-from fake_vllm.scheduling import FinishReason
+from fake_vllm.clients import HANGS_SECONDS, EngineProcesses, asynchronous, in_process, synchronous
+from fake_vllm.engines import PARAMS, make_config
 from poorwill import PoorwillError
-from poorwill.vllm import _engine, _frontend, _metrics
+from poorwill.vllm import _engine, _frontend, _lives, _metrics
 from poorwill.vllm._engine import NotReadyError
+from vllm_sources import needs_sources
 
 NOT_WRITTEN = "the weights were dropped by a level 2 sleep and have not been written again since"
+
+pytestmark = needs_sources
 
 
 class HTTPException(Exception):
@@ -30,13 +33,20 @@ class HTTPException(Exception):
         return f"{self.status_code}: {self.detail}"
 
 
-@pytest.fixture(params=list(fake_vllm.VERSIONS))
+@pytest.fixture(scope="module", params=fake_vllm.VERSIONS)
 def vllm(request: pytest.FixtureRequest) -> Any:
-    module = fake_vllm.load(request.param)
-    _engine.install_core(module)
-    _frontend.install_async(module)
-    _frontend.install_sync(module)
-    return module
+    vllm = fake_vllm.Vllm(request.param)
+    _engine.install_core(vllm.core)
+    _frontend.install_async(vllm.async_llm)
+    _frontend.install_sync(vllm.llm_engine)
+    return vllm
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine here is busy unless a test says so."""
+    monkeypatch.setattr(_frontend, "_PATIENCE_SECONDS", HANGS_SECONDS)
+    monkeypatch.setattr(_lives, "_LOOK_SECONDS", 0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -61,43 +71,34 @@ def operations(recorded: list[dict[str, Any]]) -> list[str]:
     return [event["operation"] for status in recorded for rank in status["ranks"] for event in rank["events"]]
 
 
-def is_registry(vllm: Any) -> bool:
-    return hasattr(vllm.EngineCore, "release_kv_cache_memory")
-
-
-def process(vllm: Any, kind: str = "EngineCoreProc", index: int = 0, world_size: int = 1) -> Any:
-    return getattr(vllm, kind)(fake_vllm.config(world_size), vllm.MultiprocExecutor, index)
-
-
 def worker(frontend: Any) -> Any:
     """The first engine's last rank."""
     client = frontend.engine_core
-    core = client.engine_core if hasattr(client, "engine_core") else client.office.cores[0]
+    core = client.engine_core if hasattr(client, "engine_core") else frontend.processes.cores[0]
     return core.model_executor.workers[-1]
 
 
 def alone(vllm: Any) -> Any:
     """A server with one process in front of its engine."""
-    return vllm.AsyncLLM(fake_vllm.config(), vllm.AsyncMPClient(vllm.Office(process(vllm))))
+    return asynchronous(vllm, EngineProcesses(vllm.engine(count=1)))
 
 
 def pair(vllm: Any) -> tuple[Any, Any]:
     """Two processes of one server in front of the same engine."""
-    office = vllm.Office(process(vllm))
-    first, second = (vllm.AsyncLLM(fake_vllm.config(), vllm.AsyncMPClient(office, 2, i)) for i in range(2))
-    return first, second
+    processes = EngineProcesses(vllm.engine(count=1))
+    return asynchronous(vllm, processes, index=0, count=2), asynchronous(vllm, processes, index=1, count=2)
 
 
 async def texts(outputs: Any) -> list[str]:
-    return [output.text async for output in outputs]
+    return [text async for output in outputs for text in output.new_token_ids]
 
 
 def generate(frontend: Any, request_id: str = "asked") -> Any:
-    return frontend.generate(2, None, request_id)
+    return frontend.generate(2, PARAMS, request_id)
 
 
 def encode(frontend: Any, request_id: str = "asked") -> Any:
-    return frontend.encode(2, None, request_id)
+    return frontend.encode(2, PARAMS, request_id)
 
 
 REQUESTS: list[Callable[..., Any]] = [generate, encode]
@@ -117,7 +118,7 @@ def test_requests_pass_a_sleep_of_level_1(vllm: Any, request_: Any, recorded: li
         early = asyncio.ensure_future(texts(request_(frontend, "b")))
         await asyncio.sleep(0)
         assert not early.done()
-        assert await frontend.wake_up() is (True if is_registry(vllm) else None)
+        assert await frontend.wake_up() is (None if vllm.is_first else True)
         assert await early == ["token"] * 2
         assert frontend.sleep_states == [(1, 1), (0, 0)]
         await frontend.check_health()
@@ -192,12 +193,12 @@ def test_a_second_frontend_learns_that_the_engine_is_not_ready(vllm: Any) -> Non
         first, second = pair(vllm)
         await first.sleep(2)
         await first.wake_up()
-        if is_registry(vllm):
-            with pytest.raises(RuntimeError, match=NOT_WRITTEN):
+        if not vllm.is_first:
+            with pytest.raises(vllm.async_llm.GenerationError, match=NOT_WRITTEN):
                 await texts(generate(second, "a"))
         else:
             outputs = [output async for output in generate(second, "a")]
-            assert [output.finish_reason for output in outputs] == [FinishReason.ERROR]
+            assert [output.finish_reason for output in outputs] == [vllm.core.FinishReason.ERROR]
         with pytest.raises(NotReadyError, match=NOT_WRITTEN):
             await second.check_health()
         with pytest.raises(NotReadyError, match=NOT_WRITTEN):
@@ -228,7 +229,7 @@ def test_an_output_stream_that_is_given_up_is_closed(vllm: Any) -> None:
         await first.wake_up()
         await second.collective_rpc("reload_weights")
         outputs = generate(first)
-        assert (await anext(outputs)).text == "token"
+        assert (await anext(outputs)).new_token_ids == ["token"]
         await outputs.aclose()
 
     asyncio.run(story())
@@ -243,13 +244,13 @@ def test_an_engine_that_is_busy_keeps_the_health_that_is_known(
         first, second = pair(vllm)
         await first.sleep(2)
         await first.wake_up()
-        office = first.engine_core.office
-        office.is_by_hand = True
+        processes = first.processes
+        processes.is_by_hand = True
         with pytest.raises(NotReadyError, match=NOT_WRITTEN):
             await first.check_health()
         await second.check_health()
         # Answers that nobody waits for any more.
-        while office.turn():
+        while processes.turn():
             pass
 
     asyncio.run(story())
@@ -260,8 +261,8 @@ def test_a_dead_engine_is_told_first(vllm: Any) -> None:
         frontend = alone(vllm)
         await frontend.sleep(2)
         await frontend.wake_up()
-        frontend.dead_error = OSError("dead")
-        with pytest.raises(OSError, match="dead"):
+        frontend.processes.die()
+        with pytest.raises(vllm.client.EngineDeadError):
             await frontend.check_health()
 
     asyncio.run(story())
@@ -327,17 +328,17 @@ def test_a_call_that_is_given_up_leaves_a_doubt(vllm: Any) -> None:
     async def story() -> None:
         frontend = alone(vllm)
         await frontend.sleep(2)
-        office = frontend.engine_core.office
-        office.is_by_hand = True
+        processes = frontend.processes
+        processes.is_by_hand = True
         waking = asyncio.ensure_future(frontend.wake_up())
         while not frontend.engine_core.utility_results:
             await asyncio.sleep(0)
         waking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waking
-        while office.turn():
+        while processes.turn():
             pass
-        office.is_by_hand = False
+        processes.is_by_hand = False
         with pytest.raises(NotReadyError, match=NOT_WRITTEN):
             await texts(generate(frontend))
 
@@ -358,17 +359,17 @@ def test_an_operation_ends_with_its_engine(vllm: Any, operation: str) -> None:
         frontend = alone(vllm)
         await frontend.sleep(1)
         await frontend.wake_up()
-        office = frontend.engine_core.office
-        office.is_by_hand = True
+        processes = frontend.processes
+        processes.is_by_hand = True
         pending = asyncio.ensure_future(OPERATIONS[operation](frontend))
         while not frontend.engine_core.utility_results:
             await asyncio.sleep(0)
         assert not pending.done()
-        office.has_died = True
-        with pytest.raises(EngineDeadError):
+        processes.die()
+        with pytest.raises(vllm.client.EngineDeadError):
             await asyncio.wait_for(pending, HANGS_SECONDS)
         # So does what comes later, at once.
-        with pytest.raises(EngineDeadError):
+        with pytest.raises(vllm.client.EngineDeadError):
             await asyncio.wait_for(frontend.sleep(1), HANGS_SECONDS)
 
     asyncio.run(story())
@@ -379,13 +380,13 @@ def test_a_request_that_asks_for_the_state_ends_with_its_engine(vllm: Any) -> No
         frontend = alone(vllm)
         await frontend.sleep(1)
         frontend._poorwill.doubt()
-        office = frontend.engine_core.office
-        office.is_by_hand = True
+        processes = frontend.processes
+        processes.is_by_hand = True
         pending = asyncio.ensure_future(texts(generate(frontend)))
         while not frontend.engine_core.utility_results:
             await asyncio.sleep(0)
-        office.has_died = True
-        with pytest.raises(EngineDeadError):
+        processes.die()
+        with pytest.raises(vllm.client.EngineDeadError):
             await asyncio.wait_for(pending, HANGS_SECONDS)
 
     asyncio.run(story())
@@ -393,22 +394,22 @@ def test_a_request_that_asks_for_the_state_ends_with_its_engine(vllm: Any) -> No
 
 @pytest.mark.parametrize("operation", ["sleep", "wake", "reload"])
 def test_an_operation_in_a_thread_ends_with_its_engine(vllm: Any, operation: str) -> None:
-    office = vllm.Office(process(vllm))
-    frontend = vllm.LLMEngine(fake_vllm.config(), vllm.SyncMPClient(office))
+    processes = EngineProcesses(vllm.engine(count=1))
+    frontend = synchronous(vllm, processes)
     frontend.sleep(1)
-    office.is_by_hand = True
+    processes.is_by_hand = True
 
     def dies() -> None:
         while not frontend.engine_core.utility_results:
             time.sleep(0.001)
-        office.has_died = True
+        processes.die()
 
     killer = threading.Thread(target=dies)
     killer.start()
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(vllm.client.EngineDeadError):
         OPERATIONS[operation](frontend)
     killer.join()
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(vllm.client.EngineDeadError):
         frontend.wake_up()
     assert not [thread for thread in threading.enumerate() if thread.name == "poorwill-vllm-engine"]
 
@@ -444,7 +445,7 @@ def test_metrics_that_fail_do_not_fail_an_operation(
 
 
 def test_the_cache_alone_is_an_operation(vllm: Any, recorded: list[dict[str, Any]]) -> None:
-    if not is_registry(vllm):
+    if vllm.is_first:
         pytest.skip("0.20 has no such operation")
 
     async def story() -> None:
@@ -462,11 +463,11 @@ def test_the_cache_alone_is_an_operation(vllm: Any, recorded: list[dict[str, Any
 
 def test_all_engines_of_a_data_parallel_server_are_asked(vllm: Any, recorded: list[dict[str, Any]]) -> None:
     async def story() -> None:
-        office = vllm.Office(*(process(vllm, "DPEngineCoreProc", index) for index in range(3)))
-        frontend = vllm.AsyncLLM(fake_vllm.config(), vllm.DPLBAsyncMPClient(office))
+        processes = EngineProcesses(*(vllm.engine("DPEngineCoreProc", 1, index) for index in range(3)))
+        frontend = asynchronous(vllm, processes, "DPLBAsyncMPClient")
         await frontend.sleep(2)
         await frontend.wake_up()
-        for core in office.cores[:2]:
+        for core in processes.cores[:2]:
             core.model_executor.workers[0].reload_weights()
         with pytest.raises(NotReadyError, match=NOT_WRITTEN):
             await frontend.check_health()
@@ -482,9 +483,8 @@ def test_all_engines_of_a_data_parallel_server_are_asked(vllm: Any, recorded: li
 
 def test_other_workers_are_left_alone(vllm: Any, recorded: list[dict[str, Any]]) -> None:
     async def story() -> None:
-        config = fake_vllm.config(worker_cls="vllm.v1.worker.gpu_worker.Worker")
-        core = vllm.EngineCoreProc(config, vllm.UniProcExecutor)
-        frontend = vllm.AsyncLLM(config, vllm.AsyncMPClient(vllm.Office(core)))
+        core = vllm.engine(config=make_config(worker_cls="vllm.v1.worker.gpu_worker.Worker"))
+        frontend = asynchronous(vllm, EngineProcesses(core))
         await frontend.sleep(1)
         await frontend.wake_up()
         await frontend.collective_rpc("reload_weights")
@@ -502,23 +502,21 @@ def test_other_workers_are_left_alone(vllm: Any, recorded: list[dict[str, Any]])
 
 @pytest.fixture(params=["in this process", "elsewhere"])
 def llm(request: pytest.FixtureRequest, vllm: Any) -> Any:
-    config = fake_vllm.config()
     if request.param == "elsewhere":
-        return vllm.LLMEngine(config, vllm.SyncMPClient(vllm.Office(process(vllm))))
-    core = vllm.EngineCore(config, vllm.UniProcExecutor, False)
-    return vllm.LLMEngine(config, vllm.InprocClient(core))
+        return synchronous(vllm, EngineProcesses(vllm.engine(count=1)))
+    return in_process(vllm, vllm.engine("EngineCore"))
 
 
 def is_served(llm: Any) -> bool:
-    llm.add_request("asked", 1, None)
+    llm.add_request("asked", 1, PARAMS)
     (output,) = llm.step()
-    return bool(output.text == "token")
+    return bool(output.new_token_ids == ["token"])
 
 
 def test_offline_a_sleep_and_a_wake(vllm: Any, llm: Any, recorded: list[dict[str, Any]]) -> None:
     llm.sleep(level=1, mode="abort")
     assert llm.is_sleeping()
-    assert llm.wake_up() is (True if is_registry(vllm) else None)
+    assert llm.wake_up() is (None if vllm.is_first else True)
     assert is_served(llm)
     assert llm.sleep_states == [(1, 1), (0, 0)]
     assert operations(recorded) == ["sleep", "wake"]
@@ -528,7 +526,7 @@ def test_offline_requests_are_refused_until_the_weights_are_written(llm: Any) ->
     llm.sleep(2)
     llm.wake_up()
     with pytest.raises(NotReadyError, match=NOT_WRITTEN):
-        llm.add_request("refused", 1, None)
+        llm.add_request("refused", 1, PARAMS)
     assert llm.collective_rpc("reload_weights") == ["reloaded"]
     assert is_served(llm)
 
@@ -560,7 +558,7 @@ def test_offline_bad_arguments_reach_no_engine(llm: Any) -> None:
 
 
 def test_offline_the_cache_alone(vllm: Any, llm: Any) -> None:
-    if not is_registry(vllm):
+    if vllm.is_first:
         pytest.skip("0.20 has no such operation")
     llm.sleep(0)
     llm.release_kv_cache_memory()
@@ -574,7 +572,7 @@ def test_offline_a_state_that_is_not_told_is_asked_for_again(llm: Any) -> None:
     worker(llm).fails["poorwill_status"] = [None, PoorwillError("lost")]
     llm.wake_up()
     with pytest.raises(NotReadyError):
-        llm.add_request("refused", 1, None)
+        llm.add_request("refused", 1, PARAMS)
 
 
 def test_offline_an_interrupt_leaves_a_doubt(llm: Any) -> None:
@@ -593,15 +591,15 @@ def test_offline_an_interrupt_leaves_a_doubt(llm: Any) -> None:
 
 
 def test_installing_again_does_nothing(vllm: Any) -> None:
-    before = [dict(vars(of)) for of in (vllm.AsyncLLM, vllm.LLMEngine)]
-    _frontend.install_async(vllm)
-    _frontend.install_sync(vllm)
-    assert [dict(vars(of)) for of in (vllm.AsyncLLM, vllm.LLMEngine)] == before
+    before = [dict(vars(of)) for of in (vllm.async_llm.AsyncLLM, vllm.llm_engine.LLMEngine)]
+    _frontend.install_async(vllm.async_llm)
+    _frontend.install_sync(vllm.llm_engine)
+    assert [dict(vars(of)) for of in (vllm.async_llm.AsyncLLM, vllm.llm_engine.LLMEngine)] == before
 
 
 def test_hooks_look_like_what_they_replace(vllm: Any) -> None:
-    for of in (vllm.AsyncLLM, vllm.LLMEngine):
-        hooks = [hook for hook in vars(of).values() if hasattr(hook, "__wrapped__")]
+    for of in (vllm.async_llm.AsyncLLM, vllm.llm_engine.LLMEngine):
+        hooks = [hook for hook in vars(of).values() if hasattr(hook, "__wrapped__") and callable(hook)]
         assert len(hooks) >= 4
         for hook in hooks:
             assert inspect.signature(hook) == inspect.signature(hook.__wrapped__)

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from poorwill.vllm._versions import TESTED
 from vllm_offload_runs import STUCK_S, SUITES, run_suite
+from vllm_sources import needs_sources
 
 HERE = Path(__file__).resolve().parent
+
+pytestmark = needs_sources
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -28,7 +31,7 @@ from vllm_offload_models import Layer, expected, contents, held_exactly, is_in_h
 
 layer = Layer(0)
 for settings in ({"cpu_offload_gb": 1}, {"offload_group_size": 1}):
-    with offloaders.installed(sys.argv[1], offloaders.STAND_IN) as vllm:
+    with offloaders.installed(sys.argv[1]) as vllm:
         try:
             vllm.make(**settings).wrap_modules(iter([layer]))
         except Exception as error:

@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 from poorwill.vllm._versions import TESTED
 from vllm_offload_runs import SUITES, run_suite
+from vllm_sources import needs_sources
 
 torch: Any = pytest.importorskip("torch")
+
+pytestmark = needs_sources
 
 
 @pytest.mark.parametrize("version", TESTED)

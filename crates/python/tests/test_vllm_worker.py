@@ -1,4 +1,4 @@
-"""Runs the suites of our worker over the stand-ins for vLLM's workers, PyTorch and NVIDIA's driver."""
+"""Runs the suites of our worker in vLLM's own code, over the stand-ins for PyTorch and NVIDIA's driver."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from poorwill.vllm._versions import TESTED
+from vllm_sources import VARIABLE, needs_sources
 
 HERE = Path(__file__).resolve().parent
 SUITES = [HERE / f"vllm_{name}_suite.py" for name in ("worker", "ends", "beside", "allocator", "budget")]
@@ -15,6 +16,7 @@ SUITES = [HERE / f"vllm_{name}_suite.py" for name in ("worker", "ends", "beside"
 STUCK_S = 900
 
 
+@needs_sources
 @pytest.mark.parametrize("version", TESTED)
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: str(suite.stem))
 def test_engines_keep_their_promises_over_the_stand_ins(tmp_path: Path, suite: Path, version: str) -> None:
@@ -25,7 +27,7 @@ def test_engines_keep_their_promises_over_the_stand_ins(tmp_path: Path, suite: P
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("POORWILL_", "VLLM_", "CUDA_")) or name == "POORWILL_FAKE_LIBCUDA"
+        if not name.startswith(("POORWILL_", "VLLM_", "CUDA_")) or name in ("POORWILL_FAKE_LIBCUDA", VARIABLE)
     }
     environment = {
         **inherited,

@@ -23,7 +23,7 @@ def test_a_sleep_that_fails_leaves_the_engine_awake(start: Start, faults: Faults
 
     def restored() -> None:
         engine.worker.wake_up()
-        engine.runner.model.write()
+        engine.runner.model.load_weights()
         engine.worker.poorwill_mark_restored()
         engine.prepared()
         engine.events()

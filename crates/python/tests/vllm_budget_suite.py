@@ -1,6 +1,8 @@
 """How our worker keeps an engine in its share of a GPU; `test_vllm_worker.py` runs it."""
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import poorwill
@@ -73,11 +75,21 @@ def test_what_is_held_on_another_gpu_does_not_count(start: Start) -> None:
     torch.cuda.set_device(0)
 
 
-def test_the_profile_sees_what_there_is(start: Start) -> None:
+def test_the_profile_sees_what_there_is(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = start().load()
+    gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
+    stock, results = gpu_worker.memory_profiling, []
+
+    @contextlib.contextmanager
+    def memory_profiling(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with stock(*args, **kwargs) as result:
+            results.append(result)
+            yield result
+
+    monkeypatch.setattr(gpu_worker, "memory_profiling", memory_profiling)
     mapped = engine.reserved_at_start + engine.arena.stats().mapped_bytes
     available = engine.worker.determine_available_memory()
-    result = engine.worker.profile_result
+    [result] = results
     assert result.non_torch_increase == 0
     used = engine.free_at_start - result.after_profile.free_memory + engine.reserved_at_start
     assert used == result.after_profile.torch_memory
@@ -180,7 +192,7 @@ def test_a_profile_without_graphs_of_the_model_is_reckoned_with(start: Start, la
 def test_without_a_cap_vllms_own_check_stands(start: Start) -> None:
     taken = filled(300 * MIB, 1)
     engine = start()
-    with pytest.raises(ValueError, match="are free, and"):
+    with pytest.raises(ValueError, match="is less than desired GPU memory utilization"):
         engine.worker.init_device()
     del taken
 

@@ -1,4 +1,4 @@
-"""Engines of one rank over the stand-ins, for the suites that `test_vllm_worker.py` runs.
+"""Engines of one rank, for the suites that `test_vllm_worker.py` runs.
 
 They start as vLLM's core starts them. As a plugin of pytest it brings the fixtures.
 """
@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def has_registry(self) -> bool:
-        return self.version == "0.33.0"
+        return self.version != "0.20.2"
 
     def use_cache(self) -> None:
         for tensor in self.runner.every_cache():

@@ -10,14 +10,13 @@ from typing import Any
 import poorwill
 import pytest
 from fake_vllm import offloaders
-from fake_vllm.offloaders import ORIGINAL, STAND_IN, Vllm
+from fake_vllm.offloaders import Vllm
 from poorwill.offload import HostBuffer
 
 torch: Any = importlib.import_module("torch")
 nn: Any = importlib.import_module("torch.nn")
 
 VERSIONS = ("0.20.2", "0.33.0")
-ORIGINS = (STAND_IN, ORIGINAL)
 GIB = 1 << 30
 KIB = 1 << 10
 SWITCHES = (
@@ -127,13 +126,6 @@ def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=ORIGINS)
-def origin(request: pytest.FixtureRequest, version: str) -> str:
-    if request.param == ORIGINAL and offloaders.sources(version) is None:
-        pytest.skip("POORWILL_VLLM_SOURCES names no folder with vLLM's sources")
-    return str(request.param)
-
-
 @pytest.fixture(autouse=True)
 def no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SWITCHES:
@@ -141,10 +133,10 @@ def no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def vllm(version: str, origin: str, no_switches: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vllm]:
+def vllm(version: str, no_switches: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vllm]:
     """A process in which weights are offloaded with Poorwill."""
     monkeypatch.setenv("POORWILL_OFFLOAD", "1")
-    with offloaders.installed(version, origin) as made:
+    with offloaders.installed(version) as made:
         yield made
     gc.collect()
 

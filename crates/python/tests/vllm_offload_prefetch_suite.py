@@ -26,7 +26,6 @@ from vllm_offload_models import (
     torch,
 )
 from vllm_offload_models import no_switches as no_switches
-from vllm_offload_models import origin as origin
 from vllm_offload_models import said as said
 from vllm_offload_models import version as version
 from vllm_offload_models import vllm as vllm

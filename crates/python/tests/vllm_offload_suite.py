@@ -31,7 +31,6 @@ from vllm_offload_models import (
     torch,
 )
 from vllm_offload_models import no_switches as no_switches
-from vllm_offload_models import origin as origin
 from vllm_offload_models import said as said
 from vllm_offload_models import version as version
 from vllm_offload_models import vllm as vllm
@@ -52,11 +51,11 @@ def ours(vllm: Vllm) -> Any:
 
 @pytest.mark.parametrize("value", [None, "0", ""])
 def test_without_the_switch_nothing_is_touched(
-    version: str, origin: str, value: str | None, monkeypatch: pytest.MonkeyPatch
+    version: str, value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if value is not None:
         monkeypatch.setenv("POORWILL_OFFLOAD", value)
-    with offloaders.installed(version, origin) as vllm:
+    with offloaders.installed(version) as vllm:
         assert type(vllm.make(cpu_offload_gb=1)) is vllm.module(f"{OFFLOADER}.uva").UVAOffloader
         hooked = [vllm.base.create_offloader, vllm.base.should_pin_memory]
         hooked += [vllm.module(offloaders.LOADING).device_loading_context]
@@ -67,10 +66,10 @@ def test_without_the_switch_nothing_is_touched(
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_ours_are_vllms_with_the_same_arguments(
-    version: str, origin: str, is_late: bool, monkeypatch: pytest.MonkeyPatch
+    version: str, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POORWILL_OFFLOAD", "1")
-    with offloaders.installed(version, origin, is_late=is_late) as vllm:
+    with offloaders.installed(version, is_late=is_late) as vllm:
         places = [vllm.base, vllm.module(OFFLOADER), vllm.module(RUNNER)]
         places += [vllm.module(OTHER_RUNNER)] if vllm.has_prefix else []
         assert {each.create_offloader for each in places} == {ours(vllm).create_offloader}
@@ -129,9 +128,9 @@ def test_another_vllm_is_refused(vllm: Vllm, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_does_not_fit_is_refused_and_no_offloader_of_vllms_made(
-    version: str, origin: str, monkeypatch: pytest.MonkeyPatch
+    version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with offloaders.installed(version, origin) as vllm:
+    with offloaders.installed(version) as vllm:
         uva = vllm.module(f"{OFFLOADER}.uva")
         del uva.UVAOffloader._maybe_offload_to_cpu
         monkeypatch.setenv("POORWILL_OFFLOAD", "1")

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 from fake_vllm import offloaders
-from fake_vllm.offloaders import NO_PIN, NO_UVA, ORIGINAL, STAND_IN, WORKER, Vllm
+from fake_vllm.offloaders import NO_PIN, NO_UVA, WORKER, Vllm
 
 torch: Any = pytest.importorskip("torch")
 nn: Any = pytest.importorskip("torch.nn")
 
 HOST = "host:256MiB"
 VERSIONS = ("0.20.2", "0.33.0")
-ORIGINS = (STAND_IN, ORIGINAL)
 WIDTH = 24
 GUARDS = {
     "uva.py": [
@@ -51,26 +50,15 @@ def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=ORIGINS)
-def origin(request: pytest.FixtureRequest, version: str) -> str:
-    if request.param == ORIGINAL and offloaders.sources(version) is None:
-        pytest.skip("POORWILL_VLLM_SOURCES names no folder with vLLM's sources")
-    return str(request.param)
-
-
-def unguarded(version: str, origin: str, into: Path) -> Path:
+def unguarded(version: str, into: Path) -> Path:
     """A copy of the offloaders that takes models on the CPU."""
-    root = offloaders.sources(version)
-    whole = offloaders.HERE if origin == STAND_IN or root is None else root / "vllm"
-    copied = into / "offloader"
-    copied.mkdir()
-    for path in (whole / "model_executor" / "offloader").glob("*.py"):
+    for path in offloaders.folder(version).glob("*.py"):
         text = path.read_text()
         found = [guard for guard in GUARDS.get(path.name, ()) if guard[0] in text]
         assert bool(found) == (path.name in GUARDS), path
         for guard, instead in found:
             text = text.replace(guard, instead)
-        (copied / path.name).write_text(text)
+        (into / path.name).write_text(text)
     return into
 
 
@@ -83,7 +71,7 @@ def register(library: Any, op_name: str, op_func: Any, mutates_args: Any = ("x",
 
 
 @pytest.fixture
-def vllm(version: str, origin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vllm]:
+def vllm(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vllm]:
     for name in ("POORWILL_HOST_BUDGET", "POORWILL_DISABLE_PIN", NO_PIN, NO_UVA):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("POORWILL_OFFLOAD", "1")
@@ -94,8 +82,7 @@ def vllm(version: str, origin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     library = torch.library.Library("vllm", "FRAGMENT")
     monkeypatch.setattr(offloaders, "_register", lambda **given: register(library, **given))
-    folder = unguarded(version, origin, tmp_path)
-    with offloaders.installed(version, STAND_IN, folder=folder) as made:
+    with offloaders.installed(version, offloaders=unguarded(version, tmp_path)) as made:
         utilities = made.module("vllm.utils.platform_utils")
         utilities.is_pin_memory_available = utilities.is_uva_available = lambda: True
         for name in ("base", "uva"):

@@ -229,7 +229,7 @@ def test_twice_asleep_and_twice_awake_is_once(start: Start) -> None:
             assert free_bytes() == engine.free_at_start
         for _ in range(2):
             engine.worker.wake_up()
-        engine.runner.model.write()
+        engine.runner.model.load_weights()
         engine.worker.poorwill_mark_restored()
         assert contents(engine.kept()) == before
         assert engine.is_awake()
@@ -372,7 +372,7 @@ def test_marking_by_hand(start: Start) -> None:
     assert engine.worker.poorwill_mark_restored() == []
     engine.worker.sleep(2)
     engine.worker.wake_up()
-    engine.runner.model.write()
+    engine.runner.model.load_weights()
     assert engine.worker.poorwill_mark_restored() == ["weights"]
     assert engine.is_awake()
     assert engine.worker._preparation is not None
@@ -399,8 +399,9 @@ def test_an_update_restores_at_its_end(start: Start) -> None:
     before = contents(engine.kept())
     engine.worker.sleep(2)
     engine.worker.wake_up()
-    with pytest.raises(RuntimeError, match="no weight update"):
+    with pytest.raises(RuntimeError, match="without a matching start_weight_update"):
         engine.worker.finish_weight_update()
+    engine.runner.draft = object()
     engine.worker.start_draft_weight_update()
     engine.worker.finish_weight_update()
     assert engine.worker.poorwill_status()["undefined"] == ["weights"]
@@ -425,7 +426,7 @@ def test_lists_of_state_tensors_and_scales_survive(start: Start, level: int) -> 
         engine.worker.wake_up(tags)
         assert [scale.numpy_bytes() for scale in scales] == [b"\x07"]
         assert engine.cache_is_zero()
-        engine.runner.model.write()
+        engine.runner.model.load_weights()
         engine.worker.poorwill_mark_restored()
         engine.use_cache()
 
@@ -665,7 +666,7 @@ def test_another_engine_in_its_place_has_limits_of_its_own(start: Start) -> None
     second = start(gpu_memory_utilization=0.5)
     second.worker.init_device()
     assert second.allocator is engine.allocator
-    with pytest.raises(AssertionError, match="one instance for each process"):
+    with pytest.raises(AssertionError, match="for one instance per process"):
         second.worker.load_model()
     engine.end()
     second = start(gpu_memory_utilization=0.5).start()

@@ -1,77 +1,27 @@
-"""The clients of engines; alike in both versions. They turn the engine's loop instead of waiting for it."""
+"""vLLM's own frontends and clients of engines, from its sources. Where they wait for an engine in another
+process, they turn its loop.
+"""
 
 import asyncio
-import itertools
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+import contextlib
+import queue
+from types import SimpleNamespace
 from typing import Any
 
-from .scheduling import EngineCoreOutputs, Request, UtilityOutput
+from . import engines
+from .engines import Request, Vllm
+from .loader import Stub
 
-_call_ids = itertools.count(1)
-
-HANGS_SECONDS = 5.0
+# Only what hangs runs into it.
+HANGS_SECONDS = 300.0
 
 
 class HangError(AssertionError):
     """The engine has nothing to do, and has not answered."""
 
 
-class EngineDeadError(Exception):
-    """vLLM's, of `vllm.v1.engine.exceptions`."""
-
-
-class MPClient:
-    """A client of engines in processes of their own, which may die."""
-
-    def __init__(self, office: "Office", client_index: int) -> None:
-        self.office = office
-        self.utility_results: dict[int, Any] = {}
-        office.clients[client_index] = self
-
-    def ensure_alive(self) -> None:
-        if self.office.has_died:
-            raise EngineDeadError
-
-
-class InprocClient:
-    """An engine in this process, without a loop."""
-
-    def __init__(self, core: Any) -> None:
-        self.engine_core = core
-
-    def get_output(self) -> EngineCoreOutputs:
-        outputs: dict[int, EngineCoreOutputs] = self.engine_core.step()
-        return outputs.get(0) or EngineCoreOutputs()
-
-    def add_request(self, request: Request) -> None:
-        added, wave = self.engine_core.preprocess_add_request(request)
-        self.engine_core.add_request(added, wave)
-
-    def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        if mode == "wait":
-            raise ValueError("'wait' pause mode is not supported in inproc-engine mode")
-        result = self.engine_core.sleep(level, mode)
-        assert result is None
-
-    def release_kv_cache_memory(self) -> None:
-        self.engine_core.release_kv_cache_memory()
-
-    def wake_up(self, tags: list[str] | None = None) -> Any:
-        return self.engine_core.wake_up(tags)
-
-    def is_sleeping(self) -> bool:
-        return bool(self.engine_core.is_sleeping())
-
-    def collective_rpc(
-        self, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None
-    ) -> list[Any]:
-        result: list[Any] = self.engine_core.collective_rpc(method, timeout, args, kwargs)
-        return result
-
-
-class Office:
-    """The engines' processes and the clients that they answer to."""
+class EngineProcesses:
+    """The engines' processes, and the clients that they answer to."""
 
     def __init__(self, *cores: Any) -> None:
         self.cores = cores
@@ -79,148 +29,183 @@ class Office:
         # Whether loops turn only when a test says so.
         self.is_by_hand = False
         # An engine that has died answers nobody, and nobody fails who waits.
-        self.has_died = False
+        self._has_died = False
 
-    def turn(self) -> bool:
-        did = [core.turn() for core in self.cores]
-        for core in self.cores:
-            while not core.output_queue.empty():
-                client, outputs = core.output_queue.get_nowait()
-                self.clients[client].receive(outputs)
-        return any(did)
+    def die(self) -> None:
+        self._has_died = True
+        for client in self.clients.values():
+            client.resources.engine_dead = True
 
-    def settle(self) -> None:
-        """Until nobody has anything to do."""
-        while not (self.is_by_hand or self.has_died) and self.turn():
+    def send(self, vllm: Vllm, message: tuple[Any, ...]) -> None:
+        engine, kind, payload = message
+        core = self.cores[int.from_bytes(engine, "little")]
+        kind = vllm.core.EngineCoreRequestType(kind)
+        core.input_queue.put_nowait((kind, (payload, 0) if isinstance(payload, Request) else payload))
+        while not (self.is_by_hand or self._has_died) and self.turn():
             pass
 
-
-def answer_with(output: UtilityOutput, waiting: dict[int, Any]) -> None:
-    """Hands an answer to the future that waits for it."""
-    future = waiting.pop(output.call_id)
-    if future.cancelled():
-        return
-    if output.failure_message is not None:
-        future.set_exception(Exception(output.failure_message))
-    else:
-        future.set_result(output.result)
-
-
-class SyncMPClient(MPClient):
-    """The only client of an engine elsewhere."""
-
-    def __init__(self, office: Office) -> None:
-        super().__init__(office, 0)
-        self.outputs: list[EngineCoreOutputs] = []
-
-    def receive(self, outputs: EngineCoreOutputs) -> None:
-        if outputs.utility_output is None:
-            self.outputs.append(outputs)
-        else:
-            answer_with(outputs.utility_output, self.utility_results)
-
-    def get_output(self) -> EngineCoreOutputs:
-        if not self.outputs:
-            raise HangError("no request has been answered")
-        return self.outputs.pop(0)
-
-    def add_request(self, request: Request) -> None:
-        self.office.cores[0].input_queue.put_nowait(("add", request))
-        self.office.settle()
-
-    def call_utility(self, method: str, *args: Any) -> Any:
-        self.ensure_alive()
-        call_id = next(_call_ids)
-        future = self.utility_results[call_id] = Future[Any]()
-        self.office.cores[0].input_queue.put_nowait(("utility", (0, call_id, method, args)))
-        self.office.settle()
-        try:
-            # The engine has had its turns: only its death can be waited for.
-            return future.result(HANGS_SECONDS)
-        except FutureTimeout:
-            raise HangError(f"{method} has not been answered") from None
-
-    def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        self.call_utility("sleep", level, mode)
-
-    def release_kv_cache_memory(self) -> None:
-        self.call_utility("release_kv_cache_memory")
-
-    def wake_up(self, tags: list[str] | None = None) -> Any:
-        return self.call_utility("wake_up", tags)
-
-    def is_sleeping(self) -> bool:
-        return bool(self.call_utility("is_sleeping"))
-
-    def collective_rpc(
-        self, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None
-    ) -> list[Any]:
-        result: list[Any] = self.call_utility("collective_rpc", method, timeout, args, kwargs)
-        return result
+    def turn(self) -> bool:
+        did = [engines.turn(core) for core in self.cores]
+        for core in self.cores:
+            while not core.output_queue.empty():
+                index, outputs = core.output_queue.get_nowait()
+                # Nobody coordinates.
+                if index >= 0:
+                    self.clients[index].receive(outputs)
+        return any(did)
 
 
-class AsyncMPClient(MPClient):
-    """One of `client_count` clients of an engine elsewhere."""
-
-    def __init__(self, office: Office, client_count: int = 1, client_index: int = 0) -> None:
-        super().__init__(office, client_index)
-        self.client_count = client_count
-        self.client_index = client_index
-        self.core_engines = [index.to_bytes(2, "little") for index in range(len(office.cores))]
-        self.core_engine = self.core_engines[0]
-        self.requests: dict[str, asyncio.Queue[Any]] = {}
-
-    def receive(self, outputs: EngineCoreOutputs) -> None:
-        for output in outputs.outputs:
-            self.requests[output.request_id].put_nowait(output)
-        if outputs.utility_output is not None:
-            answer_with(outputs.utility_output, self.utility_results)
-
-    async def call_utility_async(self, method: str, *args: Any) -> Any:
-        return await self._call_utility_async(method, *args, engine=self.core_engine)
-
-    async def _call_utility_async(self, method: str, *args: Any, engine: bytes) -> Any:
-        call_id = next(_call_ids)
-        future = self.utility_results[call_id] = asyncio.get_running_loop().create_future()
-        self.ensure_alive()
-        core = self.office.cores[self.core_engines.index(engine)]
-        core.input_queue.put_nowait(("utility", (self.client_index, call_id, method, args)))
-        self.office.settle()
-        return await future
-
-    async def add_request_async(self, request: Request) -> None:
-        request.client_index = self.client_index
-        self.requests[request.request_id] = asyncio.Queue()
-        self.office.cores[0].input_queue.put_nowait(("add", request))
-        self.office.settle()
-
-    async def pause_scheduler_async(self, mode: str = "abort", clear_cache: bool = True) -> None:
-        await self.call_utility_async("pause_scheduler", mode, clear_cache)
-
-    async def resume_scheduler_async(self) -> None:
-        await self.call_utility_async("resume_scheduler")
-
-    async def sleep_async(self, level: int = 1, mode: str = "abort") -> None:
-        await self.call_utility_async("sleep", level, mode)
-
-    async def release_kv_cache_memory_async(self) -> None:
-        await self.call_utility_async("release_kv_cache_memory")
-
-    async def wake_up_async(self, tags: list[str] | None = None) -> Any:
-        return await self.call_utility_async("wake_up", tags)
-
-    async def is_sleeping_async(self) -> bool:
-        return bool(await self.call_utility_async("is_sleeping"))
-
-    async def collective_rpc_async(
-        self, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return await self.call_utility_async("collective_rpc", method, timeout, args, kwargs)
+def plain(value: Any) -> Any:
+    """What can travel between processes, and nothing else."""
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"cannot be encoded: {value!r}")
 
 
-class DPLBAsyncMPClient(AsyncMPClient):
-    """A client of several engines, which tells what the first one answers."""
+def _client(
+    vllm: Vllm, kind: str, processes: EngineProcesses, client_index: int = 0, client_count: int = 1
+) -> Any:
+    client = object.__new__(getattr(vllm.client, kind))
 
-    async def call_utility_async(self, method: str, *args: Any) -> Any:
-        calls = (self._call_utility_async(method, *args, engine=engine) for engine in self.core_engines)
-        return (await asyncio.gather(*calls))[0]
+    def receive(outputs: Any) -> None:
+        answer = outputs.utility_output
+        if answer is None:
+            client.outputs_queue.put_nowait(outputs)
+            return
+        if answer.result is not None:
+            answer.result.result = plain(answer.result.result)
+        vllm.client._process_utility_output(answer, client.utility_results)
+
+    def send_multipart(message: tuple[Any, ...], copy: bool, track: bool = False) -> Any:
+        processes.send(vllm, message)
+        if isinstance(client.outputs_queue, asyncio.Queue):
+            return asyncio.sleep(0)
+        if client.utility_results and not (processes.is_by_hand or processes._has_died):
+            raise HangError("the engine has not answered")
+        return None
+
+    processes.clients[client_index] = client
+    client.vllm_config, client.resources = processes.cores[0].vllm_config, SimpleNamespace(engine_dead=False)
+    client.core_engines = [index.to_bytes(2, "little") for index in range(len(processes.cores))]
+    client.core_engine = client.core_engines[0]
+    client.client_index, client.client_count = client_index, client_count
+    client.utility_results = {}
+    client.encoder = SimpleNamespace(encode=lambda message: (message,))
+    client.input_socket = SimpleNamespace(send_multipart=send_multipart)
+    client.pending_messages = []
+    client.receive = receive
+    client.engines_running, client.current_wave, client.is_dp = True, 0, False
+    client._ensure_output_queue_task = client._ensure_stats_update_task = lambda: None
+    client.get_core_engine_for_request = lambda request: client.core_engine
+    client.free_pending_messages = lambda: None
+    return client
+
+
+class OutputProcessor:
+    """Hands outputs to those who asked, as they are."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, Any] = {}
+
+    def has_request(self, request_id: str) -> bool:
+        return request_id in self.queues
+
+    def add_request(self, request: Request, _: Any, __: Any, index: int, outputs: Any = None) -> None:
+        self.queues[request.request_id] = outputs
+
+    def process_outputs(self, outputs: list[Any], *_: Any, **__: Any) -> Any:
+        direct = []
+        for output in outputs:
+            waiting = self.queues.get(output.request_id)
+            error = getattr(output, "error", None)
+            if waiting is None:
+                direct.append(output)
+            else:
+                waiting.put(output if error is None else error.to_exception())
+        return SimpleNamespace(request_outputs=direct, reqs_to_abort=[])
+
+    def update_scheduler_stats(self, _: Any) -> None: ...
+
+    def abort_requests(self, ids: list[str], internal: bool) -> list[str]:
+        return list(ids)
+
+
+class Collector:
+    """What a request waits at."""
+
+    def __init__(self, _: Any, request_id: str) -> None:
+        self.request_id = request_id
+        self._outputs: asyncio.Queue[Any] = asyncio.Queue()
+        self.put = self._outputs.put_nowait
+
+    def get_nowait(self) -> Any:
+        with contextlib.suppress(asyncio.QueueEmpty):
+            return self._told(self._outputs.get_nowait())
+        return None
+
+    async def get(self) -> Any:
+        return self._told(await self._outputs.get())
+
+    def _told(self, output: Any) -> Any:
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+    def close(self) -> None: ...
+
+
+def _frontend(of: Any, client: Any, config: Any, processes: EngineProcesses | None = None) -> Any:
+    def process_inputs(request_id: str, prompt: int, *_: Any, **__: Any) -> Request:
+        return Request(request_id, steps=prompt)
+
+    async def process_inputs_async(*args: Any, **options: Any) -> Request:
+        return process_inputs(*args, **options)
+
+    frontend = object.__new__(of)
+    frontend.vllm_config, frontend.engine_core, frontend.processes = config, client, processes
+    frontend.model_config, frontend.scheduler_config = Stub("model"), config.scheduler_config
+    frontend.renderer = Stub("renderer")
+    frontend.output_processor, frontend.output_handler = OutputProcessor(), None
+    frontend.input_processor = SimpleNamespace(
+        process_inputs=process_inputs,
+        process_inputs_async=process_inputs_async,
+        assign_request_id=lambda request: None,
+    )
+    frontend._supported_tasks = ()
+    frontend.log_stats = frontend.log_requests = frontend.should_execute_dummy_batch = False
+    frontend.sleep_states = []
+    frontend.shutdown = lambda **_: None
+    frontend.logger_manager = SimpleNamespace(
+        record_sleep_state=lambda *state: frontend.sleep_states.append(state), record=lambda **_: None
+    )
+    return frontend
+
+
+def asynchronous(
+    vllm: Vllm, processes: EngineProcesses, kind: str = "AsyncMPClient", index: int = 0, count: int = 1
+) -> Any:
+    """An AsyncLLM: one of so many in front of the same engines."""
+    client = _client(vllm, kind, processes, index, count)
+    client.outputs_queue = asyncio.Queue()
+    vllm.async_llm.RequestOutputCollector = Collector
+    vllm.async_llm.RequestOutput = vllm.async_llm.PoolingRequestOutput = vllm.core.EngineCoreOutput
+    return _frontend(vllm.async_llm.AsyncLLM, client, client.vllm_config, processes)
+
+
+def synchronous(vllm: Vllm, processes: EngineProcesses) -> Any:
+    """An LLMEngine in front of an engine in another process."""
+    client = _client(vllm, "SyncMPClient", processes)
+    outputs: queue.Queue[Any] = queue.Queue()
+    client.outputs_queue = SimpleNamespace(put_nowait=outputs.put_nowait, get=outputs.get_nowait)
+    return _frontend(vllm.llm_engine.LLMEngine, client, client.vllm_config, processes)
+
+
+def in_process(vllm: Vllm, core: Any) -> Any:
+    """An LLMEngine with its engine."""
+    client = object.__new__(vllm.client.InprocClient)
+    client.engine_core = core
+    return _frontend(vllm.llm_engine.LLMEngine, client, core.vllm_config)

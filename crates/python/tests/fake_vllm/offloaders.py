@@ -1,61 +1,71 @@
-"""vLLM's modules around its offloaders, over whatever `torch` is: the offloaders themselves are the
-stand-in's, or vLLM's own where its sources are at hand.
+"""vLLM's own offloaders, and what takes parameters to the device while they load: imported from its sources
+as vLLM imports them, over whatever `torch` is, with stubs around them.
 
-    with offloaders.installed("0.33.0", origin) as vllm:
+    with offloaders.installed("0.33.0") as vllm:
         offloader = vllm.make(cpu_offload_gb=1)
 """
 
-import ast
 import contextlib
 import importlib
-import logging
+import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from fake_vllm.loader import StubModule, init_logger
+from vllm_sources import sources
+
 torch: Any = importlib.import_module("torch")
 
-HERE = Path(__file__).resolve().parent
-STAND_IN = "the stand-in"
-ORIGINAL = "vLLM's sources"
 OFFLOADER = "vllm.model_executor.offloader"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 OTHER_RUNNER = "vllm.v1.worker.gpu.model_runner"
 WORKER = "vllm.v1.worker.gpu_worker"
 LOADING = "vllm.model_executor.model_loader.utils"
 
-PACKAGES = (
-    *("vllm", "vllm.utils", "vllm.config", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu"),
-    *("vllm.model_executor", "vllm.model_executor.model_loader"),
-)
 NO_PIN = "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY"
 NO_UVA = "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA"
 
 
-def sources(version: str) -> Path | None:
-    """Where vLLM's own are; None if nobody has named them."""
-    named = os.environ.get("POORWILL_VLLM_SOURCES")
-    return Path(named) / version if named else None
+def folder(version: str) -> Path:
+    """Where a version has its offloaders."""
+    root = sources()
+    assert root is not None
+    return root.joinpath(version, *OFFLOADER.split("."))
 
 
-class Log(logging.Logger):
-    """vLLM's loggers can say a thing once."""
+class Finder(MetaPathFinder, Loader):
+    """Finds vLLM's offloaders, and what loads, in files; everything else of vLLM's is a stub."""
 
-    info_once = logging.Logger.info
-    debug_once = logging.Logger.debug
-    warning_once = logging.Logger.warning
+    def __init__(self, version: str, offloaders: Path) -> None:
+        self.offloaders = offloaders
+        self.loading = folder(version).parents[1].joinpath(*LOADING.split(".")[1:]).with_suffix(".py")
 
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.partition(".")[0] != "vllm":
+            return None
+        if name == LOADING:
+            return importlib.util.spec_from_file_location(name, self.loading)
+        if name == OFFLOADER:
+            return importlib.util.spec_from_file_location(
+                name, self.offloaders / "__init__.py", submodule_search_locations=[str(self.offloaders)]
+            )
+        if name.startswith(f"{OFFLOADER}."):
+            own = name.rpartition(".")[2]
+            return importlib.util.spec_from_file_location(name, self.offloaders / f"{own}.py")
+        return ModuleSpec(name, self, is_package=True)
 
-def init_logger(name: str) -> logging.Logger:
-    before = logging.getLoggerClass()
-    logging.setLoggerClass(Log)
-    try:
-        return logging.getLogger(name)
-    finally:
-        logging.setLoggerClass(before)
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return StubModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None: ...
 
 
 class Envs(ModuleType):
@@ -107,9 +117,8 @@ class Worker:
 class Vllm:
     """What a test asks of a version."""
 
-    def __init__(self, version: str, origin: str) -> None:
+    def __init__(self, version: str) -> None:
         self.version = version
-        self.origin = origin
 
     @property
     def has_prefix(self) -> bool:
@@ -159,17 +168,17 @@ def _register(op_name: str, op_func: Any, **_: Any) -> None:
     setattr(ops.vllm, op_name, op_func)
 
 
-def modules(version: str, origin: str, folder: Path | None = None) -> dict[str, ModuleType]:
-    made: dict[str, ModuleType] = {name: ModuleType(name) for name in PACKAGES}
-    for name in PACKAGES:
-        made[name].__path__ = []
+def modules(version: str) -> dict[str, ModuleType]:
+    """What the offloaders ask vLLM for."""
+    made: dict[str, ModuleType] = {"vllm.envs": Envs("vllm.envs")}
 
     def put(name: str, **contents: Any) -> None:
-        made.setdefault(name, ModuleType(name)).__dict__.update(contents)
+        made[name] = StubModule(name)
+        made[name].__dict__.update(contents)
 
+    put("vllm", envs=made["vllm.envs"])
     put("vllm.version", __version__=version)
     put("vllm.logger", init_logger=init_logger)
-    made["vllm.envs"] = Envs("vllm.envs")
     put("vllm.platforms", current_platform=Platform())
     put(
         "vllm.utils.platform_utils",
@@ -184,40 +193,14 @@ def modules(version: str, origin: str, folder: Path | None = None) -> dict[str, 
     )
     put("vllm.utils.mem_utils", format_gib=lambda size: f"{size / (1 << 30):.2f}")
     put("vllm.utils.gpu_sync_debug", gpu_sync_allowed=contextlib.nullcontext)
-    put("vllm.config", OffloadConfig=object, get_current_vllm_config_or_none=lambda: None)
+    put("vllm.config", get_current_vllm_config_or_none=lambda: None)
     put(WORKER, Worker=type("Worker", (Worker,), dict(Worker.__dict__)))
-    for name, module in made.items():
-        parent, _, own = name.rpartition(".")
-        if parent:
-            setattr(made[parent], own, module)
-    root = sources(version)
-    if folder is None and origin == ORIGINAL and root is not None:
-        folder = root / "vllm" / "model_executor"
-    made["vllm.model_executor"].__path__ = [str(folder or HERE / "model_executor")]
-    made["vllm.model_executor.model_loader"].__path__ = [str(HERE / "model_executor" / "model_loader")]
     return made
-
-
-def _original_loading(version: str) -> Any:
-    """The one function of a module that imports all of vLLM."""
-    root = sources(version)
-    assert root is not None
-    parsed = ast.parse((root / "vllm/model_executor/model_loader/utils.py").read_text())
-    [found] = [node for node in parsed.body if getattr(node, "name", "") == "device_loading_context"]
-    module: Any = ast.Module([found], [])
-    names = {
-        "contextmanager": contextlib.contextmanager,
-        "torch": torch,
-        "envs": sys.modules["vllm.envs"],
-        "is_pin_memory_available": sys.modules["vllm.utils.platform_utils"].is_pin_memory_available,
-        "get_accelerator_view_from_cpu_tensor": view_of,
-    }
-    exec(compile(module, "model_loader/utils.py", "exec"), names)
-    return names["device_loading_context"]
 
 
 def _add_runners(version: str) -> None:
     """What asks for an offloader by a name of its own."""
+    importlib.import_module(LOADING)
     package = importlib.import_module(OFFLOADER)
     names = {name: getattr(package, name) for name in ("create_offloader", "get_offloader", "set_offloader")}
     for name in (RUNNER, OTHER_RUNNER):
@@ -227,11 +210,9 @@ def _add_runners(version: str) -> None:
 
 
 @contextlib.contextmanager
-def installed(
-    version: str, origin: str, *, is_late: bool = False, folder: Path | None = None
-) -> Iterator[Vllm]:
+def installed(version: str, *, is_late: bool = False, offloaders: Path | None = None) -> Iterator[Vllm]:
     """A process with this vLLM, in which the plugin has been registered: before vLLM has imported anything of
-    its own, or after. `folder` has other sources. Afterwards everything is as it was.
+    its own, or after. `offloaders` has others than the version's. Afterwards everything is as it was.
     """
     before = {name: module for name, module in sys.modules.items() if _concerns(name)}
     finders = list(sys.meta_path)
@@ -240,14 +221,15 @@ def installed(
     package = sys.modules["poorwill"]
     ours = package.__dict__.pop("vllm", None)
     try:
-        sys.modules.update(modules(version, origin, folder))
+        sys.meta_path.append(Finder(version, offloaders or folder(version)))
+        sys.modules.update(modules(version))
         steps: list[Callable[[], None]] = [
             lambda: importlib.import_module("poorwill.vllm").register(),
-            lambda: _start(version, origin),
+            lambda: _add_runners(version),
         ]
         for step in reversed(steps) if is_late else steps:
             step()
-        yield Vllm(version, origin)
+        yield Vllm(version)
     finally:
         base = sys.modules.get(f"{OFFLOADER}.base")
         if base is not None:
@@ -259,20 +241,6 @@ def installed(
         package.__dict__.pop("vllm", None)
         if ours is not None:
             package.__dict__["vllm"] = ours
-
-
-def _start(version: str, origin: str) -> None:
-    loading = importlib.import_module(LOADING)
-    if origin == ORIGINAL:
-        replaced = loading.device_loading_context
-        original = _original_loading(version)
-        # Behind our hook, where that is in place already.
-        if getattr(replaced, "__poorwill__", False):
-            loading.__dict__["device_loading_context"] = original
-            importlib.import_module("poorwill.vllm._offload").install_loading(loading)
-        else:
-            loading.__dict__["device_loading_context"] = original
-    _add_runners(version)
 
 
 def _concerns(name: str) -> bool:

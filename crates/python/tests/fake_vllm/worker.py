@@ -111,11 +111,20 @@ class Worker:
     def synchronize_device(self) -> None:
         self._enter("synchronize_device")
 
-    def execute_model(self, ids: list[str]) -> dict[str, str]:
+    def reset_mm_cache(self) -> None: ...
+
+    reset_encoder_cache = reset_mm_cache
+
+    def get_kv_connector_handshake_metadata(self) -> dict[int, str]:
+        return {self.rank: "shaken"}
+
+    def execute_model(self, batch: Any) -> dict[str, str]:
         self._enter("execute_model")
         if self.asleep:
             raise MemoryFault(f"rank {self.rank} computes while {self.asleep} sleep")
-        return dict.fromkeys(ids, "gibberish" if self.undefined else "token")
+        return dict.fromkeys(batch.ids, "gibberish" if self.undefined else "token")
 
     def execute_dummy_batch(self) -> None:
-        self.execute_model([])
+        self._enter("execute_dummy_batch")
+        if self.asleep:
+            raise MemoryFault(f"rank {self.rank} computes while {self.asleep} sleep")

@@ -1,29 +1,24 @@
-"""What the stand-ins of both versions' workers are made of: a model in tensors, and settings.
+"""What vLLM's own worker runs on here: a model in tensors with its runner, settings, and a trainer.
 
 The tensors are the stand-in's for PyTorch, so that their memory is where PyTorch's allocator, and what is
 plugged into it, has it.
 """
 
-import functools
+import contextlib
+import gc
 import importlib
-import logging
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+
+from fake_vllm.loader import Stub
 
 torch: Any = importlib.import_module("torch")
 
 MIB = 1 << 20
 GIB = 1 << 30
-
-
-def format_gib(size: int) -> str:
-    return f"{round(size / GIB, 2)}"
-
-
-def init_logger(name: str) -> logging.Logger:
-    return logging.getLogger(name)
 
 
 def filled(nbytes: int, seed: int, device: Any = "cuda") -> Any:
@@ -84,7 +79,7 @@ class Model:
     def named_buffers(self) -> Iterator[tuple[str, Any]]:
         yield from self._buffers.items()
 
-    def write(self) -> None:
+    def load_weights(self, _: Any = ()) -> None:
         """The weights as the checkpoint has them."""
         for name, tensor in self._parameters.items():
             number = int(name.split(".")[1])
@@ -106,50 +101,64 @@ class StateSpecOf(SpecOf):
     """The same of a layer with state tensors."""
 
 
+def stub(name: str, **attributes: Any) -> Any:
+    """Something with these attributes, and with stubs for others."""
+    made = Stub(name)
+    vars(made).update(attributes)
+    return made
+
+
 def kv_config(shape: Shape, num_blocks: int) -> Any:
     """What the engine's core makes of the memory that there is."""
     names = [f"layers.{number}" for number in range(shape.layers)]
-    return SimpleNamespace(
+    return stub(
+        "kv_cache_config",
         num_blocks=num_blocks,
         kv_cache_tensors=[SimpleNamespace(size=shape.page * num_blocks, shared_by=[name]) for name in names],
-        kv_cache_groups=[SimpleNamespace(layer_names=names)],
-        needs_kv_cache_zeroing=False,
+        kv_cache_layout=None,
     )
 
 
 def config(shape: Shape, **settings: Any) -> Any:
-    """What of vLLM's configuration a worker and the hooks read."""
-    cache = SimpleNamespace(
+    """vLLM's configuration: what a worker and the hooks read of it, and the shape of the engine."""
+    cache = stub(
+        "cache_config",
         gpu_memory_utilization=settings.pop("gpu_memory_utilization", 0.75),
         kv_cache_memory_bytes=settings.pop("kv_cache_memory_bytes", None),
         cache_dtype=settings.pop("cache_dtype", "auto"),
-        num_gpu_blocks=None,
     )
-    model = SimpleNamespace(
+    model = stub(
+        "model_config",
         enable_sleep_mode=True,
         enable_cumem_allocator=True,
         sleep_mode_backend="poorwill",
         sleep_mode_offload_cudagraph=False,
         enforce_eager=True,
-        enable_nccl_comm_suspend=False,
     )
-    compilation = SimpleNamespace(max_cudagraph_capture_size=8, cudagraph_mode="NONE")
-    parallel = SimpleNamespace(worker_cls="poorwill.vllm.worker.Worker", rank=0, world_size=1)
-    made = SimpleNamespace(
+    compilation = stub("compilation_config", max_cudagraph_capture_size=8, cudagraph_mode="NONE")
+    made = stub(
+        "vllm_config",
         model_config=model,
         cache_config=cache,
-        parallel_config=parallel,
         compilation_config=compilation,
+        parallel_config=stub(
+            "parallel_config",
+            worker_cls="poorwill.vllm.worker.Worker",
+            assigned_physical_gpu_ids=None,
+            get_local_gpu_index=lambda rank: rank,
+            data_parallel_rank_local=0,
+            distributed_timeout_seconds=None,
+        ),
+        device_config=stub("device_config", device_type="cuda"),
+        profiler_config=stub("profiler_config", profiler=None),
+        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
         lora_config="lora" if shape.lora else None,
         weight_transfer_config=None,
-        scheduler_config=SimpleNamespace(max_num_seqs=4),
         shape=shape,
-        minimal=functools.partial(kv_config, shape),
         is_uniform=False,
-        grow_workspace=None,
     )
     for name, value in settings.items():
-        [part] = [part for part in (model, compilation, made) if hasattr(part, name)]
+        [part] = [part for part in (model, compilation, made) if name in vars(part)]
         setattr(part, name, value)
     return made
 
@@ -157,21 +166,42 @@ def config(shape: Shape, **settings: Any) -> Any:
 class TransferEngine:
     """Receives weights from a trainer, which are the checkpoint's."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    is_checkpoint_format = True
+    supports_draft_weight_update = True
+
+    def __init__(self, *given: Any) -> None:
+        self.model = given[-1]
         self.fails: Exception | None = None
 
-    def update_weights(self, update_info: Any) -> None:
+    def update_weights(self, _: Any) -> None:
+        self.receive_weights(self, self.model.load_weights)
+
+    def parse_update_info(self, _: Any) -> "TransferEngine":
+        return self
+
+    def receive_weights(self, _: Any, load_weights: Any) -> None:
         if self.fails is not None:
             error, self.fails = self.fails, None
             raise error
-        self.model.write()
+        load_weights(())
+
+    def set_weight_update_target(self, *_: Any) -> None: ...
+
+    def start_weight_update(self) -> None: ...
+
+    finish_weight_update = reset_weight_update_target = shutdown = start_weight_update
 
 
-class RunnerParts:
-    """What a model runner has in both versions."""
+class GPUModelRunner:
+    """What loads the model, profiles it, makes the caches and captures graphs; alike in both versions but for
+    what each names and pools by itself.
+    """
 
-    def __init__(self, vllm_config: Any, device: Any) -> None:
+    draft: Any = None
+    is_pooling_model = False
+
+    def __init__(self, vllm: Any, vllm_config: Any, device: Any) -> None:
+        self.vllm = vllm
         self.vllm_config = vllm_config
         self.shape: Shape = vllm_config.shape
         self.cache_config = vllm_config.cache_config
@@ -183,83 +213,173 @@ class RunnerParts:
         self.builders: list[Any] = []
         self.lora: list[Any] = []
         self.graphs: list[Any] = []
+        self.workspace: Any = None
         self.model_memory_usage = 0
         self.profiled = 0
         self._outside = [filled(size, 50 + number) for number, size in enumerate(self.shape.outside)]
 
-    def make_model(self) -> Model:
+    # Loading
+
+    def load_model(self, load_dummy_weights: bool = False) -> None:
         before = torch.cuda.memory_allocated()
-        model = Model(self.shape, self.device, self._outside)
+        self.model = Model(self.shape, self.device, self._outside)
         for number, nbytes in enumerate(self.shape.offloaded):
             tensor = filled(nbytes, 60 + number)
             tensor._vllm_is_uva_offloaded = True
-            model.add(f"offloaded.{60 + number}.weight", tensor)
+            self.model.add(f"offloaded.{60 + number}.weight", tensor)
         self.model_memory_usage = torch.cuda.memory_allocated() - before
+        if self.lora_config:
+            self.model = self.load_lora_model(self.model, self.vllm_config, self.device)
+
+    def load_lora_model(self, model: Any, vllm_config: Any, device: Any) -> Any:
+        with self.vllm.pool("runtime"):
+            self.lora = [filled(size, 70 + number) for number, size in enumerate(self.shape.lora)]
         return model
 
-    def make_lora(self) -> None:
-        self.lora = [filled(size, 70 + number) for number, size in enumerate(self.shape.lora)]
+    def reload_weights(self, *_: Any, **__: Any) -> None:
+        self.model.load_weights()
 
-    def make_builders(self) -> None:
-        self.builders.append(filled(self.shape.builder, 80 + len(self.builders)))
+    def get_model(self) -> Model:
+        return self.model
 
-    def make_tensors(self, kv_cache_config: Any) -> dict[str, Any]:
-        return {
-            name: torch.zeros(raw.size, dtype=torch.uint8, device=self.device)
-            for raw in kv_cache_config.kv_cache_tensors
-            for name in raw.shared_by
-        }
+    def get_draft_model(self) -> Any:
+        return self.draft
 
-    def bind(self, tensors: dict[str, Any]) -> None:
-        """Hands the caches out. A layer that keeps state in place of keys has several tensors."""
-        self.kv_caches = list(tensors.values())
-        if self.shape.is_hybrid:
-            self.kv_caches = [self.kv_caches[0], self.kv_caches[1:]]
+    def add_lora(self, _: Any) -> bool:
+        return True
 
-    def every_cache(self) -> list[Any]:
-        return [tensor for each in self.kv_caches for tensor in (each if isinstance(each, list) else [each])]
+    def maybe_remove_all_loras(self, _: Any) -> None: ...
 
-    def specs(self) -> dict[str, SpecOf]:
-        kinds = [SpecOf] + [StateSpecOf if self.shape.is_hybrid else SpecOf] * (self.shape.layers - 1)
-        return {f"layers.{number}": kind(self.shape.page) for number, kind in enumerate(kinds)}
+    def reset_lora_state(self) -> None: ...
+
+    # Passes
+
+    def profile_run(self, randomize_inputs: bool = False) -> None:
+        self.run()
+        if self.vllm.workspace_context is not None:
+            with self.vllm.workspace_context():
+                self.workspace = torch.empty(4 << 20, dtype=torch.uint8, device=self.device)
 
     def run(self) -> None:
         """One forward pass, which leaves nothing behind."""
         self.profiled += 1
         torch.empty(self.shape.activations, dtype=torch.uint8, device=self.device)
 
+    def _dummy_run(self, *_: Any, **__: Any) -> tuple[None, None]:
+        self.run()
+        return None, None
+
+    def _dummy_sampler_run(self, hidden_states: Any) -> None: ...
+
+    # Caches
+
+    def initialize_kv_cache(
+        self, kv_cache_config: Any, is_profiling: bool = False, kv_cache_allocation_context: Any = None
+    ) -> None:
+        kv_cache_config = deepcopy(kv_cache_config)
+        self.builders = []
+        self._make_builders()
+        with kv_cache_allocation_context or contextlib.nullcontext():
+            self._initialize_kv_cache_tensors(kv_cache_config)
+        self._make_builders()
+
+    def _initialize_kv_cache_tensors(self, kv_cache_config: Any) -> None:
+        """Hands the caches out. A layer that keeps state in place of keys has several tensors."""
+        tensors = self._make_tensors(kv_cache_config)
+        self.kv_caches = list(tensors.values())
+        if self.shape.is_hybrid:
+            self.kv_caches = [self.kv_caches[0], self.kv_caches[1:]]
+
+    def _make_builders(self) -> None:
+        self.builders.append(filled(self.shape.builder, 80 + len(self.builders)))
+
+    def _make_tensors(self, kv_cache_config: Any) -> dict[str, Any]:
+        return {
+            name: torch.zeros(raw.size, dtype=torch.uint8, device=self.device)
+            for raw in kv_cache_config.kv_cache_tensors
+            for name in raw.shared_by
+        }
+
+    def every_cache(self) -> list[Any]:
+        return [tensor for each in self.kv_caches for tensor in (each if isinstance(each, list) else [each])]
+
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        kinds = [SpecOf] + [StateSpecOf if self.shape.is_hybrid else SpecOf] * (self.shape.layers - 1)
+        return {f"layers.{number}": kind(self.shape.page) for number, kind in enumerate(kinds)}
+
+    # Graphs
+
+    def _profiled_blocks(self) -> int:
+        return min(self.max_num_reqs, self.compilation_config.max_cudagraph_capture_size) or 1
+
+    def profile_cudagraph_memory(self) -> int:
+        self.initialize_kv_cache(kv_config(self.shape, self._profiled_blocks()), is_profiling=True)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.mem_get_info()[0]
+        self.capture()
+        torch.cuda.synchronize()
+        taken = before - torch.cuda.mem_get_info()[0]
+        self.graphs.clear()
+        self.kv_caches, self.builders = [], []
+        gc.collect()
+        torch.cuda.empty_cache()
+        return int(taken)
+
+    def capture_model(self) -> int:
+        if not self.vllm_config.model_config.sleep_mode_offload_cudagraph:
+            self.capture()
+            return 0
+        for _ in range(2):
+            with self.vllm.allocator().cudagraph_pool() as pool:
+                self.capture(pool)
+        return 0
+
     def capture(self, pool: Any = None) -> None:
         graph = torch.cuda.CUDAGraph()
-        name = next(iter(dict(self.get_model().named_parameters())))
-        weight = dict(self.get_model().named_parameters())[name]
+        _, weight = next(self.model.named_parameters())
         with torch.cuda.graph(graph, pool=pool):
             result = weight.clone()
         self.graphs.append((graph, weight, result))
 
-    def get_model(self) -> Model:
-        model: Model = self.model  # type: ignore[attr-defined]
-        return model
-
-    def end(self) -> None:
+    def shutdown(self) -> None:
         self.kv_caches, self.builders, self.lora, self.graphs, self._outside = [], [], [], [], []
+        self.workspace = None
         if hasattr(self, "model"):
-            self.get_model().drop()
+            self.model.drop()
 
 
-class Platform:
-    """`current_platform`, of NVIDIA's GPUs."""
+class FirstGPUModelRunner(GPUModelRunner):
+    """That of 0.20.2. What makes its caches has a name of its own, and what resets the scales of an FP8 cache
+    knows no lists of tensors.
+    """
 
-    device_name = "cuda"
+    def init_fp8_kv_scales(self) -> None:
+        for cache_tensor in self.kv_caches:
+            cache_tensor.zero_()
+        for name, buffer in self.model.named_buffers():
+            if name.endswith("_scale"):
+                buffer.fill_(1)
 
-    def is_cuda(self) -> bool:
-        return True
+    def _make_tensors(self, kv_cache_config: Any) -> dict[str, Any]:
+        if not self.vllm_config.is_uniform:
+            return self._allocate_kv_cache_tensors(kv_cache_config)
+        tensors, *_ = self.allocate_uniform_kv_caches(kv_cache_config, device=self.device)
+        return tensors
 
-    def is_cuda_alike(self) -> bool:
-        return True
+    @staticmethod
+    def allocate_uniform_kv_caches(kv_cache_config: Any, device: Any) -> tuple[dict[str, Any], Any, Any]:
+        """The caches of all layers in one tensor, for what carries them elsewhere."""
+        raws = kv_cache_config.kv_cache_tensors
+        whole = torch.zeros(sum(raw.size for raw in raws), dtype=torch.uint8, device=device)
+        return {"all": whole}, whole, None
 
-    def mem_get_info(self, device: Any) -> tuple[int, int]:
-        free, total = torch.cuda.mem_get_info(device)
-        return int(free), int(total)
+    def _allocate_kv_cache_tensors(self, kv_cache_config: Any) -> dict[str, Any]:
+        return super()._make_tensors(kv_cache_config)
 
+    def _profiled_blocks(self) -> int:
+        return self.compilation_config.max_cudagraph_capture_size or 1
 
-current_platform = Platform()
+    def capture_model(self) -> int:
+        self.capture()
+        return 0

@@ -1,53 +1,111 @@
-"""Puts the workers of a version where vLLM has them, over the stand-in for PyTorch, with modules of ours that
-no test has touched.
+"""vLLM's own worker, and what of vLLM puts its memory to sleep, where vLLM has it: over the stand-in for
+PyTorch, with a model runner that is not vLLM's, and with modules of ours that no test has touched.
 
     with workers.installed("0.20.2") as vllm:
         worker = vllm.Worker(config, 0, 0, "")
 """
 
 import contextlib
+import functools
 import importlib
-import importlib.util
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn
 
-from fake_vllm import worker_parts
+from fake_vllm.loader import Loader, StubModule
+from fake_vllm.worker_parts import FirstGPUModelRunner, GPUModelRunner, TransferEngine, stub
 
-FILES = {"0.20.2": "worker20.py", "0.33.0": "worker33.py"}
+torch: Any = importlib.import_module("torch")
 
 WORKER_MODULE = "vllm.v1.worker.gpu_worker"
-PACKAGES = ("vllm", "vllm.utils", "vllm.device_allocator", "vllm.v1", "vllm.v1.worker")
-MODULES = (
-    *("vllm.version", "vllm.logger", "vllm.platforms"),
-    *("vllm.utils.mem_utils", "vllm.device_allocator.cumem"),
+REGISTRY_MODULE = "vllm.device_allocator.sleep_mode_backend"
+REAL = (
+    *(WORKER_MODULE, "vllm.v1.worker.worker_base", "vllm.v1.worker.utils"),
+    *("vllm.utils.mem_utils", "vllm.utils.mem_constants"),
+    *("vllm.device_allocator", "vllm.device_allocator.cumem"),
 )
+GIVEN = ("vllm.version", "vllm.logger", "vllm.platforms")
 
 
-def modules(version: str) -> dict[str, ModuleType]:
-    """vLLM's modules, by name."""
-    made = {name: ModuleType(name, f"The stand-in's {name}.") for name in (*PACKAGES, *MODULES)}
-    for name in PACKAGES:
-        made[name].__path__ = []
-    made["vllm.version"].__dict__.update(__version__=version)
-    made["vllm.logger"].__dict__.update(init_logger=worker_parts.init_logger)
-    made["vllm.platforms"].__dict__.update(current_platform=worker_parts.current_platform)
-    path = Path(__file__).with_name(FILES[version])
-    spec = importlib.util.spec_from_file_location(WORKER_MODULE, path)
-    assert spec is not None
-    assert spec.loader is not None
-    made[WORKER_MODULE] = importlib.util.module_from_spec(spec)
-    # What is defined there asks by its name for the module that it is in.
-    sys.modules[WORKER_MODULE] = made[WORKER_MODULE]
-    spec.loader.exec_module(made[WORKER_MODULE])
-    made[WORKER_MODULE].put(made)
-    for name, module in made.items():
-        parent, _, own = name.rpartition(".")
-        if parent:
-            setattr(made[parent], own, module)
-    return made
+class Accelerator:
+    """`torch.accelerator`, which is CUDA."""
+
+    def __getattr__(self, name: str) -> Any:
+        of_cuda = {"get_memory_info": "mem_get_info", "set_device_index": "set_device"}
+        return getattr(torch.cuda, of_cuda.get(name, name))
+
+
+class Device(torch.device):  # type: ignore[misc]
+    """One that can be the default for a block."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Vllm:
+    """A version's worker and what it stands on."""
+
+    def __init__(self, version: str) -> None:
+        self.is_first = version == "0.20.2"
+        real = REAL if self.is_first else (*REAL, REGISTRY_MODULE)
+        self.loader = Loader(version, real, {"poorwill"})
+        self.workspace_context: Any = None
+        self._give()
+        self.worker = self.loader.module(WORKER_MODULE)
+        for name in real:
+            self.loader.module(name)
+        cumem = self.loader.module("vllm.device_allocator.cumem")
+        cumem.CuMemAllocator.get_instance = staticmethod(_asked)
+
+    def allocator(self) -> Any:
+        return self.loader.module("vllm.device_allocator.cumem").CuMemAllocator.get_instance()
+
+    def pool(self, tag: str) -> Any:
+        """Where this version has pools for what is neither weights nor cache."""
+        return contextlib.nullcontext() if self.is_first else self.allocator().use_memory_pool(tag=tag)
+
+    def modules(self) -> dict[str, ModuleType]:
+        """What Python's own tables have to have of them."""
+        names = {*self.loader.real, *GIVEN}
+        names |= {name.rpartition(".")[0] for name in names} | {"vllm", "vllm.v1"}
+        return {name: self.loader.module(name) for name in names}
+
+    def _give(self) -> None:
+        give = self.loader.give
+        self.loader.modules["torch"] = made = StubModule("torch")
+        vars(made).update({name: each for name, each in vars(torch).items() if not name.startswith("__")})
+        for name in ("torch.cuda", "torch.cuda.memory", "torch._C"):
+            self.loader.modules[name] = importlib.import_module(name)
+        give("torch", accelerator=Accelerator(), device=Device, mm=stub("mm"), nn=stub("nn"))
+        platform = stub(
+            "platform", device_name="cuda", logical_device_id_to_visible_device_id=lambda rank: rank
+        )
+        for name in ("is_cuda", "is_cuda_alike"):
+            setattr(platform, name, lambda: True)
+        platform.mem_get_info = lambda device: torch.cuda.mem_get_info(device)
+        give("vllm.platforms", current_platform=platform)
+        give("vllm.config", CUDAGraphMode=SimpleNamespace(NONE="NONE"))
+        give("vllm.triton_utils", HAS_TRITON=True)
+        give("vllm.utils.torch_utils", is_quantized_kv_cache=lambda dtype: dtype.startswith("fp8"))
+        group = SimpleNamespace(is_last_rank=True, rank_in_group=0)
+        give("vllm.distributed.parallel_state", get_pp_group=lambda: group)
+        factory = SimpleNamespace(create_engine=TransferEngine)
+        give("vllm.distributed.weight_transfer", WeightTransferEngineFactory=factory)
+        loading = SimpleNamespace(get_external_weight_memory=lambda _: 0)
+        give("vllm.model_executor.model_loader", get_model_loader=lambda _: loading)
+        give("vllm.multimodal.gpu_ipc_memory", reserve_mm_ipc_gpu_memory=lambda size, *_: size)
+        give("vllm.v1.worker.workspace", init_workspace_manager=self._init_workspace_manager)
+        runner = FirstGPUModelRunner if self.is_first else GPUModelRunner
+        give("vllm.v1.worker.gpu_model_runner", GPUModelRunner=functools.partial(runner, self))
+
+    def _init_workspace_manager(self, *_: Any, alloc_context: Any = None) -> None:
+        self.workspace_context = alloc_context
+
+
+def _asked() -> NoReturn:
+    raise AssertionError("vLLM's own allocator is asked for")
 
 
 @contextlib.contextmanager
@@ -59,9 +117,9 @@ def installed(version: str) -> Iterator[ModuleType]:
     package = sys.modules["poorwill"]
     ours = package.__dict__.pop("vllm", None)
     try:
-        sys.modules.update(modules(version))
+        sys.modules.update(Vllm(version).modules())
         hooks: Any = importlib.import_module("poorwill.vllm._platform")
-        registry = sys.modules.get("vllm.device_allocator.sleep_mode_backend")
+        registry = sys.modules.get(REGISTRY_MODULE)
         if registry is not None:
             hooks.install_backend(registry)
         yield importlib.import_module("poorwill.vllm.worker")

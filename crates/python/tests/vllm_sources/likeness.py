@@ -4,8 +4,6 @@ import inspect
 
 from poorwill.vllm._versions import Found
 
-from vllm_sources.tree import Definition, MissingError
-
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -38,24 +36,6 @@ def replacing(ours: Found, theirs: Found) -> str | None:
         ):
             return f"demands {parameter.name}"
     return None
-
-
-def differences(copy: Definition, original: Definition, *, own: frozenset[str] = frozenset()) -> list[str]:
-    """In what a class that stands in for another differs from it: methods that the other does not have, and
-    signatures that are not the same, to the names and the defaults. `own` are those of the stand-in's methods
-    that are its affair."""
-    problems = []
-    for name, method in copy.methods().items():
-        if name in own:
-            continue
-        try:
-            theirs = original.member(name).found()
-        except MissingError:
-            problems.append(f"{name}: the original has none")
-            continue
-        if method.found() != theirs:
-            problems.append(f"{name}: {_described(method.found())}, and the original is {_described(theirs)}")
-    return problems
 
 
 def _described(found: Found) -> str:
