@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -14,10 +15,11 @@ use poorwill_core::{Level, PoolConfig, SleepRequest, Tag, WakeRequest};
 use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice};
 use poorwill_testkit::device::{Kind, cuda_config};
 use poorwill_testkit::pattern;
+use poorwill_testkit::watchdog::watched;
 use safetensors::tensor::TensorView;
 
 use super::storage::Aligned;
-use super::{Files, PageCache, Storage};
+use super::{Files, PageCache, Storage, run};
 use crate::arena::Arena;
 use crate::checkpoint::{Checkpoint, CheckpointError, Dtype};
 use crate::model::{Model, ModelError};
@@ -363,4 +365,18 @@ fn whenever_it_is_stopped_nothing_stays() {
         assert!(storage.reads.load(Ordering::Relaxed) <= 8, "it does not go on");
         assert_nothing_held(&device);
     }
+}
+
+#[test]
+fn a_reader_that_panics_ends_the_reading_and_nobody_waits_for_ever() {
+    watched(|| {
+        let read = |task: u64, _: &mut ()| -> Result<u64, LoadError> {
+            assert!(task < 5, "this one cannot be read");
+            Ok(task)
+        };
+        let batches = [Ok((0..100).collect()), Ok((100..200).collect())];
+        let go_on = &mut |_| ControlFlow::Continue(());
+        let reading = AssertUnwindSafe(|| run(&mut vec![(); 3], batches, read, go_on));
+        assert!(catch_unwind(reading).is_err());
+    });
 }
