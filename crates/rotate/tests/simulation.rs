@@ -1,6 +1,6 @@
 //! The policy against engines that lie, in virtual time: thousands of schedules, each by a seed.
 //!
-//! `POORWILL_SEED=17` tries one of them alone, `POORWILL_SEEDS=5000` so many of each test.
+//! `POORWILL_SEED=17` tries one of them alone; how many there are goes by `POORWILL_EFFORT`.
 #![allow(clippy::unwrap_used)]
 
 mod world;
@@ -8,13 +8,13 @@ mod world;
 use std::ops::Range;
 use std::time::Duration;
 
+use poorwill_testkit::effort::{Effort, seed_of_this_run};
 use world::{Lies, World};
 
-fn seeds(usual: u64) -> Range<u64> {
-    let number = |name| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
-    match (number("POORWILL_SEED"), number("POORWILL_SEEDS")) {
-        (Some(seed), _) => seed..seed + 1,
-        (None, count) => 0..count.unwrap_or(usual),
+fn seeds(usual: u32) -> Range<u64> {
+    match seed_of_this_run() {
+        Some(seed) => seed..seed + 1,
+        None => 0..Effort::of_this_run().cases(usual).into(),
     }
 }
 

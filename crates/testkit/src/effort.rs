@@ -2,6 +2,8 @@
 //!
 //! `POORWILL_EFFORT` is `quick` (a developer's run), `usual` (what every change has to pass, and what a run without
 //! the variable does) or `long` (a night). Every test states its usual number; this module scales it.
+//!
+//! `POORWILL_SEED` is a number that random tests begin with, so that what one has found can be found again.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,6 +13,20 @@ use std::sync::Once;
 pub const VARIABLE: &str = "POORWILL_EFFORT";
 
 static SAID: Once = Once::new();
+
+/// The environment variable that names the seed.
+pub const SEED: &str = "POORWILL_SEED";
+
+/// The seed that the environment names, if it does.
+///
+/// # Panics
+/// When that is no number.
+#[must_use]
+pub fn seed_of_this_run() -> Option<u64> {
+    let text = std::env::var_os(SEED)?;
+    let seed = text.to_str().and_then(|text| text.parse().ok());
+    Some(seed.unwrap_or_else(|| panic!("{SEED} is `{}`; it has to be a number", text.display())))
+}
 
 /// How hard the tests of a run try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

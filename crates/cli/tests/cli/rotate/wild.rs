@@ -1,18 +1,17 @@
 //! Five models of which two fit, each with some of the lies that there are, told by chance, and clients that ask all of
 //! them at once, as streams and not, of which some go away.
 //!
-//! `POORWILL_TEST_REQUESTS` says how many requests (150, unless it is said), and `POORWILL_TEST_SEED` which lies and
-//! which requests. Threads have their own order each time, and engines their own chance, so a seed gives the same plan
+//! `POORWILL_EFFORT` says how many requests, and `POORWILL_SEED` which lies and which requests. Threads have their own order each time, and engines their own chance, so a seed gives the same plan
 //! and not the same run.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use poorwill_mock_engine::Lie;
+use poorwill_testkit::effort::{Effort, SEED, seed_of_this_run};
 use serde_json::Value;
 
 use super::came::{Came, Reply, Request};
@@ -75,8 +74,13 @@ struct Wild {
 
 #[test]
 fn whatever_engines_do_each_request_is_answered_right_or_told_why() {
-    let (requests, seed) = (setting("POORWILL_TEST_REQUESTS", 150), setting("POORWILL_TEST_SEED", 1));
-    println!("POORWILL_TEST_SEED={seed} POORWILL_TEST_REQUESTS={requests}");
+    let requests = match Effort::of_this_run() {
+        Effort::Quick => 100,
+        Effort::Usual => 1000,
+        Effort::Long => 10_000,
+    };
+    let seed = seed_of_this_run().unwrap_or(1);
+    println!("{SEED}={seed}, {requests} requests");
     let mut chance = Rng::with_seed(seed);
     let world = world(&mut chance);
     let truth = NAMES.iter().map(|name| world.truth(name, &PROMPTS, world::TOKENS)).collect();
@@ -133,10 +137,6 @@ impl Drop for Complaint<'_> {
             println!("the rotation said:\n{}", self.0);
         }
     }
-}
-
-fn setting(name: &str, usual: u64) -> u64 {
-    env::var(name).map_or(usual, |text| text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`")))
 }
 
 /// Each lie is told by one of them at least.
