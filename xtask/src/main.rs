@@ -42,7 +42,7 @@ Commands:
                   ARGS go to `pytest`: `cargo xtask python -- -k fork`
   dist            the wheels of the Python package, for this machine and for what else the compiler
                   builds for, checked: what their libraries need, and installed under every CPython here
-  vllm            the plugin for vLLM against the sources of vLLM's wheels, which are fetched once (0.6 GB)
+  vllm            the plugin for vLLM against vLLM's own sources, which are fetched once (80 MB)
   bench NAME [ARGS]
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)

@@ -1,20 +1,17 @@
 """What poorwill's plugin takes for granted about vLLM, held against the sources of both versions.
 
-vLLM is not imported, and neither is what is ours here: both are read. So this shows that names, parameters
-and call sites fit, and nothing about what happens inside.
+Both vLLM and what is ours are read here and not run: this shows that names and parameters fit.
 """
 
-import inspect
+import ast
 import textwrap
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 from poorwill.vllm._engine import TOUCHING
 from poorwill.vllm._versions import CONTRACT, REGISTRY, TAGS, TESTED, Need, known, needs
-from vllm_sources import calls, needs_sources, sources, tags
-from vllm_sources.calls import ALLOCATOR, CUMEM, Use
+from vllm_sources import needs_sources, sources, tags
 from vllm_sources.likeness import replacing
 from vllm_sources.tree import Definition, MissingError, Tree
 
@@ -22,14 +19,12 @@ OURS = Tree(Path(__file__).parents[1] / "python")
 ALLOCATOR_OF_OURS = ("poorwill.vllm.allocator", "Allocator")
 BACKEND_OF_OURS = ("poorwill.vllm.backend", "Backend")
 WORKER_OF_OURS = ("poorwill.vllm.worker", "Worker")
+ALLOCATOR_OF_VLLM = ("vllm.device_allocator.cumem", "CuMemAllocator")
 BACKEND_OF_VLLM = ("vllm.device_allocator.sleep_mode_backend", "SleepModeBackend")
 WORKER_OF_VLLM = ("vllm.v1.worker.gpu_worker", "Worker")
 
 # What vLLM takes from the module `cumem`. All but the class is left as it is.
-FROM_CUMEM = {ALLOCATOR, "cumem_available"}
-
-# Where an allocator or a backend is handed on; that the receivers are followed is the collector's affair.
-HANDED_ON = {calls.GETTER, "create_backend", *calls.BACKENDS}
+FROM_CUMEM = {"CuMemAllocator", "cumem_available"}
 
 # What stands for waking a scheduler alone, and reaches no allocator.
 NO_MEMORY = {"scheduling"}
@@ -44,13 +39,7 @@ def tree(version: str) -> Tree:
     return Tree(path)
 
 
-@cache
-def uses(version: str) -> calls.Found:
-    return calls.collect(tree(version))
-
-
 each_version = pytest.mark.parametrize("version", TESTED)
-with_registry = pytest.mark.parametrize("version", [v for v in TESTED if known(v) >= REGISTRY])
 
 
 @needs_sources
@@ -119,237 +108,79 @@ def test_what_has_changed_is_found(
     assert (found is None) if says is None else (found is not None and says in found)
 
 
-# The call sites.
-
-
-def refusal(ours: Tree, place: tuple[str, str], use: Use, base: str | None = None) -> str | None:
-    """Why a use of vLLM's would fail on ours."""
-    owner = ours.definition(*place)
-    if not use.attribute:
-        return None
-    try:
-        found = owner.member(use.attribute).found()
-    except MissingError:
-        in_fields = use.attribute in owner.fields()
-        return None if in_fields and use.call is None else f"{use.where}: no {use.attribute}"
-    if use.call is None:
-        return None
-    named = calls.keywords(use.call)
-    if found.kind == "value":
-        return f"{use.where}: {use.attribute} cannot be called"
-    if named is None:
-        return f"{use.where}: what {use.attribute} is given cannot be told"
-    try:
-        inspect.Signature(found.parameters).bind(*use.call.args, **dict.fromkeys(named))
-    except TypeError as error:
-        return f"{use.where}: {use.attribute}: {error}"
-    return None
-
-
-@needs_sources
-@each_version
-def test_every_call_of_the_allocator_is_answered_by_ours(version: str) -> None:
-    of_allocator = uses(version).of("class", "allocator")
-    assert not [said for use in of_allocator if (said := refusal(OURS, ALLOCATOR_OF_OURS, use))]
-
-
-@needs_sources
-@with_registry
-def test_every_call_of_a_backend_is_answered_by_ours(version: str) -> None:
-    of_backend = uses(version).of("backend class", "backend")
-    assert not [said for use in of_backend if (said := refusal(OURS, BACKEND_OF_OURS, use))]
-
-
-@needs_sources
-@each_version
-def test_no_use_is_lost(version: str) -> None:
-    assert [escape for escape in uses(version).escapes if escape.function not in HANDED_ON] == []
-
-
-@needs_sources
-@each_version
-def test_of_the_module_nothing_is_used_that_is_not_there(version: str) -> None:
-    assert {use.attribute for use in uses(version).of("module")} <= FROM_CUMEM
-
-
-@needs_sources
-@each_version
-def test_the_uses_that_are_known_are_found(version: str) -> None:
-    methods = {"sleep", "wake_up", "use_memory_pool", "get_current_usage"}
-    of_backend = set()
-    if known(version) >= REGISTRY:
-        methods |= {"discard", "cudagraph_pool", "release_pools"}
-        of_backend = {"suspend", "resume", "discard", "is_supported"}
-    assert {use.attribute for use in uses(version).of("allocator")} >= methods
-    assert {use.attribute for use in uses(version).of("class")} >= {"get_instance"}
-    assert {use.attribute for use in uses(version).of("backend class", "backend")} >= of_backend
-
-
-PLANTED = """
-import torch
-from typing import cast
-from vllm.device_allocator import get_mem_allocator_instance as memory
-from vllm.device_allocator import cumem
-
-class Planted:
-    def __init__(self, config):
-        self._memory = memory() if config else None
-        self.sleep_mode_backend.park(1)
-        backend = self.sleep_mode_backend
-        backend.unpark()
-
-    def by_class(self):
-        from vllm.device_allocator.cumem import CuMemAllocator as Class, conf
-        if Class.instance is not None:
-            Class.instance.tidy(now=True)
-        Class.reset()
-
-    def by_module(self):
-        with cumem.CuMemAllocator.get_instance().use_memory_pool(label="weights"):
-            cumem.CuMemAllocator.limit = 1
-
-    def by_attribute(self):
-        return [self._memory.shrink(*range(2)) for _ in range(2)]
-
-    def by_cast(self):
-        allocator = again = cast("CuMemAllocator", memory())
-        def later():
-            again.sleep(("weights",), "now")
-        return later
-
-    def escaping(self, config):
-        torch.keep(memory())
-        getattr(cumem, "x")
-        self.other.memory = self._memory
-        name = "vllm.device_allocator.cumem"
-        print(config.sleep_mode_backend)
-        return memory
-"""
-
-
-@pytest.fixture
-def planted(tmp_path: Path) -> Tree:
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm/planted.py").write_text(PLANTED)
-    return Tree(tmp_path)
-
-
-def test_a_planted_use_is_found(planted: Tree) -> None:
-    found = calls.collect(planted)
-    seen = {(use.of, use.attribute, use.call is not None) for use in found.uses}
-    assert seen == {
-        ("getter", "", True),
-        ("module", "CuMemAllocator", False),
-        ("module", "conf", False),
-        ("class", "instance", False),
-        ("class", "reset", True),
-        ("class", "get_instance", True),
-        ("class", "limit", False),
-        ("allocator", "tidy", True),
-        ("allocator", "use_memory_pool", True),
-        ("allocator", "shrink", True),
-        ("allocator", "sleep", True),
-        ("backend", "park", True),
-        ("backend", "unpark", True),
-    }
-    in_order = sorted(found.escapes, key=lambda escape: int(escape.where.rpartition(":")[2]))
-    assert [(escape.of, escape.text) for escape in in_order] == [
-        ("allocator", "torch.keep(memory())"),
-        ("module", "getattr(cumem, 'x')"),
-        ("allocator", "self.other.memory = self._memory"),
-        ("module", "name = 'vllm.device_allocator.cumem'"),
-        ("getter", "return memory"),
-    ]
-
-
-def test_a_planted_use_that_ours_does_not_answer_is_refused(planted: Tree, tmp_path: Path) -> None:
-    ours = tmp_path / "ours"
-    ours.mkdir()
-    (ours / "own.py").write_text(
-        textwrap.dedent(
-            """
-            class Allocator:
-                instance: "Allocator | None" = None
-                @staticmethod
-                def get_instance(): ...
-                def use_memory_pool(self, tag=None): ...
-                def sleep(self, offload_tags=None): ...
-                def shrink(self, *args): ...
-                def __init__(self): self.limit = 0
-            """
-        )
-    )
-    found = calls.collect(planted).of("class", "allocator")
-    said = [refusal(Tree(ours), ("own", "Allocator"), use) for use in found]
-    problems = sorted(problem.partition(": ")[2] for problem in said if problem)
-    assert problems == [
-        "no reset",
-        "no tidy",
-        "sleep: too many positional arguments",
-        "use_memory_pool: got an unexpected keyword argument 'label'",
-        "what shrink is given cannot be told",
-    ]
-
-
 # The tags.
 
 
 @needs_sources
 @each_version
 def test_there_is_a_policy_for_every_tag(version: str) -> None:
-    found = tags.collect(tree(version), uses(version))
-    assert [tag for tag in found if tag.name not in TAGS | NO_MEMORY] == []
-    names = {tag.name for tag in found}
+    found = list(tags.collect(tree(version)))
+    assert [(tag, where) for tag, where in found if tag not in TAGS | NO_MEMORY] == []
+    names = {tag for tag, _ in found}
     assert names >= {"weights", "kv_cache", "default"}
     if known(version) >= REGISTRY:
         assert names >= {"runtime", "workspace", "cudagraph"}
 
 
 def test_a_planted_tag_is_found(tmp_path: Path) -> None:
-    folder = tmp_path / "vllm/device_allocator"
-    folder.mkdir(parents=True)
-    (folder / "cumem.py").write_text("class CuMemAllocator:\n    default_tag: str = 'mine'\n")
-    (tmp_path / "vllm/planted.py").write_text(
+    (tmp_path / "planted.py").write_text(
         textwrap.dedent(
             """
-            from vllm.device_allocator import get_mem_allocator_instance
+            class CuMemAllocator:
+                default_tag: str = "mine"
 
-            class Planted:
-                def _pool(self, tag):
-                    return get_mem_allocator_instance().use_memory_pool(tag=tag)
-
-                def load(self, level, told):
-                    with self._pool("one"), self._pool(tag="two" if level else "three"):
-                        pass
-                    get_mem_allocator_instance().use_memory_pool()
-                    get_mem_allocator_instance().use_memory_pool(f"of {level}")
-                    kept = ("four", "five")
-                    if level:
-                        kept = ("six", *kept)
-                    get_mem_allocator_instance().sleep(offload_tags=kept)
-
-                def nobody_calls(self, tag):
-                    get_mem_allocator_instance().use_memory_pool(tag)
+            def load(self, level, told):
+                self.use_memory_pool("one")
+                self._maybe_get_memory_pool_context(tag="two" if level else told)
+                self.use_memory_pool(told)
+                self.use_memory_pool(tag=f"of {level}")
+                self.use_memory_pool(told[level])
+                self.sleep(offload_tags=("three",) if level == 1 else ())
+                if "four" in told.tags:
+                    self.tags |= {"five"}
             """
         )
     )
-    planted = Tree(tmp_path)
-    found = tags.collect(planted, calls.collect(planted))
-    assert {tag.name for tag in found if tag.name} == {"mine", "one", "two", "three", "four", "five", "six"}
-    assert sorted(tag.where for tag in found if tag.name is None) == [
-        "the callers of nobody_calls",
-        "vllm/planted.py:12",
-    ]
+    assert {tag for tag, _ in tags.collect(Tree(tmp_path))} == {
+        *("mine", "one", "two", "three", "four", "five"),
+        *("of ", None),
+    }
 
 
 # What stands in the place of vLLM's.
 
 
-def places(version: str) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    yield ALLOCATOR_OF_OURS, (CUMEM, ALLOCATOR)
-    yield WORKER_OF_OURS, WORKER_OF_VLLM
-    if known(version) >= REGISTRY:
-        yield BACKEND_OF_OURS, BACKEND_OF_VLLM
+def replacements(version: str) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    """Ours that have nothing of vLLM's, and vLLM's."""
+    allocator = (ALLOCATOR_OF_OURS, ALLOCATOR_OF_VLLM)
+    return [allocator, (BACKEND_OF_OURS, BACKEND_OF_VLLM)] if known(version) >= REGISTRY else [allocator]
+
+
+@needs_sources
+@each_version
+def test_ours_have_all_that_vllms_have(version: str) -> None:
+    """So that whoever has ours can call what vLLM's has, and nothing is left to a default of vLLM's."""
+    for place, original in replacements(version):
+        theirs = {name for name in tree(version).definition(*original).methods() if not name.startswith("_")}
+        assert theirs <= OURS.definition(*place).fields(), place
+
+
+@needs_sources
+@each_version
+def test_of_an_allocators_own_state_nothing_is_used(version: str) -> None:
+    """But for what ours has, too; and of its module nothing but the class and whether it can be had."""
+    theirs = tree(version).definition(*ALLOCATOR_OF_VLLM)
+    state = {name for name in theirs.fields() if not name.startswith("_")} - set(theirs.methods())
+    state -= OURS.definition(*ALLOCATOR_OF_OURS).fields()
+    assert "pointer_to_data" in state
+    used = []
+    for path, module in tree(version).mentioning(*tags.ALLOCATING, "cumem"):
+        for node in ast.walk(module) if "device_allocator" not in path else ():
+            if isinstance(node, ast.Attribute) and node.attr in state:
+                used.append(f"{path}:{node.lineno}: {node.attr}")
+            elif isinstance(node, ast.ImportFrom) and node.module == ALLOCATOR_OF_VLLM[0]:
+                used += [alias.name for alias in node.names if alias.name not in FROM_CUMEM]
+    assert used == []
 
 
 @needs_sources
@@ -357,7 +188,7 @@ def places(version: str) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
 def test_ours_take_all_that_vllms_take(version: str) -> None:
     """Every method of ours by the name of one of theirs, called or not."""
     problems = []
-    for place, original in places(version):
+    for place, original in (*replacements(version), (WORKER_OF_OURS, WORKER_OF_VLLM)):
         theirs = tree(version).definition(*original)
         for name, method in OURS.definition(*place).methods().items():
             try:
@@ -367,14 +198,6 @@ def test_ours_take_all_that_vllms_take(version: str) -> None:
             if name != "__init__" and (said := replacing(method.found(), their)):
                 problems.append(f"{place[1]}.{name} {said}")
     assert not problems
-
-
-@needs_sources
-@with_registry
-def test_our_backend_has_all_that_a_backend_has(version: str) -> None:
-    """So that nothing is left to a default which says of ours what is not so."""
-    theirs = set(tree(version).definition(*BACKEND_OF_VLLM).methods()) - {"__init__"}
-    assert theirs <= set(OURS.definition(*BACKEND_OF_OURS).methods())
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ BOTH = frozenset({"weights", "kv_cache"})
 NOT_WRITTEN = "the weights were dropped by a level 2 sleep and have not been written again since"
 
 pytestmark = needs_sources
+since_registry = pytest.mark.parametrize("vllm", ["0.33.0"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=fake_vllm.VERSIONS)
@@ -214,9 +215,8 @@ def test_waking_what_is_awake_does_nothing(engine: Any) -> None:
     assert is_serving(engine)
 
 
+@since_registry
 def test_the_connector_hears_of_the_cache_that_woke(vllm: Any) -> None:
-    if vllm.is_first:
-        pytest.skip("0.20 tells nobody")
     engine = vllm.engine()
     told: list[Any] = []
     engine.scheduler.connector = SimpleNamespace(set_xfer_handshake_metadata_pp_aware=told.append)
@@ -307,9 +307,8 @@ def test_a_failed_level_2_sleep_says_what_is_lost(vllm: Any) -> None:
     assert is_serving(engine)
 
 
+@since_registry
 def test_what_was_asleep_before_a_failed_sleep_stays_so(vllm: Any) -> None:
-    if vllm.is_first:
-        pytest.skip("0.20 does not sleep twice")
     engine = vllm.engine()
     engine.pause_scheduler()
     engine.release_kv_cache_memory()
@@ -374,9 +373,8 @@ def test_an_unknown_mode_changes_nothing(engine: Any, mode: str) -> None:
     assert is_serving(engine)
 
 
+@since_registry
 def test_a_pause_that_fails_is_undone(vllm: Any) -> None:
-    if vllm.is_first:
-        pytest.skip("in 0.20 no pause fails")
     engine = vllm.engine()
     engine.scheduler.reset_prefix_cache = lambda *_: False
     with pytest.raises(RuntimeError, match="Failed to reset the KV connector cache"):
@@ -560,9 +558,8 @@ def test_a_resume_is_refused_until_there_is_something_to_compute_with(engine: An
     assert is_serving(engine)
 
 
+@since_registry
 def test_a_refused_resume_leaves_what_a_pause_refuses(vllm: Any) -> None:
-    if vllm.is_first:
-        pytest.skip("in 0.20 a pause refuses nothing")
     engine = vllm.engine()
     engine.pause_generation("abort")
     engine.sleep(1)
@@ -600,9 +597,8 @@ def test_elsewhere_a_request_is_refused_by_an_answer(vllm: Any, process: Any) ->
         assert output.error.retryable
 
 
+@since_registry
 def test_what_continues_a_request_or_ends_one_is_not_refused(vllm: Any) -> None:
-    if vllm.is_first:
-        pytest.skip("0.20 has no such requests")
     engine = vllm.engine()
     engine.sleep(2, "keep")
     engine.add_request(Request("session"))
@@ -617,9 +613,8 @@ def test_what_continues_a_request_or_ends_one_is_not_refused(vllm: Any) -> None:
 # The cache alone
 
 
+@since_registry
 def test_the_cache_alone_can_be_given_back(vllm: Any) -> None:
-    if vllm.is_first:
-        pytest.skip("0.20 has no such operation")
     engine = vllm.engine()
     engine.pause_scheduler()
     last(engine).fails["discard"] = [PoorwillError("busy")]

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 from poorwill.vllm._versions import TESTED
-from vllm_sources import needs_sources, sources
+from vllm_sources import VARIABLE, needs_sources
 
 GROUP = "vllm.general_plugins"
 
 
 def ran(script: str, *arguments: str) -> Any:
     """What a script in a process of its own prints last, which is one JSON value."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("POORWILL_", "VLLM_"))}
+    scrubbed = ("POORWILL_", "VLLM_")
+    kept = {n: value for n, value in os.environ.items() if not n.startswith(scrubbed) or n == VARIABLE}
     command = [sys.executable, "-B", "-c", script, *arguments]
     done = subprocess.run(command, env=kept, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -59,21 +60,15 @@ def test_it_imports_no_engine_and_opens_no_gpu(what: str) -> None:
     assert drivers == []
 
 
-# vLLM's own loader, with as little around it as it imports: its settings, and a logger of Python's.
+# vLLM's own loader of plugins, from its sources.
 BY_VLLM = """
-import importlib.util, json, logging, os, sys, types
-from pathlib import Path
-[_, path, version, allowed] = sys.argv
-logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
-vllm, envs = types.ModuleType("vllm"), types.ModuleType("vllm.envs")
-vllm.__path__, vllm.envs, envs.VLLM_PLUGINS = [], envs, json.loads(allowed)
-said = types.ModuleType("vllm.version")
-said.__version__ = version
-sys.modules.update({"vllm": vllm, "vllm.envs": envs, "vllm.version": said})
-spec = importlib.util.spec_from_file_location("vllm.plugins", path, submodule_search_locations=[])
-plugins = importlib.util.module_from_spec(spec)
-sys.modules["vllm.plugins"] = plugins
-spec.loader.exec_module(plugins)
+import json, os, sys
+[_, tests, version, allowed] = sys.argv
+sys.path.insert(0, tests)
+from fake_vllm.loader import Loader
+loader = Loader(version, ["vllm.plugins"], ["poorwill"])
+loader.give("vllm.envs", VLLM_PLUGINS=json.loads(allowed))
+sys.modules["vllm.version"] = loader.module("vllm.version")
 
 import poorwill.vllm
 calls = []
@@ -82,8 +77,8 @@ def counted():
     calls.append(os.getpid())
     return real()
 poorwill.vllm.register = counted
-plugins.load_general_plugins()
-plugins.load_general_plugins()
+for _ in range(2):
+    loader.module("vllm.plugins").load_general_plugins()
 print(json.dumps([len(calls), "torch" in sys.modules]))
 """
 
@@ -92,8 +87,4 @@ print(json.dumps([len(calls), "torch" in sys.modules]))
 @pytest.mark.parametrize("version", TESTED)
 @pytest.mark.parametrize(("allowed", "times"), [(None, 1), (["poorwill"], 1), (["another"], 0)])
 def test_vllms_own_loader_finds_and_calls_it(version: str, allowed: list[str] | None, times: int) -> None:
-    folder = sources()
-    assert folder is not None
-    path = folder / version / "vllm/plugins/__init__.py"
-    assert Path(path).is_file()
-    assert ran(BY_VLLM, str(path), version, json.dumps(allowed)) == [times, False]
+    assert ran(BY_VLLM, str(Path(__file__).parent), version, json.dumps(allowed)) == [times, False]

@@ -1,6 +1,7 @@
 """The hooks on AsyncLLM and LLMEngine, over engines that have theirs: both versions of vLLM, all clients."""
 
 import asyncio
+import functools
 import inspect
 import sys
 import threading
@@ -21,6 +22,7 @@ from vllm_sources import needs_sources
 NOT_WRITTEN = "the weights were dropped by a level 2 sleep and have not been written again since"
 
 pytestmark = needs_sources
+since_registry = pytest.mark.parametrize("vllm", ["0.33.0"], indirect=True)
 
 
 class HTTPException(Exception):
@@ -107,132 +109,130 @@ REQUESTS: list[Callable[..., Any]] = [generate, encode]
 # With asyncio
 
 
-@pytest.mark.parametrize("request_", REQUESTS)
-def test_requests_pass_a_sleep_of_level_1(vllm: Any, request_: Any, recorded: list[dict[str, Any]]) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        assert await texts(request_(frontend, "a")) == ["token"] * 2
-        await frontend.sleep(1)
-        assert await frontend.is_sleeping()
-        await frontend.check_health()
-        early = asyncio.ensure_future(texts(request_(frontend, "b")))
-        await asyncio.sleep(0)
-        assert not early.done()
-        assert await frontend.wake_up() is (None if vllm.is_first else True)
-        assert await early == ["token"] * 2
-        assert frontend.sleep_states == [(1, 1), (0, 0)]
-        await frontend.check_health()
+def runs(test: Callable[..., Any]) -> Callable[..., None]:
+    """A test that is a coroutine."""
 
-    asyncio.run(story())
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+@runs
+async def test_requests_pass_a_sleep_of_level_1(
+    vllm: Any, request_: Any, recorded: list[dict[str, Any]]
+) -> None:
+    frontend = alone(vllm)
+    assert await texts(request_(frontend, "a")) == ["token"] * 2
+    await frontend.sleep(1)
+    assert await frontend.is_sleeping()
+    await frontend.check_health()
+    early = asyncio.ensure_future(texts(request_(frontend, "b")))
+    await asyncio.sleep(0)
+    assert not early.done()
+    assert await frontend.wake_up() is (None if vllm.is_first else True)
+    assert await early == ["token"] * 2
+    assert frontend.sleep_states == [(1, 1), (0, 0)]
+    await frontend.check_health()
     assert operations(recorded) == ["sleep", "wake"]
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_requests_are_refused_until_the_weights_are_written(vllm: Any, request_: Any, http: None) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        await frontend.sleep(2)
-        await frontend.wake_up()
-        with pytest.raises(HTTPException) as refused:
-            # Before anything is iterated, so that a stream has not begun.
-            request_(frontend)
-        assert refused.value.status_code == 503
-        assert refused.value.detail.startswith(NOT_WRITTEN)
-        assert str(refused.value) == refused.value.detail
-        assert isinstance(refused.value, NotReadyError)
-        with pytest.raises(HTTPException, match=NOT_WRITTEN):
-            await frontend.check_health()
-        assert await frontend.collective_rpc("reload_weights") == ["reloaded"]
+@runs
+async def test_requests_are_refused_until_the_weights_are_written(
+    vllm: Any, request_: Any, http: None
+) -> None:
+    frontend = alone(vllm)
+    await frontend.sleep(2)
+    await frontend.wake_up()
+    with pytest.raises(HTTPException) as refused:
+        # Before anything is iterated, so that a stream has not begun.
+        request_(frontend)
+    assert refused.value.status_code == 503
+    assert refused.value.detail.startswith(NOT_WRITTEN)
+    assert str(refused.value) == refused.value.detail
+    assert isinstance(refused.value, NotReadyError)
+    with pytest.raises(HTTPException, match=NOT_WRITTEN):
         await frontend.check_health()
-        assert await texts(request_(frontend)) == ["token"] * 2
+    assert await frontend.collective_rpc("reload_weights") == ["reloaded"]
+    await frontend.check_health()
+    assert await texts(request_(frontend)) == ["token"] * 2
 
-    asyncio.run(story())
 
-
-def test_without_a_server_it_is_poorwills_error(vllm: Any) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        await frontend.sleep(2)
-        await frontend.wake_up()
-        with pytest.raises(NotReadyError, match=NOT_WRITTEN) as refused:
-            generate(frontend)
-        assert type(refused.value) is NotReadyError
-
-    asyncio.run(story())
+@runs
+async def test_without_a_server_it_is_poorwills_error(vllm: Any) -> None:
+    frontend = alone(vllm)
+    await frontend.sleep(2)
+    await frontend.wake_up()
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN) as refused:
+        generate(frontend)
+    assert type(refused.value) is NotReadyError
 
 
 @pytest.mark.parametrize("method", ["reload_weights", "poorwill_mark_restored", "extension"])
-def test_what_writes_the_weights_lifts_the_refusal(vllm: Any, method: str) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        await frontend.sleep(2)
-        await frontend.wake_up()
-        await frontend.collective_rpc(method)
-        assert await texts(generate(frontend)) == ["token"] * 2
-
-    asyncio.run(story())
+@runs
+async def test_what_writes_the_weights_lifts_the_refusal(vllm: Any, method: str) -> None:
+    frontend = alone(vllm)
+    await frontend.sleep(2)
+    await frontend.wake_up()
+    await frontend.collective_rpc(method)
+    assert await texts(generate(frontend)) == ["token"] * 2
 
 
-def test_weights_can_be_written_before_the_cache_wakes(vllm: Any) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        await frontend.sleep(2)
-        await frontend.wake_up(["weights"])
-        with pytest.raises(NotReadyError):
-            await frontend.check_health()
-        await frontend.collective_rpc("reload_weights")
+@runs
+async def test_weights_can_be_written_before_the_cache_wakes(vllm: Any) -> None:
+    frontend = alone(vllm)
+    await frontend.sleep(2)
+    await frontend.wake_up(["weights"])
+    with pytest.raises(NotReadyError):
         await frontend.check_health()
-        await frontend.wake_up(["kv_cache"])
-        assert await texts(generate(frontend)) == ["token"] * 2
-
-    asyncio.run(story())
-
-
-def test_a_second_frontend_learns_that_the_engine_is_not_ready(vllm: Any) -> None:
-    async def story() -> None:
-        first, second = pair(vllm)
-        await first.sleep(2)
-        await first.wake_up()
-        if not vllm.is_first:
-            with pytest.raises(vllm.async_llm.GenerationError, match=NOT_WRITTEN):
-                await texts(generate(second, "a"))
-        else:
-            outputs = [output async for output in generate(second, "a")]
-            assert [output.finish_reason for output in outputs] == [vllm.core.FinishReason.ERROR]
-        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
-            await second.check_health()
-        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
-            await texts(generate(second, "b"))
-
-    asyncio.run(story())
+    await frontend.collective_rpc("reload_weights")
+    await frontend.check_health()
+    await frontend.wake_up(["kv_cache"])
+    assert await texts(generate(frontend)) == ["token"] * 2
 
 
-def test_a_second_frontend_learns_that_the_engine_is_ready(vllm: Any) -> None:
-    async def story() -> None:
-        first, second = pair(vllm)
-        await first.sleep(2)
-        await first.wake_up()
-        with pytest.raises(NotReadyError):
-            await texts(generate(first))
-        await second.collective_rpc("reload_weights")
-        assert await texts(generate(first)) == ["token"] * 2
-        assert await texts(generate(first, "again")) == ["token"] * 2
-        await first.check_health()
+@runs
+async def test_a_second_frontend_learns_that_the_engine_is_not_ready(vllm: Any) -> None:
+    first, second = pair(vllm)
+    await first.sleep(2)
+    await first.wake_up()
+    if not vllm.is_first:
+        with pytest.raises(vllm.async_llm.GenerationError, match=NOT_WRITTEN):
+            await texts(generate(second, "a"))
+    else:
+        outputs = [output async for output in generate(second, "a")]
+        assert [output.finish_reason for output in outputs] == [vllm.core.FinishReason.ERROR]
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+        await second.check_health()
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+        await texts(generate(second, "b"))
 
-    asyncio.run(story())
+
+@runs
+async def test_a_second_frontend_learns_that_the_engine_is_ready(vllm: Any) -> None:
+    first, second = pair(vllm)
+    await first.sleep(2)
+    await first.wake_up()
+    with pytest.raises(NotReadyError):
+        await texts(generate(first))
+    await second.collective_rpc("reload_weights")
+    assert await texts(generate(first)) == ["token"] * 2
+    assert await texts(generate(first, "again")) == ["token"] * 2
+    await first.check_health()
 
 
-def test_an_output_stream_that_is_given_up_is_closed(vllm: Any) -> None:
-    async def story() -> None:
-        first, second = pair(vllm)
-        await first.sleep(2)
-        await first.wake_up()
-        await second.collective_rpc("reload_weights")
-        outputs = generate(first)
-        assert (await anext(outputs)).new_token_ids == ["token"]
-        await outputs.aclose()
-
-    asyncio.run(story())
+@runs
+async def test_an_output_stream_that_is_given_up_is_closed(vllm: Any) -> None:
+    first, second = pair(vllm)
+    await first.sleep(2)
+    await first.wake_up()
+    await second.collective_rpc("reload_weights")
+    outputs = generate(first)
+    assert (await anext(outputs)).new_token_ids == ["token"]
+    await outputs.aclose()
 
 
 def test_an_engine_that_is_busy_keeps_the_health_that_is_known(
@@ -256,33 +256,29 @@ def test_an_engine_that_is_busy_keeps_the_health_that_is_known(
     asyncio.run(story())
 
 
-def test_a_dead_engine_is_told_first(vllm: Any) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        await frontend.sleep(2)
-        await frontend.wake_up()
-        frontend.processes.die()
-        with pytest.raises(vllm.client.EngineDeadError):
-            await frontend.check_health()
-
-    asyncio.run(story())
+@runs
+async def test_a_dead_engine_is_told_first(vllm: Any) -> None:
+    frontend = alone(vllm)
+    await frontend.sleep(2)
+    await frontend.wake_up()
+    frontend.processes.die()
+    with pytest.raises(vllm.client.EngineDeadError):
+        await frontend.check_health()
 
 
-def test_failures_are_told_and_counted(vllm: Any, recorded: list[dict[str, Any]]) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        worker(frontend).fails["sleep"] = [PoorwillError("10 of 16 bytes were given back")]
-        with pytest.raises(PoorwillError, match=r"10 of 16 bytes.*the engine serves"):
-            await frontend.sleep(1)
-        assert frontend.sleep_states == []
-        assert await texts(generate(frontend)) == ["token"] * 2
+@runs
+async def test_failures_are_told_and_counted(vllm: Any, recorded: list[dict[str, Any]]) -> None:
+    frontend = alone(vllm)
+    worker(frontend).fails["sleep"] = [PoorwillError("10 of 16 bytes were given back")]
+    with pytest.raises(PoorwillError, match=r"10 of 16 bytes.*the engine serves"):
         await frontend.sleep(1)
-        worker(frontend).fails["wake_up"] = [PoorwillError("the card is full")]
-        with pytest.raises(PoorwillError, match=r"the card is full; kv_cache, weights count as asleep"):
-            await frontend.wake_up()
-        assert await frontend.is_sleeping()
-
-    asyncio.run(story())
+    assert frontend.sleep_states == []
+    assert await texts(generate(frontend)) == ["token"] * 2
+    await frontend.sleep(1)
+    worker(frontend).fails["wake_up"] = [PoorwillError("the card is full")]
+    with pytest.raises(PoorwillError, match=r"the card is full; kv_cache, weights count as asleep"):
+        await frontend.wake_up()
+    assert await frontend.is_sleeping()
     events = [event for status in recorded for rank in status["ranks"] for event in rank["events"]]
     assert [event["error"] for event in events if event["error"]] == [
         "10 of 16 bytes were given back",
@@ -290,59 +286,53 @@ def test_failures_are_told_and_counted(vllm: Any, recorded: list[dict[str, Any]]
     ]
 
 
-def test_loads_are_counted_also_when_nothing_was_missing(vllm: Any, recorded: list[dict[str, Any]]) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        await frontend.collective_rpc("reload_weights")
-        await frontend.collective_rpc("synchronize_device")
-
-    asyncio.run(story())
+@runs
+async def test_loads_are_counted_also_when_nothing_was_missing(
+    vllm: Any, recorded: list[dict[str, Any]]
+) -> None:
+    frontend = alone(vllm)
+    await frontend.collective_rpc("reload_weights")
+    await frontend.collective_rpc("synchronize_device")
     assert operations(recorded) == ["load"]
     assert len(recorded) == 1
 
 
-def test_bad_arguments_reach_no_engine(vllm: Any) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        with pytest.raises(ValueError, match="level is 3"):
-            await frontend.sleep(3)
-        with pytest.raises(ValueError, match="no tag 'kv'"):
-            await frontend.wake_up(["kv"])
-        assert "sleep" not in worker(frontend).calls
-
-    asyncio.run(story())
+@runs
+async def test_bad_arguments_reach_no_engine(vllm: Any) -> None:
+    frontend = alone(vllm)
+    with pytest.raises(ValueError, match="level is 3"):
+        await frontend.sleep(3)
+    with pytest.raises(ValueError, match="no tag 'kv'"):
+        await frontend.wake_up(["kv"])
+    assert "sleep" not in worker(frontend).calls
 
 
-def test_a_resume_while_asleep_is_refused(vllm: Any) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
+@runs
+async def test_a_resume_while_asleep_is_refused(vllm: Any) -> None:
+    frontend = alone(vllm)
+    await frontend.resume_generation()
+    await frontend.sleep(1)
+    with pytest.raises(PoorwillError, match=r"the engine sleeps \(kv_cache, weights\): call wake_up"):
         await frontend.resume_generation()
-        await frontend.sleep(1)
-        with pytest.raises(PoorwillError, match=r"the engine sleeps \(kv_cache, weights\): call wake_up"):
-            await frontend.resume_generation()
-
-    asyncio.run(story())
 
 
-def test_a_call_that_is_given_up_leaves_a_doubt(vllm: Any) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        await frontend.sleep(2)
-        processes = frontend.processes
-        processes.is_by_hand = True
-        waking = asyncio.ensure_future(frontend.wake_up())
-        while not frontend.engine_core.utility_results:
-            await asyncio.sleep(0)
-        waking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waking
-        while processes.turn():
-            pass
-        processes.is_by_hand = False
-        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
-            await texts(generate(frontend))
-
-    asyncio.run(story())
+@runs
+async def test_a_call_that_is_given_up_leaves_a_doubt(vllm: Any) -> None:
+    frontend = alone(vllm)
+    await frontend.sleep(2)
+    processes = frontend.processes
+    processes.is_by_hand = True
+    waking = asyncio.ensure_future(frontend.wake_up())
+    while not frontend.engine_core.utility_results:
+        await asyncio.sleep(0)
+    waking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waking
+    while processes.turn():
+        pass
+    processes.is_by_hand = False
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+        await texts(generate(frontend))
 
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
@@ -354,42 +344,38 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_operation_ends_with_its_engine(vllm: Any, operation: str) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        await frontend.sleep(1)
-        await frontend.wake_up()
-        processes = frontend.processes
-        processes.is_by_hand = True
-        pending = asyncio.ensure_future(OPERATIONS[operation](frontend))
-        while not frontend.engine_core.utility_results:
-            await asyncio.sleep(0)
-        assert not pending.done()
-        processes.die()
-        with pytest.raises(vllm.client.EngineDeadError):
-            await asyncio.wait_for(pending, HANGS_SECONDS)
-        # So does what comes later, at once.
-        with pytest.raises(vllm.client.EngineDeadError):
-            await asyncio.wait_for(frontend.sleep(1), HANGS_SECONDS)
-
-    asyncio.run(story())
+@runs
+async def test_an_operation_ends_with_its_engine(vllm: Any, operation: str) -> None:
+    frontend = alone(vllm)
+    await frontend.sleep(1)
+    await frontend.wake_up()
+    processes = frontend.processes
+    processes.is_by_hand = True
+    pending = asyncio.ensure_future(OPERATIONS[operation](frontend))
+    while not frontend.engine_core.utility_results:
+        await asyncio.sleep(0)
+    assert not pending.done()
+    processes.die()
+    with pytest.raises(vllm.client.EngineDeadError):
+        await asyncio.wait_for(pending, HANGS_SECONDS)
+    # So does what comes later, at once.
+    with pytest.raises(vllm.client.EngineDeadError):
+        await asyncio.wait_for(frontend.sleep(1), HANGS_SECONDS)
 
 
-def test_a_request_that_asks_for_the_state_ends_with_its_engine(vllm: Any) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        await frontend.sleep(1)
-        frontend._poorwill.doubt()
-        processes = frontend.processes
-        processes.is_by_hand = True
-        pending = asyncio.ensure_future(texts(generate(frontend)))
-        while not frontend.engine_core.utility_results:
-            await asyncio.sleep(0)
-        processes.die()
-        with pytest.raises(vllm.client.EngineDeadError):
-            await asyncio.wait_for(pending, HANGS_SECONDS)
-
-    asyncio.run(story())
+@runs
+async def test_a_request_that_asks_for_the_state_ends_with_its_engine(vllm: Any) -> None:
+    frontend = alone(vllm)
+    await frontend.sleep(1)
+    frontend._poorwill.doubt()
+    processes = frontend.processes
+    processes.is_by_hand = True
+    pending = asyncio.ensure_future(texts(generate(frontend)))
+    while not frontend.engine_core.utility_results:
+        await asyncio.sleep(0)
+    processes.die()
+    with pytest.raises(vllm.client.EngineDeadError):
+        await asyncio.wait_for(pending, HANGS_SECONDS)
 
 
 @pytest.mark.parametrize("operation", ["sleep", "wake", "reload"])
@@ -414,20 +400,18 @@ def test_an_operation_in_a_thread_ends_with_its_engine(vllm: Any, operation: str
     assert not [thread for thread in threading.enumerate() if thread.name == "poorwill-vllm-engine"]
 
 
-def test_an_engine_that_does_not_say_its_state_is_asked_again(
+@runs
+async def test_an_engine_that_does_not_say_its_state_is_asked_again(
     vllm: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        await frontend.sleep(2)
-        # To the engine, which asks behind the wake, and not to the frontend.
-        worker(frontend).fails["poorwill_status"] = [None, PoorwillError("lost")]
-        await frontend.wake_up()
-        assert "did not say what state it is in (" in caplog.text
-        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
-            await texts(generate(frontend))
-
-    asyncio.run(story())
+    frontend = alone(vllm)
+    await frontend.sleep(2)
+    # To the engine, which asks behind the wake, and not to the frontend.
+    worker(frontend).fails["poorwill_status"] = [None, PoorwillError("lost")]
+    await frontend.wake_up()
+    assert "did not say what state it is in (" in caplog.text
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+        await texts(generate(frontend))
 
 
 def test_metrics_that_fail_do_not_fail_an_operation(
@@ -444,10 +428,8 @@ def test_metrics_that_fail_do_not_fail_an_operation(
     assert "could not be recorded" in caplog.text
 
 
+@since_registry
 def test_the_cache_alone_is_an_operation(vllm: Any, recorded: list[dict[str, Any]]) -> None:
-    if vllm.is_first:
-        pytest.skip("0.20 has no such operation")
-
     async def story() -> None:
         frontend = alone(vllm)
         with pytest.raises(PoorwillError, match="requires a completed pause"):
@@ -461,39 +443,37 @@ def test_the_cache_alone_is_an_operation(vllm: Any, recorded: list[dict[str, Any
     assert operations(recorded) == ["discard", "wake"]
 
 
-def test_all_engines_of_a_data_parallel_server_are_asked(vllm: Any, recorded: list[dict[str, Any]]) -> None:
-    async def story() -> None:
-        processes = EngineProcesses(*(vllm.engine("DPEngineCoreProc", 1, index) for index in range(3)))
-        frontend = asynchronous(vllm, processes, "DPLBAsyncMPClient")
-        await frontend.sleep(2)
-        await frontend.wake_up()
-        for core in processes.cores[:2]:
-            core.model_executor.workers[0].reload_weights()
-        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
-            await frontend.check_health()
-        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
-            generate(frontend)
-        await frontend.collective_rpc("reload_weights")
+@runs
+async def test_all_engines_of_a_data_parallel_server_are_asked(
+    vllm: Any, recorded: list[dict[str, Any]]
+) -> None:
+    processes = EngineProcesses(*(vllm.engine("DPEngineCoreProc", 1, index) for index in range(3)))
+    frontend = asynchronous(vllm, processes, "DPLBAsyncMPClient")
+    await frontend.sleep(2)
+    await frontend.wake_up()
+    for core in processes.cores[:2]:
+        core.model_executor.workers[0].reload_weights()
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
         await frontend.check_health()
-        assert await texts(generate(frontend)) == ["token"] * 2
-
-    asyncio.run(story())
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+        generate(frontend)
+    await frontend.collective_rpc("reload_weights")
+    await frontend.check_health()
+    assert await texts(generate(frontend)) == ["token"] * 2
     assert {status["engine"] for status in recorded} == {0, 1, 2}
 
 
-def test_other_workers_are_left_alone(vllm: Any, recorded: list[dict[str, Any]]) -> None:
-    async def story() -> None:
-        core = vllm.engine(config=make_config(worker_cls="vllm.v1.worker.gpu_worker.Worker"))
-        frontend = asynchronous(vllm, EngineProcesses(core))
-        await frontend.sleep(1)
-        await frontend.wake_up()
-        await frontend.collective_rpc("reload_weights")
-        await frontend.resume_generation()
-        await frontend.check_health()
-        assert await texts(generate(frontend)) == ["token"] * 2
-        assert "poorwill_status" not in core.model_executor.workers[0].calls
-
-    asyncio.run(story())
+@runs
+async def test_other_workers_are_left_alone(vllm: Any, recorded: list[dict[str, Any]]) -> None:
+    core = vllm.engine(config=make_config(worker_cls="vllm.v1.worker.gpu_worker.Worker"))
+    frontend = asynchronous(vllm, EngineProcesses(core))
+    await frontend.sleep(1)
+    await frontend.wake_up()
+    await frontend.collective_rpc("reload_weights")
+    await frontend.resume_generation()
+    await frontend.check_health()
+    assert await texts(generate(frontend)) == ["token"] * 2
+    assert "poorwill_status" not in core.model_executor.workers[0].calls
     assert recorded == []
 
 
@@ -557,9 +537,8 @@ def test_offline_bad_arguments_reach_no_engine(llm: Any) -> None:
     assert is_served(llm)
 
 
+@since_registry
 def test_offline_the_cache_alone(vllm: Any, llm: Any) -> None:
-    if vllm.is_first:
-        pytest.skip("0.20 has no such operation")
     llm.sleep(0)
     llm.release_kv_cache_memory()
     assert llm.wake_up() is True

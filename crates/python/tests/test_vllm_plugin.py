@@ -1,6 +1,6 @@
 """How the plugin finds its way into vLLM: settings, hooks on imports, and who gets our worker.
 
-No driver is needed, and no vLLM: the modules are made here.
+No driver is needed, and no vLLM: its modules are made here, or run from its sources.
 """
 
 import importlib
@@ -13,16 +13,19 @@ from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import poorwill
 import pytest
+from fake_vllm.loader import Loader, Stub
 from poorwill.vllm import _environment, _hooks, _imports, _platform, _versions
 from poorwill.vllm._hooks import Hook
 from poorwill.vllm._imports import when_imported
 from poorwill.vllm._platform import ConfigurationError
 from poorwill.vllm._versions import UnsupportedVllmError
+from vllm_sources import needs_sources
 
+REGISTRY = "vllm.device_allocator.sleep_mode_backend"
 VARIABLES = (
     *("POORWILL_SLEEP_MODE", "POORWILL_BUDGET", "POORWILL_HOST_BUDGET", "POORWILL_OFFLOAD"),
     *("POORWILL_PAGEABLE", "POORWILL_PREPARE", "POORWILL_WAKE_TIMEOUT"),
@@ -337,10 +340,9 @@ def test_a_module_that_has_to_be_there_is_missed() -> None:
     said = looked("vllm.v1.engine.async_llm", "0.33.0")
     assert said.startswith("UnsupportedVllmError")
     assert "the module vllm.v1.engine.async_llm is missing" in said
-    registry = "vllm.device_allocator.sleep_mode_backend"
-    assert f"the module {registry} is missing" in looked(registry, "0.33.0")
+    assert f"the module {REGISTRY} is missing" in looked(REGISTRY, "0.33.0")
     # Before there were backends, there was no such module.
-    assert looked(registry, "0.20.2") == ""
+    assert looked(REGISTRY, "0.20.2") == ""
 
 
 def test_what_a_module_lacks_itself_is_not_taken_for_the_module(
@@ -435,26 +437,49 @@ def decided(given: Any) -> str:
     return str(given.parallel_config.worker_cls)
 
 
-def test_the_backends_option_chooses() -> None:
-    given = config()
-    assert decided(given) == _platform.WORKER
-    assert decided(given) == _platform.WORKER
-    assert _platform.is_active(given)
-
-
-def test_before_the_option_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert decided(config(sleep_mode_backend=None)) == _platform.STOCK_WORKER
-    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
-    assert decided(config(sleep_mode_backend=None)) == _platform.WORKER
+COMPLAINT = r"{} is given, but sleep mode is off: add --enable-sleep-mode"
 
 
 @pytest.mark.parametrize(
-    "given", [config(sleep_mode_backend="cumem"), config("of.mine", sleep_mode_backend="x")]
+    ("environment", "given", "gets"),
+    [
+        # By the option, and where there is none by the environment.
+        ("", {}, _platform.WORKER),
+        ("1", {}, _platform.WORKER),
+        ("1", {"sleep_mode_backend": None}, _platform.WORKER),
+        # Others are left alone.
+        ("", {"sleep_mode_backend": None}, _platform.STOCK_WORKER),
+        ("", {"sleep_mode_backend": "cumem"}, _platform.STOCK_WORKER),
+        ("", {"worker_cls": "of.mine", "sleep_mode_backend": "x"}, "of.mine"),
+        ("", {"enable_sleep_mode": False, "sleep_mode_backend": "cumem"}, _platform.STOCK_WORKER),
+        ("", {"enable_sleep_mode": False, "sleep_mode_backend": None}, _platform.STOCK_WORKER),
+        # What does not go together is refused.
+        ("1", {"sleep_mode_backend": "cumem"}, "--sleep-mode-backend is cumem: make that poorwill"),
+        ("", {"enable_sleep_mode": False}, COMPLAINT.format("--sleep-mode-backend poorwill")),
+        *(
+            (
+                "1",
+                {"enable_sleep_mode": False, "sleep_mode_backend": backend},
+                COMPLAINT.format("SLEEP_MODE=1"),
+            )
+            for backend in (None, "cumem")
+        ),
+        ("", {"worker_cls": "of.mine"}, "--worker-cls is of.mine: leave it away, and have"),
+    ],
 )
-def test_another_backend_is_left_alone(given: Any) -> None:
-    before = given.parallel_config.worker_cls
-    assert decided(given) == before
-    assert not _platform.is_active(given)
+def test_who_gets_our_worker(
+    monkeypatch: pytest.MonkeyPatch, environment: str, given: dict[str, Any], gets: str
+) -> None:
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", environment)
+    made = config(**given)
+    if " " in gets:
+        # vLLM takes it for a wrong value of the user's.
+        with pytest.raises(ValueError, match=gets) as refused:
+            decided(made)
+        assert type(refused.value) is ConfigurationError
+        return
+    assert [decided(made), decided(made)] == [gets] * 2
+    assert _platform.is_active(made) == (gets == _platform.WORKER)
 
 
 def test_no_model_is_nothing_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,31 +487,6 @@ def test_no_model_is_nothing_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     given = config(enable_sleep_mode=False)
     given.model_config = None
     assert decided(given) == _platform.STOCK_WORKER
-
-
-def test_sleep_mode_off_and_nothing_chosen_is_vllm_as_it_is() -> None:
-    for backend in ("cumem", None):
-        assert decided(config(enable_sleep_mode=False, sleep_mode_backend=backend)) == _platform.STOCK_WORKER
-
-
-def test_two_choices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
-    with pytest.raises(ConfigurationError, match=r"--sleep-mode-backend is cumem: make that poorwill"):
-        _platform.decide(config(sleep_mode_backend="cumem"))
-    assert decided(config()) == _platform.WORKER
-
-
-def test_sleep_mode_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"--sleep-mode-backend poorwill is given.*--enable-sleep-mode"
-    ):
-        _platform.decide(config(enable_sleep_mode=False))
-    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
-    for backend in (None, "cumem"):
-        with pytest.raises(ConfigurationError, match=r"POORWILL_SLEEP_MODE=1 is given.*--enable-sleep-mode"):
-            _platform.decide(config(enable_sleep_mode=False, sleep_mode_backend=backend))
-    # vLLM takes it for a wrong value of the user's.
-    assert issubclass(ConfigurationError, ValueError)
 
 
 def test_a_drafters_configuration_is_none_to_complain_about(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -534,65 +534,48 @@ def test_other_allocator_settings_are_not(monkeypatch: pytest.MonkeyPatch, value
     assert decided(config()) == _platform.WORKER
 
 
-def test_a_worker_of_the_users_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"--worker-cls is of\.mine: leave it away, and have"):
-        _platform.decide(config("of.mine"))
+# In vLLM's own modules
 
 
-def test_the_platforms_method_decides_behind_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = platform()
+@needs_sources
+@pytest.mark.parametrize("number", _versions.TESTED)
+def test_the_platforms_method_decides_behind_vllms(number: str) -> None:
+    loader = Loader(number, ["vllm.platforms.cuda", "vllm.platforms.interface"])
+    nvml = SimpleNamespace(nvmlInit=lambda: None, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: 0)
+    loader.give("vllm.utils.import_utils", import_pynvml=lambda: nvml)
+    module = loader.module("vllm.platforms.cuda")
     _platform.install(module)
     hooked = module.CudaPlatformBase.__dict__["check_and_update_config"]
     _platform.install(module)
     assert module.CudaPlatformBase.__dict__["check_and_update_config"] is hooked
     # The contract is kept by what has taken the method's place.
-    _versions.check("0.33.0", module)
-    given = config("auto")
+    _versions.check(number, module)
     derived: Any = type("CudaPlatform", (module.CudaPlatformBase,), {})
-    assert derived.check_and_update_config(given) is None
-    assert given.checked == 1
-    assert given.parallel_config.worker_cls == _platform.WORKER
+    given = config("auto")
+    whole: Any = Stub("config")
+    whole.model_config, whole.parallel_config = given.model_config, given.parallel_config
+    whole.model_config.is_mm_prefix_lm = whole.model_config.use_mla = False
+    assert derived.check_and_update_config(whole) is None
+    assert whole.parallel_config.worker_cls == _platform.WORKER
 
 
-# The pool for graphs
-
-
-class VllmConfig:
-    """What decides on the pool, as in 0.33."""
-
-    def __init__(self, given: Any, mode: str = "FULL") -> None:
-        self.model_config, self.parallel_config, self.mode = given.model_config, given.parallel_config, mode
-
-    @property
-    def use_cumem_cudagraph_pool(self) -> bool:
-        """Whether graphs sleep."""
-        model = self.model_config
-        return (
-            model is not None
-            and model.sleep_mode_offload_cudagraph
-            and model.enable_sleep_mode
-            and model.sleep_mode_backend == "cumem"
-            and self.mode != "NONE"
-        )
-
-
-def graphs(**attributes: Any) -> ModuleType:
-    module = ModuleType("vllm.config.vllm")
-    module.__dict__["VllmConfig"] = type("VllmConfig", (), {**VllmConfig.__dict__, **attributes})
-    return module
-
-
+@needs_sources
 def test_graphs_sleep_with_ours_as_with_vllms() -> None:
-    module = graphs()
+    loader = Loader("0.33.0", ["vllm.config.vllm"])
+    loader.give("vllm.platforms", current_platform=SimpleNamespace(is_cuda_alike=lambda: True))
+    loader.module("vllm.config.compilation").CUDAGraphMode.NONE = "NONE"
+    module = loader.module("vllm.config.vllm")
+    stock = module.VllmConfig.use_cumem_cudagraph_pool
     _platform.install_graph_pool(module)
     hooked = module.VllmConfig.use_cumem_cudagraph_pool
     _platform.install_graph_pool(module)
     assert module.VllmConfig.use_cumem_cudagraph_pool is hooked
-    assert hooked.__doc__ == "Whether graphs sleep."
+    assert hooked.__doc__ == stock.__doc__
 
     def uses(worker: str, backend: str, is_kept: bool, mode: str = "FULL") -> bool:
         given = config(worker, sleep_mode_backend=backend, sleep_mode_offload_cudagraph=is_kept)
-        made = module.VllmConfig(given, mode)
+        made = object.__new__(module.VllmConfig)
+        made.__dict__.update(vars(given), compilation_config=SimpleNamespace(cudagraph_mode=mode))
         answer = made.use_cumem_cudagraph_pool
         # Nothing has changed by the question.
         assert made.model_config.sleep_mode_backend == backend
@@ -605,34 +588,20 @@ def test_graphs_sleep_with_ours_as_with_vllms() -> None:
     assert uses(_platform.STOCK_WORKER, "cumem", True)
 
 
-def test_a_vllm_without_such_a_pool_is_left_alone() -> None:
-    for attribute in (None, True):
-        module = graphs(use_cumem_cudagraph_pool=attribute)
-        _platform.install_graph_pool(module)
-        assert module.VllmConfig.use_cumem_cudagraph_pool is attribute
-    module = graphs()
-    del module.VllmConfig.use_cumem_cudagraph_pool
-    _platform.install_graph_pool(module)
-    assert not hasattr(module.VllmConfig, "use_cumem_cudagraph_pool")
+@pytest.mark.parametrize("attributes", [{}, {"use_cumem_cudagraph_pool": True}])
+def test_a_vllm_without_such_a_pool_is_left_alone(attributes: dict[str, Any]) -> None:
+    kind = type("VllmConfig", (), attributes)
+    before = dict(vars(kind))
+    _platform.install_graph_pool(cast(ModuleType, SimpleNamespace(VllmConfig=kind)))
+    assert dict(vars(kind)) == before
 
 
-# The registry
-
-
+@needs_sources
 def test_our_backend_is_entered_once() -> None:
-    class Factory:
-        _registry: ClassVar[dict[str, tuple[str, str]]] = {}
-
-        @classmethod
-        def register_backend(cls, name: str, module_path: str, class_name: str) -> None:
-            assert name not in cls._registry
-            cls._registry[name] = (module_path, class_name)
-
-    module = ModuleType("vllm.device_allocator.sleep_mode_backend")
-    module.__dict__["SleepModeBackendFactory"] = Factory
+    module = Loader("0.33.0", [REGISTRY]).module(REGISTRY)
     _platform.install_backend(module)
     _platform.install_backend(module)
-    assert Factory._registry == {"poorwill": ("poorwill.vllm.backend", "Backend")}
+    assert list(module.SleepModeBackendFactory._registry).count("poorwill") == 1
 
 
 def test_the_process_of_the_plugin_needs_no_driver() -> None:

@@ -1,4 +1,4 @@
-"""Runs the suites of offloaders in vLLM, each in a process of its own."""
+"""Runs suites over vLLM's code, each in a process of its own."""
 
 import os
 import subprocess
@@ -15,12 +15,13 @@ STUCK_S = 900
 
 def run_suite(suite: str, *options: str, **environment: str) -> str:
     """What pytest says. `options` go before those that all runs have."""
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     ended = subprocess.run(
         [*command, "-o", f"faulthandler_timeout={STUCK_S // 3}", str(HERE / suite)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONFAULTHANDLER": "1", **environment},
+        env={**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": path, **environment},
         timeout=STUCK_S,
         check=False,
     )

@@ -1,8 +1,8 @@
 //! `cargo xtask vllm`: the plugin for vLLM, held against the sources of the versions that it is for.
 //!
-//! vLLM cannot be imported without PyTorch and a GPU, so its sources are read. They come from its wheels, which are
-//! fetched once; the package is built and installed as for its other tests. Nothing may be skipped here: this is the
-//! job that those tests are for.
+//! vLLM cannot be imported without PyTorch and a GPU, so its sources are read, and run with stubs around them. They
+//! come from its source distributions, which are fetched once; the package is built and installed as for its other
+//! tests. Nothing may be skipped here: this is the job that those tests are for.
 
 mod sources;
 
@@ -19,10 +19,13 @@ const VERSIONS: [&str; 2] = ["0.20.2", "0.33.0"];
 /// What tells the tests where the sources are.
 const VARIABLE: &str = "POORWILL_VLLM_SOURCES";
 
-const TESTS: [&str; 3] = [
+const TESTS: [&str; 6] = [
     "crates/python/tests/test_vllm_contract.py",
+    "crates/python/tests/test_vllm_engine.py",
     "crates/python/tests/test_vllm_entry_point.py",
+    "crates/python/tests/test_vllm_frontend.py",
     "crates/python/tests/test_vllm_offload.py",
+    "crates/python/tests/test_vllm_worker.py",
 ];
 
 pub(crate) fn run() -> Result<(), Failure> {

@@ -1,7 +1,7 @@
-//! vLLM's Python sources: fetched once as wheels, of which little is kept.
+//! vLLM's Python sources: fetched once as source distributions, of which the modules are kept.
 //!
-//! A wheel is pinned by its digest in a file of requirements, and pip refuses any other. What is there is complete: it
-//! takes its name when all of it has been unpacked, with the pin that it was fetched by beside it.
+//! A distribution is pinned by its digest in a file of requirements, and pip refuses any other. What is there is
+//! complete: it takes its name when all of it has been unpacked, with the pin that it was fetched by beside it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,14 +16,14 @@ const FOLDER: &str = "vllm-sources";
 /// Where the pins are, in a file for each version.
 const PINS: &str = "crates/python/tests/vllm_sources";
 
-/// Unpacks a wheel.
+/// Unpacks a distribution.
 const UNPACK: &str = "xtask/src/vllm/unpack.py";
 
 /// What a complete folder holds its pin in.
 const SEAL: &str = "poorwill-sources.txt";
 
-/// Wheels for what vLLM has run on; only what is in all of them is read.
-const PLATFORMS: [&str; 2] = ["manylinux_2_35_x86_64", "manylinux_2_28_x86_64"];
+/// What pip takes for the build of a distribution, which needs no PyTorch to state its metadata.
+const BUILD: &str = "xtask/src/vllm/sdist";
 
 /// One version's sources, complete or not.
 #[derive(Debug)]
@@ -43,14 +43,14 @@ impl Sources {
             note(&format!("--- vLLM {}: its sources are here", self.version));
             return Ok(());
         }
-        // Named so that no two versions, and no version and its wheel, have the same.
-        let [wheel, part] = ["wheel", "part"].map(|suffix| self.beside(suffix));
-        for stale in [&wheel, &part, &self.folder] {
+        // Named so that no two versions, and no version and its archive, have the same.
+        let [archive, part] = ["archive", "part"].map(|suffix| self.beside(suffix));
+        for stale in [&archive, &part, &self.folder] {
             remove(stale)?;
         }
-        let done = self.fetch(environment, &wheel).and_then(|()| self.unpack(environment, &wheel, &part));
+        let done = self.fetch(environment, &archive).and_then(|()| self.unpack(environment, &archive, &part));
         // Of a failure nothing is left that would be taken for more than it is, or that takes much room.
-        let removed = remove(&wheel);
+        let removed = remove(&archive);
         done.and(removed)
     }
 
@@ -62,22 +62,23 @@ impl Sources {
     fn fetch(&self, environment: &Environment, into: &Path) -> Result<(), Failure> {
         let pin = self.pin();
         let plainly = ["-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"];
-        let alone =
-            ["--no-cache-dir", "--no-deps", "--only-binary=:all:", "--timeout", "30", "--retries", "2"];
-        let python = ["--python-version", "3.12", "--implementation", "cp"];
-        let platforms = PLATFORMS.into_iter().flat_map(|platform| ["--platform", platform]);
+        let alone = ["--no-cache-dir", "--no-deps", "--no-binary=:all:", "--timeout", "30", "--retries", "2"];
+        let unbuilt = ["--no-build-isolation", "--ignore-requires-python"];
         let pinned = ["--require-hashes", "--requirement", &pin, "--dest"];
-        let all = plainly.into_iter().chain(alone).chain(python).chain(platforms).chain(pinned);
-        let fetched = environment.python(all.map(OsStr::new).chain([into.as_os_str()])).run();
+        let all = plainly.into_iter().chain(alone).chain(unbuilt).chain(pinned).map(OsStr::new);
+        let build = workspace_root().join(BUILD);
+        let fetch =
+            environment.python(all.chain([into.as_os_str()])).env("PYTHONPATH", &build.to_string_lossy());
+        let fetched = fetch.run();
         fetched.map(drop).map_err(|cause| Failure::Fetch {
-            what: format!("vLLM {}'s wheel, which is some 300 MB,", self.version),
+            what: format!("vLLM {}'s source distribution, which is some 40 MB,", self.version),
             cause: Box::new(cause),
         })
     }
 
-    fn unpack(&self, environment: &Environment, wheel: &Path, part: &Path) -> Result<(), Failure> {
+    fn unpack(&self, environment: &Environment, archive: &Path, part: &Path) -> Result<(), Failure> {
         let script = workspace_root().join(UNPACK);
-        environment.python([script.as_os_str(), wheel.as_os_str(), part.as_os_str()]).run()?;
+        environment.python([script.as_os_str(), archive.as_os_str(), part.as_os_str()]).run()?;
         let sealed = fs::copy(workspace_root().join(self.pin()), part.join(SEAL));
         sealed
             .and_then(|_| fs::rename(part, &self.folder))
@@ -144,8 +145,8 @@ mod tests {
     }
 
     #[test]
-    fn a_wheel_lies_beside_its_sources() {
+    fn an_archive_lies_beside_its_sources() {
         let sources = sources("0.20.2", Path::new("/target/vllm-sources"));
-        assert_eq!(sources.beside("wheel"), Path::new("/target/vllm-sources/0.20.2.wheel"));
+        assert_eq!(sources.beside("archive"), Path::new("/target/vllm-sources/0.20.2.archive"));
     }
 }

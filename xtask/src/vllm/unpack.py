@@ -1,19 +1,29 @@
-"""Takes out of a wheel what reading its sources needs: its Python and its metadata.
+"""Takes out of a source distribution what running and reading its Python needs: its modules and its metadata.
 
-`cargo xtask vllm` runs this; the arguments are the folder with the one wheel, and where its content belongs.
+`cargo xtask` runs this; the arguments are the folder with the one archive, and where its content belongs.
 """
 
+import shutil
 import sys
-import zipfile
+import tarfile
 from pathlib import Path
 
 
 def main(folder: str, into: str) -> None:
-    [wheel] = Path(folder).glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if name.endswith(".py") or name.split("/")[0].endswith(".dist-info"):
-                archive.extract(name, into)
+    [path] = Path(folder).glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        for member in archive:
+            name, package, *rest = member.name.split("/") if member.isfile() else ("", "", "")
+            target = Path(into, package, *rest)
+            if package == "PKG-INFO":
+                target = Path(into, f"{name}.dist-info", "METADATA")
+            elif package != name.partition("-")[0] or target.suffix != ".py" or ".." in rest:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content = archive.extractfile(member)
+            assert content is not None
+            with content, target.open("wb") as file:
+                shutil.copyfileobj(content, file)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from fake_vllm.loader import StubModule, init_logger
 from vllm_sources import sources
+
+from .loader import StubModule, init_logger
 
 torch: Any = importlib.import_module("torch")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from fake_vllm.loader import Stub
+from .loader import Stub
 
 torch: Any = importlib.import_module("torch")
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
-from fake_vllm.loader import Loader, StubModule
-from fake_vllm.worker_parts import FirstGPUModelRunner, GPUModelRunner, TransferEngine, stub
+from .loader import Loader, StubModule
+from .worker_parts import FirstGPUModelRunner, GPUModelRunner, TransferEngine, stub
 
 torch: Any = importlib.import_module("torch")
 

@@ -1,8 +1,8 @@
-"""vLLM's Python sources, read and not run: its modules cannot be imported without PyTorch and a GPU.
+"""vLLM's Python sources: `tree` finds what is defined in them, `likeness` tells whether one definition can
+stand in another's place, and `tags` collects the names that memory has.
 
-`POORWILL_VLLM_SOURCES` names a folder with one folder for each version, called by it, with what a wheel holds
-of Python. `cargo xtask vllm` makes it and sets the variable. `tree` finds what is defined, `calls` who uses
-vLLM's allocator and how, `likeness` whether one definition can stand in another's place.
+`POORWILL_VLLM_SOURCES` names a folder with one folder for each version, called by it. `cargo xtask` makes it
+and sets the variable.
 """
 
 import os
@@ -21,5 +21,5 @@ def sources() -> Path | None:
 
 needs_sources = pytest.mark.skipif(
     sources() is None,
-    reason=f"{VARIABLE} names no folder with vLLM's sources; `cargo xtask vllm` fetches them and runs this",
+    reason=f"{VARIABLE} names no folder with vLLM's sources; `cargo xtask vllm` fetches them",
 )
