@@ -1,12 +1,11 @@
 //! What the link to a device moves at best, and memory to measure it with. No pool is involved.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use poorwill_core::driver::{BackingId, Result};
 use poorwill_core::{CopyPart, DeviceRange, Driver, StreamId};
-
-use crate::machine::page_bytes;
 
 /// How many copies each way; the quickest counts.
 const COPIES: usize = 5;
@@ -14,19 +13,23 @@ const COPIES: usize = 5;
 /// How many pieces are opened, and unmapped, with one call.
 const RUN_PIECES: usize = 32;
 
-/// What one piece of memory took.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LinkTimes {
+/// What the link moved, in bytes per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkSpeed {
     /// Getting the host memory that the copies use: page-locking it, on a GPU.
-    pub(crate) pin_s: f64,
+    pub pin_bytes_per_s: f64,
     /// The quickest copy to the device.
-    pub(crate) to_device_s: f64,
+    pub to_device_bytes_per_s: f64,
     /// The quickest copy from it.
-    pub(crate) to_host_s: f64,
+    pub to_host_bytes_per_s: f64,
 }
 
-/// Copies `bytes` in one piece on one stream, there and back, several times.
-pub(crate) fn measure(driver: &dyn Driver, bytes: u64) -> Result<LinkTimes> {
+/// Copies `bytes` in one piece on one stream, there and back, several times. Takes as much memory of the device, beside
+/// any pool, and of the host.
+///
+/// # Errors
+/// What the driver says. Nothing is kept then.
+pub fn measure(driver: &dyn Driver, bytes: u64) -> Result<LinkSpeed> {
     let mut memory = Scratch::reserve(driver, bytes)?;
     memory.bring_in(&[bytes])?;
     let parts = [CopyPart { device: memory.range, host_offset: 0 }];
@@ -48,11 +51,16 @@ pub(crate) fn measure(driver: &dyn Driver, bytes: u64) -> Result<LinkTimes> {
         (seconds, buffer) = timed(|| driver.copy_to_host(StreamId::DEFAULT, buffer, &parts)?.wait())?;
         to_host_s = to_host_s.min(seconds);
     }
-    Ok(LinkTimes { pin_s, to_device_s, to_host_s })
+    Ok(LinkSpeed {
+        pin_bytes_per_s: rate(bytes, pin_s),
+        to_device_bytes_per_s: rate(bytes, to_device_s),
+        to_host_bytes_per_s: rate(bytes, to_host_s),
+    })
 }
 
-/// A reservation, and what is in it. Gone when dropped, as far as the driver lets it.
-pub(crate) struct Scratch<'a> {
+/// Memory of a device to measure with, beside any pool: a reservation, and what is in it. Gone when dropped, as far as
+/// the driver lets it.
+pub struct Scratch<'a> {
     driver: &'a dyn Driver,
     range: DeviceRange,
     backings: Vec<BackingId>,
@@ -60,19 +68,37 @@ pub(crate) struct Scratch<'a> {
     mapped: Vec<DeviceRange>,
 }
 
-impl<'a> Scratch<'a> {
-    /// Where it is.
-    pub(crate) fn range(&self) -> DeviceRange {
-        self.range
+impl fmt::Debug for Scratch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scratch")
+            .field("range", &self.range)
+            .field("pieces", &self.mapped.len())
+            .finish_non_exhaustive()
     }
+}
 
-    pub(crate) fn reserve(driver: &'a dyn Driver, bytes: u64) -> Result<Self> {
+impl<'a> Scratch<'a> {
+    /// Addresses without memory.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn reserve(driver: &'a dyn Driver, bytes: u64) -> Result<Self> {
         let range = driver.reserve(bytes)?;
         Ok(Self { driver, range, backings: Vec::new(), mapped: Vec::new() })
     }
 
-    /// Memory in pieces of these sizes from the beginning on.
-    pub(crate) fn bring_in(&mut self, sizes: &[u64]) -> Result<()> {
+    /// Where it is.
+    #[must_use]
+    pub fn range(&self) -> DeviceRange {
+        self.range
+    }
+
+    /// Creates and maps memory in pieces of these sizes, whole granules, from the beginning on, and opens 32 of them with
+    /// a call.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn bring_in(&mut self, sizes: &[u64]) -> Result<()> {
         let mut at = self.range.addr;
         for run in sizes.chunks(RUN_PIECES) {
             let start = at;
@@ -89,8 +115,11 @@ impl<'a> Scratch<'a> {
         Ok(())
     }
 
-    /// All of it.
-    pub(crate) fn give_back(&mut self) -> Result<()> {
+    /// Unmaps all of it, 32 pieces with a call, and releases it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn give_back(&mut self) -> Result<()> {
         for (ranges, backings) in self.mapped.chunks(RUN_PIECES).zip(self.backings.chunks(RUN_PIECES)) {
             let (start, end) = (ranges[0].addr, ranges[ranges.len() - 1].end());
             self.driver.unmap(DeviceRange::new(start, end - start))?;
@@ -116,26 +145,15 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// Pages that were never written are no memory. Page-locked ones are there already.
-pub(crate) fn touch(buffer: &mut [u8]) {
-    let page_bytes = usize::try_from(page_bytes()).unwrap_or(4096);
-    buffer.iter_mut().step_by(page_bytes).for_each(|byte| *byte = 1);
-}
-
 /// How many seconds something took, and what came of it.
-pub(crate) fn timed<T>(action: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
+fn timed<T>(action: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
     let started = Instant::now();
     let outcome = action()?;
     Ok((started.elapsed().as_secs_f64(), outcome))
 }
 
 /// Bytes per second.
-pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
-    as_float(bytes) / seconds.max(1e-9)
-}
-
-/// Sizes of memory are far below where a float begins to round to whole bytes.
-#[allow(clippy::cast_precision_loss)]
-pub(crate) fn as_float(bytes: u64) -> f64 {
-    bytes as f64
+#[allow(clippy::cast_precision_loss)] // Sizes of memory are far below where a float begins to round to whole bytes.
+fn rate(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 / seconds.max(1e-9)
 }

@@ -8,4 +8,3 @@ mod folders;
 mod headers;
 mod indexes;
 mod reading;
-mod synthetic;

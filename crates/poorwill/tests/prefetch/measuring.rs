@@ -3,9 +3,9 @@
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
 
-use poorwill::offload::bench::{OffloadError, OffloadReport, Plan, Source, Stage, run};
 use poorwill::offload::{DISABLE_UVA, Switches};
 use poorwill::{Arena, Config, Device, Driver};
+use poorwill_bench::offload::{Error, Plan, Report, Source, Stage, run};
 use poorwill_testkit::device::{Kind, TestDevice};
 
 use super::arena;
@@ -16,7 +16,7 @@ fn plan(bytes: u64, layers: u32) -> Plan {
 }
 
 /// Holds the figures of a report against each other.
-fn check(report: &OffloadReport) {
+fn check(report: &Report) {
     assert!(report.verified && report.mismatch.is_none());
     assert_eq!(report.host_bytes_asked, report.layer_bytes * u64::from(report.layers));
     assert!((2..=8).contains(&report.slots) && report.part_bytes <= report.layer_bytes && report.passes > 1);
@@ -111,12 +111,12 @@ fn what_does_not_fit_is_refused_with_what_to_change() {
     };
     for (bytes, layers) in [(1, 1), (granule_bytes - 1, 1), (31 * granule_bytes, 32), (1 << 20, u32::MAX)] {
         let error = refused(bytes, layers);
-        assert!(matches!(error, OffloadError::LayerTooSmall { .. }), "{error}");
+        assert!(matches!(error, Error::LayerTooSmall { .. }), "{error}");
         assert!(error.to_string().contains("granule") && error.to_string().contains("or more"), "{error}");
     }
     for (bytes, layers) in [(5 * granule_bytes, 1), (100 * granule_bytes, 20), (u64::MAX, 1)] {
         let error = refused(bytes, layers);
-        assert!(matches!(error, OffloadError::Slots { .. }), "{error}");
+        assert!(matches!(error, Error::Slots { .. }), "{error}");
         assert!(
             error.to_string().contains("2 slots") && error.to_string().contains("more layers"),
             "{error}"
@@ -126,7 +126,7 @@ fn what_does_not_fit_is_refused_with_what_to_change() {
     check(&run(&arena, &Source::Driver, &plan(12 * granule_bytes, 3), &mut |_| {}).unwrap());
     // No computer has as much host memory.
     let error = refused(granule_bytes << 31, 1 << 30);
-    assert!(matches!(error, OffloadError::HostMemory { is_limit: false, .. }), "{error}");
+    assert!(matches!(error, Error::HostMemory { is_limit: false, .. }), "{error}");
 }
 
 #[test]

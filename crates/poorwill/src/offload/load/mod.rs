@@ -20,12 +20,12 @@
 //! use std::ops::ControlFlow;
 //!
 //! use poorwill::Device;
-//! use poorwill::checkpoint::{Checkpoint, SyntheticMoe};
+//! use poorwill::checkpoint::Checkpoint;
 //! use poorwill::offload::{HostCheckpoint, LoadOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
-//! # let model = SyntheticMoe { layers: 1, experts: 2, hidden: 64, moe_intermediate: 64, vocab: 100, shards: 2, seed: 1 };
+//! # let model = poorwill_bench::synthetic::SyntheticMoe { layers: 1, experts: 2, hidden: 64, moe_intermediate: 64, vocab: 100, shards: 2, seed: 1 };
 //! # model.write(folder.path(), |_| {})?;
 //! let checkpoint = Checkpoint::open(&[folder.path().to_owned()])?;
 //! let device = Device::open(&"host:64MiB".parse()?)?;
@@ -59,10 +59,8 @@ use super::{Buffer, Switches};
 use crate::checkpoint::{Checkpoint, CheckpointError, Dtype, Tensor};
 use crate::open::Device;
 
-pub mod bench;
 mod error;
 mod layout;
-mod peak;
 mod piece;
 mod readers;
 mod report;
@@ -94,6 +92,19 @@ pub struct LoadOptions {
     pub switches: Switches,
     /// How many read at the same time, 256 at most; chosen from the machine unless it is given.
     pub readers: Option<NonZeroUsize>,
+}
+
+impl LoadOptions {
+    /// How many readers a load of so many bytes has.
+    #[must_use]
+    pub fn readers_for(&self, bytes: u64) -> usize {
+        if let Some(readers) = self.readers {
+            return readers.get().min(READERS_ALLOWED);
+        }
+        let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let most = usize::try_from(bytes / PIECE_BYTES_MIN).unwrap_or(usize::MAX);
+        (2 * cores).clamp(READERS_MIN, READERS_MAX).min(most.max(1))
+    }
 }
 
 /// How far a load is.
@@ -172,7 +183,7 @@ impl HostCheckpoint {
         let (tensors, bytes) = (checkpoint.tensors(), checkpoint.bytes());
         let by_name = by_name(checkpoint)?;
         let layout = Layout::of(tensors);
-        let readers = readers_of(options, &layout);
+        let readers = options.readers_for(layout.bytes());
         let piece_bytes = piece_bytes_of(bytes, readers);
         let pieces = layout.pieces(tensors, piece_bytes);
 
@@ -288,14 +299,6 @@ fn by_name(checkpoint: &Checkpoint) -> Result<HashMap<String, usize>, Checkpoint
         }
     }
     Ok(by_name)
-}
-
-fn readers_of(options: &LoadOptions, layout: &Layout) -> usize {
-    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let chosen = (2 * cores).clamp(READERS_MIN, READERS_MAX);
-    let readers = options.readers.map_or(chosen, |readers| readers.get().min(READERS_ALLOWED));
-    let most = usize::try_from(layout.bytes() / PIECE_BYTES_MIN).unwrap_or(usize::MAX);
-    if options.readers.is_some() { readers } else { readers.min(most.max(1)) }
 }
 
 /// As large as it may be for the readers' own memory to be a small part of the checkpoint.
