@@ -22,9 +22,9 @@
 //! ```
 //!
 //! [`checkpoint`] reads safetensors files, and [`model`] loads them into an arena and compares them with it.
-//! [`doctor`] looks at what this computer has, [`gpus`] asks what is free on a GPU, [`link`] measures what the link to
-//! a device moves. [`offload`] keeps weights in host memory where a device reads them. What the words mean, and what is
-//! promised, is in `docs/design.md`. What measures sleeping, loading and offloading is another crate, `poorwill-bench`.
+//! [`doctor`] looks at what this computer has, [`gpus`] asks what is free on a GPU. [`offload`] keeps weights in host
+//! memory where a device reads them. What the words mean, and what is promised, is in `docs/design.md`. What measures
+//! sleeping, loading and offloading is another crate, `poorwill-bench`.
 #![forbid(unsafe_code)]
 
 mod arena;
@@ -36,10 +36,6 @@ mod device;
 pub mod doctor;
 #[cfg(target_os = "linux")]
 pub mod gpus;
-#[cfg(unix)]
-pub mod link;
-#[cfg(unix)]
-mod machine;
 #[cfg(unix)]
 pub mod model;
 #[cfg(target_os = "linux")]

@@ -2,8 +2,8 @@
 //! involved.
 
 use poorwill::driver::Result;
-use poorwill::link::{self, Scratch};
 use poorwill::{Driver, HostBuffer, Pending, StreamId};
+use poorwill_driver::link::{self, Scratch};
 use serde::Serialize;
 
 use crate::figures::{rate, timed};

@@ -62,6 +62,7 @@ mod linux {
     use poorwill_core::ByteSize;
     use poorwill_core::budget::{Budget, SourceName};
     use poorwill_driver::cuda::{self, GpuInfo};
+    use poorwill_driver::link::{self, LinkSpeed};
     use poorwill_driver::nvml::Nvml;
     use poorwill_driver::system::{PciAddress, PciLink, System};
     use poorwill_driver::{CudaConfig, CudaDevice};
@@ -70,7 +71,6 @@ mod linux {
     use crate::budget::Inquiry;
     use crate::device::DeviceSpec;
     use crate::doctor::{EngineAdvice, warnings_of};
-    use crate::link::{self, LinkSpeed};
 
     /// What is page-locked and copied to measure.
     const PIECE_BYTES: u64 = 128 << 20;

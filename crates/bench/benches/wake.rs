@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Instant;
 
 use memmap2::{MmapMut, MmapOptions};
-use poorwill_core::{
+use poorwill::{
     AllocRequest, Block, ByteSize, Digest, Driver, HostBuffer, Level, Pool, PoolConfig, SleepRequest,
     StreamId, Tag, Verify, WakeReport, WakeRequest,
 };

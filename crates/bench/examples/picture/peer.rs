@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::trace::{Event, Trace};
+use poorwill_bench::churn::{Event, Moment};
 
 const MIB: u64 = 1 << 20;
 const SMALL_BYTES_MAX: u64 = MIB;
@@ -52,9 +52,9 @@ impl CachingPool {
     }
 
     /// What it has mapped after each step of a load.
-    pub(super) fn mapped_bytes_along(mut self, trace: &Trace) -> Result<Vec<u64>, String> {
+    pub(super) fn mapped_bytes_along(mut self, load: &[Moment]) -> Result<Vec<u64>, String> {
         let mut addrs = HashMap::new();
-        let mut step = |line: &super::trace::Line| {
+        let mut step = |line: &Moment| {
             match line.event {
                 Event::Take => {
                     let addr = self.alloc(line.bytes);
@@ -69,7 +69,7 @@ impl CachingPool {
             }
             Ok(self.mapped_bytes)
         };
-        trace.lines.iter().map(&mut step).collect()
+        load.iter().map(&mut step).collect()
     }
 
     fn alloc(&mut self, asked_bytes: u64) -> u64 {
@@ -150,16 +150,19 @@ impl CachingPool {
 
 /// The peak is within a percent of what was measured, in hundredths of a GiB.
 #[cfg(test)]
-pub(super) fn assert_peak(trace: &Trace, split_limit_bytes: Option<u64>, measured: u64) {
-    let mapped_bytes = CachingPool::new(split_limit_bytes).mapped_bytes_along(trace).unwrap();
+pub(super) fn assert_peak(load: &[Moment], split_limit_bytes: Option<u64>, measured: u64) {
+    let mapped_bytes = CachingPool::new(split_limit_bytes).mapped_bytes_along(load).unwrap();
     let peak = mapped_bytes.into_iter().max().unwrap() * 100 / (1024 * MIB);
     assert!(peak.abs_diff(measured) * 100 <= measured, "{peak} of {measured}, in hundredths of a GiB");
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::trace::Line;
     use super::*;
+
+    fn moment(event: Event, block: usize, bytes: u64) -> Moment {
+        Moment { step: 0, event, block, bytes, live_bytes: 0 }
+    }
 
     /// What is mapped after taking blocks of so many bytes (positive numbers) and giving back the n-th of them
     /// (those below one).
@@ -168,14 +171,14 @@ mod tests {
         let line = |step: &i64| {
             let (event, block, bytes) = match u64::try_from(*step) {
                 Ok(bytes) if bytes > 0 => (Event::Take, taken, bytes),
-                _ => (Event::Give, step.unsigned_abs(), 0),
+                _ => (Event::Give, usize::try_from(step.unsigned_abs()).unwrap(), 0),
             };
-            taken += u64::from(event == Event::Take);
-            Line { event, block, bytes, live_bytes: 0, mapped_bytes: 0 }
+            taken += usize::from(event == Event::Take);
+            moment(event, block, bytes)
         };
-        let trace = Trace { lines: steps.iter().map(line).collect() };
+        let load: Vec<Moment> = steps.iter().map(line).collect();
         let pool = CachingPool::new(split_limit_mib.map(|mib| mib * MIB));
-        pool.mapped_bytes_along(&trace).unwrap().into_iter().map(|bytes| bytes / MIB).collect()
+        pool.mapped_bytes_along(&load).unwrap().into_iter().map(|bytes| bytes / MIB).collect()
     }
 
     const M: i64 = 1 << 20;
@@ -223,27 +226,26 @@ mod tests {
         // 60 layers of four tensors, each converted to half its size.
         let mut lines = Vec::new();
         let mut line = |event, block, mib: u64| {
-            lines.push(Line { event, block, bytes: mib * MIB, live_bytes: 0, mapped_bytes: 0 });
+            lines.push(moment(event, block, mib * MIB));
         };
         for (number, mib) in (0..).zip([96, 64, 530, 270].into_iter().cycle().take(240)) {
             line(Event::Take, 2 * number, mib);
             line(Event::Take, 2 * number + 1, mib / 2);
             line(Event::Give, 2 * number, mib);
         }
-        let trace = Trace { lines };
-        assert_peak(&trace, Some(20 * MIB), 3033);
-        assert_peak(&trace, None, 3146);
+        assert_peak(&lines, Some(20 * MIB), 3033);
+        assert_peak(&lines, None, 3146);
     }
 
     #[test]
     fn a_trace_that_cannot_be_is_refused() {
-        let line = |event, block| Line { event, block, bytes: 512, live_bytes: 0, mapped_bytes: 0 };
+        let line = |event, block| moment(event, block, 512);
         for lines in [
             vec![line(Event::Give, 0)],
             vec![line(Event::Take, 0), line(Event::Take, 0)],
             vec![line(Event::Take, 0), line(Event::Give, 0), line(Event::Give, 0)],
         ] {
-            assert!(CachingPool::new(None).mapped_bytes_along(&Trace { lines }).is_err());
+            assert!(CachingPool::new(None).mapped_bytes_along(&lines).is_err());
         }
     }
 }
