@@ -26,7 +26,7 @@ enum Kind {
 /// All of them.
 pub(crate) const BENCHES: [Bench; 2] = [
     Bench { name: "alloc", package: "poorwill-bench-alloc", kind: Kind::Program },
-    Bench { name: "wake", package: "poorwill-driver", kind: Kind::Target },
+    Bench { name: "wake", package: "poorwill-bench", kind: Kind::Target },
 ];
 
 /// Packages that nobody compiles who does not ask for them.

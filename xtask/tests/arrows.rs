@@ -1,10 +1,11 @@
-//! The arrows between the crates: `core ← driver ← poorwill ← {python, rotate}`, with `cli` upon
-//! `poorwill` and `rotate`, and the testkit for tests only. `triton` is by itself, for `python`. Benchmarks that compile a peer stand beside
-//! the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda stands on the
-//! driver's host device, and only the testkit on it; the fake NVML knows sizes and nothing else.
+//! The arrows between the crates: `core ← driver ← poorwill ← {python, bench, rotate}`, with `cli` upon `poorwill`,
+//! `bench` and `rotate`, and the testkit for tests only. `triton` stands by itself, for `python`. What measures is for
+//! the command and for tests: neither the library nor the Python package nor the service depends on it. Benchmarks that
+//! compile a peer stand beside the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda
+//! stands on the driver's host device, and only the testkit on it; the fake NVML knows sizes and nothing else.
 //!
-//! Each crate names in the table below what it may stand on. Tests may use the testkit, the driver and the
-//! fakes besides.
+//! Each crate names in the table below what it may stand on. Tests may use the testkit, the driver, what measures and
+//! the fakes besides.
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 
@@ -16,10 +17,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-fake-libcuda", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-fake-nvml", &["poorwill-core"]),
     ("poorwill", &["poorwill-core", "poorwill-driver"]),
+    ("poorwill-bench", &["poorwill", "poorwill-driver"]),
     ("poorwill-python", &["poorwill", "poorwill-triton"]),
     ("poorwill-rotate", &["poorwill"]),
     ("poorwill-mock-engine", &["poorwill", "poorwill-rotate"]),
-    ("poorwill-cli", &["poorwill", "poorwill-mock-engine", "poorwill-rotate"]),
+    ("poorwill-cli", &["poorwill", "poorwill-bench", "poorwill-mock-engine", "poorwill-rotate"]),
     ("poorwill-testkit", &["poorwill-core", "poorwill-driver", "poorwill-fake-libcuda"]),
     ("poorwill-bench-alloc", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-interleavings", &[]),
@@ -31,7 +33,7 @@ const BENCH: &str = "poorwill-bench-";
 
 /// What any crate may use in its tests, beside its own row of the table.
 const FOR_TESTS: &[&str] =
-    &["poorwill-testkit", "poorwill-driver", "poorwill-fake-libcuda", "poorwill-fake-nvml"];
+    &["poorwill-testkit", "poorwill-driver", "poorwill-bench", "poorwill-fake-libcuda", "poorwill-fake-nvml"];
 
 #[test]
 fn arrows_hold() {
@@ -122,10 +124,17 @@ mod the_checker {
         let house = [
             krate("poorwill-core", &[("poorwill-testkit", Development), ("poorwill-driver", Development)]),
             krate("poorwill-driver", &[("poorwill-core", Normal), ("poorwill-testkit", Development)]),
-            krate("poorwill", &[("poorwill-core", Normal), ("poorwill-driver", Normal)]),
-            krate("poorwill-python", &[("poorwill", Normal)]),
+            krate(
+                "poorwill",
+                &[("poorwill-core", Normal), ("poorwill-driver", Normal), ("poorwill-bench", Development)],
+            ),
+            krate("poorwill-bench", &[("poorwill", Normal), ("poorwill-testkit", Development)]),
+            krate("poorwill-python", &[("poorwill", Normal), ("poorwill-triton", Normal)]),
             krate("poorwill-rotate", &[("poorwill", Normal), ("poorwill-testkit", Development)]),
-            krate("poorwill-cli", &[("poorwill", Normal), ("poorwill-rotate", Normal)]),
+            krate(
+                "poorwill-cli",
+                &[("poorwill", Normal), ("poorwill-bench", Normal), ("poorwill-rotate", Normal)],
+            ),
             krate("poorwill-testkit", &[("poorwill-core", Normal), ("poorwill-driver", Normal)]),
             krate("poorwill-bench-alloc", &[("poorwill-core", Normal), ("poorwill-driver", Normal)]),
             krate("xtask", &[]),
@@ -142,6 +151,10 @@ mod the_checker {
             ("poorwill-driver", "poorwill-core-old", Build),
             ("poorwill", "poorwill-testkit", Normal),
             ("poorwill", "poorwill-testkit", Build),
+            ("poorwill", "poorwill-bench", Normal),
+            ("poorwill-python", "poorwill-bench", Normal),
+            ("poorwill-rotate", "poorwill-bench", Normal),
+            ("poorwill-python", "poorwill-core", Normal),
             ("poorwill-python", "poorwill-rotate", Normal),
             ("poorwill-rotate", "poorwill-cli", Development),
             ("poorwill-testkit", "poorwill", Normal),

@@ -10,9 +10,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use poorwill::budget::Caps;
-use poorwill::churn::{Load, ParseLoadError};
-use poorwill::cycle::{Fraction, InvalidFraction};
 use poorwill::{ByteSize, Cap, Config, DeviceSpec, HostMemoryUse, InvalidTag, ParseSizeError, Tag};
+use poorwill_bench::churn::{Load, ParseLoadError};
+use poorwill_bench::sleep::{Fraction, InvalidFraction};
 use poorwill_mock_engine::Telling;
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.

@@ -3,15 +3,17 @@
 use std::num::NonZeroU64;
 use std::time::Instant;
 
-use poorwill::checkpoint::{Checkpoint, SyntheticMoe};
-use poorwill::churn::{self, ChurnReport, Load};
+use poorwill::checkpoint::Checkpoint;
 use poorwill::{Arena, ByteSize, DeviceSpec, Level};
+use poorwill_bench::churn::{self, Load};
+use poorwill_bench::nap::{self, Plan};
+use poorwill_bench::synthetic::SyntheticMoe;
 use serde::Serialize;
 
 use crate::args::DemoArgs;
 use crate::bench;
 use crate::failure::{Failure, Outcome};
-use crate::nap::{self, NapReport, Plan};
+use crate::nap::nap;
 use crate::progress::Progress;
 use crate::show;
 
@@ -27,8 +29,8 @@ const DIVISOR_MAX: u64 = 1 << 10;
 /// What the demonstration did.
 #[derive(Debug, Serialize)]
 pub(crate) struct DemoReport {
-    nap: NapReport,
-    churn: Vec<ChurnReport>,
+    nap: nap::Report,
+    churn: Vec<churn::Report>,
     /// Which part of their full size the loads had, as its denominator.
     #[serde(skip)]
     churn_divisor: NonZeroU64,
@@ -42,8 +44,9 @@ pub(crate) fn run(args: &DemoArgs) -> Result<DemoReport, Failure> {
     let device = args.device.clone().unwrap_or(NAP_DEVICE);
     let arena = open(&device, args)?;
     let (checkpoint, write_s) = checkpoint()?;
-    let plan = Plan { device, cycles: 3, level: Level::One, prepare: false, kv_cache: ByteSize::mib(256) };
-    let nap = nap::nap(&arena, &checkpoint, &plan)?;
+    let plan =
+        Plan { device, cycles: 3, level: Level::One, prepare: false, kv_cache: NonZeroU64::new(256 << 20) };
+    let nap = nap(&arena, &checkpoint, &plan)?;
     drop(arena);
     let (churn, churn_divisor) = churn(args.device.as_ref().unwrap_or(&CHURN_DEVICE), args)?;
     let verified = nap.verified && churn.iter().all(|report| report.failed.is_none());
@@ -80,7 +83,7 @@ fn checkpoint() -> Result<(Checkpoint, f64), Failure> {
 }
 
 /// Two loads, each in an arena of its own, at full size or at the largest half, quarter, … that fits well.
-fn churn(device: &DeviceSpec, args: &DemoArgs) -> Result<(Vec<ChurnReport>, NonZeroU64), Failure> {
+fn churn(device: &DeviceSpec, args: &DemoArgs) -> Result<(Vec<churn::Report>, NonZeroU64), Failure> {
     let plans = [Load::Moe, Load::Swizzle].map(churn::Plan::new);
     let arena = open(device, args)?;
     let free_bytes = arena.driver().memory_info()?.free_bytes.min(arena.limit_bytes());

@@ -4,11 +4,11 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use poorwill::checkpoint::{CheckpointError, SyntheticError};
-use poorwill::cycle::CycleError;
+use poorwill::checkpoint::CheckpointError;
 use poorwill::doctor::NoSuchDevice;
-use poorwill::model::ModelError;
 use poorwill::{DriverError, OpenError, PoolError};
+use poorwill_bench::synthetic::SyntheticError;
+use poorwill_bench::{nap, sleep};
 use serde::Serialize;
 
 /// What a command has to say, for people and for programs.
@@ -46,8 +46,8 @@ macro_rules! failure_from {
 failure_from!(
     CheckpointError,
     SyntheticError,
-    CycleError,
-    ModelError,
+    nap::Error,
+    sleep::Error,
     NoSuchDevice,
     OpenError,
     PoolError,
@@ -55,11 +55,7 @@ failure_from!(
 );
 
 #[cfg(target_os = "linux")]
-failure_from!(
-    poorwill::offload::BadSwitch,
-    poorwill::offload::LoadError,
-    poorwill::offload::bench::OffloadError
-);
+failure_from!(poorwill::offload::BadSwitch, poorwill::offload::LoadError, poorwill_bench::offload::Error);
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,11 +2,11 @@
 
 use std::io::IsTerminal;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use poorwill::WakeProgress;
 
 /// How long a step may take in silence.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -41,15 +41,6 @@ impl Progress {
         self.bar.set_position(bytes);
     }
 
-    /// What shows how far a wake is. It may outlive the step, and then shows nothing.
-    pub(crate) fn teller(&self) -> impl Fn(WakeProgress) + Send + Sync + 'static {
-        let bar = self.bar.clone();
-        move |progress| {
-            bar.set_length(progress.total_bytes);
-            bar.set_position(progress.filled_bytes);
-        }
-    }
-
     fn start(bar: ProgressBar, label: &str, template: &str) -> Self {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
@@ -78,5 +69,46 @@ impl Drop for Progress {
             let _ = thread.join();
         }
         self.bar.finish_and_clear();
+    }
+}
+
+/// The steps of a run, one after the other: a step begins when the one before is over.
+#[derive(Default)]
+pub(crate) struct Shown(Mutex<Option<(String, Progress)>>);
+
+impl Shown {
+    /// A step that moves `bytes`, or cannot tell how far it is.
+    pub(crate) fn begin(&self, label: &str, bytes: Option<u64>) {
+        let mut now = self.now();
+        // The one before goes first.
+        *now = None;
+        let progress = bytes.map_or_else(|| Progress::waiting(label), |bytes| Progress::bytes(label, bytes));
+        *now = Some((label.to_owned(), progress));
+    }
+
+    /// `bytes` more of this step are done.
+    pub(crate) fn add(&self, bytes: u64) {
+        if let Some((_, progress)) = &*self.now() {
+            progress.add(bytes);
+        }
+    }
+
+    /// So many of all bytes are done, if this is still that step.
+    pub(crate) fn set(&self, label: &str, bytes: u64, all_bytes: u64) {
+        if let Some((now, progress)) = &*self.now()
+            && *now == label
+        {
+            progress.bar.set_length(all_bytes);
+            progress.bar.set_position(bytes);
+        }
+    }
+
+    /// The last step is over.
+    pub(crate) fn end(&self) {
+        *self.now() = None;
+    }
+
+    fn now(&self) -> MutexGuard<'_, Option<(String, Progress)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

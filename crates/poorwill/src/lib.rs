@@ -22,28 +22,20 @@
 //! ```
 //!
 //! [`checkpoint`] reads safetensors files, and [`model`] loads them into an arena and compares them with it.
-//! [`churn`] takes an arena through the allocations of loading a model and measures what that maps, [`cycle`]
-//! through sleeping and waking and measures what that costs beside the machine's limits. [`doctor`] looks at what
-//! this computer has, [`gpus`] asks what is free on a GPU. [`offload`] keeps weights in host memory where a device
-//! reads them. What the words mean, and what is promised, is in `docs/design.md`.
+//! [`doctor`] looks at what this computer has, [`gpus`] asks what is free on a GPU. [`offload`] keeps weights in host
+//! memory where a device reads them. What the words mean, and what is promised, is in `docs/design.md`. What measures
+//! sleeping, loading and offloading is another crate, `poorwill-bench`.
 #![forbid(unsafe_code)]
 
 mod arena;
 pub mod budget;
 #[cfg(unix)]
 pub mod checkpoint;
-pub mod churn;
-#[cfg(unix)]
-pub mod cycle;
 mod device;
 #[cfg(unix)]
 pub mod doctor;
 #[cfg(target_os = "linux")]
 pub mod gpus;
-#[cfg(unix)]
-mod link;
-#[cfg(unix)]
-mod machine;
 #[cfg(unix)]
 pub mod model;
 #[cfg(target_os = "linux")]

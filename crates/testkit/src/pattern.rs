@@ -1,5 +1,5 @@
-//! Bytes that tell where they belong: a word of a pattern depends on its seed and its position, so a lost,
-//! swapped or shifted page never reads as the right one.
+//! Bytes that tell where they belong: those of a pattern depend on its seed and on their position, so a lost, swapped or
+//! shifted page never reads as the right one.
 
 use std::sync::Arc;
 
@@ -8,9 +8,8 @@ use poorwill_core::{BlockId, HostBuffer, Pool, StreamId};
 /// `len` bytes of the pattern of `seed`.
 #[must_use]
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
-    let word = |i: u64| mix(seed ^ mix(i)).to_le_bytes();
-    let mut bytes: Vec<u8> = (0..len.div_ceil(8) as u64).flat_map(word).collect();
-    bytes.truncate(len);
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(mix(seed)).fill(&mut bytes);
     bytes
 }
 
@@ -21,13 +20,10 @@ pub fn part(seed: u64, offset: u64, len: usize) -> Vec<u8> {
     bytes(seed, skipped.saturating_add(len)).split_off(skipped)
 }
 
-/// One step of splitmix64 (Steele, Lea and Flood, 2014): every output bit depends on every input bit.
+/// A number that looks like any other, the same for the same `x`.
 #[must_use]
 pub fn mix(x: u64) -> u64 {
-    let mut z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+    fastrand::Rng::with_seed(x).u64(..)
 }
 
 /// Fills a block of `len` bytes with the pattern of `seed`, and waits.

@@ -1,7 +1,7 @@
 //! `poorwill bench churn`: mapped against live memory while a large model is loaded.
 
-use poorwill::churn::{self, ChurnReport, Event, Moment, Plan, Step};
 use poorwill::{Arena, PoolError};
+use poorwill_bench::churn::{self, Event, Moment, Plan, Report, Step};
 
 use super::trace::Trace;
 use crate::args::ChurnArgs;
@@ -10,7 +10,7 @@ use crate::progress::Progress;
 use crate::show;
 
 /// The command.
-pub(crate) fn run(args: &ChurnArgs) -> Result<ChurnReport, Failure> {
+pub(crate) fn run(args: &ChurnArgs) -> Result<Report, Failure> {
     let plan = Plan { seed: args.seed, rounds: args.rounds, ..Plan::new(args.load) };
     let config = args.budget.open(&args.device).limited_to(args.limit.map(|limit| limit.0));
     let arena = Arena::open(config)?;
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &ChurnArgs) -> Result<ChurnReport, Failure> {
 }
 
 /// Takes an arena of its own through a load, and closes it.
-pub(crate) fn churn(arena: &Arena, plan: &Plan) -> Result<ChurnReport, Failure> {
+pub(crate) fn churn(arena: &Arena, plan: &Plan) -> Result<Report, Failure> {
     observed(arena, plan, &mut |_| Ok(()))
 }
 
@@ -33,7 +33,7 @@ fn observed(
     arena: &Arena,
     plan: &Plan,
     observer: &mut dyn FnMut(&Moment) -> Result<(), PoolError>,
-) -> Result<ChurnReport, Failure> {
+) -> Result<Report, Failure> {
     let taken_bytes: u64 = plan
         .steps()
         .iter()
@@ -53,7 +53,7 @@ fn observed(
     Ok(report)
 }
 
-impl Outcome for ChurnReport {
+impl Outcome for Report {
     const WRONG: &'static str = "the load failed";
 
     fn mismatch(&self) -> Option<&str> {

@@ -2,38 +2,36 @@
 
 use poorwill::Device;
 use poorwill::checkpoint::Checkpoint;
-use poorwill::offload::load_bench::{self, LoadBenchReport, LoadPlan, LoadStage};
 use poorwill::offload::{LoadOptions, Switches};
+use poorwill_bench::load::{self, Plan, Report, Stage};
 
 use crate::args::LoadArgs;
 use crate::failure::{Failure, Outcome};
-use crate::progress::Progress;
+use crate::progress::Shown;
 use crate::show;
 
 /// The command.
-pub(crate) fn run(args: &LoadArgs) -> Result<LoadBenchReport, Failure> {
+pub(crate) fn run(args: &LoadArgs) -> Result<Report, Failure> {
     let switches = Switches::here()?;
     let checkpoint = Checkpoint::open(&args.checkpoints)?;
     let config = args.budget.open(&args.device);
     let device = Device::open_with(&config.device, &config.host_memory)?;
     let options = LoadOptions { switches, readers: args.readers, ..LoadOptions::default() };
-    let plan = LoadPlan { options, rounds: args.rounds };
-    let mut shown = None;
-    let report = load_bench::run(&device, &checkpoint, &plan, &mut |stage| {
+    let plan = Plan { options, rounds: args.rounds };
+    let shown = Shown::default();
+    let report = load::run(&device, &checkpoint, &plan, &mut |stage| {
         let label = match stage {
-            LoadStage::Direct => "reading",
-            LoadStage::Load => "loading",
+            Stage::Direct => "reading",
+            Stage::Load => "loading",
             _ => "verifying",
         };
-        // The one before goes first.
-        shown = None;
-        shown = Some(Progress::waiting(label));
+        shown.begin(label, None);
     })?;
     drop(shown);
     Ok(report)
 }
 
-impl Outcome for LoadBenchReport {
+impl Outcome for Report {
     fn mismatch(&self) -> Option<&str> {
         self.mismatch.as_deref()
     }

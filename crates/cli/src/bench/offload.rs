@@ -1,21 +1,21 @@
 //! `poorwill bench offload`: what weights in host memory cost a forward pass.
 
 use poorwill::offload::Switches;
-use poorwill::offload::bench::{self, OffloadReport, Plan, Source, Stage};
 use poorwill::{Arena, Config, Device, OpenError};
+use poorwill_bench::offload::{self, Plan, Report, Source, Stage};
 
 use crate::args::OffloadArgs;
 use crate::failure::{Failure, Outcome};
-use crate::progress::Progress;
+use crate::progress::Shown;
 use crate::show;
 
 /// The command.
-pub(crate) fn run(args: &OffloadArgs) -> Result<OffloadReport, Failure> {
+pub(crate) fn run(args: &OffloadArgs) -> Result<Report, Failure> {
     let switches = Switches::here()?;
     let (device, arena) = open(&args.budget.open(&args.device))?;
     let plan = Plan { layers: args.layers, ..Plan::new(args.bytes()) };
-    let mut shown = None;
-    let report = bench::run(&arena, &Source::Buffers(device, switches), &plan, &mut |stage| {
+    let shown = Shown::default();
+    let report = offload::run(&arena, &Source::Buffers(device, switches), &plan, &mut |stage| {
         let label = match stage {
             Stage::Memory => "memory",
             Stage::Copies => "copies",
@@ -26,9 +26,7 @@ pub(crate) fn run(args: &OffloadArgs) -> Result<OffloadReport, Failure> {
             Stage::Prefetch => "prefetch",
             _ => "measuring",
         };
-        // The one before goes first.
-        shown = None;
-        shown = Some(Progress::waiting(label));
+        shown.begin(label, None);
     })?;
     drop(shown);
     arena.close()?;
@@ -42,7 +40,7 @@ fn open(config: &Config) -> Result<(Device, Arena), OpenError> {
     Ok((device, arena))
 }
 
-impl Outcome for OffloadReport {
+impl Outcome for Report {
     fn mismatch(&self) -> Option<&str> {
         self.mismatch.as_deref()
     }

@@ -1,19 +1,19 @@
 //! `poorwill bench sleep`: what sleeping and waking cost beside the machine's limits.
 
 use poorwill::Arena;
-use poorwill::cycle::{self, CycleReport, Kind, Plan, Stage};
+use poorwill_bench::sleep::{self, Kind, Plan, Report, Stage};
 
 use crate::args::SleepArgs;
 use crate::failure::{Failure, Outcome};
-use crate::progress::Progress;
+use crate::progress::Shown;
 use crate::show;
 
 /// The command.
-pub(crate) fn run(args: &SleepArgs) -> Result<CycleReport, Failure> {
+pub(crate) fn run(args: &SleepArgs) -> Result<Report, Failure> {
     let arena = Arena::open(args.budget.open(&args.device))?;
     let plan = Plan { cycles: args.cycles, changed: args.changed, ..Plan::new(args.bytes()) };
-    let mut shown = None;
-    let report = cycle::run(&arena, &plan, &mut |stage| {
+    let shown = Shown::default();
+    let report = sleep::run(&arena, &plan, &mut |stage| {
         let label = match stage {
             Stage::Limits => "limits".into(),
             Stage::Load => "loading".into(),
@@ -25,21 +25,19 @@ pub(crate) fn run(args: &SleepArgs) -> Result<CycleReport, Failure> {
             Stage::Drop => "dropping".into(),
             _ => "measuring".into(),
         };
-        // The one before goes first.
-        shown = None;
-        shown = Some(Progress::waiting(&label));
+        shown.begin(&label, None);
     })?;
     drop(shown);
     arena.close()?;
     Ok(report)
 }
 
-impl Outcome for CycleReport {
+impl Outcome for Report {
     fn mismatch(&self) -> Option<&str> {
         self.mismatch.as_deref()
     }
 
     fn text(&self) -> String {
-        show::cycles(self)
+        show::sleep(self)
     }
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use poorwill::churn::{Event, Moment};
+use poorwill_bench::churn::{Event, Moment};
 
 use crate::failure::Failure;
 

@@ -2,12 +2,12 @@
 
 use comfy_table::CellAlignment;
 use poorwill::offload::How;
-use poorwill::offload::load_bench::{LoadBenchReport, PassKind};
+use poorwill_bench::load::{PassKind, Report};
 
 use super::{count, lines, size, table};
 
 /// The report as a table.
-pub(crate) fn load(report: &LoadBenchReport) -> String {
+pub(crate) fn load(report: &Report) -> String {
     let mut table = table(["pass", "readers", "seconds", "GiB/s"]);
     for pass in &report.passes {
         let kind = if pass.kind == PassKind::Load { "load" } else { "direct reads" };
@@ -39,7 +39,7 @@ pub(crate) fn load(report: &LoadBenchReport) -> String {
     .concat()
 }
 
-fn rates(report: &LoadBenchReport) -> String {
+fn rates(report: &Report) -> String {
     let loaded = format!("The quickest load took {:.3} s, {:.3} GiB/s", report.load_s, report.load_gib_per_s);
     match report.direct_gib_per_s.zip(report.ratio) {
         Some((direct, ratio)) => {
@@ -54,7 +54,7 @@ fn rates(report: &LoadBenchReport) -> String {
     }
 }
 
-fn memory(report: &LoadBenchReport) -> String {
+fn memory(report: &Report) -> String {
     let load = &report.load;
     let kind = if load.pinned { "page-locked" } else { "pageable" };
     let made = format!("{} in {}, {kind}", size(load.host_bytes), count(load.buffers, "buffer"));
@@ -72,7 +72,7 @@ fn memory(report: &LoadBenchReport) -> String {
     }
 }
 
-fn how(report: &LoadBenchReport) -> String {
+fn how(report: &Report) -> String {
     let load = &report.load;
     let mut ways = Vec::new();
     for (bytes, way) in [
@@ -90,7 +90,7 @@ fn how(report: &LoadBenchReport) -> String {
     format!("{}{because}.", ways.join("; "))
 }
 
-fn verdict(report: &LoadBenchReport) -> String {
+fn verdict(report: &Report) -> String {
     match &report.mismatch {
         None => format!("Verified: the bytes of {}.\n", count(report.load.tensors, "tensor")),
         Some(mismatch) => format!("FAILED: {mismatch}.\n"),

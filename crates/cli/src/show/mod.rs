@@ -1,6 +1,5 @@
 //! Reports for people.
 
-mod cycles;
 mod doctor;
 #[cfg(target_os = "linux")]
 mod load;
@@ -8,24 +7,25 @@ mod load;
 mod offload;
 #[cfg(target_os = "linux")]
 pub(crate) mod rotate;
+mod sleep;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
-use poorwill::churn::ChurnReport;
 use poorwill::{ByteSize, Release, SleepReport, WakeReport};
+use poorwill_bench::churn;
+use poorwill_bench::nap::{Cycle, Held, Prepared, Report};
 
-pub(crate) use self::cycles::cycles;
 pub(crate) use self::doctor::doctor;
 #[cfg(target_os = "linux")]
 pub(crate) use self::load::load;
 #[cfg(target_os = "linux")]
 pub(crate) use self::offload::offload;
-use crate::nap::{Cycle, Holding, NapReport, Prepared};
+pub(crate) use self::sleep::sleep;
 
 const GIB: f64 = 1_073_741_824.0;
 
 /// A nap as a table: a row per step, what the device and the host hold after it, and what happened.
-pub(crate) fn nap(report: &NapReport) -> String {
+pub(crate) fn nap(report: &Report) -> String {
     let mut table = table(["step", "seconds", "on device", "on host", "what happened"]);
     let tensors = format!("{} in {}", count(report.tensors, "tensor"), count(report.files, "file"));
     let model = [tensors].into_iter().chain(rate(report.bytes, report.load_s)).collect::<Vec<_>>().join("; ");
@@ -62,7 +62,7 @@ pub(crate) fn nap(report: &NapReport) -> String {
 }
 
 /// Loads, two rows each: at the peak and at the end; and below what failed.
-pub(crate) fn churn(reports: &[ChurnReport]) -> String {
+pub(crate) fn churn(reports: &[churn::Report]) -> String {
     let mut table = table(["load", "moment", "live", "mapped", "ratio", "what happened"]);
     for report in reports {
         let created: Vec<String> = report.created_bytes.iter().map(|bytes| size(*bytes)).collect();
@@ -133,7 +133,7 @@ fn broken(sentence: &str, width: usize) -> String {
     text
 }
 
-fn row(table: &mut Table, step: &str, seconds: f64, after: Holding, what: &str) {
+fn row(table: &mut Table, step: &str, seconds: f64, after: Held, what: &str) {
     let (device, host) = (size(after.device_bytes), size(after.host_bytes));
     table.add_row([step, &format!("{seconds:.3}"), &device, &host, what]);
 }
@@ -186,7 +186,7 @@ fn push(what: &mut Vec<String>, bytes: u64, verb: &str) {
     }
 }
 
-fn verdict(report: &NapReport) -> String {
+fn verdict(report: &Report) -> String {
     match &report.mismatch {
         None => {
             let when = if report.cycles.len() == 1 { "the wake" } else { "every wake" };

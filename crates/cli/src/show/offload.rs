@@ -1,12 +1,12 @@
 //! What weights in host memory cost: a row for each way, with how it stands beside what is to be had.
 
 use comfy_table::{CellAlignment, Table};
-use poorwill::offload::bench::OffloadReport;
+use poorwill_bench::offload::Report;
 
 use super::{count, lines, size, table};
 
 /// The report as a table.
-pub(crate) fn offload(report: &OffloadReport) -> String {
+pub(crate) fn offload(report: &Report) -> String {
     let mut table = table(["step", "seconds", "GiB/s", "what happened"]);
     rows(&mut table, report);
     for column in table.column_iter_mut().skip(1).take(2) {
@@ -29,7 +29,7 @@ pub(crate) fn offload(report: &OffloadReport) -> String {
     .concat()
 }
 
-fn rows(table: &mut Table, report: &OffloadReport) {
+fn rows(table: &mut Table, report: &Report) {
     let bytes_per_s = |gib_per_s: f64| format!("{gib_per_s:.2}");
     let kind = if report.pinned { "page-locked" } else { "pageable" };
     let made = format!("{} held by the driver, {kind}", size(report.host_bytes_used));
@@ -68,7 +68,7 @@ fn rows(table: &mut Table, report: &OffloadReport) {
 }
 
 /// What the table cannot say.
-fn explained(report: &OffloadReport) -> String {
+fn explained(report: &Report) -> String {
     let spread = report.prefetch_spread_s;
     let mut text = lines(&format!(
         "Medians of {} passes; with prefetching {:.4} to {:.4} s.",
@@ -83,7 +83,7 @@ fn explained(report: &OffloadReport) -> String {
     text
 }
 
-fn verdict(report: &OffloadReport) -> String {
+fn verdict(report: &Report) -> String {
     match &report.mismatch {
         None => {
             format!("Verified: every digest of {} in every pass.\n", count(whole(report.layers), "layer"))

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use poorwill::churn::{Load, peak_live_bytes};
+use poorwill_bench::churn::{Load, peak_live_bytes};
 use serde_json::Value;
 
 use crate::report::assert_seconds;

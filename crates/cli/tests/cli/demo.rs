@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use poorwill::checkpoint::SyntheticMoe;
-use poorwill::churn::{Load, peak_live_bytes};
+use poorwill_bench::churn::{Load, peak_live_bytes};
+use poorwill_bench::synthetic::SyntheticMoe;
 use serde_json::Value;
 
 use crate::churn::assert_churn_report;

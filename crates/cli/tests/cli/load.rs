@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use poorwill::checkpoint::SyntheticMoe;
+use poorwill_bench::synthetic::SyntheticMoe;
 use serde_json::Value;
 
 use crate::report::{assert_fields, assert_seconds};

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use poorwill::checkpoint::SyntheticMoe;
+use poorwill_bench::synthetic::SyntheticMoe;
 use serde_json::Value;
 
 /// The command with these arguments, in a folder, away from the terminal and the settings of whoever tests.

@@ -186,16 +186,12 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// The same numbers for the same seed (SplitMix64).
-    struct Draw(u64);
+    /// The same numbers for the same seed.
+    struct Draw(fastrand::Rng);
 
     impl Draw {
         fn below(&mut self, end: u64) -> u64 {
-            self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            (z ^ (z >> 31)) % end
+            self.0.u64(..end)
         }
 
         fn one_in(&mut self, odds: u64) -> bool {
@@ -231,7 +227,7 @@ mod tests {
     #[test]
     fn one_who_tells_the_truth_is_enough() {
         let nvml = Err("there is none here".to_owned());
-        let mut draw = Draw(5);
+        let mut draw = Draw(fastrand::Rng::with_seed(5));
         let root = tempfile::tempdir().unwrap();
         let put = |path: &str, text: &str| {
             let path = root.path().join(path);

@@ -9,8 +9,6 @@
 //! What is accepted is what the reference implementation (the `safetensors` crate) accepts, minus what can
 //! only be a mistake or a trick: a key that comes twice, a field in a tensor's entry that the format does
 //! not have, `null` for `__metadata__`, and lists or objects where the format has an object or a string.
-//!
-//! [`SyntheticMoe`] writes a checkpoint of the shape of a mixture-of-experts model, for trying things out.
 #![forbid(unsafe_code)]
 
 use std::collections::hash_map::{Entry as Slot, HashMap};
@@ -22,7 +20,6 @@ pub use safetensors::Dtype;
 
 pub use self::error::{CheckpointError, HeaderFault, IndexFault};
 pub use self::file::ShardFile;
-pub use self::synthetic::{SyntheticError, SyntheticMoe};
 
 use self::folder::Source;
 use self::index::Index;
@@ -34,8 +31,6 @@ mod header;
 mod index;
 mod json;
 mod layout;
-mod noise;
-mod synthetic;
 pub(crate) mod text;
 
 /// An open checkpoint: its files, and where in them each tensor lies.

@@ -62,6 +62,7 @@ mod linux {
     use poorwill_core::ByteSize;
     use poorwill_core::budget::{Budget, SourceName};
     use poorwill_driver::cuda::{self, GpuInfo};
+    use poorwill_driver::link::{self, LinkSpeed};
     use poorwill_driver::nvml::Nvml;
     use poorwill_driver::system::{PciAddress, PciLink, System};
     use poorwill_driver::{CudaConfig, CudaDevice};
@@ -70,7 +71,6 @@ mod linux {
     use crate::budget::Inquiry;
     use crate::device::DeviceSpec;
     use crate::doctor::{EngineAdvice, warnings_of};
-    use crate::link::{self, rate};
 
     /// What is page-locked and copied to measure.
     const PIECE_BYTES: u64 = 128 << 20;
@@ -173,17 +173,17 @@ mod linux {
                         width_max: link.width_max,
                         generation: link.generation,
                         generation_max: link.generation_max,
-                        to_device_bytes_per_s: measured.map(|times| rate(PIECE_BYTES, times.to_device_s)),
-                        to_host_bytes_per_s: measured.map(|times| rate(PIECE_BYTES, times.to_host_s)),
+                        to_device_bytes_per_s: measured.map(|speed| speed.to_device_bytes_per_s),
+                        to_host_bytes_per_s: measured.map(|speed| speed.to_host_bytes_per_s),
                     },
-                    pin_bytes_per_s: measured.map(|times| rate(PIECE_BYTES, times.pin_s)),
+                    pin_bytes_per_s: measured.map(|speed| speed.pin_bytes_per_s),
                     measured_bytes: measured.map(|_| PIECE_BYTES),
                 }),
             }
         }
 
         /// What the link moves, if there is time and room to measure it.
-        fn measure(&self, device: &CudaDevice, memory: &Budget) -> Result<link::LinkTimes, String> {
+        fn measure(&self, device: &CudaDevice, memory: &Budget) -> Result<LinkSpeed, String> {
             if self.started.elapsed() > self.plan.patience.saturating_sub(OPENING_ONLY) {
                 return Err("other GPUs took too long; name it with --device".into());
             }

@@ -1,13 +1,11 @@
 //! The computer: its memory, and the settings of its kernel that matter for mapping and pinning it.
 
-use std::thread;
+use std::{fs, thread};
 
 use poorwill_core::ByteSize;
 #[cfg(target_os = "linux")]
 use poorwill_driver::system::System;
 use serde::Serialize;
-
-use crate::machine::{page_bytes, text};
 
 /// Linux's own default, which is enough.
 const MAP_COUNT_MIN: u64 = 65530;
@@ -52,9 +50,10 @@ pub struct HostReport {
 impl HostReport {
     /// Looks at this one.
     pub(super) fn examine() -> Self {
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease");
         let report = Self {
             os: std::env::consts::OS.into(),
-            kernel: text("/proc/sys/kernel/osrelease"),
+            kernel: kernel.ok().map(|text| text.trim_end().to_owned()),
             architecture: std::env::consts::ARCH.into(),
             cpus: thread::available_parallelism().ok().map(usize::from),
             memory_total_bytes: None,
@@ -62,7 +61,7 @@ impl HostReport {
             cgroup_memory_limit_bytes: None,
             cgroup_memory_remaining_bytes: None,
             memlock_bytes: None,
-            page_bytes: page_bytes(),
+            page_bytes: rustix::param::page_size() as u64,
             transparent_huge_pages: None,
             reserved_huge_pages_bytes: None,
             numa_nodes: None,
@@ -192,8 +191,8 @@ mod tests {
             ("sys/devices/system/node/has_memory", "0-2\n"),
         ] {
             let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
         }
         let here = HostReport::examine();
         let expected = HostReport {

@@ -11,28 +11,26 @@
 //! - What a view may have shown the device, and what is page-locked and was lent to others, is given back only when the
 //!   device's work has ended, as `cudaFreeHost` has it: dropping the last of a buffer and its views waits for that, and
 //!   disturbs no capture. Where that cannot be waited for it is kept.
-//! - A [`Prefetcher`] brings layers of such memory to the device ahead of their computing, and [`mod@bench`] measures
-//!   what that, and reading host memory in place, take beside the link.
+//! - A [`Prefetcher`] brings layers of such memory to the device ahead of their computing.
 //! - A [`HostCheckpoint`] is a checkpoint in such buffers, read there past the page cache by several readers.
 //! - [`Switches`] are the environment's: they turn page-locking and views off, and no caller turns them on again.
 
-pub mod bench;
 mod buffer;
-mod lane;
 mod limbo;
 mod load;
 mod prefetch;
+mod stream;
 mod switches;
 mod view;
 
 pub use self::buffer::Buffer;
 pub(crate) use self::limbo::Limbo;
-pub use self::load::bench as load_bench;
 pub use self::load::{
     FileReport, HostCheckpoint, HostTensor, How, LoadError, LoadOptions, LoadProgress, LoadReport, Place,
     TensorBytes, read_directly,
 };
 pub use self::prefetch::{Prefetcher, Slots, Turn};
+pub use self::stream::Stream;
 pub use self::switches::{BadSwitch, DISABLE_PIN, DISABLE_UVA, Switches};
 pub use self::view::View;
 pub use poorwill_driver::BufferPin;

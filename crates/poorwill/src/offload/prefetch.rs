@@ -24,7 +24,7 @@ use poorwill_core::{
     Tag,
 };
 
-use super::lane::{Lane, Mark};
+use super::stream::{Mark, Stream};
 use crate::arena::Arena;
 
 /// What a prefetcher has on the device.
@@ -54,8 +54,8 @@ pub struct Turn {
 pub struct Prefetcher<'a> {
     arena: &'a Arena,
     slots: Vec<Block>,
-    copying: Lane,
-    computing: Lane,
+    copying: Stream,
+    computing: Stream,
     /// Whether nothing of an earlier pass is in flight.
     is_quiet: bool,
 }
@@ -67,8 +67,8 @@ impl<'a> Prefetcher<'a> {
     /// As for [`Arena::alloc`]; `Driver` when there is no stream to be had. Nothing is kept then.
     pub fn new(arena: &'a Arena, slots: &Slots) -> Result<Self, PoolError> {
         let driver = arena.driver();
-        let lane = || Lane::new(driver).map_err(failed("make a stream"));
-        let (copying, computing) = (lane()?, lane()?);
+        let stream = || Stream::new(driver).map_err(failed("make a stream"));
+        let (copying, computing) = (stream()?, stream()?);
         let mut prefetcher = Self { arena, slots: Vec::new(), copying, computing, is_quiet: true };
         let request = AllocRequest {
             align: driver.info().granule_bytes,
@@ -119,31 +119,16 @@ impl<'a> Prefetcher<'a> {
         self.end()
     }
 
-    /// The stream of computing.
-    pub(super) fn computing(&self) -> StreamId {
-        self.computing.id()
-    }
-
-    /// The stream of copies.
-    pub(super) fn copying(&self) -> StreamId {
+    /// The stream of copies. Between two passes, others may queue work on it that has to do with the slots.
+    #[must_use]
+    pub fn copying(&self) -> StreamId {
         self.copying.id()
     }
 
-    /// Copies a layer to a slot, in the order of a stream and no other.
-    pub(super) fn copy(
-        &self,
-        stream: StreamId,
-        slot: usize,
-        memory: &Arc<HostBuffer>,
-    ) -> Result<Pending<()>, PoolError> {
-        let (block, bytes) = (self.slots[slot].id, memory.len() as u64);
-        self.arena.pool().write(stream, block, 0, Arc::clone(memory), 0, bytes)
-    }
-
-    /// Where a slot is.
-    pub(super) fn range(&self, slot: usize) -> DeviceRange {
-        let block = &self.slots[slot];
-        DeviceRange::new(block.range.addr, block.requested_bytes)
+    /// The stream of computing, likewise.
+    #[must_use]
+    pub fn computing(&self) -> StreamId {
+        self.computing.id()
     }
 
     fn check(&self, layers: &[Arc<HostBuffer>]) -> Result<(), PoolError> {
@@ -195,7 +180,9 @@ impl<'a> Prefetcher<'a> {
         memory: &Arc<HostBuffer>,
         copies: &mut Vec<Pending<()>>,
     ) -> Result<Mark, PoolError> {
-        copies.push(self.copy(self.copying.id(), layer % self.slots.len(), memory)?);
+        let (slot, bytes) = (self.slots[layer % self.slots.len()].id, memory.len() as u64);
+        let pool = self.arena.pool();
+        copies.push(pool.write(self.copying.id(), slot, 0, Arc::clone(memory), 0, bytes)?);
         self.copying.mark().map_err(failed("order a stream behind another"))
     }
 
@@ -208,11 +195,6 @@ impl<'a> Prefetcher<'a> {
         let (is_quiet, outcome) = self.settled();
         self.is_quiet = is_quiet;
         outcome
-    }
-
-    /// Waits for both streams.
-    pub(super) fn settle(&self) -> Result<(), PoolError> {
-        self.settled().1
     }
 
     /// Waits for both streams. Whether nothing is in flight on them, and what was said first.
@@ -241,12 +223,12 @@ impl Drop for Prefetcher<'_> {
 }
 
 /// Waits for all of them, and says what the first said that failed.
-pub(super) fn waited_for(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
+fn waited_for(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
     let outcomes = copies.into_iter().map(Pending::wait);
     outcomes.fold(Ok(()), Result::and).map_err(failed("bring in a layer"))
 }
 
 /// An error of the driver's in an operation.
-pub(super) fn failed(op: &'static str) -> impl Fn(DriverError) -> PoolError {
+fn failed(op: &'static str) -> impl Fn(DriverError) -> PoolError {
     move |source| PoolError::Driver { op, source }
 }

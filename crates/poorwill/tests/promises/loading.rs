@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use poorwill::Device;
-use poorwill::checkpoint::{Checkpoint, CheckpointError, SyntheticMoe};
-use poorwill::offload::load_bench::{self, LoadPlan, PassKind};
+use poorwill::checkpoint::{Checkpoint, CheckpointError};
 use poorwill::offload::{
     BufferPin, DISABLE_PIN, HostCheckpoint, How, LoadError, LoadOptions, LoadProgress, Switches, View,
 };
+use poorwill_bench::load::{self, PassKind};
+use poorwill_bench::synthetic::SyntheticMoe;
 use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig};
 use poorwill_testkit::device::{Kind, cuda_config};
 use poorwill_testkit::pattern;
@@ -471,8 +472,8 @@ fn measuring_takes_turns_and_verifies() {
         write(&path, &all_kinds(""), 3);
         let (device, checkpoint) = (open(), checkpoint(&path));
         let mut stages = Vec::new();
-        let plan = LoadPlan { options: options(2), rounds: NonZeroU32::new(3).unwrap() };
-        let report = load_bench::run(&device, &checkpoint, &plan, &mut |stage| stages.push(stage)).unwrap();
+        let plan = load::Plan { options: options(2), rounds: NonZeroU32::new(3).unwrap() };
+        let report = load::run(&device, &checkpoint, &plan, &mut |stage| stages.push(stage)).unwrap();
         assert!(report.verified && report.mismatch.is_none());
         let kinds: Vec<PassKind> = report.passes.iter().map(|pass| pass.kind).collect();
         let loads = kinds.iter().filter(|kind| **kind == PassKind::Load).count();

@@ -9,12 +9,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use poorwill::checkpoint::{Checkpoint, CheckpointError, Dtype, SyntheticMoe, Tensor};
+use poorwill::checkpoint::{Checkpoint, CheckpointError, Dtype, Tensor};
 use poorwill::model::{Model, ModelError};
 use poorwill::{
     AllocRequest, Arena, CopyPart, DeviceRange, Driver, DriverErrorKind, HostBuffer, Level, Op, PoolConfig,
     PoolError, SleepRequest, StreamId, Tag, WakeRequest,
 };
+use poorwill_bench::synthetic::SyntheticMoe;
 use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};

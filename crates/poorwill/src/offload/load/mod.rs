@@ -20,12 +20,12 @@
 //! use std::ops::ControlFlow;
 //!
 //! use poorwill::Device;
-//! use poorwill::checkpoint::{Checkpoint, SyntheticMoe};
+//! use poorwill::checkpoint::Checkpoint;
 //! use poorwill::offload::{HostCheckpoint, LoadOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
-//! # let model = SyntheticMoe { layers: 1, experts: 2, hidden: 64, moe_intermediate: 64, vocab: 100, shards: 2, seed: 1 };
+//! # let model = poorwill_bench::synthetic::SyntheticMoe { layers: 1, experts: 2, hidden: 64, moe_intermediate: 64, vocab: 100, shards: 2, seed: 1 };
 //! # model.write(folder.path(), |_| {})?;
 //! let checkpoint = Checkpoint::open(&[folder.path().to_owned()])?;
 //! let device = Device::open(&"host:64MiB".parse()?)?;
@@ -58,11 +58,9 @@ use crate::checkpoint::{Checkpoint, CheckpointError, Dtype, Tensor};
 use crate::open::Device;
 use crate::reader::{self, ALIGN_BYTES, Files, PIECE_BYTES_MAX, PageCache, Storage};
 
-pub mod bench;
 mod direct;
 mod error;
 mod layout;
-mod peak;
 mod report;
 mod sink;
 

@@ -92,7 +92,7 @@ struct Case {
 
 impl Case {
     fn drawn(seed: u64) -> Self {
-        let mut draw = Draw(seed);
+        let mut draw = Draw(fastrand::Rng::with_seed(seed));
         let capacity_bytes = draw.between(16, CARD / GRANULE) * GRANULE;
         let size = |draw: &mut Draw| draw.between(GRANULE, capacity_bytes + capacity_bytes / 4);
         let limit = match draw.below(3) {
@@ -263,22 +263,15 @@ impl Granules<'_> {
     }
 }
 
-/// The same numbers for the same seed (SplitMix64).
-struct Draw(u64);
+/// The same numbers for the same seed.
+struct Draw(fastrand::Rng);
 
 impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
     fn below(&mut self, end: u64) -> u64 {
-        self.next() % end.max(1)
+        self.0.u64(..end.max(1))
     }
 
     fn between(&mut self, first: u64, last: u64) -> u64 {
-        first + self.below(last + 1 - first)
+        self.0.u64(first..=last)
     }
 }

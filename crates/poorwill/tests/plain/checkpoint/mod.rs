@@ -6,5 +6,3 @@ mod folders;
 mod headers;
 mod indexes;
 mod reading;
-#[path = "../../checkpoint/synthetic.rs"]
-mod synthetic;

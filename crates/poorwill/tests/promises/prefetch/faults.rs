@@ -4,9 +4,9 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use poorwill::offload::bench::{Plan, Source, run};
 use poorwill::offload::{Prefetcher, Slots};
 use poorwill::{Arena, Driver, Op, Tag};
+use poorwill_bench::offload::{Plan, Source, run};
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 

@@ -3,7 +3,6 @@
 
 mod careless;
 mod faults;
-#[path = "../../prefetch/measuring.rs"]
 mod measuring;
 mod order;
 

@@ -1,0 +1,110 @@
+//! Bytes that depend on a key and on where they are, so that any that end up elsewhere, or are another key's, are
+//! noticed. Any part of them can be made alone.
+
+use fastrand::Rng;
+
+/// How many bytes come from one seed. What is written or compared begins at a multiple of this.
+pub(crate) const WINDOW_BYTES: usize = 512;
+
+/// What bytes depend on, beside their place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Key(u64);
+
+impl Key {
+    /// That of the numbers, in their order.
+    pub(crate) fn of(numbers: impl IntoIterator<Item = u64>) -> Self {
+        Self(numbers.into_iter().fold(0, |key, number| Rng::with_seed(key ^ number).u64(..)))
+    }
+
+    /// The bytes of the window that begins at `offset`.
+    fn window(self, offset: u64) -> Rng {
+        Rng::with_seed(self.0.wrapping_add(offset / WINDOW_BYTES as u64))
+    }
+}
+
+/// Writes what `key` has from `offset` on.
+pub(crate) fn write(key: Key, offset: u64, bytes: &mut [u8]) {
+    for (window, at) in bytes.chunks_mut(WINDOW_BYTES).zip((offset..).step_by(WINDOW_BYTES)) {
+        key.window(at).fill(window);
+    }
+}
+
+/// Where the first byte is that [`write()`] would not have written.
+pub(crate) fn first_wrong(key: Key, offset: u64, bytes: &[u8]) -> Option<usize> {
+    let windows = bytes.chunks(WINDOW_BYTES).zip((offset..).step_by(WINDOW_BYTES));
+    windows.zip((0..).step_by(WINDOW_BYTES)).find_map(|((held, at), index)| {
+        let mut expected = [0; WINDOW_BYTES];
+        let expected = &mut expected[..held.len()];
+        key.window(at).fill(expected);
+        first_difference(held, expected).map(|wrong| index + wrong)
+    })
+}
+
+/// Where the first byte is that is not zero.
+pub(crate) fn first_nonzero(bytes: &[u8]) -> Option<usize> {
+    let windows = bytes.chunks(WINDOW_BYTES).zip((0..).step_by(WINDOW_BYTES));
+    windows.into_iter().find_map(|(held, index)| {
+        first_difference(held, &[0; WINDOW_BYTES][..held.len()]).map(|wrong| index + wrong)
+    })
+}
+
+fn first_difference(held: &[u8], expected: &[u8]) -> Option<usize> {
+    // Slices are compared as a whole far faster than byte by byte.
+    if held == expected {
+        return None;
+    }
+    held.iter().zip(expected).position(|(held, expected)| held != expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LENGTHS: [usize; 8] = [0, 1, 7, 8, 9, WINDOW_BYTES - 1, WINDOW_BYTES, 2 * WINDOW_BYTES + 13];
+
+    fn key(tensor: u64) -> Key {
+        Key::of([tensor, 0])
+    }
+
+    #[test]
+    fn every_wrong_byte_is_found() {
+        for length in LENGTHS {
+            let mut bytes = vec![0; length];
+            write(key(3), 1024, &mut bytes);
+            assert_eq!(first_wrong(key(3), 1024, &bytes), None);
+            let mut zeros = vec![0; length];
+            assert_eq!(first_nonzero(&zeros), None);
+            for at in (0..length).step_by(5).chain(length.checked_sub(1)) {
+                bytes[at] ^= 0x10;
+                zeros[at] ^= 0x10;
+                assert_eq!([first_wrong(key(3), 1024, &bytes), first_nonzero(&zeros)], [Some(at); 2]);
+                bytes[at] ^= 0x10;
+                zeros[at] ^= 0x10;
+            }
+        }
+    }
+
+    #[test]
+    fn other_keys_and_places_have_other_bytes() {
+        let mut bytes = [0; 64];
+        write(key(3), 1024, &mut bytes);
+        for (tensor, offset) in [(2, 1024), (4, 1024), (3, 0), (3, 1536), (3, 1024 + (1 << 40))] {
+            let at = first_wrong(key(tensor), offset, &bytes);
+            assert!(at.is_some_and(|at| at < 8), "{tensor} {offset}");
+        }
+        for other in [Key::of([3, 1]), Key::of([0, 3]), Key::of([3])] {
+            assert!(first_wrong(other, 1024, &bytes).is_some_and(|at| at < 8), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn parts_fit_together() {
+        let mut whole = [0; 3 * WINDOW_BYTES + 7];
+        write(key(1), 0, &mut whole);
+        let mut parts = [0; 3 * WINDOW_BYTES + 7];
+        let (first, rest) = parts.split_at_mut(2 * WINDOW_BYTES);
+        write(key(1), 0, first);
+        write(key(1), 2 * WINDOW_BYTES as u64, rest);
+        assert_eq!(whole, parts);
+    }
+}

@@ -1,0 +1,197 @@
+//! Loads taken through an arena: what is reported, what fails, and that nothing stays behind.
+
+use std::num::{NonZeroU32, NonZeroU64};
+
+use poorwill::{Arena, PoolConfig, PoolError};
+use poorwill_bench::churn::{Event, Load, Moment, Plan, Report, Step, peak_live_bytes, run};
+use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
+
+/// What every load fits into at its full size.
+const LARGE_BYTES: u64 = 64 << 30;
+
+fn arena(capacity_bytes: u64, limit_bytes: Option<u64>) -> Arena {
+    let driver = TestDevice::with_capacity(capacity_bytes).driver();
+    Arena::over(driver, PoolConfig { limit_bytes, ..PoolConfig::default() }).unwrap()
+}
+
+/// Whether the device is too small for the loads at their full size.
+fn skipped() -> bool {
+    let fits = |_| TestDevice::capacity_bytes_max() >= LARGE_BYTES;
+    skipped_unless(fits, "loads of full size need a device of 64 GiB")
+}
+
+fn plan(load: Load, rounds: u32) -> Plan {
+    Plan { rounds: NonZeroU32::new(rounds).unwrap(), ..Plan::new(load) }
+}
+
+/// Runs, and holds against each other what the pool, the device and the observer say.
+fn checked(arena: &Arena, plan: &Plan) -> (Report, Vec<Moment>) {
+    let free_bytes = || arena.driver().memory_info().unwrap().free_bytes;
+    let before_bytes = free_bytes();
+    let mut seen = Vec::new();
+    let report = run(arena, plan, &mut |moment| {
+        seen.push(*moment);
+        Ok(())
+    })
+    .unwrap();
+    let stats = arena.stats().unwrap();
+    assert_eq!([stats.live_bytes, stats.mapped_bytes, stats.reserved_bytes], [0; 3]);
+    assert_eq!(free_bytes(), before_bytes);
+
+    assert_eq!((report.load, report.seed, report.rounds), (plan.load, plan.seed, plan.rounds.get()));
+    assert_eq!(report.limit_bytes, arena.limit_bytes());
+    assert_eq!(report.peak_live_bytes, seen.iter().map(|moment| moment.live_bytes).max().unwrap_or(0));
+    assert_eq!(report.live_bytes, seen.last().map_or(0, |moment| moment.live_bytes));
+    assert_eq!(report.peak_mapped_bytes, stats.peak_mapped_bytes);
+    assert!(report.live_bytes <= report.held_bytes && report.held_bytes <= report.peak_mapped_bytes);
+    assert_eq!(report.created_bytes.iter().sum::<u64>(), stats.created_bytes);
+    assert!(seen.iter().map(|moment| moment.step).eq(1..=seen.len()));
+    (report, seen)
+}
+
+fn assert_ratio(ratio: Option<f64>, part: u64, whole: u64) {
+    let part_again = ratio.unwrap() * f64::from(u32::try_from(whole >> 20).unwrap());
+    let part = f64::from(u32::try_from(part >> 20).unwrap());
+    assert!((part_again / part - 1.0).abs() < 1e-3, "{ratio:?}: {part} of {whole}");
+}
+
+#[test]
+fn every_load_runs_at_full_size() {
+    if skipped() {
+        return;
+    }
+    for load in Load::ALL {
+        let (report, seen) = checked(&arena(LARGE_BYTES, None), &Plan::new(load));
+        let steps = load.steps(0);
+        assert_eq!((report.failed, report.created_bytes.len(), report.limit_bytes), (None, 1, LARGE_BYTES));
+        assert_eq!(report.peak_live_bytes, peak_live_bytes(&steps));
+        assert!(report.peak_mapped_bytes >= report.peak_live_bytes);
+        assert_ratio(report.peak_ratio, report.peak_mapped_bytes, report.peak_live_bytes);
+        assert_ratio(report.held_ratio, report.held_bytes, report.live_bytes);
+        let done = |step: &Step, moment: &Moment| match *step {
+            Step::Take { bytes } => (moment.event, moment.bytes) == (Event::Take, bytes),
+            Step::Give { block } => (moment.event, moment.block) == (Event::Give, block),
+        };
+        assert!(steps.iter().zip(&seen).all(|(step, moment)| done(step, moment)));
+        assert_eq!(steps.len(), seen.len());
+    }
+}
+
+#[test]
+fn a_round_begins_with_nothing_live_and_does_the_same_again() {
+    if skipped() {
+        return;
+    }
+    let plan = plan(Load::Moe, 3);
+    let (report, seen) = checked(&arena(LARGE_BYTES, None), &plan);
+    assert_eq!((report.failed, report.created_bytes.len()), (None, 3));
+    assert_eq!(report.peak_live_bytes, peak_live_bytes(&plan.steps()));
+    // Between the rounds, every block that stayed is freed.
+    let kept = 24 * 12;
+    assert_eq!(seen.len(), 3 * plan.steps().len() + 2 * kept);
+    assert_eq!(seen.iter().filter(|moment| moment.live_bytes == 0).count(), 2);
+    let bytes = |moments: &[Moment]| -> Vec<u64> { moments.iter().map(|moment| moment.bytes).collect() };
+    assert_eq!(bytes(&seen[..672]), bytes(&seen[672 + kept..][..672]));
+    assert_eq!(seen.last().unwrap().block, 3 * 480 - 20 + 3, "the last raw tensor of the last layer");
+}
+
+#[test]
+fn what_does_not_fit_is_reported() {
+    if skipped() {
+        return;
+    }
+    for (load, limit_bytes) in [(Load::Moe, 8 << 30), (Load::Dense, 20 << 30), (Load::Swizzle, 1 << 30)] {
+        let (report, _) = checked(&arena(LARGE_BYTES, Some(limit_bytes)), &plan(load, 2));
+        let failed = report.failed.unwrap();
+        assert!(failed.contains("cannot allocate") && failed.contains("limit of"), "{failed}");
+        assert!(report.peak_mapped_bytes <= limit_bytes && report.live_bytes > 0);
+        assert_eq!((report.rounds, report.created_bytes.len()), (2, 1), "no round after the one that failed");
+    }
+    let (report, _) = checked(&arena(8 << 30, None), &Plan::new(Load::Dense));
+    assert!(report.failed.unwrap().contains("device has"));
+}
+
+#[test]
+fn where_nothing_fits_there_is_no_ratio() {
+    let (report, seen) = checked(&arena(2 << 20, None), &Plan::new(Load::Moe));
+    assert!(report.failed.is_some() && seen.is_empty());
+    assert_eq!((report.peak_ratio, report.held_ratio), (None, None));
+    assert_eq!(report.created_bytes, [0]);
+}
+
+#[test]
+fn a_load_can_be_made_smaller() {
+    let small = Plan { divisor: NonZeroU64::new(64).unwrap(), ..Plan::new(Load::Moe) };
+    let (report, _) = checked(&arena(1 << 30, None), &small);
+    assert_eq!((report.failed, report.peak_live_bytes), (None, (24_251 << 20) / 64));
+    let least = Plan { divisor: NonZeroU64::MAX, ..small };
+    assert!(least.steps().iter().all(|step| !matches!(step, Step::Take { bytes } if *bytes != 1)));
+    assert_eq!(checked(&arena(1 << 30, None), &least).0.failed, None);
+}
+
+#[test]
+fn an_observer_can_end_the_run_and_nothing_stays() {
+    if skipped() {
+        return;
+    }
+    let arena = arena(LARGE_BYTES, None);
+    for last in [1, 30, 700] {
+        let ended = run(&arena, &plan(Load::Moe, 2), &mut |moment| {
+            if moment.step == last { Err(PoolError::Closed) } else { Ok(()) }
+        });
+        assert!(matches!(ended, Err(PoolError::Closed)));
+        let stats = arena.stats().unwrap();
+        assert_eq!([stats.live_bytes, stats.mapped_bytes], [0; 2]);
+    }
+}
+
+/// Does `check` for every load and seed that makes a load of its own.
+fn for_all_loads(check: impl Fn(&str, &Plan)) {
+    for load in Load::ALL {
+        let mut seen: Vec<Vec<Step>> = Vec::new();
+        for seed in 0..Kind::of_this_run().cases(21).into() {
+            let steps = load.steps(seed);
+            if !seen.contains(&steps) {
+                seen.push(steps);
+                check(&format!("{load:?}, seed {seed}"), &Plan { seed, ..Plan::new(load) });
+            }
+        }
+    }
+}
+
+#[test]
+fn no_load_holds_noticeably_more_than_it_needs() {
+    if skipped() {
+        return;
+    }
+    for_all_loads(|case, one_round| {
+        let plan = Plan { rounds: NonZeroU32::new(3).unwrap(), ..*one_round };
+        let (report, _) = checked(&arena(LARGE_BYTES, None), &plan);
+        assert_eq!(report.failed, None, "{case}");
+        if Kind::of_this_run() != Kind::Host {
+            // Elsewhere an event takes its time to pass even where no work is queued, and this load is over in
+            // no time: what has just been freed is not idle yet, and nothing but a limit makes the pool wait.
+            return;
+        }
+        let (peak_live, peak_mapped) = (report.peak_live_bytes, report.peak_mapped_bytes);
+        assert!(peak_mapped * 100 <= peak_live * 103, "{case}: {peak_mapped} mapped for {peak_live}");
+        let (live, held) = (report.live_bytes, report.held_bytes);
+        assert!(held * 1000 <= live * 1005, "{case}: {held} held for {live}");
+        assert_eq!(report.created_bytes[1..], [0, 0], "{case}: what was there serves again");
+    });
+}
+
+#[test]
+fn every_load_fits_a_limit_just_above_what_is_live() {
+    if skipped() {
+        return;
+    }
+    for_all_loads(|case, one_round| {
+        let plan = Plan { rounds: NonZeroU32::new(2).unwrap(), ..*one_round };
+        let granule = arena(LARGE_BYTES, None).driver().info().granule_bytes;
+        let limit_bytes = peak_live_bytes(&plan.steps()) * 103 / 100 / granule * granule;
+        let (report, _) = checked(&arena(LARGE_BYTES, Some(limit_bytes)), &plan);
+        assert_eq!(report.failed, None, "{case} under a limit of {limit_bytes}");
+        assert!(report.peak_mapped_bytes <= limit_bytes, "{case}");
+    });
+}
