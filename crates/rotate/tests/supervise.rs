@@ -130,7 +130,10 @@ fn it_is_stopped_when_the_last_of_it_is_gone() {
 #[test]
 fn who_is_left_behind_is_known_and_stopped() {
     watched(|| async {
-        let one = up("sleep 300 & echo up; exit 3").await;
+        let one = up("trap 'exit 3' USR1; sleep 300 & echo up; wait").await;
+        // Who has been seen is known again, however late its leader's end is noticed.
+        assert_eq!(one.processes().len(), 2);
+        signal(leader(&one), Signal::USR1);
         let how = one.ended().await;
         assert!(how.ends_with("ended with exit code 3; 1 of its processes are left"), "{how}");
         assert!(!one.is_running());
@@ -140,7 +143,6 @@ fn who_is_left_behind_is_known_and_stopped() {
         one.stop(PATIENT).await.unwrap();
         assert!(!is_there(left[0]));
         one.start().await.unwrap();
-        one.ended().await;
         one.stop(PATIENT).await.unwrap();
     });
 }

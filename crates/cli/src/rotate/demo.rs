@@ -161,12 +161,8 @@ fn ports(count: usize) -> Result<Vec<u16>, Failure> {
 async fn show(mut config: Config, lasts: Duration, json: bool) -> Result<Demo, Failure> {
     let mut signals = Signals::new()?;
     let running = run::begin(config.clone(), None).await?;
-    let say = |words: &str| {
-        if !json {
-            // Standard error is the last place to complain to.
-            let _ = writeln!(io::stderr(), "{words}");
-        }
-    };
+    // Standard error is the last place to complain to.
+    let say = |words: &str| drop(writeln!(io::stderr(), "{words}"));
     say(&format!("three mock engines on one GPU of {GPU} that is played, two of which fit; cedar lies"));
     say(&format!("the page: http://{}/", running.control));
     say(&format!("the models: http://{}/v1/models", running.front));

@@ -1,4 +1,4 @@
-//! The mock engine for an engine as a process: what the operating system says of its memory, and how it ends.
+//! The mock engine as a process: what the operating system says of its memory, and how it ends.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -108,14 +108,19 @@ fn it_ends_when_it_is_told_to() {
 
 #[test]
 fn a_crash_is_an_abort_in_the_middle_of_a_stream() {
-    let mock = MockEngine::start(&["--lie", "leaks=0", "--lie", "crashes-in-stream", "--seed", "7"]);
     let body = r#"{"prompt": "x", "stream": true}"#;
-    let answer = mock.ask("POST", "/v1/completions", body);
-    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("data: {"), "{answer}");
-    assert!(!answer.contains("[DONE]") && !answer.ends_with("0\r\n\r\n"), "{answer}");
-    let (code, complaint) = mock.end();
-    assert_eq!(code, Some(134));
-    assert!(complaint.starts_with("error: ") && complaint.contains("crashes-in-stream"), "{complaint}");
+    loop {
+        let mock = MockEngine::start(&["--lie", "leaks=0", "--lie", "crashes-in-stream", "--seed", "7"]);
+        let answer = mock.ask("POST", "/v1/completions", body);
+        assert!(!answer.contains("[DONE]") && !answer.ends_with("0\r\n\r\n"), "{answer}");
+        let (code, complaint) = mock.end();
+        assert_eq!(code, Some(134));
+        assert!(complaint.starts_with("error: ") && complaint.contains("crashes-in-stream"), "{complaint}");
+        // Where the machine is busy, it may crash before its first words have gone out.
+        if answer.starts_with("HTTP/1.1 200 ") && answer.contains("data: {") {
+            break;
+        }
+    }
 }
 
 #[test]

@@ -353,6 +353,8 @@ impl RawRules {
             drain: wait(self.drain_max, usual.limits.drain),
             sleep: wait(self.sleep_max, usual.limits.sleep),
             release: wait(self.release_max, usual.limits.release),
+            // Both wait for memory to come back: one's own, and that of those who have left.
+            room: wait(self.release_max, usual.limits.room),
             wake: wait(self.wake_max, usual.limits.wake),
             canary: wait(self.canary_max, usual.limits.canary),
             start: wait(self.start_max, usual.limits.start),

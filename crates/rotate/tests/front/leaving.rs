@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use poorwill_rotate::front::Patience;
 use tokio::io::AsyncWriteExt;
-use tokio::time::timeout;
 
-use super::world::{END, EVENTS, Verdict, World, answer, chunk, post, run};
+use super::world::{END, EVENTS, Verdict, World, answer, chunk, post, run, run_on_one_thread};
 
 const ASK: &str = r#"{"model":"org/one","stream":true}"#;
 /// Longer than a test, so that nothing but what it is about ends anything.
@@ -70,7 +69,7 @@ fn a_client_that_goes_takes_its_request_from_the_engine() {
 
 #[test]
 fn a_client_that_reads_nothing_holds_nobody_up() {
-    run(async {
+    run_on_one_thread(async {
         let patience = Patience { reader: Duration::from_millis(50), ..patient() };
         for ask in [ASK, r#"{"model":"org/one"}"#] {
             let world = World::patient("", patience).await;
@@ -80,9 +79,11 @@ fn a_client_that_reads_nothing_holds_nobody_up() {
             engine.send(EVENTS).await;
             // Until nobody takes any more, on any of the ways in between.
             let piece = chunk(&format!("data: {}\n\n", "x".repeat(64 << 10)));
-            let moment = Duration::from_secs(2);
-            while let Ok(sent) = timeout(moment, engine.stream.write_all(piece.as_bytes())).await {
-                sent.expect("nobody was told to end");
+            loop {
+                tokio::select! {
+                    sent = engine.stream.write_all(piece.as_bytes()) => sent.expect("nobody was told to end"),
+                    () = world.rounds() => break,
+                }
             }
             assert_eq!(world.until(|_| true).await.running, 1);
             world.gate.aborted.cancel();

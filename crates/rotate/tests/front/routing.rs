@@ -1,8 +1,10 @@
 //! Where requests go, and what of them.
 
-use futures_util::future::select_all;
+use std::time::Duration;
 
-use super::world::{Verdict, World, answer, post, post_with, run};
+use poorwill_rotate::front::Patience;
+
+use super::world::{Verdict, World, answer, post, post_with, run, run_on_one_thread};
 
 const ASK_ONE: &str = r#"{"model":"org/one","prompt":"x"}"#;
 
@@ -48,39 +50,20 @@ async fn exchange(engine: &mut super::world::Wire, client: &mut super::world::Wi
 
 #[test]
 fn connections_to_an_engine_are_used_again() {
-    run(async {
-        let world = World::new("").await;
+    run_on_one_thread(async {
+        let idle = Duration::from_secs(600);
+        let world = World::patient("", Patience { idle, ..Patience::default() }).await;
         let mut client = world.asking(ASK_ONE).await;
-        let mut engines = vec![world.engine().await];
+        let mut engine = world.engine().await;
         for _ in 0..3 {
-            // Whether a connection is back in time for the next request is not promised. Where it is not, another one is
-            // made, and the request comes on whichever is there first.
-            let nth = loop {
-                if engines.is_empty() {
-                    engines.push(world.engine().await);
-                }
-                let first = async {
-                    let (has_more, nth, _) =
-                        select_all(engines.iter().map(|one| Box::pin(one.has_more()))).await;
-                    (has_more, nth)
-                };
-                tokio::select! {
-                    (has_more, nth) = first => {
-                        if has_more {
-                            break nth;
-                        }
-                        // Nobody used it for long.
-                        engines.remove(nth);
-                    }
-                    other = world.engine() => engines.push(other),
-                }
-            };
-            engines[nth].message().await;
-            engines[nth].send(answer("{}")).await;
+            engine.message().await;
+            engine.send(answer("{}")).await;
             assert_eq!(client.message().await.0.status(), 200);
-            world.until(|seen| seen.running == 0).await;
+            // By now the connection is where the next request finds it.
+            world.rounds().await;
             client.send(post(ASK_ONE)).await;
         }
+        engine.message().await;
     });
 }
 

@@ -28,6 +28,12 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
     runtime.block_on(async { tokio::time::timeout(WATCHDOG, test).await.expect("the test hangs") });
 }
 
+/// Runs a test on one thread with all that it asks, so that whoever could go on has gone on behind [`World::rounds`].
+pub(crate) fn run_on_one_thread(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(WATCHDOG, test).await.expect("the test hangs") });
+}
+
 /// What the gate says to whoever comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -188,6 +194,15 @@ impl World {
         *self.gate.seen.subscribe().wait_for(is_it).await.unwrap()
     }
 
+    /// Asks the front for its health, again and again: on one thread, everybody who could go on meanwhile has.
+    pub(crate) async fn rounds(&self) {
+        let mut client = self.client().await;
+        for _ in 0..100 {
+            client.send("GET /health HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            assert_eq!(client.message().await.0.status(), 200);
+        }
+    }
+
     pub(crate) fn say(&self, verdict: Verdict) {
         self.gate.verdict.send_replace(verdict);
     }
@@ -317,11 +332,6 @@ impl Wire {
             all += &self.chunk().await.expect("the stream ended early");
         }
         all
-    }
-
-    /// Waits until something has come, which is left where it is, or nothing will come any more.
-    pub(crate) async fn has_more(&self) -> bool {
-        !self.got.is_empty() || self.stream.peek(&mut [0]).await.is_ok_and(|bytes| bytes > 0)
     }
 
     /// A message with `Content-Length`, or without a body.

@@ -5,7 +5,7 @@
 
 use std::ops::RangeInclusive;
 use std::thread::{self, Scope, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::watch::{Scales, Watch, assert_fit, last_stage};
 use super::world::{self, Rotator, World, until};
@@ -15,7 +15,8 @@ const PROMPTS: [&str; 2] = ["Tell me of a river.", "Tell me of a stone."];
 /// What an engine holds while it is awake, in MiB, as the system counts it.
 const HELD: RangeInclusive<u64> = 60..=68;
 /// For how long is waited for what hangs.
-const SHORT: &str = "[model.rules]\nsleep_max = \"2s\"\nwake_max = \"2s\"\ncanary_max = \"2s\"\n";
+const SHORT: &str = "[model.rules]\nsleep_max = \"500ms\"\nrelease_max = \"500ms\"\nwake_max = \"500ms\"\n\
+                     canary_max = \"500ms\"\n";
 /// How often a phase is tried to be met.
 const TRIES: usize = 4;
 
@@ -84,7 +85,7 @@ fn killed_in(phase: &'static str, engines: Engines, truth: &Truth) {
 fn was_killed_in(phase: &'static str, engines: Engines, truth: &Truth) -> bool {
     let mut world = World::of_two();
     match phase {
-        "starting" => world.models[1].is_slow = true,
+        "starting" => world.models[1].is_held = true,
         // Whoever sleeps has more than that.
         "finding room" => world.models[1].need = "127MiB",
         _ => {}
@@ -115,6 +116,13 @@ fn was_killed_in(phase: &'static str, engines: Engines, truth: &Truth) -> bool {
         if has_engine && [Engines::Well, Engines::GoOn].contains(&engines) {
             model.lies(&[]);
         }
+        if (phase, engines) == ("waking", Engines::Well) && model.name == "birch" {
+            let began = Instant::now();
+            while model.is_sleeping() != Some(false) {
+                assert!(began.elapsed() < world::HANGS, "it does not wake, though it may");
+                sleep(Duration::from_millis(10));
+            }
+        }
         model.need = "80MiB";
         if engines == Engines::HangOn {
             model.lines = SHORT.to_owned();
@@ -123,8 +131,14 @@ fn was_killed_in(phase: &'static str, engines: Engines, truth: &Truth) -> bool {
 
     let rotator = world.start(&[]);
     let watch = Watch::of(&world);
+    world.open_gate();
     for (model, turn) in [(1, 0), (0, 1), (1, 1)] {
-        let said = world.say(world.models[model].name, PROMPTS[turn]);
+        let name = world.models[model].name;
+        let said = if engines == Engines::HangOn {
+            world.say_at_last(name, PROMPTS[turn])
+        } else {
+            world.say(name, PROMPTS[turn])
+        };
         assert_eq!(said, truth[model][turn], "{phase} {engines:?}: {}", rotator.log());
     }
     let engines_now = world.processes();
@@ -201,8 +215,7 @@ fn lead<'scope>(
             // It wakes while nobody takes its answer, and then says no more.
             rotator.signal("STOP");
             birch.lies(&[]);
-            until(rotator, "it has woken", || birch.is_sleeping() == Some(false));
-            sleep(Duration::from_millis(200));
+            until(rotator, "it has answered", || world::has_unread_from(birch.port));
             world::signal("STOP", world.engine("birch").unwrap());
             rotator.signal("CONT");
         }

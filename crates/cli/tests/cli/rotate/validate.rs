@@ -42,8 +42,10 @@ fn honest_ones_pass() {
 
 #[test]
 fn liars_do_not_pass_though_no_answer_is_wrong() {
-    let models =
-        vec![Model::new("amber"), Model::lying("birch", "gibberish"), Model::lying("cedar", "keeps-memory")];
+    let mut cedar = Model::lying("cedar", "keeps-memory");
+    // It keeps it for ever.
+    cedar.lines = "[model.rules]\nrelease_max = \"300ms\"\n".to_owned();
+    let models = vec![Model::new("amber"), Model::lying("birch", "gibberish"), cedar];
     let world = World::new("1GiB", models);
     let rotator = world.start(&[]);
     let ran = world.order(&["validate", "--requests", "3", "--json"]);

@@ -24,8 +24,8 @@ const PROMPTS: [&str; 3] = ["Tell me of a road.", "Tell me of a mill.", "Tell me
 const GPU: &str = "200MiB";
 const FIT: usize = 2;
 const CLIENTS: u64 = 8;
-const LINES: &str = "[model.rules]\nwait_max = \"10s\"\ndrain_max = \"1s\"\nsleep_max = \"1s\"\nrelease_max = \"1s\"\n\
-                     wake_max = \"1s\"\ncanary_max = \"1s\"\nstart_max = \"10s\"\nstop_max = \"3s\"\n\
+const LINES: &str = "[model.rules]\nwait_max = \"10s\"\ndrain_max = \"1s\"\nsleep_max = \"500ms\"\nrelease_max = \"500ms\"\n\
+                     wake_max = \"500ms\"\ncanary_max = \"500ms\"\nstart_max = \"10s\"\nstop_max = \"3s\"\n\
                      turn_max = \"300ms\"\nlook_every = \"500ms\"\n[model.canary]\ntokens = 4\n";
 /// Longer than a request may wait, and than it takes until an engine that hangs has to leave for somebody else.
 const BOUND: Duration = Duration::from_secs(60);

@@ -5,10 +5,11 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::net::TcpListener;
-use std::path::Path;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
@@ -47,8 +48,8 @@ pub(crate) struct Model {
     pub(crate) made: Vec<String>,
     /// Lines of its table.
     pub(crate) lines: String,
-    /// Whether its engine takes a while until it listens.
-    pub(crate) is_slow: bool,
+    /// Whether its engine waits until the world's gate is open before it listens.
+    pub(crate) is_held: bool,
     /// Whether its lies have another seed with each start.
     pub(crate) is_moody: bool,
 }
@@ -62,7 +63,7 @@ impl Model {
             more: Vec::new(),
             made: Vec::new(),
             lines: String::new(),
-            is_slow: false,
+            is_held: false,
             is_moody: false,
         }
     }
@@ -85,20 +86,26 @@ impl Model {
     }
 }
 
-/// A port that nobody has, and that no other test takes. Those that the system gives to clients are others.
+/// A port that nobody has, and that no other test takes, in this process or another: it is this process's as long as that
+/// has a socket by its name. Those that the system gives to clients are others.
 pub(crate) fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let from = u16::try_from(std::process::id() % 400).unwrap() * 25;
-    loop {
-        let port = 20_000 + (from + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;
+    static TAKEN: Mutex<(u16, Vec<UnixListener>)> = Mutex::new((20_000, Vec::new()));
+    let (next, taken) = &mut *TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    for port in *next..32_000 {
+        let name = SocketAddr::from_abstract_name(format!("poorwill-test-port-{port}")).unwrap();
+        let Ok(mark) = UnixListener::bind_addr(&name) else { continue };
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            taken.push(mark);
+            *next = port + 1;
             return port;
         }
     }
+    panic!("no port is free from 20000 to 32000");
 }
 
 impl World {
-    /// With room for one model of two, whatever a mock engine has beside what it holds.
+    /// With room for one model of two, whatever a mock engine has beside what it holds. No step of theirs is late, unless a
+    /// test says so.
     pub(crate) fn of_two() -> Self {
         Self::new("128MiB", vec![Model::new("amber"), Model::new("birch")])
     }
@@ -114,18 +121,20 @@ impl World {
             "state = {:?}\n[front]\nlisten = \"127.0.0.1:{}\"\n{keys}[control]\nlisten = \"127.0.0.1:{}\"\n{keys}\
              [memory]\nmeasure = \"processes\"\ngpu = \"{}\"\n\
              [every_model]\nresidence_min = \"50ms\"\nturn_max = \"500ms\"\nslack = \"4MiB\"\nwait_max = \"90s\"\n\
-             sleep_max = \"20s\"\nrelease_max = \"4s\"\nwake_max = \"20s\"\ncanary_max = \"20s\"\nstart_max = \"60s\"\n\
-             stop_max = \"10s\"\npause_min = \"100ms\"\npause_max = \"1s\"\n",
+             sleep_max = \"60s\"\nrelease_max = \"60s\"\nwake_max = \"60s\"\ncanary_max = \"60s\"\nstart_max = \"60s\"\n\
+             stop_max = \"60s\"\npause_min = \"100ms\"\npause_max = \"1s\"\n",
             self.folder.join("state"),
             self.front,
             self.control,
             self.gpu,
         );
-        for Model { name, port, need, more, made, lines, is_slow, is_moody } in &self.models {
+        let until_open =
+            format!("until [ -e '{}' ]; do sleep 0.05; done; exec \"$0\" \"$@\"", self.gate().display());
+        for Model { name, port, need, more, made, lines, is_held, is_moody } in &self.models {
             let listen = format!("127.0.0.1:{port}");
             let mut words = Vec::new();
-            if *is_slow {
-                words.extend(["sh", "-c", "sleep 2; exec \"$0\" \"$@\""]);
+            if *is_held {
+                words.extend(["sh", "-c", &until_open]);
             }
             if *is_moody {
                 words.extend(["sh", "-c", "exec \"$0\" \"$@\" --seed $$"]);
@@ -142,6 +151,15 @@ impl World {
             .unwrap();
         }
         text
+    }
+
+    fn gate(&self) -> PathBuf {
+        self.folder.join("gate")
+    }
+
+    /// Lets engines listen that are held.
+    pub(crate) fn open_gate(&self) {
+        fs::write(self.gate(), "").unwrap();
     }
 
     /// The command in this world.
@@ -221,6 +239,19 @@ impl World {
     /// The text of an answer.
     pub(crate) fn say(&self, model: &str, prompt: &str) -> String {
         text_of(&self.complete(model, prompt))
+    }
+
+    /// The same where engines have so little time that an honest one may be late, too, and be left alone for a while: asks
+    /// until it is answered.
+    pub(crate) fn say_at_last(&self, model: &str, prompt: &str) -> String {
+        let began = Instant::now();
+        loop {
+            let answer = self.complete(model, prompt);
+            if answer.status != 503 || began.elapsed() > HANGS {
+                return text_of(&answer);
+            }
+            sleep(Duration::from_millis(50));
+        }
     }
 
     /// What a model says to some prompts, by a mock engine of its own that nobody puts to sleep.
@@ -369,6 +400,17 @@ pub(crate) fn text_of(answer: &Answer) -> String {
 pub(crate) fn signal(name: &str, pid: u32) {
     let _ =
         Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\" 2>/dev/null", name, &pid.to_string()]).status();
+}
+
+/// Whether somebody on this machine has not read yet what came from this port.
+pub(crate) fn has_unread_from(port: u16) -> bool {
+    let table = fs::read_to_string("/proc/net/tcp").unwrap();
+    // Of each socket: its number, its address, the other's, its state, and what waits to be sent and to be read.
+    table.lines().skip(1).any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let unread = fields[4].rsplit_once(':').map(|(_, unread)| u64::from_str_radix(unread, 16).unwrap());
+        fields[2].ends_with(&format!(":{port:04X}")) && unread > Some(0)
+    })
 }
 
 /// The process that a rotation has written down in such a file of its state.
