@@ -151,8 +151,8 @@ def test_a_planted_tag_is_found(tmp_path: Path) -> None:
 
 
 def replacing(ours: Found, theirs: Found) -> str | None:
-    """What a caller of theirs could do that ours does not take: give all there is, or only what has to be given,
-    by place or by name.
+    """What a caller of theirs could do that ours does not take: give all there is or what has to be given, by
+    place or by name.
     """
     if (ours.kind, ours.is_async) != (theirs.kind, theirs.is_async):
         return f"is a {ours.kind}, and theirs a {theirs.kind}" if ours.kind != theirs.kind else "waits or not"
