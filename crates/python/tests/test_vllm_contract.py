@@ -4,15 +4,15 @@ Both vLLM and what is ours are read here and not run: this shows that names and 
 """
 
 import ast
+import inspect
 import textwrap
 from functools import cache
 from pathlib import Path
 
 import pytest
 from poorwill.vllm._engine import TOUCHING
-from poorwill.vllm._versions import CONTRACT, REGISTRY, TAGS, TESTED, Need, known, needs
+from poorwill.vllm._versions import CONTRACT, REGISTRY, TAGS, TESTED, Found, Need, known, needs
 from vllm_sources import needs_sources, sources, tags
-from vllm_sources.likeness import replacing
 from vllm_sources.tree import Definition, MissingError, Tree
 
 OURS = Tree(Path(__file__).parents[1] / "python")
@@ -150,6 +150,28 @@ def test_a_planted_tag_is_found(tmp_path: Path) -> None:
 # What stands in the place of vLLM's.
 
 
+def replacing(ours: Found, theirs: Found) -> str | None:
+    """What a caller of theirs could do that ours does not take: give all there is or what has to be given, by
+    place or by name.
+    """
+    if (ours.kind, ours.is_async) != (theirs.kind, theirs.is_async):
+        return f"is a {ours.kind}, and theirs a {theirs.kind}" if ours.kind != theirs.kind else "waits or not"
+    places = [p for p in theirs.parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    named = [p for p in theirs.parameters if p.kind is p.KEYWORD_ONLY]
+    starred = [p.kind for p in theirs.parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if missing := set(starred) - {p.kind for p in ours.parameters}:
+        return f"does not take {missing}"
+    signature = inspect.Signature(ours.parameters)
+    try:
+        bound = signature.bind(*(p.name for p in places), **{p.name: p.name for p in named})
+        signature.bind(**{p.name: p.name for p in (*places, *named)})
+        signature.bind(**{p.name: p.name for p in (*places, *named) if p.default is p.empty})
+    except TypeError as error:
+        return str(error)
+    misplaced = [name for name, given in bound.arguments.items() if isinstance(given, str) and given != name]
+    return f"does not take {misplaced} in their places" if misplaced else None
+
+
 def replacements(version: str) -> list[tuple[tuple[str, str], tuple[str, str]]]:
     """Ours that have nothing of vLLM's, and vLLM's."""
     allocator = (ALLOCATOR_OF_OURS, ALLOCATOR_OF_VLLM)
@@ -204,14 +226,14 @@ def test_ours_take_all_that_vllms_take(version: str) -> None:
     ("ours", "theirs", "says"),
     [
         ("def f(self, tags=None): ...", "def f(self, tags): ...", None),
-        ("def f(self, tags): ...", "def f(self, tags=None): ...", "demands tags"),
-        ("def f(self, tag): ...", "def f(self, tags): ...", "does not take tags"),
-        ("def f(self, tags, level): ...", "def f(self, tags): ...", "demands level"),
-        ("def f(self, b, a): ...", "def f(self, a, b): ...", "does not take a in its place"),
         ("def f(self, *args, **kwargs): ...", "def f(self, a, *, b): ...", None),
-        ("def f(self, *, b=1): ...", "def f(self, *args, b=1): ...", "does not take *args"),
-        ("async def f(self): ...", "def f(self): ...", "an async method"),
-        ("def f(self): ...", "@classmethod\n    def f(cls): ...", "is a method"),
+        ("def f(self, tags): ...", "def f(self, tags=None): ...", "missing a required argument: 'tags'"),
+        ("def f(self, tag=1): ...", "def f(self, tags): ...", "unexpected keyword argument 'tags'"),
+        ("def f(self, tags, level): ...", "def f(self, tags): ...", "missing a required argument: 'level'"),
+        ("def f(self, b, a): ...", "def f(self, a, b): ...", "does not take ['b', 'a'] in their places"),
+        ("def f(self, *, b=1): ...", "def f(self, *args, b=1): ...", "VAR_POSITIONAL"),
+        ("async def f(self): ...", "def f(self): ...", "waits or not"),
+        ("def f(self): ...", "@classmethod\n    def f(cls): ...", "is a method, and theirs a classmethod"),
     ],
 )
 def test_what_cannot_stand_in_is_found(tmp_path: Path, ours: str, theirs: str, says: str | None) -> None:

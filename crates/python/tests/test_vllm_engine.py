@@ -116,9 +116,6 @@ def test_level_0_only_pauses(engine: Any) -> None:
     assert engine.is_sleeping()
     engine.wake_up(["scheduling"])
     assert is_serving(engine)
-
-
-def test_a_paused_engine_can_go_on_to_sleep(engine: Any) -> None:
     engine.sleep(0)
     engine.sleep(1)
     assert asleep(engine) == BOTH
@@ -202,17 +199,14 @@ def test_tags_that_are_awake_already_do_not_keep_the_others_asleep(engine: Any) 
     assert is_serving(engine)
 
 
-def test_the_scheduler_alone_does_not_wake(engine: Any) -> None:
+def test_a_wake_of_nothing_that_sleeps_does_nothing(engine: Any) -> None:
+    assert engine.wake_up() in (None, True)
+    assert engine.wake_up(["weights"]) in (None, True)
+    assert is_serving(engine)
     engine.sleep(1)
     engine.wake_up(["scheduling"])
     assert asleep(engine) == BOTH
     assert engine.is_scheduler_paused()
-
-
-def test_waking_what_is_awake_does_nothing(engine: Any) -> None:
-    assert engine.wake_up() in (None, True)
-    assert engine.wake_up(["weights"]) in (None, True)
-    assert is_serving(engine)
 
 
 @since_registry
@@ -320,36 +314,21 @@ def test_what_was_asleep_before_a_failed_sleep_stays_so(vllm: Any) -> None:
     assert is_serving(engine)
 
 
-def test_a_failed_wake_leaves_the_engine_asleep(engine: Any) -> None:
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("wake_up", "a fault; kv_cache, weights count as asleep, and nothing is computed: call wake_up"),
+        ("poorwill_status", "a fault; the memory is awake, but the scheduler is paused: call wake_up"),
+        ("nothing woke", "wake_up: kv_cache, weights still sleep on some rank"),
+    ],
+)
+def test_a_failed_wake_leaves_the_engine_asleep(engine: Any, what: str, says: str) -> None:
     engine.sleep(1)
-    last(engine).fails["wake_up"] = [PoorwillError("3 GiB are missing")]
-    with pytest.raises(
-        PoorwillError, match=r"3 GiB are missing; kv_cache, weights count as asleep, and nothing"
-    ):
+    last(engine).fails[what] = [PoorwillError("a fault")]
+    last(engine).wakes_nothing = what == "nothing woke"
+    with pytest.raises(PoorwillError, match=says):
         engine.wake_up()
-    assert engine.model_executor.is_sleeping
-    assert engine.is_scheduler_paused()
-    engine.wake_up()
-    assert is_serving(engine)
-
-
-def test_a_wake_of_which_nothing_is_known_does_not_resume(engine: Any) -> None:
-    engine.sleep(1)
-    last(engine).fails["poorwill_status"] = [PoorwillError("lost")]
-    with pytest.raises(
-        PoorwillError, match=r"lost; the memory is awake, but the scheduler is paused: call wake_up"
-    ):
-        engine.wake_up()
-    assert engine.is_scheduler_paused()
-    engine.wake_up()
-    assert is_serving(engine)
-
-
-def test_a_wake_that_wakes_nothing_is_an_error(engine: Any) -> None:
-    engine.sleep(1)
-    last(engine).wakes_nothing = True
-    with pytest.raises(PoorwillError, match="wake_up: kv_cache, weights still sleep on some rank"):
-        engine.wake_up()
+    assert engine.model_executor.is_sleeping == (what != "poorwill_status")
     assert engine.is_scheduler_paused()
     last(engine).wakes_nothing = False
     engine.wake_up()
@@ -494,18 +473,11 @@ def test_weights_that_were_dropped_keep_the_scheduler(engine: Any) -> None:
     assert step(engine) == {"early": ["token"]}
 
 
-@pytest.mark.parametrize("method", ["poorwill_mark_restored", "extension"])
-def test_other_ways_to_write_the_weights(engine: Any, method: str) -> None:
+@pytest.mark.parametrize("method", ["poorwill_mark_restored", "extension", fake_vllm.Worker.extension])
+def test_other_ways_to_write_the_weights(engine: Any, method: Any) -> None:
     engine.sleep(2)
     engine.wake_up()
     engine.collective_rpc(method)
-    assert is_serving(engine)
-
-
-def test_weights_written_by_a_function(engine: Any) -> None:
-    engine.sleep(2)
-    engine.wake_up()
-    engine.collective_rpc(fake_vllm.Worker.extension)
     assert is_serving(engine)
 
 
@@ -537,7 +509,9 @@ def test_an_engine_that_is_not_ready_can_sleep_again(engine: Any) -> None:
     engine.sleep(2)
     engine.wake_up()
     engine.sleep(2)
+    # Weights that sleep are no reason to refuse.
     assert engine.poorwill_not_ready() is None
+    assert engine.poorwill_status()["not_ready"] is None
     engine.wake_up()
     assert engine.poorwill_not_ready().startswith(NOT_WRITTEN)
     engine.collective_rpc("reload_weights")
@@ -639,12 +613,6 @@ def test_a_wake_asks_each_rank_once(engine: Any) -> None:
     engine.sleep(1)
     engine.wake_up()
     assert [worker.calls.count("poorwill_status") for worker in workers(engine)] == [1] * len(workers(engine))
-
-
-def test_weights_that_sleep_are_no_reason_to_refuse(engine: Any) -> None:
-    engine.sleep(2)
-    assert engine.poorwill_status()["not_ready"] is None
-    assert engine.poorwill_not_ready() is None
 
 
 def test_the_status_tells_each_event_once(engine: Any) -> None:

@@ -162,26 +162,6 @@ async def test_requests_are_refused_until_the_weights_are_written(
 
 
 @runs
-async def test_without_a_server_it_is_poorwills_error(vllm: Any) -> None:
-    frontend = alone(vllm)
-    await frontend.sleep(2)
-    await frontend.wake_up()
-    with pytest.raises(NotReadyError, match=NOT_WRITTEN) as refused:
-        generate(frontend)
-    assert type(refused.value) is NotReadyError
-
-
-@pytest.mark.parametrize("method", ["reload_weights", "poorwill_mark_restored", "extension"])
-@runs
-async def test_what_writes_the_weights_lifts_the_refusal(vllm: Any, method: str) -> None:
-    frontend = alone(vllm)
-    await frontend.sleep(2)
-    await frontend.wake_up()
-    await frontend.collective_rpc(method)
-    assert await texts(generate(frontend)) == ["token"] * 2
-
-
-@runs
 async def test_weights_can_be_written_before_the_cache_wakes(vllm: Any) -> None:
     frontend = alone(vllm)
     await frontend.sleep(2)
@@ -267,26 +247,6 @@ async def test_a_dead_engine_is_told_first(vllm: Any) -> None:
 
 
 @runs
-async def test_failures_are_told_and_counted(vllm: Any, recorded: list[dict[str, Any]]) -> None:
-    frontend = alone(vllm)
-    worker(frontend).fails["sleep"] = [PoorwillError("10 of 16 bytes were given back")]
-    with pytest.raises(PoorwillError, match=r"10 of 16 bytes.*the engine serves"):
-        await frontend.sleep(1)
-    assert frontend.sleep_states == []
-    assert await texts(generate(frontend)) == ["token"] * 2
-    await frontend.sleep(1)
-    worker(frontend).fails["wake_up"] = [PoorwillError("the card is full")]
-    with pytest.raises(PoorwillError, match=r"the card is full; kv_cache, weights count as asleep"):
-        await frontend.wake_up()
-    assert await frontend.is_sleeping()
-    events = [event for status in recorded for rank in status["ranks"] for event in rank["events"]]
-    assert [event["error"] for event in events if event["error"]] == [
-        "10 of 16 bytes were given back",
-        "the card is full",
-    ]
-
-
-@runs
 async def test_loads_are_counted_also_when_nothing_was_missing(
     vllm: Any, recorded: list[dict[str, Any]]
 ) -> None:
@@ -295,16 +255,6 @@ async def test_loads_are_counted_also_when_nothing_was_missing(
     await frontend.collective_rpc("synchronize_device")
     assert operations(recorded) == ["load"]
     assert len(recorded) == 1
-
-
-@runs
-async def test_bad_arguments_reach_no_engine(vllm: Any) -> None:
-    frontend = alone(vllm)
-    with pytest.raises(ValueError, match="level is 3"):
-        await frontend.sleep(3)
-    with pytest.raises(ValueError, match="no tag 'kv'"):
-        await frontend.wake_up(["kv"])
-    assert "sleep" not in worker(frontend).calls
 
 
 @runs
@@ -400,20 +350,6 @@ def test_an_operation_in_a_thread_ends_with_its_engine(vllm: Any, operation: str
     assert not [thread for thread in threading.enumerate() if thread.name == "poorwill-vllm-engine"]
 
 
-@runs
-async def test_an_engine_that_does_not_say_its_state_is_asked_again(
-    vllm: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    frontend = alone(vllm)
-    await frontend.sleep(2)
-    # To the engine, which asks behind the wake, and not to the frontend.
-    worker(frontend).fails["poorwill_status"] = [None, PoorwillError("lost")]
-    await frontend.wake_up()
-    assert "did not say what state it is in (" in caplog.text
-    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
-        await texts(generate(frontend))
-
-
 def test_metrics_that_fail_do_not_fail_an_operation(
     vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -426,21 +362,6 @@ def test_metrics_that_fail_do_not_fail_an_operation(
 
     asyncio.run(story())
     assert "could not be recorded" in caplog.text
-
-
-@since_registry
-def test_the_cache_alone_is_an_operation(vllm: Any, recorded: list[dict[str, Any]]) -> None:
-    async def story() -> None:
-        frontend = alone(vllm)
-        with pytest.raises(PoorwillError, match="requires a completed pause"):
-            await frontend.release_kv_cache_memory()
-        await frontend.engine_core.pause_scheduler_async()
-        await frontend.release_kv_cache_memory()
-        assert await frontend.wake_up()
-        assert await texts(generate(frontend)) == ["token"] * 2
-
-    asyncio.run(story())
-    assert operations(recorded) == ["discard", "wake"]
 
 
 @runs
@@ -477,92 +398,139 @@ async def test_other_workers_are_left_alone(vllm: Any, recorded: list[dict[str, 
     assert recorded == []
 
 
-# Without
+# With asyncio and without
 
 
-@pytest.fixture(params=["in this process", "elsewhere"])
-def llm(request: pytest.FixtureRequest, vllm: Any) -> Any:
-    if request.param == "elsewhere":
-        return synchronous(vllm, EngineProcesses(vllm.engine(count=1)))
-    return in_process(vllm, vllm.engine("EngineCore"))
+class Server:
+    """A frontend, by calls that are the same with asyncio and without."""
+
+    def __init__(self, frontend: Any) -> None:
+        self.frontend = frontend
+        self.is_asynchronous = hasattr(frontend, "generate")
+
+    async def call(self, name: str, *args: Any) -> Any:
+        done = getattr(self.frontend, name)(*args)
+        return await done if self.is_asynchronous else done
+
+    async def tokens(self) -> list[str]:
+        if self.is_asynchronous:
+            return (await texts(generate(self.frontend)))[:1]
+        self.frontend.add_request("asked", 1, PARAMS)
+        return [token for output in self.frontend.step() for token in output.new_token_ids]
+
+    @property
+    def fails(self) -> dict[str, list[Exception | None]]:
+        """Of the engine's last rank."""
+        fails: dict[str, list[Exception | None]] = worker(self.frontend).fails
+        return fails
 
 
-def is_served(llm: Any) -> bool:
-    llm.add_request("asked", 1, PARAMS)
-    (output,) = llm.step()
-    return bool(output.new_token_ids == ["token"])
+@pytest.fixture(params=["with asyncio", "elsewhere", "in this process"])
+def server(request: pytest.FixtureRequest, vllm: Any) -> Server:
+    if request.param == "in this process":
+        return Server(in_process(vllm, vllm.engine("EngineCore")))
+    make = asynchronous if request.param == "with asyncio" else synchronous
+    return Server(make(vllm, EngineProcesses(vllm.engine(count=1))))
 
 
-def test_offline_a_sleep_and_a_wake(vllm: Any, llm: Any, recorded: list[dict[str, Any]]) -> None:
-    llm.sleep(level=1, mode="abort")
-    assert llm.is_sleeping()
-    assert llm.wake_up() is (None if vllm.is_first else True)
-    assert is_served(llm)
-    assert llm.sleep_states == [(1, 1), (0, 0)]
+@runs
+async def test_a_sleep_and_a_wake(vllm: Any, server: Server, recorded: list[dict[str, Any]]) -> None:
+    await server.call("sleep", 1, "abort")
+    assert await server.call("is_sleeping")
+    assert await server.call("wake_up") is (None if vllm.is_first else True)
+    assert await server.tokens() == ["token"]
+    assert server.frontend.sleep_states == [(1, 1), (0, 0)]
     assert operations(recorded) == ["sleep", "wake"]
 
 
-def test_offline_requests_are_refused_until_the_weights_are_written(llm: Any) -> None:
-    llm.sleep(2)
-    llm.wake_up()
-    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
-        llm.add_request("refused", 1, PARAMS)
-    assert llm.collective_rpc("reload_weights") == ["reloaded"]
-    assert is_served(llm)
+@pytest.mark.parametrize("method", ["reload_weights", "poorwill_mark_restored", "extension"])
+@runs
+async def test_requests_are_refused_until_something_writes_the_weights(server: Server, method: str) -> None:
+    await server.call("sleep", 2)
+    await server.call("wake_up")
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN) as refused:
+        await server.tokens()
+    assert type(refused.value) is NotReadyError
+    await server.call("collective_rpc", method)
+    assert await server.tokens() == ["token"]
 
 
-def test_offline_the_engine_is_asked_before_a_refusal(llm: Any) -> None:
-    llm.sleep(2)
-    llm.wake_up()
-    worker(llm).reload_weights()
-    assert llm.collective_rpc("synchronize_device") == [None]
-    assert is_served(llm)
-
-
-def test_offline_failures_are_poorwills_errors(llm: Any, recorded: list[dict[str, Any]]) -> None:
-    worker(llm).fails["sleep"] = [PoorwillError("a shortfall")]
-    with pytest.raises(PoorwillError, match=r"a shortfall; all ranks are awake again and the engine serves"):
-        llm.sleep(1)
+@runs
+async def test_failures_are_told_and_counted(server: Server, recorded: list[dict[str, Any]]) -> None:
+    server.fails["sleep"] = [PoorwillError("10 of 16 bytes were given back")]
+    with pytest.raises(PoorwillError, match=r"10 of 16 bytes.*awake again and the engine serves"):
+        await server.call("sleep", 1)
     assert operations(recorded) == ["sleep", "wake"]
-    assert is_served(llm)
+    assert server.frontend.sleep_states == []
+    assert await server.tokens() == ["token"]
+    await server.call("sleep", 1)
+    server.fails["wake_up"] = [PoorwillError("the card is full")]
+    with pytest.raises(PoorwillError, match=r"the card is full; kv_cache, weights count as asleep"):
+        await server.call("wake_up")
+    assert await server.call("is_sleeping")
+    events = [event for status in recorded for rank in status["ranks"] for event in rank["events"]]
+    assert [event["error"] for event in events if event["error"]] == [
+        "10 of 16 bytes were given back",
+        "the card is full",
+    ]
 
 
-def test_offline_bad_arguments_reach_no_engine(llm: Any) -> None:
-    with pytest.raises(ValueError, match="level is -1"):
-        llm.sleep(-1)
-    with pytest.raises(ValueError, match="no tag 'x'"):
-        llm.wake_up(["x"])
+@runs
+async def test_bad_arguments_change_nothing(server: Server) -> None:
+    with pytest.raises(ValueError, match="level is 3"):
+        await server.call("sleep", 3)
+    with pytest.raises(ValueError, match="no tag 'kv'"):
+        await server.call("wake_up", ["kv"])
+    assert "sleep" not in worker(server.frontend).calls
     with pytest.raises((ValueError, PoorwillError), match="Invalid pause mode"):
-        llm.sleep(1, "never")
-    assert is_served(llm)
+        await server.call("sleep", 1, "never")
+    assert await server.tokens() == ["token"]
 
 
 @since_registry
-def test_offline_the_cache_alone(vllm: Any, llm: Any) -> None:
-    llm.sleep(0)
-    llm.release_kv_cache_memory()
-    assert llm.wake_up() is True
-    assert is_served(llm)
+@runs
+async def test_the_cache_alone_is_an_operation(server: Server, recorded: list[dict[str, Any]]) -> None:
+    with pytest.raises((PoorwillError, RuntimeError), match="requires a completed pause"):
+        await server.call("release_kv_cache_memory")
+    await server.call("sleep", 0)
+    await server.call("release_kv_cache_memory")
+    assert await server.call("wake_up") is True
+    assert await server.tokens() == ["token"]
+    assert operations(recorded) == ["discard", "wake"]
 
 
-def test_offline_a_state_that_is_not_told_is_asked_for_again(llm: Any) -> None:
-    llm.sleep(2)
+@runs
+async def test_an_engine_that_does_not_say_its_state_is_asked_again(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    await server.call("sleep", 2)
     # To the engine, which asks behind the wake, and not to the frontend.
-    worker(llm).fails["poorwill_status"] = [None, PoorwillError("lost")]
-    llm.wake_up()
-    with pytest.raises(NotReadyError):
-        llm.add_request("refused", 1, PARAMS)
+    server.fails["poorwill_status"] = [None, PoorwillError("lost")]
+    await server.call("wake_up")
+    assert "did not say what state it is in (" in caplog.text
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+        await server.tokens()
 
 
-def test_offline_an_interrupt_leaves_a_doubt(llm: Any) -> None:
-    llm.sleep(2)
-    llm.wake_up()
-    llm.collective_rpc("reload_weights")
-    watch = vars(llm)["_poorwill"]
+@runs
+async def test_the_engine_is_asked_behind_any_call_before_a_refusal(server: Server) -> None:
+    await server.call("sleep", 2)
+    await server.call("wake_up")
+    worker(server.frontend).reload_weights()
+    assert await server.call("collective_rpc", "synchronize_device") == [None]
+    assert await server.tokens() == ["token"]
+
+
+@runs
+async def test_an_interrupt_leaves_a_doubt(vllm: Any) -> None:
+    server = Server(synchronous(vllm, EngineProcesses(vllm.engine(count=1))))
+    await server.call("sleep", 1)
+    await server.call("wake_up")
+    watch = vars(server.frontend)["_poorwill"]
     with pytest.raises(KeyboardInterrupt):
-        _frontend._operate(llm, watch, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        _frontend._operate(server.frontend, watch, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     assert not watch.is_clear
-    assert is_served(llm)
+    assert await server.tokens() == ["token"]
     assert watch.is_clear
 
 

@@ -28,19 +28,14 @@ def test_a_sleep_that_fails_leaves_the_engine_awake(start: Start, faults: Faults
         engine.prepared()
         engine.events()
 
-    faults.arm(1 << 40)
-    engine.worker.sleep(level)
-    calls = faults.disarm()
+    def sleep() -> None:
+        engine.worker.sleep(level)
+
+    calls = faults.calls_of(sleep)
     restored()
     raised = 0
-    for number in {*range(0, calls, max(1, calls // 20)), calls - 1}:
-        faults.arm(number)
-        try:
-            engine.worker.sleep(level)
-            fails: Exception | None = None
-        except Exception as error:
-            fails = error
-        faults.disarm()
+    for number in calls:
+        fails = faults.fail(number, sleep)
         states = engine.states()
         if fails is None:
             restored()
@@ -67,20 +62,11 @@ def test_a_wake_that_fails_leaves_the_engine_asleep(start: Start, faults: Faults
     engine = start(LORA).start()
     before = contents(engine.kept())
     engine.worker.sleep(1)
-    faults.arm(1 << 40)
-    engine.worker.wake_up()
-    calls = faults.disarm()
     raised = 0
-    for number in {*range(0, calls, max(1, calls // 20)), calls - 1}:
+    for number in faults.calls_of(engine.worker.wake_up):
         engine.worker.sleep(1)
         engine.events()
-        faults.arm(number)
-        try:
-            engine.worker.wake_up()
-            fails: Exception | None = None
-        except Exception as error:
-            fails = error
-        faults.disarm()
+        fails = faults.fail(number, engine.worker.wake_up)
         if fails is not None:
             raised += 1
             if isinstance(fails, poorwill.PoorwillError):

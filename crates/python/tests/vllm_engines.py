@@ -21,6 +21,7 @@ torch: Any = importlib.import_module("torch")
 
 VERSIONS = ("0.20.2", "0.33.0")
 BLOCKS = 128
+FAULTS = {"quick": 6, "usual": 20, "long": 200}[os.environ.get("POORWILL_EFFORT", "usual")]
 
 
 def free_bytes(device: int = 0) -> int:
@@ -173,6 +174,24 @@ class Faults:
     def disarm(self) -> int:
         """How many calls there were."""
         return int(self._library.poorwillFakeDisarm())
+
+    def calls_of(self, act: Callable[[], object]) -> list[int]:
+        """The calls that an act makes, by number: the last, and as many others as this run has time for."""
+        self.arm(1 << 40)
+        act()
+        calls = self.disarm()
+        return sorted({*range(0, calls, max(1, calls // FAULTS)), calls - 1})
+
+    def fail(self, number: int, act: Callable[[], object]) -> Exception | None:
+        """Has a call of an act fail. What comes of it."""
+        self.arm(number)
+        try:
+            act()
+        except Exception as error:
+            return error
+        finally:
+            self.disarm()
+        return None
 
 
 LORA = Shape(lora=(2 * MIB, 100_000))

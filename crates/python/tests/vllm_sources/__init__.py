@@ -1,5 +1,4 @@
-"""vLLM's Python sources: `tree` finds what is defined in them, `likeness` tells whether one definition can
-stand in another's place, and `tags` collects the names that memory has.
+"""vLLM's Python sources: `tree` finds what is defined in them, and `tags` collects the names that memory has.
 
 `POORWILL_VLLM_SOURCES` names a folder with one folder for each version, called by it. `cargo xtask` makes it
 and sets the variable.
