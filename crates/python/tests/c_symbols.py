@@ -118,6 +118,10 @@ class Gpu(Driver):
         finally:
             assert _libc.sem_post(semaphore) == 0
 
+    def holds(self, address: int, size: int, byte: int, stream: int = 0) -> bool:
+        """Whether each byte there is this one, when the stream has come so far."""
+        return self.read(0, address, size, stream) == bytes([byte]) * size
+
     def arm(self, first: int, count: int) -> None:
         """From now on the calls of these numbers fail, of all threads."""
         self._library.poorwillFakeArm(c_uint64(first), c_uint64(count))

@@ -1,12 +1,57 @@
-"""Fixtures of tests of arenas."""
+"""Fixtures and options of all tests.
 
+Tests say by their marks what they need: `real_torch`, `gpu`. A run chooses them by `-m`; where what they need
+is missing, those that were not left out are skipped. With `--no-skips` a skip is a failure.
+"""
+
+import gc
+import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import poorwill
 import pytest
 from helpers import DEVICE
+from suites import SUITE
+
+HERE = Path(__file__).resolve().parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The longest ones first, so that no worker is left alone with one.
+    items.sort(key=lambda item: "subtests" not in getattr(item, "fixturenames", ()))
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: looks for garbage, of which tests make many, pass it by."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and item.config.getoption("--no-skips") and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and nothing may be: {report.longrepr}"
+    return report
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Whoever runs a suite knows what is there, or plays it.
+    if SUITE in os.environ:
+        return
+    if item.get_closest_marker("real_torch") and importlib.util.find_spec("torch") is None:
+        pytest.skip("there is no PyTorch here")
+    if item.get_closest_marker("gpu") and not Path("/dev/nvidiactl").exists():
+        pytest.skip("there is no NVIDIA GPU here")
 
 
 @pytest.fixture
@@ -17,10 +62,17 @@ def arena() -> Iterator[poorwill.Arena]:
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> dict[str, str]:
-    """The environment in which the driver's library is the stand-in."""
+def environment(tmp_path: Path) -> dict[str, str]:
+    """The environment in which the driver's library is the stand-in, and scripts find the tests' modules."""
     library = os.environ.get("POORWILL_FAKE_LIBCUDA")
     if library is None or not Path(library).is_file():
         pytest.skip("POORWILL_FAKE_LIBCUDA names no library; `cargo xtask python` builds one")
     (tmp_path / "libcuda.so.1").symlink_to(Path(library).resolve())
-    return {"LD_LIBRARY_PATH": str(tmp_path), "POORWILL_FAKE_CUDA_DEVICES": "1GiB,1GiB"}
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    return {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": path}
+
+
+@pytest.fixture
+def fake(environment: dict[str, str]) -> dict[str, str]:
+    """The same, with two small GPUs."""
+    return {**environment, "POORWILL_FAKE_CUDA_DEVICES": "1GiB,1GiB"}

@@ -12,6 +12,22 @@ MIB = 1 << 20
 
 DEVICE = "host:256MiB"
 
+# Longer than it takes on the slowest machine: whatever runs into it is stuck, and says where.
+STUCK_S = 1800
+
+# How many of its usual cases a random test runs: `POORWILL_EFFORT` says.
+EFFORTS = {"quick": 0.1, "usual": 1, "long": 20}
+# What would have a device here be another one.
+SETTINGS_OF_CUDA = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT_0"}
+
+
+def cases(usual: int, least: int = 1) -> range:
+    """The numbers of the cases to run, of so many that a usual run has."""
+    effort = os.environ.get("POORWILL_EFFORT", "usual")
+    if effort not in EFFORTS:
+        raise ValueError(f"POORWILL_EFFORT is `{effort}`; it can be quick, usual or long")
+    return range(max(least, round(usual * EFFORTS[effort])))
+
 
 def filled(arena: poorwill.Arena, tag: str, size_bytes: int = 4 * MIB) -> Any:
     """An array of the arena's memory, with a pattern in it."""
@@ -20,16 +36,18 @@ def filled(arena: poorwill.Arena, tag: str, size_bytes: int = 4 * MIB) -> Any:
     return array
 
 
-def run(script: str, **variables: str) -> str:
+def run(script: str, *options: str, **variables: str) -> str:
     """What a script prints in a process of its own, which must end well and say nothing else."""
-    inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    inherited = {name: value for name, value in os.environ.items() if name not in SETTINGS_OF_CUDA}
+    # From 3.12 on Python warns of every fork of a process with threads, as some scripts make it.
+    command = [sys.executable, "-B", "-W", "ignore::DeprecationWarning", *options, "-c"]
     ran = subprocess.run(
-        # From 3.12 on Python warns of every fork of a process with threads, as some scripts make it.
-        [sys.executable, "-B", "-W", "ignore::DeprecationWarning", "-c", f"import poorwill\n{script}"],
-        env={**inherited, **variables},
+        [*command, f"import poorwill\nfrom poorwill import _native\n{script}"],
+        env={**inherited, "PYTHONFAULTHANDLER": "1", **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=STUCK_S,
+        check=False,
     )
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout + ran.stderr
     return ran.stdout

@@ -18,13 +18,14 @@ from offload_models import (
     names_of,
     nbytes_of,
     nn,
-    on_a_gpu,
     place,
     torch,
     words,
 )
 from offload_models import device as device
+from offload_models import no_gradients as no_gradients
 from offload_models import no_switches as no_switches
+from offload_models import nothing_stays as nothing_stays
 from offload_models import way as way
 from poorwill.offload import ReplacedError, UvaOffloader
 
@@ -224,7 +225,7 @@ def test_pageable_memory_is_copied_or_read(device: str) -> None:
     assert is_same(model(words(device)), expected)
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_parameters_on_the_cpu_come_to_the_gpu() -> None:
     model = made("host")
     expected = copy.deepcopy(model).to("cuda:0")(words("cuda:0"))

@@ -11,7 +11,7 @@ from typing import Any
 import poorwill
 import pytest
 from checkpoint_files import BITS, Spec, write
-from offload_tensors import HAS_GPU, content, is_nothing_held, layout, place, settled, torch
+from offload_tensors import content, is_nothing_held, layout, place, settled, torch
 from offload_tensors import device as device
 from offload_tensors import no_switches as no_switches
 from offload_tensors import nothing_stays as nothing_stays
@@ -99,9 +99,8 @@ def test_views_and_offloaded_tensors_are_the_same_memory(device: str, tmp_path: 
         assert content(other.stage_in()) == content(other.host) == expected
 
 
+@pytest.mark.gpu
 def test_a_page_locked_buffer_is_seen_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not HAS_GPU:
-        pytest.skip("PyTorch finds no GPU")
     path = tmp_path / "x.safetensors"
     contents = write(path, [("a", "U8", (100_001,)), ("b", "U8", (5,))])
     loaded = offload.load_checkpoint(path, device="cuda:0")
@@ -165,9 +164,8 @@ def test_a_type_that_pytorch_has_not_is_refused_before_anything_is_read(device: 
         assert is_nothing_held(device)
 
 
+@pytest.mark.real_torch
 def test_halves_of_a_pair_are_refused(device: str, tmp_path: Path) -> None:
-    if "F4" not in KNOWN:
-        pytest.skip("there are no pairs of 4 bits here")
     path = tmp_path / "x.safetensors"
     write(path, [("odd", "F4", (2, 3))])
     with pytest.raises(ValueError, match=r"tensor `odd` is of F4 and has the shape \[2, 3\]"):

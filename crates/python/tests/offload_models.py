@@ -1,39 +1,23 @@
-"""A small transformer to offload, and what the suites of offloaded modules ask about it.
+"""A small transformer to offload, and what the suites of offloaded modules ask about it."""
 
-The suites run on the host device, and on a GPU where PyTorch finds one.
-"""
-
-import gc
 import random
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
-import poorwill
 import pytest
-from poorwill import offload
-from poorwill.offload import HostBuffer
+from offload_tensors import DEVICES as DEVICES
+from offload_tensors import NO_UVA as NO_UVA
+from offload_tensors import device as device
+from offload_tensors import is_nothing_held as is_nothing_held
+from offload_tensors import no_switches as no_switches
+from offload_tensors import nothing_stays as nothing_stays
+from offload_tensors import place as place
+from offload_tensors import torch as torch
 
-torch: Any = pytest.importorskip("torch")
-nn: Any = pytest.importorskip("torch.nn")
+nn: Any = import_module("torch.nn")
 
-HAS_GPU = torch.cuda.is_available()
-HOST = "host:256MiB"
-DEVICES = [HOST, "cuda:0"] if HAS_GPU else [HOST]
-LIMIT = "16MiB"
-for name in DEVICES:
-    poorwill.arena(name, "offloading-modules", limit="64MiB", host_limit=LIMIT)
-
-on_a_gpu = pytest.mark.skipif(not HAS_GPU, reason="PyTorch finds no GPU")
-
-NO_UVA = "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA"
-SWITCHES = ("POORWILL_DISABLE_PIN", "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY", NO_UVA)
 WIDTH, WORDS = 32, 50
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    chosen: str = request.param
-    return chosen
 
 
 @pytest.fixture(params=["in place", "copied"])
@@ -45,13 +29,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(autouse=True)
-def no_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in SWITCHES:
-        monkeypatch.delenv(name, raising=False)
+def no_gradients(no_switches: None) -> Iterator[None]:
     with torch.no_grad():
         yield
-    for name in DEVICES:
-        assert is_nothing_held(name)
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -88,27 +68,6 @@ class Model(nn.Module):  # type: ignore[misc]
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x)) * self.scale
-
-
-def is_nothing_held(device: str) -> bool:
-    gc.collect()
-    if HAS_GPU:
-        torch.cuda.synchronize()
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patched:
-        for name in SWITCHES:
-            patched.delenv(name, raising=False)
-        offload.offload(torch.zeros(1), device=device)
-        gc.collect()
-        try:
-            HostBuffer(LIMIT, device=device).free()
-        except poorwill.OutOfMemoryError:
-            return False
-    return True
-
-
-def place(device: str) -> Any:
-    return torch.device("cpu" if device.startswith("host") else device)
 
 
 def made(device: str, layers: int = 5) -> Any:

@@ -21,13 +21,14 @@ from offload_models import (
     names_of,
     nbytes_of,
     nn,
-    on_a_gpu,
     place,
     torch,
     words,
 )
 from offload_models import device as device
+from offload_models import no_gradients as no_gradients
 from offload_models import no_switches as no_switches
+from offload_models import nothing_stays as nothing_stays
 from poorwill.offload import (
     HostBuffer,
     PrefetchOffloader,
@@ -509,7 +510,7 @@ def test_memory_goes_with_the_offloader_and_the_model(device: str) -> None:
 # Graphs
 
 
-@on_a_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("ahead", [0, 1, 3, 9])
 def test_graphs_and_forwards_take_turns(ahead: int) -> None:
     device = "cuda:0"
@@ -548,7 +549,7 @@ def test_graphs_and_forwards_take_turns(ahead: int) -> None:
             offloader.settle()
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_a_capture_of_some_layers_is_settled() -> None:
     model = made("cuda:0")
     x = torch.randn(2, 3, 32, device="cuda:0")
@@ -570,7 +571,7 @@ def test_a_capture_of_some_layers_is_settled() -> None:
         assert is_same(out, expected)
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_pageable_memory_is_not_captured() -> None:
     model = made("cuda:0")
     expected = model(words("cuda:0"))
@@ -583,7 +584,7 @@ def test_pageable_memory_is_not_captured() -> None:
     assert is_same(model(still), expected)
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_forwards_on_other_streams_wait_for_one_another() -> None:
     model = made("cuda:0")
     expected = [model(words("cuda:0", seed)) for seed in range(8)]

@@ -16,9 +16,9 @@ from typing import Any
 
 import poorwill
 import pytest
+from helpers import cases
 from offload_tensors import (
     DTYPES,
-    HAS_GPU,
     KIB,
     LIMIT,
     MIB,
@@ -28,8 +28,6 @@ from offload_tensors import (
     is_nothing_held,
     layout,
     named_layouts,
-    on_a_gpu,
-    on_real_torch,
     place,
     random_tensor,
     settled,
@@ -86,7 +84,7 @@ def test_tensors_over_a_buffer_share_it(device: str) -> None:
     assert content(whole) == b"\1" * (2 * KIB) + bytes(2 * KIB)
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_memory_that_pytorch_has_locked_is_not_copied() -> None:
     tensor = torch.empty(64 * KIB, dtype=torch.uint8, pin_memory=True)
     tensor.copy_(filled(64 * KIB, 3))
@@ -106,7 +104,7 @@ def test_tensors_that_share_pages_have_views_or_are_refused(device: str, whole_f
         for size, end in zip(sizes, ends, strict=True)
     ]
     rng = random.Random(1)
-    for _ in range(20):
+    for _ in cases(20, least=5):
         # Once all of it is locked, so is every part.
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         whole_view = offload.device_view(whole, device=device) if whole_first else None
@@ -130,10 +128,8 @@ def test_tensors_that_share_pages_have_views_or_are_refused(device: str, whole_f
 # What copies
 
 
-@pytest.mark.parametrize("source", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("source", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_what_is_copied_is_independent(device: str, source: str) -> None:
-    if source != "cpu" and not HAS_GPU:
-        pytest.skip("PyTorch finds no GPU")
     tensor = filled(64 * KIB, 4).to(source)
     before = content(tensor)
     view = offload.to_host_view(tensor, device=device)
@@ -147,9 +143,8 @@ def test_what_is_copied_is_independent(device: str, source: str) -> None:
     assert not any(content(tensor))
 
 
+@pytest.mark.gpu
 def test_without_a_device_it_is_the_one_of_the_tensor() -> None:
-    if not HAS_GPU:
-        pytest.skip("PyTorch finds no GPU")
     last = torch.cuda.device_count() - 1
     tensor = filled(KIB, 5).to(f"cuda:{last}")
     assert offload.to_host_view(tensor).device == torch.device(f"cuda:{last}")
@@ -206,7 +201,7 @@ def test_tensors_without_elements_have_views_without_memory(device: str, shape: 
     assert layout(offload.device_view(nothing_left, device=device)) == layout(nothing_left)
 
 
-@on_real_torch
+@pytest.mark.real_torch
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own, of half-width complex numbers
 @pytest.mark.parametrize(
     "dtype",
@@ -216,9 +211,7 @@ def test_tensors_without_elements_have_views_without_memory(device: str, shape: 
     ],
 )
 def test_types_that_few_operations_know_stay(device: str, dtype: str) -> None:
-    kind = getattr(torch, dtype, None)
-    if kind is None:
-        pytest.skip(f"this PyTorch has no {dtype}")
+    kind = getattr(torch, dtype)
     flat = filled(8 * kind.itemsize, 31)
     flat.bitwise_and_(1)  # what a bool may be
     tensor = torch.empty(0, dtype=kind).set_(flat.untyped_storage(), 1, (2, 3), (1, 2))
@@ -235,7 +228,7 @@ def test_types_that_few_operations_know_stay(device: str, dtype: str) -> None:
         assert content(seen) == content(flat[: 7 * kind.itemsize])
 
 
-@on_real_torch
+@pytest.mark.real_torch
 def test_lazy_conjugations_and_signs_stay(device: str) -> None:
     tensor = torch.randn(6, dtype=torch.complex64).conj()
     for lazy in (tensor, tensor.imag):
@@ -330,7 +323,7 @@ def test_a_buffer_that_was_freed_stays_for_its_tensors(device: str) -> None:
     assert is_nothing_held(device)
 
 
-@on_real_torch
+@pytest.mark.real_torch
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda kept: pickle.loads(pickle.dumps(kept))])
 @pytest.mark.parametrize("count", [0, KIB])
 def test_copies_of_what_was_offloaded_alias_themselves(device: str, how: Any, count: int) -> None:
@@ -348,7 +341,7 @@ def test_copies_of_what_was_offloaded_alias_themselves(device: str, how: Any, co
 
 def test_a_copy_under_way_keeps_what_it_reads(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", "1")
-    for number in range(20):
+    for number in cases(20, least=5):
         kept = offload.offload(filled(MIB, number), device=device)
         expected = content(kept.host)
         staged = kept.stage_in()

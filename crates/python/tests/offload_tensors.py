@@ -1,10 +1,11 @@
-"""What the suites of tensors in host memory share: devices, tensors on pages of their own, their bytes."""
+"""What the suites of host memory for weights share: devices, tensors on pages of their own, their bytes."""
 
 import ctypes
 import gc
 import mmap
 import random
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import poorwill
@@ -12,25 +13,21 @@ import pytest
 from poorwill import offload
 from poorwill.offload import HostBuffer
 
-torch: Any = pytest.importorskip("torch")
+torch: Any = import_module("torch")
 HAS_GPU = torch.cuda.is_available()
 HOST = "host:256MiB"
-DEVICES = [HOST, "cuda:0"] if HAS_GPU else [HOST]
+OPEN = [HOST, "cuda:0"] if HAS_GPU else [HOST]
+DEVICES = [HOST, pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 LIMIT = "16MiB"
 # Whoever opens a device says how much host memory it may hold; that is how what is held is found out.
-for name in DEVICES:
+for name in OPEN:
     poorwill.arena(name, "offloading", limit="64MiB", host_limit=LIMIT)
-
-on_real_torch = pytest.mark.skipif(not hasattr(torch, "randn"), reason="the stand-in has dense tensors only")
-on_a_gpu = pytest.mark.skipif(not HAS_GPU, reason="PyTorch finds no GPU")
 
 KIB = 1 << 10
 MIB = 1 << 20
-SWITCHES = (
-    *("POORWILL_DISABLE_PIN", "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY"),
-    "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA",
-)
+NO_UVA = "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA"
+SWITCHES = ("POORWILL_DISABLE_PIN", "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY", NO_UVA)
 DTYPES = ["uint8", "float16", "bfloat16", "float32", "float64", "int64"]
 
 
@@ -43,10 +40,7 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def nothing_stays() -> Iterator[None]:
     yield
-    # Lets go of what the last copy has read.
-    settled()
-    for name in DEVICES:
-        offload.offload(filled(1, 0), device=name)
+    for name in OPEN:
         assert is_nothing_held(name)
 
 
@@ -69,10 +63,16 @@ def synchronize() -> None:
 def is_nothing_held(device: str) -> bool:
     """Whether all host memory of the device was given back: then its limit is there for one buffer."""
     settled()
-    try:
-        HostBuffer(LIMIT, device=device).free()
-    except poorwill.OutOfMemoryError:
-        return False
+    with pytest.MonkeyPatch.context() as patched:
+        for name in SWITCHES:
+            patched.delenv(name, raising=False)
+        # Lets go of what the last copy has read.
+        offload.offload(filled(1, 0), device=device)
+        settled()
+        try:
+            HostBuffer(LIMIT, device=device).free()
+        except poorwill.OutOfMemoryError:
+            return False
     return True
 
 

@@ -17,8 +17,6 @@ from offload_tensors import (
     filled,
     layout,
     named_layouts,
-    on_a_gpu,
-    on_real_torch,
     place,
     torch,
 )
@@ -67,7 +65,8 @@ def test_switches_count_on_every_path(
         monkeypatch.setenv(name, value)
     is_host = device.startswith("host")
     if is_host and asked is True and pin:
-        pytest.skip("the host device locks what it is asked to, or refuses")
+        # What is asked for may be refused there.
+        asked = "auto"
     allowed = offload.policy()
     assert (allowed.pin, allowed.uva) == (pin, uva)
     named = {name for name, value in environment.items() if value == "1"}
@@ -162,7 +161,7 @@ def test_staging_in_copies_where_it_must(
     assert not kept.is_zero_copy
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_staging_in_is_queued_on_the_stream_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", "1")
     kept = offload.offload(filled(MIB, 15), device="cuda:0")
@@ -180,7 +179,7 @@ def test_staging_in_is_queued_on_the_stream_that_is_given(monkeypatch: pytest.Mo
     assert again.data_ptr() == address
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_staging_in_is_captured_by_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", "1")
     kept = offload.offload(filled(KIB, 16), device="cuda:0")
@@ -222,7 +221,7 @@ def test_what_has_no_memory_is_refused(device: str, call: Any) -> None:
         call(torch.empty(4, device="meta"), device=device)
 
 
-@on_real_torch
+@pytest.mark.real_torch
 @pytest.mark.parametrize("left_bytes", [0, 8])
 @pytest.mark.parametrize("call", CALLS)
 def test_storages_that_lost_their_memory_are_refused(device: str, call: Any, left_bytes: int) -> None:
@@ -234,7 +233,7 @@ def test_storages_that_lost_their_memory_are_refused(device: str, call: Any, lef
     assert tensor.untyped_storage().nbytes() == left_bytes
 
 
-@on_real_torch
+@pytest.mark.real_torch
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own, of what it has in trial
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_not_dense_is_refused(device: str, call: Any) -> None:
@@ -245,13 +244,13 @@ def test_what_is_not_dense_is_refused(device: str, call: Any) -> None:
             call(tensor, device=device)
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_a_device_view_is_of_host_memory() -> None:
     with pytest.raises(ValueError, match="to_host_view"):
         offload.device_view(torch.empty(4, device="cuda:0"))
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_streams_of_other_devices_are_refused() -> None:
     stream = torch.cuda.Stream()
     with pytest.raises(ValueError, match="stream"):
@@ -284,7 +283,7 @@ def test_tensors_over_a_buffer_have_to_fit(device: str) -> None:
     assert offload.host_tensor(buffer, (3, 0), torch.float32).numel() == 0
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_a_forked_child_gets_errors() -> None:
     tensor = filled(KIB, 17)
     kept = offload.offload(tensor, device="cuda:0")

@@ -11,22 +11,19 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import poorwill
 import poorwill.torch
 import pytest
+from helpers import cases
 
-torch: Any = pytest.importorskip("torch")
-if not torch.cuda.is_available():
-    pytest.skip("PyTorch finds no GPU", allow_module_level=True)
-
-on_a_gpu = pytest.mark.skipif(not hasattr(torch, "randn"), reason="the stand-in does not compute")
+torch: Any = import_module("torch")
 
 # Which way scopes look here; without it, as they do by themselves.
 WATCH = os.environ.get("POORWILL_TEST_WATCH", "operations")
 poorwill.torch.Pool = functools.partial(poorwill.torch.Pool, watch=WATCH)  # type: ignore
-on_operations = pytest.mark.skipif(WATCH != "operations", reason="no operation is seen")
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -68,7 +65,7 @@ def mapped_bytes(arena: poorwill.Arena) -> int:
 
 def test_tensors_sleep_and_wake_where_they_were(arena: poorwill.Arena) -> None:
     with arena.pool("weights"):
-        tensors = [filled(size, seed) for seed, size in enumerate([64 * MIB, 3 * MIB, 5000, 200 * MIB])]
+        tensors = [filled(size, seed) for seed, size in enumerate([24 * MIB, 3 * MIB, 5000, 40 * MIB])]
     addresses = [tensor.data_ptr() for tensor in tensors]
     for cycle in range(3):
         slept = arena.sleep()
@@ -113,15 +110,15 @@ def test_what_fits_beside_live_bytes_fits(arena: poorwill.Arena) -> None:
     assert large.numel() + sum(tensor.numel() for tensor in live) <= mapped_bytes(arena) <= 4 * GIB
 
 
-@on_operations
 def test_a_refusal_says_why_and_leaves_nothing_behind(arena: poorwill.Arena) -> None:
     with arena.pool("weights"):
         kept = filled(32 * MIB, 1)
         with pytest.raises(torch.OutOfMemoryError) as refused:
             torch.empty(4 * GIB, dtype=torch.uint8, device="cuda")
-        notes = " ".join(getattr(refused.value, "__notes__", map(str, refused.value.args)))
-        assert "poorwill: cannot allocate 4 GiB for `weights`" in notes
-        assert "4 GiB" in notes
+        # Where no operation is seen, only who leaves the scope is told.
+        if WATCH == "operations":
+            notes = " ".join(getattr(refused.value, "__notes__", map(str, refused.value.args)))
+            assert "poorwill: cannot allocate 4 GiB for `weights`" in notes
         more = filled(32 * MIB, 2)
     assert same(kept, 1)
     assert same(more, 2)
@@ -149,19 +146,19 @@ def test_the_default_pool_finds_what_the_arena_does_not_use(arena: poorwill.Aren
 def test_scopes_nest_and_are_entered_again(arena: poorwill.Arena) -> None:
     outer, inner = arena.pool("weights"), arena.pool("kv_cache")
     with outer:
-        first = filled(32 * MIB, 1)
+        first = filled(12 * MIB, 1)
         with inner:
-            cache = filled(32 * MIB, 2)
+            cache = filled(12 * MIB, 2)
             with outer:
-                second = filled(32 * MIB, 3)
-            more_cache = filled(32 * MIB, 4)
-        third = filled(32 * MIB, 5)
+                second = filled(12 * MIB, 3)
+            more_cache = filled(12 * MIB, 4)
+        third = filled(12 * MIB, 5)
     with outer:
-        fourth = filled(32 * MIB, 6)
-    outside = filled(32 * MIB, 7)
+        fourth = filled(12 * MIB, 6)
+    outside = filled(12 * MIB, 7)
     tags = {tag.tag: tag.live_bytes for tag in arena.stats().tags}
-    assert tags["weights"] == 4 * 32 * MIB
-    assert tags["kv_cache"] == 2 * 32 * MIB
+    assert tags["weights"] == 4 * 12 * MIB
+    assert tags["kv_cache"] == 2 * 12 * MIB
     arena.sleep()
     assert same(outside, 7)
     arena.wake()
@@ -203,7 +200,7 @@ def test_threads_load_different_tags_at_once(arena: poorwill.Arena) -> None:
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream), arena.pool(tag):
                 tensors = []
-                for number in range(40):
+                for number in cases(40, least=5):
                     transient = torch.empty((20 + number) * MIB, dtype=torch.uint8, device="cuda")
                     tensors.append(filled(10 * MIB + 512 * number, seed + number))
                     del transient
@@ -221,10 +218,9 @@ def test_threads_load_different_tags_at_once(arena: poorwill.Arena) -> None:
     for thread in [*loaders, watcher]:
         thread.start()
     for thread in loaders:
-        thread.join(120)
-        assert not thread.is_alive(), "it is stuck"
+        thread.join()
     is_done.set()
-    watcher.join(30)
+    watcher.join()
     assert failed == []
     arena.sleep()
     arena.wake()
@@ -232,7 +228,7 @@ def test_threads_load_different_tags_at_once(arena: poorwill.Arena) -> None:
         assert all(same(tensor, 1000 * n + number) for number, tensor in enumerate(kept[f"t{n}"]))
 
 
-@on_a_gpu
+@pytest.mark.real_torch
 def test_work_on_other_streams_is_waited_for(arena: poorwill.Arena) -> None:
     side = torch.cuda.Stream()
     source = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda")
@@ -278,7 +274,7 @@ def test_a_graph_replays_after_ten_cycles(arena: poorwill.Arena) -> None:
     assert {tag.tag for tag in arena.stats().tags if tag.live_bytes} == {"weights"}
 
 
-@on_a_gpu
+@pytest.mark.real_torch
 def test_a_graph_of_products_replays_the_same(arena: poorwill.Arena) -> None:
     with arena.pool("weights"):
         weight = torch.randn(1024, 1024, device="cuda")
@@ -350,7 +346,7 @@ def test_memory_freed_under_a_capture_is_caught_up_with(arena: poorwill.Arena) -
     assert same(kept, 2)
 
 
-@on_a_gpu
+@pytest.mark.real_torch
 def test_what_cublas_keeps_is_not_put_to_sleep(arena: poorwill.Arena) -> None:
     torch._C._cuda_clearCublasWorkspaces()
     stream = torch.cuda.Stream()
@@ -369,14 +365,14 @@ def test_what_cublas_keeps_is_not_put_to_sleep(arena: poorwill.Arena) -> None:
 
 def test_level_two_and_discard(arena: poorwill.Arena) -> None:
     with arena.pool("weights"):
-        weight = filled(64 * MIB, 1)
+        weight = filled(16 * MIB, 1)
     with arena.pool("kv_cache"):
-        cache = filled(64 * MIB, 2)
+        cache = filled(16 * MIB, 2)
     arena.sleep(level=2)
     woken = arena.wake()
     assert woken.undefined_tags == ["weights"]
     assert is_zero(cache)
-    weight.copy_(filled(64 * MIB, 1))
+    weight.copy_(filled(16 * MIB, 1))
     assert arena.mark_restored("weights") == ["weights"]
     arena.sleep()
     arena.wake()
@@ -482,7 +478,7 @@ def test_any_split_limit_will_do(arena: poorwill.Arena, split: int | None) -> No
 
     with allocator_settings(max_split_size_mb=split), arena.pool("weights"):
         kept = []
-        for number in range(20):
+        for number in cases(20, least=5):
             raw = torch.empty((40 + 17 * number % 50) * MIB, dtype=torch.uint8, device="cuda")
             transient = torch.empty((150 + 37 * number % 200) * MIB, dtype=torch.uint8, device="cuda")
             kept.append(filled(22 * MIB - number * 3000, number))

@@ -3,15 +3,13 @@
 import gc
 import json
 import math
-import os
-import subprocess
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import poorwill
 import pytest
+from helpers import run
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -381,17 +379,7 @@ SLICE = {
 }
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> dict[str, str]:
-    """The environment in which the driver's library is the stand-in."""
-    library = os.environ.get("POORWILL_FAKE_LIBCUDA")
-    if library is None or not Path(library).is_file():
-        pytest.skip("POORWILL_FAKE_LIBCUDA names no library; `cargo xtask python` builds one")
-    (tmp_path / "libcuda.so.1").symlink_to(Path(library).resolve())
-    return {"LD_LIBRARY_PATH": str(tmp_path)}
-
-
-def test_a_share_is_one_of_the_slice(fake: dict[str, str]) -> None:
+def test_a_share_is_one_of_the_slice(environment: dict[str, str]) -> None:
     script = """
 for share in (0.95, 0.92, 0.88):
     budget = poorwill.budget("cuda:0", share)
@@ -403,14 +391,14 @@ for share in (0.95, 0.92, 0.88):
     except poorwill.BudgetError as error:
         print(share, error)
 """
-    said = run(script, **fake, **SLICE).splitlines()
+    said = run(script, **environment, **SLICE).splitlines()
     assert said[:2] == ["0.95 0.82", "0.92 0.13"]
     refused = "0.88 cannot claim 1.53 GiB for `cudagraph`: the budget is 20.24 GiB, of which "
     assert said[2].startswith(refused), said
     assert said[2].endswith("or raise the budget to 21.03 GiB (a share of 0.92)"), said
 
 
-def test_bytes_are_bytes_of_the_slice(fake: dict[str, str]) -> None:
+def test_bytes_are_bytes_of_the_slice(environment: dict[str, str]) -> None:
     script = """
 class Device:  # as torch has them
     type, index = "cuda", 0
@@ -421,10 +409,10 @@ budgets += [poorwill.budget(device, "22g") for device in (None, "cuda", "cuda:0"
 print({(budget.device, budget.budget_bytes >> 30, budget.winner) for budget in budgets})
 print(poorwill.budget().winner, poorwill.budget().budget_bytes >> 30)
 """
-    assert run(script, **fake, **SLICE) == "{('cuda:0', 22, 'user')}\ncuda_total 23\n"
+    assert run(script, **environment, **SLICE) == "{('cuda:0', 22, 'user')}\ncuda_total 23\n"
 
 
-def test_what_others_have_is_not_handed_out(fake: dict[str, str]) -> None:
+def test_what_others_have_is_not_handed_out(environment: dict[str, str]) -> None:
     script = """
 budget = poorwill.budget("cuda:1", {1: "23GiB", 0: 0.5})
 print([(claim.name, claim.bytes >> 30) for claim in budget.claims()], budget.unclaimed_bytes >> 30)
@@ -434,12 +422,12 @@ except poorwill.BudgetError as error:
     print(error)
 """
     devices = {"POORWILL_FAKE_CUDA_DEVICES": "8GiB,24GiB", "POORWILL_FAKE_CUDA_PLAY": "1:used=8GiB"}
-    figures, refused = run(script, **fake, **devices).splitlines()
+    figures, refused = run(script, **environment, **devices).splitlines()
     assert figures == "[('in_use', 7)] 16"
     assert "`in_use` has 7 GiB and 16 GiB would fit" in refused
 
 
-def test_what_nobody_knows_is_an_error_unless_the_user_says_it(fake: dict[str, str]) -> None:
+def test_what_nobody_knows_is_an_error_unless_the_user_says_it(environment: dict[str, str]) -> None:
     script = """
 for cap in (None, 0.5):
     try:
@@ -450,19 +438,19 @@ budget = poorwill.budget(0, "1GiB")
 print(budget.total_bytes, budget.budget_bytes, budget.winner)
 """
     play = {"POORWILL_FAKE_CUDA_PLAY": "0:total=0,0:info_total=0"}
-    *refused, known = run(script, **fake, POORWILL_FAKE_CUDA_DEVICES="24GiB", **play).splitlines()
+    *refused, known = run(script, **environment, POORWILL_FAKE_CUDA_DEVICES="24GiB", **play).splitlines()
     assert len(refused) == 2
     assert all("how much memory cuda:0 has is not known" in line for line in refused)
     assert known == f"None {GIB} user"
 
 
-def test_shared_memory_is_asked_of_one_gpu(fake: dict[str, str]) -> None:
+def test_shared_memory_is_asked_of_one_gpu(environment: dict[str, str]) -> None:
     script = "print(_native.shared_memory_of_device(1))"
     play = {"POORWILL_FAKE_CUDA_DEVICES": "1GiB,1GiB", "POORWILL_FAKE_CUDA_PLAY": "1:shared=99k"}
-    assert run(script, **fake, **play) == f"{99 << 10}\n"
+    assert run(script, **environment, **play) == f"{99 << 10}\n"
 
 
-def test_a_gpu_that_the_driver_does_not_have_is_a_value_error(fake: dict[str, str]) -> None:
+def test_a_gpu_that_the_driver_does_not_have_is_a_value_error(environment: dict[str, str]) -> None:
     script = """
 from poorwill.triton import shared_memory_budget, shared_memory_pruner
 prune = shared_memory_pruner(lambda parameters: 0, device="cuda:2")
@@ -472,7 +460,7 @@ for ask in (lambda: shared_memory_budget(2), lambda: prune([])):
     except ValueError as error:
         print(error)
 """
-    said = run(script, **fake, POORWILL_FAKE_CUDA_DEVICES="1GiB,1GiB").splitlines()
+    said = run(script, **environment, POORWILL_FAKE_CUDA_DEVICES="1GiB,1GiB").splitlines()
     assert len(said) == 2
     assert all("there is no GPU 2: the driver shows this process 2" in line for line in said)
 
@@ -506,7 +494,7 @@ def give_back(handle):
 """
 
 
-def test_the_peak_is_held_against_the_claim(fake: dict[str, str]) -> None:
+def test_the_peak_is_held_against_the_claim(environment: dict[str, str]) -> None:
     script = """
 with budget.claim("cudagraph", "2GiB") as claim:
     kept = take(1 << 30)
@@ -520,10 +508,10 @@ with budget.claim("cudagraph", "1GiB") as claim:
     give_back(take(1 << 30))
 print(claim.peak_bytes <= 1 << 30, claim.over_bytes)
 """
-    assert run(TAKING + script, **fake, POORWILL_FAKE_CUDA_DEVICES="24GiB") == "2 0\nTrue 0\n"
+    assert run(TAKING + script, **environment, POORWILL_FAKE_CUDA_DEVICES="24GiB") == "2 0\nTrue 0\n"
 
 
-def test_more_than_was_claimed_is_a_warning_where_it_fits(fake: dict[str, str]) -> None:
+def test_more_than_was_claimed_is_a_warning_where_it_fits(environment: dict[str, str]) -> None:
     script = """
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -547,7 +535,7 @@ try:
 except KeyError as error:
     print(error, error.__context__)
 """
-    said = run(TAKING + script, **fake, POORWILL_FAKE_CUDA_DEVICES="24GiB").splitlines()
+    said = run(TAKING + script, **environment, POORWILL_FAKE_CUDA_DEVICES="24GiB").splitlines()
     assert said == [
         "BudgetWarning `cudagraph` claimed 1.5 GiB and took up to 2 GiB, 512 MiB more, which the rest of the "
         "budget covers; claim 2 GiB for it",
@@ -558,7 +546,7 @@ except KeyError as error:
     ]
 
 
-def test_more_than_the_budget_has_is_an_error(fake: dict[str, str]) -> None:
+def test_more_than_the_budget_has_is_an_error(environment: dict[str, str]) -> None:
     script = """
 for total in ("8GiB", "24GiB"):
     budget = poorwill.budget(0, total)
@@ -577,7 +565,7 @@ try:
 except KeyError as error:
     print(error, error.__context__, claim.over_bytes >> 30)
 """
-    said = run(TAKING + script, **fake, POORWILL_FAKE_CUDA_DEVICES="24GiB").splitlines()
+    said = run(TAKING + script, **environment, POORWILL_FAKE_CUDA_DEVICES="24GiB").splitlines()
     assert said == [
         "`cudagraph` claimed 1 GiB and took up to 3 GiB, 2 GiB more, and the budget of 8 GiB has 2 GiB for "
         "it; make it take less, or, for a claim of 3 GiB: release a claim, or raise the budget to 9 GiB (a "
@@ -591,7 +579,9 @@ except KeyError as error:
     ]
 
 
-def test_a_device_that_stops_telling_is_an_error_and_the_claim_is_returned(fake: dict[str, str]) -> None:
+def test_a_device_that_stops_telling_is_an_error_and_the_claim_is_returned(
+    environment: dict[str, str],
+) -> None:
     script = """
 try:
     with budget.claim("cudagraph", "1GiB") as claim:
@@ -608,21 +598,5 @@ cuda.poorwillFakeDisarm()
 with budget.claim("cudagraph", "8GiB") as claim:
     print(claim.peak_bytes)
 """
-    said = run(TAKING + script, **fake, POORWILL_FAKE_CUDA_DEVICES="24GiB").splitlines()
+    said = run(TAKING + script, **environment, POORWILL_FAKE_CUDA_DEVICES="24GiB").splitlines()
     assert said == ["PoorwillError True", "[] 1", "PoorwillError", "0"]
-
-
-def run(script: str, **variables: str) -> str:
-    """What a script prints in a process of its own, which must end well and say nothing else."""
-    unset = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT_0"}
-    inherited = {name: value for name, value in os.environ.items() if name not in unset}
-    script = f"import poorwill\nfrom poorwill import _native\n{script}"
-    ran = subprocess.run(
-        [sys.executable, "-B", "-c", script],
-        env={**inherited, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return ran.stdout

@@ -14,6 +14,7 @@ from typing import Any
 import fake_torch
 import pytest
 from fake_torch.errors import InternalAssert
+from helpers import cases
 from torch_loads import GIB, MIB, Alloc, dense, moe, take
 
 
@@ -477,7 +478,7 @@ def random_steps(torch: Any, rng: random.Random, tensors: list[Any]) -> None:
             torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", cases(20))
 def test_whatever_happens_the_books_are_right(torch: Any, paper: fake_torch.Paper, seed: int) -> None:
     rng = random.Random(seed)
     torch._C._accelerator_setAllocatorSettings(rng.choice(["", "max_split_size_mb:20"]))

@@ -1,12 +1,7 @@
-"""Host memory for weights without PyTorch, and the suites over the stand-ins and over PyTorch."""
+"""Host memory for weights without PyTorch, on the host device."""
 
 import gc
-import importlib.util
-import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import poorwill
@@ -14,44 +9,6 @@ import pytest
 from helpers import DEVICE, MIB, run
 from poorwill import offload
 from poorwill.offload import HostBuffer
-
-HERE = Path(__file__).resolve().parent
-SUITES = [str(HERE / name) for name in ("offload_suite.py", "offload_ways_suite.py")]
-
-# Longer than it takes on the slowest machine: whatever runs into it is stuck, and says where.
-STUCK_S = 900
-
-
-def run_suite(*options: str, **environment: str) -> str:
-    ended = subprocess.run(
-        [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *SUITES],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONFAULTHANDLER": "1", **environment},
-        timeout=STUCK_S,
-        check=False,
-    )
-    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
-    return ended.stdout
-
-
-def test_tensors_in_host_memory_keep_their_promises_over_the_stand_ins(
-    tmp_path: Path, fake: dict[str, str]
-) -> None:
-    said = run_suite(
-        *("-p", "pools_on_the_stand_in", "-o", f"faulthandler_timeout={STUCK_S // 3}"),
-        **{**fake, "POORWILL_FAKE_CUDA_DEVICES": "4GiB,4GiB", "PYTHONPATH": str(HERE)},
-    )
-    assert " passed" in said
-
-
-def test_tensors_in_host_memory_keep_their_promises_over_pytorch() -> None:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("there is no PyTorch here")
-    assert " passed" in run_suite()
-
-
-# Without PyTorch, on the host device
 
 
 def test_a_buffer_is_an_array_of_exactly_its_bytes() -> None:
@@ -226,9 +183,8 @@ def test_what_is_public_is_documented() -> None:
 
 
 # All that PyTorch's stand-in needs, before anything of poorwill's asks for PyTorch.
-OVER_THE_STAND_INS = f"""
-import ctypes, gc, os, sys
-sys.path.insert(0, {str(HERE)!r})
+OVER_THE_STAND_INS = """
+import ctypes, gc, os
 import fake_torch
 fake_torch.install(fake_torch.Driver())
 import torch

@@ -1,10 +1,7 @@
-"""Checkpoints in host memory without PyTorch, and the suite over the stand-ins and over PyTorch."""
+"""Checkpoints in host memory without PyTorch, on the host device."""
 
-import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,46 +10,6 @@ import pytest
 from checkpoint_files import BITS, Spec, write
 from helpers import DEVICE, run
 from poorwill import _native, offload
-
-HERE = Path(__file__).resolve().parent
-SUITE = str(HERE / "offload_load_suite.py")
-
-# Longer than it takes on the slowest machine: whatever runs into it is stuck, and says where.
-STUCK_S = 900
-
-
-def run_suite(*options: str, **environment: str) -> str:
-    ended = subprocess.run(
-        [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, SUITE],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONFAULTHANDLER": "1", **environment},
-        timeout=STUCK_S,
-        check=False,
-    )
-    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
-    return ended.stdout
-
-
-def test_loaded_tensors_keep_their_promises_over_the_stand_ins(fake: dict[str, str]) -> None:
-    said = run_suite(
-        *("-p", "pools_on_the_stand_in", "-o", f"faulthandler_timeout={STUCK_S // 3}"),
-        **{**fake, "POORWILL_FAKE_CUDA_DEVICES": "4GiB,4GiB", "PYTHONPATH": _with_path()},
-    )
-    assert " passed" in said
-
-
-def test_loaded_tensors_keep_their_promises_over_pytorch() -> None:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("there is no PyTorch here")
-    assert " passed" in run_suite()
-
-
-def _with_path() -> str:
-    return os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-
-
-# Without PyTorch, on the host device
 
 
 def test_bytes_of_every_type(tmp_path: Path) -> None:

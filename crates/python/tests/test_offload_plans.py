@@ -1,14 +1,10 @@
-"""What offloading modules decides, over random models without memory, and its suites over PyTorch."""
+"""What offloading modules decides, over random models without memory."""
 
-import importlib.util
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import cases
 from poorwill.offload._plans import (
     ALIGNMENT_BYTES,
     Ring,
@@ -20,35 +16,8 @@ from poorwill.offload._plans import (
     next_of,
 )
 
-HERE = Path(__file__).resolve().parent
-STUCK_S = 900
 GIB = 1 << 30
-SEEDS = range(200)
-
-
-@pytest.mark.parametrize("suite", ["modules", "lives", "prefetch"])
-def test_modules_in_host_memory_keep_their_promises_over_pytorch(suite: str) -> None:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("there is no PyTorch here")
-    ended = subprocess.run(
-        [
-            sys.executable,
-            "-B",
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            str(HERE / f"offload_{suite}_suite.py"),
-        ],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONFAULTHANDLER": "1"},
-        timeout=STUCK_S,
-        check=False,
-    )
-    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
-    assert " passed" in ended.stdout
+SEEDS = cases(200)
 
 
 # Names

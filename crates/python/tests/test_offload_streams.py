@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import cases
 from poorwill.offload import ReplacedError, _prefetch
 from poorwill.offload._prefetch import _Engine, _StreamCopies
 
@@ -205,7 +206,7 @@ def forward(machine: Machine, engine: _Engine, layers: list[int]) -> None:
     assert machine.unkept == [], "nobody keeps what a copy reads"
 
 
-@pytest.mark.parametrize("seed", range(400))
+@pytest.mark.parametrize("seed", cases(400))
 def test_everything_is_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     layers = rng.randrange(1, 8)
@@ -248,7 +249,7 @@ def test_everything_is_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
             machine.replay(rng.choice(captures))
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", cases(100))
 def test_a_copy_that_was_not_made_is_made_later(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     layers = rng.randrange(2, 8)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fake_torch.settings import INTERVALS, MIB, AllocatorSettings
+from helpers import cases
 from poorwill import PoorwillError, _settings
 from poorwill._settings import _open, allocator_settings
 
@@ -165,7 +166,7 @@ def random_wish(rng: random.Random) -> dict[str, Any]:
     return {name: wish for name, wish in wishes.items() if rng.random() < 0.7}
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", cases(200))
 def test_whatever_is_live_comes_back_from_any_depth(torch: Torch, seed: int) -> None:
     rng = random.Random(seed)
     states = [conf_of(torch, random_conf(rng))]

@@ -1,66 +1,7 @@
 """The functions that PyTorch calls for segments, without PyTorch, over the stand-in for NVIDIA's library."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-HERE = Path(__file__).resolve().parent
-
-# Longer than it takes on the slowest machine: whatever runs into it is stuck, and says where.
-STUCK_S = 600
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> dict[str, str]:
-    """The environment in which the driver's library is the stand-in."""
-    library = os.environ.get("POORWILL_FAKE_LIBCUDA")
-    if library is None or not Path(library).is_file():
-        pytest.skip("POORWILL_FAKE_LIBCUDA names no library; `cargo xtask python` builds one")
-    (tmp_path / "libcuda.so.1").symlink_to(Path(library).resolve())
-    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **{name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"},
-        "LD_LIBRARY_PATH": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONFAULTHANDLER": "1",
-    }
-
-
-def run(*arguments: str, **environment: str) -> str:
-    ended = subprocess.run(
-        [sys.executable, "-B", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=STUCK_S,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, ""), f"{ended.stdout}\n{ended.stderr}"
-    return ended.stdout
-
-
-@pytest.mark.parametrize(
-    ("suite", "delays"),
-    [
-        ("symbols_suite", ""),
-        ("symbols_carving_suite", ""),
-        ("symbols_threads_suite", ""),
-        ("symbols_threads_suite", "cuMemCreate:50,cuMemUnmap:300,cuEventRecord:200,cuEventQuery:100"),
-    ],
-    ids=["calls", "carving", "threads", "threads and a slow driver"],
-)
-def test_the_functions_keep_their_promises(fake: dict[str, str], suite: str, delays: str) -> None:
-    said = run(
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider"),
-        # Forks of a process that has threads, which Python warns of.
-        *("-W", "ignore:This process:DeprecationWarning"),
-        *("-o", f"faulthandler_timeout={STUCK_S // 3}", str(HERE / f"{suite}.py")),
-        **{**fake, "POORWILL_FAKE_CUDA_DEVICES": "128GiB,4GiB", "POORWILL_FAKE_CUDA_DELAY": delays},
-    )
-    assert " passed" in said
+from helpers import run
 
 
 def test_there_are_256_routes(fake: dict[str, str]) -> None:
@@ -94,7 +35,7 @@ except poorwill.PoorwillError:
         "PoorwillError this process has had 256 pairs of an arena and a tag, the most there can be: use "
         "arenas and tags again instead of opening others"
     )
-    assert run("-c", script, **fake).splitlines() == [words, words, "full"]
+    assert run(script, **fake).splitlines() == [words, words, "full"]
 
 
 # How a process ends that has segments.
@@ -154,4 +95,4 @@ functions = Functions.of(arena, "weights", keeps_gil={keeps_gil})
 {ENDINGS[ending]}
 print("end")
 """
-    assert run("-c", script, **fake) == "end\n"
+    assert run(script, **fake) == "end\n"

@@ -1,13 +1,8 @@
 """Scopes that look after requests for segments, over the stand-ins: when, and when they come close."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from test_torch_pools import environment as environment
-from test_torch_pools import run
+from helpers import run
+from test_torch_pools import over_stand_ins
 
 # `is_close` tells whether each operation is seen; `pool` is one that would rather not.
 PREAMBLE = """
@@ -36,7 +31,7 @@ class Plain(TorchDispatchMode):
 
 
 def watched(script: str, environment: dict[str, str], **settings: str) -> str:
-    return run(PREAMBLE + script, {**environment, **settings})
+    return over_stand_ins(PREAMBLE + script, {**environment, **settings})
 
 
 def test_operations_are_not_seen_while_there_is_room(environment: dict[str, str]) -> None:
@@ -155,7 +150,7 @@ def test_a_pytorch_that_asks_the_first_pool_is_watched_closely(environment: dict
 with pool(poorwill.arena()):
     assert is_close()
 """
-    run(PREAMBLE + script, environment, first_wins=True)
+    over_stand_ins(PREAMBLE + script, environment, first_wins=True)
 
 
 def test_a_mode_that_is_left_later_is_not_in_the_way(environment: dict[str, str]) -> None:
@@ -481,9 +476,9 @@ with poorwill.torch.Pool(arena, "weights", watch=WATCH):
     kept = take(torch, 6144)
 """
     few = {**environment, "POORWILL_FAKE_CUDA_FAIL": "cuMemCreate:100:1000000"}
-    run(PREAMBLE + "WATCH = 'segments'" + script, few)
+    over_stand_ins(PREAMBLE + "WATCH = 'segments'" + script, few)
     with pytest.raises(AssertionError, match="create a backing"):
-        run(PREAMBLE + "WATCH = 'operations'" + script, few)
+        over_stand_ins(PREAMBLE + "WATCH = 'operations'" + script, few)
 
 
 def test_other_ways_to_watch_are_none(environment: dict[str, str]) -> None:
@@ -520,23 +515,12 @@ def settle():
 """
 
 
-def natively(script: str, folder: Path) -> None:
+def natively(script: str, environment: dict[str, str]) -> None:
     """Runs a script with the native half alone."""
-    library = os.environ.get("POORWILL_FAKE_LIBCUDA")
-    if library is None or not Path(library).is_file():
-        pytest.skip("POORWILL_FAKE_LIBCUDA names no library; `cargo xtask python` builds one")
-    (folder / "libcuda.so.1").symlink_to(Path(library).resolve())
-    ran = subprocess.run(
-        [sys.executable, "-B", "-X", "dev", "-c", NATIVE + script],
-        env={**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout + ran.stderr
+    run(NATIVE + script, "-X", "dev", **environment)
 
 
-def test_a_call_comes_between_two_instructions(tmp_path: Path) -> None:
+def test_a_call_comes_between_two_instructions(environment: dict[str, str]) -> None:
     """One call for what was asked for since the last, none afterwards."""
     natively(
         """
@@ -568,11 +552,11 @@ functions.alloc(4 * MIB)
 settle()
 assert len(calls) == before, calls
 """,
-        tmp_path,
+        environment,
     )
 
 
-def test_what_is_called_is_let_go_of_when_the_call_is_over(tmp_path: Path) -> None:
+def test_what_is_called_is_let_go_of_when_the_call_is_over(environment: dict[str, str]) -> None:
     natively(
         """
 import weakref
@@ -589,11 +573,11 @@ functions.alloc(4 * MIB)
 settle()
 assert there() is None
 """,
-        tmp_path,
+        environment,
     )
 
 
-def test_nothing_is_called_in_a_forked_child(tmp_path: Path) -> None:
+def test_nothing_is_called_in_a_forked_child(environment: dict[str, str]) -> None:
     natively(
         """
 import os
@@ -626,7 +610,7 @@ assert ends == [0], ends
 settle()
 assert calls == [0], calls
 """,
-        tmp_path,
+        environment,
     )
 
 

@@ -111,7 +111,6 @@ def test_exact_without_a_kernel_says_so() -> None:
 @pytest.fixture
 def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A kernel of Triton's; its source has to be a file."""
-    pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, KERNELS, raising=False)
@@ -119,8 +118,9 @@ def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module(KERNELS).product
 
 
+@pytest.mark.real_torch
 def test_exact_agrees_with_triton(product: Any) -> None:
-    triton = pytest.importorskip("triton")
+    triton: Any = importlib.import_module("triton")
     tiles = [{"M": 64, "N": side, "K": depth} for side in (64, 128) for depth in (32, 128)]
     configs = [triton.Config(each, num_stages=stages) for each in tiles for stages in (2, 4)]
     signature = {name: "*fp16" for name in ("a", "b", "c")} | {"depth": "i32"}
@@ -137,10 +137,11 @@ def test_exact_agrees_with_triton(product: Any) -> None:
     assert 0 < len(fit) < len(configs)
 
 
+@pytest.mark.real_torch
 def test_exact_compiles_once_for_each_configuration_below_heuristics(
     product: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    triton = pytest.importorskip("triton")
+    triton: Any = importlib.import_module("triton")
     runs: list[dict[str, Any]] = []
 
     def run(_self: Any, *_args: Any, **kwargs: Any) -> Any:
@@ -166,8 +167,9 @@ def test_exact_compiles_once_for_each_configuration_below_heuristics(
     assert {(given["M"], given["K"]) for given in runs} == {(32, 16)}
 
 
+@pytest.mark.real_torch
 def test_exact_takes_constants_from_wherever_a_launch_has_them(product: Any) -> None:
-    triton = pytest.importorskip("triton")
+    triton: Any = importlib.import_module("triton")
     signature = {name: "*fp16" for name in ("a", "b", "c")} | {"depth": "i32"}
 
     def taken(config: Any, constants: dict[str, Any], options: dict[str, Any]) -> int:
@@ -186,11 +188,12 @@ def test_exact_takes_constants_from_wherever_a_launch_has_them(product: Any) -> 
     assert taken(triton.Config({"N": 64}, num_stages=5), {"M": 64}, {}) == tiles(64, 64, 32, 5)
 
 
+@pytest.mark.real_torch
 def test_exact_gives_the_compiler_every_option_of_a_configuration(
     product: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    triton = pytest.importorskip("triton")
-    compiler = pytest.importorskip("triton.compiler")
+    triton: Any = importlib.import_module("triton")
+    compiler = importlib.import_module("triton.compiler")
     given: list[dict[str, Any]] = []
 
     def compile(_source: Any, target: Any, options: dict[str, Any]) -> Any:

@@ -6,16 +6,16 @@ import copy
 import gc
 import itertools
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
+import poorwill
 import pytest
+from offload_models import DEVICES, is_nothing_held, place
+from poorwill.offload import PrefetchOffloader, UvaOffloader
 
-torch: Any = pytest.importorskip("torch")
-transformers: Any = pytest.importorskip("transformers")
-
-import poorwill  # noqa: E402
-from offload_models import DEVICES, is_nothing_held, on_a_gpu, place  # noqa: E402
-from poorwill.offload import PrefetchOffloader, UvaOffloader  # noqa: E402
+torch: Any = import_module("torch")
+transformers: Any = import_module("transformers")
 
 SIZES = {  # of which the largest model is within what `offload_models` may hold
     "hidden_size": 128,
@@ -117,7 +117,7 @@ def test_a_checkpoint_is_loaded_into_offloaded_weights(device: str) -> None:
     offloader.check()
 
 
-@on_a_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("layers_ahead", [0, 2, 5])
 def test_graphs_over_prefetched_layers_right_after_a_sleep_and_a_wake(layers_ahead: int) -> None:
     device = "cuda:0"

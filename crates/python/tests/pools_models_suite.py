@@ -3,15 +3,15 @@
 import gc
 import itertools
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import poorwill
 import pytest
 
-torch: Any = pytest.importorskip("torch")
-transformers: Any = pytest.importorskip("transformers")
-if not torch.cuda.is_available():
-    pytest.skip("PyTorch finds no GPU", allow_module_level=True)
+pytestmark = pytest.mark.gpu
+torch: Any = import_module("torch")
+transformers: Any = import_module("transformers")
 
 CYCLES = 10
 NAMES = map("model-{}".format, itertools.count())

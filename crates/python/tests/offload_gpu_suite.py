@@ -5,14 +5,14 @@ waits for work on any stream, and nobody ends a capture by that.
 import gc
 import mmap
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
 from poorwill import offload
 
-torch: Any = pytest.importorskip("torch")
-if not torch.cuda.is_available():
-    pytest.skip("PyTorch finds no GPU", allow_module_level=True)
+pytestmark = pytest.mark.gpu
+torch: Any = import_module("torch")
 
 DEVICE = "cuda:0"
 # Long enough that who does not wait is far too early.

@@ -1,14 +1,14 @@
 """What only a GPU with PyTorch shows: a claim sees what a graph capture takes, and does not disturb it."""
 
 import warnings
+from importlib import import_module
 from typing import Any
 
 import poorwill
 import pytest
 
-torch: Any = pytest.importorskip("torch")
-if not torch.cuda.is_available():
-    pytest.skip("PyTorch finds no GPU", allow_module_level=True)
+pytestmark = pytest.mark.gpu
+torch: Any = import_module("torch")
 
 SIDE = 4096
 PRODUCTS = 16

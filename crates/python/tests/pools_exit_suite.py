@@ -4,13 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from typing import Any
 
 import pytest
 
-torch: Any = pytest.importorskip("torch")
-if not torch.cuda.is_available():
-    pytest.skip("PyTorch finds no GPU", allow_module_level=True)
+pytestmark = pytest.mark.gpu
+torch: Any = import_module("torch")
 
 BEGIN = """
 import gc, os, sys, threading

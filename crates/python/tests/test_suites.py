@@ -1,0 +1,65 @@
+"""Runs the suites: over the stand-ins for PyTorch and NVIDIA's driver, over PyTorch itself, and on a GPU.
+
+What is marked `real_torch` needs PyTorch, and what is marked `gpu` a GPU that PyTorch finds.
+"""
+
+from typing import Any
+
+import pytest
+from suites import STAND_INS, run_suite
+
+OFFLOADING = ("offload_suite", "offload_ways_suite")
+SLOW_DRIVER = "cuMemCreate:50,cuMemUnmap:300,cuEventRecord:200,cuEventQuery:100"
+
+# By name: the suites, the GPUs that the stand-in plays, and what else is in their environment.
+OVER_STAND_INS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
+    "pools by operations": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_WATCH": "operations"}),
+    "pools by segments": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_WATCH": "segments"}),
+    "offloaded tensors": (OFFLOADING, "4GiB,4GiB", {}),
+    "loaded tensors": (("offload_load_suite",), "4GiB,4GiB", {}),
+}
+# The functions that PyTorch calls for segments, without PyTorch.
+OVER_THE_DRIVER: dict[str, tuple[str, dict[str, str]]] = {
+    "calls": ("symbols_suite", {}),
+    "carving": ("symbols_carving_suite", {}),
+    "threads": ("symbols_threads_suite", {}),
+    "threads and a slow driver": ("symbols_threads_suite", {"POORWILL_FAKE_CUDA_DELAY": SLOW_DRIVER}),
+}
+OVER_PYTORCH = (
+    *("offload_suite", "offload_ways_suite", "offload_load_suite", "offload_modules_suite"),
+    *("offload_lives_suite", "offload_prefetch_suite", "offload_transformers_suite"),
+)
+
+
+@pytest.mark.parametrize("run", OVER_STAND_INS)
+def test_over_the_stand_ins(subtests: pytest.Subtests, fake: dict[str, str], run: str) -> None:
+    suites, devices, more = OVER_STAND_INS[run]
+    environment = {**fake, "POORWILL_FAKE_CUDA_DEVICES": devices, **more}
+    run_suite(subtests, suites, *STAND_INS, environment=environment)
+
+
+@pytest.mark.parametrize("run", OVER_THE_DRIVER)
+def test_over_the_driver(subtests: pytest.Subtests, fake: dict[str, str], run: str) -> None:
+    suite, more = OVER_THE_DRIVER[run]
+    environment = {**fake, "POORWILL_FAKE_CUDA_DEVICES": "128GiB,4GiB", **more}
+    run_suite(subtests, [suite], environment=environment)
+
+
+@pytest.mark.real_torch
+@pytest.mark.parametrize("suite", OVER_PYTORCH)
+def test_over_pytorch(subtests: pytest.Subtests, suite: str) -> None:
+    run_suite(subtests, [suite], "-m", "not gpu")
+
+
+@pytest.mark.real_torch
+@pytest.mark.gpu
+@pytest.mark.parametrize("suite", OVER_PYTORCH)
+def test_on_a_gpu(subtests: pytest.Subtests, suite: str) -> None:
+    run_suite(subtests, [suite], "-m", "gpu")
+
+
+@pytest.mark.real_torch
+@pytest.mark.gpu
+@pytest.mark.parametrize("watch", ["operations", "segments"])
+def test_pools_on_a_gpu(subtests: pytest.Subtests, watch: Any) -> None:
+    run_suite(subtests, ["pools_suite"], environment={"POORWILL_TEST_WATCH": watch})
