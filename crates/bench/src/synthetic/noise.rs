@@ -1,6 +1,6 @@
 //! Bytes that look like weights.
 //!
-//! The bytes of a [pattern](crate::pattern) are bent, word by word, into finite numbers of a plausible size.
+//! The bytes of a [`pattern`] are bent, word by word, into finite numbers of a plausible size.
 
 use crate::pattern::{self, Key};
 
