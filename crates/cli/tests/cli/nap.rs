@@ -253,6 +253,7 @@ fn a_file_cut_during_the_nap_is_an_error() {
     let folder = Folder::new();
     folder.write_tensor("x.safetensors", "w", 3_000_000);
     let nap = command(folder.path(), ["nap", "x.safetensors", "--cycles", "4000000000"]).spawn().unwrap();
+    // A nap that comes later than this finds the file cut already, which is the same error.
     thread::sleep(Duration::from_millis(200));
     let file = OpenOptions::new().write(true).open(folder.join("x.safetensors")).unwrap();
     file.set_len(1_000_000).unwrap();

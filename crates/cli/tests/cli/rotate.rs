@@ -18,6 +18,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use poorwill_mock_engine::Lie;
+use poorwill_testkit::effort::Effort;
 use serde_json::{Value, json};
 
 use self::world::{Model, Rotator, World, is_empty, text_of, until};
@@ -196,7 +197,8 @@ fn whatever_an_engine_does_wrong_no_answer_is_wrong() {
     });
 }
 
-/// With a liar and an honest one that take turns: the honest one is always answered, the liar right or not at all.
+/// With a liar and an honest one that take turns, a turn less in a quick run: the honest one is always answered, the liar
+/// right or not at all.
 fn wrongs_nobody(lie: &'static str) {
     let mut world = World::of_two();
     world.models[0] = Model::lying("amber", lie);
@@ -212,7 +214,8 @@ fn wrongs_nobody(lie: &'static str) {
         // It is told in sleeps and wakes only.
         assert_eq!(world.say_at_last("amber", PROMPTS[0]), truth[0][0], "{lie}: {}", rotator.log());
     }
-    for turn in 0..3 {
+    let turns = if Effort::of_this_run() == Effort::Quick { 2 } else { 3 };
+    for turn in 0..turns {
         let prompt = PROMPTS[turn / 2];
         match world.ask("amber", prompt) {
             Ok(answer) if answer.status == 200 => {

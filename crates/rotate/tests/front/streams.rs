@@ -63,7 +63,7 @@ fn a_large_answer_arrives_whole_at_a_client_that_reads_late() {
         let mut client = world.asking(ASK).await;
         let mut engine = world.engine().await;
         engine.message().await;
-        let large: Vec<u8> = (0..=250_u8).cycle().take(48 << 20).collect();
+        let large = (0..=250_u8).collect::<Vec<u8>>().repeat((48 << 20) / 251);
         let sent = large.clone();
         let sending = tokio::spawn(async move {
             engine.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", sent.len())).await;
