@@ -1,12 +1,14 @@
 """What tests of arenas have in common."""
 
 import os
+import re
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import poorwill
+import pytest
 
 MIB = 1 << 20
 
@@ -34,6 +36,22 @@ def filled(arena: poorwill.Arena, tag: str, size_bytes: int = 4 * MIB) -> Any:
     array = np.from_dlpack(arena.empty(size_bytes, tag=tag))
     array[:] = np.random.default_rng(size_bytes).integers(0, 256, size_bytes, dtype=np.uint8)
     return array
+
+
+class Script(NamedTuple):
+    """One of several in a text."""
+
+    settings: dict[str, str]
+    text: str
+
+
+def scripts(text: str) -> list[Any]:
+    """Parameters of a test, of a text in which each script has a line above it: `### title (NAME=value)`."""
+    parts = re.split(r"^### ([^(\n]*?)(?: \((\w+)=(.*)\))?\n", text, flags=re.MULTILINE)[1:]
+    return [
+        pytest.param(Script({name: value} if name else {}, script), id=title)
+        for title, name, value, script in zip(*(parts[at::4] for at in range(4)), strict=True)
+    ]
 
 
 def run(script: str, *options: str, **variables: str) -> str:

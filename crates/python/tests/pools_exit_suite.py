@@ -1,16 +1,9 @@
 """How processes end that have pools, on a GPU: in any order, without a crash and without a word."""
 
-import os
-import re
-import subprocess
-import sys
-from importlib import import_module
-from typing import Any
-
 import pytest
+from helpers import Script, run, scripts
 
 pytestmark = pytest.mark.gpu
-torch: Any = import_module("torch")
 
 BEGIN = """
 import gc, os, sys, threading
@@ -37,41 +30,41 @@ def captured():
 
 # What each process does behind the beginning above, by what is special about it.
 ENDINGS = """
-# tensors alive
+### tensors alive
 with poorwill.pool():
     kept = filled(1)
 
-# asleep
+### asleep
 with poorwill.pool():
     kept = filled(1)
 poorwill.sleep()
 
-# prepared
+### prepared
 with poorwill.pool():
     kept = filled(1, 1 << 30)
 preparing = poorwill.prepare_sleep()
 
-# graphs alive
+### graphs alive
 kept = captured()
 kept[2].replay()
 
-# graphs asleep
+### graphs asleep
 kept = captured()
 poorwill.sleep()
 
-# pools alive
+### pools alive
 pool = poorwill.pool()
 with pool:
     kept = filled(1)
 cycle = [pool]
 cycle.append(cycle)
 
-# inside a scope
+### inside a scope
 pool = poorwill.pool()
 pool.__enter__()
 kept = filled(1)
 
-# an exception in a scope
+### an exception in a scope
 try:
     with poorwill.pool():
         kept = filled(1)
@@ -79,18 +72,18 @@ try:
 except KeyError:
     pass
 
-# exit in a scope
+### exit in a scope
 with poorwill.pool():
     kept = filled(1)
     sys.exit(0)
 
-# arena closed first
+### arena closed first
 with poorwill.pool():
     kept = filled(1)
 torch.cuda.synchronize()
 arena.close()
 
-# arena closed, then freed
+### arena closed, then freed
 with poorwill.pool():
     kept = filled(1)
 torch.cuda.synchronize()
@@ -99,14 +92,14 @@ del kept
 gc.collect()
 torch.cuda.empty_cache()
 
-# a thread at work, which Python waits for
+### a thread at work, which Python waits for
 def work():
     with poorwill.pool("t"):
         for n in range(500):
             filled(n % 256, 3 * MIB)
 threading.Thread(target=work).start()
 
-# generations in a cycle
+### generations in a cycle
 class Box: pass
 box = Box()
 box.box = box
@@ -117,7 +110,7 @@ with poorwill.pool():
     box.more = filled(3)
 del box
 
-# a fork
+### a fork
 with poorwill.pool():
     kept = filled(1)
 pid = os.fork()
@@ -127,7 +120,7 @@ if pid == 0:
     sys.exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 
-# a fork that calls
+### a fork that calls
 with poorwill.pool():
     kept = filled(1)
 pid = os.fork()
@@ -144,22 +137,9 @@ assert bool((kept == 1).all())
 """
 
 
-def endings() -> list[Any]:
-    parts = re.split(r"^# (.*)\n", ENDINGS.lstrip(), flags=re.MULTILINE)[1:]
-    return [pytest.param(script, id=name) for name, script in zip(parts[::2], parts[1::2], strict=True)]
-
-
-@pytest.mark.parametrize("ending", endings())
-def test_a_process_ends_quietly(ending: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", BEGIN + ending],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, "PYTHONFAULTHANDLER": "1"},
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+@pytest.mark.parametrize("ending", scripts(ENDINGS))
+def test_a_process_ends_quietly(ending: Script) -> None:
+    assert run(BEGIN + ending.text, "-W", "error") == ""
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
@@ -172,12 +152,4 @@ assert slept.released_bytes >= kept.numel(), slept
 poorwill.wake()
 assert bool((kept == 7).all())
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", BEGIN + script],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, name: "expandable_segments:True"},
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    run(BEGIN + script, **{name: "expandable_segments:True"})

@@ -1,7 +1,7 @@
 """Pools over the stand-ins for PyTorch and NVIDIA's library: all that an allocation passes, without a GPU."""
 
 import pytest
-from helpers import cases, run
+from helpers import Script, cases, run, scripts
 
 PREAMBLE = """
 import gc, random, sys, threading
@@ -85,8 +85,9 @@ with arena.pool("weights"):
     assert "poorwill: " in over_stand_ins(script, environment)
 
 
-def test_tensors_sleep_and_wake_where_they_were(environment: dict[str, str]) -> None:
-    script = """
+# What each script is about, what it has in its environment, and the script.
+SCRIPTS = """
+### tensors sleep and wake where they were
 with poorwill.pool(tag="weights"):
     tensors = [take(torch, mib).fill_(number) for number, mib in enumerate((5, 12, 0.3, 1, 24))]
 places = [tensor.data_ptr() for tensor in tensors]
@@ -100,13 +101,82 @@ for _cycle in range(3):
     assert [tensor.data_ptr() for tensor in tensors] == places
     for number, tensor in enumerate(tensors):
         assert tensor.numpy_bytes() == bytes([number]) * tensor.nbytes
+
+### a copy in inference mode fits beside what lives
+arena = poorwill.arena(limit=f"{256 * MIB}")
+host = torch.zeros(224 * MIB, dtype=torch.uint8)
+with torch.inference_mode(), arena.pool("weights"):
+    tensor = take(torch, 192)
+    del tensor
+    tensor = host.to("cuda")
+    try:
+        take(torch, 64)
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        raise AssertionError("it is more than the limit")
+
+### what may have done something is not tried again
+from torch.utils._python_dispatch import TorchDispatchMode
+
+tried = []
+
+class Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tried.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+class Subclass(torch.Tensor):
+    def __torch_dispatch__(self, *args): raise AssertionError
+
+operations = torch.ops_for_tests
+arena = poorwill.arena(limit=f"{256 * MIB}")
+with Seen(), arena.pool("weights"):
+    tensor = take(torch, 160)
+    special = Subclass(tensor._library, tensor._storage, tensor.shape, tensor.dtype)
+    for name, source, tries in (
+        ("aten::clone", tensor, 2),
+        ("others::clone", tensor, 1),
+        ("aten::clone", special, 1),
+    ):
+        tried.clear()
+        try:
+            operations[name](source)
+        except torch.OutOfMemoryError as error:
+            notes = " ".join(getattr(error, "__notes__", map(str, error.args)))
+            assert "poorwill: cannot allocate 160 MiB" in notes, notes
+        else:
+            raise AssertionError("it is more than the limit")
+        assert tried == tries * [name], tried
+
+### emptying makes no pool each time (POORWILL_FAKE_CUDA_DEVICES=4GiB,4GiB)
+made = []
+torch.cuda.MemPool.__init__ = lambda self, *given, init=torch.cuda.MemPool.__init__: (
+    made.append(self), init(self, *given))[1]
+other = take(torch, 8, device="cuda:1")
+with poorwill.pool(tag="weights"):
+    kept = take(torch, 8)
+poorwill.trim()
+before = len(made)
+for _ in range(5):
+    poorwill.trim()
+assert len(made) == before, (before, len(made))
+
+### an arena that was closed in a scope is opened again
+arena = poorwill.arena(name="again")
+with arena.pool("weights"):
+    arena.close()
+    second = poorwill.arena(name="again")
+    with second.pool("weights"):
+        kept = take(torch, 32)
+        gone = take(torch, 64)
+        del gone
+assert second.stats().mapped_bytes == 32 * MIB, second.stats()
 """
-    over_stand_ins(script, environment)
 
-
-@pytest.mark.parametrize("first_wins", [False, True])
-def test_scopes_nest_and_threads_have_their_own(environment: dict[str, str], first_wins: bool) -> None:
-    script = """
+# These hold whether PyTorch asks the pool that was entered first, or last.
+NESTED = """
+### scopes nest and threads have their own
 def tagged():
     return {tag.tag: tag.live_bytes for tag in poorwill.stats().tags if tag.live_bytes}
 
@@ -134,13 +204,8 @@ kept.clear()
 poorwill.trim()
 torch.cuda.empty_cache()
 assert (tagged(), used()) == ({}, 32 * MIB), (tagged(), used())
-"""
-    over_stand_ins(script, environment, first_wins=first_wins)
 
-
-@pytest.mark.parametrize("first_wins", [False, True])
-def test_a_graph_is_replayed_after_a_sleep(environment: dict[str, str], first_wins: bool) -> None:
-    script = """
+### a graph is replayed after a sleep
 pool = poorwill.graph_pool()
 graph = torch.cuda.CUDAGraph()
 with poorwill.pool(tag="weights"):
@@ -158,26 +223,29 @@ del graph, inside, pool, tensor
 gc.collect()
 poorwill.trim()
 assert used() == 0, used()
+
+### a capture that begins in place keeps out of the scope
+graph = torch.cuda.CUDAGraph()
+with poorwill.pool(tag="weights"):
+    tensor, other = take(torch, 4), take(torch, 4)
+    live = poorwill.stats().live_bytes
+    with torch.cuda.graph(graph, pool=poorwill.graph_pool()):
+        # Needs memory for a while.
+        torch.ops_for_tests["aten::clone.out"](tensor, out=other)
+    tags = {tag.tag: tag.live_bytes for tag in poorwill.stats().tags}
+assert tags["cudagraph"] > 0, tags
 """
-    over_stand_ins(script, environment, first_wins=first_wins)
 
 
-def test_a_copy_in_inference_mode_fits_beside_what_lives(environment: dict[str, str]) -> None:
-    script = """
-arena = poorwill.arena(limit=f"{256 * MIB}")
-host = torch.zeros(224 * MIB, dtype=torch.uint8)
-with torch.inference_mode(), arena.pool("weights"):
-    tensor = take(torch, 192)
-    del tensor
-    tensor = host.to("cuda")
-    try:
-        take(torch, 64)
-    except torch.OutOfMemoryError:
-        pass
-    else:
-        raise AssertionError("it is more than the limit")
-"""
-    over_stand_ins(script, environment)
+@pytest.mark.parametrize("script", scripts(SCRIPTS))
+def test_pools(environment: dict[str, str], script: Script) -> None:
+    over_stand_ins(script.text, {**environment, **script.settings})
+
+
+@pytest.mark.parametrize("first_wins", [False, True])
+@pytest.mark.parametrize("script", scripts(NESTED))
+def test_pools_in_any_order(environment: dict[str, str], script: Script, first_wins: bool) -> None:
+    over_stand_ins(script.text, environment, first_wins=first_wins)
 
 
 @pytest.mark.parametrize("made", ["pool", "graph_pool"])
@@ -220,93 +288,6 @@ multiply(0)
 multiply(1)
 """
     over_stand_ins(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "4GiB,4GiB"})
-
-
-@pytest.mark.parametrize("first_wins", [False, True])
-def test_a_capture_that_begins_in_place_keeps_out_of_the_scope(
-    environment: dict[str, str], first_wins: bool
-) -> None:
-    script = """
-graph = torch.cuda.CUDAGraph()
-with poorwill.pool(tag="weights"):
-    tensor, other = take(torch, 4), take(torch, 4)
-    live = poorwill.stats().live_bytes
-    with torch.cuda.graph(graph, pool=poorwill.graph_pool()):
-        # Needs memory for a while.
-        torch.ops_for_tests["aten::clone.out"](tensor, out=other)
-    tags = {tag.tag: tag.live_bytes for tag in poorwill.stats().tags}
-assert tags["cudagraph"] > 0, tags
-"""
-    over_stand_ins(script, environment, first_wins=first_wins)
-
-
-def test_what_may_have_done_something_is_not_tried_again(environment: dict[str, str]) -> None:
-    script = """
-from torch.utils._python_dispatch import TorchDispatchMode
-
-tried = []
-
-class Seen(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        tried.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-class Subclass(torch.Tensor):
-    def __torch_dispatch__(self, *args): raise AssertionError
-
-operations = torch.ops_for_tests
-arena = poorwill.arena(limit=f"{256 * MIB}")
-with Seen(), arena.pool("weights"):
-    tensor = take(torch, 160)
-    special = Subclass(tensor._library, tensor._storage, tensor.shape, tensor.dtype)
-    for name, source, tries in (
-        ("aten::clone", tensor, 2),
-        ("others::clone", tensor, 1),
-        ("aten::clone", special, 1),
-    ):
-        tried.clear()
-        try:
-            operations[name](source)
-        except torch.OutOfMemoryError as error:
-            notes = " ".join(getattr(error, "__notes__", map(str, error.args)))
-            assert "poorwill: cannot allocate 160 MiB" in notes, notes
-        else:
-            raise AssertionError("it is more than the limit")
-        assert tried == tries * [name], tried
-"""
-    over_stand_ins(script, environment)
-
-
-def test_emptying_makes_no_pool_each_time(environment: dict[str, str]) -> None:
-    script = """
-made = []
-torch.cuda.MemPool.__init__ = lambda self, *given, init=torch.cuda.MemPool.__init__: (
-    made.append(self), init(self, *given))[1]
-other = take(torch, 8, device="cuda:1")
-with poorwill.pool(tag="weights"):
-    kept = take(torch, 8)
-poorwill.trim()
-before = len(made)
-for _ in range(5):
-    poorwill.trim()
-assert len(made) == before, (before, len(made))
-"""
-    over_stand_ins(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "4GiB,4GiB"})
-
-
-def test_an_arena_that_was_closed_in_a_scope_is_opened_again(environment: dict[str, str]) -> None:
-    script = """
-arena = poorwill.arena(name="again")
-with arena.pool("weights"):
-    arena.close()
-    second = poorwill.arena(name="again")
-    with second.pool("weights"):
-        kept = take(torch, 32)
-        gone = take(torch, 64)
-        del gone
-assert second.stats().mapped_bytes == 32 * MIB, second.stats()
-"""
-    over_stand_ins(script, environment)
 
 
 ENDS = {

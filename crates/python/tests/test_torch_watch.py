@@ -1,7 +1,7 @@
 """Scopes that look after requests for segments, over the stand-ins: when, and when they come close."""
 
 import pytest
-from helpers import run
+from helpers import Script, run, scripts
 from test_torch_pools import over_stand_ins
 
 # `is_close` tells whether each operation is seen; `pool` is one that would rather not.
@@ -18,10 +18,8 @@ def pool(arena, tag="weights"):
 
 def limit():
     return torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"]
-"""
 
 # A mode of somebody else's.
-PLAIN = """
 from torch.utils._python_dispatch import TorchDispatchMode
 
 class Plain(TorchDispatchMode):
@@ -29,14 +27,9 @@ class Plain(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 """
 
-
-def watched(script: str, environment: dict[str, str], **settings: str) -> str:
-    return over_stand_ins(PREAMBLE + script, {**environment, **settings})
-
-
-def test_operations_are_not_seen_while_there_is_room(environment: dict[str, str]) -> None:
-    watched(
-        """
+# What each script is about, what it has in its environment, and the script.
+SCRIPTS = """
+### operations are not seen while there is room
 arena = poorwill.arena(limit="4GiB")
 before = limit()
 with pool(arena):
@@ -50,26 +43,13 @@ with pool(arena):
     assert arena.stats().live_bytes == 480 * MIB, arena.stats()
 assert limit() == before, (limit(), before)
 assert arena.stats().mapped_bytes == 480 * MIB, arena.stats()
-""",
-        environment,
-    )
 
-
-def test_a_lower_split_limit_stays(environment: dict[str, str]) -> None:
-    watched(
-        """
+### a lower split limit stays (PYTORCH_ALLOC_CONF=max_split_size_mb:20)
 with pool(poorwill.arena()):
     assert limit() == 20 * MIB, limit()
 assert limit() == 20 * MIB, limit()
-""",
-        environment,
-        PYTORCH_ALLOC_CONF="max_split_size_mb:20",
-    )
 
-
-def test_a_lower_split_limit_that_ends_first_leaves_the_own(environment: dict[str, str]) -> None:
-    watched(
-        """
+### a lower split limit that ends first leaves the own
 before = limit()
 others = poorwill.torch.allocator_settings(max_split_size_mb=20)
 others.__enter__()
@@ -77,14 +57,8 @@ with pool(poorwill.arena()):
     others.__exit__(None, None, None)
     assert 0 < limit() <= 32 * MIB, limit()
 assert limit() == before, (limit(), before)
-""",
-        environment,
-    )
 
-
-def test_each_operation_is_seen_once_room_is_short(environment: dict[str, str]) -> None:
-    watched(
-        """
+### each operation is seen once room is short
 arena = poorwill.arena(limit="4GiB")
 with pool(arena):
     kept = take(torch, 2048)
@@ -99,39 +73,20 @@ with pool(arena):
     other = take(torch, 1024)
     again = take(torch, 1000)
 assert not is_close()
-""",
-        environment,
-    )
 
-
-def test_a_small_arena_has_never_room(environment: dict[str, str]) -> None:
-    watched(
-        """
+### a small arena has never room
 with pool(poorwill.arena(limit="1000MiB")):
     assert is_close()
-""",
-        environment,
-    )
 
-
-def test_room_on_the_device_counts(environment: dict[str, str]) -> None:
-    watched(
-        """
+### room on the device counts (POORWILL_FAKE_CUDA_DEVICES=8GiB)
 arena = poorwill.arena(limit="7GiB")
 others = take(torch, 4500)
 with pool(arena):
     assert not is_close()
     kept = take(torch, 2200)
     assert is_close()
-""",
-        environment,
-        POORWILL_FAKE_CUDA_DEVICES="8GiB",
-    )
 
-
-def test_other_threads_see_each_operation(environment: dict[str, str]) -> None:
-    watched(
-        """
+### other threads see each operation
 seen = []
 def work():
     with pool(poorwill.arena()):
@@ -140,23 +95,8 @@ thread = threading.Thread(target=work)
 thread.start()
 thread.join()
 assert seen == [True], seen
-""",
-        environment,
-    )
 
-
-def test_a_pytorch_that_asks_the_first_pool_is_watched_closely(environment: dict[str, str]) -> None:
-    script = """
-with pool(poorwill.arena()):
-    assert is_close()
-"""
-    over_stand_ins(PREAMBLE + script, environment, first_wins=True)
-
-
-def test_a_mode_that_is_left_later_is_not_in_the_way(environment: dict[str, str]) -> None:
-    watched(
-        PLAIN
-        + """
+### a mode that is left later is not in the way
 arena = poorwill.arena(limit="4GiB")
 for own in (False, True):
     with pool(arena):
@@ -173,14 +113,8 @@ for own in (False, True):
         assert is_close()
     assert fake_torch.modes_of_this_thread() == []
     del kept, more
-""",
-        environment,
-    )
 
-
-def test_products_on_the_streams_of_the_scope_keep_nothing_there(environment: dict[str, str]) -> None:
-    watched(
-        """
+### products on the streams of the scope keep nothing there
 arena = poorwill.arena()
 kind = dict(dtype=torch.float16, device="cuda")
 with pool(arena):
@@ -194,14 +128,8 @@ del square, other
 torch.cuda.synchronize()
 arena.trim()
 assert arena.stats().live_bytes == 0, arena.stats()
-""",
-        environment,
-    )
 
-
-def test_scopes_within_each_other_come_close_by_themselves(environment: dict[str, str]) -> None:
-    watched(
-        """
+### scopes within each other come close by themselves
 roomy, tight = poorwill.arena(limit="4GiB"), poorwill.arena("cuda:0", "tight", limit="512MiB")
 with pool(roomy):
     kept = [take(torch, 64)]
@@ -214,15 +142,9 @@ with pool(roomy):
     kept.append(take(torch, 544))
     assert roomy.stats().live_bytes == 608 * MIB, roomy.stats()
 assert [arena.stats().live_bytes for arena in (roomy, tight)] == [608 * MIB, 64 * MIB]
-""",
-        environment,
-    )
 
-
-def test_scopes_of_several_gpus_do_not_look_while_another_does(environment: dict[str, str]) -> None:
-    # Each takes the other's lock, to shield what is cached there.
-    watched(
-        """
+### scopes of several gpus do not look while another does (POORWILL_FAKE_CUDA_DEVICES=16GiB,16GiB)
+# Each takes the other's lock, to shield what is cached there.
 from poorwill.torch import _gpu
 
 class Lock:
@@ -249,15 +171,8 @@ with pool(second):
             gpu._lock = Lock()
         kept.append(take(torch, 96))
 assert first.stats().mapped_bytes == 160 * MIB, first.stats()
-""",
-        environment,
-        POORWILL_FAKE_CUDA_DEVICES="16GiB,16GiB",
-    )
 
-
-def test_a_failed_load_says_what_the_arena_said(environment: dict[str, str]) -> None:
-    watched(
-        """
+### a failed load says what the arena said
 arena = poorwill.arena(limit="4GiB")
 try:
     with pool(arena):
@@ -268,14 +183,8 @@ except torch.OutOfMemoryError as error:
 else:
     raise AssertionError("it is more than the limit")
 assert arena.stats().mapped_bytes == 0, arena.stats()
-""",
-        environment,
-    )
 
-
-def test_a_capture_in_the_scope_has_its_own_memory(environment: dict[str, str]) -> None:
-    watched(
-        """
+### a capture in the scope has its own memory
 arena = poorwill.arena()
 graph = torch.cuda.CUDAGraph()
 with pool(arena):
@@ -289,9 +198,151 @@ with pool(arena):
     more = take(torch, 256)
 tags = {tag.tag: tag.live_bytes for tag in arena.stats().tags}
 assert tags["weights"] == 384 * MIB and tags["cudagraph"] > 0, tags
-""",
-        environment,
-    )
+
+### a pool that is left behind the capture has its own memory
+arena = poorwill.arena()
+graph = torch.cuda.CUDAGraph()
+
+def live():
+    return {tag.tag: tag.live_bytes // MIB for tag in arena.stats().tags}
+
+with pool(arena):
+    kept = [take(torch, 64), take(torch, 64)]
+    with contextlib.ExitStack() as inner:
+        with torch.cuda.graph(graph, pool=arena.graph_pool()):
+            torch.ops_for_tests["aten::clone.out"](kept[0], out=kept[1])
+            inner.enter_context(pool(arena, "more"))
+            torch.ops_for_tests["aten::clone.out"](kept[0], out=kept[1])
+        of_graph = live()["cudagraph"]
+        kept.append(take(torch, 96))
+        assert live() == {"weights": 128, "more": 96, "cudagraph": of_graph}, live()
+    kept.append(take(torch, 32))
+    assert live() == {"weights": 160, "more": 96, "cudagraph": of_graph}, live()
+assert fake_torch.modes_of_this_thread() == []
+
+### an interruption loses nothing
+arena = poorwill.arena()
+plain = _scope.Scope._take_back_growth
+def interrupted(self, step_bytes):
+    self.pause()
+    raise KeyboardInterrupt
+_scope.Scope._take_back_growth = interrupted
+with pool(arena):
+    try:
+        kept = take(torch, 64)
+        while True:
+            pass
+    except KeyboardInterrupt:
+        _scope.Scope._take_back_growth = plain
+    before = arena.stats().live_bytes
+    kept = take(torch, 96)
+    assert arena.stats().live_bytes == before + 96 * MIB, arena.stats()
+
+### a beginning that is interrupted leaves nothing
+arena = poorwill.arena()
+before = limit()
+plain = _watch.Afterwards.begin
+
+def interrupted(self, scope):
+    plain(self, scope)
+    raise KeyboardInterrupt
+
+with pool(arena, "outer"):
+    _watch.Afterwards.begin = interrupted
+    try:
+        with pool(arena):
+            pass
+    except KeyboardInterrupt:
+        _watch.Afterwards.begin = plain
+    kept = take(torch, 64)
+assert not _scope._afterwards._scopes and limit() == before
+tags = {tag.tag: tag.live_bytes for tag in arena.stats().tags}
+assert tags["outer"] == 64 * MIB, tags
+
+### the scope of a closed arena interrupts nobody
+arena, other = poorwill.arena(), poorwill.arena("cuda:0", "other", limit="4GiB")
+
+def work():
+    with pool(other):
+        take(torch, 64)
+
+with pool(arena):
+    arena.close()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    # Whichever instruction comes next.
+    _scope._afterwards._look_undisturbed()
+
+### nothing looks in a fork
+import os
+with pool(poorwill.arena()):
+    kept = take(torch, 64)
+    child = os.fork()
+    if child == 0:
+        try:
+            # What another thread of the parent has asked for.
+            _scope._afterwards._look_undisturbed()
+        except BaseException as error:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not is_close() and _scope._afterwards._scopes
+
+### a pytorch that counts no modes is watched closely
+del torch._C._len_torch_dispatch_stack
+with pool(poorwill.arena()):
+    assert is_close()
+
+### room is looked for where less is mapped as well (POORWILL_FAKE_CUDA_DEVICES=8GiB)
+arena = poorwill.arena(limit="7GiB")
+others = []
+with pool(arena):
+    gone = [take(torch, 1024), take(torch, 1024)]
+    del gone
+    arena.trim()
+    thread = threading.Thread(target=lambda: others.append(take(torch, 6800)))
+    thread.start()
+    thread.join()
+    assert not is_close()
+    kept = take(torch, 512)
+    assert is_close()
+
+### other ways to watch are none
+try:
+    poorwill.torch.Pool(poorwill.arena(), "weights", watch="nothing")
+except ValueError as error:
+    assert "nothing" in str(error) and '"segments"' in str(error), error
+else:
+    raise AssertionError
+
+### nothing is asked of python when it has ended
+# Though a scope was never left.
+import atexit
+from poorwill import _native
+
+told = []
+tell = _native.torch_call_afterwards
+_native.torch_call_afterwards = lambda look: (told.append(look is not None), tell(look))
+left_open = pool(poorwill.arena())
+left_open.__enter__()
+assert told == [True], told
+atexit._run_exitfuncs()
+assert told == [True, False], told
+"""
+
+
+@pytest.mark.parametrize("script", scripts(SCRIPTS))
+def test_scopes_that_look_after_requests(environment: dict[str, str], script: Script) -> None:
+    over_stand_ins(PREAMBLE + script.text, {**environment, **script.settings})
+
+
+def test_a_pytorch_that_asks_the_first_pool_is_watched_closely(environment: dict[str, str]) -> None:
+    script = """
+with pool(poorwill.arena()):
+    assert is_close()
+"""
+    over_stand_ins(PREAMBLE + script, environment, first_wins=True)
 
 
 @pytest.mark.parametrize("mode", ["Plain", "contextlib.nullcontext"])
@@ -313,159 +364,7 @@ with pool(arena), MODE():
     assert arena.stats().live_bytes == before + 256 * MIB, arena.stats()
 assert fake_torch.modes_of_this_thread() == []
 """
-    watched(PLAIN + script.replace("MODE", mode), environment)
-
-
-def test_a_pool_that_is_left_behind_the_capture_has_its_own_memory(environment: dict[str, str]) -> None:
-    watched(
-        """
-arena = poorwill.arena()
-graph = torch.cuda.CUDAGraph()
-
-def live():
-    return {tag.tag: tag.live_bytes // MIB for tag in arena.stats().tags}
-
-with pool(arena):
-    kept = [take(torch, 64), take(torch, 64)]
-    with contextlib.ExitStack() as inner:
-        with torch.cuda.graph(graph, pool=arena.graph_pool()):
-            torch.ops_for_tests["aten::clone.out"](kept[0], out=kept[1])
-            inner.enter_context(pool(arena, "more"))
-            torch.ops_for_tests["aten::clone.out"](kept[0], out=kept[1])
-        of_graph = live()["cudagraph"]
-        kept.append(take(torch, 96))
-        assert live() == {"weights": 128, "more": 96, "cudagraph": of_graph}, live()
-    kept.append(take(torch, 32))
-    assert live() == {"weights": 160, "more": 96, "cudagraph": of_graph}, live()
-assert fake_torch.modes_of_this_thread() == []
-""",
-        environment,
-    )
-
-
-def test_an_interruption_loses_nothing(environment: dict[str, str]) -> None:
-    watched(
-        """
-arena = poorwill.arena()
-plain = _scope.Scope._take_back_growth
-def interrupted(self, step_bytes):
-    self.pause()
-    raise KeyboardInterrupt
-_scope.Scope._take_back_growth = interrupted
-with pool(arena):
-    try:
-        kept = take(torch, 64)
-        while True:
-            pass
-    except KeyboardInterrupt:
-        _scope.Scope._take_back_growth = plain
-    before = arena.stats().live_bytes
-    kept = take(torch, 96)
-    assert arena.stats().live_bytes == before + 96 * MIB, arena.stats()
-""",
-        environment,
-    )
-
-
-def test_a_beginning_that_is_interrupted_leaves_nothing(environment: dict[str, str]) -> None:
-    watched(
-        """
-arena = poorwill.arena()
-before = limit()
-plain = _watch.Afterwards.begin
-
-def interrupted(self, scope):
-    plain(self, scope)
-    raise KeyboardInterrupt
-
-with pool(arena, "outer"):
-    _watch.Afterwards.begin = interrupted
-    try:
-        with pool(arena):
-            pass
-    except KeyboardInterrupt:
-        _watch.Afterwards.begin = plain
-    kept = take(torch, 64)
-assert not _scope._afterwards._scopes and limit() == before
-tags = {tag.tag: tag.live_bytes for tag in arena.stats().tags}
-assert tags["outer"] == 64 * MIB, tags
-""",
-        environment,
-    )
-
-
-def test_the_scope_of_a_closed_arena_interrupts_nobody(environment: dict[str, str]) -> None:
-    watched(
-        """
-arena, other = poorwill.arena(), poorwill.arena("cuda:0", "other", limit="4GiB")
-
-def work():
-    with pool(other):
-        take(torch, 64)
-
-with pool(arena):
-    arena.close()
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    # Whichever instruction comes next.
-    _scope._afterwards._look_undisturbed()
-""",
-        environment,
-    )
-
-
-def test_nothing_looks_in_a_fork(environment: dict[str, str]) -> None:
-    watched(
-        """
-import os
-with pool(poorwill.arena()):
-    kept = take(torch, 64)
-    child = os.fork()
-    if child == 0:
-        try:
-            # What another thread of the parent has asked for.
-            _scope._afterwards._look_undisturbed()
-        except BaseException as error:
-            os._exit(1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert not is_close() and _scope._afterwards._scopes
-""",
-        environment,
-    )
-
-
-def test_a_pytorch_that_counts_no_modes_is_watched_closely(environment: dict[str, str]) -> None:
-    watched(
-        """
-del torch._C._len_torch_dispatch_stack
-with pool(poorwill.arena()):
-    assert is_close()
-""",
-        environment,
-    )
-
-
-def test_room_is_looked_for_where_less_is_mapped_as_well(environment: dict[str, str]) -> None:
-    watched(
-        """
-arena = poorwill.arena(limit="7GiB")
-others = []
-with pool(arena):
-    gone = [take(torch, 1024), take(torch, 1024)]
-    del gone
-    arena.trim()
-    thread = threading.Thread(target=lambda: others.append(take(torch, 6800)))
-    thread.start()
-    thread.join()
-    assert not is_close()
-    kept = take(torch, 512)
-    assert is_close()
-""",
-        environment,
-        POORWILL_FAKE_CUDA_DEVICES="8GiB",
-    )
+    over_stand_ins(PREAMBLE + script.replace("MODE", mode), environment)
 
 
 def test_large_segments_come_in_large_pieces(environment: dict[str, str]) -> None:
@@ -479,20 +378,6 @@ with poorwill.torch.Pool(arena, "weights", watch=WATCH):
     over_stand_ins(PREAMBLE + "WATCH = 'segments'" + script, few)
     with pytest.raises(AssertionError, match="create a backing"):
         over_stand_ins(PREAMBLE + "WATCH = 'operations'" + script, few)
-
-
-def test_other_ways_to_watch_are_none(environment: dict[str, str]) -> None:
-    watched(
-        """
-try:
-    poorwill.torch.Pool(poorwill.arena(), "weights", watch="nothing")
-except ValueError as error:
-    assert "nothing" in str(error) and '"segments"' in str(error), error
-else:
-    raise AssertionError
-""",
-        environment,
-    )
 
 
 NATIVE = """
@@ -609,26 +494,6 @@ thread.join()
 assert ends == [0], ends
 settle()
 assert calls == [0], calls
-""",
-        environment,
-    )
-
-
-def test_nothing_is_asked_of_python_when_it_has_ended(environment: dict[str, str]) -> None:
-    """Though a scope was never left."""
-    watched(
-        """
-import atexit
-from poorwill import _native
-
-told = []
-tell = _native.torch_call_afterwards
-_native.torch_call_afterwards = lambda look: (told.append(look is not None), tell(look))
-left_open = pool(poorwill.arena())
-left_open.__enter__()
-assert told == [True], told
-atexit._run_exitfuncs()
-assert told == [True, False], told
 """,
         environment,
     )
