@@ -158,6 +158,8 @@ fn element_bytes(dtype: Dtype) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -184,7 +186,8 @@ mod tests {
     fn assert_read(layout: &Layout, tensors: &[Tensor], piece_bytes: u64) {
         let pieces = layout.pieces(tensors, piece_bytes);
         assert_eq!(pieces.len(), layout.buffers.len());
-        let mut found = Vec::new();
+        // What lies where, by the file and the first byte there.
+        let mut found = BTreeMap::new();
         for (buffer, pieces) in pieces.iter().enumerate() {
             let mut end = 0;
             for piece in pieces {
@@ -194,7 +197,8 @@ mod tests {
                 assert_eq!(piece.bytes, piece.parts.iter().map(|part| part.bytes).sum::<u64>());
                 let mut from = piece.offset;
                 for part in &piece.parts {
-                    found.push((piece.file, from, part.bytes, buffer, part.at));
+                    let before = found.insert((piece.file, from), (part.bytes, buffer, part.at));
+                    assert_eq!(before, None, "read twice");
                     from += part.bytes;
                 }
             }
@@ -210,14 +214,13 @@ mod tests {
             count += tensor.bytes;
             for nth in [0, tensor.bytes / 2, tensor.bytes - 1] {
                 let byte = tensor.offset + nth;
-                let part = found.iter().find(|(file, from, bytes, ..)| {
-                    *file == tensor.file && (*from..from + bytes).contains(&byte)
-                });
-                let (_, from, _, buffer, at) = part.unwrap();
+                let ((file, from), (bytes, buffer, at)) =
+                    found.range(..=(tensor.file, byte)).next_back().unwrap();
+                assert!(*file == tensor.file && byte < from + bytes, "byte {byte} of file {file}");
                 assert_eq!((*buffer, at + byte - from), (place.buffer, place.offset + nth));
             }
         }
-        assert_eq!(count, found.iter().map(|(_, _, bytes, ..)| bytes).sum::<u64>());
+        assert_eq!(count, found.values().map(|(bytes, ..)| bytes).sum::<u64>());
     }
 
     #[test]
