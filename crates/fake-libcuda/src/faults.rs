@@ -18,13 +18,14 @@ struct Counts {
     of_each: HashMap<&'static str, u64>,
     of_all: u64,
     armed: Option<Armed>,
+    /// The calls since it was armed last, by name.
+    seen: Vec<&'static str>,
 }
 
 #[derive(Debug)]
 struct Armed {
     first: u64,
     count: u64,
-    seen: u64,
 }
 
 /// The settings; read from the environment until that succeeds once.
@@ -50,9 +51,9 @@ pub(crate) fn consult(symbol: &'static str, counts: bool) -> Outcome {
     let of_this = *calls.of_each.entry(symbol).and_modify(|calls| *calls += 1).or_insert(1);
     if counts {
         calls.of_all += 1;
-        if let Some(armed) = &mut calls.armed {
-            let number = armed.seen;
-            armed.seen += 1;
+        if let Some(armed) = &calls.armed {
+            let number = calls.seen.len() as u64;
+            calls.seen.push(symbol);
             if number >= armed.first && number - armed.first < armed.count {
                 return Err(Code::UNKNOWN);
             }
@@ -73,12 +74,22 @@ pub(crate) fn consult(symbol: &'static str, counts: bool) -> Outcome {
 
 /// From now on the calls number `first` to `first + count - 1`, counted from 0, fail.
 pub(crate) fn arm(first: u64, count: u64) {
-    lock().get_or_insert_default().armed = Some(Armed { first, count, seen: 0 });
+    let mut held = lock();
+    let calls = held.get_or_insert_default();
+    calls.armed = Some(Armed { first, count });
+    calls.seen.clear();
 }
 
 /// Stops that, and gives how many calls there were.
 pub(crate) fn disarm() -> u64 {
-    lock().get_or_insert_default().armed.take().map_or(0, |armed| armed.seen)
+    let mut held = lock();
+    let calls = held.get_or_insert_default();
+    calls.armed.take().map_or(0, |_| calls.seen.len() as u64)
+}
+
+/// The name of a call that was counted since it was armed last.
+pub(crate) fn called(number: u64) -> Option<&'static str> {
+    lock().as_ref()?.seen.get(usize::try_from(number).ok()?).copied()
 }
 
 fn lock() -> MutexGuard<'static, Option<Counts>> {

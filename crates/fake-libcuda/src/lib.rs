@@ -59,6 +59,8 @@
 //!   `cuCtx{Push,Pop,Get,Set}Current` and `cuThreadExchangeStreamCaptureMode`). The calls number `first` to
 //!   `first + count - 1`, counted from 0, do nothing and give 999.
 //! - `uint64_t poorwillFakeDisarm(void)`: stops that, and gives how many calls were counted.
+//! - `CUresult poorwillFakeCalled(uint64_t number, char out[64])`: the name of the call with this number, of those that
+//!   were counted since `poorwillFakeArm`; `CUDA_ERROR_NOT_FOUND` where there were fewer.
 //! - `CUresult poorwillFakeCensus(CUdevice device, struct Census *out)`: what is there now; see [`Census`].
 //!
 //! All of these concern the whole process: tests that use them take turns.

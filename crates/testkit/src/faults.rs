@@ -1,8 +1,8 @@
 //! Load → sleep → wake → free, memory that moves between segments, and sleeps that are prepared, with driver calls
 //! failing at every place.
 //!
-//! [`every_nth_call`] runs each of three scenarios again and again; in run *n* the *n*-th call of the driver fails, and
-//! in further runs the two, three or five calls from there on, so that undoing fails as well. After every
+//! [`some_calls`] runs each of three scenarios again and again; in each run another call of the driver fails, and in further
+//! runs the two, three or five calls from there on, so that undoing fails as well. After every
 //! failure the promises are checked with the faults switched off: all or nothing, every byte where it
 //! belongs, the pool's figures equal to the device's. Then the step is tried again and must succeed in the
 //! end. The scenario ends with an empty device.
@@ -11,7 +11,7 @@
 //! driver itself makes further down.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use poorwill_core::{
@@ -21,7 +21,7 @@ use poorwill_core::{
 
 use crate::gated::{Gate, hold, source};
 use crate::pattern;
-use crate::scripted::{ScriptedDriver, Verdict};
+use crate::scripted::{Call, ScriptedDriver, Verdict};
 
 /// A device under test, and what must hold when nothing uses it any more.
 pub struct Subject {
@@ -47,6 +47,9 @@ pub trait Injector: Send + Sync {
 
     /// Ends that. Returns how many calls were made since.
     fn disarm(&self) -> u64;
+
+    /// What the call with this number was, of those that were counted when it was armed last.
+    fn called(&self, number: u64) -> String;
 }
 
 impl std::fmt::Debug for Subject {
@@ -91,43 +94,62 @@ const SCENARIOS: [Scenario; 3] = [
     Scenario { steps: |world| world.prepare_and_change(), limit_granules: None, bursts: &[1, 3] },
 ];
 
-/// Runs the scenarios with every call failing once, and with bursts.
+/// Runs the scenarios with one call in `stride` failing first, and with bursts. Beside these, each kind of call that a
+/// step makes fails once, wherever the stride leads.
 ///
 /// # Panics
 /// When a promise is broken; the message names the run and the step.
-pub fn every_nth_call(open: &dyn Fn() -> Subject) -> Tally {
-    some_calls(1, open)
-}
-
-/// The same with one call in `stride` failing first, where all of them would take too long.
-///
-/// # Panics
-/// As [`every_nth_call`].
 pub fn some_calls(stride: usize, open: &dyn Fn() -> Subject) -> Tally {
     let mut tally = Tally::default();
     for scenario in SCENARIOS {
+        let kinds = kinds(open, scenario);
+        assert!(kinds.len() > 20, "the scenario makes only these calls: {kinds:?}");
         for (nth, burst) in (0..).zip(scenario.bursts) {
             // Each size of burst begins elsewhere.
+            let mut end = u64::MAX;
             for first in (nth % stride as u64..).step_by(stride) {
-                if !run(open, scenario, first, *burst, &mut tally) {
-                    assert!(first > 20, "the scenario made only {first} calls");
+                if !run(open, scenario, first, *burst, &mut tally).reached {
+                    end = first;
                     break;
                 }
                 tally.runs += 1;
+            }
+            let left = |first: &u64| *first < end && first % stride as u64 != nth % stride as u64;
+            for first in kinds.values().copied().filter(left).filter(|_| nth == 0) {
+                // Where threads of the background are about, one run may make fewer calls than another.
+                tally.runs += u64::from(run(open, scenario, first, *burst, &mut tally).reached);
             }
         }
     }
     tally
 }
 
-/// One run with calls `first .. first + burst` failing; whether any of them was reached.
-fn run(open: &dyn Fn() -> Subject, scenario: Scenario, first: u64, burst: u64, tally: &mut Tally) -> bool {
+/// The calls of a run in which nothing fails: of each step and name the first.
+fn kinds(open: &dyn Fn() -> Subject, scenario: Scenario) -> BTreeMap<(&'static str, String), u64> {
+    let mut kinds = BTreeMap::new();
+    let calls = run(open, scenario, u64::MAX - 9, 1, &mut Tally::default()).calls;
+    for (number, call) in (0..).zip(calls) {
+        kinds.entry(call).or_insert(number);
+    }
+    kinds
+}
+
+/// What a run has met.
+struct Met {
+    /// Whether a call that was to fail was made.
+    reached: bool,
+    /// All calls: the step that made it, and its name.
+    calls: Vec<(&'static str, String)>,
+}
+
+/// One run with calls `first .. first + burst` failing.
+fn run(open: &dyn Fn() -> Subject, scenario: Scenario, first: u64, burst: u64, tally: &mut Tally) -> Met {
     let Subject { driver, assert_clean, injector } = open();
     let (armed, calls, gates) = Default::default();
-    let faults = Arc::new(Faults { injector, armed, calls, first, burst, gates });
+    let faults = Arc::new(Faults { injector, armed, step: Mutex::new(""), calls, first, burst, gates });
     let script = Arc::clone(&faults);
     let driver = ScriptedDriver::new(driver, move |call| {
-        if script.hits() {
+        if script.hits(call) {
             return Verdict::device_failure(call);
         }
         if WAITS.contains(&call.op) {
@@ -138,7 +160,8 @@ fn run(open: &dyn Fn() -> Subject, scenario: Scenario, first: u64, burst: u64, t
     let run = format!("calls {first}..{}", first + burst);
     World::run(scenario, Arc::new(driver), Arc::clone(&faults), run, tally);
     assert_clean();
-    faults.calls.load(Ordering::Relaxed) > first
+    let calls = std::mem::take(&mut *faults.calls.lock().unwrap());
+    Met { reached: calls.len() as u64 > first, calls }
 }
 
 /// Calls that return when work has passed.
@@ -147,8 +170,10 @@ const WAITS: [Op; 4] = [Op::EventSynchronize, Op::Synchronize, Op::StreamSynchro
 struct Faults {
     injector: Option<Box<dyn Injector>>,
     armed: AtomicBool,
-    /// Calls made while armed.
-    calls: AtomicU64,
+    /// What is being done while it is armed.
+    step: Mutex<&'static str>,
+    /// Calls made while armed: the step that made it, and its name.
+    calls: Mutex<Vec<(&'static str, String)>>,
     first: u64,
     burst: u64,
     /// Of work that is held back.
@@ -161,27 +186,32 @@ impl Faults {
     }
 
     /// Whether this call of the driver fails.
-    fn hits(&self) -> bool {
+    fn hits(&self, call: Call) -> bool {
         if !self.armed.load(Ordering::Relaxed) {
             return false;
         }
-        let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        (self.first..self.first + self.burst).contains(&call)
+        let name = format!("{}{}", call.op, if call.waiting { ", waiting" } else { "" });
+        let step = *self.step.lock().unwrap();
+        let mut calls = self.calls.lock().unwrap();
+        calls.push((step, name));
+        (self.first..self.first + self.burst).contains(&(calls.len() as u64 - 1))
     }
 
-    fn while_armed<T>(&self, f: impl FnOnce() -> T) -> T {
+    fn while_armed<T>(&self, step: &'static str, f: impl FnOnce() -> T) -> T {
         let Some(injector) = &self.injector else {
+            *self.step.lock().unwrap() = step;
             self.armed.store(true, Ordering::Relaxed);
             let result = f();
             self.armed.store(false, Ordering::Relaxed);
             return result;
         };
         // Each time it counts anew: what was counted before is taken off both ends.
-        let calls = self.calls.load(Ordering::Relaxed);
+        let calls = self.calls.lock().unwrap().len() as u64;
         let [first, end] = [self.first, self.first + self.burst].map(|call| call.saturating_sub(calls));
         injector.arm(first, end - first);
         let result = f();
-        self.calls.fetch_add(injector.disarm(), Ordering::Relaxed);
+        let called = (0..injector.disarm()).map(|number| (step, injector.called(number)));
+        self.calls.lock().unwrap().extend(called);
         result
     }
 }
@@ -234,7 +264,7 @@ impl<'a> World<'a> {
             ..PoolConfig::default()
         };
         let pool = (0..9)
-            .find_map(|_| faults.while_armed(|| Pool::new(Arc::clone(&driver), config)).ok())
+            .find_map(|_| faults.while_armed("open", || Pool::new(Arc::clone(&driver), config)).ok())
             .expect("a pool opens once the faults are over");
         let (blocks, states, held) = Default::default();
         let holds = faults.first % 2;
@@ -345,9 +375,9 @@ impl<'a> World<'a> {
     }
 
     /// Does `f` until it succeeds, checking the promises after each failure.
-    fn insist<T>(&mut self, step: &str, f: impl Fn(&Pool) -> Result<T, PoolError>) -> T {
+    fn insist<T>(&mut self, step: &'static str, f: impl Fn(&Pool) -> Result<T, PoolError>) -> T {
         for _ in 0..9 {
-            match self.faults.while_armed(|| f(&self.pool)) {
+            match self.faults.while_armed(step, || f(&self.pool)) {
                 Ok(value) => return value,
                 Err(error) => self.check_failure(step, &error),
             }
@@ -429,7 +459,7 @@ impl<'a> World<'a> {
         // A write is not all or nothing: until it succeeds the block's bytes are anybody's guess.
         self.blocks[index].2 = Bytes::Unknown;
         let filled = (0..9).any(|_| {
-            let filled = self.faults.while_armed(|| pattern::fill(&self.pool, id, self.seed, len));
+            let filled = self.faults.while_armed("write", || pattern::fill(&self.pool, id, self.seed, len));
             self.check("a write");
             filled.is_ok()
         });
@@ -448,7 +478,7 @@ impl<'a> World<'a> {
         let write = || self.pool.write(stream, block.id, 0, src, 0, block.requested_bytes);
         // A driver whose own call fails may have to wait for the stream, and nobody would open the gate.
         let below = self.faults.injector.is_some();
-        let written = if below { write() } else { self.faults.while_armed(write) };
+        let written = if below { write() } else { self.faults.while_armed("hold", write) };
         self.holds += 1;
         match written {
             Ok(copy) if self.holds.is_multiple_of(2) => drop(copy),
@@ -520,13 +550,13 @@ impl<'a> World<'a> {
 
     fn fall_asleep(
         &mut self,
-        step: &str,
+        step: &'static str,
         after: BTreeMap<Tag, TagState>,
         sleep: impl Fn(&Pool) -> Result<SleepReport, PoolError>,
     ) {
         for _ in 0..9 {
             let before = self.driver.memory_info().unwrap().free_bytes;
-            match self.faults.while_armed(|| sleep(&self.pool)) {
+            match self.faults.while_armed(step, || sleep(&self.pool)) {
                 Ok(report) => {
                     let freed = self.driver.memory_info().unwrap().free_bytes - before;
                     assert_eq!(report.released_bytes, report.planned_release_bytes, "{}: {step}", self.run);
@@ -589,7 +619,7 @@ impl<'a> World<'a> {
         // Until it has passed, a driver holds the host memory that it reads.
         self.faults.open_gates();
         self.held.drain(..).for_each(|copy| copy.wait().unwrap());
-        let closed = (0..9).any(|_| self.faults.while_armed(|| self.pool.close()).is_ok());
+        let closed = (0..9).any(|_| self.faults.while_armed("close", || self.pool.close()).is_ok());
         assert!(closed, "{}: the pool does not close once the faults are over", self.run);
         assert!(matches!(self.pool.stats(), Err(PoolError::Closed)));
         let info = self.driver.memory_info().unwrap();

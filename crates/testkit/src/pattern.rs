@@ -1,5 +1,5 @@
-//! Bytes that tell where they belong: those of a pattern depend on its seed and on their position, so a lost, swapped or
-//! shifted page never reads as the right one.
+//! Bytes that tell where they belong: those of a pattern depend on its seed and their place, so a lost, swapped or shifted
+//! page never reads as the right one.
 
 use std::sync::Arc;
 
@@ -8,8 +8,10 @@ use poorwill_core::{BlockId, HostBuffer, Pool, StreamId};
 /// `len` bytes of the pattern of `seed`.
 #[must_use]
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    fastrand::Rng::with_seed(mix(seed)).fill(&mut bytes);
+    // In whole words, so that a longer pattern begins with the shorter.
+    let mut bytes = vec![0; len.next_multiple_of(8)];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes.truncate(len);
     bytes
 }
 
@@ -18,12 +20,6 @@ pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
 pub fn part(seed: u64, offset: u64, len: usize) -> Vec<u8> {
     let skipped = usize::try_from(offset).unwrap_or(usize::MAX);
     bytes(seed, skipped.saturating_add(len)).split_off(skipped)
-}
-
-/// A number that looks like any other, the same for the same `x`.
-#[must_use]
-pub fn mix(x: u64) -> u64 {
-    fastrand::Rng::with_seed(x).u64(..)
 }
 
 /// Fills a block of `len` bytes with the pattern of `seed`, and waits.
@@ -44,4 +40,23 @@ pub fn read(pool: &Pool, block: BlockId, len: usize) -> Result<Vec<u8>, String> 
     let buffer = HostBuffer::from(vec![0xEE; len]);
     let copy = pool.read(StreamId::DEFAULT, block, 0, buffer, 0, len as u64).map_err(|e| e.to_string())?;
     Ok(copy.wait().map_err(|e| e.to_string())?.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_tells_its_seed_and_every_place() {
+        let whole = bytes(7, 4096);
+        for len in [0, 1, 7, 8, 9, 4095] {
+            assert_eq!(bytes(7, len), whole[..len]);
+            assert_eq!(part(7, 3, len), whole[3..][..len.min(4093)][..len.min(4093)]);
+        }
+        let mut words: Vec<&[u8]> = whole.chunks(8).collect();
+        let others = [bytes(6, 4096), bytes(8, 4096)];
+        words.extend(others.iter().flat_map(|other| other.chunks(8)));
+        words.sort_unstable();
+        assert!(words.is_sorted_by(|a, b| a < b), "a word twice");
+    }
 }

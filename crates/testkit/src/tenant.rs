@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use fastrand::Rng;
 use poorwill_core::{AllocRequest, Block, HostBuffer, Pool, StreamId, Tag};
 
-use crate::pattern::{self, mix};
+use crate::pattern;
 
 /// A live block and what it must read as.
 #[derive(Debug)]
@@ -24,20 +25,19 @@ pub struct Tenant {
     pub pool: Arc<Pool>,
     /// The blocks.
     pub blocks: Vec<Known>,
-    random: u64,
+    random: Rng,
 }
 
 impl Tenant {
     /// Nobody yet, whose chance begins with `seed`.
     #[must_use]
     pub fn new(pool: &Arc<Pool>, seed: u64) -> Self {
-        Self { pool: Arc::clone(pool), blocks: Vec::new(), random: seed }
+        Self { pool: Arc::clone(pool), blocks: Vec::new(), random: Rng::with_seed(seed) }
     }
 
     /// A number below `below`.
     pub fn random(&mut self, below: u64) -> u64 {
-        self.random = mix(self.random);
-        self.random % below
+        self.random.u64(..below)
     }
 
     /// Bytes of a granule.

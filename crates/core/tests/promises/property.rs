@@ -406,10 +406,7 @@ fn sorted(mut tags: Vec<Tag>) -> Vec<Tag> {
 }
 
 fn config() -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES")
-        .ok()
-        .and_then(|cases| cases.parse().ok())
-        .unwrap_or_else(|| Kind::of_this_run().cases(100));
+    let cases = Kind::of_this_run().cases(100);
     // Failures are printed whole; a file of seeds in the tree would be left behind by CI.
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
 }

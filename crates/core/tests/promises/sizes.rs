@@ -1,13 +1,13 @@
 //! Sizes chosen to fit badly: as long as what is live leaves enough granules, an allocation succeeds, and the
 //! limit is kept.
 //!
-//! The oracle looks at nothing but the addresses of live blocks. `PROPTEST_CASES` sets the number of runs.
+//! The oracle looks at nothing but the addresses of live blocks.
 
 use std::sync::Arc;
 
+use fastrand::Rng;
 use poorwill_core::{AllocRequest, Block, DriverErrorKind, Op, Pool, PoolConfig, PoolError, Tag};
 use poorwill_testkit::device::{Kind, TestDevice};
-use poorwill_testkit::pattern::mix;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use proptest::prelude::*;
 
@@ -134,10 +134,9 @@ fn tag(n: u64) -> Tag {
 }
 
 /// A size whose logarithm is evenly spread: a power of two, and evenly on up to the next.
-fn log_uniform(random: u64, least: u64, most: u64) -> u64 {
-    let magnitudes = u64::from((most / least).ilog2()) + 1;
-    let base = least << (random % magnitudes);
-    (base + mix(random) % base).min(most)
+fn log_uniform(random: &mut Rng, least: u64, most: u64) -> u64 {
+    let base = least << random.u32(..=(most / least).ilog2());
+    random.u64(base..2 * base).min(most)
 }
 
 #[test]
@@ -146,20 +145,21 @@ fn sizes_of_all_magnitudes_fit_as_long_as_live_memory_leaves_room() {
         let device = TestDevice::with_capacity(12 * GIB);
         let config = PoolConfig { limit_bytes: Some(8 * GIB), ..PoolConfig::default() };
         let mut world = World::new(device, config);
-        for step in 0..2500 {
-            let random = |n: u64| mix(seed << 32 | step << 8 | n);
-            if random(0) % 100 < 60 {
-                let bytes = log_uniform(random(1), 512, 3 * GIB);
-                let granule_aligned = random(2) % 4 == 0;
+        let mut random = Rng::with_seed(seed);
+        for _ in 0..2500 {
+            if random.u8(..100) < 60 {
+                let bytes = log_uniform(&mut random, 512, 3 * GIB);
+                let granule_aligned = random.u8(..4) == 0;
                 let bytes = if granule_aligned { bytes.next_multiple_of(world.granule) } else { bytes };
-                let is_freed_whole = random(13) % 2 == 0;
-                let request = AllocRequest { is_freed_whole, ..AllocRequest::new(bytes, tag(random(3))) };
+                let is_freed_whole = random.bool();
+                let request =
+                    AllocRequest { is_freed_whole, ..AllocRequest::new(bytes, tag(random.u64(..))) };
                 if !world.alloc(&request) {
                     // Where nothing fits any more, room is made so that large sizes get their turn.
-                    (0..4).for_each(|n| world.free(usize::try_from(random(4 + n) >> 1).unwrap()));
+                    (0..4).for_each(|_| world.free(random.usize(..)));
                 }
             } else {
-                world.free(usize::try_from(random(9) >> 1).unwrap());
+                world.free(random.usize(..));
             }
             world.check();
         }
@@ -207,7 +207,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let granule = TestDevice::open(1).info().granule_bytes;
     let bytes = prop_oneof![
-        3 => any::<u64>().prop_map(move |random| log_uniform(random, 512, 64 * granule)),
+        3 => any::<u64>().prop_map(move |seed| log_uniform(&mut Rng::with_seed(seed), 512, 64 * granule)),
         2 => (1..40u64).prop_map(move |granules| granules * granule),
         1 => (1..40u64, 0..2u64).prop_map(move |(granules, more)| granules * granule - 512 + more * 1024),
     ];
@@ -221,10 +221,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn config() -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES")
-        .ok()
-        .and_then(|cases| cases.parse().ok())
-        .unwrap_or_else(|| Kind::of_this_run().cases(100));
+    let cases = Kind::of_this_run().cases(100);
     // Failures are printed whole; a file of seeds in the tree would be left behind by CI.
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
 }

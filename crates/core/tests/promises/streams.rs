@@ -533,10 +533,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn config() -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES")
-        .ok()
-        .and_then(|cases| cases.parse().ok())
-        .unwrap_or_else(|| DeviceKind::of_this_run().cases(100));
+    let cases = DeviceKind::of_this_run().cases(100);
     // Failures are printed whole; a file of seeds in the tree would be left behind by CI.
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 8000, ..ProptestConfig::default() }
 }

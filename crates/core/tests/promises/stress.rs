@@ -6,22 +6,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
+use fastrand::Rng;
 use poorwill_core::{
     AllocRequest, Block, DeviceRange, Dropped, HostBuffer, Level, Pool, PoolConfig, PoolError, SleepRequest,
     StreamId, Tag, TagPolicy, WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::gated::{self, Gate};
-use poorwill_testkit::pattern::{self, mix};
+use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::watchdog::{eventually, watched};
 
 const THREADS: u64 = 8;
 const LIMIT_GRANULES: u64 = 96;
 
-/// Of each thread.
+/// Of each thread: at least so many that it comes near the limit whether or not the others run beside it.
 fn steps() -> u64 {
-    Kind::of_this_run().cases(800).into()
+    Kind::of_this_run().cases(800).max(400).into()
 }
 
 fn open(limit_granules: u64, cached_max_bytes: Option<u64>) -> (TestDevice, Arc<Pool>) {
@@ -44,7 +45,7 @@ fn open(limit_granules: u64, cached_max_bytes: Option<u64>) -> (TestDevice, Arc<
 /// One of the threads, with blocks, a tag and a stream of its own.
 struct Worker {
     pool: Arc<Pool>,
-    random: u64,
+    random: Rng,
     tag: Tag,
     /// Whether a sleep drops its bytes.
     is_dropped: bool,
@@ -58,8 +59,7 @@ struct Worker {
 
 impl Worker {
     fn random(&mut self, below: u64) -> u64 {
-        self.random = mix(self.random);
-        self.random % below
+        self.random.u64(..below)
     }
 
     fn pick(&mut self) -> Option<usize> {
@@ -222,7 +222,7 @@ fn work(cached_max_bytes: Option<u64>) {
                 }
                 let mut worker = Worker {
                     pool: Arc::clone(&pool),
-                    random: mix(nth),
+                    random: Rng::with_seed(nth),
                     tag,
                     is_dropped,
                     stream: streams[which],
@@ -346,12 +346,11 @@ fn threads_that_stay_within_their_share_are_never_refused() {
                 scope.spawn(move || {
                     let streams = [device.stream_create().unwrap(), StreamId::DEFAULT];
                     let mut live: Vec<(Block, u64)> = Vec::new();
+                    let mut random = Rng::with_seed(nth);
                     for step in 0..3 * steps() {
-                        let random = |n: u64| mix(nth << 40 | step << 8 | n);
-                        let granules = 1 + random(0) % share;
+                        let granules = random.u64(1..=share);
                         while live.iter().map(|(_, granules)| granules).sum::<u64>() + granules > share {
-                            let (block, _) =
-                                live.swap_remove(usize::try_from(random(1) >> 1).unwrap() % live.len());
+                            let (block, _) = live.swap_remove(random.usize(..live.len()));
                             pool.free(block.id).unwrap();
                         }
                         let tag = if nth % 2 == 0 { Tag::kv_cache() } else { Tag::weights() };
@@ -360,7 +359,7 @@ fn threads_that_stay_within_their_share_are_never_refused() {
                         let block =
                             block.unwrap_or_else(|error| panic!("thread {nth}, step {step}: {error}"));
                         live.push((block, granules));
-                        let user = streams[usize::from(random(2) % 4 == 0)];
+                        let user = streams[usize::from(random.u8(..4) == 0)];
                         pool.record_use(block.id, user).unwrap();
                         let src = Arc::new(HostBuffer::from(vec![1; 4096]));
                         drop(pool.write(user, block.id, 0, src, 0, 4096).unwrap());

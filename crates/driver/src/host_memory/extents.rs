@@ -126,7 +126,7 @@ impl Plan {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::tests::Random;
+    use fastrand::Rng;
 
     use super::*;
 
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn random_taking_and_giving_back() {
         for seed in 0..200 {
-            let mut random = Random::new(seed);
+            let mut random = Rng::with_seed(seed);
             let (mut free, mut model) = (Extents::default(), BTreeSet::new());
             let mut taken: Vec<(SlabId, u64, u64)> = Vec::new();
             for slab in 0..3 {
@@ -164,13 +164,13 @@ mod tests {
                 model.extend((0..64).map(|unit| (slab, unit)));
             }
             for _ in 0..300 {
-                if random.below(2) == 0 && !taken.is_empty() {
-                    let nth = usize::try_from(random.below(taken.len() as u64)).unwrap();
+                if random.bool() && !taken.is_empty() {
+                    let nth = random.usize(..taken.len());
                     let (slab, offset, bytes) = taken.swap_remove(nth);
                     free.insert(slab, offset, bytes);
                     model.extend((offset..offset + bytes).map(|unit| (slab, unit)));
                 } else {
-                    let bytes = 1 + random.below(20);
+                    let bytes = 1 + random.u64(..20);
                     let found = free.take(bytes);
                     let longest = longest_run(&model);
                     assert_eq!(found.is_some(), longest >= bytes, "{bytes} of {longest}");
@@ -200,11 +200,11 @@ mod tests {
     #[test]
     fn plans_are_exact_and_in_order() {
         for seed in 0..300 {
-            let mut random = Random::new(seed);
-            let count = 1 + random.below(200);
+            let mut random = Rng::with_seed(seed);
+            let count = 1 + random.u64(..200);
             let sizes: Vec<u64> = (0..count)
                 .map(|_| {
-                    UNIT_BYTES * (1 + random.below([8, 4096, 400_000][usize::try_from(seed % 3).unwrap()]))
+                    UNIT_BYTES * (1 + random.u64(..[8, 4096, 400_000][usize::try_from(seed % 3).unwrap()]))
                 })
                 .collect();
             let plan = pack(&sizes, 4096);

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::{fmt, fs, thread};
 
+use fastrand::Rng;
 use poorwill_core::{DriverError, DriverErrorKind, HostBuffer, Pending};
-use poorwill_testkit::pattern::{self, mix};
+use poorwill_testkit::pattern;
 
 use super::region::{Came, Wish};
 use super::*;
@@ -18,20 +19,6 @@ use crate::system::System;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-
-/// Numbers that look random, the same for each seed.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(mix(seed))
-    }
-
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(1);
-        mix(self.0) % end
-    }
-}
 
 fn page() -> u64 {
     rustix::param::page_size() as u64
@@ -430,9 +417,9 @@ fn refusals_beside_each_other_leave_nobody_waiting() {
         for seed in 0..8 {
             let arena = &arena;
             scope.spawn(move || {
-                let mut random = Random::new(seed);
+                let mut random = Rng::with_seed(seed);
                 for _ in 0..500 {
-                    let sizes: Vec<u64> = (0..3).map(|_| 1 + random.below(MIB)).collect();
+                    let sizes: Vec<u64> = (0..3).map(|_| 1 + random.u64(..MIB)).collect();
                     drop(arena.alloc_all(&sizes).map(wait));
                 }
             });
@@ -610,25 +597,22 @@ fn many_threads() {
         for seed in 0..8 {
             let arena = &arena;
             scope.spawn(move || {
-                let mut random = Random::new(seed);
-                let mut kept: Vec<(u64, HostBuffer)> = Vec::new();
+                let mut random = Rng::with_seed(seed);
+                let mut kept: Vec<(u8, HostBuffer)> = Vec::new();
                 for round in 0..300 {
                     let sizes: Vec<u64> =
-                        (0..1 + random.below(4)).map(|_| 1 + random.below(300_000)).collect();
+                        (0..1 + random.u64(..4)).map(|_| 1 + random.u64(..300_000)).collect();
                     for mut buffer in
                         arena.alloc_all(&sizes).into_iter().flatten().filter_map(|p| p.wait().ok())
                     {
-                        let tag = mix(seed * 1000 + round);
-                        buffer.fill(tag.to_le_bytes()[0]);
+                        let tag = random.u8(..);
+                        buffer.fill(tag);
                         kept.push((tag, buffer));
                     }
                     while kept.len() > 8 {
-                        let nth = usize::try_from(random.below(kept.len() as u64)).unwrap();
+                        let nth = random.usize(..kept.len());
                         let (tag, buffer) = kept.swap_remove(nth);
-                        assert!(
-                            buffer.iter().all(|byte| *byte == tag.to_le_bytes()[0]),
-                            "somebody else's bytes"
-                        );
+                        assert!(buffer.iter().all(|byte| *byte == tag), "somebody else's bytes");
                     }
                     if round % 50 == 0 {
                         arena.trim();

@@ -19,6 +19,7 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
 pub(crate) struct Fake {
     arm: Symbol<extern "C" fn(u64, u64)>,
     disarm: Symbol<extern "C" fn() -> u64>,
+    called: Symbol<unsafe extern "C" fn(u64, *mut [u8; 64]) -> c_int>,
     census: Symbol<unsafe extern "C" fn(c_int, *mut Census) -> c_int>,
 }
 
@@ -31,9 +32,11 @@ impl Fake {
         // SAFETY: likewise.
         let disarm = unsafe { library.get(b"poorwillFakeDisarm") }.unwrap();
         // SAFETY: likewise.
+        let called = unsafe { library.get(b"poorwillFakeCalled") }.unwrap();
+        // SAFETY: likewise.
         let census = unsafe { library.get(b"poorwillFakeCensus") }.unwrap();
         std::mem::forget(library);
-        Self { arm, disarm, census }
+        Self { arm, disarm, called, census }
     }
 
     /// From now on counts calls, and has so many from the `first` on fail.
@@ -49,6 +52,14 @@ impl Fake {
     /// Ends that; how many calls were counted.
     pub(crate) fn disarm(&self) -> u64 {
         (self.disarm)()
+    }
+
+    /// The name of the call with this number, of those that were counted since it was armed last.
+    pub(crate) fn called(&self, number: u64) -> String {
+        let mut name = [0; 64];
+        // SAFETY: `name` outlives the call.
+        assert_eq!(unsafe { (self.called)(number, &raw mut name) }, 0);
+        String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned()
     }
 
     /// What there is on the device of this number.

@@ -10,3 +10,4 @@ mod digests;
 mod ends;
 mod fake;
 mod faults;
+mod unentered;

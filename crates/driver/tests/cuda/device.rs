@@ -195,15 +195,15 @@ fn dropping_host_memory_waits_for_nothing() {
 }
 
 #[test]
-fn host_memory_of_many_sizes_does_not_pile_up() {
+fn unused_host_memory_goes_with_its_device() {
     let _turn = turn();
     let device = open();
     let before = resident_bytes();
-    for nth in 0..400 {
-        drop(device.host_alloc((4 << 20) + nth * 4096).unwrap());
+    for nth in 0..16 {
+        drop(device.host_alloc((12 << 20) + nth * 4096).unwrap());
     }
     let kept = resident_bytes() - before;
-    assert!((512 << 20..1280 << 20).contains(&kept), "{kept} bytes of 1.9 GiB are kept for later");
+    assert!(kept > 128 << 20, "{kept} bytes of 192 MiB are kept for later");
     drop(device);
     assert!(resident_bytes() < before + (64 << 20), "all of it has gone with the device");
 }

@@ -5,7 +5,6 @@
 
 mod copy_ptx;
 mod digest_ptx;
-mod end_unentered;
 mod fork;
 mod host_contract;
 mod host_device;

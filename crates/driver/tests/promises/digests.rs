@@ -138,7 +138,7 @@ fn many_granules_are_digested_in_one_call() {
         ranges.extend([mapped.range, mapped.granule(round % 8)]);
         expected.extend(of_each.iter().copied().chain([of_each[round % 8]]));
     }
-    assert_eq!(mapped.digests(&ranges).len(), 1080);
+    assert_eq!(expected.len(), 1080);
     assert_eq!(mapped.digests(&ranges), expected);
     mapped.end();
 }

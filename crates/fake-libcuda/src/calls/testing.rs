@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use crate::abi::{Census, Out};
+use crate::abi::{Census, Code, Out};
 use crate::entry::{Gate, enter};
 use crate::{faults, world};
 
@@ -20,6 +20,18 @@ extern "C" fn poorwillFakeArm(first: u64, count: u64) {
 #[unsafe(no_mangle)]
 extern "C" fn poorwillFakeDisarm() -> u64 {
     faults::disarm()
+}
+
+/// The name of the call with this number, of those that were counted since `poorwillFakeArm`; zeros fill the place.
+#[allow(non_snake_case)] // A name beside CUDA's.
+#[unsafe(no_mangle)]
+extern "C" fn poorwillFakeCalled(number: u64, out: Out<[u8; 64]>) -> c_int {
+    enter(Gate::free, "poorwillFakeCalled", || {
+        let name = faults::called(number).ok_or(Code::NOT_FOUND)?;
+        let mut bytes = [0; 64];
+        bytes.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
+        out.set(bytes)
+    })
 }
 
 /// What there is on a device.

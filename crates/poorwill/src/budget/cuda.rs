@@ -180,32 +180,21 @@ mod tests {
     use std::ffi::OsString;
     use std::fs;
 
+    use fastrand::Rng;
     use poorwill_core::budget::Budget;
+    use poorwill_testkit::effort::Effort;
 
     use super::*;
 
     const GIB: u64 = 1 << 30;
 
-    /// The same numbers for the same seed.
-    struct Draw(fastrand::Rng);
-
-    impl Draw {
-        fn below(&mut self, end: u64) -> u64 {
-            self.0.u64(..end)
-        }
-
-        fn one_in(&mut self, odds: u64) -> bool {
-            self.below(odds) == 0
-        }
-
-        /// A figure that somebody gives who is wrong, or of something else.
-        fn lie(&mut self) -> u64 {
-            match self.below(5) {
-                0 => 0,
-                1 => u64::MAX - self.below(64 * GIB),
-                2 => 1 << 60,
-                _ => self.below(200 * GIB),
-            }
+    /// A figure that somebody gives who is wrong, or of something else.
+    fn lie(draw: &mut Rng) -> u64 {
+        match draw.u8(..5) {
+            0 => 0,
+            1 => u64::MAX - draw.u64(..64 * GIB),
+            2 => 1 << 60,
+            _ => draw.u64(..200 * GIB),
         }
     }
 
@@ -227,8 +216,9 @@ mod tests {
     #[test]
     fn one_who_tells_the_truth_is_enough() {
         let nvml = Err("there is none here".to_owned());
-        let mut draw = Draw(fastrand::Rng::with_seed(5));
-        let root = tempfile::tempdir().unwrap();
+        let mut draw = Rng::with_seed(5);
+        // In memory, where there is such a place: files that are written again and again wait for a disk.
+        let root = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let put = |path: &str, text: &str| {
             let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -236,47 +226,47 @@ mod tests {
         };
         put("proc/self/cgroup", "0::/\n");
         put("sys/fs/cgroup/cgroup.controllers", "dmem\n");
-        for _ in 0..2000 {
+        for _ in 0..Effort::of_this_run().cases(2000) {
             // What this process may really have, and what of it is free.
-            let true_bytes = GIB + draw.below(80 * GIB);
-            let free_bytes = draw.below(true_bytes + 1);
-            let truthful = draw.below(5);
-            let told = |who: u64, draw: &mut Draw| if who == truthful { true_bytes } else { draw.lie() };
+            let true_bytes = GIB + draw.u64(..80 * GIB);
+            let free_bytes = draw.u64(..true_bytes + 1);
+            let truthful = draw.u64(..5);
+            let told = |who: u64, draw: &mut Rng| if who == truthful { true_bytes } else { lie(draw) };
 
             let cuda_total = told(0, &mut draw);
-            let memory = match draw.below(4) {
+            let memory = match draw.u64(..4) {
                 0 if truthful != 0 => Ok(CudaMemory::OverLimit { words: "invalid".into() }),
                 1 if truthful != 0 => Err("the device is gone".to_owned()),
                 _ => Ok(CudaMemory::Known { free_bytes, total_bytes: cuda_total }),
             };
-            let integrated = draw.one_in(4);
+            let integrated = draw.u8(..4) == 0;
             let gpu = gpu(told(1, &mut draw), integrated);
             let mut variables: HashMap<&str, String> = HashMap::new();
-            if truthful == 2 || draw.one_in(2) {
+            if truthful == 2 || draw.bool() {
                 // HAMi's 0 is no limit, and it reads what fits 64 bits.
                 let name =
-                    if draw.one_in(2) { "CUDA_DEVICE_MEMORY_LIMIT_0" } else { "CUDA_DEVICE_MEMORY_LIMIT" };
+                    if draw.bool() { "CUDA_DEVICE_MEMORY_LIMIT_0" } else { "CUDA_DEVICE_MEMORY_LIMIT" };
                 variables.insert(name, told(2, &mut draw).to_string());
             }
-            if truthful == 3 || draw.one_in(3) {
+            if truthful == 3 || draw.u8(..3) == 0 {
                 // MPS counts in whole MiB: rounded down, as whoever sets it would.
                 let mib = told(3, &mut draw) >> 20;
                 variables.insert("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", format!("0={mib}M"));
             }
-            if truthful == 4 || draw.one_in(3) {
+            if truthful == 4 || draw.u8(..3) == 0 {
                 let limit = told(4, &mut draw);
                 put("sys/fs/cgroup/dmem.max", &format!("drm/0000:4e:00.0/vram0 {limit}\n"));
             } else {
                 put("sys/fs/cgroup/dmem.max", "");
             }
-            put("proc/meminfo", &format!("MemAvailable: {} kB\n", draw.lie() >> 10));
+            put("proc/meminfo", &format!("MemAvailable: {} kB\n", lie(&mut draw) >> 10));
 
             let lookup = |name: &str| variables.get(name).map(OsString::from);
             let witnesses = Witnesses { nvml: &nvml, system: &System::at(root.path()), variables: &lookup };
             let inquiry = Inquiry::of(&gpu, &memory, &witnesses);
-            let share = 1 + draw.below(100);
-            let cap = draw.one_in(2).then(|| format!("{share}%").parse().unwrap());
-            let budget = Budget::decide(&inquiry.facts, Some(draw.below(2 * GIB)), cap);
+            let share = 1 + draw.u64(..100);
+            let cap = draw.bool().then(|| format!("{share}%").parse().unwrap());
+            let budget = Budget::decide(&inquiry.facts, Some(draw.u64(..2 * GIB)), cap);
             let bytes = budget.budget_bytes.unwrap();
             assert!(bytes <= true_bytes, "{true_bytes} by {truthful}: {budget:?}");
             assert!(budget.headroom_bytes.is_none_or(|headroom| headroom <= bytes), "{budget:?}");

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use poorwill_core::Op;
 use poorwill_driver::{HostConfig, HostDevice};
 use poorwill_testkit::faults::{Injector, Subject, some_calls};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
@@ -13,16 +14,19 @@ struct Script {
     armed: AtomicBool,
     calls: AtomicU64,
     failing: Mutex<(u64, u64)>,
+    /// By name, since it was armed last.
+    names: Mutex<Vec<String>>,
     /// Those that were made to fail, over all arms.
     failed: AtomicU64,
 }
 
 impl Script {
-    fn fails(&self) -> bool {
+    fn fails(&self, op: Op) -> bool {
         if !self.armed.load(Ordering::Relaxed) {
             return false;
         }
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        self.names.lock().unwrap().push(op.to_string());
         let (first, count) = *self.failing.lock().unwrap();
         let fails = (first..first + count).contains(&call);
         self.failed.fetch_add(u64::from(fails), Ordering::Relaxed);
@@ -36,12 +40,17 @@ impl Injector for Below {
     fn arm(&self, first: u64, count: u64) {
         *self.0.failing.lock().unwrap() = (first, count);
         self.0.calls.store(0, Ordering::Relaxed);
+        self.0.names.lock().unwrap().clear();
         assert!(!self.0.armed.swap(true, Ordering::Relaxed), "armed twice");
     }
 
     fn disarm(&self) -> u64 {
         assert!(self.0.armed.swap(false, Ordering::Relaxed), "disarmed twice");
         self.0.calls.load(Ordering::Relaxed)
+    }
+
+    fn called(&self, number: u64) -> String {
+        self.0.names.lock().unwrap()[usize::try_from(number).unwrap()].clone()
     }
 }
 
@@ -54,7 +63,7 @@ fn calls_below_the_driver_are_counted_over_a_whole_run() {
         failed.lock().unwrap().push(Arc::clone(&script));
         let fails = Arc::clone(&script);
         let driver = ScriptedDriver::new(device(), move |call| {
-            if fails.fails() { Verdict::device_failure(call) } else { Verdict::Pass }
+            if fails.fails(call.op) { Verdict::device_failure(call) } else { Verdict::Pass }
         });
         let injector: Option<Box<dyn Injector>> = Some(Box::new(Below(script)));
         Subject { injector, ..Subject::new(Arc::new(driver), || ()) }

@@ -37,13 +37,12 @@ fn a_buffer_is_locked_as_it_was_asked_for() {
 fn places_of_one_kind_are_never_given_to_the_other() {
     let files = Files::new();
     let (arena, accounts) = pretended(options(&files, None));
-    let mut random = Random::new(7);
+    let mut random = Rng::with_seed(7);
     let mut live: Vec<(Piece, bool)> = Vec::new();
     for step in 0..4000 {
-        if random.below(5) < 3 || live.is_empty() {
-            let pin = [BufferPin::Auto, BufferPin::Never, BufferPin::Always]
-                [usize::try_from(random.below(3)).unwrap()];
-            let bytes = 1 + random.below(3 * MIB);
+        if random.u64(..5) < 3 || live.is_empty() {
+            let pin = [BufferPin::Auto, BufferPin::Never, BufferPin::Always][random.usize(..3)];
+            let bytes = 1 + random.u64(..3 * MIB);
             let (piece, because) = asked(&arena, bytes, pin).unwrap();
             assert_eq!((piece.is_pinned(), because), (pin != BufferPin::Never, None), "step {step}");
             assert_eq!(piece.len() as u64, bytes);
@@ -52,7 +51,7 @@ fn places_of_one_kind_are_never_given_to_the_other() {
             assert!(live.iter().all(|(old, _)| range(old).end <= new.start || new.end <= range(old).start));
             live.push((piece, pin != BufferPin::Never));
         } else {
-            drop(live.swap_remove(usize::try_from(random.below(live.len() as u64)).unwrap()));
+            drop(live.swap_remove(random.usize(..live.len())));
         }
         if step % 97 == 0 {
             arena.trim();
@@ -180,4 +179,18 @@ fn what_was_dropped_for_good_goes_and_what_may_be_asked_for_again_stays() {
         arena.trim();
         assert_eq!(held(), (0, 0));
     }
+}
+
+#[test]
+fn sizes_that_do_not_come_again_do_not_pile_up() {
+    let files = Files::new();
+    let (arena, accounts) = pretended(options(&files, None));
+    for nth in 0..400 {
+        drop(arena.alloc(4 * MIB + nth * 4096).unwrap());
+    }
+    let held_bytes = arena.info().held_bytes;
+    assert!((512 * MIB..1280 * MIB).contains(&held_bytes), "{held_bytes} of 2.4 GiB are kept for later");
+    assert_eq!(accounts.mapped_bytes(), held_bytes);
+    arena.trim();
+    assert_eq!((accounts.mapped_bytes(), arena.info().held_bytes), (0, 0));
 }

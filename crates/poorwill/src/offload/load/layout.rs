@@ -119,6 +119,7 @@ fn element_bytes(dtype: Dtype) -> u64 {
 
 #[cfg(test)]
 mod tests {
+
     use super::*;
 
     const MIB: u64 = 1 << 20;

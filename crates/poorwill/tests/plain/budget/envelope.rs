@@ -112,10 +112,16 @@ fn every_spelling_is_one_budget_at_every_door() {
         assert_eq!(report.devices[0].engine.memory_bytes, Some(arena), "nothing is in use");
         [arena, envelope.budget_bytes()]
     };
-    for text in ["22GiB", "22g", "22528m", "22 GiB", "23622320128"] {
-        assert_eq!(doors(text), [22 * GIB; 2], "{text}");
-    }
-    for text in ["0.92", ".92", "92%"] {
-        assert_eq!(doors(text), [22_720_376_995; 2], "{text}: of the slice and not of the card");
+    let of_the_slice = 22_720_376_995; // And not of the card.
+    for (spellings, bytes) in [
+        (&["22GiB", "22g", "22528m", "22 GiB", "23622320128"][..], 22 * GIB),
+        (&["0.92", ".92", "92%"], of_the_slice),
+    ] {
+        for text in spellings {
+            assert_eq!(cap(text), cap(spellings[0]), "{text}");
+            let caps = |text: &str| format!("cuda:0={text},cuda:9=1GiB").parse::<Caps>().unwrap();
+            assert_eq!(caps(text), caps(spellings[0]), "{text}");
+        }
+        assert_eq!(doors(spellings[0]), [bytes; 2]);
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! The GPUs are drawn from numbers, of cards and slices with neighbours, and those who are asked about them lie.
 
+use fastrand::Rng;
 use poorwill::{Arena, Cap, Config, Device, OpenError};
 
 use poorwill_testkit::child;
@@ -92,40 +93,40 @@ struct Case {
 
 impl Case {
     fn drawn(seed: u64) -> Self {
-        let mut draw = Draw(fastrand::Rng::with_seed(seed));
-        let capacity_bytes = draw.between(16, CARD / GRANULE) * GRANULE;
-        let size = |draw: &mut Draw| draw.between(GRANULE, capacity_bytes + capacity_bytes / 4);
-        let limit = match draw.below(3) {
+        let mut draw = Rng::with_seed(seed);
+        let capacity_bytes = draw.u64(16..=CARD / GRANULE) * GRANULE;
+        let size = |draw: &mut Rng| draw.u64(GRANULE..=capacity_bytes + capacity_bytes / 4);
+        let limit = match draw.u64(..3) {
             0 => Limit::None,
-            1 => Limit::Hami { bytes: size(&mut draw), is_in_environment: draw.below(2) == 0 },
+            1 => Limit::Hami { bytes: size(&mut draw), is_in_environment: draw.bool() },
             _ => Limit::Mps { bytes: size(&mut draw).next_multiple_of(MIB) },
         };
-        let used_bytes = match draw.below(4) {
+        let used_bytes = match draw.u64(..4) {
             0 => 0,
             1 => size(&mut draw),
-            _ => draw.below(capacity_bytes / 2),
+            _ => draw.u64(..capacity_bytes / 2),
         };
-        let lie = |draw: &mut Draw| match draw.below(6) {
+        let lie = |draw: &mut Rng| match draw.u64(..6) {
             0 => Some(0),
-            1 => Some(ABSURD[usize::try_from(draw.below(3)).unwrap()]),
-            2 => Some(capacity_bytes + draw.between(1, CARD)),
+            1 => Some(ABSURD[draw.usize(..3)]),
+            2 => Some(capacity_bytes + draw.u64(1..=CARD)),
             // One that errs on the safe side.
-            3 => Some(draw.between(1, capacity_bytes)),
+            3 => Some(draw.u64(1..=capacity_bytes)),
             _ => None,
         };
-        let nvml = match draw.below(8) {
+        let nvml = match draw.u64(..8) {
             0 => NvmlSays::Missing,
             1 => NvmlSays::NothingOfIt,
             2 => NvmlSays::NotAllowed,
             3 => NvmlSays::Divided,
             4 => NvmlSays::TooMuch,
-            5 => NvmlSays::Truth { own_bytes: draw.below(used_bytes.min(capacity_bytes) + 1) },
+            5 => NvmlSays::Truth { own_bytes: draw.u64(..used_bytes.min(capacity_bytes) + 1) },
             _ => NvmlSays::Truth { own_bytes: 0 },
         };
-        let cap = match draw.below(4) {
+        let cap = match draw.u64(..4) {
             0 => String::new(),
-            1 => format!("{}%", draw.between(1, 100)),
-            _ => draw.between(MIB, capacity_bytes + capacity_bytes / 5).to_string(),
+            1 => format!("{}%", draw.u64(1..=100)),
+            _ => draw.u64(MIB..=capacity_bytes + capacity_bytes / 5).to_string(),
         };
         let [properties, info_total, info_free] = [(); 3].map(|()| lie(&mut draw));
         let drawn = Self { capacity_bytes, limit, used_bytes, properties, info_total, info_free, nvml, cap };
@@ -260,18 +261,5 @@ impl Granules<'_> {
             take(self.arena, part * GRANULE).unwrap();
             self.held += part;
         }
-    }
-}
-
-/// The same numbers for the same seed.
-struct Draw(fastrand::Rng);
-
-impl Draw {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0.u64(..end.max(1))
-    }
-
-    fn between(&mut self, first: u64, last: u64) -> u64 {
-        self.0.u64(first..=last)
     }
 }

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeSet;
 
+use fastrand::Rng;
 use poorwill::checkpoint::{Checkpoint, CheckpointError, Dtype, HeaderFault};
+use poorwill_testkit::effort::Effort;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
@@ -70,12 +72,16 @@ fn deliberate_difference(error: &CheckpointError) -> &'static str {
     }
 }
 
-/// The same numbers for the same seed.
-struct Dice(fastrand::Rng);
+/// Repeatable randomness.
+struct Dice(Rng);
 
 impl Dice {
     fn new(seed: u64) -> Self {
-        Self(fastrand::Rng::with_seed(seed))
+        Self(Rng::with_seed(seed))
+    }
+
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0.u64(..sides)
     }
 
     fn below(&mut self, bound: usize) -> usize {
@@ -83,7 +89,7 @@ impl Dice {
     }
 
     fn one_in(&mut self, chances: u64) -> bool {
-        self.0.u64(..chances) == 0
+        self.roll(chances) == 0
     }
 
     fn pick<'a, T: ?Sized>(&mut self, choices: &[&'a T]) -> &'a T {
@@ -171,7 +177,8 @@ fn random_edits_are_judged_as_by_the_reference() {
     ];
     let mut dice = Dice::new(1);
     let mut judge = Judge::new();
-    for _ in 0..8_000 {
+    let cases = Effort::of_this_run().cases(8_000);
+    for _ in 0..cases {
         let mut header = small_header();
         for _ in 0..=dice.below(3) {
             let (from, other) = (dice.below(header.len() + 1), dice.below(header.len() + 1));
@@ -180,7 +187,12 @@ fn random_edits_are_judged_as_by_the_reference() {
         }
         judge.compare(&file(&header, &SMALL_PAYLOAD));
     }
-    assert!(judge.accepted > 50 && judge.both_refused > 1000, "{} {}", judge.accepted, judge.both_refused);
+    assert!(
+        judge.accepted > cases / 160 && judge.both_refused > cases / 8,
+        "{} {}",
+        judge.accepted,
+        judge.both_refused
+    );
 }
 
 /// A header that is right, or wrong in one or two places, and the size of its payload.
@@ -192,7 +204,7 @@ fn almost_right(dice: &mut Dice) -> (String, usize) {
     let mistakes = if dice.one_in(2) { 1_000_000 } else { 24 };
     for number in 0..dice.below(6) {
         let (dtype, bits) = DTYPES[dice.below(DTYPES.len())];
-        let mut shape: Vec<u64> = (0..dice.below(4)).map(|_| dice.0.u64(..4)).collect();
+        let mut shape: Vec<u64> = (0..dice.below(4)).map(|_| dice.roll(4)).collect();
         if bits < 8 {
             shape.push(4);
         }
@@ -223,7 +235,7 @@ fn blunder(
 ) -> String {
     let name = if dice.one_in(mistakes) { "t0".to_owned() } else { format!("t{number}") };
     if dice.one_in(mistakes) {
-        shape.push(dice.0.u64(..3));
+        shape.push(dice.roll(3));
     }
     if dice.one_in(mistakes * 2) {
         shape.extend([1 << 33, 1 << 33]);
@@ -247,11 +259,17 @@ fn headers_that_are_almost_right_are_judged_as_by_the_reference() {
     let mut dice = Dice::new(2);
     let mut judge = Judge::new();
     let payload: Vec<u8> = (0..=255).cycle().take(20_000).collect();
-    for _ in 0..8_000 {
+    let cases = Effort::of_this_run().cases(8_000);
+    for _ in 0..cases {
         let (header, payload_bytes) = almost_right(&mut dice);
         judge.compare(&file(&header, &payload[..payload_bytes]));
     }
-    assert!(judge.accepted > 2000 && judge.both_refused > 500, "{} {}", judge.accepted, judge.both_refused);
+    assert!(
+        judge.accepted > cases / 4 && judge.both_refused > cases / 16,
+        "{} {}",
+        judge.accepted,
+        judge.both_refused
+    );
     let all = ["dtype as an object", "entry as a list", "key twice", "null metadata", "unknown field"];
     assert_eq!(judge.deliberate, BTreeSet::from(all));
 }

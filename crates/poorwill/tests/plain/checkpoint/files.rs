@@ -33,8 +33,9 @@ pub(crate) fn entry(name: &str, dtype: &str, shape: &[u64], begin: usize, end: u
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
+    /// In memory, where there is such a place: files that are written again and again wait for a disk.
     pub(crate) fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+        Self(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap())
     }
 
     pub(crate) fn path(&self) -> PathBuf {
