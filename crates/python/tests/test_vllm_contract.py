@@ -248,12 +248,13 @@ def test_what_cannot_stand_in_is_found(tmp_path: Path, ours: str, theirs: str, s
 
 @needs_sources
 @each_version
-def test_the_methods_that_allocate_a_cache_are_there(version: str) -> None:
+def test_the_methods_that_load_and_allocate_are_there(version: str) -> None:
     """What our worker hooks by name where vLLM has no pools for runtime state."""
     runner = tree(version).definition("vllm.v1.worker.gpu_model_runner", "GPUModelRunner")
-    makers = ("_allocate_kv_cache_tensors", "allocate_uniform_kv_caches")
-    found = [name for name in makers if _has(runner, name)]
-    assert found == (list(makers) if known(version) < REGISTRY else [])
+    makers = {"_allocate_kv_cache_tensors", "allocate_uniform_kv_caches"}
+    found = {name for name in (*makers, "load_lora_model") if _has(runner, name)}
+    assert found == {"load_lora_model", *(makers if known(version) < REGISTRY else ())}
+    assert _has(runner, "init_fp8_kv_scales") or known(version) >= REGISTRY
     worker = tree(version).definition(*WORKER_OF_VLLM)
     assert _has(worker, "finish_weight_update") == (known(version) >= (0, 22, 0))
     for name in ("_sleep_saved_parameters", "_sleep_saved_draft_buffers", "_weight_update_is_draft"):

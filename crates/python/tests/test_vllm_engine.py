@@ -224,13 +224,18 @@ def test_the_connector_hears_of_the_cache_that_woke(vllm: Any) -> None:
 # Failures
 
 
+def fails_to_sleep(engine: Any, why: str, says: str, *, level: int = 1, rank: int = -1) -> None:
+    """One rank does not sleep, and the engine says what comes of it."""
+    workers(engine)[rank].fails["sleep"] = [PoorwillError(why)]
+    with pytest.raises(PoorwillError, match=says):
+        engine.sleep(level)
+
+
 @pytest.mark.parametrize("rank", [0, -1])
 def test_a_failed_sleep_leaves_an_engine_that_serves(engine: Any, rank: int) -> None:
-    workers(engine)[rank].fails["sleep"] = [PoorwillError("10 of 16 bytes were given back")]
-    with pytest.raises(
-        PoorwillError, match=r"10 of 16 bytes .*; all ranks are awake again and the engine serves"
-    ):
-        engine.sleep(1)
+    fails_to_sleep(
+        engine, "a shortfall", "a shortfall; all ranks are awake again and the engine serves", rank=rank
+    )
     assert asleep(engine) == frozenset()
     assert is_serving(engine)
     engine.sleep(1)
@@ -251,9 +256,7 @@ def test_all_ranks_that_failed_are_named(vllm: Any) -> None:
 
 def test_a_failed_sleep_leaves_a_pause_as_it_was(engine: Any) -> None:
     engine.pause_scheduler("keep")
-    last(engine).fails["sleep"] = [PoorwillError("no")]
-    with pytest.raises(PoorwillError, match="all ranks are awake again, and the engine is as it was"):
-        engine.sleep(1)
+    fails_to_sleep(engine, "no", "all ranks are awake again, and the engine is as it was")
     assert asleep(engine) == frozenset()
     assert engine.is_scheduler_paused()
 
@@ -293,9 +296,7 @@ def test_ranks_of_which_nothing_is_known_count_as_asleep(engine: Any) -> None:
 
 def test_a_failed_level_2_sleep_says_what_is_lost(vllm: Any) -> None:
     engine = vllm.engine()
-    last(engine).fails["sleep"] = [PoorwillError("a shortfall")]
-    with pytest.raises(PoorwillError, match=f"a shortfall; all ranks are awake, but {NOT_WRITTEN}"):
-        engine.sleep(2)
+    fails_to_sleep(engine, "a shortfall", f"a shortfall; all ranks are awake, but {NOT_WRITTEN}", level=2)
     assert engine.is_scheduler_paused()
     engine.collective_rpc("reload_weights")
     assert is_serving(engine)
@@ -306,9 +307,7 @@ def test_what_was_asleep_before_a_failed_sleep_stays_so(vllm: Any) -> None:
     engine = vllm.engine()
     engine.pause_scheduler()
     engine.release_kv_cache_memory()
-    last(engine).fails["sleep"] = [PoorwillError("no")]
-    with pytest.raises(PoorwillError, match="no; all ranks are awake again"):
-        engine.sleep(1)
+    fails_to_sleep(engine, "no", "no; all ranks are awake again")
     assert asleep(engine) == {"kv_cache"}
     engine.wake_up()
     assert is_serving(engine)

@@ -1,5 +1,5 @@
 """What our worker does when calls of the driver fail, and what our allocator and our backend do for whoever
-calls them; `test_vllm_worker.py` runs it.
+calls them; `test_vllm_suites.py` runs it.
 """
 
 import importlib

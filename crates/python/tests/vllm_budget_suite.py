@@ -1,4 +1,4 @@
-"""How our worker keeps an engine in its share of a GPU; `test_vllm_worker.py` runs it."""
+"""How our worker keeps an engine in its share of a GPU; `test_vllm_suites.py` runs it."""
 
 import contextlib
 import importlib

@@ -1,5 +1,5 @@
 """What an engine refuses while it sleeps, leaves behind when it ends, and does for weights that vLLM offloads
-beside it; `test_vllm_worker.py` runs it.
+beside it; `test_vllm_suites.py` runs it.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Engines of one rank, for the suites that `test_vllm_worker.py` runs.
+"""Engines of one rank, for the suites that `test_vllm_suites.py` runs.
 
 They start as vLLM's core starts them. As a plugin of pytest it brings the fixtures.
 """

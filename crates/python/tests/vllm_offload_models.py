@@ -1,4 +1,6 @@
-"""What the suites of offloaders in vLLM share: a row of layers, and how much host memory is held."""
+"""What the suites of offloaders in vLLM share: a row of layers, and how much host memory is held. As a plugin
+of pytest it brings the fixtures.
+"""
 
 import ctypes
 import gc

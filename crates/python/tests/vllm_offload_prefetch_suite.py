@@ -1,5 +1,5 @@
 """What our prefetching offloader promises in vLLM, over the stand-ins for PyTorch and the driver, with the
-stand-in's and vLLM's own offloaders. `test_vllm_offload.py` runs it.
+stand-in's and vLLM's own offloaders. `test_vllm_suites.py` runs it.
 """
 
 import gc
@@ -25,10 +25,6 @@ from vllm_offload_models import (
     tensor,
     torch,
 )
-from vllm_offload_models import no_switches as no_switches
-from vllm_offload_models import said as said
-from vllm_offload_models import version as version
-from vllm_offload_models import vllm as vllm
 
 Said = Callable[[], str]
 EACH = sum(SIZES.values())

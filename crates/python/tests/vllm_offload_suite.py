@@ -1,5 +1,5 @@
 """How ours get into the place of vLLM's offloaders, and what our UVA offloader promises; over the stand-ins
-for PyTorch and the driver, with the stand-in's and vLLM's own offloaders. `test_vllm_offload.py` runs it.
+for PyTorch and the driver, with the stand-in's and vLLM's own offloaders. `test_vllm_suites.py` runs it.
 """
 
 import gc
@@ -30,10 +30,6 @@ from vllm_offload_models import (
     tensor,
     torch,
 )
-from vllm_offload_models import no_switches as no_switches
-from vllm_offload_models import said as said
-from vllm_offload_models import version as version
-from vllm_offload_models import vllm as vllm
 
 Said = Callable[[], str]
 MARK = "_vllm_is_uva_offloaded"
@@ -251,9 +247,8 @@ def test_names_are_meant_as_vllm_means_them(vllm: Vllm) -> None:
         ]
 
 
+@pytest.mark.parametrize("version", ["0.33.0"], indirect=True)
 def test_names_of_towers_have_their_prefix(vllm: Vllm) -> None:
-    if not vllm.has_prefix:
-        pytest.skip("this version knows no prefix")
     tower, layer, other = Layer(0), Layer(1), Layer(2)
     offloader = vllm.make(cpu_offload_gb=1, cpu_offload_params={"visual.norm"})
     assert (

@@ -1,5 +1,5 @@
 """Our offloaders in vLLM over PyTorch itself, on the CPU, with vLLM's own sources: what only real parameters,
-`functional_call` and compiling show. `test_vllm_offload.py` runs it, a version at a time: the compiler keeps
+`functional_call` and compiling show. `test_vllm_suites.py` runs it, a version at a time: the compiler keeps
 vLLM's modules for the whole process.
 
 A model on the CPU has nothing to offload for vLLM, so that its guards against one are taken out of a copy of

@@ -19,13 +19,12 @@ const VERSIONS: [&str; 2] = ["0.20.2", "0.33.0"];
 /// What tells the tests where the sources are.
 const VARIABLE: &str = "POORWILL_VLLM_SOURCES";
 
-const TESTS: [&str; 6] = [
+const TESTS: [&str; 5] = [
     "crates/python/tests/test_vllm_contract.py",
     "crates/python/tests/test_vllm_engine.py",
     "crates/python/tests/test_vllm_entry_point.py",
     "crates/python/tests/test_vllm_frontend.py",
-    "crates/python/tests/test_vllm_offload.py",
-    "crates/python/tests/test_vllm_worker.py",
+    "crates/python/tests/test_vllm_suites.py",
 ];
 
 pub(crate) fn run() -> Result<(), Failure> {

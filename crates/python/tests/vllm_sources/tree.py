@@ -1,6 +1,7 @@
 """Modules below a folder, and what they define: found by name, through imports and base classes."""
 
 import ast
+import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -172,22 +173,9 @@ def _names(node: ast.stmt) -> set[str]:
 
 def _parameters(arguments: ast.arguments) -> Iterator[inspect.Parameter]:
     """The parameters; a default is its text."""
-    positional = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
-    for index, (argument, default) in enumerate(zip(positional, defaults, strict=True)):
-        only = index < len(arguments.posonlyargs)
-        kind = inspect.Parameter.POSITIONAL_ONLY if only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-        yield _parameter(argument, kind, default)
-    if arguments.vararg:
-        yield _parameter(arguments.vararg, inspect.Parameter.VAR_POSITIONAL, None)
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        yield _parameter(argument, inspect.Parameter.KEYWORD_ONLY, default)
-    if arguments.kwarg:
-        yield _parameter(arguments.kwarg, inspect.Parameter.VAR_KEYWORD, None)
-
-
-def _parameter(
-    argument: ast.arg, kind: inspect._ParameterKind, default: ast.expr | None
-) -> inspect.Parameter:
-    said = inspect.Parameter.empty if default is None else ast.unparse(default)
-    return inspect.Parameter(argument.arg, kind, default=said)
+    alike = copy.deepcopy(arguments)
+    alike.defaults = [ast.Constant(ast.unparse(default)) for default in arguments.defaults]
+    alike.kw_defaults = [each and ast.Constant(ast.unparse(each)) for each in arguments.kw_defaults]
+    function = ast.fix_missing_locations(ast.Expression(ast.Lambda(alike, ast.Constant(None))))
+    for parameter in inspect.signature(eval(compile(function, "", "eval"))).parameters.values():
+        yield parameter.replace(annotation=parameter.empty)

@@ -70,6 +70,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         _budget.install(_memory)
+        if Allocator.instance is not None:
+            # What an engine before this one has left is free before vLLM measures what is.
+            Allocator.instance.settle()
         # Whoever asks vLLM for its allocator from now on gets ours.
         if _cumem.CuMemAllocator is not Allocator:
             Allocator.stock, _cumem.CuMemAllocator = _cumem.CuMemAllocator, Allocator

@@ -1,0 +1,78 @@
+"""Runs the suites of the plugin in vLLM's own code: over the stand-ins for PyTorch and NVIDIA's driver, over
+PyTorch itself, and on a GPU.
+"""
+
+import os
+
+import pytest
+from helpers import run
+from poorwill.vllm._versions import TESTED
+from suites import STAND_INS, run_suite
+from vllm_sources import VARIABLE, needs_sources
+
+pytestmark = needs_sources
+each_version = pytest.mark.parametrize("version", TESTED)
+each_offloader = pytest.mark.parametrize("suite", ["vllm_offload_suite", "vllm_offload_prefetch_suite"])
+
+
+@each_version
+@pytest.mark.parametrize(
+    "suite", ["vllm_worker_suite", "vllm_ends_suite", "vllm_allocator_suite", "vllm_budget_suite"]
+)
+def test_a_worker_over_the_stand_ins(
+    subtests: pytest.Subtests, suite: str, version: str, fake: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ("POORWILL_FAKE_LIBCUDA", "POORWILL_EFFORT", VARIABLE)
+    for name in list(os.environ):
+        if name.startswith(("POORWILL_", "VLLM_", "CUDA_")) and name not in kept:
+            monkeypatch.delenv(name)
+    # A process can have only so many arenas with tags.
+    run_suite(subtests, [suite], *STAND_INS, "-p", "vllm_engines", "-k", version, environment=fake)
+
+
+@each_offloader
+def test_offloaders_over_the_stand_ins(subtests: pytest.Subtests, suite: str, fake: dict[str, str]) -> None:
+    run_suite(subtests, [suite], *STAND_INS, "-p", "vllm_offload_models", environment=fake)
+
+
+@pytest.mark.real_torch
+@each_version
+def test_offloaders_over_pytorch(subtests: pytest.Subtests, version: str) -> None:
+    run_suite(subtests, ["vllm_offload_torch_suite"], "-k", version)
+
+
+@pytest.mark.real_torch
+@pytest.mark.gpu
+@each_offloader
+def test_offloaders_on_a_gpu(subtests: pytest.Subtests, suite: str) -> None:
+    run_suite(subtests, [suite], "-p", "vllm_offload_models")
+
+
+UNLOCKED = """
+import fake_torch
+fake_torch.install(fake_torch.Driver())
+from fake_vllm import offloaders
+from vllm_offload_models import Layer, expected, contents, is_in_host_memory
+
+layer = Layer(0)
+for settings in ({"cpu_offload_gb": 1}, {"offload_group_size": 1}):
+    with offloaders.installed("%s") as vllm:
+        try:
+            vllm.make(**settings).wrap_modules(iter([layer]))
+        except Exception as error:
+            print(type(error).__name__, error)
+        assert contents(layer) == expected(0)
+        assert not any(map(is_in_host_memory, layer.parameters()))
+"""
+
+
+@each_version
+def test_memory_that_cannot_be_locked_is_refused(version: str, fake: dict[str, str]) -> None:
+    """Never kept pageable in silence, and never left on the GPU in silence."""
+    failing = {"POORWILL_FAKE_CUDA_FAIL": "cuMemHostRegister_v2:1:1000000", "POORWILL_OFFLOAD": "1"}
+    said = run(UNLOCKED % version, **fake, **failing).splitlines()
+    assert len(said) == 2
+    for line in said:
+        assert line.startswith("OutOfMemoryError")
+        assert "page-locking it failed" in line
+        assert "set VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY=1 for pageable memory" in line
