@@ -237,6 +237,9 @@ fn differs(checkpoint: &Checkpoint, loaded: &HostCheckpoint) -> Result<Option<St
             let offset = (nth * stored.len()) as u64;
             let stored = &mut stored[..piece.len()];
             checkpoint.read_exact_at(tensor, offset, stored)?;
+            // What was compared is not to be held twice.
+            let file = &checkpoint.files()[tensor.file];
+            let _ = rustix::fs::fadvise(file.file(), 0, None, rustix::fs::Advice::DontNeed);
             if piece != stored {
                 let at = piece.iter().zip(stored.iter()).position(|(a, b)| a != b).unwrap_or_default();
                 let at = offset + at as u64;
