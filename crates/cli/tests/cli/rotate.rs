@@ -163,6 +163,7 @@ fn starting(world: &mut World) -> Rotator {
     let rotator = world.start(&[]);
     world.order(&["wake", "amber"]).succeeded();
     until(&rotator, "its process is written down", || world.engine("amber").is_some());
+    assert_eq!(world.models[0].is_sleeping(), None);
     rotator
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use poorwill_testkit::effort::Effort;
 
 use super::watch::{Scales, Watch, assert_fit, last_stage};
-use super::world::{self, Rotator, World, until};
+use super::world::{self, Model, Rotator, World, until};
 
 const NAMES: [&str; 2] = ["amber", "birch"];
 const PROMPTS: [&str; 2] = ["Tell me of a river.", "Tell me of a stone."];
@@ -187,6 +187,8 @@ fn lead<'scope>(
     }
     world.say("amber", PROMPTS[0]);
     let from = watch.len();
+    // A stage is told of before its engine is.
+    let hangs = |model: &Model, lie| until(rotator, "its engine hangs", || model.has_told(lie));
     let sees = |model, stage| watch.sees(rotator, from, model, stage);
     match phase {
         "draining" | "ready" => {
@@ -201,6 +203,7 @@ fn lead<'scope>(
         "falling asleep" => {
             amber.lies(&["hangs-in-sleep"]);
             ask(1);
+            hangs(amber, "hangs-in-sleep");
         }
         "giving back" => {
             amber.lies(&["keeps-memory"]);
@@ -214,11 +217,12 @@ fn lead<'scope>(
         "waking" => {
             birch.lies(&["hangs-in-wake"]);
             ask(1);
+            hangs(birch, "hangs-in-wake");
         }
         "confirming" => {
             birch.lies(&["hangs-in-wake"]);
             ask(1);
-            sees("birch", "waking");
+            hangs(birch, "hangs-in-wake");
             // It wakes while nobody takes its answer, and then says no more.
             rotator.signal("STOP");
             birch.lies(&[]);
@@ -229,6 +233,7 @@ fn lead<'scope>(
         "canary" => {
             birch.lies(&["hangs-in-answer"]);
             ask(1);
+            hangs(birch, "hangs-in-answer");
         }
         _ => panic!("{phase} is no phase"),
     }

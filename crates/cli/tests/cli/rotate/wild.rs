@@ -107,6 +107,13 @@ fn whatever_engines_do_each_request_is_answered_right_or_told_why() {
     let took = began.elapsed();
     assert!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), rotator.log());
     let visits = visits.expect("the visitor panicked").unwrap();
+    // How many were answered goes by how late engines are on this machine; but all of them still answer.
+    for (model, name) in NAMES.iter().enumerate() {
+        world::until(&rotator, &format!("{name} answers"), || {
+            let reply = wild.ask(model, 0, false, None).unwrap_or_else(|error| panic!("{error}"));
+            reply.came == Came::Right
+        });
+    }
     let log = rotator.end();
     wild.world.assert_empty();
     let told = watch.ended();
@@ -119,7 +126,6 @@ fn whatever_engines_do_each_request_is_answered_right_or_told_why() {
     println!("{}", counts(&told));
     let _complaint = Complaint(&log);
     assert_eq!(tally.right + tally.broken + tally.left + refused, requests);
-    assert!(tally.right > 0, "nobody was answered");
     assert_tried(&told);
     let asked: Vec<_> = tally.answers.iter().chain(&visits.answers).copied().collect();
     assert_ready(&told, &asked);

@@ -79,6 +79,13 @@ impl Model {
         assert_eq!(answer.status, 200, "{answer:?}");
     }
 
+    /// Whether its engine has told this lie since it began.
+    pub(crate) fn has_told(&self, lie: &str) -> bool {
+        let answer = http::ask(self.port, "GET", "/metrics", &[], "").unwrap();
+        let line = answer.body.lines().find(|line| line.contains(&format!("lie=\"{lie}\""))).unwrap();
+        !line.ends_with(" 0")
+    }
+
     /// What its engine says of its sleep; nothing if it is not there.
     pub(crate) fn is_sleeping(&self) -> Option<bool> {
         let answer = http::ask(self.port, "GET", "/is_sleeping", &[], "").ok()?;
