@@ -1,6 +1,6 @@
 """What becomes of offloaded modules: parameters that somebody replaces, copies, and how long memory lives.
 
-`test_offload_plans.py` runs it, as `offload_modules_suite.py`.
+`test_suites.py` runs it.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """What loading a checkpoint into host memory promises of PyTorch's tensors: over the stand-in, and over
 PyTorch.
 
-`test_offload_load.py` runs it.
+`test_suites.py` runs it.
 """
 
 from collections.abc import Callable

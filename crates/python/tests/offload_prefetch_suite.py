@@ -1,6 +1,6 @@
 """What prefetched layers promise: on the host device and on a GPU, with PyTorch itself.
 
-`test_offload_plans.py` runs it where there is PyTorch. Outputs are compared bit by bit with those of the same
+`test_suites.py` runs it. Outputs are compared bit by bit with those of the same
 model with all its parameters resident.
 """
 

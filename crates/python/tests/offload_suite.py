@@ -1,6 +1,6 @@
 """What weights in host memory promise of PyTorch's tensors: on a GPU, and over the stand-in for PyTorch.
 
-`test_offload.py` runs it. Every promise is one of the host device, too, which needs no GPU. Bytes are
+`test_suites.py` runs it. Every promise is one of the host device, too, which needs no GPU. Bytes are
 compared as they are, never as numbers.
 """
 

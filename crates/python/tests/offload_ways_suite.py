@@ -1,6 +1,6 @@
 """What the environment's switches, staging and bad input do to tensors in host memory.
 
-`test_offload.py` runs it, as `offload_suite.py`.
+`test_suites.py` runs it, as `offload_suite.py`.
 """
 
 import os

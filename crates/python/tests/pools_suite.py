@@ -1,6 +1,6 @@
 """What pools promise of PyTorch's tensors: on a GPU, and over the stand-ins for PyTorch and the driver.
 
-`test_pools.py` runs it. Each test opens an arena of its own, so that none finds what another has left.
+`test_suites.py` runs it. Each test opens an arena of its own, so that none finds what another has left.
 """
 
 import copy
@@ -84,6 +84,8 @@ def test_what_a_scope_has_freed_is_not_kept(arena: poorwill.Arena) -> None:
         for number in range(8):
             transient = torch.empty((100 + 60 * number) * MIB, dtype=torch.uint8, device="cuda")
             kept.append(filled(30 * MIB, number))
+            # Until then work that is queued keeps what is freed.
+            torch.cuda.synchronize()
             del transient
         kept.append(filled(3 * MIB, 8))
     live = sum(tensor.numel() for tensor in kept)

@@ -30,7 +30,8 @@ def run_suite(
     """Runs suites, named without `.py`, with options of pytest's, in our environment and what is given."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-    own = {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", SUITE: "1"}
+    # PyTorch's threads wait for each other without sleeping, which takes the processors from other tests.
+    own = {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1", SUITE: "1"}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         ended = subprocess.run(

@@ -1,6 +1,6 @@
 """What becomes of parts of segments that PyTorch never hands out again, over the fake libcuda.
 
-`test_torch_symbols.py` runs it. Memory leaves by granules in segments below 32 MiB, and by chunks of that
+`test_suites.py` runs it. Memory leaves by granules in segments below 32 MiB, and by chunks of that
 size in larger ones.
 """
 

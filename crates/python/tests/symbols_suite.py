@@ -1,6 +1,6 @@
 """What PyTorch may rely on when it calls for segments: rows of calls, refusals, routes.
 
-`test_torch_symbols.py` runs it over the fake libcuda. Each test opens arenas of its own.
+`test_suites.py` runs it over the fake libcuda. Each test opens arenas of its own.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import poorwill
 import pytest
 from c_calls import Call, Live, made_up, peak_bytes, read, replay, streams
 from c_symbols import GRANULE, MIB, Functions, Gpu
-from helpers import cases
+from helpers import STUCK_S, cases
 from poorwill import _native
 
 GIB = 1 << 30
@@ -425,7 +425,7 @@ def test_a_fork_under_way_does_not_hang(gpu: Gpu, arena: poorwill.Arena, functio
                 functions.free(2 * MIB, 2 * MIB)
                 _native.torch_refusal()
                 os._exit(0 if refused else 1)
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + STUCK_S / 6
             while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
                 if time.monotonic() > deadline:
                     os.kill(child, 9)

@@ -176,7 +176,7 @@ def test_threads_share_an_arena_without_a_deadlock() -> None:
     ran = run("""
 import faulthandler, threading
 import numpy
-faulthandler.dump_traceback_later(90, exit=True)
+faulthandler.dump_traceback_later(900, exit=True)
 arena = poorwill.arena("host:256MiB", limit="128MiB")
 failures, barrier = [], threading.Barrier(12)
 def turns(work):
@@ -196,7 +196,7 @@ def cycle(tag):
         if turn % 3 == 0:
             arena.prepare_sleep(tags=tag)
         arena.sleep(1 + turn % 2, tag)
-        arena.wake(tag, verify="all", timeout=60)
+        arena.wake(tag, verify="all", timeout=900)
         assert (array == turn).all()
     return work
 def churn(turn):
@@ -231,7 +231,7 @@ def test_others_run_while_a_thread_waits() -> None:
     waiting.sleep()
     other = giving.empty(160 * MIB)
     woken: list[poorwill.WakeReport] = []
-    thread = threading.Thread(target=lambda: woken.append(waiting.wake(timeout=120)))
+    thread = threading.Thread(target=lambda: woken.append(waiting.wake(timeout=900)))
     thread.start()
     # If the wake held Python's lock, nobody could give it what it waits for.
     other.free()
@@ -312,7 +312,7 @@ scratch = arena.empty(2 << 20, tag="kv_cache")
 print(arena.device, poorwill.prepare_sleep().wait().copied_bytes >> 20)
 slept = poorwill.sleep(tags="weights")
 print(slept.tags, slept.copied_bytes, poorwill.state() == arena.state(), poorwill.stats().live_bytes >> 20)
-print(poorwill.wake("weights", verify="all", timeout=1).tags)
+print(poorwill.wake("weights", verify="all", timeout=900).tags)
 print(poorwill.discard("weights").tags, poorwill.wake().undefined_tags, poorwill.mark_restored("weights"))
 scratch.free()
 print(poorwill.trim() >> 20)

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import poorwill
 import pytest
+from helpers import MIB, STUCK_S
 from poorwill import demo
-
-MIB = 1 << 20
 
 
 def run(*arguments: str, without_numpy: bool = False) -> subprocess.CompletedProcess[str]:
@@ -20,7 +19,7 @@ def run(*arguments: str, without_numpy: bool = False) -> subprocess.CompletedPro
     script = "import runpy, sys; sys.modules['numpy'] = None; "
     script += "runpy.run_module('poorwill.demo', run_name='__main__')"
     command = [sys.executable, "-B", "-c", script] if without_numpy else module
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300)
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=STUCK_S)
 
 
 def test_the_table_is_for_people() -> None:
@@ -102,7 +101,7 @@ def test_what_cannot_be_printed_fails_like_the_rest(unbuffered: str) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
         ran = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, env=environment
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=STUCK_S, env=environment
         )
     assert ran.returncode == 1
     assert ran.stderr.startswith("poorwill.demo: what was found cannot be printed: ")

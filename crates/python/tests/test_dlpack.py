@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import poorwill
 import pytest
-from helpers import MIB, run
+from helpers import MIB, STUCK_S, run
 
 
 def live_bytes(arena: poorwill.Arena) -> int:
@@ -203,7 +203,7 @@ array[0] = 2
 print("after")
 """
         ran = subprocess.run(
-            [sys.executable, "-B", "-c", script], capture_output=True, text=True, timeout=120
+            [sys.executable, "-B", "-c", script], capture_output=True, text=True, timeout=STUCK_S
         )
         assert (ran.returncode, ran.stdout) == (-11, "before\n"), end
 

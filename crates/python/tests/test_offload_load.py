@@ -174,14 +174,18 @@ def have_read():
     return int(lines[0].removeprefix("rchar:"))
 
 signal.signal(signal.SIGALRM, ring)
-before = have_read()
-signal.setitimer(signal.ITIMER_REAL, 0.001)
-try:
-    _native.load_checkpoint([{str(path)!r}], ["U8"], device="{DEVICE}", readers=1)
-except Alarm:
-    print("ended")
-assert have_read() - before < {nbytes}, "all of it was read"
-assert is_nothing_held()
+# Where this thread comes too late, all was read; no machine is late each time.
+for _ in range(50):
+    before = have_read()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        _native.load_checkpoint([{str(path)!r}], ["U8"], device="{DEVICE}", readers=1)
+    except Alarm:
+        pass
+    assert is_nothing_held()
+    if have_read() - before < {nbytes}:
+        print("ended")
+        break
 """
     assert run(script) == "ended\n"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fake_torch.settings import INTERVALS, MIB, AllocatorSettings
-from helpers import cases
+from helpers import STUCK_S, cases
 from poorwill import PoorwillError, _settings
 from poorwill._settings import _open, allocator_settings
 
@@ -214,14 +214,14 @@ def test_blocks_of_threads_that_overlap_end_as_it_began(torch: Torch) -> None:
     def first() -> None:
         with allocator_settings(max_split_size_mb=20, expandable_segments=True):
             entered.set()
-            assert ended.wait(60)
+            assert ended.wait(STUCK_S)
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert entered.wait(60)
+    assert entered.wait(STUCK_S)
     with allocator_settings(max_split_size_mb=200):
         ended.set()
-        thread.join(60)
+        thread.join()
         # The first is gone: what only it changed is back, the rest is this block's.
         assert torch.settings.everything() == {**before, "max_split_bytes": 200 * MIB}
     assert torch.settings.everything() == before
@@ -242,7 +242,7 @@ def test_many_threads_leave_nothing_behind(torch: Torch) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     assert torch.settings.everything() == before
     assert _open == []
 
@@ -379,11 +379,11 @@ def test_a_fork_while_another_thread_rewrites_does_not_hang(torch: Torch) -> Non
     def hold() -> None:
         with _settings._lock:
             held.set()
-            assert forked.wait(60)
+            assert forked.wait(STUCK_S)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(60)
+    assert held.wait(STUCK_S)
     child = os.fork()
     if child == 0:
         code = 1
@@ -393,5 +393,5 @@ def test_a_fork_while_another_thread_rewrites_does_not_hang(torch: Torch) -> Non
         finally:
             os._exit(code)
     forked.set()
-    thread.join(60)
+    thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -152,7 +152,7 @@ class Lock:
         self._lock = threading.Lock()
 
     def __enter__(self):
-        assert self._lock.acquire(timeout=20), "this thread holds it"
+        assert self._lock.acquire(timeout=600), "this thread holds it"
         # As Python does between two instructions, when another thread was given a segment.
         _scope._afterwards._look_undisturbed()
 

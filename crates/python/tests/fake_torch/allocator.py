@@ -45,7 +45,6 @@ class DeviceAllocator:
         self._pools: dict[PoolId, PrivatePool] = {}
         self._freeable: dict[PoolId, PrivatePool] = {}
         self._claims: list[tuple[PoolId, Filter]] = []
-        self._use_on_oom: list[PoolId] = []
         self._active: dict[int, Block] = {}
         self._events: list[tuple[int, int, Block]] = []
         self._deferred: list[Block] = []
@@ -64,7 +63,6 @@ class DeviceAllocator:
                 or self._new(pool, size, stream)
                 or (self._release_available(pool, size, stream) and self._new(pool, size, stream))
                 or (not self._claims and self._release_and_retry(pool, size, stream))
-                or self._of_others(pool, size, stream)
             )
             if not isinstance(block, Block):
                 self.figures.counts["num_ooms"] += 1
@@ -131,20 +129,9 @@ class DeviceAllocator:
         with self.mutex:
             return self._private(pool_id).use_count
 
-    def set_use_on_oom(self, pool_id: PoolId, wanted: bool) -> None:
-        with self.mutex:
-            if wanted:
-                self._use_on_oom.append(pool_id)
-            elif pool_id in self._use_on_oom:
-                self._use_on_oom.remove(pool_id)
-
     def empty_cache(self, pool_id: PoolId = (0, 0)) -> None:
         with self.mutex:
             self._release_cached(pool_id)
-
-    def is_claimed(self) -> bool:
-        """Whether any pool is being allocated to, by whatever thread."""
-        return bool(self._claims)
 
     def pool_ids(self) -> dict[PoolId, int]:
         """The private pools that there are, and how often each is used."""
@@ -240,17 +227,6 @@ class DeviceAllocator:
         self.figures.counts["num_alloc_retries"] += 1
         return self._new(pool, size, stream)
 
-    def _of_others(self, pool: BlockPool, size: int, stream: int) -> Block | None:
-        """The last resort: what pools have free that were made for it."""
-        if pool.owner is not None:
-            return None
-        for pool_id in self._use_on_oom:
-            other = self._private(pool_id)
-            block = self._cached(other.small if size <= SMALL else other.large, size, stream)
-            if block is not None:
-                return block
-        return None
-
     def _hand_out(self, block: Block, size: int, requested: int) -> int:
         if self._is_to_split(block, size):
             rest = Block(
@@ -271,8 +247,6 @@ class DeviceAllocator:
         return block.address
 
     def _is_to_split(self, block: Block, size: int) -> bool:
-        if block.pool.owner is not None and not block.pool.owner.is_splitting:
-            return False
         rest = block.size - size
         if block.pool.is_small or self._settings.expandable_segments:
             return rest >= GRAIN

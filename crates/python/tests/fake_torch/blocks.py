@@ -93,6 +93,5 @@ class PrivatePool:
         self.segments = segments
         self.use_count = 1
         self.segment_count = 0
-        self.is_splitting = True
         self.small = BlockPool(True, self)
         self.large = BlockPool(False, self)

@@ -19,13 +19,11 @@ class MemPool:
 
     world: ClassVar[World]
 
-    def __init__(self, allocator: object = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+    def __init__(self, allocator: object = None) -> None:
         world = self.world
         self._device = world.device
         self._id = (0, world.number())
-        pool = world.allocators[self._device].create_or_share(self._id, world.custom(allocator))
-        pool.is_splitting = not no_split
-        world.allocators[self._device].set_use_on_oom(self._id, use_on_oom)
+        world.allocators[self._device].create_or_share(self._id, world.custom(allocator))
         self._is_made = True
 
     @property

@@ -94,7 +94,6 @@ class World:
         """What PyTorch's destructor of a pool does. Where that fails, it ends the process."""
         allocator = self.allocators[device]
         try:
-            allocator.set_use_on_oom(pool_id, False)
             allocator.release(pool_id)
             allocator.empty_cache(pool_id)
         except InternalAssert as error:
