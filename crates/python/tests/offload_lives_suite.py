@@ -22,11 +22,6 @@ from offload_models import (
     torch,
     words,
 )
-from offload_models import device as device
-from offload_models import no_gradients as no_gradients
-from offload_models import no_switches as no_switches
-from offload_models import nothing_stays as nothing_stays
-from offload_models import way as way
 from poorwill.offload import ReplacedError, UvaOffloader
 
 # What somebody replaces

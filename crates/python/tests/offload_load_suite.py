@@ -12,9 +12,6 @@ import poorwill
 import pytest
 from checkpoint_files import BITS, Spec, write
 from offload_tensors import content, is_nothing_held, layout, place, settled, torch
-from offload_tensors import device as device
-from offload_tensors import no_switches as no_switches
-from offload_tensors import nothing_stays as nothing_stays
 from poorwill import offload
 
 NAMES = {

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 from offload_tensors import DEVICES as DEVICES
 from offload_tensors import NO_UVA as NO_UVA
-from offload_tensors import device as device
 from offload_tensors import is_nothing_held as is_nothing_held
-from offload_tensors import no_switches as no_switches
-from offload_tensors import nothing_stays as nothing_stays
 from offload_tensors import place as place
 from offload_tensors import torch as torch
 

@@ -33,9 +33,6 @@ from offload_tensors import (
     settled,
     torch,
 )
-from offload_tensors import device as device
-from offload_tensors import no_switches as no_switches
-from offload_tensors import nothing_stays as nothing_stays
 from poorwill import offload
 from poorwill.offload import HostBuffer
 

@@ -50,7 +50,7 @@ def run_suite(
             check=False,
         )
         said = f"{ended.stdout}\n{ended.stderr}"
-        assert ended.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), said
+        assert report.exists(), said
         cases = list(ElementTree.parse(report).iter("testcase"))
     assert any(len(case) == 0 for case in cases), f"no test has passed\n{said}"
     for case in cases:

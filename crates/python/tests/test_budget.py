@@ -48,11 +48,6 @@ def test_the_decision_as_plain_values() -> None:
     assert json.loads(json.dumps(decided)) == decided
 
 
-def test_three_shares_are_three_limits() -> None:
-    limits = [poorwill.budget("host:23GiB", share).budget_bytes for share in (0.95, 0.92, 0.88)]
-    assert limits == [23_461_258_854, 22_720_376_995, 21_732_534_517]
-
-
 def test_a_share_is_what_was_written() -> None:
     for share, text in [(0.92, "0.92"), (1.0, "1.0"), (0.1 + 0.2, "0.3"), (1e-5, "0.00001"), (0.07, "7%")]:
         by_number, by_text = (poorwill.budget("host:23GiB", cap).budget_bytes for cap in (share, text))
@@ -379,25 +374,6 @@ SLICE = {
 }
 
 
-def test_a_share_is_one_of_the_slice(environment: dict[str, str]) -> None:
-    script = """
-for share in (0.95, 0.92, 0.88):
-    budget = poorwill.budget("cuda:0", share)
-    assert budget.total_bytes == 23 << 30, budget.as_dict()
-    held = [budget.claim("weights", "16GiB"), budget.claim("activations", "3.5GiB")]
-    try:
-        held.append(budget.claim("cudagraph", "1.53GiB"))
-        print(share, round(budget.unclaimed_bytes / 2**30, 2))
-    except poorwill.BudgetError as error:
-        print(share, error)
-"""
-    said = run(script, **environment, **SLICE).splitlines()
-    assert said[:2] == ["0.95 0.82", "0.92 0.13"]
-    refused = "0.88 cannot claim 1.53 GiB for `cudagraph`: the budget is 20.24 GiB, of which "
-    assert said[2].startswith(refused), said
-    assert said[2].endswith("or raise the budget to 21.03 GiB (a share of 0.92)"), said
-
-
 def test_bytes_are_bytes_of_the_slice(environment: dict[str, str]) -> None:
     script = """
 class Device:  # as torch has them
@@ -410,38 +386,6 @@ print({(budget.device, budget.budget_bytes >> 30, budget.winner) for budget in b
 print(poorwill.budget().winner, poorwill.budget().budget_bytes >> 30)
 """
     assert run(script, **environment, **SLICE) == "{('cuda:0', 22, 'user')}\ncuda_total 23\n"
-
-
-def test_what_others_have_is_not_handed_out(environment: dict[str, str]) -> None:
-    script = """
-budget = poorwill.budget("cuda:1", {1: "23GiB", 0: 0.5})
-print([(claim.name, claim.bytes >> 30) for claim in budget.claims()], budget.unclaimed_bytes >> 30)
-try:
-    budget.claim("weights", "20GiB")
-except poorwill.BudgetError as error:
-    print(error)
-"""
-    devices = {"POORWILL_FAKE_CUDA_DEVICES": "8GiB,24GiB", "POORWILL_FAKE_CUDA_PLAY": "1:used=8GiB"}
-    figures, refused = run(script, **environment, **devices).splitlines()
-    assert figures == "[('in_use', 7)] 16"
-    assert "`in_use` has 7 GiB and 16 GiB would fit" in refused
-
-
-def test_what_nobody_knows_is_an_error_unless_the_user_says_it(environment: dict[str, str]) -> None:
-    script = """
-for cap in (None, 0.5):
-    try:
-        poorwill.budget(0, cap)
-    except poorwill.BudgetError as error:
-        print(error)
-budget = poorwill.budget(0, "1GiB")
-print(budget.total_bytes, budget.budget_bytes, budget.winner)
-"""
-    play = {"POORWILL_FAKE_CUDA_PLAY": "0:total=0,0:info_total=0"}
-    *refused, known = run(script, **environment, POORWILL_FAKE_CUDA_DEVICES="24GiB", **play).splitlines()
-    assert len(refused) == 2
-    assert all("how much memory cuda:0 has is not known" in line for line in refused)
-    assert known == f"None {GIB} user"
 
 
 def test_shared_memory_is_asked_of_one_gpu(environment: dict[str, str]) -> None:

@@ -242,22 +242,6 @@ def counted(torch: Any) -> tuple[Alloc, Any]:
     return counter, torch._C._cuda_customAllocator(*counter.addresses())
 
 
-def test_who_began_last_gets_it(torch: Any, paper: fake_torch.Paper) -> None:
-    (outer, first), (inner, second) = counted(torch), counted(torch)
-    pools = [torch.cuda.MemPool(first), torch.cuda.MemPool(second)]
-    with torch.cuda.use_mem_pool(pools[0]), torch.cuda.use_mem_pool(pools[1]):
-        tensor = take(torch, 32)
-    assert (outer.mapped_bytes, inner.mapped_bytes) == (0, 32 * MIB)
-    with fake_torch.installed(fake_torch.Paper(), first_wins=True):
-        other_torch: Any = sys.modules["torch"]
-        others = [other_torch.cuda.MemPool(first), other_torch.cuda.MemPool(second)]
-        with other_torch.cuda.use_mem_pool(others[0]), other_torch.cuda.use_mem_pool(others[1]):
-            other = take(other_torch, 32)
-        assert outer.mapped_bytes == 32 * MIB
-        del other, others
-    del tensor, pools
-
-
 def test_a_scope_is_a_threads_own_and_keeps_the_default_cache_from_being_emptied(
     torch: Any, paper: fake_torch.Paper
 ) -> None:
@@ -351,19 +335,6 @@ def test_dropping_a_pool_gives_back_what_is_free_and_the_rest_later(torch: Any) 
     assert counter.mapped_bytes == 64 * MIB
     torch.cuda.empty_cache()
     assert counter.mapped_bytes == 0
-
-
-def test_expandable_segments_pass_a_plugged_in_allocator_by(torch: Any, paper: fake_torch.Paper) -> None:
-    counter, allocator = counted(torch)
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-    pool = torch.cuda.MemPool(allocator)
-    with torch.cuda.use_mem_pool(pool):
-        tensor = take(torch, 32)
-    assert (counter.calls, paper.mapped_bytes[0]) == ([], 32 * MIB)
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
-    del tensor, pool
-    torch.cuda.empty_cache()
-    assert paper.mapped_bytes[0] == 0
 
 
 # Around the allocator

@@ -3,12 +3,17 @@
 What is marked `real_torch` needs PyTorch, and what is marked `gpu` a GPU that PyTorch finds.
 """
 
-from typing import Any
-
 import pytest
 from suites import STAND_INS, run_suite
 
 OFFLOADING = ("offload_suite", "offload_ways_suite")
+# Where the fixtures of a suite are.
+TENSORS = ("-p", "offload_tensors")
+MODELS = (*TENSORS, "-p", "offload_models")
+FIXTURES = {
+    **dict.fromkeys((*OFFLOADING, "offload_load_suite"), TENSORS),
+    **dict.fromkeys(("offload_modules_suite", "offload_lives_suite", "offload_prefetch_suite"), MODELS),
+}
 SLOW_DRIVER = "cuMemCreate:50,cuMemUnmap:300,cuEventRecord:200,cuEventQuery:100"
 
 # By name: the suites, the GPUs that the stand-in plays, and what else is in their environment.
@@ -25,17 +30,15 @@ OVER_THE_DRIVER: dict[str, tuple[str, dict[str, str]]] = {
     "threads": ("symbols_threads_suite", {}),
     "threads and a slow driver": ("symbols_threads_suite", {"POORWILL_FAKE_CUDA_DELAY": SLOW_DRIVER}),
 }
-OVER_PYTORCH = (
-    *("offload_suite", "offload_ways_suite", "offload_load_suite", "offload_modules_suite"),
-    *("offload_lives_suite", "offload_prefetch_suite", "offload_transformers_suite"),
-)
+OVER_PYTORCH = (*FIXTURES, "offload_transformers_suite")
+ON_A_GPU = (*OVER_PYTORCH, "offload_gpu_suite", "gpu_suite", "pools_exit_suite", "pools_models_suite")
 
 
 @pytest.mark.parametrize("run", OVER_STAND_INS)
 def test_over_the_stand_ins(subtests: pytest.Subtests, fake: dict[str, str], run: str) -> None:
     suites, devices, more = OVER_STAND_INS[run]
     environment = {**fake, "POORWILL_FAKE_CUDA_DEVICES": devices, **more}
-    run_suite(subtests, suites, *STAND_INS, environment=environment)
+    run_suite(subtests, suites, *STAND_INS, *FIXTURES.get(suites[0], ()), environment=environment)
 
 
 @pytest.mark.parametrize("run", OVER_THE_DRIVER)
@@ -48,18 +51,18 @@ def test_over_the_driver(subtests: pytest.Subtests, fake: dict[str, str], run: s
 @pytest.mark.real_torch
 @pytest.mark.parametrize("suite", OVER_PYTORCH)
 def test_over_pytorch(subtests: pytest.Subtests, suite: str) -> None:
-    run_suite(subtests, [suite], "-m", "not gpu")
+    run_suite(subtests, [suite], *FIXTURES.get(suite, ()), "-m", "not gpu")
 
 
 @pytest.mark.real_torch
 @pytest.mark.gpu
-@pytest.mark.parametrize("suite", OVER_PYTORCH)
+@pytest.mark.parametrize("suite", ON_A_GPU)
 def test_on_a_gpu(subtests: pytest.Subtests, suite: str) -> None:
-    run_suite(subtests, [suite], "-m", "gpu")
+    run_suite(subtests, [suite], *FIXTURES.get(suite, ()), "-m", "gpu")
 
 
 @pytest.mark.real_torch
 @pytest.mark.gpu
 @pytest.mark.parametrize("watch", ["operations", "segments"])
-def test_pools_on_a_gpu(subtests: pytest.Subtests, watch: Any) -> None:
+def test_pools_on_a_gpu(subtests: pytest.Subtests, watch: str) -> None:
     run_suite(subtests, ["pools_suite"], environment={"POORWILL_TEST_WATCH": watch})

@@ -68,40 +68,8 @@ for seed in range({len(cases(2))}):
     assert max(held) <= 1.02, held
 
 
-def test_three_quarters_and_then_seven_eighths_of_a_limit_fit(environment: dict[str, str]) -> None:
-    script = """
-arena = poorwill.arena(limit=f"{256 * MIB}")
-with arena.pool("weights"):
-    tensor = take(torch, 192)
-    del tensor
-    tensor = take(torch, 224)
-    try:
-        take(torch, 64)
-    except torch.OutOfMemoryError as error:
-        print(error.__notes__ if hasattr(error, "__notes__") else error.args)
-    else:
-        raise AssertionError("it is more than the limit")
-"""
-    assert "poorwill: " in over_stand_ins(script, environment)
-
-
 # What each script is about, what it has in its environment, and the script.
 SCRIPTS = """
-### tensors sleep and wake where they were
-with poorwill.pool(tag="weights"):
-    tensors = [take(torch, mib).fill_(number) for number, mib in enumerate((5, 12, 0.3, 1, 24))]
-places = [tensor.data_ptr() for tensor in tensors]
-for _cycle in range(3):
-    poorwill.sleep(level=1)
-    assert used() == 0, used()
-    other = take(torch, 64)
-    del other
-    torch.cuda.empty_cache()
-    poorwill.wake()
-    assert [tensor.data_ptr() for tensor in tensors] == places
-    for number, tensor in enumerate(tensors):
-        assert tensor.numpy_bytes() == bytes([number]) * tensor.nbytes
-
 ### a copy in inference mode fits beside what lives
 arena = poorwill.arena(limit=f"{256 * MIB}")
 host = torch.zeros(224 * MIB, dtype=torch.uint8)

@@ -2,7 +2,6 @@
 
 import csv
 import importlib
-import os
 import subprocess
 import sys
 import warnings
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import run
 from poorwill import _native
 from poorwill import triton as pruning
 from triton_fakes import KIB, Config, Tensor, own_size, sized, whole_numbers
@@ -136,9 +136,8 @@ def test_torch_says_which_gpu_is_current_if_it_uses_one(
 
 def test_without_a_gpu_it_is_what_every_gpu_has() -> None:
     script = "from poorwill.triton import shared_memory_budget as budget; print(budget(), budget('cuda:1'))"
-    without = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "POORWILL_FAKE_LIBCUDA": "/nonexistent"}
-    ran = subprocess.run([sys.executable, "-B", "-c", script], env=without, capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "49152 49152\n", "")
+    without = {"CUDA_VISIBLE_DEVICES": "", "POORWILL_FAKE_LIBCUDA": "/nonexistent"}
+    assert run(script, **without) == "49152 49152\n"
 
 
 def test_what_fits_is_kept_in_order() -> None:
@@ -328,32 +327,20 @@ def truth(kernel: str) -> list[tuple[str, Config, dict[str, int]]]:
     return [(f"sm_{row['sm']}", Config(dict(row), row["num_stages"], row["num_warps"]), row) for row in rows]
 
 
+def named(*names: str) -> dict[str, Any]:
+    """Arguments that say which column of the row has each."""
+    return {name: name for name in names}
+
+
+MATMUL_COLUMNS = named("block_m", "block_n", "block_k", "a_bytes", "b_bytes")
 ESTIMATES: dict[str, Callable[[dict[str, int]], pruning.Estimator]] = {
-    "matmul": lambda _row: pruning.matmul(
-        block_m="block_m",
-        block_n="block_n",
-        block_k="block_k",
-        a_bytes="a_bytes",
-        b_bytes="b_bytes",
-        output_bytes="c_bytes",
-    ),
-    "attention": lambda _row: pruning.attention(
-        block_m="block_m", block_n="block_n", head_dim="head_dim", element_bytes="element_bytes"
-    ),
+    "matmul": lambda _row: pruning.matmul(**MATMUL_COLUMNS, output_bytes="c_bytes"),
+    "attention": lambda _row: pruning.attention(**named("block_m", "block_n", "head_dim", "element_bytes")),
     "chunk_fwd_o": lambda _row: pruning.chunk_fwd_o(
-        block_t="block_t",
-        block_k="block_k",
-        block_v="block_v",
-        key_dim="key_dim",
-        element_bytes="element_bytes",
-        state_v_first="state_v_first",
+        **named("block_t", "block_k", "block_v", "key_dim", "element_bytes", "state_v_first")
     ),
     "chunk_gated_delta_rule_fwd_h": lambda row: pruning.chunk_gated_delta_rule_fwd_h(
-        block_t="block_t",
-        block_v="block_v",
-        key_dim=64 * row["k_blocks"],
-        element_bytes="element_bytes",
-        state_v_first="state_v_first",
+        **named("block_t", "block_v", "element_bytes", "state_v_first"), key_dim=64 * row["k_blocks"]
     ),
 }
 

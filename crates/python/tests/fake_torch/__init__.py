@@ -23,9 +23,9 @@ from poorwill import _native
 from . import nn
 from .dispatch import COMPOSITE, TorchDispatchMode, infer
 from .dispatch import modes as modes_of_this_thread
-from .driver import Driver, Pluggable
+from .driver import Driver, Machine, Pluggable
 from .errors import OutOfMemoryError
-from .machine import Machine, Paper
+from .machine import Paper
 from .pools import CUDAPluggableAllocator, Memory
 from .streams import Runtime
 from .tensors import DTYPES, STRIDED, Device, DType, Library, Storage, Tensor

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .blocks import Block, BlockPool, PoolId, PrivatePool
+from .driver import Machine
 from .errors import OutOfMemoryError, check
 from .figures import Figures
 from .lock import Lock
-from .machine import Machine, Segments
+from .machine import Segments
 from .settings import MIB, NO_LIMIT, AllocatorSettings
 
 GRAIN = 512

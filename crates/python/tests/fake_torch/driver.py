@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from ctypes import byref, c_char, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
 from typing import Any
 
+from .machine import Paper
+
 OUT_OF_MEMORY = 2
 NOT_READY = 600
 NON_BLOCKING = 1
@@ -266,3 +268,7 @@ def addresses(path: str, *names: str) -> list[int]:
     """Where functions of a shared library are."""
     library = ctypes.CDLL(path)
     return [ctypes.cast(getattr(library, name), c_void_p).value or 0 for name in names]
+
+
+# All that the allocator and the tensors need of a machine.
+Machine = Paper | Driver

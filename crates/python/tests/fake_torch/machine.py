@@ -16,48 +16,6 @@ class Segments(Protocol):
     def free(self, address: int, size: int, device: int, stream: int) -> None: ...
 
 
-class Machine(Segments, Protocol):
-    """All that the allocator and the tensors need of a machine."""
-
-    def devices(self) -> int: ...
-
-    def memory_bytes(self, device: int) -> tuple[int, int]:
-        """What is free, and all there is."""
-
-    def new_stream(self, device: int) -> int: ...
-
-    def synchronize(self, device: int, stream: int | None) -> None:
-        """Waits for a stream, or for the whole device."""
-
-    def record(self, device: int, stream: int) -> int:
-        """A new event, behind the work of a stream."""
-
-    def has_passed(self, device: int, event: int) -> bool:
-        """Whether an event has passed; then it is gone."""
-
-    def begin_capture(self, device: int, stream: int) -> None: ...
-
-    def end_capture(self, device: int, stream: int) -> None: ...
-
-    def fill(self, device: int, address: int, size: int, byte: int, stream: int) -> None: ...
-
-    def read(self, device: int, address: int, size: int, stream: int) -> bytes:
-        """What is there when the stream has come so far."""
-
-    def write(self, device: int, address: int, content: bytes, stream: int) -> None: ...
-
-    def queue(self, device: int, address: int, source: int, size: int, stream: int) -> None:
-        """The same from host memory that stays, without waiting for it."""
-
-    def lock(self, address: int, size: int) -> None:
-        """Locks host memory to its pages, for every GPU."""
-
-    def unlock(self, address: int) -> None: ...
-
-    def is_locked(self, address: int) -> bool:
-        """Whether the memory there is locked, by whomever."""
-
-
 class Paper:
     """A machine without memory. It counts what is mapped, and the peak of it."""
 

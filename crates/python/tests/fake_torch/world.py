@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from .allocator import DeviceAllocator
 from .blocks import PoolId
+from .driver import Machine
 from .errors import InternalAssert
-from .machine import Machine, Segments
+from .machine import Segments
 from .settings import AllocatorSettings
 
 Work = Callable[[int], None]
