@@ -8,6 +8,7 @@
 
 mod peak;
 
+use std::fs::File;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -228,6 +229,8 @@ fn direct(checkpoint: &Checkpoint, readers: usize) -> Result<Option<Pass>, LoadE
 /// What of the loaded is not as in the files, if anything is.
 fn differs(checkpoint: &Checkpoint, loaded: &HostCheckpoint) -> Result<Option<String>, LoadError> {
     let mut stored = vec![0; PIECE_BYTES];
+    let files: Vec<Option<File>> =
+        checkpoint.files().iter().map(|file| File::open(&file.path).ok()).collect();
     for (tensor, host) in checkpoint.tensors().iter().zip(loaded.tensors()) {
         let bytes = loaded.bytes_of(host);
         if bytes.len() as u64 != tensor.bytes || host.name != tensor.name {
@@ -237,9 +240,10 @@ fn differs(checkpoint: &Checkpoint, loaded: &HostCheckpoint) -> Result<Option<St
             let offset = (nth * stored.len()) as u64;
             let stored = &mut stored[..piece.len()];
             checkpoint.read_exact_at(tensor, offset, stored)?;
-            // What was compared is not to be held twice.
-            let file = &checkpoint.files()[tensor.file];
-            let _ = rustix::fs::fadvise(file.file(), 0, None, rustix::fs::Advice::DontNeed);
+            if let Some(file) = &files[tensor.file] {
+                // Advice: where it is not taken, the page cache holds these bytes a second time.
+                let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+            }
             if piece != stored {
                 let at = piece.iter().zip(stored.iter()).position(|(a, b)| a != b).unwrap_or_default();
                 let at = offset + at as u64;
