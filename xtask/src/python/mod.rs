@@ -9,13 +9,16 @@
 pub(crate) mod environment;
 pub(crate) mod interpreter;
 pub(crate) mod package;
+mod torch;
 
 use std::ffi::{OsStr, OsString};
+use std::path::Path;
 
-use self::environment::{Environment, Tools, Venv};
+use self::environment::{Environment, Tools, Unready, Venv};
 use crate::steps::{Failure, Step, note, say};
-use crate::test::Tally;
 use crate::test::build::{Built, build};
+use crate::test::{self, EFFORT, GPU_IS_HERE, Tally, Tier, jobs};
+use crate::vllm;
 
 /// Where the package lies.
 pub(crate) const PACKAGE: &str = "crates/python";
@@ -42,18 +45,32 @@ const NATIVE: &str = "poorwill._native";
 /// What tells the tests where the library is that stands in for NVIDIA's driver.
 pub(crate) const FAKE: &str = "POORWILL_FAKE_LIBCUDA";
 
+/// Which tests are run: those that pretend PyTorch; those over PyTorch itself, with those that need a GPU or without.
+pub(crate) const WITHOUT_PYTORCH: &str = "not real_torch";
+const OVER_PYTORCH: &str = "real_torch and not gpu";
+const OVER_PYTORCH_AND_GPU: &str = "real_torch";
+
 /// What became of tests.
 #[derive(Debug)]
 pub(crate) enum Tested {
-    Ran { tally: Tally },
-    Skipped { why: String },
+    Ran {
+        tally: Tally,
+        /// What was not run of it, and why.
+        left_out: Option<String>,
+    },
+    Skipped {
+        why: String,
+    },
 }
 
 /// `cargo xtask python`.
 pub(crate) fn run(pytest_args: &[OsString]) -> Result<(), Failure> {
     let built = build()?;
-    match test(&built, pytest_args)? {
-        Tested::Ran { tally } => {
+    match test(&built, pytest_args, &test::effort(Tier::Quick)?)? {
+        Tested::Ran { tally, left_out } => {
+            if let Some(why) = left_out {
+                say(&format!("not run: {why}"));
+            }
             say(&format!("xtask python: {tally}"));
             if tally.failed > 0 {
                 return Err(Failure::Parts { failed: vec![format!("{} tests of Python", tally.failed)] });
@@ -65,26 +82,70 @@ pub(crate) fn run(pytest_args: &[OsString]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Installs the package as it was built, runs its tests, and compares the types that it states with what is there.
-pub(crate) fn test(built: &Built, pytest_args: &[OsString]) -> Result<Tested, Failure> {
+/// Installs the package as it was built, runs its tests without PyTorch, over vLLM's sources where these can be had, and
+/// compares the types that it states with what is there.
+pub(crate) fn test(built: &Built, pytest_args: &[OsString], effort: &str) -> Result<Tested, Failure> {
     let environment = match Environment::ready(TOOLS) {
         Ok(environment) => environment,
-        Err(unready) => return Ok(Tested::Skipped { why: unready.skip("Python package not tested")? }),
+        Err(unready) => return Ok(Tested::Skipped { why: unready.skip("the Python package not tested")? }),
     };
     package::install(&environment, &built.native)?;
+    let sources = fetched(vllm::sources(&environment), "the plugin for vLLM not tested in vLLM's code")?;
+    let pytest = pytest(&environment, &[TESTS], pytest_args, WITHOUT_PYTORCH);
+    let pytest = pytest.env(FAKE, &built.fake.to_string_lossy()).env(EFFORT, effort);
+    let pytest = match &sources {
+        Ok(folder) => pytest.env(vllm::VARIABLE, &folder.to_string_lossy()),
+        Err(_) => pytest,
+    };
+    let tested = counted(pytest);
+    // The comparison keeps a cache where it runs.
+    environment.python(["-m", "mypy.stubtest", NATIVE]).within(environment.folder()).run()?;
+    Ok(Tested::Ran { tally: tested?, left_out: sources.err() })
+}
+
+/// Runs those of the package's tests that need PyTorch, of which none may be skipped.
+pub(crate) fn test_over_torch(built: &Built, effort: &str) -> Result<Tested, Failure> {
+    const OMITTED: &str = "the Python package not tested over PyTorch";
+    let environment = match Environment::ready(TOOLS) {
+        Ok(environment) => environment,
+        Err(unready) => return Ok(Tested::Skipped { why: unready.skip(OMITTED)? }),
+    };
+    let there = torch::ready(&environment).and_then(|torch| Ok((torch, vllm::sources(&environment)?)));
+    let (torch, sources) = match fetched(there, OMITTED)? {
+        Ok(there) => there,
+        Err(why) => return Ok(Tested::Skipped { why }),
+    };
+    package::install(&environment, &built.native)?;
+    let which = if Path::new(GPU_IS_HERE).exists() { OVER_PYTORCH_AND_GPU } else { OVER_PYTORCH };
+    let pytest = pytest(&environment, &[TESTS], &["--no-skips".into()], which);
+    let pytest = pytest.env(FAKE, &built.fake.to_string_lossy()).env(EFFORT, effort);
+    let pytest = pytest.env(vllm::VARIABLE, &sources.to_string_lossy());
+    let tally = counted(pytest.env("PYTHONPATH", &torch.to_string_lossy()))?;
+    Ok(Tested::Ran { tally, left_out: None })
+}
+
+/// What was fetched, or what is not run since it could not be: a failure under continuous integration.
+fn fetched<T>(outcome: Result<T, Failure>, omitted: &str) -> Result<Result<T, String>, Failure> {
+    match outcome {
+        Ok(there) => Ok(Ok(there)),
+        Err(failure @ Failure::Fetch { .. }) => {
+            note(&format!("!!! {failure}"));
+            Unready::NoTools(failure).skip(omitted).map(Err)
+        }
+        Err(other) => Err(other),
+    }
+}
+
+/// Runs pytest and counts.
+fn counted(pytest: Step) -> Result<Tally, Failure> {
     let mut tally = Tally::default();
-    let pytest = pytest(&environment, &[TESTS], pytest_args).env(FAKE, &built.fake.to_string_lossy());
     let typed = pytest.typed().to_owned();
     let tested = pytest.run_watched(|line| tally.add_pytest(line));
-    note(&format!("--- the Python package: {tally}"));
-    // The comparison keeps a cache where it runs.
-    let compared = environment.python(["-m", "mypy.stubtest", NATIVE]).within(environment.folder()).run();
-    compared?;
     match tested {
         Ok(_) if tally.passed == 0 => Err(Failure::NoTests { typed }),
         // Counted, and told in their own words.
-        Err(Failure::Status { .. }) if tally.failed > 0 => Ok(Tested::Ran { tally }),
-        Ok(_) => Ok(Tested::Ran { tally }),
+        Err(Failure::Status { .. }) if tally.failed > 0 => Ok(tally),
+        Ok(_) => Ok(tally),
         Err(failure) => Err(failure),
     }
 }
@@ -108,10 +169,12 @@ pub(crate) fn lint() -> Result<Option<String>, Failure> {
     Ok(None)
 }
 
-/// Runs tests of the package, and says why one was skipped. The line that counts them has to stay plain, whatever the
-/// surroundings ask for.
-pub(crate) fn pytest(venv: &Venv, tests: &[&str], pytest_args: &[OsString]) -> Step {
-    let arguments = ["-m", "pytest", "-rfEs"].into_iter().chain(tests.iter().copied()).map(OsStr::new);
+/// Runs the tests of the package that are marked so, several at a time, and says why one was skipped. The line that
+/// counts them has to stay plain, whatever the surroundings ask for.
+pub(crate) fn pytest(venv: &Venv, tests: &[&str], pytest_args: &[OsString], marks: &str) -> Step {
+    let jobs = jobs().to_string();
+    let arguments = ["-m", "pytest", "-rfEs", "-n", &jobs, "--dist", "worksteal", "-m", marks];
+    let arguments = arguments.into_iter().chain(tests.iter().copied()).map(OsStr::new);
     let arguments = arguments.chain(pytest_args.iter().map(OsString::as_os_str));
     venv.python(arguments.chain([OsStr::new("--color=no")]))
 }
@@ -128,8 +191,11 @@ mod tests {
             &Venv::at(Path::new("/venv")),
             &[TESTS],
             &["--color=yes".into(), "-k".into(), "gpu".into()],
+            OVER_PYTORCH,
         );
-        let typed = "/venv/bin/python -B -m pytest -rfEs crates/python/tests --color=yes -k gpu --color=no";
-        assert_eq!(step.typed(), typed);
+        let typed = step.typed();
+        assert!(typed.starts_with("/venv/bin/python -B -m pytest -rfEs -n "), "{typed}");
+        let end = "-m 'real_torch and not gpu' crates/python/tests --color=yes -k gpu --color=no";
+        assert!(typed.ends_with(end), "{typed}");
     }
 }

@@ -33,10 +33,10 @@ pub(crate) use self::tally::Tally;
 use self::build::{Built, Program, build};
 use self::runner::{DEVICE, Results, Test};
 use crate::bench::peer_packages;
+use crate::dist;
 use crate::python::{self, Tested};
 use crate::steps::{Failure, Step, note, say};
 use crate::toolchain::target_folder;
-use crate::{dist, vllm};
 
 /// How much of the tests is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(crate) enum Tier {
 }
 
 /// The variable that says how hard random tests try; `poorwill_testkit::effort` reads it.
-const EFFORT: &str = "POORWILL_EFFORT";
+pub(crate) const EFFORT: &str = "POORWILL_EFFORT";
 const EFFORTS: [&str; 3] = ["quick", "usual", "long"];
 
 /// How the programs are called whose tests can come out differently on each device.
@@ -63,7 +63,7 @@ const CUDA: &str = "cuda";
 const PAGE: &str = "rotate::page::";
 
 /// Exists where NVIDIA's kernel driver shows a GPU.
-const GPU_IS_HERE: &str = "/dev/nvidiactl";
+pub(crate) const GPU_IS_HERE: &str = "/dev/nvidiactl";
 const GPU: &str = "cuda:0";
 
 const NO_GPU: &str = "no NVIDIA GPU here: nothing was run on one";
@@ -91,7 +91,7 @@ struct Run {
 
 /// `cargo xtask test`, `--full` and `--rest`.
 pub(crate) fn run(tier: Tier) -> Result<(), Failure> {
-    let effort = effort(tier, std::env::var(EFFORT).ok())?;
+    let effort = effort(tier)?;
     let mut run = Run::begin(tier, effort)?;
     let built = build()?;
     let start = Instant::now();
@@ -104,7 +104,6 @@ pub(crate) fn run(tier: Tier) -> Result<(), Failure> {
     if tier == Tier::Quick {
         run.write_scaling()?;
     } else {
-        run.part("the plugin against vLLM's sources", vllm::test(&built));
         run.wheels();
     }
     run.end(built.took, start.elapsed())
@@ -120,7 +119,7 @@ pub(crate) fn run_chosen(cargo_args: &[OsString]) -> Result<(), Failure> {
 
 /// `cargo xtask test --repeat N`: every test of Rust that waits, sleeps or has a deadline, so many times.
 pub(crate) fn repeat(times: NonZero<u32>) -> Result<(), Failure> {
-    let effort = effort(Tier::Quick, std::env::var(EFFORT).ok())?;
+    let effort = effort(Tier::Quick)?;
     let mut run = Run::begin(Tier::Quick, effort)?;
     let built = build()?;
     let chosen = run.chosen(&built.programs)?.beside;
@@ -149,7 +148,11 @@ pub(crate) fn repeat(times: NonZero<u32>) -> Result<(), Failure> {
 }
 
 /// How hard random tests try: as the environment says, otherwise as the tier has it.
-fn effort(tier: Tier, named: Option<String>) -> Result<String, Failure> {
+pub(crate) fn effort(tier: Tier) -> Result<String, Failure> {
+    effort_of(tier, std::env::var(EFFORT).ok())
+}
+
+fn effort_of(tier: Tier, named: Option<String>) -> Result<String, Failure> {
     match named {
         Some(named) if EFFORTS.contains(&&*named) => Ok(named),
         Some(named) => Err(Failure::Usage {
@@ -258,8 +261,13 @@ impl Run {
     fn python(&mut self, built: &Built) {
         if self.tier != Tier::Rest {
             note("==> the Python package");
-            let tested = python::test(built, &[]);
+            let tested = python::test(built, &[], &self.effort);
             self.part("the Python package", tested);
+        }
+        if self.tier != Tier::Quick {
+            note("==> the Python package over PyTorch");
+            let tested = python::test_over_torch(built, &self.effort);
+            self.part("the Python package over PyTorch", tested);
         }
     }
 
@@ -273,7 +281,8 @@ impl Run {
     /// Takes in what became of a part.
     fn part(&mut self, name: &str, outcome: Result<Tested, Failure>) {
         match outcome {
-            Ok(Tested::Ran { tally }) => {
+            Ok(Tested::Ran { tally, left_out }) => {
+                self.left_out.extend(left_out);
                 self.results.tally += tally;
                 if tally.failed > 0 {
                     self.failures.push(format!("{name}: {tally}"));
@@ -355,7 +364,7 @@ fn is_about_devices(program: &Program) -> bool {
 }
 
 /// Twice as many tests at a time as there are cores, since many of them wait.
-fn jobs() -> usize {
+pub(crate) fn jobs() -> usize {
     thread::available_parallelism().map_or(2, NonZero::get) * 2
 }
 
@@ -443,9 +452,9 @@ mod tests {
     #[test]
     fn the_effort_is_what_the_environment_says_or_the_tiers() {
         for (tier, own) in [(Tier::Quick, "quick"), (Tier::Full, "usual"), (Tier::Rest, "usual")] {
-            assert_eq!(effort(tier, None).unwrap(), own);
-            assert_eq!(effort(tier, Some("long".to_owned())).unwrap(), "long");
-            let said = effort(tier, Some("hard".to_owned())).unwrap_err().to_string();
+            assert_eq!(effort_of(tier, None).unwrap(), own);
+            assert_eq!(effort_of(tier, Some("long".to_owned())).unwrap(), "long");
+            let said = effort_of(tier, Some("hard".to_owned())).unwrap_err().to_string();
             assert_eq!(said, "POORWILL_EFFORT is `hard`; it can be quick, usual, long");
         }
     }

@@ -6,18 +6,20 @@
 
 mod sources;
 
+use std::path::PathBuf;
+
 use self::sources::Sources;
 use crate::python::environment::Environment;
-use crate::python::{self, TOOLS, Tested, package};
+use crate::python::{self, TOOLS, WITHOUT_PYTORCH, package};
 use crate::steps::{Failure, say};
 use crate::test::Tally;
-use crate::test::build::{Built, build};
+use crate::test::build::build;
 
 /// What the plugin is held against; `TESTED` in Python.
 const VERSIONS: [&str; 2] = ["0.20.2", "0.33.0"];
 
 /// What tells the tests where the sources are.
-const VARIABLE: &str = "POORWILL_VLLM_SOURCES";
+pub(crate) const VARIABLE: &str = "POORWILL_VLLM_SOURCES";
 
 const TESTS: [&str; 5] = [
     "crates/python/tests/test_vllm_contract.py",
@@ -28,36 +30,31 @@ const TESTS: [&str; 5] = [
 ];
 
 pub(crate) fn run() -> Result<(), Failure> {
-    match test(&build()?)? {
-        Tested::Ran { tally } => {
-            say(&format!("xtask vllm: {tally}, against vLLM {}", VERSIONS.join(" and ")));
-        }
-        // It is said, and there is nothing else to say.
-        Tested::Skipped { why: _ } => {}
-    }
-    Ok(())
-}
-
-/// Holds the package, as it was built, against vLLM's sources.
-pub(crate) fn test(built: &Built) -> Result<Tested, Failure> {
     let environment = match Environment::ready(TOOLS) {
         Ok(environment) => environment,
-        Err(unready) => {
-            return unready.skip("the plugin for vLLM not tested").map(|why| Tested::Skipped { why });
-        }
+        // It is said, and there is nothing else to say.
+        Err(unready) => return unready.skip("the plugin for vLLM not tested").map(drop),
     };
-    for version in VERSIONS {
-        Sources::of(version, &environment).ready(&environment)?;
-    }
+    let folder = sources(&environment)?;
+    let built = build()?;
     package::install(&environment, &built.native)?;
-    let folder = sources::folder(&environment).to_string_lossy().into_owned();
     let mut tally = Tally::default();
-    let pytest = python::pytest(&environment, &TESTS, &[]).env(VARIABLE, &folder);
+    let pytest = python::pytest(&environment, &TESTS, &[], WITHOUT_PYTORCH);
+    let pytest = pytest.env(VARIABLE, &folder.to_string_lossy());
     let pytest = pytest.env(python::FAKE, &built.fake.to_string_lossy());
     let typed = pytest.typed().to_owned();
     pytest.run_watched(|line| tally.add_pytest(line))?;
     whole(tally, typed)?;
-    Ok(Tested::Ran { tally })
+    say(&format!("xtask vllm: {tally}, against vLLM {}", VERSIONS.join(" and ")));
+    Ok(())
+}
+
+/// The folder of all versions' sources; what is not there yet is fetched.
+pub(crate) fn sources(environment: &Environment) -> Result<PathBuf, Failure> {
+    for version in VERSIONS {
+        Sources::of(version, environment).ready(environment)?;
+    }
+    Ok(sources::folder(environment))
 }
 
 /// Tests of which some did not run have not shown what they are for.
