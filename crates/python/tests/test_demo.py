@@ -92,7 +92,7 @@ def test_what_cannot_be_had_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("poorwill.demo: cannot open the arena `demo`: host:64MiB is open")
-    assert demo.main(["--json"]) == 0
+    assert demo.main(["--json", "--size", "64MiB"]) == 0
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
