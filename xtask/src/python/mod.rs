@@ -36,7 +36,7 @@ const SCRIPTS: [&str; 2] = ["bench", "xtask"];
 pub(crate) const TOOLS: Tools = Tools {
     folder: "python-venv",
     requirements: "crates/python/requirements-test.txt",
-    modules: &["pip", "maturin", "mypy", "pytest", "ruff"],
+    modules: &["pip", "maturin", "mypy", "pytest", "ruff", "xdist"],
 };
 
 /// The module that is written in Rust, whose types stand in a file of their own.
