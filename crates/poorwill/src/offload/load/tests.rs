@@ -5,8 +5,9 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice};
-use poorwill_testkit::device::{Kind, cuda_config};
+use poorwill_driver::{CudaDevice, HostConfig, HostDevice};
+use poorwill_testkit::device::cuda_config;
+use poorwill_testkit::gated::Gate;
 use poorwill_testkit::pattern;
 use safetensors::tensor::TensorView;
 
@@ -15,15 +16,39 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-fn device() -> Device {
-    match Kind::of_this_run() {
-        Kind::Host => {
-            Device::of_host(Arc::new(HostDevice::open(&HostConfig::with_capacity(64 * MIB)).unwrap()))
+/// Each of these on the host device and through the CUDA driver, whose memory is page-locked.
+macro_rules! on_each_device {
+    ($($test:ident),+ $(,)?) => {
+        mod on_the_host {
+            $(#[test]
+            fn $test() {
+                super::$test(super::host);
+            })+
         }
-        Kind::Fake | Kind::Cuda(_) => {
-            Device::of_cuda(Arc::new(CudaDevice::open(&CudaConfig { ..cuda_config() }).unwrap()))
+        mod through_cuda {
+            $(#[test]
+            fn $test() {
+                super::$test(super::cuda);
+            })+
         }
-    }
+    };
+}
+
+on_each_device!(
+    bytes_arrive_whatever_the_device_asks_for,
+    reads_may_be_short_and_interrupted,
+    whichever_read_fails_the_error_names_it_and_nothing_stays,
+    a_file_that_refuses_direct_reads_is_read_all_the_same,
+    a_file_that_ends_early_is_an_error_wherever_it_does,
+    whenever_it_is_stopped_nothing_stays,
+);
+
+fn host() -> Device {
+    Device::of_host(Arc::new(HostDevice::open(&HostConfig::with_capacity(64 * MIB)).unwrap()))
+}
+
+fn cuda() -> Device {
+    Device::of_cuda(Arc::new(CudaDevice::open(&cuda_config()).unwrap()))
 }
 
 /// A checkpoint of two files with tensors of odd sizes, and its bytes by tensor.
@@ -126,8 +151,7 @@ fn assert_nothing_held(device: &Device) {
     assert_eq!((memory.used_bytes, memory.held_bytes), (0, 0));
 }
 
-#[test]
-fn bytes_arrive_whatever_the_device_asks_for() {
+fn bytes_arrive_whatever_the_device_asks_for(device: fn() -> Device) {
     let (_folder, checkpoint, contents) = checkpoint();
     for direct in WAYS {
         for readers in [1, 2, 7] {
@@ -148,8 +172,7 @@ fn bytes_arrive_whatever_the_device_asks_for() {
     }
 }
 
-#[test]
-fn reads_may_be_short_and_interrupted() {
+fn reads_may_be_short_and_interrupted(device: fn() -> Device) {
     let (_folder, checkpoint, contents) = checkpoint();
     for direct in WAYS {
         for unit in [1000, 512, 4096] {
@@ -189,8 +212,7 @@ impl Storage for Short<'_> {
     }
 }
 
-#[test]
-fn whichever_read_fails_the_error_names_it_and_nothing_stays() {
+fn whichever_read_fails_the_error_names_it_and_nothing_stays(device: fn() -> Device) {
     let (_folder, checkpoint, contents) = checkpoint();
     for direct in WAYS {
         let device = device();
@@ -222,8 +244,7 @@ fn whichever_read_fails_the_error_names_it_and_nothing_stays() {
     }
 }
 
-#[test]
-fn a_file_that_refuses_direct_reads_is_read_all_the_same() {
+fn a_file_that_refuses_direct_reads_is_read_all_the_same(device: fn() -> Device) {
     let (_folder, checkpoint, contents) = checkpoint();
     for errno in [22, 95] {
         for refused_from in [0, 1, 4] {
@@ -240,8 +261,7 @@ fn a_file_that_refuses_direct_reads_is_read_all_the_same() {
     }
 }
 
-#[test]
-fn a_file_that_ends_early_is_an_error_wherever_it_does() {
+fn a_file_that_ends_early_is_an_error_wherever_it_does(device: fn() -> Device) {
     let (_folder, checkpoint, _) = checkpoint();
     let last = checkpoint.files()[1].bytes;
     for direct in WAYS {
@@ -262,26 +282,38 @@ fn a_file_that_ends_early_is_an_error_wherever_it_does() {
     }
 }
 
-#[test]
-fn whenever_it_is_stopped_nothing_stays() {
+fn whenever_it_is_stopped_nothing_stays(device: fn() -> Device) {
     let (_folder, checkpoint, _) = checkpoint();
+    let counted = Scripted::new(&checkpoint, None, &|_, _, _, _| None);
+    drop(load(&device(), &counted, 1).unwrap());
+    let all_reads = counted.reads.load(Ordering::Relaxed);
     for stopped_at in [0, 1, 2] {
         let device = device();
-        let slow = |_: u64, _: bool, _: &mut [u8], _: u64| {
-            thread::sleep(std::time::Duration::from_millis(30));
+        // Nothing is read before it is stopped.
+        let gate = Gate::default();
+        let held = |_: u64, _: bool, _: &mut [u8], _: u64| {
+            gate.pass();
             None
         };
-        let storage = Scripted::new(&checkpoint, None, &slow);
+        let storage = Scripted::new(&checkpoint, None, &held);
         let mut asked = 0;
         let options = LoadOptions { readers: NonZeroUsize::new(1), ..LoadOptions::default() };
         let stopped = HostCheckpoint::load_from(&device, &checkpoint, &storage, &options, &mut |progress| {
             assert!(progress.read_bytes <= progress.bytes && progress.bytes == checkpoint.bytes());
             asked += 1;
+            // It was told before, and asks on until all readers have ended.
+            if asked > stopped_at + 1 {
+                gate.open();
+            }
             if asked > stopped_at { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         let error = stopped.unwrap_err();
-        assert!(matches!(error, LoadError::Stopped { read_bytes, bytes } if read_bytes < bytes), "{error}");
-        assert!(storage.reads.load(Ordering::Relaxed) <= 8, "it does not go on");
+        assert!(
+            matches!(error, LoadError::Stopped { read_bytes: 0, bytes } if bytes == checkpoint.bytes()),
+            "{error}"
+        );
+        let reads = storage.reads.load(Ordering::Relaxed);
+        assert!(reads < all_reads, "it goes on: {reads} of {all_reads}");
         assert_nothing_held(&device);
     }
 }
