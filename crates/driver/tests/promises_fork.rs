@@ -5,7 +5,7 @@
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{ptr, thread};
 
 use poorwill_core::{AllocRequest, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, WakeRequest};
@@ -13,6 +13,7 @@ use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::gated::Gate;
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::watchdog::PATIENCE;
 
 #[test]
 fn a_forked_child_does_not_wait_for_a_preparation_of_its_parent() {
@@ -48,14 +49,11 @@ fn a_forked_child_does_not_wait_for_a_preparation_of_its_parent() {
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(if refused { 7 } else { 8 }) };
     }
-    let (mut ended, mut status) = (0, 0);
-    for _ in 0..100 {
+    let (mut ended, mut status, started) = (0, 0, Instant::now());
+    while ended == 0 && started.elapsed() < PATIENCE {
         // SAFETY: our own child, and `status` outlives the call.
         ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
-        if ended != 0 {
-            break;
-        }
-        thread::sleep(Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(5));
     }
     if ended == 0 {
         // SAFETY: our own child.

@@ -42,10 +42,14 @@ pub(crate) fn config() -> Outcome<&'static Config> {
 
 /// Counts a call and gives what is to happen to it. `counts` says whether the machine can make it fail.
 pub(crate) fn consult(symbol: &'static str, counts: bool) -> Outcome {
+    let verdict = count(symbol, counts);
+    let delays = CONFIG.get().into_iter().flat_map(|config| &config.delays);
+    delays.filter(|delay| delay.symbol == symbol).for_each(|delay| thread::sleep(delay.by));
+    verdict
+}
+
+fn count(symbol: &'static str, counts: bool) -> Outcome {
     let config = CONFIG.get();
-    for delay in config.iter().flat_map(|config| &config.delays).filter(|delay| delay.symbol == symbol) {
-        thread::sleep(delay.by);
-    }
     let mut held = lock();
     let calls = held.get_or_insert_default();
     let of_this = *calls.of_each.entry(symbol).and_modify(|calls| *calls += 1).or_insert(1);

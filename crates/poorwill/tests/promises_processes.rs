@@ -13,7 +13,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use poorwill::{
     AllocRequest, Block, Driver, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, TagState, Verify,
@@ -23,6 +23,7 @@ use poorwill_testkit::child;
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::watchdog::eventually;
 
 const MIB: u64 = 1 << 20;
 
@@ -273,18 +274,8 @@ fn a_kill_in_the_middle_leaves_a_device_on_which_others_start_clean() {
 
 /// Waits until the device has as much free as before the other process came.
 fn given_back(device: &dyn Driver, before_bytes: u64) {
-    let started = Instant::now();
-    loop {
-        let free_bytes = device.memory_info().unwrap().free_bytes;
-        if free_bytes >= before_bytes {
-            return;
-        }
-        assert!(
-            started.elapsed() < Duration::from_secs(30),
-            "{free_bytes} free, before it were {before_bytes}"
-        );
-        thread::sleep(Duration::from_millis(20));
-    }
+    let is_back = || device.memory_info().unwrap().free_bytes >= before_bytes;
+    eventually("the memory of the other process is the device's again", is_back);
 }
 
 /// Somebody else who has all but a little of the device.
@@ -334,10 +325,6 @@ fn a_wake_that_finds_its_memory_taken_says_so_and_works_later() {
         assert_eq!(mine.pool.stats().unwrap().mapped_bytes, 0, "nothing stays half awake");
     }
     hog.leave();
-    let started = Instant::now();
-    while let Err(error) = mine.pool.wake(&WakeRequest::all()) {
-        assert!(started.elapsed() < Duration::from_secs(30), "{error}");
-        thread::sleep(Duration::from_millis(20));
-    }
+    eventually("its memory is there again", || mine.pool.wake(&WakeRequest::all()).is_ok());
     mine.verify();
 }

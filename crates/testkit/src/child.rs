@@ -52,11 +52,20 @@ pub fn without_settings(mut command: Command) -> Command {
     command
 }
 
-/// Runs the command, and gives what it said.
+/// Runs the command.
 ///
 /// # Panics
 /// Unless it ran one test, and well.
-pub fn expect_success(mut command: Command) -> String {
+pub fn expect_success(command: Command) {
+    drop(said_by(command));
+}
+
+/// The same, and gives what it said.
+///
+/// # Panics
+/// As [`expect_success`].
+#[must_use]
+pub fn said_by(mut command: Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let [out, err] = [stdout, stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
     assert!(status.success() && out.contains("1 passed"), "{command:?}: {status}\n{out}\n{err}");

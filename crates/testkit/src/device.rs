@@ -232,10 +232,18 @@ impl TestDevice {
     /// # Panics
     /// When somebody keeps it; with `context`.
     pub fn expect_no_host_bytes(&self, context: &str) {
+        self.expect_host_bytes(0, context);
+    }
+
+    /// Waits until so many bytes of host memory of this device are in use: see [`TestDevice::expect_no_host_bytes`].
+    ///
+    /// # Panics
+    /// When there are more or fewer; with `context`.
+    pub fn expect_host_bytes(&self, bytes: u64, context: &str) {
         eventually(context, || {
             // Using the device has it let go.
             self.memory_info().unwrap();
-            self.host_bytes() == 0
+            self.host_bytes() == bytes
         });
     }
 

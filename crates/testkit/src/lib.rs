@@ -1,5 +1,6 @@
 //! Suites and stand-ins for poorwill's own tests. Never published.
 //!
+//! - [`clock`]: a clock that stands still until a test moves it.
 //! - [`contract`]: the rules of [`poorwill_core::driver`], one test each, instantiated for a driver by
 //!   [`driver_contract!`] in a few lines.
 //! - [`scripted`]: a driver around another one, whose calls fail or wait as a script says.
@@ -21,6 +22,7 @@
 pub mod canary;
 pub mod capture;
 pub mod child;
+pub mod clock;
 pub mod contract;
 #[cfg(target_os = "linux")]
 pub mod device;

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use poorwill_core::digest::Digest;
 use poorwill_core::driver::{HostWork, Result};
@@ -17,6 +17,7 @@ use poorwill_core::{
 };
 
 use crate::capture::Capture;
+use crate::clock::Clock;
 use crate::forward::{forward, forward_streams_and_events};
 
 /// One question to the script.
@@ -70,6 +71,7 @@ pub struct ScriptedDriver {
     inner: Arc<dyn Driver>,
     info: DeviceInfo,
     gate: Arc<Gate>,
+    clock: Option<Arc<Clock>>,
 }
 
 struct Gate {
@@ -106,7 +108,14 @@ impl ScriptedDriver {
     pub fn new(inner: Arc<dyn Driver>, script: impl Fn(Call) -> Verdict + Send + Sync + 'static) -> Self {
         let info = inner.info().clone();
         let (calls, capture) = Default::default();
-        Self { inner, info, gate: Arc::new(Gate { script: Box::new(script), calls, capture }) }
+        Self { inner, info, gate: Arc::new(Gate { script: Box::new(script), calls, capture }), clock: None }
+    }
+
+    /// The same device with another clock than the machine's.
+    #[must_use]
+    pub fn by(mut self, clock: &Arc<Clock>) -> Self {
+        self.clock = Some(Arc::clone(clock));
+        self
     }
 
     /// The same device, which says something else of itself.
@@ -149,6 +158,10 @@ impl ScriptedDriver {
 impl Driver for ScriptedDriver {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn now(&self) -> Instant {
+        self.clock.as_ref().map_or_else(|| self.inner.now(), |clock| clock.now())
     }
 
     forward_streams_and_events!();

@@ -91,6 +91,7 @@ mod types;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use error::{DriverError, DriverErrorKind, Op};
 pub use host_memory::{HostBuffer, HostMemory};
@@ -236,6 +237,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// What the device reports.
     fn capturing(&self) -> Result<Option<StreamId>> {
         Ok(None)
+    }
+
+    /// The time, for whatever goes by it: patience, deadlines, and how fast copies are. It never goes back.
+    fn now(&self) -> Instant {
+        Instant::now()
     }
 
     /// Waits for all work on the device.

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::blocks::{Block as Entry, Kind};
 use super::error::PoolError;
@@ -84,14 +84,15 @@ impl Shared {
     }
 
     fn alloc_slowly(&self, mut wanted: Wanted<'_>) -> Result<Block> {
-        let started = Instant::now();
+        let started = self.driver.now();
+        let elapsed = || self.driver.now().saturating_duration_since(started);
         let (mut pressure, mut patient, mut has_waited) = (Pressure::default(), true, false);
         let mut had_enough = false;
         loop {
             let mut vm = self.lock_vm()?;
             pressure.look(self);
             let refused = self.poll(&vm).or(self.recover(&mut vm));
-            let in_time = started.elapsed() < wanted.request.patience;
+            let in_time = elapsed() < wanted.request.patience;
             if has_waited && !in_time {
                 self.note_stuck();
                 has_waited = false;
@@ -118,7 +119,7 @@ impl Shared {
                     // Of a capture nobody knows when it ends.
                     patient = !self.may_be_captured();
                     if patient {
-                        rest(started.elapsed());
+                        rest(elapsed());
                         has_waited = wanted.request.is_patient();
                     }
                     continue;

@@ -169,7 +169,7 @@ impl<'a> Filler<'a> {
             Way::Kernel => self.shared.kernel_stream.unwrap_or(engine_stream),
         };
         let copy = room.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
-        self.ways.queued(Instant::now(), self.queued.len(), bytes);
+        self.ways.queued(driver.now(), self.queued.len(), bytes);
         self.copied_bytes += bytes;
         self.queue(Phase::Copy, bytes, copy);
         for (granule, stored) in granules.iter().enumerate() {
@@ -194,7 +194,7 @@ impl<'a> Filler<'a> {
     fn way_with_room(&mut self) -> Option<Way> {
         while self.is_of_use() {
             let (queued, mut ended) = (&self.queued, Vec::new());
-            let way = self.ways.with_room(Instant::now(), |copy| {
+            let way = self.ways.with_room(self.shared.driver.now(), |copy| {
                 let has_ended = queued[copy].pending.as_ref().and_then(Pending::has_ended);
                 ended.extend(has_ended.filter(|has_ended| *has_ended).map(|_| copy));
                 has_ended

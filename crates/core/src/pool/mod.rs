@@ -509,6 +509,17 @@ impl Pool {
         Ok(self.shared.open_state()?.stats(&self.shared.counters))
     }
 
+    /// How many calls wait until others make way: for whoever works on their tags, or prepares a sleep where host memory
+    /// is lacking. For tests, who can be there when one has begun to wait.
+    ///
+    /// # Errors
+    /// `Closed`, `WrongProcess`.
+    #[doc(hidden)]
+    pub fn waiting_calls(&self) -> Result<u32> {
+        let of_tags: u32 = self.shared.open_state()?.tags.iter().map(|entry| entry.wanted).sum();
+        Ok(of_tags + self.shared.starving.load(Ordering::Relaxed))
+    }
+
     /// Every segment and block.
     ///
     /// # Errors

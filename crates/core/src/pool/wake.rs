@@ -134,7 +134,7 @@ impl Shared {
         // Two that wait for the same memory look at different moments.
         let mut pause = PAUSE_MIN + Duration::from_micros(u64::from(std::process::id()) % 97);
         loop {
-            let now = Instant::now();
+            let now = self.driver.now();
             if now >= deadline {
                 return Ok(false);
             }

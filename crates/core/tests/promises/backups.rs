@@ -5,7 +5,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::Duration;
 
 use poorwill_core::backup::{Backups, HostBackups};
 use poorwill_core::pool::Corruption;
@@ -18,7 +17,7 @@ use poorwill_testkit::gated::Gate;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::stores::{Coding, OddBackups, StoreCall};
 use poorwill_testkit::tenant::Tenant;
-use poorwill_testkit::watchdog::watched;
+use poorwill_testkit::watchdog::{eventually, watched};
 
 fn config() -> PoolConfig {
     PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() }
@@ -239,11 +238,10 @@ fn a_preparation_makes_way_for_a_sleep_that_lacks_room() {
         reached.recv().unwrap();
         let pool = Arc::clone(&tenant.pool);
         let sleeper = thread::spawn(move || pool.sleep(&only(&Tag::runtime())));
-        thread::sleep(Duration::from_millis(30));
+        eventually("it lacks room", || tenant.pool.waiting_calls().unwrap() == 1);
         gate.open();
         sleeper.join().unwrap().unwrap();
-        let end = preparation.wait().map(|report| report.end);
-        assert!(!matches!(end, Ok(PrepareEnd::Cancelled)), "{end:?}");
+        assert_eq!(preparation.wait().unwrap().end, PrepareEnd::Overtaken);
         tenant.pool.wake(&all()).unwrap();
         tenant.verify();
     });

@@ -17,7 +17,7 @@ use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::watched;
 
 /// Far beyond what any of these waits for.
-const LONG: Duration = Duration::from_secs(100);
+const LONG: Duration = Duration::from_secs(3600);
 
 fn config() -> PoolConfig {
     PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() }
@@ -147,11 +147,14 @@ fn a_wake_that_waits_leaves_asleep_what_falls_asleep_meanwhile() {
 fn a_wake_that_waits_makes_way_for_the_end_of_its_pool() {
     watched(|| {
         let device = TestDevice::open(32);
-        let tenant = asleep(device.driver());
+        let (driver, told) = telling(&device);
+        let tenant = asleep(driver);
         let other = other(&device, 20);
+        told.try_iter().for_each(drop);
         let pool = Arc::clone(&tenant.pool);
         let waker = thread::spawn(move || pool.wake(&all().within(LONG)));
-        thread::sleep(Duration::from_millis(20));
+        // It has found no room, and asks again and again.
+        told.iter().take(9).for_each(drop);
         tenant.pool.close().unwrap();
         let ended = waker.join().unwrap();
         assert!(matches!(ended, Err(PoolError::Closed)), "{ended:?}");

@@ -10,10 +10,11 @@ use std::time::Duration;
 use poorwill_core::{
     AllocRequest, Block, BlockKind, Op, Pending, Pool, PoolConfig, PoolError, StreamId, Tag,
 };
+use poorwill_testkit::clock::Clock;
 use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
 use poorwill_testkit::gated::{self, Gate};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
-use poorwill_testkit::watchdog::watched;
+use poorwill_testkit::watchdog::{PATIENCE, eventually, watched};
 
 /// A pool of `granules` that tells through the channel when the thread of that name has to wait for an event.
 fn directed(
@@ -121,7 +122,17 @@ fn what_was_waited_for_in_vain_is_not_waited_for_again() {
 }
 
 fn waited_for_in_vain() {
-    let (device, pool, ..) = directed(None, WAITER);
+    let (device, clock) = (TestDevice::open(256), Arc::new(Clock::default()));
+    // A second passes between two looks at what was freed.
+    let ticking = Arc::clone(&clock);
+    let driver = ScriptedDriver::new(device.driver(), move |call| {
+        if call.op == Op::EventQuery {
+            ticking.advance(Duration::from_secs(1));
+        }
+        Verdict::Pass
+    });
+    let config = PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() };
+    let pool = Pool::new(Arc::new(driver.by(&clock)), config).unwrap();
     let bytes = 4 * device.info().granule_bytes;
     let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
     let request = |patience| AllocRequest::new(bytes, Tag::weights()).on(other).patient_for(patience);
@@ -130,9 +141,10 @@ fn waited_for_in_vain() {
     pool.free(first.id).unwrap();
     let created_bytes = || pool.stats().unwrap().created_bytes;
     let before = created_bytes();
-    // Long enough to look for what was freed before it is over, on a busy machine as well.
-    pool.alloc(&request(Duration::from_secs(2))).unwrap();
+    let began = clock.now();
+    pool.alloc(&request(Duration::from_secs(10))).unwrap();
     assert_eq!(created_bytes(), before + bytes);
+    assert!(clock.now() - began >= Duration::from_secs(10), "as long as it had patience");
     // It would wait for ever.
     pool.alloc(&request(Duration::MAX)).unwrap();
     assert_eq!(created_bytes(), before + 2 * bytes);
@@ -252,7 +264,7 @@ fn an_allocation_at_the_limit_does_not_wait_for_a_stream_that_it_does_not_need()
         thread::Builder::new().name(WAITER.into()).spawn_scoped(scope, waits).unwrap();
         assert!(matches!(told.recv().unwrap(), Told::Waiting), "the work was held");
         passing.pass();
-        let early = told.recv_timeout(Duration::from_secs(20));
+        let early = told.recv_timeout(PATIENCE);
         stuck.pass();
         early
     });
@@ -280,12 +292,7 @@ fn a_stuck_stream_keeps_no_block_that_another_one_has_finished_with() {
         let segments = pool.snapshot().unwrap().segments;
         segments.iter().flat_map(|segment| &segment.blocks).any(|block| block.kind == BlockKind::Waiting)
     };
-    let started = std::time::Instant::now();
-    while is_waiting() && started.elapsed().as_secs() < 20 {
-        thread::yield_now();
-    }
-    let waits = is_waiting();
+    eventually("all work on the block has passed", || !is_waiting());
     still_held.pass();
-    assert!(!waits, "all work on the block has passed");
     pool.close().unwrap();
 }

@@ -154,12 +154,11 @@ fn a_buffer_whose_end_panics_takes_no_other_with_it() {
     gated::hold(&device, held, &gate);
     let source = gated::source(&device, &pattern::bytes(1, len));
     drop(device.copy_to_device(held, Arc::clone(&source), &parts).unwrap());
-    // Whichever call finds that the first copy has passed lets go of its buffer.
+    // Whichever call finds that the first copy has passed lets go of its buffer: this one, or the next.
     first.open();
-    let panicked = (0..60_000).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(1));
-        catch_unwind(AssertUnwindSafe(|| device.memory_info())).is_err()
-    });
+    let waited = catch_unwind(AssertUnwindSafe(|| device.stream_synchronize(quick).unwrap()));
+    let looked = catch_unwind(AssertUnwindSafe(|| device.memory_info().unwrap()));
+    let panicked = waited.is_err() || looked.is_err();
     let holders = Arc::strong_count(&source);
     gate.open(); // Before anything can fail: the device's end waits for it.
     assert!(panicked, "the buffer was let go of");

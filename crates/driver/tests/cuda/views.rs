@@ -5,15 +5,17 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ops::Range;
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libloading::os::unix::{Library, Symbol};
 use poorwill_core::{Driver, DriverErrorKind};
 use poorwill_driver::cuda::HostView;
 use poorwill_driver::{BufferPin, CudaConfig, CudaDevice};
+use poorwill_fake_libcuda::Census;
 use poorwill_testkit::child;
 use poorwill_testkit::device::cuda_config;
 use poorwill_testkit::gated::{Gate, hold};
+use poorwill_testkit::watchdog::{PATIENCE, eventually};
 
 use crate::turn;
 
@@ -154,6 +156,7 @@ struct Others {
     unregister: Symbol<unsafe extern "C" fn(*mut c_void) -> c_int>,
     set_current: Symbol<unsafe extern "C" fn(usize) -> c_int>,
     retain: Symbol<unsafe extern "C" fn(*mut usize, c_int) -> c_int>,
+    census: Symbol<unsafe extern "C" fn(c_int, *mut Census) -> c_int>,
 }
 
 impl Others {
@@ -168,8 +171,20 @@ impl Others {
         let set_current = unsafe { library.get(b"cuCtxSetCurrent") }.unwrap();
         // SAFETY: likewise.
         let retain = unsafe { library.get(b"cuDevicePrimaryCtxRetain") }.unwrap();
+        // SAFETY: likewise.
+        let census = unsafe { library.get(b"poorwillFakeCensus") }.unwrap();
         std::mem::forget(library);
-        Self { register, unregister, set_current, retain }
+        Self { register, unregister, set_current, retain, census }
+    }
+
+    /// Returns when a call waits for all of the device's work.
+    fn wait_for_a_call_that_waits(&self) {
+        eventually("a call waits", || {
+            let mut census = Census::default();
+            // SAFETY: `census` outlives the call.
+            assert_eq!(unsafe { (self.census)(0, &raw mut census) }, 0);
+            census.calls_that_wait > 0
+        });
     }
 
     /// As PyTorch has it: in the primary context.
@@ -321,27 +336,21 @@ fn what_is_on_its_way_out_keeps_nobody_from_other_memory() {
     let (first, other) = (seen(&device, pages.range(0, PAGE)), seen(&device, pages.range(2 * PAGE, PAGE)));
     hold(&*device, stream, &gate);
     let going = thread::spawn(move || drop(first));
-    // Who asks for it waits as soon as it is on its way.
-    let again = loop {
-        let (device, pages) = (Arc::clone(&device), Arc::clone(&pages));
-        let is_there = asked(move || is_locked(&device, pages.range(0, 10)));
-        match is_there.recv_timeout(Duration::from_millis(50)) {
-            Ok(is_there_still) => assert!(is_there_still, "it had gone before the work had ended"),
-            Err(_) => break is_there,
-        }
-    };
+    Others::load().wait_for_a_call_that_waits(); // That which lets go of it.
+    let (on, of) = (Arc::clone(&device), Arc::clone(&pages));
+    let again = asked(move || is_locked(&on, of.range(0, 10)));
     let (on, of) = (Arc::clone(&device), Arc::clone(&pages));
     let others = asked(move || {
         assert!(is_locked(&on, of.range(2 * PAGE, PAGE)));
         seen(&on, of.range(3 * PAGE, PAGE))
     });
-    // Far longer than anybody has a lock.
-    let others = others.recv_timeout(Duration::from_secs(20));
+    let others = others.recv_timeout(PATIENCE);
+    let early = again.try_recv();
     gate.open();
     going.join().unwrap();
     assert!(others.is_ok_and(|view| view.is_registered_here()), "other memory waited for the GPU's work");
-    // Who waited may have seen it before it was on its way, or have been the last to let go of it.
-    again.recv().unwrap();
+    assert!(early.is_err(), "it had gone before the work had ended");
+    assert!(!again.recv().unwrap(), "who waited finds that it has gone");
     assert!(!is_locked(&device, pages.range(0, 10)), "it has gone");
     assert!(seen(&device, pages.range(0, 10)).is_registered_here());
     drop(other);
@@ -358,7 +367,7 @@ fn a_forked_child_lets_go_of_nothing_and_waits_for_nobody() {
     hold(&*device, stream, &gate);
     // A thread that the child does not have is letting go of one.
     let going = thread::spawn(move || drop(going));
-    thread::sleep(Duration::from_millis(50));
+    Others::load().wait_for_a_call_that_waits();
     // SAFETY: the child drops what it has, which takes no lock there, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -367,14 +376,11 @@ fn a_forked_child_lets_go_of_nothing_and_waits_for_nobody() {
         // SAFETY: ends the child at once, with no destructor of the test harness.
         unsafe { libc::_exit(c_int::from(!is_refused)) };
     }
-    let (mut ended, mut status) = (0, 0);
-    for _ in 0..200 {
+    let (mut ended, mut status, started) = (0, 0, Instant::now());
+    while ended == 0 && started.elapsed() < PATIENCE {
         // SAFETY: our own child; `status` outlives the call.
         ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
-        if ended != 0 {
-            break;
-        }
-        thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(5));
     }
     if ended == 0 {
         // SAFETY: our own child.

@@ -1,17 +1,20 @@
 //! A forked child that drops work does not wait for locks that threads of its parent held at the fork.
 
+use std::ffi::c_int;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{ptr, thread};
 
+use libloading::os::unix::{Library, Symbol};
 use poorwill_core::{Driver, StreamId};
 use poorwill_driver::{CudaConfig, CudaDevice};
 use poorwill_testkit::child;
 use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::watchdog::{PATIENCE, eventually};
 
 #[test]
 fn a_forked_child_drops_work_while_a_thread_of_the_parent_sweeps() {
-    if !child::in_a_child(&[("POORWILL_FAKE_CUDA_DELAY", "cuEventQuery:3000000")]) {
+    if !child::in_a_child(&[("POORWILL_FAKE_CUDA_DELAY", "cuEventQuery:1000000")]) {
         return;
     }
     let config = CudaConfig { library: Some(poorwill_fake_libcuda::path()), ..CudaConfig::default() };
@@ -20,11 +23,27 @@ fn a_forked_child_drops_work_while_a_thread_of_the_parent_sweeps() {
     let gate = Arc::new(Gate::default());
     let kept = device.launch_host(StreamId::DEFAULT, Box::new(|| ())).unwrap();
     gated::hold(&*device, stream, &gate); // Work that nobody waits for.
+    // SAFETY: a library of ours, which the driver under test loads as well.
+    let library = unsafe { Library::new(poorwill_fake_libcuda::path()) }.unwrap();
+    // SAFETY: the type that the symbol has there.
+    let arm: Symbol<extern "C" fn(u64, u64)> = unsafe { library.get(b"poorwillFakeArm") }.unwrap();
+    arm(u64::MAX, 0); // Counts from here on.
     let sweeping = {
         let device = Arc::clone(&device);
         thread::spawn(move || device.memory_info().unwrap())
     };
-    thread::sleep(Duration::from_millis(500));
+    // It is asking, for as long as that is made to take: longer than anybody needs to fork.
+    // SAFETY: the type that the symbol has there.
+    let called: Symbol<unsafe extern "C" fn(u64, *mut [u8; 64]) -> c_int> =
+        unsafe { library.get(b"poorwillFakeCalled") }.unwrap();
+    eventually("it asks whether the work has passed", || {
+        let names = (0..).map_while(|number| {
+            let mut name = [0u8; 64];
+            // SAFETY: `name` outlives the call.
+            (unsafe { called(number, &raw mut name) } == 0).then_some(name)
+        });
+        names.into_iter().any(|name| name.starts_with(b"cuEventQuery\0"))
+    });
     // SAFETY: the child drops work and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -32,14 +51,11 @@ fn a_forked_child_drops_work_while_a_thread_of_the_parent_sweeps() {
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(0) };
     }
-    let mut ended = 0;
-    for _ in 0..50 {
+    let (mut ended, started) = (0, Instant::now());
+    while ended == 0 && started.elapsed() < PATIENCE {
         // SAFETY: our own child.
         ended = unsafe { libc::waitpid(child, ptr::null_mut(), libc::WNOHANG) };
-        if ended != 0 {
-            break;
-        }
-        thread::sleep(Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(5));
     }
     if ended == 0 {
         // SAFETY: our own child.

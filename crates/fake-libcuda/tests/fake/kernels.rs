@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_void};
 use std::ptr;
-use std::time::Duration;
+use std::sync::Barrier;
 
 use poorwill_core::Digest;
 use poorwill_driver::cuda::{COPY_PTX, DIGEST_PTX};
@@ -246,17 +246,20 @@ fn a_kernel_that_nothing_stands_in_for_is_named() {
 }
 
 #[test]
-fn nothing_is_unmapped_under_a_running_kernel() {
+fn nothing_is_unmapped_under_a_kernel_that_was_launched() {
+    static GATE: Barrier = Barrier::new(2);
+    extern "C" fn wait(_: *mut c_void) {
+        GATE.wait();
+    }
     let cuda = turn();
     let module = module(&cuda, TEST_FILL_PTX);
     let kernel = function(&cuda, module, "poorwill_test_fill").unwrap();
     let mapped = Mapped::new(&cuda, 2);
-    // Half a second at least: long enough to be looked at.
-    assert_eq!(fill(&cuda, kernel, mapped.addr + GRANULE as u64, 16, 7, 5000), 0);
-    for _ in 0..5 {
-        assert_eq!(cuda.cuMemUnmap(mapped.addr, mapped.bytes), ILLEGAL_ADDRESS);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    // Behind something that ends when it was looked at.
+    assert_eq!(cuda.cuLaunchHostFunc(0, Some(wait), ptr::null_mut()), 0);
+    assert_eq!(fill(&cuda, kernel, mapped.addr + GRANULE as u64, 16, 7, 2), 0);
+    assert_eq!(cuda.cuMemUnmap(mapped.addr, mapped.bytes), ILLEGAL_ADDRESS);
+    GATE.wait();
     assert_eq!(cuda.cuStreamSynchronize(0), 0);
     assert_eq!(mapped.read(GRANULE as u64, 68), [[7, 0, 0, 0].repeat(16), vec![0; 4]].concat());
     mapped.end();

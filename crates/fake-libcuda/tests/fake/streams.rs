@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::api::{Cuda, ILLEGAL_ADDRESS, INVALID_VALUE, Mapped, NOT_PERMITTED, NOT_READY, Turn, turn};
 
@@ -168,12 +168,10 @@ fn host_functions_must_not_call_cuda() {
 fn thousands_of_copies_pile_up_nothing() {
     let cuda = turn();
     let mapped = Mapped::new(&cuda, 1);
-    let began = Instant::now();
     for _ in 0..5000 {
         assert_eq!(cuda.cuMemsetD8Async(mapped.addr, 0, 4096, 0), 0);
     }
     assert_eq!(cuda.cuStreamSynchronize(0), 0);
-    assert!(began.elapsed() < Duration::from_secs(30));
     mapped.end();
 }
 

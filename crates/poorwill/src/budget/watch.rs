@@ -119,9 +119,8 @@ impl Sampler {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use poorwill_core::{AllocRequest, PoolConfig, Tag};
+    use poorwill_testkit::watchdog::eventually;
 
     use super::*;
     use crate::arena::Arena;
@@ -136,11 +135,7 @@ mod tests {
         let claim = Arc::new(envelope.claim(Tag::cudagraph(), 8 << 20).unwrap());
         let watch = Watch::start(&device, Arc::clone(&claim)).unwrap();
         let taken = arena.alloc(&AllocRequest::new(12 << 20, Tag::cudagraph())).unwrap();
-        let started = Instant::now();
-        while claim.peak_bytes() < Some(12 << 20) {
-            assert!(started.elapsed() < Duration::from_secs(60), "nobody looks");
-            thread::yield_now();
-        }
+        eventually("somebody looks", || claim.peak_bytes() >= Some(12 << 20));
         arena.free(taken.id).unwrap();
         arena.trim().unwrap();
         let claim = watch.stop().unwrap();

@@ -16,7 +16,7 @@ fn device() -> Option<Device> {
 fn skipped() -> bool {
     skipped_unless(
         |kind| kind != Kind::Fake,
-        "the fake library has not the name of NVIDIA's; see tests/budget.rs",
+        "the fake library has not the name of NVIDIA's; see tests/plain/budget",
     )
 }
 

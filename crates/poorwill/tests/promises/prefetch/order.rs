@@ -112,7 +112,7 @@ fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
     for slot in prefetcher.slots() {
         device.zero(poorwill::StreamId::DEFAULT, slot.range).unwrap().wait().unwrap();
     }
-    let patience = if fault == Fault::None { A_WHILE } else { PATIENCE / 4 };
+    let patience = if fault == Fault::None { A_WHILE } else { PATIENCE / 2 };
     let (tell, told) = mpsc::channel::<Vec<Pending<Vec<Digest>>>>();
     let (answer, answered) = mpsc::channel();
     let watching = Arc::clone(&careless);
