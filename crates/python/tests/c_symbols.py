@@ -93,7 +93,7 @@ class Gpu(Driver):
         """What there is on a device, by the stand-in's own count."""
         names = (
             *("reservations", "backings", "mappings", "streams", "events", "captures", "graphs"),
-            *("host", "contexts", "bytes"),
+            *("host", "contexts", "bytes", "waiting_calls"),
         )
         counts = (c_uint64 * len(names))()
         self._call("poorwillFakeCensus", c_int(device), counts)

@@ -55,21 +55,6 @@ def test_one_build_serves_every_python() -> None:
     assert tag.startswith("cp310-abi3-"), tag
 
 
-def test_holds_what_is_needed_and_no_more() -> None:
-    files = {str(path) for path in importlib.metadata.files("poorwill") or []}
-    ours = {path for path in files if path.startswith("poorwill/") and "__pycache__" not in path}
-    folder = WORKSPACE / "crates/python/python/poorwill"
-    sources = {
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if path.is_file() and path.suffix != ".so" and "__pycache__" not in path.parts
-    }
-    assert ours == {f"poorwill/{name}" for name in sources | {"_native.abi3.so"}}
-    assert {"poorwill/__init__.py", "poorwill/_native.pyi", "poorwill/py.typed"} <= ours
-    licences = {path.rsplit("/", 1)[1] for path in files if "/licenses/" in path}
-    assert licences == {"LICENSE-APACHE", "LICENSE-MIT"}
-
-
 def test_all_that_is_public_is_there_and_documented() -> None:
     for name in poorwill.__all__:
         assert getattr(poorwill, name).__doc__, name

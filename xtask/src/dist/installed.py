@@ -8,13 +8,9 @@ import importlib.util
 import sys
 from pathlib import Path
 
-FILES = [
-    *("__init__.py", "_native.abi3.so", "_native.pyi", "_settings.py", "demo.py", "py.typed"),
-    *("torch/__init__.py", "torch/_gpu.py", "torch/_import.py", "torch/_pools.py", "torch/_scope.py"),
-    *("triton.py", "vllm/__init__.py", "vllm/_budget.py", "vllm/_engine.py", "vllm/_environment.py"),
-    *("vllm/_events.py", "vllm/_frontend.py", "vllm/_hooks.py", "vllm/_imports.py", "vllm/_metrics.py"),
-    *("vllm/_platform.py", "vllm/_versions.py", "vllm/allocator.py", "vllm/backend.py", "vllm/worker.py"),
-]
+# What a wheel holds beside its native module: all of this folder.
+SOURCES = Path(__file__).parents[3] / "crates/python/python/poorwill"
+NATIVE = "_native.abi3.so"
 LICENSES = ["LICENSE-APACHE", "LICENSE-MIT"]
 PLUGIN = ("vllm.general_plugins", "poorwill.vllm:register")
 
@@ -28,10 +24,13 @@ def main(version: str) -> None:
     versions = (poorwill.__version__, importlib.metadata.version("poorwill"))
     expect(versions == (version, version), f"its versions are {versions}")
 
-    missing = [name for name in FILES if not (folder / name).is_file()]
-    names = {path.name for path in importlib.metadata.files("poorwill") or []}
-    missing += [name for name in LICENSES if name not in names]
-    expect(not missing, f"it lacks {missing}")
+    files = {str(path) for path in importlib.metadata.files("poorwill") or []}
+    ours = {path for path in files if path.startswith("poorwill/") and "__pycache__" not in path}
+    sources = {path.relative_to(SOURCES) for path in SOURCES.rglob("*") if is_source(path)}
+    wanted = {f"poorwill/{name}" for name in (*sources, NATIVE)}
+    expect(ours == wanted, f"it lacks {sorted(wanted - ours)} and holds {sorted(ours - wanted)}")
+    names = {Path(path).name for path in files if "/licenses/" in path}
+    expect(names == set(LICENSES), f"its licences are {names}")
 
     expect(poorwill.parse_bytes(" 1.5 GiB ") == 3 << 29, "it reads sizes wrongly")
     try:
@@ -50,6 +49,10 @@ def main(version: str) -> None:
     opened = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     gpu = [path for path in opened if "libcuda" in path or "/dev/nvidia" in path]
     expect(not gpu, f"importing it opens {gpu}")
+
+
+def is_source(path: Path) -> bool:
+    return path.is_file() and path.suffix != ".so" and "__pycache__" not in path.parts
 
 
 def expect(is_so: bool, otherwise: str) -> None:
