@@ -1,6 +1,4 @@
 //! Random allocations, frees, writes, sleeps, wakes and preparations, compared with the plain model after every step.
-//!
-//! `PROPTEST_CASES` sets the number of runs (default 100, on a GPU fewer, each of up to 500 steps).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

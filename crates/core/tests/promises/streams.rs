@@ -1,7 +1,7 @@
 //! Several streams: memory that was freed goes to nobody, and nowhere, before the work that may touch it passed.
 //!
 //! Work is queued on streams that are held, so the test decides when it passes. What each stream may still touch
-//! is kept in a [`Ledger`], which knows nothing of clocks and events. `PROPTEST_CASES` sets the number of runs.
+//! is kept in a [`Ledger`], which knows nothing of clocks and events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
