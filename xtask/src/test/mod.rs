@@ -71,6 +71,7 @@ const NO_GPU: &str = "no NVIDIA GPU here: nothing was run on one";
 /// In cargo's target folder: what tests print, and which of them scale with the effort.
 const FOLDER: &str = "xtask-test";
 const SCALING: &str = "scaling.txt";
+const LOGS: &str = "logs";
 
 /// How many tests the end names as the slowest.
 const SLOWEST: usize = 10;
@@ -140,7 +141,7 @@ pub(crate) fn repeat(times: NonZero<u32>) -> Result<(), Failure> {
     note(&format!("==> {} tests that wait, sleep or have a deadline, {times} times", once.len()));
     let all: Vec<Test> = (0..times.get()).flat_map(|_| once.iter().cloned()).collect();
     let start = Instant::now();
-    run.results = runner::run(&all, jobs(), &run.effort, &run.folder);
+    run.results = runner::run(&all, jobs(), &run.effort, &run.folder.join(LOGS));
     if run.results.tally.passed == 0 {
         return Err(Failure::NoTests { typed: "cargo xtask test --repeat".to_owned() });
     }
@@ -173,7 +174,10 @@ impl Run {
                     .to_owned(),
             });
         }
-        fs::create_dir_all(&folder).map_err(|cause| Failure::File { path: folder.clone(), cause })?;
+        let logs = folder.join(LOGS);
+        let emptied = if logs.exists() { fs::remove_dir_all(&logs) } else { Ok(()) };
+        let made = emptied.and_then(|()| fs::create_dir_all(&logs));
+        made.map_err(|cause| Failure::File { path: logs, cause })?;
         let (results, failures, left_out) = Default::default();
         Ok(Run { tier, effort, folder, results, failures, left_out })
     }
@@ -194,7 +198,7 @@ impl Run {
                 continue;
             }
             note(&format!("==> {} tests, {manner}, {EFFORT}={}", tests.len(), self.effort));
-            self.results.extend(runner::run(&tests, jobs, &self.effort, &self.folder));
+            self.results.extend(runner::run(&tests, jobs, &self.effort, &self.folder.join(LOGS)));
         }
         if self.results.tally.passed == 0 {
             return Err(Failure::NoTests { typed: "cargo xtask test".to_owned() });

@@ -98,10 +98,12 @@ pub(super) fn run(tests: &[Test], jobs: usize, effort: &str, logs: &Path) -> Res
     thread::scope(|scope| {
         for _ in 0..jobs.min(tests.len()) {
             scope.spawn(|| {
-                while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(test) = tests.get(number) else { break };
                     board.begin(test.id());
-                    let number = next.load(Ordering::Relaxed);
-                    let log = logs.join(format!("{}-{}.log", number, test.device));
+                    // No two tests that run share a file.
+                    let log = logs.join(format!("{number}.log"));
                     let ended = one(test, effort, &log, || board.look());
                     board.end(&ended.id);
                     let mut results = results.lock().expect("no thread panics");
@@ -276,6 +278,16 @@ mod tests {
         assert_eq!(failed, ["crate promises fails on fake", "crate promises leaves on fake"]);
         assert_eq!(results.scaling, ["crate promises scales on fake"]);
         assert_eq!(results.times.len(), names.len());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_tests_print_stays_apart() {
+        let folder = scratch("apart");
+        let program = program(&folder, "echo 'test result: ok. 1 passed; 0 failed'");
+        let test = Test { program: &program, name: "passes".into(), device: "host" };
+        let results = run(&vec![test; 100], 8, "quick", &folder);
+        assert_eq!(results.tally, Tally { passed: 100, failed: 0, skipped: 0 });
         fs::remove_dir_all(folder).unwrap();
     }
 

@@ -1,6 +1,6 @@
 //! Where operators come in: what the service is and does, orders to it, its events, metrics, and a page of it all.
 //!
-//! [`serve`] asks a [`Desk`] and decides nothing. Promises:
+//! [`serve()`] asks a [`Desk`] and decides nothing. Promises:
 //!
 //! - Where there are keys, nothing but the page's own text and `/health` is given to who has none of them; keys are
 //!   looked at as they are now, also in the middle of a stream of events.
@@ -8,7 +8,7 @@
 //! - Nobody who asks holds on to more than a bounded part of us: heads, bodies, connections, streams of events, and what
 //!   is kept of events are all limited.
 //! - An order and a reload are carried out to their end also when who asked for them has left.
-//! - When the service ends, streams end, what is being answered may be for [`DRAIN_MAX`], and then [`serve`] returns.
+//! - When the service ends, streams end, what is being answered may be for [`DRAIN_MAX`], and then [`serve()`] returns.
 
 mod answer;
 mod events;
