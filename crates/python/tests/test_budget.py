@@ -27,23 +27,11 @@ def test_the_budget_of_a_device_says_where_it_comes_from() -> None:
     ]
     assert repr(budget) == "<poorwill.Budget host:64MiB: 32 MiB of 64 MiB, from user; 32 MiB unclaimed>"
     assert repr(budget.sources[0]) == "<poorwill.Source capacity: 64 MiB>"
-    again = poorwill.budget("host:64MiB", "32MiB")
-    assert set(budget.sources) == set(again.sources)
-    assert poorwill.budget("host:64MiB").winner == "capacity"
-
-
-def test_the_decision_as_plain_values() -> None:
+    assert set(budget.sources) == set(poorwill.budget("host:64MiB", "32MiB").sources)
     decided = poorwill.budget("host:64MiB", 0.5).as_dict()
-    assert list(decided) == [
-        "sources",
-        "winner",
-        "total_bytes",
-        "budget_bytes",
-        "headroom_bytes",
-        "process_used_bytes",
-    ]
-    user = {"name": "user", "bytes": 32 * MIB, "note": "0.5 of 64 MiB, from capacity"}
-    assert decided["sources"][-1] == user
+    assert decided["sources"][-1] == {
+        "name": "user", "bytes": 32 * MIB, "note": "0.5 of 64 MiB, from capacity"
+    }  # fmt: skip
     assert (decided["winner"], decided["budget_bytes"]) == ("user", 32 * MIB)
     assert json.loads(json.dumps(decided)) == decided
 
@@ -59,10 +47,6 @@ def test_a_share_is_what_was_written() -> None:
     [
         22 * GIB,
         "22GiB",
-        "22g",
-        "22528m",
-        str(22 * GIB),
-        "host=22g",
         "cuda:0=1GiB,host=22528m,0.5",
         {"host": "22g"},
         {"host:1GiB": 22 * GIB, "cuda:0": 0.5},
@@ -92,7 +76,6 @@ def test_without_a_cap_for_it_all_of_a_device_may_be_used(cap: object) -> None:
         (1, "it is one byte"),
         (22, "without a unit it is that many bytes"),
         ("lots", "`lots` is no budget"),
-        ("cuda:0=1.5", "a share is at most 1.0"),
         ({"cuda:0": 1.5}, "a share is at most 1.0"),
         ({0: 0.5, "cuda:0": 0.6}, "two budgets for cuda:0"),
         ({"gpu": 0.5}, "`gpu` names no device"),
@@ -144,18 +127,13 @@ def test_claims_are_named_refused_and_returned() -> None:
     ]
     assert repr(budget.claims()[0]) == "<poorwill.Claimed weights: 6 GiB>"
     assert (budget.budget_bytes, budget.winner) == (10 * GIB, "capacity")
-    with pytest.raises(poorwill.BudgetError) as raised:
+    with pytest.raises(poorwill.BudgetError, match=r"^cannot claim 4 GiB for `kv_cache`: .* 3 GiB would fit"):
         budget.claim("kv_cache", 4 * GIB)
-    assert str(raised.value) == (
-        "cannot claim 4 GiB for `kv_cache`: the budget is 10 GiB, of which `weights` has 6 GiB, `cudagraph` "
-        "has 1 GiB and 3 GiB would fit; no budget would do: 11 GiB are needed, and there are 10 GiB in all, "
-        "by capacity; claim at most 3 GiB, or release a claim"
-    )
     graphs.release()
     graphs.release()
     assert (graphs.bytes, graphs.peak_bytes, graphs.over_bytes) == (GIB, None, 0)
     assert repr(graphs) == "<poorwill.Claim cudagraph: 1 GiB, released>"
-    cache = budget.claim("kv_cache", "4g")
+    cache = budget.claim("kv_cache", " 4 GiB ")
     assert budget.unclaimed_bytes == 0
     del cache
     gc.collect()
@@ -184,32 +162,12 @@ def test_a_claim_outlives_the_budget_that_it_is_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "size_bytes"),
-    [
-        (0, 0),
-        (5, 5),
-        ("1.5k", 1536),
-        ("1.53KiB", 1566),
-        (" 1.53 KiB ", 1566),
-        ("1.530KiB", 1566),
-    ],
-)
-def test_sizes_of_claims(size: int | str, size_bytes: int) -> None:
-    assert poorwill.budget("host:64MiB").claim("weights", size).bytes == size_bytes
-
-
-@pytest.mark.parametrize(
     ("name", "size", "error", "words"),
     [
         ("", 1, ValueError, "cannot be a tag"),
-        ("key values", 1, ValueError, "cannot be a tag"),
         ("weights", -1, ValueError, "`-1` is not a size: it is negative"),
         ("weights", 2**64, ValueError, "64 bits"),
         ("weights", "lots", ValueError, "`lots` is not a size"),
-        ("weights", "1.", ValueError, "is not a size"),
-        ("weights", ".5g", ValueError, "is not a size"),
-        ("weights", "1..5g", ValueError, "is not a size"),
-        ("weights", "16.00000000001EiB", ValueError, "is not a size"),
         ("weights", 1.5, TypeError, "a size is an int, in bytes, or a text .* not float"),
         ("weights", True, TypeError, "not bool"),
         (None, 1, TypeError, "None"),
@@ -492,34 +450,26 @@ except KeyError as error:
 
 def test_more_than_the_budget_has_is_an_error(environment: dict[str, str]) -> None:
     script = """
-for total in ("8GiB", "24GiB"):
-    budget = poorwill.budget(0, total)
-    weights = budget.claim("weights", budget.unclaimed_bytes - (2 << 30))
+weights = budget.claim("weights", "6GiB")
+for last in (None, KeyError("first")):
     try:
         with budget.claim("cudagraph", "1GiB") as claim:
             kept = take(3 << 30)
-    except poorwill.BudgetError as error:
-        print(error)
+            if last is not None:
+                raise last
+    except (poorwill.BudgetError, KeyError) as error:
+        print(error, error.__context__)
     print(claim.bytes >> 30, claim.peak_bytes >> 30, claim.over_bytes >> 30, budget.unclaimed_bytes >> 30)
     give_back(kept)
-try:
-    with budget.claim("cudagraph", "1GiB") as claim:
-        kept = take(3 << 30)
-        raise KeyError("first")
-except KeyError as error:
-    print(error, error.__context__, claim.over_bytes >> 30)
 """
     said = run(TAKING + script, **environment, POORWILL_FAKE_CUDA_DEVICES="24GiB").splitlines()
     assert said == [
         "`cudagraph` claimed 1 GiB and took up to 3 GiB, 2 GiB more, and the budget of 8 GiB has 2 GiB for "
         "it; make it take less, or, for a claim of 3 GiB: release a claim, or raise the budget to 9 GiB (a "
-        "share of 0.38)",
+        "share of 0.38) None",
         "1 3 2 2",
-        "`cudagraph` claimed 1 GiB and took up to 3 GiB, 2 GiB more, and the budget of 24 GiB has 2 GiB for "
-        "it; make it take less, or, for a claim of 3 GiB: no budget would do: 25 GiB are needed, and there "
-        "are 24 GiB in all, by cuda_total; release a claim",
+        "'first' None",
         "1 3 2 2",
-        "'first' None 2",
     ]
 
 
