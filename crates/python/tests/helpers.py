@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,13 @@ def cases(usual: int, least: int = 1) -> range:
     if effort not in EFFORTS:
         raise ValueError(f"POORWILL_EFFORT is `{effort}`; it can be quick, usual or long")
     return range(max(least, round(usual * EFFORTS[effort])))
+
+
+def together(*works: Callable[[], object]) -> None:
+    """Runs each in a thread, all at once, and raises what one of them has raised."""
+    with ThreadPoolExecutor(len(works)) as threads:
+        for running in [threads.submit(work) for work in works]:
+            running.result()
 
 
 def filled(arena: poorwill.Arena, tag: str, size_bytes: int = 4 * MIB) -> Any:

@@ -7,9 +7,10 @@ import copy
 import gc
 import io
 import pickle
-import threading
+from functools import partial
 
 import pytest
+from helpers import together
 from offload_models import (
     bytes_of,
     is_nothing_held,
@@ -136,27 +137,17 @@ def test_threads_share_an_offloader(device: str, way: str) -> None:
     expected = [model(words(device)) for model in models]
     room = sum(nbytes_of(*model.parameters()) for model in models[:3])
     offloader = UvaOffloader(device=device, max_bytes=room)
-    wrong: list[object] = []
 
     def work(number: int) -> None:
-        try:
-            # Gradients are turned off in each thread by itself.
-            with torch.no_grad():
-                for _ in range(8):
-                    offloader.offload(models[number], name=str(number), layers=models[number].layers)
-                    if not is_same(models[number](words(device)), expected[number]):
-                        wrong.append(number)
-                    # Of all models, also of those that others call.
-                    offloader.check()
-        except BaseException as error:
-            wrong.append(error)
+        # Gradients are turned off in each thread by itself.
+        with torch.no_grad():
+            for _ in range(8):
+                offloader.offload(models[number], name=str(number), layers=models[number].layers)
+                assert is_same(models[number](words(device)), expected[number])
+                # Of all models, also of those that others call.
+                offloader.check()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(models))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    together(*(partial(work, number) for number in range(len(models))))
     assert 0 < offloader.used_bytes <= room
     assert offloader.again().taken == ()
 

@@ -17,7 +17,7 @@ from typing import Any
 import poorwill
 import poorwill.torch
 import pytest
-from helpers import cases
+from helpers import cases, together
 
 torch: Any = import_module("torch")
 
@@ -194,36 +194,30 @@ def test_scopes_work_in_inference_mode(arena: poorwill.Arena) -> None:
 
 def test_threads_load_different_tags_at_once(arena: poorwill.Arena) -> None:
     kept: dict[str, list[Any]] = {}
-    failed: list[BaseException] = []
     is_done = threading.Event()
 
     def load(tag: str, seed: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream), arena.pool(tag):
+            tensors = []
+            for number in cases(40, least=5):
+                transient = torch.empty((20 + number) * MIB, dtype=torch.uint8, device="cuda")
+                tensors.append(filled(10 * MIB + 512 * number, seed + number))
+                del transient
+            stream.synchronize()
+        kept[tag] = tensors
+
+    def load_all() -> None:
         try:
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream), arena.pool(tag):
-                tensors = []
-                for number in cases(40, least=5):
-                    transient = torch.empty((20 + number) * MIB, dtype=torch.uint8, device="cuda")
-                    tensors.append(filled(10 * MIB + 512 * number, seed + number))
-                    del transient
-                stream.synchronize()
-            kept[tag] = tensors
-        except BaseException as error:
-            failed.append(error)
+            together(*(functools.partial(load, f"t{n}", 1000 * n) for n in range(3)))
+        finally:
+            is_done.set()
 
     def watch() -> None:
         while not is_done.is_set():
             arena.stats()
 
-    loaders = [threading.Thread(target=load, args=(f"t{n}", 1000 * n)) for n in range(3)]
-    watcher = threading.Thread(target=watch)
-    for thread in [*loaders, watcher]:
-        thread.start()
-    for thread in loaders:
-        thread.join()
-    is_done.set()
-    watcher.join()
-    assert failed == []
+    together(load_all, watch)
     arena.sleep()
     arena.wake()
     for n in range(3):

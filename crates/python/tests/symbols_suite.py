@@ -14,7 +14,7 @@ import poorwill
 import pytest
 from c_calls import Call, Live, made_up, peak_bytes, read, replay, streams
 from c_symbols import GRANULE, MIB, Functions, Gpu
-from helpers import STUCK_S, cases
+from helpers import STUCK_S, cases, together
 from poorwill import _native
 
 GIB = 1 << 30
@@ -50,7 +50,7 @@ def arena(nothing_left: None) -> Iterator[poorwill.Arena]:
 ROWS = [
     *(pytest.param(lambda path=path: read(path), id=path.stem) for path in RECORDED),
     pytest.param(lambda: made_up(1), id="made up"),
-    pytest.param(lambda: made_up(2, max_split=20 * MIB), id="made up, with a split limit"),
+    pytest.param(lambda: made_up(2, conf="max_split_size_mb:20"), id="made up, with a split limit"),
     pytest.param(lambda: made_up(3, of_streams=3), id="made up, on three streams"),
 ]
 
@@ -300,13 +300,8 @@ def test_a_refusal_that_was_overcome_is_forgotten(arena: poorwill.Arena, functio
 
 
 def test_one_threads_luck_is_not_anothers(arena: poorwill.Arena, functions: Functions) -> None:
-    def lucky() -> None:
-        functions.free(functions.alloc(2 * MIB), 2 * MIB)
-
     assert functions.alloc(2 * GIB) == 0
-    thread = threading.Thread(target=lucky)
-    thread.start()
-    thread.join()
+    together(lambda: functions.free(functions.alloc(2 * MIB), 2 * MIB))
     assert "cannot allocate 2 GiB" in str(_native.torch_refusal())
 
 

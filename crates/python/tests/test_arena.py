@@ -243,62 +243,6 @@ def test_others_run_while_a_thread_waits() -> None:
     giving.close()
 
 
-def test_a_forked_child_opens_its_own() -> None:
-    ran = run("""
-import os, sys
-arena, named = poorwill.arena("host:64MiB"), poorwill.arena("host:64MiB", "named")
-block = arena.empty(1 << 20)
-preparation = arena.prepare_sleep()
-child = os.fork()
-if child == 0:
-    uses = [
-        lambda: arena.limit_bytes, arena.sleep, arena.wake, arena.stats, arena.close, lambda: arena.budget,
-        lambda: preparation.is_ended, preparation.wait, preparation.cancel,
-    ]
-    failed = 0
-    for use in uses:
-        try:
-            use()
-        except poorwill.PoorwillError as error:
-            assert f"belongs to process {os.getppid()}" in str(error), error
-            failed += 1
-    assert failed == len(uses), failed
-    assert arena.name == "default" and "another process" in repr(preparation)
-    own = poorwill.arena("host:32MiB")
-    assert own != arena and own == poorwill.arena("host:32MiB") and own.stats().live_bytes == 0
-    sys.exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-preparation.wait()
-named.close()
-print(arena.sleep().tags)
-""")
-    assert ran == "['weights']\n"
-
-
-@pytest.mark.parametrize(
-    "last", ["", "arena.close()", "arena.prepare_sleep()", "raise SystemExit", "del arena"]
-)
-def test_the_end_of_a_process_is_quiet(last: str) -> None:
-    script = f"""
-import threading
-import numpy
-arena = poorwill.arena("host:512MiB")
-kept = numpy.from_dlpack(arena.empty(128 << 20))
-kept[:] = 1
-preparation = arena.prepare_sleep()
-def forever():
-    while True:
-        try:
-            arena.stats()
-        except (poorwill.ClosedError, NameError):
-            pass
-threading.Thread(target=forever, daemon=True).start()
-print("end")
-{last}
-"""
-    assert run(script) == "end\n"
-
-
 # The current device's arena, and GPUs: over the stand-in for NVIDIA's library.
 
 

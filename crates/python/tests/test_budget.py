@@ -4,12 +4,11 @@ import gc
 import json
 import math
 import sys
-import threading
 from types import SimpleNamespace
 
 import poorwill
 import pytest
-from helpers import run
+from helpers import run, together
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -234,62 +233,12 @@ def test_threads_share_a_budget() -> None:
             assert "shared" in repr(shared)
             shared.resize(1)
 
-    threads = [threading.Thread(target=work) for work in [claim_often] * 8 + [touch_often] * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[claim_often] * 8, *[touch_often] * 2)
     # A byte short of what is asked for is said in bytes.
     beginnings = ("cannot claim 16 MiB for `mine`", "cannot claim 16777216 B for `mine`")
     assert all(str(error).startswith(beginnings) for error in refused)
     shared.release()
     assert budget.unclaimed_bytes == 64 * MIB
-
-
-def test_a_forked_child_gets_errors_and_leaves_quietly() -> None:
-    # In a process of its own, so that no thread of the test runner is there when it forks.
-    ran = run("""
-import gc, os, sys
-budget = poorwill.budget("host:64MiB")
-held = budget.claim("weights", "16MiB")
-failed = 0
-with budget.claim("cudagraph", "2MiB") as watched:
-    child = os.fork()
-    if child == 0:
-        tries = [
-            lambda: budget.claim("kv_cache", 1), budget.claims, lambda: budget.unclaimed_bytes, held.release,
-            lambda: held.resize(1), held.__enter__, lambda: held.bytes, lambda: watched.peak_bytes,
-        ]
-        for nth, act in enumerate(tries):
-            try:
-                act()
-            except poorwill.PoorwillError as error:
-                assert f"belongs to process {os.getppid()}" in str(error), error
-                failed += 1
-        assert failed == len(tries), failed
-        assert (budget.budget_bytes, held.name) == (64 << 20, "weights")
-        assert "another process" in repr(budget) and "another process" in repr(held)
-        del held
-        gc.collect()
-        with poorwill.budget("host:64MiB").claim("weights", 5) as own:
-            assert own.bytes == 5
-        sys.exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-child = os.fork()
-if child == 0:
-    sys.exit(8)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
-print(budget.unclaimed_bytes >> 20)
-""")
-    assert ran == "48\n"
-
-
-def test_a_process_that_ends_within_a_block_ends_quietly() -> None:
-    script = """
-claim = poorwill.budget("host:64MiB").claim("cudagraph", "2MiB")
-print(claim.__enter__().bytes)
-"""
-    assert run(script) == f"{2 * MIB}\n"
 
 
 def test_the_current_gpu_is_that_of_pytorch_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

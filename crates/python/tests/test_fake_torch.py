@@ -31,6 +31,10 @@ def torch(world: fake_torch.World) -> Any:
     return sys.modules["torch"]
 
 
+def pool_of(torch: Any, counter: Alloc) -> Any:
+    return torch.cuda.MemPool(torch._C._cuda_customAllocator(*counter.addresses()))
+
+
 @pytest.mark.parametrize(
     ("load", "split", "in_pool", "peak_gib", "held_gib", "off"),
     [
@@ -60,11 +64,11 @@ def test_loads_map_what_was_measured(
     if split is not None:
         torch._C._accelerator_setAllocatorSettings(f"max_split_size_mb:{split}")
     if in_pool:
-        pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*counter.addresses()))
+        pool = pool_of(torch, counter)
         with torch.cuda.use_mem_pool(pool):
             kept, peak_live = load(torch, random.Random(0))
         del pool
-        peak, held = counter.peak_bytes, counter.mapped_bytes
+        peak, held = counter.peak_bytes[0], counter.mapped_bytes[0]
     else:
         kept, peak_live = load(torch, random.Random(0))
         torch.cuda.empty_cache()
@@ -79,10 +83,10 @@ def test_loads_map_what_was_measured(
 def test_a_clean_refusal_at_a_limit_bounds_a_load_with_a_split_limit(torch: Any) -> None:
     counter = Alloc(limit_bytes=int(25.5 * GIB))
     torch._C._accelerator_setAllocatorSettings("max_split_size_mb:20")
-    pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*counter.addresses()))
+    pool = pool_of(torch, counter)
     with torch.cuda.use_mem_pool(pool):
         kept, peak_live = moe(torch, random.Random(0))
-    assert counter.peak_bytes / peak_live == pytest.approx(1.076, rel=0.01)
+    assert counter.peak_bytes[0] / peak_live == pytest.approx(1.076, rel=0.01)
     del kept, pool
 
 
@@ -157,7 +161,7 @@ def test_a_split_limit_keeps_large_blocks_whole(torch: Any) -> None:
 
 def test_without_a_split_limit_a_refusal_in_a_pool_is_final(torch: Any) -> None:
     counter = Alloc(limit_bytes=100 * MIB)
-    pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*counter.addresses()))
+    pool = pool_of(torch, counter)
     with torch.cuda.use_mem_pool(pool):
         tensor = take(torch, 75)
         del tensor
@@ -171,7 +175,7 @@ def test_without_a_split_limit_a_refusal_in_a_pool_is_final(torch: Any) -> None:
 def test_with_a_split_limit_one_block_that_is_large_enough_goes_and_one_more_call_comes(torch: Any) -> None:
     torch._C._accelerator_setAllocatorSettings("max_split_size_mb:20")
     counter = Alloc(limit_bytes=300 * MIB)
-    pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*counter.addresses()))
+    pool = pool_of(torch, counter)
     with torch.cuda.use_mem_pool(pool):
         tensors = [take(torch, mib) for mib in (120, 90, 60)]
         del tensors

@@ -212,23 +212,3 @@ print(*set(found))
 assert is_nothing_held()
 """
     assert run(script) == f"{sum(contents['a'])}\n"
-
-
-def test_a_forked_child_has_none_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    write(path, [("a", "U8", (1000,))])
-    script = f"""
-import os
-from poorwill import _native
-import numpy as np
-pieces, _ = _native.load_checkpoint([{str(path)!r}], ["U8"], device="{DEVICE}")
-child = os.fork()
-if child == 0:
-    try:
-        np.from_dlpack(pieces[0])
-    except poorwill.PoorwillError as error:
-        os._exit(0 if "fork" in str(error) else 1)
-    os._exit(2)
-print(os.waitpid(child, 0)[1])
-"""
-    assert run(script) == "0\n"

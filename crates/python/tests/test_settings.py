@@ -6,13 +6,14 @@ import random
 import sys
 import threading
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_torch.settings import INTERVALS, MIB, AllocatorSettings
-from helpers import STUCK_S, cases
+from helpers import STUCK_S, cases, together
 from poorwill import PoorwillError, _settings
 from poorwill._settings import _open, allocator_settings
 
@@ -238,11 +239,7 @@ def test_many_threads_leave_nothing_behind(torch: Torch) -> None:
             ):
                 pass
 
-    threads = [threading.Thread(target=work, args=[seed]) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(work, seed) for seed in range(4)))
     assert torch.settings.everything() == before
     assert _open == []
 

@@ -19,13 +19,15 @@ class Segments(Protocol):
 class Paper:
     """A machine without memory. It counts what is mapped, and the peak of it."""
 
+    _bases = itertools.count(1 << 44, 1 << 42)
+
     def __init__(self, total_bytes: int = 1 << 40, devices: int = 1) -> None:
         self.total_bytes = total_bytes
         self.mapped_bytes = [0] * devices
         self.peak_bytes = [0] * devices
-        self.calls: list[tuple[str, int, int]] = []
+        self.calls: list[tuple[str, int]] = []
         self._sizes: dict[int, int] = {}
-        self._next_address = 1 << 40
+        self._next_address = next(self._bases)
         self._handles = itertools.count(1)
 
     def devices(self) -> int:
@@ -36,20 +38,20 @@ class Paper:
 
     def allocate(self, size: int, device: int, stream: int) -> int:
         if self.mapped_bytes[device] + size > self.total_bytes:
-            self.calls.append(("refuse", 0, size))
+            self.calls.append(("refuse", size))
             return 0
         address = self._next_address
         self._next_address += size
         self._sizes[address] = size
         self.mapped_bytes[device] += size
         self.peak_bytes[device] = max(self.peak_bytes[device], self.mapped_bytes[device])
-        self.calls.append(("alloc", address, size))
+        self.calls.append(("alloc", size))
         return address
 
     def free(self, address: int, size: int, device: int, stream: int) -> None:
         assert self._sizes.pop(address) == size
         self.mapped_bytes[device] -= size
-        self.calls.append(("free", address, size))
+        self.calls.append(("free", size))
 
     def new_stream(self, device: int) -> int:
         return next(self._handles) << 8
