@@ -1,23 +1,12 @@
-"""What lies below the allocator: segments for the default pool, events, streams, and what is free.
-
-`Paper` only counts: its addresses have no memory, its streams no work. The fake driver is another one.
-"""
+"""A machine of which nothing is asked but segments."""
 
 import itertools
-from typing import Protocol
+
+from .driver import Driver
 
 
-class Segments(Protocol):
-    """Where segments come from: the machine, or an allocator that somebody plugged in."""
-
-    def allocate(self, size: int, device: int, stream: int) -> int:
-        """The address of a segment; 0 where there is none."""
-
-    def free(self, address: int, size: int, device: int, stream: int) -> None: ...
-
-
-class Paper:
-    """A machine without memory. It counts what is mapped, and the peak of it."""
+class Paper(Driver):
+    """A machine without memory, streams or a driver. It counts what is mapped, and the peak of it."""
 
     _bases = itertools.count(1 << 44, 1 << 42)
 
@@ -28,7 +17,6 @@ class Paper:
         self.calls: list[tuple[str, int]] = []
         self._sizes: dict[int, int] = {}
         self._next_address = next(self._bases)
-        self._handles = itertools.count(1)
 
     def devices(self) -> int:
         return len(self.mapped_bytes)
@@ -52,42 +40,3 @@ class Paper:
         assert self._sizes.pop(address) == size
         self.mapped_bytes[device] -= size
         self.calls.append(("free", size))
-
-    def new_stream(self, device: int) -> int:
-        return next(self._handles) << 8
-
-    def synchronize(self, device: int, stream: int | None) -> None:
-        pass
-
-    def record(self, device: int, stream: int) -> int:
-        return next(self._handles)
-
-    def has_passed(self, device: int, event: int) -> bool:
-        return True
-
-    def begin_capture(self, device: int, stream: int) -> None:
-        pass
-
-    def end_capture(self, device: int, stream: int) -> None:
-        pass
-
-    def fill(self, device: int, address: int, size: int, byte: int, stream: int) -> None:
-        raise NotImplementedError("paper has no bytes")
-
-    def read(self, device: int, address: int, size: int, stream: int) -> bytes:
-        raise NotImplementedError("paper has no bytes")
-
-    def write(self, device: int, address: int, content: bytes, stream: int) -> None:
-        raise NotImplementedError("paper has no bytes")
-
-    def queue(self, device: int, address: int, source: int, size: int, stream: int) -> None:
-        raise NotImplementedError("paper has no bytes")
-
-    def lock(self, address: int, size: int) -> None:
-        pass
-
-    def unlock(self, address: int) -> None:
-        pass
-
-    def is_locked(self, address: int) -> bool:
-        return False

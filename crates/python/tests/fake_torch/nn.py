@@ -54,9 +54,6 @@ class Module:
                 return
         object.__delattr__(self, name)
 
-    def register_parameter(self, name: str, parameter: Parameter | None) -> None:
-        self._parameters[name] = parameter
-
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         self._buffers[name] = tensor
 

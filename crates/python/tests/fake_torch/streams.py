@@ -46,11 +46,6 @@ class Stream:
         self.world.refuse_in_capture("cudaStreamSynchronize")
         self.world.machine.synchronize(self.device_index, self.cuda_stream)
 
-    def record_event(self, event: Event | None = None) -> Event:
-        recorded = event or Event()
-        recorded.record(self)
-        return recorded
-
     def wait_event(self, event: Event) -> None:
         """Waits on the host, as `wait_stream` does."""
         if event.stream is not None:
@@ -129,11 +124,6 @@ class Graph:
         stream = self.world.stream(self._place[0])
         for work in self._work:
             work(stream)
-
-    def pool(self) -> PoolId:
-        if self._pool is None:
-            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
-        return self._pool
 
     def reset(self) -> None:
         pool_id, place = self._pool, self._place
@@ -227,9 +217,6 @@ class Runtime:
     def current_stream(self, device: Any = None) -> Stream:
         ordinal = index_of(self.world, device)
         return self.stream_type(ordinal, handle=self.world.stream(ordinal))
-
-    def default_stream(self, device: Any = None) -> Stream:
-        return self.stream_type(index_of(self.world, device), handle=0)
 
     @contextmanager
     def stream(self, stream: Stream | None) -> Iterator[None]:
