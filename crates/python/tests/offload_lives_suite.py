@@ -23,7 +23,7 @@ from offload_models import (
     torch,
     words,
 )
-from poorwill.offload import ReplacedError, UvaOffloader
+from poorwill.offload import PrefetchOffloader, ReplacedError, UvaOffloader
 
 # What somebody replaces
 
@@ -102,6 +102,29 @@ def test_what_is_replaced_comes_before_what_was_left(device: str) -> None:
     assert names_of(report.left) == {"0.weight", "1.weight"}
     assert names_of(report.taken) == {"3.weight"}
     offloader.check()
+
+
+@pytest.mark.parametrize("ahead", [None, 1])
+def test_forwards_in_inference_mode_and_outside_take_turns(device: str, way: str, ahead: int | None) -> None:
+    """Of layers in place or copied in, and of prefetched ones, which are put back in the end."""
+    model = made(device)
+    with torch.inference_mode():
+        quick = model(words(device)).clone()
+    with torch.enable_grad():
+        slow = model(words(device)).detach()
+    with torch.inference_mode():
+        if ahead is None:
+            UvaOffloader(device=device).offload(model, layers=model.layers)
+        else:
+            offloader = PrefetchOffloader(model.layers, ahead=ahead, device=device)
+    for number in range(3):
+        with torch.inference_mode():
+            if ahead is not None and number == 2:
+                offloader.close()
+            assert is_same(model(words(device)).clone(), quick)
+        with torch.enable_grad():
+            assert is_same(model(words(device)).detach(), slow)
+    assert ahead is not None or not any(parameter.is_inference() for parameter in model.parameters())
 
 
 # Lifetimes and copies

@@ -359,25 +359,6 @@ def test_what_cublas_keeps_is_not_put_to_sleep(arena: poorwill.Arena) -> None:
         assert torch.equal(x @ x, y)
 
 
-def test_level_two_and_discard(arena: poorwill.Arena) -> None:
-    with arena.pool("weights"):
-        weight = filled(16 * MIB, 1)
-    with arena.pool("kv_cache"):
-        cache = filled(16 * MIB, 2)
-    arena.sleep(level=2)
-    woken = arena.wake()
-    assert woken.undefined_tags == ["weights"]
-    assert is_zero(cache)
-    weight.copy_(filled(16 * MIB, 1))
-    assert arena.mark_restored("weights") == ["weights"]
-    arena.sleep()
-    arena.wake()
-    assert same(weight, 1)
-    arena.discard("kv_cache")
-    arena.wake("kv_cache")
-    assert is_zero(cache)
-
-
 def test_what_is_asleep_takes_nothing_new(arena: poorwill.Arena) -> None:
     with arena.pool("weights"):
         tensor = filled(MIB, 1)

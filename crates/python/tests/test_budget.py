@@ -262,14 +262,15 @@ def test_the_current_gpu_is_that_of_pytorch_in_use(monkeypatch: pytest.MonkeyPat
 
 def test_a_gpu_that_is_not_there_says_so() -> None:
     script = """
-for ask in [poorwill.budget, lambda: poorwill.budget("cuda:7"), lambda: _native.shared_memory_of_device(7)]:
+asks = [poorwill.budget, lambda: poorwill.budget("cuda:7"), lambda: _native.shared_memory_of_device(7)]
+for ask in [*asks, lambda: poorwill.arena(7)]:
     try:
         ask()
     except poorwill.PoorwillError as error:
         print(type(error).__name__, str(error).split(": ")[0])
 """
     said = run(script, CUDA_VISIBLE_DEVICES="")
-    assert said == "".join(f"PoorwillError cannot use device cuda:{n}\n" for n in (0, 7, 7))
+    assert said == "".join(f"PoorwillError cannot use device cuda:{n}\n" for n in (0, 7, 7, 7))
 
 
 # Over the stand-in for NVIDIA's library: a slice of 23 GiB of a card of 24 GiB.

@@ -127,35 +127,6 @@ def test_sizes_round_as_published(torch: Any, size: int, rounded: int, segment: 
     assert torch.cuda.memory_allocated() == 0
 
 
-def test_the_best_fit_is_taken_and_neighbours_grow_together(torch: Any) -> None:
-    first = [take(torch, mib) for mib in (40, 30, 50)]
-    addresses = [tensor.data_ptr() for tensor in first]
-    del first
-    small = take(torch, 12)
-    assert small.data_ptr() == addresses[1]
-    again = take(torch, 18)
-    assert again.data_ptr() == addresses[1] + 12 * MIB
-    del small
-    assert (30 * MIB, [(12 * MIB, FREE), (18 * MIB, LIVE)]) in segments(torch)
-    del again
-    assert (30 * MIB, [(30 * MIB, FREE)]) in segments(torch)
-
-
-def test_a_split_limit_keeps_large_blocks_whole(torch: Any) -> None:
-    torch._C._accelerator_setAllocatorSettings("max_split_size_mb:20")
-    tensor = take(torch, 100)
-    del tensor
-    for mib, reserved in ((19, 120), (79, 180), (80, 180), (81, 100), (100, 100), (101, 202)):
-        other = take(torch, mib)
-        assert torch.cuda.memory_reserved() == reserved * MIB, mib
-        is_left = (100 * MIB, [(100 * MIB, FREE)]) in segments(torch)
-        assert is_left == (reserved > 100), mib
-        del other
-        torch.cuda.empty_cache()
-        tensor = take(torch, 100)
-        del tensor
-
-
 # Refusals
 
 

@@ -71,38 +71,6 @@ def test_buffers_of_no_bytes_and_of_too_many_are_refused() -> None:
             use()
 
 
-@pytest.mark.parametrize(
-    ("name", "pin", "uva"),
-    [
-        (None, True, True),
-        ("POORWILL_DISABLE_PIN", False, True),
-        ("VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY", False, True),
-        ("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", True, False),
-    ],
-)
-def test_switches_count_for_buffers(
-    monkeypatch: pytest.MonkeyPatch, name: str | None, pin: bool, uva: bool
-) -> None:
-    for other in ("POORWILL_DISABLE_PIN", "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY"):
-        monkeypatch.delenv(other, raising=False)
-    monkeypatch.delenv("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", raising=False)
-    buffer = HostBuffer(64, device=DEVICE)
-    if name is not None:
-        monkeypatch.setenv(name, "1")
-    said = offload.policy()
-    assert (said.pin, said.uva) == (pin, uva)
-    assert {said.pin_because, said.uva_because} == {None, name}
-    if not pin:
-        pageable = HostBuffer(64, device=DEVICE)
-        assert not pageable.is_pinned
-        assert str(name) in str(pageable.pageable_because)
-    if uva:
-        assert np.from_dlpack(buffer.device_view()).shape == (64,)
-    else:
-        with pytest.raises(poorwill.PoorwillError, match=str(name)):
-            buffer.device_view()
-
-
 def test_threads_take_and_free_buffers_at_once() -> None:
     def work(number: int) -> None:
         for turn in range(50):

@@ -475,18 +475,6 @@ async def test_failures_are_told_and_counted(server: Server, recorded: list[dict
     ]
 
 
-@runs
-async def test_bad_arguments_change_nothing(server: Server) -> None:
-    with pytest.raises(ValueError, match="level is 3"):
-        await server.call("sleep", 3)
-    with pytest.raises(ValueError, match="no tag 'kv'"):
-        await server.call("wake_up", ["kv"])
-    assert "sleep" not in worker(server.frontend).calls
-    with pytest.raises((ValueError, PoorwillError), match="Invalid pause mode"):
-        await server.call("sleep", 1, "never")
-    assert await server.tokens() == ["token"]
-
-
 @since_registry
 @runs
 async def test_the_cache_alone_is_an_operation(server: Server, recorded: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import poorwill
 import pytest
-from vllm_engines import BLOCKS, MIB, Shape, Start, filled, free_bytes
+from vllm_engines import MIB, Shape, Start, filled, free_bytes
 
 torch: Any = importlib.import_module("torch")
 
@@ -335,12 +335,3 @@ def test_a_slice_is_all_there_is(start: Start) -> None:
 @pytest.mark.usefixtures("slice_of_a_card")
 def test_a_share_is_one_of_the_slice(start: Start) -> None:
     assert start(POORWILL_BUDGET="0.5").load().worker.requested_memory == 256 * MIB
-
-
-@pytest.mark.usefixtures("slice_of_a_card")
-def test_what_a_slice_lacks_is_refused(start: Start) -> None:
-    engine = start(Shape(weights=(300 * MIB, 120 * MIB), transient=MIB), POORWILL_BUDGET="400MiB")
-    engine.worker.init_device()
-    with pytest.raises(poorwill.BudgetError, match="the weights do not fit"):
-        engine.worker.load_model()
-    assert BLOCKS

@@ -38,11 +38,6 @@ def test_the_allocator_takes_the_place_of_vllms(start: Start, version: str) -> N
     assert ("workspace" in tags) == (version == "0.33.0")
 
 
-def test_a_cache_whose_size_is_given_has_no_limit(start: Start) -> None:
-    engine = start(kv_cache_memory_bytes=32 * MIB).start()
-    assert engine.arena.limit_bytes > engine.worker.requested_memory
-
-
 def test_loading_is_bounded(start: Start) -> None:
     shape = Shape(weights=(22 * MIB,) * 6, transient=150 * MIB)
     engine = start(shape).load()

@@ -18,6 +18,7 @@ from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from imports import imported_anew
 from poorwill import _native
 
 from . import nn
@@ -150,26 +151,11 @@ def install(machine: Driver, *, first_wins: bool = False) -> World:
 @contextlib.contextmanager
 def installed(machine: Driver, *, first_wins: bool = False) -> Iterator[World]:
     """The same for a block. Afterwards PyTorch is what it was, and so is what stands on it."""
-    before = {name: module for name, module in sys.modules.items() if _is_ours(name)}
-    for name in before:
-        del sys.modules[name]
-    package = sys.modules.get("poorwill")
-    on_it = package.__dict__.pop("torch", None) if package is not None else None
     try:
-        yield install(machine, first_wins=first_wins)
+        with imported_anew("torch"):
+            yield install(machine, first_wins=first_wins)
     finally:
-        for name in [name for name in sys.modules if _is_ours(name)]:
-            del sys.modules[name]
-        sys.modules.update(before)
         _native.torch_call_afterwards = _call_afterwards
-        if package is not None:
-            package.__dict__.pop("torch", None)
-            if on_it is not None:
-                package.__dict__["torch"] = on_it
-
-
-def _is_ours(name: str) -> bool:
-    return any(name == ours or name.startswith(f"{ours}.") for ours in ("torch", "poorwill.torch"))
 
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:

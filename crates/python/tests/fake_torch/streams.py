@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, ClassVar
 
 from .blocks import PoolId
@@ -45,6 +44,11 @@ class Stream:
     def synchronize(self) -> None:
         self.world.refuse_in_capture("cudaStreamSynchronize")
         self.world.machine.synchronize(self.device_index, self.cuda_stream)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        recorded = event or Event()
+        recorded.record(self)
+        return recorded
 
     def wait_event(self, event: Event) -> None:
         """Waits on the host, as `wait_stream` does."""
@@ -161,14 +165,9 @@ class graph:
         self._current.__enter__()
         self.cuda_graph.capture_begin(self.pool)
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.cuda_graph.capture_end()
-        self._current.__exit__(exc_type, exc_value, traceback)
+        self._current.__exit__(None, None, None)
 
 
 class Runtime:
