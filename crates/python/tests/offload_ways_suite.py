@@ -8,18 +8,7 @@ from typing import Any
 
 import poorwill
 import pytest
-from offload_tensors import (
-    HOST,
-    KIB,
-    MIB,
-    SWITCHES,
-    content,
-    filled,
-    layout,
-    named_layouts,
-    place,
-    torch,
-)
+from offload_tensors import HOST, KIB, MIB, SWITCHES, content, filled, layout, named_layouts, place, torch
 from poorwill import offload
 from poorwill.offload import HostBuffer, Offloaded
 
@@ -266,10 +255,7 @@ def test_streams_of_other_devices_are_refused() -> None:
 
 def test_tensors_over_a_buffer_have_to_fit(device: str) -> None:
     buffer = HostBuffer(100, device=device)
-    too_large: list[tuple[Any, str, int]] = [
-        *((101, "uint8", 0), ((5, 6), "float32", 0)),
-        (24, "float32", 8),
-    ]
+    too_large: list[tuple[Any, str, int]] = [*((101, "uint8", 0), ((5, 6), "float32", 0)), (24, "float32", 8)]
     for shape, dtype, offset in too_large:
         with pytest.raises(ValueError, match="100"):
             offload.host_tensor(buffer, shape, getattr(torch, dtype), offset_bytes=offset)

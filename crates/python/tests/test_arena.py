@@ -44,12 +44,7 @@ def test_asking_again_returns_the_same(arena: poorwill.Arena) -> None:
 @pytest.mark.parametrize(
     ("device", "name", "options", "words"),
     [
-        (
-            DEVICE,
-            "tested",
-            {"limit": "32MiB"},
-            "with a limit of 64 MiB, and a limit of 32 MiB is asked for",
-        ),
+        (DEVICE, "tested", {"limit": "32MiB"}, "with a limit of 64 MiB, and a limit of 32 MiB is asked for"),
         (DEVICE, "tested", {"limit": 0.25}, "and a limit of 0.25 is asked for"),
         ("host:1GiB", "tested", {}, "host:256MiB is open not as host:1GiB, for `tested`"),
         ("host:1GiB", "other", {}, "all arenas of a device share it"),
@@ -310,11 +305,7 @@ print(first.state(), second.state())
 """,
         **fake,
     ).splitlines()
-    assert said == [
-        "256 256 True",
-        "[64, 64, 64]",
-        "{'weights': 'awake'} {'weights': 'asleep_backed_up'}",
-    ]
+    assert said == ["256 256 True", "[64, 64, 64]", "{'weights': 'awake'} {'weights': 'asleep_backed_up'}"]
 
 
 def test_where_nobody_knows_how_much_there_is_a_limit_in_bytes_will_do(fake: dict[str, str]) -> None:

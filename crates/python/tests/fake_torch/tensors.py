@@ -414,11 +414,7 @@ class Library:
     # What the operations do
 
     def _empty(
-        self,
-        shape: tuple[int, ...],
-        dtype: DType = float32,
-        device: Any = None,
-        pin_memory: bool = False,
+        self, shape: tuple[int, ...], dtype: DType = float32, device: Any = None, pin_memory: bool = False
     ) -> Tensor:
         nbytes = prod(shape) * dtype.itemsize
         storage = Storage(self.world, self.place(device), nbytes, is_pinned=pin_memory)
