@@ -47,6 +47,21 @@ def filled(arena: poorwill.Arena, tag: str, size_bytes: int = 4 * MIB) -> Any:
     return array
 
 
+# For scripts: whether nothing is held of what a device may hold of the host's memory.
+IS_NOTHING_HELD = """
+import gc
+from poorwill.offload import HostBuffer
+
+def is_nothing_held(limit, device):
+    gc.collect()
+    try:
+        HostBuffer(limit, device=device, pin=False).free()
+    except poorwill.OutOfMemoryError:
+        return False
+    return True
+"""
+
+
 class Script(NamedTuple):
     """One of several in a text."""
 

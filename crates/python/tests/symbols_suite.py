@@ -141,18 +141,6 @@ def test_a_segment_stays_mapped_while_work_on_its_stream_may_touch_it(
     assert gpu.used_bytes() == 0
 
 
-def test_at_the_limit_the_device_is_waited_for(gpu: Gpu, arena: poorwill.Arena) -> None:
-    for keeps_gil in (False, True):
-        functions = Functions.of(arena, "weights", keeps_gil=keeps_gil)
-        stream, other = gpu.new_stream(0), gpu.new_stream(0)
-        segment = functions.alloc(1000 * MIB, stream)
-        gpu.pause(stream, 50_000)
-        functions.free(segment, 1000 * MIB, stream)
-        second = functions.alloc(1001 * MIB, other)
-        assert second != 0, _native.torch_refusal()
-        functions.free(second, 1001 * MIB, other)
-
-
 # Refusals.
 
 

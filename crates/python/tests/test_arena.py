@@ -63,16 +63,6 @@ def test_what_contradicts_how_it_is_open_is_refused(
     assert arena.limit_bytes == 64 * MIB
 
 
-@pytest.mark.parametrize(
-    ("limit", "limit_bytes"),
-    [(None, 256), (64 * MIB, 64), ("64MiB", 64), (0.5, 128), ("25%", 64), (1.0, 256), ({"host": "1.0"}, 256)],
-)
-def test_limits_in_all_spellings(limit: Any, limit_bytes: int) -> None:
-    arena = poorwill.arena(DEVICE, "limited", limit=limit)
-    assert arena.limit_bytes == limit_bytes * MIB
-    arena.close()
-
-
 def test_a_limit_has_to_fit_beside_what_is_there(arena: poorwill.Arena) -> None:
     kept = filled(arena, "weights", 32 * MIB)
     # What is mapped counts, and what others may map does not.

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import poorwill
 import pytest
-from helpers import DEVICE, MIB, run, together
+from helpers import DEVICE, IS_NOTHING_HELD, MIB, run, together
 from poorwill import offload
 from poorwill.offload import HostBuffer
 
@@ -27,17 +27,9 @@ def test_arrays_keep_a_buffer_that_was_freed() -> None:
     # In a process of its own, where nobody else holds host memory of the device.
     script = f"""
 import numpy as np
-from poorwill.offload import HostBuffer
+{IS_NOTHING_HELD}
 poorwill.arena("{DEVICE}", host_limit="8MiB")
-
-def is_nothing_held():
-    try:
-        HostBuffer("8MiB", device="{DEVICE}").free()
-    except poorwill.OutOfMemoryError:
-        return False
-    return True
-
-assert is_nothing_held()
+assert is_nothing_held("8MiB", "{DEVICE}")
 for keep in ("array", "view", "buffer"):
     buffer = HostBuffer(1 << 20, device="{DEVICE}")
     kept = dict(array=np.from_dlpack(buffer), view=np.from_dlpack(buffer.device_view()), buffer=buffer)
@@ -47,10 +39,10 @@ for keep in ("array", "view", "buffer"):
         buffer.free()
     del buffer
     kept = kept[keep]
-    assert not is_nothing_held(), keep
+    assert not is_nothing_held("8MiB", "{DEVICE}"), keep
     assert keep == "buffer" or kept.sum() == 5 << 20
     del kept
-    assert is_nothing_held(), keep
+    assert is_nothing_held("8MiB", "{DEVICE}"), keep
 print("done")
 """
     assert run(script) == "done\n"
@@ -174,14 +166,6 @@ poorwill.arena("cuda:0", limit="64MiB", host_limit="8MiB")
 cuda = ctypes.CDLL(os.environ["POORWILL_FAKE_LIBCUDA"])
 cuda.poorwillFakeDisarm.restype = ctypes.c_uint64
 
-def is_nothing_held():
-    gc.collect()
-    try:
-        HostBuffer("8MiB", device="cuda:0", pin=False).free()
-    except poorwill.OutOfMemoryError:
-        return False
-    return True
-
 def staged(tensor, device):
     kept = offload.offload(tensor, device=device)
     assert kept.is_zero_copy or "999" in kept.copies_because, kept.copies_because
@@ -212,7 +196,7 @@ for call in (offload.device_view, offload.to_host_view, staged):
             ended = nth >= calls + cuda.poorwillFakeDisarm()
         assert bytes_of(tensor) == before, (call, nth)
         del tensor
-        assert is_nothing_held(), (call, nth)
+        assert is_nothing_held("8MiB", "cuda:0"), (call, nth)
         nth += 1
     # "auto" does not fail, and takes pageable memory.
     assert failed > 0 if call is not staged else len(reasons) > 1, (call, nth)
@@ -221,7 +205,7 @@ print("done")
 
 
 def test_every_call_of_the_driver_may_fail(fake: dict[str, str]) -> None:
-    assert run(OVER_THE_STAND_INS + FAULTS, **fake) == "done\n"
+    assert run(OVER_THE_STAND_INS + IS_NOTHING_HELD + FAULTS, **fake) == "done\n"
 
 
 OUTLIVED = """

@@ -8,7 +8,7 @@ import numpy as np
 import poorwill
 import pytest
 from checkpoint_files import BITS, Spec, write
-from helpers import DEVICE, run
+from helpers import DEVICE, IS_NOTHING_HELD, run
 from poorwill import _native, offload
 
 
@@ -93,15 +93,8 @@ HELD = f"""
 import numpy as np
 from pathlib import Path
 from poorwill import _native
-from poorwill.offload import HostBuffer
+{IS_NOTHING_HELD}
 poorwill.arena("{DEVICE}", host_limit=LIMIT)
-
-def is_nothing_held():
-    try:
-        HostBuffer(LIMIT, device="{DEVICE}").free()
-    except poorwill.OutOfMemoryError:
-        return False
-    return True
 """
 
 
@@ -119,7 +112,7 @@ for _ in range(3):
         for word in ("9 MiB", "8 MiB", "held before"):
             assert word in str(error), error
         print("refused")
-    assert is_nothing_held()
+    assert is_nothing_held(LIMIT, "{DEVICE}")
 """
     assert run(script) == "refused\n" * 3
 
@@ -158,7 +151,7 @@ for _ in range(50):
         _native.load_checkpoint([{str(path)!r}], ["U8"], device="{DEVICE}", readers=1)
     except Alarm:
         pass
-    assert is_nothing_held()
+    assert is_nothing_held(LIMIT, "{DEVICE}")
     if have_read() - before < {nbytes}:
         print("ended")
         break
@@ -185,6 +178,6 @@ for thread in threads:
 for thread in threads:
     thread.join()
 print(*set(found))
-assert is_nothing_held()
+assert is_nothing_held(LIMIT, "{DEVICE}")
 """
     assert run(script) == f"{sum(contents['a'])}\n"

@@ -34,9 +34,6 @@ class Stream:
     def __hash__(self) -> int:
         return hash(self._identity)
 
-    def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
-
     @property
     def _identity(self) -> tuple[int, int]:
         return (self.device_index, self.cuda_stream)
