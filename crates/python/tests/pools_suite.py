@@ -395,8 +395,6 @@ def test_devices_and_tags_that_are_none() -> None:
 
 
 def test_the_symbols_serve_an_allocator_made_by_hand(arena: poorwill.Arena) -> None:
-    import poorwill.torch
-
     path = poorwill.torch.library(arena, "by_hand")
     allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "poorwill_alloc", "poorwill_free")
     pool = torch.cuda.MemPool(allocator.allocator())

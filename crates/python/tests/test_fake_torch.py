@@ -97,7 +97,7 @@ def segments(torch: Any) -> list[tuple[int, list[tuple[int, str]]]]:
     ]
 
 
-LIVE, FREE, PENDING = "active_allocated", "inactive", "active_pending_free"
+LIVE, FREE = "active_allocated", "inactive"
 
 
 @pytest.mark.parametrize(

@@ -140,12 +140,9 @@ def test_what_fits_is_kept_in_order() -> None:
     configs = sized(99 * KIB, 1, 98 * KIB, 98 * KIB + 1, 2)
     prune = pruning.shared_memory_pruner(own_size, device="sm_120")
     assert prune(configs, {}) == [configs[1], configs[2], configs[4]]
+    assert prune([]) == []
     assert pruning.shared_memory_pruner(own_size, device="sm_120", margin_bytes=0)(configs, {}) == configs
     assert pruning.shared_memory_pruner(own_size, device="sm_90")(configs, {}, grid=(1,)) == configs
-
-
-def test_an_empty_list_stays_empty() -> None:
-    assert pruning.shared_memory_pruner(own_size, device="sm_90")([]) == []
 
 
 def test_where_none_fits_the_smallest_is_kept_with_one_warning() -> None:

@@ -56,9 +56,6 @@ class Operation:
         self._schema = Schema(name, (Returned(alias),), is_mutable)
         self.__name__ = name.removeprefix("aten::")
 
-    def __repr__(self) -> str:
-        return f"<OpOverload(op='{self._schema.name}')>"
-
     def name(self) -> str:
         return self._schema.name
 
