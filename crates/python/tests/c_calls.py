@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from fake_torch.allocator import DeviceAllocator
+from fake_torch.machine import Paper
+from fake_torch.settings import AllocatorSettings
+
 MIB = 1 << 20
 
 
@@ -67,86 +71,40 @@ def peak_bytes(calls: Sequence[Call]) -> int:
     return peak
 
 
-@dataclass
-class _Segment:
-    index: int
-    size: int
-    stream: int
-    is_small: bool
-    free: list[tuple[int, int]]
+class _Recorder(Paper):
+    """Takes down what the model of PyTorch's caching allocator calls for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row: list[Call] = []
+        self._indices: dict[int, int] = {}
+
+    def allocate(self, size: int, device: int, stream: int) -> int:
+        address = super().allocate(size, device, stream)
+        self._indices[address] = len(self.row)
+        self.row.append(Get(size, stream))
+        return address
+
+    def free(self, address: int, size: int, device: int, stream: int) -> None:
+        super().free(address, size, device, stream)
+        self.row.append(GiveBack(self._indices.pop(address)))
 
 
-@dataclass
-class _Cache:
-    """What the caching allocator decides: where in its segments a tensor lies, and when it asks for another.
-
-    Up to 1 MiB a tensor shares a segment of 2 MiB, below 10 MiB one of 20 MiB, and a larger one gets its own,
-    of whole 2 MiB. What is free is cut, within the limit for that, and goes back when the cache is emptied.
-    """
-
-    max_split: int
-    calls: list[Call] = field(default_factory=list)
-    segments: list[_Segment] = field(default_factory=list)
-
-    def tensor(self, size: int, stream: int) -> tuple[_Segment, int, int]:
-        size = -(-size // 512) * 512
-        is_small = size <= MIB
-        fitting = [
-            (bytes, segment.index, at, segment)
-            for segment in self.segments
-            if segment.stream == stream and segment.is_small == is_small
-            for at, bytes in segment.free
-            if self._fits(size, bytes)
-        ]
-        if not fitting:
-            whole = 2 * MIB if is_small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
-            segment = _Segment(len(self.calls), whole, stream, is_small, [(0, whole)])
-            self.calls.append(Get(whole, stream))
-            self.segments.append(segment)
-            fitting = [(whole, segment.index, 0, segment)]
-        bytes, _, at, segment = min(fitting, key=lambda found: found[:3])
-        segment.free.remove((at, bytes))
-        rest = bytes - size
-        if rest >= 512 if is_small else rest > MIB and size < self.max_split:
-            segment.free.append((at + size, rest))
-        else:
-            size = bytes
-        return segment, at, size
-
-    def _fits(self, size: int, free: int) -> bool:
-        if size < self.max_split:
-            return size <= free < self.max_split
-        return size <= free < size + 20 * MIB
-
-    def drop(self, tensor: tuple[_Segment, int, int]) -> None:
-        segment, at, size = tensor
-        merged: list[tuple[int, int]] = []
-        for start, bytes in sorted([*segment.free, (at, size)]):
-            if merged and sum(merged[-1]) == start:
-                start, bytes = merged[-1][0], merged.pop()[1] + bytes
-            merged.append((start, bytes))
-        segment.free = merged
-
-    def empty(self) -> None:
-        for segment in [segment for segment in self.segments if segment.free == [(0, segment.size)]]:
-            self.segments.remove(segment)
-            self.calls.append(GiveBack(segment.index))
-
-
-def made_up(seed: int, tensors: int = 400, of_streams: int = 1, max_split: int = 1 << 60) -> list[Call]:
+def made_up(seed: int, tensors: int = 400, of_streams: int = 1, conf: str = "") -> list[Call]:
     """The calls for so many tensors, of which a part is kept, with a cache that is emptied now and then."""
-    rng, cache = random.Random(seed), _Cache(max_split)
-    live: list[tuple[_Segment, int, int]] = []
+    rng, recorder = random.Random(seed), _Recorder()
+    cache = DeviceAllocator(0, recorder, AllocatorSettings(conf))
+    live: list[int] = []
     for _ in range(tensors):
         size = rng.choice(
             [rng.randint(1, MIB), rng.randint(1, 10 * MIB), rng.randint(10 * MIB, 96 * MIB), 64 * MIB]
         )
-        live.append(cache.tensor(size, rng.randrange(of_streams)))
+        live.append(cache.malloc(size, rng.randrange(of_streams)))
         while live and (len(live) > 40 or rng.random() < 0.45):
-            cache.drop(live.pop(rng.randrange(len(live))))
+            cache.free(live.pop(rng.randrange(len(live))))
         if rng.random() < 0.1:
-            cache.empty()
-    return cache.calls
+            cache.empty_cache()
+    return recorder.row
 
 
 class Gives(Protocol):

@@ -8,11 +8,13 @@ functions.free(segment, 2 << 20)
 import contextlib
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import c_int, c_size_t, c_ssize_t, c_uint64, c_void_p
+from functools import partial
 from typing import Any
 
 from fake_torch import Driver
+from helpers import together
 from poorwill import Arena, _native
 
 MIB = 1 << 20
@@ -141,38 +143,28 @@ class Crowd:
     """Threads of which none may fail, and none may hang."""
 
     def __init__(self) -> None:
-        self.failures: list[BaseException] = []
-        self.is_done = threading.Event()
-        self._workers: list[threading.Thread] = []
-        self._others: list[threading.Thread] = []
+        self._is_done = threading.Event()
+        self._workers: list[Callable[[], None]] = []
+        self._others: list[Callable[[], None]] = []
 
     def works(self, work: Any, *arguments: Any) -> None:
-        self._workers.append(threading.Thread(target=self._guarded, args=(work, *arguments)))
+        self._workers.append(partial(work, *arguments))
 
     def keeps_on(self, work: Any, *arguments: Any) -> None:
         """Does `work` again and again until the workers have ended."""
 
         def repeat() -> None:
-            while not self.is_done.is_set():
+            while not self._is_done.is_set():
                 work(*arguments)
 
-        self._others.append(threading.Thread(target=self._guarded, args=(repeat,)))
+        self._others.append(repeat)
 
     def run(self) -> None:
-        for thread in self._workers + self._others:
-            thread.start()
-        # Whoever is stuck is shown by the suite's watchdog.
-        for thread in self._workers:
-            thread.join()
-        self.is_done.set()
-        for thread in self._others:
-            thread.join()
-        if self.failures:
-            raise self.failures[0]
+        """Whoever is stuck is shown by the suite's watchdog."""
+        together(self._work, *self._others)
 
-    def _guarded(self, work: Any, *arguments: Any) -> None:
+    def _work(self) -> None:
         try:
-            work(*arguments)
-        except BaseException as error:
-            self.failures.append(error)
-            self.is_done.set()
+            together(*self._workers)
+        finally:
+            self._is_done.set()

@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,11 +33,33 @@ def cases(usual: int, least: int = 1) -> range:
     return range(max(least, round(usual * EFFORTS[effort])))
 
 
+def together(*works: Callable[[], object]) -> None:
+    """Runs each in a thread, all at once, and raises what one of them has raised."""
+    with ThreadPoolExecutor(len(works)) as threads:
+        for running in [threads.submit(work) for work in works]:
+            running.result()
+
+
 def filled(arena: poorwill.Arena, tag: str, size_bytes: int = 4 * MIB) -> Any:
     """An array of the arena's memory, with a pattern in it."""
     array = np.from_dlpack(arena.empty(size_bytes, tag=tag))
     array[:] = np.random.default_rng(size_bytes).integers(0, 256, size_bytes, dtype=np.uint8)
     return array
+
+
+# For scripts: whether nothing is held of what a device may hold of the host's memory.
+IS_NOTHING_HELD = """
+import gc
+from poorwill.offload import HostBuffer
+
+def is_nothing_held(limit, device):
+    gc.collect()
+    try:
+        HostBuffer(limit, device=device, pin=False).free()
+    except poorwill.OutOfMemoryError:
+        return False
+    return True
+"""
 
 
 class Script(NamedTuple):

@@ -7,9 +7,10 @@ import copy
 import gc
 import io
 import pickle
-import threading
+from functools import partial
 
 import pytest
+from helpers import together
 from offload_models import (
     bytes_of,
     is_nothing_held,
@@ -22,7 +23,7 @@ from offload_models import (
     torch,
     words,
 )
-from poorwill.offload import ReplacedError, UvaOffloader
+from poorwill.offload import PrefetchOffloader, ReplacedError, UvaOffloader
 
 # What somebody replaces
 
@@ -103,6 +104,29 @@ def test_what_is_replaced_comes_before_what_was_left(device: str) -> None:
     offloader.check()
 
 
+@pytest.mark.parametrize("ahead", [None, 1])
+def test_forwards_in_inference_mode_and_outside_take_turns(device: str, way: str, ahead: int | None) -> None:
+    """Of layers in place or copied in, and of prefetched ones, which are put back in the end."""
+    model = made(device)
+    with torch.inference_mode():
+        quick = model(words(device)).clone()
+    with torch.enable_grad():
+        slow = model(words(device)).detach()
+    with torch.inference_mode():
+        if ahead is None:
+            UvaOffloader(device=device).offload(model, layers=model.layers)
+        else:
+            offloader = PrefetchOffloader(model.layers, ahead=ahead, device=device)
+    for number in range(3):
+        with torch.inference_mode():
+            if ahead is not None and number == 2:
+                offloader.close()
+            assert is_same(model(words(device)).clone(), quick)
+        with torch.enable_grad():
+            assert is_same(model(words(device)).detach(), slow)
+    assert ahead is not None or not any(parameter.is_inference() for parameter in model.parameters())
+
+
 # Lifetimes and copies
 
 
@@ -136,27 +160,17 @@ def test_threads_share_an_offloader(device: str, way: str) -> None:
     expected = [model(words(device)) for model in models]
     room = sum(nbytes_of(*model.parameters()) for model in models[:3])
     offloader = UvaOffloader(device=device, max_bytes=room)
-    wrong: list[object] = []
 
     def work(number: int) -> None:
-        try:
-            # Gradients are turned off in each thread by itself.
-            with torch.no_grad():
-                for _ in range(8):
-                    offloader.offload(models[number], name=str(number), layers=models[number].layers)
-                    if not is_same(models[number](words(device)), expected[number]):
-                        wrong.append(number)
-                    # Of all models, also of those that others call.
-                    offloader.check()
-        except BaseException as error:
-            wrong.append(error)
+        # Gradients are turned off in each thread by itself.
+        with torch.no_grad():
+            for _ in range(8):
+                offloader.offload(models[number], name=str(number), layers=models[number].layers)
+                assert is_same(models[number](words(device)), expected[number])
+                # Of all models, also of those that others call.
+                offloader.check()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(models))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    together(*(partial(work, number) for number in range(len(models))))
     assert 0 < offloader.used_bytes <= room
     assert offloader.again().taken == ()
 

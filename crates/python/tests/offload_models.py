@@ -67,6 +67,19 @@ class Model(nn.Module):  # type: ignore[misc]
         return self.head(self.norm(x)) * self.scale
 
 
+class Nested(nn.Module):  # type: ignore[misc]
+    """One that calls itself, and has its weight on the device each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Any, depth: int) -> Any:
+        inner = self(x, depth - 1) if depth else x
+        assert self.weight.device == x.device
+        return inner @ self.weight
+
+
 def made(device: str, layers: int = 5) -> Any:
     torch.manual_seed(layers)
     return Model(layers).eval().to(place(device))

@@ -11,6 +11,7 @@ import poorwill
 import pytest
 from offload_models import (
     NO_UVA,
+    Nested,
     bytes_of,
     is_same,
     made,
@@ -189,9 +190,6 @@ def test_what_a_lazy_module_has_not_made_is_named(device: str) -> None:
 # What is tied
 
 
-# What is tied
-
-
 def test_what_shares_memory_is_moved_once_and_stays_tied(device: str, way: str) -> None:
     shared = torch.randn(6, 8, device=place(device))
     model = nn.Module()
@@ -246,22 +244,6 @@ def test_a_module_in_a_layer_and_outside_of_it_is_brought_in_for_both(device: st
         assert len(seen) == 2
         assert at_rest not in seen
     assert is_same(model(words(device)), expected)
-
-
-def test_forwards_in_inference_mode_and_outside_take_turns(device: str, way: str) -> None:
-    model = made(device)
-    with torch.inference_mode():
-        quick = model(words(device)).clone()
-    with torch.enable_grad():
-        slow = model(words(device)).detach()
-    with torch.inference_mode():
-        UvaOffloader(device=device).offload(model, layers=model.layers)
-    for _ in range(2):
-        with torch.inference_mode():
-            assert is_same(model(words(device)).clone(), quick)
-        with torch.enable_grad():
-            assert is_same(model(words(device)).detach(), slow)
-    assert not any(parameter.is_inference() for parameter in model.parameters())
 
 
 # Failures
@@ -444,16 +426,6 @@ def test_interrupted_moves_leave_the_module_usable(
 
 def test_a_layer_within_itself_is_brought_in_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NO_UVA, "1")
-
-    class Nested(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, 4))
-
-        def forward(self, x: Any, depth: int) -> Any:
-            inner = self(x, depth - 1) if depth else x
-            assert self.weight.device == place(device)
-            return inner @ self.weight
 
     module = Nested().to(place(device))
     x = torch.randn(4, 4, device=place(device))

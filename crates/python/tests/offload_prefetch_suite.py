@@ -14,6 +14,7 @@ from typing import Any
 import poorwill
 import pytest
 from offload_models import (
+    Nested,
     bytes_of,
     is_nothing_held,
     is_same,
@@ -148,26 +149,6 @@ def test_the_same_layer_twice_stays_resident(device: str) -> None:
     assert is_same(model(words(device)), expected)
 
 
-def test_forwards_in_inference_mode_and_outside_take_turns(device: str) -> None:
-    model = made(device)
-    with torch.inference_mode():
-        quick = model(words(device)).clone()
-    with torch.enable_grad():
-        slow = model(words(device)).detach()
-    with torch.inference_mode():
-        offloader = PrefetchOffloader(model.layers, device=device)
-    for closes in (False, False, True):
-        with torch.inference_mode():
-            assert is_same(model(words(device)).clone(), quick)
-        with torch.enable_grad():
-            assert is_same(model(words(device)).detach(), slow)
-        if closes:
-            with torch.inference_mode():
-                offloader.close()
-    with torch.enable_grad():
-        assert is_same(model(words(device)).detach(), slow)
-
-
 # Whatever the order
 
 
@@ -218,15 +199,6 @@ def test_an_interrupted_forward_leaves_the_model_usable(device: str) -> None:
 
 
 def test_a_layer_within_itself_keeps_its_bytes(device: str) -> None:
-    class Nested(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, 4))
-
-        def forward(self, x: Any, depth: int) -> Any:
-            inner = self(x, depth - 1) if depth else x
-            return inner @ self.weight
-
     layers = nn.ModuleList(Nested() for _ in range(3)).to(place(device))
     resident = copy.deepcopy(layers)
     x = torch.randn(4, 4, device=place(device))

@@ -94,26 +94,3 @@ def test_training_goes_on_as_if_nothing_had_been(arena: poorwill.Arena) -> None:
         torch.use_deterministic_algorithms(was_deterministic)
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
     assert float(expected[-1]) < float(expected[0])
-
-
-def test_a_captured_model_replays_the_same(arena: poorwill.Arena) -> None:
-    with arena.pool("weights"):
-        llama = model().to("cuda").eval()
-    tokens = torch.arange(1, 33, device="cuda").reshape(1, -1)
-    with torch.inference_mode():
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                llama(tokens, use_cache=False)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph, pool = torch.cuda.CUDAGraph(), arena.graph_pool()
-        with torch.cuda.graph(graph, pool=pool):
-            logits = llama(tokens, use_cache=False).logits
-        graph.replay()
-        expected = logits.clone()
-        for cycle in range(CYCLES):
-            arena.sleep()
-            arena.wake()
-            graph.replay()
-            assert torch.equal(logits, expected), cycle

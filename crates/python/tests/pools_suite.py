@@ -17,7 +17,7 @@ from typing import Any
 import poorwill
 import poorwill.torch
 import pytest
-from helpers import cases
+from helpers import cases, together
 
 torch: Any = import_module("torch")
 
@@ -194,36 +194,30 @@ def test_scopes_work_in_inference_mode(arena: poorwill.Arena) -> None:
 
 def test_threads_load_different_tags_at_once(arena: poorwill.Arena) -> None:
     kept: dict[str, list[Any]] = {}
-    failed: list[BaseException] = []
     is_done = threading.Event()
 
     def load(tag: str, seed: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream), arena.pool(tag):
+            tensors = []
+            for number in cases(40, least=5):
+                transient = torch.empty((20 + number) * MIB, dtype=torch.uint8, device="cuda")
+                tensors.append(filled(10 * MIB + 512 * number, seed + number))
+                del transient
+            stream.synchronize()
+        kept[tag] = tensors
+
+    def load_all() -> None:
         try:
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream), arena.pool(tag):
-                tensors = []
-                for number in cases(40, least=5):
-                    transient = torch.empty((20 + number) * MIB, dtype=torch.uint8, device="cuda")
-                    tensors.append(filled(10 * MIB + 512 * number, seed + number))
-                    del transient
-                stream.synchronize()
-            kept[tag] = tensors
-        except BaseException as error:
-            failed.append(error)
+            together(*(functools.partial(load, f"t{n}", 1000 * n) for n in range(3)))
+        finally:
+            is_done.set()
 
     def watch() -> None:
         while not is_done.is_set():
             arena.stats()
 
-    loaders = [threading.Thread(target=load, args=(f"t{n}", 1000 * n)) for n in range(3)]
-    watcher = threading.Thread(target=watch)
-    for thread in [*loaders, watcher]:
-        thread.start()
-    for thread in loaders:
-        thread.join()
-    is_done.set()
-    watcher.join()
-    assert failed == []
+    together(load_all, watch)
     arena.sleep()
     arena.wake()
     for n in range(3):
@@ -365,25 +359,6 @@ def test_what_cublas_keeps_is_not_put_to_sleep(arena: poorwill.Arena) -> None:
         assert torch.equal(x @ x, y)
 
 
-def test_level_two_and_discard(arena: poorwill.Arena) -> None:
-    with arena.pool("weights"):
-        weight = filled(16 * MIB, 1)
-    with arena.pool("kv_cache"):
-        cache = filled(16 * MIB, 2)
-    arena.sleep(level=2)
-    woken = arena.wake()
-    assert woken.undefined_tags == ["weights"]
-    assert is_zero(cache)
-    weight.copy_(filled(16 * MIB, 1))
-    assert arena.mark_restored("weights") == ["weights"]
-    arena.sleep()
-    arena.wake()
-    assert same(weight, 1)
-    arena.discard("kv_cache")
-    arena.wake("kv_cache")
-    assert is_zero(cache)
-
-
 def test_what_is_asleep_takes_nothing_new(arena: poorwill.Arena) -> None:
     with arena.pool("weights"):
         tensor = filled(MIB, 1)
@@ -420,8 +395,6 @@ def test_devices_and_tags_that_are_none() -> None:
 
 
 def test_the_symbols_serve_an_allocator_made_by_hand(arena: poorwill.Arena) -> None:
-    import poorwill.torch
-
     path = poorwill.torch.library(arena, "by_hand")
     allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "poorwill_alloc", "poorwill_free")
     pool = torch.cuda.MemPool(allocator.allocator())

@@ -14,7 +14,7 @@ import poorwill
 import pytest
 from c_calls import Call, Live, made_up, peak_bytes, read, replay, streams
 from c_symbols import GRANULE, MIB, Functions, Gpu
-from helpers import STUCK_S, cases
+from helpers import STUCK_S, cases, together
 from poorwill import _native
 
 GIB = 1 << 30
@@ -50,7 +50,7 @@ def arena(nothing_left: None) -> Iterator[poorwill.Arena]:
 ROWS = [
     *(pytest.param(lambda path=path: read(path), id=path.stem) for path in RECORDED),
     pytest.param(lambda: made_up(1), id="made up"),
-    pytest.param(lambda: made_up(2, max_split=20 * MIB), id="made up, with a split limit"),
+    pytest.param(lambda: made_up(2, conf="max_split_size_mb:20"), id="made up, with a split limit"),
     pytest.param(lambda: made_up(3, of_streams=3), id="made up, on three streams"),
 ]
 
@@ -94,20 +94,6 @@ def test_what_is_mapped_follows_what_pytorch_has(
     assert gpu.used_bytes() == used_before
     assert gpu.census() == census_before
     assert _native.torch_refusal() is None
-    arena.close()
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_a_row_that_is_made_again_creates_nothing(gpu: Gpu, row: Callable[[], list[Call]]) -> None:
-    calls = row()
-    arena = poorwill.arena("cuda:0", next(NAMES), limit=0.9)
-    functions = Functions.of(arena, "weights")
-    handles = [0, *(gpu.new_stream(0) for _ in range(1, streams(calls)))]
-    replay(calls, functions, handles)
-    stats = arena.stats()
-    assert stats.peak_mapped_bytes <= stats.peak_live_bytes * 1.01 + SLACK_BYTES * len(handles)
-    replay(calls, functions, handles)
-    assert arena.stats().created_bytes == stats.created_bytes
     arena.close()
 
 
@@ -155,18 +141,6 @@ def test_a_segment_stays_mapped_while_work_on_its_stream_may_touch_it(
     assert gpu.used_bytes() == 0
 
 
-def test_at_the_limit_the_device_is_waited_for(gpu: Gpu, arena: poorwill.Arena) -> None:
-    for keeps_gil in (False, True):
-        functions = Functions.of(arena, "weights", keeps_gil=keeps_gil)
-        stream, other = gpu.new_stream(0), gpu.new_stream(0)
-        segment = functions.alloc(1000 * MIB, stream)
-        gpu.pause(stream, 50_000)
-        functions.free(segment, 1000 * MIB, stream)
-        second = functions.alloc(1001 * MIB, other)
-        assert second != 0, _native.torch_refusal()
-        functions.free(second, 1001 * MIB, other)
-
-
 # Refusals.
 
 
@@ -195,9 +169,7 @@ def test_what_is_refused_leaves_nothing(
     kept = functions.alloc(4 * MIB)
     before = arena.stats().as_dict(), gpu.census()
     assert functions.alloc(size, 0, device) == 0
-    refusal = _native.torch_refusal()
-    assert refusal is not None
-    assert words in refusal
+    assert words in str(_native.torch_refusal())
     assert _native.torch_refusal() is None
     assert (arena.stats().as_dict(), gpu.census()) == before
     functions.free(kept, 4 * MIB)
@@ -207,12 +179,15 @@ def test_a_full_arena_says_so_until_there_is_room(arena: poorwill.Arena, functio
     first = functions.alloc(600 * MIB)
     for _ in range(3):
         assert functions.alloc(600 * MIB) == 0
-        refusal = _native.torch_refusal()
-        assert refusal is not None
-        assert "cannot allocate 600 MiB for `weights`: the limit of 1 GiB is too low by 176 MiB" in refusal
+        assert "cannot allocate 600 MiB for `weights`: the limit of 1 GiB is too low by 176 MiB" in str(
+            _native.torch_refusal()
+        )
+    # PyTorch asks again when it has given back what it could: a refusal that was overcome is forgotten.
+    assert functions.alloc(600 * MIB) == 0
     functions.free(first, 600 * MIB)
     second = functions.alloc(600 * MIB)
     assert second != 0
+    assert _native.torch_refusal() is None
     functions.free(second, 600 * MIB)
 
 
@@ -223,10 +198,8 @@ def test_a_full_device_says_so_until_there_is_room(gpu: Gpu) -> None:
     taken = gpu.allocate(free_bytes - 16 * MIB, 1, 0)
     before = arena.stats().as_dict()
     assert functions.alloc(20 * MIB, 0, 1) == 0
-    refusal = _native.torch_refusal()
-    assert refusal is not None
-    assert "cannot allocate 20 MiB for `weights`" in refusal
-    assert "16 MiB" in refusal
+    refusal = str(_native.torch_refusal())
+    assert all(word in refusal for word in ("cannot allocate 20 MiB for `weights`", "16 MiB"))
     # What it took to find out counts, and is gone.
     counters = {"created_bytes": 0, "peak_mapped_bytes": 0}
     assert {**arena.stats().as_dict(), **counters} == {**before, **counters}
@@ -288,25 +261,9 @@ def test_what_sleeps_takes_nothing_new(arena: poorwill.Arena, functions: Functio
     assert arena.stats().live_bytes == 0
 
 
-def test_a_refusal_that_was_overcome_is_forgotten(arena: poorwill.Arena, functions: Functions) -> None:
-    # PyTorch asks again when it has given back what it could.
-    first = functions.alloc(600 * MIB)
-    assert functions.alloc(600 * MIB) == 0
-    functions.free(first, 600 * MIB)
-    second = functions.alloc(600 * MIB)
-    assert second != 0
-    assert _native.torch_refusal() is None
-    functions.free(second, 600 * MIB)
-
-
 def test_one_threads_luck_is_not_anothers(arena: poorwill.Arena, functions: Functions) -> None:
-    def lucky() -> None:
-        functions.free(functions.alloc(2 * MIB), 2 * MIB)
-
     assert functions.alloc(2 * GIB) == 0
-    thread = threading.Thread(target=lucky)
-    thread.start()
-    thread.join()
+    together(lambda: functions.free(functions.alloc(2 * MIB), 2 * MIB))
     assert "cannot allocate 2 GiB" in str(_native.torch_refusal())
 
 
@@ -353,11 +310,8 @@ def test_a_closed_arena_gives_nothing_and_takes_everything_back(gpu: Gpu) -> Non
         assert _native.torch_segments() == (segments, segments * 20 * MIB)
         for _ in range(2):
             assert functions.alloc(20 * MIB) == 0
-            refusal = _native.torch_refusal()
-            assert refusal is not None
-            assert "arena" in refusal
-            assert "closed" in refusal
-            assert "open" in refusal
+            refusal = str(_native.torch_refusal())
+            assert all(word in refusal for word in ("arena", "closed", "open"))
         reopened = poorwill.arena("cuda:0", name, limit="256MiB")
         fresh = Functions.of(reopened, "weights")
         assert fresh.address != functions.address

@@ -19,6 +19,7 @@ from poorwill import _native
 NAMES = map("threads-{}".format, itertools.count())
 STEPS = 400
 
+MUTEX = pytest.mark.parametrize("has_mutex", [False, True], ids=["", "behind PyTorch's lock"])
 GIL = pytest.mark.parametrize("keeps_gil", [False, True], ids=["", "with the interpreter's lock"])
 
 
@@ -39,6 +40,12 @@ def arena(gpu: Gpu) -> Iterator[poorwill.Arena]:
     assert gpu.used_bytes() == used_before
     arena.close()
     _native.torch_refusal()
+
+
+def functions_of(arena: poorwill.Arena, tag: str, keeps_gil: bool, mutex: Any) -> Any:
+    """Behind PyTorch's lock, if it is given."""
+    made = Functions.of(arena, tag, keeps_gil=keeps_gil)
+    return made if mutex is None else CachingAllocatorsLock(made, mutex)
 
 
 class Books:
@@ -107,22 +114,27 @@ def open_and_close(gpu: Gpu, name: str) -> None:
 
 
 @GIL
-def test_nobody_waits_for_ever(gpu: Gpu, arena: poorwill.Arena, keeps_gil: bool) -> None:
-    crowd, books = Crowd(), Books()
+@MUTEX
+def test_nobody_waits_for_ever(gpu: Gpu, arena: poorwill.Arena, keeps_gil: bool, has_mutex: bool) -> None:
+    mutex, crowd, books = threading.RLock(), Crowd(), Books()
     names = map(f"{arena.name}-other-{{}}".format, range(20))
-    is_open = True
 
     def open_some() -> None:
-        nonlocal is_open
         name = next(names, None)
         if name is not None:
             open_and_close(gpu, name)
 
+    def ask_as_pytorch_does() -> None:
+        # Its statistics take its lock, and so do tensors that end where ours are asked.
+        with mutex:
+            ask(arena)
+
     for number in range(4):
-        functions = Functions.of(arena, f"t{number % 2}", keeps_gil=keeps_gil)
+        functions = functions_of(arena, f"t{number % 2}", keeps_gil, mutex if has_mutex else None)
         stream = 0 if number == 0 else gpu.new_stream(0)
         crowd.works(churn, functions, books, stream, number)
     crowd.keeps_on(ask, arena)
+    crowd.keeps_on(ask_as_pytorch_does)
     crowd.keeps_on(sleep_and_wake, arena, "t1")
     crowd.keeps_on(open_some)
     crowd.keeps_on(arena.trim)
@@ -130,25 +142,7 @@ def test_nobody_waits_for_ever(gpu: Gpu, arena: poorwill.Arena, keeps_gil: bool)
 
 
 @GIL
-def test_nobody_waits_for_ever_behind_pytorchs_lock(gpu: Gpu, arena: poorwill.Arena, keeps_gil: bool) -> None:
-    mutex, crowd, books = threading.RLock(), Crowd(), Books()
-    for number in range(4):
-        functions = CachingAllocatorsLock(Functions.of(arena, f"t{number % 2}", keeps_gil=keeps_gil), mutex)
-        crowd.works(churn, functions, books, gpu.new_stream(0), number)
-
-    def ask_as_pytorch_does() -> None:
-        # Its statistics take its lock, and so do tensors that end where ours are asked.
-        with mutex:
-            ask(arena)
-
-    crowd.keeps_on(ask, arena)
-    crowd.keeps_on(ask_as_pytorch_does)
-    crowd.keeps_on(sleep_and_wake, arena, "t0")
-    crowd.run()
-
-
-@GIL
-@pytest.mark.parametrize("has_mutex", [False, True], ids=["", "behind PyTorch's lock"])
+@MUTEX
 def test_who_waits_for_the_device_at_the_limit_holds_nobody_up(
     gpu: Gpu, arena: poorwill.Arena, keeps_gil: bool, has_mutex: bool
 ) -> None:
@@ -156,8 +150,7 @@ def test_who_waits_for_the_device_at_the_limit_holds_nobody_up(
     stream, other = gpu.new_stream(0), gpu.new_stream(0)
 
     def functions(tag: str, keeps_gil: bool) -> Any:
-        made = Functions.of(arena, tag, keeps_gil=keeps_gil)
-        return CachingAllocatorsLock(made, mutex) if has_mutex else made
+        return functions_of(arena, tag, keeps_gil, mutex if has_mutex else None)
 
     def wait_at_the_limit() -> None:
         for_weights = functions("weights", keeps_gil)

@@ -4,12 +4,11 @@ import ctypes
 import gc
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import poorwill
 import pytest
-from helpers import MIB, STUCK_S, run
+from helpers import MIB, STUCK_S, run, together
 
 
 def live_bytes(arena: poorwill.Arena) -> int:
@@ -240,63 +239,8 @@ def test_a_borrower_gives_back_on_a_thread_that_knows_no_python(arena: poorwill.
     assert live_bytes(arena) > 0
     # A foreign function runs without Python's lock.
     give_back = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(managed.deleter)
-    thread = threading.Thread(target=give_back, args=(at,))
-    thread.start()
-    thread.join()
+    together(lambda: give_back(at))
     assert live_bytes(arena) == 0
-
-
-def test_a_forked_child_lets_go_of_nothing() -> None:
-    ran = run("""
-import gc, os, sys, numpy
-arena = poorwill.arena("host:64MiB")
-block, other = arena.empty(1 << 20), arena.empty(1 << 20)
-array, capsule = numpy.from_dlpack(other), block.__dlpack__()
-array[:] = 5
-child = os.fork()
-if child == 0:
-    failed = 0
-    for act in (block.free, block.__dlpack__, lambda: arena.empty(1), arena.stats, arena.sleep, arena.close):
-        try:
-            act()
-        except poorwill.PoorwillError as error:
-            assert f"belongs to process {os.getppid()}" in str(error), error
-            failed += 1
-    assert failed == 6 and "another process" in repr(block) and "another process" in repr(arena)
-    del block, other, array, capsule
-    gc.collect()
-    own = poorwill.arena("host:32MiB")
-    assert own != arena
-    mine = numpy.from_dlpack(own.empty(1 << 20))
-    mine[:] = 3
-    own.sleep()
-    own.wake()
-    assert (mine == 3).all()
-    sys.exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-assert (array == 5).all()
-print(arena.stats().live_bytes >> 20)
-""")
-    assert ran == "2\n"
-
-
-def test_a_process_ends_quietly_whatever_it_holds() -> None:
-    for held in ("block", "array", "arena", "block, array, arena, capsule"):
-        script = f"""
-import numpy
-arena = poorwill.arena("host:64MiB")
-block = arena.empty(32 << 20)
-array, capsule = numpy.from_dlpack(block), block.__dlpack__()
-array[:] = 1
-kept = {held}
-del block, array, capsule, arena
-poorwill.arena("host").prepare_sleep()
-print("end")
-"""
-        assert run(script) == "end\n", held
-
-
-WHY = "it is freed on the default stream"
 
 
 def test_a_block_of_a_gpu_says_which(fake: dict[str, str]) -> None:

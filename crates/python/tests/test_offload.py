@@ -1,13 +1,11 @@
 """Host memory for weights without PyTorch, on the host device."""
 
-import gc
-import threading
+from functools import partial
 
 import numpy as np
 import poorwill
 import pytest
-from helpers import DEVICE, MIB, run
-from poorwill import offload
+from helpers import DEVICE, IS_NOTHING_HELD, MIB, run, together
 from poorwill.offload import HostBuffer
 
 
@@ -28,17 +26,9 @@ def test_arrays_keep_a_buffer_that_was_freed() -> None:
     # In a process of its own, where nobody else holds host memory of the device.
     script = f"""
 import numpy as np
-from poorwill.offload import HostBuffer
+{IS_NOTHING_HELD}
 poorwill.arena("{DEVICE}", host_limit="8MiB")
-
-def is_nothing_held():
-    try:
-        HostBuffer("8MiB", device="{DEVICE}").free()
-    except poorwill.OutOfMemoryError:
-        return False
-    return True
-
-assert is_nothing_held()
+assert is_nothing_held("8MiB", "{DEVICE}")
 for keep in ("array", "view", "buffer"):
     buffer = HostBuffer(1 << 20, device="{DEVICE}")
     kept = dict(array=np.from_dlpack(buffer), view=np.from_dlpack(buffer.device_view()), buffer=buffer)
@@ -48,10 +38,10 @@ for keep in ("array", "view", "buffer"):
         buffer.free()
     del buffer
     kept = kept[keep]
-    assert not is_nothing_held(), keep
+    assert not is_nothing_held("8MiB", "{DEVICE}"), keep
     assert keep == "buffer" or kept.sum() == 5 << 20
     del kept
-    assert is_nothing_held(), keep
+    assert is_nothing_held("8MiB", "{DEVICE}"), keep
 print("done")
 """
     assert run(script) == "done\n"
@@ -72,84 +62,17 @@ def test_buffers_of_no_bytes_and_of_too_many_are_refused() -> None:
             use()
 
 
-@pytest.mark.parametrize(
-    ("name", "pin", "uva"),
-    [
-        (None, True, True),
-        ("POORWILL_DISABLE_PIN", False, True),
-        ("VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY", False, True),
-        ("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", True, False),
-    ],
-)
-def test_switches_count_for_buffers(
-    monkeypatch: pytest.MonkeyPatch, name: str | None, pin: bool, uva: bool
-) -> None:
-    for other in ("POORWILL_DISABLE_PIN", "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY"):
-        monkeypatch.delenv(other, raising=False)
-    monkeypatch.delenv("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", raising=False)
-    buffer = HostBuffer(64, device=DEVICE)
-    if name is not None:
-        monkeypatch.setenv(name, "1")
-    said = offload.policy()
-    assert (said.pin, said.uva) == (pin, uva)
-    assert {said.pin_because, said.uva_because} == {None, name}
-    if not pin:
-        pageable = HostBuffer(64, device=DEVICE)
-        assert not pageable.is_pinned
-        assert str(name) in str(pageable.pageable_because)
-    if uva:
-        assert np.from_dlpack(buffer.device_view()).shape == (64,)
-    else:
-        with pytest.raises(poorwill.PoorwillError, match=str(name)):
-            buffer.device_view()
-
-
 def test_threads_take_and_free_buffers_at_once() -> None:
-    wrong: list[object] = []
-
     def work(number: int) -> None:
-        try:
-            for turn in range(50):
-                buffer = HostBuffer(10_000 + turn, device=DEVICE)
-                array = np.from_dlpack(buffer)
-                array[:] = number
-                view = np.from_dlpack(buffer.device_view())
-                buffer.free()
-                if not (view == number).all():
-                    wrong.append(number)
-        except BaseException as error:
-            wrong.append(error)
+        for turn in range(50):
+            buffer = HostBuffer(10_000 + turn, device=DEVICE)
+            array = np.from_dlpack(buffer)
+            array[:] = number
+            view = np.from_dlpack(buffer.device_view())
+            buffer.free()
+            assert (view == number).all()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    gc.collect()
-
-
-def test_a_forked_child_has_no_buffer() -> None:
-    script = f"""
-import os
-from poorwill.offload import HostBuffer
-buffer = HostBuffer(1 << 20, device="{DEVICE}")
-view = buffer.device_view()
-child = os.fork()
-if child == 0:
-    wrong = []
-    for use in (buffer.device_view, buffer.__dlpack__, view.__dlpack__, buffer.free):
-        try:
-            wrong.append(use())
-        except poorwill.PoorwillError as error:
-            assert "fork" in str(error), error
-    del buffer, view
-    os._exit(7 if wrong == [] else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-assert view.nbytes == 1 << 20
-print("done")
-"""
-    assert run(script) == "done\n"
+    together(*(partial(work, number) for number in range(8)))
 
 
 def test_what_needs_no_tensors_needs_no_pytorch() -> None:
@@ -172,11 +95,6 @@ except offload.MissingTorchError:
     print("done")
 """
     assert run(script) == "done\n"
-
-
-def test_what_is_public_is_documented() -> None:
-    for name in offload.__all__:
-        assert getattr(offload, name).__doc__, name
 
 
 # Over the stand-in for NVIDIA's library
@@ -242,14 +160,6 @@ poorwill.arena("cuda:0", limit="64MiB", host_limit="8MiB")
 cuda = ctypes.CDLL(os.environ["POORWILL_FAKE_LIBCUDA"])
 cuda.poorwillFakeDisarm.restype = ctypes.c_uint64
 
-def is_nothing_held():
-    gc.collect()
-    try:
-        HostBuffer("8MiB", device="cuda:0", pin=False).free()
-    except poorwill.OutOfMemoryError:
-        return False
-    return True
-
 def staged(tensor, device):
     kept = offload.offload(tensor, device=device)
     assert kept.is_zero_copy or "999" in kept.copies_because, kept.copies_because
@@ -280,7 +190,7 @@ for call in (offload.device_view, offload.to_host_view, staged):
             ended = nth >= calls + cuda.poorwillFakeDisarm()
         assert bytes_of(tensor) == before, (call, nth)
         del tensor
-        assert is_nothing_held(), (call, nth)
+        assert is_nothing_held("8MiB", "cuda:0"), (call, nth)
         nth += 1
     # "auto" does not fail, and takes pageable memory.
     assert failed > 0 if call is not staged else len(reasons) > 1, (call, nth)
@@ -289,7 +199,7 @@ print("done")
 
 
 def test_every_call_of_the_driver_may_fail(fake: dict[str, str]) -> None:
-    assert run(OVER_THE_STAND_INS + FAULTS, **fake) == "done\n"
+    assert run(OVER_THE_STAND_INS + IS_NOTHING_HELD + FAULTS, **fake) == "done\n"
 
 
 OUTLIVED = """

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import poorwill
-from poorwill import _native
+from poorwill import _native, offload
 
 WORKSPACE = Path(__file__).parents[3]
 
@@ -56,8 +56,8 @@ def test_one_build_serves_every_python() -> None:
 
 
 def test_all_that_is_public_is_there_and_documented() -> None:
-    for name in poorwill.__all__:
-        assert getattr(poorwill, name).__doc__, name
+    for module in (poorwill, offload):
+        assert all(getattr(module, name).__doc__ for name in module.__all__)
 
 
 def test_errors_can_be_caught_by_one_name() -> None:

@@ -82,40 +82,20 @@ def test_a_tag_that_is_not_there_is_named_with_those_that_are(arena: poorwill.Ar
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (
-            lambda arena: arena.sleep(3),
-            ValueError,
-            "there is no level 3; 1 keeps weights",
-        ),
+        (lambda arena: arena.sleep(3), ValueError, "there is no level 3; 1 keeps weights"),
         (lambda arena: arena.sleep("1"), TypeError, "str"),
         (lambda arena: arena.sleep(tags=7), TypeError, "tags are a str, or a sequence of them, not int"),
         (lambda arena: arena.sleep(tags=[b"x"]), TypeError, "a tag is a str, not bytes"),
         (lambda arena: arena.sleep(tags="a b"), ValueError, "`a b` cannot be a tag"),
         (lambda arena: arena.discard(None), TypeError, "not NoneType"),
-        (
-            lambda arena: arena.wake(verify="some"),
-            ValueError,
-            'it is "sample" or "all"',
-        ),
+        (lambda arena: arena.wake(verify="some"), ValueError, 'it is "sample" or "all"'),
         (lambda arena: arena.wake(timeout=-1), ValueError, "`-1` is no timeout"),
         (lambda arena: arena.wake(timeout=float("nan")), ValueError, "is no timeout"),
         (lambda arena: arena.wake(timeout="1s"), TypeError, "a timeout is a number of seconds, not str"),
-        (
-            lambda arena: arena.declare("mine"),
-            ValueError,
-            "say at least one of level1, level2",
-        ),
-        (
-            lambda arena: arena.declare("mine", level1="keep"),
-            ValueError,
-            'it is "backup" or "drop"',
-        ),
+        (lambda arena: arena.declare("mine"), ValueError, "say at least one of level1, level2"),
+        (lambda arena: arena.declare("mine", level1="keep"), ValueError, 'it is "backup" or "drop"'),
         (lambda arena: arena.declare("mine", dropped="ones"), ValueError, "`ones` is no value of dropped"),
-        (
-            lambda arena: arena.declare("mine", changes="few"),
-            ValueError,
-            '"immutable" or "volatile"',
-        ),
+        (lambda arena: arena.declare("mine", changes="few"), ValueError, '"immutable" or "volatile"'),
     ],
 )
 def test_what_cannot_be_asked(

@@ -173,25 +173,6 @@ poorwill.trim()
 torch.cuda.empty_cache()
 assert (tagged(), used()) == ({}, 32 * MIB), (tagged(), used())
 
-### a graph is replayed after a sleep
-pool = poorwill.graph_pool()
-graph = torch.cuda.CUDAGraph()
-with poorwill.pool(tag="weights"):
-    tensor = torch.zeros(MIB, dtype=torch.uint8, device="cuda")
-    with torch.cuda.graph(graph, pool=pool):
-        inside = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda").fill_(5)
-        tensor.fill_(4)
-poorwill.sleep(level=1)
-assert used() == 0, used()
-poorwill.wake()
-graph.replay()
-torch.cuda.synchronize()
-assert (set(tensor.numpy_bytes()), set(inside.numpy_bytes())) == ({4}, {5})
-del graph, inside, pool, tensor
-gc.collect()
-poorwill.trim()
-assert used() == 0, used()
-
 ### a capture that begins in place keeps out of the scope
 graph = torch.cuda.CUDAGraph()
 with poorwill.pool(tag="weights"):

@@ -74,10 +74,6 @@ with pool(arena):
     again = take(torch, 1000)
 assert not is_close()
 
-### a small arena has never room
-with pool(poorwill.arena(limit="1000MiB")):
-    assert is_close()
-
 ### room on the device counts (POORWILL_FAKE_CUDA_DEVICES=8GiB)
 arena = poorwill.arena(limit="7GiB")
 others = take(torch, 4500)
@@ -400,15 +396,10 @@ def settle():
 """
 
 
-def natively(script: str, environment: dict[str, str]) -> None:
-    """Runs a script with the native half alone."""
-    run(NATIVE + script, "-X", "dev", **environment)
-
-
-def test_a_call_comes_between_two_instructions(environment: dict[str, str]) -> None:
-    """One call for what was asked for since the last, none afterwards."""
-    natively(
-        """
+# What each script is about, and the script.
+NATIVELY = """
+### a call comes between two instructions
+# One call for what was asked for since the last, none afterwards.
 _native.torch_call_afterwards(look)
 functions.alloc(4 * MIB)
 settle()
@@ -436,14 +427,8 @@ _native.torch_call_afterwards(None)
 functions.alloc(4 * MIB)
 settle()
 assert len(calls) == before, calls
-""",
-        environment,
-    )
 
-
-def test_what_is_called_is_let_go_of_when_the_call_is_over(environment: dict[str, str]) -> None:
-    natively(
-        """
+### what is called is let go of when the call is over
 import weakref
 
 class Look:
@@ -457,14 +442,8 @@ del look
 functions.alloc(4 * MIB)
 settle()
 assert there() is None
-""",
-        environment,
-    )
 
-
-def test_nothing_is_called_in_a_forked_child(environment: dict[str, str]) -> None:
-    natively(
-        """
+### nothing is called in a forked child
 import os
 import signal
 import time
@@ -494,6 +473,9 @@ thread.join()
 assert ends == [0], ends
 settle()
 assert calls == [0], calls
-""",
-        environment,
-    )
+"""
+
+
+@pytest.mark.parametrize("script", scripts(NATIVELY))
+def test_the_native_half_alone(environment: dict[str, str], script: Script) -> None:
+    run(NATIVE + script.text, "-X", "dev", **environment)

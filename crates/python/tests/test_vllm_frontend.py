@@ -162,19 +162,6 @@ async def test_requests_are_refused_until_the_weights_are_written(
 
 
 @runs
-async def test_weights_can_be_written_before_the_cache_wakes(vllm: Any) -> None:
-    frontend = alone(vllm)
-    await frontend.sleep(2)
-    await frontend.wake_up(["weights"])
-    with pytest.raises(NotReadyError):
-        await frontend.check_health()
-    await frontend.collective_rpc("reload_weights")
-    await frontend.check_health()
-    await frontend.wake_up(["kv_cache"])
-    assert await texts(generate(frontend)) == ["token"] * 2
-
-
-@runs
 async def test_a_second_frontend_learns_that_the_engine_is_not_ready(vllm: Any) -> None:
     first, second = pair(vllm)
     await first.sleep(2)
@@ -473,18 +460,6 @@ async def test_failures_are_told_and_counted(server: Server, recorded: list[dict
         "10 of 16 bytes were given back",
         "the card is full",
     ]
-
-
-@runs
-async def test_bad_arguments_change_nothing(server: Server) -> None:
-    with pytest.raises(ValueError, match="level is 3"):
-        await server.call("sleep", 3)
-    with pytest.raises(ValueError, match="no tag 'kv'"):
-        await server.call("wake_up", ["kv"])
-    assert "sleep" not in worker(server.frontend).calls
-    with pytest.raises((ValueError, PoorwillError), match="Invalid pause mode"):
-        await server.call("sleep", 1, "never")
-    assert await server.tokens() == ["token"]
 
 
 @since_registry

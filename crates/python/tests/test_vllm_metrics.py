@@ -84,12 +84,6 @@ def test_collectors_are_made_once_and_last(registry: dict[str, Metric]) -> None:
     assert registry["poorwill_host_bytes"].told == {("0", "0"): [100, 100]}
 
 
-def test_vllm_leaves_the_names_alone(registry: dict[str, Metric]) -> None:
-    _metrics.record([status()])
-    assert registry
-    assert all(name.startswith("poorwill_") and "vllm" not in name for name in registry)
-
-
 def test_without_prometheus_client_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

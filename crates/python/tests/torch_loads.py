@@ -1,46 +1,26 @@
 """The loads that were measured on a GPU, and an allocator that counts: for PyTorch and its stand-in."""
 
 import ctypes
-import itertools
 import random
 from typing import Any
+
+from fake_torch.machine import Paper
 
 MIB = 1 << 20
 GIB = 1 << 30
 
 
-class Alloc:
+class Alloc(Paper):
     """A pluggable allocator of two C functions, made here. It counts, and has no memory."""
 
-    _bases = itertools.count(1 << 44, 1 << 42)
-
     def __init__(self, limit_bytes: int = 1 << 50) -> None:
-        self.limit_bytes = limit_bytes
-        self.mapped_bytes = self.peak_bytes = 0
-        self.calls: list[tuple[str, int]] = []
-        self._sizes: dict[int, int] = {}
-        self._next = next(self._bases)
+        super().__init__(limit_bytes)
         alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
         free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-        self._functions = (alloc(self._alloc), free(self._free))
+        self._functions = (alloc(self.allocate), free(self.free))
 
     def addresses(self) -> list[int]:
         return [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self._functions]
-
-    def _alloc(self, size: int, device: int, stream: int | None) -> int | None:
-        if self.mapped_bytes + size > self.limit_bytes:
-            self.calls.append(("refuse", size))
-            return None
-        address, self._next = self._next, self._next + size
-        self._sizes[address] = size
-        self.mapped_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.mapped_bytes)
-        self.calls.append(("alloc", size))
-        return address
-
-    def _free(self, address: int, size: int, device: int, stream: int | None) -> None:
-        self.calls.append(("free" if self._sizes.pop(address, None) == size else "wrong free", size))
-        self.mapped_bytes -= size
 
 
 def take(torch: Any, mib: float, device: str = "cuda") -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import poorwill
 import pytest
-from vllm_engines import BLOCKS, MIB, Shape, Start, filled, free_bytes
+from vllm_engines import MIB, Shape, Start, filled, free_bytes
 
 torch: Any = importlib.import_module("torch")
 
@@ -115,11 +115,8 @@ def test_snapshots_are_hooked_once(start: Start) -> None:
 @pytest.mark.parametrize(
     ("cap", "is_bytes"), [("256MiB", 256 * MIB), ("0.5", 512 * MIB), ("25%", 256 * MIB), ("0.75", 768 * MIB)]
 )
-def test_the_cap_stands_for_the_utilization(
-    start: Start, monkeypatch: pytest.MonkeyPatch, cap: str, is_bytes: int
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", cap)
-    engine = start(gpu_memory_utilization=0.999).load()
+def test_the_cap_stands_for_the_utilization(start: Start, cap: str, is_bytes: int) -> None:
+    engine = start(gpu_memory_utilization=0.999, POORWILL_BUDGET=cap).load()
     assert engine.worker.requested_memory == is_bytes
     assert engine.arena.limit_bytes == is_bytes
     available = engine.worker.determine_available_memory()
@@ -127,12 +124,9 @@ def test_the_cap_stands_for_the_utilization(
 
 
 @pytest.mark.parametrize("cap", ["1GiB", "0.95"])
-def test_a_cap_beyond_what_is_free_is_refused(
-    start: Start, monkeypatch: pytest.MonkeyPatch, cap: str
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", cap)
+def test_a_cap_beyond_what_is_free_is_refused(start: Start, cap: str) -> None:
     taken = filled(100 * MIB, 1)
-    engine = start()
+    engine = start(POORWILL_BUDGET=cap)
     with pytest.raises(poorwill.BudgetError) as refused:
         engine.worker.init_device()
     assert f"POORWILL_BUDGET={cap} allows" in str(refused.value)
@@ -140,11 +134,8 @@ def test_a_cap_beyond_what_is_free_is_refused(
     del taken
 
 
-def test_weights_of_another_process_come_out_of_the_cap(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "512MiB")
-    engine = start().load()
+def test_weights_of_another_process_come_out_of_the_cap(start: Start) -> None:
+    engine = start(POORWILL_BUDGET="512MiB").load()
     gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
     with importlib.import_module("poorwill.vllm._budget").capped(gpu_worker, "512MiB"):
         request = gpu_worker.request_memory
@@ -161,14 +152,11 @@ def test_weights_of_another_process_come_out_of_the_cap(
     del taken
 
 
-def test_the_cap_is_not_for_an_engine_that_sleeps_otherwise(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "256MiB")
+def test_the_cap_is_not_for_an_engine_that_sleeps_otherwise(start: Start) -> None:
     gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
     stock = gpu_worker.request_memory
     taken = filled(900 * MIB, 1)
-    refused = start()
+    refused = start(POORWILL_BUDGET="256MiB")
     with pytest.raises(poorwill.BudgetError):
         refused.worker.init_device()
     assert gpu_worker.request_memory is stock
@@ -200,11 +188,9 @@ def test_without_a_cap_vllms_own_check_stands(start: Start) -> None:
 # What cannot fit
 
 
-def test_weights_that_do_not_fit_are_refused_with_the_setting(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
-    engine = start(Shape(weights=(64 * MIB, 80 * MIB), transient=MIB))
+@pytest.mark.parametrize("cache", [{}, {"kv_cache_memory_bytes": 32 * MIB}])
+def test_weights_that_do_not_fit_are_refused_with_the_setting(start: Start, cache: dict[str, int]) -> None:
+    engine = start(Shape(weights=(64 * MIB, 80 * MIB), transient=MIB), POORWILL_BUDGET="128MiB", **cache)
     engine.worker.init_device()
     with pytest.raises(poorwill.BudgetError) as refused:
         engine.worker.load_model()
@@ -217,11 +203,10 @@ def test_weights_that_do_not_fit_are_refused_with_the_setting(
     assert load["error"].startswith("BudgetError: the weights do not fit")
 
 
-def test_weights_that_leave_nothing_are_refused_before_the_profile(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
-    engine = start(Shape(weights=(64 * MIB, 58 * MIB), transient=MIB, buffers=())).load()
+def test_weights_that_leave_nothing_are_refused_before_the_profile(start: Start) -> None:
+    engine = start(
+        Shape(weights=(64 * MIB, 58 * MIB), transient=MIB, buffers=()), POORWILL_BUDGET="128MiB"
+    ).load()
     # What others of the process take counts, too.
     taken = filled(10 * MIB, 1)
     with pytest.raises(poorwill.BudgetError) as refused:
@@ -246,9 +231,9 @@ def test_a_cache_whose_size_is_given_is_bound_by_nothing(start: Start) -> None:
 # A cap, and a cache whose size is given
 
 
-def test_a_cap_bounds_an_engine_whose_cache_is_given(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "160MiB")
-    engine = start(Shape(page=MIB // 2), kv_cache_memory_bytes=64 * MIB).start(blocks=32)
+def test_a_cap_bounds_an_engine_whose_cache_is_given(start: Start) -> None:
+    engine = start(Shape(page=MIB // 2), kv_cache_memory_bytes=64 * MIB, POORWILL_BUDGET="160MiB")
+    engine.start(blocks=32)
     assert engine.arena.limit_bytes == 160 * MIB
     assert engine.arena.stats().mapped_bytes >= sum(engine.shape.weights) + 64 * MIB
     engine.worker.sleep(1)
@@ -264,32 +249,18 @@ def refusal_of(said: str, why: str) -> bool:
 
 
 @pytest.mark.parametrize("cache", [128 * MIB, 1024 * MIB])
-def test_a_cache_that_leaves_no_weights_is_refused_before_they_load(
-    start: Start, monkeypatch: pytest.MonkeyPatch, cache: int
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
-    engine = start(kv_cache_memory_bytes=cache)
+def test_a_cache_that_leaves_no_weights_is_refused_before_they_load(start: Start, cache: int) -> None:
+    engine = start(kv_cache_memory_bytes=cache, POORWILL_BUDGET="128MiB")
     with pytest.raises(poorwill.BudgetError) as refused:
         engine.worker.init_device()
     assert refusal_of(str(refused.value), "leaves nothing for weights")
     assert free_bytes() == engine.free_at_start
 
 
-def test_weights_beyond_the_cap_are_refused_although_the_cache_is_given(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
-    engine = start(Shape(weights=(100 * MIB, 90 * MIB)), kv_cache_memory_bytes=32 * MIB)
-    engine.worker.init_device()
-    with pytest.raises(poorwill.BudgetError, match=r"do not fit in the 0\.12 GiB.*POORWILL_BUDGET"):
-        engine.worker.load_model()
-
-
-def test_a_cache_that_does_not_fit_beside_the_weights_is_refused_before_the_profile(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
-    engine = start(Shape(weights=(80 * MIB,), transient=MIB), kv_cache_memory_bytes=64 * MIB).load()
+def test_a_cache_that_does_not_fit_beside_the_weights_is_refused_before_the_profile(start: Start) -> None:
+    engine = start(
+        Shape(weights=(80 * MIB,), transient=MIB), kv_cache_memory_bytes=64 * MIB, POORWILL_BUDGET="128MiB"
+    ).load()
     with pytest.raises(poorwill.BudgetError) as refused:
         engine.worker.determine_available_memory()
     said = str(refused.value)
@@ -298,23 +269,19 @@ def test_a_cache_that_does_not_fit_beside_the_weights_is_refused_before_the_prof
     assert (engine.runner.profiled, engine.runner.kv_caches) == (0, [])
 
 
-def test_what_a_pass_takes_comes_out_of_the_cap_before_the_cache(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "128MiB")
-    engine = start(Shape(activations=64 * MIB), kv_cache_memory_bytes=64 * MIB).load()
+def test_what_a_pass_takes_comes_out_of_the_cap_before_the_cache(start: Start) -> None:
+    engine = start(
+        Shape(activations=64 * MIB), kv_cache_memory_bytes=64 * MIB, POORWILL_BUDGET="128MiB"
+    ).load()
     with pytest.raises(poorwill.BudgetError) as refused:
         engine.worker.determine_available_memory()
     assert refusal_of(str(refused.value), "GiB in use after a pass of the model: raise")
     assert (engine.runner.profiled, engine.runner.kv_caches) == (1, [])
 
 
-def test_the_graphs_profile_is_refused_with_figures(
-    start: Start, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "160MiB")
+def test_the_graphs_profile_is_refused_with_figures(start: Start, version: str) -> None:
     # The cache for the profile takes 8 blocks of 4 layers, or as many as there are sequences.
-    engine = start(Shape(page=8 * MIB, activations=MIB), **GRAPHS).load()
+    engine = start(Shape(page=8 * MIB, activations=MIB), **GRAPHS, POORWILL_BUDGET="160MiB").load()
     with pytest.raises(poorwill.BudgetError) as refused:
         engine.worker.determine_available_memory()
     said = str(refused.value)
@@ -366,16 +333,5 @@ def test_a_slice_is_all_there_is(start: Start) -> None:
 
 
 @pytest.mark.usefixtures("slice_of_a_card")
-def test_a_share_is_one_of_the_slice(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "0.5")
-    assert start().load().worker.requested_memory == 256 * MIB
-
-
-@pytest.mark.usefixtures("slice_of_a_card")
-def test_what_a_slice_lacks_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POORWILL_BUDGET", "400MiB")
-    engine = start(Shape(weights=(300 * MIB, 120 * MIB), transient=MIB))
-    engine.worker.init_device()
-    with pytest.raises(poorwill.BudgetError, match="the weights do not fit"):
-        engine.worker.load_model()
-    assert BLOCKS
+def test_a_share_is_one_of_the_slice(start: Start) -> None:
+    assert start(POORWILL_BUDGET="0.5").load().worker.requested_memory == 256 * MIB

@@ -165,9 +165,7 @@ def test_offloaded_weights_are_brought_in_again_when_there_is_memory_for_them(
 
 
 def test_offloaded_weights_are_of_the_same_host_budget(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POORWILL_PREPARE", "0")
-    monkeypatch.setenv("POORWILL_HOST_BUDGET", "512MiB")
-    engine = start(LORA).start()
+    engine = start(LORA, POORWILL_PREPARE="0", POORWILL_HOST_BUDGET="512MiB").start()
     held = importlib.import_module("poorwill.vllm._offload")
     monkeypatch.setattr(held, "held_bytes", lambda: 500 * MIB)
     with pytest.raises(poorwill.PoorwillError, match=r"beside 0\.49 GiB of offloaded weights"):

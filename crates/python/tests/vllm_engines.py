@@ -137,12 +137,17 @@ Start = Callable[..., Engine]
 
 
 @contextlib.contextmanager
-def engines(version: str) -> Iterator[Start]:
-    """Makes engines of a version in a process as a new one, and ends them."""
+def engines(version: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Makes engines of a version in a process as a new one, and ends them.
+
+    Settings whose names begin with `POORWILL_` go to the environment.
+    """
     made: list[Engine] = []
     with workers.installed(version) as module:
 
         def make(shape: Shape | None = None, **settings: Any) -> Engine:
+            for name in [name for name in settings if name.startswith("POORWILL_")]:
+                monkeypatch.setenv(name, settings.pop(name))
             made.append(Engine(module, version, shape or Shape(), **settings))
             return made[-1]
 
@@ -203,8 +208,8 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def start(version: str) -> Iterator[Start]:
-    with engines(version) as make:
+def start(version: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    with engines(version, monkeypatch) as make:
         yield make
 
 

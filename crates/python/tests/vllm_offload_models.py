@@ -28,6 +28,11 @@ SWITCHES = (
 PAGE = 4 * KIB
 # What layers have, by name; whole pages, as memory is held, and no powers of two.
 SIZES = {"norm.weight": 3 * PAGE, "experts.w2_weight": 19 * PAGE, "experts.w2_weight_scale": 5 * PAGE}
+EACH = sum(SIZES.values())
+# Enough for those of the tests that look at what is held.
+BUDGET = 489 * PAGE
+CUDA = torch.device("cuda:0")
+Said = Callable[[], str]
 
 
 def tensor(nbytes: int, value: int, device: Any = "cuda:0") -> Any:
@@ -144,7 +149,7 @@ def vllm(version: str, no_switches: None, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+def said(caplog: pytest.LogCaptureFixture) -> Said:
     """What was logged, a line each."""
     caplog.set_level(logging.INFO)
     return lambda: "\n".join(record.getMessage() for record in caplog.records)

@@ -4,17 +4,20 @@ stand-in's and vLLM's own offloaders. `test_vllm_suites.py` runs it.
 
 import gc
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import poorwill
 import pytest
-from fake_vllm.offloaders import NO_PIN, NO_UVA, OFFLOADER, WORKER, Vllm
+from fake_vllm.offloaders import NO_PIN, NO_UVA, WORKER, Vllm
 from vllm_offload_models import (
+    BUDGET,
+    CUDA,
+    EACH,
     PAGE,
     SIZES,
     Layer,
     Part,
+    Said,
     content,
     expected,
     forward,
@@ -25,11 +28,6 @@ from vllm_offload_models import (
     tensor,
     torch,
 )
-
-Said = Callable[[], str]
-EACH = sum(SIZES.values())
-CUDA = torch.device("cuda:0")
-BUDGET = 489 * PAGE
 
 
 def made(vllm: Vllm, layers: list[Any], step: int = 1, group: int = 1, **settings: Any) -> Any:
@@ -365,9 +363,3 @@ def test_a_sleep_of_the_pool_leaves_offloaded_weights_right(vllm: Vllm, backend:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     arena.close()
-
-
-def test_vllms_own_class_is_what_models_ask_for(vllm: Vllm) -> None:
-    offloader = made(vllm, [Layer(0)])
-    assert isinstance(offloader, vllm.module(f"{OFFLOADER}.prefetch").PrefetchOffloader)
-    assert type(offloader).__name__ == "PrefetchOffloader"

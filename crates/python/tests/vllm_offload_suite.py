@@ -14,11 +14,15 @@ from fake_vllm import offloaders
 from fake_vllm.offloaders import NO_PIN, NO_UVA, OFFLOADER, OTHER_RUNNER, RUNNER, WORKER, Vllm
 from poorwill.offload import HostBuffer
 from vllm_offload_models import (
+    BUDGET,
+    CUDA,
+    EACH,
     GIB,
     PAGE,
     SIZES,
     Layer,
     Part,
+    Said,
     content,
     contents,
     expected,
@@ -31,11 +35,7 @@ from vllm_offload_models import (
     torch,
 )
 
-Said = Callable[[], str]
 MARK = "_vllm_is_uva_offloaded"
-EACH = sum(SIZES.values())
-CUDA = torch.device("cuda:0")
-BUDGET = 489 * PAGE
 
 
 # Whose offloader it is
@@ -82,6 +82,7 @@ def test_ours_are_vllms_with_the_same_arguments(
         }
         prefetch = vllm.make(**asked, offload_params={"w2_weight"})
         assert isinstance(prefetch, vllm.module(f"{OFFLOADER}.prefetch").PrefetchOffloader)
+        assert type(prefetch).__name__ == "PrefetchOffloader"
         assert (prefetch.group_size, prefetch.num_in_group, prefetch.prefetch_step) == (3, 2, 4)
         assert prefetch.offload_params == {"w2_weight"}
         assert ours(vllm).current() is prefetch

@@ -38,11 +38,6 @@ def test_the_allocator_takes_the_place_of_vllms(start: Start, version: str) -> N
     assert ("workspace" in tags) == (version == "0.33.0")
 
 
-def test_a_cache_whose_size_is_given_has_no_limit(start: Start) -> None:
-    engine = start(kv_cache_memory_bytes=32 * MIB).start()
-    assert engine.arena.limit_bytes > engine.worker.requested_memory
-
-
 def test_loading_is_bounded(start: Start) -> None:
     shape = Shape(weights=(22 * MIB,) * 6, transient=150 * MIB)
     engine = start(shape).load()
@@ -65,9 +60,8 @@ def test_the_weights_are_backed_up_behind_the_start(start: Start) -> None:
     assert slept["skipped_bytes"] > sum(engine.shape.weights)
 
 
-def test_that_can_be_turned_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POORWILL_PREPARE", "0")
-    engine = start().start()
+def test_that_can_be_turned_off(start: Start) -> None:
+    engine = start(POORWILL_PREPARE="0").start()
     assert engine.worker._preparation is None
     engine.worker.sleep(1)
     [slept] = engine.events("sleep")
@@ -93,10 +87,8 @@ def test_every_preparation_is_told_of(start: Start) -> None:
     assert slept["copied_bytes"] == 0
 
 
-def test_a_preparation_that_fails_is_an_event(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POORWILL_PREPARE", "0")
-    monkeypatch.setenv("POORWILL_HOST_BUDGET", "1MiB")
-    engine = start().start()
+def test_a_preparation_that_fails_is_an_event(start: Start) -> None:
+    engine = start(POORWILL_PREPARE="0", POORWILL_HOST_BUDGET="1MiB").start()
     engine.worker.poorwill_prepare()
     with pytest.raises(poorwill.PoorwillError):
         engine.worker._preparation.wait()
@@ -173,20 +165,12 @@ def test_level_1_brings_everything_back(start: Start) -> None:
         assert engine.cache_is_zero()
         assert engine.is_awake()
         engine.use_cache()
+        # What has changed between two sleeps comes back changed.
+        engine.weights()["layers.1.weight"].fill_(99 - cycle)
+        engine.runner.lora[0].fill_(89 - cycle)
+        before = contents(engine.kept())
     status = engine.worker.poorwill_status()
     assert (status["undefined"], status["sleeping"]) == ([], [])
-
-
-def test_what_has_changed_between_two_sleeps_comes_back_changed(start: Start) -> None:
-    engine = start(LORA).start()
-    engine.worker.sleep(1)
-    engine.worker.wake_up()
-    engine.weights()["layers.1.weight"].fill_(99)
-    engine.runner.lora[0].fill_(98)
-    before = contents(engine.kept())
-    engine.worker.sleep(1)
-    engine.worker.wake_up()
-    assert contents(engine.kept()) == before
 
 
 def test_status_is_of_plain_values_and_tells_events_once(start: Start) -> None:
@@ -230,9 +214,10 @@ def test_twice_asleep_and_twice_awake_is_once(start: Start) -> None:
         for _ in range(2):
             engine.worker.wake_up()
         engine.runner.model.load_weights()
-        engine.worker.poorwill_mark_restored()
+        assert engine.worker.poorwill_mark_restored() == (["weights"] if level == 2 else [])
         assert contents(engine.kept()) == before
         assert engine.is_awake()
+    assert engine.worker._preparation is not None
 
 
 def test_what_sleeps_at_one_level_is_not_put_to_sleep_at_another(start: Start) -> None:
@@ -353,29 +338,14 @@ def test_a_reload_that_fails_lifts_nothing(start: Start, monkeypatch: pytest.Mon
     assert contents(engine.kept()) == before
 
 
-def test_what_sleeps_is_not_written(start: Start) -> None:
-    engine = start(weight_transfer_config="trainer").start()
+def test_weights_are_written_while_the_cache_sleeps(start: Start) -> None:
+    engine = start().start()
     engine.worker.sleep(2)
-    with pytest.raises(poorwill.PoorwillError, match="reload_weights needs the weights, which sleep"):
-        engine.worker.reload_weights()
-    with pytest.raises(poorwill.PoorwillError, match="update_weights needs the weights, which sleep"):
-        engine.worker.update_weights({})
     engine.worker.wake_up(["weights"])
     engine.worker.reload_weights()
     assert engine.worker.poorwill_status()["undefined"] == []
     engine.worker.wake_up()
     assert engine.is_awake()
-
-
-def test_marking_by_hand(start: Start) -> None:
-    engine = start().start()
-    assert engine.worker.poorwill_mark_restored() == []
-    engine.worker.sleep(2)
-    engine.worker.wake_up()
-    engine.runner.model.load_weights()
-    assert engine.worker.poorwill_mark_restored() == ["weights"]
-    assert engine.is_awake()
-    assert engine.worker._preparation is not None
 
 
 @only("0.20.2")
@@ -546,11 +516,10 @@ def test_weights_in_host_memory_do_not_count(start: Start) -> None:
 
 
 def test_a_host_budget_that_is_too_small_is_told_at_start(
-    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("POORWILL_HOST_BUDGET", "16MiB")
     with caplog.at_level(logging.WARNING, "vllm.poorwill"):
-        engine = start(LORA).start()
+        engine = start(LORA, POORWILL_HOST_BUDGET="16MiB").start()
     [warning] = [record.getMessage() for record in caplog.records if record.name == "vllm.poorwill"]
     assert "POORWILL_HOST_BUDGET allows 0.02 GiB" in warning
     before = contents(engine.kept())
@@ -568,12 +537,11 @@ def test_a_host_budget_that_is_too_small_is_told_at_start(
 
 
 def test_a_host_budget_for_the_weights_alone_is_told_of_as_well(
-    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("POORWILL_HOST_BUDGET", "44MiB")
     shape = Shape(builder=12 * MIB)
     with caplog.at_level(logging.WARNING, "vllm.poorwill"):
-        engine = start(shape).load()
+        engine = start(shape, POORWILL_HOST_BUDGET="44MiB").load()
         assert not caplog.records
         engine.worker.initialize_from_config(kv_config(shape, BLOCKS))
         engine.worker.compile_or_warm_up_model()
@@ -581,8 +549,7 @@ def test_a_host_budget_for_the_weights_alone_is_told_of_as_well(
 
 
 def test_a_host_budget_that_is_just_enough_is_enough(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POORWILL_PREPARE", "0")
-    engine = start(LORA).start()
+    engine = start(LORA, POORWILL_PREPARE="0").start()
     engine.worker.sleep(1)
     needed = engine.arena.stats().backup_bytes
     engine.worker.wake_up()

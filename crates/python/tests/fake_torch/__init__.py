@@ -18,12 +18,13 @@ from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from imports import imported_anew
 from poorwill import _native
 
 from . import nn
 from .dispatch import COMPOSITE, TorchDispatchMode, infer
 from .dispatch import modes as modes_of_this_thread
-from .driver import Driver, Machine, Pluggable
+from .driver import Driver, Pluggable
 from .errors import OutOfMemoryError
 from .machine import Paper
 from .pools import CUDAPluggableAllocator, Memory
@@ -33,7 +34,6 @@ from .world import World
 
 __all__ = [
     "Driver",
-    "Machine",
     "OutOfMemoryError",
     "Paper",
     "World",
@@ -77,7 +77,7 @@ def modules(world: World) -> dict[str, ModuleType]:
     }
     for name in (
         *("memory_snapshot", "memory_reserved", "memory_allocated", "memory_stats", "mem_get_info"),
-        *("max_memory_reserved", "max_memory_allocated", "reset_peak_memory_stats", "use_mem_pool"),
+        *("reset_peak_memory_stats", "use_mem_pool"),
     ):
         of_memory[name] = getattr(memory, name)
     of_cuda: dict[str, Any] = {
@@ -92,7 +92,7 @@ def modules(world: World) -> dict[str, ModuleType]:
     }
     for name in (
         *("init", "is_initialized", "is_available", "device_count", "current_device", "set_device", "device"),
-        *("synchronize", "current_stream", "default_stream", "stream", "is_current_stream_capturing"),
+        *("synchronize", "current_stream", "stream", "is_current_stream_capturing"),
     ):
         of_cuda[name] = getattr(runtime, name)
     of_torch: dict[str, Any] = {
@@ -138,7 +138,7 @@ def modules(world: World) -> dict[str, ModuleType]:
     return made
 
 
-def install(machine: Machine, *, first_wins: bool = False) -> World:
+def install(machine: Driver, *, first_wins: bool = False) -> World:
     """Has `import torch` give the stand-in from now on, with the settings of the environment."""
     conf = next((os.environ[name] for name in VARIABLES if name in os.environ), None)
     world = World(machine, conf, first_wins=first_wins)
@@ -149,28 +149,13 @@ def install(machine: Machine, *, first_wins: bool = False) -> World:
 
 
 @contextlib.contextmanager
-def installed(machine: Machine, *, first_wins: bool = False) -> Iterator[World]:
+def installed(machine: Driver, *, first_wins: bool = False) -> Iterator[World]:
     """The same for a block. Afterwards PyTorch is what it was, and so is what stands on it."""
-    before = {name: module for name, module in sys.modules.items() if _is_ours(name)}
-    for name in before:
-        del sys.modules[name]
-    package = sys.modules.get("poorwill")
-    on_it = package.__dict__.pop("torch", None) if package is not None else None
     try:
-        yield install(machine, first_wins=first_wins)
+        with imported_anew("torch"):
+            yield install(machine, first_wins=first_wins)
     finally:
-        for name in [name for name in sys.modules if _is_ours(name)]:
-            del sys.modules[name]
-        sys.modules.update(before)
         _native.torch_call_afterwards = _call_afterwards
-        if package is not None:
-            package.__dict__.pop("torch", None)
-            if on_it is not None:
-                package.__dict__["torch"] = on_it
-
-
-def _is_ours(name: str) -> bool:
-    return any(name == ours or name.startswith(f"{ours}.") for ours in ("torch", "poorwill.torch"))
 
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:

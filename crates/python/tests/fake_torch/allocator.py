@@ -1,20 +1,20 @@
 """A model of PyTorch's caching allocator on one device.
 
 Which block an allocation gets, and what is given back when, is decided as PyTorch 2.11 does, on segments that
-a machine or a pluggable allocator hands out. Not modelled are the garbage collection threshold, memory
-fractions, checkpoints, inter-process handles and the growth of expandable segments, which are segments of the
-machine's here. Waiting for the lock gives the interpreter's lock away, so deadlocks of the two do not show.
+a machine or a pluggable allocator hands out. Not modelled are uses by other streams, the garbage collection
+threshold, memory fractions, checkpoints, inter-process handles and the growth of expandable segments, which
+are segments of the machine's here. Waiting for the lock gives the interpreter's lock away, so deadlocks of
+the two do not show.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from .blocks import Block, BlockPool, PoolId, PrivatePool
-from .driver import Machine
+from .driver import Driver, Segments
 from .errors import OutOfMemoryError, check
 from .figures import Figures
 from .lock import Lock
-from .machine import Segments
 from .settings import MIB, NO_LIMIT, AllocatorSettings
 
 GRAIN = 512
@@ -31,7 +31,7 @@ class DeviceAllocator:
     """The caching allocator of one device."""
 
     def __init__(
-        self, device: int, machine: Machine, settings: AllocatorSettings, *, first_wins: bool = False
+        self, device: int, machine: Driver, settings: AllocatorSettings, *, first_wins: bool = False
     ) -> None:
         """Of several pools that claim an allocation PyTorch 2.11 takes the one that began last; other
         versions, and `first_wins`, the first."""
@@ -47,16 +47,12 @@ class DeviceAllocator:
         self._freeable: dict[PoolId, PrivatePool] = {}
         self._claims: list[tuple[PoolId, Filter]] = []
         self._active: dict[int, Block] = {}
-        self._events: list[tuple[int, int, Block]] = []
-        self._deferred: list[Block] = []
 
     # What tensors call
 
     def malloc(self, requested: int, stream: int) -> int:
         """The address of a block."""
         with self.mutex:
-            if not self._claims:
-                self._process_events()
             size = self._rounded(requested)
             pool = self._pool(size, stream)
             block = (
@@ -77,18 +73,7 @@ class DeviceAllocator:
             block.is_allocated = False
             self.figures.add("allocation", block.pool.is_small, -1)
             self.figures.add("allocated_bytes", block.pool.is_small, -block.size)
-            if not block.streams:
-                self._free_block(block)
-            elif self._claims:
-                self._deferred.append(block)
-            else:
-                self._insert_events(block)
-
-    def record_stream(self, address: int, stream: int) -> None:
-        with self.mutex:
-            block = self._active[address]
-            if stream != block.stream:
-                block.streams.add(stream)
+            self._free_block(block)
 
     # What pools and graphs call
 
@@ -126,18 +111,9 @@ class DeviceAllocator:
                 check(pool_id not in self._freeable, "a pool becomes freeable twice")
                 self._freeable[pool_id] = pool
 
-    def use_count(self, pool_id: PoolId) -> int:
-        with self.mutex:
-            return self._private(pool_id).use_count
-
     def empty_cache(self, pool_id: PoolId = (0, 0)) -> None:
         with self.mutex:
             self._release_cached(pool_id)
-
-    def pool_ids(self) -> dict[PoolId, int]:
-        """The private pools that there are, and how often each is used."""
-        with self.mutex:
-            return {pool_id: pool.use_count for pool_id, pool in self._pools.items()}
 
     def snapshot(self, pool_id: PoolId = (0, 0)) -> list[dict[str, Any]]:
         """The segments, of all pools or of one private pool, by address."""
@@ -263,51 +239,17 @@ class DeviceAllocator:
     # What becomes of blocks
 
     def _free_block(self, block: Block) -> None:
-        check(not block.is_allocated and not block.is_pending, "a block is freed that is in use")
+        check(not block.is_allocated, "a block is freed that is in use")
         pool, size = block.pool, block.size
         del self._active[block.address]
         for neighbour in (block.previous, block.next):
-            if neighbour is not None and not neighbour.is_allocated and not neighbour.is_pending:
+            if neighbour is not None and not neighbour.is_allocated:
                 _merge(block, neighbour)
         pool.insert(block)
         self.figures.add("active", pool.is_small, -1)
         self.figures.add("active_bytes", pool.is_small, -size)
         self.figures.add("requested_bytes", pool.is_small, -block.requested)
         block.requested = 0
-
-    def _insert_events(self, block: Block) -> None:
-        streams, block.streams = block.streams, set()
-        for stream in sorted(streams):
-            block.events += 1
-            self._events.append((stream, self._machine.record(self.device, stream), block))
-
-    def _insert_deferred_events(self) -> None:
-        deferred, self._deferred = self._deferred, []
-        for block in deferred:
-            self._insert_events(block)
-
-    def _process_events(self) -> None:
-        self._insert_deferred_events()
-        waiting: set[int] = set()
-        left = []
-        for stream, event, block in self._events:
-            # A stream's events pass in their order.
-            if stream in waiting or not self._machine.has_passed(self.device, event):
-                waiting.add(stream)
-                left.append((stream, event, block))
-                continue
-            block.events -= 1
-            if block.events == 0:
-                self._free_block(block)
-        self._events = left
-
-    def _synchronize_events(self) -> None:
-        check(not self._claims, "captures_underway.empty()")
-        self.figures.counts["num_sync_all_streams"] += 1
-        self._insert_deferred_events()
-        for stream, _event, _block in self._events:
-            self._machine.synchronize(self.device, stream)
-        self._process_events()
 
     # What goes back
 
@@ -336,14 +278,14 @@ class DeviceAllocator:
 
     def _release_cached(self, pool_id: PoolId) -> None:
         if pool_id == (0, 0) and not self._claims:
-            self._synchronize_events()
             self._release_blocks(self._large)
             self._release_blocks(self._small)
         for freeable in list(self._freeable.values()):
             if pool_id not in ((0, 0), freeable.pool_id):
                 continue
             if pool_id == freeable.pool_id:
-                self._synchronize_events()
+                # Where all streams are waited for.
+                check(not self._claims, "captures_underway.empty()")
             check(freeable.use_count == 0, "a pool in use is freeable")
             self._release_blocks(freeable.small)
             self._release_blocks(freeable.large)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from .machine import Segments
+from .driver import Segments
 
 PoolId = tuple[int, int]
 """Of a graph's pool the first number counts, of a user's the second; the default pool is (0, 0)."""
@@ -25,8 +25,6 @@ class Block:
     is_expandable: bool = False
     requested: int = 0
     is_allocated: bool = False
-    events: int = 0
-    streams: set[int] = field(default_factory=set)
     previous: Block | None = None
     next: Block | None = None
 
@@ -39,15 +37,8 @@ class Block:
         return self.previous is not None or self.next is not None
 
     @property
-    def is_pending(self) -> bool:
-        """Other streams may still use it."""
-        return self.events > 0 or bool(self.streams)
-
-    @property
     def state(self) -> str:
-        if self.is_allocated:
-            return "active_allocated"
-        return "active_pending_free" if self.is_pending else "inactive"
+        return "active_allocated" if self.is_allocated else "inactive"
 
 
 class BlockPool:

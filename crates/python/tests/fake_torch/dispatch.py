@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 
@@ -57,9 +56,6 @@ class Operation:
         self._schema = Schema(name, (Returned(alias),), is_mutable)
         self.__name__ = name.removeprefix("aten::")
 
-    def __repr__(self) -> str:
-        return f"<OpOverload(op='{self._schema.name}')>"
-
     def name(self) -> str:
         return self._schema.name
 
@@ -89,12 +85,7 @@ class TorchDispatchMode:
         _threads.modes.append(self)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         _threads.modes.pop()
 
 

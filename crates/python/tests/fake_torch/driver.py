@@ -9,9 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_char, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
-from typing import Any
-
-from .machine import Paper
+from typing import Any, Protocol
 
 OUT_OF_MEMORY = 2
 NOT_READY = 600
@@ -244,6 +242,15 @@ class Driver:
             self._call("cuMemHostUnregister", c_void_p(address))
 
 
+class Segments(Protocol):
+    """Where segments come from: the machine, or an allocator that somebody plugged in."""
+
+    def allocate(self, size: int, device: int, stream: int) -> int:
+        """The address of a segment; 0 where there is none."""
+
+    def free(self, address: int, size: int, device: int, stream: int) -> None: ...
+
+
 class Pluggable:
     """An allocator made of two C functions, as `torch._C._cuda_customAllocator` makes one.
 
@@ -268,7 +275,3 @@ def addresses(path: str, *names: str) -> list[int]:
     """Where functions of a shared library are."""
     library = ctypes.CDLL(path)
     return [ctypes.cast(getattr(library, name), c_void_p).value or 0 for name in names]
-
-
-# All that the allocator and the tensors need of a machine.
-Machine = Paper | Driver

@@ -11,7 +11,7 @@ KINDS = [
     "active_bytes",
     "requested_bytes",
 ]
-COUNTS = ["num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free"]
+COUNTS = ["num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free"]
 
 
 class Figures:
@@ -36,9 +36,6 @@ class Figures:
 
     def current(self, kind: str) -> int:
         return self._kinds[kind]["all"]["current"]
-
-    def peak(self, kind: str) -> int:
-        return self._kinds[kind]["all"]["peak"]
 
     def reset_peaks(self) -> None:
         for pools in self._kinds.values():

@@ -7,7 +7,6 @@ happens when the lock is given back.
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 
 class Lock:
@@ -24,12 +23,7 @@ class Lock:
         self._holder = threading.get_ident()
         self._depth += 1
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         try:
             while self._depth == 1 and self._late:
                 self._late.pop(0)()

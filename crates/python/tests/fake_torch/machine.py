@@ -1,32 +1,22 @@
-"""What lies below the allocator: segments for the default pool, events, streams, and what is free.
-
-`Paper` only counts: its addresses have no memory, its streams no work. The fake driver is another one.
-"""
+"""A machine of which nothing is asked but segments."""
 
 import itertools
-from typing import Protocol
+
+from .driver import Driver
 
 
-class Segments(Protocol):
-    """Where segments come from: the machine, or an allocator that somebody plugged in."""
+class Paper(Driver):
+    """A machine without memory, streams or a driver. It counts what is mapped, and the peak of it."""
 
-    def allocate(self, size: int, device: int, stream: int) -> int:
-        """The address of a segment; 0 where there is none."""
-
-    def free(self, address: int, size: int, device: int, stream: int) -> None: ...
-
-
-class Paper:
-    """A machine without memory. It counts what is mapped, and the peak of it."""
+    _bases = itertools.count(1 << 44, 1 << 42)
 
     def __init__(self, total_bytes: int = 1 << 40, devices: int = 1) -> None:
         self.total_bytes = total_bytes
         self.mapped_bytes = [0] * devices
         self.peak_bytes = [0] * devices
-        self.calls: list[tuple[str, int, int]] = []
+        self.calls: list[tuple[str, int]] = []
         self._sizes: dict[int, int] = {}
-        self._next_address = 1 << 40
-        self._handles = itertools.count(1)
+        self._next_address = next(self._bases)
 
     def devices(self) -> int:
         return len(self.mapped_bytes)
@@ -36,56 +26,17 @@ class Paper:
 
     def allocate(self, size: int, device: int, stream: int) -> int:
         if self.mapped_bytes[device] + size > self.total_bytes:
-            self.calls.append(("refuse", 0, size))
+            self.calls.append(("refuse", size))
             return 0
         address = self._next_address
         self._next_address += size
         self._sizes[address] = size
         self.mapped_bytes[device] += size
         self.peak_bytes[device] = max(self.peak_bytes[device], self.mapped_bytes[device])
-        self.calls.append(("alloc", address, size))
+        self.calls.append(("alloc", size))
         return address
 
     def free(self, address: int, size: int, device: int, stream: int) -> None:
         assert self._sizes.pop(address) == size
         self.mapped_bytes[device] -= size
-        self.calls.append(("free", address, size))
-
-    def new_stream(self, device: int) -> int:
-        return next(self._handles) << 8
-
-    def synchronize(self, device: int, stream: int | None) -> None:
-        pass
-
-    def record(self, device: int, stream: int) -> int:
-        return next(self._handles)
-
-    def has_passed(self, device: int, event: int) -> bool:
-        return True
-
-    def begin_capture(self, device: int, stream: int) -> None:
-        pass
-
-    def end_capture(self, device: int, stream: int) -> None:
-        pass
-
-    def fill(self, device: int, address: int, size: int, byte: int, stream: int) -> None:
-        raise NotImplementedError("paper has no bytes")
-
-    def read(self, device: int, address: int, size: int, stream: int) -> bytes:
-        raise NotImplementedError("paper has no bytes")
-
-    def write(self, device: int, address: int, content: bytes, stream: int) -> None:
-        raise NotImplementedError("paper has no bytes")
-
-    def queue(self, device: int, address: int, source: int, size: int, stream: int) -> None:
-        raise NotImplementedError("paper has no bytes")
-
-    def lock(self, address: int, size: int) -> None:
-        pass
-
-    def unlock(self, address: int) -> None:
-        pass
-
-    def is_locked(self, address: int) -> bool:
-        return False
+        self.calls.append(("free", size))

@@ -25,9 +25,6 @@ class Module:
     def __init__(self) -> None:
         self.__dict__.update(_parameters={}, _buffers={}, _modules={})
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
 
@@ -53,12 +50,6 @@ class Module:
                 del members[name]
                 return
         object.__delattr__(self, name)
-
-    def register_parameter(self, name: str, parameter: Parameter | None) -> None:
-        self._parameters[name] = parameter
-
-    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        self._buffers[name] = tensor
 
     def named_modules(
         self, memo: set[int] | None = None, prefix: str = "", remove_duplicate: bool = True
@@ -97,11 +88,6 @@ class Module:
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
         yield from (parameter for _, parameter in self.named_parameters(recurse=recurse))
-
-    def named_buffers(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, Tensor]]:
-        yield from self._members("_buffers", prefix, recurse, remove_duplicate)
 
     def state_dict(self) -> dict[str, Tensor]:
         found = [*self._members("_parameters", "", True, False), *self._members("_buffers", "", True, False)]

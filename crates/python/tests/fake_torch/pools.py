@@ -30,12 +30,6 @@ class MemPool:
     def id(self) -> PoolId:
         return self._id
 
-    def use_count(self) -> int:
-        return self.world.allocators[self._device].use_count(self._id)
-
-    def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
-        return [segment for allocator in self.world.allocators for segment in allocator.snapshot(self._id)]
-
     def __del__(self) -> None:
         if getattr(self, "_is_made", False):
             end = partial(self.world.destroy_pool, self._device, self._id)
@@ -105,12 +99,6 @@ class Memory:
 
     def memory_allocated(self, device: Any = None) -> int:
         return self._allocator(device).figures.current("allocated_bytes")
-
-    def max_memory_reserved(self, device: Any = None) -> int:
-        return self._allocator(device).figures.peak("reserved_bytes")
-
-    def max_memory_allocated(self, device: Any = None) -> int:
-        return self._allocator(device).figures.peak("allocated_bytes")
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
         self._allocator(device).figures.reset_peaks()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, ClassVar
 
 from .blocks import PoolId
@@ -34,9 +33,6 @@ class Stream:
 
     def __hash__(self) -> int:
         return hash(self._identity)
-
-    def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
     @property
     def _identity(self) -> tuple[int, int]:
@@ -130,11 +126,6 @@ class Graph:
         for work in self._work:
             work(stream)
 
-    def pool(self) -> PoolId:
-        if self._pool is None:
-            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
-        return self._pool
-
     def reset(self) -> None:
         pool_id, place = self._pool, self._place
         self._pool = self._place = self._work = None
@@ -171,14 +162,9 @@ class graph:
         self._current.__enter__()
         self.cuda_graph.capture_begin(self.pool)
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.cuda_graph.capture_end()
-        self._current.__exit__(exc_type, exc_value, traceback)
+        self._current.__exit__(None, None, None)
 
 
 class Runtime:
@@ -227,9 +213,6 @@ class Runtime:
     def current_stream(self, device: Any = None) -> Stream:
         ordinal = index_of(self.world, device)
         return self.stream_type(ordinal, handle=self.world.stream(ordinal))
-
-    def default_stream(self, device: Any = None) -> Stream:
-        return self.stream_type(index_of(self.world, device), handle=0)
 
     @contextmanager
     def stream(self, stream: Stream | None) -> Iterator[None]:

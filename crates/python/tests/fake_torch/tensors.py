@@ -131,10 +131,6 @@ class Storage:
 
     size = __len__ = nbytes
 
-    def record_stream(self, stream: int) -> None:
-        if self._allocator is not None:
-            self._allocator.record_stream(self._address, stream)
-
     def __del__(self) -> None:
         allocator = getattr(self, "_allocator", None)
         if allocator is not None:
@@ -199,12 +195,6 @@ class Tensor:
         """Asks the driver, as PyTorch does."""
         return self.device.type == "cpu" and self._library.world.machine.is_locked(self.data_ptr())
 
-    def pin_memory(self) -> Tensor:
-        pinned = self._library.empty_strided(
-            self.shape, self._strides, dtype=self.dtype, device="cpu", pin_memory=True
-        )
-        return pinned.copy_(self)
-
     @property
     def is_cuda(self) -> bool:
         return self.device.type == "cuda"
@@ -244,9 +234,6 @@ class Tensor:
 
     def untyped_storage(self) -> Storage:
         return self._storage
-
-    def record_stream(self, stream: Any) -> None:
-        self._storage.record_stream(stream.cuda_stream)
 
     def fill_(self, value: int) -> Tensor:
         return self._library.call("aten::fill_.Scalar", self, value)
@@ -427,11 +414,7 @@ class Library:
     # What the operations do
 
     def _empty(
-        self,
-        shape: tuple[int, ...],
-        dtype: DType = float32,
-        device: Any = None,
-        pin_memory: bool = False,
+        self, shape: tuple[int, ...], dtype: DType = float32, device: Any = None, pin_memory: bool = False
     ) -> Tensor:
         nbytes = prod(shape) * dtype.itemsize
         storage = Storage(self.world, self.place(device), nbytes, is_pinned=pin_memory)

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 from .allocator import DeviceAllocator
 from .blocks import PoolId
-from .driver import Machine
+from .driver import Driver, Segments
 from .errors import InternalAssert
-from .machine import Segments
 from .settings import AllocatorSettings
 
 Work = Callable[[int], None]
@@ -26,7 +25,7 @@ class _Threads(threading.local):
 class World:
     """One process with PyTorch in it."""
 
-    def __init__(self, machine: Machine, conf: str | None = None, *, first_wins: bool = False) -> None:
+    def __init__(self, machine: Driver, conf: str | None = None, *, first_wins: bool = False) -> None:
         self.machine = machine
         self.settings = AllocatorSettings(conf)
         self.allocators = [

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from imports import imported_anew
 from vllm_sources import sources
 
 from .loader import StubModule, init_logger
@@ -215,34 +216,20 @@ def installed(version: str, *, is_late: bool = False, offloaders: Path | None = 
     """A process with this vLLM, in which the plugin has been registered: before vLLM has imported anything of
     its own, or after. `offloaders` has others than the version's. Afterwards everything is as it was.
     """
-    before = {name: module for name, module in sys.modules.items() if _concerns(name)}
     finders = list(sys.meta_path)
-    for name in before:
-        del sys.modules[name]
-    package = sys.modules["poorwill"]
-    ours = package.__dict__.pop("vllm", None)
-    try:
-        sys.meta_path.append(Finder(version, offloaders or folder(version)))
-        sys.modules.update(modules(version))
-        steps: list[Callable[[], None]] = [
-            lambda: importlib.import_module("poorwill.vllm").register(),
-            lambda: _add_runners(version),
-        ]
-        for step in reversed(steps) if is_late else steps:
-            step()
-        yield Vllm(version)
-    finally:
-        base = sys.modules.get(f"{OFFLOADER}.base")
-        if base is not None:
-            base.set_offloader(base.NoopOffloader())
-        for name in [name for name in sys.modules if _concerns(name)]:
-            del sys.modules[name]
-        sys.modules.update(before)
-        sys.meta_path[:] = finders
-        package.__dict__.pop("vllm", None)
-        if ours is not None:
-            package.__dict__["vllm"] = ours
-
-
-def _concerns(name: str) -> bool:
-    return any(name == root or name.startswith(f"{root}.") for root in ("vllm", "poorwill.vllm"))
+    with imported_anew("vllm"):
+        try:
+            sys.meta_path.append(Finder(version, offloaders or folder(version)))
+            sys.modules.update(modules(version))
+            steps: list[Callable[[], None]] = [
+                lambda: importlib.import_module("poorwill.vllm").register(),
+                lambda: _add_runners(version),
+            ]
+            for step in reversed(steps) if is_late else steps:
+                step()
+            yield Vllm(version)
+        finally:
+            base = sys.modules.get(f"{OFFLOADER}.base")
+            if base is not None:
+                base.set_offloader(base.NoopOffloader())
+            sys.meta_path[:] = finders

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
+from imports import imported_anew
+
 from .loader import Loader, StubModule
 from .worker_parts import FirstGPUModelRunner, GPUModelRunner, TransferEngine, stub
 
@@ -111,26 +113,10 @@ def _asked() -> NoReturn:
 @contextlib.contextmanager
 def installed(version: str) -> Iterator[ModuleType]:
     """Our worker's module over this version, fresh; afterwards everything is as it was."""
-    before = {name: module for name, module in sys.modules.items() if _concerns(name)}
-    for name in before:
-        del sys.modules[name]
-    package = sys.modules["poorwill"]
-    ours = package.__dict__.pop("vllm", None)
-    try:
+    with imported_anew("vllm"):
         sys.modules.update(Vllm(version).modules())
         hooks: Any = importlib.import_module("poorwill.vllm._platform")
         registry = sys.modules.get(REGISTRY_MODULE)
         if registry is not None:
             hooks.install_backend(registry)
         yield importlib.import_module("poorwill.vllm.worker")
-    finally:
-        for name in [name for name in sys.modules if _concerns(name)]:
-            del sys.modules[name]
-        sys.modules.update(before)
-        package.__dict__.pop("vllm", None)
-        if ours is not None:
-            package.__dict__["vllm"] = ours
-
-
-def _concerns(name: str) -> bool:
-    return any(name == root or name.startswith(f"{root}.") for root in ("vllm", "poorwill.vllm"))
