@@ -1,7 +1,7 @@
 """That nothing waits for ever: threads that allocate, free, ask, sleep, wake, open and close.
 
 Python's own lock is kept in some calls and given away in others, as PyTorch does, and PyTorch's lock stands
-around them. `test_torch_symbols.py` runs this over the fake libcuda, and shows where whoever is stuck is.
+around them. `test_suites.py` runs this over the fake libcuda, and shows where whoever is stuck is.
 """
 
 import itertools

@@ -71,18 +71,14 @@ def test_without_settings_everything_has_a_default() -> None:
         ("SLEEP_MODE", "1", "sleep_mode", True),
         ("SLEEP_MODE", " 0 ", "sleep_mode", False),
         ("OFFLOAD", "1", "offload", True),
-        ("OFFLOAD", "0", "offload", False),
         ("BUDGET", "22528MiB", "budget", "22528MiB"),
         ("BUDGET", "0.92", "budget", "0.92"),
-        ("BUDGET", "92%", "budget", "92%"),
-        ("BUDGET", " 100% ", "budget", "100%"),
         ("HOST_BUDGET", "64GiB", "host_budget_bytes", 64 << 30),
         ("HOST_BUDGET", "0", "host_budget_bytes", 0),
         ("PAGEABLE", "1", "pageable", True),
         ("PREPARE", "0", "prepare", False),
         ("WAKE_TIMEOUT", "0", "wake_timeout_s", 0.0),
         ("WAKE_TIMEOUT", "1.5", "wake_timeout_s", 1.5),
-        ("WAKE_TIMEOUT", "3600", "wake_timeout_s", 3600.0),
     ],
 )
 def test_settings(monkeypatch: pytest.MonkeyPatch, name: str, text: str, field: str, value: object) -> None:
@@ -95,7 +91,6 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, name: str, text: str, field: 
     ("name", "text", "says"),
     [
         ("SLEEP_MODE", "yes", "neither 0 nor 1"),
-        ("SLEEP_MODE", "2", "neither 0 nor 1"),
         ("OFFLOAD", "true", "neither 0 nor 1"),
         ("PAGEABLE", "true", "neither 0 nor 1"),
         ("PREPARE", "off", "neither 0 nor 1"),

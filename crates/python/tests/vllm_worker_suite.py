@@ -338,9 +338,13 @@ def test_a_reload_that_fails_lifts_nothing(start: Start, monkeypatch: pytest.Mon
     assert contents(engine.kept()) == before
 
 
-def test_weights_are_written_while_the_cache_sleeps(start: Start) -> None:
-    engine = start().start()
+def test_weights_are_written_when_they_are_awake(start: Start) -> None:
+    engine = start(weight_transfer_config="trainer").start()
     engine.worker.sleep(2)
+    with pytest.raises(poorwill.PoorwillError, match="reload_weights needs the weights, which sleep"):
+        engine.worker.reload_weights()
+    with pytest.raises(poorwill.PoorwillError, match="update_weights needs the weights, which sleep"):
+        engine.worker.update_weights({})
     engine.worker.wake_up(["weights"])
     engine.worker.reload_weights()
     assert engine.worker.poorwill_status()["undefined"] == []

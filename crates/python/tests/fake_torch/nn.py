@@ -25,6 +25,9 @@ class Module:
     def __init__(self) -> None:
         self.__dict__.update(_parameters={}, _buffers={}, _modules={})
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
 
