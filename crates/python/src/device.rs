@@ -50,7 +50,8 @@ fn shared_memory_of_device(py: Python<'_>, ordinal: u32) -> PyResult<u64> {
 pub(crate) fn named(device: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<DeviceSpec> {
     let Some(device) = device else { return current(py) };
     if let Ok(text) = device.cast::<PyString>() {
-        return match text.to_string().as_str() {
+        // Not its `Display`, which has Python look for signals and swallows what their handlers raise.
+        return match &*text.to_string_lossy() {
             "cuda" => current(py),
             text => text.parse().map_err(invalid),
         };
