@@ -56,7 +56,9 @@ fn pin_of(pin: &Bound<'_, PyAny>) -> PyResult<BufferPin> {
     }
     match pin.cast::<PyString>() {
         Ok(text) if text == "auto" => Ok(BufferPin::Auto),
-        Ok(text) => Err(invalid(format!("{UNDERSTOOD}, and not `{}`", text.to_string_lossy().escape_debug()))),
+        Ok(text) => {
+            Err(invalid(format!("{UNDERSTOOD}, and not `{}`", text.to_string_lossy().escape_debug())))
+        }
         Err(_) => Err(wrong_type(UNDERSTOOD, pin)),
     }
 }

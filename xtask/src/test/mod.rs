@@ -6,7 +6,7 @@
 //! page of rotation in a browser, the Python package over PyTorch itself and against vLLM's sources, and the wheels.
 //! `--rest` is what `--full` has beyond a quick run that has passed: `.ci/run` does one and then the other.
 //!
-//! One [`build`] makes every program, and the [`runner`] gives each test a process of its own. A failure keeps nothing
+//! One [`build`](mod@build) makes every program, and the [`runner`] gives each test a process of its own. A failure keeps nothing
 //! else from being tested. The end says what was not run, and why.
 //!
 //! With arguments it is one `cargo test` that takes them, for the whole workspace unless they choose packages.
