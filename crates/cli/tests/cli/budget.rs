@@ -285,6 +285,7 @@ mod on_gpus {
     }
 
     #[test]
+    #[ignore = "long: the demo once more, over the fake CUDA library"]
     fn the_demo_runs_within_a_part_of_a_gpu() {
         let folder = Folder::new();
         let gpus = slice();
