@@ -34,8 +34,8 @@ Commands:
                   CUDA library and on an NVIDIA GPU if one is here, documentation, and the Python package;
                   ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core pool`
   test --full     everything: usual cases of random tests, long tests, rotation's page in a browser, the
-                  Python package over PyTorch and against vLLM's sources (4 GB to fetch, once), the wheels
-  test --rest     what --full has beyond a quick run that has passed here
+                  Python package over PyTorch and against vLLM's sources (0.8 GB to fetch, once), the wheels
+  test --rest     what --full has beyond a quick run that came before
   test --repeat N every test of Rust that waits, sleeps or has a deadline, N times
   python [-- ARGS]
                   the Python package alone: build it, run its tests, check its types;

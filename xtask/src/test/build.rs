@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::bench::peer_packages;
-use crate::steps::{Failure, Step, note};
+use crate::steps::{Failure, Step, note, workspace_root};
 
 /// The library of the Python package, as cargo names it.
 const NATIVE: &str = "_native";
@@ -48,13 +48,17 @@ pub(crate) fn build() -> Result<Built, Failure> {
     }
     arguments.extend(["--lib", "--tests", "--locked", "--message-format=json-render-diagnostics"]);
     let step = Step::cargo(arguments);
-    let typed = step.typed().to_owned();
-    note(&format!("==> {typed}"));
+    note(&format!("==> {}", step.typed()));
     let start = Instant::now();
     let messages = step.output()?;
     let took = start.elapsed();
     note(&format!("--- done in {:.1} s", took.as_secs_f64()));
-    read(&messages, took).ok_or(Failure::NoTests { typed })
+    read(&messages, took).ok_or_else(|| Failure::Content {
+        path: workspace_root(),
+        problem: format!(
+            "cargo built no test program here, or not both shared libraries, {NATIVE} and {FAKE}"
+        ),
+    })
 }
 
 /// What cargo says that it built; nothing where a program or library is missing.

@@ -4,7 +4,7 @@
 //! the fake CUDA library as well and on an NVIDIA GPU if one is here, documentation tests, and the Python package's.
 //! Random tests make a tenth of their usual cases. `--full` is all there is: usual cases, tests that take long, the
 //! page of rotation in a browser, the Python package over PyTorch itself and against vLLM's sources, and the wheels.
-//! `--rest` is what `--full` has beyond a quick run that has passed: `.ci/run` does one and then the other.
+//! `--rest` is what `--full` has beyond a quick run that came before: `.ci/run` does one and then the other.
 //!
 //! One [`build`](mod@build) makes every program, and the [`runner`] gives each test a process of its own. A failure keeps nothing
 //! else from being tested. The end says what was not run, and why.
@@ -45,7 +45,7 @@ pub(crate) enum Tier {
     Quick,
     /// Everything.
     Full,
-    /// What `Full` has beyond a `Quick` that has passed.
+    /// What `Full` has beyond a `Quick` that was run before.
     Rest,
 }
 
@@ -169,7 +169,7 @@ impl Run {
         let folder = target_folder()?.join(FOLDER);
         if tier == Tier::Rest && !folder.join(SCALING).is_file() {
             return Err(Failure::Usage {
-                problem: "`--rest` goes on where a quick run has passed, and there was none: \
+                problem: "`--rest` goes on where a quick run has ended, and there was none: \
                           run `cargo xtask test` first, or `cargo xtask test --full`"
                     .to_owned(),
             });
