@@ -71,6 +71,11 @@ fn nothing_is_left_over() {
 }
 
 #[test]
+fn no_file_is_a_symbolic_link() {
+    expect_none(tree::symbolic_links().into_iter().map(|path| format!("{path}: is a symbolic link")));
+}
+
+#[test]
 fn the_project_speaks_of_itself_alone() {
     expect_none(hand_written(&files()).flat_map(|file| words::elsewhere(&file.path, &file.text)));
 }

@@ -41,6 +41,17 @@ pub(crate) fn paths() -> Vec<String> {
     paths
 }
 
+/// What is a symbolic link: it may lead out of the checkout, to what nobody else has.
+pub(crate) fn symbolic_links() -> Vec<String> {
+    let root = root();
+    links_of(&root, listed_by_git(&root).unwrap_or_default())
+}
+
+fn links_of(root: &Path, mut paths: Vec<String>) -> Vec<String> {
+    paths.retain(|path| fs::symlink_metadata(root.join(path)).is_ok_and(|found| found.is_symlink()));
+    paths
+}
+
 /// Every text file. One that holds a zero byte or no UTF-8 is left out.
 pub(crate) fn files() -> Vec<File> {
     let root = root();
@@ -139,6 +150,17 @@ fn both_ways_find_this_file() {
     if let Some(listed) = listed_by_git(&root) {
         assert!(listed.contains(&here));
     }
+}
+
+#[test]
+fn a_dangling_link_is_found() {
+    let folder = std::env::temp_dir().join(format!("poorwill-tidy-links-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("file"), "").unwrap();
+    std::os::unix::fs::symlink("nowhere", folder.join("link")).unwrap();
+    let paths = ["file", "link", "missing"].map(str::to_owned).to_vec();
+    assert_eq!(links_of(&folder, paths), ["link"]);
+    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
