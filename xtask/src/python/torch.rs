@@ -1,7 +1,8 @@
 //! PyTorch itself, in a folder below cargo's target folder, for the tests that a stand-in cannot hold.
 //!
 //! It is fetched once (pip keeps what it has fetched) and installed without what it says it depends on: the folder's
-//! requirements name all that is needed without a GPU. A file beside it tells which requirements it has.
+//! requirements name all that is needed without a GPU. A seal in it tells which requirements it has, and which Python and
+//! machine its libraries were compiled for.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -18,16 +19,20 @@ const REQUIREMENTS: &str = "crates/python/requirements-torch.txt";
 /// Puts libraries that nobody calls in the places of CUDA's.
 const STUBS: &str = "crates/python/tests/cuda_stubs.py";
 
+/// Tells what compiled modules are made for.
+const TELL: &str = "import platform, sys; print(sys.implementation.cache_tag, platform.machine())";
+
 /// The folder that Python finds it in; it is made where it is not there or not the one that is wanted.
 pub(super) fn ready(environment: &Environment) -> Result<PathBuf, Failure> {
     let folder = environment.beside(FOLDER);
     let seal = folder.join("poorwill-torch.txt");
-    let wanted: Vec<u8> = [REQUIREMENTS, STUBS]
+    let mut wanted: Vec<u8> = [REQUIREMENTS, STUBS]
         .iter()
         .map(|file| workspace_root().join(file))
         .map(|path| fs::read(&path).map_err(|cause| Failure::File { path, cause }))
         .collect::<Result<Vec<_>, _>>()?
         .concat();
+    wanted.extend(environment.python(["-c", TELL]).output()?.into_bytes());
     if fs::read(&seal).is_ok_and(|has| has == wanted) {
         return Ok(folder);
     }

@@ -1,10 +1,12 @@
 //! vLLM's Python sources: fetched once as source distributions, of which the modules are kept.
 //!
 //! A distribution is pinned by its digest in a file of requirements, and pip refuses any other. What is there is
-//! complete: it takes its name when all of it has been unpacked, with the pin that it was fetched by beside it.
+//! complete: it takes its name when all of it has been unpacked, with a seal of the pin that it was fetched by and of the
+//! script that unpacked it.
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::python::environment::Environment;
@@ -19,7 +21,7 @@ const PINS: &str = "crates/python/tests/vllm_sources";
 /// Unpacks a distribution.
 const UNPACK: &str = "xtask/src/vllm/unpack.py";
 
-/// What a complete folder holds its pin in.
+/// What a complete folder holds its pin and the script in.
 const SEAL: &str = "poorwill-sources.txt";
 
 /// What pip takes for the build of a distribution, which needs no PyTorch to state its metadata.
@@ -55,8 +57,13 @@ impl Sources {
     }
 
     fn is_complete(&self) -> bool {
-        let pin = fs::read(workspace_root().join(self.pin()));
-        pin.is_ok_and(|pin| fs::read(self.folder.join(SEAL)).is_ok_and(|sealed| sealed == pin))
+        self.wanted().is_ok_and(|wanted| fs::read(self.folder.join(SEAL)).is_ok_and(|has| has == wanted))
+    }
+
+    /// What the seal says of sources that are complete.
+    fn wanted(&self) -> io::Result<Vec<u8>> {
+        let [pin, script] = [&*self.pin(), UNPACK].map(|file| fs::read(workspace_root().join(file)));
+        Ok([pin?, script?].concat())
     }
 
     fn fetch(&self, environment: &Environment, into: &Path) -> Result<(), Failure> {
@@ -79,9 +86,9 @@ impl Sources {
     fn unpack(&self, environment: &Environment, archive: &Path, part: &Path) -> Result<(), Failure> {
         let script = workspace_root().join(UNPACK);
         environment.python([script.as_os_str(), archive.as_os_str(), part.as_os_str()]).run()?;
-        let sealed = fs::copy(workspace_root().join(self.pin()), part.join(SEAL));
-        sealed
-            .and_then(|_| fs::rename(part, &self.folder))
+        self.wanted()
+            .and_then(|wanted| fs::write(part.join(SEAL), wanted))
+            .and_then(|()| fs::rename(part, &self.folder))
             .map_err(|cause| Failure::File { path: part.to_owned(), cause })
     }
 
@@ -139,6 +146,8 @@ mod tests {
         fs::write(sources.folder.join(SEAL), "vllm==0.1.0\n").unwrap();
         assert!(!sources.is_complete(), "they were fetched by another pin");
         fs::copy(workspace_root().join(sources.pin()), sources.folder.join(SEAL)).unwrap();
+        assert!(!sources.is_complete(), "another script unpacked them");
+        fs::write(sources.folder.join(SEAL), sources.wanted().unwrap()).unwrap();
         assert!(sources.is_complete());
         remove(&below).unwrap();
         remove(&below).unwrap();
