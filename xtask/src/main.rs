@@ -7,6 +7,7 @@
 
 mod bench;
 mod dist;
+mod guard;
 mod lint;
 mod picture;
 mod ptx;

@@ -7,7 +7,11 @@ use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
+
+use crate::guard::Guard;
 
 /// What changes which modules Python finds, or what pytest is asked for.
 const FOREIGN: [&str; 3] = ["PYTHONHOME", "PYTHONPATH", "PYTEST_ADDOPTS"];
@@ -17,6 +21,7 @@ const FOREIGN: [&str; 3] = ["PYTHONHOME", "PYTHONPATH", "PYTEST_ADDOPTS"];
 pub(crate) struct Step {
     command: Command,
     typed: String,
+    limit: Option<Duration>,
 }
 
 impl Step {
@@ -46,7 +51,7 @@ impl Step {
             typed.push(' ');
             typed.push_str(&quoted(arg.as_ref()));
         }
-        Step { command, typed }
+        Step { command, typed, limit: None }
     }
 
     pub(crate) fn env(mut self, name: &str, value: &str) -> Step {
@@ -77,6 +82,12 @@ impl Step {
         self
     }
 
+    /// If it is watched and has not ended by then, it is stuck: it is killed with all that it has started.
+    pub(crate) fn limit(mut self, limit: Duration) -> Step {
+        self.limit = Some(limit);
+        self
+    }
+
     /// The words that a person would type.
     pub(crate) fn typed(&self) -> &str {
         &self.typed
@@ -96,19 +107,38 @@ impl Step {
     pub(crate) fn run_watched(mut self, mut watch: impl FnMut(&str)) -> Result<Duration, Failure> {
         note(&format!("==> {}", self.typed));
         let start = Instant::now();
-        let mut child = match self.command.stdout(Stdio::piped()).spawn() {
+        let guard = self.limit.map(|_| Guard::start());
+        let command = self.command.stdout(Stdio::piped());
+        let spawned = match &guard {
+            Some(guard) => guard.spawn(command),
+            None => command.spawn(),
+        };
+        let mut child = match spawned {
             Ok(child) => child,
             Err(cause) => return Err(Failure::Start { typed: self.typed, cause }),
         };
-        let passed_on = match child.stdout.take() {
-            Some(output) => pass_on(output, &mut watch),
-            None => Ok(()),
-        };
-        // Waited for in any case, so that no child is left behind.
-        let status = child.wait();
-        match passed_on.and(status) {
-            Ok(status) => finish(self.typed, status, start),
-            Err(cause) => Err(Failure::Output { typed: self.typed, cause }),
+        let group = child.id();
+        let (end, ended) = mpsc::channel::<()>();
+        let (outcome, is_stuck) = thread::scope(|scope| {
+            let is_stuck = scope.spawn(move || {
+                let (Some(guard), Some(limit)) = (guard, self.limit) else { return false };
+                let is_stuck = ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+                if is_stuck {
+                    guard.kill(group);
+                }
+                guard.forget(group);
+                is_stuck
+            });
+            let passed_on = child.stdout.take().map_or(Ok(()), |output| pass_on(output, &mut watch));
+            // Waited for in any case, so that no child is left behind.
+            let status = child.wait();
+            drop(end);
+            (passed_on.and(status), is_stuck.join().expect("it only waits"))
+        });
+        match (outcome, self.limit) {
+            (_, Some(limit)) if is_stuck => Err(Failure::Stuck { typed: self.typed, limit }),
+            (Ok(status), _) => finish(self.typed, status, start),
+            (Err(cause), _) => Err(Failure::Output { typed: self.typed, cause }),
         }
     }
 
@@ -130,6 +160,7 @@ pub(crate) enum Failure {
     Start { typed: String, cause: io::Error },
     Output { typed: String, cause: io::Error },
     Status { typed: String, status: ExitStatus },
+    Stuck { typed: String, limit: Duration },
     NoTests { typed: String },
     Skipped { typed: String, skipped: u64 },
     Fetch { what: String, cause: Box<Failure> },
@@ -164,6 +195,9 @@ impl fmt::Display for Failure {
             Failure::Output { typed, cause } => write!(f, "cannot read the output of `{typed}`: {cause}"),
             Failure::Status { typed, status } => {
                 write!(f, "`{typed}` failed ({status}); its own message stands above")
+            }
+            Failure::Stuck { typed, limit } => {
+                write!(f, "`{typed}` was ended, since it ran for {} s", limit.as_secs())
             }
             Failure::NoTests { typed } => write!(f, "`{typed}` succeeded, but no test ran"),
             Failure::Skipped { typed, skipped } => {
@@ -263,6 +297,17 @@ mod tests {
         Step::cargo(["--version"]).run_watched(|line| lines.push(line.to_owned())).unwrap();
         assert!(matches!(&lines[..], [line] if line.starts_with("cargo ")), "{lines:?}");
         assert!(matches!(a_failing_step().run_watched(|_| ()), Err(Failure::Status { .. })));
+    }
+
+    #[test]
+    fn a_command_that_is_stuck_is_ended_with_what_it_has_started() {
+        let step = || Step::program(OsStr::new("sh"), ["-c", "sleep 3600 & wait"]);
+        let stuck = step().limit(Duration::ZERO).run_watched(|_| ());
+        assert!(matches!(stuck, Err(Failure::Stuck { .. })), "{stuck:?}");
+        let step = Step::cargo(["--version"]).limit(Duration::from_secs(3600));
+        step.run_watched(|_| ()).unwrap();
+        let failing = a_failing_step().limit(Duration::from_secs(3600)).run_watched(|_| ());
+        assert!(matches!(failing, Err(Failure::Status { .. })));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::path::Path;
 use self::environment::{Environment, Tools, Unready, Venv};
 use crate::steps::{Failure, Step, note, say};
 use crate::test::build::{Built, build};
-use crate::test::{self, EFFORT, GPU_IS_HERE, Tally, Tier, jobs};
+use crate::test::{self, EFFORT, GPU_IS_HERE, Tally, Tier, jobs, stuck_after};
 use crate::vllm;
 
 /// Where the package lies.
@@ -92,7 +92,8 @@ pub(crate) fn test(built: &Built, pytest_args: &[OsString], effort: &str) -> Res
     package::install(&environment, &built.native)?;
     let sources = fetched(vllm::sources(&environment), "the plugin for vLLM not tested in vLLM's code")?;
     let pytest = pytest(&environment, &[TESTS], pytest_args, WITHOUT_PYTORCH);
-    let pytest = pytest.env(FAKE, &built.fake.to_string_lossy()).env(EFFORT, effort);
+    let pytest =
+        pytest.env(FAKE, &built.fake.to_string_lossy()).env(EFFORT, effort).limit(stuck_after(effort));
     let pytest = match &sources {
         Ok(folder) => pytest.env(vllm::VARIABLE, &folder.to_string_lossy()),
         Err(_) => pytest,
@@ -118,7 +119,8 @@ pub(crate) fn test_over_torch(built: &Built, effort: &str) -> Result<Tested, Fai
     package::install(&environment, &built.native)?;
     let which = if Path::new(GPU_IS_HERE).exists() { OVER_PYTORCH_AND_GPU } else { OVER_PYTORCH };
     let pytest = pytest(&environment, &[TESTS], &["--no-skips".into()], which);
-    let pytest = pytest.env(FAKE, &built.fake.to_string_lossy()).env(EFFORT, effort);
+    let pytest =
+        pytest.env(FAKE, &built.fake.to_string_lossy()).env(EFFORT, effort).limit(stuck_after(effort));
     let pytest = pytest.env(vllm::VARIABLE, &sources.to_string_lossy());
     let tally = counted(pytest.env("PYTHONPATH", &torch.to_string_lossy()))?;
     Ok(Tested::Ran { tally, left_out: None })

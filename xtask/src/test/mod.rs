@@ -49,6 +49,9 @@ pub(crate) enum Tier {
     Rest,
 }
 
+/// No step of a run takes as long with the usual effort, however slow the machine is.
+const STUCK_AFTER: Duration = Duration::from_secs(60 * 60);
+
 /// The variable that says how hard random tests try; `poorwill_testkit::effort` reads it.
 pub(crate) const EFFORT: &str = "POORWILL_EFFORT";
 const EFFORTS: [&str; 3] = ["quick", "usual", "long"];
@@ -153,6 +156,11 @@ pub(crate) fn effort(tier: Tier) -> Result<String, Failure> {
     effort_of(tier, std::env::var(EFFORT).ok())
 }
 
+/// When a step is stuck that tries as hard as this.
+pub(crate) fn stuck_after(effort: &str) -> Duration {
+    STUCK_AFTER * if effort == "long" { 20 } else { 1 }
+}
+
 fn effort_of(tier: Tier, named: Option<String>) -> Result<String, Failure> {
     match named {
         Some(named) if EFFORTS.contains(&&*named) => Ok(named),
@@ -249,7 +257,7 @@ impl Run {
     }
 
     fn documentation(&mut self) {
-        let step = Step::cargo(arguments(&["--doc".into()]));
+        let step = Step::cargo(arguments(&["--doc".into()])).limit(STUCK_AFTER);
         self.watched(step);
     }
 

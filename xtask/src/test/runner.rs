@@ -2,7 +2,8 @@
 //!
 //! A process for each test keeps settings of the environment, signals, crashes and hangs to the test that has them, and
 //! lets all programs share the machine: a test that waits leaves its core to the others. What a test prints goes to a
-//! file, which is shown if it fails. A test that runs for twenty minutes is stuck: it is ended, and has failed.
+//! file, which is shown if it fails. A test that runs for twenty minutes is stuck: it is ended with all that it has
+//! started, and has failed.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::build::Program;
 use super::tally::Tally;
+use crate::guard::Guard;
 use crate::steps::note;
 
 /// What names the device to the tests; `poorwill_testkit::device` reads it.
@@ -95,6 +97,7 @@ pub(super) fn run(tests: &[Test], jobs: usize, effort: &str, logs: &Path) -> Res
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Results::default());
     let board = Board::default();
+    let guard = Guard::start();
     thread::scope(|scope| {
         for _ in 0..jobs.min(tests.len()) {
             scope.spawn(|| {
@@ -104,7 +107,7 @@ pub(super) fn run(tests: &[Test], jobs: usize, effort: &str, logs: &Path) -> Res
                     board.begin(test.id());
                     // No two tests that run share a file.
                     let log = logs.join(format!("{number}.log"));
-                    let ended = one(test, effort, &log, || board.look());
+                    let ended = one(test, effort, &log, &guard, || board.look());
                     board.end(&ended.id);
                     let mut results = results.lock().expect("no thread panics");
                     results.add(ended, &log);
@@ -119,9 +122,13 @@ pub(super) fn run(tests: &[Test], jobs: usize, effort: &str, logs: &Path) -> Res
     results.into_inner().expect("no thread panics")
 }
 
-fn one(test: &Test, effort: &str, log: &Path, look: impl Fn()) -> Ended {
+fn one(test: &Test, effort: &str, log: &Path, guard: &Guard, look: impl Fn()) -> Ended {
     let start = Instant::now();
-    let outcome = start_of(test, effort, log).and_then(|child| end_of(child, start, look));
+    let outcome = start_of(test, effort, log, guard).and_then(|mut child| {
+        let ended = end_of(&mut child, start, guard, look);
+        guard.forget(child.id());
+        ended
+    });
     let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let verdict = match outcome {
         // A test that ends its process with success has not passed.
@@ -138,21 +145,23 @@ fn one(test: &Test, effort: &str, log: &Path, look: impl Fn()) -> Ended {
     Ended { id: test.id(), took: start.elapsed(), verdict, scales: text.contains(SCALES) }
 }
 
-fn start_of(test: &Test, effort: &str, log: &Path) -> io::Result<Child> {
+fn start_of(test: &Test, effort: &str, log: &Path, guard: &Guard) -> io::Result<Child> {
     let file = File::create(log)?;
     let mut command = command(test.program);
     command.args(["--exact", "--include-ignored", "--nocapture", &test.name]);
     command.env(DEVICE, test.device).env(super::EFFORT, effort);
-    command.stdout(file.try_clone()?).stderr(file).spawn()
+    guard.spawn(command.stdout(file.try_clone()?).stderr(file))
 }
 
 /// Waits for a test's process; whether it ended well.
-fn end_of(mut child: Child, start: Instant, look: impl Fn()) -> io::Result<bool> {
+fn end_of(child: &mut Child, start: Instant, guard: &Guard, look: impl Fn()) -> io::Result<bool> {
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status.success());
         }
         if start.elapsed() > STUCK_AFTER {
+            guard.kill(child.id());
+            // Also where there is no guard.
             child.kill()?;
             child.wait()?;
             return Err(io::Error::other(format!("ended, since it ran for {} s", STUCK_AFTER.as_secs())));

@@ -12,8 +12,8 @@ use self::sources::Sources;
 use crate::python::environment::Environment;
 use crate::python::{self, TOOLS, WITHOUT_PYTORCH, package};
 use crate::steps::{Failure, say};
-use crate::test::Tally;
 use crate::test::build::build;
+use crate::test::{Tally, Tier, effort, stuck_after};
 
 /// What the plugin is held against; `TESTED` in Python.
 const VERSIONS: [&str; 2] = ["0.20.2", "0.33.0"];
@@ -42,6 +42,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     let pytest = python::pytest(&environment, &TESTS, &[], WITHOUT_PYTORCH);
     let pytest = pytest.env(VARIABLE, &folder.to_string_lossy());
     let pytest = pytest.env(python::FAKE, &built.fake.to_string_lossy());
+    let pytest = pytest.limit(stuck_after(&effort(Tier::Full)?));
     let typed = pytest.typed().to_owned();
     pytest.run_watched(|line| tally.add_pytest(line))?;
     whole(tally, typed)?;
