@@ -63,6 +63,9 @@ Environment:
 
 const WRONG_USAGE: u8 = 2;
 
+/// How often tests are repeated at the most: the list of all is held in memory.
+const MOST_TIMES: u32 = 1000;
+
 fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let request = match Request::parse(&args) {
@@ -131,8 +134,11 @@ impl Request {
             (Some("test"), [tier]) if tier == "--full" => Ok(Request::Test(Tier::Full)),
             (Some("test"), [tier]) if tier == "--rest" => Ok(Request::Test(Tier::Rest)),
             (Some("test"), [repeat, times]) if repeat == "--repeat" => {
-                let times = times.to_str().and_then(|times| times.parse().ok());
-                times.map(Request::Repeat).ok_or(UsageError::NoTimes)
+                let times = times.to_str().and_then(|times| times.parse::<NonZero<u32>>().ok());
+                times
+                    .filter(|times| times.get() <= MOST_TIMES)
+                    .map(Request::Repeat)
+                    .ok_or(UsageError::NoTimes)
             }
             (Some("test"), [repeat]) if repeat == "--repeat" => Err(UsageError::NoTimes),
             (Some("test"), [dashes]) if dashes == "--" => Ok(Request::Test(Tier::Quick)),
@@ -193,7 +199,7 @@ impl fmt::Display for UsageError {
                      as in `cargo xtask {command} -- {argument}`"
                 )
             }
-            UsageError::NoTimes => write!(f, "--repeat takes a number of times, 1 or more"),
+            UsageError::NoTimes => write!(f, "--repeat takes a number of times, from 1 to {MOST_TIMES}"),
             UsageError::UnknownTier(tier) => write!(
                 f,
                 "no tier `{}`: `cargo xtask test` is the quick one, `--full` everything, `--rest` the difference; \
@@ -267,6 +273,7 @@ mod tests {
         for words in [&["test", "--repeat"][..], &["test", "--repeat", "0"], &["test", "--repeat", "x"]] {
             assert_eq!(parse(words), Err(UsageError::NoTimes));
         }
+        assert_eq!(parse(&["test", "--repeat", "1001"]), Err(UsageError::NoTimes));
         assert_eq!(parse(&["test", "--repeat", "50"]), Ok(Request::Repeat(NonZero::new(50).unwrap())));
         assert_eq!(parse(&["test", "--quick"]), Err(UsageError::UnknownTier("--quick".into())));
         assert_eq!(parse(&["test", "--full", "core"]), Err(UsageError::UnknownTier("--full".into())));
