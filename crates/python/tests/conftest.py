@@ -1,7 +1,8 @@
 """Fixtures and options of all tests.
 
 Tests say by their marks what they need: `real_torch`, `gpu`. A run chooses them by `-m`; where what they need
-is missing, those that were not left out are skipped. With `--no-skips` a skip is a failure.
+is missing, those that were not left out are skipped. With `--no-skips` a skip is a failure. What may do more
+where `POORWILL_EFFORT` asks for it is marked `scales`: the tests of a file that uses `cases` or runs suites.
 """
 
 import gc
@@ -20,6 +21,13 @@ HERE = Path(__file__).resolve().parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed")
+    parser.addoption("--no-skips-in", metavar="PREFIX", help="the same, in files whose names begin so")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    module = getattr(item, "module", None)
+    if hasattr(module, "cases") or hasattr(module, "run_suite"):
+        item.add_marker("scales")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,7 +44,9 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.skipped and item.config.getoption("--no-skips") and not hasattr(report, "wasxfail"):
+    prefix = item.config.getoption("--no-skips-in")
+    is_forbidden = item.config.getoption("--no-skips") or (prefix and item.path.name.startswith(prefix))
+    if report.skipped and is_forbidden and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped, and nothing may be: {report.longrepr}"
     return report
