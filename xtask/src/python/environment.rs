@@ -149,6 +149,11 @@ impl Venv {
     }
 }
 
+/// Whether this is continuous integration, where nothing may be missing.
+pub(crate) fn is_ci() -> bool {
+    std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false")
+}
+
 impl Unready {
     pub(crate) fn no_python() -> Unready {
         Unready::Missing { what: format!("no CPython {} or later with venv here", oldest()) }
@@ -156,8 +161,7 @@ impl Unready {
 
     /// What to say of what is `omitted`, unless that is a failure.
     pub(crate) fn skip(self, omitted: &str) -> Result<String, Failure> {
-        let is_ci = std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false");
-        let why = self.skip_on(is_ci)?;
+        let why = self.skip_on(is_ci())?;
         let why = format!("{omitted}: {why}");
         note(&format!("!!! {why}"));
         Ok(why)

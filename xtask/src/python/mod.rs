@@ -14,7 +14,7 @@ mod torch;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use self::environment::{Environment, Tools, Unready, Venv};
+use self::environment::{Environment, Tools, Unready, Venv, is_ci};
 use crate::steps::{Failure, Step, note, say};
 use crate::test::build::{Built, build};
 use crate::test::{self, EFFORT, GPU_IS_HERE, Tally, Tier, jobs, stuck_after};
@@ -45,10 +45,14 @@ const NATIVE: &str = "poorwill._native";
 /// What tells the tests where the library is that stands in for NVIDIA's driver.
 pub(crate) const FAKE: &str = "POORWILL_FAKE_LIBCUDA";
 
-/// Which tests are run: those that pretend PyTorch; those over PyTorch itself, with those that need a GPU or without.
+/// Which tests are run: those that pretend PyTorch, all or what more effort has do more; those over PyTorch itself, with those that need a GPU or without.
 pub(crate) const WITHOUT_PYTORCH: &str = "not real_torch";
+const SCALING: &str = "scales and not real_torch";
 const OVER_PYTORCH: &str = "real_torch and not gpu";
 const OVER_PYTORCH_AND_GPU: &str = "real_torch";
+
+/// Under continuous integration vLLM's sources are there, and none of the tests that need them may be skipped.
+const NO_SKIPS_OF_VLLM: &str = "--no-skips-in=test_vllm_";
 
 /// What became of tests.
 #[derive(Debug)]
@@ -57,6 +61,8 @@ pub(crate) enum Tested {
         tally: Tally,
         /// What was not run of it, and why.
         left_out: Option<String>,
+        /// Whether the types that it states were compared, and are right.
+        types: Result<(), Failure>,
     },
     Skipped {
         why: String,
@@ -67,11 +73,12 @@ pub(crate) enum Tested {
 pub(crate) fn run(pytest_args: &[OsString]) -> Result<(), Failure> {
     let built = build()?;
     match test(&built, pytest_args, &test::effort(Tier::Quick)?)? {
-        Tested::Ran { tally, left_out } => {
+        Tested::Ran { tally, left_out, types } => {
             if let Some(why) = left_out {
                 say(&format!("not run: {why}"));
             }
             say(&format!("xtask python: {tally}"));
+            types?;
             if tally.failed > 0 {
                 return Err(Failure::Parts { failed: vec![format!("{} tests of Python", tally.failed)] });
             }
@@ -89,19 +96,45 @@ pub(crate) fn test(built: &Built, pytest_args: &[OsString], effort: &str) -> Res
         Ok(environment) => environment,
         Err(unready) => return Ok(Tested::Skipped { why: unready.skip("the Python package not tested")? }),
     };
-    package::install(&environment, &built.native)?;
-    let sources = fetched(vllm::sources(&environment), "the plugin for vLLM not tested in vLLM's code")?;
-    let pytest = pytest(&environment, &[TESTS], pytest_args, WITHOUT_PYTORCH);
+    let ran = without_torch(&environment, built, pytest_args, effort, WITHOUT_PYTORCH);
+    // The comparison keeps a cache where it runs.
+    let compared = environment.python(["-m", "mypy.stubtest", NATIVE]).within(environment.folder()).run();
+    let (tally, left_out) = ran?;
+    Ok(Tested::Ran { tally, left_out, types: compared.map(drop) })
+}
+
+/// Runs those of these tests again that do more where more effort is asked for.
+pub(crate) fn test_what_scales(built: &Built, effort: &str) -> Result<Tested, Failure> {
+    let environment = match Environment::ready(TOOLS) {
+        Ok(environment) => environment,
+        Err(unready) => return Ok(Tested::Skipped { why: unready.skip("the Python package not tested")? }),
+    };
+    let (tally, left_out) = without_torch(&environment, built, &[], effort, SCALING)?;
+    Ok(Tested::Ran { tally, left_out, types: Ok(()) })
+}
+
+/// What came of the tests that are marked so, and what was left out.
+fn without_torch(
+    environment: &Environment,
+    built: &Built,
+    pytest_args: &[OsString],
+    effort: &str,
+    marks: &str,
+) -> Result<(Tally, Option<String>), Failure> {
+    package::install(environment, &built.native)?;
+    let sources = fetched(vllm::sources(environment), "the plugin for vLLM not tested in vLLM's code")?;
+    let mut arguments = pytest_args.to_vec();
+    if is_ci() {
+        arguments.push(NO_SKIPS_OF_VLLM.into());
+    }
+    let pytest = pytest(environment, &[TESTS], &arguments, marks);
     let pytest =
         pytest.env(FAKE, &built.fake.to_string_lossy()).env(EFFORT, effort).limit(stuck_after(effort));
     let pytest = match &sources {
         Ok(folder) => pytest.env(vllm::VARIABLE, &folder.to_string_lossy()),
         Err(_) => pytest,
     };
-    let tested = counted(pytest);
-    // The comparison keeps a cache where it runs.
-    environment.python(["-m", "mypy.stubtest", NATIVE]).within(environment.folder()).run()?;
-    Ok(Tested::Ran { tally: tested?, left_out: sources.err() })
+    Ok((counted(pytest)?, sources.err()))
 }
 
 /// Runs those of the package's tests that need PyTorch, of which none may be skipped.
@@ -123,7 +156,7 @@ pub(crate) fn test_over_torch(built: &Built, effort: &str) -> Result<Tested, Fai
         pytest.env(FAKE, &built.fake.to_string_lossy()).env(EFFORT, effort).limit(stuck_after(effort));
     let pytest = pytest.env(vllm::VARIABLE, &sources.to_string_lossy());
     let tally = counted(pytest.env("PYTHONPATH", &torch.to_string_lossy()))?;
-    Ok(Tested::Ran { tally, left_out: None })
+    Ok(Tested::Ran { tally, left_out: None, types: Ok(()) })
 }
 
 /// What was fetched, or what is not run since it could not be: a failure under continuous integration.
@@ -144,7 +177,7 @@ fn counted(pytest: Step) -> Result<Tally, Failure> {
     let typed = pytest.typed().to_owned();
     let tested = pytest.run_watched(|line| tally.add_pytest(line));
     match tested {
-        Ok(_) if tally.passed == 0 => Err(Failure::NoTests { typed }),
+        Ok(_) if tally.all() == 0 => Err(Failure::NoTests { typed }),
         // Counted, and told in their own words.
         Err(Failure::Status { .. }) if tally.failed > 0 => Ok(tally),
         Ok(_) => Ok(tally),

@@ -1,10 +1,12 @@
 //! `cargo xtask test`: the tests of the workspace, in two tiers.
 //!
 //! The quick tier is what a newcomer and a developer run: every promise on the host device, those about devices over
-//! the fake CUDA library as well and on an NVIDIA GPU if one is here, documentation tests, and the Python package's.
+//! the fake CUDA library as well and on an NVIDIA GPU if one is here, documentation tests, and the Python package's,
+//! also in vLLM's code, whose sources are fetched once.
 //! Random tests make a tenth of their usual cases. `--full` is all there is: usual cases, tests that take long, the
-//! page of rotation in a browser, the Python package over PyTorch itself and against vLLM's sources, and the wheels.
-//! `--rest` is what `--full` has beyond a quick run that came before: `.ci/run` does one and then the other.
+//! page of rotation in a browser, the Python package over PyTorch itself, and the wheels. `--rest` is what `--full` has
+//! beyond a quick run that came before: tests that this did not run, and again those that scale with the effort, all on
+//! a GPU among them. `.ci/run` does one and then the other.
 //!
 //! One [`build`](mod@build) makes every program, and the [`runner`] gives each test a process of its own. A failure keeps nothing
 //! else from being tested. The end says what was not run, and why.
@@ -15,11 +17,13 @@
 
 mod browser;
 pub(crate) mod build;
+mod logs;
 mod runner;
+mod seen;
 mod tally;
 mod waiting;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
@@ -31,7 +35,9 @@ use std::time::{Duration, Instant};
 pub(crate) use self::tally::Tally;
 
 use self::build::{Built, Program, build};
+use self::logs::Logs;
 use self::runner::{DEVICE, Results, Test};
+use self::seen::Seen;
 use crate::bench::peer_packages;
 use crate::dist;
 use crate::python::{self, Tested};
@@ -71,9 +77,9 @@ const GPU: &str = "cuda:0";
 
 const NO_GPU: &str = "no NVIDIA GPU here: nothing was run on one";
 
-/// In cargo's target folder: what tests print, and which of them scale with the effort.
+/// In cargo's target folder: what tests print, and what a quick run tells the rest.
 const FOLDER: &str = "xtask-test";
-const SCALING: &str = "scaling.txt";
+const SEEN: &str = "seen.txt";
 const LOGS: &str = "logs";
 
 /// How many tests the end names as the slowest.
@@ -84,8 +90,9 @@ const SLOWEST: usize = 10;
 struct Run {
     tier: Tier,
     effort: String,
-    /// Of this run alone, in cargo's target folder.
+    /// In cargo's target folder.
     folder: PathBuf,
+    logs: Logs,
     results: Results,
     /// Parts that failed, each with its reason.
     failures: Vec<String>,
@@ -97,16 +104,19 @@ struct Run {
 pub(crate) fn run(tier: Tier) -> Result<(), Failure> {
     let effort = effort(tier)?;
     let mut run = Run::begin(tier, effort)?;
+    if tier == Tier::Quick {
+        run.forget_seen()?;
+    }
     let built = build()?;
     let start = Instant::now();
     run.programs(&built)?;
     if tier != Tier::Rest {
         run.documentation();
-        run.gpu(&built.programs);
     }
+    run.gpu(&built.programs);
     run.python(&built);
     if tier == Tier::Quick {
-        run.write_scaling()?;
+        run.write_seen()?;
     } else {
         run.wheels();
     }
@@ -144,8 +154,8 @@ pub(crate) fn repeat(times: NonZero<u32>) -> Result<(), Failure> {
     note(&format!("==> {} tests that wait, sleep or have a deadline, {times} times", once.len()));
     let all: Vec<Test> = (0..times.get()).flat_map(|_| once.iter().cloned()).collect();
     let start = Instant::now();
-    run.results = runner::run(&all, jobs(), &run.effort, &run.folder.join(LOGS));
-    if run.results.tally.passed == 0 {
+    run.results = runner::run(&all, jobs(), &run.effort, run.logs.folder());
+    if run.results.tally.all() == 0 {
         return Err(Failure::NoTests { typed: "cargo xtask test --repeat".to_owned() });
     }
     run.end(built.took, start.elapsed())
@@ -175,19 +185,16 @@ fn effort_of(tier: Tier, named: Option<String>) -> Result<String, Failure> {
 impl Run {
     fn begin(tier: Tier, effort: String) -> Result<Run, Failure> {
         let folder = target_folder()?.join(FOLDER);
-        if tier == Tier::Rest && !folder.join(SCALING).is_file() {
+        if tier == Tier::Rest && !folder.join(SEEN).is_file() {
             return Err(Failure::Usage {
                 problem: "`--rest` goes on where a quick run has ended, and there was none: \
                           run `cargo xtask test` first, or `cargo xtask test --full`"
                     .to_owned(),
             });
         }
-        let logs = folder.join(LOGS);
-        let emptied = if logs.exists() { fs::remove_dir_all(&logs) } else { Ok(()) };
-        let made = emptied.and_then(|()| fs::create_dir_all(&logs));
-        made.map_err(|cause| Failure::File { path: logs, cause })?;
+        let logs = Logs::begin(&folder.join(LOGS))?;
         let (results, failures, left_out) = Default::default();
-        Ok(Run { tier, effort, folder, results, failures, left_out })
+        Ok(Run { tier, effort, folder, logs, results, failures, left_out })
     }
 
     /// Runs the programs' tests, on each device that they are about.
@@ -206,18 +213,18 @@ impl Run {
                 continue;
             }
             note(&format!("==> {} tests, {manner}, {EFFORT}={}", tests.len(), self.effort));
-            self.results.extend(runner::run(&tests, jobs, &self.effort, &self.folder.join(LOGS)));
+            self.results.extend(runner::run(&tests, jobs, &self.effort, self.logs.folder()));
         }
-        if self.results.tally.passed == 0 {
+        if self.results.tally.all() == 0 {
             return Err(Failure::NoTests { typed: "cargo xtask test".to_owned() });
         }
         Ok(())
     }
 
     fn chosen<'a>(&self, programs: &'a [Program]) -> Result<Chosen<'a>, Failure> {
-        let again: HashSet<String> = match self.tier {
-            Tier::Rest => self.read_scaling()?.into_iter().collect(),
-            Tier::Quick | Tier::Full => HashSet::new(),
+        let seen = match self.tier {
+            Tier::Rest => self.read_seen()?,
+            Tier::Quick | Tier::Full => Seen::default(),
         };
         let mut chosen = Chosen::default();
         for program in in_order(programs) {
@@ -233,7 +240,7 @@ impl Run {
                         if self.tier != Tier::Quick {
                             chosen.alone.push(test);
                         }
-                    } else if self.tier != Tier::Rest || again.contains(&test.id()) {
+                    } else if !seen.is_done(&test.id()) {
                         chosen.beside.push(test);
                     }
                 }
@@ -271,11 +278,12 @@ impl Run {
     }
 
     fn python(&mut self, built: &Built) {
-        if self.tier != Tier::Rest {
-            note("==> the Python package");
-            let tested = python::test(built, &[], &self.effort);
-            self.part("the Python package", tested);
-        }
+        note("==> the Python package");
+        let tested = match self.tier {
+            Tier::Rest => python::test_what_scales(built, &self.effort),
+            Tier::Quick | Tier::Full => python::test(built, &[], &self.effort),
+        };
+        self.part("the Python package", tested);
         if self.tier != Tier::Quick {
             note("==> the Python package over PyTorch");
             let tested = python::test_over_torch(built, &self.effort);
@@ -293,12 +301,13 @@ impl Run {
     /// Takes in what became of a part.
     fn part(&mut self, name: &str, outcome: Result<Tested, Failure>) {
         match outcome {
-            Ok(Tested::Ran { tally, left_out }) => {
+            Ok(Tested::Ran { tally, left_out, types }) => {
                 self.left_out.extend(left_out);
                 self.results.tally += tally;
                 if tally.failed > 0 {
                     self.failures.push(format!("{name}: {tally}"));
                 }
+                self.note_failure(&format!("{name}'s types"), types);
             }
             Ok(Tested::Skipped { why }) => self.left_out.push(why),
             Err(failure) => self.note_failure(name, Err(failure)),
@@ -314,7 +323,7 @@ impl Run {
 
     /// Says what came of it all.
     fn end(mut self, built: Duration, ran: Duration) -> Result<(), Failure> {
-        let Results { tally, failed, times, .. } = &mut self.results;
+        let Results { tally, failed, times, skipped, .. } = &mut self.results;
         times.sort_unstable_by_key(|(took, _)| std::cmp::Reverse(*took));
         say("the slowest tests:");
         for (took, id) in times.iter().take(SLOWEST) {
@@ -322,6 +331,9 @@ impl Run {
         }
         for why in &self.left_out {
             say(&format!("not run: {why}"));
+        }
+        for why in skips(skipped) {
+            say(&why);
         }
         for id in failed.iter() {
             say(&format!("failed: {id}"));
@@ -335,15 +347,22 @@ impl Run {
         if self.failures.is_empty() { Ok(()) } else { Err(Failure::Parts { failed: self.failures }) }
     }
 
-    fn write_scaling(&self) -> Result<(), Failure> {
-        let path = self.folder.join(SCALING);
-        fs::write(&path, self.results.scaling.join("\n")).map_err(|cause| Failure::File { path, cause })
+    /// So that a run which ends early leaves nothing of an older one.
+    fn forget_seen(&self) -> Result<(), Failure> {
+        let path = self.folder.join(SEEN);
+        let removed = if path.exists() { fs::remove_file(&path) } else { Ok(()) };
+        removed.map_err(|cause| Failure::File { path, cause })
     }
 
-    fn read_scaling(&self) -> Result<Vec<String>, Failure> {
-        let path = self.folder.join(SCALING);
-        let text = fs::read_to_string(&path).map_err(|cause| Failure::File { path, cause })?;
-        Ok(text.lines().map(str::to_owned).collect())
+    fn write_seen(&self) -> Result<(), Failure> {
+        let path = self.folder.join(SEEN);
+        let seen = Seen::new(self.results.times.iter().map(|(_, id)| id), &self.results.scaling);
+        seen.write(&path).map_err(|cause| Failure::File { path, cause })
+    }
+
+    fn read_seen(&self) -> Result<Seen, Failure> {
+        let path = self.folder.join(SEEN);
+        Seen::read(&path).map_err(|cause| Failure::File { path, cause })
     }
 }
 
@@ -353,6 +372,19 @@ struct Chosen<'a> {
     beside: Vec<Test<'a>>,
     /// Those that a quick run leaves out: they take long or need much, so they run alone.
     alone: Vec<Test<'a>>,
+}
+
+/// A line for each reason, with how many tests it was.
+fn skips(skipped: &[(String, String)]) -> Vec<String> {
+    let mut by_reason: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (id, reason) in skipped {
+        by_reason.entry(reason).or_default().push(id);
+    }
+    let line = |(reason, ids): (&str, Vec<&str>)| match ids[..] {
+        [id] => format!("not run: {id}: {reason}"),
+        _ => format!("not run: {} tests, as {}: {reason}", ids.len(), ids[0]),
+    };
+    by_reason.into_iter().map(line).collect()
 }
 
 /// Programs of whole services first: their tests wait rather than compute, and leave the cores to the others.
@@ -451,6 +483,13 @@ mod tests {
         assert_eq!(devices_of(&program("poorwill-core", "plain")), ["host"]);
         assert!(is_about_devices(&program("poorwill-driver", "cuda")));
         assert!(!is_about_devices(&program("poorwill", "poorwill")));
+    }
+
+    #[test]
+    fn skips_are_told_by_their_reasons() {
+        let skipped = [("a", "no room"), ("b", "no time"), ("c", "no room")];
+        let skipped = skipped.map(|(id, reason)| (id.to_owned(), reason.to_owned()));
+        assert_eq!(skips(&skipped), ["not run: 2 tests, as a: no room", "not run: b: no time"]);
     }
 
     #[test]

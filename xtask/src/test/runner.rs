@@ -57,7 +57,8 @@ struct Ended {
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Passed,
-    Skipped,
+    /// And why.
+    Skipped(String),
     Failed,
 }
 
@@ -66,6 +67,8 @@ enum Verdict {
 pub(super) struct Results {
     pub(super) tally: Tally,
     pub(super) failed: Vec<String>,
+    /// Which ended early, and why.
+    pub(super) skipped: Vec<(String, String)>,
     /// Those that do more where more effort is asked for.
     pub(super) scaling: Vec<String>,
     pub(super) times: Vec<(Duration, String)>,
@@ -133,8 +136,7 @@ fn one(test: &Test, effort: &str, log: &Path, guard: &Guard, look: impl Fn()) ->
     let verdict = match outcome {
         // A test that ends its process with success has not passed.
         Ok(true) if text.contains("test result: ok. 1 passed") => {
-            let is_skip = |line: &str| SKIPPED.iter().any(|word| line.contains(word));
-            if text.lines().any(is_skip) { Verdict::Skipped } else { Verdict::Passed }
+            text.lines().find_map(reason).map_or(Verdict::Passed, Verdict::Skipped)
         }
         Ok(_) => Verdict::Failed,
         Err(error) => {
@@ -143,6 +145,16 @@ fn one(test: &Test, effort: &str, log: &Path, guard: &Guard, look: impl Fn()) ->
         }
     };
     Ended { id: test.id(), took: start.elapsed(), verdict, scales: text.contains(SCALES) }
+}
+
+/// Why a line says that a test has ended early, if it does. On which device stands in the test's id.
+fn reason(line: &str) -> Option<String> {
+    let [plainly, on_a_device] = SKIPPED;
+    let why = match line.split_once(on_a_device) {
+        Some((_, rest)) => rest.split_once(": ").map_or(rest, |(_, why)| why),
+        None => line.split_once(plainly)?.1,
+    };
+    Some(why.to_owned())
 }
 
 fn start_of(test: &Test, effort: &str, log: &Path, guard: &Guard) -> io::Result<Child> {
@@ -183,14 +195,19 @@ impl Results {
     pub(super) fn extend(&mut self, others: Results) {
         self.tally += others.tally;
         self.failed.extend(others.failed);
+        self.skipped.extend(others.skipped);
         self.scaling.extend(others.scaling);
         self.times.extend(others.times);
     }
 
     fn add(&mut self, ended: Ended, log: &PathBuf) {
+        let has_failed = ended.verdict == Verdict::Failed;
         match ended.verdict {
             Verdict::Passed => self.tally.passed += 1,
-            Verdict::Skipped => self.tally.skipped += 1,
+            Verdict::Skipped(reason) => {
+                self.tally.skipped += 1;
+                self.skipped.push((ended.id.clone(), reason));
+            }
             Verdict::Failed => {
                 self.tally.failed += 1;
                 let text = fs::read(log).unwrap_or_default();
@@ -198,7 +215,7 @@ impl Results {
                 self.failed.push(ended.id.clone());
             }
         }
-        if ended.verdict != Verdict::Failed {
+        if !has_failed {
             // It is of no use to anybody, and of no harm where it stays.
             let _ = fs::remove_file(log);
         }
@@ -285,9 +302,19 @@ mod tests {
         let mut failed = results.failed;
         failed.sort();
         assert_eq!(failed, ["crate promises fails on fake", "crate promises leaves on fake"]);
+        assert_eq!(results.skipped, [("crate promises skips on fake".to_owned(), "why".to_owned())]);
         assert_eq!(results.scaling, ["crate promises scales on fake"]);
         assert_eq!(results.times.len(), names.len());
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_skip_says_why() {
+        let said = |line| reason(line).unwrap();
+        assert_eq!(said("skipped: there is no: Python"), "there is no: Python");
+        assert_eq!(said("a::b: skipped: no room"), "no room");
+        assert_eq!(said("a::b: skipped on fake: held together"), "held together");
+        assert_eq!(reason("3 skipped"), None);
     }
 
     #[test]

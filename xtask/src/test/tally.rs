@@ -12,6 +12,11 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    /// All that anything became of.
+    pub(crate) fn all(&self) -> u64 {
+        self.passed + self.failed + self.skipped
+    }
+
     /// Adds what a line of cargo's or of a test program's says.
     pub(crate) fn add(&mut self, line: &str) {
         if let Some((_, result)) = line.split_once("test result: ") {
