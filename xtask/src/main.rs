@@ -32,12 +32,15 @@ Usage: cargo xtask COMMAND
 
 Commands:
   test [-- ARGS]  build and run the tests of a developer's day: every promise on the host device, over the fake
-                  CUDA library and on an NVIDIA GPU if one is here, documentation, and the Python package;
+                  CUDA library and on an NVIDIA GPU if one is here, documentation, and the Python package, also in
+                  vLLM's code (80 MB to fetch, once);
                   ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core pool`
-  test --full     everything: usual cases of random tests, long tests, rotation's page in a browser, the
-                  Python package over PyTorch and against vLLM's sources (0.8 GB to fetch, once), the wheels
-  test --rest     what --full has beyond a quick run that came before
-  test --repeat N every test of Rust that waits, sleeps or has a deadline, N times
+  test --full     everything: usual cases of random tests (fewer over the fake library and on a GPU, as the
+                  same code runs on the host device), long tests, rotation's page in a browser, the Python
+                  package over PyTorch (0.75 GB to fetch, once), the wheels
+  test --rest     what --full has beyond a quick run that came before: what this left out, and again what
+                  does more with the usual effort
+  test --repeat N every test of Rust that waits, sleeps or has a deadline, N times, 1000 at the most
   python [-- ARGS]
                   the Python package alone: build it, run its tests, check its types;
                   ARGS go to `pytest`: `cargo xtask python -- -k fork`
