@@ -41,14 +41,22 @@ pub(crate) fn paths() -> Vec<String> {
     paths
 }
 
-/// What is a symbolic link: it may lead out of the checkout, to what nobody else has.
-pub(crate) fn symbolic_links() -> Vec<String> {
+/// The symbolic links that lead to what not every checkout has: out of this one, or nowhere.
+pub(crate) fn stray_links() -> Vec<String> {
     let root = root();
-    links_of(&root, listed_by_git(&root).unwrap_or_default())
+    stray_of(&root, listed_by_git(&root).unwrap_or_default())
 }
 
-fn links_of(root: &Path, mut paths: Vec<String>) -> Vec<String> {
-    paths.retain(|path| fs::symlink_metadata(root.join(path)).is_ok_and(|found| found.is_symlink()));
+fn stray_of(root: &Path, mut paths: Vec<String>) -> Vec<String> {
+    let leads_inside = |link: &Path| {
+        let is_relative = fs::read_link(link).is_ok_and(|target| target.is_relative());
+        let ends = (fs::canonicalize(link), fs::canonicalize(root));
+        is_relative && matches!(&ends, (Ok(end), Ok(root)) if end.starts_with(root))
+    };
+    paths.retain(|path| {
+        let path = root.join(path);
+        fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) && !leads_inside(&path)
+    });
     paths
 }
 
@@ -153,13 +161,16 @@ fn both_ways_find_this_file() {
 }
 
 #[test]
-fn a_dangling_link_is_found() {
+fn links_may_stay_inside_only() {
     let folder = std::env::temp_dir().join(format!("poorwill-tidy-links-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("file"), "").unwrap();
-    std::os::unix::fs::symlink("nowhere", folder.join("link")).unwrap();
-    let paths = ["file", "link", "missing"].map(str::to_owned).to_vec();
-    assert_eq!(links_of(&folder, paths), ["link"]);
+    for (target, link) in [("file", "inside"), ("nowhere", "dangling"), ("..", "outside"), ("/", "absolute")]
+    {
+        std::os::unix::fs::symlink(target, folder.join(link)).unwrap();
+    }
+    let paths = ["file", "inside", "dangling", "outside", "absolute", "missing"].map(str::to_owned).to_vec();
+    assert_eq!(stray_of(&folder, paths), ["dangling", "outside", "absolute"]);
     fs::remove_dir_all(folder).unwrap();
 }
 
