@@ -1,5 +1,5 @@
 //! The arrows between the crates: `core ← driver ← poorwill ← {python, bench, rotate}`, with `cli` upon `poorwill`,
-//! `bench` and `rotate`, and the testkit for tests only. `triton` stands by itself, for `python`. What measures is for
+//! `bench`, `rotate` and `mock-engine`, and the testkit for tests only. `triton` stands by itself, for `python`. What measures is for
 //! the command and for tests: neither the library nor the Python package nor the service depends on it. Benchmarks that
 //! compile a peer stand beside the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda
 //! stands on the driver's host device, and only the testkit on it; the fake NVML knows sizes and nothing else.

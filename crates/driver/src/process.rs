@@ -45,6 +45,11 @@ impl Owner {
         Ok(Self { forks: FORKS.load(Ordering::Relaxed), process: std::process::id() })
     }
 
+    /// How many forks lie between the first process and that one.
+    pub(crate) fn forks(&self) -> u32 {
+        self.forks
+    }
+
     /// Whether the caller runs in that process.
     pub(crate) fn is_here(&self) -> bool {
         FORKS.load(Ordering::Relaxed) == self.forks

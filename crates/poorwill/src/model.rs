@@ -11,7 +11,9 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use poorwill_core::{AllocRequest, Block, DriverError, HostBuffer, PoolError, StreamId, Tag};
+use poorwill_core::{
+    AllocRequest, Block, DriverError, DriverErrorKind, HostBuffer, PoolError, StreamId, Tag,
+};
 
 use crate::arena::Arena;
 use crate::checkpoint::{Checkpoint, CheckpointError, Tensor, text};
@@ -134,7 +136,7 @@ impl<'a> Model<'a> {
         storage: &dyn Storage,
         progress: Progress<'_>,
     ) -> Result<(), ModelError> {
-        self.for_each_piece(storage, progress, |piece, begin, buffer, hand| {
+        self.for_each_piece(storage, 1, progress, |piece, begin, buffer, hand| {
             let (buffer, pool) = (Arc::new(buffer), self.arena.pool());
             let mut copies = Vec::new();
             let queued = self.stretches(piece, begin).try_for_each(|stretch| {
@@ -157,7 +159,7 @@ impl<'a> Model<'a> {
     /// `Mismatch` or `Moved` for the first tensor found; otherwise as for [`Model::load`].
     pub fn verify(&self, progress: Progress<'_>) -> Result<(), ModelError> {
         let files = Files::of(self.checkpoint, PageCache::Used);
-        self.for_each_piece(&files, progress, |piece, begin, stored, hand| {
+        self.for_each_piece(&files, 2, progress, |piece, begin, stored, hand| {
             let mut found = self.buffer(piece, hand, stored.len() as u64)?;
             let pool = self.arena.pool();
             for stretch in self.stretches(piece, begin) {
@@ -219,11 +221,12 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Has several readers read all pieces, and do something with what was read and where in its buffer it begins; the
-    /// first error ends all.
+    /// Has several readers, with so many buffers each, read all pieces, and do something with what was read and where in
+    /// its buffer it begins; the first error ends all.
     fn for_each_piece(
         &self,
         storage: &dyn Storage,
+        buffers: usize,
         progress: Progress<'_>,
         work: impl Fn(&Piece, u64, HostBuffer, &mut Hand) -> Result<(), ModelError> + Sync,
     ) -> Result<(), ModelError> {
@@ -231,9 +234,8 @@ impl<'a> Model<'a> {
             return Ok(()); // They were freed.
         }
         let pieces = reader::pieces(self.checkpoint.tensors(), PIECE_BYTES_MAX, |_, _| true);
-        let streams = self.streams(reader::readers().min(pieces.len()))?;
-        let mut hands: Vec<Hand> =
-            streams.iter().map(|stream| Hand { stream: *stream, kept: Vec::new() }).collect();
+        let mut hands = self.hands(reader::readers().min(pieces.len()), buffers)?;
+        let streams: Vec<StreamId> = hands.iter().map(|hand| hand.stream).collect();
         let read = |piece: Piece, hand: &mut Hand| {
             let mut buffer = self.buffer(&piece, hand, room_bytes(storage, &piece))?;
             let filled = reader::read(storage, &piece, &mut buffer);
@@ -250,17 +252,38 @@ impl<'a> Model<'a> {
         result
     }
 
-    /// A stream for each reader: at least one if there is work, fewer than are wanted if the device has no more.
-    fn streams(&self, wanted: usize) -> Result<Vec<StreamId>, ModelError> {
-        let mut streams = Vec::new();
-        while streams.len() < wanted {
-            match self.arena.driver().stream_create() {
-                Ok(stream) => streams.push(stream),
-                Err(error) if streams.is_empty() => return Err(ModelError::Stream(error)),
-                Err(_) => break,
+    /// What each reader works with: for one at least, and for fewer than are wanted if the device has no more streams,
+    /// or no more host memory is to be had.
+    fn hands(&self, wanted: usize, buffers: usize) -> Result<Vec<Hand>, ModelError> {
+        let mut hands = Vec::new();
+        while hands.len() < wanted {
+            match self.hand(buffers) {
+                Ok(hand) => hands.push(hand),
+                Err(ModelError::Stream(_)) if !hands.is_empty() => break,
+                Err(ModelError::Copy { source, .. }) if !hands.is_empty() && is_lack(&source) => break,
+                Err(error) => {
+                    // The error that counts is the first one.
+                    hands
+                        .iter()
+                        .for_each(|Hand { stream, .. }| _ = self.arena.driver().stream_destroy(*stream));
+                    return Err(error);
+                }
             }
         }
-        Ok(streams)
+        Ok(hands)
+    }
+
+    fn hand(&self, buffers: usize) -> Result<Hand, ModelError> {
+        let driver = self.arena.driver();
+        let stream = driver.stream_create().map_err(ModelError::Stream)?;
+        match (0..buffers).map(|_| driver.host_alloc(PIECE_BYTES_MAX + ALIGN_BYTES)).collect() {
+            Ok(kept) => Ok(Hand { stream, kept }),
+            Err(source) => {
+                driver.stream_destroy(stream).map_err(ModelError::Stream)?;
+                let tensor = self.checkpoint.tensors().first().map(|tensor| tensor.name.clone());
+                Err(ModelError::Copy { tensor: tensor.unwrap_or_default(), source })
+            }
+        }
     }
 
     /// A buffer with room for a piece.
@@ -303,6 +326,10 @@ impl Stretch<'_> {
 
 fn copied<T>(tensor: &Tensor, result: Result<T, DriverError>) -> Result<T, ModelError> {
     result.map_err(|source| ModelError::Copy { tensor: tensor.name.clone(), source })
+}
+
+fn is_lack(error: &DriverError) -> bool {
+    matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. })
 }
 
 /// What one reader has of its own.

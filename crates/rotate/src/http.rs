@@ -8,35 +8,64 @@
 
 use std::error::Error;
 use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Method, Request, header};
+use http::{Method, Request, Uri, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body, Incoming};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use serde_json::Value;
+use tokio::net::TcpStream;
+use tower_service::Service;
 
 /// How many characters of what somebody said are told.
 pub(crate) const WORDS_MAX: usize = 300;
 
 /// A client that sends bodies of one kind.
-pub(crate) type Client<B> = legacy::Client<HttpConnector, B>;
+pub(crate) type Client<B> = legacy::Client<Connector, B>;
 
-/// One whose connections come about within `connect_max`, each address of a name having its share, and are kept for the
-/// next request as long as `idle`, or not at all.
+/// What opens connections, all of it in time: the name's addresses, and each of these with its share.
+#[derive(Debug, Clone)]
+pub(crate) struct Connector {
+    inner: HttpConnector,
+    most: Duration,
+}
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<TcpStream>;
+    type Error = Box<dyn Error + Send + Sync>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let connection = tokio::time::timeout(self.most, self.inner.call(uri));
+        Box::pin(async move {
+            let in_time = connection.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
+            Ok(in_time?)
+        })
+    }
+}
+
+/// One whose connections come about within `connect_max`, and are kept for the next request as long as `idle`, or not
+/// at all.
 pub(crate) fn client<B: Body<Data: Send> + Send>(connect_max: Duration, idle: Option<Duration>) -> Client<B> {
-    let mut connector = HttpConnector::new();
-    connector.set_nodelay(true);
-    connector.set_connect_timeout(Some(connect_max));
+    let mut inner = HttpConnector::new();
+    inner.set_nodelay(true);
+    inner.set_connect_timeout(Some(connect_max));
     let mut builder = legacy::Client::builder(TokioExecutor::new());
     match idle {
         Some(idle) => builder.pool_timer(TokioTimer::new()).pool_idle_timeout(idle),
         None => builder.pool_max_idle_per_host(0).retry_canceled_requests(false),
     };
-    builder.build(connector)
+    builder.build(Connector { inner, most: connect_max })
 }
 
 /// A request, with JSON in it or with nothing.

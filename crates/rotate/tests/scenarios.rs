@@ -4,7 +4,7 @@
 
 mod table;
 
-use poorwill_rotate::policy::{Event, Gpu, Input, ModelId, Outcome, Refusal, RequestId, Task};
+use poorwill_rotate::policy::{Event, Gpu, Input, ModelId, Outcome, Refusal, RequestId, Rules, Task};
 
 use table::{CARD, GIB, Table, seconds};
 
@@ -75,6 +75,30 @@ fn nobody_leaves_right_after_it_came() {
     assert_eq!(table.stages(), ["ready", "asleep"]);
     table.pass(200);
     assert_eq!(table.admitted, [(first, 0), (second, 1)]);
+}
+
+#[test]
+fn a_turn_is_no_shorter_than_whoever_came_stays() {
+    let mut table = Table::of(&[70 * GIB; 2], |_, rules| {
+        (rules.residence_min, rules.turn_max) = (seconds(5), seconds(2));
+    });
+    // It is busy all the time, and the other has waited for a turn and more.
+    let first = table.ask(0);
+    table.ask(1);
+    table.pass(4900);
+    assert_eq!(table.stages(), ["ready", "asleep"]);
+    table.pass(200);
+    assert_eq!(table.stages(), ["draining", "asleep"]);
+    table.answer(first);
+    table.settle();
+    assert_eq!(table.stages(), ["asleep", "ready"]);
+}
+
+#[test]
+fn failures_in_a_row_are_left_alone_for_longer_and_longer_up_to_a_limit() {
+    let rules = Rules { pause_min: seconds(5), pause_max: seconds(60), ..Rules::on(vec![Gpu(0)]) };
+    let pauses = [1, 2, 3, 4, 5, 6, 100].map(|failures| rules.pause(failures).as_secs());
+    assert_eq!(pauses, [5, 10, 20, 40, 60, 60, 60]);
 }
 
 #[test]

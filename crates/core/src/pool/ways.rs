@@ -267,6 +267,27 @@ mod tests {
         assert_eq!(ways.with_room(now, |_| Some(true)), Some(Way::Kernel));
     }
 
+    /// What is in flight is enough to keep a way busy, and little enough to be taken to the other soon.
+    #[test]
+    fn no_more_is_in_flight_than_there_is_room_for() {
+        let (mut ways, now) = (Ways::new(true, GRANULE), Instant::now());
+        let room = ROOM_GRANULES * GRANULE;
+        // Both are tried, and the engine is the faster: what follows is a long spell of its own.
+        for (copy, way) in [(0, Way::Engine), (1, Way::Engine), (2, Way::Kernel), (3, Way::Kernel)] {
+            let later = now + Duration::from_millis(if copy < 2 { 1 } else { 2 } * copy as u64);
+            assert_eq!(ways.with_room(later, |_| Some(true)), Some(way));
+            ways.queued(later, copy, CHUNK);
+        }
+        let later = now + Duration::from_millis(10);
+        let mut queued = 0;
+        while ways.with_room(later, |copy| Some(copy < 4)).is_some() {
+            ways.queued(later, 4, CHUNK);
+            queued += CHUNK;
+            assert!(queued <= room, "{queued} bytes are in flight");
+        }
+        assert_eq!(queued, room);
+    }
+
     #[test]
     fn room_comes_in_the_end_whatever_the_copies_do() {
         for (has_ended, bytes) in

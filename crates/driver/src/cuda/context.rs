@@ -8,7 +8,10 @@ use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, Op};
@@ -41,9 +44,27 @@ pub(super) struct Primary {
 }
 
 /// Held while a device is opened, so that who is first has nothing but a context until its size is known.
-pub(super) fn opening() -> MutexGuard<'static, ()> {
-    static OPENING: Mutex<()> = Mutex::new(());
-    OPENING.lock().unwrap_or_else(PoisonError::into_inner)
+#[derive(Debug)]
+pub(super) struct Opening(&'static AtomicU64);
+
+impl Opening {
+    /// Waits for whoever opens this GPU in this process. One that a fork has left behind is nobody.
+    pub(super) fn of(ordinal: u32, owner: Owner) -> Self {
+        const FREE: u64 = 0;
+        static BY: [AtomicU64; 64] = [const { AtomicU64::new(FREE) }; 64];
+        let (by, us) = (&BY[ordinal as usize % BY.len()], u64::from(owner.forks()) + 1);
+        let ours = |by: u64| (by != us).then_some(us);
+        while by.fetch_update(Ordering::Acquire, Ordering::Relaxed, ours).is_err() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Self(by)
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
 }
 
 /// What the driver tells about a GPU's memory in a context (`cuMemGetInfo`), as it tells it.

@@ -14,7 +14,7 @@ use poorwill_core::{
     HostMemoryInfo, MemoryInfo, Op, Pending, StreamId,
 };
 
-use super::context::{Context, CudaMemory, Entered, opening};
+use super::context::{Context, CudaMemory, Entered, Opening};
 use super::copies::CopyKernel;
 use super::digest::{Digester, Digests, Job, of_stored};
 use super::ffi::{AccessDesc, AllocationProp, Api, CuResult};
@@ -93,7 +93,7 @@ impl CudaDevice {
             let context = Arc::new(Context::retain(api, device, &gpu, owner, &config.host_memory)?);
             Self::over(context, gpu)
         };
-        let _opening = opening();
+        let _opening = Opening::of(config.ordinal, owner);
         let mut device = open().map_err(of(Op::Open))?;
         // NVML speaks of the system's GPUs, not of those of a library that the caller names.
         if config.library.is_none() {

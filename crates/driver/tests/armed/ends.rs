@@ -37,6 +37,28 @@ fn memory_of_work_in_flight_outlives_a_device_whose_end_failed() {
     assert_eq!(holders, 2, "the copy has not run yet, and nobody holds its memory");
 }
 
+/// And so are the kernels, of which one may run.
+#[test]
+fn kernels_that_may_run_outlive_a_device_whose_end_failed() {
+    let _turn = alone();
+    let fake = Fake::load();
+    let calls_of_end = |fails: u64| {
+        let device = open(0);
+        fake.arm(0, 0);
+        drop(device);
+        let calls = fake.disarm();
+        let names: Vec<String> = (0..calls).map(|number| fake.called(number)).collect();
+        let waited = names.iter().position(|name| name == "cuCtxSynchronize").unwrap();
+        let device = open(0);
+        fake.arm(waited as u64, fails);
+        drop(device);
+        let calls = fake.disarm();
+        (0..calls).filter(|number| fake.called(*number) == "cuModuleUnload").count()
+    };
+    assert!(calls_of_end(0) > 0, "where nothing fails they are unloaded");
+    assert_eq!(calls_of_end(1), 0, "unloaded under work that nobody has waited for");
+}
+
 #[test]
 fn pages_that_stay_registered_stay_mapped() {
     let _turn = alone();

@@ -26,7 +26,7 @@ const MIB: u64 = 1 << 20;
 
 // Devices
 
-fn limited(limit_bytes: Option<u64>) -> Device {
+pub(crate) fn limited(limit_bytes: Option<u64>) -> Device {
     let host_memory = HostMemoryConfig { limit_bytes, ..HostMemoryConfig::default() };
     match Kind::of_this_run() {
         Kind::Host => {

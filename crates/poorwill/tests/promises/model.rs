@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
+use super::loading::limited;
 use poorwill::checkpoint::{Checkpoint, CheckpointError, Dtype, Tensor};
 use poorwill::model::{Model, ModelError};
 use poorwill::{
@@ -151,6 +152,26 @@ fn arena_over(driver: Arc<dyn Driver>, limit_bytes: Option<u64>) -> Arena {
 
 fn verify(model: &Model<'_>) -> Result<(), ModelError> {
     model.verify(&|_| {})
+}
+
+/// A reader for each buffer that is to be had; and without any, an error that leaves nothing behind.
+#[test]
+fn little_host_memory_is_enough() {
+    let files = Files::of(&[("a", &[3 << 20]), ("b", &[9 << 20]), ("c", &[7 << 20]), ("d", &[100])]);
+    // A comparison takes two buffers of somewhat more than 4 MiB for each reader.
+    for (limit, (loads, verifies)) in
+        [(3, (false, false)), (5, (true, false)), (9, (true, true)), (23, (true, true))]
+    {
+        let arena = arena_over(limited(Some(limit * MIB)).driver(), None);
+        let loaded = Model::load(&arena, &files.checkpoint, &Tag::weights(), &|_| {});
+        assert_eq!(loaded.is_ok(), loads, "{limit} MiB");
+        if let Ok(mut model) = loaded {
+            assert_eq!(verify(&model).is_ok(), verifies, "{limit} MiB");
+            model.free().unwrap();
+        }
+        arena.trim().unwrap();
+        assert_eq!(arena.stats().unwrap().live_blocks, 0);
+    }
 }
 
 /// The tensor and offset at which device and file differ, with the path and size that belong to it.
@@ -571,6 +592,8 @@ impl Faults {
             Op::StreamCreate if !fails => self.streams.fetch_add(1, Ordering::Relaxed),
             Op::StreamCreate => self.refused.fetch_add(1, Ordering::Relaxed),
             Op::StreamDestroy if !fails => self.streams.fetch_sub(1, Ordering::Relaxed),
+            // As many readers go to work as have what they need.
+            Op::HostAlloc if fails => self.refused.fetch_add(1, Ordering::Relaxed),
             Op::StreamDestroy => self.stranded.fetch_add(1, Ordering::Relaxed),
             _ => 0,
         };

@@ -161,11 +161,16 @@ async fn connection(stream: TcpStream, desk: Arc<Desk>, shutdown: CancellationTo
         .max_buf_size(head_max.max(READ_MAX_BYTES))
         // Whether a client is gone is decided for each request, by `Line::gone`.
         .half_close(true);
+    let overdue = async {
+        line.overdue(patience.reader).await;
+        // Here, while its answer is still there to be told of it: behind this it has gone.
+        line.cut();
+    };
     tokio::select! {
         biased;
         // How a connection ended is the client's business; what came of its requests has been told.
         _ = serve::answer(&builder, io, service, &shutdown) => {}
         // Behind this what has not been read is gone, and the request to the engine ends.
-        () = line.overdue(patience.reader) => line.cut(),
+        () = overdue => {}
     }
 }

@@ -1,13 +1,17 @@
 //! What is written of requests.
 
 use std::fmt::{Debug, Write as _};
+use std::io;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use poorwill_rotate::front::Patience;
+use tokio::io::AsyncWriteExt as _;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use super::world::{World, answer, post_with, run};
+use super::world::{EVENTS, World, answer, chunk, post_with, run, run_on_one_thread};
 
 /// Keeps all events that are the front's, a line each.
 #[derive(Clone, Default)]
@@ -77,9 +81,30 @@ fn each_request_is_told_once_without_its_body_and_key() {
         world.shutdown.cancel();
         world.served.await.unwrap().unwrap();
     });
+    // And one that we break off, since it reads nothing and has to leave.
+    run_on_one_thread(async {
+        let patience = Patience { reader: Duration::from_millis(50), ..Patience::default() };
+        let world = World::patient("", patience).await;
+        let mut client = world.client().await;
+        let ask = r#"{"model":"org/one","stream":true}"#;
+        client.send(post_with("/v1/completions", "X-Request-Id: told-5\r\n", ask)).await;
+        let mut engine = world.engine().await;
+        engine.message().await;
+        engine.send(EVENTS).await;
+        let piece = chunk(&format!("data: {}\n\n", "x".repeat(64 << 10)));
+        loop {
+            tokio::select! {
+                sent = engine.stream.write_all(piece.as_bytes()) => sent.unwrap(),
+                () = world.rounds() => break,
+            }
+        }
+        world.gate.aborted.cancel();
+        world.until(|seen| seen.running == 0).await;
+        assert_eq!(client.reset().await, io::ErrorKind::ConnectionReset);
+    });
     let all = lines.0.lock().unwrap();
     let lines: Vec<&String> = all.iter().filter(|line| line.contains("told-")).collect();
-    let [first, second, third, fourth] = &lines[..] else { panic!("{lines:#?}") };
+    let [first, second, third, fourth, fifth] = &lines[..] else { panic!("{lines:#?}") };
     for part in [
         "request_id=\"told-1\"",
         "model=\"org/one\"",
@@ -95,5 +120,6 @@ fn each_request_is_told_once_without_its_body_and_key() {
     for part in ["model=\"two\"", "status=200", "end=\"broken\"", "bytes=4"] {
         assert!(fourth.contains(part), "{part}: {fourth}");
     }
+    assert!(fifth.contains("end=\"broken\""), "{fifth}");
     assert!(!lines.iter().any(|line| line.contains("secret") || line.contains("key-of")), "{lines:#?}");
 }
