@@ -206,15 +206,7 @@ impl Drop for Held<'_> {
         let mut state = self.shared.state.lock_anyway();
         state.copying.retain(|range| *range != self.range);
         state.tag_mut(self.tag).gate.leave();
-        // What was freed meanwhile can be had now.
-        state.clocks.tell();
-        let has_mark = state.cached_max_bytes.is_some();
-        drop(state);
-        self.shared.state.ring();
-        if has_mark {
-            self.shared.orders.lock_anyway().give();
-            self.shared.orders.ring();
-        }
+        self.shared.had_again(state);
     }
 }
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::Shared;
 use super::orders::{next_order, pause};
 use super::quiet::Waited;
+use super::{Shared, StateGuard};
 
 /// Between two looks while a stream is being captured.
 const LULL: Duration = Duration::from_millis(3);
@@ -53,6 +53,19 @@ impl Reaper {
 }
 
 impl Shared {
+    /// What was freed while somebody held its tag or its chunk can be had now: tells who waits for memory, and the
+    /// reaper, which may have found nothing above the mark because of it.
+    pub(super) fn had_again(&self, mut state: StateGuard<'_>) {
+        state.clocks.tell();
+        let has_mark = state.cached_max_bytes.is_some();
+        drop(state);
+        self.state.ring();
+        if has_mark {
+            self.orders.lock_anyway().give();
+            self.orders.ring();
+        }
+    }
+
     /// Frees and unmaps until nothing is left to wait for.
     fn reap(&self) {
         let mut in_vain = 0;

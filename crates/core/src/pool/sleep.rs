@@ -45,9 +45,7 @@ impl Drop for Alone<'_> {
             entry.falling_asleep = false;
             state.tidy_absent(*tag);
         }
-        state.clocks.tell();
-        drop(state);
-        self.shared.state.ring();
+        self.shared.had_again(state);
     }
 }
 
