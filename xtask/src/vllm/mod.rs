@@ -30,6 +30,7 @@ const TESTS: [&str; 5] = [
 ];
 
 pub(crate) fn run() -> Result<(), Failure> {
+    let limit = stuck_after(&effort(Tier::Full)?);
     let environment = match Environment::ready(TOOLS) {
         Ok(environment) => environment,
         // It is said, and there is nothing else to say.
@@ -42,7 +43,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     let pytest = python::pytest(&environment, &TESTS, &[], WITHOUT_PYTORCH);
     let pytest = pytest.env(VARIABLE, &folder.to_string_lossy());
     let pytest = pytest.env(python::FAKE, &built.fake.to_string_lossy());
-    let pytest = pytest.limit(stuck_after(&effort(Tier::Full)?));
+    let pytest = pytest.limit(limit);
     let typed = pytest.typed().to_owned();
     pytest.run_watched(|line| tally.add_pytest(line))?;
     whole(tally, typed)?;
