@@ -17,7 +17,11 @@ each_offloader = pytest.mark.parametrize("suite", ["vllm_offload_suite", "vllm_o
 
 @each_version
 @pytest.mark.parametrize(
-    "suite", ["vllm_worker_suite", "vllm_ends_suite", "vllm_allocator_suite", "vllm_budget_suite"]
+    "suite",
+    [
+        *("vllm_worker_suite", "vllm_unwritten_suite", "vllm_ends_suite"),
+        *("vllm_allocator_suite", "vllm_budget_suite"),
+    ],
 )
 def test_a_worker_over_the_stand_ins(
     subtests: pytest.Subtests, suite: str, version: str, fake: dict[str, str], monkeypatch: pytest.MonkeyPatch

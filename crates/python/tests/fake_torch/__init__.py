@@ -45,7 +45,7 @@ __all__ = [
 
 VERSION = "2.11.0+cu130"
 FUNCTIONS = (
-    *("empty", "zeros", "empty_like", "empty_strided", "equal", "mm", "addmm"),
+    *("empty", "zeros", "empty_like", "empty_strided", "equal", "eq", "mm", "addmm"),
     *("from_dlpack", "frombuffer"),
 )
 _call_afterwards = _native.torch_call_afterwards

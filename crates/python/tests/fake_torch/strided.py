@@ -39,3 +39,8 @@ def over(memory: Any, shape: Sequence[int], strides: Sequence[int], itemsize: in
     return np.ndarray(
         tuple(shape), np.dtype(f"u{itemsize}"), memory, 0, tuple(stride * itemsize for stride in strides)
     )
+
+
+def integers(content: bytes, kind: str) -> Any:
+    """NumPy's array of integers of that kind."""
+    return np.frombuffer(content, np.dtype(kind))

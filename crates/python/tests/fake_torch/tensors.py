@@ -36,13 +36,16 @@ float16 = DType("float16", 2)
 bfloat16 = DType("bfloat16", 2)
 float32 = DType("float32", 4)
 float64 = DType("float64", 8)
+int16 = DType("int16", 2)
+int32 = DType("int32", 4)
 int64 = DType("int64", 8)
 # What cuBLAS gets for each stream on the larger GPUs.
 WORKSPACE_BYTES = 32 << 20
 # And cuBLASLt.
 LT_WORKSPACE_BYTES = 1 << 20
 
-DTYPES = (uint8, float16, bfloat16, float32, float64, int64)
+DTYPES = (uint8, float16, bfloat16, float32, float64, int16, int32, int64)
+INTEGERS = (uint8, int16, int32, int64)
 
 
 class Device:
@@ -284,6 +287,14 @@ class Tensor:
     def clone(self) -> Tensor:
         return self._library.call("aten::clone", self)
 
+    def sum(self) -> Tensor:
+        return self._library.call("aten::sum", self)
+
+    def item(self) -> int:
+        """Of a single integer."""
+        [value] = self._library.numbers(self)
+        return int(value)
+
     def view(self, *shape: int) -> Tensor:
         return self._library.call("aten::view", self, shape)
 
@@ -317,6 +328,8 @@ class Library:
             ("aten::addmm", self._addmm, None, False),
             ("aten::view", self._view, "a", False),
             ("aten::fill_.Scalar", self._fill, "a!", True),
+            ("aten::eq.Scalar", self._eq, None, False),
+            ("aten::sum", self._sum, None, False),
             ("aten::zero_", partial(self._fill, value=0), "a!", True),
             ("aten::copy_", self._copy, "a!", True),
             ("aten::set_.source_Storage_storage_offset", self._set, "a!", True),
@@ -395,6 +408,9 @@ class Library:
     def equal(self, first: Tensor, second: Tensor) -> bool:
         return first.shape == second.shape and self.read(first) == self.read(second)
 
+    def eq(self, tensor: Tensor, value: int) -> Tensor:
+        return self.call("aten::eq.Scalar", tensor, value)
+
     def mm(self, first: Tensor, second: Tensor, *, out: Tensor | None = None) -> Tensor:
         if out is not None:
             return self.call("aten::mm.out", first, second, out=out)
@@ -425,6 +441,19 @@ class Library:
 
     def _empty_like(self, tensor: Tensor) -> Tensor:
         return self._empty(tensor.shape, tensor.dtype, tensor.device)
+
+    def _eq(self, tensor: Tensor, value: int) -> Tensor:
+        """One byte for each element."""
+        equal = self.numbers(tensor) == value
+        return self._written(self._empty(tensor.shape, uint8, tensor.device), equal.tobytes())
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        total = int(self.numbers(tensor).sum())
+        return self._written(self._empty((), int64, tensor.device), total.to_bytes(8, "little", signed=True))
+
+    def _written(self, tensor: Tensor, content: bytes) -> Tensor:
+        kind = Storage(self.world, Device("cpu"), len(content), memory=bytearray(content))
+        return self._copy(tensor, Tensor(self, kind, tensor.shape, tensor.dtype))
 
     def _clone(self, tensor: Tensor) -> Tensor:
         return self._copy(self._empty_like(tensor), tensor)
@@ -485,9 +514,12 @@ class Library:
         return tensor
 
     def _fill(self, tensor: Tensor, value: int) -> Tensor:
-        if value and tensor.dtype.itemsize > 1:
-            raise NotImplementedError("only bytes can be filled with a number other than 0")
         address, size = tensor.data_ptr(), tensor.nbytes
+        if value and tensor.dtype.itemsize > 1:
+            if tensor.dtype not in INTEGERS:
+                raise NotImplementedError("only integers can be filled with a number other than 0")
+            element = value.to_bytes(tensor.dtype.itemsize, "little", signed=True)
+            return self._written(tensor, element * tensor.numel())
         if not tensor.is_contiguous():
             return self._scatter(tensor, bytes([value]) * size)
         if not tensor.is_cuda:
@@ -532,6 +564,12 @@ class Library:
             return self._bytes_of(tensor)
         array = strided.over(self._bytes_of(tensor), tensor.shape, tensor.stride(), tensor.dtype.itemsize)
         return bytes(array.tobytes())
+
+    def numbers(self, tensor: Tensor) -> Any:
+        """The elements of a tensor of integers, in order, as an array of NumPy's."""
+        if tensor.dtype not in INTEGERS:
+            raise NotImplementedError("only integers are computed with")
+        return strided.integers(self.read(tensor), tensor.dtype.name)
 
     def _bytes_of(self, tensor: Tensor) -> bytes:
         """From the first element to the end of the last."""

@@ -1,5 +1,6 @@
 """A worker as poorwill's is: what the hooks may count on."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from poorwill import PoorwillError
@@ -9,13 +10,18 @@ class MemoryFault(BaseException):
     """What a GPU does when work reads memory that is not mapped: nothing behind it can be trusted."""
 
 
+WEIGHTS = ("embed", "layer", "lm_head")
+"""The names of what the model of a rank has."""
+
+
 class Worker:
     """One rank. `fails` has the errors of its next calls, by method; `None` lets one call pass."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.asleep: set[str] = set()
-        self.undefined: set[str] = set()
+        self.unwritten: set[str] = set()
+        """The weights that are awake without their bytes."""
         self.dropped = False
         self.events: list[dict[str, Any]] = []
         self.calls: list[str] = []
@@ -47,6 +53,7 @@ class Worker:
     def sleep(self, level: int = 1) -> None:
         self._enter("sleep")
         self.dropped = level == 2
+        self.unwritten.clear()
         self.asleep = {"weights", "kv_cache"}
         self._tell("sleep", copied=1000 if level == 1 else 0)
 
@@ -57,7 +64,8 @@ class Worker:
         woken = self.asleep & set(tags if tags is not None else self.asleep)
         self.asleep -= woken
         if "weights" in woken and self.dropped:
-            self.undefined.add("weights")
+            self.unwritten = set(WEIGHTS)
+            self.dropped = False
         self._tell("wake", copied=500)
 
     def discard(self, tags: tuple[str, ...]) -> None:
@@ -69,7 +77,8 @@ class Worker:
         self._enter("reload_weights")
         if "weights" in self.asleep:
             raise PoorwillError("reload_weights: the weights sleep")
-        self._write()
+        self.load_weights(WEIGHTS)
+        self._tell("load")
         return "reloaded"
 
     def add_lora(self, lora_request: Any = None) -> bool:
@@ -80,19 +89,20 @@ class Worker:
 
     def poorwill_mark_restored(self) -> list[str]:
         self._enter("poorwill_mark_restored")
-        marked = sorted(self.undefined)
-        self._write()
+        marked = ["weights"] if self.unwritten else []
+        self.unwritten.clear()
         return marked
 
-    def extension(self) -> None:
-        """A method that an extension of the worker brings, which writes the weights."""
+    def extension(self, names: Iterable[str] = WEIGHTS) -> None:
+        """A method that an extension of the worker brings, which has the model load weights."""
         self._enter("extension")
-        self._write()
+        self.load_weights(names)
 
-    def _write(self) -> None:
-        self.undefined.clear()
-        self.dropped = False
-        self._tell("load")
+    def load_weights(self, names: Iterable[str]) -> None:
+        """As the model's: by it nobody is told of anything."""
+        if "weights" in self.asleep:
+            raise MemoryFault(f"rank {self.rank} writes weights that sleep")
+        self.unwritten -= set(names)
 
     def poorwill_status(self) -> dict[str, Any]:
         self._enter("poorwill_status")
@@ -102,10 +112,20 @@ class Worker:
             "device": f"cuda:{self.rank}",
             "state": {tag: "asleep" if tag in self.asleep else "awake" for tag in ("weights", "kv_cache")},
             # What was dropped is told before it is mapped again, too.
-            "undefined": sorted(self.undefined | ({"weights"} if self.dropped else set())),
+            "undefined": ["weights"] if self.unwritten or self.dropped else [],
+            "unwritten": self._told() if self.unwritten else None,
             "sleeping": sorted(self.asleep),
             "host_bytes": 1000,
             "events": events,
+        }
+
+    def _told(self) -> dict[str, Any]:
+        return {
+            "tensors": len(self.unwritten),
+            "of_tensors": len(WEIGHTS),
+            "bytes": 10 * len(self.unwritten),
+            "of_bytes": 10 * len(WEIGHTS),
+            "names": sorted(self.unwritten),
         }
 
     def synchronize_device(self) -> None:
@@ -122,7 +142,7 @@ class Worker:
         self._enter("execute_model")
         if self.asleep:
             raise MemoryFault(f"rank {self.rank} computes while {self.asleep} sleep")
-        return dict.fromkeys(batch.ids, "gibberish" if self.undefined else "token")
+        return dict.fromkeys(batch.ids, "gibberish" if self.unwritten else "token")
 
     def execute_dummy_batch(self) -> None:
         self._enter("execute_dummy_batch")

@@ -98,11 +98,20 @@ def attempt(worker: Any, method: str, args: Sequence[Any], kwargs: dict[str, Any
         return {"value": None, "error": words}
 
 
-def _sentence(undefined: Sequence[str]) -> str:
+def _sentence(undefined: Sequence[str], unwritten: Sequence[dict[str, Any]]) -> str:
+    """Why the engine is not ready; `unwritten` is what the ranks say of their weights, of those that miss any."""
     dropped = " and ".join(undefined)
+    said = f"the {dropped} were dropped by a level 2 sleep and have not been written again since"
+    if unwritten:
+        most = max(unwritten, key=lambda told: int(told["bytes"]))
+        names = ", ".join(most["names"]) + (", ..." if most["tensors"] > len(most["names"]) else "")
+        said += (
+            f" ({most['tensors']} of {most['of_tensors']} tensors and {most['bytes']} of {most['of_bytes']} bytes "
+            f"are missing: {names})"
+        )
     return (
-        f"the {dropped} were dropped by a level 2 sleep and have not been written again since: "
-        "call reload_weights by collective_rpc, or poorwill_mark_restored if they were written in another way"
+        f"{said}: write them in any way, by reload_weights say, or call poorwill_mark_restored by collective_rpc "
+        "if nothing is missing"
     )
 
 
@@ -348,11 +357,13 @@ class _Engine:
         """Asks the ranks what they have. Their events are kept for the next frontend that asks."""
         statuses: list[dict[str, Any]] = self._ask("poorwill_status")
         self.keep_events(statuses)
-        undefined = set()
+        undefined, unwritten = set(), []
         for status in statuses:
             del status["events"]
             undefined |= set(status["undefined"]) - set(status["sleeping"])
-        self.not_ready = _sentence(sorted(undefined, reverse=True)) if undefined else None
+            if status["unwritten"] is not None:
+                unwritten.append(status["unwritten"])
+        self.not_ready = _sentence(sorted(undefined, reverse=True), unwritten) if undefined else None
         return statuses
 
     def keep_events(self, statuses: list[dict[str, Any]]) -> None:
@@ -369,6 +380,9 @@ class _Engine:
     def look_again(self) -> None:
         """After what may have written the weights: the scheduler goes on if only they were missing."""
         self.look()
+        self._go_on()
+
+    def _go_on(self) -> None:
         if self._is_held and self.not_ready is None and not self.executor.is_sleeping:
             self._is_held = False
             self._resume()
@@ -376,6 +390,8 @@ class _Engine:
     def status(self) -> dict[str, Any]:
         """What the ranks have, and what has happened since a frontend asked last."""
         ranks = self.look()
+        # They may have been written by a way that leads past this.
+        self._go_on()
         for status in ranks:
             status["events"] = self._events.pop(status["rank"], [])
         return {"engine": getattr(self.core, "engine_index", 0), "not_ready": self.not_ready, "ranks": ranks}

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, cast
 
 from poorwill._native import parse_bytes
 
@@ -13,6 +14,7 @@ HOST_BUDGET = "POORWILL_HOST_BUDGET"
 PAGEABLE = "POORWILL_PAGEABLE"
 PREPARE = "POORWILL_PREPARE"
 WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
+AFTER_LEVEL2 = "POORWILL_AFTER_LEVEL2"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Environment:
     """Whether the weights are backed up in the background once the engine has started."""
     wake_timeout_s: float = 2.0
     """How long a wake waits for memory that another process is about to give back, in seconds."""
+    after_level2: Literal["refuse", "serve"] = "refuse"
+    """What becomes of requests after a wake from level 2, until all weights were written."""
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -50,6 +54,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         pageable=_switch(given, PAGEABLE, default.pageable),
         prepare=_switch(given, PREPARE, default.prepare),
         wake_timeout_s=_seconds(given, WAKE_TIMEOUT, default.wake_timeout_s),
+        after_level2=_after_level2(given),
     )
 
 
@@ -75,6 +80,15 @@ def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"{name}={text!r} is neither 0 nor 1")
     return text == "1"
+
+
+def _after_level2(environ: Mapping[str, str]) -> Literal["refuse", "serve"]:
+    text = environ.get(AFTER_LEVEL2, "").strip() or Environment.after_level2
+    if text not in ("refuse", "serve"):
+        raise ValueError(
+            f"{AFTER_LEVEL2}={text!r} is neither refuse, until all weights were written, nor serve, whatever they are"
+        )
+    return cast(Literal["refuse", "serve"], text)
 
 
 def _bytes(environ: Mapping[str, str], name: str) -> int | None:

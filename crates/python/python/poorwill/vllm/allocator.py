@@ -6,7 +6,7 @@ for whoever keeps count.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 from poorwill import _native
@@ -31,6 +31,8 @@ class Allocator:
     def __init__(self, arena: Arena, *, wake_timeout_s: float = 0.0) -> None:
         self.arena = arena
         self.events = Events()
+        self.when_dropped: Callable[[list[str]], None] | None = None
+        """Called after a wake with the tags that came back without their bytes."""
         self._wake_timeout_s = wake_timeout_s
         self._graph_pool: Any = None
         self._renamed: dict[str, str] = {}
@@ -163,6 +165,8 @@ class Allocator:
         scratch = [tag for tag in report.undefined_tags if tag in _DROPPED]
         if scratch:
             self.arena.mark_restored(scratch)
+        if self.when_dropped is not None and report.undefined_tags:
+            self.when_dropped(report.undefined_tags)
 
     def sleeping(self) -> list[str]:
         """The tags that sleep."""
@@ -188,9 +192,13 @@ class Allocator:
 
     close = release_pools
 
-    def ranges(self) -> list[tuple[int, int]]:
-        """From where to where there is memory that sleeps, in ascending order."""
-        return [(segment["addr"], segment["addr"] + segment["bytes"]) for segment in self.arena.snapshot()]
+    def ranges(self, tag: str | None = None) -> list[tuple[int, int]]:
+        """From where to where there is memory that sleeps, or that sleeps by this tag, in ascending order."""
+        return [
+            (segment["addr"], segment["addr"] + segment["bytes"])
+            for segment in self.arena.snapshot()
+            if tag in (None, segment["tag"])
+        ]
 
     def settle(self) -> None:
         """Gives back what PyTorch caches here, and all that serves no byte."""

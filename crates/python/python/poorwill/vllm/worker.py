@@ -2,9 +2,9 @@
 
 The configuration names this class (`_platform`), and vLLM makes it in the processes where its own would be.
 It opens the allocator once the GPU and the engine's share of it are known, has the weights backed up in the
-background when the engine has started, refuses a sleep that would not give the weights' memory back, and
-answers what the engine's core asks it by name (`poorwill_status`, `poorwill_prepare`,
-`poorwill_mark_restored`).
+background when the engine has started, refuses a sleep that would not give the weights' memory back, knows
+which weights were written since a wake from level 2, and answers what the engine's core asks it by name
+(`poorwill_status`, `poorwill_prepare`, `poorwill_mark_restored`).
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from poorwill.vllm import _budget, _environment, _hooks, _offload, _platform, _v
 from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._engine import TOUCHING
 from poorwill.vllm._events import Event
+from poorwill.vllm._unwritten import Missing, Unwritten
 from poorwill.vllm.allocator import Allocator
 
 gpu_worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
@@ -39,6 +40,9 @@ _LESS_OR_MORE = (
     f"raise {_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, take a smaller or "
     "quantized model, or spread it over more GPUs"
 )
+
+# How many of the weights that are missing are named.
+_NAMED = 3
 
 # What vLLM says where less is free after a sleep than before, and in which class of error.
 _LESS_FREE = "Memory usage increased after sleeping."
@@ -62,6 +66,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._preparation: Preparation | None = None
         self._allocator: Allocator | None = None
         self._envelope: Envelope | None = None
+        self._unwritten = Unwritten()
         # Whether this worker has opened the allocator, and not found one that another engine has in use.
         self._is_its_owner = False
         self._has_warned = False
@@ -89,6 +94,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             wake_timeout_s=self._environment.wake_timeout_s,
         )
         self._is_its_owner = self._allocator is not before
+        if self._is_its_owner:
+            self._allocator.when_dropped = self._expect_weights
         arena = self._allocator.arena
         logger.info(
             "This worker sleeps with Poorwill %s: up to %s of %s for weights, state and KV cache",
@@ -171,8 +178,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     # Sleeping and waking
 
     def sleep(self, level: int = 1) -> None:
-        # A preparation that has ended was before this.
+        # A preparation that has ended was before this, and weights may have been written with nobody asking since.
         self._note_preparation(wait=False)
+        self._missing()
         self._refuse_uncovered()
         if level == 1 and (shortage := self._host_shortage()) is not None:
             raise PoorwillError(shortage)
@@ -208,23 +216,19 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         self._refuse_asleep("reload_weights")
-        super().reload_weights(*args, **kwargs)
-        self.poorwill_mark_restored()
+        with self._opened.events.of("load"):
+            super().reload_weights(*args, **kwargs)
+        self._missing()
 
     def update_weights(self, *args: Any, **kwargs: Any) -> None:
         self._refuse_asleep("update_weights")
         super().update_weights(*args, **kwargs)
-        # Where an update has a beginning and an end, it is the end that counts.
-        if not hasattr(gpu_worker.Worker, "finish_weight_update"):
-            self.poorwill_mark_restored()
+        self._missing()
 
     def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
         self._refuse_asleep("finish_weight_update")
-        # A session may be for the drafter alone, which leaves the model's weights as they are.
-        is_draft = getattr(self, "_weight_update_is_draft", False)
         super().finish_weight_update(*args, **kwargs)
-        if not is_draft:
-            self.poorwill_mark_restored()
+        self._missing()
 
     # What the engine's core asks by name
 
@@ -232,23 +236,23 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         """Where this rank's memory is, and what has happened to it since this was asked last."""
         allocator = self._opened
         self._note_preparation(wait=False)
+        missing = self._missing()
         return {
             "rank": int(self.rank),
             "device": allocator.arena.device,
             "state": dict(allocator.arena.state()),
             "sleeping": allocator.sleeping(),
             "undefined": allocator.undefined(),
+            "unwritten": self._told(missing) if missing else None,
             "host_bytes": allocator.arena.stats().backup_bytes,
             "events": allocator.events.take(),
         }
 
     def poorwill_mark_restored(self) -> list[str]:
-        """Says that the weights were written again. Returns what was undefined until now."""
+        """Says that the weights are whole, whatever was written of them. Returns what was undefined until now."""
         allocator = self._opened
-        restored = allocator.arena.mark_restored(allocator.undefined())
-        if restored:
-            self._prepare_in_background()
-        return restored
+        self._unwritten.forget()
+        return allocator.arena.mark_restored(allocator.undefined())
 
     def poorwill_prepare(self, wait: bool = False) -> dict[str, Any] | None:
         """Begins to back up what a sleep at level 1 would, and waits for its end if told so. Returns its
@@ -271,6 +275,40 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if self._allocator is None:
             raise PoorwillError("the worker has no GPU yet: vLLM calls init_device first")
         return self._allocator
+
+    def _models(self) -> list[Any]:
+        return [self.model_runner.model, *_drafters(self.model_runner)]
+
+    def _expect_weights(self, tags: list[str]) -> None:
+        """After a wake that brought these tags back without their bytes."""
+        if "weights" not in tags:
+            return
+        if self._environment.after_level2 == "serve":
+            self._opened.arena.mark_restored(["weights"])
+            return
+        self._unwritten.begin(_parameters(self._models()), self._opened.ranges("weights"))
+
+    def _missing(self) -> list[Missing]:
+        """What of the weights has not been written since they were dropped. Once nothing is missing, they count
+        as restored.
+        """
+        if "weights" not in self._opened.undefined():
+            return []
+        missing = self._unwritten.look(_parameters(self._models()))
+        # Between an update's beginning and its end, what is there is not all that is to come.
+        if not missing and not getattr(self, "_weight_update_active", False):
+            self._opened.arena.mark_restored(["weights"])
+        return missing
+
+    def _told(self, missing: list[Missing]) -> dict[str, Any]:
+        largest = sorted(missing, key=lambda tensor: -tensor.nbytes)
+        return {
+            "tensors": len(missing),
+            "of_tensors": self._unwritten.tensors,
+            "bytes": sum(tensor.nbytes for tensor in missing),
+            "of_bytes": self._unwritten.nbytes,
+            "names": [tensor.name for tensor in largest[:_NAMED]],
+        }
 
     def _suspend(self, level: int) -> None:
         """Puts to sleep what is awake, without what vLLM does around it."""
@@ -350,8 +388,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         begin, end = next(ranges, (0, 0))
         total = covered = 0
         outside: list[tuple[int, str]] = []
-        models = [self.model_runner.model, *_drafters(self.model_runner)]
-        for address, size, name in sorted(_storages(models)):
+        for address, size, name in sorted(_storages(self._models())):
             while end <= address and end:
                 begin, end = next(ranges, (0, 0))
             total += size
@@ -420,14 +457,25 @@ for _name in TOUCHING:
 
 
 def _has_runtime_pools() -> bool:
-    """Whether this vLLM keeps runtime state in pools of its own."""
+    """Whether this vLLM keeps the state around the KV cache in a pool of its own, and LoRA's."""
     return hasattr(_device_allocator, "get_mem_allocator_instance")
 
 
 def _drafters(runner: Any) -> list[Any]:
-    """The model that drafts tokens, if there is one with weights."""
-    drafter = getattr(getattr(runner, "drafter", None), "model", None)
-    return [drafter] if hasattr(drafter, "named_parameters") else []
+    """The model that drafts tokens, if there is one with weights; by the name that the runner has for it."""
+    for name in ("drafter", "speculator"):
+        drafter = getattr(getattr(runner, name, None), "model", None)
+        if hasattr(drafter, "named_parameters"):
+            return [drafter]
+    return []
+
+
+def _parameters(models: list[Any]) -> Iterator[tuple[str, Any]]:
+    """The parameters of the models that are on the GPU, each by a name that no other has."""
+    for prefix, model in zip(("", *("draft.",) * len(models)), models, strict=False):
+        for name, tensor in model.named_parameters():
+            if tensor.is_cuda and not getattr(tensor, "_vllm_is_uva_offloaded", False):
+                yield f"{prefix}{name}", tensor
 
 
 def _storages(models: list[Any]) -> Iterator[tuple[int, int, str]]:

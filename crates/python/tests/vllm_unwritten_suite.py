@@ -1,0 +1,288 @@
+"""Which weights were written since a wake from level 2, in whatever way; `test_vllm_suites.py` runs it."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import poorwill
+import pytest
+from fake_vllm.worker_parts import Model
+from vllm_engines import LORA, MIB, Engine, Shape, Start, contents, filled, only
+
+torch: Any = importlib.import_module("torch")
+
+KIB = 1 << 10
+SMALL = Shape(weights=(512 * KIB, 64 * KIB, 40_000), buffers=(8 * KIB,), transient=MIB)
+WITH_LORA = replace(SMALL, lora=LORA.lora)
+NAMES = ("layers.0.weight", "layers.1.weight", "layers.2.weight")
+
+
+def dropped(engine: Engine, tags: list[str] | None = None) -> Engine:
+    """After a sleep at level 2 and a wake."""
+    engine.prepared()
+    engine.worker.sleep(2)
+    engine.worker.wake_up(tags)
+    return engine
+
+
+def unwritten(engine: Engine) -> dict[str, Any] | None:
+    status = engine.worker.poorwill_status()
+    assert (status["unwritten"] is None) == (status["undefined"] == [])
+    told: dict[str, Any] | None = status["unwritten"]
+    return told
+
+
+def checkpoint(engine: Engine) -> dict[str, Any]:
+    return dict(engine.runner.model.checkpoint())
+
+
+def copied_by_an_extension(engine: Engine) -> None:
+    """As a method that an extension of the worker brings."""
+    for name, tensor in checkpoint(engine).items():
+        engine.runner.model.load_weights([(name, tensor)])
+
+
+def copied_into_parameters(engine: Engine) -> None:
+    for name, tensor in checkpoint(engine).items():
+        engine.weights()[name].data.copy_(tensor)
+
+
+def moved_elsewhere(engine: Engine) -> None:
+    """In other memory than before, which nobody has dropped."""
+    for name, tensor in checkpoint(engine).items():
+        engine.runner.model.add(name, tensor.to("cuda"))
+
+
+WAYS: list[Callable[[Engine], None]] = [
+    lambda engine: engine.worker.reload_weights(),
+    lambda engine: engine.runner.model.load_weights(),
+    copied_by_an_extension,
+    copied_into_parameters,
+    moved_elsewhere,
+]
+
+
+@pytest.mark.parametrize("tags", [None, ["weights"]])
+@pytest.mark.parametrize("write", WAYS)
+def test_every_way_of_writing_counts(
+    start: Start, write: Callable[[Engine], None], tags: list[str] | None
+) -> None:
+    """Also where the bytes are those of before the sleep, and whether the cache is awake by then or not."""
+    engine = start(WITH_LORA).start()
+    before = contents(engine.kept())
+    dropped(engine, tags)
+    told = unwritten(engine)
+    assert told is not None
+    assert (told["tensors"], told["of_tensors"]) == (3, 3)
+    assert told["bytes"] == told["of_bytes"] == sum(SMALL.weights)
+    write(engine)
+    engine.worker.wake_up(None if tags is None else ["kv_cache"])
+    assert unwritten(engine) is None
+    assert engine.is_awake()
+    assert contents(engine.kept()) == before
+
+
+def test_what_is_left_out_is_named(start: Start) -> None:
+    engine = dropped(start(SMALL).start())
+    weights = checkpoint(engine)
+    for name in NAMES[1:]:
+        engine.runner.model.load_weights([(name, weights[name])])
+    for _ in range(2):
+        assert unwritten(engine) == {
+            "tensors": 1,
+            "of_tensors": 3,
+            "bytes": 512 * KIB,
+            "of_bytes": sum(SMALL.weights),
+            "names": ["layers.0.weight"],
+        }
+    engine.runner.model.load_weights([(NAMES[0], weights[NAMES[0]])])
+    assert unwritten(engine) is None
+
+
+def test_half_a_tensor_is_not_all_of_it(start: Start) -> None:
+    engine = start(SMALL).start()
+    before = contents(engine.kept())
+    dropped(engine)
+    weights = checkpoint(engine)
+    whole = engine.weights()[NAMES[0]]
+    for name in NAMES[1:]:
+        engine.runner.model.load_weights([(name, weights[name])])
+    halves = (slice(0, 256 * KIB), slice(256 * KIB, 512 * KIB))
+    for half, left in zip(halves, (256 * KIB, 0), strict=True):
+        whole[half].copy_(weights[NAMES[0]][half])
+        told = unwritten(engine)
+        assert (told["bytes"] if told else 0) == left
+    assert contents(engine.kept()) == before
+
+
+def test_a_load_that_breaks_off_goes_on_where_it_was(start: Start) -> None:
+    engine = start(SMALL).start()
+    before = contents(engine.kept())
+    dropped(engine)
+    weights = checkpoint(engine)
+
+    def broken() -> Any:
+        yield NAMES[0], weights[NAMES[0]]
+        raise ConnectionError("the trainer is gone")
+
+    with pytest.raises(ConnectionError):
+        engine.runner.model.load_weights(broken())
+    told = unwritten(engine)
+    # The stand-in takes all before it writes any.
+    assert told is not None
+    assert told["tensors"] == 3
+    engine.runner.model.load_weights([(NAMES[0], weights[NAMES[0]])])
+    told = unwritten(engine)
+    assert told is not None
+    assert told["names"] == list(NAMES[1:])
+    engine.runner.model.load_weights([(name, weights[name]) for name in NAMES[1:]])
+    assert unwritten(engine) is None
+    assert contents(engine.kept()) == before
+
+
+def test_tied_weights_are_written_once(start: Start) -> None:
+    engine = start(SMALL).start()
+    engine.runner.model.add("lm_head.0.weight", engine.weights()[NAMES[0]])
+    dropped(engine)
+    told = unwritten(engine)
+    assert told is not None
+    assert told["of_tensors"] == 3
+    weights = checkpoint(engine)
+    for name in ("lm_head.0.weight", *NAMES[1:]):
+        engine.runner.model.load_weights([(name, weights[name])])
+    assert unwritten(engine) is None
+
+
+def of_the_pool(engine: Engine, nbytes: int) -> Any:
+    with engine.allocator.use_memory_pool("weights"):
+        return filled(nbytes, 7)
+
+
+def as_halves(tensor: Any, *shape: int) -> Any:
+    """The bytes as a matrix of numbers of two bytes each."""
+    empty = torch.empty(0, dtype=torch.float16, device="cuda")
+    return empty.set_(tensor.untyped_storage(), 0, shape, (shape[1], 1))
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "turned": lambda tensor: as_halves(tensor, 64, 96).t(),
+    "without padding": lambda tensor: as_halves(tensor, 64, 96)[:, :80],
+    "columns that fit no word": lambda tensor: as_halves(tensor, 64, 96)[:, 1:4],
+    "rows": lambda tensor: as_halves(tensor, 64, 96)[3:17],
+    "expanded": lambda tensor: as_halves(tensor, 1, 6144)[:, :1].expand(5, 1),
+    "a byte": lambda tensor: tensor[:1],
+    "three bytes": lambda tensor: tensor[9:12],
+    "nothing": lambda tensor: tensor[:0],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_what_a_tensor_has_of_its_memory_is_what_is_asked_for(start: Start, name: str) -> None:
+    engine = start(SMALL).start()
+    whole = of_the_pool(engine, 64 * 96 * 2)
+    view = VIEWS[name](whole)
+    engine.runner.model.add("view.0.weight", view)
+    dropped(engine)
+    for own in NAMES:
+        engine.weights()[own].fill_(1)
+    if name != "nothing":
+        told = unwritten(engine)
+        assert told is not None
+        assert told["names"] == ["view.0.weight"]
+        assert told["bytes"] <= view.nbytes
+        (view[:1] if name == "expanded" else view).zero_()
+    # What lies between the tensor's elements nobody writes, and nobody has to.
+    assert unwritten(engine) is None
+
+
+@pytest.mark.parametrize("attribute", ["drafter", "speculator"])
+def test_a_drafters_weights_count(start: Start, attribute: str) -> None:
+    engine = start(SMALL).start()
+    with engine.allocator.use_memory_pool("weights"):
+        draft = Model(Shape(weights=(MIB,), buffers=()), "cuda", [])
+    setattr(engine.runner, attribute, SimpleNamespace(model=draft))
+    dropped(engine)
+    engine.worker.reload_weights()
+    told = unwritten(engine)
+    assert told is not None
+    assert told["names"] == ["draft.layers.0.weight"]
+    draft.load_weights()
+    assert unwritten(engine) is None
+
+
+def test_what_was_not_dropped_is_left_alone(start: Start) -> None:
+    """Weights that lie outside the pool, in host memory, or where state is kept."""
+    shape = Shape(weights=(90 * MIB,), outside=(MIB,), offloaded=(2 * MIB,), lora=(3 * MIB,))
+    engine = start(shape).start()
+    engine.runner.model.add("lora.70.weight", engine.runner.lora[0])
+    before = contents(engine.kept())
+    dropped(engine)
+    told = unwritten(engine)
+    assert told is not None
+    # As far as the stand-in's offloaded weights lie in the pool, nobody looks at them.
+    assert (told["names"], told["of_tensors"]) == (["layers.0.weight"], 1)
+    after = contents(engine.kept())
+    for name in ("outside.0.weight", "lora.70.weight", "rotary.0", "attention.k_scale"):
+        assert after[name] == before[name]
+
+
+def test_a_flow_of_both_levels_goes_on(start: Start) -> None:
+    engine = start(SMALL).start()
+    before = contents(engine.kept())
+    for level in (2, 1, 2, 2, 1):
+        engine.prepared()
+        engine.events()
+        engine.worker.sleep(level)
+        engine.worker.wake_up()
+        if level == 2:
+            engine.runner.model.load_weights()
+            # Nobody is asked in between: the next sleep looks for itself.
+            assert engine.worker._preparation is None
+        assert contents(engine.kept()) == before
+    assert engine.is_awake()
+
+
+def test_weights_that_are_not_whole_are_not_kept(start: Start) -> None:
+    engine = dropped(start(SMALL).start())
+    weights = checkpoint(engine)
+    engine.runner.model.load_weights([(NAMES[0], weights[NAMES[0]])])
+    with pytest.raises(poorwill.PoorwillError, match="weights"):
+        engine.worker.sleep(1)
+    told = unwritten(engine)
+    assert told is not None
+    assert told["tensors"] == 2
+    # Dropped once more, all are missing.
+    dropped(engine)
+    told = unwritten(engine)
+    assert told is not None
+    assert told["tensors"] == 3
+    assert engine.worker.poorwill_mark_restored() == ["weights"]
+    assert unwritten(engine) is None
+
+
+@only("0.33.0")
+def test_nothing_is_whole_in_the_midst_of_an_update(start: Start) -> None:
+    engine = dropped(start(SMALL, weight_transfer_config="trainer").start())
+    engine.worker.start_weight_update()
+    inside = dict(engine.runner.model._parameters)
+    # vLLM has none of them on the GPU meanwhile.
+    engine.runner.model._parameters.clear()
+    told = unwritten(engine)
+    assert told is not None
+    assert told["tensors"] == 3
+    engine.runner.model._parameters.update(inside)
+    engine.worker.update_weights({})
+    assert engine.worker.poorwill_status()["undefined"] == ["weights"]
+    engine.worker.finish_weight_update()
+    assert unwritten(engine) is None
+
+
+def test_who_wants_vllms_way_has_it(start: Start) -> None:
+    engine = dropped(start(SMALL, POORWILL_AFTER_LEVEL2="serve").start())
+    assert unwritten(engine) is None
+    assert engine.is_awake()
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    assert engine.is_awake()
