@@ -148,27 +148,40 @@ def test_another_level_while_asleep_is_refused(engine: Any, first: int, second: 
     assert asleep(engine) == BOTH
 
 
-def test_an_engine_without_its_cache_can_sleep_where_vllm_lets_it(vllm: Any, engine: Any) -> None:
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_without_its_cache_can_sleep(engine: Any, level: int) -> None:
     engine.sleep(1)
     engine.wake_up(["weights"])
-    if not vllm.is_first:
-        engine.sleep(2)
-        assert asleep(engine) == BOTH
-        assert workers(engine)[0].dropped
-    else:
-        with pytest.raises(
-            PoorwillError, match=r"half awake \(kv_cache asleep, weights awake\): call wake_up"
-        ):
-            engine.sleep(1)
-        assert asleep(engine) == {"kv_cache"}
+    engine.sleep(level)
+    assert asleep(engine) == BOTH
+    assert workers(engine)[0].dropped == (level == 2)
 
 
-def test_an_engine_without_its_weights_does_not_sleep_further(engine: Any) -> None:
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_without_its_weights_sleeps_further(engine: Any, level: int) -> None:
+    engine.sleep(level)
+    engine.wake_up(["kv_cache"])
+    with pytest.raises(PoorwillError, match=f"sleeps at level {level} already"):
+        engine.sleep(3 - level)
+    assert asleep(engine) == {"weights"}
+    engine.sleep(level)
+    assert asleep(engine) == BOTH
+    assert engine.is_scheduler_paused()
+    engine.wake_up()
+    engine.collective_rpc("reload_weights")
+    assert is_serving(engine)
+
+
+def test_half_awake_it_stays_when_the_rest_does_not_sleep(engine: Any) -> None:
     engine.sleep(1)
     engine.wake_up(["kv_cache"])
-    with pytest.raises(PoorwillError, match=r"half awake \(weights asleep, kv_cache awake\): call wake_up"):
+    last(engine).fails["sleep"] = [PoorwillError("a shortfall")]
+    with pytest.raises(PoorwillError, match="a shortfall"):
         engine.sleep(1)
     assert asleep(engine) == {"weights"}
+    assert engine.is_scheduler_paused()
+    engine.wake_up()
+    assert is_serving(engine)
 
 
 @pytest.mark.parametrize("tags", [["wheights"], ["weights", "kv"], [""], ["kv_cache", "scheduling", "x"]])

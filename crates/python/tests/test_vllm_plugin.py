@@ -440,6 +440,8 @@ COMPLAINT = r"{} is given, but sleep mode is off: add --enable-sleep-mode"
         ("", {}, _platform.WORKER),
         ("1", {}, _platform.WORKER),
         ("1", {"sleep_mode_backend": None}, _platform.WORKER),
+        # Who builds the engine may know of no backends, and leaves vLLM's default.
+        ("1", {"sleep_mode_backend": "cumem"}, _platform.WORKER),
         # Others are left alone.
         ("", {"sleep_mode_backend": None}, _platform.STOCK_WORKER),
         ("", {"sleep_mode_backend": "cumem"}, _platform.STOCK_WORKER),
@@ -447,7 +449,7 @@ COMPLAINT = r"{} is given, but sleep mode is off: add --enable-sleep-mode"
         ("", {"enable_sleep_mode": False, "sleep_mode_backend": "cumem"}, _platform.STOCK_WORKER),
         ("", {"enable_sleep_mode": False, "sleep_mode_backend": None}, _platform.STOCK_WORKER),
         # What does not go together is refused.
-        ("1", {"sleep_mode_backend": "cumem"}, "--sleep-mode-backend is cumem: make that poorwill"),
+        ("1", {"sleep_mode_backend": "cuda_checkpoint"}, "is cuda_checkpoint, which is neither's: make that"),
         ("", {"enable_sleep_mode": False}, COMPLAINT.format("--sleep-mode-backend poorwill")),
         *(
             (
@@ -502,28 +504,10 @@ def test_a_workers_process_takes_no_drafters_configuration_for_the_engines(
 
 
 @pytest.mark.parametrize("name", VARIABLES[-3:])
-@pytest.mark.parametrize(
-    "value",
-    [
-        "expandable_segments:True",
-        "max_split_size_mb:20, expandable_segments : true ",
-        "expandable_segments:1",
-    ],
-)
-def test_expandable_segments_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+@pytest.mark.parametrize("value", ["expandable_segments:True", "max_split_size_mb:20"])
+def test_allocator_settings_are_the_users(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """Pools are never expandable, whatever they are set to for everything else."""
     monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigurationError, match=f"^{name} turns expandable_segments on"):
-        _platform.decide(config())
-    # Nobody else is told.
-    assert decided(config(sleep_mode_backend="cumem")) == _platform.STOCK_WORKER
-
-
-@pytest.mark.parametrize(
-    "value", ["", "expandable_segments:False", "max_split_size_mb:20", "expandable_segments"]
-)
-def test_other_allocator_settings_are_not(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    for name in VARIABLES[-3:]:
-        monkeypatch.setenv(name, value)
     assert decided(config()) == _platform.WORKER
 
 

@@ -389,6 +389,23 @@ def test_an_update_restores_at_its_end(start: Start) -> None:
     assert contents(engine.kept()) == before
 
 
+@only("0.20.2")
+@pytest.mark.parametrize("level", [1, 2])
+def test_state_is_kept_where_vllm_has_no_pool_for_it_yet(
+    start: Start, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in 0.23 to 0.31, which have the function that 0.32 pools state with, and do not use it so."""
+    allocators = importlib.import_module("vllm.device_allocator")
+    cumem = importlib.import_module("vllm.device_allocator.cumem")
+    asks = lambda: cumem.CuMemAllocator.get_instance()  # noqa: E731
+    monkeypatch.setattr(allocators, "get_mem_allocator_instance", asks, raising=False)
+    engine = start(LORA).start()
+    before = contents(engine.runtime())
+    engine.worker.sleep(level)
+    engine.worker.wake_up()
+    assert contents(engine.runtime()) == before
+
+
 # What does not survive with vLLM's own allocator
 
 

@@ -24,6 +24,7 @@ WORKER_MODULE = "vllm.v1.worker.gpu_worker"
 REGISTRY_MODULE = "vllm.device_allocator.sleep_mode_backend"
 REAL = (
     *(WORKER_MODULE, "vllm.v1.worker.worker_base", "vllm.v1.worker.utils"),
+    "vllm.v1.worker.lora_model_runner_mixin",
     *("vllm.utils.mem_utils", "vllm.utils.mem_constants"),
     *("vllm.device_allocator", "vllm.device_allocator.cumem"),
 )

@@ -5,7 +5,6 @@ engine, whichever way those are started. What cannot work is refused here, befor
 """
 
 import functools
-import os
 from types import ModuleType
 from typing import Any
 
@@ -15,8 +14,8 @@ from poorwill.vllm import _environment, _hooks, _versions
 STOCK_WORKER = "vllm.v1.worker.gpu_worker.Worker"
 WORKER = "poorwill.vllm.worker.Worker"
 BACKEND = "poorwill"
-
-_ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+STOCK_BACKEND = "cumem"
+"""What the option is where nobody gave it, so that it cannot be told from a choice."""
 
 
 class ConfigurationError(PoorwillError, ValueError):
@@ -96,7 +95,8 @@ def decide(vllm_config: Any) -> None:
         _hooks.refuse()
     else:
         _hooks.refuse_any()
-    _refuse_expandable_segments()
+    if getattr(model, "sleep_mode_backend", None) == STOCK_BACKEND:
+        model.sleep_mode_backend = BACKEND
     if parallel.worker_cls == STOCK_WORKER:
         parallel.worker_cls = WORKER
     elif parallel.worker_cls != WORKER:
@@ -140,20 +140,13 @@ def _is_chosen(model: Any, by_environment: bool) -> bool:
         return False
     if backend is None:
         return by_environment
-    if backend != BACKEND and by_environment and not _was_chosen:
+    if backend in (BACKEND, STOCK_BACKEND):
+        # What is derived from an engine's configuration, for a drafter say, is no engine of its own.
+        return backend == BACKEND or (by_environment and not _was_chosen)
+    if by_environment and not _was_chosen:
         raise ConfigurationError(
-            f"{_environment.SLEEP_MODE}=1 is given, but this vLLM chooses by its own option, and "
-            f"--sleep-mode-backend is {backend}: make that {BACKEND}, or unset {_environment.SLEEP_MODE}"
+            f"{_environment.SLEEP_MODE}=1 is given, and --sleep-mode-backend is {backend}, which is neither's: "
+            f"make that {BACKEND} or leave it away, or unset {_environment.SLEEP_MODE}"
         )
-    return bool(backend == BACKEND)
+    return False
 
-
-def _refuse_expandable_segments() -> None:
-    for name in _ALLOCATOR_SETTINGS:
-        for entry in os.environ.get(name, "").split(","):
-            key, _, value = entry.partition(":")
-            if key.strip() == "expandable_segments" and value.strip().lower() in ("true", "1"):
-                raise ConfigurationError(
-                    f"{name} turns expandable_segments on, which exclude pools that can sleep: take "
-                    "`expandable_segments:True` out of it"
-                )

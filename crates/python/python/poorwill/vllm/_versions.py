@@ -165,6 +165,13 @@ def _contract() -> Iterator[Need]:
     yield need("CuMemAllocator.instance", "value")
     yield need("CuMemAllocator.default_tag", "value")
 
+    # By what it is seen whether there are pools for state and for LoRA's adapters.
+    need = _in_module("vllm.device_allocator")
+    yield need("DEFERRABLE_TAGS", "value", since=(0, 32, 0))
+    need = _in_module("vllm.v1.worker.lora_model_runner_mixin")
+    yield need("LoRAModelRunnerMixin.load_lora_model", "method", "model", "vllm_config", "device")
+    yield need("get_mem_allocator_instance", "value", since=(0, 33, 0))
+
     # The registry of backends.
     need = _in_module("vllm.device_allocator.sleep_mode_backend")
     registry, base = "SleepModeBackendFactory", "SleepModeBackend"

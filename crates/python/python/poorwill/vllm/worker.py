@@ -134,7 +134,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
         runner, allocator = self.model_runner, self._opened
-        if _has_runtime_pools() or not hasattr(runner, "_allocate_kv_cache_tensors"):
+        if _has_state_pool() or not hasattr(runner, "_allocate_kv_cache_tensors"):
             super().initialize_from_config(*args, **kwargs)
             return
 
@@ -427,7 +427,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     def _keep_lora_out_of_the_weights(self) -> None:
         runner = self.model_runner
         load = getattr(runner, "load_lora_model", None)
-        if load is None or _has_runtime_pools():
+        if load is None or _has_lora_pool():
             return
         allocator = self._opened
 
@@ -456,9 +456,15 @@ for _name in TOUCHING:
         setattr(Worker, _name, _refusing(_name))
 
 
-def _has_runtime_pools() -> bool:
-    """Whether this vLLM keeps the state around the KV cache in a pool of its own, and LoRA's."""
-    return hasattr(_device_allocator, "get_mem_allocator_instance")
+def _has_state_pool() -> bool:
+    """Whether this vLLM keeps what is made around the KV cache in a pool of its own (0.32)."""
+    return hasattr(_device_allocator, "DEFERRABLE_TAGS")
+
+
+def _has_lora_pool() -> bool:
+    """Whether it does so with LoRA's adapters (0.33)."""
+    mixin = importlib.import_module("vllm.v1.worker.lora_model_runner_mixin")
+    return hasattr(mixin, "get_mem_allocator_instance")
 
 
 def _drafters(runner: Any) -> list[Any]:
