@@ -5,14 +5,14 @@ use std::fmt::Display;
 
 use poorwill::{OpenError, PoolError};
 use pyo3::create_exception;
-use pyo3::exceptions::{PyException, PyMemoryError, PyTypeError, PyUserWarning, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::arena::SleepReport;
 
-create_exception!(poorwill, PoorwillError, PyException, "What poorwill could not do, and what would help.");
+create_exception!(poorwill, PoorwillError, PyRuntimeError, "What poorwill could not do, and what would help.");
 create_exception!(
     poorwill,
     BudgetError,

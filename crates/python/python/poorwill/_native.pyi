@@ -75,7 +75,7 @@ __version__: str
 SHARED_MEMORY_WITHOUT_OPT_IN_BYTES: int
 """The shared memory of a block on every GPU, if its kernel does not opt in to more."""
 
-class PoorwillError(Exception):
+class PoorwillError(RuntimeError):
     """What poorwill could not do, and what would help."""
 
 class BudgetError(PoorwillError):
