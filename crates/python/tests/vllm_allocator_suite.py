@@ -109,6 +109,43 @@ def test_pools_by_tag(start: Start) -> None:
     del kept, cache
 
 
+@pytest.mark.parametrize("kept", [(), ("weights",), ("default", "mine"), "mine"])
+def test_who_sleeps_by_tags_keeps_these_and_no_others(start: Start, kept: tuple[str, ...] | str) -> None:
+    engine = start(POORWILL_PREPARE="0").start()
+    tensors = {"weights": next(iter(engine.weights().values()))}
+    for tag in ("default", "mine"):
+        with engine.allocator.use_memory_pool(tag):
+            tensors[tag] = filled(2 * MIB, 5)
+    before = contents(tensors)
+    engine.allocator.sleep(kept)
+    torch.cuda.empty_cache()
+    assert free_bytes() == engine.free_at_start
+    states = engine.states()
+    for tag in tensors:
+        wanted = "asleep_backed_up" if tag in kept else "asleep_dropped"
+        assert states[tag] == wanted, tag
+    engine.allocator.wake_up()
+    after = contents(tensors)
+    assert {tag for tag in tensors if after[tag] == before[tag]} == {tag for tag in tensors if tag in kept}
+
+
+def test_a_sleep_by_tags_that_fails_loses_nothing_that_it_keeps(start: Start, faults: Faults) -> None:
+    engine = start().start()
+    weights = engine.weights()
+    before = contents(weights)
+
+    def sleep() -> None:
+        engine.allocator.sleep(("weights",))
+
+    raised = 0
+    for number in faults.calls_of(sleep):
+        engine.allocator.wake_up()
+        raised += faults.fail(number, sleep) is not None
+        engine.allocator.wake_up()
+        assert contents(weights) == before, number
+    assert raised
+
+
 def test_what_no_sleep_keeps_cannot_be_asked_for(start: Start) -> None:
     engine = start().start()
     with pytest.raises(poorwill.PoorwillError, match=r"kv_cache.*discard it"):

@@ -36,6 +36,7 @@ class Allocator:
         self._wake_timeout_s = wake_timeout_s
         self._graph_pool: Any = None
         self._renamed: dict[str, str] = {}
+        self._level: int | None = None
         # Scratch memory that holds nothing from one step to the next.
         arena.declare("workspace", level1="drop", level2="drop", dropped="undefined")
 
@@ -109,21 +110,51 @@ class Allocator:
         yield self._graph_pool
 
     def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
-        """Puts everything to sleep: at level 1 if the weights are to be kept, otherwise at level 2.
+        """Puts everything to sleep, and keeps the bytes of `offload_tags` and no others, as vLLM's does; of the
+        engine's own sleep (`sleeping_by`) what its level says.
 
-        Beyond `offload_tags`, runtime state, graphs and whatever has a tag of its own are kept, too. Raises
-        SleepError, with everything awake as before, or with a report of what was not given back.
+        Raises SleepError, with everything awake as before, or with a report of what was not given back.
         """
-        tags = self._names(offload_tags)
-        unkept = [tag for tag in tags if tag in _DROPPED]
+        if self._level is not None:
+            self.suspend(self._level)
+            return
+        names = self._names(offload_tags)
+        unkept = [tag for tag in names if tag in _DROPPED]
         if unkept:
             raise PoorwillError(
                 f"sleep cannot keep {', '.join(unkept)}: no sleep does; discard it, or leave it out"
             )
-        with self.events.of("sleep") as event:
-            event.slept(self.arena.sleep(1 if "weights" in tags else 2))
+        awake = [tag for tag, state in self.arena.state().items() if state in ("awake", "undefined")]
+        kept = [tag for tag in awake if tag in names]
+        if kept:
+            with self.events.of("sleep") as event:
+                event.slept(self.arena.sleep(1, kept))
+        try:
+            self.discard([tag for tag in awake if tag not in names])
+        except BaseException:
+            if kept:
+                self.wake_up(kept)
+            raise
 
-    def discard(self, tags: tuple[str, ...] | str) -> None:
+    @contextlib.contextmanager
+    def sleeping_by(self, level: int) -> Iterator[None]:
+        """While it lasts, a sleep is the engine's, at this level."""
+        before, self._level = self._level, level
+        try:
+            yield
+        finally:
+            self._level = before
+
+    def suspend(self, level: int) -> None:
+        """Puts everything to sleep as the engine does: the weights are kept at level 1 and dropped at level 2,
+        and runtime state, graphs and whatever has a tag of its own are kept at both.
+
+        Raises SleepError, with everything awake as before, or with a report of what was not given back.
+        """
+        with self.events.of("sleep") as event:
+            event.slept(self.arena.sleep(level))
+
+    def discard(self, tags: Sequence[str]) -> None:
         """Drops the memory of awake tags with its bytes. Those that sleep stay as they are; raises
         PoorwillError for one that sleeps with a backup.
         """
@@ -207,7 +238,7 @@ class Allocator:
         settle(self.arena.device)
         self.arena.trim()
 
-    def _names(self, tags: tuple[str, ...] | str | None) -> tuple[str, ...]:
+    def _names(self, tags: Sequence[str] | None) -> tuple[str, ...]:
         if tags is None:
             return (self.default_tag,)
         return (tags,) if isinstance(tags, str) else tuple(tags)

@@ -19,9 +19,8 @@ class Backend(_stock.SleepModeBackend):  # type: ignore[misc]
         """Puts everything to sleep; at level 2 the weights are dropped. Raises SleepError, with everything
         awake as before, or with a report of what was not given back.
         """
-        kept = ("runtime", "cudagraph")
         try:
-            Allocator.get_instance().sleep(offload_tags=("weights", *kept) if level == 1 else kept)
+            Allocator.get_instance().suspend(level)
         finally:
             self._look()
 

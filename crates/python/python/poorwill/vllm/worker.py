@@ -191,7 +191,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             self._suspend(level)
             return
         try:
-            super().sleep(level)
+            with self._opened.sleeping_by(level):
+                super().sleep(level)
         except BaseException as error:
             after = self._opened.sleeping()
             if "weights" not in after:
@@ -315,7 +316,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if hasattr(gpu_worker.Worker, "sleep_mode_backend"):
             self.sleep_mode_backend.suspend(level)
         else:
-            self._opened.sleep(("weights",) if level == 1 else ())
+            self._opened.suspend(level)
 
     def _forget_saved(self) -> None:
         for name in _SAVED:
