@@ -490,7 +490,12 @@ def test_a_drafters_configuration_is_none_to_complain_about(monkeypatch: pytest.
     derived = config(_platform.WORKER, enable_sleep_mode=False)
     assert decided(derived) == _platform.WORKER
     assert decided(config(enable_sleep_mode=False)) == _platform.STOCK_WORKER
-    assert decided(config(sleep_mode_backend="cumem")) == _platform.STOCK_WORKER
+
+
+def test_a_second_engine_of_the_process_is_chosen_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
+    for _ in range(2):
+        assert decided(config(sleep_mode_backend="cumem")) == _platform.WORKER
 
 
 def test_a_workers_process_takes_no_drafters_configuration_for_the_engines(
@@ -500,7 +505,7 @@ def test_a_workers_process_takes_no_drafters_configuration_for_the_engines(
     # A process of its own, which has the engine's configuration as it was decided elsewhere.
     _platform.note_chosen()
     assert decided(config(enable_sleep_mode=False, sleep_mode_backend=None)) == _platform.STOCK_WORKER
-    assert decided(config(sleep_mode_backend="cumem")) == _platform.STOCK_WORKER
+    assert decided(config(enable_sleep_mode=False, sleep_mode_backend="cumem")) == _platform.STOCK_WORKER
 
 
 @pytest.mark.parametrize("name", VARIABLES[-3:])

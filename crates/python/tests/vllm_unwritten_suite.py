@@ -1,6 +1,8 @@
 """Which weights were written since a wake from level 2, in whatever way; `test_vllm_suites.py` runs it."""
 
+import gc
 import importlib
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,7 +10,6 @@ from typing import Any
 
 import poorwill
 import pytest
-from fake_vllm.worker_parts import Model
 from vllm_engines import LORA, MIB, Engine, Shape, Start, contents, filled, only
 
 torch: Any = importlib.import_module("torch")
@@ -95,6 +96,7 @@ def test_what_is_left_out_is_named(start: Start) -> None:
             "of_tensors": 3,
             "bytes": 512 * KIB,
             "of_bytes": sum(SMALL.weights),
+            "is_all": True,
             "names": ["layers.0.weight"],
         }
     engine.runner.model.load_weights([(NAMES[0], weights[NAMES[0]])])
@@ -198,18 +200,61 @@ def test_what_a_tensor_has_of_its_memory_is_what_is_asked_for(start: Start, name
 
 
 @pytest.mark.parametrize("attribute", ["drafter", "speculator"])
-def test_a_drafters_weights_count(start: Start, attribute: str) -> None:
+def test_a_drafters_weights_are_kept(start: Start, attribute: str) -> None:
+    """No reload of vLLM's writes them. Those that are the model's as well are the model's."""
+    engine = start(SMALL, drafts=attribute).start()
+    drafting = getattr(engine.runner, attribute).model
+    before = contents(dict(drafting.named_parameters()))
+    for level in (2, 1, 2):
+        engine.prepared()
+        engine.worker.sleep(level)
+        engine.worker.wake_up(["weights"])
+        if level == 2:
+            told = unwritten(engine)
+            assert told is not None
+            assert told["of_tensors"] == 3
+            engine.worker.reload_weights()
+        engine.worker.wake_up()
+        assert unwritten(engine) is None
+        assert contents(dict(drafting.named_parameters())) == before
+
+
+def test_what_nobody_loads_is_zeros_and_not_what_tells_it(start: Start) -> None:
+    engine = dropped(start(SMALL).start())
+    weights = checkpoint(engine)
+    engine.weights()[NAMES[0]][: 256 * KIB].copy_(weights[NAMES[0]][: 256 * KIB])
+    assert engine.worker.poorwill_mark_restored() == ["weights"]
+    after = contents(engine.weights())
+    half = bytes(weights[NAMES[0]].numpy_bytes()[: 256 * KIB])
+    assert after[NAMES[0]] == half + bytes(256 * KIB)
+    assert not any(after[NAMES[1]]) and not any(after[NAMES[2]][: 40_000 // 8 * 8])
+
+
+def test_weights_that_are_nowhere_are_missing(start: Start) -> None:
+    """As after an update that broke off, which leaves parameters without memory."""
     engine = start(SMALL).start()
-    with engine.allocator.use_memory_pool("weights"):
-        draft = Model(Shape(weights=(MIB,), buffers=()), "cuda", [])
-    setattr(engine.runner, attribute, SimpleNamespace(model=draft))
+    inside = dict(engine.runner.model._parameters)
+    for name, tensor in inside.items():
+        engine.runner.model.add(name, torch.empty(tensor.shape, dtype=torch.uint8, device="meta"))
     dropped(engine)
-    engine.worker.reload_weights()
     told = unwritten(engine)
     assert told is not None
-    assert told["names"] == ["draft.layers.0.weight"]
-    draft.load_weights()
+    assert told["tensors"] == 3
+    # Once they are somewhere, that is memory which nobody has dropped.
+    engine.runner.model._parameters.update({name: tensor.clone() for name, tensor in inside.items()})
     assert unwritten(engine) is None
+
+
+@only("0.20.2")
+def test_a_worker_is_kept_by_nothing_of_ours(start: Start) -> None:
+    """vLLM 0.33 keeps it by itself, in its manager of workspaces."""
+    engine = dropped(start(SMALL).start())
+    worker = weakref.ref(engine.worker)
+    engine.worker.shutdown()
+    engine.worker.__dict__.pop("model_runner", None)
+    engine.worker = SimpleNamespace(_allocator=None)
+    gc.collect()
+    assert worker() is None
 
 
 def test_what_was_not_dropped_is_left_alone(start: Start) -> None:

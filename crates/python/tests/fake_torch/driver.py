@@ -62,7 +62,8 @@ class Driver:
         self._library = ctypes.CDLL(path or os.environ["POORWILL_FAKE_LIBCUDA"])
         self._call("cuInit", c_uint(0))
         self._contexts: dict[int, c_void_p] = {}
-        self._mappings: dict[int, tuple[int, int]] = {}
+        # By address, what is left to do to give it back.
+        self._mappings: dict[int, list[tuple[Any, ...]]] = {}
         # Python makes pending calls in the midst of what is one function of C's.
         self._lock = threading.RLock()
 
@@ -117,18 +118,25 @@ class Driver:
             access = _Access(location, READ_AND_WRITE)
             self._call("cuMemSetAccess", address, c_size_t(mapped), byref(access), c_size_t(1))
         with self._lock:
-            self._mappings[address.value] = (mapped, backing.value)
+            self._mappings[address.value] = [
+                ("cuMemUnmap", c_uint64(address.value), c_size_t(mapped)),
+                ("cuMemRelease", c_uint64(backing.value)),
+                ("cuMemAddressFree", c_uint64(address.value), c_size_t(mapped)),
+            ]
         return address.value
 
     def free(self, address: int, size: int, device: int, stream: int) -> None:
         """As `cudaFree` does, which waits for the device."""
         with self._lock:
-            mapped, backing = self._mappings.pop(address)
+            steps = self._mappings[address]
         with self._current(device):
             self._call("cuCtxSynchronize")
-            self._call("cuMemUnmap", c_uint64(address), c_size_t(mapped))
-            self._call("cuMemRelease", c_uint64(backing))
-            self._call("cuMemAddressFree", c_uint64(address), c_size_t(mapped))
+            # What fails can be tried again, from there on.
+            while steps:
+                self._call(*steps[0])
+                del steps[0]
+        with self._lock:
+            del self._mappings[address]
 
     def new_stream(self, device: int) -> int:
         stream = c_void_p()

@@ -287,6 +287,9 @@ class Tensor:
     def clone(self) -> Tensor:
         return self._library.call("aten::clone", self)
 
+    def masked_fill_(self, mask: Tensor, value: int) -> Tensor:
+        return self._library.call("aten::masked_fill_.Scalar", self, mask, value)
+
     def sum(self) -> Tensor:
         return self._library.call("aten::sum", self)
 
@@ -328,6 +331,7 @@ class Library:
             ("aten::addmm", self._addmm, None, False),
             ("aten::view", self._view, "a", False),
             ("aten::fill_.Scalar", self._fill, "a!", True),
+            ("aten::masked_fill_.Scalar", self._masked_fill, "a!", True),
             ("aten::eq.Scalar", self._eq, None, False),
             ("aten::sum", self._sum, None, False),
             ("aten::zero_", partial(self._fill, value=0), "a!", True),
@@ -446,6 +450,11 @@ class Library:
         """One byte for each element."""
         equal = self.numbers(tensor) == value
         return self._written(self._empty(tensor.shape, uint8, tensor.device), equal.tobytes())
+
+    def _masked_fill(self, tensor: Tensor, mask: Tensor, value: int) -> Tensor:
+        numbers = self.numbers(tensor).copy()
+        numbers[self.numbers(mask) != 0] = value
+        return self._written(tensor, numbers.tobytes())
 
     def _sum(self, tensor: Tensor) -> Tensor:
         total = int(self.numbers(tensor).sum())

@@ -125,6 +125,7 @@ class Worker:
             "of_tensors": len(WEIGHTS),
             "bytes": 10 * len(self.unwritten),
             "of_bytes": 10 * len(WEIGHTS),
+            "is_all": True,
             "names": sorted(self.unwritten),
         }
 

@@ -73,8 +73,13 @@ class Model:
     def add(self, name: str, tensor: Any) -> None:
         self._parameters[name] = tensor
 
-    def named_parameters(self) -> Iterator[tuple[str, Any]]:
-        yield from self._parameters.items()
+    def named_parameters(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
+        seen: list[Any] = []
+        for name, tensor in self._parameters.items():
+            if remove_duplicate and any(tensor is other for other in seen):
+                continue
+            seen.append(tensor)
+            yield name, tensor
 
     def named_buffers(self) -> Iterator[tuple[str, Any]]:
         yield from self._buffers.items()
@@ -163,6 +168,7 @@ def config(shape: Shape, **settings: Any) -> Any:
         scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
         lora_config="lora" if shape.lora else None,
         weight_transfer_config=None,
+        drafts=None,
         shape=shape,
         is_uniform=False,
     )
@@ -201,6 +207,19 @@ class TransferEngine:
     finish_weight_update = reset_weight_update_target = shutdown = start_weight_update
 
 
+class Drafter:
+    """What drafts tokens for a model, with a layer of its own and one of the model's."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.model: Any = None
+
+    def load_model(self, target: Model) -> None:
+        self.model = Model(Shape(weights=(MIB,), buffers=()), self.device, [])
+        name, tensor = next(target.named_parameters())
+        self.model.add(f"shared.{name}", tensor)
+
+
 class GPUModelRunner:
     """What loads the model, profiles it, makes the caches and captures graphs; alike in both versions but for
     what each names and pools by itself.
@@ -225,6 +244,8 @@ class GPUModelRunner:
         self.workspace: Any = None
         self.model_memory_usage = 0
         self.profiled = 0
+        if vllm_config.drafts is not None:
+            setattr(self, vllm_config.drafts, Drafter(device))
         self._outside = [filled(size, 50 + number) for number, size in enumerate(self.shape.outside)]
 
     # Loading
@@ -239,6 +260,8 @@ class GPUModelRunner:
         self.model_memory_usage = torch.cuda.memory_allocated() - before
         if self.lora_config:
             self.model = self.load_lora_model(self.model, self.vllm_config, self.device)
+        if self.vllm_config.drafts is not None:
+            getattr(self, self.vllm_config.drafts).load_model(self.model)
 
     def load_lora_model(self, model: Any, vllm_config: Any, device: Any) -> Any:
         with self.vllm.pool("runtime"):

@@ -104,10 +104,11 @@ def _sentence(undefined: Sequence[str], unwritten: Sequence[dict[str, Any]]) -> 
     said = f"the {dropped} were dropped by a level 2 sleep and have not been written again since"
     if unwritten:
         most = max(unwritten, key=lambda told: int(told["bytes"]))
+        at_least = "" if most["is_all"] else "at least "
         names = ", ".join(most["names"]) + (", ..." if most["tensors"] > len(most["names"]) else "")
         said += (
-            f" ({most['tensors']} of {most['of_tensors']} tensors and {most['bytes']} of {most['of_bytes']} bytes "
-            f"are missing: {names})"
+            f" ({at_least}{most['tensors']} of {most['of_tensors']} tensors and {most['bytes']} of "
+            f"{most['of_bytes']} bytes are missing: {names})"
         )
     return (
         f"{said}: write them in any way, by reload_weights say, or call poorwill_mark_restored by collective_rpc "
@@ -153,6 +154,11 @@ class _Engine:
     def asleep(self) -> frozenset[str]:
         """The tags that the executor holds for asleep."""
         return frozenset(self.executor.sleeping_tags)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether weights were missing when it was looked last, or the scheduler stands still for that."""
+        return self.not_ready is not None or self._is_held
 
     # Sleeping
 
@@ -398,8 +404,9 @@ class _Engine:
     def status(self) -> dict[str, Any]:
         """What the ranks have, and what has happened since a frontend asked last."""
         ranks = self.look()
-        # They may have been written by a way that leads past this.
-        self._go_on()
+        if self._goes_on():
+            # They may have been written by a way that leads past this.
+            self._go_on()
         for status in ranks:
             status["events"] = self._events.pop(status["rank"], [])
         return {"engine": getattr(self.core, "engine_index", 0), "not_ready": self.not_ready, "ranks": ranks}
@@ -547,7 +554,7 @@ def _collective_rpc(stock: Any) -> Callable[..., Any]:
             # Whoever else asked has taken them, and the metrics want them, too.
             engine.keep_events(result)
         # What has another name, or none, may write weights just as well.
-        if engine is not None and engine.not_ready is not None:
+        if engine is not None and engine.is_short:
             engine.look_again()
         return result
 
@@ -573,6 +580,11 @@ def _poorwill_status(self: Any) -> dict[str, Any]:
 
 
 def _poorwill_not_ready(self: Any) -> str | None:
-    """For frontends: why nothing can be computed, without asking the ranks."""
+    """For frontends: why nothing can be computed; the ranks are asked only where something is known to be missing."""
     engine = _engine_of(self)
-    return None if engine is None else engine.not_ready
+    if engine is None:
+        return None
+    if engine.not_ready is not None:
+        # Weights may be written by ways that lead past this.
+        engine.look()
+    return engine.not_ready

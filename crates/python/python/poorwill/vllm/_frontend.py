@@ -62,6 +62,7 @@ class _Watch:
         self.is_in_doubt = False
         self.is_clear = True
         """Whether requests may pass without another look."""
+        self.look: asyncio.Future[None] | None = None
 
     def doubt(self) -> None:
         """An operation has ended, and nobody knows how."""
@@ -81,6 +82,11 @@ class _Watch:
             _metrics.record(statuses)
         except Exception:
             _log.exception("metrics of poorwill could not be recorded")
+
+    def look_soon(self, frontend: Any) -> None:
+        """Has the engine asked by the time of the next request, if nobody is about to."""
+        if self.not_ready is not None and (self.look is None or self.look.done()):
+            self.look = asyncio.ensure_future(_look_async(frontend, self))
 
     def refuse(self) -> None:
         """Raises if the engine is not ready."""
@@ -176,7 +182,9 @@ def _requesting(stock: Any) -> Callable[..., Any]:
         if watch is None or watch.is_clear:
             return stock(self, *args, **kwargs)
         if not watch.is_in_doubt and _is_alone(self):
-            # At once, so that a client that wants a stream gets the status and not the error in a stream.
+            # At once, so that a client that wants a stream gets the status and not the error in a stream. What was
+            # written since by a way that leads past this, the next request knows of.
+            watch.look_soon(self)
             watch.refuse()
         return _requested(self, watch, functools.partial(stock, self, *args, **kwargs))
 

@@ -141,8 +141,7 @@ def _is_chosen(model: Any, by_environment: bool) -> bool:
     if backend is None:
         return by_environment
     if backend in (BACKEND, STOCK_BACKEND):
-        # What is derived from an engine's configuration, for a drafter say, is no engine of its own.
-        return backend == BACKEND or (by_environment and not _was_chosen)
+        return backend == BACKEND or by_environment
     if by_environment and not _was_chosen:
         raise ConfigurationError(
             f"{_environment.SLEEP_MODE}=1 is given, and --sleep-mode-backend is {backend}, which is neither's: "

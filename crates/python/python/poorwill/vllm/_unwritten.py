@@ -6,11 +6,14 @@ those that were there before the sleep, and half a tensor counts as half.
 
 Bytes are looked at eight at a time, so up to seven of them count as written with their neighbours. Of a tensor
 whose elements are single bytes apart from each other, it is known only whether any was written.
+
+No memory is kept by it: what is looked at is what the model has at that moment.
 """
 
 import importlib
 import math
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,10 @@ torch: Any = importlib.import_module("torch")
 
 WORD = 0x7FF3_FFA5_7F96_FFFF
 """As one element of eight bytes; its last bytes are what smaller elements are filled with."""
+
+ENOUGH = 16
+"""How many tensors are found missing before the others are left alone: who writes one tensor and asks, again and
+again, does not read the whole model each time."""
 
 # Elements that are compared at a time, so that what the comparison takes of a full GPU is little.
 _STEP = 4 << 20
@@ -35,35 +42,36 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class _Filled:
-    name: str
-    elements: Any
-    """Its memory in the largest units that fit."""
-    unit: int
-    is_dense: bool
+class Look:
+    """What was found."""
 
-    def missing_bytes(self) -> int:
-        if not self.is_dense:
-            count = int(torch.eq(self.elements, _of_size(self.unit)).sum().item())
-        else:
-            parts = range(0, self.elements.numel(), _STEP)
-            compared = (torch.eq(self.elements[at : at + _STEP], _of_size(self.unit)) for at in parts)
-            count = sum(int(part.sum().item()) for part in compared)
-        # Single bytes are anything: only all of them together say something.
-        if self.unit == 1 and count < self.elements.numel():
-            return 0
-        return count * self.unit
+    missing: list[Missing]
+    is_all: bool
+    """Whether there is no more than that: not where there was enough."""
+
+
+@dataclass
+class _Place:
+    """Memory that was filled."""
+
+    address: int
+    nbytes: int
+    names: list[str]
+    """Of the parameters that had it; tied ones are several."""
 
 
 class Unwritten:
     """What was filled and not written since."""
 
     def __init__(self) -> None:
-        self._filled: list[_Filled] = []
+        self.is_blind = False
+        """Whether there is anything whose memory cannot be seen, so that nobody can tell whether it was written."""
         self.tensors = 0
         """How many there were in the beginning."""
         self.nbytes = 0
         """How many bytes of theirs."""
+        self._places: list[_Place] = []
+        self._absent: set[str] = set()
 
     def begin(self, named: Iterable[tuple[str, Any]], ranges: Iterable[tuple[int, int]]) -> None:
         """Fills these tensors as far as they lie in the ranges, whose bytes are gone; and forgets all others.
@@ -71,47 +79,93 @@ class Unwritten:
         The ranges ascend.
         """
         self.forget()
-        spans = list(ranges)
-        seen = set()
+        # Until this has come to its end, nothing is known.
+        self.is_blind = True
+        places: dict[Any, _Place] = {}
+        spans, is_blind, device = list(ranges), False, None
         for name, tensor in named:
-            place = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
-            if not tensor.nbytes or place in seen or not _is_within(place[0], spans):
+            if tensor.device.type == "meta":
+                self._absent.add(name)
                 continue
-            seen.add(place)
-            filled = _fill(name, tensor)
-            self._filled.append(filled)
-            self.nbytes += filled.elements.numel() * filled.unit
-        self.tensors = len(self._filled)
+            address = tensor.data_ptr()
+            if tensor.nbytes and not address:
+                is_blind = True
+            if not tensor.nbytes or not _is_within(address, spans):
+                continue
+            key = (address, tuple(tensor.shape), tuple(tensor.stride()))
+            if key in places:
+                places[key].names.append(name)
+                continue
+            elements, device = _elements(tensor), tensor.device
+            elements.fill_(_of_size(elements.element_size()))
+            places[key] = _Place(address, elements.nbytes, [name])
+        if device is not None:
+            # Who writes next may do so on another stream.
+            torch.cuda.synchronize(device)
+        self._places = list(places.values())
+        self.tensors = len(self._places) + len(self._absent)
+        self.nbytes = sum(place.nbytes for place in self._places)
+        self.is_blind = is_blind or not self.tensors
 
-    def look(self, named: Iterable[tuple[str, Any]]) -> list[Missing]:
+    def look(self, named: Iterable[tuple[str, Any]]) -> Look:
         """What is missing still; `named` are the tensors that the model has now.
 
-        One that has come to lie elsewhere needs its old memory no more. One that is not there for now, in the
-        midst of an update, does.
+        One that lies elsewhere by now needs its old memory as little as that lasts. One that is not there for
+        now, in the midst of an update, does.
         """
-        if not self._filled:
-            return []
-        torch.cuda.synchronize(self._filled[0].elements.device)
-        now = {name: tensor.data_ptr() for name, tensor in named if tensor.is_cuda}
-        missing, left = [], []
-        for filled in self._filled:
-            if now.get(filled.name, filled.elements.data_ptr()) != filled.elements.data_ptr():
-                continue
-            nbytes = filled.missing_bytes()
+        now = {name: tensor for name, tensor in named if tensor.is_cuda}
+        self._absent -= now.keys()
+        missing = [Missing(name, 0) for name in sorted(self._absent)]
+        if self._places and now:
+            torch.cuda.synchronize(next(iter(now.values())).device)
+        left: list[_Place] = []
+        for index, place in enumerate(self._places):
+            if len(missing) >= ENOUGH:
+                self._places = left + self._places[index:]
+                return Look(missing, is_all=False)
+            there = [now[name] for name in place.names if name in now]
+            held = [tensor for tensor in there if tensor.data_ptr() == place.address]
+            if held:
+                nbytes = missing_bytes(held[0])
+            else:
+                nbytes = 0 if there else place.nbytes
+            if nbytes or not held:
+                left.append(place)
             if nbytes:
-                left.append(filled)
-                missing.append(Missing(filled.name, nbytes))
-        self._filled = left
-        return missing
+                missing.append(Missing(place.names[0], nbytes))
+        self._places = left
+        return Look(missing, is_all=True)
+
+    def clear(self, named: Iterable[tuple[str, Any]]) -> None:
+        """Zeroes what was not written, as memory is when it comes, and lets go of all."""
+        addresses = {place.address for place in self._places}
+        for _, tensor in named:
+            if tensor.is_cuda and tensor.data_ptr() in addresses and missing_bytes(tensor):
+                for part in _parts(elements := _elements(tensor)):
+                    part.masked_fill_(torch.eq(part, _of_size(elements.element_size())), 0)
+        self.forget()
 
     def forget(self) -> None:
         """Lets go of all."""
-        self._filled = []
+        self._places, self._absent = [], set()
+        self.is_blind = False
         self.tensors = self.nbytes = 0
 
 
+def missing_bytes(tensor: Any) -> int:
+    """How many bytes of a tensor nobody has written since they were filled."""
+    elements = _elements(tensor)
+    unit = elements.element_size()
+    count = sum(int(torch.eq(part, _of_size(unit)).sum().item()) for part in _parts(elements))
+    # Single bytes are anything: only all of them together say something.
+    if unit == 1 and count < elements.numel():
+        return 0
+    return count * unit
+
+
 def _is_within(address: int, spans: list[tuple[int, int]]) -> bool:
-    return any(begin <= address < end for begin, end in spans)
+    at = bisect_right(spans, address, key=lambda span: span[0])
+    return at > 0 and address < spans[at - 1][1]
 
 
 def _of_size(unit: int) -> int:
@@ -120,15 +174,16 @@ def _of_size(unit: int) -> int:
     return word - (1 << 8 * unit) if unit > 1 and word >> (8 * unit - 1) else word
 
 
-def _fill(name: str, tensor: Any) -> _Filled:
-    elements, is_dense = _elements(tensor)
-    unit = elements.element_size()
-    elements.fill_(_of_size(unit))
-    return _Filled(name, elements, unit, is_dense)
+def _parts(elements: Any) -> Iterator[Any]:
+    """Little by little, along the first dimension."""
+    rows = int(elements.shape[0])
+    step = max(1, _STEP // max(1, elements.numel() // rows))
+    for at in range(0, rows, step):
+        yield elements[at : at + step]
 
 
-def _elements(tensor: Any) -> tuple[Any, bool]:
-    """The tensor's memory in the largest units that fit, and whether it is in one piece.
+def _elements(tensor: Any) -> Any:
+    """The tensor's memory in the largest units that fit.
 
     Made from its storage, since what was made for inference may not be filled outside of that.
     """
@@ -136,14 +191,13 @@ def _elements(tensor: Any) -> tuple[Any, bool]:
     # What is expanded is there once.
     shape, strides = zip(*((1 if stride == 0 else extent, stride) for extent, stride in _dimensions(tensor)))
     begin, count = tensor.storage_offset() * size, math.prod(shape)
-    is_dense = count == 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
-    if is_dense:
+    if count == 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)):
         shape, strides = (count,), (1,)
     for unit, name in _UNITS:
         fitting = _widened(shape, strides, unit, size) if begin % unit == 0 else None
         if fitting is not None:
             empty = torch.empty(0, dtype=getattr(torch, name), device=tensor.device)
-            return empty.set_(tensor.untyped_storage(), begin // unit, *fitting), is_dense
+            return empty.set_(tensor.untyped_storage(), begin // unit, *fitting)
     raise AssertionError(f"{name} fits everywhere")
 
 

@@ -10,7 +10,8 @@ which weights were written since a wake from level 2, and answers what the engin
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from poorwill import _native
@@ -19,7 +20,7 @@ from poorwill.vllm import _budget, _environment, _hooks, _offload, _platform, _v
 from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._engine import TOUCHING
 from poorwill.vllm._events import Event
-from poorwill.vllm._unwritten import Missing, Unwritten
+from poorwill.vllm._unwritten import Look, Unwritten
 from poorwill.vllm.allocator import Allocator
 
 gpu_worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
@@ -95,7 +96,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         )
         self._is_its_owner = self._allocator is not before
         if self._is_its_owner:
-            self._allocator.when_dropped = self._expect_weights
+            # It outlives the worker, which it must not keep.
+            expect = weakref.WeakMethod(self._expect_weights)
+            self._allocator.when_dropped = lambda tags: _call(expect(), tags)
         arena = self._allocator.arena
         logger.info(
             "This worker sleeps with Poorwill %s: up to %s of %s for weights, state and KV cache",
@@ -105,7 +108,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         )
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        self._keep_lora_out_of_the_weights()
+        self._keep_out_of_the_weights()
         envelope = self._envelope
         assert envelope is not None
         with self._opened.events.of("load"):
@@ -168,6 +171,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if self._preparation is not None:
             # What is left of it is for nobody.
             self._preparation.cancel()
+        self._unwritten.forget()
         try:
             super().shutdown()
         finally:
@@ -219,7 +223,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._refuse_asleep("reload_weights")
         with self._opened.events.of("load"):
             super().reload_weights(*args, **kwargs)
-        self._missing()
+        self._missing(is_whole=True)
 
     def update_weights(self, *args: Any, **kwargs: Any) -> None:
         self._refuse_asleep("update_weights")
@@ -229,7 +233,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
         self._refuse_asleep("finish_weight_update")
         super().finish_weight_update(*args, **kwargs)
-        self._missing()
+        self._missing(is_whole=True)
 
     # What the engine's core asks by name
 
@@ -237,14 +241,14 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         """Where this rank's memory is, and what has happened to it since this was asked last."""
         allocator = self._opened
         self._note_preparation(wait=False)
-        missing = self._missing()
+        looked = self._missing()
         return {
             "rank": int(self.rank),
             "device": allocator.arena.device,
             "state": dict(allocator.arena.state()),
             "sleeping": allocator.sleeping(),
             "undefined": allocator.undefined(),
-            "unwritten": self._told(missing) if missing else None,
+            "unwritten": None if looked is None else self._told(looked),
             "host_bytes": allocator.arena.stats().backup_bytes,
             "events": allocator.events.take(),
         }
@@ -252,7 +256,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     def poorwill_mark_restored(self) -> list[str]:
         """Says that the weights are whole, whatever was written of them. Returns what was undefined until now."""
         allocator = self._opened
-        self._unwritten.forget()
+        if "weights" in allocator.undefined():
+            # Not a number where there were zeros would be worse than either.
+            self._unwritten.clear(_parameters(self.model_runner.model))
         return allocator.arena.mark_restored(allocator.undefined())
 
     def poorwill_prepare(self, wait: bool = False) -> dict[str, Any] | None:
@@ -278,7 +284,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         return self._allocator
 
     def _models(self) -> list[Any]:
-        return [self.model_runner.model, *_drafters(self.model_runner)]
+        drafting = getattr(_drafter(self.model_runner), "model", None)
+        return [self.model_runner.model, *([drafting] if hasattr(drafting, "named_parameters") else [])]
 
     def _expect_weights(self, tags: list[str]) -> None:
         """After a wake that brought these tags back without their bytes."""
@@ -287,27 +294,30 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if self._environment.after_level2 == "serve":
             self._opened.arena.mark_restored(["weights"])
             return
-        self._unwritten.begin(_parameters(self._models()), self._opened.ranges("weights"))
+        self._unwritten.begin(_parameters(self.model_runner.model), self._opened.ranges("weights"))
 
-    def _missing(self) -> list[Missing]:
-        """What of the weights has not been written since they were dropped. Once nothing is missing, they count
-        as restored.
+    def _missing(self, *, is_whole: bool = False) -> Look | None:
+        """What of the weights has not been written since they were dropped, if they are not whole. Once nothing is
+        missing, they count as restored; where that cannot be seen, after what writes the whole.
         """
         if "weights" not in self._opened.undefined():
-            return []
-        missing = self._unwritten.look(_parameters(self._models()))
+            return None
+        looked = self._unwritten.look(_parameters(self.model_runner.model))
         # Between an update's beginning and its end, what is there is not all that is to come.
-        if not missing and not getattr(self, "_weight_update_active", False):
-            self._opened.arena.mark_restored(["weights"])
-        return missing
+        is_known = is_whole or not self._unwritten.is_blind
+        if looked.missing or not is_known or getattr(self, "_weight_update_active", False):
+            return looked
+        self._opened.arena.mark_restored(["weights"])
+        return None
 
-    def _told(self, missing: list[Missing]) -> dict[str, Any]:
-        largest = sorted(missing, key=lambda tensor: -tensor.nbytes)
+    def _told(self, looked: Look) -> dict[str, Any]:
+        largest = sorted(looked.missing, key=lambda tensor: -tensor.nbytes)
         return {
-            "tensors": len(missing),
+            "tensors": len(looked.missing),
             "of_tensors": self._unwritten.tensors,
-            "bytes": sum(tensor.nbytes for tensor in missing),
+            "bytes": sum(tensor.nbytes for tensor in looked.missing),
             "of_bytes": self._unwritten.nbytes,
+            "is_all": looked.is_all,
             "names": [tensor.name for tensor in largest[:_NAMED]],
         }
 
@@ -425,18 +435,23 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
         runner.profile_cudagraph_memory = bounded
 
-    def _keep_lora_out_of_the_weights(self) -> None:
-        runner = self.model_runner
-        load = getattr(runner, "load_lora_model", None)
-        if load is None or _has_lora_pool():
-            return
-        allocator = self._opened
+    def _keep_out_of_the_weights(self) -> None:
+        """Has adapters and drafters loaded where no sleep drops them: no reload of the model's writes them."""
+        runner, allocator = self.model_runner, self._opened
 
-        def load_lora_model(*args: Any, **kwargs: Any) -> Any:
-            with allocator.use_memory_pool("runtime"):
-                return load(*args, **kwargs)
+        def kept(load: Any) -> Any:
+            @functools.wraps(load)
+            def loads(*args: Any, **kwargs: Any) -> Any:
+                with allocator.renaming({"weights": "runtime"}), allocator.use_memory_pool("weights"):
+                    return load(*args, **kwargs)
 
-        runner.load_lora_model = load_lora_model
+            return loads
+
+        if hasattr(runner, "load_lora_model") and not _has_lora_pool():
+            runner.load_lora_model = kept(runner.load_lora_model)
+        drafter = _drafter(runner)
+        if hasattr(drafter, "load_model"):
+            drafter.load_model = kept(drafter.load_model)
 
 
 def _refusing(name: str) -> Any:
@@ -468,21 +483,17 @@ def _has_lora_pool() -> bool:
     return hasattr(mixin, "get_mem_allocator_instance")
 
 
-def _drafters(runner: Any) -> list[Any]:
-    """The model that drafts tokens, if there is one with weights; by the name that the runner has for it."""
-    for name in ("drafter", "speculator"):
-        drafter = getattr(getattr(runner, name, None), "model", None)
-        if hasattr(drafter, "named_parameters"):
-            return [drafter]
-    return []
+def _drafter(runner: Any) -> Any:
+    """What drafts tokens, by the name that the runner has for it; None if nothing does."""
+    return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
 
 
-def _parameters(models: list[Any]) -> Iterator[tuple[str, Any]]:
-    """The parameters of the models that are on the GPU, each by a name that no other has."""
-    for prefix, model in zip(("", *("draft.",) * len(models)), models, strict=False):
-        for name, tensor in model.named_parameters():
-            if tensor.is_cuda and not getattr(tensor, "_vllm_is_uva_offloaded", False):
-                yield f"{prefix}{name}", tensor
+def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
+    """The model's parameters that are on the GPU, or nowhere in the midst of an update."""
+    # Each name of what is tied.
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        if tensor.device.type in ("cuda", "meta") and not getattr(tensor, "_vllm_is_uva_offloaded", False):
+            yield name, tensor
 
 
 def _storages(models: list[Any]) -> Iterator[tuple[int, int, str]]:
@@ -498,6 +509,11 @@ def _storages(models: list[Any]) -> Iterator[tuple[int, int, str]]:
             if address and address not in seen:
                 seen.add(address)
                 yield address, storage.nbytes(), name
+
+
+def _call(method: Callable[[list[str]], None] | None, tags: list[str]) -> None:
+    if method is not None:
+        method(tags)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
