@@ -530,6 +530,18 @@ def test_an_engine_that_is_not_ready_can_sleep_again(engine: Any) -> None:
     assert is_serving(engine)
 
 
+def test_a_sleep_that_is_refused_leaves_what_the_engine_waits_for(vllm: Any) -> None:
+    engine = vllm.engine("EngineCore", count=1)
+    engine.sleep(2)
+    engine.wake_up()
+    last(engine).fails["sleep"] = [PoorwillError("weights are not whole")]
+    with pytest.raises(PoorwillError, match="weights are not whole"):
+        engine.sleep(1)
+    assert engine.is_scheduler_paused()
+    engine.collective_rpc("reload_weights")
+    assert is_serving(engine)
+
+
 def test_a_resume_is_refused_until_there_is_something_to_compute_with(engine: Any) -> None:
     engine.sleep(2)
     with pytest.raises(NotReadyError, match=r"resume: the engine sleeps \(kv_cache, weights\): call wake_up"):

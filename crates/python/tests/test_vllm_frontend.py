@@ -14,6 +14,7 @@ import fake_vllm
 import pytest
 from fake_vllm.clients import HANGS_SECONDS, EngineProcesses, asynchronous, in_process, synchronous
 from fake_vllm.engines import PARAMS, make_config
+from fake_vllm.worker import WEIGHTS
 from poorwill import PoorwillError
 from poorwill.vllm import _engine, _frontend, _lives, _metrics
 from poorwill.vllm._engine import NotReadyError
@@ -494,6 +495,64 @@ async def test_the_engine_is_asked_behind_any_call_before_a_refusal(server: Serv
     worker(server.frontend).reload_weights()
     assert await server.call("collective_rpc", "synchronize_device") == [None]
     assert await server.tokens() == ["token"]
+
+
+@runs
+async def test_weights_that_are_written_past_the_engine_end_the_refusals(server: Server) -> None:
+    """By the workers themselves, in any way: whoever asks next learns of it, or who asks after that."""
+    for ask in ("tokens", "check_health"):
+        if ask == "check_health" and not server.is_asynchronous:
+            continue
+        await server.call("sleep", 2)
+        await server.call("wake_up")
+        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+            await server.tokens()
+        # What was asked beside that request has its answer.
+        while server.is_asynchronous and not server.frontend._poorwill._look.done():
+            await asyncio.sleep(0)
+        worker(server.frontend).load_weights(WEIGHTS)
+        if ask == "check_health":
+            await server.call(ask)
+        elif server.is_asynchronous:
+            with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+                await server.tokens()
+            await server.frontend._poorwill._look
+        assert await server.tokens() == ["token"]
+
+
+@runs
+async def test_data_parallel_engines_go_on_together(vllm: Any) -> None:
+    """As soon as the last has its weights, though none heard of a call."""
+    processes = EngineProcesses(*(vllm.engine("DPEngineCoreProc", 1, index) for index in range(3)))
+    frontend = asynchronous(vllm, processes, "DPLBAsyncMPClient")
+    await frontend.sleep(2)
+    await frontend.wake_up()
+    for core in processes.cores:
+        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+            await frontend.check_health()
+        assert [core.is_scheduler_paused() for core in processes.cores] == [True] * 3
+        core.model_executor.workers[0].load_weights(WEIGHTS)
+    await frontend.check_health()
+    assert [core.is_scheduler_paused() for core in processes.cores] == [False] * 3
+    assert await texts(generate(frontend)) == ["token"] * 2
+
+
+@runs
+async def test_who_pauses_the_engine_is_who_resumes_it(vllm: Any) -> None:
+    frontend = alone(vllm)
+    await frontend.sleep(2)
+    await frontend.wake_up()
+    await frontend.pause_generation()
+    await frontend.collective_rpc("reload_weights")
+    [core] = frontend.processes.cores
+    await frontend.check_health()
+    assert core.is_scheduler_paused()
+    await frontend.resume_generation()
+    assert await texts(generate(frontend)) == ["token"] * 2
+    # What was resumed once is not resumed again behind a later pause.
+    await frontend.pause_generation()
+    await frontend.collective_rpc("reload_weights")
+    assert core.is_scheduler_paused()
 
 
 @runs

@@ -126,6 +126,7 @@ class _Before:
 
     asleep: frozenset[str]
     is_paused: bool
+    is_held: bool
 
 
 class _Engine:
@@ -168,7 +169,7 @@ class _Engine:
             return self._draining[1]
         if not self._has_to_sleep(level):
             return None
-        before = _Before(self.asleep, bool(self.core.is_scheduler_paused()))
+        before = _Before(self.asleep, bool(self.core.is_scheduler_paused()), self._is_held)
         self._was_committed = False
         try:
             result = stock(level, mode)
@@ -236,6 +237,7 @@ class _Engine:
         """After a sleep that failed: wakes what sleeps, goes on if that is safe, and says what is."""
         paused = self.core.is_scheduler_paused() and not before.is_paused
         if not self._was_committed:
+            self._is_held = before.is_held
             if not paused:
                 raise error
             if not self._goes_on():
@@ -253,7 +255,7 @@ class _Engine:
                 f"at level {level}: call wake_up to try again"
             ) from error
         if self.not_ready is not None:
-            self._is_held = not before.is_paused
+            self._is_held = before.is_held or not before.is_paused
             raise PoorwillError(f"{error}; all ranks are awake, but {self.not_ready}") from error
         if not paused:
             raise PoorwillError(f"{error}; all ranks are awake again, and the engine is as it was") from error
@@ -339,9 +341,15 @@ class _Engine:
             return None
         self.is_resuming = True
         try:
-            return stock()
+            result = stock()
         finally:
             self.is_resuming = False
+        self._is_held = False
+        return result
+
+    def pause(self) -> None:
+        """Whoever pauses the scheduler is who lets it run again."""
+        self._is_held = False
 
     def _may_run(self) -> bool:
         if self._is_waking:
@@ -394,22 +402,23 @@ class _Engine:
     def look_again(self) -> None:
         """After what may have written the weights: the scheduler goes on if only they were missing."""
         self.look()
-        self._go_on()
-
-    def _go_on(self) -> None:
         if self._is_held and self.not_ready is None and not self.executor.is_sleeping:
             self._is_held = False
             self._resume()
 
     def status(self) -> dict[str, Any]:
-        """What the ranks have, and what has happened since a frontend asked last."""
+        """What the ranks have, and what has happened since a frontend asked last. `is_held` asks the frontend to
+        let the scheduler run as soon as all its engines are ready, which go on together.
+        """
         ranks = self.look()
-        if self._goes_on():
-            # They may have been written by a way that leads past this.
-            self._go_on()
         for status in ranks:
             status["events"] = self._events.pop(status["rank"], [])
-        return {"engine": getattr(self.core, "engine_index", 0), "not_ready": self.not_ready, "ranks": ranks}
+        return {
+            "engine": getattr(self.core, "engine_index", 0),
+            "not_ready": self.not_ready,
+            "is_held": self._is_held and not self.executor.is_sleeping,
+            "ranks": ranks,
+        }
 
     def _collective_rpc(
         self,
@@ -495,8 +504,9 @@ def install_core(module: Any) -> None:
         replace(base, "release_kv_cache_memory", _release_kv_cache_memory)
     for of in list(vars(module).values()):
         # Each class that has its own, since they do something before they ask the class above.
-        if isinstance(of, type) and issubclass(of, base) and "resume_scheduler" in vars(of):
-            replace(of, "resume_scheduler", _resume_scheduler)
+        for name, make in (("resume_scheduler", _resume_scheduler), ("pause_scheduler", _pause_scheduler)):
+            if isinstance(of, type) and issubclass(of, base) and name in vars(of):
+                replace(of, name, make)
     base.poorwill_status = _poorwill_status
     base.poorwill_not_ready = _poorwill_not_ready
 
@@ -540,6 +550,17 @@ def _resume_scheduler(stock: Any) -> Callable[..., Any]:
     return resume_scheduler
 
 
+def _pause_scheduler(stock: Any) -> Callable[..., Any]:
+    def pause_scheduler(self: Any, mode: str = "abort", clear_cache: bool = True) -> Any:
+        engine = _engine_of(self)
+        result = stock(self, mode, clear_cache)
+        if engine is not None:
+            engine.pause()
+        return result
+
+    return pause_scheduler
+
+
 def _collective_rpc(stock: Any) -> Callable[..., Any]:
     def collective_rpc(
         self: Any,
@@ -580,11 +601,6 @@ def _poorwill_status(self: Any) -> dict[str, Any]:
 
 
 def _poorwill_not_ready(self: Any) -> str | None:
-    """For frontends: why nothing can be computed; the ranks are asked only where something is known to be missing."""
+    """For frontends: why nothing can be computed, without asking the ranks."""
     engine = _engine_of(self)
-    if engine is None:
-        return None
-    if engine.not_ready is not None:
-        # Weights may be written by ways that lead past this.
-        engine.look()
-    return engine.not_ready
+    return None if engine is None else engine.not_ready

@@ -62,7 +62,7 @@ class _Watch:
         self.is_in_doubt = False
         self.is_clear = True
         """Whether requests may pass without another look."""
-        self.look: asyncio.Future[None] | None = None
+        self._look: asyncio.Future[None] | None = None
 
     def doubt(self) -> None:
         """An operation has ended, and nobody knows how."""
@@ -83,10 +83,11 @@ class _Watch:
         except Exception:
             _log.exception("metrics of poorwill could not be recorded")
 
-    def look_soon(self, frontend: Any) -> None:
-        """Has the engine asked by the time of the next request, if nobody is about to."""
-        if self.not_ready is not None and (self.look is None or self.look.done()):
-            self.look = asyncio.ensure_future(_look_async(frontend, self))
+    def look_beside(self, frontend: Any) -> "asyncio.Future[None]":
+        """Has the engine asked, while whoever wants to know goes on or waits for it. One such look at a time."""
+        if self._look is None or self._look.done():
+            self._look = asyncio.ensure_future(_look_async(frontend, self))
+        return self._look
 
     def refuse(self) -> None:
         """Raises if the engine is not ready."""
@@ -111,6 +112,13 @@ def _not_asked(error: Exception) -> None:
     _log.warning("the engine did not say what state it is in (%s); the next request asks again", error)
 
 
+def _are_only_held(statuses: list[dict[str, Any]]) -> bool:
+    """Whether all is there that engines compute with, and their schedulers stand still for the lack of it."""
+    return any(status["is_held"] for status in statuses) and all(
+        status["not_ready"] is None for status in statuses
+    )
+
+
 def _is_watched(watch: _Watch, method: Any) -> bool:
     """Whether a call of the workers may change what the engine has."""
     return not watch.is_clear or (isinstance(method, str) and method in RESTORING)
@@ -126,9 +134,17 @@ async def _ask_async(frontend: Any, utility: str) -> list[Any]:
     return list(await outlive_async(client, asyncio.gather(*calls)))
 
 
+async def _take_async(frontend: Any, watch: _Watch) -> None:
+    statuses = await _ask_async(frontend, "poorwill_status")
+    if _are_only_held(statuses):
+        # Weights were written by a way that leads past the engines' cores.
+        await _ask_async(frontend, "resume_scheduler")
+    watch.take(statuses)
+
+
 async def _look_async(frontend: Any, watch: _Watch) -> None:
     try:
-        watch.take(await _ask_async(frontend, "poorwill_status"))
+        await _take_async(frontend, watch)
     except Exception as error:
         watch.doubt()
         _not_asked(error)
@@ -161,7 +177,11 @@ async def _check_health(frontend: Any, watch: _Watch) -> None:
         except asyncio.TimeoutError:
             _log.info("the engine is busy: its health is what was known last")
         else:
-            watch.know(next((sentence for sentence in sentences if sentence is not None), None))
+            not_ready = next((sentence for sentence in sentences if sentence is not None), None)
+            watch.know(watch.not_ready if not_ready is None else not_ready)
+    if watch.not_ready is not None:
+        # The weights may have been written meanwhile.
+        await asyncio.wait({watch.look_beside(frontend)}, timeout=_PATIENCE_SECONDS)
     watch.refuse()
 
 
@@ -169,7 +189,7 @@ async def _requested(
     frontend: Any, watch: _Watch, request: Callable[[], AsyncIterator[Any]]
 ) -> AsyncIterator[Any]:
     """The outputs of a request, if the engine says that it is ready by now."""
-    watch.take(await _ask_async(frontend, "poorwill_status"))
+    await _take_async(frontend, watch)
     watch.refuse()
     async with aclosing(request()) as outputs:  # type: ignore[type-var]
         async for output in outputs:
@@ -182,9 +202,9 @@ def _requesting(stock: Any) -> Callable[..., Any]:
         if watch is None or watch.is_clear:
             return stock(self, *args, **kwargs)
         if not watch.is_in_doubt and _is_alone(self):
-            # At once, so that a client that wants a stream gets the status and not the error in a stream. What was
-            # written since by a way that leads past this, the next request knows of.
-            watch.look_soon(self)
+            # At once, so that a client that wants a stream gets the status and not the error in a stream. If the
+            # weights were written since, by a way that leads past this, the next request knows.
+            watch.look_beside(self)
             watch.refuse()
         return _requested(self, watch, functools.partial(stock, self, *args, **kwargs))
 
@@ -268,17 +288,24 @@ def _check_health_async(stock: Any) -> Callable[..., Any]:
 # Without
 
 
-def _ask(frontend: Any) -> list[dict[str, Any]]:
+def _ask(frontend: Any, utility: str) -> Any:
     client = frontend.engine_core
     in_process = getattr(client, "engine_core", None)
     if in_process is not None:
-        return [in_process.poorwill_status()]
-    return [outlive(client, functools.partial(client.call_utility, "poorwill_status"))]
+        return getattr(in_process, utility)()
+    return outlive(client, functools.partial(client.call_utility, utility))
+
+
+def _take(frontend: Any, watch: _Watch) -> None:
+    statuses = [_ask(frontend, "poorwill_status")]
+    if _are_only_held(statuses):
+        _ask(frontend, "resume_scheduler")
+    watch.take(statuses)
 
 
 def _look(frontend: Any, watch: _Watch) -> None:
     try:
-        watch.take(_ask(frontend))
+        _take(frontend, watch)
     except Exception as error:
         watch.doubt()
         _not_asked(error)
@@ -363,7 +390,7 @@ def _add_request(stock: Any) -> Callable[..., Any]:
     def add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
         watch = vars(self).get(_WATCH)
         if watch is not None and not watch.is_clear:
-            watch.take(_ask(self))
+            _take(self, watch)
             watch.refuse()
         return stock(self, *args, **kwargs)
 

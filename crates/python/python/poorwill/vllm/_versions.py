@@ -233,6 +233,8 @@ def _contract() -> Iterator[Need]:
     yield need("EngineCore.release_kv_cache_memory", "method", is_whole=True, since=(0, 31, 0))
     for core in ("EngineCore", "EngineCoreProc", "DPEngineCoreProc"):
         yield need(f"{core}.resume_scheduler", "method", is_whole=True)
+    for core in ("EngineCore", "EngineCoreProc"):
+        yield need(f"{core}.pause_scheduler", "method", "mode", "clear_cache", is_whole=True)
     yield need("EngineCore.is_scheduler_paused", "method", is_whole=True)
     yield need("EngineCore.collective_rpc", "method", *rpc, is_whole=True)
     yield need("EngineCore.add_request", "method", "request", "request_wave", is_whole=True)
