@@ -174,6 +174,58 @@ def test_discarding(start: Start) -> None:
     assert engine.cache_is_zero()
 
 
+# To look at, as vLLM's allocator can be
+
+
+def test_what_there_is_can_be_looked_at(start: Start) -> None:
+    engine = start(LORA).start()
+    allocator = engine.allocator
+    assert (allocator.current_tag, allocator.is_sleeping) == ("default", False)
+    with allocator.use_memory_pool("weights"):
+        assert allocator.current_tag == "weights"
+        with allocator.renaming({"kv_cache": "runtime"}), allocator.use_memory_pool("kv_cache"):
+            assert allocator.current_tag == "runtime"
+        assert allocator.current_tag == "weights"
+    assert allocator.current_tag == "default"
+    for asleep in (set(), {"weights", "kv_cache", "runtime"}, {"kv_cache"}):
+        if asleep:
+            engine.worker.sleep(1)
+            engine.worker.wake_up([] if len(asleep) > 1 else ["weights"])
+        told = allocator.pointer_to_data
+        assert {data.tag for data in told.values() if data.is_asleep} <= asleep
+        assert {"weights", "kv_cache"} & asleep <= {data.tag for data in told.values() if data.is_asleep}
+        assert all(data.handle == (0, data.handle[1], address, 0) for address, data in told.items())
+        lies = [(address, address + data.handle[1]) for address, data in told.items() if data.tag == "weights"]
+        assert lies == allocator.ranges("weights")
+        assert allocator.is_sleeping == bool(asleep)
+    with pytest.raises(TypeError):
+        told[0] = None  # type: ignore[index]
+    with pytest.raises(AttributeError):
+        allocator.current_tag = "weights"
+
+
+def test_who_asks_first_opens_it(start: Start) -> None:
+    """Over all of the current GPU; the engine that comes then has its own share."""
+    module = importlib.import_module("poorwill.vllm.allocator")
+    engine = start()
+    module.Allocator.instance = None
+    allocator = module.Allocator.get_instance()
+    assert allocator.arena.device == "cuda:0"
+    assert module.Allocator.get_instance() is allocator
+    allocator_limit = allocator.arena.limit_bytes
+    with allocator.use_memory_pool():
+        tensor = filled(MIB, 3)
+    before = contents({"mine": tensor})
+    allocator.sleep()
+    assert [data.is_asleep for data in allocator.pointer_to_data.values()] == [True]
+    allocator.wake_up()
+    assert contents({"mine": tensor}) == before
+    del tensor
+    engine.start()
+    assert engine.allocator is not allocator
+    assert engine.arena.limit_bytes < allocator_limit
+
+
 # The backend of the registry
 
 

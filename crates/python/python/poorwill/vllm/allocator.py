@@ -6,7 +6,9 @@ for whoever keeps count.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from poorwill import _native
@@ -18,6 +20,18 @@ DEFERRABLE = ("weights", "kv_cache")
 
 _DROPPED = ("kv_cache", "workspace")
 """What no sleep keeps."""
+
+
+@dataclass(frozen=True)
+class AllocationData:
+    """A segment of memory, as vLLM's allocator tells of what it has allocated; to look at."""
+
+    handle: tuple[int, int, int, int]
+    """The GPU, the bytes and the address; and 0 for the driver's handle, which is nobody's to unmap."""
+    tag: str
+    is_asleep: bool
+    cpu_backup_tensor: None = None
+    """Always: a backup is not a tensor."""
 
 
 class Allocator:
@@ -36,6 +50,7 @@ class Allocator:
         self._wake_timeout_s = wake_timeout_s
         self._graph_pool: Any = None
         self._renamed: dict[str, str] = {}
+        self._current_tag = self.default_tag
         self._level: int | None = None
         # Scratch memory that holds nothing from one step to the next.
         arena.declare("workspace", level1="drop", level2="drop", dropped="undefined")
@@ -73,12 +88,13 @@ class Allocator:
 
     @staticmethod
     def get_instance() -> "Allocator":
-        """The process's allocator, which the worker has opened."""
+        """The process's allocator. Where no worker has opened one, it is opened over the current GPU, without
+        limits.
+        """
         if Allocator.instance is None:
-            raise PoorwillError(
-                "poorwill's allocator is asked for before the engine's worker has opened it: let vLLM start "
-                "the worker"
-            )
+            import torch
+
+            return Allocator.open(f"cuda:{torch.cuda.current_device()}")
         return Allocator.instance
 
     @contextlib.contextmanager
@@ -89,8 +105,12 @@ class Allocator:
         name = self.default_tag if tag is None else tag
         # Weights are quantised expert by expert, with a hundred thousand operations and more.
         watch: Literal["operations", "segments"] = "segments" if name == "weights" else "operations"
-        with Pool(self.arena, self._renamed.get(name, name), watch=watch):
-            yield
+        before, self._current_tag = self._current_tag, self._renamed.get(name, name)
+        try:
+            with Pool(self.arena, self._current_tag, watch=watch):
+                yield
+        finally:
+            self._current_tag = before
 
     @contextlib.contextmanager
     def renaming(self, tags: dict[str, str]) -> Iterator[None]:
@@ -198,6 +218,30 @@ class Allocator:
             self.arena.mark_restored(scratch)
         if self.when_dropped is not None and report.undefined_tags:
             self.when_dropped(report.undefined_tags)
+
+    @property
+    def current_tag(self) -> str:
+        """What memory is called that is allocated in the pool that is in use, or would be in one without a tag."""
+        return self._current_tag
+
+    @property
+    def pointer_to_data(self) -> Mapping[int, AllocationData]:
+        """What there is at each address by now."""
+        ordinal = int(self.arena.device.removeprefix("cuda:"))
+        asleep = set(self.sleeping())
+        return MappingProxyType(
+            {
+                segment["addr"]: AllocationData(
+                    (ordinal, segment["bytes"], segment["addr"], 0), segment["tag"], segment["tag"] in asleep
+                )
+                for segment in self.arena.snapshot()
+            }
+        )
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether anything sleeps."""
+        return bool(self.sleeping())
 
     def sleeping(self) -> list[str]:
         """The tags that sleep."""
