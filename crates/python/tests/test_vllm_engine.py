@@ -234,6 +234,38 @@ def test_the_connector_hears_of_the_cache_that_woke(vllm: Any) -> None:
     assert told == [{rank: "shaken" for rank in range(3)}]
 
 
+@since_registry
+@pytest.mark.parametrize("wakes", [True, False])
+def test_it_hears_of_a_cache_that_a_failed_sleep_has_registered_anew(vllm: Any, wakes: bool) -> None:
+    engine = vllm.engine()
+    told: list[Any] = []
+    engine.scheduler.connector = SimpleNamespace(set_xfer_handshake_metadata_pp_aware=told.append)
+    if not wakes:
+        last(engine).asleep = {"kv_cache"}
+        last(engine).fails["wake_up"] = [PoorwillError("the card is full")]
+    fails_to_sleep(engine, "a shortfall", "awake again" if wakes else "kv_cache could not be woken again")
+    assert told == ([{rank: "shaken" for rank in range(3)}] if wakes else [])
+    if not wakes:
+        engine.wake_up()
+        assert len(told) == 1
+    assert is_serving(engine)
+
+
+@since_registry
+def test_a_cache_that_nobody_can_be_told_of_counts_as_asleep(vllm: Any) -> None:
+    engine = vllm.engine()
+    told: list[Any] = [PoorwillError("no peer")]
+
+    def tell(metadata: Any) -> None:
+        if told:
+            raise told.pop()
+
+    engine.scheduler.connector = SimpleNamespace(set_xfer_handshake_metadata_pp_aware=tell)
+    fails_to_sleep(engine, "a shortfall", r"kv_cache, weights could not be woken again \(no peer\)")
+    engine.wake_up()
+    assert is_serving(engine)
+
+
 # Failures
 
 

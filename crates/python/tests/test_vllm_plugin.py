@@ -422,7 +422,12 @@ def config(
     model = SimpleNamespace(enable_sleep_mode=enable_sleep_mode, **more)
     if sleep_mode_backend is not None:
         model.sleep_mode_backend = sleep_mode_backend
-    return SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(worker_cls=worker_cls))
+    return SimpleNamespace(
+        model_config=model,
+        parallel_config=SimpleNamespace(worker_cls=worker_cls),
+        cache_config=SimpleNamespace(kv_offloading_size=None),
+        kv_transfer_config=None,
+    )
 
 
 def decided(given: Any) -> str:
@@ -535,7 +540,7 @@ def test_the_platforms_method_decides_behind_vllms(number: str) -> None:
     derived: Any = type("CudaPlatform", (module.CudaPlatformBase,), {})
     given = config("auto")
     whole: Any = Stub("config")
-    whole.model_config, whole.parallel_config = given.model_config, given.parallel_config
+    vars(whole).update(vars(given))
     whole.model_config.is_mm_prefix_lm = whole.model_config.use_mla = False
     assert derived.check_and_update_config(whole) is None
     assert whole.parallel_config.worker_cls == _platform.WORKER

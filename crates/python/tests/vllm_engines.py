@@ -51,8 +51,7 @@ class Engine:
 
     def start(self, blocks: int = BLOCKS) -> "Engine":
         self.load()
-        self.worker.determine_available_memory()
-        self.worker.initialize_from_config(worker_parts.kv_config(self.shape, blocks))
+        self.start_cache(blocks)
         self.worker.compile_or_warm_up_model()
         self.use_cache()
         return self
@@ -61,6 +60,10 @@ class Engine:
         self.worker.init_device()
         self.worker.load_model()
         return self
+
+    def start_cache(self, blocks: int = BLOCKS) -> None:
+        self.worker.determine_available_memory()
+        self.worker.initialize_from_config(worker_parts.kv_config(self.shape, blocks))
 
     @property
     def runner(self) -> Any:

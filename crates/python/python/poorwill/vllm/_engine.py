@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from poorwill import PoorwillError
+from poorwill.vllm import _connectors
 from poorwill.vllm._platform import WORKER, is_active
 
 __all__ = ["NotReadyError", "attempt", "install_core"]
@@ -276,6 +277,8 @@ class _Engine:
             doubt = f" ({error})"
         try:
             asleep = self._sleeping(self.look()) - before.asleep
+            if "kv_cache" in tags and "kv_cache" not in asleep:
+                _connectors.announce(self.core)
         except Exception as error:
             return frozenset(tags), doubt or f" ({error})"
         return asleep, doubt

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from poorwill._native import PoorwillError
-from poorwill.vllm import _environment, _hooks, _versions
+from poorwill.vllm import _connectors, _environment, _hooks, _versions
 
 STOCK_WORKER = "vllm.v1.worker.gpu_worker.Worker"
 WORKER = "poorwill.vllm.worker.Worker"
@@ -95,6 +95,8 @@ def decide(vllm_config: Any) -> None:
         _hooks.refuse()
     else:
         _hooks.refuse_any()
+    if problem := _connectors.problem(vllm_config):
+        raise ConfigurationError(problem)
     if getattr(model, "sleep_mode_backend", None) == STOCK_BACKEND:
         model.sleep_mode_backend = BACKEND
     if parallel.worker_cls == STOCK_WORKER:

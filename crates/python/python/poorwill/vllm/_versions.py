@@ -157,6 +157,30 @@ def _contract() -> Iterator[Need]:
     yield need("ModelConfig.enable_sleep_mode", "field")
     yield need("ModelConfig.sleep_mode_backend", "field", since=REGISTRY)
     yield need("ModelConfig.enable_cumem_allocator", "field", since=(0, 22, 0))
+    yield need("ModelConfig.enable_nccl_comm_suspend", "field", since=(0, 30, 0))
+
+    # KV connectors: which is chosen, and what it does for a sleep.
+    need = _in_module("vllm.config.vllm")
+    yield need("VllmConfig.kv_transfer_config", "field")
+    need = _in_module("vllm.config.kv_transfer")
+    for field in ("kv_connector", "kv_connector_module_path", "kv_connector_extra_config"):
+        yield need(f"KVTransferConfig.{field}", "field")
+    need = _in_module("vllm.config.cache")
+    yield need("CacheConfig.kv_offloading_size", "field")
+    yield need("CacheConfig.kv_offloading_backend", "field")
+    package = "vllm.distributed.kv_transfer.kv_connector"
+    yield Need(
+        f"{package}.factory",
+        *("KVConnectorFactory.get_connector_class", "classmethod", ("kv_transfer_config",)),
+        is_whole=True,
+    )
+    need = _in_module(f"{package}.v1.base")
+    connector = "KVConnectorBase_V1"
+    unregisters: dict[str, Any] = {"is_whole": True, "since": (0, 33, 0)}
+    yield need(f"{connector}.supports_sleep_mode", "classmethod", "kv_transfer_config", **unregisters)
+    yield need(f"{connector}.unregister_kv_caches", "method", **unregisters)
+    yield need(f"{connector}.restore_kv_caches", "method", **unregisters)
+    yield need(f"{connector}.get_mem_pool_context", "method", is_whole=True, since=(0, 31, 0))
 
     # The allocator whose place ours takes.
     need = _in_module("vllm.device_allocator.cumem")
@@ -209,6 +233,10 @@ def _contract() -> Iterator[Need]:
     yield need("Worker.shutdown", "method", is_whole=True)
     for field in ("device", "model_runner", "init_snapshot", "requested_memory", "_sleep_saved_buffers"):
         yield need(f"Worker.{field}", "field")
+    # The connector of its process, by the names under which it looks that up.
+    yield need("has_kv_transfer_group", "value")
+    yield need("get_kv_transfer_group", "value")
+    yield need("suspend_device_comms", "value", since=(0, 30, 0))
     # What the worker measures with, by the names under which it looks them up.
     yield need("MemorySnapshot", "value")
     yield need("memory_profiling", "function", "baseline_snapshot", "weights_memory")
@@ -230,6 +258,7 @@ def _contract() -> Iterator[Need]:
     rpc = ("method", "timeout", "args", "kwargs")
     yield need("EngineCore.sleep", "method", "level", "mode", is_whole=True)
     yield need("EngineCore.wake_up", "method", "tags", is_whole=True)
+    yield need("EngineCore._set_kv_connector_handshake_metadata", "method", is_whole=True, since=(0, 33, 0))
     yield need("EngineCore.release_kv_cache_memory", "method", is_whole=True, since=(0, 31, 0))
     for core in ("EngineCore", "EngineCoreProc", "DPEngineCoreProc"):
         yield need(f"{core}.resume_scheduler", "method", is_whole=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from poorwill import _native
 from poorwill._native import PoorwillError, Preparation, PrepareReport
-from poorwill.vllm import _budget, _environment, _hooks, _offload, _platform, _versions
+from poorwill.vllm import _budget, _connectors, _environment, _hooks, _offload, _platform, _versions
 from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._engine import TOUCHING
 from poorwill.vllm._events import Event
@@ -159,6 +159,12 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         finally:
             for name in names:
                 delattr(runner, name)
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> Any:
+        # Asked for when there is a connector, and before anything is allocated for the cache.
+        if problem := _connectors.pool_problem(gpu_worker):
+            raise _platform.ConfigurationError(problem)
+        return super()._maybe_get_memory_pool_context(tag)
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
         done = super().compile_or_warm_up_model(*args, **kwargs)
@@ -322,11 +328,15 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         }
 
     def _suspend(self, level: int) -> None:
-        """Puts to sleep what is awake, without what vLLM does around it."""
+        """Puts to sleep what is awake, with what vLLM does around it but for the model's buffers."""
+        _connectors.unregister(gpu_worker)
         if hasattr(gpu_worker.Worker, "sleep_mode_backend"):
             self.sleep_mode_backend.suspend(level)
         else:
             self._opened.suspend(level)
+        # The wake has resumed these, whatever it was to wake (0.30).
+        if getattr(self.vllm_config.model_config, "enable_nccl_comm_suspend", False):
+            gpu_worker.suspend_device_comms()
 
     def _forget_saved(self) -> None:
         for name in _SAVED:

@@ -1,0 +1,184 @@
+"""KV connectors beside an engine that sleeps: which may be there, and what they have to let go of.
+
+A connector that has a network card or another process use the KV cache's memory holds its pages. A sleep would
+not give them back, and after the wake, when others lie at the same addresses, the old ones would be read and
+written. So the configuration of such a connector is refused (`problem`), but where vLLM has it unregister before
+a sleep and register again after the wake (0.33): then it has to happen in every way into sleep, also in those
+that lead past vLLM's (`unregister`, `announce`).
+
+What a connector is said to do here was read in the sources of vLLM 0.20 to 0.33. One that is not known is taken
+for one that registers.
+"""
+
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from poorwill.vllm import _versions
+from poorwill.vllm._versions import Version
+
+UNREGISTERS: Version = (0, 33, 0)
+"""The first vLLM that has connectors unregister for a sleep, and asks them whether they can."""
+RESETS: Version = (0, 23, 0)
+"""The first that tells a connector at a sleep that the cache is dropped."""
+
+COPYING = frozenset(
+    {
+        *("ExampleConnector", "ExampleHiddenStatesConnector", "DecodeBenchConnector"),
+        *("P2pNcclConnector", "HF3FSKVConnector"),
+    }
+)
+"""Those that copy out of the KV cache and into it while the engine computes, and hold addresses at most."""
+
+OFFLOADING = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
+"""Those that do so with copies that are due in a later step, and with what they have copied before."""
+
+BY_NETWORK = frozenset(
+    {
+        *("NixlConnector", "NixlPullConnector", "NixlPushConnector"),
+        *("MooncakeConnector", "MooncakeStoreConnector", "MoRIIOConnector"),
+    }
+)
+"""Those that register the KV cache with a network card. In 0.33 each says whether it can let go."""
+
+_MAPPED = "has another process map the KV cache, so that a sleep would not give its memory back"
+UNTOLD = {
+    "LMCacheMPConnector": _MAPPED,
+    "FlexKVConnectorV1": _MAPPED,
+    "LMCacheConnectorV1": "may register memory, as LMCache's own settings say, and is told of no sleep",
+}
+"""Those that no vLLM has let go, and why they would have to."""
+
+SEVERAL = "MultiConnector"
+
+# What vLLM makes of --kv-offloading-backend once it has asked us. By version and setting it takes others of the
+# same kinds.
+_BY_BACKEND = {"native": "OffloadingConnector", "lmcache": "LMCacheConnectorV1"}
+
+
+@dataclass(frozen=True)
+class _Connector:
+    """What of its configuration tells which it is, by vLLM's names."""
+
+    kv_connector: str
+    kv_connector_module_path: str | None = None
+    kv_connector_extra_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def problem(vllm_config: Any) -> str | None:
+    """Why an engine of this configuration cannot sleep for its KV connector, and what to do; if it cannot."""
+    release = _versions.known(_versions.running())
+    for connector in _chosen(vllm_config):
+        if objection := _objection(connector, release):
+            why, instead = objection
+            return (
+                f"sleep mode is to be poorwill's, and the KV connector {connector.kv_connector} {why}: {instead}take "
+                "another connector, or leave --enable-sleep-mode away"
+            )
+    return None
+
+
+def unregister(gpu_worker: ModuleType) -> None:
+    """Has this process's connector let go of the KV cache, where vLLM has it do so before a sleep. A second time it
+    does nothing.
+    """
+    connector = _running(gpu_worker)
+    if connector is not None and hasattr(connector, "unregister_kv_caches"):
+        connector.unregister_kv_caches()
+
+
+def announce(core: Any) -> None:
+    """Gives the engine's core what the ranks have registered at a wake, for peers: vLLM does so in its own wake
+    alone.
+    """
+    announce_again = getattr(core, "_set_kv_connector_handshake_metadata", None)
+    if announce_again is not None:
+        announce_again()
+
+
+def pool_problem(gpu_worker: ModuleType) -> str | None:
+    """Why the KV cache would not sleep, if this process's connector allocates it in a pool of its own."""
+    connector = _running(gpu_worker)
+    # A vLLM that does not ask for one (before 0.31) does not use it.
+    if connector is None or getattr(connector, "get_mem_pool_context", _nothing)() is None:
+        return None
+    return (
+        f"sleep mode is to be poorwill's, and the KV connector {type(connector).__name__} allocates the KV cache in a "
+        "memory pool of its own, which does not sleep: configure it without (custom_mem_pool), or leave "
+        "--enable-sleep-mode away"
+    )
+
+
+def _chosen(vllm_config: Any) -> Iterator[_Connector]:
+    cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
+    if cache.kv_offloading_size is not None:
+        backend = str(cache.kv_offloading_backend)
+        yield _Connector(_BY_BACKEND.get(backend, backend))
+    elif transfer is not None and transfer.kv_connector is not None:
+        yield from _single(
+            _Connector(
+                transfer.kv_connector, transfer.kv_connector_module_path, transfer.kv_connector_extra_config
+            )
+        )
+
+
+def _single(connector: _Connector) -> Iterator[_Connector]:
+    """It, or those that it passes everything on to."""
+    if connector.kv_connector != SEVERAL or connector.kv_connector_module_path:
+        yield connector
+        return
+    for child in connector.kv_connector_extra_config.get("connectors", ()):
+        name, path = child["kv_connector"], child.get("kv_connector_module_path")
+        yield from _single(_Connector(name, path, child.get("kv_connector_extra_config") or {}))
+
+
+def _objection(connector: _Connector, release: Version) -> tuple[str, str] | None:
+    """What speaks against it, and what would help beside taking another."""
+    name = None if connector.kv_connector_module_path else connector.kv_connector
+    if name in COPYING:
+        return None
+    if name in OFFLOADING:
+        if release >= RESETS:
+            return None
+        return (
+            "is not told by this vLLM that a sleep drops the cache, so that it would keep zeros for what was in it",
+            "take vLLM 0.23 or later, ",
+        )
+    if name in UNTOLD:
+        return UNTOLD[name], ""
+    if release < UNREGISTERS:
+        registers = "registers the KV cache with a network card"
+        said = registers if name in BY_NETWORK else "is not known to be one that registers nothing"
+        return f"{said}, and this vLLM does not have it unregister for a sleep", "take vLLM 0.33, "
+    if name in BY_NETWORK or _speaks_for_itself(connector):
+        # vLLM asks it, and refuses what cannot.
+        return None
+    return (
+        "says nothing of sleeping, and is not known to be one that registers nothing",
+        "have its class define supports_sleep_mode, and unregister_kv_caches and restore_kv_caches if it registers, ",
+    )
+
+
+def _speaks_for_itself(connector: _Connector) -> bool:
+    """Whether its class says that it can sleep, or what it does then."""
+    package = "vllm.distributed.kv_transfer.kv_connector"
+    factory: Any = importlib.import_module(f"{package}.factory")
+    base: Any = importlib.import_module(f"{package}.v1.base")
+    for module in (factory, base):
+        _versions.check(_versions.running(), module)
+    of, silent = factory.KVConnectorFactory.get_connector_class(connector), base.KVConnectorBase_V1
+    return any(
+        inspect.getattr_static(of, name, None) is not inspect.getattr_static(silent, name)
+        for name in ("supports_sleep_mode", "unregister_kv_caches")
+    )
+
+
+def _running(gpu_worker: Any) -> Any:
+    return gpu_worker.get_kv_transfer_group() if gpu_worker.has_kv_transfer_group() else None
+
+
+def _nothing() -> None:
+    """What a connector without a pool of its own gives."""
