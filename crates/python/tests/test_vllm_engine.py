@@ -10,7 +10,7 @@ import pytest
 from fake_vllm.engines import Batch, Request, make_config, turn, turn_until_idle
 from fake_vllm.worker import MemoryFault
 from poorwill import PoorwillError
-from poorwill.vllm import _engine
+from poorwill.vllm import _engine, _generations
 from poorwill.vllm._engine import NotReadyError
 from vllm_sources import needs_sources
 
@@ -24,7 +24,7 @@ since_registry = pytest.mark.parametrize("vllm", ["0.33.0"], indirect=True)
 @pytest.fixture(scope="module", params=fake_vllm.VERSIONS)
 def vllm(request: pytest.FixtureRequest) -> Any:
     vllm = fake_vllm.Vllm(request.param)
-    _engine.install_core(vllm.core)
+    _engine.install_core(vllm.core, vllm.generation)
     return vllm
 
 
@@ -717,7 +717,7 @@ def test_installing_again_does_nothing(vllm: Any) -> None:
     before = {
         of: dict(vars(getattr(vllm.core, of))) for of in ("EngineCore", "EngineCoreProc", "DPEngineCoreProc")
     }
-    _engine.install_core(vllm.core)
+    _engine.install_core(vllm.core, vllm.generation)
     assert {of: dict(vars(getattr(vllm.core, of))) for of in before} == before
 
 
@@ -734,7 +734,7 @@ def test_a_version_without_a_method_is_refused() -> None:
             pass
 
     with pytest.raises(PoorwillError, match="vLLM's EngineCore has no wake_up of its own"):
-        _engine.install_core(SimpleNamespace(EngineCore=EngineCore))
+        _engine.install_core(SimpleNamespace(EngineCore=EngineCore), _generations.of("0.33.0"))
 
 
 def test_other_calls_pass_as_they_are(vllm: Any) -> None:

@@ -39,9 +39,9 @@ class HTTPException(Exception):
 @pytest.fixture(scope="module", params=fake_vllm.VERSIONS)
 def vllm(request: pytest.FixtureRequest) -> Any:
     vllm = fake_vllm.Vllm(request.param)
-    _engine.install_core(vllm.core)
-    _frontend.install_async(vllm.async_llm)
-    _frontend.install_sync(vllm.llm_engine)
+    _engine.install_core(vllm.core, vllm.generation)
+    _frontend.install_async(vllm.async_llm, vllm.generation)
+    _frontend.install_sync(vllm.llm_engine, vllm.generation)
     return vllm
 
 
@@ -574,8 +574,8 @@ async def test_an_interrupt_leaves_a_doubt(vllm: Any) -> None:
 
 def test_installing_again_does_nothing(vllm: Any) -> None:
     before = [dict(vars(of)) for of in (vllm.async_llm.AsyncLLM, vllm.llm_engine.LLMEngine)]
-    _frontend.install_async(vllm.async_llm)
-    _frontend.install_sync(vllm.llm_engine)
+    _frontend.install_async(vllm.async_llm, vllm.generation)
+    _frontend.install_sync(vllm.llm_engine, vllm.generation)
     assert [dict(vars(of)) for of in (vllm.async_llm.AsyncLLM, vllm.llm_engine.LLMEngine)] == before
 
 

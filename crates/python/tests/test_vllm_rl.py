@@ -27,9 +27,9 @@ STEPS = 10
 @pytest.fixture(scope="module", params=fake_vllm.VERSIONS)
 def vllm(request: pytest.FixtureRequest) -> Any:
     vllm = fake_vllm.Vllm(request.param)
-    _engine.install_core(vllm.core)
-    _frontend.install_async(vllm.async_llm)
-    _frontend.install_sync(vllm.llm_engine)
+    _engine.install_core(vllm.core, vllm.generation)
+    _frontend.install_async(vllm.async_llm, vllm.generation)
+    _frontend.install_sync(vllm.llm_engine, vllm.generation)
     return vllm
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from poorwill.vllm import _generations
+
 from .loader import Loader, Stub
 from .worker import Worker
 
@@ -191,6 +193,7 @@ class Vllm:
             "vllm.renderers.inputs.preprocess", extract_prompt_components=lambda *_: (None, None, None)
         )
         self.is_first = version == "0.20.2"
+        self.generation = _generations.of(version)
         self.core = self.loader.module("vllm.v1.engine.core")
         self.client = self.loader.module("vllm.v1.engine.core_client")
         self.async_llm = self.loader.module("vllm.v1.engine.async_llm")

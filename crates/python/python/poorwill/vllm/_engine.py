@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from poorwill import PoorwillError
-from poorwill.vllm import _connectors
+from poorwill.vllm import _connectors, _generations
 from poorwill.vllm._platform import WORKER, is_active
 
 __all__ = ["NotReadyError", "attempt", "install_core"]
@@ -27,14 +27,6 @@ RESTORING = frozenset(
     {"reload_weights", "update_weights", "finish_weight_update", "poorwill_mark_restored", "poorwill_prepare"}
 )
 """Methods of the worker behind which the state of the memory may be another."""
-
-TOUCHING = frozenset(
-    {
-        *("add_lora", "save_sharded_state", "save_tensorized_model"),
-        *("start_weight_update", "start_draft_weight_update", "compute_weight_checksums", "reset_weights"),
-    }
-)
-"""Other methods of the worker, as far as there are, that read or write what may sleep: refused then."""
 
 _SCHEDULING = "scheduling"
 
@@ -136,6 +128,7 @@ class _Engine:
     def __init__(self, core: Any) -> None:
         self.core = core
         self.executor = core.model_executor
+        self.vllm: _generations.Generation = core.poorwill_vllm
         self.level: int | None = None
         """The level at which the weights sleep."""
         self.not_ready: str | None = None
@@ -285,7 +278,7 @@ class _Engine:
 
     def _goes_on(self) -> bool:
         # With data parallel ranks the schedulers run together: one that goes on alone would wait for the
-        # others before its client has an answer (0.33), or have them compute asleep (0.20).
+        # others before its client has an answer (from 0.21 on), or have them compute asleep.
         return getattr(self.core, "dp_group", None) is None
 
     def _resume(self) -> None:
@@ -303,14 +296,8 @@ class _Engine:
             self._hold_for_asleep(asleep)
             raise
 
-    def _tells_by_tags(self) -> bool:
-        """Whether the executor is asleep as long as it has sleeping tags (0.33); 0.20 keeps that apart."""
-        return isinstance(getattr(type(self.executor), "is_sleeping", None), property)
-
     def _hold_for_asleep(self, tags: frozenset[str]) -> None:
-        self.executor.sleeping_tags = set(tags)
-        if not self._tells_by_tags():
-            self.executor.is_sleeping = bool(tags)
+        self.vllm.tell_asleep(self.executor, tags)
 
     # Waking
 
@@ -440,7 +427,7 @@ class _Engine:
         return self._ask(method, timeout, args, kwargs)
 
     def _is_answered(self, method: str) -> bool:
-        return method in _ANSWERED or (method in TOUCHING and bool(self.asleep))
+        return method in _ANSWERED or (method in self.vllm.touching and bool(self.asleep))
 
     def _ask(
         self,
@@ -463,11 +450,10 @@ class _Engine:
 
     def refuses(self, request: Any) -> bool:
         """Whether a request would be computed with weights that are not there."""
-        if self.not_ready is None or getattr(request, "abort_immediately", False):
+        if self.not_ready is None or self.vllm.is_aborted(request):
             return False
-        has_request = getattr(self.core.scheduler, "has_request", None)
         # What adds to a request that was there before the sleep waits with it.
-        return has_request is None or not has_request(request.request_id)
+        return not self.vllm.is_known(self.core.scheduler, request)
 
     def refuse(self, module: Any, stock: Callable[..., Any], request: Any, wave: int) -> None:
         """Answers a request with the reason. In a process of its own nothing may be raised: it would end."""
@@ -476,14 +462,7 @@ class _Engine:
         if not hasattr(core, "output_queue"):
             raise NotReadyError(self.not_ready)
         _log.warning("request %s is refused: %s", request.request_id, self.not_ready)
-        ids = [request.request_id]
-        if not hasattr(module, "RequestError"):
-            core._send_error_outputs_to_client(ids, request.client_index)
-            return
-        error = module.RequestError(code="poorwill_not_ready", message=self.not_ready, retryable=True)
-        core._send_finish_outputs_to_client(ids, request.client_index, module.FinishReason.ERROR, error)
-        if request.kv_transfer_params:
-            # So that a connector frees what another engine holds for it.
+        if self.vllm.answer_refused(module, core, request, self.not_ready):
             request.abort_immediately = True
             stock(request, wave)
 
@@ -496,14 +475,17 @@ def _engine_of(core: Any) -> _Engine | None:
     return engine
 
 
-def install_core(module: Any) -> None:
-    """Puts the hooks on the EngineCore classes of `vllm.v1.engine.core`."""
+def install_core(module: Any, vllm: _generations.Generation | None = None) -> None:
+    """Puts the hooks on the EngineCore classes of `vllm.v1.engine.core`; of this process's vLLM, if it is not said
+    of which.
+    """
     base = module.EngineCore
+    base.poorwill_vllm = vllm = vllm or _generations.chosen()
     replace(base, "sleep", _sleep)
     replace(base, "wake_up", _wake_up)
     replace(base, "collective_rpc", _collective_rpc)
     replace(base, "add_request", functools.partial(_add_request, module))
-    if hasattr(base, "release_kv_cache_memory"):
+    if vllm.releases_cache:
         replace(base, "release_kv_cache_memory", _release_kv_cache_memory)
     for of in list(vars(module).values()):
         # Each class that has its own, since they do something before they ask the class above.

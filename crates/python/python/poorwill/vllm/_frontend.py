@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from poorwill import PoorwillError
-from poorwill.vllm import _metrics
+from poorwill.vllm import _generations, _metrics
 from poorwill.vllm._engine import RESTORING, NotReadyError, check_level, check_tags, replace
 from poorwill.vllm._lives import outlive, outlive_async
 from poorwill.vllm._platform import is_active
@@ -211,7 +211,7 @@ def _requesting(stock: Any) -> Callable[..., Any]:
     return request
 
 
-def install_async(module: Any) -> None:
+def install_async(module: Any, vllm: _generations.Generation | None = None) -> None:
     """Puts the hooks on the AsyncLLM of `vllm.v1.engine.async_llm`."""
     frontend = module.AsyncLLM
     for name in ("generate", "encode"):
@@ -224,7 +224,7 @@ def install_async(module: Any) -> None:
         "check_health": _check_health_async,
     }.items():
         replace(frontend, name, make)
-    if hasattr(frontend, "release_kv_cache_memory"):
+    if (vllm or _generations.chosen()).releases_cache:
         replace(frontend, "release_kv_cache_memory", _operation_async)
 
 
@@ -327,7 +327,7 @@ def _operate(frontend: Any, watch: _Watch, operation: Callable[[], Any]) -> Any:
     return result
 
 
-def install_sync(module: Any) -> None:
+def install_sync(module: Any, vllm: _generations.Generation | None = None) -> None:
     """Puts the hooks on the LLMEngine of `vllm.v1.engine.llm_engine`."""
     frontend = module.LLMEngine
     for name, make in {
@@ -337,7 +337,7 @@ def install_sync(module: Any) -> None:
         "add_request": _add_request,
     }.items():
         replace(frontend, name, make)
-    if hasattr(frontend, "release_kv_cache_memory"):
+    if (vllm or _generations.chosen()).releases_cache:
         replace(frontend, "release_kv_cache_memory", _operation)
 
 

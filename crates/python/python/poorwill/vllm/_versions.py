@@ -189,12 +189,13 @@ def _contract() -> Iterator[Need]:
     yield need("CuMemAllocator.instance", "value")
     yield need("CuMemAllocator.default_tag", "value")
 
-    # By what it is seen whether there are pools for state and for LoRA's adapters.
+    # Pools for state and for LoRA's adapters, and what is loaded and made elsewhere without them.
     need = _in_module("vllm.device_allocator")
     yield need("DEFERRABLE_TAGS", "value", since=(0, 32, 0))
     need = _in_module("vllm.v1.worker.lora_model_runner_mixin")
     yield need("LoRAModelRunnerMixin.load_lora_model", "method", "model", "vllm_config", "device")
     yield need("get_mem_allocator_instance", "value", since=(0, 33, 0))
+    yield Need("vllm.v1.worker.gpu.model_runner", "init_kv_cache", "value")
 
     # The registry of backends.
     need = _in_module("vllm.device_allocator.sleep_mode_backend")
@@ -233,6 +234,19 @@ def _contract() -> Iterator[Need]:
     yield need("Worker.shutdown", "method", is_whole=True)
     for field in ("device", "model_runner", "init_snapshot", "requested_memory", "_sleep_saved_buffers"):
         yield need(f"Worker.{field}", "field")
+    yield need("Worker._weight_update_active", "field", since=(0, 21, 0))
+    yield need("Worker._sleep_rebuild_draft_metadata_buffers", "field", since=(0, 26, 0), until=(0, 27, 0))
+    yield need("Worker._sleep_saved_draft_buffers", "field", since=(0, 27, 0))
+    yield need("Worker._sleep_saved_parameters", "field", since=(0, 31, 0))
+    # What is refused while the weights sleep.
+    for method in ("add_lora", "save_sharded_state", "save_tensorized_model"):
+        yield need(f"Worker.{method}", "value")
+    yield need("Worker.start_weight_update", "value", since=(0, 21, 0))
+    yield need("Worker.start_draft_weight_update", "value", since=(0, 26, 0))
+    for method in ("compute_weight_checksums", "reset_weights"):
+        yield need(f"Worker.{method}", "value", since=(0, 32, 0))
+    yield need("Worker._get_sleep_mode_backend", "method", is_whole=True, since=REGISTRY, until=(0, 30, 0))
+    yield need("Worker.sleep_mode_backend", "value", since=(0, 30, 0))
     # The connector of its process, by the names under which it looks that up.
     yield need("has_kv_transfer_group", "value")
     yield need("get_kv_transfer_group", "value")

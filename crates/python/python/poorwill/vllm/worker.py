@@ -16,9 +16,8 @@ from typing import Any
 
 from poorwill import _native
 from poorwill._native import PoorwillError, Preparation, PrepareReport
-from poorwill.vllm import _budget, _connectors, _environment, _hooks, _offload, _platform, _versions
+from poorwill.vllm import _budget, _connectors, _environment, _generations, _hooks, _offload, _platform, _versions
 from poorwill.vllm._budget import Envelope, gib
-from poorwill.vllm._engine import TOUCHING
 from poorwill.vllm._events import Event
 from poorwill.vllm._unwritten import Look, Unwritten
 from poorwill.vllm.allocator import Allocator
@@ -26,16 +25,11 @@ from poorwill.vllm.allocator import Allocator
 gpu_worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
 _memory: Any = importlib.import_module("vllm.utils.mem_utils")
 _cumem: Any = importlib.import_module("vllm.device_allocator.cumem")
-_device_allocator: Any = importlib.import_module("vllm.device_allocator")
 torch: Any = importlib.import_module("torch")
 logger: Any = importlib.import_module("vllm.logger").init_logger("vllm.poorwill")
 
 COVERED_AT_LEAST = 0.9
 """Of the weights' bytes, the share that a sleep has to give back."""
-
-# The methods of a model runner that allocate the cache and nothing else; the second where a connector wants
-# the caches of all layers in one tensor.
-_CACHE_MAKERS = ("_allocate_kv_cache_tensors", "allocate_uniform_kv_caches")
 
 _LESS_OR_MORE = (
     f"raise {_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, take a smaller or "
@@ -48,8 +42,7 @@ _NAMED = 3
 # What vLLM says where less is free after a sleep than before, and in which class of error.
 _LESS_FREE = "Memory usage increased after sleeping."
 
-# What vLLM has copied to the host before a sleep at level 2, for the wake; the first in every version.
-_SAVED = ("_sleep_saved_buffers", "_sleep_saved_parameters", "_sleep_saved_draft_buffers")
+_vllm = _generations.chosen()
 
 
 class Worker(gpu_worker.Worker):  # type: ignore[misc]
@@ -57,13 +50,12 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _hooks.refuse()
-        for module in (gpu_worker, _memory, _cumem):
+        for module in (_memory, _cumem):
             _versions.check(_versions.running(), module)
         # A process that was started afresh has decided nothing, and drafters are configured in it.
         _platform.note_chosen()
         super().__init__(*args, **kwargs)
         self._environment = _environment.read()
-        self._sleep_saved_buffers: dict[str, Any]
         self._preparation: Preparation | None = None
         self._allocator: Allocator | None = None
         self._envelope: Envelope | None = None
@@ -111,7 +103,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._keep_out_of_the_weights()
         envelope = self._envelope
         assert envelope is not None
-        with self._opened.events.of("load"):
+        with self.allocator.events.of("load"):
             try:
                 super().load_model(*args, **kwargs)
             except torch.OutOfMemoryError as error:
@@ -119,7 +111,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
                     raise
                 raise envelope.refused(error, _LESS_OR_MORE) from error
         # Scales and caches come back as they were, or zeroed; calibrated scales would be lost by this.
-        if hasattr(self.model_runner, "init_fp8_kv_scales"):
+        if _vllm.resets_scales:
             self.model_runner.init_fp8_kv_scales = _nothing
         self._warn_of_shortage()
 
@@ -136,29 +128,13 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         return available
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
-        runner, allocator = self.model_runner, self._opened
-        if _has_state_pool() or not hasattr(runner, "_allocate_kv_cache_tensors"):
+        makers = _vllm.cache_makers(self.model_runner)
+        if not makers:
             super().initialize_from_config(*args, **kwargs)
             return
-
-        def in_pool(allocate: Any) -> Any:
-            @functools.wraps(allocate)
-            def allocate_kv_cache(*args: Any, **kwargs: Any) -> Any:
-                with allocator.arena.pool("kv_cache"):
-                    return allocate(*args, **kwargs)
-
-            return allocate_kv_cache
-
         # The cache itself is dropped by a sleep; what is made around it is state, and has to survive.
-        names = [name for name in _CACHE_MAKERS if hasattr(runner, name)]
-        for name in names:
-            setattr(runner, name, in_pool(getattr(runner, name)))
-        try:
-            with allocator.renaming({"kv_cache": "runtime"}):
-                super().initialize_from_config(*args, **kwargs)
-        finally:
-            for name in names:
-                delattr(runner, name)
+        with self.allocator.renaming({"kv_cache": "runtime"}), self._making_caches(makers):
+            super().initialize_from_config(*args, **kwargs)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> Any:
         # Asked for when there is a connector, and before anything is allocated for the cache.
@@ -195,16 +171,16 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if level == 1 and (shortage := self._host_shortage()) is not None:
             raise PoorwillError(shortage)
         torch.cuda.empty_cache()
-        before = self._opened.sleeping()
+        before = self.allocator.sleeping()
         if "weights" in before:
             # vLLM would read the model's buffers, whose memory is gone. What it saved of them it still has.
             self._suspend(level)
             return
         try:
-            with self._opened.sleeping_by(level):
+            with self.allocator.sleeping_by(level):
                 super().sleep(level)
         except BaseException as error:
-            after = self._opened.sleeping()
+            after = self.allocator.sleeping()
             if "weights" not in after:
                 # What was saved for this sleep's wake must not be written by another's.
                 self._forget_saved()
@@ -215,19 +191,19 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             logger.warning("the device has less free memory than before the sleep: another process took it")
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        saved = self._sleep_saved_buffers
-        if tags is not None and "weights" not in tags:
-            # They belong into the weights, which are not there yet.
-            self._sleep_saved_buffers = {}
+        if tags is None or "weights" in tags or not _vllm.restores_at_any_wake:
+            super().wake_up(tags)
+            return
+        # What was saved belongs into the weights, which are not there yet.
+        saved = self._forget_saved()
         try:
             super().wake_up(tags)
         finally:
-            if tags is not None and "weights" not in tags:
-                self._sleep_saved_buffers = saved
+            vars(self).update(saved)
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         self._refuse_asleep("reload_weights")
-        with self._opened.events.of("load"):
+        with self.allocator.events.of("load"):
             super().reload_weights(*args, **kwargs)
         self._missing(is_whole=True)
 
@@ -245,7 +221,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def poorwill_status(self) -> dict[str, Any]:
         """Where this rank's memory is, and what has happened to it since this was asked last."""
-        allocator = self._opened
+        allocator = self.allocator
         self._note_preparation(wait=False)
         looked = self._missing()
         return {
@@ -261,7 +237,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def poorwill_mark_restored(self) -> list[str]:
         """Says that the weights are whole, whatever was written of them. Returns what was undefined until now."""
-        allocator = self._opened
+        allocator = self.allocator
         if "weights" in allocator.undefined():
             # Not a number where there were zeros would be worse than either.
             self._unwritten.clear(_parameters(self.model_runner.model))
@@ -277,20 +253,21 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             self._preparation.cancel()
             with contextlib.suppress(PoorwillError):
                 self._note_preparation(wait=True)
-        self._preparation = self._opened.prepare()
+        self._preparation = self.allocator.prepare()
         report = self._note_preparation(wait=True) if wait else None
         return None if report is None else report.as_dict()
 
     # Parts
 
     @property
-    def _opened(self) -> Allocator:
+    def allocator(self) -> Allocator:
+        """What this rank's memory is of."""
         if self._allocator is None:
             raise PoorwillError("the worker has no GPU yet: vLLM calls init_device first")
         return self._allocator
 
     def _models(self) -> list[Any]:
-        drafting = getattr(_drafter(self.model_runner), "model", None)
+        drafting = getattr(_vllm.drafter(self.model_runner), "model", None)
         return [self.model_runner.model, *([drafting] if hasattr(drafting, "named_parameters") else [])]
 
     def _expect_weights(self, tags: list[str]) -> None:
@@ -298,22 +275,22 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if "weights" not in tags:
             return
         if self._environment.after_level2 == "serve":
-            self._opened.arena.mark_restored(["weights"])
+            self.allocator.arena.mark_restored(["weights"])
             return
-        self._unwritten.begin(_parameters(self.model_runner.model), self._opened.ranges("weights"))
+        self._unwritten.begin(_parameters(self.model_runner.model), self.allocator.ranges("weights"))
 
     def _missing(self, *, is_whole: bool = False) -> Look | None:
         """What of the weights has not been written since they were dropped, if they are not whole. Once nothing is
         missing, they count as restored; where that cannot be seen, after what writes the whole.
         """
-        if "weights" not in self._opened.undefined():
+        if "weights" not in self.allocator.undefined():
             return None
         looked = self._unwritten.look(_parameters(self.model_runner.model))
         # Between an update's beginning and its end, what is there is not all that is to come.
         is_known = is_whole or not self._unwritten.is_blind
-        if looked.missing or not is_known or getattr(self, "_weight_update_active", False):
+        if looked.missing or not is_known or _vllm.is_updating(self):
             return looked
-        self._opened.arena.mark_restored(["weights"])
+        self.allocator.arena.mark_restored(["weights"])
         return None
 
     def _told(self, looked: Look) -> dict[str, Any]:
@@ -327,21 +304,45 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             "names": [tensor.name for tensor in largest[:_NAMED]],
         }
 
+    @contextlib.contextmanager
+    def _making_caches(self, makers: list[_generations.Maker]) -> Iterator[None]:
+        """While it lasts, what these allocate is the KV cache."""
+        arena = self.allocator.arena
+
+        def in_pool(allocate: Any) -> Any:
+            @functools.wraps(allocate)
+            def allocate_kv_cache(*args: Any, **kwargs: Any) -> Any:
+                with arena.pool("kv_cache"):
+                    return allocate(*args, **kwargs)
+
+            return allocate_kv_cache
+
+        # Of an object it is the class's, and hidden only.
+        before = {(of, name): vars(of).get(name) for of, name in makers}
+        for of, name in makers:
+            setattr(of, name, in_pool(getattr(of, name)))
+        try:
+            yield
+        finally:
+            for (of, name), own in before.items():
+                if own is None:
+                    delattr(of, name)
+                else:
+                    setattr(of, name, own)
+
     def _suspend(self, level: int) -> None:
         """Puts to sleep what is awake, with what vLLM does around it but for the model's buffers."""
         _connectors.unregister(gpu_worker)
-        if hasattr(gpu_worker.Worker, "sleep_mode_backend"):
-            self.sleep_mode_backend.suspend(level)
-        else:
-            self._opened.suspend(level)
-        # The wake has resumed these, whatever it was to wake (0.30).
-        if getattr(self.vllm_config.model_config, "enable_nccl_comm_suspend", False):
+        _vllm.suspend(self, level)
+        if _vllm.resumes_communicators(self):
+            # The wake has resumed them, whatever it was to wake.
             gpu_worker.suspend_device_comms()
 
-    def _forget_saved(self) -> None:
-        for name in _SAVED:
-            if hasattr(self, name):
-                setattr(self, name, {})
+    def _forget_saved(self) -> dict[str, Any]:
+        """Makes what vLLM remembers for the next wake as it was in the beginning. Returns what it was."""
+        saved = {name: vars(self)[name] for name in _vllm.saved}
+        vars(self).update({name: type(value)() for name, value in saved.items()})
+        return saved
 
     def _prepare_in_background(self) -> None:
         if self._environment.prepare and self._host_shortage() is None:
@@ -367,7 +368,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             event.values["seconds"] = report.seconds
             return report
         finally:
-            self._opened.events.add(event)
+            self.allocator.events.add(event)
 
     def _host_shortage(self) -> str | None:
         """Why the weights cannot be kept asleep, if they cannot."""
@@ -378,7 +379,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         needed = self._kept_bytes()
         if needed + offloaded > limit:
             # What is cached has no bytes to keep.
-            self._opened.settle()
+            self.allocator.settle()
             needed = self._kept_bytes()
         if needed + offloaded <= limit:
             return None
@@ -391,7 +392,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     def _kept_bytes(self) -> int:
         """What of the memory that is mapped a sleep at level 1 keeps, or more."""
         dropped = ("kv_cache", "workspace")
-        return sum(tag.mapped_bytes for tag in self._opened.arena.stats().tags if tag.tag not in dropped)
+        return sum(tag.mapped_bytes for tag in self.allocator.arena.stats().tags if tag.tag not in dropped)
 
     def _warn_of_shortage(self) -> None:
         shortage = None if self._has_warned else self._host_shortage()
@@ -400,12 +401,12 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             logger.warning("%s", shortage)
 
     def _refuse_asleep(self, operation: str) -> None:
-        if "weights" in self._opened.sleeping():
+        if "weights" in self.allocator.sleeping():
             raise PoorwillError(f"{operation} needs the weights, which sleep: wake them first")
 
     def _refuse_uncovered(self) -> None:
         """Raises PoorwillError for a model whose weights are, for the most part, nowhere that sleeps."""
-        ranges = iter(self._opened.ranges())
+        ranges = iter(self.allocator.ranges())
         begin, end = next(ranges, (0, 0))
         total = covered = 0
         outside: list[tuple[int, str]] = []
@@ -447,7 +448,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def _keep_out_of_the_weights(self) -> None:
         """Has adapters and drafters loaded where no sleep drops them: no reload of the model's writes them."""
-        runner, allocator = self.model_runner, self._opened
+        runner, allocator = self.model_runner, self.allocator
 
         def kept(load: Any) -> Any:
             @functools.wraps(load)
@@ -457,9 +458,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
             return loads
 
-        if hasattr(runner, "load_lora_model") and not _has_lora_pool():
+        if not _vllm.has_adapter_pool:
             runner.load_lora_model = kept(runner.load_lora_model)
-        drafter = _drafter(runner)
+        drafter = _vllm.drafter(runner)
         if hasattr(drafter, "load_model"):
             drafter.load_model = kept(drafter.load_model)
 
@@ -476,26 +477,10 @@ def _refusing(name: str) -> Any:
     return refusing
 
 
+_versions.check(_versions.running(), gpu_worker)
 # What is not mapped cannot be touched: the GPU would fault, and the engine end.
-for _name in TOUCHING:
-    if hasattr(gpu_worker.Worker, _name):
-        setattr(Worker, _name, _refusing(_name))
-
-
-def _has_state_pool() -> bool:
-    """Whether this vLLM keeps what is made around the KV cache in a pool of its own (0.32)."""
-    return hasattr(_device_allocator, "DEFERRABLE_TAGS")
-
-
-def _has_lora_pool() -> bool:
-    """Whether it does so with LoRA's adapters (0.33)."""
-    mixin = importlib.import_module("vllm.v1.worker.lora_model_runner_mixin")
-    return hasattr(mixin, "get_mem_allocator_instance")
-
-
-def _drafter(runner: Any) -> Any:
-    """What drafts tokens, by the name that the runner has for it; None if nothing does."""
-    return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+for _name in _vllm.touching:
+    setattr(Worker, _name, _refusing(_name))
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
