@@ -1,6 +1,6 @@
-"""What our worker promises beside a KV connector: nothing of the cache is registered while its memory sleeps, and
-all of it is again once it is awake. `test_vllm_suites.py` runs it, over vLLM's own worker and a connector that
-records.
+"""What our worker promises beside a KV connector: nothing of the cache is registered while its memory sleeps,
+and all of it is again once it is awake. `test_vllm_suites.py` runs it, over vLLM's own worker and a connector
+that records.
 """
 
 import contextlib
@@ -204,7 +204,9 @@ def test_a_pool_of_the_connectors_own_is_refused_at_the_start(start: Start) -> N
     connector = beside(engine)
     connector.pool = contextlib.nullcontext()
     refusal = importlib.import_module("poorwill.vllm._platform").ConfigurationError
-    with pytest.raises(refusal, match=r"Connector allocates the KV cache in a memory pool of its own.*custom_mem_pool"):
+    with pytest.raises(
+        refusal, match=r"Connector allocates the KV cache in a memory pool of its own.*custom_mem_pool"
+    ):
         engine.start_cache()
     assert "kv_cache" not in engine.states()
     connector.pool = None

@@ -1,13 +1,13 @@
 """KV connectors beside an engine that sleeps: which may be there, and what they have to let go of.
 
-A connector that has a network card or another process use the KV cache's memory holds its pages. A sleep would
-not give them back, and after the wake, when others lie at the same addresses, the old ones would be read and
-written. So the configuration of such a connector is refused (`problem`), but where vLLM has it unregister before
-a sleep and register again after the wake (0.33): then it has to happen in every way into sleep, also in those
-that lead past vLLM's (`unregister`, `announce`).
+A connector that has a network card or another process use the KV cache's memory holds its pages. A sleep
+would not give them back, and after the wake, with others at the same addresses, the old ones would be read
+and written. So such a connector is refused (`problem`), but where vLLM has it unregister before a sleep and
+register again after the wake (0.33). Then that happens on every way into sleep and back, also where vLLM's
+own methods are not called (`unregister`, `announce`).
 
-What a connector is said to do here was read in the sources of vLLM 0.20 to 0.33. One that is not known is taken
-for one that registers.
+What a connector is said to do here was read in the sources of vLLM 0.20 to 0.33. One that is not known counts
+as one that registers.
 """
 
 import importlib
@@ -54,8 +54,8 @@ UNTOLD = {
 
 SEVERAL = "MultiConnector"
 
-# What vLLM makes of --kv-offloading-backend once it has asked us. By version and setting it takes others of the
-# same kinds.
+# What vLLM makes of --kv-offloading-backend once it has asked us. By version and setting it takes others of
+# the same kinds.
 _BY_BACKEND = {"native": "OffloadingConnector", "lmcache": "LMCacheConnectorV1"}
 
 
@@ -75,15 +75,15 @@ def problem(vllm_config: Any) -> str | None:
         if objection := _objection(connector, release):
             why, instead = objection
             return (
-                f"sleep mode is to be poorwill's, and the KV connector {connector.kv_connector} {why}: {instead}take "
-                "another connector, or leave --enable-sleep-mode away"
+                f"sleep mode is to be poorwill's, and the KV connector {connector.kv_connector} {why}: "
+                f"{instead}take another connector, or leave --enable-sleep-mode away"
             )
     return None
 
 
 def unregister(gpu_worker: ModuleType) -> None:
-    """Has this process's connector let go of the KV cache, where vLLM has it do so before a sleep. A second time it
-    does nothing.
+    """Has this process's connector let go of the KV cache, where vLLM has it do so before a sleep. A second
+    time it does nothing.
     """
     connector = _running(gpu_worker)
     if connector is not None and hasattr(connector, "unregister_kv_caches"):
@@ -91,9 +91,7 @@ def unregister(gpu_worker: ModuleType) -> None:
 
 
 def announce(core: Any) -> None:
-    """Gives the engine's core what the ranks have registered at a wake, for peers: vLLM does so in its own wake
-    alone.
-    """
+    """Has the engine's core tell peers what the ranks have registered at a wake, as vLLM's own wake does."""
     announce_again = getattr(core, "_set_kv_connector_handshake_metadata", None)
     if announce_again is not None:
         announce_again()
@@ -102,13 +100,15 @@ def announce(core: Any) -> None:
 def pool_problem(gpu_worker: ModuleType) -> str | None:
     """Why the KV cache would not sleep, if this process's connector allocates it in a pool of its own."""
     connector = _running(gpu_worker)
-    # A vLLM that does not ask for one (before 0.31) does not use it.
-    if connector is None or getattr(connector, "get_mem_pool_context", _nothing)() is None:
+    # Since 0.31; before that nobody asks for one.
+    if connector is None or not hasattr(connector, "get_mem_pool_context"):
+        return None
+    if connector.get_mem_pool_context() is None:
         return None
     return (
-        f"sleep mode is to be poorwill's, and the KV connector {type(connector).__name__} allocates the KV cache in a "
-        "memory pool of its own, which does not sleep: configure it without (custom_mem_pool), or leave "
-        "--enable-sleep-mode away"
+        f"sleep mode is to be poorwill's, and the KV connector {type(connector).__name__} allocates the KV "
+        "cache in a memory pool of its own, which does not sleep: configure it without (custom_mem_pool), or "
+        "leave --enable-sleep-mode away"
     )
 
 
@@ -144,7 +144,7 @@ def _objection(connector: _Connector, release: Version) -> tuple[str, str] | Non
         if release >= RESETS:
             return None
         return (
-            "is not told by this vLLM that a sleep drops the cache, so that it would keep zeros for what was in it",
+            "is not told by this vLLM that a sleep drops the cache, and may keep zeros for what was in it",
             "take vLLM 0.23 or later, ",
         )
     if name in UNTOLD:
@@ -158,7 +158,8 @@ def _objection(connector: _Connector, release: Version) -> tuple[str, str] | Non
         return None
     return (
         "says nothing of sleeping, and is not known to be one that registers nothing",
-        "have its class define supports_sleep_mode, and unregister_kv_caches and restore_kv_caches if it registers, ",
+        "have its class define supports_sleep_mode, and if it registers unregister_kv_caches and "
+        "restore_kv_caches, ",
     )
 
 
@@ -178,7 +179,3 @@ def _speaks_for_itself(connector: _Connector) -> bool:
 
 def _running(gpu_worker: Any) -> Any:
     return gpu_worker.get_kv_transfer_group() if gpu_worker.has_kv_transfer_group() else None
-
-
-def _nothing() -> None:
-    """What a connector without a pool of its own gives."""
