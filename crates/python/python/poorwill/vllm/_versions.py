@@ -162,7 +162,7 @@ def _contract() -> Iterator[Need]:
     # KV connectors: which is chosen, and what it does for a sleep.
     need = _in_module("vllm.config.vllm")
     yield need("VllmConfig.kv_transfer_config", "field")
-    yield need("VllmConfig._verify_kv_transfer_compat", "method", is_whole=True, since=(0, 33, 0))
+    yield need("VllmConfig._verify_kv_transfer_compat", "method", is_whole=True, since=(0, 21, 0))
     need = _in_module("vllm.config.kv_transfer")
     for field in ("kv_connector", "kv_connector_module_path", "kv_connector_extra_config"):
         yield need(f"KVTransferConfig.{field}", "field")
