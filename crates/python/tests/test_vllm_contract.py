@@ -1,4 +1,5 @@
-"""What poorwill's plugin takes for granted about vLLM, held against the sources of both versions.
+"""What poorwill's plugin takes for granted about vLLM, held against the sources of its versions: of all
+that are `TESTED`, or with little effort of those where the contract changes.
 
 Both vLLM and what is ours are read here and not run: this shows that names and parameters fit.
 """
@@ -6,13 +7,16 @@ Both vLLM and what is ours are read here and not run: this shows that names and 
 import ast
 import inspect
 import textwrap
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poorwill.vllm._versions import CONTRACT, REGISTRY, TAGS, TESTED, Found, Need, known, needs
-from vllm_sources import needs_sources, sources, tags
-from vllm_sources.tree import Definition, MissingError, Tree
+from poorwill.vllm._generations import ALL, Vllm0_20
+from poorwill.vllm._offload import WRITING
+from poorwill.vllm._versions import CONTRACT, REGISTRY, TAGS, Found, Need, known, needs
+from vllm_sources import sources_of, tags
+from vllm_sources.tree import MissingError, Tree
+from vllm_sources.versions import held
 
 OURS = Tree(Path(__file__).parents[1] / "python")
 ALLOCATOR_OF_OURS = ("poorwill.vllm.allocator", "Allocator")
@@ -29,22 +33,26 @@ FROM_CUMEM = {"CuMemAllocator", "cumem_available"}
 NO_MEMORY = {"scheduling"}
 
 
-@cache
-def tree(version: str) -> Tree:
-    folder = sources()
-    assert folder is not None
-    path = folder / version
-    assert (path / "vllm/__init__.py").is_file(), f"there is no vLLM {version} in {path}; `cargo xtask vllm`"
-    return Tree(path)
+@pytest.fixture(scope="module", params=held())
+def version(request: pytest.FixtureRequest) -> str:
+    """One after the other, with all of its tests."""
+    return str(request.param)
 
 
-each_version = pytest.mark.parametrize("version", TESTED)
+@pytest.fixture(scope="module")
+def tree(version: str) -> Iterator[Tree]:
+    yield Tree(sources_of(version))
+    Tree.forget()
 
 
-@needs_sources
-@each_version
-def test_the_sources_are_those_of_the_version(version: str) -> None:
-    metadata = tree(version).root / f"vllm-{version}.dist-info" / "METADATA"
+@pytest.fixture(scope="module")
+def found(tree: Tree) -> list[tuple[str | None, str]]:
+    """Its tags, each with its place."""
+    return list(tags.collect(tree))
+
+
+def test_the_sources_are_those_of_the_version(tree: Tree, version: str) -> None:
+    metadata = tree.root / f"vllm-{version}.dist-info" / "METADATA"
     assert f"\nVersion: {version}\n" in metadata.read_text(encoding="utf-8")
 
 
@@ -58,18 +66,15 @@ def problem(tree: Tree, need: Need) -> str | None:
         return str(missing)
 
 
-@needs_sources
-@each_version
-def test_all_that_a_hook_needs_is_there(version: str) -> None:
-    wrong = {need.name: said for need in needs(version) if (said := problem(tree(version), need))}
+def test_all_that_a_hook_needs_is_there(tree: Tree, version: str) -> None:
+    wrong = {need.name: said for need in needs(version) if (said := problem(tree, need))}
     assert not wrong
 
 
-@needs_sources
-@each_version
-def test_what_a_version_is_said_not_to_have_it_has_not(version: str) -> None:
-    absent = [need for need in CONTRACT if need not in needs(version)]
-    there = [need.name for need in absent if problem(tree(version), need) is None]
+def test_what_a_version_is_said_not_to_have_it_has_not(tree: Tree, version: str) -> None:
+    concerned = needs(version)
+    absent = [need for need in CONTRACT if need not in concerned]
+    there = [need.name for need in absent if problem(tree, need) is None]
     assert not there, "`since` or `until` is wrong"
 
 
@@ -110,15 +115,30 @@ def test_what_has_changed_is_found(
 # The tags.
 
 
-@needs_sources
-@each_version
-def test_there_is_a_policy_for_every_tag(version: str) -> None:
-    found = list(tags.collect(tree(version)))
+def test_there_is_a_policy_for_every_tag(found: list[tuple[str | None, str]], version: str) -> None:
     assert [(tag, where) for tag, where in found if tag not in TAGS | NO_MEMORY] == []
     names = {tag for tag, _ in found}
     assert names >= {"weights", "kv_cache", "default"}
-    if known(version) >= REGISTRY:
-        assert names >= {"runtime", "workspace", "cudagraph"}
+    later = {"runtime", "workspace", "cudagraph"}
+    assert names & later == (later if has_need(version, "vllm.device_allocator") else set())
+
+
+def test_where_pools_for_state_are_is_known_by_a_name(
+    found: list[tuple[str | None, str]], version: str
+) -> None:
+    """Our worker looks for the names, and separates by itself what the others have in one pool."""
+    opening = {place.partition(":")[0] for tag, place in found if tag == "runtime"}
+    for module, name in {
+        "vllm.v1.worker.gpu_worker": "vllm.device_allocator",
+        "vllm.v1.worker.lora_model_runner_mixin": "vllm.v1.worker.lora_model_runner_mixin",
+    }.items():
+        assert (f"{module.replace('.', '/')}.py" in opening) == has_need(version, name), module
+
+
+def has_need(version: str, module: str) -> bool:
+    """Whether a module has to have a name by which our worker knows a pool."""
+    names = ("DEFERRABLE_TAGS", "get_mem_allocator_instance")
+    return any(need.qualname in names for need in needs(version, module))
 
 
 def test_a_planted_tag_is_found(tmp_path: Path) -> None:
@@ -177,25 +197,21 @@ def replacements(version: str) -> list[tuple[tuple[str, str], tuple[str, str]]]:
     return [allocator, (BACKEND_OF_OURS, BACKEND_OF_VLLM)] if known(version) >= REGISTRY else [allocator]
 
 
-@needs_sources
-@each_version
-def test_ours_have_all_that_vllms_have(version: str) -> None:
+def test_ours_have_all_that_vllms_have(tree: Tree, version: str) -> None:
     """So that whoever has ours can call what vLLM's has, and nothing is left to a default of vLLM's."""
     for place, original in replacements(version):
-        theirs = {name for name in tree(version).definition(*original).methods() if not name.startswith("_")}
+        theirs = {name for name in tree.definition(*original).methods() if not name.startswith("_")}
         assert theirs <= OURS.definition(*place).fields(), place
 
 
-@needs_sources
-@each_version
-def test_of_an_allocators_own_state_nothing_is_used(version: str) -> None:
+def test_of_an_allocators_own_state_nothing_is_used(tree: Tree) -> None:
     """But for what ours has, too; and of its module nothing but the class and whether it can be had."""
-    theirs = tree(version).definition(*ALLOCATOR_OF_VLLM)
+    theirs = tree.definition(*ALLOCATOR_OF_VLLM)
     state = {name for name in theirs.fields() if not name.startswith("_")} - set(theirs.methods())
     state -= OURS.definition(*ALLOCATOR_OF_OURS).fields()
     assert "allocator_and_pools" in state
     used = []
-    for path, module in tree(version).mentioning(*tags.ALLOCATING, "cumem"):
+    for path, module in tree.mentioning(*tags.ALLOCATING, "cumem"):
         for node in ast.walk(module) if "device_allocator" not in path else ():
             if isinstance(node, ast.Attribute) and node.attr in state:
                 used.append(f"{path}:{node.lineno}: {node.attr}")
@@ -204,13 +220,11 @@ def test_of_an_allocators_own_state_nothing_is_used(version: str) -> None:
     assert used == []
 
 
-@needs_sources
-@each_version
-def test_ours_take_all_that_vllms_take(version: str) -> None:
+def test_ours_take_all_that_vllms_take(tree: Tree, version: str) -> None:
     """Every method of ours by the name of one of theirs, called or not."""
     problems = []
     for place, original in (*replacements(version), (WORKER_OF_OURS, WORKER_OF_VLLM)):
-        theirs = tree(version).definition(*original)
+        theirs = tree.definition(*original)
         for name, method in OURS.definition(*place).methods().items():
             try:
                 their = theirs.member(name).found()
@@ -245,34 +259,18 @@ def test_what_cannot_stand_in_is_found(tmp_path: Path, ours: str, theirs: str, s
 # What our worker knows of vLLM's by other means than the contract.
 
 
-@needs_sources
-@each_version
-def test_the_methods_that_load_and_allocate_are_there(version: str) -> None:
-    """What our worker hooks by name where vLLM has no pools for runtime state."""
-    runner = tree(version).definition("vllm.v1.worker.gpu_model_runner", "GPUModelRunner")
-    makers = {"_allocate_kv_cache_tensors", "allocate_uniform_kv_caches"}
-    found = {name for name in (*makers, "load_lora_model") if _has(runner, name)}
-    assert found == {"load_lora_model", *(makers if known(version) < REGISTRY else ())}
-    assert _has(runner, "init_fp8_kv_scales") or known(version) >= REGISTRY
-    worker = tree(version).definition(*WORKER_OF_VLLM)
-    assert _has(worker, "finish_weight_update") == (known(version) >= (0, 22, 0))
-    for name in ("_sleep_saved_parameters", "_sleep_saved_draft_buffers", "_weight_update_is_draft"):
-        assert (name in worker.fields()) == (known(version) >= REGISTRY)
-
-
-@needs_sources
-@each_version
-def test_what_our_worker_knows_of_vllms_by_its_words_is_there(version: str) -> None:
+def test_what_a_failed_sleep_says_is_as_our_worker_knows_it(tree: Tree) -> None:
     """The sentence of one assertion."""
-    source = (tree(version).root / "vllm/v1/worker/gpu_worker.py").read_text()
+    source = (tree.root / "vllm/v1/worker/gpu_worker.py").read_text(encoding="utf-8")
     assert source.count('assert freed_bytes >= 0, "Memory usage increased after sleeping."') == 1
-    ours = (OURS.root / "poorwill/vllm/worker.py").read_text()
+    ours = (OURS.root / "poorwill/vllm/worker.py").read_text(encoding="utf-8")
     assert '_LESS_FREE = "Memory usage increased after sleeping."' in ours
 
 
-def _has(definition: Definition, name: str) -> bool:
-    try:
-        definition.member(name)
-    except MissingError:
-        return False
-    return True
+def test_what_our_worker_looks_for_by_name_is_listed() -> None:
+    """So that a version in which it has another name is noticed, and none does without it unseen."""
+    listed = {need.qualname for need in CONTRACT}
+    worker = {name for each in ALL for name in (*each.touching, *each.saved)} | set(WRITING)
+    assert {f"Worker.{name}" for name in worker} <= listed
+    runner = type("GPUModelRunner", (), {"_allocate_kv_cache_tensors": 0, "allocate_uniform_kv_caches": 0})
+    assert {f"GPUModelRunner.{name}" for _, name in Vllm0_20().cache_makers(runner)} <= listed

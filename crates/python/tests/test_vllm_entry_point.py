@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poorwill.vllm._versions import TESTED
-from vllm_sources import VARIABLE, needs_sources
+from vllm_sources import VARIABLE, sources_of
+from vllm_sources.versions import held
 
 GROUP = "vllm.general_plugins"
 
@@ -83,8 +83,8 @@ print(json.dumps([len(calls), "torch" in sys.modules]))
 """
 
 
-@needs_sources
-@pytest.mark.parametrize("version", TESTED)
+@pytest.mark.parametrize("version", held())
 @pytest.mark.parametrize(("allowed", "times"), [(None, 1), (["poorwill"], 1), (["another"], 0)])
 def test_vllms_own_loader_finds_and_calls_it(version: str, allowed: list[str] | None, times: int) -> None:
+    sources_of(version)
     assert ran(BY_VLLM, str(Path(__file__).parent), version, json.dumps(allowed)) == [times, False]

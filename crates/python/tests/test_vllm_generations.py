@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from poorwill.vllm import _generations
 from poorwill.vllm._generations import ALL, Vllm0_20, Vllm0_25, Vllm0_30, Vllm0_33, of
-from poorwill.vllm._versions import TESTED, UnsupportedVllmError
-from vllm_sources import needs_sources, sources
+from poorwill.vllm._versions import UnsupportedVllmError, known
+from vllm_sources import sources_of
 from vllm_sources.tree import MissingError, Tree
+from vllm_sources.versions import held
 
 WORKER = "vllm.v1.worker.gpu_worker"
 FIRST_RUNNER = "vllm.v1.worker.gpu_model_runner"
@@ -53,9 +54,7 @@ class Sources:
     """Those of one version."""
 
     def __init__(self, version: str) -> None:
-        folder = sources()
-        assert folder is not None
-        self.tree = Tree(folder / version)
+        self.tree = Tree(sources_of(version))
 
     def text(self, module: str) -> str:
         return self.tree.path(module).read_text(encoding="utf-8")
@@ -150,16 +149,14 @@ FACTS: dict[str, tuple[Callable[[Any], Any], Callable[[Sources], Any]]] = {
 }
 
 
-@needs_sources
-@pytest.mark.parametrize("version", TESTED)
+@pytest.mark.parametrize("version", held())
 @pytest.mark.parametrize("fact", FACTS)
 def test_what_an_adapter_says_is_so(version: str, fact: str) -> None:
     said, seen = FACTS[fact]
     assert said(of(version)) == seen(Sources(version))
 
 
-@needs_sources
-@pytest.mark.parametrize("version", [version for version in TESTED if version < "0.29"])
+@pytest.mark.parametrize("version", [version for version in held() if known(version) < (0, 29, 0)])
 def test_the_second_runners_cache_is_made_by_a_function_of_its_module(version: str) -> None:
     assert "init_kv_cache(\n" in Sources(version).text(SECOND_RUNNER)
     assert _generations._SECOND_RUNNER == SECOND_RUNNER

@@ -23,7 +23,8 @@ from poorwill.vllm._hooks import Hook
 from poorwill.vllm._imports import when_imported
 from poorwill.vllm._platform import ConfigurationError
 from poorwill.vllm._versions import UnsupportedVllmError
-from vllm_sources import needs_sources
+from vllm_sources import needs_sources, sources_of
+from vllm_sources.versions import held
 
 REGISTRY = "vllm.device_allocator.sleep_mode_backend"
 VARIABLES = (
@@ -524,9 +525,9 @@ def test_allocator_settings_are_the_users(monkeypatch: pytest.MonkeyPatch, name:
 # In vLLM's own modules
 
 
-@needs_sources
-@pytest.mark.parametrize("number", _versions.TESTED)
+@pytest.mark.parametrize("number", held())
 def test_the_platforms_method_decides_behind_vllms(number: str) -> None:
+    sources_of(number)
     loader = Loader(number, ["vllm.platforms.cuda", "vllm.platforms.interface"])
     nvml = SimpleNamespace(nvmlInit=lambda: None, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: 0)
     loader.give("vllm.utils.import_utils", import_pynvml=lambda: nvml)
@@ -541,6 +542,8 @@ def test_the_platforms_method_decides_behind_vllms(number: str) -> None:
     given = config("auto")
     whole: Any = Stub("config")
     vars(whole).update(vars(given))
+    # What some versions look at.
+    whole.parallel_config.prefill_context_parallel_size = whole.parallel_config.data_parallel_size = 1
     whole.model_config.is_mm_prefix_lm = whole.model_config.use_mla = False
     assert derived.check_and_update_config(whole) is None
     assert whole.parallel_config.worker_cls == _platform.WORKER

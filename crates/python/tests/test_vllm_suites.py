@@ -6,12 +6,12 @@ import os
 
 import pytest
 from helpers import run
-from poorwill.vllm._versions import TESTED
+from poorwill.vllm._versions import RUN
 from suites import STAND_INS, run_suite
 from vllm_sources import VARIABLE, needs_sources
 
 pytestmark = needs_sources
-each_version = pytest.mark.parametrize("version", TESTED)
+each_version = pytest.mark.parametrize("version", RUN)
 each_offloader = pytest.mark.parametrize("suite", ["vllm_offload_suite", "vllm_offload_prefetch_suite"])
 
 

@@ -2,8 +2,10 @@
 
 import functools
 import importlib.metadata
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +14,12 @@ from poorwill import PoorwillError
 from poorwill.vllm import _versions
 from poorwill.vllm._versions import (
     CONTRACT,
+    OLDEST,
+    RUN,
     TESTED,
+    TOO_NEW,
+    WANTED,
+    Need,
     UnsupportedVllmError,
     Version,
     check,
@@ -20,6 +27,7 @@ from poorwill.vllm._versions import (
     needs,
     parse,
 )
+from vllm_sources.versions import everyday, held
 
 
 @pytest.mark.parametrize(
@@ -88,12 +96,47 @@ def test_a_refusal_is_one_sentence_that_says_what_to_do() -> None:
 
 
 def test_every_need_is_sound() -> None:
-    names = [(need.name, need.since) for need in CONTRACT]
+    every = (*CONTRACT, *WANTED)
+    names = [(need.name, need.since) for need in every]
     assert len(set(names)) == len(names)
-    for need in CONTRACT:
+    for need in every:
         assert _versions.OLDEST <= need.since < need.until <= _versions.TOO_NEW, need
         if need.kind in ("value", "field"):
             assert (need.parameters, need.is_whole, need.is_async) == ((), False, False), need
+
+
+# Which are held against their sources.
+
+
+def test_a_version_of_every_minor_is_tested_in_order() -> None:
+    releases = [parse(version) for version in TESTED]
+    assert releases == sorted(set(releases))
+    minors = [(0, minor) for minor in range(OLDEST[1], TOO_NEW[1])]
+    assert sorted({release[:2] for release in releases}) == minors
+    assert set(RUN) <= set(TESTED)
+
+
+def test_every_version_is_pinned_by_one_digest() -> None:
+    pins = {path.stem: path.read_text() for path in Path(__file__).parent.glob("vllm_sources/*.txt")}
+    assert sorted(pins) == sorted(TESTED)
+    for version, text in pins.items():
+        [pin] = [line for line in text.splitlines() if not line.startswith("#")]
+        assert re.fullmatch(f"vllm=={re.escape(version)} --hash=sha256:[0-9a-f]{{64}}", pin), pin
+    assert len({text.split("sha256:")[1] for text in pins.values()}) == len(pins)
+
+
+def test_everyday_holds_the_first_behind_each_change() -> None:
+    changes = [Need("m", "f", "value", since=(0, 22, 0), until=(0, 29, 0)), Need("m", "g", "value")]
+    tested = ("0.20.0", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.28.0", "0.30.0", "0.32.0", "0.33.0")
+    assert everyday(changes, tested) == ("0.20.0", "0.20.2", "0.22.1", "0.30.0", "0.33.0")
+    assert everyday([], tested) == ("0.20.0", "0.20.2", "0.33.0")
+    patch = [Need("m", "f", "value", since=(0, 33, 1))]
+    assert everyday(patch, tested) == ("0.20.0", "0.20.2", "0.33.0")
+
+
+def test_more_effort_holds_them_all() -> None:
+    assert held("usual") == held("long") == TESTED
+    assert set(RUN) < set(held("quick")) < set(TESTED)
 
 
 # The check at start, on modules made here.

@@ -1,4 +1,5 @@
-"""vLLM's Python sources: `tree` finds what is defined in them, and `tags` collects the names that memory has.
+"""vLLM's Python sources: `tree` finds what is defined in them, `tags` collects the names that memory has, and
+`versions` says of which versions they are read.
 
 `POORWILL_VLLM_SOURCES` names a folder with one folder for each version, called by it. `cargo xtask` makes it
 and sets the variable.
@@ -18,7 +19,16 @@ def sources() -> Path | None:
     return Path(named) if named else None
 
 
-needs_sources = pytest.mark.skipif(
-    sources() is None,
-    reason=f"{VARIABLE} names no folder with vLLM's sources; `cargo xtask vllm` fetches them",
-)
+_NO_FOLDER = f"{VARIABLE} names no folder with vLLM's sources; `cargo xtask vllm` fetches them"
+
+needs_sources = pytest.mark.skipif(sources() is None, reason=_NO_FOLDER)
+
+
+def sources_of(version: str) -> Path:
+    """A version's folder; skips the test if there is none."""
+    folder = sources()
+    if folder is None:
+        pytest.skip(_NO_FOLDER)
+    if not (folder / version / "vllm/__init__.py").is_file():
+        pytest.skip(f"there is no vLLM {version} in {folder}; `cargo xtask vllm` fetches it")
+    return folder / version

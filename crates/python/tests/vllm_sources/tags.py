@@ -1,21 +1,24 @@
 """The names that vLLM gives to memory: where it takes it, puts it to sleep, wakes it, and drops it."""
 
 import ast
+import contextlib
 from collections.abc import Iterator
 
-from vllm_sources.tree import Tree
+from vllm_sources.tree import MissingError, Tree
 
 ALLOCATING = ("CuMemAllocator", "get_mem_allocator_instance")
 
 # Those of a sleep and a wake come through every process; these know what may be in them.
-_SENDING = ("vllm/v1/executor/abstract.py", "vllm/v1/engine/core.py", "vllm/device_allocator/__init__.py")
+_SENDING = ("vllm.v1.executor.abstract", "vllm.v1.engine.core", "vllm.device_allocator")
 _POOLS = ("use_memory_pool", "_maybe_get_memory_pool_context")
 
 
 def collect(tree: Tree) -> Iterator[tuple[str | None, str]]:
     """Each tag with its place; None where what a pool is for cannot be told from the source."""
     modules = dict(tree.mentioning(*ALLOCATING))
-    modules |= {path: module for path, module in tree.mentioning("tags") if path in _SENDING}
+    for name in _SENDING:
+        with contextlib.suppress(MissingError):
+            modules[tree.path(name).relative_to(tree.root).as_posix()] = tree.parsed(name)
     for path, module in modules.items():
         for node in ast.walk(module):
             for value in _values(node):

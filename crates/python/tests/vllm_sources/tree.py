@@ -5,7 +5,7 @@ import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
 from poorwill.vllm._versions import Found, Kind, Need
@@ -35,14 +35,15 @@ class Tree:
 
     def mentioning(self, *words: str) -> Iterator[tuple[str, ast.Module]]:
         """Every module in which one of the words stands, with its path from the root."""
-        for path, text in self._texts:
-            if any(word in text for word in words):
+        for path in sorted(self.root.rglob("*.py")):
+            content = path.read_bytes()
+            if any(word.encode() in content for word in words):
                 yield path.relative_to(self.root).as_posix(), _parsed(path)
 
-    @cached_property
-    def _texts(self) -> list[tuple[Path, str]]:
-        paths = sorted(self.root.rglob("*.py"))
-        return [(path, path.read_text(encoding="utf-8")) for path in paths]
+    @staticmethod
+    def forget() -> None:
+        """Lets go of what was parsed, which is a hundred MB and more of a whole vLLM."""
+        _parsed.cache_clear()
 
     def definition(self, module: str, qualname: str) -> "Definition":
         """What a name stands for, in the module or below a class of it."""

@@ -28,8 +28,13 @@ TOO_NEW: Version = (0, 34, 0)
 """The first that is not known any more."""
 REGISTRY: Version = (0, 25, 0)
 """The first with a registry of backends, and so with `--sleep-mode-backend`."""
-TESTED = ("0.20.2", "0.33.0")
-"""Those whose sources the tests read."""
+TESTED = (
+    *("0.20.0", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0"),
+    *("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"),
+)
+"""Those whose sources the contract is held against."""
+RUN = ("0.20.2", "0.33.0")
+"""Those of them whose code the tests run with ours."""
 
 TAGS = frozenset({"weights", "kv_cache", "runtime", "workspace", "cudagraph", "default"})
 """What vLLM calls the memory that it takes; a sleep has to know what to do with each."""
@@ -158,6 +163,7 @@ def _contract() -> Iterator[Need]:
     yield need("ModelConfig.sleep_mode_backend", "field", since=REGISTRY)
     yield need("ModelConfig.enable_cumem_allocator", "field", since=(0, 22, 0))
     yield need("ModelConfig.enable_nccl_comm_suspend", "field", since=(0, 30, 0))
+    yield Need("vllm.config.vllm", "VllmConfig.use_cumem_cudagraph_pool", "field", since=(0, 32, 0))
 
     # KV connectors: which is chosen, and what it does for a sleep.
     need = _in_module("vllm.config.vllm")
@@ -196,7 +202,6 @@ def _contract() -> Iterator[Need]:
     need = _in_module("vllm.v1.worker.lora_model_runner_mixin")
     yield need("LoRAModelRunnerMixin.load_lora_model", "method", "model", "vllm_config", "device")
     yield need("get_mem_allocator_instance", "value", since=(0, 33, 0))
-    yield Need("vllm.v1.worker.gpu.model_runner", "init_kv_cache", "value")
 
     # The registry of backends.
     need = _in_module("vllm.device_allocator.sleep_mode_backend")
@@ -227,7 +232,7 @@ def _contract() -> Iterator[Need]:
     yield need("Worker.load_model", "method", "load_dummy_weights", is_whole=True)
     yield need("Worker.reload_weights", "method", "*args", "**kwargs")
     yield need("Worker.update_weights", "method", "update_info", is_whole=True)
-    yield need("Worker.finish_weight_update", "method", is_whole=True, since=(0, 22, 0))
+    yield need("Worker.finish_weight_update", "method", is_whole=True, since=(0, 21, 0))
     yield need("Worker.determine_available_memory", "method", is_whole=True)
     yield need("Worker.initialize_from_config", "method", "kv_cache_config", is_whole=True)
     yield need("Worker.compile_or_warm_up_model", "method", is_whole=True)
@@ -256,6 +261,18 @@ def _contract() -> Iterator[Need]:
     yield need("MemorySnapshot", "value")
     yield need("memory_profiling", "function", "baseline_snapshot", "weights_memory")
     yield need("request_memory", "function", "init_snapshot", "cache_config")
+
+    # What the model runners load, make and draft with.
+    for module in ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"):
+        for name in ("load_lora_model", "get_kv_cache_spec", "max_num_reqs"):
+            yield Need(module, f"GPUModelRunner.{name}", "field")
+    need = _in_module("vllm.v1.worker.gpu_model_runner")
+    yield need("GPUModelRunner.drafter", "field")
+    for name in ("_allocate_kv_cache_tensors", "allocate_uniform_kv_caches", "init_fp8_kv_scales"):
+        yield need(f"GPUModelRunner.{name}", "field", until=(0, 29, 0))
+    need = _in_module("vllm.v1.worker.gpu.model_runner")
+    yield need("GPUModelRunner.speculator", "field")
+    yield need("init_kv_cache", "value")
 
     # The budget: what a snapshot says.
     need = _in_module("vllm.utils.mem_utils")
@@ -295,6 +312,8 @@ def _contract() -> Iterator[Need]:
     yield need("EngineCoreProc.output_queue", "field")
     yield need("RequestError", "value", since=(0, 33, 0))
     yield need("FinishReason", "value")
+    yield Need("vllm.v1.core.sched.scheduler", "Scheduler.has_request", "field", since=(0, 33, 0))
+    yield Need("vllm.v1.request", "Request.abort_immediately", "field", since=(0, 21, 0))
     need = _in_module("vllm.v1.executor.abstract")
     yield need("Executor.sleep", "method", "level", is_whole=True)
     yield need("Executor.wake_up", "method", "tags", is_whole=True)
@@ -384,7 +403,7 @@ def _offload_contract() -> Iterator[Need]:
 
     # Who asks for an offloader, by a name of its own.
     yield Need("vllm.v1.worker.gpu_model_runner", "create_offloader", "value")
-    yield Need("vllm.v1.worker.gpu.model_runner", "create_offloader", "value", since=(0, 33, 0))
+    yield Need("vllm.v1.worker.gpu.model_runner", "create_offloader", "value", since=(0, 28, 0))
 
 
 CONTRACT: tuple[Need, ...] = (*_contract(), *_offload_contract())
@@ -478,7 +497,7 @@ def _find(module: ModuleType, need: Need) -> Found:
 
 def _unsupported(version: str, what: str, instead: str = WITHOUT_SLEEP) -> UnsupportedVllmError:
     return UnsupportedVllmError(
-        f"poorwill cannot work in vLLM {version}: {what}; it was tested with vLLM {' and '.join(TESTED)}: "
+        f"poorwill cannot work in vLLM {version}: {what}; it was tested with vLLM {' and '.join(RUN)}: "
         f"{instead} to do without poorwill, or upgrade it"
     )
 
