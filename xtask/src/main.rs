@@ -33,20 +33,21 @@ Usage: cargo xtask COMMAND
 Commands:
   test [-- ARGS]  build and run the tests of a developer's day: every promise on the host device, over the fake
                   CUDA library and on an NVIDIA GPU if one is here, documentation, and the Python package, also in
-                  vLLM's code (80 MB to fetch, once);
+                  vLLM's code (0.35 GB to fetch, once);
                   ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core pool`
   test --full     everything: usual cases of random tests (fewer over the fake library and on a GPU, as the
-                  same code runs on the host device), long tests, rotation's page in a browser, the Python
-                  package over PyTorch (0.75 GB to fetch, once), the wheels
+                  same code runs on the host device), long tests, rotation's page in a browser, every
+                  version of vLLM (another 0.25 GB), the Python package over PyTorch (0.75 GB to fetch,
+                  once), the wheels
   test --rest     what --full has beyond a quick run that came before: what this left out, and again what
-                  does more with the usual effort
+                  does more with the usual effort; of vLLM the versions of the quick run
   test --repeat N every test of Rust that waits, sleeps or has a deadline, N times, 1000 at the most
   python [-- ARGS]
                   the Python package alone: build it, run its tests, check its types;
                   ARGS go to `pytest`: `cargo xtask python -- -k fork`
   dist            the wheels of the Python package, for this machine and for what else the compiler
                   builds for, checked: what their libraries need, and installed under every CPython here
-  vllm            the plugin for vLLM against vLLM's own sources, which are fetched once (80 MB)
+  vllm            the plugin for vLLM against the sources of every version, which are fetched once (0.6 GB)
   bench NAME [ARGS]
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)

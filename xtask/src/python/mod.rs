@@ -18,7 +18,7 @@ use self::environment::{Environment, Tools, Unready, Venv, is_ci};
 use crate::steps::{Failure, Step, note, say};
 use crate::test::build::{Built, build};
 use crate::test::{self, EFFORT, GPU_IS_HERE, Tally, Tier, jobs, stuck_after};
-use crate::vllm;
+use crate::vllm::{self, Which};
 
 /// Where the package lies.
 pub(crate) const PACKAGE: &str = "crates/python";
@@ -96,7 +96,8 @@ pub(crate) fn test(built: &Built, pytest_args: &[OsString], effort: &str) -> Res
         Ok(environment) => environment,
         Err(unready) => return Ok(Tested::Skipped { why: unready.skip("the Python package not tested")? }),
     };
-    let ran = without_torch(&environment, built, pytest_args, effort, WITHOUT_PYTORCH);
+    let held = Which::Held(effort);
+    let ran = without_torch(&environment, built, pytest_args, effort, (WITHOUT_PYTORCH, held));
     // The comparison keeps a cache where it runs.
     let compared = environment.python(["-m", "mypy.stubtest", NATIVE]).within(environment.folder()).run();
     let (tally, left_out) = ran?;
@@ -109,20 +110,21 @@ pub(crate) fn test_what_scales(built: &Built, effort: &str) -> Result<Tested, Fa
         Ok(environment) => environment,
         Err(unready) => return Ok(Tested::Skipped { why: unready.skip("the Python package not tested")? }),
     };
-    let (tally, left_out) = without_torch(&environment, built, &[], effort, SCALING)?;
+    let (tally, left_out) = without_torch(&environment, built, &[], effort, (SCALING, Which::Run))?;
     Ok(Tested::Ran { tally, left_out, types: Ok(()) })
 }
 
-/// What came of the tests that are marked so, and what was left out.
+/// What came of the tests that are marked so and read these versions of vLLM, and what was left out.
 fn without_torch(
     environment: &Environment,
     built: &Built,
     pytest_args: &[OsString],
     effort: &str,
-    marks: &str,
+    (marks, versions): (&str, Which<'_>),
 ) -> Result<(Tally, Option<String>), Failure> {
     package::install(environment, &built.native)?;
-    let sources = fetched(vllm::sources(environment), "the plugin for vLLM not tested in vLLM's code")?;
+    let sources = vllm::sources(environment, versions);
+    let sources = fetched(sources, "the plugin for vLLM not tested in vLLM's code")?;
     let mut arguments = pytest_args.to_vec();
     if is_ci() {
         arguments.push(NO_SKIPS_OF_VLLM.into());
@@ -144,12 +146,13 @@ pub(crate) fn test_over_torch(built: &Built, effort: &str) -> Result<Tested, Fai
         Ok(environment) => environment,
         Err(unready) => return Ok(Tested::Skipped { why: unready.skip(OMITTED)? }),
     };
-    let there = torch::ready(&environment).and_then(|torch| Ok((torch, vllm::sources(&environment)?)));
+    package::install(&environment, &built.native)?;
+    let sources = || vllm::sources(&environment, Which::Run);
+    let there = torch::ready(&environment).and_then(|torch| Ok((torch, sources()?)));
     let (torch, sources) = match fetched(there, OMITTED)? {
         Ok(there) => there,
         Err(why) => return Ok(Tested::Skipped { why }),
     };
-    package::install(&environment, &built.native)?;
     let which = if Path::new(GPU_IS_HERE).exists() { OVER_PYTORCH_AND_GPU } else { OVER_PYTORCH };
     let pytest = pytest(&environment, &[TESTS], &["--no-skips".into()], which);
     let pytest =

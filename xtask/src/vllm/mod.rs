@@ -11,52 +11,75 @@ use std::path::PathBuf;
 use self::sources::Sources;
 use crate::python::environment::Environment;
 use crate::python::{self, TOOLS, WITHOUT_PYTORCH, package};
-use crate::steps::{Failure, say};
+use crate::steps::{Failure, say, workspace_root};
 use crate::test::build::build;
-use crate::test::{Tally, Tier, effort, stuck_after};
-
-/// What the plugin is held against; `TESTED` in Python.
-const VERSIONS: [&str; 2] = ["0.20.2", "0.33.0"];
+use crate::test::{EFFORT, Tally, Tier, effort, stuck_after};
 
 /// What tells the tests where the sources are.
 pub(crate) const VARIABLE: &str = "POORWILL_VLLM_SOURCES";
 
-const TESTS: [&str; 5] = [
+/// Of which versions the sources are read; the package's tests say it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Which<'a> {
+    /// Those whose code is run.
+    Run,
+    /// Those that are held with this effort, too.
+    Held(&'a str),
+}
+
+const TESTS: [&str; 6] = [
     "crates/python/tests/test_vllm_contract.py",
     "crates/python/tests/test_vllm_engine.py",
     "crates/python/tests/test_vllm_entry_point.py",
     "crates/python/tests/test_vllm_frontend.py",
     "crates/python/tests/test_vllm_suites.py",
+    "crates/python/tests/test_vllm_versions.py",
 ];
 
+/// The tests' folder, and what in it says which versions they read. It asks the package, which is installed by then.
+const BELOW: &str = "crates/python/tests";
+const SAYING: &str = "vllm_sources.versions";
+
 pub(crate) fn run() -> Result<(), Failure> {
-    let limit = stuck_after(&effort(Tier::Full)?);
+    let effort = effort(Tier::Full)?;
     let environment = match Environment::ready(TOOLS) {
         Ok(environment) => environment,
         // It is said, and there is nothing else to say.
         Err(unready) => return unready.skip("the plugin for vLLM not tested").map(drop),
     };
-    let folder = sources(&environment)?;
     let built = build()?;
     package::install(&environment, &built.native)?;
+    let which = Which::Held(&effort);
+    let folder = sources(&environment, which)?;
     let mut tally = Tally::default();
     let pytest = python::pytest(&environment, &TESTS, &[], WITHOUT_PYTORCH);
-    let pytest = pytest.env(VARIABLE, &folder.to_string_lossy());
+    let pytest = pytest.env(VARIABLE, &folder.to_string_lossy()).env(EFFORT, &effort);
     let pytest = pytest.env(python::FAKE, &built.fake.to_string_lossy());
-    let pytest = pytest.limit(limit);
+    let pytest = pytest.limit(stuck_after(&effort));
     let typed = pytest.typed().to_owned();
     pytest.run_watched(|line| tally.add_pytest(line))?;
     whole(tally, typed)?;
-    say(&format!("xtask vllm: {tally}, against vLLM {}", VERSIONS.join(" and ")));
+    say(&format!("xtask vllm: {tally}, against vLLM {}", versions(&environment, which)?.join(", ")));
     Ok(())
 }
 
-/// The folder of all versions' sources; what is not there yet is fetched.
-pub(crate) fn sources(environment: &Environment) -> Result<PathBuf, Failure> {
-    for version in VERSIONS {
-        Sources::of(version, environment).ready(environment)?;
+/// The folder of all versions' sources; what is not there yet of those that are asked for is fetched. The package has to
+/// be installed.
+pub(crate) fn sources(environment: &Environment, which: Which<'_>) -> Result<PathBuf, Failure> {
+    for version in versions(environment, which)? {
+        Sources::of(&version, environment).ready(environment)?;
     }
     Ok(sources::folder(environment))
+}
+
+/// The versions that are asked for.
+fn versions(environment: &Environment, which: Which<'_>) -> Result<Vec<String>, Failure> {
+    let asked = match which {
+        Which::Run => "run",
+        Which::Held(effort) => effort,
+    };
+    let step = environment.python(["-m", SAYING, asked]).within(&workspace_root().join(BELOW));
+    Ok(step.output()?.lines().map(str::to_owned).collect())
 }
 
 /// Tests of which some did not run have not shown what they are for.
@@ -70,18 +93,7 @@ fn whole(tally: Tally, typed: String) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
-    use crate::steps::workspace_root;
-
-    #[test]
-    fn the_versions_are_those_that_the_package_names() {
-        let path = workspace_root().join("crates/python/python/poorwill/vllm/_versions.py");
-        let named = format!("TESTED = ({})", VERSIONS.map(|version| format!("\"{version}\"")).join(", "));
-        let text = fs::read_to_string(path).unwrap();
-        assert!(text.lines().any(|line| line == named), "{named}");
-    }
 
     #[test]
     fn a_test_that_was_skipped_is_a_failure() {
