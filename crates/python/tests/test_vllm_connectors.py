@@ -73,8 +73,8 @@ def test_what_registers_with_a_network_card_needs_a_vllm_that_has_it_unregister(
     run(monkeypatch, "0.32.9")
     assert said(config(name)) == (
         f"sleep mode is to be poorwill's, and the KV connector {name} registers the KV cache with a network "
-        "card, and this vLLM does not have it unregister for a sleep: take vLLM 0.33, take another connector, "
-        "or leave --enable-sleep-mode away"
+        "card, and this vLLM does not have it unregister for a sleep: take vLLM 0.33, take another "
+        "connector, or leave --enable-sleep-mode away"
     )
 
 

@@ -18,7 +18,6 @@ from poorwill.vllm._versions import (
     RUN,
     TESTED,
     TOO_NEW,
-    WANTED,
     Need,
     UnsupportedVllmError,
     Version,
@@ -96,7 +95,7 @@ def test_a_refusal_is_one_sentence_that_says_what_to_do() -> None:
 
 
 def test_every_need_is_sound() -> None:
-    every = (*CONTRACT, *WANTED)
+    every = CONTRACT
     names = [(need.name, need.since) for need in every]
     assert len(set(names)) == len(names)
     for need in every:
