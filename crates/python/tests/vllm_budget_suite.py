@@ -11,8 +11,6 @@ from vllm_engines import MIB, Shape, Start, filled, free_bytes
 
 torch: Any = importlib.import_module("torch")
 
-GRAPHS: dict[str, Any] = {"enforce_eager": False, "cudagraph_mode": "FULL"}
-
 
 def snapshot() -> Any:
     """What vLLM measures, as our hook leaves it."""
@@ -169,14 +167,6 @@ def test_the_cap_is_not_for_an_engine_that_sleeps_otherwise(start: Start) -> Non
     assert other.requested_memory == 768 * MIB
 
 
-@pytest.mark.parametrize("largest", [None, 0])
-def test_a_profile_without_graphs_of_the_model_is_reckoned_with(start: Start, largest: int | None) -> None:
-    engine = start(Shape(page=MIB, layers=8), **GRAPHS).load()
-    budget = importlib.import_module("poorwill.vllm._budget")
-    engine.runner.compilation_config.max_cudagraph_capture_size = largest
-    assert budget.graph_profile_bytes(engine.runner) == 8 * MIB
-
-
 def test_without_a_cap_vllms_own_check_stands(start: Start) -> None:
     taken = filled(300 * MIB, 1)
     engine = start()
@@ -277,35 +267,6 @@ def test_what_a_pass_takes_comes_out_of_the_cap_before_the_cache(start: Start) -
         engine.worker.determine_available_memory()
     assert refusal_of(str(refused.value), "GiB in use after a pass of the model: raise")
     assert (engine.runner.profiled, engine.runner.kv_caches) == (1, [])
-
-
-def test_the_graphs_profile_is_refused_with_figures(start: Start, version: str) -> None:
-    # The cache for the profile takes 8 blocks of 4 layers, or as many as there are sequences.
-    engine = start(Shape(page=8 * MIB, activations=MIB), **GRAPHS, POORWILL_BUDGET="160MiB").load()
-    with pytest.raises(poorwill.BudgetError) as refused:
-        engine.worker.determine_available_memory()
-    said = str(refused.value)
-    assert said.startswith(f"profiling CUDA graphs needs {'0.25' if version == '0.20.2' else '0.12'} GiB")
-    assert "max_cudagraph_capture_size" in said
-    assert "--enforce-eager" in said
-    assert engine.runner.kv_caches == []
-
-
-def test_a_graphs_profile_that_fits_is_left_alone(start: Start) -> None:
-    engine = start(Shape(page=MIB), **GRAPHS).start(blocks=16)
-    assert engine.worker.cudagraph_memory_estimate > 0
-    engine.worker.sleep(1)
-    engine.worker.wake_up()
-
-
-@pytest.mark.parametrize(("is_hybrid", "layers"), [(True, 1), (False, 8)])
-def test_layers_of_a_hybrid_model_share_the_profiles_cache(
-    start: Start, version: str, is_hybrid: bool, layers: int
-) -> None:
-    engine = start(Shape(is_hybrid=is_hybrid, page=MIB, layers=8), **GRAPHS).load()
-    budget = importlib.import_module("poorwill.vllm._budget")
-    blocks = 8 if version == "0.20.2" else 4
-    assert budget.graph_profile_bytes(engine.runner) == layers * blocks * MIB
 
 
 # A slice

@@ -81,6 +81,11 @@ class Engine:
     def has_registry(self) -> bool:
         return self.version != "0.20.2"
 
+    def snapshot(self) -> Any:
+        """What vLLM measures of its GPU, as our hook leaves it."""
+        memory = importlib.import_module("vllm.utils.mem_utils")
+        return memory.MemorySnapshot(device=self.worker.device)
+
     def use_cache(self) -> None:
         for tensor in self.runner.every_cache():
             tensor.fill_(77)

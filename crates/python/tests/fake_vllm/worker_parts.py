@@ -49,7 +49,8 @@ class Shape:
     layers: int = 4
     builder: int = 2 * MIB
     """What the builders of metadata keep, before and behind the cache."""
-    graph: int = 4 * MIB
+    unprofiled: int = 0
+    """What capturing takes that its profile has not seen."""
 
 
 class Model:
@@ -149,7 +150,12 @@ def config(shape: Shape, **settings: Any) -> Any:
         sleep_mode_offload_cudagraph=False,
         enforce_eager=True,
     )
-    compilation = stub("compilation_config", max_cudagraph_capture_size=8, cudagraph_mode="NONE")
+    compilation = stub(
+        "compilation_config",
+        max_cudagraph_capture_size=8,
+        cudagraph_capture_sizes=[1, 2, 4, 8],
+        cudagraph_mode="NONE",
+    )
     made = stub(
         "vllm_config",
         model_config=model,
@@ -359,20 +365,27 @@ class GPUModelRunner:
         return int(taken)
 
     def capture_model(self) -> int:
+        if self.shape.unprofiled:
+            self.capture(of=filled(self.shape.unprofiled // 2, 90))
+        self._capture_model()
+        return 0
+
+    def _capture_model(self) -> None:
         if not self.vllm_config.model_config.sleep_mode_offload_cudagraph:
             self.capture()
-            return 0
+            return
         for _ in range(2):
             with self.vllm.allocator().cudagraph_pool() as pool:
                 self.capture(pool)
-        return 0
 
-    def capture(self, pool: Any = None) -> None:
+    def capture(self, pool: Any = None, of: Any = None) -> None:
+        """Captures a copy, of the first weight if of nothing else: as much memory again."""
         graph = torch.cuda.CUDAGraph()
         _, weight = next(self.model.named_parameters())
+        copied = weight if of is None else of
         with torch.cuda.graph(graph, pool=pool):
-            result = weight.clone()
-        self.graphs.append((graph, weight, result))
+            result = copied.clone()
+        self.graphs.append((graph, copied, result))
 
     def shutdown(self) -> None:
         self.kv_caches, self.builders, self.lora, self.graphs, self._outside = [], [], [], [], []
@@ -412,6 +425,5 @@ class FirstGPUModelRunner(GPUModelRunner):
     def _profiled_blocks(self) -> int:
         return self.compilation_config.max_cudagraph_capture_size or 1
 
-    def capture_model(self) -> int:
+    def _capture_model(self) -> None:
         self.capture()
-        return 0

@@ -28,7 +28,7 @@ REAL = (
     *("vllm.utils.mem_utils", "vllm.utils.mem_constants"),
     *("vllm.device_allocator", "vllm.device_allocator.cumem"),
 )
-GIVEN = ("vllm.version", "vllm.logger", "vllm.platforms")
+GIVEN = ("vllm.version", "vllm.logger", "vllm.platforms", "vllm.envs")
 
 
 class Accelerator:
@@ -90,6 +90,7 @@ class Vllm:
         platform.mem_get_info = lambda device: torch.cuda.mem_get_info(device)
         give("vllm.platforms", current_platform=platform)
         give("vllm.config", CUDAGraphMode=SimpleNamespace(NONE="NONE"))
+        give("vllm.envs", VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=True)
         give("vllm.triton_utils", HAS_TRITON=True)
         give("vllm.utils.torch_utils", is_quantized_kv_cache=lambda dtype: dtype.startswith("fp8"))
         group = SimpleNamespace(is_last_rank=True, rank_in_group=0)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from poorwill import _native
 from poorwill._native import BudgetError
 from poorwill.torch._gpu import snapshot_segments
-from poorwill.vllm import _environment, _versions
+from poorwill.vllm import _environment
 
 GIB = 1 << 30
 
@@ -112,7 +112,7 @@ class Envelope:
         self.device = f"cuda:{worker.device.index}"
         self.requested_bytes = int(worker.requested_memory)
         self.free_at_start_bytes = int(worker.init_snapshot.free_memory)
-        self._cap = cap
+        self.cap = cap
         given_bytes = int(worker.cache_config.kv_cache_memory_bytes or 0)
         # vLLM lets the user say how large the KV cache is, and then keeps to nothing else. A cap is kept to.
         self.is_bounding = cap is not None or not given_bytes
@@ -140,19 +140,45 @@ class Envelope:
                 f"are in use with the weights loaded, and nothing is left for a KV cache: {hint}"
             )
 
-    def refuse_cache_beside(self, snapshot: Any, what: str) -> None:
-        """Raises BudgetError if the KV cache whose size was given does not fit beside what is used."""
+    def refuse_cache_beside(self, snapshot: Any, what: str, graphs_bytes: int) -> None:
+        """Raises BudgetError if the KV cache whose size was given does not fit beside what is used, and what
+        CUDA graphs take at least.
+        """
         used = self.used_bytes(snapshot)
-        if self._cache_bytes and used + self._cache_bytes > self.requested_bytes:
-            self._refuse_cache(f"does not fit beside the {gib(used)} in use {what}")
+        if self._cache_bytes and used + self._cache_bytes + graphs_bytes > self.requested_bytes:
+            graphs = f" and CUDA graphs of at least {gib(graphs_bytes)}" if graphs_bytes else ""
+            self._refuse_cache(f"does not fit beside the {gib(used)} in use {what}{graphs}")
 
     def _refuse_cache(self, why: str) -> NoReturn:
         raise BudgetError(
-            f"{_environment.BUDGET}={self._cap} allows the engine {gib(self.requested_bytes)} of "
-            f"{self.device}, and the KV cache of {gib(self._cache_bytes)} that --kv-cache-memory-bytes "
+            f"{self.allowance()}, and the KV cache of {gib(self._cache_bytes)} that --kv-cache-memory-bytes "
             f"(kv_cache_memory_bytes) asks for {why}: raise {_environment.BUDGET}, lower "
             "--kv-cache-memory-bytes, or leave it away for a cache that takes what is left"
         )
+
+    def refuse_without_cache(self, available_bytes: int, pass_bytes: int, graphs_bytes: int) -> None:
+        """Raises BudgetError if a pass of the model and CUDA graphs leave nothing for a KV cache."""
+        if self.is_bounding and available_bytes <= 0:
+            graphs = f" and {gib(graphs_bytes)} for CUDA graphs" if graphs_bytes else ""
+            eager = ", or give --enforce-eager" if graphs_bytes else ""
+            raise BudgetError(
+                f"{self.allowance()}, and with {gib(pass_bytes)} for a pass of the model{graphs} beside the "
+                f"weights nothing is left for a KV cache, which lacks {gib(-available_bytes)}: raise "
+                f"{_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, or lower "
+                f"--max-num-batched-tokens{eager}"
+            )
+
+    def ran_out(self, what: str, snapshot: Any, hint: str, error: BaseException) -> BudgetError:
+        """What to raise in the place of an error of PyTorch's that there is no memory."""
+        return BudgetError(
+            f"{what} ran out of memory: of the {gib(self.requested_bytes)} that the engine may use of "
+            f"{self.device} {gib(self.used_bytes(snapshot))} are in use: {hint} ({error})"
+        )
+
+    def allowance(self) -> str:
+        """What the engine is allowed and by what, as the beginning of a sentence."""
+        by = "--gpu-memory-utilization" if self.cap is None else f"{_environment.BUDGET}={self.cap}"
+        return f"{by} allows the engine {gib(self.requested_bytes)} of {self.device}"
 
     def refused(self, error: BaseException, hint: str) -> BudgetError:
         """What to raise in the place of PyTorch's error where loading has met the envelope's end."""
@@ -172,23 +198,6 @@ class Envelope:
                 f"{what} needs {gib(needed_bytes)}, and of the {gib(self.requested_bytes)} that the engine "
                 f"may use of {self.device} {gib(used)} are in use: {hint}"
             )
-
-
-def graph_profile_bytes(runner: Any) -> int:
-    """What the KV cache takes, at least, that vLLM profiles CUDA graphs with."""
-    # None, or 0, where no graphs of the model are captured, but others are.
-    largest = int(runner.compilation_config.max_cudagraph_capture_size or 1)
-    if _versions.known(_versions.running()) >= _BY_SEQUENCES:
-        largest = min(runner.max_num_reqs, largest)
-    by_kind: dict[type, int] = {}
-    for spec in runner.get_kv_cache_spec().values():
-        by_kind[type(spec)] = by_kind.get(type(spec), 0) + int(spec.page_size_bytes)
-    # Layers of different kinds share memory, as many of each as there are of the rarest.
-    return largest * min(by_kind.values(), default=0)
-
-
-_BY_SEQUENCES = (0, 21, 0)
-"""The first version that may take fewer blocks than its largest graph has tokens."""
 
 
 def gib(size: float) -> str:

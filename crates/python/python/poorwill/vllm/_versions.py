@@ -257,6 +257,11 @@ def _contract() -> Iterator[Need]:
     yield need("has_kv_transfer_group", "value")
     yield need("get_kv_transfer_group", "value")
     yield need("suspend_device_comms", "value", since=(0, 30, 0))
+    for field in ("available_kv_cache_memory_bytes", "cudagraph_memory_estimate"):
+        yield need(f"Worker.{field}", "field")
+    yield need("CUDAGraphMode", "value")
+    for function in ("maybe_apply_startup_plan", "maybe_save_startup_plan"):
+        yield need(function, "value", since=(0, 26, 0))
     # What the worker measures with, by the names under which it looks them up.
     yield need("MemorySnapshot", "value")
     yield need("memory_profiling", "function", "baseline_snapshot", "weights_memory")
@@ -284,6 +289,14 @@ def _contract() -> Iterator[Need]:
         yield need(f"MemorySnapshot.{field}", "field")
     for module in ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"):
         yield Need(module, "GPUModelRunner.profile_cudagraph_memory", "method", is_whole=True)
+        yield Need(module, "GPUModelRunner.profile_run", "method")
+        yield Need(module, "GPUModelRunner.capture_model", "method")
+    # Whether its estimate of graphs comes out of the KV cache.
+    yield Need("vllm.envs", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "value")
+    need = _in_module("vllm.config.compilation")
+    for field in ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size"):
+        yield need(f"CompilationConfig.{field}", "field")
+    yield Need("vllm.config.scheduler", "SchedulerConfig.max_num_batched_tokens", "field")
 
     # The engine's core, and the executor that it sends to its workers through.
     need = _in_module("vllm.v1.engine.core")

@@ -19,6 +19,7 @@ from poorwill._native import PoorwillError, Preparation, PrepareReport
 from poorwill.vllm import _budget, _connectors, _environment, _generations, _hooks, _offload, _platform, _versions
 from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._events import Event
+from poorwill.vllm._graphs import Graphs
 from poorwill.vllm._unwritten import Look, Unwritten
 from poorwill.vllm.allocator import Allocator
 
@@ -59,6 +60,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._preparation: Preparation | None = None
         self._allocator: Allocator | None = None
         self._envelope: Envelope | None = None
+        self._graphs: Graphs | None = None
         self._unwritten = Unwritten()
         # Whether this worker has opened the allocator, and not found one that another engine has in use.
         self._is_its_owner = False
@@ -120,12 +122,14 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         assert envelope is not None
         loaded = _memory.MemorySnapshot(device=self.device)
         envelope.refuse_full(loaded, _LESS_OR_MORE)
-        envelope.refuse_cache_beside(loaded, "with the weights loaded")
-        self._bound_the_graph_profile(envelope)
-        available = int(super().determine_available_memory())
+        graphs = self._graphs = Graphs(self, envelope)
+        envelope.refuse_cache_beside(loaded, "with the weights loaded", graphs.least_bytes)
+        with graphs.profiled():
+            available = int(super().determine_available_memory())
         # What a pass takes is known now, and vLLM has not reckoned with it if the cache's size was given.
-        envelope.refuse_cache_beside(_memory.MemorySnapshot(device=self.device), "after a pass of the model")
-        return available
+        passed = _memory.MemorySnapshot(device=self.device)
+        envelope.refuse_cache_beside(passed, "after a pass of the model", graphs.least_bytes)
+        return graphs.left_for_cache(available)
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
         makers = _vllm.cache_makers(self.model_runner)
@@ -143,7 +147,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         return super()._maybe_get_memory_pool_context(tag)
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
-        done = super().compile_or_warm_up_model(*args, **kwargs)
+        # None where a worker joins an engine whose memory is known.
+        with contextlib.nullcontext() if self._graphs is None else self._graphs.captured():
+            done = super().compile_or_warm_up_model(*args, **kwargs)
         # By now there are graphs and other state as well.
         self._warn_of_shortage()
         self._prepare_in_background()
@@ -427,24 +433,6 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             f"which {name} with {gib(size)} is the largest. The engine stays awake. Load them in load_model, "
             "where the pool is open"
         )
-
-    def _bound_the_graph_profile(self, envelope: Envelope) -> None:
-        runner = self.model_runner
-        profile = getattr(runner, "profile_cudagraph_memory", None)
-        if profile is None:
-            return
-
-        def bounded(*args: Any, **kwargs: Any) -> Any:
-            envelope.refuse_what_cannot_fit(
-                "profiling CUDA graphs",
-                _budget.graph_profile_bytes(runner),
-                _memory.MemorySnapshot(device=self.device),
-                f"raise {_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, lower "
-                "max_cudagraph_capture_size in --compilation-config, or give --enforce-eager",
-            )
-            return profile(*args, **kwargs)
-
-        runner.profile_cudagraph_memory = bounded
 
     def _keep_out_of_the_weights(self) -> None:
         """Has adapters and drafters loaded where no sleep drops them: no reload of the model's writes them."""
