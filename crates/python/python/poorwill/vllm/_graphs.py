@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from poorwill._native import BudgetError
-from poorwill.vllm import _environment, _versions
+from poorwill.vllm import _environment, _generations
 from poorwill.vllm._budget import Envelope, gib
+from poorwill.vllm._wrapped import wrapped
 
 gpu_worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
 _envs: Any = importlib.import_module("vllm.envs")
@@ -70,8 +71,8 @@ class Graphs:
         """While vLLM finds out how much memory there is for a KV cache."""
         runner = self._worker.model_runner
         with (
-            _wrapped(runner, "profile_run", self._measured),
-            _wrapped(runner, "profile_cudagraph_memory", self._bounded),
+            wrapped(runner, "profile_run", self._measured),
+            wrapped(runner, "profile_cudagraph_memory", self._bounded),
             self._without_plans(),
         ):
             yield
@@ -98,7 +99,7 @@ class Graphs:
     @contextlib.contextmanager
     def captured(self) -> Iterator[None]:
         """While vLLM warms up and captures. Raises BudgetError in the end if the user's cap is exceeded."""
-        with _wrapped(self._worker.model_runner, "capture_model", self._held), self._without_plans():
+        with wrapped(self._worker.model_runner, "capture_model", self._held), self._without_plans():
             yield
         envelope = self._envelope
         if envelope.is_bounding and self._used_bytes() > envelope.requested_bytes:
@@ -274,7 +275,7 @@ class Graphs:
         with contextlib.ExitStack() as stack:
             if self._envelope.cap is not None:
                 for name in names:
-                    stack.enter_context(_wrapped(gpu_worker, name, lambda _: _nothing))
+                    stack.enter_context(wrapped(gpu_worker, name, lambda _: _nothing))
             yield
 
     def _snapshot(self) -> Any:
@@ -288,17 +289,13 @@ def profile_cache_bytes(runner: Any) -> int:
     """What the KV cache takes, at least, that vLLM profiles CUDA graphs with."""
     # None, or 0, where no graphs of the model are captured, but others are.
     largest = int(runner.compilation_config.max_cudagraph_capture_size or 1)
-    if _versions.known(_versions.running()) >= _BY_SEQUENCES:
+    if _generations.chosen().bounds_profile_by_requests:
         largest = min(runner.max_num_reqs, largest)
     by_kind: dict[type, int] = {}
     for spec in runner.get_kv_cache_spec().values():
         by_kind[type(spec)] = by_kind.get(type(spec), 0) + int(spec.page_size_bytes)
     # Layers of different kinds share memory, as many of each as there are of the rarest.
     return largest * min(by_kind.values(), default=0)
-
-
-_BY_SEQUENCES = (0, 21, 0)
-"""The first version that may take fewer blocks than its largest graph has tokens."""
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
@@ -310,24 +307,6 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
-
-
-@contextlib.contextmanager
-def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Has a function of an object or a module wrapped for a while, if there is one."""
-    if not hasattr(owner, name):
-        yield
-        return
-    is_own = name in vars(owner)
-    stock = getattr(owner, name)
-    setattr(owner, name, wrap(stock))
-    try:
-        yield
-    finally:
-        if is_own:
-            setattr(owner, name, stock)
-        else:
-            delattr(owner, name)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

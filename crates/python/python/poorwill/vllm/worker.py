@@ -21,6 +21,7 @@ from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._events import Event
 from poorwill.vllm._graphs import Graphs
 from poorwill.vllm._unwritten import Look, Unwritten
+from poorwill.vllm._wrapped import wrapped
 from poorwill.vllm.allocator import Allocator
 
 gpu_worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
@@ -137,7 +138,10 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             super().initialize_from_config(*args, **kwargs)
             return
         # The cache itself is dropped by a sleep; what is made around it is state, and has to survive.
-        with self.allocator.renaming({"kv_cache": "runtime"}), self._making_caches(makers):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.allocator.renaming({"kv_cache": "runtime"}))
+            for of, name in makers:
+                stack.enter_context(wrapped(of, name, self._in_the_caches_pool))
             super().initialize_from_config(*args, **kwargs)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> Any:
@@ -310,31 +314,15 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             "names": [tensor.name for tensor in largest[:_NAMED]],
         }
 
-    @contextlib.contextmanager
-    def _making_caches(self, makers: list[_generations.Maker]) -> Iterator[None]:
-        """While it lasts, what these allocate is the KV cache."""
+    def _in_the_caches_pool(self, allocate: Any) -> Any:
         arena = self.allocator.arena
 
-        def in_pool(allocate: Any) -> Any:
-            @functools.wraps(allocate)
-            def allocate_kv_cache(*args: Any, **kwargs: Any) -> Any:
-                with arena.pool("kv_cache"):
-                    return allocate(*args, **kwargs)
+        @functools.wraps(allocate)
+        def allocate_kv_cache(*args: Any, **kwargs: Any) -> Any:
+            with arena.pool("kv_cache"):
+                return allocate(*args, **kwargs)
 
-            return allocate_kv_cache
-
-        # Of an object it is the class's, and hidden only.
-        before = {(of, name): vars(of).get(name) for of, name in makers}
-        for of, name in makers:
-            setattr(of, name, in_pool(getattr(of, name)))
-        try:
-            yield
-        finally:
-            for (of, name), own in before.items():
-                if own is None:
-                    delattr(of, name)
-                else:
-                    setattr(of, name, own)
+        return allocate_kv_cache
 
     def _suspend(self, level: int) -> None:
         """Puts to sleep what is awake, with what vLLM does around it but for the model's buffers."""
