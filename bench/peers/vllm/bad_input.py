@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import ERROR_CHARACTERS, adopt, conclude, emit, environment, every_line_says
+from common import ERROR_CHARACTERS, EXPANDABLE, adopt, conclude, emit, environment, every_line_says
 from models import write_model
 
 LIMIT_S = 120
@@ -70,16 +70,6 @@ CASES = [
     action("level-unknown", "later", ["level is 7"], ("sleep", {"level": 7})),
     action("level-changed", "later", ["level 1", "level 2"], SLEEP, ("sleep", {"level": 2})),
     setting("sleep-mode-off", ["POORWILL_SLEEP_MODE", "sleep"], {}, enable_sleep_mode=False),
-    setting(
-        "expandable-segments",
-        ["expandable_segments", "PYTORCH_CUDA_ALLOC_CONF"],
-        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-    ),
-    setting(
-        "expandable-segments-new-name",
-        ["expandable_segments", "PYTORCH_ALLOC_CONF"],
-        {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
-    ),
     *(
         setting(name, [variable, value], {variable: value})
         for name, variable, value in [
@@ -101,6 +91,7 @@ CASES = [
     Case("budget-without-room", "start", [BUDGET, CACHE, "weights"], {BUDGET: "4.5GiB"}),
     Case("budget-beyond-card", "start", [BUDGET], {BUDGET: "9000GiB"}),
     Case("budget-share", "never", [], {BUDGET: "0.3"}, actions=[SLEEP, WAKE]),
+    Case("expandable-segments", "never", [], EXPANDABLE, actions=[SLEEP, WAKE]),
 ]
 
 

@@ -26,6 +26,7 @@ def main() -> None:
             raise SystemExit(f"{-surplus / GIB:.2f} GiB less are free than are to stay free")
         held = surplus // (2 * MIB) * 2 * MIB
         if held:
+            cuda.cuMemAlloc_v2.argtypes = [ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]
             checked(f"allocating {held} bytes", cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), held))
 
     def report() -> None:

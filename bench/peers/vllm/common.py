@@ -39,6 +39,9 @@ ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 
+# Of PyTorch's allocator, by its old name and its new one.
+EXPANDABLE = dict.fromkeys(["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"], "expandable_segments:True")
+
 _fields: dict = {}
 _emitting = threading.Lock()
 
@@ -192,9 +195,7 @@ def name_of(pid: int, proc: Path = Path("/proc")) -> str:
 
 def driver():
     """The CUDA driver's library."""
-    cuda = ctypes.CDLL("libcuda.so.1")
-    cuda.cuMemAlloc_v2.argtypes = [ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]
-    return cuda
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def checked(what: str, code: int) -> None:

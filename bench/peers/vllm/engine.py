@@ -130,6 +130,7 @@ def settings(
     quantization: str = "",
     moe_backend: str = "",
     attention: str = "",
+    offload_graphs: bool = False,
 ) -> dict:
     """What vllm.LLM is given."""
     chosen = {
@@ -159,6 +160,8 @@ def settings(
         chosen["kernel_config"] = {"moe_backend": moe_backend}
     if graphs:
         chosen["compilation_config"] = {"cudagraph_capture_sizes": CAPTURED}
+    if offload_graphs:
+        chosen["sleep_mode_offload_cudagraph"] = True
     if graphs == "nocompile":
         chosen["compilation_config"] |= {"mode": 0, "cudagraph_mode": "FULL"}
     return chosen

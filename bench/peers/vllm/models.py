@@ -4,7 +4,7 @@ tokenizer for those that are asked in words."""
 import json
 from pathlib import Path
 
-KINDS = ["dense", "moe", "mxfp4", "small"]
+KINDS = ["dense", "moe", "mxfp4", "small", "small-moe"]
 CHECKPOINT_GIB = 2
 BASE_ELEMENTS = 1 << 24  # random numbers that a checkpoint is made of
 
@@ -65,6 +65,27 @@ SHAPES = {
         "num_key_value_heads": 4,
         "output_router_logits": False,
         "router_aux_loss_coef": 0.001,
+    },
+    "small-moe": {  # 0.05 GiB a layer, and 0.13 GiB beside them
+        **QWEN,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_sparse_step": 1,
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "num_attention_heads": 8,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.001,
+        "vocab_size": 32768,
     },
     "mxfp4": {  # 21 billion parameters, 13 GiB
         **QWEN,
@@ -131,9 +152,12 @@ def write_model(folder: Path, kind: str, layers: int = 0) -> Path:
     return path
 
 
-def dense_tensors(settings: dict) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a Qwen3 checkpoint, with its shape."""
+def tensor_shapes(settings: dict) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a Qwen3 checkpoint with its shape; of a mixture of experts, too."""
     hidden, inner, head = settings["hidden_size"], settings["intermediate_size"], settings["head_dim"]
+    multiplied = {"mlp": inner}
+    if experts := settings.get("num_experts", 0):
+        multiplied = {f"mlp.experts.{expert}": settings["moe_intermediate_size"] for expert in range(experts)}
     queries, keys = settings["num_attention_heads"] * head, settings["num_key_value_heads"] * head
     vocabulary = settings["vocab_size"]
     tensors = {"model.embed_tokens.weight": (vocabulary, hidden)}
@@ -147,10 +171,15 @@ def dense_tensors(settings: dict) -> dict[str, tuple[int, ...]]:
             "self_attn.q_norm": (head,),
             "self_attn.k_norm": (head,),
             "post_attention_layernorm": (hidden,),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
         }
+        for name, inner in multiplied.items():
+            within |= {
+                f"{name}.gate_proj": (inner, hidden),
+                f"{name}.up_proj": (inner, hidden),
+                f"{name}.down_proj": (hidden, inner),
+            }
+        if experts:
+            within["mlp.gate"] = (experts, hidden)
         tensors |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in within.items()}
     return {**tensors, "model.norm.weight": (hidden,), "lm_head.weight": (vocabulary, hidden)}
 
@@ -164,8 +193,8 @@ def elements(shape: tuple[int, ...]) -> int:
 
 def layers_for(gib: float) -> int:
     """How many layers a checkpoint of about this size has."""
-    first = sum(elements(shape) for shape in dense_tensors(configuration("small", 1)).values())
-    second = sum(elements(shape) for shape in dense_tensors(configuration("small", 2)).values())
+    first = sum(elements(shape) for shape in tensor_shapes(configuration("small", 1)).values())
+    second = sum(elements(shape) for shape in tensor_shapes(configuration("small", 2)).values())
     each = second - first
     return max(1, round(((gib * (1 << 30)) / 2 - (first - each)) / each))
 
@@ -192,7 +221,7 @@ def write_checkpoint(folder: Path, layers: int, seed: int = 7) -> Path:
     base = torch.empty(BASE_ELEMENTS).uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
     base = torch.cat([base, base]).to(torch.bfloat16)
     shards: dict[str, dict] = {}
-    for index, (name, shape) in enumerate(dense_tensors(settings).items()):
+    for index, (name, shape) in enumerate(tensor_shapes(settings).items()):
         count = elements(shape)
         if len(shape) == 1:
             tensor = torch.ones(shape, dtype=torch.bfloat16)

@@ -16,12 +16,22 @@ import json
 import os
 from pathlib import Path
 
-from common import adopt, conclude_in_a_folder, difference, emit, environment, every_line_says, host_memory
+from common import (
+    adopt,
+    conclude_in_a_folder,
+    difference,
+    emit,
+    environment,
+    every_line_says,
+    gib,
+    host_memory,
+)
 from models import write_checkpoint
 
 LAYERS = 16
 SHARE = 0.6  # of the weights, with uva
 CYCLES = 3
+MOST_HOST = 1.01  # of the weights' bytes that are offloaded, what poorwill may hold of host memory
 
 
 def offloading(way: str, weights_gib: float) -> dict:
@@ -42,6 +52,24 @@ def compared(tokens: list[list[int]], reference: Path, writes: bool) -> bool:
         reference.write_text(json.dumps(tokens))
         return True
     return json.loads(reference.read_text()) == tokens
+
+
+def offloaded_bytes(offloader, model) -> int:
+    """Of the weights that are in host memory, as they are there."""
+    layers = getattr(offloader, "module_offloaders", None)
+    if layers is not None:
+        return sum(each.offloaded_bytes for layer in layers for each in layer._param_offloaders.values())
+    moved = [one for one in model.parameters() if getattr(one, "_vllm_is_uva_offloaded", False)]
+    return sum(parameter.nbytes for parameter in moved)
+
+
+def host_figures(offloader, model) -> dict:
+    """Host memory beside the weights in it; the offloader's own account is there with poorwill's alone."""
+    weights, held = offloaded_bytes(offloader, model), getattr(offloader, "host_bytes", None)
+    figures = {"offloaded_gib": gib(weights), "host_held_gib": gib(held)}
+    if held is None:
+        return figures
+    return {**figures, "host_ok": 0 < weights <= held <= MOST_HOST * weights}
 
 
 def run(options: argparse.Namespace, folder: Path) -> bool:
@@ -69,13 +97,16 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
     if (kind.__module__.split(".")[0] == "poorwill") != (options.whose == "poorwill"):
         raise RuntimeError(f"whose {options.whose}, but the offloader is a {name}")
     writes = options.whose == "nobody" and not options.sleep
-    good = compared(engine.tokens(), options.tokens_file, writes)
+    equal = compared(engine.tokens(), options.tokens_file, writes)
+    held = {} if options.whose == "nobody" else host_figures(offloader.get_offloader(), engine.model)
+    good = equal and held.get("host_ok", True)
     emit(
         "engine",
         weights_gib=round(weights_gib, 3),
         offloader=name,
         host_added_gib=difference(host_memory(), host),
-        tokens_equal=good,
+        tokens_equal=equal,
+        **held,
         tokens_per_s=engine.throughput(options.rounds) if options.rounds else None,
     )
     for cycle in range(1, CYCLES + 1 if options.sleep else 1):

@@ -5,6 +5,7 @@
     sleep.py --mode cumem --kind moe --quantization mxfp8 --max-split-mib 20 --kv-gib 4 --cycles 1
     sleep.py --mode poorwill --kind dense --kv-gib 8 --cycles 30 --summary
     sleep.py --mode poorwill --kind moe --quantization mxfp8 --kv-gib 0.5 --free-gib 21 --cycles 1
+    sleep.py --mode poorwill --kind dense --kv-gib 8 --graphs --offload-graphs --expandable
     sleep.py --mode none --kind dense --kv-gib 8 --graphs --throughput
 
 vLLM runs in this process, for its allocator and its model are looked at. With mode cumem a subclass of its
@@ -24,6 +25,7 @@ import tempfile
 from pathlib import Path
 
 from common import (
+    EXPANDABLE,
     MODES,
     Ballast,
     adopt,
@@ -104,7 +106,9 @@ class Measured:
         _, left = fill_weights(self.engine.model, seed)
         if self.engine.mode == "poorwill":
             record["undefined"] = self.engine.status()["undefined"]
-            record["restored"] = self.engine.llm.collective_rpc("poorwill_mark_restored")[0]
+            if left:
+                # What is quantised stays as the wake has it.
+                record["restored"] = self.engine.llm.collective_rpc("poorwill_mark_restored")[0]
         return record if left else {**record, **self.checks()}
 
 
@@ -143,6 +147,7 @@ def run(options: argparse.Namespace, ballast: Ballast | None, folder: Path) -> b
         quantization=options.quantization,
         moe_backend=options.moe_backend,
         attention=options.attention,
+        offload_graphs=options.offload_graphs,
     )
     engine = engines.start(options.mode, chosen, options.max_split_mib)
     if not options.no_fill:
@@ -199,6 +204,8 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
     arguments.add_argument(
         "--graphs", nargs="?", const="compile", default="", choices=["compile", "nocompile"]
     )
+    arguments.add_argument("--offload-graphs", action="store_true", help="graphs sleep, too: vLLM 0.32 on")
+    arguments.add_argument("--expandable", action="store_true", help="with PyTorch's expandable segments")
     arguments.add_argument("--moe-backend", default="")
     arguments.add_argument("--attention", default="", help="for example TRITON_ATTN")
     arguments.add_argument(
@@ -221,7 +228,12 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
     arguments.add_argument("--free-gib", type=float, help="have only so much of the card free")
     arguments.add_argument("--seed", type=int, default=1234)
     arguments.add_argument("--label", default="")
-    return arguments.parse_args(given)
+    options = arguments.parse_args(given)
+    if options.offload_graphs and not options.graphs:
+        arguments.error("--offload-graphs goes with --graphs")
+    if options.expandable and options.max_split_mib:
+        arguments.error("--expandable and --max-split-mib are two settings of which only one can be made")
+    return options
 
 
 def main() -> None:
@@ -229,6 +241,8 @@ def main() -> None:
     more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if options.first == "cold":
         more["POORWILL_PREPARE"] = "0"
+    if options.expandable:
+        more |= EXPANDABLE
     adopt(environment(options.mode, dict(os.environ), **more))
     every_line_says(mode=options.mode, label=options.label or options.quantization or options.kind)
 

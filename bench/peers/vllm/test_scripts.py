@@ -111,14 +111,14 @@ class Models(Folder):
         self.assertNotIn("layer_types", models.SHAPES["mxfp4"])
 
     def test_a_checkpoint_has_every_tensor_and_the_size_asked_for(self):
-        tensors = models.dense_tensors(models.configuration("small", 2))
+        tensors = models.tensor_shapes(models.configuration("small", 2))
         self.assertEqual(len(tensors), 3 + 2 * 11)
         self.assertEqual(tensors["model.layers.1.self_attn.k_proj.weight"], (1024, 2048))
         self.assertEqual(models.shard_of("model.layers.1.mlp.up_proj.weight"), "layer-001.safetensors")
         self.assertEqual(models.shard_of("model.embed_tokens.weight"), "outer.safetensors")
         self.assertEqual(models.shard_of("lm_head.weight"), "outer.safetensors")
         for gib in [1, 2, 4]:
-            made = models.dense_tensors(models.configuration("small", models.layers_for(gib)))
+            made = models.tensor_shapes(models.configuration("small", models.layers_for(gib)))
             size = 2 * sum(map(models.elements, made.values())) / (1 << 30)
             self.assertAlmostEqual(size, gib, delta=0.06)
 

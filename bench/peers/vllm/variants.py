@@ -4,16 +4,19 @@ state of a hybrid model.
 
     variants.py --mode poorwill fp8-kv
     variants.py --mode poorwill lora
-    variants.py --mode cumem hybrid
+    variants.py --mode cumem --swaps 10 hybrid
 
-Each starts vLLM in this process, sleeps and wakes at level 1, and at level 2 where the weights can be written
-again, and compares greedy tokens. The scales are set to what nothing would be reset to.
+Each starts vLLM in this process, sleeps and wakes at levels 1 and 2, as a whole and by tag, compares greedy
+tokens, and looks at what each sleep gives back, by the driver's figure. The scales are set to what nothing
+would be reset to. With `--swaps` another engine, whose KV cache takes what is free of the card, is then awake
+in turns with this one, and many requests are compared after that.
 
-Weights under LoRA are written back from a copy, for vLLM 0.20 cannot load a checkpoint again into a model
-with LoRA: its layers are wrapped, which renames their parameters (`gate_up_proj.weight` is
-`gate_up_proj.base_layer.weight` then), and `reload_weights` fails over a name. That comes last, since it
-leaves the model without its parameters. It counts as vLLM's own failure if the name that is missed is that of
-a wrapped parameter; poorwill has to go on saying that the engine is not ready.
+After level 2 a checkpoint is loaded again, or the weights are written from a copy: a hybrid model has no
+checkpoint here, and vLLM 0.20 cannot load one again into a model with LoRA. Its layers are wrapped, which
+renames their parameters (`gate_up_proj.weight` is `gate_up_proj.base_layer.weight` then), and
+`reload_weights` fails over a name. That is tried last, since it leaves the model without its parameters. It
+counts as vLLM's own failure if the name that is missed is that of a wrapped parameter; poorwill has to go on
+saying that the engine is not ready.
 
 vLLM adds up LoRA's products in pieces, in whatever order those come, so that the same adapter does not always
 give the same tokens. Here they come in one piece, as with `VLLM_BATCH_INVARIANT=1`, and the adapter's bytes
@@ -27,13 +30,33 @@ import hashlib
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
-from common import MODES, adopt, conclude_in_a_folder, emit, environment, every_line_says, install_entry_point
-from models import configuration, dense_tensors, write_checkpoint
+from common import (
+    GIB,
+    MODES,
+    Ballast,
+    adopt,
+    conclude_in_a_folder,
+    emit,
+    environment,
+    every_line_says,
+    gib,
+    install_entry_point,
+    utilization,
+)
+from models import configuration, tensor_shapes, write_checkpoint
 from reload import attempt, refusal
+from sleep import ORDERS
+from two_engines import START_S, Child
 
 LAYERS = 4
+KV_GIB = 1
+STEPS: list[tuple[int, list[str] | None]] = [(1, None), (1, None), (2, None), *((1, tags) for tags in ORDERS)]
+GIVEN_BACK = 0.9  # of weights and KV cache, the share that a sleep has to give back
+REQUESTS = 30
+OTHERS_GIB = 8  # of the card for the weights and the context of the other engine, and for the passes of both
 RANK = 8
 AGAIN = 3  # so often the reference has to come out the same
 SCALES = {"_k_scale": 0.75, "_v_scale": 1.25}
@@ -75,7 +98,7 @@ def write_adapter(folder: Path) -> Path:
     path.mkdir()
     generator = torch.Generator().manual_seed(11)
     tensors = {}
-    for name, shape in dense_tensors(configuration("small", LAYERS)).items():
+    for name, shape in tensor_shapes(configuration("small", LAYERS)).items():
         module = name.removesuffix(".weight")
         if module.endswith(ADAPTED):
             sides = {"lora_A": (RANK, shape[1]), "lora_B": (shape[0], RANK)}
@@ -111,7 +134,11 @@ def products_in_one_piece() -> None:
     """Has LoRA's products added up in one order; has to come before the first of them."""
     from vllm.lora.ops.triton_ops import utils
 
-    utils.is_batch_invariant = True
+    # Some versions have it in every module that asks.
+    package = utils.__name__.rpartition(".")[0]
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{package}.") and hasattr(module, "is_batch_invariant"):
+            module.is_batch_invariant = True
 
 
 def adapters(engine) -> dict[str, str]:
@@ -127,13 +154,70 @@ def adapters(engine) -> dict[str, str]:
     return found
 
 
-def written_back(engine, weights: dict) -> None:
-    """Writes the weights from a copy, and says so."""
-    from engine import write_back
+def slept(engine, level: int, kv_bytes: int) -> dict:
+    """Puts the engine to sleep, and says what it has given back by the driver's figure."""
+    from engine import timed, used_memory, weight_bytes
 
-    write_back(engine.model, weights)
-    if engine.mode == "poorwill":
-        engine.llm.collective_rpc("poorwill_mark_restored")
+    covered = weight_bytes(engine.model) + kv_bytes
+    awake = used_memory()
+    seconds = timed(engine.llm.sleep, level=level)
+    asleep = used_memory()
+    return {
+        "level": level,
+        "sleep_s": round(seconds, 4),
+        "used_awake_gib": gib(awake),
+        "used_asleep_gib": gib(asleep),
+        "gave_back": awake - asleep >= GIVEN_BACK * covered,
+    }
+
+
+def woken(engine, tags: list[str] | None) -> dict:
+    """Wakes the engine, tag by tag if there are some."""
+    from engine import timed
+
+    named = [[tag] for tag in tags] if tags else [None]
+    return {"tags": tags, "wake_s": [round(timed(engine.llm.wake_up, tags=one), 4) for one in named]}
+
+
+def swapped(engine, mode: str, swaps: int) -> dict:
+    """Takes turns with another engine, which has the card while this one sleeps; then compares requests."""
+    from engine import generated
+
+    prompts = [[(11 * row + 17 * place) % 30000 + 10 for place in range(24)] for row in range(REQUESTS)]
+    reference = generated(engine.llm, prompts)
+    steady = generated(engine.llm, prompts) == reference
+    with Ballast() as card:
+        engine.llm.sleep(level=1)
+        free = card.free()
+        share = utilization(free, card.total(), free / GIB, 0.95)
+        kv_gib = max(1.0, free / GIB - OTHERS_GIB)
+        words = f"--mode {mode} --kind small --kv-gib {kv_gib:.1f} --utilization {share}"
+        other = Child("other", words.split())
+        try:
+            other.answer(START_S)
+            other_equal = []
+            for _ in range(swaps):
+                other.ask("sleep")
+                engine.llm.wake_up()
+                engine.llm.sleep(level=1)
+                other.ask("wake")
+                other_equal.append(other.ask("check")["tokens_equal"])
+            other.ask("sleep")
+            engine.llm.wake_up()
+            made = generated(engine.llm, prompts)
+            equal = sum(own == known for own, known in zip(made, reference, strict=True))
+        finally:
+            other.end()
+    well = steady and equal == REQUESTS and all(other_equal)
+    return {
+        "swaps": swaps,
+        "other_kv_gib": kv_gib,
+        "other_tokens_equal": sum(other_equal),
+        "requests": REQUESTS,
+        "requests_equal": equal,
+        "steady": steady,
+        "ok": well,
+    }
 
 
 def is_wrapped(name: str, parameters: list[str]) -> bool:
@@ -168,6 +252,49 @@ def checkpoint_again(engine, reference: list) -> dict:
     return {**record, "ok": good}
 
 
+def exercise(engine, options: argparse.Namespace, lora) -> bool:
+    """Goes through all steps; whether each went as it has to."""
+    from engine import copied, write_back
+
+    plain = engine.tokens()
+    if lora is not None:
+        generate = engine.llm.generate
+        engine.llm.generate = lambda *args, **named: generate(*args, lora_request=lora, **named)
+    before = scales(engine, SCALES) if lora is None else {}
+    reference = engine.tokens()
+    weights = {} if options.variant == "fp8-kv" else copied(engine.model)
+    held = adapters(engine)
+    # Tokens that differ without a sleep say nothing of one.
+    good = all(engine.tokens() == reference for _ in range(AGAIN))
+    emit("reference", tokens=reference, differs_from_plain=reference != plain, steady=good, scales=before)
+    for cycle, (level, tags) in enumerate(STEPS, 1):
+        record = {**slept(engine, level, int(KV_GIB * GIB)), **woken(engine, tags)}
+        if level == 2 and weights:
+            write_back(engine.model, weights)
+        elif level == 2:
+            engine.llm.collective_rpc("reload_weights")
+            # Loading the weights again computes scales again.
+            scales(engine, SCALES)
+        checks = {
+            "tokens_equal": engine.tokens() == reference,
+            "scales_equal": lora is not None or scales(engine) == before,
+            "adapters_equal": adapters(engine) == held,
+        }
+        well = record["gave_back"] and all(checks.values())
+        good = good and well
+        step = f"level {level}{', by tag' if tags else ''}"
+        emit("step", step=step, cycle=cycle, **record, **checks, ok=well)
+    if options.swaps:
+        record = swapped(engine, options.mode, options.swaps)
+        good = good and record["ok"]
+        emit("step", step="swaps", **record)
+    if lora is not None:
+        record = checkpoint_again(engine, reference)
+        good = good and record["ok"]
+        emit("checkpoint_again", **record)
+    return good
+
+
 def run(options: argparse.Namespace, folder: Path) -> bool:
     import engine as engines
 
@@ -184,7 +311,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
         path,
         mode=options.mode,
         load_format="auto" if loads else "dummy",
-        kv_gib=1,
+        kv_gib=KV_GIB,
         utilization=0.5,
     )
     lora = None
@@ -199,48 +326,24 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
     engine = engines.start(options.mode, chosen)
     if not loads:
         engines.fill_weights(engine.model)
-    plain = engine.tokens()
-    if lora is not None:
-        generate = engine.llm.generate
-        engine.llm.generate = lambda *args, **named: generate(*args, lora_request=lora, **named)
-    before = scales(engine, SCALES) if lora is None else {}
-    reference = engine.tokens()
-    weights = engines.copied(engine.model) if lora is not None else {}
-    held = adapters(engine)
-    # Tokens that differ without a sleep say nothing of one.
-    good = all(engine.tokens() == reference for _ in range(AGAIN))
-    emit("reference", tokens=reference, differs_from_plain=reference != plain, steady=good, scales=before)
-    for cycle, level in enumerate([1, 1, 2, 1] if loads else [1, 1], 1):
-        engine.llm.sleep(level=level)
-        engine.llm.wake_up()
-        if level == 2 and lora is not None:
-            written_back(engine, weights)
-        elif level == 2:
-            engine.llm.collective_rpc("reload_weights")
-            # Loading the weights again computes scales again.
-            scales(engine, SCALES)
-        record = {
-            "tokens_equal": engine.tokens() == reference,
-            "scales_equal": lora is not None or scales(engine) == before,
-            "adapters_equal": adapters(engine) == held,
-        }
-        well = all(record.values())
-        good = good and well
-        emit("step", step=f"level {level}", cycle=cycle, **record, ok=well)
-    if lora is not None:
-        record = checkpoint_again(engine, reference)
-        good = good and record["ok"]
-        emit("checkpoint_again", **record)
-    return good
+    return exercise(engine, options, lora)
 
 
-def main() -> None:
+def parsed(given: list[str] | None = None) -> argparse.Namespace:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument("variant", choices=["fp8-kv", "lora", "hybrid"])
     arguments.add_argument("--mode", choices=[mode for mode in MODES if mode != "none"], required=True)
-    options = arguments.parse_args()
+    arguments.add_argument("--swaps", type=int, default=0, help="turns with another engine on the card")
+    options = arguments.parse_args(given)
+    if options.swaps < 0:
+        arguments.error(f"--swaps is {options.swaps}; it is 0 or more")
+    return options
+
+
+def main() -> None:
+    options = parsed()
     adopt(environment(options.mode, dict(os.environ), VLLM_ENABLE_V1_MULTIPROCESSING="0"))
     every_line_says(mode=options.mode, label=options.variant)
     conclude_in_a_folder(lambda folder: run(options, folder))
