@@ -14,16 +14,17 @@ class Run:
     arguments: list[str]
     limit_s: int
     environment: dict[str, str] = field(default_factory=dict)
+    about_s: int = 0  # how long it is expected to take; with less time left it does not begin
 
 
-def sleep(name: str, mode: str, arguments: str, limit_s: int = 240) -> Run:
+def sleep(name: str, mode: str, arguments: str, limit_s: int = 240, about_s: int = 0) -> Run:
     words = ["--mode", mode, "--label", name, *arguments.split()]
-    return Run(f"{name}-{mode}", "sleep.py", words, limit_s)
+    return Run(f"{name}-{mode}", "sleep.py", words, limit_s, about_s=about_s)
 
 
-def both(name: str, arguments: str, limit_s: int = 240) -> list[Run]:
+def both(name: str, arguments: str, limit_s: int = 240, about_s: int = 0) -> list[Run]:
     """The same with poorwill and with vLLM's own allocator."""
-    return [sleep(name, mode, arguments, limit_s) for mode in ["poorwill", "cumem"]]
+    return [sleep(name, mode, arguments, limit_s, about_s) for mode in ["poorwill", "cumem"]]
 
 
 def loads(name: str, arguments: str, limit_s: int = 240) -> list[Run]:
@@ -36,16 +37,59 @@ def offloaders(name: str, arguments: str) -> Run:
     return Run(name, "offloaders.py", arguments.split(), 120)
 
 
-def offload_engine(name: str, arguments: str) -> Run:
+def offload_engine(name: str, arguments: str, about_s: int = 0) -> Run:
     # Compiled models compute in another order.
     kind = "compiled" if "--graphs" in arguments else "eager"
     words = [*arguments.split(), "--tokens-file", f"/tmp/poorwill-bench-offload-{kind}.json"]
-    return Run(f"engine-{name}", "offload_engine.py", words, 120)
+    return Run(f"engine-{name}", "offload_engine.py", words, 120, about_s=about_s)
+
+
+def variant(name: str, mode: str, more: str = "", prefix: str = "", about_s: int = 0) -> Run:
+    words = ["--mode", mode, *more.split(), name]
+    return Run(f"{prefix}{name}-{mode}", "variants.py", words, 180, about_s=about_s)
+
+
+def rl(name: str, arguments: str, about_s: int) -> Run:
+    return Run(f"rl-{name}", "rl.py", arguments.split(), 420, about_s=about_s)
 
 
 DENSE = "--kind dense"
 GRAPHS = f"{DENSE} --kv-gib 8 --graphs"
 TAGS = "--by-tag --level2"
+MXFP8 = "--kind moe --quantization mxfp8"
+SLICES = "--hami HAMi-core --headers HAMi-core/headers"
+# What a load needs at its peak, as measured, times 1.1, and half a GiB for the context before it.
+TIGHT_MXFP8 = f"{MXFP8} --kv-gib 0.5 --free-gib 20.7 --cycles 1"
+TIGHT_MXFP4 = "--kind mxfp4 --kv-gib 0.5 --free-gib 18.3 --cycles 1"
+# All that is open of vLLM 0.33 in one visit of 25 minutes, what is worth most first. What compiles comes
+# before what is compared with it, so that neither pays for the other.
+CURRENT = [
+    sleep("now-first", "poorwill", f"{DENSE} --layers 4 --kv-gib 2 --cycles 2 {TAGS}", 180, 45),
+    rl("now-small", "--kind small --expandable", 170),
+    rl("now-small-moe", "--kind small-moe", 170),
+    variant("hybrid", "poorwill", "--swaps 10", "now-", 50),
+    variant("lora", "poorwill", "", "now-", 30),
+    variant("fp8-kv", "poorwill", "", "now-", 30),
+    *both("now-tight-mxfp8", TIGHT_MXFP8, 120, 40),
+    *both("now-tight-mxfp4", TIGHT_MXFP4, 120, 40),
+    sleep("now-graphs", "poorwill", f"{GRAPHS} --cycles 3 {TAGS}", 240, 65),
+    sleep("now-graphs-asleep", "poorwill", f"{GRAPHS} --offload-graphs --cycles 3 {TAGS}", 240, 65),
+    sleep("now-graphs-expandable", "poorwill", f"{GRAPHS} --expandable --cycles 2 --by-tag", 240, 60),
+    sleep("now-mxfp8-expandable", "poorwill", f"{MXFP8} --expandable --kv-gib 4 --cycles 2", 120, 30),
+    offload_engine("now-nobody-graphs", "--whose nobody --graphs", 50),
+    offload_engine("now-prefetch-graphs", "--whose poorwill --way prefetch --graphs --sleep", 55),
+    offload_engine("now-uva-graphs", "--whose poorwill --way uva --graphs --sleep", 55),
+    Run("now-slices", "slices.py", SLICES.split(), 300, about_s=60),
+    *(
+        sleep(f"now-mxfp8-{turn}", mode, f"{MXFP8} --kv-gib 4 --cycles 0", 120, 25)
+        for turn in (1, 2)
+        for mode in ["poorwill", "cumem"]
+    ),
+    variant("hybrid", "cumem", "", "now-", 35),
+    variant("lora", "cumem", "", "now-", 30),
+    variant("fp8-kv", "cumem", "", "now-", 30),
+    sleep("now-graphs", "cumem", f"{GRAPHS} --cycles 3 {TAGS}", 240, 65),
+]
 PLANS: dict[str, list[Run]] = {
     # Does it work at all?
     "first": [sleep("first", "poorwill", f"{DENSE} --layers 4 --kv-gib 2 --cycles 2 {TAGS}", 180)],
@@ -115,10 +159,13 @@ PLANS: dict[str, list[Run]] = {
         for mode in ["poorwill", "cumem"]
     ],
     "variants": [
-        Run(f"{variant}-{mode}", "variants.py", ["--mode", mode, variant], 150)
-        for variant in ["fp8-kv", "lora", "hybrid"]
-        for mode in ["poorwill", "cumem"]
+        variant(name, mode) for name in ["fp8-kv", "lora", "hybrid"] for mode in ["poorwill", "cumem"]
     ],
+    # What trainers call.
+    "rl": [rl(kind, f"--kind {kind}", 170) for kind in ["small", "small-moe"]],
+    # A slice of the card; HAMi-core is looked for in a folder beside the working directory.
+    "slices": [Run("slices", "slices.py", SLICES.split(), 300, about_s=60)],
+    "vllm-0.33": CURRENT,
     # Layers with weights in host memory; no engine.
     "offloaders": [
         offloaders("poorwill-prefetch", "--whose poorwill --way prefetch"),
@@ -145,7 +192,10 @@ PLANS: dict[str, list[Run]] = {
             for way in ["uva", "prefetch"]
         ),
         offload_engine("nobody-graphs", "--whose nobody --graphs"),
-        offload_engine("poorwill-prefetch-graphs", "--whose poorwill --way prefetch --graphs --sleep"),
+        *(
+            offload_engine(f"poorwill-{way}-graphs", f"--whose poorwill --way {way} --graphs --sleep")
+            for way in ["uva", "prefetch"]
+        ),
     ],
     # Needs two GPUs of one host.
     "ranks": [

@@ -12,9 +12,9 @@ The trainer is this script: its weights are others in every step, and while the 
 trained beside it, whose losses have to be the same, too.
 
 TRL has its engine in its own process and writes to the model itself. The engines of verl and OpenRLHF are in
-another one, and their weights go there through memory of the GPU. Prints JSON lines: `step`, a `flow` for
-each framework, allocator and level, and `beside` with both allocators. What fails with vLLM's own allocator
-is told, and is no failure of the run.
+another one, and their weights go there through memory of the GPU. Prints JSON lines: `trained` for each
+step, a `flow` for each framework, allocator and level, and `beside` with both allocators. What fails with
+vLLM's own allocator is told, and is no failure of the run.
 """
 
 import argparse
@@ -338,7 +338,7 @@ def child(options: argparse.Namespace, folder: Path) -> bool:
         trainer.optimizer.state.clear()
         records = steps_of(flow, engine, trainer, level, options.steps, lambda: engines.generated(llm))
         for record in records:
-            emit("step", level=level, **record)
+            emit("trained", level=level, **record)
         if mode == "none":
             options.reference.write_text(json.dumps(records))
             distinct = len({json.dumps(record["tokens"]) for record in records})

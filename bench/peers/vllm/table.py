@@ -153,7 +153,7 @@ def checked(runs: list[Ran]) -> str:
 def sleeping(runs: list[Ran]) -> list[str]:
     by_model: dict[str, dict[str, list[Ran]]] = {}
     for run in runs:
-        if run.of("cycle") and "--free-gib" not in run.command:
+        if run.of("cycle") and run.mode in (PEER, OURS) and "--free-gib" not in run.command:
             by_model.setdefault(run.model, {}).setdefault(run.mode, []).append(run)
     lines = []
     for model, modes in by_model.items():
@@ -248,6 +248,36 @@ def speed(runs: list[Ran]) -> list[str]:
     ]
 
 
+def trainers(runs: list[Ran]) -> list[str]:
+    """Steps of training: with equal tokens of how many, and how long an engine sleeps and wakes in them."""
+    lines = []
+    for run in runs:
+        for line in run.of("beside"):
+            peer, ours = line.get(PEER, {}), line.get(OURS, {})
+            cells = [f"{line['label']}: {line['flow']}, level {line['level']}"]
+            for figures in (peer, ours):
+                came = f"fails: {figures['failed']}" if "failed" in figures else "-"
+                if "steps" in figures:
+                    came = f"{figures['tokens_equal']} of {figures['steps']}"
+                cells.append(" ".join(came.split())[:160].replace("|", "/"))
+            for name in ("sleep_ms", "wake_weights_ms", "wake_kv_cache_ms"):
+                both = [figures.get(name, {}).get("median") for figures in (peer, ours)]
+                cells.append(" / ".join("-" if figure is None else f"{figure:.0f}" for figure in both))
+            lines.append(row(*cells))
+    times = [f"{what}, ms" for what in ("sleep", "wake of weights", "wake of kv_cache")]
+    return [*heading("equal tokens", PEER, OURS, *times), *lines] if lines else []
+
+
+def slices(runs: list[Ran]) -> list[str]:
+    """What came of each slice of the card."""
+    lines = []
+    for run in runs:
+        for line in run.of("slice", "prevented"):
+            came = f"prevented: {line['why']}" if "why" in line else "yes" if line["ok"] else "NO"
+            lines.append(row(line["mechanism"], " ".join(came.split())[:300].replace("|", "/")))
+    return [*heading("slice", "as it has to be"), *lines] if lines else []
+
+
 def steps(runs: list[Ran]) -> list[str]:
     """What else was tried, and whether it went as it has to."""
     found: dict[str, dict[str, bool]] = {}
@@ -281,6 +311,8 @@ TABLES = {
     "loads": ("Memory mapped while loading, GiB", loads),
     "tight": ("Loading with little of the card free", tight),
     "speed": ("Throughput and start", speed),
+    "trainers": ("Training", trainers),
+    "slices": ("Slices of the card", slices),
     "steps": ("Everything else", steps),
     "commands": ("Commands", commands),
 }

@@ -6,6 +6,7 @@
 
 import ast
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -22,15 +23,29 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import common  # noqa: E402
-import connectors  # noqa: E402
 import models  # noqa: E402
 import plans  # noqa: E402
 import reload  # noqa: E402
+import rl  # noqa: E402
 import server  # noqa: E402
 import sleep  # noqa: E402
+import slices  # noqa: E402
 import two_engines  # noqa: E402
+import variants  # noqa: E402
 import visit  # noqa: E402
 import web  # noqa: E402
+
+VISIT_S = 25 * 60  # the longest that one visit to a machine may take
+PARSERS = {
+    "sleep.py": sleep.parsed,
+    "rl.py": rl.parsed,
+    "slices.py": slices.parsed,
+    "variants.py": variants.parsed,
+}
+SCRIPTS = [
+    *["sleep", "reload", "two_engines", "ranks", "bad_input", "server", "visit", "table", "variants"],
+    *["offload_engine", "rl", "slices"],
+]
 
 
 def printed(action) -> list[dict]:
@@ -162,11 +177,26 @@ class Sleep(unittest.TestCase):
         self.assertEqual([line["tags"] for line in by_tag], sleep.ORDERS)
         self.assertIn("wake_kv_cache_s", by_tag[0])
         level2 = [line for line in lines if line["event"] == "level2"]
-        self.assertEqual(level2[0]["restored"], ["weights"])
+        # All of the weights were written, and nobody has to say so.
+        self.assertEqual((level2[0]["undefined"], "restored" in level2[0]), ([], False))
         self.assertTrue(level2[0]["tokens_equal"])
         cycles = [line for line in lines if line["event"] == "cycle"]
         self.assertEqual([cycle["first"] for cycle in cycles], ["prepared", None, None])
         self.assertEqual(cycles[0]["sleep_told"], [{"operation": "sleep"}])
+
+    def test_weights_that_nobody_can_write_are_said_to_be_whole(self):
+        _, lines = self.run_with(fake_engine(quantised=2), "--mode", "poorwill", "--level2")
+        level2 = [line for line in lines if line["event"] == "level2"]
+        self.assertEqual(level2[0]["undefined"], ["weights"])
+        self.assertEqual(level2[0]["restored"], ["weights"])
+        self.assertNotIn("tokens_equal", level2[0])
+
+    def test_what_does_not_go_together_is_refused(self):
+        for words in ["--offload-graphs", "--expandable --max-split-mib 20"]:
+            with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit):  # noqa: PT027
+                sleep.parsed(["--mode", "poorwill", *words.split()])
+            self.assertIn(words.split()[0], said.getvalue())
+        sleep.parsed(["--mode", "poorwill", "--graphs", "--offload-graphs"])
 
     def test_what_is_wrong_is_no_success(self):
         good, lines = self.run_with(fake_engine(spoil=2), "--mode", "cumem", "--cycles", "2", "--no-counting")
@@ -185,8 +215,9 @@ class Sleep(unittest.TestCase):
         self.assertEqual([line["event"] for line in lines], ["overwritten", "throughput", "reference"])
 
 
-def fake_engine(spoil: int | None = None) -> types.ModuleType:
-    """A module in the place of engine.py; the tokens are other ones after so many sleeps."""
+def fake_engine(spoil: int | None = None, quantised: int = 0) -> types.ModuleType:
+    """A module in the place of engine.py; the tokens are other ones after so many sleeps, and so many of the
+    weights are quantised."""
 
     class Llm:
         def __init__(self, engine):
@@ -233,11 +264,20 @@ def fake_engine(spoil: int | None = None) -> types.ModuleType:
         action(*positional, **named)
         return 0.125
 
+    def start(mode, chosen, split):
+        module.engine = Engine(mode)
+        return module.engine
+
+    def fill_weights(model, seed):
+        # What is quantised cannot be written so.
+        module.engine.dropped = module.engine.dropped and bool(quantised)
+        return 3, quantised
+
     module = types.ModuleType("engine")
     module.timed = timed
-    module.start = lambda mode, chosen, split: Engine(mode)
+    module.start = start
     module.settings = lambda path, **chosen: {"model": path, **chosen}
-    module.fill_weights = lambda model, seed: (3, 0)
+    module.fill_weights = fill_weights
     module.fingerprint = lambda model: {"weights": 1}
     module.same = lambda before, after: before == after
     module.used_memory = lambda: 2 << 30
@@ -299,6 +339,38 @@ class Visit(Folder):
         with contextlib.redirect_stdout(io.StringIO()):
             self.assertEqual(visit.visit({"some": [run]}, self.folder / "out", 0), 1)
 
+    def test_what_the_deadline_has_kept_from_being_run_is_run_later(self):
+        out, kept = self.folder / "out", [self.script("good", "print('{}')"), self.script("bad", "1 / 0")]
+        cut = self.script("cut", "import time; time.sleep(60)")
+        late = dataclasses.replace(self.script("late", "print('{}')"), about_s=1000)
+        plan = {"some": [*kept, cut, late]}
+
+        def visited(runs: list[plans.Run], deadline_s: float) -> str:
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                visit.visit({"some": runs}, out, deadline_s)
+            return said.getvalue()
+
+        self.assertEqual(visit.left(plan, out), plan)
+        visited(kept, 900)
+        visited([cut], 0.5)
+        self.assertIn("it takes about 1000 s", visited([late], 900))
+        self.assertEqual(visit.left(plan, out), {"some": [cut, late]})
+        visited([self.script("cut", "print('{}')"), late], 1900)
+        self.assertEqual(visit.left(plan, out), {})
+
+    def test_the_visit_to_the_newest_vllm_fits_into_its_time(self):
+        runs = plans.PLANS["vllm-0.33"]
+        self.assertLessEqual(sum(run.about_s for run in runs), VISIT_S)
+        for run in runs:
+            self.assertTrue(0 < run.about_s <= run.limit_s, run)
+        # What writes the tokens that others compare with comes before them.
+        [writer] = [at for at, run in enumerate(runs) if "nobody" in run.arguments]
+        readers = [at for at, run in enumerate(runs) if "--tokens-file" in run.arguments and at != writer]
+        self.assertTrue(readers and min(readers) > writer)
+        # A daemon in front of the card would be in the way of whatever comes after it.
+        mechanisms = [run for run in runs if run.script == "slices.py"]
+        self.assertEqual(len(mechanisms), 1)
+
     def test_the_plans_name_scripts_and_arguments_that_there_are(self):
         names = [run.name for runs in plans.PLANS.values() for run in runs]
         self.assertEqual(len(names), len(set(names)))
@@ -306,8 +378,8 @@ class Visit(Folder):
             for run in runs:
                 self.assertTrue((HERE / run.script).is_file(), run)
                 self.assertLessEqual(run.limit_s, 560)
-                if run.script == "sleep.py":
-                    sleep.parsed(run.arguments)
+                if reads := PARSERS.get(run.script):
+                    reads(run.arguments)
         self.assertEqual(set(visit.chosen(["dense", "moe"], "moe")), {"moe"})
         ran = subprocess.run([sys.executable, "-B", str(HERE / "visit.py"), "nobody"], capture_output=True)
         self.assertEqual(ran.returncode, 2)
@@ -490,197 +562,13 @@ class Server(Folder):
         self.assertEqual(lines["level_1"]["before_that"], "started again")
 
 
-def slept(**figures) -> dict:
-    """A cycle's line."""
-    line = {"event": "cycle", "sleep_s": 0.05, "wake_s": 0.25, "bytes_equal": True, "tokens_equal": True}
-    return {**line, "used_asleep_gib": 0.9, "host_added": {"VmRSS": 21.5}, **figures}
-
-
-class Table(Folder):
-    def records(self, *runs: tuple[str, str, str, list[dict]]) -> Path:
-        """A file as visit.py writes it."""
-        path = self.folder / "some.jsonl"
-        with path.open("w") as file:
-            for name, mode, label, lines in runs:
-                more = " --free-gib 21" if "tight" in label else ""
-                head = {
-                    "command": f"bench/peers/vllm/sleep.py --mode {mode}{more}",
-                    "at": "2026-11-21T10:00:00",
-                }
-                file.write(json.dumps({"run": name, **head}) + "\n")
-                for line in lines:
-                    said = {"mode": mode, "label": label, **line}
-                    file.write(json.dumps({"run": name, "line": said}) + "\n")
-                file.write(json.dumps({"run": name, "ended": {"failed": None, "seconds": 1.0}}) + "\n")
-        return path
-
-    def table(self, path: Path, *arguments: str) -> subprocess.CompletedProcess:
-        program = [sys.executable, "-B", str(HERE / "table.py"), str(path), *arguments]
-        return subprocess.run(program, capture_output=True, text=True, encoding="utf-8")
-
-    def rows(self, path: Path, only: str) -> dict[str, list[str]]:
-        ran = self.table(path, "--only", only)
-        self.assertEqual(ran.returncode, 0, ran.stderr)
-        cells = [line.strip("| ").split(" | ") for line in ran.stdout.splitlines() if line.startswith("| ")]
-        return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in cells}
-
-    def test_sleeping_and_waking(self):
-        start = {"event": "start", "parameters_gib": 15.27, "kv_blocks": 1000, "start_s": 25.0}
-        level2 = {**slept(event="level2", sleep_s=0.02, wake_s=0.03)}
-        path = self.records(
-            ("a", "cumem", "dense", [start, slept(sleep_s=9.0), slept(sleep_s=0.3), slept(sleep_s=0.4)]),
-            (
-                "b",
-                "poorwill",
-                "dense",
-                [start, slept(first="as-is", sleep_s=0.5, host_held_gib=15.3), level2],
-            ),
-            ("c", "poorwill", "dense-prepared", [start, slept(first="prepared", sleep_s=0.09)]),
-            ("d", "poorwill", "dense-prepared", [start, slept(first="prepared", sleep_s=0.06), slept()]),
-        )
-        rows = self.rows(path, "sleeping")
-        self.assertEqual(rows["weights"], ["15.27 GiB", "15.27 GiB"])
-        self.assertEqual(rows["first sleep, prepared"], ["9.00 s", "90 ms", "100.00"])
-        self.assertEqual(rows["first sleep, weights changed since the start"], ["9.00 s", "500 ms", "18.00"])
-        self.assertNotIn("first sleep, nothing in the background", rows)
-        self.assertEqual(rows["later sleep"], ["350 ms", "50 ms", "7.00"])
-        self.assertEqual(rows["level 2 sleep"], ["-", "20 ms", "-"])
-        self.assertEqual(rows["host memory held"], ["21.50 GiB", "15.30 GiB", "1.41"])
-        self.assertEqual(rows["checked"], ["all 3 equal", "all 5 equal"])
-
-    def test_thirty_cycles_and_what_is_wrong(self):
-        spread = {"median": 0.05, "min": 0.04, "max": 0.08}
-        line = {"event": "summary", "cycles": 30, "sleep_s": spread, "wake_s": spread}
-        good = {**line, "bytes_equal": True, "tokens_equal": True}
-        rows = self.rows(self.records(("a", "poorwill", "thirty", [slept(first="as-is"), good])), "sleeping")
-        self.assertEqual(rows["longest of later wakes"], ["-", "80 ms", "-"])
-        self.assertEqual(rows["checked"], ["-", "all 31 equal"])
-        bad = {**good, "tokens_equal": False}
-        rows = self.rows(self.records(("a", "poorwill", "thirty", [slept(first="as-is"), bad])), "sleeping")
-        self.assertEqual(rows["checked"], ["-", "1 WRONG"])
-
-    def test_loading(self):
-        def load(peak: float, kept: float) -> dict:
-            return {
-                "event": "load",
-                "live_gib": 16.0,
-                "peak_mapped_gib": peak,
-                "mapped_gib": kept,
-                "load_s": 4,
-            }
-
-        card, done = {"event": "card", "free_gib": 21.0}, {"event": "start"}
-        failed = {"event": "failed", "error": "out of\nmemory | more"}
-        path = self.records(
-            ("a", "cumem", "mxfp8-split20", [load(29.86, 16.28)]),
-            ("b", "poorwill", "mxfp8-split20", [load(17.6, 16.0)]),
-            ("c", "cumem", "mxfp8-tight", [card, failed]),
-            ("d", "poorwill", "mxfp8-tight", [card, load(17.6, 16.0), done]),
-        )
-        cells = self.rows(path, "loads")["mxfp8-split20"]
-        self.assertEqual(cells[:3], ["16.00", "29.86 (1.87x)", "16.28 (1.02x)"])
-        self.assertEqual(cells[3:], ["17.60 (1.10x)", "16.00 (1.00x)", "4 / 4"])
-        lines = [line for line in self.table(path, "--only", "tight").stdout.splitlines() if "tight" in line]
-        self.assertEqual(lines[0], "| mxfp8-tight | cumem | 21.00 GiB | - | fails: out of memory / more |")
-        self.assertEqual(lines[1], "| mxfp8-tight | poorwill | 21.00 GiB | 17.60 GiB | loads |")
-
-    def test_speed(self):
-        def run(rate: float, start_s: float) -> list[dict]:
-            return [{"event": "start", "start_s": start_s}, {"event": "throughput", "median": rate}]
-
-        path = self.records(
-            ("a", "none", "speed-1", run(1000.0, 20.0)),
-            ("b", "none", "speed-2", run(1020.0, 22.0)),
-            ("c", "poorwill", "speed-1", run(1005.0, 21.42)),
-        )
-        rows = self.rows(path, "speed")
-        self.assertEqual(rows["tokens a second"], ["1,010", "1,005 (0.995x)"])
-        self.assertEqual(rows["start"], ["21.00 s", "21.42 s (1.020x)"])
-
-    def test_everything_else_and_the_commands(self):
-        path = self.records(
-            ("a", "poorwill", "server", [{"event": "step", "step": "level_1", "ok": True}]),
-            ("b", "cumem", "server", [{"event": "step", "step": "level_1", "ok": False}]),
-            ("c", "poorwill", "two", [{"event": "turn", "ok": ok} for ok in (True, False, True)]),
-        )
-        rows = self.rows(path, "steps")
-        self.assertEqual(rows["server: level 1"], ["NO", "yes"])
-        self.assertEqual(rows["two: turn"], ["-", "NO"])
-        whole = self.table(path).stdout
-        self.assertIn("- `bench/peers/vllm/sleep.py --mode poorwill`, 2026-11-21", whole)
-        self.assertNotIn("### Sleeping", whole)
-
-    def test_what_cannot_be_read_is_said(self):
-        for text in ['{"run": ', '{"line": {}}']:
-            path = self.folder / "some.jsonl"
-            path.write_text(text)
-            ran = self.table(path)
-            self.assertEqual(ran.returncode, 1)
-            self.assertTrue(ran.stderr.startswith("cannot read what visit.py wrote: "), ran.stderr)
-        ran = self.table(self.records(("a", "none", "x", [{"event": "import"}])), "--only", "speed")
-        self.assertEqual((ran.returncode, ran.stderr), (1, "there are no figures for that\n"))
-
-
-class Connectors(unittest.TestCase):
-    """A pair that a stand-in plays: what one has computed the other reads, unless it is told not to."""
-
-    def setUp(self):
-        self.read, self.asked, self.moves, self.params = 0.0, [], True, {"remote_engine_id": "a"}
-
-    def ask(self, path: str, body: dict) -> web.Answer:
-        self.asked.append(body)
-        params = body.get("kv_transfer_params", {})
-        if params.get("do_remote_decode"):
-            said = {"choices": [{"token_ids": [1]}], "kv_transfer_params": self.params}
-        else:
-            self.read += 64.0 if self.moves and params else 0.0
-            said = {"choices": [{"token_ids": [1, 2]}]}
-        return web.Answer(200, json.dumps(said), 0.1)
-
-    def get(self, path: str) -> web.Answer:
-        lines = [f'{connectors.HITS}_total{{engine="0"}} {self.read}', f"{connectors.HITS}_created 5"]
-        return web.Answer(200, "\n".join(lines), 0.1)
-
-    def passed(self, reference: list[int]) -> tuple[bool, dict]:
-        return connectors.passed(self, self, reference)  # type: ignore[arg-type]
-
-    def test_a_prompt_passes_from_one_to_the_other(self):
-        ok, seen = self.passed([1, 2])
-        self.assertTrue(ok)
-        self.assertEqual((seen["read_tokens"], seen["tokens_equal"]), (64.0, True))
-        self.assertEqual([body["max_tokens"] for body in self.asked], [1, web.NEW_TOKENS])
-        self.assertEqual(self.asked[1]["kv_transfer_params"], {"remote_engine_id": "a"})
-
-    def test_other_tokens_and_tokens_that_were_computed_anew_do_not_count(self):
-        self.assertFalse(self.passed([1, 3])[0])
-        self.moves = False
-        self.assertFalse(self.passed([1, 2])[0])
-        self.params = None
-        ok, seen = self.passed([1, 2])
-        self.assertFalse(ok)
-        self.assertEqual(seen["prefill"]["status"], 200)
-
-    def test_without_nixl_it_says_so(self):
-        def main() -> None:
-            with self.assertRaises(SystemExit) as ended:
-                connectors.main()
-            self.assertEqual(ended.exception.code, connectors.NO_NIXL)
-
-        nothing = mock.patch.object(connectors.importlib.util, "find_spec", return_value=None)
-        with nothing, mock.patch.object(sys, "argv", ["connectors.py"]):
-            [line] = printed(main)
-        self.assertEqual(line["event"], "skipped")
-        self.assertIn("pip install nixl", line["why"])
-
-
 class Scripts(unittest.TestCase):
     def test_every_script_is_python(self):
         for path in HERE.glob("*.py"):
             ast.parse(path.read_text(), str(path))
 
     def test_who_asks_gets_help_without_a_gpu(self):
-        names = ["sleep", "reload", "two_engines", "ranks", "bad_input", "server", "connectors"]
-        for name in [*names, "visit", "table"]:
+        for name in SCRIPTS:
             ran = subprocess.run(
                 [sys.executable, "-B", str(HERE / f"{name}.py"), "--help"], capture_output=True, text=True
             )

@@ -4,9 +4,11 @@ it goes: DIR/PLAN.jsonl has what the runs printed, DIR/PLAN.log the end of what 
 
     visit.py --out DIR dense            # one plan
     visit.py --out DIR dense moe        # several
+    visit.py --out DIR --go-on dense    # what of it has not been run yet, by what is in DIR
     visit.py --list                     # what there is
 
-A run that fails or takes too long is recorded, and the rest goes on.
+A run that fails or takes too long is recorded, and the rest goes on. One that the deadline has cut short, or
+kept from beginning, counts as not run.
 """
 
 import argparse
@@ -110,6 +112,25 @@ def chosen(names: list[str], only: str | None) -> dict[str, list[Run]]:
     return {name: runs for name, runs in plans.items() if runs}
 
 
+def done(file: Path) -> set[str]:
+    """The runs that have ended, well or not, by what is kept of them; not those that the deadline has."""
+    ended: dict[str, bool] = {}
+    for text in file.read_text().splitlines() if file.exists() else []:
+        record = json.loads(text)
+        if how := record.get("ended"):
+            ended[record["run"]] = not how.get("by_deadline")
+    return {name for name, whole in ended.items() if whole}
+
+
+def left(plans: dict[str, list[Run]], out: Path) -> dict[str, list[Run]]:
+    """What of the plans has not been run yet."""
+    rest = {}
+    for name, runs in plans.items():
+        ended = done(out / f"{name}.jsonl")
+        rest[name] = [run for run in runs if run.name not in ended]
+    return {name: runs for name, runs in rest.items() if runs}
+
+
 def visit(plans: dict[str, list[Run]], out: Path, deadline_s: float) -> int:
     """Runs all; returns how many failed."""
     begin, failures = time.monotonic(), 0
@@ -126,12 +147,15 @@ def visit(plans: dict[str, list[Run]], out: Path, deadline_s: float) -> int:
                 typed = shlex.join([f"bench/peers/vllm/{run.script}", *run.arguments])
                 keep({"run": run.name, "command": typed, "at": at})
                 left_s = deadline_s - (time.monotonic() - begin)
-                if left_s <= 0:
-                    ended = {"failed": "the deadline had passed", "seconds": 0.0}
+                if left_s <= run.about_s:
+                    failed = f"{left_s:.0f} s were left, and it takes about {run.about_s} s"
+                    ended = {"failed": failed, "seconds": 0.0, "by_deadline": True}
                 else:
                     with tempfile.TemporaryDirectory() as folder:
                         log = Path(folder) / "log"
                         ended = execute(run, min(run.limit_s, left_s), keep, log)
+                        if ended["failed"] and left_s < run.limit_s and ended["seconds"] >= left_s:
+                            ended["by_deadline"] = True
                         logs.write(f"==== {run.name}: {ended}\n{tail(log)}\n")
                         logs.flush()
                 keep({"run": run.name, "ended": ended})
@@ -147,6 +171,7 @@ def main() -> None:
     arguments.add_argument("plans", nargs="*", help="names of plans")
     arguments.add_argument("--out", type=Path, help="folder for what comes out")
     arguments.add_argument("--only", help="names of runs, or how they begin, with commas between")
+    arguments.add_argument("--go-on", action="store_true", help="leave out what --out has as run")
     arguments.add_argument("--deadline-s", type=float, default=570, help="when nothing may run any more")
     arguments.add_argument(
         "--touch-gib", type=int, default=0, help="host memory to touch first, where that is slow at first"
@@ -160,14 +185,17 @@ def main() -> None:
         for name, runs in plans.items():
             print(name)
             for run in runs:
-                print(f"  {run.name}: {shlex.join([run.script, *run.arguments])}")
+                about = f" (about {run.about_s} s)" if run.about_s else ""
+                print(f"  {run.name}: {shlex.join([run.script, *run.arguments])}{about}")
         return
     if not options.out or not options.plans:
         arguments.error("plans and --out DIR are needed")
     if not plans:
         arguments.error("no such run in these plans")
+    if options.go_on:
+        plans = left(plans, options.out)
     begin = time.monotonic()
-    if options.touch_gib:
+    if options.touch_gib and plans:
         seconds = touch_host_memory(options.touch_gib)
         print(f"touched {options.touch_gib} GiB of host memory ({seconds:.1f} s)", flush=True)
     failures = visit(plans, options.out, options.deadline_s - (time.monotonic() - begin))
