@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Holds bad_input.py and variants.py to what they say, as far as no GPU and no vLLM are needed."""
+"""Holds bad_input.py, variants.py and offload_engine.py to what they say, as far as no GPU and no vLLM are
+needed."""
 
 # There may be no pytest where this runs.
 # ruff: noqa: PT009
@@ -19,6 +20,7 @@ sys.path.insert(0, str(HERE))
 
 import bad_input  # noqa: E402
 import common  # noqa: E402
+import offload_engine  # noqa: E402
 import variants  # noqa: E402
 from test_scripts import printed  # noqa: E402
 
@@ -249,6 +251,157 @@ class Lora(unittest.TestCase):
         for name in ["norm.weight", "layers.1.mlp.gate_up_proj.weight", "proj.weight", "weight"]:
             self.assertFalse(self.outcome("poorwill", KeyError(name))["ok"], name)
         self.assertFalse(self.outcome("poorwill", RuntimeError("no such file"))["ok"])
+
+
+class Variants(unittest.TestCase):
+    """The steps of a variant, over an engine that does what it should, or not."""
+
+    def module(self, flaw: str) -> types.ModuleType:
+        module = types.ModuleType("engine")
+        state = {"used": 10 * common.GIB, "level": 0, "written": 0, "woken": []}
+        module.state = state
+
+        def sleep(level):
+            state["level"], state["woken"] = level, []
+            state["used"] = (9 if flaw == "keeps memory" else 1) * common.GIB
+            if level == 2:
+                state["written"] = -1
+
+        def wake_up(tags=None):
+            state["woken"].append(tags)
+            state["used"] = 10 * common.GIB
+
+        def write_back(model, weights):
+            state["written"] = weights["written"]
+
+        def timed(action, *positional, **named):
+            action(*positional, **named)
+            return 0.5
+
+        def generated(llm, prompts):
+            others = FakeOther.last is not None and "wake" in FakeOther.last.asked
+            lost = 3 if flaw == "forgets" and others else None
+            return [[len(prompt), state["written"], row == lost] for row, prompt in enumerate(prompts)]
+
+        module.llm = types.SimpleNamespace(
+            sleep=sleep,
+            wake_up=wake_up,
+            generate=None,
+            collective_rpc=lambda method: write_back(None, {"written": 0}),
+        )
+        module.timed, module.generated, module.write_back = timed, generated, write_back
+        module.used_memory = lambda: state["used"]
+        module.weight_bytes = lambda model: 8 * common.GIB
+        module.copied = lambda model: {"written": state["written"]}
+        return module
+
+    def exercised(self, name: str, flaw: str = "", swaps: int = 0) -> tuple[bool, list[dict]]:
+        module, results = self.module(flaw), []
+        FakeOther.last = None
+        tokens = lambda: [[module.state["written"] + (flaw == "loses tokens" and module.state["level"])]]  # noqa: E731
+        engine = types.SimpleNamespace(llm=module.llm, model=None, tokens=tokens, mode="poorwill")
+        options = variants.parsed(["--mode", "poorwill", "--swaps", str(swaps), name])
+        with (
+            mock.patch.dict(sys.modules, {"engine": module}),
+            mock.patch.object(variants, "scales", return_value={}),
+            mock.patch.object(variants, "adapters", return_value={}),
+            mock.patch.object(variants, "Ballast", FakeCard),
+            mock.patch.object(variants, "Child", FakeOther),
+        ):
+            lines = printed(lambda: results.append(variants.exercise(engine, options, None)))
+        return results[0], lines
+
+    def test_both_levels_and_every_order_of_tags(self):
+        for name in ["hybrid", "fp8-kv"]:
+            good, lines = self.exercised(name)
+            self.assertTrue(good, lines)
+            steps = [line for line in lines if line["event"] == "step"]
+            self.assertEqual(
+                [(line["level"], line["tags"]) for line in steps],
+                [(1, None), (1, None), (2, None), *((1, tags) for tags in variants.ORDERS)],
+            )
+            self.assertEqual([len(line["wake_s"]) for line in steps], [1, 1, 1, 2, 2])
+            self.assertEqual((steps[0]["used_awake_gib"], steps[0]["used_asleep_gib"]), (10, 1))
+
+    def test_what_keeps_its_memory_or_loses_its_state_is_found(self):
+        for flaw, said in {"keeps memory": "gave_back", "loses tokens": "tokens_equal"}.items():
+            good, lines = self.exercised("hybrid", flaw)
+            self.assertFalse(good)
+            self.assertFalse(next(line for line in lines if line["event"] == "step")[said])
+
+    def test_requests_are_compared_after_turns_with_another_engine(self):
+        good, lines = self.exercised("hybrid", swaps=3)
+        self.assertTrue(good, lines)
+        record = lines[-1]
+        self.assertEqual((record["swaps"], record["requests"], record["requests_equal"]), (3, 30, 30))
+        self.assertEqual(record["other_kv_gib"], 100 - variants.OTHERS_GIB)
+        turn = ["sleep", "wake", "check"]
+        self.assertEqual(FakeOther.last.asked, [*turn * 3, "sleep"])
+        good, lines = self.exercised("hybrid", "forgets", swaps=1)
+        self.assertEqual((good, lines[-1]["requests_equal"]), (False, 29))
+
+    def test_how_often_is_no_negative_number(self):
+        with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit):  # noqa: PT027
+            variants.parsed(["--mode", "poorwill", "--swaps", "-1", "hybrid"])
+        self.assertIn("--swaps is -1", said.getvalue())
+
+
+class FakeCard:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def free(self):
+        return 100 * common.GIB
+
+    def total(self):
+        return 140 * common.GIB
+
+
+class FakeOther:
+    """The other engine, which is never wrong."""
+
+    last = None
+
+    def __init__(self, name, arguments):
+        FakeOther.last, self.asked = self, []
+
+    def answer(self, limit_s):
+        return {}
+
+    def ask(self, what):
+        self.asked.append(what)
+        return {"tokens_equal": True}
+
+    def end(self):
+        pass
+
+
+class Offloading(unittest.TestCase):
+    """How much host memory there is beside the weights that are in it."""
+
+    def uva(self, held_bytes: int | None) -> dict:
+        moved = types.SimpleNamespace(nbytes=1000, _vllm_is_uva_offloaded=True)
+        model = types.SimpleNamespace(parameters=lambda: [moved, types.SimpleNamespace(nbytes=7)])
+        held = {} if held_bytes is None else {"host_bytes": held_bytes}
+        return offload_engine.host_figures(types.SimpleNamespace(**held), model)
+
+    def test_poorwill_holds_as_much_as_it_has_to(self):
+        for held, good in {1000: True, 1010: True, 1011: False, 999: False}.items():
+            self.assertEqual(self.uva(held)["host_ok"], good, held)
+
+    def test_vllms_own_gives_no_account(self):
+        self.assertEqual(set(self.uva(None)), {"offloaded_gib", "host_held_gib"})
+
+    def test_layers_that_are_prefetched_say_what_they_have(self):
+        each = types.SimpleNamespace(offloaded_bytes=500)
+        layers = [types.SimpleNamespace(_param_offloaders={"w": each}) for _ in range(2)]
+        offloader = types.SimpleNamespace(module_offloaders=layers, host_bytes=1000)
+        self.assertTrue(offload_engine.host_figures(offloader, None)["host_ok"])
+        nothing = types.SimpleNamespace(module_offloaders=[], host_bytes=0)
+        self.assertFalse(offload_engine.host_figures(nothing, None)["host_ok"])
 
 
 if __name__ == "__main__":
