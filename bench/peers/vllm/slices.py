@@ -203,20 +203,26 @@ def budget_figures(budget, limit_bytes: int | None) -> dict:
     return figures
 
 
-def taken_beyond(arena, budget_bytes: int) -> dict:
-    """What comes of asking for more than there is in the budget."""
+def taken_beyond(arena, limit_bytes: int) -> dict:
+    """What comes of asking for all of the slice on top of what is taken of it: it has to be refused."""
     import poorwill
 
     try:
-        arena.empty(budget_bytes, tag="kv_cache").free()
+        arena.empty(limit_bytes, tag="kv_cache").free()
     except poorwill.OutOfMemoryError as error:
-        return {"refused": True, "error": str(error)[:600]}
-    return {"refused": False}
+        return {"ok": True, "error": str(error)[:600]}
+    return {"ok": False}
 
 
 def child(options: argparse.Namespace) -> bool:
-    """What is done in the slice."""
+    """What is done in the slice; whether all of it went as it has to."""
     import poorwill
+
+    oks: list[bool] = []
+
+    def tell(event: str, *, ok: bool, **figures) -> None:
+        emit(event, **figures, ok=ok)
+        oks.append(ok)
 
     limit = None if options.child == "whole" else int(options.limit_gib * GIB)
     cuda = driver()
@@ -224,9 +230,7 @@ def child(options: argparse.Namespace) -> bool:
     free, total = device_memory(cuda)
     emit("driver", free_gib=gib(free), total_gib=gib(total))
     budget = poorwill.budget("cuda:0")
-    figures = budget_figures(budget, limit)
-    emit("budget", **figures)
-    good = figures["ok"]
+    tell("budget", **budget_figures(budget, limit))
     most = budget.budget_bytes if budget.headroom_bytes is None else budget.headroom_bytes
     # As much as the slice has, so that what sleeps has to be given back for the wake to have room.
     cache_bytes = min(most, int(options.limit_gib * GIB)) - WEIGHTS_BYTES - SPARE_BYTES
@@ -236,9 +240,7 @@ def child(options: argparse.Namespace) -> bool:
     copies, pattern = Bytes(cuda), os.urandom(MIB) * (WEIGHTS_BYTES // MIB)
     copies.write(weights.address, pattern)
     if limit is not None:
-        beyond = taken_beyond(arena, limit)
-        good = good and beyond["refused"]
-        emit("beyond", **beyond)
+        tell("beyond", **taken_beyond(arena, limit))
     for cycle in range(1, CYCLES + 1):
         awake, _ = device_memory(cuda)
         asleep = arena.sleep()
@@ -250,8 +252,7 @@ def child(options: argparse.Namespace) -> bool:
         equal = copies.read(weights.address, WEIGHTS_BYTES) == pattern
         # By the figure of whoever cuts the slice.
         given_back = between - awake >= asleep.released_bytes - SLACK_BYTES
-        ok = equal and given_back and asleep.released_bytes >= weights.nbytes + cache.nbytes
-        emit(
+        tell(
             "cycle",
             cycle=cycle,
             released_gib=gib(asleep.released_bytes),
@@ -260,10 +261,9 @@ def child(options: argparse.Namespace) -> bool:
             wake_s=round(wake_s, 4),
             bytes_equal=equal,
             gave_back=given_back,
-            ok=ok,
+            ok=equal and given_back and asleep.released_bytes >= weights.nbytes + cache.nbytes,
         )
-        good = good and ok
-    return good
+    return all(oks)
 
 
 def in_slice(options: argparse.Namespace, mechanism: str, environment: dict[str, str], folder: Path) -> bool:

@@ -174,7 +174,8 @@ class Table(Folder):
         self.assertEqual(self.rows(path, "slices")["hami"], ["yes"])
         self.assertEqual(self.rows(path, "slices")["mps"], ["prevented: there is no daemon"])
         # Cycles of no engine's are none of the tables of engines.
-        self.assertNotIn("Sleeping", self.table(path).stdout)
+        whole = self.table(path)
+        self.assertEqual((whole.returncode, "Sleeping" in whole.stdout), (0, False), whole.stderr)
 
 
 if __name__ == "__main__":
