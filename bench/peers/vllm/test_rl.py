@@ -171,7 +171,7 @@ class Flows(unittest.TestCase):
         for flow in (rl.Trl(), rl.Verl(), rl.OpenRlhf()):
             for level in (1, 2):
                 _, records, engine = self.ran(flow, level=level, steps=3)
-                figures = rl.summary(records, reference, WEIGHTS_BYTES, engine.manual_calls)
+                figures = rl.summary(records, reference, WEIGHTS_BYTES, engine)
                 self.assertTrue(figures["ok"], figures)
                 self.assertEqual(
                     (figures["tokens_equal"], figures["losses_equal"], figures["steps"]), (3, 3, 3)
@@ -181,15 +181,25 @@ class Flows(unittest.TestCase):
 
     def test_what_is_wrong_is_found(self):
         reference = self.reference(2)
-        _, records, _ = self.ran(rl.Trl(), keeps_memory=True)
-        self.assertFalse(rl.summary(records, reference, WEIGHTS_BYTES, 0)["ok"])
-        _, records, _ = self.ran(rl.Trl())
-        self.assertTrue(rl.summary(records, reference, WEIGHTS_BYTES, 0)["ok"])
-        self.assertFalse(rl.summary(records, reference, WEIGHTS_BYTES, 1)["ok"])
+        _, records, engine = self.ran(rl.Trl(), keeps_memory=True)
+        self.assertFalse(rl.summary(records, reference, WEIGHTS_BYTES, engine)["ok"])
+        _, records, engine = self.ran(rl.Trl())
+        self.assertTrue(rl.summary(records, reference, WEIGHTS_BYTES, engine)["ok"])
+        for name in ("manual_calls", "failed_resets"):
+            with mock.patch.object(engine, name, 1):
+                self.assertFalse(rl.summary(records, reference, WEIGHTS_BYTES, engine)["ok"])
         for name, wrong in {"tokens": [[7]], "losses": [0.1]}.items():
             changed = [records[0], {**records[1], name: wrong}]
-            figures = rl.summary(changed, reference, WEIGHTS_BYTES, 0)
+            figures = rl.summary(changed, reference, WEIGHTS_BYTES, engine)
             self.assertEqual((figures["ok"], figures[f"{name}_equal"]), (False, 1))
+
+    def test_a_prefix_cache_that_cannot_be_reset_is_counted(self):
+        llm = types.SimpleNamespace(reset_prefix_cache=lambda reset_connector=False: not reset_connector)
+        engine = rl.Engine(llm, "poorwill", Trainer([]))
+        engine.reset_prefix_cache()
+        self.assertEqual(engine.failed_resets, 0)
+        engine.reset_prefix_cache(reset_connector=True)
+        self.assertEqual(engine.failed_resets, 1)
 
     def test_what_only_poorwill_has_is_counted(self):
         engine = rl.Engine(mock.Mock(), "poorwill", Trainer([]))
