@@ -157,9 +157,11 @@ class Engine:
         if self.mode != "none":
             self._timed(f"wake_{tag}", lambda: self.llm.wake_up(tags=[tag]))
 
-    def reset_prefix_cache(self, **named: Any) -> None:
-        # Where it fails what was computed with other weights stays, and tokens say nothing.
-        self.failed_resets += self.llm.reset_prefix_cache(**named) is False
+    def reset_prefix_cache(self, reset_connector: bool = False) -> None:
+        """Where it fails what was computed with other weights stays, and tokens say nothing."""
+        was_reset = self.llm.reset_prefix_cache(reset_connector=reset_connector)
+        # vLLM 0.20 calls it a failure as well that there is no connector.
+        self.failed_resets += not was_reset and not reset_connector
 
     def rpc(self, method: str, *arguments: Any, **named: Any) -> Any:
         self.manual_calls += method.startswith("poorwill")

@@ -106,6 +106,7 @@ class Llm:
 
     def reset_prefix_cache(self, reset_connector=False):
         self.calls.append("reset_prefix_cache")
+        return True
 
     def collective_rpc(self, method, args=(), kwargs=None):
         self.calls.append(method)
@@ -194,12 +195,12 @@ class Flows(unittest.TestCase):
             self.assertEqual((figures["ok"], figures[f"{name}_equal"]), (False, 1))
 
     def test_a_prefix_cache_that_cannot_be_reset_is_counted(self):
-        llm = types.SimpleNamespace(reset_prefix_cache=lambda reset_connector=False: not reset_connector)
+        llm = mock.Mock()
         engine = rl.Engine(llm, "poorwill", Trainer([]))
-        engine.reset_prefix_cache()
-        self.assertEqual(engine.failed_resets, 0)
-        engine.reset_prefix_cache(reset_connector=True)
-        self.assertEqual(engine.failed_resets, 1)
+        for answer, connector, failed in [(True, False, 0), (False, True, 0), (False, False, 1)]:
+            llm.reset_prefix_cache.return_value = answer
+            engine.reset_prefix_cache(reset_connector=connector)
+            self.assertEqual(engine.failed_resets, failed)
 
     def test_what_only_poorwill_has_is_counted(self):
         engine = rl.Engine(mock.Mock(), "poorwill", Trainer([]))
