@@ -51,6 +51,7 @@ from web import free_port
 
 FLOWS = ["trl", "verl", "openrlhf"]
 NEVER_SLEEPS = "trl-none"  # the run that the others are compared with
+COMPARED = ("tokens", "losses")  # of every step
 GIVEN_BACK = 0.9  # of weights and KV cache, the share that a sleep has to give back
 BUCKET_BYTES = 64 * MIB  # verl's default is 2 GiB, which all of these weights would fit in
 TRAINED = 1024  # width of the small model that is trained
@@ -76,7 +77,14 @@ class Trainer:
             torch.empty(side, device="cuda").normal_(std=0.02, generator=self.random).requires_grad_()
             for side in sides
         ]
+        self.initial = [layer.detach().clone() for layer in self.layers]
         self.optimizer = torch.optim.Adam(self.layers, lr=1e-3)
+
+    def begin(self) -> None:
+        """Has the small model as it was at first."""
+        for layer, was in zip(self.layers, self.initial, strict=True):
+            layer.data.copy_(was)
+        self.optimizer.state.clear()
 
     def weights(self, step: int) -> list[tuple[str, Any]]:
         """The weights of a step, by the names that a checkpoint has for them."""
@@ -290,8 +298,7 @@ def summary(records: list[dict], reference: list[dict], least_bytes: int, engine
     pairs = list(zip(records, reference, strict=True))
     figures: dict = {
         "steps": len(records),
-        "tokens_equal": sum(record["tokens"] == known["tokens"] for record, known in pairs),
-        "losses_equal": sum(record["losses"] == known["losses"] for record, known in pairs),
+        **{f"{what}_equal": sum(record[what] == known[what] for record, known in pairs) for what in COMPARED},
         "given_back_gib": gib(min(record["given_back_bytes"] for record in records)),
         "manual_calls": engine.manual_calls,
         "failed_resets": engine.failed_resets,
@@ -344,15 +351,10 @@ def child(options: argparse.Namespace, folder: Path) -> bool:
         # One request at a time: what is computed together changes the last bits.
         return [tokens for prompt in engines.PROMPTS for tokens in engines.generated(llm, [prompt])]
 
-    initial = [layer.detach().clone() for layer in trainer.layers]
     good = True
     for level in [0] if mode == "none" else options.levels:
-        for layer, was in zip(trainer.layers, initial, strict=True):
-            layer.data.copy_(was)
-        trainer.optimizer.state.clear()
+        trainer.begin()
         records = steps_of(flow, engine, trainer, level, options.steps, generate)
-        for record in records:
-            emit("trained", level=level, **record)
         if mode == "none":
             options.reference.write_text(json.dumps(records))
             distinct = len({json.dumps(record["tokens"]) for record in records})
@@ -362,6 +364,9 @@ def child(options: argparse.Namespace, folder: Path) -> bool:
             emit("reference", **figures, ok=good)
             return good
         reference = json.loads(options.reference.read_text())
+        for record, known in zip(records, reference, strict=True):
+            equal = {f"{what}_equal": record[what] == known[what] for what in COMPARED}
+            emit("trained", level=level, **record, **equal)
         figures = summary(records, reference, least, engine)
         emit("flow", level=level, **figures)
         good = good and figures["ok"]
@@ -402,7 +407,8 @@ def run_child(
     log = folder / f"{name}.log"
     words = [*given, "--child", name, "--reference", str(folder / "reference.json")]
     ended = execute(Run(name, "rl.py", words, options.limit_s), options.limit_s, keep, log)
-    print(f"---- {name}: {ended}\n{tail(log)}", file=sys.stderr, flush=True)
+    said = tail(log) if ended["failed"] else ""  # of all that went well little would be kept of what did not
+    print(f"---- {name}: {ended}\n{said}", file=sys.stderr, flush=True)
     if ended["failed"] and not any(line["event"] == "failed" for line in lines):
         flow, mode = name.split("-")
         lines.append({"event": "failed", "flow": flow, "mode": mode, "error": ended["failed"]})

@@ -209,6 +209,86 @@ class Flows(unittest.TestCase):
         self.assertEqual(engine.manual_calls, 1)
 
 
+class Child(Folder):
+    """One process of the whole, over a vLLM that stands in."""
+
+    def child(self, name: str, forgets: bool = False, *words: str) -> tuple[bool, list[dict]]:
+        calls: list[str] = []
+        made: list[Llm] = []
+
+        class Both(Trainer):
+            def __init__(self, settings):
+                super().__init__(calls)
+                self.begun = 0
+                # So much as the fake engine gives back.
+                self.weight_bytes = 0
+
+            def begin(self):
+                self.begun += 1
+
+        class Engine(Llm):
+            def __init__(self, **chosen):
+                super().__init__(calls, trainers[-1])
+                self.chosen = chosen
+                made.append(self)
+
+            def collective_rpc(self, method, args=(), kwargs=None):
+                if method is rl.rank_worker.begin:
+                    return [{"allocator": "some", "used_bytes": 1}]
+                return super().collective_rpc(method, args, kwargs)
+
+        trainers: list[Both] = []
+
+        def trainer(settings):
+            trainers.append(Both(settings))
+            return trainers[-1]
+
+        engine = types.ModuleType("engine")
+        engine.PROMPTS = [[1], [2]]
+        engine.settings = lambda path, **chosen: {"model": path, **chosen}
+        engine.generated = lambda llm, prompts: [[*prompts[0], *llm.generate()[0], -forgets]]
+        vllm = types.ModuleType("vllm")
+        vllm.LLM = Engine
+        reference = self.folder / "reference.json"
+        options = rl.parsed([*words, "--child", name, "--reference", str(reference), "--kv-gib", "0"])
+        results: list[bool] = []
+        with (
+            mock.patch.dict(sys.modules, {"engine": engine, "vllm": vllm}),
+            mock.patch.object(rl, "Trainer", trainer),
+        ):
+            lines = printed(lambda: results.append(rl.child(options, self.folder)))
+        self.chosen = made[0].chosen
+        self.begun = trainers[0].begun
+        return results[0], lines
+
+    def test_the_tokens_of_the_engine_that_never_sleeps_are_those_of_the_others(self):
+        good, lines = self.child("trl-none")
+        self.assertTrue(good)
+        self.assertEqual(
+            (lines[-1]["event"], lines[-1]["steps"], lines[-1]["distinct"]), ("reference", 10, 10)
+        )
+        good, lines = self.child("openrlhf-poorwill")
+        self.assertTrue(good, lines)
+        self.assertEqual([line["event"] for line in lines], ["start", *(["trained"] * 10 + ["flow"]) * 2])
+        flows = [line for line in lines if line["event"] == "flow"]
+        self.assertEqual(
+            [(line["level"], line["tokens_equal"], line["ok"]) for line in flows],
+            [(2, 10, True), (1, 10, True)],
+        )
+        self.assertTrue(all(line["tokens_equal"] for line in lines if line["event"] == "trained"))
+        self.assertEqual((self.chosen["worker_extension_cls"], self.begun), ("rl_worker.OpenRlhf", 2))
+        self.assertTrue(self.chosen["enable_prefix_caching"])
+        good, lines = self.child("trl-poorwill", True, "--levels", "1")
+        self.assertFalse(good)
+        self.assertFalse(any(line["tokens_equal"] for line in lines if line["event"] == "trained"))
+        self.assertEqual(self.chosen["distributed_executor_backend"], "external_launcher")
+
+    def test_an_engine_whose_tokens_are_the_same_whatever_is_written_says_nothing(self):
+        with mock.patch.object(Trainer, "weights", return_value=[(name, Tensor(7)) for name in NAMES]):
+            good, lines = self.child("trl-none")
+        self.assertEqual((good, lines[-1]["distinct"]), (False, 1))
+
+
 class Options(unittest.TestCase):
     def test_what_is_not_known_is_named(self):
         for words, said in {
