@@ -145,6 +145,27 @@ def test_what_fits_is_kept_in_order() -> None:
     assert pruning.shared_memory_pruner(own_size, device="sm_90")(configs, {}, grid=(1,)) == configs
 
 
+def test_a_budget_counts_where_the_device_has_more() -> None:
+    """And the kernel is still one for that device."""
+    seen: list[Any] = []
+
+    def own_and_seen(launch: pruning.Launch) -> int:
+        seen.append(launch.capabilities)
+        return own_size(launch.parameters)
+
+    configs = sized(64 * KIB, 64 * KIB + 1, 99 * KIB, 99 * KIB + 1)
+    estimate = SimpleNamespace(estimate_bytes=own_and_seen)
+    for budget_bytes, kept in ((64 * KIB, 1), (99 * KIB, 3), (227 * KIB, 3), (None, 3)):
+        prune = pruning.shared_memory_pruner(
+            estimate, margin_bytes=0, device="sm_120", budget_bytes=budget_bytes
+        )
+        assert prune(configs) == configs[:kept]
+    assert seen == [[(12, 0)]] * 16
+    prune = pruning.shared_memory_pruner(own_size, device="sm_120", budget_bytes=1)
+    with pytest.warns(UserWarning, match=r"fits sm_120, where a block may have 1 bytes"):
+        assert prune(configs) == configs[:1]
+
+
 def test_where_none_fits_the_smallest_is_kept_with_one_warning() -> None:
     configs = sized(300 * KIB, 200 * KIB, 200 * KIB, 250 * KIB)
     prune = pruning.shared_memory_pruner(own_size, device="sm_120")
@@ -201,6 +222,11 @@ def test_bad_arguments_are_refused_at_once() -> None:
     for margin_bytes in (True, 1.5, "1k"):
         with pytest.raises(TypeError):
             pruning.shared_memory_pruner(own_size, margin_bytes=margin_bytes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="budget_bytes is 0"):
+        pruning.shared_memory_pruner(own_size, budget_bytes=0)
+    for budget_bytes in (True, 1.5, "99KiB"):
+        with pytest.raises(TypeError):
+            pruning.shared_memory_pruner(own_size, budget_bytes=budget_bytes)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='"smallest" or "error"'):
         pruning.shared_memory_pruner(own_size, on_empty="all")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="estimates nothing"):

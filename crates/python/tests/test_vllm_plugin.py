@@ -30,6 +30,7 @@ REGISTRY = "vllm.device_allocator.sleep_mode_backend"
 VARIABLES = (
     *("POORWILL_SLEEP_MODE", "POORWILL_BUDGET", "POORWILL_HOST_BUDGET", "POORWILL_OFFLOAD"),
     *("POORWILL_PAGEABLE", "POORWILL_PREPARE", "POORWILL_WAKE_TIMEOUT"),
+    *("POORWILL_TRITON", "POORWILL_TRITON_SHARED_MEMORY"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
 )
 
@@ -80,6 +81,8 @@ def test_without_settings_everything_has_a_default() -> None:
         ("PREPARE", "0", "prepare", False),
         ("WAKE_TIMEOUT", "0", "wake_timeout_s", 0.0),
         ("WAKE_TIMEOUT", "1.5", "wake_timeout_s", 1.5),
+        ("TRITON", "1", "triton", True),
+        ("TRITON_SHARED_MEMORY", "99KiB", "triton_shared_memory_bytes", 99 << 10),
     ],
 )
 def test_settings(monkeypatch: pytest.MonkeyPatch, name: str, text: str, field: str, value: object) -> None:
@@ -95,6 +98,8 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, name: str, text: str, field: 
         ("OFFLOAD", "true", "neither 0 nor 1"),
         ("PAGEABLE", "true", "neither 0 nor 1"),
         ("PREPARE", "off", "neither 0 nor 1"),
+        ("TRITON", "on", "neither 0 nor 1"),
+        *(("TRITON_SHARED_MEMORY", text, "no size above 0") for text in ("sm_120", "0", "-1")),
         *(
             ("BUDGET", text, "a size like 22528MiB nor a share like 0.92 or 92%")
             for text in ("all", "0", "0.0", "0%", "1.01", "101%", "-1", "nan%", "inf%", "%", "12 apples")

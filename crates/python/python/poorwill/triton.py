@@ -16,7 +16,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -115,6 +115,7 @@ def shared_memory_pruner(
     margin_bytes: int = 1024,
     on_empty: Literal["smallest", "error"] = "smallest",
     device: Device = None,
+    budget_bytes: int | None = None,
 ) -> "Pruner":
     """A callback for `early_config_prune` that drops the configurations which cannot fit `device`.
 
@@ -126,12 +127,17 @@ def shared_memory_pruner(
 
     If none fits, "smallest" keeps the one that takes least and warns once; "error" raises `ValueError` with
     what each takes. Triton does not call the pruner of a kernel that has a single configuration.
+
+    `budget_bytes` counts where the device has more: the kernel is still compiled for that device, so that it
+    may take another size than on a GPU that has no more.
     """
-    if isinstance(margin_bytes, bool):
-        raise TypeError(f"margin_bytes is {margin_bytes}; it is a number of bytes")
-    margin_bytes = operator.index(margin_bytes)
+    margin_bytes = _number("margin_bytes", margin_bytes)
     if margin_bytes < 0:
         raise ValueError(f"margin_bytes is {margin_bytes}; it is taken off the budget, so 0 is the least")
+    if budget_bytes is not None:
+        budget_bytes = _number("budget_bytes", budget_bytes)
+        if budget_bytes < 1:
+            raise ValueError(f"budget_bytes is {budget_bytes}; nothing fits less than 1")
     if on_empty not in ("smallest", "error"):
         raise ValueError(f'on_empty is {on_empty!r}; it is "smallest" or "error"')
     if not (callable(estimate) or hasattr(estimate, "estimate_bytes")):
@@ -144,7 +150,13 @@ def shared_memory_pruner(
         _of_kind(kind)
     elif device is not None:
         _native.cuda_ordinal(device)
-    return Pruner(estimate, margin_bytes, on_empty, device)
+    return Pruner(estimate, margin_bytes, on_empty, device, budget_bytes)
+
+
+def _number(name: str, value: int) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{name} is {value}; it is a number of bytes")
+    return operator.index(value)
 
 
 @dataclass
@@ -155,6 +167,7 @@ class Pruner:
     margin_bytes: int
     on_empty: Literal["smallest", "error"]
     device: Device
+    budget_bytes: int | None = None
     _warned: set[str] = field(default_factory=set, repr=False)
 
     def __call__(
@@ -169,6 +182,8 @@ class Pruner:
             self._warn(
                 "doubt", f"configurations are held to the {target.budget_bytes} bytes of {target.doubt}"
             )
+        if self.budget_bytes is not None and self.budget_bytes < target.budget_bytes:
+            target = replace(target, budget_bytes=self.budget_bytes)
         if isinstance(self.estimate, _Exact):
             self.estimate.check_names()
         limit_bytes = target.budget_bytes - self.margin_bytes

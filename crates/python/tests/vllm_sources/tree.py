@@ -129,6 +129,8 @@ class Definition:
         decorators = {ast.unparse(decorator) for decorator in self.node.decorator_list}
         if decorators & {"property", "cached_property", "functools.cached_property"}:
             return Found("value")
+        if {"triton.autotune", "triton.jit"} <= {each.partition("(")[0] for each in decorators}:
+            return Found("kernel", tuple(_parameters(self.node.args)))
         kind: Kind = "method" if self.is_member else "function"
         if "classmethod" in decorators:
             kind = "classmethod"

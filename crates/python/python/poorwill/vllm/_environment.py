@@ -15,6 +15,8 @@ PAGEABLE = "POORWILL_PAGEABLE"
 PREPARE = "POORWILL_PREPARE"
 WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
 AFTER_LEVEL2 = "POORWILL_AFTER_LEVEL2"
+TRITON = "POORWILL_TRITON"
+TRITON_SHARED_MEMORY = "POORWILL_TRITON_SHARED_MEMORY"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,10 @@ class Environment:
     """How long a wake waits for memory that another process is about to give back, in seconds."""
     after_level2: Literal["refuse", "serve"] = "refuse"
     """What becomes of requests after a wake from level 2, until all weights were written."""
+    triton: bool = False
+    """Whether configurations of vLLM's kernels that do not fit the GPU's shared memory are dropped."""
+    triton_shared_memory_bytes: int | None = None
+    """What counts as the shared memory of a block there, if the GPU has more."""
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -55,6 +61,8 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         prepare=_switch(given, PREPARE, default.prepare),
         wake_timeout_s=_seconds(given, WAKE_TIMEOUT, default.wake_timeout_s),
         after_level2=_after_level2(given),
+        triton=_switch(given, TRITON, default.triton),
+        triton_shared_memory_bytes=triton_shared_memory_bytes(given),
     )
 
 
@@ -70,7 +78,32 @@ def wants_offload(environ: Mapping[str, str] | None = None) -> bool:
 
 def may_want_offload() -> bool:
     """Whether that is anything but off, read or not: what cannot be read is told where somebody hears it."""
-    return os.environ.get(OFFLOAD, "").strip() not in ("", "0")
+    return _is_given(OFFLOAD)
+
+
+def wants_triton(environ: Mapping[str, str] | None = None) -> bool:
+    """The same for kernels whose configurations are pruned."""
+    return _switch(os.environ if environ is None else environ, TRITON, Environment.triton)
+
+
+def may_want_triton() -> bool:
+    """As `may_want_offload`."""
+    return _is_given(TRITON)
+
+
+def triton_shared_memory_bytes(environ: Mapping[str, str] | None = None) -> int | None:
+    """That setting alone."""
+    given = os.environ if environ is None else environ
+    text = given.get(TRITON_SHARED_MEMORY, "").strip()
+    if text and not _is_size(text):
+        raise ValueError(
+            f"{TRITON_SHARED_MEMORY}={text!r} is no size above 0: write it like 99KiB, or in bytes"
+        )
+    return _bytes(given, TRITON_SHARED_MEMORY)
+
+
+def _is_given(name: str) -> bool:
+    return os.environ.get(name, "").strip() not in ("", "0")
 
 
 def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:

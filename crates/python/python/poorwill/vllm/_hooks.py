@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from poorwill.vllm import _environment, _versions
-from poorwill.vllm._imports import when_imported
+from poorwill.vllm._imports import is_there, when_imported
 from poorwill.vllm._versions import UnsupportedVllmError
 
 _refusals: list[UnsupportedVllmError] = []
@@ -68,6 +68,29 @@ class OffloadHook(Hook):
         getattr(ours, self.function)(module)
 
 
+@dataclass(frozen=True)
+class TritonHook(Hook):
+    """One for kernels whose configurations are pruned. It waits only where the environment asks for it, so that
+    an unfit vLLM is refused always: when it imports the kernels.
+    """
+
+    def look(self) -> None:
+        """Raises UnsupportedVllmError as `Hook.look` does, and imports nothing: the kernels' package looks for
+        GPUs, which is for workers to do.
+        """
+        if not is_there(self.module):
+            _versions.refuse_missing(_versions.running(), self.module, _versions.WITHOUT_TRITON)
+
+    def _install(self, module: ModuleType) -> None:
+        ours = importlib.import_module(self.ours)
+        if not ours.is_compiling():
+            return
+        version = _versions.running()
+        _versions.refuse_unexpected(version, module.__name__, _versions.WITHOUT_TRITON)
+        _versions.check(version, module, _versions.WITHOUT_TRITON)
+        getattr(ours, self.function)(module)
+
+
 HOOKS = (
     Hook("vllm.platforms.cuda", "poorwill.vllm._platform", "install"),
     Hook("vllm.config.vllm", "poorwill.vllm._platform", "install_graph_pool"),
@@ -88,6 +111,13 @@ OFFLOAD_HOOKS = (
     OffloadHook("vllm.v1.worker.gpu.model_runner", "poorwill.vllm._offload", "install_names", False),
     OffloadHook("vllm.model_executor.model_loader.utils", "poorwill.vllm._offload", "install_loading"),
     OffloadHook("vllm.v1.worker.gpu_worker", "poorwill.vllm._offload", "install_worker", False),
+)
+
+TRITON_HOOKS = tuple(
+    TritonHook(f"{package}.{module}", "poorwill.vllm._triton", "install")
+    # Where they are until 0.25, and from 0.26 on.
+    for package in ("vllm.model_executor.layers.fla.ops", "vllm.third_party.flash_linear_attention.ops")
+    for module in ("chunk_delta_h", "chunk_o")
 )
 
 

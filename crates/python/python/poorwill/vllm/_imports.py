@@ -2,6 +2,7 @@
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -31,6 +32,26 @@ def when_imported(name: str, patch: Patch) -> None:
             return
         _done.add(name)
     patch(module)
+
+
+def is_there(name: str) -> bool:
+    """Whether there is a module of that name, below a package. Imports nothing but what is imported already."""
+    package, *below = name.split(".")
+    imported = sys.modules.get(package)
+    if imported is not None:
+        path = getattr(imported, "__path__", None)
+    else:
+        found = importlib.util.find_spec(package)
+        path = None if found is None else found.submodule_search_locations
+    for each in below:
+        if path is None:
+            return False
+        package = f"{package}.{each}"
+        spec = importlib.machinery.PathFinder.find_spec(package, list(path))
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+    return True
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -5,6 +5,7 @@ engine, whichever way those are started. What cannot work is refused here, befor
 """
 
 import functools
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,8 @@ WORKER = "poorwill.vllm.worker.Worker"
 BACKEND = "poorwill"
 STOCK_BACKEND = "cumem"
 """What the option is where nobody gave it, so that it cannot be told from a choice."""
+FIRST_CONFIG = "VLLM_TRITON_FORCE_FIRST_CONFIG"
+"""A switch of vLLM's that has Triton's autotuner take the first configuration that launches."""
 
 
 class ConfigurationError(PoorwillError, ValueError):
@@ -36,6 +39,7 @@ def install(module: ModuleType) -> None:
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         stock(cls, vllm_config)
         decide_offload()
+        decide_triton()
         decide(vllm_config)
 
     check_and_update_config.__dict__["__poorwill__"] = True
@@ -115,6 +119,21 @@ def decide_offload() -> None:
     """
     if _environment.wants_offload():
         _versions.known(_versions.running(), _versions.WITHOUT_OFFLOAD)
+
+
+def decide_triton() -> None:
+    """The same where kernels are to be tuned with Poorwill, and ConfigurationError where vLLM is not to tune."""
+    if not _environment.wants_triton():
+        return
+    _environment.triton_shared_memory_bytes()
+    _versions.known(_versions.running(), _versions.WITHOUT_TRITON)
+    if getattr(sys.modules.get("vllm.envs"), FIRST_CONFIG, False):
+        raise ConfigurationError(
+            f"{_environment.TRITON}=1 drops configurations before vLLM tries them, and with {FIRST_CONFIG} "
+            "it tries them in their order and asks nobody: unset one of them"
+        )
+    for hook in _hooks.TRITON_HOOKS:
+        hook.look()
 
 
 def note_chosen() -> None:

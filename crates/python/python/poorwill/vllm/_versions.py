@@ -56,9 +56,10 @@ class UnsupportedVllmError(PoorwillError):
 
 WITHOUT_SLEEP = "unset POORWILL_SLEEP_MODE or choose --sleep-mode-backend cumem"
 WITHOUT_OFFLOAD = "unset POORWILL_OFFLOAD"
-"""How to do without poorwill, for whoever chose one or the other."""
+WITHOUT_TRITON = "unset POORWILL_TRITON"
+"""How to do without poorwill, for whoever chose one of them."""
 
-Kind = Literal["value", "field", "function", "method", "classmethod", "staticmethod"]
+Kind = Literal["value", "field", "function", "method", "classmethod", "staticmethod", "kernel"]
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class Need:
     """One thing that has to be there in vLLM, as a hook uses it.
 
     A `value` is anything that can be read. A `field` is an attribute of instances, which `__init__` may set:
-    of a class one cannot tell, so that only the tests look. The others can be called, and the last three
-    are found in a class.
+    of a class one cannot tell, so that only the tests look. The others can be called, and methods are found
+    in a class. A `kernel` is one of Triton's that is tuned, and may have other parameters.
     """
 
     module: str
@@ -106,6 +107,8 @@ class Need:
         missing = [name for name in self.parameters if name not in names]
         if missing:
             return f"does not take {', '.join(missing)} but ({', '.join(names)})"
+        if self.kind == "kernel":
+            return None
         ordered = [_starred(parameter) for parameter in found if parameter.kind in _BY_POSITION]
         wanted = [name for name in self.parameters if name in ordered]
         if ordered[: len(wanted)] != wanted:
@@ -419,7 +422,23 @@ def _offload_contract() -> Iterator[Need]:
     yield Need("vllm.v1.worker.gpu.model_runner", "create_offloader", "value", since=(0, 28, 0))
 
 
-CONTRACT: tuple[Need, ...] = (*_contract(), *_offload_contract())
+def _triton_contract() -> Iterator[Need]:
+    """Where kernels are tuned within the GPU's shared memory: what is estimated from."""
+    yield Need("vllm.triton_utils", "HAS_TRITON", "value")
+    yield Need("vllm.envs", "VLLM_TRITON_FORCE_FIRST_CONFIG", "value", since=(0, 24, 0))
+    moved: Version = (0, 26, 0)
+    for package, span in (
+        ("vllm.model_executor.layers.fla.ops", {"until": moved}),
+        ("vllm.third_party.flash_linear_attention.ops", {"since": moved}),
+    ):
+        need = _in_module(f"{package}.chunk_delta_h")
+        state = "chunk_gated_delta_rule_fwd_kernel_h_blockdim64"
+        yield need(state, "kernel", "k", "K", "BT", "BV", **span)
+        need = _in_module(f"{package}.chunk_o")
+        yield need("chunk_fwd_kernel_o", "kernel", "q", "K", "BT", "BK", "BV", **span)
+
+
+CONTRACT: tuple[Need, ...] = (*_contract(), *_offload_contract(), *_triton_contract())
 
 
 def parse(version: str, instead: str = WITHOUT_SLEEP) -> Version:
@@ -481,10 +500,23 @@ def check(version: str, module: ModuleType, instead: str = WITHOUT_SLEEP) -> Non
             raise _unsupported(version, f"{need.name} {problem}", instead)
 
 
-def refuse_missing(version: str, module: str) -> None:
+def refuse_missing(version: str, module: str, instead: str = WITHOUT_SLEEP) -> None:
     """Raises `UnsupportedVllmError` if something is needed of this module of vLLM, which there is not."""
-    if needs(version, module):
-        raise _unsupported(version, f"the module {module} is missing")
+    if needs(version, module, instead):
+        raise _unsupported(version, f"the module {module} is missing", instead)
+
+
+def refuse_unexpected(version: str, module: str, instead: str) -> None:
+    """The same for a module that there is, and of which nothing is known in this version."""
+    if not needs(version, module, instead):
+        raise _unsupported(version, f"the module {module} is not expected in it", instead)
+
+
+def tuner_of(kernel: Any) -> Any:
+    """The autotuner around a kernel of Triton's, below heuristics or above them; `None` where there is none."""
+    while kernel is not None and not (hasattr(kernel, "configs") and hasattr(kernel, "early_config_prune")):
+        kernel = getattr(kernel, "fn", None)
+    return kernel
 
 
 def _find(module: ModuleType, need: Need) -> Found:
@@ -497,6 +529,11 @@ def _find(module: ModuleType, need: Need) -> Found:
     static = inspect.getattr_static(owner, name)
     if need.kind == "value":
         return Found("value")
+    if need.kind == "kernel":
+        tuner = tuner_of(static)
+        if tuner is None:
+            return Found("function" if inspect.isfunction(static) else "value")
+        return Found("kernel", tuple(map(_named, tuner.arg_names)))
     if isinstance(static, (classmethod, staticmethod)):
         kind: Kind = "classmethod" if isinstance(static, classmethod) else "staticmethod"
         static = static.__func__
@@ -506,6 +543,10 @@ def _find(module: ModuleType, need: Need) -> Found:
     inner = inspect.unwrap(static)
     is_async = inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
     return Found(kind, parameters[kind in ("method", "classmethod") :], is_async)
+
+
+def _named(name: str) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _unsupported(version: str, what: str, instead: str = WITHOUT_SLEEP) -> UnsupportedVllmError:
