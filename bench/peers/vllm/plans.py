@@ -210,5 +210,7 @@ PLANS: dict[str, list[Run]] = {
             "cumem": "--skip slept_by_others,validated,engine_killed,rotation_killed",
         }.items()
     ],
+    # Two kernels, under budgets of shared memory; no engine.
+    "pruner": [Run(f"pruner-{keys}", "pruner.py", ["--keys", str(keys)], 400) for keys in (128, 256)],
     "bad": [Run("bad-input", "bad_input.py", [], 560)],
 }

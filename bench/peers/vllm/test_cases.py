@@ -13,6 +13,7 @@ import sys
 import types
 import unittest
 from pathlib import Path
+from typing import ClassVar
 from unittest import mock
 
 HERE = Path(__file__).resolve().parent
@@ -21,6 +22,7 @@ sys.path.insert(0, str(HERE))
 import bad_input  # noqa: E402
 import common  # noqa: E402
 import offload_engine  # noqa: E402
+import pruner  # noqa: E402
 import variants  # noqa: E402
 from test_scripts import printed  # noqa: E402
 
@@ -402,6 +404,49 @@ class Offloading(unittest.TestCase):
         self.assertTrue(offload_engine.host_figures(offloader, None)["host_ok"])
         nothing = types.SimpleNamespace(module_offloaders=[], host_bytes=0)
         self.assertFalse(offload_engine.host_figures(nothing, None)["host_ok"])
+
+
+class Pruner(unittest.TestCase):
+    STOCK: ClassVar = dict(configurations=12, kept=12, compiled=12, largest_shared_bytes=145 << 10)
+
+    def good(self, kept, compiled, largest_kib, stock=None, budget_kib=99):
+        seen = dict(configurations=12, kept=kept, compiled=compiled, largest_shared_bytes=largest_kib << 10)
+        return pruner.good(seen, {**self.STOCK, **(stock or {})}, budget_kib << 10)
+
+    def test_what_counts_as_good(self):
+        self.assertTrue(self.good(5, 5, 97))
+        self.assertTrue(self.good(5, 5, 99))
+        self.assertTrue(self.good(1, 1, 120))  # one stays
+        self.assertTrue(self.good(12, 12, 97, {"largest_shared_bytes": 97 << 10}))  # nothing to drop
+        self.assertFalse(self.good(5, 5, 100))  # one is left that does not fit
+        self.assertFalse(self.good(5, 6, 97))  # one was compiled that was dropped
+        self.assertFalse(self.good(5, 4, 97))
+        self.assertFalse(self.good(0, 0, 0))
+        self.assertFalse(self.good(12, 12, 97))  # nothing was dropped
+        self.assertFalse(self.good(5, 5, 97, {"compiled": 11}))
+
+    def test_what_the_autotuner_leaves_and_the_compiler_makes_is_seen(self):
+        class Jit:
+            def _do_compile(self, shared, warmup):
+                if shared > 200:
+                    raise ValueError("too large")
+                return types.SimpleNamespace(metadata=types.SimpleNamespace(shared=shared))
+
+        class Tuner:
+            fn, configs = Jit(), [300, 150, 70]
+
+            def prune_configs(self, arguments):
+                return self.configs[arguments:]
+
+        tuner = Tuner()
+        watched = pruner.Watched(types.SimpleNamespace(fn=tuner))
+        self.assertEqual(watched.figures()["compiled"], 0)
+        for shared in tuner.prune_configs(1):
+            tuner.fn._do_compile(shared, warmup=False)
+        with contextlib.suppress(ValueError):
+            tuner.fn._do_compile(300, warmup=False)
+        figures = dict(configurations=3, kept=2, compiled=3, largest_shared_bytes=150)
+        self.assertEqual(watched.figures(), figures)
 
 
 if __name__ == "__main__":

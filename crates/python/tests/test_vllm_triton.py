@@ -1,7 +1,7 @@
 """vLLM's kernels are tuned within the GPU's shared memory where `POORWILL_TRITON=1` asks for it.
 
-The kernels are those of vLLM's sources, with a stand-in for Triton or Triton itself around them; the GPU is one
-that says what it has.
+The kernels are those of vLLM's sources, with a stand-in for Triton or Triton itself around them; the GPU is
+one that says what it has.
 """
 
 import importlib
@@ -58,13 +58,14 @@ def runs(
 ) -> None:
     """What the process has imported of vLLM."""
     platform = SimpleNamespace(is_cuda=lambda: is_cuda, device_name="rocm")
-    for name, contents in {
-        "vllm.version": {"__version__": version},
-        "vllm.platforms": {"current_platform": platform},
-        "vllm.triton_utils": {"HAS_TRITON": has_triton},
-    }.items():
+    contents: dict[str, tuple[str, Any]] = {
+        "vllm.version": ("__version__", version),
+        "vllm.platforms": ("current_platform", platform),
+        "vllm.triton_utils": ("HAS_TRITON", has_triton),
+    }
+    for name, (attribute, value) in contents.items():
         module = ModuleType(name)
-        vars(module).update(contents)
+        vars(module)[attribute] = value
         monkeypatch.setitem(sys.modules, name, module)
 
 
@@ -267,8 +268,8 @@ def test_the_estimates_know_how_the_state_lies(version: str) -> None:
             assert not [name for name in names if "FIRST" in name or "TRANSPOSE" in name]
 
 
-# What Triton 3.7 and 3.8 take for the output of one tile of keys on sm_80 or, with two warps, sm_90: a tile of each
-# operand bounds it, and the estimate made for 3.6 does not.
+# What Triton 3.7 and 3.8 take for the output where one tile holds all keys: a tile of each operand bounds it,
+# and the estimate made for 3.6 does not.
 ONE_TILE = [
     ((8, 0), {"BK": 128, "BV": 64}, 2, 4, 128, 4, 69632),
     ((8, 0), {"BK": 128, "BV": 128}, 8, 4, 128, 4, 98304),
@@ -436,7 +437,9 @@ def test_a_vllm_that_is_not_to_tune_is_refused(monkeypatch: pytest.MonkeyPatch, 
     for is_first, refused in ((False, False), (True, True)):
         vars(settings)[_platform.FIRST_CONFIG] = is_first
         if refused:
-            with pytest.raises(ConfigurationError, match="VLLM_TRITON_FORCE_FIRST_CONFIG.*unset one of them"):
+            with pytest.raises(
+                ConfigurationError, match=r"VLLM_TRITON_FORCE_FIRST_CONFIG.*unset one of them"
+            ):
                 _platform.decide_triton()
         else:
             _platform.decide_triton()

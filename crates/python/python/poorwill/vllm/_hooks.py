@@ -70,13 +70,13 @@ class OffloadHook(Hook):
 
 @dataclass(frozen=True)
 class TritonHook(Hook):
-    """One for kernels whose configurations are pruned. It waits only where the environment asks for it, so that
-    an unfit vLLM is refused always: when it imports the kernels.
+    """One for kernels whose configurations are pruned. It waits only where the environment asks for it, so
+    that an unfit vLLM is refused always: when it imports the kernels.
     """
 
     def look(self) -> None:
-        """Raises UnsupportedVllmError as `Hook.look` does, and imports nothing: the kernels' package looks for
-        GPUs, which is for workers to do.
+        """Raises UnsupportedVllmError as `Hook.look` does, and imports nothing: the kernels' package looks
+        for GPUs, which is for workers to do.
         """
         if not is_there(self.module):
             _versions.refuse_missing(_versions.running(), self.module, _versions.WITHOUT_TRITON)

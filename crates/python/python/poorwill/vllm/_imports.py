@@ -35,7 +35,7 @@ def when_imported(name: str, patch: Patch) -> None:
 
 
 def is_there(name: str) -> bool:
-    """Whether there is a module of that name, below a package. Imports nothing but what is imported already."""
+    """Whether there is a module of that name. Imports nothing."""
     package, *below = name.split(".")
     imported = sys.modules.get(package)
     if imported is not None:

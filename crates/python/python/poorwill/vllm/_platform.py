@@ -122,7 +122,7 @@ def decide_offload() -> None:
 
 
 def decide_triton() -> None:
-    """The same where kernels are to be tuned with Poorwill, and ConfigurationError where vLLM is not to tune."""
+    """The same for kernels that are to be tuned with Poorwill; ConfigurationError where none are tuned."""
     if not _environment.wants_triton():
         return
     _environment.triton_shared_memory_bytes()

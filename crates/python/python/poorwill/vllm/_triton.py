@@ -1,9 +1,9 @@
 """vLLM's kernels of the gated delta rule, tuned within the shared memory of the GPU they run on.
 
-vLLM tunes them among a list of configurations, of which some take more shared memory than many GPUs have. Those
-are compiled, fail to launch, and are skipped. With `POORWILL_TRITON=1` our pruner (`poorwill.triton`) stands in
-the autotuner of each kernel, behind a pruner that vLLM may have: what would not fit is dropped before it is
-compiled, and of a list in which nothing fits the smallest stays. No file of vLLM's is changed.
+vLLM tunes them among a list of configurations, of which some take more shared memory than many GPUs have.
+Those are compiled, fail to launch, and are skipped. With `POORWILL_TRITON=1` our pruner (`poorwill.triton`)
+stands in the autotuner of each kernel, behind a pruner that vLLM may have: what would not fit is dropped
+before it is compiled, and of a list in which nothing fits the smallest stays. No file of vLLM's is changed.
 """
 
 import importlib

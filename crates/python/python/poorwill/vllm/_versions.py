@@ -513,7 +513,7 @@ def refuse_unexpected(version: str, module: str, instead: str) -> None:
 
 
 def tuner_of(kernel: Any) -> Any:
-    """The autotuner around a kernel of Triton's, below heuristics or above them; `None` where there is none."""
+    """The autotuner of a kernel of Triton's, above heuristics or below; `None` where there is none."""
     while kernel is not None and not (hasattr(kernel, "configs") and hasattr(kernel, "early_config_prune")):
         kernel = getattr(kernel, "fn", None)
     return kernel
