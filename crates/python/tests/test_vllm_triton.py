@@ -422,9 +422,16 @@ def test_kernels_that_have_gone_are_missed_at_start(monkeypatch: pytest.MonkeyPa
     _platform.decide_triton()
 
 
-def test_a_vllm_that_is_not_known_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_kernels_are_is_known_of_each_version() -> None:
+    assert package("0.20.0") == package("0.25.1") == "vllm.model_executor.layers.fla.ops"
+    assert package("0.26.0") == package("0.33.0") == OPS
+
+
+def test_a_vllm_that_is_not_known_is_refused_at_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     switched(monkeypatch)
-    runs(monkeypatch, "0.34.0")
+    laid_out(monkeypatch, tmp_path, "0.34.0", *(hook.module for hook in _hooks.TRITON_HOOKS))
     with pytest.raises(UnsupportedVllmError, match=r"0\.34\.0.*unset POORWILL_TRITON"):
         _platform.decide_triton()
 
