@@ -534,7 +534,9 @@ async def test_data_parallel_engines_go_on_together(vllm: Any) -> None:
         core.model_executor.workers[0].load_weights(WEIGHTS)
     await frontend.check_health()
     assert [core.is_scheduler_paused() for core in processes.cores] == [False] * 3
-    assert [status["is_held"] for status in await _frontend._ask_async(frontend, "poorwill_status")] == [False] * 3
+    assert [status["is_held"] for status in await _frontend._ask_async(frontend, "poorwill_status")] == [
+        False
+    ] * 3
     assert await texts(generate(frontend)) == ["token"] * 2
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_there_is_none_for_what_is_not_known(version: str) -> None:
 def test_each_generation_says_something_that_the_one_before_does_not() -> None:
     sinces = [each.since for each in ALL]
     assert sinces == sorted(set(sinces))
-    for before, each in zip(ALL, ALL[1:], strict=False):
+    for before, each in pairwise(ALL):
         assert each.__mro__[1] is before
         assert set(vars(each)) - {"since", "__doc__", "__module__", "__qualname__"}
 
@@ -98,7 +99,7 @@ FACTS: dict[str, tuple[Callable[[Any], Any], Callable[[Sources], Any]]] = {
     ),
     "has a pool for state": (
         lambda vllm: vllm.has_state_pool,
-        lambda seen: "context(tag=\"runtime\")" in seen.text(WORKER),
+        lambda seen: 'context(tag="runtime")' in seen.text(WORKER),
     ),
     "has a pool for adapters": (
         lambda vllm: vllm.has_adapter_pool,
@@ -127,7 +128,15 @@ FACTS: dict[str, tuple[Callable[[Any], Any], Callable[[Sources], Any]]] = {
         lambda seen: bool(seen.worker_fields("_weight_update_active")),
     ),
     "caches are made among other things": (
-        lambda vllm: bool(vllm.cache_makers(type("FirstRunner", (), {"_allocate_kv_cache_tensors": None})())),
+        lambda vllm: bool(
+            vllm.cache_makers(
+                type(
+                    "FirstRunner",
+                    (),
+                    {"_allocate_kv_cache_tensors": None, "allocate_uniform_kv_caches": None},
+                )()
+            )
+        ),
         lambda seen: "def _allocate_kv_cache_tensors" in seen.text(FIRST_RUNNER),
     ),
     "tags alone say what sleeps": (

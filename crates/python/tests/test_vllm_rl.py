@@ -1,5 +1,6 @@
-"""What trainers for reinforcement learning call, one after the other, with nothing of ours in it: verl 0.9, TRL
-1.16 and OpenRLHF 0.11, whose engines are built, put to sleep, woken, written to and asked by their own code.
+"""What trainers for reinforcement learning call, one after the other, with nothing of ours in it: verl 0.9,
+TRL 1.16 and OpenRLHF 0.11, whose engines are built, put to sleep, woken, written to and asked by their own
+code.
 
 Each flow is a list of calls as its framework makes them in one step of training, against the engine of each
 client that it uses.

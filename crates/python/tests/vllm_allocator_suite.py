@@ -195,11 +195,13 @@ def test_what_there_is_can_be_looked_at(start: Start) -> None:
         assert {data.tag for data in told.values() if data.is_asleep} <= asleep
         assert {"weights", "kv_cache"} & asleep <= {data.tag for data in told.values() if data.is_asleep}
         assert all(data.handle == (0, data.handle[1], address, 0) for address, data in told.items())
-        lies = [(address, address + data.handle[1]) for address, data in told.items() if data.tag == "weights"]
+        lies = [
+            (address, address + data.handle[1]) for address, data in told.items() if data.tag == "weights"
+        ]
         assert lies == allocator.ranges("weights")
         assert allocator.is_sleeping == bool(asleep)
     with pytest.raises(TypeError):
-        told[0] = None  # type: ignore[index]
+        told[0] = None
     with pytest.raises(AttributeError):
         allocator.current_tag = "weights"
 

@@ -13,8 +13,8 @@ there yet, metrics) is hooked where those are defined (`_engine`, `_frontend`, `
 held against what we need of it before (`_versions`).
 
 With `POORWILL_OFFLOAD=1`, whether or not the engine sleeps, weights that vLLM offloads are in host memory of
-Poorwill's (`_offload`, and the offloaders in `_offload_uva` and `_offload_prefetch`). With `POORWILL_TRITON=1`,
-in the same way, kernels are tuned within the GPU's shared memory (`_triton`).
+Poorwill's (`_offload`, and the offloaders in `_offload_uva` and `_offload_prefetch`). With
+`POORWILL_TRITON=1`, in the same way, kernels are tuned within the GPU's shared memory (`_triton`).
 """
 
 from poorwill.vllm import _environment, _hooks

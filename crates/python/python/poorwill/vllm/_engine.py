@@ -92,7 +92,7 @@ def attempt(worker: Any, method: str, args: Sequence[Any], kwargs: dict[str, Any
 
 
 def _sentence(undefined: Sequence[str], unwritten: Sequence[dict[str, Any]]) -> str:
-    """Why the engine is not ready; `unwritten` is what the ranks say of their weights, of those that miss any."""
+    """Why the engine is not ready; `unwritten` is what ranks say of weights of theirs that are missing."""
     dropped = " and ".join(undefined)
     said = f"the {dropped} were dropped by a level 2 sleep and have not been written again since"
     if unwritten:
@@ -104,8 +104,8 @@ def _sentence(undefined: Sequence[str], unwritten: Sequence[dict[str, Any]]) -> 
             f"{most['of_bytes']} bytes are missing: {names})"
         )
     return (
-        f"{said}: write them in any way, by reload_weights say, or call poorwill_mark_restored by collective_rpc "
-        "if nothing is missing"
+        f"{said}: write them in any way, by reload_weights say, or call poorwill_mark_restored by "
+        "collective_rpc if nothing is missing"
     )
 
 
@@ -285,8 +285,8 @@ class _Engine:
         self.core.resume_scheduler()
 
     def _sleep(self, level: int = 1) -> Any:
-        """Stands in front of the executor's own, which has no sleep for what is half awake. The ranks leave alone
-        what sleeps.
+        """Stands in front of the executor's own, which has no sleep for what is half awake. The ranks leave
+        alone what sleeps.
         """
         asleep = self.asleep
         self._hold_for_asleep(frozenset())
@@ -397,8 +397,8 @@ class _Engine:
             self._resume()
 
     def status(self) -> dict[str, Any]:
-        """What the ranks have, and what has happened since a frontend asked last. `is_held` asks the frontend to
-        let the scheduler run as soon as all its engines are ready, which go on together.
+        """What the ranks have, and what has happened since a frontend asked last. `is_held` asks the frontend
+        to let the scheduler run as soon as all its engines are ready, which go on together.
         """
         ranks = self.look()
         for status in ranks:
@@ -476,8 +476,8 @@ def _engine_of(core: Any) -> _Engine | None:
 
 
 def install_core(module: Any, vllm: _generations.Generation | None = None) -> None:
-    """Puts the hooks on the EngineCore classes of `vllm.v1.engine.core`; of this process's vLLM, if it is not said
-    of which.
+    """Puts the hooks on the EngineCore classes of `vllm.v1.engine.core`; of this process's vLLM, if it is not
+    said of which.
     """
     base = module.EngineCore
     base.poorwill_vllm = vllm = vllm or _generations.chosen()

@@ -119,7 +119,8 @@ def _after_level2(environ: Mapping[str, str]) -> Literal["refuse", "serve"]:
     text = environ.get(AFTER_LEVEL2, "").strip() or Environment.after_level2
     if text not in ("refuse", "serve"):
         raise ValueError(
-            f"{AFTER_LEVEL2}={text!r} is neither refuse, until all weights were written, nor serve, whatever they are"
+            f"{AFTER_LEVEL2}={text!r} is neither refuse, until all weights were written, nor serve, whatever "
+            "they are"
         )
     return cast(Literal["refuse", "serve"], text)
 

@@ -84,7 +84,7 @@ class _Watch:
             _log.exception("metrics of poorwill could not be recorded")
 
     def look_beside(self, frontend: Any) -> "asyncio.Future[None]":
-        """Has the engine asked, while whoever wants to know goes on or waits for it. One such look at a time."""
+        """Has the engine asked, while whoever wants to know goes on or waits. One such look at a time."""
         if self._look is None or self._look.done():
             self._look = asyncio.ensure_future(_look_async(frontend, self))
         return self._look
@@ -202,8 +202,8 @@ def _requesting(stock: Any) -> Callable[..., Any]:
         if watch is None or watch.is_clear:
             return stock(self, *args, **kwargs)
         if not watch.is_in_doubt and _is_alone(self):
-            # At once, so that a client that wants a stream gets the status and not the error in a stream. If the
-            # weights were written since, by a way that leads past this, the next request knows.
+            # At once, so that a client that wants a stream gets the status and not the error in a stream. If
+            # the weights were written since, by a way that leads past this, the next request knows.
             watch.look_beside(self)
             watch.refuse()
         return _requested(self, watch, functools.partial(stock, self, *args, **kwargs))

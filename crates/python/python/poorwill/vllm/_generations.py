@@ -1,9 +1,10 @@
-"""What vLLM does differently from one version to the next, as far as it concerns an engine that sleeps: one adapter
-for each generation, and the right one is chosen by the version.
+"""What vLLM does differently from one version to the next, as far as it concerns an engine that sleeps: one
+adapter for each generation, and the right one is chosen by the version.
 
-Each stands for its version and those up to the next one here. It has what they have and does what it takes there;
-what a class leaves out is as in the one above. Nobody else asks what this vLLM has: whether it is what its version
-says, the contract has looked (`_versions`), and the tests hold what is said here against the sources of each.
+Each stands for its version and those up to the next one here. It has what they have and does what it takes
+there; what a class leaves out is as in the one above. Nobody else asks what this vLLM has: whether it is what
+its version says, the contract has looked (`_versions`), and the tests hold what is said here against the
+sources of each.
 """
 
 import functools
@@ -17,14 +18,16 @@ from poorwill.vllm._versions import Version
 Maker = tuple[Any, str]
 """An object, and the name of a function of it."""
 
-# The second model runner, which vLLM takes for more and more models from 0.22 on, and how it allocates the cache.
+# The second model runner, which vLLM takes for more and more models from 0.22 on.
 _SECOND_RUNNER = "vllm.v1.worker.gpu.model_runner"
 
 
 class Vllm0_20:
     since: ClassVar[Version] = (0, 20, 0)
 
-    touching: ClassVar[frozenset[str]] = frozenset({"add_lora", "save_sharded_state", "save_tensorized_model"})
+    touching: ClassVar[frozenset[str]] = frozenset(
+        {"add_lora", "save_sharded_state", "save_tensorized_model"}
+    )
     """Methods of the worker, beside those that write weights, that read or write what may sleep."""
     saved: ClassVar[frozenset[str]] = frozenset({"_sleep_saved_buffers"})
     """What the worker remembers between a sleep at level 2 and the wake, by name."""
@@ -62,8 +65,10 @@ class Vllm0_20:
     def cache_makers(self, runner: Any) -> list[Maker]:
         """What allocates the KV cache and nothing else, where all around it is in the cache's pool."""
         # The second of these where a connector wants the caches of all layers in one tensor.
-        first = [name for name in ("_allocate_kv_cache_tensors", "allocate_uniform_kv_caches") if hasattr(runner, name)]
-        return [(runner, name) for name in first] or [(importlib.import_module(_SECOND_RUNNER), "init_kv_cache")]
+        names = ("_allocate_kv_cache_tensors", "allocate_uniform_kv_caches")
+        if hasattr(runner, names[0]):
+            return [(runner, name) for name in names]
+        return [(importlib.import_module(_SECOND_RUNNER), "init_kv_cache")]
 
     # The engine's core
 
@@ -81,7 +86,9 @@ class Vllm0_20:
         return False
 
     def answer_refused(self, module: Any, core: Any, request: Any, sentence: str) -> bool:
-        """Answers a request that is refused, in the process of the core. Whether more is to be done with it then."""
+        """Answers a request that is refused, in the process of the core. Whether more is to be done with it
+        then.
+        """
         core._send_error_outputs_to_client([request.request_id], request.client_index)
         return False
 

@@ -165,8 +165,7 @@ def _is_chosen(model: Any, by_environment: bool) -> bool:
         return backend == BACKEND or by_environment
     if by_environment and not _was_chosen:
         raise ConfigurationError(
-            f"{_environment.SLEEP_MODE}=1 is given, and --sleep-mode-backend is {backend}, which is neither's: "
-            f"make that {BACKEND} or leave it away, or unset {_environment.SLEEP_MODE}"
+            f"{_environment.SLEEP_MODE}=1 is given, and --sleep-mode-backend is {backend}, which is "
+            f"neither's: make that {BACKEND} or leave it away, or unset {_environment.SLEEP_MODE}"
         )
     return False
-

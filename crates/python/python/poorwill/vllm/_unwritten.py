@@ -1,11 +1,11 @@
 """Which weights were written since a wake that dropped their bytes, whoever wrote them and in whatever way.
 
-Such a wake fills the weights with a word that none has: in each of its halves it is no number, in every format
-of floating point numbers. Where it still stands, nobody has written. So a write of any bytes counts, also of
-those that were there before the sleep, and half a tensor counts as half.
+Such a wake fills the weights with a word that none has: in each of its halves it is no number, in every
+format of floating point numbers. Where it still stands, nobody has written. So a write of any bytes counts,
+also of those that were there before the sleep, and half a tensor counts as half.
 
-Bytes are looked at eight at a time, so up to seven of them count as written with their neighbours. Of a tensor
-whose elements are single bytes apart from each other, it is known only whether any was written.
+Bytes are looked at eight at a time, so up to seven of them count as written with their neighbours. Of a
+tensor whose elements are single bytes apart from each other, it is known only whether any was written.
 
 No memory is kept by it: what is looked at is what the model has at that moment.
 """
@@ -23,8 +23,9 @@ WORD = 0x7FF3_FFA5_7F96_FFFF
 """As one element of eight bytes; its last bytes are what smaller elements are filled with."""
 
 ENOUGH = 16
-"""How many tensors are found missing before the others are left alone: who writes one tensor and asks, again and
-again, does not read the whole model each time."""
+"""How many tensors are found missing before the others are left alone. So who writes one and asks, again and
+again, does not read the whole model each time.
+"""
 
 # Elements that are compared at a time, so that what the comparison takes of a full GPU is little.
 _STEP = 4 << 20
@@ -65,7 +66,9 @@ class Unwritten:
 
     def __init__(self) -> None:
         self.is_blind = False
-        """Whether there is anything whose memory cannot be seen, so that nobody can tell whether it was written."""
+        """Whether there is anything whose memory cannot be seen, so that nobody can tell whether it was
+        written.
+        """
         self.tensors = 0
         """How many there were in the beginning."""
         self.nbytes = 0
@@ -155,7 +158,7 @@ class Unwritten:
 def missing_bytes(tensor: Any) -> int:
     """How many bytes of a tensor nobody has written since they were filled."""
     elements = _elements(tensor)
-    unit = elements.element_size()
+    unit = int(elements.element_size())
     count = sum(int(torch.eq(part, _of_size(unit)).sum().item()) for part in _parts(elements))
     # Single bytes are anything: only all of them together say something.
     if unit == 1 and count < elements.numel():
@@ -189,7 +192,9 @@ def _elements(tensor: Any) -> Any:
     """
     size = tensor.element_size()
     # What is expanded is there once.
-    shape, strides = zip(*((1 if stride == 0 else extent, stride) for extent, stride in _dimensions(tensor)))
+    shape, strides = zip(
+        *((1 if stride == 0 else extent, stride) for extent, stride in _dimensions(tensor)), strict=True
+    )
     begin, count = tensor.storage_offset() * size, math.prod(shape)
     if count == 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)):
         shape, strides = (count,), (1,)

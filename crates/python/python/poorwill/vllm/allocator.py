@@ -6,6 +6,7 @@ for whoever keeps count.
 """
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -92,8 +93,7 @@ class Allocator:
         limits.
         """
         if Allocator.instance is None:
-            import torch
-
+            torch: Any = importlib.import_module("torch")
             return Allocator.open(f"cuda:{torch.cuda.current_device()}")
         return Allocator.instance
 
@@ -130,8 +130,8 @@ class Allocator:
         yield self._graph_pool
 
     def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
-        """Puts everything to sleep, and keeps the bytes of `offload_tags` and no others, as vLLM's does; of the
-        engine's own sleep (`sleeping_by`) what its level says.
+        """Puts everything to sleep, and keeps the bytes of `offload_tags` and no others, as vLLM's does; of
+        the engine's own sleep (`sleeping_by`) what its level says.
 
         Raises SleepError, with everything awake as before, or with a report of what was not given back.
         """
@@ -166,8 +166,8 @@ class Allocator:
             self._level = before
 
     def suspend(self, level: int) -> None:
-        """Puts everything to sleep as the engine does: the weights are kept at level 1 and dropped at level 2,
-        and runtime state, graphs and whatever has a tag of its own are kept at both.
+        """Puts everything to sleep as the engine does: the weights are kept at level 1 and dropped at level
+        2, and runtime state, graphs and whatever has a tag of its own are kept at both.
 
         Raises SleepError, with everything awake as before, or with a report of what was not given back.
         """
@@ -221,7 +221,9 @@ class Allocator:
 
     @property
     def current_tag(self) -> str:
-        """What memory is called that is allocated in the pool that is in use, or would be in one without a tag."""
+        """What memory is called that is allocated in the pool that is in use, or would be in one without a
+        tag.
+        """
         return self._current_tag
 
     @property

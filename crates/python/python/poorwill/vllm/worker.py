@@ -16,7 +16,16 @@ from typing import Any
 
 from poorwill import _native
 from poorwill._native import PoorwillError, Preparation, PrepareReport
-from poorwill.vllm import _budget, _connectors, _environment, _generations, _hooks, _offload, _platform, _versions
+from poorwill.vllm import (
+    _budget,
+    _connectors,
+    _environment,
+    _generations,
+    _hooks,
+    _offload,
+    _platform,
+    _versions,
+)
 from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._events import Event
 from poorwill.vllm._graphs import Graphs
@@ -174,7 +183,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     # Sleeping and waking
 
     def sleep(self, level: int = 1) -> None:
-        # A preparation that has ended was before this, and weights may have been written with nobody asking since.
+        # A preparation that has ended was before this, and weights may have been written with nobody asking
+        # since.
         self._note_preparation(wait=False)
         self._missing()
         self._refuse_uncovered()
@@ -209,7 +219,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         try:
             super().wake_up(tags)
         finally:
-            vars(self).update(saved)
+            self.__dict__.update(saved)
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         self._refuse_asleep("reload_weights")
@@ -246,7 +256,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         }
 
     def poorwill_mark_restored(self) -> list[str]:
-        """Says that the weights are whole, whatever was written of them. Returns what was undefined until now."""
+        """Says that the weights are whole, whatever was written of them. Returns what was undefined until
+        now.
+        """
         allocator = self.allocator
         if "weights" in allocator.undefined():
             # Not a number where there were zeros would be worse than either.
@@ -290,8 +302,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._unwritten.begin(_parameters(self.model_runner.model), self.allocator.ranges("weights"))
 
     def _missing(self, *, is_whole: bool = False) -> Look | None:
-        """What of the weights has not been written since they were dropped, if they are not whole. Once nothing is
-        missing, they count as restored; where that cannot be seen, after what writes the whole.
+        """What of the weights has not been written since they were dropped, if they are not whole. Once
+        nothing is missing, they count as restored; where that cannot be seen, after what writes the whole.
         """
         if "weights" not in self.allocator.undefined():
             return None
@@ -334,8 +346,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def _forget_saved(self) -> dict[str, Any]:
         """Makes what vLLM remembers for the next wake as it was in the beginning. Returns what it was."""
-        saved = {name: vars(self)[name] for name in _vllm.saved}
-        vars(self).update({name: type(value)() for name, value in saved.items()})
+        saved = {name: self.__dict__[name] for name in _vllm.saved}
+        self.__dict__.update({name: type(value)() for name, value in saved.items()})
         return saved
 
     def _prepare_in_background(self) -> None:
@@ -423,7 +435,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         )
 
     def _keep_out_of_the_weights(self) -> None:
-        """Has adapters and drafters loaded where no sleep drops them: no reload of the model's writes them."""
+        """Has adapters and drafters loaded where no sleep drops them: no reload writes them."""
         runner, allocator = self.model_runner, self.allocator
 
         def kept(load: Any) -> Any:
