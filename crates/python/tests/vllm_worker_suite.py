@@ -3,6 +3,7 @@
 import gc
 import importlib
 import logging
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,6 +116,25 @@ def test_drafters_are_configured_in_the_workers_process(
     start()
     platform.decide(drafter)
     assert not platform.is_active(drafter)
+
+
+@only("0.20.2")
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_second_runner_keeps_what_is_made_around_its_cache(
+    start: Start, monkeypatch: pytest.MonkeyPatch, level: int
+) -> None:
+    monkeypatch.setattr(sys.modules["vllm.envs"], "VLLM_USE_V2_MODEL_RUNNER", True, raising=False)
+    engine = start(LORA).start()
+    assert type(engine.runner).__name__ == "SecondGPUModelRunner"
+    made_by = sys.modules["vllm.v1.worker.gpu.model_runner"].init_kv_cache
+    assert not hasattr(made_by, "__wrapped__")
+    before = contents(engine.kept())
+    engine.worker.sleep(level)
+    engine.worker.wake_up()
+    if level == 2:
+        engine.worker.reload_weights()
+    assert contents(engine.kept()) == before
+    assert engine.cache_is_zero()
 
 
 def test_before_there_is_a_gpu_there_is_a_sentence(start: Start) -> None:

@@ -394,6 +394,21 @@ class GPUModelRunner:
             self.model.drop()
 
 
+class SecondGPUModelRunner(GPUModelRunner):
+    """The second one of 0.20 to 0.28, which has a function of its module make the caches."""
+
+    def _make_tensors(self, kv_cache_config: Any) -> dict[str, Any]:
+        made: dict[str, Any] = self.vllm.loader.module(SECOND_RUNNER).init_kv_cache(self, kv_cache_config)
+        return made
+
+
+def init_kv_cache(runner: GPUModelRunner, kv_cache_config: Any) -> dict[str, Any]:
+    return GPUModelRunner._make_tensors(runner, kv_cache_config)
+
+
+SECOND_RUNNER = "vllm.v1.worker.gpu.model_runner"
+
+
 class FirstGPUModelRunner(GPUModelRunner):
     """That of 0.20.2. What makes its caches has a name of its own, and what resets the scales of an FP8 cache
     knows no lists of tensors.

@@ -16,7 +16,15 @@ from typing import Any, NoReturn
 from imports import imported_anew
 
 from .loader import Loader, StubModule
-from .worker_parts import FirstGPUModelRunner, GPUModelRunner, TransferEngine, stub
+from .worker_parts import (
+    SECOND_RUNNER,
+    FirstGPUModelRunner,
+    GPUModelRunner,
+    SecondGPUModelRunner,
+    TransferEngine,
+    init_kv_cache,
+    stub,
+)
 
 torch: Any = importlib.import_module("torch")
 
@@ -28,7 +36,7 @@ REAL = (
     *("vllm.utils.mem_utils", "vllm.utils.mem_constants"),
     *("vllm.device_allocator", "vllm.device_allocator.cumem"),
 )
-GIVEN = ("vllm.version", "vllm.logger", "vllm.platforms", "vllm.envs")
+GIVEN = ("vllm.version", "vllm.logger", "vllm.platforms", "vllm.envs", SECOND_RUNNER)
 
 
 class Accelerator:
@@ -103,6 +111,8 @@ class Vllm:
         give("vllm.v1.worker.workspace", init_workspace_manager=self._init_workspace_manager)
         runner = FirstGPUModelRunner if self.is_first else GPUModelRunner
         give("vllm.v1.worker.gpu_model_runner", GPUModelRunner=functools.partial(runner, self))
+        second = functools.partial(SecondGPUModelRunner, self)
+        give(SECOND_RUNNER, GPUModelRunner=second, init_kv_cache=init_kv_cache)
 
     def _init_workspace_manager(self, *_: Any, alloc_context: Any = None) -> None:
         self.workspace_context = alloc_context
