@@ -212,5 +212,10 @@ PLANS: dict[str, list[Run]] = {
     ],
     # Two kernels, under budgets of shared memory; no engine.
     "pruner": [Run(f"pruner-{keys}", "pruner.py", ["--keys", str(keys)], 400) for keys in (128, 256)],
+    # What shares of the card become with graphs; eight engines each.
+    "budgets": [
+        Run("budgets", "budgets.py", [], 560),
+        Run("budgets-v2", "budgets.py", ["--v2", "--shares", "0.92,0.88"], 500),
+    ],
     "bad": [Run("bad-input", "bad_input.py", [], 560)],
 }

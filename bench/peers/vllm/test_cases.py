@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Holds bad_input.py, variants.py and offload_engine.py to what they say, as far as no GPU and no vLLM are
-needed."""
+"""Holds bad_input.py, budgets.py, variants.py, offload_engine.py and pruner.py to what they say, as far as no GPU
+and no vLLM are needed.
+"""
 
 # There may be no pytest where this runs.
 # ruff: noqa: PT009
@@ -20,11 +21,68 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import bad_input  # noqa: E402
+import budgets  # noqa: E402
 import common  # noqa: E402
 import offload_engine  # noqa: E402
 import pruner  # noqa: E402
 import variants  # noqa: E402
 from test_scripts import printed  # noqa: E402
+
+
+class Budgets(unittest.TestCase):
+    SAID = "POORWILL_BUDGET=0.88 allows the engine 88 GiB: give --kv-cache-memory-bytes 41943040"
+
+    def engine(self, allowed: int, cache: int, used: int = 0) -> dict:
+        names = ("pass_bytes", "graphs_estimated_bytes", "graphs_bytes")
+        line = {"event": "engine", "allowed_bytes": allowed, "cache_bytes": cache, **dict.fromkeys(names, 0)}
+        return {**line, "used_bytes": used, "used_serving_bytes": used, "kv_blocks": 1, "runner": "r"}
+
+    def compared(self, answer) -> tuple[bool, list[dict]]:
+        results = []
+        with mock.patch.object(budgets, "run", answer):
+            lines = printed(lambda: results.append(budgets.compare([0.95, 0.92, 0.88], is_v2=False)))
+        return results[0], lines
+
+    def answer(self, way: str, share: float, kv_bytes: int, is_v2: bool) -> dict:
+        """As an engine that is as it should be."""
+        allowed = int(share * 100 * common.GIB)
+        cache = kv_bytes or allowed - 60 * common.GIB
+        if kv_bytes > allowed - 60 * common.GIB:
+            return {"event": "refused", "error": self.SAID, "error_type": "BudgetError"}
+        return self.engine(allowed, cache, allowed)
+
+    def test_three_shares_and_a_cache_that_is_given(self):
+        good, lines = self.compared(self.answer)
+        self.assertTrue(good)
+        ways = [line["way"] for line in lines if line["event"] == "budget"]
+        self.assertEqual(
+            ways,
+            ["utilization"] * 3 + ["budget"] * 3 + ["budget-and-cache", "budget-and-fitting-cache"],
+        )
+        self.assertEqual(lines[-2]["cache_gib"], common.gib(41943040))
+
+    def test_what_is_wrong_is_no_success(self):
+        def same(way: str, share: float, kv_bytes: int, is_v2: bool) -> dict:
+            line = self.answer(way, share, kv_bytes, is_v2)
+            return {**line, "cache_bytes": 20 * common.GIB} if not kv_bytes else line
+
+        def beyond(way: str, share: float, kv_bytes: int, is_v2: bool) -> dict:
+            line = self.answer(way, share, kv_bytes, is_v2)
+            return {**line, "used_serving_bytes": line.get("used_serving_bytes", 0) + 1}
+
+        def never_refused(way: str, share: float, kv_bytes: int, is_v2: bool) -> dict:
+            return self.engine(100, kv_bytes) if kv_bytes else self.answer(way, share, 0, is_v2)
+
+        def never_started(*_: object, **__: object) -> dict:
+            return {"event": "failed", "error": "ended with code -9"}
+
+        for wrong in (same, beyond, never_refused, never_started):
+            self.assertFalse(self.compared(wrong)[0], wrong.__name__)
+
+    def test_utilization_does_not_bind(self):
+        self.assertTrue(budgets.is_within("utilization", self.engine(10, 1, 11)))
+        self.assertFalse(budgets.is_within("budget", self.engine(10, 1, 11)))
+        self.assertTrue(budgets.is_within("budget", self.engine(10, 1, 10)))
 
 
 class BadInput(unittest.TestCase):

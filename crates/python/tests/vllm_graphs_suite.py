@@ -337,6 +337,7 @@ def test_graphs_as_they_were_profiled_fit(
     engine = taking(start, 0, **setting)
     engine.worker.compile_or_warm_up_model()
     assert warnings(caplog) == []
+    assert engine.worker._graphs.graphs_bytes == engine.shape.weights[0]
     torch.cuda.empty_cache()
     used = engine.worker._envelope.used_bytes(engine.snapshot())
     # By its own arithmetic vLLM rounds some things down.

@@ -13,6 +13,7 @@ took is held against the cap: what exceeds it ends the start. Without a cap that
 import contextlib
 import functools
 import importlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,9 +49,10 @@ class Graphs:
     """The graphs of one worker, from their profile to the end of its start."""
 
     def __init__(self, worker: Any, envelope: Envelope) -> None:
-        self._worker = worker
+        # It has us, and ends when nobody else has it.
+        self._worker: Any = weakref.proxy(worker)
         self._envelope = envelope
-        self._pass_bytes = 0
+        self.pass_bytes = 0
         """What a pass of the model takes for a while."""
         self._resident_bytes: int | None = None
         """What is in use with the weights loaded and after a pass, before there are graphs."""
@@ -58,7 +60,8 @@ class Graphs:
         # Whether the KV cache was sized with all that the engine takes besides.
         self._is_reckoned_with = False
         self._before_bytes = 0
-        self._graphs_bytes = 0
+        self.graphs_bytes = 0
+        """What graphs have taken, once they are captured."""
         self._has_warned = False
 
     @property
@@ -92,7 +95,7 @@ class Graphs:
                 whole = int(worker.available_kv_cache_memory_bytes)
                 worker.available_kv_cache_memory_bytes = min(whole, self._left_by_the_cap(reserved))
                 available_bytes -= whole - worker.available_kv_cache_memory_bytes
-            envelope.refuse_without_cache(available_bytes, self._pass_bytes, reserved)
+            envelope.refuse_without_cache(available_bytes, self.pass_bytes, reserved)
         self._cache_bytes = available_bytes
         return available_bytes
 
@@ -128,7 +131,7 @@ class Graphs:
         if self._resident_bytes is None:
             torch.cuda.empty_cache()
             self._resident_bytes = self._used_bytes()
-        besides = self._resident_bytes + self._pass_bytes + graphs_bytes + self._rounding_bytes
+        besides = self._resident_bytes + self.pass_bytes + graphs_bytes + self._rounding_bytes
         return self._envelope.requested_bytes - besides
 
     @property
@@ -144,7 +147,7 @@ class Graphs:
             return 0
         largest = int(self._worker.vllm_config.compilation_config.max_cudagraph_capture_size or 0)
         tokens = int(self._worker.vllm_config.scheduler_config.max_num_batched_tokens)
-        return self.least_bytes + self._pass_bytes * min(largest, tokens) // tokens
+        return self.least_bytes + self.pass_bytes * min(largest, tokens) // tokens
 
     def _measured(self, run: Callable[..., Any]) -> Callable[..., Any]:
         device = self._worker.device
@@ -154,7 +157,7 @@ class Graphs:
             result = run(*args, **kwargs)
             stats = torch.cuda.memory_stats(device)
             peak, left = (stats.get(f"allocated_bytes.all.{name}", 0) for name in ("peak", "current"))
-            self._pass_bytes = int(peak - left)
+            self.pass_bytes = int(peak - left)
             return result
 
         return profile_run
@@ -183,8 +186,8 @@ class Graphs:
                 done = capture(*args, **kwargs)
             torch.cuda.empty_cache()
             used = self._used_bytes()
-            self._graphs_bytes = max(0, used - self._before_bytes)
-            self._hold(used, self._pass_bytes)
+            self.graphs_bytes = max(0, used - self._before_bytes)
+            self._hold(used, self.pass_bytes)
             return done
 
         return capture_model
@@ -230,7 +233,7 @@ class Graphs:
         )
 
     def _refuse_captured(self, used_bytes: int) -> None:
-        self._graphs_bytes = max(0, used_bytes - self._before_bytes)
+        self.graphs_bytes = max(0, used_bytes - self._before_bytes)
         if self._envelope.cap is not None:
             self._hold(used_bytes)
 
@@ -246,7 +249,7 @@ class Graphs:
             return
         beside = f", and a pass of the model takes {gib(pass_bytes)} for a while" if pass_bytes else ""
         said = (
-            f"{envelope.allowance()}, and with {gib(self._graphs_bytes)} of CUDA graphs {gib(used_bytes)} "
+            f"{envelope.allowance()}, and with {gib(self.graphs_bytes)} of CUDA graphs {gib(used_bytes)} "
             f"are in use{beside}, which is {-(-excess // MIB)} MiB too much: {self._next_step(excess)}"
         )
         if envelope.cap is not None and (is_exceeded or not self._is_reckoned_with):
