@@ -27,7 +27,7 @@ pub(crate) enum Which<'a> {
     Held(&'a str),
 }
 
-const TESTS: [&str; 9] = [
+const TESTS: [&str; 10] = [
     "crates/python/tests/test_vllm_connectors.py",
     "crates/python/tests/test_vllm_contract.py",
     "crates/python/tests/test_vllm_engine.py",
@@ -36,6 +36,7 @@ const TESTS: [&str; 9] = [
     "crates/python/tests/test_vllm_generations.py",
     "crates/python/tests/test_vllm_rl.py",
     "crates/python/tests/test_vllm_suites.py",
+    "crates/python/tests/test_vllm_triton.py",
     "crates/python/tests/test_vllm_versions.py",
 ];
 
