@@ -9,9 +9,11 @@ from helpers import run
 from poorwill.vllm._versions import RUN
 from suites import STAND_INS, run_suite
 from vllm_sources import VARIABLE, needs_sources
+from vllm_sources.versions import between
 
 pytestmark = needs_sources
 each_version = pytest.mark.parametrize("version", RUN)
+each_generation = pytest.mark.parametrize("version", between())
 each_offloader = pytest.mark.parametrize("suite", ["vllm_offload_suite", "vllm_offload_prefetch_suite"])
 
 
@@ -32,6 +34,15 @@ def test_a_worker_over_the_stand_ins(
             monkeypatch.delenv(name)
     # A process can have only so many arenas with tags.
     run_suite(subtests, [suite], *STAND_INS, "-p", "vllm_engines", "-k", version, environment=fake)
+
+
+@each_generation
+@pytest.mark.parametrize("suite", ["vllm_worker_suite", "vllm_unwritten_suite", "vllm_ends_suite"])
+def test_a_worker_of_any_generation(
+    subtests: pytest.Subtests, suite: str, version: str, fake: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What our worker promises whichever vLLM it is in, over the worker of each."""
+    test_a_worker_over_the_stand_ins(subtests, suite, version, fake, monkeypatch)
 
 
 @each_offloader

@@ -16,10 +16,10 @@ from fake_vllm import worker_parts, workers
 from fake_vllm.worker_parts import MIB as MIB
 from fake_vllm.worker_parts import Shape as Shape
 from fake_vllm.worker_parts import filled as filled
+from poorwill.vllm._versions import TESTED
 
 torch: Any = importlib.import_module("torch")
 
-VERSIONS = ("0.20.2", "0.33.0")
 BLOCKS = 128
 FAULTS = {"quick": 6, "usual": 20, "long": 200}[os.environ.get("POORWILL_EFFORT", "usual")]
 
@@ -76,10 +76,6 @@ class Engine:
     @property
     def arena(self) -> Any:
         return self.allocator.arena
-
-    @property
-    def has_registry(self) -> bool:
-        return self.version != "0.20.2"
 
     def snapshot(self) -> Any:
         """What vLLM measures of its GPU, as our hook leaves it."""
@@ -210,7 +206,7 @@ class Faults:
 LORA = Shape(lora=(2 * MIB, 100_000))
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=TESTED)
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -226,6 +222,11 @@ def faults() -> Iterator[Faults]:
     faults = Faults()
     yield faults
     faults.disarm()
+
+
+def minor(version: str) -> int:
+    """Of vLLM 0.33.1 it is 33."""
+    return int(version.split(".")[1])
 
 
 def only(version: str) -> pytest.MarkDecorator:

@@ -148,6 +148,7 @@ def config(shape: Shape, **settings: Any) -> Any:
         enable_cumem_allocator=True,
         sleep_mode_backend="poorwill",
         sleep_mode_offload_cudagraph=False,
+        multimodal_config=None,
         enforce_eager=True,
     )
     compilation = stub(
@@ -371,7 +372,7 @@ class GPUModelRunner:
         return 0
 
     def _capture_model(self) -> None:
-        if not self.vllm_config.model_config.sleep_mode_offload_cudagraph:
+        if not self.vllm_config.model_config.sleep_mode_offload_cudagraph or self.vllm.minor < 32:
             self.capture()
             return
         for _ in range(2):
@@ -410,7 +411,7 @@ SECOND_RUNNER = "vllm.v1.worker.gpu.model_runner"
 
 
 class FirstGPUModelRunner(GPUModelRunner):
-    """That of 0.20.2. What makes its caches has a name of its own, and what resets the scales of an FP8 cache
+    """That of 0.20 to 0.28. What makes its caches has a name of its own, and what resets the scales of an FP8 cache
     knows no lists of tensors.
     """
 
@@ -420,6 +421,10 @@ class FirstGPUModelRunner(GPUModelRunner):
         for name, buffer in self.model.named_buffers():
             if name.endswith("_scale"):
                 buffer.fill_(1)
+
+    def post_kv_cache_wake_up(self) -> None:
+        """What 0.21 to 0.28 call behind a wake of the cache."""
+        self.init_fp8_kv_scales()
 
     def _make_tensors(self, kv_cache_config: Any) -> dict[str, Any]:
         if not self.vllm_config.is_uniform:

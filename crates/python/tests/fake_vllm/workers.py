@@ -59,8 +59,8 @@ class Vllm:
     """A version's worker and what it stands on."""
 
     def __init__(self, version: str) -> None:
-        self.is_first = version == "0.20.2"
-        real = REAL if self.is_first else (*REAL, REGISTRY_MODULE)
+        self.minor = int(version.split(".")[1])
+        real = REAL if self.minor < 25 else (*REAL, REGISTRY_MODULE)
         self.loader = Loader(version, real, {"poorwill"})
         self.workspace_context: Any = None
         self._give()
@@ -74,8 +74,8 @@ class Vllm:
         return self.loader.module("vllm.device_allocator.cumem").CuMemAllocator.get_instance()
 
     def pool(self, tag: str) -> Any:
-        """Where this version has pools for what is neither weights nor cache."""
-        return contextlib.nullcontext() if self.is_first else self.allocator().use_memory_pool(tag=tag)
+        """Where this version has pools for adapters."""
+        return contextlib.nullcontext() if self.minor < 33 else self.allocator().use_memory_pool(tag=tag)
 
     def modules(self) -> dict[str, ModuleType]:
         """What Python's own tables have to have of them."""
@@ -109,7 +109,7 @@ class Vllm:
         give("vllm.model_executor.model_loader", get_model_loader=lambda _: loading)
         give("vllm.multimodal.gpu_ipc_memory", reserve_mm_ipc_gpu_memory=lambda size, *_: size)
         give("vllm.v1.worker.workspace", init_workspace_manager=self._init_workspace_manager)
-        runner = FirstGPUModelRunner if self.is_first else GPUModelRunner
+        runner = FirstGPUModelRunner if self.minor < 29 else GPUModelRunner
         give("vllm.v1.worker.gpu_model_runner", GPUModelRunner=functools.partial(runner, self))
         second = functools.partial(SecondGPUModelRunner, self)
         give(SECOND_RUNNER, GPUModelRunner=second, init_kv_cache=init_kv_cache)

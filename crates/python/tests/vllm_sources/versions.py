@@ -29,6 +29,14 @@ def everyday(contract: Sequence[Need] = CONTRACT, tested: Sequence[str] = TESTED
     return tuple(version for version in tested if version in wanted)
 
 
+def between() -> tuple[str, ...]:
+    """One of each minor between those whose code is run every day; none of them with the effort `quick`."""
+    if os.environ.get("POORWILL_EFFORT", "usual") == "quick":
+        return ()
+    minors = {parse(version)[:2]: version for version in TESTED}
+    return tuple(version for minor, version in minors.items() if minor not in {parse(run)[:2] for run in RUN})
+
+
 if __name__ == "__main__":
     [_, asked] = sys.argv
     print(*(RUN if asked == "run" else held(asked)), sep="\n")

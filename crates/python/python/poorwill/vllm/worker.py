@@ -142,13 +142,16 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         return graphs.left_for_cache(available)
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
-        makers = _vllm.cache_makers(self.model_runner)
-        if not makers:
+        if _vllm.has_state_pool:
             super().initialize_from_config(*args, **kwargs)
             return
         # The cache itself is dropped by a sleep; what is made around it is state, and has to survive.
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.allocator.renaming({"kv_cache": "runtime"}))
+            makers = _vllm.cache_makers(self.model_runner)
+            if makers:
+                stack.enter_context(self.allocator.renaming({"kv_cache": "runtime"}))
+            else:
+                stack.enter_context(self.allocator.use_memory_pool("runtime"))
             for of, name in makers:
                 stack.enter_context(wrapped(of, name, self._in_the_caches_pool))
             super().initialize_from_config(*args, **kwargs)
