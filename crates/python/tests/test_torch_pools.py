@@ -6,7 +6,7 @@ from helpers import Script, cases, run, scripts
 PREAMBLE = """
 import gc, random, sys, threading
 import fake_torch
-world = fake_torch.install(fake_torch.Driver(), first_wins=FIRST_WINS)
+world = fake_torch.install(fake_torch.Driver(), **WAYS)
 import torch
 import poorwill, poorwill.torch
 from torch_loads import MIB, dense, experts, moe, take
@@ -23,9 +23,10 @@ def over_stand_ins(
     environment: dict[str, str],
     *,
     peace: str = "assert world.terminations == []",
-    first_wins: bool = False,
+    **ways: bool,
 ) -> str:
-    program = f"FIRST_WINS = {first_wins}\n{PREAMBLE}\n{script}\n{peace}\n"
+    """Runs a script over a PyTorch that differs from 2.11 in these ways (`DeviceAllocator`)."""
+    program = f"WAYS = {ways}\n{PREAMBLE}\n{script}\n{peace}\n"
     return run(program, "-X", "dev", **environment)
 
 
@@ -195,6 +196,78 @@ def test_pools(environment: dict[str, str], script: Script) -> None:
 @pytest.mark.parametrize("script", scripts(NESTED))
 def test_pools_in_any_order(environment: dict[str, str], script: Script, first_wins: bool) -> None:
     over_stand_ins(script.text, environment, first_wins=first_wins)
+
+
+# Where there is something in the default pool's cache, and what is said of it.
+EMPTYING = """
+import logging
+from types import SimpleNamespace
+
+said = []
+log = logging.getLogger("poorwill.torch")
+log.addHandler(SimpleNamespace(level=0, handle=lambda record: said.append(record.getMessage())))
+
+def load():
+    with poorwill.pool(tag="weights"):
+        kept = [take(torch, 40) for _ in range(4)]
+        del kept[:2]
+        kept.append(take(torch, 40))
+    return kept
+
+def served():
+    # Four segments that are free, and one that is not.
+    tensors = [take(torch, 50) for _ in range(4)]
+    return take(torch, 60)
+
+def calls():
+    stats = torch.cuda.memory_stats()
+    return stats["num_device_alloc"], stats["num_device_free"]
+"""
+
+
+def test_what_emptying_takes_from_the_default_pool_is_told_once(environment: dict[str, str]) -> None:
+    script = f"""{EMPTYING}
+live = served()
+first = load()
+assert len(said) == 1 and "200 MiB in 4 segments" in said[0], said
+lives = {{segment["address"] for segment in torch.cuda.memory_snapshot()}}
+assert live.data_ptr() in lives, lives
+del live
+# A second time there is as much to take, and nothing to tell.
+live = served()
+before = calls()[1]
+second = load()
+assert calls()[1] - before >= 4, (calls(), before)
+assert len(said) == 1, said
+"""
+    over_stand_ins(script, environment, empties_default=True)
+
+
+def test_a_load_beside_an_empty_cache_takes_nothing_from_it(environment: dict[str, str]) -> None:
+    script = f"""{EMPTYING}
+live = take(torch, 60)
+# The first scope puts PyTorch to the test, with a tensor of another pool.
+before = load()
+freed = []
+free = world.machine.free
+world.machine.free = lambda address, *given: (freed.append(address), free(address, *given))
+kept = load()
+assert (freed, said) == ([], []), (freed, said)
+"""
+    over_stand_ins(script, environment, empties_default=True)
+
+
+def test_what_the_default_pool_caches_stays_where_pytorch_leaves_it(environment: dict[str, str]) -> None:
+    script = f"""{EMPTYING}
+live = served()
+kept = load()
+del live
+before = calls()[0]
+live = served()
+assert calls()[0] == before, (calls(), before)
+assert said == [], said
+"""
+    over_stand_ins(script, environment)
 
 
 @pytest.mark.parametrize("made", ["pool", "graph_pool"])

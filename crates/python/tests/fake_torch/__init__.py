@@ -138,10 +138,10 @@ def modules(world: World) -> dict[str, ModuleType]:
     return made
 
 
-def install(machine: Driver, *, first_wins: bool = False) -> World:
+def install(machine: Driver, *, first_wins: bool = False, empties_default: bool = False) -> World:
     """Has `import torch` give the stand-in from now on, with the settings of the environment."""
     conf = next((os.environ[name] for name in VARIABLES if name in os.environ), None)
-    world = World(machine, conf, first_wins=first_wins)
+    world = World(machine, conf, first_wins=first_wins, empties_default=empties_default)
     sys.modules.update(modules(world))
     # What Python calls between two instructions, it cannot call within PyTorch's allocator.
     _native.torch_call_afterwards = lambda look: _call_afterwards(look and partial(world.interrupt, look))
@@ -149,11 +149,11 @@ def install(machine: Driver, *, first_wins: bool = False) -> World:
 
 
 @contextlib.contextmanager
-def installed(machine: Driver, *, first_wins: bool = False) -> Iterator[World]:
+def installed(machine: Driver, *, first_wins: bool = False, empties_default: bool = False) -> Iterator[World]:
     """The same for a block. Afterwards PyTorch is what it was, and so is what stands on it."""
     try:
         with imported_anew("torch"):
-            yield install(machine, first_wins=first_wins)
+            yield install(machine, first_wins=first_wins, empties_default=empties_default)
     finally:
         _native.torch_call_afterwards = _call_afterwards
 

@@ -26,21 +26,35 @@ LARGE_STEP = 2 * MIB
 Filter = Callable[[int], bool]
 """Whether what is allocated now for a stream belongs to a pool."""
 
+Capturing = Callable[[], bool]
+"""Whether this thread's current stream is being captured."""
+
 
 class DeviceAllocator:
     """The caching allocator of one device."""
 
     def __init__(
-        self, device: int, machine: Driver, settings: AllocatorSettings, *, first_wins: bool = False
+        self,
+        device: int,
+        machine: Driver,
+        settings: AllocatorSettings,
+        *,
+        first_wins: bool = False,
+        empties_default: Capturing | None = None,
     ) -> None:
         """Of several pools that claim an allocation PyTorch 2.11 takes the one that began last; other
-        versions, and `first_wins`, the first."""
+        versions, and `first_wins`, the first.
+
+        2.11 leaves the default pool's cache alone while any pool is begun. 2.14 does so while the current
+        stream is captured: `empties_default` says whether it is.
+        """
         self.device = device
         self.figures = Figures()
         self.mutex = Lock()
         self._machine = machine
         self._settings = settings
         self._first_wins = first_wins
+        self._empties_default = empties_default
         self._small = BlockPool(True)
         self._large = BlockPool(False)
         self._pools: dict[PoolId, PrivatePool] = {}
@@ -59,7 +73,7 @@ class DeviceAllocator:
                 self._cached(pool, size, stream)
                 or self._new(pool, size, stream)
                 or (self._release_available(pool, size, stream) and self._new(pool, size, stream))
-                or (not self._claims and self._release_and_retry(pool, size, stream))
+                or (not self._is_shielded() and self._release_and_retry(pool, size, stream))
             )
             if not isinstance(block, Block):
                 self.figures.counts["num_ooms"] += 1
@@ -277,7 +291,7 @@ class DeviceAllocator:
         return released >= wanted
 
     def _release_cached(self, pool_id: PoolId) -> None:
-        if pool_id == (0, 0) and not self._claims:
+        if pool_id == (0, 0) and not self._is_shielded():
             self._release_blocks(self._large)
             self._release_blocks(self._small)
         for freeable in list(self._freeable.values()):
@@ -285,12 +299,16 @@ class DeviceAllocator:
                 continue
             if pool_id == freeable.pool_id:
                 # Where all streams are waited for.
-                check(not self._claims, "captures_underway.empty()")
+                check(not self._is_shielded(), "captures_underway.empty()")
             check(freeable.use_count == 0, "a pool in use is freeable")
             self._release_blocks(freeable.small)
             self._release_blocks(freeable.large)
             if freeable.segment_count == 0:
                 del self._pools[freeable.pool_id], self._freeable[freeable.pool_id]
+
+    def _is_shielded(self) -> bool:
+        """Whether what other pools than retired ones cache stays where it is."""
+        return bool(self._claims) if self._empties_default is None else self._empties_default()
 
     def _release_blocks(self, pool: BlockPool) -> None:
         for block in pool.free_blocks():

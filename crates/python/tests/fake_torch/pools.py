@@ -65,6 +65,7 @@ class Memory:
             "_cuda_releasePool": lambda device, pool_id: allocators[device].release(pool_id),
             "_cuda_emptyCache": self._empty_cache,
             "_cuda_memoryStats": lambda device: allocators[device].figures.told(),
+            "_accelerator_getDeviceStats": lambda device: allocators[device].figures.told(),
             "_cuda_memorySnapshot": self.snapshot,
             "_cuda_resetPeakMemoryStats": lambda device: allocators[device].figures.reset_peaks(),
             "_cuda_getAllocatorBackend": lambda: "native",

@@ -228,7 +228,7 @@ class Runtime:
                 self.world.set_stream(stream.device_index, before)
 
     def is_current_stream_capturing(self) -> bool:
-        return (self.world.device, self.world.stream(self.world.device)) in self.world.captures
+        return self.world.is_capturing()
 
     def empty_cache(self) -> None:
         if self.world.is_initialized:

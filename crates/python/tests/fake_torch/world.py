@@ -25,11 +25,24 @@ class _Threads(threading.local):
 class World:
     """One process with PyTorch in it."""
 
-    def __init__(self, machine: Driver, conf: str | None = None, *, first_wins: bool = False) -> None:
+    def __init__(
+        self,
+        machine: Driver,
+        conf: str | None = None,
+        *,
+        first_wins: bool = False,
+        empties_default: bool = False,
+    ) -> None:
         self.machine = machine
         self.settings = AllocatorSettings(conf)
         self.allocators = [
-            DeviceAllocator(device, machine, self.settings, first_wins=first_wins)
+            DeviceAllocator(
+                device,
+                machine,
+                self.settings,
+                first_wins=first_wins,
+                empties_default=self.is_capturing if empties_default else None,
+            )
             for device in range(machine.devices())
         ]
         self.is_initialized = False
@@ -67,6 +80,10 @@ class World:
             work(stream)
         else:
             capture.append(work)
+
+    def is_capturing(self) -> bool:
+        """Whether this thread's current stream is being captured."""
+        return (self.device, self.stream(self.device)) in self.captures
 
     def refuse_in_capture(self, what: str) -> None:
         if self.captures:

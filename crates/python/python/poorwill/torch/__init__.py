@@ -16,7 +16,8 @@ back, so that a load maps what lives and little more, is how a scope is built:
   its arguments.
 
 Nothing of this minds a split limit, synchronises the device, or records an event; looking after requests
-sets one. It was written for PyTorch 2.11; a later one is put to the test when the first scope is entered.
+sets one. That is PyTorch 2.11; of a later one, which is put to the test when the first scope is entered,
+emptying the cache may take more (`_emptying`).
 """
 
 from poorwill._settings import allocator_settings

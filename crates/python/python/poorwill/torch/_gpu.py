@@ -7,13 +7,12 @@ said where it is made.
 import contextlib
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from typing import Any, cast
 
 from poorwill import _native
 from poorwill._native import Arena
-from poorwill.torch._import import NEWEST_TRIED, VERSION, UnsupportedTorchError, torch
+from poorwill.torch._import import UnsupportedTorchError, torch
 
 
 class Gpu:
@@ -70,15 +69,16 @@ class Gpu:
 
     def cached_bytes(self) -> int:
         """The bytes that PyTorch has on this GPU and that no tensor uses."""
-        stats = torch._C._cuda_memoryStats(self.ordinal)
+        stats = _stats(self.ordinal)
         reserved, active = (stats[f"{name}_bytes"]["all"]["current"] for name in ("reserved", "active"))
         return int(reserved) - int(active)
 
     def empty(self) -> None:
         """Takes the free segments of retired pools back.
 
-        While this thread allocates to a pool, that is all that emptying the cache does on this GPU; where
-        other GPUs have a cache, a pool is begun on them for as long.
+        While this thread allocates to a pool, that is all that emptying the cache does on this GPU with
+        PyTorch 2.11; where other GPUs have a cache, a pool is begun on them for as long. With 2.14 the
+        default pools' caches go as well, which `_emptying` tells.
         """
         with self._others_shielded():
             torch._C._cuda_emptyCache()
@@ -147,13 +147,6 @@ class Gpu:
                 "2.11, without an allocator of its own"
             )
         self._is_proved = True
-        if VERSION > NEWEST_TRIED and not self._leaves_the_default_cache():
-            warnings.warn(
-                f"PyTorch {torch.__version__} empties the default pool's cache together with ours: what is "
-                "loaded in a pool is right and maps no more, but takes longer; torch 2.11 leaves it alone",
-                RuntimeWarning,
-                stacklevel=3,
-            )
 
     def _asks_last_begun(self) -> bool:
         """Whether a pool that is begun within another's scope is the one that is asked."""
@@ -165,19 +158,6 @@ class Gpu:
         finally:
             self.retire(within)
 
-    def _leaves_the_default_cache(self) -> bool:
-        """Whether emptying in a scope leaves the default pool alone, on a segment that is free there."""
-        tensor = torch.empty(12 << 20, dtype=torch.uint8, device=f"cuda:{self.ordinal}")
-        place = tensor.data_ptr()
-        del tensor
-        with self._shielded():
-            self.empty()
-        return any(
-            segment["device"] == self.ordinal
-            and segment["address"] <= place < segment["address"] + segment["total_size"]
-            for segment in snapshot_segments()
-        )
-
     @contextlib.contextmanager
     def _others_shielded(self) -> Iterator[None]:
         with contextlib.ExitStack() as shields:
@@ -188,7 +168,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def _shielded(self) -> Iterator[None]:
-        """While a pool is begun, emptying the cache leaves the default pool alone.
+        """While a pool is begun, emptying the cache leaves the default pool alone, with PyTorch 2.11.
 
         Pools that nothing is allocated from are used again, since none of them ever goes: as many are made
         as threads do this at once.
@@ -237,7 +217,12 @@ def on(ordinal: int) -> contextlib.AbstractContextManager[Any]:
 
 
 def _has_cache(ordinal: int) -> bool:
-    return int(torch._C._cuda_memoryStats(ordinal)["reserved_bytes"]["all"]["current"]) > 0
+    return int(_stats(ordinal)["reserved_bytes"]["all"]["current"]) > 0
+
+
+def _stats(ordinal: int) -> dict[str, Any]:
+    """PyTorch's counters. Those of `torch.cuda` take 2 µs more for each pool there ever was, from 2.14 on."""
+    return cast(dict[str, Any], torch._C._accelerator_getDeviceStats(ordinal))
 
 
 def snapshot_segments() -> list[dict[str, Any]]:

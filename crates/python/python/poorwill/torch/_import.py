@@ -6,15 +6,13 @@ from typing import Any
 from poorwill._native import PoorwillError
 
 OLDEST = (2, 11)
-NEWEST_TRIED = (2, 11)
-"""What pools have been tried on."""
 
 
 class UnsupportedTorchError(PoorwillError, ImportError):
     """PyTorch is missing, or one that pools cannot be built on."""
 
 
-def _import() -> tuple[Any, tuple[int, ...]]:
+def _import() -> Any:
     oldest = ".".join(map(str, OLDEST))
     try:
         module = importlib.import_module("torch")
@@ -30,10 +28,8 @@ def _import() -> tuple[Any, tuple[int, ...]]:
         raise UnsupportedTorchError(
             f"PyTorch {version} is too old for poorwill's pools: install torch {oldest} or later"
         )
-    return module, numbers
+    return module
 
 
-_imported = _import()
-torch: Any = _imported[0]
-VERSION: tuple[int, ...] = _imported[1]
+torch: Any = _import()
 DispatchMode: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode

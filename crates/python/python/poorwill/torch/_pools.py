@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from poorwill import _native
 from poorwill._native import Arena, PoorwillError
+from poorwill.torch import _emptying
 from poorwill.torch._gpu import Gpu, gpu_of, known_gpu, on, ordinal_of
 from poorwill.torch._import import UnsupportedTorchError, torch
 from poorwill.torch._scope import Scope, innermost
@@ -69,6 +70,7 @@ class Pool(contextlib.ContextDecorator):
                 f"cannot allocate for `{self.tag}` on {self.arena.device}, which is {state}: wake it first"
             )
         if not torch.cuda.is_current_stream_capturing():
+            _emptying.look(self._gpu)
             try:
                 self._gpu.prove(self._allocator)
             except torch.OutOfMemoryError as error:
