@@ -4,10 +4,11 @@ import logging
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from poorwill.vllm import _metrics
+from poorwill.vllm._events import Events
 
 
 class Metric:
@@ -45,8 +46,15 @@ def event(operation: str, **others: Any) -> dict[str, Any]:
     return {"operation": operation, **told, "release": None, "error": None, **others}
 
 
-def status(*events: dict[str, Any], engine: int = 0, rank: int = 0, host_bytes: int = 100) -> dict[str, Any]:
-    ranks = [{"rank": rank, "host_bytes": host_bytes, "events": list(events)}]
+def status(
+    *events: dict[str, Any],
+    engine: int = 0,
+    rank: int = 0,
+    host_bytes: int = 100,
+    uncovered_bytes: int | None = None,
+) -> dict[str, Any]:
+    figures = {"host_bytes": host_bytes, "uncovered_bytes": uncovered_bytes}
+    ranks = [{"rank": rank, **figures, "events": list(events)}]
     return {"engine": engine, "not_ready": None, "ranks": ranks}
 
 
@@ -61,6 +69,7 @@ def test_each_figure_has_its_collector(registry: dict[str, Metric]) -> None:
         "poorwill_shortfalls_total": {sleep: [0], wake: [0]},
         "poorwill_failures_total": {sleep: [0], wake: [0]},
         "poorwill_host_bytes": {("0", "0"): [100]},
+        "poorwill_uncovered_bytes": {},
     }
 
 
@@ -75,6 +84,27 @@ def test_failures_and_shortfalls_count(registry: dict[str, Metric]) -> None:
 def test_engines_and_ranks_are_kept_apart(registry: dict[str, Metric]) -> None:
     _metrics.record([status(engine=0, host_bytes=1), status(engine=1, rank=2, host_bytes=4)])
     assert registry["poorwill_host_bytes"].told == {("0", "0"): [1], ("1", "2"): [4]}
+
+
+def test_what_no_sleep_covers_is_a_gauge_from_the_first_sleep_on(registry: dict[str, Metric]) -> None:
+    _metrics.record([status(rank=1), status(rank=2, uncovered_bytes=0), status(rank=2, uncovered_bytes=5)])
+    gauge = registry["poorwill_uncovered_bytes"]
+    assert gauge.told == {("0", "2"): [0, 5]}
+    assert gauge.options == {"multiprocess_mode": "mostrecent"}
+
+
+def test_what_the_last_sleep_did_not_cover_is_kept() -> None:
+    events = Events()
+    told = {"copied_bytes": 0, "unchanged_bytes": 0, "released_bytes": 1, "release": "confirmed"}
+    phases = SimpleNamespace(as_dict=dict)
+    assert events.uncovered_bytes is None
+    for uncovered_bytes in (7, 5):
+        with events.of("sleep") as event:
+            event.slept(cast(Any, SimpleNamespace(**told, uncovered_bytes=uncovered_bytes, phases=phases)))
+        with events.of("wake"):
+            assert events.uncovered_bytes == uncovered_bytes
+    assert events.uncovered_bytes == 5
+    assert [event["uncovered_bytes"] for event in events.take()] == [7, None, 5, None]
 
 
 def test_collectors_are_made_once_and_last(registry: dict[str, Metric]) -> None:

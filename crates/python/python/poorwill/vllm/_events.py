@@ -22,6 +22,7 @@ class Event:
             "skipped_bytes": 0,
             "released_bytes": 0,
             "release": None,
+            "uncovered_bytes": None,
             "error": None,
             "phases": {},
         }
@@ -33,6 +34,7 @@ class Event:
             "skipped_bytes": report.unchanged_bytes,
             "released_bytes": report.released_bytes,
             "release": report.release,
+            "uncovered_bytes": report.uncovered_bytes,
             "phases": report.phases.as_dict(),
         }
 
@@ -50,6 +52,10 @@ class Events:
 
     def __init__(self) -> None:
         self._untaken: list[dict[str, Any]] = []
+        self.uncovered_bytes: int | None = None
+        """What this process held of its GPU when it slept last, beyond what sleeps and a bare context: CUDA
+        graphs, workspaces, communicators. None before the first sleep; 0 too where the driver tells of no
+        process."""
 
     @contextlib.contextmanager
     def of(self, operation: str) -> Iterator[Event]:
@@ -69,6 +75,8 @@ class Events:
 
     def add(self, event: Event) -> None:
         """Keeps an event that was timed elsewhere."""
+        if event.values["uncovered_bytes"] is not None:
+            self.uncovered_bytes = event.values["uncovered_bytes"]
         self._untaken.append(event.values)
         del self._untaken[:-MOST]
 

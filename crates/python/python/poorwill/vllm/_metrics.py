@@ -52,6 +52,12 @@ class _Collectors:
             _BY_RANK,
             multiprocess_mode="mostrecent",
         )
+        self.uncovered = prometheus.Gauge(
+            "poorwill_uncovered_bytes",
+            "GPU memory that one rank held when it slept last, beyond what sleeps and its bare context.",
+            _BY_RANK,
+            multiprocess_mode="mostrecent",
+        )
 
     def add(self, status: Mapping[str, Any]) -> None:
         """Takes over what an engine says of its ranks."""
@@ -59,6 +65,8 @@ class _Collectors:
         for rank in status["ranks"]:
             place = {"engine": engine, "rank": str(rank["rank"])}
             self.host.labels(**place).set(rank["host_bytes"])
+            if rank["uncovered_bytes"] is not None:
+                self.uncovered.labels(**place).set(rank["uncovered_bytes"])
             for event in rank["events"]:
                 self._add_event(event, {"operation": event["operation"], **place})
 

@@ -255,6 +255,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             "undefined": allocator.undefined(),
             "unwritten": None if looked is None else self._told(looked),
             "host_bytes": allocator.arena.stats().backup_bytes,
+            "uncovered_bytes": allocator.events.uncovered_bytes,
             "events": allocator.events.take(),
         }
 
