@@ -92,7 +92,7 @@ def measure_stats() -> Any:
 
 
 def measure_graph(arena: poorwill.Arena) -> Any:
-    """A graph whose memory is in our pool, captured outside of a scope and within it, asleep and awake again."""
+    """A graph whose memory is in our pool, captured outside of a scope and within, after a sleep."""
     x = torch.ones(1 << 20, device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

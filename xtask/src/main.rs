@@ -47,6 +47,7 @@ Commands:
                   ARGS go to `pytest`: `cargo xtask python -- -k fork`
   dist            the wheels of the Python package, for this machine and for what else the compiler
                   builds for, checked: what their libraries need, and installed under every CPython here
+  licenses        write the licences of what the wheels link again
   vllm            the plugin for vLLM against the sources of every version, which are fetched once (0.6 GB)
   bench NAME [ARGS]
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
@@ -89,6 +90,7 @@ fn main() -> ExitCode {
         Request::Chosen { cargo_args } => test::run_chosen(cargo_args),
         Request::Python { pytest_args } => python::run(pytest_args),
         Request::Dist => dist::run().map(drop),
+        Request::Licenses => dist::licenses::write(),
         Request::Vllm => vllm::run(),
         Request::Lint => lint::run(),
         Request::Picture => picture::run(),
@@ -119,6 +121,7 @@ enum Request {
     Chosen { cargo_args: Vec<OsString> },
     Python { pytest_args: Vec<OsString> },
     Dist,
+    Licenses,
     Vllm,
     Lint,
     Picture,
@@ -165,11 +168,12 @@ impl Request {
                 None => Err(UsageError::UnknownBench(name.clone())),
             },
             (Some("dist"), []) => Ok(Request::Dist),
+            (Some("licenses"), []) => Ok(Request::Licenses),
             (Some("vllm"), []) => Ok(Request::Vllm),
             (Some("lint"), []) => Ok(Request::Lint),
             (Some("picture"), []) => Ok(Request::Picture),
             (Some("ptx"), []) => Ok(Request::Ptx),
-            (Some("dist" | "vllm" | "lint" | "picture" | "ptx"), [argument, ..]) => {
+            (Some("dist" | "licenses" | "vllm" | "lint" | "picture" | "ptx"), [argument, ..]) => {
                 Err(UsageError::Unexpected(argument.clone()))
             }
             _ => Err(UsageError::UnknownCommand(command.clone())),
@@ -241,6 +245,7 @@ mod tests {
         assert_eq!(parse(&["test", "--rest"]), Ok(Request::Test(Tier::Rest)));
         assert_eq!(parse(&["python"]), Ok(Request::Python { pytest_args: vec![] }));
         assert_eq!(parse(&["dist"]), Ok(Request::Dist));
+        assert_eq!(parse(&["licenses"]), Ok(Request::Licenses));
         assert_eq!(parse(&["vllm"]), Ok(Request::Vllm));
         assert_eq!(parse(&["lint"]), Ok(Request::Lint));
         assert_eq!(parse(&["picture"]), Ok(Request::Picture));
@@ -291,7 +296,7 @@ mod tests {
 
     #[test]
     fn usage_names_every_command() {
-        for command in ["test", "python", "dist", "vllm", "bench", "lint", "picture", "ptx"] {
+        for command in ["test", "python", "dist", "licenses", "vllm", "bench", "lint", "picture", "ptx"] {
             assert!(USAGE.lines().any(|line| line.starts_with(&format!("  {command} "))), "{command}");
         }
         for bench in BENCHES {

@@ -11,7 +11,7 @@ from pathlib import Path
 # What a wheel holds beside its native module: all of this folder.
 SOURCES = Path(__file__).parents[3] / "crates/python/python/poorwill"
 NATIVE = "_native.abi3.so"
-LICENSES = ["LICENSE-APACHE", "LICENSE-MIT"]
+LICENSES = ["LICENSE-APACHE", "LICENSE-MIT", "LICENSE-THIRD-PARTY"]
 PLUGIN = ("vllm.general_plugins", "poorwill.vllm:register")
 
 

@@ -10,6 +10,7 @@
 
 mod installed;
 mod library;
+pub(crate) mod licenses;
 mod wheel;
 
 use std::env::consts::ARCH;
@@ -58,6 +59,7 @@ struct Made {
 
 fn dist() -> Result<Made, Unready> {
     let (environment, interpreters) = ready()?;
+    licenses::check().map_err(Unready::Failed)?;
     let folder = environment.beside("dist");
     wheel::make_empty(&folder).map_err(Unready::Failed)?;
     let mut made = Made::default();

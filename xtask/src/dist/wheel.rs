@@ -6,10 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::library::{Glibc, Library, OLDEST_GLIBC};
+use super::licenses;
 use crate::python::PACKAGE;
 use crate::python::environment::Environment;
 use crate::python::interpreter::oldest;
-use crate::steps::Failure;
+use crate::steps::{Failure, workspace_root};
 
 /// What all wheels of this checkout are a version of.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -85,8 +86,10 @@ impl Wheel {
 }
 
 impl Built {
-    /// The oldest glibc that it runs with, once its tag and its library have been found to be in order.
+    /// The oldest glibc that it runs with, once its tag, what it says of itself and its library have been found to
+    /// be in order.
     pub(crate) fn check(&self) -> Result<Glibc, Failure> {
+        self.check_metadata()?;
         let about = self.unpacked.join(format!("{NAME}-{VERSION}.dist-info/WHEEL"));
         let text =
             fs::read_to_string(&about).map_err(|cause| Failure::File { path: about.clone(), cause })?;
@@ -104,6 +107,26 @@ impl Built {
             return Err(Failure::Content { path: self.path.clone(), problem });
         }
         self.check_library()
+    }
+
+    /// Whether whoever gets it is told what it is, for which Pythons, and by whose leave.
+    fn check_metadata(&self) -> Result<(), Failure> {
+        let folder = self.unpacked.join(format!("{NAME}-{VERSION}.dist-info"));
+        let read = |path: PathBuf| {
+            fs::read_to_string(&path).map_err(|cause| Failure::File { path: path.clone(), cause })
+        };
+        let path = folder.join("METADATA");
+        let readme = read(workspace_root().join(PACKAGE).join("README.md"))?;
+        if let Some(problem) = lacking(&read(path.clone())?, &readme) {
+            return Err(Failure::Content { path, problem });
+        }
+        let source = workspace_root().join(licenses::FILE);
+        let path = folder.join("licenses").join(source.file_name().unwrap_or_default());
+        if read(path.clone())? != read(source)? {
+            let problem = format!("it is not {}", licenses::FILE);
+            return Err(Failure::Content { path, problem });
+        }
+        Ok(())
     }
 
     fn check_library(&self) -> Result<Glibc, Failure> {
@@ -137,6 +160,19 @@ impl Built {
 /// The tags that a wheel says it has, by its file of that name.
 fn tags(about: &str) -> Vec<String> {
     about.lines().filter_map(|line| line.strip_prefix("Tag:")).map(|tag| tag.trim().to_owned()).collect()
+}
+
+/// What a wheel does not say of itself in its METADATA, and should.
+fn lacking(metadata: &str, readme: &str) -> Option<String> {
+    let (head, description) = metadata.split_once("\n\n").unwrap_or((metadata, ""));
+    let oldest = format!("Classifier: Programming Language :: Python :: {}", oldest());
+    let wanted = ["Description-Content-Type: text/markdown", "License-File: LICENSE-THIRD-PARTY", &oldest];
+    let missing = wanted.iter().find(|wanted| !head.lines().any(|line| line.starts_with(**wanted)));
+    match missing {
+        Some(missing) => Some(format!("it does not say `{missing}`")),
+        None if description.trim() != readme.trim() => Some("its description is not README.md".to_owned()),
+        None => None,
+    }
 }
 
 /// Whether a file of the package is one that we made, by its name.
@@ -206,6 +242,24 @@ mod tests {
         let about = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp310-abi3-a\nTag: cp310-abi3-b\n";
         assert_eq!(tags(about), ["cp310-abi3-a", "cp310-abi3-b"]);
         assert_eq!(tags("Wheel-Version: 1.0\n"), [""; 0]);
+    }
+
+    #[test]
+    fn what_a_wheel_does_not_say_of_itself_is_named() {
+        let oldest = oldest();
+        let said = format!(
+            "Name: poorwill\nClassifier: Programming Language :: Python :: {oldest}\n\
+             License-File: LICENSE-THIRD-PARTY\n\
+             Description-Content-Type: text/markdown; charset=UTF-8; variant=GFM\n\n# Poorwill\n\nWords.\n"
+        );
+        let readme = "# Poorwill\n\nWords.\n";
+        assert_eq!(lacking(&said, readme), None);
+        for missing in ["Classifier", "License-File", "Description-Content-Type"] {
+            let problem = lacking(&said.replace(missing, "X"), readme).unwrap();
+            assert!(problem.contains(&format!("does not say `{missing}")), "{problem}");
+        }
+        assert_eq!(lacking(&said, "Other").unwrap(), "its description is not README.md");
+        assert!(lacking("", readme).is_some());
     }
 
     #[test]

@@ -52,9 +52,9 @@ def look(gpu: Gpu) -> None:
     taken = [size for address, size in before.items() if address not in left]
     if taken:
         _log.warning(
-            "PyTorch %s empties its default pool's cache whenever a poorwill pool gives memory back: %d MiB in %d "
-            "segments now. What is loaded is right; what is allocated outside of pools next asks the GPU for "
-            "memory again. Loading before that cache is in use avoids it",
+            "PyTorch %s empties its default pool's cache whenever a poorwill pool gives memory back: %d MiB "
+            "in %d segments now. What is loaded is right; what is allocated outside of pools next asks the "
+            "GPU for memory again. Loading before that cache is in use avoids it",
             torch.__version__,
             sum(taken) >> 20,
             len(taken),

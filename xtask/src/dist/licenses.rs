@@ -1,0 +1,300 @@
+//! `cargo xtask licenses`: the licences of all that is linked into the package's library, in one file that every
+//! wheel carries.
+//!
+//! Of each crate stands there the text of one licence that it may be used under, by our own preference, and its
+//! notices. A crate with a licence that is not on the list, or without its text, is a failure. Versions are left out, so
+//! the file changes when a text does. Rust's own library is a crate as any here; the compiler brings its notices.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::ARCHITECTURES;
+use crate::steps::{Failure, Step, say, workspace_root};
+
+/// The file, whose name says that it is a licence: so maturin takes it along.
+pub(crate) const FILE: &str = "crates/python/LICENSE-THIRD-PARTY";
+
+/// Which licences we take, the preferred first: what their texts say, and what the files are called.
+const TAKEN: [Licence; 4] = [
+    Licence { name: "MIT", says: "Permission is hereby granted, free of charge", file: "MIT" },
+    Licence { name: "ISC", says: "Permission to use, copy, modify, and/or distribute", file: "ISC" },
+    Licence { name: "Zlib", says: "This software is provided 'as-is'", file: "ZLIB" },
+    Licence { name: "Apache-2.0", says: "Apache License", file: "APACHE" },
+];
+
+/// What Rust's standard library is made of on Linux, of what its notices name.
+const IN_STD: [&str; 6] = ["cfg-if", "foldhash", "gimli", "hashbrown", "libc", "rustc-demangle"];
+
+/// Where the compiler keeps the notices of the standard library, below its folder.
+const STD_NOTICES: &str = "share/doc/rust/COPYRIGHT-library.html";
+
+const STD: &str = "\
+The Rust standard library
+Copyright The Rust Project Developers (see https://thanks.rust-lang.org)
+Copyright 2014 Alex Crichton (library/backtrace)
+Copyright 2019 The Crossbeam Project Developers (library/std/src/sync/mpmc)
+";
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Licence {
+    name: &'static str,
+    /// What stands in its text.
+    says: &'static str,
+    /// What stands in the names of files that hold it.
+    file: &'static str,
+}
+
+/// A crate that is linked, with the texts that stand beside its sources, by their names.
+#[derive(Debug)]
+struct Linked {
+    name: String,
+    expression: String,
+    texts: BTreeMap<String, String>,
+}
+
+/// Writes the file.
+pub(crate) fn write() -> Result<(), Failure> {
+    let path = workspace_root().join(FILE);
+    fs::write(&path, wanted()?).map_err(|cause| Failure::File { path, cause })?;
+    say(&format!("xtask licenses: {FILE}"));
+    Ok(())
+}
+
+/// Whether the file is what would be written.
+pub(crate) fn check() -> Result<(), Failure> {
+    let path = workspace_root().join(FILE);
+    let problem = "it is not what `cargo xtask licenses` writes; run that".to_owned();
+    match fs::read_to_string(&path) {
+        Ok(has) if has == wanted()? => Ok(()),
+        Ok(_) => Err(Failure::Content { path, problem }),
+        Err(cause) => Err(Failure::File { path, cause }),
+    }
+}
+
+fn wanted() -> Result<String, Failure> {
+    let mut all = linked()?;
+    all.extend(in_std()?);
+    assembled(&all).map_err(|problem| Failure::Content { path: FILE.into(), problem })
+}
+
+/// All that cargo links into the library for any of the architectures, but for our own crates.
+fn linked() -> Result<Vec<Linked>, Failure> {
+    let targets = ARCHITECTURES.map(|architecture| format!("{architecture}-unknown-linux-gnu"));
+    let tree = ["tree", "--locked", "--package", "poorwill-python", "--prefix", "none"];
+    let which = ["--edges", "normal,no-proc-macro", "--format", "{p}|{l}"];
+    let targets = targets.iter().flat_map(|target| ["--target", target]);
+    let said = Step::cargo(tree.into_iter().chain(which).chain(targets)).output()?;
+    let folders = folders()?;
+    let mut found = BTreeMap::new();
+    for line in said.lines() {
+        let Some((package, expression)) = line.trim_end_matches(" (*)").split_once('|') else { continue };
+        let mut words = package.split(' ');
+        let (name, version) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        // What comes from a folder is ours.
+        let Some(folder) = folders.get(&(name.to_owned(), version.trim_start_matches('v').to_owned())) else {
+            continue;
+        };
+        let expression = expression.trim_end_matches(" (*)").to_owned();
+        let linked = Linked { name: name.to_owned(), expression, texts: texts_in(folder)? };
+        found.insert((name.to_owned(), version.to_owned()), linked);
+    }
+    Ok(found.into_values().collect())
+}
+
+/// Where the sources of others' packages lie, by name and version.
+fn folders() -> Result<BTreeMap<(String, String), PathBuf>, Failure> {
+    let said = Step::cargo(["metadata", "--locked", "--format-version", "1"]).output()?;
+    let json: serde_json::Value = serde_json::from_str(&said)
+        .map_err(|error| Failure::Content { path: "cargo metadata".into(), problem: error.to_string() })?;
+    let packages = json["packages"].as_array().into_iter().flatten();
+    let others = packages.filter(|package| !package["source"].is_null());
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    Ok(others
+        .map(|package| {
+            let manifest = PathBuf::from(text(&package["manifest_path"]));
+            let folder = manifest.parent().unwrap_or(Path::new("")).to_owned();
+            ((text(&package["name"]), text(&package["version"])), folder)
+        })
+        .collect())
+}
+
+/// The files in a folder that are called like a licence or a notice.
+fn texts_in(folder: &Path) -> Result<BTreeMap<String, String>, Failure> {
+    let failed = |cause| Failure::File { path: folder.to_owned(), cause };
+    let mut texts = BTreeMap::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name().to_string_lossy().to_uppercase();
+        let is_one = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE"]
+            .iter()
+            .any(|word| name.starts_with(word));
+        if is_one && entry.path().is_file() {
+            texts.insert(name, fs::read_to_string(entry.path()).map_err(failed)?);
+        }
+    }
+    Ok(texts)
+}
+
+/// What the standard library is made of.
+fn in_std() -> Result<Vec<Linked>, Failure> {
+    let path = Path::new(&Step::rustc(["--print", "sysroot"]).output()?).join(STD_NOTICES);
+    let html = fs::read_to_string(&path).map_err(|cause| Failure::File { path: path.clone(), cause })?;
+    let mut all = vec![];
+    for name in IN_STD {
+        let texts = std_texts(&html, name);
+        if texts.is_empty() {
+            let problem = format!("it has no notices of {name}, which Rust's library was known to hold");
+            return Err(Failure::Content { path, problem });
+        }
+        let expression = if name == "foldhash" { "Zlib" } else { "MIT OR Apache-2.0" };
+        all.push(Linked {
+            name: format!("{name} (in Rust's library)"),
+            expression: expression.to_owned(),
+            texts,
+        });
+    }
+    let mit = all[0].texts.values().find(|text| text.contains(TAKEN[0].says)).cloned().unwrap_or_default();
+    let permission = mit.find(TAKEN[0].says).map_or("", |at| &mit[at..]);
+    let texts = [("LICENSE-MIT".to_owned(), format!("{STD}\n{permission}"))].into();
+    all.push(Linked { name: "std".to_owned(), expression: "MIT OR Apache-2.0".to_owned(), texts });
+    Ok(all)
+}
+
+/// The notices of a crate on the page about the standard library.
+fn std_texts(html: &str, name: &str) -> BTreeMap<String, String> {
+    let is_wanted = |section: &&str| {
+        let title = section.split("</h3>").next().unwrap_or_default().trim();
+        title.rsplit_once('-').is_some_and(|(named, version)| {
+            named == name && version.starts_with(|c: char| c.is_ascii_digit())
+        })
+    };
+    let Some(section) = html.split("<h3>📦").skip(1).find(is_wanted) else { return BTreeMap::new() };
+    let files = section.split("<summary><code>").skip(1);
+    files
+        .filter_map(|file| {
+            let (name, rest) = file.split_once("</code>")?;
+            let text = rest.split_once("<pre>")?.1.split_once("</pre>")?.0;
+            Some((name.to_uppercase(), unescaped(text)))
+        })
+        .collect()
+}
+
+fn unescaped(html: &str) -> String {
+    let marks =
+        [("&lt;", "<"), ("&#60;", "<"), ("&gt;", ">"), ("&#62;", ">"), ("&#34;", "\""), ("&quot;", "\"")];
+    let more = [("&#39;", "'"), ("&#38;", "&"), ("&amp;", "&")];
+    marks.iter().chain(&more).fold(html.to_owned(), |text, (mark, is)| text.replace(mark, is))
+}
+
+/// The file's text: every text once, below the crates that have it.
+fn assembled(all: &[Linked]) -> Result<String, String> {
+    let mut by_text: BTreeMap<(usize, String), Vec<&str>> = BTreeMap::new();
+    for linked in all {
+        for (place, text) in chosen(linked)? {
+            by_text.entry((place, text)).or_default().push(&linked.name);
+        }
+    }
+    let mut file = "Poorwill's library holds the following software of others.\n".to_owned();
+    for ((place, text), mut names) in by_text {
+        names.sort_unstable();
+        names.dedup();
+        let what = TAKEN.get(place).map_or("notice", |licence| licence.name);
+        let _ = write!(file, "\n{}\n{}: {what}\n\n{text}", "=".repeat(80), names.join(", "));
+    }
+    Ok(file)
+}
+
+/// What is to stand there of a crate: the text of a licence, and all notices, each with its place.
+fn chosen(linked: &Linked) -> Result<Vec<(usize, String)>, String> {
+    let Linked { name, expression, texts } = linked;
+    let choices: Vec<&str> =
+        expression.split(['/']).flat_map(|part| part.split(" OR ")).map(str::trim).collect();
+    let allowed = TAKEN.iter().enumerate().filter(|(_, licence)| choices.contains(&licence.name));
+    let mut is_any_allowed = false;
+    let mut found = None;
+    for (place, licence) in allowed {
+        is_any_allowed = true;
+        let says = |text: &&String| text.contains(licence.says);
+        let named =
+            texts.iter().filter(|(file, _)| file.contains(licence.file)).map(|(_, text)| text).find(says);
+        let text = named.or_else(|| texts.values().find(says));
+        if found.is_none() {
+            found = text.map(|text| (place, tidied(text)));
+        }
+    }
+    match found {
+        Some(text) => {
+            let is_notice = |file: &str| file.starts_with("COPYRIGHT") || file.starts_with("NOTICE");
+            let notices = texts.iter().filter(|(file, _)| is_notice(file));
+            Ok(notices.map(|(_, text)| (TAKEN.len(), tidied(text))).chain([text]).collect())
+        }
+        None if is_any_allowed => Err(format!("{name} says {expression} and has no text of it")),
+        None => Err(format!("{name} has the licence `{expression}`, which is not one that is taken")),
+    }
+}
+
+/// Without what differs between copies of one text: spaces at the ends of lines, and empty lines around it.
+fn tidied(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+    format!("{}\n", lines.join("\n").trim_matches('\n'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIT: &str =
+        "Copyright (c) 2020 Ada\n\nPermission is hereby granted, free of charge, to any person\n";
+
+    fn a_crate(expression: &str, texts: &[(&str, &str)]) -> Linked {
+        let texts = texts.iter().map(|(file, text)| ((*file).to_owned(), (*text).to_owned())).collect();
+        Linked { name: "ada".to_owned(), expression: expression.to_owned(), texts }
+    }
+
+    #[test]
+    fn the_preferred_licence_stands_there_with_the_notices() {
+        let texts = [("COPYRIGHT", "By Ada\n"), ("LICENSE-APACHE", "Apache License\n"), ("LICENSE-MIT", MIT)];
+        for expression in
+            ["MIT OR Apache-2.0", "Apache-2.0/MIT", "Apache-2.0 WITH LLVM-exception OR Apache-2.0 OR MIT"]
+        {
+            let file = assembled(&[a_crate(expression, &texts)]).unwrap();
+            assert!(file.contains("ada: MIT\n\nCopyright (c) 2020 Ada"), "{file}");
+            assert!(file.contains("ada: notice\n\nBy Ada") && !file.contains("Apache License"), "{file}");
+        }
+        let file = assembled(&[a_crate("Apache-2.0", &texts)]).unwrap();
+        assert!(file.contains("ada: Apache-2.0\n\nApache License\n"), "{file}");
+    }
+
+    #[test]
+    fn one_text_of_several_crates_stands_there_once() {
+        let other =
+            Linked { name: "bob".to_owned(), ..a_crate("MIT", &[("LICENSE", &MIT.replace("Ada", "Ada  "))]) };
+        let file = assembled(&[other, a_crate("MIT", &[("LICENSE-MIT", MIT)])]).unwrap();
+        assert!(file.contains("ada, bob: MIT\n") && file.matches("hereby granted").count() == 1, "{file}");
+    }
+
+    #[test]
+    fn what_may_not_be_linked_is_named() {
+        for (expression, texts, says) in [
+            ("GPL-3.0-only", &[("LICENSE", MIT)][..], "`GPL-3.0-only`, which is not one that is taken"),
+            ("MIT AND GPL-3.0-only", &[("LICENSE", MIT)], "not one that is taken"),
+            ("", &[("LICENSE", MIT)], "not one that is taken"),
+            ("MIT", &[], "ada says MIT and has no text of it"),
+            ("MIT", &[("LICENSE", "Do what you like.")], "has no text of it"),
+        ] {
+            let problem = assembled(&[a_crate(expression, texts)]).unwrap_err();
+            assert!(problem.contains(says), "{problem}");
+        }
+    }
+
+    #[test]
+    fn notices_of_rusts_library_are_read() {
+        let html = "<h3>📦 gimli-0.1</h3> <summary><code>LICENSE-MIT</code></summary> <pre>\nA &#60;a@b&#62;\n</pre>\
+                    <h3>📦 gimli-more-0.1</h3> <summary><code>LICENSE</code></summary> <pre>B</pre>";
+        let texts = std_texts(html, "gimli");
+        assert_eq!(texts, [("LICENSE-MIT".to_owned(), "\nA <a@b>\n".to_owned())].into());
+        assert!(std_texts(html, "more").is_empty());
+    }
+}
