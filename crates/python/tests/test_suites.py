@@ -20,7 +20,7 @@ SLOW_DRIVER = "cuMemCreate:50,cuMemUnmap:300,cuEventRecord:200,cuEventQuery:100"
 OVER_STAND_INS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "pools by operations": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_WATCH": "operations"}),
     "pools by segments": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_WATCH": "segments"}),
-    "pools of PyTorch 2.14": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_PYTORCH": "empties_default"}),
+    "pools of PyTorch 2.13": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_PYTORCH": "empties_default"}),
     "offloaded tensors": (OFFLOADING, "4GiB,4GiB", {}),
     "loaded tensors": (("offload_load_suite",), "4GiB,4GiB", {}),
 }

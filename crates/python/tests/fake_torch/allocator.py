@@ -45,7 +45,7 @@ class DeviceAllocator:
         """Of several pools that claim an allocation PyTorch 2.11 takes the one that began last; other
         versions, and `first_wins`, the first.
 
-        2.11 leaves the default pool's cache alone while any pool is begun. 2.14 does so while the current
+        2.11 leaves the default pool's cache alone while any pool is begun. 2.13 does so while the current
         stream is captured: `empties_default` says whether it is.
         """
         self.device = device

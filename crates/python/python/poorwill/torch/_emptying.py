@@ -1,9 +1,10 @@
 """What emptying PyTorch's cache for our pools takes from its default pool, told once in the log.
 
-PyTorch 2.11 leaves the default pool alone while any pool is begun. 2.14 does so only while the current stream
-is captured; otherwise what the default pool caches goes back to the GPU as well, and who allocates there next
-asks for it again. That is right and takes time, so it is told where there was something to take, with how
-much it was. It is found out by doing, before the first scope that is entered while enough is cached.
+PyTorch leaves the default pool alone while any pool is begun, until 2.12. Since 2.13 it does so only while
+the current stream is captured; otherwise what the default pool caches goes back to the GPU as well, and who
+allocates there next asks for it again. That is right and takes time, so it is told where there was something
+to take, with how much it was. It is found out by doing, before the first scope that is entered while enough
+is cached.
 """
 
 import logging

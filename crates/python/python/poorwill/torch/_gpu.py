@@ -77,7 +77,7 @@ class Gpu:
         """Takes the free segments of retired pools back.
 
         While this thread allocates to a pool, that is all that emptying the cache does on this GPU with
-        PyTorch 2.11; where other GPUs have a cache, a pool is begun on them for as long. With 2.14 the
+        PyTorch 2.11; where other GPUs have a cache, a pool is begun on them for as long. Since 2.13 the
         default pools' caches go as well, which `_emptying` tells.
         """
         with self._others_shielded():
@@ -221,7 +221,7 @@ def _has_cache(ordinal: int) -> bool:
 
 
 def _stats(ordinal: int) -> dict[str, Any]:
-    """PyTorch's counters. Those of `torch.cuda` take 2 µs more for each pool there ever was, from 2.14 on."""
+    """PyTorch's counters. Those of `torch.cuda` take 2 µs more for each pool there ever was, since 2.13."""
     return cast(dict[str, Any], torch._C._accelerator_getDeviceStats(ordinal))
 
 
