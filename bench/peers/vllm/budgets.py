@@ -7,9 +7,9 @@ in the end.
 
 For each share one engine with --gpu-memory-utilization and one with POORWILL_BUDGET, each in a process of its
 own. Other shares have to make other KV caches, larger by what the shares differ in, and under POORWILL_BUDGET
-nothing may be in use beyond it, after prompts have been answered as well. Then two engines with the last share
-as POORWILL_BUDGET, whose KV cache is given: one so large that the graphs do not fit beside it, which has to be
-refused with the size that would fit, and one with that size, which has to start.
+nothing may be in use beyond it, after prompts have been answered as well. Then two engines with the last
+share as POORWILL_BUDGET, whose KV cache is given: one so large that the graphs do not fit beside it, which
+has to be refused with the size that would fit, and one with that size, which has to start.
 
 Prints JSON lines; exit code 1 if anything is not as it should be.
 """
@@ -134,9 +134,7 @@ def are_apart(lines: list[dict]) -> bool:
     """Whether the KV caches of the engines of one way differ as their shares do."""
     return all(
         one["cache_bytes"] != other["cache_bytes"]
-        and abs(
-            (one["cache_bytes"] - other["cache_bytes"]) - (one["allowed_bytes"] - other["allowed_bytes"])
-        )
+        and abs((one["cache_bytes"] - other["cache_bytes"]) - (one["allowed_bytes"] - other["allowed_bytes"]))
         <= TOLERANCE_BYTES
         for one, other in itertools.pairwise(lines)
     )

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Holds bad_input.py, budgets.py, variants.py, offload_engine.py and pruner.py to what they say, as far as no GPU
-and no vLLM are needed.
+"""Holds bad_input.py, budgets.py, variants.py, offload_engine.py and pruner.py to what they say, as far as no
+GPU and no vLLM are needed.
 """
 
 # There may be no pytest where this runs.

@@ -18,6 +18,9 @@ from suites import SUITE
 
 HERE = Path(__file__).resolve().parent
 
+# Its assertions say what differs, whoever imports it first.
+pytest.register_assert_rewrite("vllm_cores")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed")

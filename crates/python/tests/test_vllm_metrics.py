@@ -97,13 +97,13 @@ def test_what_the_last_sleep_did_not_cover_is_kept() -> None:
     events = Events()
     told = {"copied_bytes": 0, "unchanged_bytes": 0, "released_bytes": 1, "release": "confirmed"}
     phases = SimpleNamespace(as_dict=dict)
-    assert events.uncovered_bytes is None
+    seen = [events.uncovered_bytes]
     for uncovered_bytes in (7, 5):
         with events.of("sleep") as event:
             event.slept(cast(Any, SimpleNamespace(**told, uncovered_bytes=uncovered_bytes, phases=phases)))
         with events.of("wake"):
-            assert events.uncovered_bytes == uncovered_bytes
-    assert events.uncovered_bytes == 5
+            seen.append(events.uncovered_bytes)
+    assert [*seen, events.uncovered_bytes] == [None, 7, 5, 5]
     assert [event["uncovered_bytes"] for event in events.take()] == [7, None, 5, None]
 
 

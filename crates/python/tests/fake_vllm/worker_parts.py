@@ -411,8 +411,8 @@ SECOND_RUNNER = "vllm.v1.worker.gpu.model_runner"
 
 
 class FirstGPUModelRunner(GPUModelRunner):
-    """That of 0.20 to 0.28. What makes its caches has a name of its own, and what resets the scales of an FP8 cache
-    knows no lists of tensors.
+    """That of 0.20 to 0.28. What makes its caches has a name of its own, and what resets the scales of an FP8
+    cache knows no lists of tensors.
     """
 
     def init_fp8_kv_scales(self) -> None:

@@ -63,8 +63,8 @@ class Vllm0_20:
         return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
 
     def cache_makers(self, runner: Any) -> list[Maker]:
-        """What allocates the KV cache and nothing else, where all around it is in the cache's pool. Empty where
-        the cache is there alone.
+        """What allocates the KV cache and nothing else, where what is made around it is in the cache's pool,
+        too.
         """
         # The second of these where a connector wants the caches of all layers in one tensor.
         names = ("_allocate_kv_cache_tensors", "allocate_uniform_kv_caches")
