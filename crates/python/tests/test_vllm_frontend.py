@@ -433,13 +433,18 @@ async def test_a_sleep_and_a_wake(vllm: Any, server: Server, recorded: list[dict
 
 @pytest.mark.parametrize("method", ["reload_weights", "poorwill_mark_restored", "extension"])
 @runs
-async def test_requests_are_refused_until_something_writes_the_weights(server: Server, method: str) -> None:
+async def test_requests_are_refused_until_something_writes_the_weights(
+    vllm: Any, server: Server, method: str
+) -> None:
     await server.call("sleep", 2)
-    await server.call("wake_up")
+    # As it says itself: it sleeps.
+    assert await server.call("wake_up") is (None if vllm.is_first else False)
+    assert await server.call("is_sleeping")
     with pytest.raises(NotReadyError, match=NOT_WRITTEN) as refused:
         await server.tokens()
     assert type(refused.value) is NotReadyError
     await server.call("collective_rpc", method)
+    assert not await server.call("is_sleeping")
     assert await server.tokens() == ["token"]
 
 

@@ -89,6 +89,12 @@ class _Watch:
             self._look = asyncio.ensure_future(_look_async(frontend, self))
         return self._look
 
+    def told_awake(self, is_awake: bool | None) -> bool | None:
+        """What a wake is answered with, which vLLM tells the client as its state: an engine that is not ready
+        sleeps, as it says itself when it is asked.
+        """
+        return is_awake if is_awake is None else is_awake and self.not_ready is None
+
     def refuse(self) -> None:
         """Raises if the engine is not ready."""
         if self.not_ready is not None:
@@ -245,7 +251,7 @@ def _wake_up_async(stock: Any) -> Callable[..., Any]:
         if watch is None:
             return await stock(self, tags)
         check_tags(tags)
-        return await _operate_async(self, watch, stock(self, tags))
+        return watch.told_awake(await _operate_async(self, watch, stock(self, tags)))
 
     return wake_up
 
@@ -358,7 +364,7 @@ def _wake_up(stock: Any) -> Callable[..., Any]:
         if watch is None:
             return stock(self, tags)
         check_tags(tags)
-        return _operate(self, watch, functools.partial(stock, self, tags))
+        return watch.told_awake(_operate(self, watch, functools.partial(stock, self, tags)))
 
     return wake_up
 
