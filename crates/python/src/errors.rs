@@ -12,7 +12,12 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::arena::SleepReport;
 
-create_exception!(poorwill, PoorwillError, PyRuntimeError, "What poorwill could not do, and what would help.");
+create_exception!(
+    poorwill,
+    PoorwillError,
+    PyRuntimeError,
+    "What poorwill could not do, and what would help."
+);
 create_exception!(
     poorwill,
     BudgetError,
