@@ -9,11 +9,11 @@ from helpers import run
 from poorwill.vllm._versions import RUN
 from suites import STAND_INS, run_suite
 from vllm_sources import VARIABLE, needs_sources
-from vllm_sources.versions import between
+from vllm_sources.versions import played
 
 pytestmark = needs_sources
 each_version = pytest.mark.parametrize("version", RUN)
-each_generation = pytest.mark.parametrize("version", between())
+each_other_version = pytest.mark.parametrize("version", [each for each in played() if each not in RUN])
 each_offloader = pytest.mark.parametrize("suite", ["vllm_offload_suite", "vllm_offload_prefetch_suite"])
 
 
@@ -36,9 +36,10 @@ def test_a_worker_over_the_stand_ins(
     run_suite(subtests, [suite], *STAND_INS, "-p", "vllm_engines", "-k", version, environment=fake)
 
 
-@each_generation
+@pytest.mark.every_minor
+@each_other_version
 @pytest.mark.parametrize("suite", ["vllm_worker_suite", "vllm_unwritten_suite", "vllm_ends_suite"])
-def test_a_worker_of_any_generation(
+def test_a_worker_of_any_version(
     subtests: pytest.Subtests, suite: str, version: str, fake: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What our worker promises whichever vLLM it is in, over the worker of each."""

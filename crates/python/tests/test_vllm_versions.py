@@ -26,7 +26,7 @@ from poorwill.vllm._versions import (
     needs,
     parse,
 )
-from vllm_sources.versions import everyday, held
+from vllm_sources.versions import everyday, held, played
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,8 @@ def test_the_page_says_of_each_version_what_was_done_with_it() -> None:
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in section.splitlines() if "|" in row]
     done = {version: held for versions, _, held in rows for version in versions.split(", ")}
     said = {version: done.get(version) for version in TESTED}
-    assert said == {version: "read and run" if version in RUN else "read" for version in TESTED}
+    wanted = dict.fromkeys(TESTED, "read") | dict.fromkeys(played("usual"), "read; engines and workers run")
+    assert said == wanted | dict.fromkeys(RUN, "read and run")
 
 
 def test_everyday_holds_the_first_behind_each_change() -> None:
@@ -144,6 +145,9 @@ def test_everyday_holds_the_first_behind_each_change() -> None:
 
 def test_more_effort_holds_them_all() -> None:
     assert held("usual") == held("long") == TESTED
+    assert played("quick") == RUN
+    assert set(RUN) < set(played("usual")) < set(TESTED)
+    assert len(played("usual")) == TOO_NEW[1] - OLDEST[1]
     assert set(RUN) < set(held("quick")) < set(TESTED)
 
 

@@ -1,4 +1,4 @@
-"""EngineCores of both versions with our hooks, and what their tests ask of them.
+"""EngineCores of vLLM's versions with our hooks, and what their tests ask of them.
 
 As a plugin of pytest it brings the fixtures.
 """

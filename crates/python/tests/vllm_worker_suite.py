@@ -1,4 +1,4 @@
-"""What our worker promises of an engine that sleeps, in both versions; `test_vllm_suites.py` runs it."""
+"""What our worker promises of an engine that sleeps, in any version; `test_vllm_suites.py` runs it."""
 
 import gc
 import importlib

@@ -2,9 +2,11 @@
 stubs around them; `engines`, `clients`, `workers` and `offloaders` put together what is tested.
 """
 
+from vllm_sources.versions import played
+
 from .engines import Vllm, make_config
 from .worker import Worker
 
 __all__ = ["VERSIONS", "Vllm", "Worker", "make_config"]
 
-VERSIONS = ("0.20.2", "0.33.0")
+VERSIONS = played()

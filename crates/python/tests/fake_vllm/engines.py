@@ -88,7 +88,7 @@ class Scheduler:
         self.waiting = [request for request in self.waiting if request not in gone]
         self.running = [request for request in self.running if request not in gone]
         self.finished += [request.request_id for request in gone]
-        return [(r.request_id, r.client_index) for r in gone] if self.vllm.is_first else list(gone)
+        return [(r.request_id, r.client_index) for r in gone] if self.vllm.minor == 20 else list(gone)
 
     def schedule(self, *_: Any) -> Batch:
         if self.pause_state is self.vllm.core.PauseState.UNPAUSED:
@@ -178,6 +178,10 @@ class DataParallel:
         self.met += 1
         return has_unfinished
 
+    def sync_dp_state(self, _: object, has_unfinished: bool, pending_pause: bool) -> tuple[bool, bool]:
+        """The same of 0.21 to 0.32, which agree on a pause as well."""
+        return has_unfinished, pending_pause
+
 
 class Vllm:
     """A version, with modules that nobody has hooked."""
@@ -192,7 +196,7 @@ class Vllm:
         self.loader.give(
             "vllm.renderers.inputs.preprocess", extract_prompt_components=lambda *_: (None, None, None)
         )
-        self.is_first = version == "0.20.2"
+        self.minor = int(version.split(".")[1])
         self.generation = _generations.of(version)
         self.core = self.loader.module("vllm.v1.engine.core")
         self.client = self.loader.module("vllm.v1.engine.core_client")

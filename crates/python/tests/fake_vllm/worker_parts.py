@@ -228,7 +228,7 @@ class Drafter:
 
 
 class GPUModelRunner:
-    """What loads the model, profiles it, makes the caches and captures graphs; alike in both versions but for
+    """What loads the model, profiles it, makes the caches and captures graphs; alike in all versions but for
     what each names and pools by itself.
     """
 

@@ -29,12 +29,13 @@ def everyday(contract: Sequence[Need] = CONTRACT, tested: Sequence[str] = TESTED
     return tuple(version for version in tested if version in wanted)
 
 
-def between() -> tuple[str, ...]:
-    """One of each minor between those whose code is run every day; none of them with the effort `quick`."""
-    if os.environ.get("POORWILL_EFFORT", "usual") == "quick":
-        return ()
-    minors = {parse(version)[:2]: version for version in TESTED}
-    return tuple(version for minor, version in minors.items() if minor not in {parse(run)[:2] for run in RUN})
+def played(effort: str | None = None) -> tuple[str, ...]:
+    """Those whose engines and workers are run with our hooks: of each minor its last; with the effort `quick`
+    those of `RUN`.
+    """
+    effort = os.environ.get("POORWILL_EFFORT", "usual") if effort is None else effort
+    last = {parse(version)[:2]: version for version in TESTED}
+    return RUN if effort == "quick" else tuple(last.values())
 
 
 if __name__ == "__main__":
