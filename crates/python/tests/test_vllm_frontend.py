@@ -133,7 +133,7 @@ async def test_requests_pass_a_sleep_of_level_1(
     early = asyncio.ensure_future(texts(request_(frontend, "b")))
     await asyncio.sleep(0)
     assert not early.done()
-    assert await frontend.wake_up() is (True if vllm.minor >= 31 else None)
+    assert await frontend.wake_up() is (True if vllm.minor >= 32 else None)
     assert await early == ["token"] * 2
     assert frontend.sleep_states == [(1, 1), (0, 0)]
     await frontend.check_health()
@@ -425,7 +425,7 @@ def server(request: pytest.FixtureRequest, vllm: Any) -> Server:
 async def test_a_sleep_and_a_wake(vllm: Any, server: Server, recorded: list[dict[str, Any]]) -> None:
     await server.call("sleep", 1, "abort")
     assert await server.call("is_sleeping")
-    assert await server.call("wake_up") is (True if vllm.minor >= 31 else None)
+    assert await server.call("wake_up") is (True if vllm.minor >= 32 else None)
     assert await server.tokens() == ["token"]
     assert server.frontend.sleep_states == [(1, 1), (0, 0)]
     assert operations(recorded) == ["sleep", "wake"]
@@ -438,7 +438,7 @@ async def test_requests_are_refused_until_something_writes_the_weights(
 ) -> None:
     await server.call("sleep", 2)
     # As it says itself: it sleeps.
-    assert await server.call("wake_up") is (False if vllm.minor >= 31 else None)
+    assert await server.call("wake_up") is (False if vllm.minor >= 32 else None)
     assert await server.call("is_sleeping")
     with pytest.raises(NotReadyError, match=NOT_WRITTEN) as refused:
         await server.tokens()
