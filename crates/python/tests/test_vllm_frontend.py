@@ -512,9 +512,9 @@ async def test_weights_that_are_written_past_the_engine_end_the_refusals(server:
         await server.call("wake_up")
         with pytest.raises(NotReadyError, match=NOT_WRITTEN):
             await server.tokens()
-        # What was asked beside that request has its answer.
-        while server.is_asynchronous and not server.frontend._poorwill._look.done():
-            await asyncio.sleep(0)
+        if server.is_asynchronous:
+            # What was asked beside that request has its answer.
+            await asyncio.wait_for(server.frontend._poorwill._look, HANGS_SECONDS)
         worker(server.frontend).load_weights(WEIGHTS)
         if ask == "check_health":
             await server.call(ask)
@@ -543,6 +543,50 @@ async def test_data_parallel_engines_go_on_together(vllm: Any) -> None:
         False
     ] * 3
     assert await texts(generate(frontend)) == ["token"] * 2
+
+
+@pytest.mark.parametrize("how", ["an update that fails", "a wake"])
+@runs
+async def test_a_data_parallel_engine_that_is_whole_waits_for_the_others(vllm: Any, how: str) -> None:
+    """vLLM's ranks meet when they go on: one that did so alone would never answer."""
+    processes = EngineProcesses(*(vllm.engine("DPEngineCoreProc", 1, index) for index in range(3)))
+    frontend = asynchronous(vllm, processes, "DPLBAsyncMPClient")
+    ranks = [core.model_executor.workers[0] for core in processes.cores]
+    await frontend.sleep(2)
+    if how == "a wake":
+        await frontend.wake_up(["weights"])
+        for rank in ranks[:2]:
+            rank.load_weights(WEIGHTS)
+        await frontend.wake_up(["kv_cache"])
+    else:
+        await frontend.wake_up()
+        ranks[2].fails["reload_weights"] = [PoorwillError("the trainer is gone")]
+        with pytest.raises(PoorwillError, match="the trainer is gone"):
+            await frontend.collective_rpc("reload_weights")
+    assert [core.is_scheduler_paused() for core in processes.cores] == [True] * 3
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+        await frontend.check_health()
+    await frontend.collective_rpc("reload_weights")
+    assert [core.is_scheduler_paused() for core in processes.cores] == [False] * 3
+    assert await texts(generate(frontend)) == ["token"] * 2
+    # So it is where all are whole before the wake.
+    await frontend.sleep(2)
+    await frontend.wake_up(["weights"])
+    await frontend.collective_rpc("reload_weights")
+    await frontend.wake_up(["kv_cache"])
+    assert [core.is_scheduler_paused() for core in processes.cores] == [False] * 3
+
+
+def test_without_a_loop_a_request_is_refused_as_well(vllm: Any) -> None:
+    frontend = alone(vllm)
+
+    async def dropped() -> None:
+        await frontend.sleep(2)
+        await frontend.wake_up()
+
+    asyncio.run(dropped())
+    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
+        generate(frontend)
 
 
 @runs

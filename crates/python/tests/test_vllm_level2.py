@@ -149,3 +149,23 @@ def test_what_continues_a_request_or_ends_one_is_not_refused(vllm: Any) -> None:
     engine.add_request(Request("ended", abort_immediately=True))
     engine.add_request(Request("refused", kv_transfer_params={"remote": 1}))
     assert engine.scheduler.finished == ["ended", "refused"]
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"is_updating": True}, "an update of them has begun and not ended; call finish_weight_update"),
+        ({"is_updating": False}, "tensors whose memory is hidden; call reload_weights"),
+    ],
+)
+def test_what_keeps_an_engine_that_misses_nothing_is_told(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, told: dict[str, bool], says: str
+) -> None:
+    engine = vllm.engine("EngineCore", count=1)
+    engine.sleep(2)
+    nothing = {"tensors": 0, "of_tensors": 3, "bytes": 0, "of_bytes": 30, "is_all": True, "names": []}
+    monkeypatch.setattr(last(engine), "_told", lambda: {**nothing, **told})
+    engine.wake_up()
+    with pytest.raises(NotReadyError, match=says) as refused:
+        engine.add_request(Request("asked"))
+    assert "0 of 3" not in str(refused.value)

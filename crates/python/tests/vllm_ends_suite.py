@@ -35,6 +35,25 @@ def test_what_sleeps_is_not_touched(start: Start, version: str) -> None:
     assert not [name for name in ever - there if hasattr(engine.worker, name)]
 
 
+def test_a_start_that_fails_leaves_vllms_allocator_in_its_place(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start()
+    cumem = importlib.import_module("vllm.device_allocator.cumem")
+    stock = cumem.CuMemAllocator
+
+    def fails(*_: Any) -> None:
+        raise poorwill.BudgetError("there is nothing to be had")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.module, "Envelope", fails)
+        with pytest.raises(poorwill.BudgetError, match="nothing to be had"):
+            engine.worker.init_device()
+    assert cumem.CuMemAllocator is stock
+    engine.start()
+    assert cumem.CuMemAllocator is type(engine.allocator)
+
+
 @only("0.33.0")
 def test_an_update_that_a_sleep_interrupts_goes_on_behind_it(start: Start) -> None:
     engine = start(weight_transfer_config="trainer").start()

@@ -201,7 +201,10 @@ def test_a_graphs_profile_that_fits_is_left_alone(start: Start) -> None:
 
 
 @pytest.mark.parametrize("setting", [{"POORWILL_BUDGET": "128MiB"}, {"gpu_memory_utilization": 0.125}])
-def test_a_profile_ends_at_the_first_graph_beyond_the_share(start: Start, setting: dict[str, Any]) -> None:
+def test_a_profile_ends_at_the_first_graph_beyond_the_budget(
+    start: Start, setting: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beyond the share that vLLM has by itself it is told, once."""
     engine = start(Shape(page=4096, activations=MIB), **GRAPHS, **setting).load()
     begun: list[int] = []
 
@@ -212,8 +215,15 @@ def test_a_profile_ends_at_the_first_graph_beyond_the_share(start: Start, settin
         return 1
 
     engine.runner.profile_cudagraph_memory = profile
+    takes = "profiling CUDA graphs takes the engine to 0.1"
+    if "POORWILL_BUDGET" not in setting:
+        with caplog.at_level(logging.WARNING, "vllm.poorwill"):
+            engine.worker.determine_available_memory()
+        assert caplog.text.count(takes) == 1
+        assert len(begun) == 9
+        return
     said = refusal(engine, "determine_available_memory")
-    assert said.startswith("profiling CUDA graphs takes the engine to 0.1")
+    assert said.startswith(takes)
     assert "of cuda:0, and it may use 0.12 GiB: raise POORWILL_BUDGET or --gpu-memory-utilization" in said
     # Each takes 24 MiB beside weights of 32, and the last is one too much.
     assert len(begun) == 4

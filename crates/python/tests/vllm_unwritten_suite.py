@@ -97,6 +97,7 @@ def test_what_is_left_out_is_named(start: Start) -> None:
             "bytes": 512 * KIB,
             "of_bytes": sum(SMALL.weights),
             "is_all": True,
+            "is_updating": False,
             "names": ["layers.0.weight"],
         }
     engine.runner.model.load_weights([(NAMES[0], weights[NAMES[0]])])
@@ -257,6 +258,64 @@ def test_a_worker_is_kept_by_nothing_of_ours(start: Start) -> None:
     assert worker() is None
 
 
+class Hidden:
+    """A tensor that does its operations itself, and shows no memory."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.device, self.is_cuda, self.nbytes = inner, inner.device, True, inner.nbytes
+
+    def data_ptr(self) -> int:
+        return 0
+
+    def untyped_storage(self) -> Any:
+        raise RuntimeError("there is no storage to ask")
+
+    def numel(self) -> int:
+        return int(self.inner.numel())
+
+    def copy_(self, other: Any) -> None:
+        self.inner.copy_(other)
+
+
+class Face(Hidden):
+    """One that says of which tensors it is made."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+
+def with_a(kind: type[Hidden], start: Start) -> Engine:
+    engine = start(SMALL).start()
+    with engine.allocator.use_memory_pool("weights"):
+        engine.runner.model.add("face.3.weight", kind(filled(KIB, 3)))
+    return dropped(engine)
+
+
+def test_a_tensor_that_is_a_face_is_what_it_is_made_of(start: Start) -> None:
+    engine = with_a(Face, start)
+    told = unwritten(engine)
+    assert told is not None
+    assert told["of_tensors"] == 4
+    weights = checkpoint(engine)
+    engine.runner.model.load_weights([(name, weights[name]) for name in NAMES])
+    told = unwritten(engine)
+    assert told is not None
+    assert (told["names"], told["bytes"]) == (["face.3.weight.inner"], KIB)
+    engine.runner.model.load_weights([("face.3.weight", weights["face.3.weight"])])
+    assert unwritten(engine) is None
+
+
+def test_what_cannot_be_seen_counts_after_a_reload_of_all(start: Start) -> None:
+    engine = with_a(Hidden, start)
+    engine.runner.model.load_weights()
+    told = unwritten(engine)
+    assert told is not None
+    assert (told["tensors"], told["of_tensors"], told["is_updating"]) == (0, 3, False)
+    engine.worker.reload_weights()
+    assert unwritten(engine) is None
+    assert engine.is_awake()
+
+
 def test_what_was_not_dropped_is_left_alone(start: Start) -> None:
     """Weights that lie outside the pool, in host memory, or where state is kept."""
     shape = Shape(weights=(90 * MIB,), outside=(MIB,), offloaded=(2 * MIB,), lora=(3 * MIB,))
@@ -319,7 +378,9 @@ def test_nothing_is_whole_in_the_midst_of_an_update(start: Start) -> None:
     assert told["tensors"] == 3
     engine.runner.model._parameters.update(inside)
     engine.worker.update_weights({})
-    assert engine.worker.poorwill_status()["undefined"] == ["weights"]
+    told = unwritten(engine)
+    assert told is not None
+    assert (told["tensors"], told["is_updating"]) == (0, True)
     engine.worker.finish_weight_update()
     assert unwritten(engine) is None
 

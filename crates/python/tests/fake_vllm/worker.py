@@ -127,6 +127,7 @@ class Worker:
             "bytes": 10 * len(self.unwritten),
             "of_bytes": 10 * len(WEIGHTS),
             "is_all": True,
+            "is_updating": False,
             "names": sorted(self.unwritten),
         }
 

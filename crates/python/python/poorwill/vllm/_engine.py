@@ -95,8 +95,15 @@ def _sentence(undefined: Sequence[str], unwritten: Sequence[dict[str, Any]]) -> 
     """Why the engine is not ready; `unwritten` is what ranks say of weights of theirs that are missing."""
     dropped = " and ".join(undefined)
     said = f"the {dropped} were dropped by a level 2 sleep and have not been written again since"
-    if unwritten:
-        most = max(unwritten, key=lambda told: int(told["bytes"]))
+    most = max(unwritten, key=lambda told: int(told["tensors"]), default=None)
+    if most is not None and not most["tensors"]:
+        if most["is_updating"]:
+            return f"{said}: an update of them has begun and not ended; call finish_weight_update"
+        return (
+            f"{said}, as far as that can be seen: some are tensors whose memory is hidden; call "
+            "reload_weights, or poorwill_mark_restored by collective_rpc once they are written"
+        )
+    if most is not None:
         at_least = "" if most["is_all"] else "at least "
         names = ", ".join(most["names"]) + (", ..." if most["tensors"] > len(most["names"]) else "")
         said += (
@@ -360,7 +367,8 @@ class _Engine:
         if asleep:
             self._hold_for_asleep(asleep)
             raise PoorwillError(f"wake_up: {_list(asleep)} still sleep on some rank")
-        self._is_held = self.not_ready is not None
+        # Of data parallel ranks another may miss weights that this one has.
+        self._is_held = self.not_ready is not None or (self.level == 2 and not self._goes_on())
         return not self._is_held
 
     # Ranks
@@ -392,7 +400,8 @@ class _Engine:
     def look_again(self) -> None:
         """After what may have written the weights: the scheduler goes on if only they were missing."""
         self.look()
-        if self._is_held and self.not_ready is None and not self.executor.is_sleeping:
+        # Data parallel ranks meet in that: their frontend lets all of them go on, once all are ready.
+        if self._is_held and self.not_ready is None and not self.executor.is_sleeping and self._goes_on():
             self._is_held = False
             self._resume()
 

@@ -5,6 +5,7 @@ request and for the metrics. A request costs one look at an attribute as long as
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import sys
@@ -89,6 +90,12 @@ class _Watch:
             self._look = asyncio.ensure_future(_look_async(frontend, self))
         return self._look
 
+    def look_soon(self, frontend: Any) -> None:
+        """The same, where nobody waits for it. Without a loop that runs there is nobody to ask."""
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            self.look_beside(frontend)
+
     def told_awake(self, is_awake: bool | None) -> bool | None:
         """What a wake is answered with, which vLLM tells the client as its state: an engine that is not ready
         sleeps, as it says itself when it is asked.
@@ -136,8 +143,13 @@ def _is_watched(watch: _Watch, method: Any) -> bool:
 async def _ask_async(frontend: Any, utility: str) -> list[Any]:
     """What each engine answers; vLLM's own way passes on only the first one's answer."""
     client = frontend.engine_core
-    calls = (client._call_utility_async(utility, engine=engine) for engine in client.core_engines)
-    return list(await outlive_async(client, asyncio.gather(*calls)))
+
+    async def answers() -> list[Any]:
+        calls = (client._call_utility_async(utility, engine=engine) for engine in client.core_engines)
+        return list(await asyncio.gather(*calls))
+
+    answered: list[Any] = await outlive_async(client, answers())
+    return answered
 
 
 async def _take_async(frontend: Any, watch: _Watch) -> None:
@@ -210,7 +222,7 @@ def _requesting(stock: Any) -> Callable[..., Any]:
         if not watch.is_in_doubt and _is_alone(self):
             # At once, so that a client that wants a stream gets the status and not the error in a stream. If
             # the weights were written since, by a way that leads past this, the next request knows.
-            watch.look_beside(self)
+            watch.look_soon(self)
             watch.refuse()
         return _requested(self, watch, functools.partial(stock, self, *args, **kwargs))
 

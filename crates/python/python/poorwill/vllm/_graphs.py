@@ -4,10 +4,10 @@ They are captured when the KV cache is there already, so their memory has to be 
 it before, and takes its estimate out unless VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0; it does not with
 --kv-cache-memory-bytes, nor with its second model runner before 0.29.
 
-Promised is that a profile which cannot fit is refused before it begins, that an engine which grows beyond its
-share while it profiles is refused at the next graph, and that running out of memory over graphs is a
-BudgetError with figures. Under the user's cap graphs come out of the KV cache in every version, and what they
-took is held against the cap: what exceeds it ends the start. Without a cap that is a line in the log.
+Promised is that a profile which cannot fit is refused before it begins, and that running out of memory over
+graphs is a BudgetError with figures. Under the user's cap an engine that grows beyond it while it profiles is
+refused at the next graph, graphs come out of the KV cache in every version, and what they took is held
+against the cap: what exceeds it ends the start. Without a cap that is a line in the log.
 """
 
 import contextlib
@@ -227,10 +227,16 @@ class Graphs:
 
     def _refuse_profile(self, used_bytes: int) -> None:
         envelope = self._envelope
-        raise BudgetError(
+        said = (
             f"profiling CUDA graphs takes the engine to {gib(used_bytes)} of {envelope.device}, and it may "
             f"use {gib(envelope.requested_bytes)}: {_PROFILE_LESS}"
         )
+        if envelope.cap is not None:
+            raise BudgetError(said)
+        # For a while, as vLLM does: the KV cache that it decides on afterwards is smaller by as much.
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s", said)
 
     def _refuse_captured(self, used_bytes: int) -> None:
         self.graphs_bytes = max(0, used_bytes - self._before_bytes)

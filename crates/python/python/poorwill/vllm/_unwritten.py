@@ -1,11 +1,12 @@
 """Which weights were written since a wake that dropped their bytes, whoever wrote them and in whatever way.
 
-Such a wake fills the weights with a word that none has: in each of its halves it is no number, in every
-format of floating point numbers. Where it still stands, nobody has written. So a write of any bytes counts,
-also of those that were there before the sleep, and half a tensor counts as half.
+Such a wake fills the weights with a word that none has: as a number of 64, 32 or 16 bits it is not a number,
+and of single bytes nobody has these in a row. Where it still stands, nobody has written. So a write of any
+bytes counts, also of those that were there before the sleep, and half a tensor counts as half.
 
 Bytes are looked at eight at a time, so up to seven of them count as written with their neighbours. Of a
-tensor whose elements are single bytes apart from each other, it is known only whether any was written.
+tensor whose elements are single bytes apart from each other, it is known only whether any was written; one of
+255 alone cannot be told from one that was not.
 
 No memory is kept by it: what is looked at is what the model has at that moment.
 """
@@ -22,13 +23,13 @@ torch: Any = importlib.import_module("torch")
 WORD = 0x7FF3_FFA5_7F96_FFFF
 """As one element of eight bytes; its last bytes are what smaller elements are filled with."""
 
-ENOUGH = 16
+ENOUGH = 4
 """How many tensors are found missing before the others are left alone. So who writes one and asks, again and
 again, does not read the whole model each time.
 """
 
 # Elements that are compared at a time, so that what the comparison takes of a full GPU is little.
-_STEP = 4 << 20
+_STEP = 1 << 20
 
 _UNITS = ((8, "int64"), (4, "int32"), (2, "int16"), (1, "uint8"))
 
@@ -159,7 +160,12 @@ def missing_bytes(tensor: Any) -> int:
     """How many bytes of a tensor nobody has written since they were filled."""
     elements = _elements(tensor)
     unit = int(elements.element_size())
-    count = sum(int(torch.eq(part, _of_size(unit)).sum().item()) for part in _parts(elements))
+    parts = list(_parts(elements))
+    counts = torch.empty(len(parts), dtype=torch.int64, device=tensor.device)
+    for at, part in enumerate(parts):
+        counts[at : at + 1].copy_(torch.eq(part, _of_size(unit)).sum())
+    # Waits for the GPU once.
+    count = int(counts.sum().item())
     # Single bytes are anything: only all of them together say something.
     if unit == 1 and count < elements.numel():
         return 0

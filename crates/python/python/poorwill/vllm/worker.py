@@ -11,7 +11,7 @@ import contextlib
 import functools
 import importlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from poorwill import _native
@@ -29,6 +29,7 @@ from poorwill.vllm import (
 from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._events import Event
 from poorwill.vllm._graphs import Graphs
+from poorwill.vllm._tensors import parameters, storages
 from poorwill.vllm._unwritten import Look, Unwritten
 from poorwill.vllm._wrapped import wrapped
 from poorwill.vllm.allocator import Allocator
@@ -86,6 +87,14 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         # Whoever asks vLLM for its allocator from now on gets ours.
         if _cumem.CuMemAllocator is not Allocator:
             Allocator.stock, _cumem.CuMemAllocator = _cumem.CuMemAllocator, Allocator
+        try:
+            self._open()
+        except BaseException:
+            if Allocator.instance is None:
+                self._give_place_back()
+            raise
+
+    def _open(self) -> None:
         cap = self._environment.budget
         with _budget.capped(gpu_worker, cap):
             super().init_device()
@@ -179,9 +188,14 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         try:
             super().shutdown()
         finally:
-            # The next engine of this process may be to sleep with vLLM's own.
-            if self._is_its_owner and self._allocator is Allocator.instance and Allocator.stock is not None:
-                _cumem.CuMemAllocator = Allocator.stock
+            if self._is_its_owner and self._allocator is Allocator.instance:
+                self._give_place_back()
+
+    @staticmethod
+    def _give_place_back() -> None:
+        """The next engine of this process may be to sleep with vLLM's own."""
+        if Allocator.stock is not None:
+            _cumem.CuMemAllocator = Allocator.stock
 
     # Sleeping and waking
 
@@ -238,7 +252,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
         self._refuse_asleep("finish_weight_update")
         super().finish_weight_update(*args, **kwargs)
-        self._missing(is_whole=True)
+        self._missing()
 
     # What the engine's core asks by name
 
@@ -266,7 +280,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         allocator = self.allocator
         if "weights" in allocator.undefined():
             # Not a number where there were zeros would be worse than either.
-            self._unwritten.clear(_parameters(self.model_runner.model))
+            self._unwritten.clear(parameters(self.model_runner.model))
         return allocator.arena.mark_restored(allocator.undefined())
 
     def poorwill_prepare(self, wait: bool = False) -> dict[str, Any] | None:
@@ -303,7 +317,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if self._environment.after_level2 == "serve":
             self.allocator.arena.mark_restored(["weights"])
             return
-        self._unwritten.begin(_parameters(self.model_runner.model), self.allocator.ranges("weights"))
+        self._unwritten.begin(parameters(self.model_runner.model), self.allocator.ranges("weights"))
 
     def _missing(self, *, is_whole: bool = False) -> Look | None:
         """What of the weights has not been written since they were dropped, if they are not whole. Once
@@ -311,7 +325,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         """
         if "weights" not in self.allocator.undefined():
             return None
-        looked = self._unwritten.look(_parameters(self.model_runner.model))
+        looked = self._unwritten.look(parameters(self.model_runner.model))
         # Between an update's beginning and its end, what is there is not all that is to come.
         is_known = is_whole or not self._unwritten.is_blind
         if looked.missing or not is_known or _vllm.is_updating(self):
@@ -327,6 +341,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             "bytes": sum(tensor.nbytes for tensor in looked.missing),
             "of_bytes": self._unwritten.nbytes,
             "is_all": looked.is_all,
+            "is_updating": _vllm.is_updating(self),
             "names": [tensor.name for tensor in largest[:_NAMED]],
         }
 
@@ -420,7 +435,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         begin, end = next(ranges, (0, 0))
         total = covered = 0
         outside: list[tuple[int, str]] = []
-        for address, size, name in sorted(_storages(self._models())):
+        for address, size, name in sorted(storages(self._models())):
             while end <= address and end:
                 begin, end = next(ranges, (0, 0))
             total += size
@@ -473,29 +488,6 @@ _versions.check(_versions.running(), gpu_worker)
 # What is not mapped cannot be touched: the GPU would fault, and the engine end.
 for _name in _vllm.touching:
     setattr(Worker, _name, _refusing(_name))
-
-
-def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
-    """The model's parameters that are on the GPU, or nowhere in the midst of an update."""
-    # Each name of what is tied.
-    for name, tensor in model.named_parameters(remove_duplicate=False):
-        if tensor.device.type in ("cuda", "meta") and not getattr(tensor, "_vllm_is_uva_offloaded", False):
-            yield name, tensor
-
-
-def _storages(models: list[Any]) -> Iterator[tuple[int, int, str]]:
-    """Address, bytes and a name of everything of the models' on the GPU, once each."""
-    seen: set[int] = set()
-    for named in (named for model in models for named in (model.named_parameters, model.named_buffers)):
-        for name, tensor in named():
-            # What is in host memory, seen from the GPU, sleeps with nobody.
-            if not tensor.is_cuda or getattr(tensor, "_vllm_is_uva_offloaded", False):
-                continue
-            storage = tensor.untyped_storage()
-            address = storage.data_ptr()
-            if address and address not in seen:
-                seen.add(address)
-                yield address, storage.nbytes(), name
 
 
 def _call(method: Callable[[list[str]], None] | None, tags: list[str]) -> None:

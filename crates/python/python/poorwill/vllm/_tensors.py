@@ -1,0 +1,45 @@
+"""What of a model lies in GPU memory, by name.
+
+A tensor that is a face for others (a wrapper subclass, as torchao's) is taken for those that it is made of.
+What is in host memory, seen from the GPU, is left out: it sleeps with nobody.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def parameters(model: Any) -> Iterator[tuple[str, Any]]:
+    """The model's parameters that are on the GPU, or nowhere in the midst of an update; by each name of what
+    is tied.
+    """
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        for inner, part in _parts(name, tensor):
+            if part.device.type in ("cuda", "meta"):
+                yield inner, part
+
+
+def storages(models: list[Any]) -> Iterator[tuple[int, int, str]]:
+    """Address, bytes and a name of everything of the models' on the GPU that can be seen, once each."""
+    seen: set[int] = set()
+    for named in (named for model in models for named in (model.named_parameters, model.named_buffers)):
+        for name, tensor in named():
+            for inner, part in _parts(name, tensor):
+                # Hidden memory has no address, and asking its storage for one is an error.
+                if not part.is_cuda or not part.data_ptr():
+                    continue
+                storage = part.untyped_storage()
+                address = storage.data_ptr()
+                if address not in seen:
+                    seen.add(address)
+                    yield address, storage.nbytes(), inner
+
+
+def _parts(name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
+    if getattr(tensor, "_vllm_is_uva_offloaded", False):
+        return
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield name, tensor
+        return
+    attributes, _ = tensor.__tensor_flatten__()
+    for attribute in attributes:
+        yield from _parts(f"{name}.{attribute}", getattr(tensor, attribute))
