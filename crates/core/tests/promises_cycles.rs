@@ -67,16 +67,16 @@ fn cycles_leave_nothing_behind() {
                 let info = device.memory_info().unwrap();
                 (pool.snapshot().unwrap(), stats, info)
             };
-            // Preparations that nobody waits for have ended, and what they had has gone.
-            device.expect_host_bytes(13 * granule, "one backup of each preserved byte");
-            let first = first.get_or_insert_with(here);
-            assert_eq!(*first, here(), "cycle {cycle}");
             // A thread that has just been waited for may still be shown, also among the first.
             let most = *fewest.get_or_insert_with(system);
             let is_as_before = || system().iter().zip(most).all(|(now, most)| *now <= most);
             eventually("no thread, descriptor or mapping is left", is_as_before);
             let now = system();
             fewest = Some(std::array::from_fn(|nth| most[nth].min(now[nth])));
+            // So preparations that nobody waits for have ended, and what they had has gone.
+            device.expect_host_bytes(13 * granule, "one backup of each preserved byte");
+            let first = first.get_or_insert_with(here);
+            assert_eq!(*first, here(), "cycle {cycle}");
         }
     }
     tenant.verify();
