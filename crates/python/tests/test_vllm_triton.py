@@ -20,11 +20,12 @@ from poorwill import triton as pruning
 from poorwill.vllm import _environment, _hooks, _imports, _platform, _triton, _versions
 from poorwill.vllm._hooks import TritonHook
 from poorwill.vllm._platform import ConfigurationError
-from poorwill.vllm._versions import TESTED, UnsupportedVllmError
+from poorwill.vllm._versions import UnsupportedVllmError
 from triton_fakes import KIB, Config, FakeJit, Tensor, fake_triton
 from vllm_sources import needs_sources
+from vllm_sources.versions import held
 
-each_version = pytest.mark.parametrize("version", TESTED)
+each_version = pytest.mark.parametrize("version", held())
 STATE, OUTPUT = _triton.ESTIMATES
 SM_90: pruning.Capability = (9, 0)
 
