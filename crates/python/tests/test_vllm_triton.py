@@ -20,7 +20,7 @@ from poorwill import triton as pruning
 from poorwill.vllm import _environment, _hooks, _imports, _platform, _triton, _versions
 from poorwill.vllm._hooks import TritonHook
 from poorwill.vllm._platform import ConfigurationError
-from poorwill.vllm._versions import UnsupportedVllmError
+from poorwill.vllm._versions import RUN, UnsupportedVllmError
 from triton_fakes import KIB, Config, FakeJit, Tensor, fake_triton
 from vllm_sources import needs_sources
 from vllm_sources.versions import held
@@ -474,7 +474,7 @@ def test_it_is_decided_with_the_configuration(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.real_torch
 @needs_sources
-@each_version
+@pytest.mark.parametrize("version", RUN)
 @pytest.mark.parametrize("name", [STATE, OUTPUT])
 def test_tritons_autotuner_compiles_what_fits_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, name: str
