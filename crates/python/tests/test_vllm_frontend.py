@@ -525,58 +525,6 @@ async def test_weights_that_are_written_past_the_engine_end_the_refusals(server:
         assert await server.tokens() == ["token"]
 
 
-@runs
-async def test_data_parallel_engines_go_on_together(vllm: Any) -> None:
-    """As soon as the last has its weights, though none heard of a call."""
-    processes = EngineProcesses(*(vllm.engine("DPEngineCoreProc", 1, index) for index in range(3)))
-    frontend = asynchronous(vllm, processes, "DPLBAsyncMPClient")
-    await frontend.sleep(2)
-    await frontend.wake_up()
-    for core in processes.cores:
-        with pytest.raises(NotReadyError, match=NOT_WRITTEN):
-            await frontend.check_health()
-        assert [core.is_scheduler_paused() for core in processes.cores] == [True] * 3
-        core.model_executor.workers[0].load_weights(WEIGHTS)
-    await frontend.check_health()
-    assert [core.is_scheduler_paused() for core in processes.cores] == [False] * 3
-    assert [status["is_held"] for status in await _frontend._ask_async(frontend, "poorwill_status")] == [
-        False
-    ] * 3
-    assert await texts(generate(frontend)) == ["token"] * 2
-
-
-@pytest.mark.parametrize("how", ["an update that fails", "a wake"])
-@runs
-async def test_a_data_parallel_engine_that_is_whole_waits_for_the_others(vllm: Any, how: str) -> None:
-    """vLLM's ranks meet when they go on: one that did so alone would never answer."""
-    processes = EngineProcesses(*(vllm.engine("DPEngineCoreProc", 1, index) for index in range(3)))
-    frontend = asynchronous(vllm, processes, "DPLBAsyncMPClient")
-    ranks = [core.model_executor.workers[0] for core in processes.cores]
-    await frontend.sleep(2)
-    if how == "a wake":
-        await frontend.wake_up(["weights"])
-        for rank in ranks[:2]:
-            rank.load_weights(WEIGHTS)
-        await frontend.wake_up(["kv_cache"])
-    else:
-        await frontend.wake_up()
-        ranks[2].fails["reload_weights"] = [PoorwillError("the trainer is gone")]
-        with pytest.raises(PoorwillError, match="the trainer is gone"):
-            await frontend.collective_rpc("reload_weights")
-    assert [core.is_scheduler_paused() for core in processes.cores] == [True] * 3
-    with pytest.raises(NotReadyError, match=NOT_WRITTEN):
-        await frontend.check_health()
-    await frontend.collective_rpc("reload_weights")
-    assert [core.is_scheduler_paused() for core in processes.cores] == [False] * 3
-    assert await texts(generate(frontend)) == ["token"] * 2
-    # So it is where all are whole before the wake.
-    await frontend.sleep(2)
-    await frontend.wake_up(["weights"])
-    await frontend.collective_rpc("reload_weights")
-    await frontend.wake_up(["kv_cache"])
-    assert [core.is_scheduler_paused() for core in processes.cores] == [False] * 3
-
-
 def test_without_a_loop_a_request_is_refused_as_well(vllm: Any) -> None:
     frontend = alone(vllm)
 

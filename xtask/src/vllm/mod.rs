@@ -27,7 +27,7 @@ pub(crate) enum Which<'a> {
     Held(&'a str),
 }
 
-const TESTS: [&str; 11] = [
+const TESTS: [&str; 12] = [
     "crates/python/tests/test_vllm_connectors.py",
     "crates/python/tests/test_vllm_contract.py",
     "crates/python/tests/test_vllm_engine.py",
@@ -35,6 +35,7 @@ const TESTS: [&str; 11] = [
     "crates/python/tests/test_vllm_frontend.py",
     "crates/python/tests/test_vllm_generations.py",
     "crates/python/tests/test_vllm_level2.py",
+    "crates/python/tests/test_vllm_parallel.py",
     "crates/python/tests/test_vllm_rl.py",
     "crates/python/tests/test_vllm_suites.py",
     "crates/python/tests/test_vllm_triton.py",

@@ -368,7 +368,8 @@ class _Engine:
             self._hold_for_asleep(asleep)
             raise PoorwillError(f"wake_up: {_list(asleep)} still sleep on some rank")
         # Of data parallel ranks another may miss weights that this one has.
-        self._is_held = self.not_ready is not None or (self.level == 2 and not self._goes_on())
+        may_wait = self._is_held or self.level == 2
+        self._is_held = self.not_ready is not None or (may_wait and not self._goes_on())
         return not self._is_held
 
     # Ranks
@@ -401,7 +402,22 @@ class _Engine:
         """After what may have written the weights: the scheduler goes on if only they were missing."""
         self.look()
         # Data parallel ranks meet in that: their frontend lets all of them go on, once all are ready.
-        if self._is_held and self.not_ready is None and not self.executor.is_sleeping and self._goes_on():
+        if self._goes_on():
+            self.go_on()
+
+    def waits_for(self) -> str | None:
+        """Why nothing is computed, as far as weights are the reason."""
+        if self.not_ready is None and self._is_held and not self.executor.is_sleeping:
+            return (
+                "the weights are there, and the engine waits for other data parallel engines to have theirs"
+            )
+        return self.not_ready
+
+    def go_on(self) -> None:
+        """Lets the scheduler run if it stands still for weights that are there by now: once for each time it
+        was held, whoever asks, since data parallel ranks meet in it.
+        """
+        if self._is_held and self.not_ready is None and not self.executor.is_sleeping:
             self._is_held = False
             self._resume()
 
@@ -410,6 +426,8 @@ class _Engine:
         to let the scheduler run as soon as all its engines are ready, which go on together.
         """
         ranks = self.look()
+        if self._goes_on():
+            self.go_on()
         for status in ranks:
             status["events"] = self._events.pop(status["rank"], [])
         return {
@@ -503,6 +521,7 @@ def install_core(module: Any, vllm: _generations.Generation | None = None) -> No
                 replace(of, name, make)
     base.poorwill_status = _poorwill_status
     base.poorwill_not_ready = _poorwill_not_ready
+    base.poorwill_go_on = _poorwill_go_on
 
 
 def _sleep(stock: Any) -> Callable[..., Any]:
@@ -597,4 +616,11 @@ def _poorwill_status(self: Any) -> dict[str, Any]:
 def _poorwill_not_ready(self: Any) -> str | None:
     """For frontends: why nothing can be computed, without asking the ranks."""
     engine = _engine_of(self)
-    return None if engine is None else engine.not_ready
+    return None if engine is None else engine.waits_for()
+
+
+def _poorwill_go_on(self: Any) -> None:
+    """For frontends whose engines are all ready."""
+    engine = _engine_of(self)
+    if engine is not None:
+        engine.go_on()

@@ -126,10 +126,10 @@ def _not_asked(error: Exception) -> None:
 
 
 def _are_only_held(statuses: list[dict[str, Any]]) -> bool:
-    """Whether all is there that engines compute with, and their schedulers stand still for the lack of it."""
-    return any(status["is_held"] for status in statuses) and all(
-        status["not_ready"] is None for status in statuses
-    )
+    """Whether all is there that engines compute with, and all schedulers stand still for the lack of it.
+    Where one has gone on, another frontend is about to have all do so.
+    """
+    return all(status["is_held"] and status["not_ready"] is None for status in statuses)
 
 
 def _is_watched(watch: _Watch, method: Any) -> bool:
@@ -156,7 +156,7 @@ async def _take_async(frontend: Any, watch: _Watch) -> None:
     statuses = await _ask_async(frontend, "poorwill_status")
     if _are_only_held(statuses):
         # Weights were written by a way that leads past the engines' cores.
-        await _ask_async(frontend, "resume_scheduler")
+        await _ask_async(frontend, "poorwill_go_on")
     watch.take(statuses)
 
 
@@ -196,8 +196,9 @@ async def _check_health(frontend: Any, watch: _Watch) -> None:
             _log.info("the engine is busy: its health is what was known last")
         else:
             not_ready = next((sentence for sentence in sentences if sentence is not None), None)
-            watch.know(watch.not_ready if not_ready is None else not_ready)
-    if watch.not_ready is not None:
+            if not_ready is not None:
+                watch.know(not_ready)
+    if not watch.is_clear:
         # The weights may have been written meanwhile.
         await asyncio.wait({watch.look_beside(frontend)}, timeout=_PATIENCE_SECONDS)
     watch.refuse()
@@ -237,7 +238,7 @@ def install_async(module: Any, vllm: _generations.Generation | None = None) -> N
     for name, make in {
         "sleep": _sleep_async,
         "wake_up": _wake_up_async,
-        "resume_generation": _operation_async,
+        "resume_generation": _resume_async,
         "collective_rpc": _collective_rpc_async,
         "check_health": _check_health_async,
     }.items():
@@ -276,6 +277,21 @@ def _operation_async(stock: Any) -> Callable[..., Any]:
     return operation
 
 
+def _resume_async(stock: Any) -> Callable[..., Any]:
+    async def resume_generation(self: Any) -> Any:
+        watch = _watch_of(self)
+        if watch is None:
+            return await stock(self)
+        if not (watch.is_clear and _is_alone(self)):
+            # Data parallel engines meet in that, so that one which refuses would keep the others.
+            await _take_async(self, watch)
+            if watch.not_ready is not None:
+                raise NotReadyError(f"resume: {watch.not_ready}")
+        return await _operate_async(self, watch, stock(self))
+
+    return resume_generation
+
+
 def _collective_rpc_async(stock: Any) -> Callable[..., Any]:
     async def collective_rpc(
         self: Any,
@@ -287,7 +303,10 @@ def _collective_rpc_async(stock: Any) -> Callable[..., Any]:
         watch = _watch_of(self)
         call = stock(self, method, timeout, args, kwargs)
         return await (
-            call if watch is None or not _is_watched(watch, method) else _operate_async(self, watch, call)
+            _operate_async(self, watch, call)
+            # What another frontend has learnt is not known to this one.
+            if watch is not None and (_is_watched(watch, method) or not _is_alone(self))
+            else call
         )
 
     return collective_rpc
@@ -317,7 +336,7 @@ def _ask(frontend: Any, utility: str) -> Any:
 def _take(frontend: Any, watch: _Watch) -> None:
     statuses = [_ask(frontend, "poorwill_status")]
     if _are_only_held(statuses):
-        _ask(frontend, "resume_scheduler")
+        _ask(frontend, "poorwill_go_on")
     watch.take(statuses)
 
 
