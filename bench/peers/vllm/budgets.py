@@ -186,7 +186,14 @@ def main() -> None:
     arguments.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     arguments.add_argument("--kv-bytes", type=int, default=0, help=argparse.SUPPRESS)
     options = arguments.parse_args()
-    shares = [float(share) for share in options.shares.split(",")]
+    try:
+        shares = [float(share) for share in options.shares.split(",")]
+    except ValueError:
+        arguments.error(f"--shares is {options.shares}: write shares like 0.95,0.88")
+    if not all(0 < share <= 1 for share in shares) or len(set(shares)) < (1 if options.child else 2):
+        arguments.error(
+            f"--shares is {options.shares}: it takes two shares or more, each above 0 and at most 1"
+        )
     if options.child:
         adopt(dict(os.environ))
         every_line_says(mode="poorwill", label=f"{options.child}-{shares[0]}")

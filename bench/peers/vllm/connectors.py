@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common import GIB, Ballast, conclude_in_a_folder, emit, environment, every_line_says, gib
 from models import layers_for, write_checkpoint
-from web import NEW_TOKENS, PROMPT, Answer, Client, Server, free_port, server_command
+from web import NEW_TOKENS, Answer, Client, Server, free_port, server_command
 
 NO_NIXL = 3
 HITS = "vllm:external_prefix_cache_hits"
@@ -31,15 +31,7 @@ BACK_GIB = 0.9  # of the weights' bytes, what a sleep has to give back
 
 def complete(client: Client, tokens: int, params: dict | None = None) -> Answer:
     """Greedy tokens of the prompt; `params` say whose KV cache it is."""
-    body = {
-        "model": "bench",
-        "prompt": PROMPT,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    return client.ask("/v1/completions", body if params is None else {**body, "kv_transfer_params": params})
+    return client.complete(tokens, more=None if params is None else {"kv_transfer_params": params})
 
 
 def hits(client: Client) -> float:

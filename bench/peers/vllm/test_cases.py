@@ -51,6 +51,17 @@ class Budgets(unittest.TestCase):
             return {"event": "refused", "error": self.SAID, "error_type": "BudgetError"}
         return self.engine(allowed, cache, allowed)
 
+    def test_what_is_no_two_shares_is_refused(self):
+        for shares in ["2,0.9", "0.9", "0.9,0.9", "0.9,x", "0,0.5", ""]:
+            with (
+                mock.patch.object(sys, "argv", ["budgets.py", "--shares", shares]),
+                contextlib.redirect_stderr(io.StringIO()) as said,
+                self.assertRaises(SystemExit) as ended,  # noqa: PT027
+            ):
+                budgets.main()
+            self.assertEqual(ended.exception.code, 2)
+            self.assertIn(f"--shares is {shares}", said.getvalue())
+
     def test_three_shares_and_a_cache_that_is_given(self):
         good, lines = self.compared(self.answer)
         self.assertTrue(good)

@@ -24,7 +24,9 @@ class Connectors(unittest.TestCase):
     def setUp(self):
         self.read, self.asked, self.moves, self.params = 0.0, [], True, {"remote_engine_id": "a"}
 
-    def ask(self, path: str, body: dict) -> web.Answer:
+    complete = web.Client.complete
+
+    def ask(self, path: str, body: dict, limit_s: float) -> web.Answer:
         self.asked.append(body)
         params = body.get("kv_transfer_params", {})
         if params.get("do_remote_decode"):

@@ -121,8 +121,10 @@ class Client:
     def get(self, path: str, limit_s: float = REQUEST_S) -> Answer:
         return self.ask(path, post=False, limit_s=limit_s)
 
-    def complete(self, tokens: int = NEW_TOKENS, *, stream: bool = False, limit_s=REQUEST_S) -> Answer:
-        """Greedy tokens of the prompt."""
+    def complete(
+        self, tokens: int = NEW_TOKENS, *, stream: bool = False, limit_s=REQUEST_S, more: dict | None = None
+    ) -> Answer:
+        """Greedy tokens of the prompt; `more` is what else is asked."""
         body = {
             "model": "bench",
             "prompt": PROMPT,
@@ -131,6 +133,7 @@ class Client:
             "ignore_eos": True,
             "return_token_ids": True,
             "stream": stream,
+            **(more or {}),
         }
         return self.ask("/v1/completions", body, limit_s=limit_s)
 

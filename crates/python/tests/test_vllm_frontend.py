@@ -10,18 +10,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import fake_vllm
 import pytest
 from fake_vllm.clients import HANGS_SECONDS, EngineProcesses, asynchronous, in_process, synchronous
 from fake_vllm.engines import PARAMS, make_config
 from fake_vllm.worker import WEIGHTS
 from poorwill import PoorwillError
-from poorwill.vllm import _engine, _frontend, _lives, _metrics
+from poorwill.vllm import _frontend, _lives, _metrics
 from poorwill.vllm._engine import NotReadyError
 from vllm_sources import needs_sources
 
 NOT_WRITTEN = "the weights were dropped by a level 2 sleep and have not been written again since"
 
+pytest_plugins = ["vllm_cores"]
 pytestmark = needs_sources
 since_registry = pytest.mark.parametrize("vllm", ["0.33.0"], indirect=True)
 
@@ -34,15 +34,6 @@ class HTTPException(Exception):
 
     def __str__(self) -> str:
         return f"{self.status_code}: {self.detail}"
-
-
-@pytest.fixture(scope="module", params=fake_vllm.VERSIONS)
-def vllm(request: pytest.FixtureRequest) -> Any:
-    vllm = fake_vllm.Vllm(request.param)
-    _engine.install_core(vllm.core, vllm.generation)
-    _frontend.install_async(vllm.async_llm, vllm.generation)
-    _frontend.install_sync(vllm.llm_engine, vllm.generation)
-    return vllm
 
 
 @pytest.fixture(autouse=True)

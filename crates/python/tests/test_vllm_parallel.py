@@ -12,11 +12,9 @@ from poorwill.vllm._engine import NotReadyError
 from test_vllm_frontend import NOT_WRITTEN, generate, runs, texts
 from vllm_sources import needs_sources
 
+pytest_plugins = ["vllm_cores"]
 pytestmark = needs_sources
-vllm, patience, recorded, no_http = (
-    *(frontends.vllm, frontends.patience),
-    *(frontends.recorded, frontends.no_http),
-)
+patience, recorded, no_http = frontends.patience, frontends.recorded, frontends.no_http
 
 
 @runs

@@ -11,27 +11,17 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import fake_vllm
 import pytest
 from fake_vllm.clients import EngineProcesses, asynchronous, in_process
 from fake_vllm.engines import PARAMS
 from fake_vllm.worker import WEIGHTS
-from poorwill.vllm import _engine, _frontend
 from poorwill.vllm._engine import NotReadyError
 from vllm_sources import needs_sources
 
+pytest_plugins = ["vllm_cores"]
 pytestmark = needs_sources
 
 STEPS = 10
-
-
-@pytest.fixture(scope="module", params=fake_vllm.VERSIONS)
-def vllm(request: pytest.FixtureRequest) -> Any:
-    vllm = fake_vllm.Vllm(request.param)
-    _engine.install_core(vllm.core, vllm.generation)
-    _frontend.install_async(vllm.async_llm, vllm.generation)
-    _frontend.install_sync(vllm.llm_engine, vllm.generation)
-    return vllm
 
 
 class Colocated:

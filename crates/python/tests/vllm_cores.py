@@ -1,4 +1,4 @@
-"""EngineCores of vLLM's versions with our hooks, and what their tests ask of them.
+"""EngineCores and frontends of vLLM's versions with our hooks, and what tests ask of the former.
 
 As a plugin of pytest it brings the fixtures.
 """
@@ -8,7 +8,7 @@ from typing import Any
 import fake_vllm
 import pytest
 from fake_vllm.engines import Request, turn
-from poorwill.vllm import _engine
+from poorwill.vllm import _engine, _frontend
 
 BOTH = frozenset({"weights", "kv_cache"})
 NOT_WRITTEN = "the weights were dropped by a level 2 sleep and have not been written again since"
@@ -18,6 +18,8 @@ NOT_WRITTEN = "the weights were dropped by a level 2 sleep and have not been wri
 def vllm(request: pytest.FixtureRequest) -> Any:
     vllm = fake_vllm.Vllm(request.param)
     _engine.install_core(vllm.core, vllm.generation)
+    _frontend.install_async(vllm.async_llm, vllm.generation)
+    _frontend.install_sync(vllm.llm_engine, vllm.generation)
     return vllm
 
 

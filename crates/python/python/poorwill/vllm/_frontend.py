@@ -5,7 +5,6 @@ request and for the metrics. A request costs one look at an attribute as long as
 """
 
 import asyncio
-import contextlib
 import functools
 import logging
 import sys
@@ -92,9 +91,11 @@ class _Watch:
 
     def look_soon(self, frontend: Any) -> None:
         """The same, where nobody waits for it. Without a loop that runs there is nobody to ask."""
-        with contextlib.suppress(RuntimeError):
+        try:
             asyncio.get_running_loop()
-            self.look_beside(frontend)
+        except RuntimeError:
+            return
+        self.look_beside(frontend)
 
     def told_awake(self, is_awake: bool | None) -> bool | None:
         """What a wake is answered with, which vLLM tells the client as its state: an engine that is not ready

@@ -23,6 +23,8 @@ _SECOND_RUNNER = "vllm.v1.worker.gpu.model_runner"
 
 
 class Vllm0_20:
+    """Of everything what came first: no names for backends, no beginning of an update, two pools."""
+
     since: ClassVar[Version] = (0, 20, 0)
 
     touching: ClassVar[frozenset[str]] = frozenset(

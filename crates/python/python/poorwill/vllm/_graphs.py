@@ -62,7 +62,7 @@ class Graphs:
         self._before_bytes = 0
         self.graphs_bytes = 0
         """What graphs have taken, once they are captured."""
-        self._has_warned = False
+        self._warned: set[str] = set()
 
     @property
     def least_bytes(self) -> int:
@@ -234,9 +234,7 @@ class Graphs:
         if envelope.cap is not None:
             raise BudgetError(said)
         # For a while, as vLLM does: the KV cache that it decides on afterwards is smaller by as much.
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning("%s", said)
+        self._warn("profile", said)
 
     def _refuse_captured(self, used_bytes: int) -> None:
         self.graphs_bytes = max(0, used_bytes - self._before_bytes)
@@ -260,8 +258,12 @@ class Graphs:
         )
         if envelope.cap is not None and (is_exceeded or not self._is_reckoned_with):
             raise BudgetError(said)
-        if not self._has_warned:
-            self._has_warned = True
+        self._warn("capture", said)
+
+    def _warn(self, of: str, said: str) -> None:
+        """Once of each."""
+        if of not in self._warned:
+            self._warned.add(of)
             logger.warning("%s", said)
 
     def _next_step(self, excess_bytes: int) -> str:
