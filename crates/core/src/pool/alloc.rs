@@ -1,6 +1,6 @@
 //! Allocating when no free piece is ready: find a place, get memory, map it.
 //!
-//! The pool's lock is held to decide and to note; the driver is called with the [`Vm`] alone, and what has to
+//! The pool's lock is held to decide and to note; the driver is called with the [`PhysicalMemory`] alone, and what has to
 //! be waited for is waited for with nothing held. Under the limit nothing is waited for beyond the request's
 //! patience; at the limit, whatever may give memory back is, before the request is refused.
 
@@ -8,16 +8,16 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use super::blocks::{Block as Entry, Kind};
-use super::error::PoolError;
-use super::place::{Site, Spot};
-use super::quiet::Waited;
-use super::segment::Segment;
-use super::state::{LaneKey, State, TagKey};
+use super::error::{PoolError, Result};
+use super::handle::{AllocRequest, Block};
+use super::heap::{Site, Spot};
+use super::keys::{LaneKey, TagKey};
+use super::physical::{MapTimes, PhysicalMemory};
+use super::pressure::Pressure;
+use super::shared::{Guest, Shared};
+use super::state::{State, invalid};
 use super::supply::Supply;
-use super::vm::{MapTimes, Piece, Vm};
-use super::{AllocRequest, Block, Guest, Result, Shared, StateGuard};
-use crate::driver::{DeviceRange, DriverError, DriverErrorKind, Op};
+use crate::driver::{DriverError, DriverErrorKind, Op};
 
 const NEVER_FITS: &str = "it never fits: raise the limit, or the budget that it comes from";
 
@@ -70,10 +70,8 @@ impl Shared {
         let mut state = self.open_state()?;
         let bytes = state.checked_size(request)?;
         let tag = state.tag_key(&request.tag);
-        while state.tag(tag).gate.is_closed() {
-            state = self.wait(state)?;
-        }
-        state.check_awake("allocate", tag)?;
+        state = self.wait_for_tag(state, tag)?;
+        state.tags.check_awake("allocate", tag)?;
         let lane = state.lane_key(tag, request)?;
         let wanted = Wanted { request, tag, lane, bytes, largest_bytes: state.largest_chunk(tag, request) };
         if let Some(block) = state.take_ready(&wanted)? {
@@ -89,33 +87,30 @@ impl Shared {
         let (mut pressure, mut patient, mut has_waited) = (Pressure::default(), true, false);
         let mut had_enough = false;
         loop {
-            let mut vm = self.lock_vm()?;
+            let mut memory = self.lock_memory()?;
             pressure.look(self);
-            let refused = self.poll(&vm).or(self.recover(&mut vm));
+            let refused = self.poll(&memory).or(self.recover(&mut memory));
             let in_time = elapsed() < wanted.request.patience;
             if has_waited && !in_time {
                 self.note_stuck();
                 has_waited = false;
             }
-            let mut attempt = self.attempt(&mut vm, &wanted, patient && in_time);
+            let mut attempt = self.attempt(&mut memory, &wanted, patient && in_time);
             if let Ok(Attempt::Grown) = attempt {
-                attempt = self.attempt(&mut vm, &wanted, false);
+                attempt = self.attempt(&mut memory, &wanted, false);
             }
             // If the driver refuses, the segments stay, and serve the next request.
-            let _ = self.drop_emptied(&vm);
+            let _ = self.drop_emptied(&memory);
             let (needed_bytes, full) = match attempt? {
                 Attempt::Done(block) => return Ok(block),
                 Attempt::Grown => continue,
                 Attempt::TagBusy => {
-                    drop(vm);
-                    let mut state = self.open_state()?;
-                    while state.tag(wanted.tag).gate.is_closed() {
-                        state = self.wait(state)?;
-                    }
+                    drop(memory);
+                    drop(self.wait_for_tag(self.open_state()?, wanted.tag)?);
                     continue;
                 }
                 Attempt::Pending => {
-                    drop(vm);
+                    drop(memory);
                     // Of a capture nobody knows when it ends.
                     patient = !self.may_be_captured();
                     if patient {
@@ -126,7 +121,7 @@ impl Shared {
                 }
                 Attempt::Short(needed_bytes) => (needed_bytes, None),
                 Attempt::DeviceShort { needed_bytes, absent_bytes, source } => {
-                    if pressure.reclaim(self, &mut vm) {
+                    if pressure.reclaim(self, &mut memory) {
                         continue;
                     }
                     let has_enough =
@@ -143,7 +138,7 @@ impl Shared {
                     (needed_bytes, Some(source))
                 }
             };
-            drop(vm);
+            drop(memory);
             if pressure.relieve(self)? {
                 continue;
             }
@@ -206,13 +201,13 @@ impl Shared {
         self.device_full(op, needed_bytes, DriverError::new(Op::Create, kind))
     }
 
-    fn attempt(&self, vm: &mut Vm, wanted: &Wanted<'_>, patient: bool) -> Result<Attempt> {
+    fn attempt(&self, memory: &mut PhysicalMemory, wanted: &Wanted<'_>, patient: bool) -> Result<Attempt> {
         let Wanted { request, tag, lane, bytes, largest_bytes } = *wanted;
         let mut state = self.open_state()?;
-        if state.tag(tag).gate.is_closed() {
+        if state.tags.get(tag).is_taken() {
             return Ok(Attempt::TagBusy);
         }
-        state.check_awake("allocate", tag)?;
+        state.tags.check_awake("allocate", tag)?;
         // Somebody may have freed what is wanted meanwhile.
         if let Some(block) = state.take_ready(wanted)? {
             return Ok(Attempt::Done(block));
@@ -222,43 +217,42 @@ impl Shared {
             drop(state);
             return Err(self.hopeless(wanted));
         }
-        let spot = state.cheapest_spot(tag, lane, bytes, request.align);
+        let spot = state.heap.cheapest_spot(tag, lane, bytes, request.align);
         let Some(spot) = spot.filter(|spot| spot.absent_bytes <= whole_bytes) else {
-            if let Some(short) = self.shortage(&state, vm, request, whole_bytes, patient) {
+            if let Some(short) = self.shortage(&state, memory, request, whole_bytes, patient) {
                 return Ok(state.take_granules(wanted, short));
             }
             drop(state);
-            self.grow(vm, wanted)?;
+            self.grow(memory, wanted)?;
             return Ok(Attempt::Grown);
         };
         // The tag's policy may have been declared meanwhile.
         let largest_bytes = largest_bytes.min(state.largest_chunk(tag, request));
-        let mut site = state.occupy(&spot, lane, bytes, largest_bytes);
+        let mut site = state.heap.occupy(&spot, lane, bytes, largest_bytes);
         let in_hand: u64 = site.leaving.iter().map(|piece| piece.range.bytes).sum();
         let needed_bytes = spot.absent_bytes.saturating_sub(in_hand);
-        let short = self.shortage(&state, vm, request, needed_bytes, patient);
+        let short = self.shortage(&state, memory, request, needed_bytes, patient);
         if let Some(short) = short {
             state.abandon(&site);
             let attempt = state.take_granules(wanted, short);
             drop(state);
-            self.dispose(vm, site.leaving);
+            self.dispose(memory, site.leaving);
             return Ok(attempt);
         }
         let idle = state.idle();
-        let idle_bytes = idle.quiet_bytes + idle.pending_bytes + in_hand + vm.counters().loose_bytes();
-        let used_bytes = vm.counters().held_bytes().saturating_sub(idle_bytes) + spot.absent_bytes;
+        let idle_bytes = idle.quiet_bytes + idle.pending_bytes + in_hand + memory.counters().loose_bytes();
+        let used_bytes = memory.counters().held_bytes().saturating_sub(idle_bytes) + spot.absent_bytes;
         let allowed_bytes = state.allowed_bytes(used_bytes);
-        let mut supply = state.supply(vm, &mut site.lacking, &site.leaving, allowed_bytes, true);
-        supply.ahead = state.granules_ahead(vm, &supply, used_bytes, allowed_bytes);
-        state.tag_mut(tag).gate.enter();
+        let mut supply = state.supply(memory, &mut site.lacking, &site.leaving, allowed_bytes, true);
+        supply.ahead = state.granules_ahead(memory, &supply, used_bytes, allowed_bytes);
+        let guest = Guest::enter(self, &mut state, tag);
         drop(state);
-        let guest = Guest { shared: self, tag };
-        let built = self.build(vm, &mut site, supply);
+        let built = self.build(memory, &mut site, supply);
         let mut state = self.state.lock_anyway();
         let attempt = match built {
             Ok(()) => {
-                let block = state.finish(&site, wanted);
-                state.peak_used_bytes = state.peak_used_bytes.max(used_bytes);
+                let block = state.finish(&site, lane, request);
+                state.note_used(used_bytes);
                 drop(state);
                 Ok(Attempt::Done(block))
             }
@@ -266,7 +260,7 @@ impl Shared {
                 state.abandon(&site);
                 drop(state);
                 let lacking = site.lacking.into_iter().filter(|piece| !piece.is_absent()).collect();
-                self.dispose(vm, lacking);
+                self.dispose(memory, lacking);
                 if source.is_out_of_memory() {
                     Ok(Attempt::DeviceShort { needed_bytes, absent_bytes: spot.absent_bytes, source })
                 } else {
@@ -282,17 +276,17 @@ impl Shared {
     fn shortage(
         &self,
         state: &State,
-        vm: &Vm,
+        memory: &PhysicalMemory,
         request: &AllocRequest,
         needed_bytes: u64,
         patient: bool,
     ) -> Option<Attempt> {
         let idle = state.idle();
-        let create_bytes = needed_bytes.saturating_sub(idle.quiet_bytes + vm.counters().loose_bytes());
+        let create_bytes = needed_bytes.saturating_sub(idle.quiet_bytes + memory.counters().loose_bytes());
         if create_bytes == 0 {
             return None;
         }
-        let room = self.shape.limit_bytes.map(|limit| limit.saturating_sub(vm.counters().held_bytes()));
+        let room = self.shape.limit_bytes.map(|limit| limit.saturating_sub(memory.counters().held_bytes()));
         if room.is_some_and(|room| create_bytes > room) {
             return Some(Attempt::Short(create_bytes));
         }
@@ -301,7 +295,7 @@ impl Shared {
     }
 
     /// New addresses for a block; no memory yet.
-    fn grow(&self, vm: &Vm, wanted: &Wanted<'_>) -> Result<()> {
+    fn grow(&self, memory: &PhysicalMemory, wanted: &Wanted<'_>) -> Result<()> {
         let whole_bytes = wanted.bytes.next_multiple_of(self.shape.granule_bytes);
         let bytes = if wanted.bytes < self.shape.chunk_bytes {
             whole_bytes.max(self.shape.segment_bytes)
@@ -309,30 +303,30 @@ impl Shared {
             whole_bytes
         };
         let AllocRequest { bytes: asked, ref tag, .. } = *wanted.request;
-        let reserved = vm.driver().reserve(bytes);
+        let reserved = memory.driver().reserve(bytes);
         let range =
             reserved.map_err(|source| PoolError::AllocFailed { bytes: asked, tag: tag.clone(), source })?;
-        self.state.lock_anyway().add_segment(wanted.tag, wanted.lane, range);
+        self.state.lock_anyway().heap.add_segment(wanted.tag, wanted.lane, range);
         Ok(())
     }
 
     /// Brings in what the site lacks. An error says how much would have had to be created.
-    fn build(&self, vm: &mut Vm, site: &mut Site, supply: Supply) -> Result<(), (u64, DriverError)> {
+    fn build(&self, memory: &mut PhysicalMemory, site: &mut Site, supply: Supply) -> Result<(), (u64, DriverError)> {
         let Supply { leaving, create_bytes, release_bytes, reserved, ahead } = supply;
         let failed = |source| (create_bytes, source);
         site.leaving.extend(leaving);
-        let refused = self.dispose(vm, std::mem::take(&mut site.leaving));
+        let refused = self.dispose(memory, std::mem::take(&mut site.leaving));
         refused.map_or(Ok(()), Err).map_err(failed)?;
         if release_bytes > 0 {
-            let (_, refused) = vm.let_go_of_loose(release_bytes, &reserved);
-            let held = vm.counters().held_bytes().saturating_add(create_bytes);
+            let (_, refused) = memory.let_go_of_loose(release_bytes, &reserved);
+            let held = memory.counters().held_bytes().saturating_add(create_bytes);
             if let Some(source) = refused.filter(|_| self.shape.limit_bytes.is_some_and(|limit| held > limit))
             {
                 return Err(failed(source));
             }
         }
-        vm.bring_in(&mut site.lacking, &mut MapTimes::default()).map_err(failed)?;
-        vm.stock(self.shape.granule_bytes, ahead);
+        memory.bring_in(&mut site.lacking, &mut MapTimes::default()).map_err(failed)?;
+        memory.stock(self.shape.granule_bytes, ahead);
         Ok(())
     }
 }
@@ -341,131 +335,21 @@ impl State {
     /// A block that needs no memory, if there is one.
     fn take_ready(&mut self, wanted: &Wanted<'_>) -> Result<Option<Block>> {
         let Wanted { request, tag, lane, bytes, .. } = *wanted;
-        if !self.blocks.has_room(4) {
-            let reason = "the pool has as many blocks as it can count; free some".into();
-            let tag = request.tag.clone();
-            return Err(PoolError::InvalidRequest {
-                bytes: request.bytes,
-                align: request.align,
-                tag,
-                reason,
-            });
+        if !self.heap.has_room(4) {
+            return Err(invalid(request, "the pool has as many blocks as it can count; free some".into()));
         }
-        let spot = self.ready_spot(tag, lane, bytes, request.align);
-        Ok(spot.map(|spot| self.take(&spot, wanted)))
+        let spot = self.heap.ready_spot(tag, lane, bytes, request.align);
+        Ok(spot.map(|spot| self.take_spot(&spot, wanted)))
     }
 
     /// Memory is short, but a large block may lie in granules of its own stream.
     fn take_granules(&mut self, wanted: &Wanted<'_>, attempt: Attempt) -> Attempt {
         let short = matches!(attempt, Attempt::Short(_));
-        let spot = short.then(|| self.granules_for_large(wanted.lane, wanted.bytes)).flatten();
-        spot.map_or(attempt, |spot| Attempt::Done(self.take(&spot, wanted)))
+        let spot = short.then(|| self.heap.granules_for_large(wanted.lane, wanted.bytes)).flatten();
+        spot.map_or(attempt, |spot| Attempt::Done(self.take_spot(&spot, wanted)))
     }
 
-    /// Makes a spot that lacks nothing a live block.
-    fn take(&mut self, spot: &Spot, wanted: &Wanted<'_>) -> Block {
-        let key = self.claim(spot.first, spot.start, spot.start + wanted.bytes);
-        let id = self.enliven(key, wanted.lane, wanted.request);
-        let range = DeviceRange::new(spot.start, wanted.bytes);
-        Block { id, range, requested_bytes: wanted.request.bytes }
-    }
-
-    /// The site has its memory: makes it a live block, and what its last granule has left a free piece.
-    fn finish(&mut self, site: &Site, wanted: &Wanted<'_>) -> Block {
-        self.store(&site.lacking);
-        if self.blocks[site.key].end() > site.end {
-            let rest = self.blocks.split(site.key, site.end);
-            self.put(rest, Kind::Fine, 0);
-        }
-        let id = self.enliven(site.key, wanted.lane, wanted.request);
-        let range = DeviceRange::new(self.blocks[site.key].addr, wanted.bytes);
-        Block { id, range, requested_bytes: wanted.request.bytes }
-    }
-
-    /// The site gets no memory: everything is free again.
-    fn abandon(&mut self, site: &Site) {
-        let block = self.blocks[site.key];
-        let last = self.scatter_by_chunks(site.key, site.stamp);
-        self.forget_idle(&block, last);
-    }
-
-    fn add_segment(&mut self, tag: TagKey, lane: LaneKey, range: DeviceRange) {
-        let first = self.blocks.insert(Entry { lane, ..Entry::new(range.addr, range.bytes) }, Kind::Bare);
-        let (chunks, backups) = Default::default();
-        let segment = Segment { tag, range, first, chunks, backups };
-        let key = self.segments.insert(segment);
-        self.bases.insert(range.addr, key);
-        self.list(first);
-    }
-
-    pub(super) fn check_awake(&self, op: &'static str, tag: TagKey) -> Result<()> {
-        let entry = self.tag(tag);
-        if entry.state.is_asleep() {
-            return Err(PoolError::Asleep { op, tag: entry.tag.clone(), state: entry.state });
-        }
-        Ok(())
-    }
-}
-
-impl Shared {
-    /// Gives the state up until it has changed.
-    pub(super) fn wait<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
-        let state = self.state.wait(state).ok_or(PoolError::Poisoned)?;
-        if state.closed { Err(PoolError::Closed) } else { Ok(state) }
-    }
-
-    /// The same, for a millisecond at most.
-    pub(super) fn wait_briefly<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
-        let state = self.state.wait_for(state, LULL).ok_or(PoolError::Poisoned)?;
-        if state.closed { Err(PoolError::Closed) } else { Ok(state) }
-    }
-}
-
-impl Piece {
-    fn is_absent(&self) -> bool {
-        self.backing == super::vm::Backing::Absent
-    }
-}
-
-/// What has been tried to make room, by who needs some.
-#[derive(Debug, Default)]
-pub(super) struct Pressure {
-    reclaimed: bool,
-    joined: bool,
-    seen: u64,
-}
-
-impl Pressure {
-    /// Notes what is known, before looking for memory.
-    pub(super) fn look(&mut self, shared: &Shared) {
-        self.seen = shared.state.lock_anyway().clocks.news();
-    }
-
-    /// The device is full: gives back what is idle, once. Returns whether that was anything.
-    pub(super) fn reclaim(&mut self, shared: &Shared, vm: &mut Vm) -> bool {
-        !std::mem::replace(&mut self.reclaimed, true) && shared.reclaim(vm, u64::MAX).0 > 0
-    }
-
-    /// Waits, with nothing held, for anything that may give memory back. Returns false when there is nothing
-    /// left that could.
-    pub(super) fn relieve(&mut self, shared: &Shared) -> Result<bool> {
-        let state = shared.open_state()?;
-        if state.is_copying_freed() || state.tags.iter().any(|entry| entry.falling_asleep) {
-            // Its end rings; what others free meanwhile, and what passes, does not.
-            drop(shared.wait_briefly(state)?);
-            *self = Self::default();
-            return Ok(true);
-        }
-        drop(state);
-        if shared.wait_for_event(self.seen)? == Waited::News {
-            *self = Self::default();
-            return Ok(true);
-        }
-        self.reclaimed = false;
-        if !std::mem::replace(&mut self.joined, true) {
-            shared.open_state()?.join_lanes();
-            return Ok(true);
-        }
-        Ok(false)
+    fn take_spot(&mut self, spot: &Spot, wanted: &Wanted<'_>) -> Block {
+        self.take(spot, wanted.lane, wanted.bytes, wanted.request)
     }
 }

@@ -5,8 +5,10 @@
 //! queries and awaits no event: what is freed queues up, and is caught up with afterwards. What has to wait for the
 //! device is refused. Moving memory, and copies on the pool's own streams, do a capture no harm.
 
-use super::error::PoolError;
-use super::{Result, Shared};
+use std::thread;
+
+use super::error::{PoolError, Result};
+use super::shared::Shared;
 use crate::driver::{DriverError, DriverErrorKind, StreamId};
 
 impl Shared {
@@ -32,7 +34,7 @@ impl Shared {
     /// The refusal of who lacks memory that may lie in what was freed, if a capture keeps that from being had.
     pub(super) fn held_by_capture(&self, op: &str, needed_bytes: u64) -> Option<PoolError> {
         let state = self.state.lock_anyway();
-        let queued_up = state.clocks.any_pending() || !state.waiting.is_empty();
+        let queued_up = state.heap.clocks().any_pending() || state.heap.is_waiting();
         drop(state);
         let stream = self.captured().ok().flatten().filter(|_| queued_up)?;
         Some(PoolError::HeldByCapture { op: op.to_owned(), needed_bytes, usage: self.usage(), stream })
@@ -47,7 +49,16 @@ impl Shared {
                 settled => return settled,
             }
         }
-        self.own_streams().try_for_each(|stream| self.driver.stream_synchronize(stream))
+        self.streams.all().try_for_each(|stream| self.driver.stream_synchronize(stream))
+    }
+
+    /// For whoever lets go of a tag or a chunk: a panic (of a store of backups, or of who is told of progress) has left
+    /// copies that nobody waits for, and nothing may be unmapped under them.
+    pub(super) fn settle_after_panic(&self) {
+        if thread::panicking() {
+            // A device that does not answer has nothing that could be saved.
+            let _ = self.settle_copies();
+        }
     }
 }
 

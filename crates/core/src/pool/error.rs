@@ -5,12 +5,15 @@
 
 use std::fmt;
 
-use super::report::SleepReport;
-use super::{BlockId, Level};
+use super::handle::BlockId;
+use super::report::{Level, SleepReport};
 use crate::bytes::ByteSize;
 use crate::digest::Digest;
 use crate::driver::{DeviceRange, DriverError, StreamId};
 use crate::tag::{Tag, TagState};
+
+/// Result of a pool call.
+pub type Result<T, E = PoolError> = std::result::Result<T, E>;
 
 /// Why a call of a [`super::Pool`] failed.
 #[derive(Debug, thiserror::Error)]

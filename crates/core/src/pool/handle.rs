@@ -3,8 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::bins::UNIT_BYTES;
-use super::blocks::BlockKey;
+use super::keys::BlockKey;
+use super::shape::UNIT_BYTES;
 use crate::bytes::ByteSize;
 use crate::driver::{DeviceRange, StreamId};
 use crate::tag::Tag;

@@ -35,113 +35,53 @@
 
 mod access;
 mod alloc;
-mod backed;
-mod bins;
-mod blocks;
+mod backups;
 mod capture;
 mod clocks;
+mod config;
 mod error;
-mod fill;
+mod events;
 mod gate;
 mod handle;
-mod layout;
+mod heap;
+mod keys;
+mod memory;
 mod orders;
-mod part;
-mod place;
-mod plan;
-mod prepare;
-mod quiet;
+mod physical;
+mod piece;
+mod pressure;
 mod reaper;
-mod reclaim;
 mod report;
-mod sample;
-mod save;
-mod segment;
+mod shape;
+mod shared;
 mod sleep;
 mod state;
 mod stats;
 mod supply;
-mod trust;
-mod vm;
+mod tags;
 mod wake;
-mod ways;
 
-use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
-pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
+pub use backups::prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
+pub use config::PoolConfig;
+pub use error::{Corruption, Phase, PoolError, Result, Shortage, Usage};
 pub use handle::{AllocRequest, Block, BlockId};
-pub use prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
 pub use report::{
     Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
     WakeReport, WakeRequest,
 };
 pub use stats::{BlockKind, BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, TagStats};
 
-use self::access::Guest;
-use self::blocks::Blocks;
-use self::clocks::Clocks;
-use self::gate::Monitor;
-use self::orders::Orders;
-use self::prepare::Preparers;
+use self::access::Access;
+use self::backups::prepare::Preparers;
 use self::reaper::Reaper;
-use self::segment::Segments;
-use self::state::{State, TagEntry, TagKey};
-use self::vm::{Counters, Vm};
+use self::shared::{Shared, StateGuard};
 use crate::backup::{Backups, HostBackups};
-use crate::bytes::ByteSize;
-use crate::driver::{DeviceRange, Driver, StreamId};
+use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
 use crate::tag::{Changes, Tag, TagPolicy, TagState};
-
-/// Result of a pool call.
-pub type Result<T, E = PoolError> = std::result::Result<T, E>;
-
-/// How a pool behaves. The default suits a whole device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PoolConfig {
-    /// Most bytes of backing the pool may hold, at least one granule. `None`: what the device has.
-    pub limit_bytes: Option<u64>,
-    /// Granules of a chunk, the piece in which blocks of at least this size get their memory. Their ends, and
-    /// smaller blocks, get single granules.
-    pub chunk_granules: u64,
-    /// Granules of the largest span, rounded down to whole chunks. Spans are pieces of this size, or of a smaller power of
-    /// two chunks: a sleep and a wake take calls of the driver for each piece. Blocks of tags that a sleep drops at
-    /// whichever level ([`TagPolicy::is_discardable`]) are as many spans as fit, then chunks, then granules, from the
-    /// beginning: they are few, huge and live long. So are blocks that are freed as a whole
-    /// ([`AllocRequest::freed_whole`]), and whatever a wake brings back: what lives by then outlives its load. A span that
-    /// is freed in parts leaves as a whole, as a chunk does, or with the next sleep: the wake after it brings back what
-    /// lives. There are none where it would be no larger than a chunk, or a chunk is one granule.
-    pub span_granules: u64,
-    /// Granules of address space that the pool grows by for smaller blocks.
-    pub segment_granules: u64,
-    /// Cached bytes above which memory that nothing uses is given back soon, in the background. `None`: it is
-    /// kept until somebody needs it or trims. [`Pool::set_cached_max_bytes`] changes it.
-    pub cached_max_bytes: Option<u64>,
-    /// Whether backups stay in host memory after a wake, to save the next copy of what has not changed.
-    pub keep_backups: bool,
-}
-
-impl Default for PoolConfig {
-    fn default() -> Self {
-        Self {
-            limit_bytes: None,
-            chunk_granules: 16,
-            span_granules: 256,
-            segment_granules: 32,
-            cached_max_bytes: None,
-            keep_backups: true,
-        }
-    }
-}
-
-impl PoolConfig {
-    fn chunks_of_span(&self) -> u64 {
-        let has_chunks = self.chunk_granules > 1;
-        if has_chunks { (self.span_granules / self.chunk_granules).max(1) } else { 1 }
-    }
-}
 
 /// Blocks of one device's memory. See the module's documentation.
 pub struct Pool {
@@ -150,54 +90,7 @@ pub struct Pool {
     preparers: Mutex<Preparers>,
 }
 
-/// What the callers of a pool and its reaper share.
-#[derive(Debug)]
-struct Shared {
-    driver: Arc<dyn Driver>,
-    backups: Arc<dyn Backups>,
-    shape: Shape,
-    streams: Vec<StreamId>,
-    /// Where copies to the device are made by a kernel, if that pays.
-    kernel_stream: Option<StreamId>,
-    /// Its work gives way to that of others.
-    background_stream: StreamId,
-    /// Held by who prepares a sleep.
-    preparing: Mutex<()>,
-    /// How many sleeps lack host memory: who prepares one makes way.
-    starving: AtomicU32,
-    /// Freed memory that a request has waited for in vain.
-    stuck_bytes: AtomicU64,
-    state: Monitor<State>,
-    vm: Mutex<Vm>,
-    counters: Arc<Counters>,
-    orders: Monitor<Orders>,
-}
-
-type StateGuard<'a> = MutexGuard<'a, State>;
-type VmGuard<'a> = MutexGuard<'a, Vm>;
-
-/// The sizes of a pool. Never change.
-#[derive(Debug, Clone, Copy)]
-struct Shape {
-    granule_bytes: u64,
-    chunk_bytes: u64,
-    /// Of the largest; as a chunk where there are no spans.
-    span_bytes: u64,
-    segment_bytes: u64,
-    total_bytes: u64,
-    limit_bytes: Option<u64>,
-    keep_backups: bool,
-}
-
-impl Shape {
-    fn limit_bytes(&self) -> u64 {
-        self.limit_bytes.unwrap_or(self.total_bytes)
-    }
-}
-
 const CLOSE: &str = "close the pool";
-
-static NEXT_POOL: AtomicU32 = AtomicU32::new(1);
 
 impl Pool {
     /// A pool over `driver`. Takes nothing from the device but streams.
@@ -218,90 +111,7 @@ impl Pool {
         config: PoolConfig,
         backups: Arc<dyn Backups>,
     ) -> Result<Self> {
-        let info = driver.info().clone();
-        let invalid = |reason: String| Err(PoolError::InvalidConfig { reason });
-        if config.chunk_granules == 0 || config.segment_granules == 0 {
-            return invalid("a chunk and a segment have at least one granule".into());
-        }
-        let largest = config.chunk_granules.max(config.span_granules).max(config.segment_granules);
-        if largest.checked_mul(info.granule_bytes).is_none_or(|bytes| bytes > blocks::BYTES_MAX) {
-            return invalid(format!("a chunk, span or segment has at most {} bytes", blocks::BYTES_MAX));
-        }
-        if let Some(limit) = config.limit_bytes.filter(|limit| *limit < info.granule_bytes).map(ByteSize) {
-            let granule = ByteSize(info.granule_bytes);
-            return invalid(format!("a limit of {limit} is below one granule of {granule}; raise it"));
-        }
-        let streams = (0..info.copy_streams.max(info.save_streams).max(1)).map(|_| driver.stream_create());
-        let kernel = (0..usize::from(info.kernel_copies)).map(|_| driver.stream_create_kernel_copies());
-        let background = std::iter::once_with(|| driver.stream_create_background());
-        let streams = streams.chain(kernel).chain(background).collect::<Vec<_>>();
-        let mut ready: Vec<StreamId> =
-            streams.iter().filter_map(|stream| stream.as_ref().ok().copied()).collect();
-        if let Some(source) = streams.into_iter().find_map(Result::err) {
-            for stream in ready {
-                // Already failing; a stream that cannot be destroyed is idle and ends with the driver.
-                let _ = driver.stream_destroy(stream);
-            }
-            return Err(PoolError::Driver { op: "open the pool", source });
-        }
-        let built_in = [Tag::weights(), Tag::kv_cache(), Tag::runtime(), Tag::cudagraph()];
-        let shape = Shape {
-            granule_bytes: info.granule_bytes,
-            chunk_bytes: info.granule_bytes * config.chunk_granules,
-            span_bytes: info.granule_bytes * config.chunk_granules * config.chunks_of_span(),
-            segment_bytes: info.granule_bytes * config.segment_granules,
-            total_bytes: match info.total_bytes {
-                // Not known; it is the device then that refuses.
-                0 => config.limit_bytes.unwrap_or(u64::MAX),
-                bytes => bytes,
-            },
-            limit_bytes: config.limit_bytes,
-            keep_backups: config.keep_backups,
-        };
-        let state = State {
-            pool: NEXT_POOL.fetch_add(1, Ordering::Relaxed),
-            shape,
-            tags: built_in.map(TagEntry::new).into(),
-            lanes: Vec::new(),
-            clocks: Clocks::default(),
-            segments: Segments::default(),
-            bases: BTreeMap::new(),
-            blocks: Blocks::default(),
-            uses: HashMap::new(),
-            waiting: Vec::new(),
-            stuck: Vec::new(),
-            copying: Vec::new(),
-            emptied: Vec::new(),
-            live_bytes: 0,
-            peak_live_bytes: 0,
-            peak_used_bytes: 0,
-            fine_demand_bytes: 0,
-            next_serial: 1,
-            cached_max_bytes: config.cached_max_bytes,
-            closed: false,
-        };
-        let counters = Arc::new(Counters::default());
-        let vm = Mutex::new(Vm::new(Arc::clone(&driver), Arc::clone(&counters)));
-        let (state, orders) = (Monitor::new(state), Monitor::new(Orders::default()));
-        let background_stream = ready.pop().unwrap_or(StreamId::DEFAULT); // It was created last.
-        let kernel_stream = if info.kernel_copies { ready.pop() } else { None };
-        let (preparing, starving) = Default::default();
-        let stuck_bytes = AtomicU64::new(0);
-        let shared = Shared {
-            driver,
-            backups,
-            shape,
-            streams: ready,
-            kernel_stream,
-            background_stream,
-            preparing,
-            starving,
-            stuck_bytes,
-            state,
-            vm,
-            counters,
-            orders,
-        };
+        let shared = Shared::open(driver, &config, backups)?;
         let (reaper, preparers) = Default::default();
         Ok(Self { shared: Arc::new(shared), reaper, preparers })
     }
@@ -317,15 +127,7 @@ impl Pool {
     /// # Errors
     /// `PolicyConflict` when the tag has blocks, or another policy was declared, under a different one.
     pub fn declare_tag(&self, tag: &Tag, policy: TagPolicy) -> Result<()> {
-        let mut state = self.shared.open_state()?;
-        let key = state.tag_key(tag);
-        let entry = state.tag_mut(key);
-        if entry.policy != policy && (entry.live_blocks > 0 || entry.declared) {
-            return Err(PoolError::PolicyConflict { tag: tag.clone() });
-        }
-        entry.policy = policy;
-        entry.declared = true;
-        Ok(())
+        self.shared.open_state()?.declare(tag, policy)
     }
 
     /// Takes a block. Its bytes are unspecified. Waits for work of the device when the limit or the device leaves
@@ -345,10 +147,7 @@ impl Pool {
     /// # Errors
     /// `StaleBlock`.
     pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<()> {
-        let mut state = self.shared.open_state()?;
-        let entry = state.live_block("record a use of", block)?;
-        state.record_use(block, entry.lane, stream);
-        Ok(())
+        self.shared.open_state()?.record_use("record a use of", block, stream)
     }
 
     /// Gives a block back, asleep or awake. Its own stream can use it at once, others when the work queued until
@@ -364,10 +163,30 @@ impl Pool {
         Ok(())
     }
 
+    /// Gives `part` of a block back, asleep or awake, in every way like a block of that extent: in the order of the
+    /// block's stream, and after what is queued by now on streams that [`Pool::record_use`] named. `part` lies inside
+    /// the block and begins and ends on multiples of 512 bytes. Returns what stays live, in address order: none, one
+    /// or two blocks, where they were, with the bytes and recorded uses that they had. Their handles are new, and the
+    /// old one is stale. Never waits.
+    ///
+    /// Memory leaves by whole chunks ([`PoolConfig::chunk_granules`](PoolConfig::chunk_granules)) and spans
+    /// ([`PoolConfig::span_granules`](PoolConfig::span_granules)): one of which something is still live stays
+    /// where it is as a whole, a span until its tag sleeps. Where parts of large blocks are to be given back, chunks of
+    /// one granule serve best.
+    ///
+    /// # Errors
+    /// `StaleBlock`; `InvalidPart`.
+    pub fn free_part(&self, block: BlockId, part: DeviceRange) -> Result<Vec<Block>> {
+        let mut state = self.shared.open_state()?;
+        let (waits, rest) = state.free_part(block, part)?;
+        self.freed(state, waits);
+        Ok(rest)
+    }
+
     /// After something was freed, or the mark was lowered: gets the reaper to work if the block `waits` for other
     /// streams, or the cache is above its mark.
     fn freed(&self, state: StateGuard<'_>, waits: bool) {
-        let above_mark = state.is_above_mark(&self.shared.counters);
+        let above_mark = state.above_mark_bytes(&self.shared.counters) > 0;
         drop(state);
         if waits || above_mark {
             self.rouse_reaper();
@@ -387,7 +206,7 @@ impl Pool {
     /// `Closed`, `WrongProcess`.
     pub fn set_cached_max_bytes(&self, cached_max_bytes: Option<u64>) -> Result<()> {
         let mut state = self.shared.open_state()?;
-        state.cached_max_bytes = cached_max_bytes;
+        state.set_cached_max_bytes(cached_max_bytes);
         self.freed(state, false);
         Ok(())
     }
@@ -397,9 +216,52 @@ impl Pool {
     /// # Errors
     /// `StaleBlock`.
     pub fn block(&self, block: BlockId) -> Result<Block> {
-        let entry = self.shared.open_state()?.live_block("look up", block)?;
+        let entry = self.shared.open_state()?.heap.live_block("look up", block)?;
         let requested_bytes = entry.requested_bytes();
         Ok(Block { id: block, range: DeviceRange::new(entry.addr, entry.bytes()), requested_bytes })
+    }
+
+    /// Queues a copy of `bytes` of `src` (from `src_offset` on) into a block at `offset`. It is a use of the block
+    /// on `stream`, as [`Pool::record_use`] says.
+    ///
+    /// # Errors
+    /// `StaleBlock`, `OutOfBlock`, `Asleep`; what the driver says.
+    pub fn write(
+        &self,
+        stream: StreamId,
+        block: BlockId,
+        offset: u64,
+        src: Arc<HostBuffer>,
+        src_offset: u64,
+        bytes: u64,
+    ) -> Result<Pending<()>> {
+        let access = Access { op: "write", stream, block, offset, bytes, writing: true };
+        let (device, _guest) = self.shared.reach(&access)?;
+        let parts = [CopyPart { device, host_offset: src_offset }];
+        let copy = self.shared.driver.copy_to_device(stream, src, &parts);
+        copy.map_err(|source| PoolError::Driver { op: "write", source })
+    }
+
+    /// Queues a copy of `bytes` of a block, from `offset` on, into `dst` at `dst_offset`. It is a use of the block on
+    /// `stream`, as [`Pool::record_use`] says.
+    ///
+    /// # Errors
+    /// `StaleBlock`, `OutOfBlock`, `Asleep`; `Undefined` when the bytes were dropped and not restored; what the
+    /// driver says.
+    pub fn read(
+        &self,
+        stream: StreamId,
+        block: BlockId,
+        offset: u64,
+        dst: HostBuffer,
+        dst_offset: u64,
+        bytes: u64,
+    ) -> Result<Pending<HostBuffer>> {
+        let access = Access { op: "read", stream, block, offset, bytes, writing: false };
+        let (device, _guest) = self.shared.reach(&access)?;
+        let parts = [CopyPart { device, host_offset: dst_offset }];
+        let copy = self.shared.driver.copy_to_host(stream, dst, &parts);
+        copy.map_err(|source| PoolError::Driver { op: "read", source })
     }
 
     /// What is known about changes to the bytes of a tag between sleeps, from now on. May be said at any time: also
@@ -410,12 +272,10 @@ impl Pool {
     pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<()> {
         let mut state = self.shared.open_state()?;
         let key = state.tag_key(tag);
-        while state.tag(key).gate.is_closed() {
-            state = self.shared.wait(state)?;
-        }
-        state.tag_mut(key).changes = changes;
+        state = self.shared.wait_for_tag(state, key)?;
+        state.tags.get_mut(key).set_changes(changes);
         // What was the same before this was promised may have changed by then.
-        state.doubt_all(key);
+        state.backups.doubt_all(key);
         Ok(())
     }
 
@@ -431,7 +291,10 @@ impl Pool {
     pub fn prepare_sleep(&self, request: &SleepRequest) -> Result<Preparation> {
         // Before the lock: in a forked child it may be held by a thread that does not exist there.
         self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
-        self.preparers.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared, request)
+        // One at a time: threads are not counted twice.
+        let mut preparers = self.preparers.lock().unwrap_or_else(PoisonError::into_inner);
+        let (saves, tags) = self.shared.plan_preparation(request)?;
+        preparers.start(&self.shared, saves, tags)
     }
 
     /// Puts tags to sleep: their memory goes back to the device, their addresses stay.
@@ -473,12 +336,10 @@ impl Pool {
     /// `UnknownTag`; `Asleep`.
     pub fn mark_restored(&self, tags: &[Tag]) -> Result<Vec<Tag>> {
         let mut state = self.shared.open_state()?;
-        let tags = state.selected("mark as restored", Some(tags))?;
-        tags.iter().try_for_each(|tag| state.check_awake("mark as restored", *tag))?;
-        let undefined = |tag: &TagKey| state.tag(*tag).state == TagState::Undefined;
-        let restored: Vec<TagKey> = tags.into_iter().filter(undefined).collect();
-        restored.iter().for_each(|tag| state.tag_mut(*tag).state = TagState::Awake);
-        Ok(state.names(&restored))
+        let tags = state.tags.selected("mark as restored", Some(tags))?;
+        tags.iter().try_for_each(|tag| state.tags.check_awake("mark as restored", *tag))?;
+        let restored: Vec<_> = tags.into_iter().filter(|tag| state.tags.get_mut(*tag).restore()).collect();
+        Ok(state.tags.names(&restored))
     }
 
     /// Gives back all memory and addresses that serve no byte, waiting for work that may still touch what was
@@ -497,8 +358,8 @@ impl Pool {
     /// `UnknownTag`.
     pub fn tag_state(&self, tag: &Tag) -> Result<TagState> {
         let state = self.shared.open_state()?;
-        let keys = state.selected("look up", Some(std::slice::from_ref(tag)))?;
-        Ok(keys.first().map_or(TagState::Awake, |key| state.tag(*key).state))
+        let keys = state.tags.selected("look up", Some(std::slice::from_ref(tag)))?;
+        Ok(keys.first().map_or(TagState::Awake, |key| state.tags.get(*key).state()))
     }
 
     /// Figures.
@@ -516,7 +377,7 @@ impl Pool {
     /// `Closed`, `WrongProcess`.
     #[doc(hidden)]
     pub fn waiting_calls(&self) -> Result<u32> {
-        let of_tags: u32 = self.shared.open_state()?.tags.iter().map(|entry| entry.wanted).sum();
+        let of_tags: u32 = self.shared.open_state()?.tags.iter().map(|(_, entry)| entry.wanted()).sum();
         Ok(of_tags + self.shared.starving.load(Ordering::Relaxed))
     }
 
@@ -554,42 +415,12 @@ impl Pool {
 }
 
 impl Shared {
-    fn open_state(&self) -> Result<StateGuard<'_>> {
-        // Before the lock: in a forked child it may be held by a thread that does not exist there.
-        self.driver.check_process().map_err(PoolError::WrongProcess)?;
-        let state = self.state.lock().filter(|_| !self.vm.is_poisoned()).ok_or(PoolError::Poisoned)?;
-        if state.closed { Err(PoolError::Closed) } else { Ok(state) }
-    }
-
-    fn lock_vm(&self) -> Result<VmGuard<'_>> {
-        self.vm.lock().map_err(|_| PoolError::Poisoned)
-    }
-
-    /// All that were made for the pool.
-    fn own_streams(&self) -> impl Iterator<Item = StreamId> {
-        self.streams.iter().copied().chain(self.kernel_stream).chain([self.background_stream])
-    }
-
-    /// The stream for the `turn`-th copy to the device by its copy engines.
-    fn copy_stream(&self, turn: usize) -> StreamId {
-        self.stream(turn, self.driver.info().copy_streams)
-    }
-
-    /// The stream for the `turn`-th save or digest.
-    fn save_stream(&self, turn: usize) -> StreamId {
-        self.stream(turn, self.driver.info().save_streams)
-    }
-
-    fn stream(&self, turn: usize, of: usize) -> StreamId {
-        self.streams.get(turn % of.clamp(1, self.streams.len().max(1))).copied().unwrap_or(StreamId::DEFAULT)
-    }
-
     /// Refuses new work, and waits until what is under way has ended.
     fn close_gates(&self) {
         let mut state = self.state.lock_anyway();
-        state.closed = true;
+        state.close();
         self.state.ring();
-        while !state.tags.iter().all(|entry| entry.gate.is_empty()) {
+        while !state.tags.iter().all(|(_, entry)| entry.is_free()) {
             match self.state.wait(state) {
                 Some(woken) => state = woken,
                 None => return, // Poisoned: whoever was inside is gone.
@@ -611,11 +442,11 @@ impl Shared {
         } else {
             self.forget_clocks();
         }
-        let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
-        let swept = self.sweep(&mut vm);
-        let streams: Vec<StreamId> = self.own_streams().collect();
-        let ended = swept.and(vm.destroy_streams(&streams)).map_err(failed);
-        drop(vm);
+        let mut memory = self.lock_memory_anyway();
+        let swept = self.sweep(&mut memory);
+        let streams: Vec<StreamId> = self.streams.all().collect();
+        let ended = swept.and(memory.destroy_streams(&streams)).map_err(failed);
+        drop(memory);
         // The backups went with it. What is kept of their memory may as well be kept.
         let _ = self.backups.trim();
         ended

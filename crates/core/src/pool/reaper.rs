@@ -9,8 +9,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::orders::{next_order, pause};
-use super::quiet::Waited;
-use super::{Shared, StateGuard};
+use super::events::Waited;
+use super::shared::Shared;
 
 /// Between two looks while a stream is being captured.
 const LULL: Duration = Duration::from_millis(3);
@@ -53,29 +53,16 @@ impl Reaper {
 }
 
 impl Shared {
-    /// What was freed while somebody held its tag or its chunk can be had now: tells who waits for memory, and the
-    /// reaper, which may have found nothing above the mark because of it.
-    pub(super) fn had_again(&self, mut state: StateGuard<'_>) {
-        state.clocks.tell();
-        let has_mark = state.cached_max_bytes.is_some();
-        drop(state);
-        self.state.ring();
-        if has_mark {
-            self.orders.lock_anyway().give();
-            self.orders.ring();
-        }
-    }
-
     /// Frees and unmaps until nothing is left to wait for.
     fn reap(&self) {
         let mut in_vain = 0;
         loop {
-            let Ok(mut vm) = self.lock_vm() else { return };
-            let seen = self.state.lock_anyway().clocks.news();
-            let refused = self.poll(&vm);
-            let above_mark = self.reclaim_above_mark(&mut vm);
-            drop(vm);
-            let waiting = self.open_state().is_ok_and(|state| !state.waiting.is_empty());
+            let Ok(mut memory) = self.lock_memory() else { return };
+            let seen = self.state.lock_anyway().heap.clocks().news();
+            let refused = self.poll(&memory);
+            let above_mark = self.reclaim_above_mark(&mut memory);
+            drop(memory);
+            let waiting = self.open_state().is_ok_and(|state| state.heap.is_waiting());
             // After an error the next order tries again.
             if refused.is_some() || !(waiting || above_mark) {
                 return;

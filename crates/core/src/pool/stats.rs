@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::blocks::Kind;
-use super::segment::Segment;
-use super::state::{State, TagKey};
-use super::vm::Counters;
+use super::heap::{Kind, Segment};
+use super::keys::TagKey;
+use super::physical::Counters;
+use super::state::State;
 use crate::tag::{Tag, TagState};
 
 /// Figures of a pool, in bytes unless the name says otherwise.
@@ -127,76 +127,61 @@ impl BlockKind {
 }
 
 impl State {
-    /// Held, but not live.
-    pub(super) fn cached_bytes(&self, counters: &Counters) -> u64 {
-        let awake = self.tags.iter().filter(|entry| entry.state.is_held());
-        counters.held_bytes().saturating_sub(awake.map(|entry| entry.live_bytes).sum())
-    }
-
-    /// Whether more is cached than is to be kept.
-    pub(super) fn is_above_mark(&self, counters: &Counters) -> bool {
-        self.cached_max_bytes.is_some_and(|mark| self.cached_bytes(counters) > mark)
-    }
-
     pub(super) fn stats(&self, counters: &Counters) -> PoolStats {
         let worth_naming = |stats: &TagStats| {
             stats.live_blocks > 0 || stats.mapped_bytes > 0 || stats.state != TagState::Awake
         };
-        let keys = self.selected("list", None).unwrap_or_default();
+        let keys = self.tags.selected("list", None).unwrap_or_default();
         let tags: Vec<TagStats> =
             keys.into_iter().map(|tag| self.tag_stats(tag)).filter(worth_naming).collect();
         PoolStats {
-            live_bytes: self.live_bytes,
+            live_bytes: self.heap.live_bytes(),
             mapped_bytes: counters.held_bytes(),
-            peak_live_bytes: self.peak_live_bytes,
+            peak_live_bytes: self.heap.peak_live_bytes(),
             peak_mapped_bytes: counters.peak_bytes(),
             created_bytes: counters.created_bytes(),
             cached_bytes: self.cached_bytes(counters),
             owed_bytes: counters.owed_bytes(),
-            reserved_bytes: self.segments.values().map(|segment| segment.range.bytes).sum(),
+            reserved_bytes: self.heap.segments().iter().map(|(_, segment)| segment.range().bytes).sum(),
             backup_bytes: tags.iter().map(|stats| stats.backup_bytes).sum(),
-            limit_bytes: self.shape.limit_bytes(),
+            limit_bytes: self.heap.shape().limit_bytes(),
             live_blocks: tags.iter().map(|stats| stats.live_blocks).sum(),
-            segments: self.segments.len(),
+            segments: self.heap.segments().len(),
             tags,
         }
     }
 
     fn tag_stats(&self, key: TagKey) -> TagStats {
-        let segments = || self.segments.values().filter(|segment| segment.tag == key);
-        let entry = self.tag(key);
-        let backups = segments().flat_map(|segment| segment.backups.values());
+        let (entry, live) = (self.tags.get(key), self.heap.live_of(key));
         TagStats {
-            tag: entry.tag.clone(),
-            state: entry.state,
-            live_bytes: entry.live_bytes,
-            mapped_bytes: segments().map(Segment::held_bytes).sum(),
-            backup_bytes: backups.map(|backup| backup.room.bytes()).sum(),
-            live_blocks: entry.live_blocks,
+            tag: entry.name().clone(),
+            state: entry.state(),
+            live_bytes: live.live_bytes,
+            mapped_bytes: self.heap.segments().of_tag(key).map(|(_, segment)| segment.held_bytes()).sum(),
+            backup_bytes: self.backups.bytes(key),
+            live_blocks: live.live_blocks,
         }
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
-        let mut segments: Vec<SegmentSnapshot> = self
-            .segments
-            .values()
-            .map(|segment| SegmentSnapshot {
-                tag: self.tag(segment.tag).tag.clone(),
-                addr: segment.range.addr,
-                bytes: segment.range.bytes,
-                mapped_bytes: segment.held_bytes(),
-                blocks: self
-                    .blocks
-                    .walk(segment.first)
-                    .filter_map(|(kind, block)| {
-                        let requested_bytes = (kind == Kind::Live).then(|| block.requested_bytes());
-                        let kind = BlockKind::of(kind)?;
-                        Some(BlockSnapshot { addr: block.addr, bytes: block.bytes(), kind, requested_bytes })
-                    })
-                    .collect(),
-            })
-            .collect();
+        let mut segments: Vec<SegmentSnapshot> =
+            self.heap.segments().iter().map(|(_, segment)| self.segment_snapshot(segment)).collect();
         segments.sort_unstable_by_key(|segment| segment.addr);
         Snapshot { segments }
+    }
+
+    fn segment_snapshot(&self, segment: &Segment) -> SegmentSnapshot {
+        let blocks = self.heap.walk(segment).filter_map(|(kind, block)| {
+            let requested_bytes = (kind == Kind::Live).then(|| block.requested_bytes());
+            let kind = BlockKind::of(kind)?;
+            Some(BlockSnapshot { addr: block.addr, bytes: block.bytes(), kind, requested_bytes })
+        });
+        SegmentSnapshot {
+            tag: self.tags.get(segment.tag()).name().clone(),
+            addr: segment.range().addr,
+            bytes: segment.range().bytes,
+            mapped_bytes: segment.held_bytes(),
+            blocks: blocks.collect(),
+        }
     }
 }

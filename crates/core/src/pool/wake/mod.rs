@@ -9,41 +9,27 @@
 //! somebody else waits for, and tries again when enough is free. A device that has enough and refuses it twice has it
 //! in pieces: spans become chunks then.
 
-use std::collections::BTreeMap;
+mod fill;
+mod plan;
+mod ways;
+
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::alloc::Pressure;
-use super::error::{Phase, PoolError};
-use super::fill::{Filler, Filling, With};
-use super::plan::Use;
+use self::fill::Filler;
+use self::plan::WakePlan;
+use super::error::{Phase, PoolError, Result};
+use super::physical::{MapTimes, PhysicalMemory};
+use super::piece::{Backing, Piece};
+use super::pressure::Pressure;
 use super::report::{WakePhases, WakeReport, WakeRequest, add};
-use super::segment::SegmentKey;
-use super::state::{State, TagKey};
-use super::vm::{Backing, MapTimes, Piece, Vm};
-use super::{Result, Shared};
+use super::shared::Shared;
 use crate::bytes::ByteSize;
-use crate::driver::{DeviceRange, DriverError};
-use crate::tag::{Changes, Dropped, Tag, TagState};
-
-/// What a wake will do. Pure, like the plan of a sleep.
-#[derive(Debug)]
-struct WakePlan {
-    tags: Vec<TagKey>,
-    names: Vec<Tag>,
-    already_awake: Vec<Tag>,
-    undefined: Vec<TagKey>,
-    /// Every chunk with a block that may be used, those with backups first, in order of segment and address: what is
-    /// copied into is there first, and copying hides the rest.
-    pieces: Vec<Piece>,
-    /// What has to be written into them.
-    fillings: Vec<Filling>,
-    /// Of each tag, how many wakes have compared what has arrived.
-    turns: BTreeMap<Tag, u64>,
-}
+use crate::driver::DriverError;
+use crate::tag::{Changes, Tag, TagState};
 
 /// How much is mapped at a time, of pieces no larger than a chunk: little enough that copying begins at once.
 const GROUP_PIECES: usize = 8;
@@ -69,8 +55,8 @@ impl Shared {
         let (visited, alone) = self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false)?;
         {
             // Nobody has memory of theirs in hand, to be put back where it was.
-            let _vm = self.lock_vm()?;
-            self.open_state()?.lay_out(alone.tags());
+            let _vm = self.lock_memory()?;
+            self.open_state()?.heap.lay_out(alone.tags(), self.shape.span_bytes);
         }
         let (mut waited, mut had_enough) = (Duration::ZERO, false);
         let (plan, mut woken) = loop {
@@ -91,7 +77,9 @@ impl Shared {
                 plan.lacks_spans(self.shape.chunk_bytes) && self.could_have(shortage.needed_bytes);
             if has_enough && had_enough {
                 // It was there before this attempt, too, but not in pieces as large as a span.
-                self.state.lock_anyway().split_spans(&plan.tags);
+                let mut state = self.state.lock_anyway();
+                state.heap.lay_out(&plan.tags, self.shape.chunk_bytes);
+                plan.tags.iter().for_each(|tag| state.tidy_absent(*tag));
             }
             had_enough = has_enough;
             if has_enough {
@@ -154,14 +142,16 @@ impl Shared {
     /// refused, memory stays mapped: the next wake uses it, or whoever needs room reclaims it.
     fn undo_wake(&self, plan: &mut WakePlan, before: &[Backing]) {
         if self.settle_copies().is_ok()
-            && let Ok(mut vm) = self.lock_vm()
+            && let Ok(mut memory) = self.lock_memory()
         {
-            vm.restore(&mut plan.pieces, before);
+            memory.restore(&mut plan.pieces, before);
         }
         let left = plan.pieces.iter().zip(before).any(|(piece, before)| piece.backing != *before);
         let mut state = self.state.lock_anyway();
-        state.store(&plan.pieces);
-        plan.tags.iter().for_each(|tag| state.tag_mut(*tag).has_leftovers |= left);
+        state.heap.segments_mut().store(&plan.pieces);
+        if left {
+            plan.tags.iter().for_each(|tag| state.tags.get_mut(*tag).note_leftovers());
+        }
     }
 
     fn apply_wake(&self, plan: &mut WakePlan, request: &WakeRequest, woken: &mut Woken) -> Result<()> {
@@ -229,7 +219,7 @@ impl Shared {
         let sum = |wanted: &dyn Fn(&Piece) -> bool| -> u64 {
             pieces.iter().filter(|piece| wanted(piece)).map(|piece| piece.range.bytes).sum()
         };
-        let absent_bytes = sum(&|piece| piece.backing == Backing::Absent);
+        let absent_bytes = sum(&|piece| piece.is_absent());
         woken.mapped_bytes = sum(&|piece| !piece.is_mapped());
         let names: Vec<&str> = names.iter().map(Tag::as_str).collect();
         let op = format!("wake {} ({} to map)", names.join(", "), ByteSize(woken.mapped_bytes));
@@ -237,11 +227,11 @@ impl Shared {
         let mut pressure = Pressure::default();
         let mut done = 0;
         let result = loop {
-            let mut vm = self.lock_vm()?;
+            let mut memory = self.lock_memory()?;
             pressure.look(self);
-            let refused = self.poll(&vm).or(self.recover(&mut vm));
-            if let Some(short) = self.make_room(&mut vm, pieces) {
-                drop(vm);
+            let refused = self.poll(&memory).or(self.recover(&mut memory));
+            if let Some(short) = self.make_room(&mut memory, pieces) {
+                drop(memory);
                 if pressure.relieve(self)? {
                     continue;
                 }
@@ -262,16 +252,16 @@ impl Shared {
                     break Ok(());
                 }
                 let end = self.group_end(pieces, done);
-                if let Err(error) = vm.bring_in(&mut pieces[done..end], &mut times) {
+                if let Err(error) = memory.bring_in(&mut pieces[done..end], &mut times) {
                     break Err(error);
                 }
                 done = end;
             };
             let full = result.as_ref().is_err_and(DriverError::is_out_of_memory);
-            if full && pressure.reclaim(self, &mut vm) {
+            if full && pressure.reclaim(self, &mut memory) {
                 continue;
             }
-            drop(vm);
+            drop(memory);
             if full && pressure.relieve(self)? {
                 continue;
             }
@@ -293,57 +283,54 @@ impl Shared {
 
     /// Makes sure that what the pieces lack may be created, from idle memory and under the limit. Otherwise says
     /// so, with what the driver refused if it did.
-    fn make_room(&self, vm: &mut Vm, pieces: &[Piece]) -> Option<Option<DriverError>> {
+    fn make_room(&self, memory: &mut PhysicalMemory, pieces: &[Piece]) -> Option<Option<DriverError>> {
         let mut needs: Vec<Piece> =
-            pieces.iter().filter(|piece| piece.backing == Backing::Absent).copied().collect();
+            pieces.iter().filter(|piece| piece.is_absent()).copied().collect();
         let needed_bytes: u64 = needs.iter().map(|piece| piece.range.bytes).sum();
         let limit_bytes = self.shape.limit_bytes.unwrap_or(u64::MAX);
         let supply = {
             let mut state = self.state.lock_anyway();
-            let free_bytes = state.idle().quiet_bytes + vm.counters().loose_bytes();
-            let room_bytes = limit_bytes.saturating_sub(vm.counters().held_bytes());
+            let free_bytes = state.idle().quiet_bytes + memory.counters().loose_bytes();
+            let room_bytes = limit_bytes.saturating_sub(memory.counters().held_bytes());
             if needed_bytes > free_bytes.saturating_add(room_bytes) {
                 return Some(None);
             }
             // Pieces of other sizes than were idle are no reason to hold more than was ever in use.
-            let used_bytes = vm.counters().held_bytes().saturating_sub(free_bytes) + needed_bytes;
+            let used_bytes = memory.counters().held_bytes().saturating_sub(free_bytes) + needed_bytes;
             let allowed_bytes = state.allowed_bytes(used_bytes);
-            state.supply(vm, &mut needs, &[], allowed_bytes, false)
+            state.supply(memory, &mut needs, &[], allowed_bytes, false)
         };
-        let mut refused = self.dispose(vm, supply.leaving);
+        let mut refused = self.dispose(memory, supply.leaving);
         if supply.release_bytes > 0 {
-            refused = refused.or(vm.let_go_of_loose(supply.release_bytes, &supply.reserved).1);
+            refused = refused.or(memory.let_go_of_loose(supply.release_bytes, &supply.reserved).1);
         }
-        let missing: u64 = needed_bytes.saturating_sub(vm.usable_loose_bytes(&needs));
-        (vm.counters().held_bytes().saturating_add(missing) > limit_bytes).then_some(refused)
+        let missing: u64 = needed_bytes.saturating_sub(memory.usable_loose_bytes(&needs));
+        (memory.counters().held_bytes().saturating_add(missing) > limit_bytes).then_some(refused)
     }
 
     /// From here on the tags are awake. Returns those that are undefined.
     fn commit_wake(&self, plan: &WakePlan) -> Vec<Tag> {
         // Also after a panic elsewhere: what is mapped must be known.
-        let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut memory = self.lock_memory_anyway();
         let mut state = self.state.lock_anyway();
-        state.store(&plan.pieces);
+        state.heap.segments_mut().store(&plan.pieces);
         let mut unfit = Vec::new();
         let mut undefined = Vec::new();
         for tag in plan.tags.iter().copied() {
-            let is_undefined = plan.undefined.contains(&tag) && state.tag(tag).live_blocks > 0;
-            let entry = state.tag_mut(tag);
-            entry.state = if is_undefined { TagState::Undefined } else { TagState::Awake };
-            (entry.undefined, entry.has_leftovers) = (false, false);
-            entry.wakes += 1;
+            let is_undefined = plan.undefined.contains(&tag) && state.heap.live_of(tag).live_blocks > 0;
+            state.tags.get_mut(tag).wake(is_undefined);
             if is_undefined {
                 undefined.push(tag);
             }
-            if !self.shape.keep_backups || state.tag(tag).changes == Changes::Volatile {
-                state.forget_backups(tag);
+            if !self.shape.keep_backups || state.tags.get(tag).changes() == Changes::Volatile {
+                state.backups.forget(tag);
             }
             unfit.extend(state.tidy(tag));
         }
-        let undefined = state.names(&undefined);
+        let undefined = state.tags.names(&undefined);
         drop(state);
         // What cannot be taken out of the way is tried again when memory is needed.
-        let _ = self.dispose(&mut vm, unfit);
+        let _ = self.dispose(&mut memory, unfit);
         undefined
     }
 }
@@ -359,94 +346,5 @@ impl Drop for Needless {
         if !self.is_needed {
             self.filling.store(false, Ordering::Relaxed);
         }
-    }
-}
-
-impl WakePlan {
-    fn lacks_spans(&self, chunk_bytes: u64) -> bool {
-        self.pieces.iter().any(|piece| piece.backing == Backing::Absent && piece.range.bytes > chunk_bytes)
-    }
-}
-
-impl State {
-    /// Of the tags that are meant, those are woken that the wake has to itself. Others were awake when it began, and are
-    /// left alone, though they may have fallen asleep while it waited.
-    fn plan_wake(&self, visited: &[TagKey], held: &[TagKey], named: bool) -> WakePlan {
-        let (mut tags, mut already_awake, mut undefined) = (Vec::new(), Vec::new(), Vec::new());
-        for tag in visited.iter().copied() {
-            let entry = self.tag(tag);
-            if entry.state.is_asleep() && !held.contains(&tag) {
-                continue;
-            }
-            if !entry.state.is_asleep() {
-                // Without blocks there is nothing that could be awake, unless the caller named it.
-                if entry.live_blocks > 0 || named {
-                    already_awake.push(entry.tag.clone());
-                }
-                continue;
-            }
-            if self.becomes_undefined(tag) {
-                undefined.push(tag);
-            }
-            tags.push(tag);
-        }
-        let (mut pieces, mut fillings) = (Vec::new(), Vec::new());
-        for (key, segment) in self.segments.iter().filter(|(_, segment)| tags.contains(&segment.tag)) {
-            let uses = self.uses_of_granules(segment);
-            let entry = self.tag(segment.tag);
-            for (at, chunk) in &segment.chunks {
-                let first = self.granules(at - segment.range.addr);
-                let of_chunk = &uses[first..first + self.granules(chunk.bytes)];
-                if of_chunk.iter().all(|granule| *granule == Use::Idle) {
-                    continue;
-                }
-                let range = DeviceRange::new(*at, chunk.bytes);
-                pieces.push(Piece { segment: key, range, backing: chunk.backing });
-                let mut fill = |range, with| {
-                    fillings.push((key, Filling { piece: 0, tag: entry.tag.clone(), range, with }));
-                };
-                match entry.state {
-                    TagState::AsleepBackedUp => {
-                        for (at, backup) in segment.backups.range(range.addr..range.end()) {
-                            let (room, granules) = (Arc::clone(&backup.room), backup.granules.clone());
-                            let stretch = DeviceRange::new(*at, chunk.bytes.min(self.shape.chunk_bytes));
-                            fill(stretch, With::Backup { room, granules });
-                        }
-                    }
-                    TagState::AsleepDropped if entry.policy.dropped == Dropped::Zeros => {
-                        fill(range, With::Zeros);
-                    }
-                    _ => {}
-                }
-            }
-        }
-        let is_dropped = |key: SegmentKey| {
-            let segment = self.segments.get(key);
-            segment.is_none_or(|segment| self.tag(segment.tag).state != TagState::AsleepBackedUp)
-        };
-        pieces.sort_by_cached_key(|piece| (is_dropped(piece.segment), piece.segment, piece.range.addr));
-        // In the order of the pieces, each with the number of its own.
-        fillings.sort_by_cached_key(|(key, filling)| (is_dropped(*key), *key, filling.range.addr));
-        let mut piece = 0;
-        let mut fillings: Vec<Filling> = fillings.into_iter().map(|(_, filling)| filling).collect();
-        for filling in &mut fillings {
-            while pieces.get(piece).is_some_and(|piece| !piece.range.contains(&filling.range)) {
-                piece += 1;
-            }
-            filling.piece = piece;
-        }
-        let names = self.names(&tags);
-        let turns = tags.iter().map(|tag| (self.tag(*tag).tag.clone(), self.tag(*tag).wakes)).collect();
-        WakePlan { tags, names, already_awake, undefined, pieces, fillings, turns }
-    }
-
-    fn becomes_undefined(&self, tag: TagKey) -> bool {
-        let entry = self.tag(tag);
-        let lost = match entry.state {
-            TagState::AsleepDropped => entry.policy.dropped == Dropped::Undefined,
-            TagState::Stranded => entry.undefined,
-            _ => false,
-        };
-        lost && entry.live_blocks > 0
     }
 }

@@ -15,18 +15,16 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::blocks::{BlockKey, Kind};
-use super::error::PoolError;
-use super::gate::Monitor;
-use super::plan::Save;
-use super::report::SleepRequest;
-use super::segment::{Backup, Stored, runs};
-use super::state::{State, TagKey};
-use super::vm::Backing;
-use super::{Result, Shared};
+use super::super::error::{PoolError, Result};
+use super::super::gate::Monitor;
+use super::super::heap::Landmark;
+use super::super::keys::TagKey;
+use super::super::shared::Shared;
+use super::super::state::State;
+use super::{Backup, Save, Stored, runs};
 use crate::backup::Room;
-use crate::driver::{BackingId, DeviceRange, Driver, DriverError, Pending, StreamId};
-use crate::tag::{Changes, SleepAction, Tag, TagState};
+use crate::driver::{BackingId, DeviceRange, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
+use crate::tag::{Changes, Tag, TagState};
 
 /// How much host memory is asked for at a time: enough for a few threads, not for all of the machine's.
 const AHEAD_BYTES: u64 = 256 << 20;
@@ -136,20 +134,17 @@ impl Drop for Telling {
 
 /// The threads, to be joined when the pool ends.
 #[derive(Debug, Default)]
-pub(super) struct Preparers(Vec<JoinHandle<()>>);
+pub(in crate::pool) struct Preparers(Vec<JoinHandle<()>>);
 
 impl Preparers {
-    /// Starts preparing what `request` would sleep.
-    pub(super) fn start(&mut self, shared: &Arc<Shared>, request: &SleepRequest) -> Result<Preparation> {
+    /// Starts preparing what a sleep of `tags` would save.
+    pub(in crate::pool) fn start(
+        &mut self,
+        shared: &Arc<Shared>,
+        saves: Vec<Save>,
+        tags: Vec<Tag>,
+    ) -> Result<Preparation> {
         self.0.retain(|thread| !thread.is_finished());
-        let (saves, tags) = {
-            let state = shared.open_state()?;
-            let visited = state.selected("prepare the sleep of", request.tags.as_deref())?;
-            let plan = state.plan_sleep(request.level, &visited, &shared.counters)?;
-            let backed_up = |(tag, action): &(TagKey, _)| (*action == SleepAction::Backup).then_some(*tag);
-            let tags: Vec<TagKey> = plan.tags.iter().filter_map(backed_up).collect();
-            (plan.saves, state.names(&tags))
-        };
         let granules: u64 = saves.iter().map(|save| save.granules.len() as u64).sum();
         let job = Arc::new(Job {
             cancelled: AtomicBool::new(false),
@@ -171,7 +166,7 @@ impl Preparers {
     }
 
     /// Waits for the ends of all, after the pool was closed.
-    pub(super) fn join(&mut self) {
+    pub(in crate::pool) fn join(&mut self) {
         for thread in self.0.drain(..) {
             // A panic there is what [`Preparation::wait`] tells.
             let _ = thread.join();
@@ -179,18 +174,18 @@ impl Preparers {
     }
 
     /// Lets go of threads that do not exist in this process.
-    pub(super) fn forget(&mut self) {
+    pub(in crate::pool) fn forget(&mut self) {
         std::mem::forget(std::mem::take(&mut self.0));
     }
 }
 
 fn no_thread(error: &std::io::Error) -> DriverError {
-    let kind = crate::driver::DriverErrorKind::Device {
+    let kind = DriverErrorKind::Device {
         code: error.raw_os_error().unwrap_or(0).into(),
         name: "no thread".into(),
         text: error.to_string(),
     };
-    DriverError::new(crate::driver::Op::Save, kind)
+    DriverError::new(Op::Save, kind)
 }
 
 /// A chunk that is being looked at: its tag cannot fall asleep, and it stays mapped, until this is dropped.
@@ -204,17 +199,10 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.shared.settle_after_panic();
         let mut state = self.shared.state.lock_anyway();
-        state.copying.retain(|range| *range != self.range);
-        state.tag_mut(self.tag).gate.leave();
+        state.heap.copied(self.range);
+        state.tags.get_mut(self.tag).leave();
         self.shared.had_again(state);
     }
-}
-
-/// A live block. As long as it lives, what is near it is found without going through a whole segment.
-#[derive(Debug, Clone, Copy)]
-struct Landmark {
-    key: BlockKey,
-    serial: u64,
 }
 
 /// A chunk as it was found.
@@ -227,9 +215,9 @@ struct Found<'a> {
 }
 
 /// What a chunk was when it was found.
-#[derive(Clone, Copy)]
 struct Was {
-    backing: BackingId,
+    /// The memory of its chunks.
+    memory: Vec<BackingId>,
     /// The tag's count of doubts.
     doubts: u64,
     /// A block in it.
@@ -271,7 +259,7 @@ impl Shared {
                 return Ok(PrepareEnd::Overtaken);
             }
             // Host memory before the chunk is held: making some takes its time, and a sleep may want to begin.
-            let lacks = self.state.lock_anyway().lacks_backup(save);
+            let lacks = self.state.lock_anyway().backups.get(save).is_none();
             let room =
                 lacks.then(|| self.next_room(&saves[turn..], &mut rooms)).transpose().map_err(failed)?;
             match self.look_at(job, save, near)? {
@@ -306,7 +294,7 @@ impl Shared {
         let mut ahead_bytes = bytes;
         {
             let state = self.state.lock_anyway();
-            for save in saves[1..].iter().filter(|save| state.lacks_backup(save)) {
+            for save in saves[1..].iter().filter(|save| state.backups.get(save).is_none()) {
                 ahead_bytes = ahead_bytes.saturating_add(save.bytes);
                 if ahead_bytes > AHEAD_BYTES {
                     break;
@@ -330,22 +318,20 @@ impl Shared {
             Err(PoolError::Closed) => return Ok(Next::End(PrepareEnd::Overtaken)),
             state => state?,
         };
-        let Some(tag) = state.segments.get(save.place.0).map(|segment| segment.tag) else {
-            return Ok(Next::Gone);
-        };
-        let entry = state.tag(tag);
-        if entry.wanted > 0 || entry.gate.is_closed() || entry.state != TagState::Awake {
+        let tag = save.tag;
+        let entry = state.tags.get(tag);
+        if entry.wanted() > 0 || entry.is_taken() || entry.state() != TagState::Awake {
             return Ok(Next::End(PrepareEnd::Overtaken));
         }
-        let (changes, doubts) = (entry.changes, entry.doubts);
-        let Some((save, backing, landmark)) = state.now(save, near) else { return Ok(Next::Gone) };
+        let (changes, doubts) = (entry.changes(), state.backups.doubts(tag));
+        let Some((save, memory, landmark)) = state.now(save, near) else { return Ok(Next::Gone) };
         let range = DeviceRange::new(save.place.1, save.bytes);
-        state.tag_mut(tag).gate.enter();
-        state.copying.push(range);
-        let backup = state.take_backup(&save);
+        state.tags.get_mut(tag).enter();
+        state.heap.copying(range);
+        let backup = state.backups.take(&save);
         drop(state);
         let held = Held { shared: self, tag, range };
-        let was = Was { backing, doubts, landmark };
+        let was = Was { memory, doubts, landmark };
         Ok(Next::Chunk(Box::new(Found { held, save, was, backup, changes })))
     }
 
@@ -356,7 +342,7 @@ impl Shared {
         done: &mut Done,
     ) -> Result<(), DriverError> {
         let Found { held, save, was, backup, changes } = found;
-        let stream = self.background_stream;
+        let stream = self.streams.background();
         let old = backup.filter(|backup| backup.room.is_free());
         let old = old.and_then(|backup| Some((Arc::into_inner(backup.room)?, backup.granules)));
         let (room, mut granules) = match (old, room) {
@@ -378,7 +364,7 @@ impl Shared {
         };
         let granule_bytes = self.shape.granule_bytes;
         if fresh.is_empty() {
-            self.put_back(&held, &save, was, Backup { room: Arc::new(room), granules });
+            self.put_back(&held, &save, &was, Backup { room: Arc::new(room), granules });
             let same = same?;
             done.unchanged_bytes += if only_room { 0 } else { same.len() as u64 * granule_bytes };
             return Ok(());
@@ -387,7 +373,7 @@ impl Shared {
         let saving = self.start_copy(&save, room, granules, fresh, stream)?;
         let (backup, copied) = saving.land(false)?;
         done.copied_bytes += copied as u64 * granule_bytes;
-        self.put_back(&held, &save, was, backup);
+        self.put_back(&held, &save, &was, backup);
         Ok(())
     }
 
@@ -419,67 +405,25 @@ impl Shared {
     }
 
     /// Stores a backup, if its chunk is still what it was. The chunk is held.
-    fn put_back(&self, held: &Held<'_>, save: &Save, was: Was, mut backup: Backup) {
-        let Was { backing, doubts, landmark } = was;
-        let len = usize::try_from(save.bytes / self.shape.granule_bytes).unwrap_or(usize::MAX);
-        backup.granules.resize(len, None);
-        debug_assert_eq!(held.range.addr, save.place.1, "the chunk that is held");
+    fn put_back(&self, held: &Held<'_>, save: &Save, was: &Was, mut backup: Backup) {
+        backup.granules.resize(self.shape.granules(save.bytes), None);
+        debug_assert_eq!(held.range.addr, save.place.1, "the extent that is held");
         let mut state = self.state.lock_anyway();
-        if state.tag(held.tag).doubts != doubts {
+        if state.backups.doubts(held.tag) != was.doubts {
             backup.granules.iter_mut().flatten().for_each(|stored| stored.proven = false);
         }
-        if state.now(save, Some(landmark)).is_some_and(|(_, id, _)| id == backing) {
-            state.keep_backup(save, backup);
+        if state.now(save, Some(was.landmark)).is_some_and(|(_, memory, _)| memory == was.memory) {
+            state.backups.keep(save, backup);
         }
     }
 }
 
 impl State {
-    /// Whether memory was freed that a copy in the background keeps where it is.
-    pub(super) fn is_copying_freed(&self) -> bool {
-        self.copying.iter().any(|range| {
-            let Some(first) = self.segments.get(self.segment_of(range.addr)).map(|segment| segment.first)
-            else {
-                return false;
-            };
-            let first = self.block_at(first, range.addr);
-            let pieces = || self.blocks.walk(first).take_while(|(_, piece)| piece.addr < range.end());
-            let is_free = |kind| matches!(kind, Kind::Fine | Kind::Coarse);
-            // Whoever freed it last: pieces of several streams lie side by side until they are quiet. A piece that
-            // only begins or ends there has chunks beside it that wait as well.
-            pieces().all(|(kind, _)| is_free(kind))
-                || pieces().any(|(kind, piece)| is_free(kind) && self.holds_chunk(piece))
-        })
-    }
-
-    fn lacks_backup(&self, save: &Save) -> bool {
-        self.backup(save.place).is_none() && self.is_stretch(save)
-    }
-
-    /// A chunk as it is now: the granules that are live, its memory, and a live block in it. `None` when it is another
-    /// one, or idle. Called for chunk after chunk with the lock held, so it looks at the chunk's own blocks only.
-    fn now(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, BackingId, Landmark)> {
-        let segment = self.segments.get(save.place.0)?;
-        let (start, end) = (save.place.1, save.place.1 + save.bytes);
-        let chunk = segment.chunk_of(DeviceRange::new(start, save.bytes), self.shape.chunk_bytes)?;
-        let Backing::Mapped { id, open: true } = chunk.backing else { return None };
-        let near = near.filter(|near| {
-            let block = self.blocks.live(near.key, near.serial);
-            block.is_some_and(|block| segment.range.addr <= block.addr && block.end() <= segment.range.end())
-        });
-        let mut live = vec![false; self.granules(save.bytes)];
-        let mut landmark = None;
-        let mut next = Some(self.block_at(near.map_or(segment.first, |near| near.key), start));
-        while let Some(key) = next.filter(|key| self.blocks[*key].addr < end) {
-            let block = &self.blocks[key];
-            next = block.next.some();
-            if self.blocks.kind(key) == Kind::Live {
-                landmark = Some(Landmark { key, serial: block.stamp });
-                let last = self.granules(block.end().min(end) - 1 - start);
-                live[self.granules(block.addr.max(start) - start)..=last].fill(true);
-            }
-        }
-        let granules = (0..live.len()).filter(|granule| live[*granule]).collect();
-        Some((Save { place: save.place, bytes: save.bytes, granules }, id, landmark?))
+    /// An extent as it is now: the granules that are live, its memory, and a live block in it. `None` when it is idle, or
+    /// not all there.
+    fn now(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, Vec<BackingId>, Landmark)> {
+        let extent = DeviceRange::new(save.place.1, save.bytes);
+        let (granules, memory, landmark) = self.heap.live_granules(save.place.0, extent, near)?;
+        Some((Save { granules, ..*save }, memory, landmark))
     }
 }

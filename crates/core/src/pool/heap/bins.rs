@@ -6,10 +6,9 @@
 //! bin that holds anything: every piece there is. So a piece is at most a thirty-second larger than one that
 //! would have fitted best. The bins hold the heads of lists that run through the blocks themselves.
 
-use super::blocks::{BlockKey, Blocks};
-
-/// Sizes are counted in units of this: every block begins and ends on a multiple of it, as PyTorch's do.
-pub(super) const UNIT_BYTES: u64 = 512;
+use super::super::keys::BlockKey;
+use super::super::shape::UNIT_BYTES;
+use super::blocks::Blocks;
 
 /// Bins to a power of two, as a power of two.
 const STEP_BITS: u32 = 5;

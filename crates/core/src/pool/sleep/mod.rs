@@ -4,50 +4,27 @@
 //! point nothing fails any more: a release that the driver refuses is owed, reported and tried again.
 //! Copies ([`super::save`]) run with no lock held; the tags' gates are closed meanwhile.
 
+mod plan;
+
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use self::plan::SleepPlan;
+use super::backups::Save;
+use super::backups::save::{Saved, Saver, is_lacking};
 use super::capture::refused_by_capture;
-use super::error::{Phase, PoolError};
-use super::plan::SleepPlan;
+use super::error::{Phase, PoolError, Result};
+use super::keys::{Place, TagKey};
+use super::physical::PhysicalMemory;
+use super::piece::{Backing, Piece};
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
-use super::save::{Saved, is_lacking};
-use super::segment::Place;
-use super::state::{State, TagKey};
-use super::vm::{Backing, Piece, Vm};
-use super::{Result, Shared, VmGuard};
+use super::shared::{MemoryGuard, Shared};
+use super::state::State;
 use crate::driver::{DriverError, MemoryInfo};
-use crate::tag::{SleepAction, Tag, TagState};
+use crate::tag::{SleepAction, Tag};
 
 const SLEEP: &str = "sleep";
 const DISCARD: &str = "discard";
-
-/// Tags that nobody else may work on, until this is dropped.
-#[derive(Debug)]
-pub(super) struct Alone<'a> {
-    shared: &'a Shared,
-    tags: Vec<TagKey>,
-}
-
-impl Alone<'_> {
-    pub(super) fn tags(&self) -> &[TagKey] {
-        &self.tags
-    }
-}
-
-impl Drop for Alone<'_> {
-    fn drop(&mut self) {
-        self.shared.settle_after_panic();
-        let mut state = self.shared.state.lock_anyway();
-        for tag in &self.tags {
-            let entry = state.tag_mut(*tag);
-            entry.gate.open();
-            entry.falling_asleep = false;
-            state.tidy_absent(*tag);
-        }
-        self.shared.had_again(state);
-    }
-}
 
 impl Shared {
     pub(super) fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
@@ -66,45 +43,21 @@ impl Shared {
         slept
     }
 
+    /// What a sleep would back up, and of which tags.
+    pub(super) fn plan_preparation(&self, request: &SleepRequest) -> Result<(Vec<Save>, Vec<Tag>)> {
+        let state = self.open_state()?;
+        let visited = state.tags.selected("prepare the sleep of", request.tags.as_deref())?;
+        let plan = state.plan_sleep(request.level, &visited, &self.counters)?;
+        let backed_up = |(tag, action): &(TagKey, _)| (*action == SleepAction::Backup).then_some(*tag);
+        let tags: Vec<TagKey> = plan.tags.iter().filter_map(backed_up).collect();
+        Ok((plan.saves, state.tags.names(&tags)))
+    }
+
     pub(super) fn discard(&self, tags: &[Tag]) -> Result<SleepReport> {
         drop(self.open_state()?);
         self.check_no_capture(DISCARD)?;
         let (visited, _alone) = self.alone(DISCARD, Some(tags), |_| true, true)?;
         self.fall_asleep(DISCARD, &|state| Ok(state.plan_discard(&visited, &self.counters)))
-    }
-
-    /// Closes the gates of those of `tags`, or of all, that satisfy `wanted`, when nobody else is inside. Returns
-    /// all that are meant, and holds those.
-    pub(super) fn alone(
-        &self,
-        op: &'static str,
-        tags: Option<&[Tag]>,
-        wanted: impl Fn(TagState) -> bool,
-        falling_asleep: bool,
-    ) -> Result<(Vec<TagKey>, Alone<'_>)> {
-        let mut state = self.open_state()?;
-        loop {
-            let visited = state.selected(op, tags)?;
-            let held: Vec<TagKey> =
-                visited.iter().copied().filter(|tag| wanted(state.tag(*tag).state)).collect();
-            let busy = visited.iter().any(|tag| state.tag(*tag).gate.is_closed());
-            if !busy && held.iter().all(|tag| state.tag(*tag).gate.is_empty()) {
-                for tag in &held {
-                    let entry = state.tag_mut(*tag);
-                    entry.gate.close();
-                    entry.falling_asleep = falling_asleep;
-                }
-                return Ok((visited, Alone { shared: self, tags: held }));
-            }
-            // Who prepares a sleep in the background makes way.
-            held.iter().for_each(|tag| state.tag_mut(*tag).wanted += 1);
-            let waited = self.state.wait(state).ok_or(PoolError::Poisoned);
-            state = waited?;
-            held.iter().for_each(|tag| state.tag_mut(*tag).wanted -= 1);
-            if state.closed {
-                return Err(PoolError::Closed);
-            }
-        }
     }
 
     fn fall_asleep(
@@ -121,8 +74,10 @@ impl Shared {
         let before = self.driver.memory_info().map_err(at(Phase::Measure))?;
         let plan = plan(&*self.open_state()?)?;
         let mut saved = Saved::default();
-        let unmapped = self.save(&plan, &mut saved).and_then(|()| self.unmap(&plan, &mut saved.phases));
-        let (mut vm, mut pieces) = match unmapped {
+        let falling: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
+        let saver = Saver { shared: self, saves: &plan.saves, falling: &falling };
+        let unmapped = saver.save(&mut saved).and_then(|()| self.unmap(&plan, &mut saved.phases));
+        let (mut memory, mut pieces) = match unmapped {
             Ok(unmapped) => unmapped,
             Err(error) => {
                 self.let_backups_go(&plan, &error);
@@ -130,8 +85,8 @@ impl Shared {
             }
         };
         self.state.lock_anyway().commit_sleep(&plan);
-        let (released_bytes, refused) = self.release(&mut vm, &mut pieces, &mut saved.phases);
-        drop(vm);
+        let (released_bytes, refused) = self.release(&mut memory, &mut pieces, &mut saved.phases);
+        drop(memory);
         let report = self.report(&plan, &saved, before, released_bytes, refused.is_some(), started);
         match refused {
             Some(source) => Err(PoolError::Shortfall { report: Box::new(report), source }),
@@ -147,10 +102,8 @@ impl Shared {
         }
         let mut state = self.state.lock_anyway();
         for save in &plan.saves {
-            let tag = state.segments.get(save.place.0).map(|segment| segment.tag);
-            let held = tag.is_some_and(|tag| state.tag(tag).state.is_held());
-            if held {
-                state.forget_backup(save.place);
+            if state.tags.get(save.tag).state().is_held() {
+                state.backups.forget_extent(save.tag, save.place);
             }
         }
     }
@@ -161,50 +114,50 @@ impl Shared {
     }
 
     /// Unmaps all that leaves, or nothing. Returns what is in hand then.
-    fn unmap(&self, plan: &SleepPlan, phases: &mut SleepPhases) -> Result<(VmGuard<'_>, Vec<Piece>)> {
+    fn unmap(&self, plan: &SleepPlan, phases: &mut SleepPhases) -> Result<(MemoryGuard<'_>, Vec<Piece>)> {
         let started = Instant::now();
-        let mut vm = self.lock_vm()?;
+        let mut memory = self.lock_memory()?;
         let mut pieces: Vec<Piece> = {
             let state = self.state.lock_anyway();
-            plan.leaving.iter().filter_map(|place| state.piece(*place)).collect()
+            plan.leaving.iter().filter_map(|place| state.heap.segments().piece(*place)).collect()
         };
         let before: Vec<Backing> = pieces.iter().map(|piece| piece.backing).collect();
-        let unmapped = vm.take_out(&mut pieces);
+        let unmapped = memory.take_out(&mut pieces);
         if let Err(source) = unmapped {
-            let undone = vm.restore(&mut pieces, &before);
+            let undone = memory.restore(&mut pieces, &before);
             let mut state = self.state.lock_anyway();
-            state.store(&pieces);
+            state.heap.segments_mut().store(&pieces);
             let error = state.sleep_failed(plan, source, undone);
             let unfit = state.tidy_held(&plan.leaving);
             drop(state);
             // What is idle and could not be mapped again must not be found by who allocates.
-            let _ = self.dispose(&mut vm, unfit);
+            let _ = self.dispose(&mut memory, unfit);
             return Err(error);
         }
-        self.state.lock_anyway().store(&pieces);
+        self.state.lock_anyway().heap.segments_mut().store(&pieces);
         add(&mut phases.unmap_s, started.elapsed());
-        Ok((vm, pieces))
+        Ok((memory, pieces))
     }
 
     fn release(
         &self,
-        vm: &mut Vm,
+        memory: &mut PhysicalMemory,
         pieces: &mut [Piece],
         phases: &mut SleepPhases,
     ) -> (u64, Option<DriverError>) {
         let started = Instant::now();
-        let (mut released_bytes, mut refused) = vm.settle();
-        let (loose_bytes, loose) = vm.let_go_of_loose(u64::MAX, &[]);
+        let (mut released_bytes, mut refused) = memory.settle();
+        let (loose_bytes, loose) = memory.let_go_of_loose(u64::MAX, &[]);
         released_bytes += loose_bytes;
         refused = refused.or(loose);
         for piece in pieces {
-            match vm.let_go(piece) {
+            match memory.let_go(piece) {
                 Ok(bytes) => released_bytes += bytes,
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
         // Addresses that could not be given back wait for the next time.
-        let _ = self.drop_emptied(vm);
+        let _ = self.drop_emptied(memory);
         add(&mut phases.release_s, started.elapsed());
         (released_bytes, refused)
     }
@@ -234,8 +187,8 @@ impl Shared {
         let tags: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
         SleepReport {
             level: plan.level,
-            tags: state.names(&tags),
-            already_asleep_tags: state.names(&plan.already_asleep),
+            tags: state.tags.names(&tags),
+            already_asleep_tags: state.tags.names(&plan.already_asleep),
             seconds: started.elapsed().as_secs_f64(),
             planned_release_bytes: plan.release_bytes,
             released_bytes,
@@ -268,58 +221,30 @@ impl State {
         let Some(undo) = undone else { return PoolError::SleepFailed { phase, source } };
         // A discard may concern tags that slept before: those go on sleeping, whatever of them is mapped.
         let tags = plan.tags.iter().map(|(tag, _)| *tag);
-        let stranded: Vec<TagKey> =
-            tags.filter(|tag| self.tag(*tag).state.is_held() && !self.is_whole(*tag)).collect();
+        let is_stranded = |tag: &TagKey| self.tags.get(*tag).state().is_held() && !self.is_whole(*tag);
+        let stranded: Vec<TagKey> = tags.filter(is_stranded).collect();
         if stranded.is_empty() {
             return PoolError::SleepFailed { phase, source };
         }
-        for tag in &stranded {
-            let entry = self.tag_mut(*tag);
-            entry.undefined |= entry.state == TagState::Undefined;
-            entry.state = TagState::Stranded;
-        }
-        let names = self.names(&stranded);
+        stranded.iter().for_each(|tag| self.tags.get_mut(*tag).strand());
+        let names = self.tags.names(&stranded);
         let names: Vec<&str> = names.iter().map(Tag::as_str).collect();
         PoolError::Stranded { phase, tags: names.join(", "), source: source.into(), undo: undo.into() }
-    }
-
-    /// Whether every chunk of a tag that somebody may be using is mapped and open.
-    fn is_whole(&self, tag: TagKey) -> bool {
-        let open = |backing| matches!(backing, Backing::Mapped { open: true, .. });
-        self.segments.values().filter(|segment| segment.tag == tag).all(|segment| {
-            let touched = self.touched_chunks(segment);
-            segment.chunks.iter().all(|(at, chunk)| open(chunk.backing) || !touched.contains(at))
-        })
     }
 
     /// The point of no return: from here on the tags sleep, and the memory of what leaves is in hand.
     fn commit_sleep(&mut self, plan: &SleepPlan) {
         for place in &plan.leaving {
-            if let Some(chunk) = self.chunk_mut(*place) {
-                chunk.backing = Backing::Absent;
-            }
+            self.heap.segments_mut().set_absent(*place);
         }
         for (tag, action) in &plan.tags {
-            let entry = self.tag_mut(*tag);
-            entry.state = match action {
-                SleepAction::Backup => TagState::AsleepBackedUp,
-                SleepAction::Drop => TagState::AsleepDropped,
-            };
-            entry.undefined = false;
-            entry.has_leftovers = false;
+            self.tags.get_mut(*tag).fall_asleep(*action);
             if *action == SleepAction::Drop {
-                self.forget_backups(*tag);
+                self.backups.forget(*tag);
             }
         }
-        let mut visited: Vec<TagKey> = plan
-            .leaving
-            .iter()
-            .filter_map(|(segment, _)| self.segments.get(*segment))
-            .map(|segment| segment.tag)
-            .chain(plan.tags.iter().map(|(tag, _)| *tag))
-            .collect();
-        visited.sort_unstable();
-        visited.dedup();
+        let falling = plan.tags.iter().map(|(tag, _)| *tag);
+        let visited: BTreeSet<TagKey> = self.tags_of(&plan.leaving).into_iter().chain(falling).collect();
         for tag in visited {
             // What has left is not here any more, and what has not is mapped.
             let _ = self.tidy(tag);
@@ -328,9 +253,12 @@ impl State {
 
     /// Tidies the tags of `places` that are awake, where an undo may have left idle memory unmapped.
     fn tidy_held(&mut self, places: &[Place]) -> Vec<Piece> {
-        let segments = places.iter().filter_map(|(segment, _)| self.segments.get(*segment));
-        let tags: BTreeSet<TagKey> = segments.map(|segment| segment.tag).collect();
-        let awake: Vec<TagKey> = tags.into_iter().filter(|tag| !self.tag(*tag).state.is_asleep()).collect();
+        let tags = self.tags_of(places).into_iter();
+        let awake: Vec<TagKey> = tags.filter(|tag| !self.tags.get(*tag).state().is_asleep()).collect();
         awake.into_iter().flat_map(|tag| self.tidy(tag)).collect()
+    }
+
+    fn tags_of(&self, places: &[Place]) -> BTreeSet<TagKey> {
+        places.iter().filter_map(|(segment, _)| self.heap.segments().tag_of(*segment)).collect()
     }
 }

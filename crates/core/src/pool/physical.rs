@@ -1,9 +1,9 @@
-//! Virtual memory: getting physical memory, and putting it at addresses and taking it away again.
+//! Physical memory: getting it, putting it at addresses and taking it away again.
 //!
 //! This is the mechanism under everything that moves memory. Allocating, waking and undoing a sleep bring
-//! pieces in; reclaiming, sleeping and undoing a wake take pieces out; and [`Vm::restore`] goes back to what
+//! pieces in; reclaiming, sleeping and undoing a wake take pieces out; and [`PhysicalMemory::restore`] goes back to what
 //! was. It works on copies of what the pool knows ([`Piece`]), so the pool's own lock is free meanwhile; one
-//! lock around the [`Vm`] orders those who move memory. Whatever a call could not finish it leaves in its
+//! lock around the [`PhysicalMemory`] orders those who move memory. Whatever a call could not finish it leaves in its
 //! pieces, from where the next call can go on: a step that cannot be undone is not lost, only left.
 //!
 //! Promise: the bytes held equal creates minus successful releases as the driver counted them, at any time.
@@ -14,28 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::segment::SegmentKey;
+use super::piece::{Backing, Piece};
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, StreamId};
-
-/// Physical memory of a chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Backing {
-    Absent,
-    /// Held, not mapped.
-    Held(BackingId),
-    Mapped {
-        id: BackingId,
-        open: bool,
-    },
-}
-
-/// A chunk that is being brought in or taken out.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Piece {
-    pub(super) segment: SegmentKey,
-    pub(super) range: DeviceRange,
-    pub(super) backing: Backing,
-}
 
 /// Figures that anybody may read at any time, in bytes.
 #[derive(Debug, Default)]
@@ -56,7 +36,7 @@ pub(super) struct MapTimes {
 
 /// Physical memory of a pool that is not in a segment, and the way in and out of one.
 #[derive(Debug)]
-pub(super) struct Vm {
+pub(super) struct PhysicalMemory {
     driver: Arc<dyn Driver>,
     counters: Arc<Counters>,
     /// Memory that is mapped nowhere, by size.
@@ -94,22 +74,7 @@ impl Counters {
     }
 }
 
-impl Piece {
-    /// A place without memory.
-    pub(super) fn absent(segment: SegmentKey, addr: u64, bytes: u64) -> Self {
-        Self { segment, range: DeviceRange::new(addr, bytes), backing: Backing::Absent }
-    }
-
-    pub(super) fn is_mapped(&self) -> bool {
-        matches!(self.backing, Backing::Mapped { .. })
-    }
-
-    fn is_shut(&self) -> bool {
-        matches!(self.backing, Backing::Mapped { open: false, .. })
-    }
-}
-
-impl Vm {
+impl PhysicalMemory {
     pub(super) fn new(driver: Arc<dyn Driver>, counters: Arc<Counters>) -> Self {
         Self {
             driver,

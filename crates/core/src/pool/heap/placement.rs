@@ -9,12 +9,12 @@
 
 use std::cmp::Reverse;
 
-use super::bins::UNIT_BYTES;
-use super::blocks::{Block, BlockKey, Kind};
-use super::segment::SegmentKey;
-use super::state::{LaneKey, State, TagKey};
-use super::vm::Piece;
-use super::{AllocRequest, Shape};
+use super::super::handle::BlockId;
+use super::super::keys::{BlockKey, LaneKey, SegmentKey, TagKey};
+use super::super::piece::Piece;
+use super::super::shape::UNIT_BYTES;
+use super::blocks::{Block, Kind};
+use super::Heap;
 use crate::driver::DeviceRange;
 
 /// How many pieces are looked at for a block smaller than a chunk.
@@ -23,59 +23,38 @@ const LOOKS: usize = 64;
 /// How many for a large one, which costs calls of the driver anyway.
 const MANY_LOOKS: usize = 512;
 
-/// Chunks of the largest span of a block that is freed as a whole. While a model loads, such blocks come and go in many
-/// sizes: larger spans seldom serve the next one where they are.
-const CHUNKS_OF_WHOLE: u64 = 4;
-
 /// A free range of addresses for a block.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Spot {
+pub(in crate::pool) struct Spot {
     /// The free piece that holds the first byte.
-    pub(super) first: BlockKey,
-    pub(super) start: u64,
+    first: BlockKey,
+    start: u64,
     /// Memory that it lacks.
-    pub(super) absent_bytes: u64,
-    /// A free chunk that the end would cut: its memory has to leave first.
-    cut: Option<u64>,
+    pub(in crate::pool) absent_bytes: u64,
+    /// A free chunk that the end would cut, by address and size: its memory has to leave first.
+    cut: Option<(u64, u64)>,
     /// Size of the piece that it begins in.
     piece_bytes: u64,
 }
 
 /// Where a block is being made.
 #[derive(Debug)]
-pub(super) struct Site {
-    pub(super) key: BlockKey,
+pub(in crate::pool) struct Site {
+    key: BlockKey,
     /// Where the block ends. What it has of its last granule behind that is free once there is memory.
-    pub(super) end: u64,
+    end: u64,
     /// The stamp of what it is made of.
-    pub(super) stamp: u64,
+    stamp: u64,
     /// To bring in.
-    pub(super) lacking: Vec<Piece>,
+    pub(in crate::pool) lacking: Vec<Piece>,
     /// To take out.
-    pub(super) leaving: Vec<Piece>,
+    pub(in crate::pool) leaving: Vec<Piece>,
 }
 
-impl State {
-    /// Whether a block is laid out as chunks and granules.
-    fn is_large(&self, bytes: u64) -> bool {
-        bytes >= self.shape.chunk_bytes && self.shape.chunk_bytes > self.shape.granule_bytes
-    }
-
-    /// The largest chunk that a block of a tag gets when it is allocated.
-    pub(super) fn largest_chunk(&self, tag: TagKey, request: &AllocRequest) -> u64 {
-        let Shape { chunk_bytes, span_bytes, .. } = self.shape;
-        if self.tag(tag).policy.is_discardable() {
-            span_bytes
-        } else if request.is_freed_whole {
-            span_bytes.min(CHUNKS_OF_WHOLE * chunk_bytes)
-        } else {
-            chunk_bytes
-        }
-    }
-
+impl Heap {
     /// A place that needs no memory, if one is found at once.
-    pub(super) fn ready_spot(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
-        if self.is_large(bytes) {
+    pub(in crate::pool) fn ready_spot(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
+        if self.shape.is_large(bytes) {
             return self.ready_large_spot(tag, lane, bytes);
         }
         if bytes >= self.shape.granule_bytes {
@@ -83,7 +62,7 @@ impl State {
         }
         // Every piece of this size holds the block, wherever its first aligned byte is.
         let wanted = bytes + align.saturating_sub(UNIT_BYTES);
-        let own = self.lane(lane).fine.find(&self.blocks, wanted);
+        let own = self.lists.lane(lane).fine().find(&self.blocks, wanted);
         let found = own.or_else(|| self.quiet_piece(tag, lane, wanted));
         found.map(|first| self.ready_at(first, self.blocks[first].addr.next_multiple_of(align)))
     }
@@ -96,18 +75,22 @@ impl State {
     /// that was made of granules has left.
     fn ready_large_spot(&self, tag: TagKey, lane: LaneKey, bytes: u64) -> Option<Spot> {
         let chunks_bytes = bytes / self.shape.chunk_bytes * self.shape.chunk_bytes;
-        let coarse = self.tag(tag).coarse.range((chunks_bytes, BlockKey::FIRST)..).take(LOOKS);
-        let ready = coarse
-            .filter_map(|(_, key)| self.spot(*key, self.blocks[*key].end() - chunks_bytes, bytes, lane))
+        let coarse = self.lists.tag(tag).coarse().range((chunks_bytes, BlockKey::FIRST)..).take(LOOKS);
+        let starts = coarse.flat_map(|(_, key)| {
+            let piece = &self.blocks[*key];
+            [(*key, piece.end() - chunks_bytes), (*key, piece.addr)]
+        });
+        let ready = starts
+            .filter_map(|(key, start)| self.spot(key, start, bytes, lane))
             .find(|spot| spot.absent_bytes == 0);
         ready.or_else(|| self.granules_for_large(lane, bytes).filter(|spot| spot.piece_bytes == bytes))
     }
 
     /// A fine piece of the lane's own that holds a large block: its stream can use it at once, though granules
     /// are better left to small blocks.
-    pub(super) fn granules_for_large(&self, lane: LaneKey, bytes: u64) -> Option<Spot> {
-        let large = self.is_large(bytes);
-        let fine = &self.lane(lane).fine;
+    pub(in crate::pool) fn granules_for_large(&self, lane: LaneKey, bytes: u64) -> Option<Spot> {
+        let large = self.shape.is_large(bytes);
+        let fine = self.lists.lane(lane).fine();
         let slack = self.shape.granule_bytes - UNIT_BYTES; // Wherever its first whole granule begins.
         let find = || fine.find(&self.blocks, bytes + slack).or_else(|| fine.find(&self.blocks, bytes));
         let found = large.then(find).flatten();
@@ -121,9 +104,9 @@ impl State {
 
     /// A fine piece of another lane that is quiet.
     fn quiet_piece(&self, tag: TagKey, lane: LaneKey, bytes: u64) -> Option<BlockKey> {
-        let others = self.tag(tag).lanes.iter().filter(|other| **other != lane);
+        let others = self.lists.tag(tag).lanes().iter().filter(|other| **other != lane);
         others
-            .filter_map(|other| self.lane(*other).fine.find(&self.blocks, bytes))
+            .filter_map(|other| self.lists.lane(*other).fine().find(&self.blocks, bytes))
             .find(|key| self.is_quiet(&self.blocks[*key]))
     }
 
@@ -132,8 +115,8 @@ impl State {
     /// block can go on in this one's last granule, and the smaller pieces leave whole.
     fn tightest_piece(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
         let granule = self.shape.granule_bytes;
-        let pieces = self.tag(tag).lanes.iter().flat_map(|other| {
-            let pieces = self.lane(*other).fine.largest_first(&self.blocks, bytes);
+        let pieces = self.lists.tag(tag).lanes().iter().flat_map(|other| {
+            let pieces = self.lists.lane(*other).fine().largest_first(&self.blocks, bytes);
             pieces.take(LOOKS).filter(|key| self.is_usable(&self.blocks[*key], lane))
         });
         let spots = pieces.flat_map(|first| {
@@ -152,8 +135,8 @@ impl State {
     }
 
     /// Of all places in the tag's segments, the one that lacks the least memory.
-    pub(super) fn cheapest_spot(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
-        let spots: Box<dyn Iterator<Item = Spot> + '_> = if self.is_large(bytes) {
+    pub(in crate::pool) fn cheapest_spot(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
+        let spots: Box<dyn Iterator<Item = Spot> + '_> = if self.shape.is_large(bytes) {
             Box::new(self.large_spots(tag, lane, bytes))
         } else {
             Box::new(self.small_spots(tag, lane, bytes, align))
@@ -163,8 +146,8 @@ impl State {
 
     fn large_spots(&self, tag: TagKey, lane: LaneKey, bytes: u64) -> impl Iterator<Item = Spot> {
         let chunk_bytes = self.shape.chunk_bytes;
-        let entry = self.tag(tag);
-        let coarse = entry.coarse.iter().rev().take(MANY_LOOKS).flat_map(move |(piece_bytes, key)| {
+        let lists = self.lists.tag(tag);
+        let coarse = lists.coarse().iter().rev().take(MANY_LOOKS).flat_map(move |(piece_bytes, key)| {
             let addr = self.blocks[*key].addr;
             // From its beginning, or so that its end is where the block's chunks end and its granules begin.
             let chunks_bytes = (bytes / chunk_bytes * chunk_bytes).min(*piece_bytes);
@@ -172,15 +155,15 @@ impl State {
             [Some(addr), (late > addr).then_some(late)].into_iter().flatten().map(|start| (*key, start))
         });
         // The tightest that holds all of it is among them, and so are new addresses.
-        let holding = entry.bare.range((bytes, BlockKey::FIRST)..).take(1);
-        let bare = entry.bare.iter().rev().take(MANY_LOOKS).chain(holding);
+        let holding = lists.bare().range((bytes, BlockKey::FIRST)..).take(1);
+        let bare = lists.bare().iter().rev().take(MANY_LOOKS).chain(holding);
         let bare = bare.map(|(_, key)| (*key, self.blocks[*key].addr));
         coarse.chain(bare).filter_map(move |(key, start)| self.spot(key, start, bytes, lane))
     }
 
     /// Places at the beginning of bare pieces, and those that begin in the free end of a granule before one.
     fn small_spots(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> impl Iterator<Item = Spot> {
-        let bare = &self.tag(tag).bare;
+        let bare = self.lists.tag(tag).bare();
         let holding = bare.range((bytes, BlockKey::FIRST)..).take(LOOKS);
         // One whose neighbour helps out may be smaller, by less than a granule.
         let least = bytes.saturating_sub(self.shape.granule_bytes);
@@ -209,22 +192,21 @@ impl State {
                     granule_bytes += (to - from) % chunk_bytes;
                 }
                 Kind::Fine if self.is_usable(block, lane) => granule_bytes += to - from,
-                Kind::Coarse if self.is_large(bytes) && self.is_usable(block, lane) => {
-                    let rest = self.cut_off(block, from, to)?;
-                    if rest > 0 {
+                Kind::Coarse if self.shape.is_large(bytes) && self.is_usable(block, lane) => {
+                    if let Some((at, chunk_bytes)) = self.cut_off(block, from, to)? {
                         // The chunk leaves, and granules come in its place.
                         if !self.is_quiet(block) {
                             return None;
                         }
-                        cut = Some(to - rest);
-                        absent_bytes += rest.next_multiple_of(granule);
-                        granule_bytes += rest;
+                        cut = Some((at, chunk_bytes));
+                        absent_bytes += (to - at).next_multiple_of(granule);
+                        granule_bytes += to - at;
                     }
                 }
                 _ => return None,
             }
             if to == end {
-                if self.is_large(bytes) && granule_bytes > bytes % chunk_bytes {
+                if self.shape.is_large(bytes) && granule_bytes > bytes % chunk_bytes {
                     return None; // Granules in place of chunks would be missed where only granules will do.
                 }
                 let piece_bytes = self.blocks[first].bytes();
@@ -234,31 +216,31 @@ impl State {
         None
     }
 
-    /// What of `from..to` in a coarse piece lies in the chunk that is cut at `to`. `None` where a block cannot lie there:
-    /// a span is never cut.
-    fn cut_off(&self, piece: &Block, from: u64, to: u64) -> Option<u64> {
+    /// The chunk of a coarse piece that `to` cuts, by address and size, if any. `None` where a block cannot lie at
+    /// `from..to`: a span is never cut.
+    fn cut_off(&self, piece: &Block, from: u64, to: u64) -> Option<Option<(u64, u64)>> {
         if from == piece.addr && to == piece.end() {
-            return Some(0);
+            return Some(None);
         }
-        let segment = self.segments.get(self.segment_of(piece.addr))?;
+        let segment = self.segments.get(self.segments.of_addr(piece.addr))?;
         match (segment.across(from), segment.across(to)) {
             (Some(_), _) => None,
             (None, Some((_, chunk))) if chunk.bytes > self.shape.chunk_bytes => None,
-            (None, across) => Some(across.map_or(0, |(at, _)| to - at)),
+            (None, across) => Some(across.map(|(at, chunk)| (at, chunk.bytes))),
         }
     }
 
     /// Makes the spot a block in use, which no handle finds yet. With it come the rest of its last granule, the
     /// memory that it lacks, in chunks of at most `largest_bytes`, and the memory that has to leave.
-    pub(super) fn occupy(&mut self, spot: &Spot, lane: LaneKey, bytes: u64, largest_bytes: u64) -> Site {
-        let segment = self.segment_of(spot.start);
+    pub(in crate::pool) fn occupy(&mut self, spot: &Spot, lane: LaneKey, bytes: u64, largest_bytes: u64) -> Site {
+        let segment = self.segments.of_addr(spot.start);
         let end = spot.start + bytes;
         let mut leaving = Vec::new();
         let mut first = spot.first;
-        if let Some(cut) = spot.cut {
-            leaving.extend(self.piece((segment, cut)));
+        if let Some((cut, cut_bytes)) = spot.cut {
+            leaving.extend(self.segments.piece((segment, cut)));
             let key = self.block_at(first, cut);
-            let bare = self.strip(segment, key, cut, cut + self.shape.chunk_bytes);
+            let bare = self.strip_from(segment, key, cut, cut + cut_bytes);
             first = self.block_at(bare, spot.start);
         }
         let lacking = self.lacking(first, segment, (spot.start, end), largest_bytes);
@@ -289,9 +271,53 @@ impl State {
                 continue;
             }
             let (at, to) = (block.addr.max(start), block.end().min(end));
-            let pieces = self.shape.pieces(DeviceRange::new(at, to - at), largest_bytes);
-            lacking.extend(pieces.map(|piece| Piece::absent(segment, piece.addr, piece.bytes)));
+            let range = DeviceRange::new(at, to - at);
+            let absent = |piece: DeviceRange| Piece::absent(segment, piece.addr, piece.bytes);
+            if largest_bytes > self.shape.chunk_bytes {
+                lacking.extend(self.shape.exact_pieces(range, largest_bytes).map(absent));
+            } else {
+                lacking.extend(self.shape.pieces(range).map(absent));
+            }
         }
         lacking
+    }
+
+    /// Makes a spot that lacks nothing a live block, for a request of so many bytes, rounded to `bytes`.
+    pub(in crate::pool) fn take(
+        &mut self,
+        spot: &Spot,
+        lane: LaneKey,
+        bytes: u64,
+        requested_bytes: u64,
+    ) -> (BlockId, DeviceRange) {
+        let key = self.claim(spot.first, spot.start, spot.start + bytes);
+        (self.enliven(key, lane, requested_bytes), DeviceRange::new(spot.start, bytes))
+    }
+
+    /// The site has its memory: makes it a live block, and what its last granule has left a free piece.
+    pub(in crate::pool) fn finish(
+        &mut self,
+        site: &Site,
+        lane: LaneKey,
+        requested_bytes: u64,
+    ) -> (BlockId, DeviceRange) {
+        self.segments.store(&site.lacking);
+        let is_cut = |piece: &Piece| piece.range.bytes > self.shape.granule_bytes && piece.range.end() > site.end;
+        if site.lacking.last().is_some_and(is_cut) {
+            self.lists.note_cut_chunks(self.lists.lane(lane).tag);
+        }
+        if self.blocks[site.key].end() > site.end {
+            let rest = self.blocks.split(site.key, site.end);
+            self.scatter_by_chunks(rest, 0);
+        }
+        let id = self.enliven(site.key, lane, requested_bytes);
+        let block = &self.blocks[site.key];
+        (id, DeviceRange::new(block.addr, block.bytes()))
+    }
+
+    /// The site gets no memory: everything is free again. Returns the block that it was, and a piece near it.
+    pub(in crate::pool) fn abandon(&mut self, site: &Site) -> (Block, BlockKey) {
+        let block = self.blocks[site.key];
+        (block, self.scatter_by_chunks(site.key, site.stamp))
     }
 }

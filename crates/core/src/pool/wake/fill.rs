@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::error::{Corruption, Phase, PoolError};
-use super::report::{Verify, WakeProgress, WakeRequest, add};
-use super::sample::Sample;
-use super::segment::{Stored, runs};
-use super::wake::Woken;
+use super::super::backups::sample::Sample;
+use super::super::backups::{Stored, runs};
+use super::super::error::{Corruption, Phase, PoolError, Result};
+use super::super::report::{Verify, WakeProgress, WakeRequest, add};
+use super::super::shared::Shared;
+use super::Woken;
 use super::ways::{Way, Ways};
-use super::{Result, Shared};
 use crate::backup::Room;
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending};
@@ -30,10 +30,10 @@ use crate::tag::Tag;
 /// Between two looks at copies in flight: short beside what the ways have room for.
 const ROOM_PAUSE: Duration = Duration::from_micros(100);
 
-/// What a chunk gets back.
+/// What a chunk or an extent gets back.
 #[derive(Debug)]
 pub(super) struct Filling {
-    /// The number of its piece in the plan.
+    /// The number of the last piece in the plan that is written to.
     pub(super) piece: usize,
     pub(super) tag: Tag,
     pub(super) range: DeviceRange,
@@ -44,6 +44,19 @@ pub(super) struct Filling {
 pub(super) enum With {
     Zeros,
     Backup { room: Arc<Room>, granules: Vec<Option<Stored>> },
+}
+
+impl Filling {
+    /// Where what is written ends.
+    pub(super) fn end(&self, granule_bytes: u64) -> u64 {
+        match &self.with {
+            With::Zeros => self.range.end(),
+            With::Backup { granules, .. } => {
+                let last = granules.iter().rposition(Option::is_some).unwrap_or(0);
+                self.range.addr + (last as u64 + 1) * granule_bytes
+            }
+        }
+    }
 }
 
 /// Work that is on its way, in the order of the plan.
@@ -106,7 +119,7 @@ impl<'a> Filler<'a> {
         let zeros = fillings.iter().filter(|filling| matches!(filling.with, With::Zeros));
         let zeroed_bytes: u64 = zeros.map(|filling| filling.range.bytes).sum();
         let stored_bytes = stored_granules * granule_bytes;
-        let ways = Ways::new(shared.kernel_stream.is_some(), granule_bytes);
+        let ways = Ways::new(shared.streams.kernel().is_some(), granule_bytes);
         Self {
             shared,
             fillings,
@@ -147,7 +160,7 @@ impl<'a> Filler<'a> {
 
     fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
         let driver = &self.shared.driver;
-        let engine_stream = self.shared.copy_stream(turn);
+        let engine_stream = self.shared.streams.copy(turn);
         let With::Backup { room, granules } = &filling.with else {
             let zeros = driver.zero(engine_stream, filling.range).map_err(|source| (Phase::Zero, source))?;
             self.zeroed_bytes += filling.range.bytes;
@@ -166,7 +179,7 @@ impl<'a> Filler<'a> {
         let Some(way) = self.way_with_room() else { return Ok(()) };
         let stream = match way {
             Way::Engine => engine_stream,
-            Way::Kernel => self.shared.kernel_stream.unwrap_or(engine_stream),
+            Way::Kernel => self.shared.streams.kernel().unwrap_or(engine_stream),
         };
         let copy = room.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
         self.ways.queued(driver.now(), self.queued.len(), bytes);
@@ -265,7 +278,7 @@ impl Shared {
     fn verify(&self, checks: &[Check<'_>]) -> Result<u64> {
         let at = |source| PoolError::WakeFailed { phase: Phase::Verify, source };
         let granule_bytes = self.shape.granule_bytes;
-        let share = checks.len().div_ceil(self.driver.info().save_streams.max(1)).max(1);
+        let share = checks.len().div_ceil(self.streams.saves()).max(1);
         let (mut asked, mut failed) = (Vec::new(), None);
         for (turn, checks) in checks.chunks(share).enumerate() {
             let next = |a: &Check<'_>, b: &Check<'_>| {
@@ -276,7 +289,7 @@ impl Shared {
                 DeviceRange::new(run[0].range(granule_bytes).addr, run.len() as u64 * granule_bytes)
             };
             let ranges: Vec<DeviceRange> = checks.chunk_by(next).map(range).collect();
-            match self.driver.digest(self.save_stream(turn), &ranges) {
+            match self.driver.digest(self.streams.save(turn), &ranges) {
                 Ok(digests) => asked.push((checks, digests)),
                 Err(error) => {
                     failed = Some(at(error));

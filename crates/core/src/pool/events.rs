@@ -1,13 +1,13 @@
-//! Finding out what has passed: events are recorded and asked for here, with no lock but that of the [`Vm`].
+//! Finding out what has passed: events are recorded and asked for here, with no lock but that of the [`PhysicalMemory`].
 
 use std::thread;
 use std::time::Duration;
 
 use super::capture::is_captured;
 use super::clocks::ClockKey;
-use super::error::PoolError;
-use super::vm::Vm;
-use super::{Result, Shared};
+use super::error::{PoolError, Result};
+use super::physical::PhysicalMemory;
+use super::shared::Shared;
 use crate::driver::{DriverError, DriverErrorKind, EventId};
 
 /// Between two looks at the events of several streams.
@@ -29,36 +29,36 @@ impl Shared {
     /// Records an event on every stream under which something was freed, and asks for those under way. What
     /// has passed becomes quiet. Never blocks; an error is returned when everything else was tried. Does nothing while
     /// a stream is being captured.
-    pub(super) fn poll(&self, _vm: &Vm) -> Option<DriverError> {
+    pub(super) fn poll(&self, _vm: &PhysicalMemory) -> Option<DriverError> {
         {
             let state = self.state.lock_anyway();
-            if !state.clocks.any_pending() && state.waiting.is_empty() {
+            if !state.heap.clocks().any_pending() && !state.heap.is_waiting() {
                 return None;
             }
         }
         match self.captured() {
             Ok(None) => {}
             Ok(Some(_)) => {
-                self.state.lock_anyway().clocks.hold_up(true);
+                self.state.lock_anyway().heap.clocks_mut().hold_up(true);
                 return None;
             }
             Err(error) => return Some(error),
         }
-        let due = self.state.lock_anyway().clocks.begin();
+        let due = self.state.lock_anyway().heap.clocks_mut().begin();
         let (mut refused, mut held_up) = (None, false);
         for due in due {
             let recorded = self.driver.event_record(due.stream);
             let mut state = self.state.lock_anyway();
             match recorded {
-                Ok(event) => state.clocks.recorded(due, event),
+                Ok(event) => state.heap.clocks_mut().recorded(due, event),
                 // A stream ends when its work has finished.
                 Err(error) if is_unknown(&error) => {
-                    let done = state.clocks.pass(due.clock, due.tick);
+                    let done = state.heap.clocks_mut().pass(due.clock, due.tick);
                     drop(state);
                     self.forget(done);
                 }
                 Err(error) => {
-                    state.clocks.not_recorded(due);
+                    state.heap.clocks_mut().not_recorded(due);
                     // A capture may have begun just now.
                     held_up |= is_captured(&error);
                     refused = refused.or(Some(error).filter(|error| !is_captured(error)));
@@ -67,8 +67,8 @@ impl Shared {
         }
         let flying = {
             let mut state = self.state.lock_anyway();
-            state.clocks.hold_up(held_up);
-            state.clocks.flying()
+            state.heap.clocks_mut().hold_up(held_up);
+            state.heap.clocks().flying()
         };
         let mut late = None;
         for (clock, tick, event) in flying {
@@ -79,7 +79,7 @@ impl Shared {
                 Ok(true) => self.pass(clock, tick),
                 Ok(false) => late = Some(clock),
                 // Somebody who waited for it has seen it pass.
-                Err(error) if is_unknown(&error) => drop(self.state.lock_anyway().clocks.pass(clock, tick)),
+                Err(error) if is_unknown(&error) => drop(self.state.lock_anyway().heap.clocks_mut().pass(clock, tick)),
                 Err(error) => {
                     late = Some(clock);
                     refused = Some(error);
@@ -96,7 +96,7 @@ impl Shared {
         loop {
             let (news, held_up, flying) = {
                 let state = self.state.lock_anyway();
-                (state.clocks.news(), state.clocks.is_held_up(), state.clocks.flying())
+                (state.heap.clocks().news(), state.heap.clocks().is_held_up(), state.heap.clocks().flying())
             };
             if news != seen {
                 return Ok(Waited::News);
@@ -121,7 +121,7 @@ impl Shared {
                     _ => self.pass(clock, tick),
                 }
             }
-            if self.state.lock_anyway().clocks.news() == seen {
+            if self.state.lock_anyway().heap.clocks().news() == seen {
                 thread::sleep(pause);
                 pause = (pause * 2).min(PAUSE_MAX);
             }
@@ -140,7 +140,7 @@ impl Shared {
     }
 
     fn pass(&self, clock: ClockKey, tick: u64) {
-        let done = self.state.lock_anyway().clocks.pass(clock, tick);
+        let done = self.state.lock_anyway().heap.clocks_mut().pass(clock, tick);
         self.forget(done);
     }
 
@@ -148,15 +148,15 @@ impl Shared {
     pub(super) fn quiesce(&self) -> Result<(), DriverError> {
         let (due, flying) = {
             let mut state = self.state.lock_anyway();
-            (state.clocks.begin(), state.clocks.flying())
+            (state.heap.clocks_mut().begin(), state.heap.clocks().flying())
         };
         let idle = self.driver.synchronize();
         let mut state = self.state.lock_anyway();
         if idle.is_err() {
-            due.into_iter().for_each(|due| state.clocks.not_recorded(due));
+            due.into_iter().for_each(|due| state.heap.clocks_mut().not_recorded(due));
             return idle;
         }
-        let done = state.clocks.pass_all(&due, &flying);
+        let done = state.heap.clocks_mut().pass_all(&due, &flying);
         state.settle_waiting();
         drop(state);
         self.forget(done);
@@ -167,21 +167,12 @@ impl Shared {
     pub(super) fn forget_clocks(&self) {
         let done = {
             let mut state = self.state.lock_anyway();
-            let flying = state.clocks.flying();
-            let done = state.clocks.pass_all(&[], &flying);
+            let flying = state.heap.clocks().flying();
+            let done = state.heap.clocks_mut().pass_all(&[], &flying);
             state.settle_waiting();
             done
         };
         self.forget(done);
-    }
-
-    /// For whoever lets go of a tag or a chunk: a panic (of a store of backups, or of who is told of progress) has left
-    /// copies that nobody waits for, and nothing may be unmapped under them.
-    pub(super) fn settle_after_panic(&self) {
-        if thread::panicking() {
-            // A device that does not answer has nothing that could be saved.
-            let _ = self.settle_copies();
-        }
     }
 
     /// Events that are not needed any more. One that the driver does not let go of ends with it.

@@ -6,19 +6,12 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::bins::UNIT_BYTES;
-
-/// The largest that a block can be, and so a segment: 2 TiB less a unit.
-pub(super) const BYTES_MAX: u64 = u32::MAX as u64 * UNIT_BYTES;
-
-/// A block of a pool. The key of a block that is gone may come back as that of another; whoever keeps keys
-/// outside compares the block's serial too.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct BlockKey(u32);
+use super::super::keys::BlockKey;
+use super::super::shape::UNIT_BYTES;
 
 /// What a block is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Kind {
+pub(in crate::pool) enum Kind {
     /// Not a block: a place in the table that is free.
     #[default]
     Vacant,
@@ -40,8 +33,8 @@ pub(super) enum Kind {
 
 /// A piece of a segment.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Block {
-    pub(super) addr: u64,
+pub(in crate::pool) struct Block {
+    pub(in crate::pool) addr: u64,
     pub(super) units: u32,
     /// Of a live block: which allocation of the pool it is. Of a free one: up to which tick of its stream's
     /// clock it may be in use.
@@ -52,7 +45,7 @@ pub(super) struct Block {
     pub(super) bin_prev: BlockKey,
     pub(super) bin_next: BlockKey,
     /// The tag and stream it was allocated for or freed by.
-    pub(super) lane: u16,
+    pub(in crate::pool) lane: u16,
     /// Bytes at the end that were not asked for.
     pub(super) slack: u16,
 }
@@ -69,30 +62,12 @@ pub(super) struct Blocks {
 
 impl Kind {
     /// Whether somebody may be using it.
-    pub(super) fn is_used(self) -> bool {
+    pub(in crate::pool) fn is_used(self) -> bool {
         matches!(self, Self::Live | Self::Waiting)
     }
 }
 
-impl BlockKey {
-    pub(super) const NONE: Self = Self(u32::MAX);
-    /// The smallest of all keys.
-    pub(super) const FIRST: Self = Self(0);
-
-    pub(super) const fn is_none(self) -> bool {
-        self.0 == Self::NONE.0
-    }
-
-    pub(super) const fn is_some(self) -> bool {
-        !self.is_none()
-    }
-
-    pub(super) fn some(self) -> Option<Self> {
-        self.is_some().then_some(self)
-    }
-}
-
-/// Bytes of a block in units. Nothing larger than [`BYTES_MAX`] becomes a block.
+/// Bytes of a block in units. Nothing larger than [`BYTES_MAX`](super::super::shape::BYTES_MAX) becomes a block.
 fn to_units(bytes: u64) -> u32 {
     u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX)
 }
@@ -114,21 +89,21 @@ impl Default for Block {
 }
 
 impl Block {
-    /// A block on its own, of at most [`BYTES_MAX`].
+    /// A block on its own, of at most [`BYTES_MAX`](super::super::shape::BYTES_MAX).
     pub(super) fn new(addr: u64, bytes: u64) -> Self {
         Self { addr, units: to_units(bytes), ..Self::default() }
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    pub(in crate::pool) fn bytes(&self) -> u64 {
         u64::from(self.units) * UNIT_BYTES
     }
 
     /// Of a live block: what was asked for.
-    pub(super) fn requested_bytes(&self) -> u64 {
+    pub(in crate::pool) fn requested_bytes(&self) -> u64 {
         self.bytes() - u64::from(self.slack)
     }
 
-    pub(super) fn end(&self) -> u64 {
+    pub(in crate::pool) fn end(&self) -> u64 {
         self.addr + self.bytes()
     }
 }

@@ -13,16 +13,16 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use super::error::{Phase, PoolError};
-use super::plan::{Save, SleepPlan};
-use super::report::{SleepPhases, add};
+use super::super::error::{Phase, PoolError, Result};
+use super::super::keys::TagKey;
+use super::super::report::{SleepPhases, add};
+use super::super::shared::Shared;
+use super::super::state::State;
 use super::sample::Sample;
-use super::segment::{Backup, Stored, runs};
-use super::state::{State, TagKey};
-use super::{Result, Shared};
+use super::{Backup, Save, Stored, runs};
 use crate::backup::Room;
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, Pending};
+use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::tag::Changes;
 
 /// Copies in flight per stream: one that runs, one that waits.
@@ -30,16 +30,16 @@ const COPIES_PER_STREAM: usize = 2;
 
 /// What the first half of a sleep did.
 #[derive(Debug, Default)]
-pub(super) struct Saved {
-    pub(super) copied_bytes: u64,
-    pub(super) unchanged_bytes: u64,
-    pub(super) trusted_bytes: u64,
-    pub(super) phases: SleepPhases,
+pub(in crate::pool) struct Saved {
+    pub(in crate::pool) copied_bytes: u64,
+    pub(in crate::pool) unchanged_bytes: u64,
+    pub(in crate::pool) trusted_bytes: u64,
+    pub(in crate::pool) phases: SleepPhases,
 }
 
 /// A copy on its way into a backup.
-pub(super) struct Saving<'a> {
-    pub(super) save: &'a Save,
+pub(in crate::pool) struct Saving<'a> {
+    save: &'a Save,
     /// Of the granules that the copy does not bring.
     granules: Vec<Option<Stored>>,
     /// Granules that it brings.
@@ -56,6 +56,14 @@ struct Kept {
     trusted: usize,
 }
 
+/// What a sleep backs up, and the tags that fall asleep.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::pool) struct Saver<'a> {
+    pub(in crate::pool) shared: &'a Shared,
+    pub(in crate::pool) saves: &'a [Save],
+    pub(in crate::pool) falling: &'a [TagKey],
+}
+
 /// A granule whose digest is asked for.
 struct Question {
     turn: usize,
@@ -69,15 +77,15 @@ fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
     move |source| PoolError::SleepFailed { phase, source }
 }
 
-impl Shared {
-    /// Brings every backup of the plan up to date.
-    pub(super) fn save(&self, plan: &SleepPlan, saved: &mut Saved) -> Result<()> {
+impl<'a> Saver<'a> {
+    /// Brings every backup up to date.
+    pub(in crate::pool) fn save(&self, saved: &mut Saved) -> Result<()> {
         let started = Instant::now();
-        let kept = self.unchanged(&plan.saves)?;
+        let kept = self.unchanged()?;
         add(&mut saved.phases.digest_s, started.elapsed());
         let started = Instant::now();
         let mut flying: VecDeque<Saving<'_>> = VecDeque::new();
-        let copied = self.copy_changed(plan, &kept, &mut flying, saved);
+        let copied = self.copy_changed(&kept, &mut flying, saved);
         // After a failure nothing stays in flight: it would hold host memory that the next try may need.
         let left: Vec<DriverError> =
             flying.into_iter().filter_map(|saving| saving.copy.wait().err()).collect();
@@ -85,30 +93,29 @@ impl Shared {
         copied.and(left.into_iter().next().map_or(Ok(()), |source| Err(at(Phase::Copy)(source))))
     }
 
-    fn copy_changed<'a>(
+    fn copy_changed(
         &self,
-        plan: &'a SleepPlan,
         kept: &[Kept],
         flying: &mut VecDeque<Saving<'a>>,
         saved: &mut Saved,
     ) -> Result<()> {
-        let granule_bytes = self.shape.granule_bytes;
-        let changed: Vec<(&Save, &Kept)> = plan
+        let granule_bytes = self.shared.shape.granule_bytes;
+        let changed: Vec<(&Save, &Kept)> = self
             .saves
             .iter()
             .zip(kept)
             .filter(|(save, kept)| kept.granules.len() < save.granules.len())
             .collect();
-        let mut rooms = self.new_rooms(plan, &changed).map_err(at(Phase::Copy))?;
+        let mut rooms = self.new_rooms(&changed).map_err(at(Phase::Copy))?;
         for kept in kept {
             saved.trusted_bytes += kept.trusted as u64 * granule_bytes;
             saved.unchanged_bytes += kept.granules.len() as u64 * granule_bytes;
         }
         for (turn, (save, kept)) in changed.into_iter().enumerate() {
-            if flying.len() >= COPIES_PER_STREAM * self.driver.info().save_streams.max(1) {
+            if flying.len() >= COPIES_PER_STREAM * self.shared.streams.saves() {
                 self.store_next(flying, saved)?;
             }
-            let old = self.state.lock_anyway().take_backup(save);
+            let old = self.shared.state.lock_anyway().backups.take(save);
             let (room, granules) = match old {
                 Some(Backup { room, granules }) if room.is_free() => (Arc::into_inner(room), granules),
                 _ => (None, Vec::new()),
@@ -116,8 +123,8 @@ impl Shared {
             let (room, granules) = match room {
                 Some(room) => (room, granules),
                 None => {
-                    let room = rooms.remove(&turn).unwrap_or_else(|| self.one_room(save.bytes));
-                    (self.wait_for_room(plan, save, room).map_err(at(Phase::Copy))?, Vec::new())
+                    let room = rooms.remove(&turn).unwrap_or_else(|| self.shared.one_room(save.bytes));
+                    (self.wait_for_room(save, room).map_err(at(Phase::Copy))?, Vec::new())
                 }
             };
             // A room that is not the old one keeps nothing of what was unchanged.
@@ -132,8 +139,8 @@ impl Shared {
                 .copied()
                 .filter(|granule| keep.binary_search(granule).is_err())
                 .collect();
-            let stream = self.save_stream(turn);
-            let copy = self.start_copy(save, room, granules, fresh, stream).map_err(at(Phase::Copy))?;
+            let stream = self.shared.streams.save(turn);
+            let copy = self.shared.start_copy(save, room, granules, fresh, stream).map_err(at(Phase::Copy))?;
             flying.push_back(copy);
         }
         while !flying.is_empty() {
@@ -146,37 +153,27 @@ impl Shared {
     /// freed meanwhile.
     fn new_rooms(
         &self,
-        plan: &SleepPlan,
         changed: &[(&Save, &Kept)],
     ) -> Result<BTreeMap<usize, Pending<Room>>, DriverError> {
         let (turns, sizes): (Vec<usize>, Vec<u64>) = {
-            let state = self.state.lock_anyway();
+            let state = self.shared.state.lock_anyway();
             let without = changed.iter().enumerate().filter(|(_, (save, _))| !state.has_room(save));
             without.map(|(turn, (save, _))| (turn, save.bytes)).unzip()
         };
         if sizes.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let rooms = match self.backups.rooms(&sizes) {
-            Err(error) if is_lacking(&error) => self.with_host_memory(plan, || self.backups.rooms(&sizes))?,
+        let rooms = match self.shared.backups.rooms(&sizes) {
+            Err(error) if is_lacking(&error) => self.with_host_memory(|| self.shared.backups.rooms(&sizes))?,
             rooms => rooms?,
         };
         Ok(turns.into_iter().zip(rooms).collect())
     }
 
-    pub(super) fn one_room(&self, bytes: u64) -> Pending<Room> {
-        let room = self.backups.rooms(&[bytes]).map(|mut rooms| rooms.pop());
-        Pending::new(move || match room {
-            Ok(Some(room)) => room.wait(),
-            Ok(None) => Err(DriverError::invalid(crate::driver::Op::HostAlloc, "a store gave no room")),
-            Err(error) => Err(error),
-        })
-    }
-
-    fn wait_for_room(&self, plan: &SleepPlan, save: &Save, room: Pending<Room>) -> Result<Room, DriverError> {
+    fn wait_for_room(&self, save: &Save, room: Pending<Room>) -> Result<Room, DriverError> {
         match room.wait() {
             Err(error) if is_lacking(&error) => {
-                self.with_host_memory(plan, || self.one_room(save.bytes).wait())
+                self.with_host_memory(|| self.shared.one_room(save.bytes).wait())
             }
             room => room,
         }
@@ -184,55 +181,52 @@ impl Shared {
 
     /// The host has too little memory: once more, when nothing has any that only saves time. Whoever prepares a
     /// sleep ends and lets go of what was asked for ahead; backups of what is awake, and stays so, go.
-    fn with_host_memory<T>(&self, plan: &SleepPlan, again: impl FnOnce() -> T) -> T {
-        self.starving.fetch_add(1, Ordering::Relaxed);
-        let alone = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.starving.fetch_sub(1, Ordering::Relaxed);
-        self.state.lock_anyway().let_idle_backups_go(plan);
+    fn with_host_memory<T>(&self, again: impl FnOnce() -> T) -> T {
+        self.shared.starving.fetch_add(1, Ordering::Relaxed);
+        let alone = self.shared.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shared.starving.fetch_sub(1, Ordering::Relaxed);
+        self.shared.state.lock_anyway().let_idle_backups_go(self.falling);
         let result = again();
         drop(alone);
         result
     }
 
     /// For each save, the granules whose backup is what the device holds.
-    fn unchanged(&self, saves: &[Save]) -> Result<Vec<Kept>> {
+    fn unchanged(&self) -> Result<Vec<Kept>> {
+        let saves = self.saves;
         let mut kept = vec![Kept::default(); saves.len()];
-        let fast_digests = self.driver.info().fast_digests;
-        let (questions, sampled) = self.state.lock_anyway().questions(saves, fast_digests, &mut kept);
-        let digests = self.digests(saves, &questions).map_err(at(Phase::Compare))?;
+        let fast_digests = self.shared.driver.info().fast_digests;
+        let (questions, sampled) = self.shared.state.lock_anyway().questions(saves, fast_digests, &mut kept);
+        let digests = self.digests(&questions).map_err(at(Phase::Compare))?;
         for (question, found) in questions.iter().zip(digests) {
             if found == question.expected {
                 kept[question.turn].granules.push(question.granule);
             } else if question.trusted {
-                return Err(self.end_trust(
+                return Err(self.shared.end_trust(
                     &saves[question.turn],
                     question.granule,
                     [question.expected, found],
                 ));
             }
         }
-        let mut state = self.state.lock_anyway();
-        sampled.into_iter().for_each(|tag| state.tag_mut(tag).checks += 1);
+        let mut state = self.shared.state.lock_anyway();
+        sampled.into_iter().for_each(|tag| state.tags.get_mut(tag).note_check());
         for (save, kept) in saves.iter().zip(&mut kept) {
             kept.granules.sort_unstable();
-            let Some(backup) = state.backup_mut(save.place) else { continue };
-            for granule in &kept.granules {
-                let stored = backup.granules.get_mut(*granule).and_then(Option::as_mut);
-                stored.into_iter().for_each(|stored| stored.proven = true);
-            }
+            state.backups.prove(save, &kept.granules);
         }
         Ok(kept)
     }
 
     /// Digests of the device's granules, in the order of the questions: asked all at once, spread over the streams.
-    fn digests(&self, saves: &[Save], questions: &[Question]) -> Result<Vec<Digest>, DriverError> {
-        let share = questions.len().div_ceil(self.driver.info().save_streams.max(1)).max(1);
+    fn digests(&self, questions: &[Question]) -> Result<Vec<Digest>, DriverError> {
+        let share = questions.len().div_ceil(self.shared.streams.saves()).max(1);
         let (mut asked, mut failed) = (Vec::new(), None);
         for (turn, questions) in questions.chunks(share).enumerate() {
             let next = |a: &Question, b: &Question| a.turn == b.turn && a.granule + 1 == b.granule;
-            let range = |run: &[Question]| self.granule_range(&saves[run[0].turn], run[0].granule, run.len());
+            let range = |run: &[Question]| self.shared.granule_range(&self.saves[run[0].turn], run[0].granule, run.len());
             let ranges: Vec<DeviceRange> = questions.chunk_by(next).map(range).collect();
-            match self.driver.digest(self.save_stream(turn), &ranges) {
+            match self.shared.driver.digest(self.shared.streams.save(turn), &ranges) {
                 Ok(digests) => asked.push(digests),
                 Err(error) => {
                     failed = Some(error);
@@ -251,14 +245,35 @@ impl Shared {
         failed.map_or(Ok(digests), Err)
     }
 
+    /// Waits for the oldest copy and stores it.
+    fn store_next(&self, flying: &mut VecDeque<Saving<'_>>, saved: &mut Saved) -> Result<()> {
+        let Some(saving) = flying.pop_front() else { return Ok(()) };
+        let save = saving.save;
+        let (backup, copied) = saving.land(true).map_err(at(Phase::Copy))?;
+        saved.copied_bytes += copied as u64 * self.shared.shape.granule_bytes;
+        self.shared.state.lock_anyway().backups.keep(save, backup);
+        Ok(())
+    }
+}
+
+impl Shared {
+    pub(in crate::pool) fn one_room(&self, bytes: u64) -> Pending<Room> {
+        let room = self.backups.rooms(&[bytes]).map(|mut rooms| rooms.pop());
+        Pending::new(move || match room {
+            Ok(Some(room)) => room.wait(),
+            Ok(None) => Err(DriverError::invalid(Op::HostAlloc, "a store gave no room")),
+            Err(error) => Err(error),
+        })
+    }
+
     /// Starts the copy of what has changed. The room is in the copy's hands until it is stored.
-    pub(super) fn start_copy<'a>(
+    pub(in crate::pool) fn start_copy<'a>(
         &self,
         save: &'a Save,
         room: Room,
         mut granules: Vec<Option<Stored>>,
         fresh: Vec<usize>,
-        stream: crate::driver::StreamId,
+        stream: StreamId,
     ) -> Result<Saving<'a>, DriverError> {
         let granule_bytes = self.shape.granule_bytes;
         granules.resize(usize::try_from(save.bytes / granule_bytes).unwrap_or(usize::MAX), None);
@@ -277,31 +292,30 @@ impl Shared {
         Ok(Saving { save, granules, fresh, copy })
     }
 
-    /// Waits for the oldest copy and stores it.
-    fn store_next(&self, flying: &mut VecDeque<Saving<'_>>, saved: &mut Saved) -> Result<()> {
-        let Some(saving) = flying.pop_front() else { return Ok(()) };
-        let save = saving.save;
-        let (backup, copied) = saving.land(true).map_err(at(Phase::Copy))?;
-        saved.copied_bytes += copied as u64 * self.shape.granule_bytes;
-        self.state.lock_anyway().keep_backup(save, backup);
-        Ok(())
+    pub(in crate::pool) fn granule_range(&self, save: &Save, first: usize, count: usize) -> DeviceRange {
+        self.shape.granule_range(save.place.1, first, count)
     }
 
-    pub(super) fn granule_range(&self, save: &Save, first: usize, count: usize) -> DeviceRange {
-        let granule_bytes = self.shape.granule_bytes;
-        DeviceRange::new(save.place.1 + first as u64 * granule_bytes, count as u64 * granule_bytes)
+    /// A granule of a tag that was declared immutable has changed: the tag's granules are compared from now on.
+    fn end_trust(&self, save: &Save, granule: usize, digests: [Digest; 2]) -> PoolError {
+        let [expected, found] = digests;
+        let mut state = self.state.lock_anyway();
+        let entry = state.tags.get_mut(save.tag);
+        entry.set_changes(Changes::Compared);
+        let (tag, range) = (entry.name().clone(), self.granule_range(save, granule, 1));
+        PoolError::TrustBroken { tag, range, expected, found }
     }
 }
 
 impl Saving<'_> {
     /// Waits for the copy. Returns what is stored then, and how many granules it brought.
-    pub(super) fn land(self, proven: bool) -> Result<(Backup, usize), DriverError> {
+    pub(in crate::pool) fn land(self, proven: bool) -> Result<(Backup, usize), DriverError> {
         let Self { mut granules, fresh, copy, .. } = self;
         let (room, digests) = copy.wait()?;
         if digests.len() != fresh.len() {
             let reason =
                 format!("{} granules were saved, and {} digests came back", fresh.len(), digests.len());
-            return Err(DriverError::invalid(crate::driver::Op::Save, reason));
+            return Err(DriverError::invalid(Op::Save, reason));
         }
         for (granule, digest) in fresh.iter().zip(digests) {
             granules[*granule] = Some(Stored { digest, proven });
@@ -321,16 +335,15 @@ impl State {
         let mut questions = Vec::new();
         let mut trusted: BTreeMap<TagKey, Vec<Question>> = BTreeMap::new();
         for (turn, save) in saves.iter().enumerate() {
-            let Some(tag) = self.segments.get(save.place.0).map(|segment| segment.tag) else { continue };
-            let changes = self.tag(tag).changes;
-            let Some(backup) = self.backup(save.place) else { continue };
+            let changes = self.tags.get(save.tag).changes();
+            let Some(backup) = self.backups.get(save) else { continue };
             for granule in save.granules.iter().copied() {
                 let Some(stored) = backup.granules.get(granule).copied().flatten() else { continue };
                 let question = |trusted| Question { turn, granule, expected: stored.digest, trusted };
                 match changes {
                     Changes::Volatile => {}
                     Changes::Immutable if stored.proven => {
-                        trusted.entry(tag).or_default().push(question(true));
+                        trusted.entry(save.tag).or_default().push(question(true));
                     }
                     // Where comparing costs as much as copying, copying is what is done.
                     _ if fast_digests => questions.push(question(false)),
@@ -341,7 +354,7 @@ impl State {
         let tags = trusted.keys().copied().collect();
         // Each tag has turns of its own: it may sleep with others or alone.
         for (tag, of_tag) in trusted {
-            let sample = Sample::of(self.tag(tag).checks, of_tag.len() as u64);
+            let sample = Sample::of(self.tags.get(tag).checks(), of_tag.len() as u64);
             for (nth, question) in (0..).zip(of_tag) {
                 if sample.takes(nth) {
                     questions.push(question);
@@ -355,22 +368,21 @@ impl State {
     }
 
     fn has_room(&self, save: &Save) -> bool {
-        let backup = self.backup(save.place);
+        let backup = self.backups.get(save);
         backup.is_some_and(|backup| Arc::strong_count(&backup.room) == 1 && backup.room.is_free())
     }
 
-    fn let_idle_backups_go(&mut self, plan: &SleepPlan) {
-        for tag in (0..self.tags.len()).map(TagKey) {
-            let entry = self.tag(tag);
-            let falls_asleep = plan.tags.iter().any(|(falling, _)| *falling == tag);
-            if entry.has_backups && entry.state.is_held() && !falls_asleep && !entry.gate.is_closed() {
-                self.forget_backups(tag);
+    /// Backups of what is awake, and stays so, only save time.
+    fn let_idle_backups_go(&mut self, falling: &[TagKey]) {
+        for (tag, entry) in self.tags.iter() {
+            if entry.state().is_held() && !falling.contains(&tag) && !entry.is_taken() {
+                self.backups.forget(tag);
             }
         }
     }
 }
 
 /// Whether the host has too little memory.
-pub(super) fn is_lacking(error: &DriverError) -> bool {
+pub(in crate::pool) fn is_lacking(error: &DriverError) -> bool {
     matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. })
 }

@@ -1,22 +1,22 @@
 //! Which granules a spot check looks at: one in [`SAMPLE`], others each time, at least one.
 
 /// One granule in so many is checked.
-pub(super) const SAMPLE: u64 = 64;
+pub(in crate::pool) const SAMPLE: u64 = 64;
 
 /// The choice of one check among `count` granules.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sample {
+pub(in crate::pool) struct Sample {
     residue: u64,
 }
 
 impl Sample {
     /// The `turn`-th choice. As many turns as [`SAMPLE`] (or as there are granules) choose each once.
-    pub(super) fn of(turn: u64, count: u64) -> Self {
+    pub(in crate::pool) fn of(turn: u64, count: u64) -> Self {
         Self { residue: turn % count.clamp(1, SAMPLE) }
     }
 
     /// Whether the `nth` granule is chosen.
-    pub(super) fn takes(self, nth: u64) -> bool {
+    pub(in crate::pool) fn takes(self, nth: u64) -> bool {
         nth % SAMPLE == self.residue
     }
 }

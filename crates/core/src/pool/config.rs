@@ -1,0 +1,68 @@
+//! How a pool behaves.
+
+use super::error::{PoolError, Result};
+use super::shape::BYTES_MAX;
+use crate::bytes::ByteSize;
+use crate::driver::DeviceInfo;
+
+/// How a pool behaves. The default suits a whole device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Most bytes of backing the pool may hold, at least one granule. `None`: what the device has.
+    pub limit_bytes: Option<u64>,
+    /// Granules of a chunk, the piece in which blocks of at least this size get their memory. Their ends, and
+    /// smaller blocks, get single granules.
+    pub chunk_granules: u64,
+    /// Granules of the largest span, rounded down to whole chunks. Spans are pieces of this size, or of a smaller power of
+    /// two chunks: a sleep and a wake take calls of the driver for each piece. Blocks of tags that a sleep drops at
+    /// whichever level ([`TagPolicy::is_discardable`]) are as many spans as fit, then chunks, then granules, from the
+    /// beginning: they are few, huge and live long. So are blocks that are freed as a whole
+    /// ([`AllocRequest::freed_whole`]), and whatever a wake brings back: what lives by then outlives its load. A span that
+    /// is freed in parts leaves as a whole, as a chunk does, or with the next sleep: the wake after it brings back what
+    /// lives. There are none where it would be no larger than a chunk, or a chunk is one granule.
+    pub span_granules: u64,
+    /// Granules of address space that the pool grows by for smaller blocks.
+    pub segment_granules: u64,
+    /// Cached bytes above which memory that nothing uses is given back soon, in the background. `None`: it is
+    /// kept until somebody needs it or trims. [`Pool::set_cached_max_bytes`] changes it.
+    pub cached_max_bytes: Option<u64>,
+    /// Whether backups stay in host memory after a wake, to save the next copy of what has not changed.
+    pub keep_backups: bool,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        Self {
+            limit_bytes: None,
+            chunk_granules: 16,
+            span_granules: 512,
+            segment_granules: 32,
+            cached_max_bytes: None,
+            keep_backups: true,
+        }
+    }
+}
+
+impl PoolConfig {
+    pub(super) fn chunks_of_span(&self) -> u64 {
+        let has_chunks = self.chunk_granules > 1;
+        if has_chunks { (self.span_granules / self.chunk_granules).max(1) } else { 1 }
+    }
+
+    /// Refuses what no device could make right.
+    pub(super) fn check(&self, info: &DeviceInfo) -> Result<()> {
+        let invalid = |reason: String| Err(PoolError::InvalidConfig { reason });
+        if self.chunk_granules == 0 || self.segment_granules == 0 {
+            return invalid("a chunk and a segment have at least one granule".into());
+        }
+        let largest = self.chunk_granules.max(self.span_granules).max(self.segment_granules);
+        if largest.checked_mul(info.granule_bytes).is_none_or(|bytes| bytes > BYTES_MAX) {
+            return invalid(format!("a chunk, span or segment has at most {BYTES_MAX} bytes"));
+        }
+        if let Some(limit) = self.limit_bytes.filter(|limit| *limit < info.granule_bytes).map(ByteSize) {
+            let granule = ByteSize(info.granule_bytes);
+            return invalid(format!("a limit of {limit} is below one granule of {granule}; raise it"));
+        }
+        Ok(())
+    }
+}

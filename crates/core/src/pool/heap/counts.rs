@@ -1,0 +1,62 @@
+//! How much is live, by tag and in all.
+
+use super::super::keys::TagKey;
+use super::super::shape::Shape;
+
+/// Figures of live blocks, in bytes unless the name says otherwise.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    live_bytes: u64,
+    peak_live_bytes: u64,
+    /// Granules that live blocks would need if no two shared one, in bytes; those below a granule do share.
+    fine_demand_bytes: u64,
+    tags: Vec<OfTag>,
+}
+
+/// Live blocks of a tag.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::pool) struct OfTag {
+    pub(in crate::pool) live_bytes: u64,
+    pub(in crate::pool) live_blocks: usize,
+}
+
+impl Counts {
+    pub(super) fn add_tag(&mut self) {
+        self.tags.push(OfTag::default());
+    }
+
+    pub(super) fn tag(&self, tag: TagKey) -> OfTag {
+        self.tags[tag.0]
+    }
+
+    pub(super) fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    pub(super) fn peak_live_bytes(&self) -> u64 {
+        self.peak_live_bytes
+    }
+
+    pub(super) fn fine_demand_bytes(&self) -> u64 {
+        self.fine_demand_bytes
+    }
+
+    /// A block is live from now on.
+    pub(super) fn add(&mut self, shape: &Shape, tag: TagKey, bytes: u64) {
+        self.live_bytes += bytes;
+        self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
+        self.fine_demand_bytes += shape.fine_demand(bytes);
+        let of_tag = &mut self.tags[tag.0];
+        of_tag.live_bytes += bytes;
+        of_tag.live_blocks += 1;
+    }
+
+    /// A block is not live any more.
+    pub(super) fn remove(&mut self, shape: &Shape, tag: TagKey, bytes: u64) {
+        self.live_bytes -= bytes;
+        self.fine_demand_bytes -= shape.fine_demand(bytes);
+        let of_tag = &mut self.tags[tag.0];
+        of_tag.live_bytes -= bytes;
+        of_tag.live_blocks -= 1;
+    }
+}

@@ -1,0 +1,84 @@
+//! How blocks that sleep are laid out anew: a wake brings memory in chunks as large as fit.
+//!
+//! While a model loads, blocks are cut up and freed, and small chunks keep what is mapped close to what is live
+//! ([`super::placement`]). What lives when it wakes has proved to stay, and all of its memory is brought in anyway. So
+//! the granules that only one live block touches come back as one chunk, or a few of the largest size, and the next
+//! sleep has little to give back one by one. What is free at the end of a block's last granule is bound to its chunk then.
+
+use super::super::keys::{BlockKey, SegmentKey, TagKey};
+use super::super::piece::Backing;
+use super::blocks::Kind;
+use super::uses::Use;
+use super::{Heap, Segment};
+use crate::driver::DeviceRange;
+
+impl Heap {
+    /// Lays out what has no memory of tags that sleep, which the caller has to itself, in chunks of at most
+    /// `largest_bytes`. Chunks of which nothing is in use may be left, without memory.
+    pub(in crate::pool) fn lay_out(&mut self, tags: &[TagKey], largest_bytes: u64) {
+        for tag in tags.iter().copied() {
+            for key in self.segments.keys_of(tag) {
+                let regions = self.segments.get(key).map(absent_regions).unwrap_or_default();
+                if !regions.is_empty() {
+                    self.lists.note_cut_chunks(tag);
+                    self.lay_out_segment(key, &regions, largest_bytes);
+                }
+            }
+        }
+    }
+
+    fn lay_out_segment(&mut self, key: SegmentKey, regions: &[DeviceRange], largest_bytes: u64) {
+        let Some(segment) = self.segments.get(key) else { return };
+        let (base, first, shape) = (segment.range().addr, segment.first(), self.shape);
+        let uses = self.uses_of_granules(segment);
+        let mut near = first;
+        for region in regions {
+            let from = shape.granules(region.addr - base);
+            let mut runs: Vec<(Use, DeviceRange)> = Vec::new();
+            for (nth, is) in uses[from..from + shape.granules(region.bytes)].iter().enumerate() {
+                match runs.last_mut() {
+                    Some((last, run)) if last == is => run.bytes += shape.granule_bytes,
+                    _ => runs.push((*is, shape.granule_range(region.addr, nth, 1))),
+                }
+            }
+            let pieces = runs.into_iter().flat_map(|(is, run)| {
+                // What is shared leaves as its last block does; what is idle does not come back.
+                let most = if is == Use::Shared { shape.granule_bytes } else { largest_bytes };
+                shape.exact_pieces(run, most)
+            });
+            self.segments.replace_absent(key, *region, pieces);
+            near = self.relist(near, *region);
+        }
+    }
+
+    /// After chunks were laid out anew: free pieces are of the kinds that their chunks make them. Returns a block
+    /// near the end.
+    fn relist(&mut self, near: BlockKey, region: DeviceRange) -> BlockKey {
+        let (mut near, mut at) = (near, region.addr);
+        while at < region.end() {
+            let key = self.block_at(near, at);
+            let block = self.blocks[key];
+            at = block.end();
+            near = key;
+            if matches!(self.blocks.kind(key), Kind::Fine | Kind::Coarse | Kind::Bound) {
+                self.unlist(key);
+                // No work touches what has no memory.
+                let is_inside = region.addr <= block.addr && block.end() <= region.end();
+                near = self.scatter_by_chunks(key, if is_inside { 0 } else { block.stamp });
+            }
+        }
+        near
+    }
+}
+
+/// Where the chunks of a segment have no memory, as far as they touch.
+fn absent_regions(segment: &Segment) -> Vec<DeviceRange> {
+    let mut regions: Vec<DeviceRange> = Vec::new();
+    for (at, chunk) in segment.chunks().filter(|(_, chunk)| chunk.backing == Backing::Absent) {
+        match regions.last_mut() {
+            Some(region) if region.end() == at => region.bytes += chunk.bytes,
+            _ => regions.push(DeviceRange::new(at, chunk.bytes)),
+        }
+    }
+    regions
+}

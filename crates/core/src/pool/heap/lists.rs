@@ -1,0 +1,146 @@
+//! The lists of free pieces: which piece of a kind serves a request.
+//!
+//! A fine or coarse piece belongs to a *lane*, the pieces of one stream in one tag. Fine pieces are listed by lane
+//! ([`Bins`]), coarse and bare ones by tag, in the order of their sizes.
+
+use std::collections::BTreeSet;
+
+use super::super::clocks::ClockKey;
+use super::super::keys::{BlockKey, LaneKey, TagKey};
+use super::bins::Bins;
+use super::blocks::{Blocks, Kind};
+use crate::driver::StreamId;
+
+/// Free pieces by kind, and the lanes that they belong to.
+#[derive(Debug, Default)]
+pub(super) struct FreeLists {
+    lanes: Vec<Lane>,
+    tags: Vec<TagLists>,
+    stuck: Vec<BlockKey>,
+    /// First addresses of segments that may be bare from end to end.
+    emptied: Vec<u64>,
+}
+
+/// Free pieces of one stream in one tag.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) tag: TagKey,
+    pub(super) stream: StreamId,
+    pub(super) clock: ClockKey,
+    fine: Bins,
+}
+
+/// Free pieces of a tag, smallest first.
+#[derive(Debug, Default)]
+pub(super) struct TagLists {
+    lanes: Vec<LaneKey>,
+    coarse: BTreeSet<(u64, BlockKey)>,
+    bare: BTreeSet<(u64, BlockKey)>,
+    /// Whether any chunk larger than a granule may lie in several blocks, or in a small one.
+    has_cut_chunks: bool,
+}
+
+impl Lane {
+    pub(super) fn fine(&self) -> &Bins {
+        &self.fine
+    }
+}
+
+impl TagLists {
+    pub(super) fn lanes(&self) -> &[LaneKey] {
+        &self.lanes
+    }
+
+    pub(super) fn coarse(&self) -> &BTreeSet<(u64, BlockKey)> {
+        &self.coarse
+    }
+
+    pub(super) fn bare(&self) -> &BTreeSet<(u64, BlockKey)> {
+        &self.bare
+    }
+
+    pub(super) fn has_cut_chunks(&self) -> bool {
+        self.has_cut_chunks
+    }
+}
+
+impl FreeLists {
+    /// Lists for one more tag, by the next number.
+    pub(super) fn add_tag(&mut self) {
+        self.tags.push(TagLists::default());
+    }
+
+    pub(super) fn tag(&self, tag: TagKey) -> &TagLists {
+        &self.tags[tag.0]
+    }
+
+    /// From now on a chunk larger than a granule may lie in several of the tag's blocks, or in a small one.
+    pub(super) fn note_cut_chunks(&mut self, tag: TagKey) {
+        self.tags[tag.0].has_cut_chunks = true;
+    }
+
+    pub(super) fn tags(&self) -> impl Iterator<Item = (TagKey, &TagLists)> {
+        self.tags.iter().enumerate().map(|(nth, lists)| (TagKey(nth), lists))
+    }
+
+    pub(super) fn lane(&self, key: LaneKey) -> &Lane {
+        &self.lanes[usize::from(key)]
+    }
+
+    /// The lane of a stream in a tag, if there is one.
+    pub(super) fn find_lane(&self, tag: TagKey, stream: StreamId) -> Option<LaneKey> {
+        self.tag(tag).lanes.iter().copied().find(|lane| self.lane(*lane).stream == stream)
+    }
+
+    /// A further lane; `None` when no more can be counted.
+    pub(super) fn add_lane(&mut self, tag: TagKey, stream: StreamId, clock: ClockKey) -> Option<LaneKey> {
+        let key = LaneKey::try_from(self.lanes.len()).ok()?;
+        self.lanes.push(Lane { tag, stream, clock, fine: Bins::default() });
+        self.tags[tag.0].lanes.push(key);
+        Some(key)
+    }
+
+    pub(super) fn stuck(&self) -> &[BlockKey] {
+        &self.stuck
+    }
+
+    /// First addresses of segments that may be bare from end to end, each once.
+    pub(super) fn take_emptied(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.emptied)
+    }
+
+    /// Puts a free piece on the list of its kind.
+    pub(super) fn list(&mut self, blocks: &mut Blocks, key: BlockKey) {
+        let block = blocks[key];
+        let (lane, bytes) = (block.lane, block.bytes());
+        match blocks.kind(key) {
+            Kind::Fine => self.lanes[usize::from(lane)].fine.insert(blocks, key),
+            Kind::Coarse => drop(self.of_lane(lane).coarse.insert((bytes, key))),
+            Kind::Bare => {
+                self.of_lane(lane).bare.insert((bytes, key));
+                if block.prev.is_none() && block.next.is_none() {
+                    self.emptied.push(block.addr);
+                }
+            }
+            Kind::Stuck => self.stuck.push(key),
+            Kind::Bound | Kind::Live | Kind::Waiting | Kind::Vacant => {}
+        }
+    }
+
+    /// Takes a free piece off its list.
+    pub(super) fn unlist(&mut self, blocks: &mut Blocks, key: BlockKey) {
+        let (lane, bytes) = (blocks[key].lane, blocks[key].bytes());
+        match blocks.kind(key) {
+            Kind::Fine => self.lanes[usize::from(lane)].fine.remove(blocks, key),
+            Kind::Coarse => drop(self.of_lane(lane).coarse.remove(&(bytes, key))),
+            Kind::Bare => drop(self.of_lane(lane).bare.remove(&(bytes, key))),
+            Kind::Stuck => self.stuck.retain(|stuck| *stuck != key),
+            Kind::Bound | Kind::Live | Kind::Waiting | Kind::Vacant => {}
+        }
+    }
+
+    fn of_lane(&mut self, lane: LaneKey) -> &mut TagLists {
+        let tag = self.lane(lane).tag;
+        &mut self.tags[tag.0]
+    }
+}

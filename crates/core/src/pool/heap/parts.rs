@@ -1,0 +1,121 @@
+//! Giving a part of a live block back, and what becomes of it.
+//!
+//! The block is cut, and the part goes the way of every freed block. Where it takes a chunk larger than a granule
+//! only in part, that piece is *bound*: the chunk cannot leave, and nothing else is put there, before everything in
+//! it is free. Then the bound pieces of the chunk are one coarse piece, as if they had been freed together.
+
+use super::super::error::{PoolError, Result};
+use super::super::handle::{Block as Handle, BlockId};
+use super::super::keys::{BlockKey, Place, TagKey};
+use super::super::shape::UNIT_BYTES;
+use super::Heap;
+use super::blocks::Kind;
+use crate::driver::DeviceRange;
+
+impl Heap {
+    /// Cuts `part` out of a live block. Returns the part, a live block of its own, and the live blocks that are left.
+    pub(in crate::pool) fn cut(
+        &mut self,
+        op: &'static str,
+        id: BlockId,
+        part: DeviceRange,
+    ) -> Result<(BlockId, Vec<Handle>)> {
+        let whole = self.live_block(op, id)?;
+        let range = DeviceRange::new(whole.addr, whole.bytes());
+        self.check_part(id, part, range)?;
+        if part == range {
+            return Ok((id, Vec::new()));
+        }
+        let tag = self.tag_of_lane(whole.lane);
+        if self.shape.is_large(whole.bytes()) {
+            self.lists.note_cut_chunks(tag);
+        }
+        let uses = self.deferred.take_uses(id.key);
+        self.counts.remove(&self.shape, tag, whole.bytes());
+        let (mut cut, mut rest) = (id.key, Vec::new());
+        if range.addr < part.addr {
+            cut = self.blocks.split(id.key, part.addr);
+            self.blocks[id.key].slack = 0;
+            rest.push(self.rename(id.key, tag));
+        }
+        if part.end() < range.end() {
+            let behind = self.blocks.split(cut, part.end());
+            self.blocks[cut].slack = 0;
+            rest.push(self.rename(behind, tag));
+        }
+        let cut = self.rename(cut, tag).id;
+        if let Some(streams) = uses {
+            for key in rest.iter().map(|block| block.id.key).chain([cut.key]) {
+                self.deferred.set_uses(key, streams.clone());
+            }
+        }
+        Ok((cut, rest))
+    }
+
+    fn check_part(&self, id: BlockId, part: DeviceRange, range: DeviceRange) -> Result<()> {
+        let invalid = |reason| Err(PoolError::InvalidPart { block: id, part, range, reason });
+        if part.bytes == 0 {
+            return invalid("it has no bytes");
+        }
+        if !range.contains(&part) {
+            return invalid("it does not lie inside; take it from the block's range");
+        }
+        if !part.addr.is_multiple_of(UNIT_BYTES) || !part.bytes.is_multiple_of(UNIT_BYTES) {
+            return invalid("it must begin and end on multiples of 512 bytes");
+        }
+        if !self.blocks.has_room(4) {
+            return invalid("the pool has as many blocks as it can count; free some as a whole");
+        }
+        Ok(())
+    }
+
+    /// Makes a piece of what was one live block a live block of its own.
+    fn rename(&mut self, key: BlockKey, tag: TagKey) -> Handle {
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        self.blocks[key].stamp = serial;
+        let block = self.blocks[key];
+        self.counts.add(&self.shape, tag, block.bytes());
+        let range = DeviceRange::new(block.addr, block.bytes());
+        Handle { id: BlockId { pool: self.pool, key, serial }, range, requested_bytes: block.requested_bytes() }
+    }
+
+    // ---- bound pieces ----
+
+    /// The chunk that a bound piece lies in.
+    fn chunk_at(&self, addr: u64) -> Option<(Place, u64)> {
+        let key = self.segments.of_addr(addr);
+        let (at, chunk) = self.segments.get(key)?.touching(addr, addr + 1).next()?;
+        Some(((key, at), at + chunk.bytes))
+    }
+
+    /// Whether neighbours that are bound lie in one chunk.
+    pub(super) fn share_chunk(&self, a: BlockKey, b: BlockKey) -> bool {
+        let chunk_of = |key: BlockKey| self.chunk_at(self.blocks[key].addr);
+        chunk_of(a).is_some_and(|chunk| chunk_of(b) == Some(chunk))
+    }
+
+    /// After a piece has become bound: if it was the last of its chunk in use, the chunk is free as a whole. Returns
+    /// the piece that holds it then. All pieces that were ever freed are of one lane: that of the block that the chunk was
+    /// allocated for.
+    pub(super) fn unbind(&mut self, key: BlockKey) -> BlockKey {
+        let Some((place, end)) = self.chunk_at(self.blocks[key].addr) else { return key };
+        let first = self.block_at(key, place.1);
+        let mut pieces = self.blocks.walk(first).take_while(|(_, piece)| piece.addr < end);
+        let is_free = pieces.all(|(kind, _)| kind == Kind::Bound);
+        drop(pieces);
+        if !is_free {
+            return key;
+        }
+        // What was never freed, but is free since its chunk came, is quiet on every lane.
+        let mut freed = self.blocks.walk(first).take_while(|(_, piece)| piece.addr < end);
+        let lane = freed.find(|(_, piece)| piece.stamp > 0).map_or(self.blocks[first].lane, |(_, piece)| piece.lane);
+        drop(freed);
+        while self.blocks[first].end() < end {
+            self.blocks.join_next(first);
+        }
+        let stamp = self.blocks[first].stamp;
+        self.blocks[first].lane = lane;
+        self.put(first, Kind::Coarse, stamp)
+    }
+}

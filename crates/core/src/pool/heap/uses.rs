@@ -1,0 +1,140 @@
+//! What each granule of a segment is used for, and by whom.
+
+use std::collections::BTreeSet;
+
+use super::super::keys::{BlockKey, SegmentKey};
+use super::super::piece::Backing;
+use super::blocks::Kind;
+use super::{Heap, Segment};
+use crate::driver::{BackingId, DeviceRange};
+
+/// What a granule is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::pool) enum Use {
+    /// Nothing.
+    Idle,
+    /// Work on freed memory may be in flight.
+    Pending,
+    /// One live block touches it.
+    Live(BlockKey),
+    /// Several live blocks do.
+    Shared,
+}
+
+impl Use {
+    /// Whether a live block touches the granule.
+    pub(in crate::pool) fn is_live(self) -> bool {
+        matches!(self, Self::Live(_) | Self::Shared)
+    }
+
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Live(a), Self::Live(b)) if a != b => Self::Shared,
+            (Self::Shared, _) | (_, Self::Shared) => Self::Shared,
+            (Self::Live(_), _) => self,
+            (_, Self::Live(_)) => other,
+            (Self::Pending, _) | (_, Self::Pending) => Self::Pending,
+            (Self::Idle, Self::Idle) => Self::Idle,
+        }
+    }
+}
+
+/// A live block. As long as it lives, what is near it is found without going through a whole segment.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::pool) struct Landmark {
+    key: BlockKey,
+    serial: u64,
+}
+
+impl Heap {
+    /// Of `extent`, which lies in a segment: the granules that hold a live byte, ascending, the memory of the chunks that
+    /// it touches, and a live block in it. `None` where no block lives, or not all of it is mapped. Looks at blocks from
+    /// `near` on only, if that lives there.
+    pub(in crate::pool) fn live_granules(
+        &self,
+        segment: SegmentKey,
+        extent: DeviceRange,
+        near: Option<Landmark>,
+    ) -> Option<(Vec<usize>, Vec<BackingId>, Landmark)> {
+        let (segment, shape) = (self.segments.get(segment)?, self.shape);
+        let (start, end) = (extent.addr, extent.end());
+        let mut memory = Vec::new();
+        for (_, chunk) in segment.touching(start, end) {
+            let Backing::Mapped { id, open: true } = chunk.backing else { return None };
+            memory.push(id);
+        }
+        let near = near.filter(|near| {
+            let block = self.blocks.live(near.key, near.serial);
+            block.is_some_and(|block| segment.range().contains(&DeviceRange::new(block.addr, block.bytes())))
+        });
+        let mut live = vec![false; shape.granules(extent.bytes)];
+        let mut landmark = None;
+        let mut next = Some(self.block_at(near.map_or(segment.first(), |near| near.key), start));
+        while let Some(key) = next.filter(|key| self.blocks[*key].addr < end) {
+            let block = &self.blocks[key];
+            next = block.next.some();
+            if self.blocks.kind(key) == Kind::Live {
+                landmark = Some(Landmark { key, serial: block.stamp });
+                let last = shape.granules(block.end().min(end) - 1 - start);
+                live[shape.granules(block.addr.max(start) - start)..=last].fill(true);
+            }
+        }
+        let granules = (0..live.len()).filter(|granule| live[*granule]).collect();
+        Some((granules, memory, landmark?))
+    }
+
+    /// For each granule of a segment, what its blocks do with it.
+    pub(in crate::pool) fn uses_of_granules(&self, segment: &Segment) -> Vec<Use> {
+        let (base, shape) = (segment.range().addr, self.shape);
+        let mut uses = vec![Use::Idle; shape.granules(segment.range().bytes)];
+        let mut key = segment.first();
+        while key.is_some() {
+            let block = &self.blocks[key];
+            let is = match self.blocks.kind(key) {
+                Kind::Live => Use::Live(key),
+                Kind::Waiting => Use::Pending,
+                Kind::Fine | Kind::Coarse | Kind::Bound if !self.is_quiet(block) => Use::Pending,
+                _ => Use::Idle,
+            };
+            if is != Use::Idle {
+                let touched = shape.granules(block.addr - base)..shape.granules(block.end() - 1 - base) + 1;
+                uses[touched].iter_mut().for_each(|granule| *granule = granule.and(is));
+            }
+            key = block.next;
+        }
+        uses
+    }
+
+    /// Whether a block that somebody may be using touches `start..end`, sought from the block `near` on. Usually a
+    /// neighbour of a block that was freed says so at once.
+    pub(in crate::pool) fn is_touched(&self, near: BlockKey, start: u64, end: u64) -> bool {
+        let near = self.block_at(near, start.max(self.blocks[near].addr).min(end - 1));
+        let mut key = near;
+        while key.is_some() && self.blocks[key].end() > start {
+            if self.blocks.kind(key).is_used() && self.blocks[key].addr < end {
+                return true;
+            }
+            key = self.blocks[key].prev;
+        }
+        key = self.blocks[near].next;
+        while key.is_some() && self.blocks[key].addr < end {
+            if self.blocks.kind(key).is_used() {
+                return true;
+            }
+            key = self.blocks[key].next;
+        }
+        false
+    }
+
+    /// Where blocks lie that somebody may be using, in address order.
+    pub(in crate::pool) fn used_ranges(&self, segment: &Segment) -> Vec<DeviceRange> {
+        let used = self.walk(segment).filter(|(kind, _)| kind.is_used());
+        used.map(|(_, block)| DeviceRange::new(block.addr, block.bytes())).collect()
+    }
+
+    /// Addresses of a segment's chunks that somebody may be using.
+    pub(in crate::pool) fn touched_chunks(&self, segment: &Segment) -> BTreeSet<u64> {
+        let used = self.walk(segment).filter(|(kind, _)| kind.is_used());
+        used.flat_map(|(_, block)| segment.touching(block.addr, block.end()).map(|(at, _)| at)).collect()
+    }
+}

@@ -1,0 +1,175 @@
+//! Giving memory back: under pressure, above the high-water mark, and when asked to.
+
+use super::error::{PoolError, Result, Shortage, Usage};
+use super::keys::SegmentKey;
+use super::physical::PhysicalMemory;
+use super::piece::Piece;
+use super::shared::Shared;
+use crate::driver::{DriverError, DriverErrorKind};
+
+impl Shared {
+    /// Tries again what the driver has refused before.
+    pub(super) fn recover(&self, memory: &mut PhysicalMemory) -> Option<DriverError> {
+        let mut refused = memory.settle().1;
+        let stuck = self.state.lock_anyway().heap.stuck();
+        for mut piece in stuck {
+            refused = refused.or(memory.take_out(std::slice::from_mut(&mut piece)).err());
+            if piece.is_mapped() {
+                continue;
+            }
+            memory.keep(&mut piece);
+            self.state.lock_anyway().heap.strip(&piece);
+        }
+        refused
+    }
+
+    /// Takes pieces that nothing uses out of where they are mapped; their memory is loose then.
+    pub(super) fn dispose(&self, memory: &mut PhysicalMemory, mut pieces: Vec<Piece>) -> Option<DriverError> {
+        pieces.sort_unstable_by_key(|piece| (piece.segment, piece.range.addr));
+        let refused = memory.take_out_each(&mut pieces);
+        for piece in &mut pieces {
+            memory.keep(piece);
+            if !piece.is_absent() {
+                self.state.lock_anyway().take_back(piece);
+            }
+        }
+        refused
+    }
+
+    /// Gives `bytes` of idle memory back to the device, or all there is. Returns the bytes given back.
+    pub(super) fn reclaim(&self, memory: &mut PhysicalMemory, bytes: u64) -> (u64, Option<DriverError>) {
+        let refused = self.poll(memory).or(self.recover(memory));
+        let mut leaving = Vec::new();
+        let wanted = bytes.saturating_sub(memory.counters().loose_bytes());
+        self.state.lock_anyway().give_up(wanted, &mut leaving);
+        let refused = refused.or(self.dispose(memory, leaving));
+        let (freed_bytes, owed) = memory.let_go_of_loose(bytes, &[]);
+        (freed_bytes, refused.or(owed).or(self.drop_emptied(memory)))
+    }
+
+    /// Gives back everything that serves no byte, waiting for work that may still touch it, unless a stream is being
+    /// captured.
+    pub(super) fn trim(&self) -> Result<u64> {
+        let mut memory = self.lock_memory()?;
+        let mut refused = self.poll(&memory);
+        let awaited = self.state.lock_anyway().heap.clocks().flying();
+        drop(memory);
+        for (clock, tick, event) in awaited {
+            match self.captured() {
+                Ok(None) => refused = refused.or(self.wait_for_one(clock, tick, event).err()),
+                Ok(Some(_)) => break,
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        let mut state = self.open_state()?;
+        while state.heap.is_copying_freed() {
+            state = self.wait(state)?;
+        }
+        drop(state);
+        memory = self.lock_memory()?;
+        refused = refused.or(self.poll(&memory));
+        self.open_state()?.heap.join_lanes();
+        let before = memory.counters().held_bytes();
+        match refused.or(self.reclaim(&mut memory, u64::MAX).1) {
+            None => Ok(before.saturating_sub(memory.counters().held_bytes())),
+            Some(source) => Err(PoolError::Driver { op: "give cached memory back", source }),
+        }
+    }
+
+    /// Gives idle memory back as far as the cache is above its mark. Returns whether more could follow later.
+    pub(super) fn reclaim_above_mark(&self, memory: &mut PhysicalMemory) -> bool {
+        let excess_bytes = {
+            let state = self.state.lock_anyway();
+            if !state.has_mark() {
+                return false;
+            }
+            state.above_mark_bytes(memory.counters())
+        };
+        if excess_bytes > 0 {
+            // What is refused stays and is tried again.
+            let _ = self.reclaim(memory, excess_bytes);
+        }
+        let state = self.state.lock_anyway();
+        state.above_mark_bytes(memory.counters()) > 0 && state.idle().pending_bytes > 0
+    }
+
+    /// Gives the addresses of segments back in which nothing is. A refusal leaves them for the next time.
+    pub(super) fn drop_emptied(&self, memory: &PhysicalMemory) -> Option<DriverError> {
+        let mut refused = None;
+        let emptied = self.state.lock_anyway().heap.take_emptied();
+        for (key, range) in emptied {
+            let dropped = memory.driver().unreserve(range);
+            let mut state = self.state.lock_anyway();
+            match dropped {
+                Ok(()) => state.remove_emptied(key),
+                Err(error) => {
+                    state.heap.return_emptied(key);
+                    refused = refused.or(Some(error));
+                }
+            }
+        }
+        refused
+    }
+
+    /// Gives back everything, whatever lives in it, as far as the driver lets it; returns its first refusal.
+    pub(super) fn sweep(&self, memory: &mut PhysicalMemory) -> Result<(), DriverError> {
+        let keys: Vec<SegmentKey> =
+            self.state.lock_anyway().heap.segments().iter().map(|(key, _)| key).collect();
+        let mut refused = None;
+        for key in keys {
+            let (range, mut pieces) = {
+                let state = self.state.lock_anyway();
+                let segments = state.heap.segments();
+                let Some(segment) = segments.get(key) else { continue };
+                let pieces = segment.chunks().filter_map(|(at, _)| segments.piece((key, at)));
+                (segment.range(), pieces.collect::<Vec<_>>())
+            };
+            let mut swept = memory.take_out_each(&mut pieces);
+            pieces.iter_mut().for_each(|piece| swept = swept.take().or(memory.let_go(piece).err()));
+            self.state.lock_anyway().heap.segments_mut().store(&pieces);
+            if pieces.iter().all(Piece::is_absent) {
+                match memory.driver().unreserve(range) {
+                    Ok(()) => self.state.lock_anyway().heap.remove_swept(key),
+                    Err(error) => swept = swept.or(Some(error)),
+                }
+            }
+            refused = refused.or(swept);
+        }
+        refused.or(memory.let_go_of_loose(u64::MAX, &[]).1).or(memory.settle().1).map_or(Ok(()), Err)
+    }
+
+    /// Whether the device could give `bytes`, by its own figure and with what this pool has idle.
+    pub(super) fn could_have(&self, bytes: u64) -> bool {
+        let ours = self.state.lock_anyway().idle().quiet_bytes + self.counters.loose_bytes();
+        self.driver.memory_info().is_ok_and(|info| info.free_bytes.saturating_add(ours) >= bytes)
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        let state = self.state.lock_anyway();
+        let counters = &self.counters;
+        let idle = state.idle();
+        let stuck: u64 = state.heap.stuck().iter().map(|piece| piece.range.bytes).sum();
+        Usage {
+            limit_bytes: self.shape.limit_bytes(),
+            live_bytes: state.heap.live_bytes(),
+            mapped_bytes: counters.held_bytes(),
+            idle_bytes: idle.quiet_bytes
+                + idle.pending_bytes
+                + stuck
+                + counters.loose_bytes()
+                + counters.owed_bytes(),
+        }
+    }
+
+    /// The refusal of a full device, with figures of now: whatever was brought in before is gone again.
+    pub(super) fn device_full(&self, op: String, needed_bytes: u64, source: DriverError) -> PoolError {
+        let info = self.driver.memory_info().ok();
+        let free_bytes = info.map(|info| info.free_bytes).or(match source.kind {
+            DriverErrorKind::OutOfMemory { free_bytes, .. } => Some(free_bytes),
+            _ => None,
+        });
+        let total_bytes = self.shape.total_bytes;
+        let shortage = Shortage { needed_bytes, free_bytes: free_bytes.unwrap_or(0), total_bytes };
+        PoolError::DeviceFull { op, shortage, usage: self.usage(), source: source.into() }
+    }
+}

@@ -1,0 +1,97 @@
+//! The sizes of a pool, and how a range is cut into pieces of them. Never change.
+
+use super::config::PoolConfig;
+use crate::driver::{DeviceInfo, DeviceRange};
+
+/// Sizes are counted in units of this: every block begins and ends on a multiple of it, as PyTorch's do.
+pub(super) const UNIT_BYTES: u64 = 512;
+
+/// The largest that a block can be, and so a segment: 2 TiB less a unit.
+pub(super) const BYTES_MAX: u64 = u32::MAX as u64 * UNIT_BYTES;
+
+/// The sizes of a pool.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) granule_bytes: u64,
+    pub(super) chunk_bytes: u64,
+    /// Of the largest; as a chunk where there are no spans.
+    pub(super) span_bytes: u64,
+    pub(super) segment_bytes: u64,
+    pub(super) total_bytes: u64,
+    pub(super) limit_bytes: Option<u64>,
+    pub(super) keep_backups: bool,
+}
+
+impl Shape {
+    pub(super) fn new(config: &PoolConfig, info: &DeviceInfo) -> Self {
+        let chunk_bytes = info.granule_bytes * config.chunk_granules;
+        Self {
+            granule_bytes: info.granule_bytes,
+            chunk_bytes,
+            span_bytes: chunk_bytes * config.chunks_of_span(),
+            segment_bytes: info.granule_bytes * config.segment_granules,
+            total_bytes: match info.total_bytes {
+                // Not known; it is the device then that refuses.
+                0 => config.limit_bytes.unwrap_or(u64::MAX),
+                bytes => bytes,
+            },
+            limit_bytes: config.limit_bytes,
+            keep_backups: config.keep_backups,
+        }
+    }
+
+    pub(super) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.unwrap_or(self.total_bytes)
+    }
+
+    /// Whether a block is laid out as chunks and granules.
+    pub(super) fn is_large(&self, bytes: u64) -> bool {
+        bytes >= self.chunk_bytes && self.chunk_bytes > self.granule_bytes
+    }
+
+    /// What a block of this size needs in granules, in bytes.
+    pub(super) fn fine_demand(&self, bytes: u64) -> u64 {
+        let Self { granule_bytes, chunk_bytes, .. } = *self;
+        if bytes < granule_bytes { bytes } else { (bytes % chunk_bytes).next_multiple_of(granule_bytes) }
+    }
+
+    /// Whole granules in `bytes`. A segment's granules are counted in memory, so their number fits.
+    pub(super) fn granules(&self, bytes: u64) -> usize {
+        usize::try_from(bytes / self.granule_bytes).unwrap_or(usize::MAX)
+    }
+
+    /// The range of `count` granules from the `first` on, of what begins at `addr`.
+    pub(super) fn granule_range(&self, addr: u64, first: usize, count: usize) -> DeviceRange {
+        DeviceRange::new(addr + first as u64 * self.granule_bytes, count as u64 * self.granule_bytes)
+    }
+
+    /// `range` in chunks as far as they fit, its end in granules.
+    pub(super) fn pieces(&self, range: DeviceRange) -> impl Iterator<Item = DeviceRange> + use<> {
+        let Self { granule_bytes, chunk_bytes, .. } = *self;
+        let piece_at = move |at: u64| {
+            let is_whole = chunk_bytes <= range.end() - at;
+            DeviceRange::new(at, if is_whole { chunk_bytes } else { granule_bytes })
+        };
+        let first = (range.bytes > 0).then(|| piece_at(range.addr));
+        std::iter::successors(first, move |piece| (piece.end() < range.end()).then(|| piece_at(piece.end())))
+    }
+
+    /// `range`, to the end of its last granule, in as few pieces as have at most `largest_bytes`.
+    pub(super) fn exact_pieces(
+        &self,
+        range: DeviceRange,
+        largest_bytes: u64,
+    ) -> impl Iterator<Item = DeviceRange> + use<> {
+        let most = (largest_bytes / self.granule_bytes).max(1) * self.granule_bytes;
+        let bytes = range.bytes.next_multiple_of(self.granule_bytes);
+        (0..bytes.div_ceil(most)).map(move |nth| {
+            let from = nth * most;
+            DeviceRange::new(range.addr + from, most.min(bytes - from))
+        })
+    }
+
+    /// The largest chunk that a block gets when it is allocated.
+    pub(super) fn largest_chunk(&self, is_discardable: bool, is_freed_whole: bool) -> u64 {
+        if is_discardable || is_freed_whole { self.span_bytes } else { self.chunk_bytes }
+    }
+}

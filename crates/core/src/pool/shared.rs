@@ -1,0 +1,271 @@
+//! What the callers of a pool and its own threads share, and the order of its locks.
+//!
+//! Three things are locked. The state ([`Monitor`]) for bookkeeping only: no driver call that moves memory,
+//! no copy and no wait happens under it. Physical memory by whoever moves memory, for as long as the driver
+//! takes to map and unmap. A tag ([`super::gate`]) by whoever sleeps or wakes it; others wait in front of it with nothing
+//! held.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::config::PoolConfig;
+use super::error::{PoolError, Result};
+use super::gate::Monitor;
+use super::keys::TagKey;
+use super::orders::Orders;
+use super::physical::{Counters, PhysicalMemory};
+use super::shape::Shape;
+use super::state::State;
+use crate::backup::Backups;
+use crate::driver::{Driver, StreamId};
+use crate::tag::{Tag, TagState};
+
+/// Between two looks while a sleep is under way.
+const LULL: Duration = Duration::from_millis(1);
+
+static NEXT_POOL: AtomicU32 = AtomicU32::new(1);
+
+/// What the callers of a pool and its own threads share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) backups: Arc<dyn Backups>,
+    pub(super) shape: Shape,
+    pub(super) streams: Streams,
+    /// Held by who prepares a sleep.
+    pub(super) preparing: Mutex<()>,
+    /// How many sleeps lack host memory: who prepares one makes way.
+    pub(super) starving: AtomicU32,
+    /// Freed memory that a request has waited for in vain.
+    pub(super) stuck_bytes: AtomicU64,
+    pub(super) state: Monitor<State>,
+    memory: Mutex<PhysicalMemory>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) orders: Monitor<Orders>,
+}
+
+pub(super) type StateGuard<'a> = MutexGuard<'a, State>;
+pub(super) type MemoryGuard<'a> = MutexGuard<'a, PhysicalMemory>;
+
+/// The streams that were made for a pool.
+#[derive(Debug)]
+pub(super) struct Streams {
+    copies: Vec<StreamId>,
+    copy_streams: usize,
+    save_streams: usize,
+    /// Where copies to the device are made by a kernel, if that pays.
+    kernel: Option<StreamId>,
+    /// Its work gives way to that of others.
+    background: StreamId,
+}
+
+impl Streams {
+    fn open(driver: &dyn Driver) -> Result<Self> {
+        let info = driver.info();
+        let (copy_streams, save_streams) = (info.copy_streams, info.save_streams);
+        let streams = (0..copy_streams.max(save_streams).max(1)).map(|_| driver.stream_create());
+        let kernel = (0..usize::from(info.kernel_copies)).map(|_| driver.stream_create_kernel_copies());
+        let background = std::iter::once_with(|| driver.stream_create_background());
+        let streams = streams.chain(kernel).chain(background).collect::<Vec<_>>();
+        let mut copies: Vec<StreamId> =
+            streams.iter().filter_map(|stream| stream.as_ref().ok().copied()).collect();
+        if let Some(source) = streams.into_iter().find_map(|stream| stream.err()) {
+            for stream in copies {
+                // Already failing; a stream that cannot be destroyed is idle and ends with the driver.
+                let _ = driver.stream_destroy(stream);
+            }
+            return Err(PoolError::Driver { op: "open the pool", source });
+        }
+        let background = copies.pop().unwrap_or(StreamId::DEFAULT); // It was created last.
+        let kernel = if info.kernel_copies { copies.pop() } else { None };
+        Ok(Self { copies, copy_streams, save_streams, kernel, background })
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = StreamId> {
+        self.copies.iter().copied().chain(self.kernel).chain([self.background])
+    }
+
+    /// For the `turn`-th copy to the device by its copy engines.
+    pub(super) fn copy(&self, turn: usize) -> StreamId {
+        self.nth(turn, self.copy_streams)
+    }
+
+    /// For the `turn`-th save or digest.
+    pub(super) fn save(&self, turn: usize) -> StreamId {
+        self.nth(turn, self.save_streams)
+    }
+
+    /// How many saves or digests run at a time, at least one.
+    pub(super) fn saves(&self) -> usize {
+        self.save_streams.max(1)
+    }
+
+    pub(super) fn kernel(&self) -> Option<StreamId> {
+        self.kernel
+    }
+
+    pub(super) fn background(&self) -> StreamId {
+        self.background
+    }
+
+    fn nth(&self, turn: usize, of: usize) -> StreamId {
+        self.copies.get(turn % of.clamp(1, self.copies.len().max(1))).copied().unwrap_or(StreamId::DEFAULT)
+    }
+}
+
+impl Shared {
+    pub(super) fn open(
+        driver: Arc<dyn Driver>,
+        config: &PoolConfig,
+        backups: Arc<dyn Backups>,
+    ) -> Result<Self> {
+        config.check(driver.info())?;
+        let shape = Shape::new(config, driver.info());
+        let streams = Streams::open(&*driver)?;
+        let pool = NEXT_POOL.fetch_add(1, Ordering::Relaxed);
+        let counters = Arc::new(Counters::default());
+        Ok(Self {
+            memory: Mutex::new(PhysicalMemory::new(Arc::clone(&driver), Arc::clone(&counters))),
+            driver,
+            backups,
+            shape,
+            streams,
+            preparing: Mutex::default(),
+            starving: AtomicU32::default(),
+            stuck_bytes: AtomicU64::default(),
+            state: Monitor::new(State::new(shape, pool, config.cached_max_bytes)),
+            counters,
+            orders: Monitor::new(Orders::default()),
+        })
+    }
+
+    pub(super) fn open_state(&self) -> Result<StateGuard<'_>> {
+        // Before the lock: in a forked child it may be held by a thread that does not exist there.
+        self.driver.check_process().map_err(PoolError::WrongProcess)?;
+        let state = self.state.lock().filter(|_| !self.memory.is_poisoned()).ok_or(PoolError::Poisoned)?;
+        if state.is_closed() { Err(PoolError::Closed) } else { Ok(state) }
+    }
+
+    pub(super) fn lock_memory(&self) -> Result<MemoryGuard<'_>> {
+        self.memory.lock().map_err(|_| PoolError::Poisoned)
+    }
+
+    /// Physical memory, in whatever state a panic may have left it.
+    pub(super) fn lock_memory_anyway(&self) -> MemoryGuard<'_> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the state up until it has changed.
+    pub(super) fn wait<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
+        let state = self.state.wait(state).ok_or(PoolError::Poisoned)?;
+        if state.is_closed() { Err(PoolError::Closed) } else { Ok(state) }
+    }
+
+    /// The same, for a millisecond at most.
+    pub(super) fn wait_briefly<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
+        let state = self.state.wait_for(state, LULL).ok_or(PoolError::Poisoned)?;
+        if state.is_closed() { Err(PoolError::Closed) } else { Ok(state) }
+    }
+
+    /// The same, until nobody has the tag alone.
+    pub(super) fn wait_for_tag<'a>(
+        &'a self,
+        mut state: StateGuard<'a>,
+        tag: TagKey,
+    ) -> Result<StateGuard<'a>> {
+        while state.tags.get(tag).is_taken() {
+            state = self.wait(state)?;
+        }
+        Ok(state)
+    }
+
+    /// What was freed while somebody held its tag or its chunk can be had now: tells who waits for memory, and the
+    /// reaper, which may have found nothing above the mark because of it.
+    pub(super) fn had_again(&self, mut state: StateGuard<'_>) {
+        state.heap.clocks_mut().tell();
+        let has_mark = state.has_mark();
+        drop(state);
+        self.state.ring();
+        if has_mark {
+            self.orders.lock_anyway().give();
+            self.orders.ring();
+        }
+    }
+
+    /// Takes those of `tags`, or of all, that satisfy `wanted`, when nobody else works on them. Returns
+    /// all that are meant, and holds those.
+    pub(super) fn alone(
+        &self,
+        op: &'static str,
+        tags: Option<&[Tag]>,
+        wanted: impl Fn(TagState) -> bool,
+        falls_asleep: bool,
+    ) -> Result<(Vec<TagKey>, Alone<'_>)> {
+        let mut state = self.open_state()?;
+        loop {
+            let visited = state.tags.selected(op, tags)?;
+            let is_wanted = |tag: &TagKey| wanted(state.tags.get(*tag).state());
+            let held: Vec<TagKey> = visited.iter().copied().filter(is_wanted).collect();
+            let busy = visited.iter().any(|tag| state.tags.get(*tag).is_taken());
+            if !busy && held.iter().all(|tag| state.tags.get(*tag).is_free()) {
+                held.iter().for_each(|tag| state.tags.get_mut(*tag).take(falls_asleep));
+                return Ok((visited, Alone { shared: self, tags: held }));
+            }
+            // Who prepares a sleep in the background makes way.
+            held.iter().for_each(|tag| state.tags.get_mut(*tag).want());
+            state = self.state.wait(state).ok_or(PoolError::Poisoned)?;
+            held.iter().for_each(|tag| state.tags.get_mut(*tag).unwant());
+            if state.is_closed() {
+                return Err(PoolError::Closed);
+            }
+        }
+    }
+}
+
+/// Tags that nobody else may work on, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Alone<'a> {
+    shared: &'a Shared,
+    tags: Vec<TagKey>,
+}
+
+impl Alone<'_> {
+    pub(super) fn tags(&self) -> &[TagKey] {
+        &self.tags
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.shared.settle_after_panic();
+        let mut state = self.shared.state.lock_anyway();
+        for tag in &self.tags {
+            state.tags.get_mut(*tag).give_back();
+            state.tidy_absent(*tag);
+        }
+        self.shared.had_again(state);
+    }
+}
+
+/// Keeps a tag from falling asleep while memory is brought in for it, or a copy of its bytes is being queued.
+#[derive(Debug)]
+pub(super) struct Guest<'a> {
+    shared: &'a Shared,
+    tag: TagKey,
+}
+
+impl<'a> Guest<'a> {
+    /// Goes in. Nobody has the tag alone.
+    pub(super) fn enter(shared: &'a Shared, state: &mut State, tag: TagKey) -> Self {
+        state.tags.get_mut(tag).enter();
+        Self { shared, tag }
+    }
+}
+
+impl Drop for Guest<'_> {
+    fn drop(&mut self) {
+        self.shared.state.lock_anyway().tags.get_mut(self.tag).leave();
+        self.shared.state.ring();
+    }
+}

@@ -1,0 +1,154 @@
+//! The plan of a sleep: what is copied, what is dropped, and what is given back. Pure.
+//!
+//! Planning looks at the state and changes nothing; [`super::sleep`] carries the plan out. Conflicts are
+//! found here, before anything has happened.
+
+use super::super::backups::{Save, saves};
+use super::super::error::{PoolError, Result};
+use super::super::heap::{Segment, Use};
+use super::super::keys::{Place, SegmentKey, TagKey};
+use super::super::physical::Counters;
+use super::super::piece::Backing;
+use super::super::report::Level;
+use super::super::state::State;
+use crate::tag::{SleepAction, TagState};
+
+/// What a sleep will do.
+#[derive(Debug)]
+pub(in crate::pool) struct SleepPlan {
+    pub(in crate::pool) level: Level,
+    /// Tags that fall asleep, and how.
+    pub(in crate::pool) tags: Vec<(TagKey, SleepAction)>,
+    pub(in crate::pool) already_asleep: Vec<TagKey>,
+    /// What to back up, with the live granules.
+    pub(in crate::pool) saves: Vec<Save>,
+    /// Chunks whose memory is given back, in order of segment and address.
+    pub(in crate::pool) leaving: Vec<Place>,
+    pub(in crate::pool) release_bytes: u64,
+    pub(in crate::pool) discarded_bytes: u64,
+}
+
+impl State {
+    pub(in crate::pool) fn plan_sleep(
+        &self,
+        level: Level,
+        visited: &[TagKey],
+        counters: &Counters,
+    ) -> Result<SleepPlan> {
+        let mut tags = Vec::new();
+        let mut already_asleep = Vec::new();
+        for tag in visited.iter().copied() {
+            if let Some(action) = self.sleep_action(tag, level)? {
+                tags.push((tag, action));
+            } else if self.tags.get(tag).state().is_asleep() {
+                already_asleep.push(tag);
+            }
+        }
+        Ok(self.plan(level, tags, already_asleep, visited, counters))
+    }
+
+    /// The plan of dropping tags whatever their policy says, asleep or awake.
+    pub(in crate::pool) fn plan_discard(&self, visited: &[TagKey], counters: &Counters) -> SleepPlan {
+        let (mut tags, mut already_asleep) = (Vec::new(), Vec::new());
+        for tag in visited.iter().copied() {
+            if self.tags.get(tag).state() == TagState::AsleepDropped {
+                already_asleep.push(tag);
+            } else if self.heap.live_of(tag).live_blocks > 0 {
+                tags.push((tag, SleepAction::Drop));
+            }
+        }
+        self.plan(Level::Two, tags, already_asleep, visited, counters)
+    }
+
+    /// How a tag falls asleep at this level; `None` when it sleeps that way already, or has no blocks.
+    fn sleep_action(&self, tag: TagKey, level: Level) -> Result<Option<SleepAction>> {
+        let entry = self.tags.get(tag);
+        if self.heap.live_of(tag).live_blocks == 0 {
+            return Ok(None);
+        }
+        let (name, state) = (entry.name().clone(), entry.state());
+        let (action, wanted) = match level {
+            Level::One => entry.policy().level_1,
+            Level::Two => entry.policy().level_2,
+        }
+        .named();
+        match (state, action) {
+            (TagState::Awake, _) | (TagState::Undefined, SleepAction::Drop) => Ok(Some(action)),
+            (TagState::AsleepBackedUp, SleepAction::Backup)
+            | (TagState::AsleepDropped, SleepAction::Drop) => Ok(None),
+            (TagState::Undefined, SleepAction::Backup) => {
+                Err(PoolError::Undefined { op: "back up by sleeping", tag: name })
+            }
+            (TagState::Stranded, _) => Err(PoolError::Asleep { op: "sleep", tag: name, state }),
+            _ => Err(PoolError::SleepConflict { level, tag: name, state, wanted }),
+        }
+    }
+
+    fn plan(
+        &self,
+        level: Level,
+        tags: Vec<(TagKey, SleepAction)>,
+        already_asleep: Vec<TagKey>,
+        visited: &[TagKey],
+        counters: &Counters,
+    ) -> SleepPlan {
+        let mut plan = SleepPlan {
+            level,
+            tags,
+            already_asleep,
+            saves: Vec::new(),
+            leaving: Vec::new(),
+            release_bytes: counters.owed_bytes() + counters.loose_bytes(),
+            discarded_bytes: 0,
+        };
+        for tag in visited.iter().copied() {
+            let action = plan.tags.iter().find(|(other, _)| *other == tag).map(|(_, action)| *action);
+            for (key, segment) in self.heap.segments().of_tag(tag) {
+                self.plan_segment(&mut plan, key, segment, action);
+            }
+        }
+        plan.leaving.sort_unstable();
+        plan
+    }
+
+    fn plan_segment(
+        &self,
+        plan: &mut SleepPlan,
+        key: SegmentKey,
+        segment: &Segment,
+        action: Option<SleepAction>,
+    ) {
+        let shape = self.heap.shape();
+        let state = self.tags.get(segment.tag()).state();
+        let asleep = matches!(state, TagState::AsleepBackedUp | TagState::AsleepDropped);
+        let uses = self.heap.uses_of_granules(segment);
+        for (at, chunk) in segment.chunks() {
+            let first = shape.granules(at - segment.range().addr);
+            let of_chunk = &uses[first..first + shape.granules(chunk.bytes)];
+            let leaves = action.is_some() || asleep || of_chunk.iter().all(|granule| *granule == Use::Idle);
+            if leaves && chunk.backing != Backing::Absent {
+                plan.leaving.push((key, at));
+                plan.release_bytes += chunk.bytes;
+            }
+        }
+        match action {
+            Some(SleepAction::Backup) => {
+                plan.saves.extend(saves(&self.heap, &self.backups, (key, segment), shape.chunk_bytes));
+            }
+            Some(SleepAction::Drop) => {
+                let live = uses.iter().filter(|granule| granule.is_live()).count();
+                plan.discarded_bytes += live as u64 * shape.granule_bytes;
+            }
+            None => {}
+        }
+    }
+}
+
+impl SleepAction {
+    fn named(self) -> (Self, &'static str) {
+        match self {
+            Self::Backup => (self, "backed up"),
+            Self::Drop => (self, "dropped"),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The plan of a wake: what is mapped, and what is written there. Pure, like the plan of a sleep.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::super::backups::Stored;
+use super::super::heap::Use;
+use super::super::keys::{SegmentKey, TagKey};
+use super::super::piece::Piece;
+use super::super::state::State;
+use super::fill::{Filling, With};
+use crate::driver::DeviceRange;
+use crate::tag::{Dropped, Tag, TagState};
+
+/// What a wake will do.
+#[derive(Debug)]
+pub(super) struct WakePlan {
+    pub(super) tags: Vec<TagKey>,
+    pub(super) names: Vec<Tag>,
+    pub(super) already_awake: Vec<Tag>,
+    pub(super) undefined: Vec<TagKey>,
+    /// Every chunk with a block that may be used, those with backups first, in order of segment and address: what is
+    /// copied into is there first, and copying hides the rest.
+    pub(super) pieces: Vec<Piece>,
+    /// What has to be written into them.
+    pub(super) fillings: Vec<Filling>,
+    /// Of each tag, how many wakes have compared what has arrived.
+    pub(super) turns: BTreeMap<Tag, u64>,
+}
+
+impl WakePlan {
+    pub(super) fn lacks_spans(&self, chunk_bytes: u64) -> bool {
+        self.pieces.iter().any(|piece| piece.is_absent() && piece.range.bytes > chunk_bytes)
+    }
+}
+
+impl State {
+    /// Of the tags that are meant, those are woken that the wake has to itself. Others were awake when it began, and are
+    /// left alone, though they may have fallen asleep while it waited.
+    pub(super) fn plan_wake(&self, visited: &[TagKey], held: &[TagKey], named: bool) -> WakePlan {
+        let (mut tags, mut already_awake, mut undefined) = (Vec::new(), Vec::new(), Vec::new());
+        for tag in visited.iter().copied() {
+            let (entry, live) = (self.tags.get(tag), self.heap.live_of(tag));
+            if entry.state().is_asleep() && !held.contains(&tag) {
+                continue;
+            }
+            if !entry.state().is_asleep() {
+                // Without blocks there is nothing that could be awake, unless the caller named it.
+                if live.live_blocks > 0 || named {
+                    already_awake.push(entry.name().clone());
+                }
+                continue;
+            }
+            if entry.wakes_undefined() && live.live_blocks > 0 {
+                undefined.push(tag);
+            }
+            tags.push(tag);
+        }
+        let (mut pieces, mut fillings) = (Vec::new(), Vec::new());
+        for tag in tags.iter().copied() {
+            self.plan_tag(tag, &mut pieces, &mut fillings);
+        }
+        // What is copied into is there first, and copying hides the rest.
+        let is_dropped = |key: SegmentKey| {
+            let tag = self.heap.segments().tag_of(key);
+            tag.is_none_or(|tag| self.tags.get(tag).state() != TagState::AsleepBackedUp)
+        };
+        pieces.sort_by_cached_key(|piece: &Piece| (is_dropped(piece.segment), piece.segment, piece.range.addr));
+        // In the order of the pieces, each with the number of the last that it lies in.
+        fillings.sort_by_cached_key(|(key, filling): &(SegmentKey, Filling)| {
+            (is_dropped(*key), *key, filling.range.addr)
+        });
+        let mut piece = 0;
+        let fillings = fillings.into_iter().map(|(key, mut filling)| {
+            let last_byte = filling.end(self.heap.shape().granule_bytes) - 1;
+            let holds = |piece: &Piece| piece.segment == key && piece.range.contains(&DeviceRange::new(last_byte, 1));
+            while pieces.get(piece).is_some_and(|piece| !holds(piece)) {
+                piece += 1;
+            }
+            filling.piece = piece;
+            filling
+        });
+        let fillings = fillings.collect();
+        let names = self.tags.names(&tags);
+        let turns = tags.iter().map(|tag| (self.tags.get(*tag).name().clone(), self.tags.get(*tag).wakes())).collect();
+        WakePlan { tags, names, already_awake, undefined, pieces, fillings, turns }
+    }
+
+    /// The chunks of a tag in which anything is used, and what is written into them.
+    fn plan_tag(&self, tag: TagKey, pieces: &mut Vec<Piece>, fillings: &mut Vec<(SegmentKey, Filling)>) {
+        let (shape, entry) = (self.heap.shape(), self.tags.get(tag));
+        for (key, segment) in self.heap.segments().of_tag(tag) {
+            let uses = self.heap.uses_of_granules(segment);
+            let mut fill = |range, with| {
+                fillings.push((key, Filling { piece: 0, tag: entry.name().clone(), range, with }));
+            };
+            for (at, chunk) in segment.chunks() {
+                let first = shape.granules(at - segment.range().addr);
+                let of_chunk = &uses[first..first + shape.granules(chunk.bytes)];
+                if of_chunk.iter().all(|granule| *granule == Use::Idle) {
+                    continue;
+                }
+                let range = DeviceRange::new(at, chunk.bytes);
+                pieces.push(Piece { segment: key, range, backing: chunk.backing });
+                if entry.state() == TagState::AsleepDropped && entry.policy().dropped == Dropped::Zeros {
+                    fill(range, With::Zeros);
+                }
+            }
+            if entry.state() == TagState::AsleepBackedUp {
+                for (extent, backup) in self.backups.of_segment(tag, key) {
+                    let first = shape.granules(extent.addr - segment.range().addr);
+                    let of_extent = uses[first..].iter().zip(&backup.granules);
+                    // What is not live any more may have no memory to be copied into.
+                    let live = of_extent.map(|(is, stored)| stored.filter(|_| is.is_live()));
+                    let granules: Vec<Option<Stored>> = live.collect();
+                    if granules.iter().any(Option::is_some) {
+                        fill(extent, With::Backup { room: Arc::clone(&backup.room), granules });
+                    }
+                }
+            }
+        }
+    }
+}
