@@ -129,7 +129,7 @@ impl Shared {
             self.state.lock_anyway().heap.segments_mut().store(&pieces);
             if pieces.iter().all(Piece::is_absent) {
                 match memory.driver().unreserve(range) {
-                    Ok(()) => self.state.lock_anyway().heap.remove_swept(key),
+                    Ok(()) => self.state.lock_anyway().remove_swept(key),
                     Err(error) => swept = swept.or(Some(error)),
                 }
             }

@@ -149,7 +149,8 @@ impl State {
 
     /// Frees what has waited for other streams long enough.
     pub(super) fn settle_waiting(&mut self) {
-        for (block, near) in self.heap.settle_waiting() {
+        for (key, stamp) in self.heap.take_passed() {
+            let (block, near) = self.heap.release(key, stamp);
             self.forget_idle(&block, near);
         }
     }
@@ -209,12 +210,22 @@ impl State {
         });
     }
 
-    /// A segment's addresses are gone.
+    /// The addresses of a segment in which nothing lived are gone.
     pub(super) fn remove_emptied(&mut self, key: SegmentKey) {
+        self.forget_segment(key);
+        self.heap.remove_emptied(key);
+    }
+
+    /// A segment's addresses are gone with whatever lived there.
+    pub(super) fn remove_swept(&mut self, key: SegmentKey) {
+        self.forget_segment(key);
+        self.heap.remove_swept(key);
+    }
+
+    fn forget_segment(&mut self, key: SegmentKey) {
         if let Some(tag) = self.heap.segments().tag_of(key) {
             self.backups.retain(tag, |segment, _| segment != key);
         }
-        self.heap.remove_emptied(key);
     }
 
     /// Writes back memory that the driver refuses to unmap: to the chunk it is of, or as a stuck one.

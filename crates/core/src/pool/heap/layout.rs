@@ -62,6 +62,8 @@ impl Heap {
             near = key;
             if matches!(self.blocks.kind(key), Kind::Fine | Kind::Coarse | Kind::Bound) {
                 self.unlist(key);
+                // Of no kind that its parts could be joined with before each is what it will be.
+                self.blocks.set_kind(key, Kind::Live);
                 // No work touches what has no memory.
                 let is_inside = region.addr <= block.addr && block.end() <= region.end();
                 near = self.scatter_by_chunks(key, if is_inside { 0 } else { block.stamp });

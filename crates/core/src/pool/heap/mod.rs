@@ -496,13 +496,14 @@ impl Heap {
         Ok((block, None))
     }
 
-    /// Frees what has waited for other streams long enough. Returns those blocks, with pieces near them.
-    pub(super) fn settle_waiting(&mut self) -> Vec<(Block, BlockKey)> {
-        if self.deferred.is_empty() {
-            return Vec::new();
-        }
-        let passed = self.deferred.take_passed(&self.clocks);
-        passed.into_iter().map(|(key, stamp)| (self.blocks[key], self.scatter(key, stamp))).collect()
+    /// Freed blocks that have waited for other streams long enough, with their stamps. [`Heap::release`] follows for each.
+    pub(super) fn take_passed(&mut self) -> Vec<(BlockKey, u64)> {
+        if self.deferred.is_empty() { Vec::new() } else { self.deferred.take_passed(&self.clocks) }
+    }
+
+    /// Frees a block that has waited. Returns it, and a piece near it.
+    pub(super) fn release(&mut self, key: BlockKey, stamp: u64) -> (Block, BlockKey) {
+        (self.blocks[key], self.scatter(key, stamp))
     }
 
     // ---- copies in the background ----

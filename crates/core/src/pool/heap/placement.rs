@@ -302,8 +302,11 @@ impl Heap {
         requested_bytes: u64,
     ) -> (BlockId, DeviceRange) {
         self.segments.store(&site.lacking);
-        let is_cut = |piece: &Piece| piece.range.bytes > self.shape.granule_bytes && piece.range.end() > site.end;
-        if site.lacking.last().is_some_and(is_cut) {
+        let is_small = site.end - self.blocks[site.key].addr < self.shape.chunk_bytes;
+        let is_cut = |piece: &Piece| {
+            piece.range.bytes > self.shape.granule_bytes && (is_small || piece.range.end() > site.end)
+        };
+        if site.lacking.iter().any(is_cut) {
             self.lists.note_cut_chunks(self.lists.lane(lane).tag);
         }
         if self.blocks[site.key].end() > site.end {
