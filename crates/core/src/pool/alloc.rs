@@ -311,7 +311,12 @@ impl Shared {
     }
 
     /// Brings in what the site lacks. An error says how much would have had to be created.
-    fn build(&self, memory: &mut PhysicalMemory, site: &mut Site, supply: Supply) -> Result<(), (u64, DriverError)> {
+    fn build(
+        &self,
+        memory: &mut PhysicalMemory,
+        site: &mut Site,
+        supply: Supply,
+    ) -> Result<(), (u64, DriverError)> {
         let Supply { leaving, create_bytes, release_bytes, reserved, ahead } = supply;
         let failed = |source| (create_bytes, source);
         site.leaving.extend(leaving);

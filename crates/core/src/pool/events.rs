@@ -79,7 +79,9 @@ impl Shared {
                 Ok(true) => self.pass(clock, tick),
                 Ok(false) => late = Some(clock),
                 // Somebody who waited for it has seen it pass.
-                Err(error) if is_unknown(&error) => drop(self.state.lock_anyway().heap.clocks_mut().pass(clock, tick)),
+                Err(error) if is_unknown(&error) => {
+                    drop(self.state.lock_anyway().heap.clocks_mut().pass(clock, tick))
+                }
                 Err(error) => {
                     late = Some(clock);
                     refused = Some(error);

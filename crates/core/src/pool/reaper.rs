@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::orders::{next_order, pause};
 use super::events::Waited;
+use super::orders::{next_order, pause};
 use super::shared::Shared;
 
 /// Between two looks while a stream is being captured.

@@ -68,7 +68,10 @@ impl State {
     pub(super) fn lane_key(&mut self, tag: TagKey, request: &AllocRequest) -> Result<LaneKey> {
         let lane = self.heap.lane_key(tag, request.stream);
         lane.ok_or_else(|| {
-            invalid(request, format!("the pool has seen {} streams, by tag, and can count no more", LaneKey::MAX))
+            invalid(
+                request,
+                format!("the pool has seen {} streams, by tag, and can count no more", LaneKey::MAX),
+            )
         })
     }
 

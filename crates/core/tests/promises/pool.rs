@@ -372,7 +372,7 @@ fn a_copy_that_goes_wrong_is_told_from_a_bad_backup() {
     let bytes = pattern::bytes(1, usize::try_from(block.range.bytes).unwrap());
     device.copy_to_device(StreamId::DEFAULT, Arc::new(bytes.into()), &parts).unwrap().wait().unwrap();
     pool.sleep(&SleepRequest::all(Level::One)).unwrap();
-    let error = pool.wake(&WakeRequest::all()).unwrap_err();
+    let error = pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap_err();
     assert!(matches!(error, PoolError::Corrupt { place: Corruption::Transfer, .. }), "{error}");
 }
 

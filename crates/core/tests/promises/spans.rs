@@ -178,14 +178,14 @@ impl World {
 }
 
 #[test]
-fn blocks_that_a_sleep_drops_are_spans_then_chunks_then_granules() {
+fn blocks_that_a_sleep_drops_are_as_few_spans_as_hold_them() {
     let world = World::open(256, None);
     let workspace = Tag::new("workspace").unwrap();
     world.pool.declare_tag(&workspace, TagPolicy::discardable(Dropped::Undefined)).unwrap();
     for (tag, granules, layout) in [
-        (Tag::kv_cache(), 42, vec![16, 16, 8, 1, 1]),
+        (Tag::kv_cache(), 42, vec![16, 16, 10]),
         (workspace, 17, vec![16, 1]),
-        (Tag::kv_cache(), 15, vec![8, 4, 1, 1, 1]),
+        (Tag::kv_cache(), 15, vec![15]),
         (Tag::weights(), 17, vec![4, 4, 4, 4, 1]),
         (Tag::runtime(), 16, vec![4, 4, 4, 4]),
     ] {
@@ -205,7 +205,7 @@ fn a_block_that_is_freed_whole_has_spans_from_the_beginning() {
     let world = World::open(256, Some(64));
     let whole = |granules| AllocRequest::new(granules * world.granule, Tag::weights()).freed_whole();
     let block = world.pool.alloc(&whole(45)).unwrap();
-    assert_eq!(world.created()[..5], [16, 16, 8, 4, 1]);
+    assert_eq!(world.created()[..3], [16, 16, 13]);
     world.fill(&block, 7);
     world.sleep(45);
     world.wake();
@@ -214,7 +214,7 @@ fn a_block_that_is_freed_whole_has_spans_from_the_beginning() {
     // What it had serves the next of its kind, and leaves where chunks are needed.
     world.free(block);
     world.created();
-    let again = world.pool.alloc(&whole(44)).unwrap();
+    let again = world.pool.alloc(&whole(45)).unwrap();
     assert_eq!(world.created(), [0u64; 0]);
     world.free(again);
     let chunks = world.weights(60);
@@ -238,7 +238,7 @@ fn a_block_that_is_freed_whole_has_spans_from_the_beginning() {
     world.fill(&rest, 8);
     world.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
     world.wake();
-    assert_eq!(world.held(), CHUNK);
+    assert_eq!(world.held(), 1);
     world.assert_filled(&rest, 0, 8);
     world.free(rest);
     world.end();
@@ -254,7 +254,7 @@ fn a_sleep_gives_spans_back_and_a_wake_has_them_again() {
         world.sleep(42);
         let report = world.pool.wake(&WakeRequest::all()).unwrap();
         assert_eq!((report.mapped_bytes, report.zeroed_bytes), (42 * world.granule, 42 * world.granule));
-        assert_eq!(world.created(), [16, 16, 8, 1, 1]);
+        assert_eq!(world.created(), [16, 16, 10]);
         world.assert_zeros(&block);
         assert_eq!(world.pool.block(block.id).unwrap(), block);
     }
@@ -343,10 +343,10 @@ fn a_span_leaves_when_nothing_of_it_is_live() {
     }
     world.sleep(held());
     let report = world.pool.wake(&WakeRequest::all()).unwrap();
-    assert_eq!(report.mapped_bytes, (4 + 16) * world.granule, "what lives in them lives in these chunks");
+    assert_eq!(report.mapped_bytes, (4 + 15) * world.granule, "what lives, and nothing else");
     world.free(rest[0]);
-    assert_eq!(held(), 16);
-    world.sleep(16);
+    assert_eq!(held(), 15);
+    world.sleep(15);
     world.free(rest[1]);
     world.pool.wake(&WakeRequest::all()).unwrap();
     assert!(bound().is_empty());
@@ -398,14 +398,14 @@ fn a_wake_where_the_device_is_in_pieces_succeeds() {
     world.sleep(42);
     world.created();
     world.pool.wake(&WakeRequest::all()).unwrap();
-    assert_eq!(world.created(), [16, 16, 8, 1, 1]);
+    assert_eq!(world.created(), [16, 16, 10]);
     let rest = world.free_part(&block, 1..9);
     world.pool.trim().unwrap();
     assert_eq!(world.held(), 42, "a span leaves as a whole");
     world.sleep(42);
     world.created();
     world.pool.wake(&WakeRequest::all()).unwrap();
-    assert_eq!(world.created(), [4, 4, 16, 8, 4, 1, 1], "it comes back as what something lives in");
+    assert_eq!(world.created(), [1, 16, 16, 1], "what lives comes back, and nothing else");
     rest.into_iter().for_each(|block| world.free(block));
     world.end();
 }
@@ -417,12 +417,12 @@ fn a_span_that_was_cut_wakes_in_chunks_where_it_must() {
     let block = world.kv(34);
     let rest = world.free_part(&block, 6..33);
     world.pool.trim().unwrap();
-    world.sleep(17); // A span, and the last granule.
+    world.sleep(16 + 2); // The first span, and the last one.
     world.in_pieces(true);
     world.pool.wake(&WakeRequest::all()).unwrap();
-    assert_eq!(world.held(), 8 + 1, "chunks 0 and 1, and the last granule");
+    assert_eq!(world.held(), 6 + 1, "what lives, and nothing else");
     rest.iter().for_each(|block| world.assert_zeros(block));
-    world.sleep(9);
+    world.sleep(7);
     world.free(rest[0]);
     world.pool.wake(&WakeRequest::all()).unwrap();
     assert_eq!(world.held(), 1);
@@ -527,7 +527,7 @@ fn what_is_backed_up_comes_back_in_spans_with_its_bytes() {
         assert_eq!((copied_granules, world.held(), world.backup()), (changed_granules, 0, 43), "{cycle}");
         world.created();
         assert_eq!(world.wake().copied_bytes, 43 * world.granule);
-        assert_eq!(world.created_by_size(), [16, 16, 8, 1, 1, 1]);
+        assert_eq!(world.created_by_size(), [16, 16, 10, 1]);
         let mut expected = pattern::bytes(3, usize::try_from(block.range.bytes).unwrap());
         let at = 17 * usize::try_from(world.granule).unwrap() + 5;
         if cycle > 0 {
@@ -621,7 +621,7 @@ fn blocks_side_by_side_have_spans_of_their_own() {
     world.sleep(held);
     world.created();
     world.wake();
-    assert_eq!(world.created_by_size(), [16, 8, 8, 4, 4]);
+    assert_eq!(world.created_by_size(), [16, 12, 8, 4]);
     blocks.iter().zip(20..).for_each(|(block, seed)| world.assert_filled(block, 0, seed));
     for block in blocks {
         let held = world.held();
@@ -649,7 +649,7 @@ fn of_a_span_that_is_freed_in_parts_what_lives_wakes() {
     let rest = [rest[0], behind[0], behind[1]];
     world.created();
     let report = world.wake();
-    assert_eq!(report.mapped_bytes, (4 + 4 + 8 + 4 + 8 + 2) * world.granule, "{report:?}");
+    assert_eq!(report.mapped_bytes, (2 + 11 + 13) * world.granule, "{report:?}");
     for (part, first) in rest.iter().zip([0, 13, 29]) {
         world.assert_filled(part, first, 3);
     }

@@ -128,7 +128,10 @@ impl BackupIndex {
         let end_of = |(place, backup): (&Place, &Backup)| place.1 + backup.bytes(self.granule_bytes);
         let before = extents.range((segment, 0)..(segment, start)).next_back();
         let before = before.filter(|extent| end_of(*extent) > start).map(|(place, _)| *place);
-        before.into_iter().chain(extents.range((segment, start)..(segment, end)).map(|(place, _)| *place)).collect()
+        before
+            .into_iter()
+            .chain(extents.range((segment, start)..(segment, end)).map(|(place, _)| *place))
+            .collect()
     }
 
     pub(in crate::pool) fn extent_bytes(&self, tag: TagKey, place: Place) -> u64 {

@@ -140,7 +140,8 @@ impl<'a> Saver<'a> {
                 .filter(|granule| keep.binary_search(granule).is_err())
                 .collect();
             let stream = self.shared.streams.save(turn);
-            let copy = self.shared.start_copy(save, room, granules, fresh, stream).map_err(at(Phase::Copy))?;
+            let copy =
+                self.shared.start_copy(save, room, granules, fresh, stream).map_err(at(Phase::Copy))?;
             flying.push_back(copy);
         }
         while !flying.is_empty() {
@@ -151,10 +152,7 @@ impl<'a> Saver<'a> {
 
     /// Rooms for those of `changed` that have none, by their turns: which of them have one may change when blocks are
     /// freed meanwhile.
-    fn new_rooms(
-        &self,
-        changed: &[(&Save, &Kept)],
-    ) -> Result<BTreeMap<usize, Pending<Room>>, DriverError> {
+    fn new_rooms(&self, changed: &[(&Save, &Kept)]) -> Result<BTreeMap<usize, Pending<Room>>, DriverError> {
         let (turns, sizes): (Vec<usize>, Vec<u64>) = {
             let state = self.shared.state.lock_anyway();
             let without = changed.iter().enumerate().filter(|(_, (save, _))| !state.has_room(save));
@@ -164,7 +162,9 @@ impl<'a> Saver<'a> {
             return Ok(BTreeMap::new());
         }
         let rooms = match self.shared.backups.rooms(&sizes) {
-            Err(error) if is_lacking(&error) => self.with_host_memory(|| self.shared.backups.rooms(&sizes))?,
+            Err(error) if is_lacking(&error) => {
+                self.with_host_memory(|| self.shared.backups.rooms(&sizes))?
+            }
             rooms => rooms?,
         };
         Ok(turns.into_iter().zip(rooms).collect())
@@ -224,7 +224,9 @@ impl<'a> Saver<'a> {
         let (mut asked, mut failed) = (Vec::new(), None);
         for (turn, questions) in questions.chunks(share).enumerate() {
             let next = |a: &Question, b: &Question| a.turn == b.turn && a.granule + 1 == b.granule;
-            let range = |run: &[Question]| self.shared.granule_range(&self.saves[run[0].turn], run[0].granule, run.len());
+            let range = |run: &[Question]| {
+                self.shared.granule_range(&self.saves[run[0].turn], run[0].granule, run.len())
+            };
             let ranges: Vec<DeviceRange> = questions.chunk_by(next).map(range).collect();
             match self.shared.driver.digest(self.shared.streams.save(turn), &ranges) {
                 Ok(digests) => asked.push(digests),

@@ -92,14 +92,7 @@ impl Heap {
     }
 
     /// Takes the chunks of `start..end` out of a free piece; the addresses are bare from now on.
-    fn evict(
-        &mut self,
-        segment: SegmentKey,
-        key: BlockKey,
-        start: u64,
-        end: u64,
-        leaving: &mut Vec<Piece>,
-    ) {
+    fn evict(&mut self, segment: SegmentKey, key: BlockKey, start: u64, end: u64, leaving: &mut Vec<Piece>) {
         let chunks = self.segments.get(segment).into_iter().flat_map(|s| s.chunks_in(start, end));
         leaving.extend(chunks.filter_map(|(at, _)| self.segments.piece((segment, at))));
         self.strip_from(segment, key, start, end);
@@ -120,9 +113,7 @@ impl Heap {
     /// Coarse pieces of at least `bytes`.
     fn idle_coarse<'a>(&'a self, ready: Ready<'a>, bytes: u64) -> impl Iterator<Item = BlockKey> + 'a {
         let tags = self.lists.tags().filter(move |(tag, _)| ready(*tag));
-        tags.flat_map(move |(_, lists)| {
-            lists.coarse().range((bytes, BlockKey::FIRST)..).map(|(_, key)| *key)
-        })
+        tags.flat_map(move |(_, lists)| lists.coarse().range((bytes, BlockKey::FIRST)..).map(|(_, key)| *key))
     }
 
     /// Fine pieces that may hold a granule.

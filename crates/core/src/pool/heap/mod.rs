@@ -323,7 +323,8 @@ impl Heap {
     /// Makes the addresses of those chunks in `range` bare that have no memory and that nobody uses. `near` is a block of
     /// the segment.
     pub(super) fn strip_absent(&mut self, segment: SegmentKey, mut near: BlockKey, range: DeviceRange) {
-        let touched = self.segments.get(segment).into_iter().flat_map(|s| s.touching(range.addr, range.end()));
+        let touched =
+            self.segments.get(segment).into_iter().flat_map(|s| s.touching(range.addr, range.end()));
         let absent = touched.filter(|(_, chunk)| chunk.backing == Backing::Absent);
         let absent: Vec<DeviceRange> = absent.map(|(at, chunk)| DeviceRange::new(at, chunk.bytes)).collect();
         for chunk in absent {

@@ -77,7 +77,11 @@ impl Heap {
         let block = self.blocks[key];
         self.counts.add(&self.shape, tag, block.bytes());
         let range = DeviceRange::new(block.addr, block.bytes());
-        Handle { id: BlockId { pool: self.pool, key, serial }, range, requested_bytes: block.requested_bytes() }
+        Handle {
+            id: BlockId { pool: self.pool, key, serial },
+            range,
+            requested_bytes: block.requested_bytes(),
+        }
     }
 
     // ---- bound pieces ----
@@ -109,7 +113,8 @@ impl Heap {
         }
         // What was never freed, but is free since its chunk came, is quiet on every lane.
         let mut freed = self.blocks.walk(first).take_while(|(_, piece)| piece.addr < end);
-        let lane = freed.find(|(_, piece)| piece.stamp > 0).map_or(self.blocks[first].lane, |(_, piece)| piece.lane);
+        let lane =
+            freed.find(|(_, piece)| piece.stamp > 0).map_or(self.blocks[first].lane, |(_, piece)| piece.lane);
         drop(freed);
         while self.blocks[first].end() < end {
             self.blocks.join_next(first);

@@ -13,8 +13,8 @@ use super::super::handle::BlockId;
 use super::super::keys::{BlockKey, LaneKey, SegmentKey, TagKey};
 use super::super::piece::Piece;
 use super::super::shape::UNIT_BYTES;
-use super::blocks::{Block, Kind};
 use super::Heap;
+use super::blocks::{Block, Kind};
 use crate::driver::DeviceRange;
 
 /// How many pieces are looked at for a block smaller than a chunk.
@@ -53,7 +53,13 @@ pub(in crate::pool) struct Site {
 
 impl Heap {
     /// A place that needs no memory, if one is found at once.
-    pub(in crate::pool) fn ready_spot(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
+    pub(in crate::pool) fn ready_spot(
+        &self,
+        tag: TagKey,
+        lane: LaneKey,
+        bytes: u64,
+        align: u64,
+    ) -> Option<Spot> {
         if self.shape.is_large(bytes) {
             return self.ready_large_spot(tag, lane, bytes);
         }
@@ -135,7 +141,13 @@ impl Heap {
     }
 
     /// Of all places in the tag's segments, the one that lacks the least memory.
-    pub(in crate::pool) fn cheapest_spot(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
+    pub(in crate::pool) fn cheapest_spot(
+        &self,
+        tag: TagKey,
+        lane: LaneKey,
+        bytes: u64,
+        align: u64,
+    ) -> Option<Spot> {
         let spots: Box<dyn Iterator<Item = Spot> + '_> = if self.shape.is_large(bytes) {
             Box::new(self.large_spots(tag, lane, bytes))
         } else {
@@ -232,7 +244,13 @@ impl Heap {
 
     /// Makes the spot a block in use, which no handle finds yet. With it come the rest of its last granule, the
     /// memory that it lacks, in chunks of at most `largest_bytes`, and the memory that has to leave.
-    pub(in crate::pool) fn occupy(&mut self, spot: &Spot, lane: LaneKey, bytes: u64, largest_bytes: u64) -> Site {
+    pub(in crate::pool) fn occupy(
+        &mut self,
+        spot: &Spot,
+        lane: LaneKey,
+        bytes: u64,
+        largest_bytes: u64,
+    ) -> Site {
         let segment = self.segments.of_addr(spot.start);
         let end = spot.start + bytes;
         let mut leaving = Vec::new();

@@ -59,15 +59,18 @@ impl Heap {
         let (segment, shape) = (self.segments.get(segment)?, self.shape);
         let (start, end) = (extent.addr, extent.end());
         let mut memory = Vec::new();
-        for (_, chunk) in segment.touching(start, end) {
+        let mut is_there = vec![false; shape.granules(extent.bytes)];
+        for (at, chunk) in segment.touching(start, end) {
             let Backing::Mapped { id, open: true } = chunk.backing else { return None };
             memory.push(id);
+            let to = shape.granules((at + chunk.bytes).min(end) - start);
+            is_there[shape.granules(at.max(start) - start)..to].fill(true);
         }
         let near = near.filter(|near| {
             let block = self.blocks.live(near.key, near.serial);
             block.is_some_and(|block| segment.range().contains(&DeviceRange::new(block.addr, block.bytes())))
         });
-        let mut live = vec![false; shape.granules(extent.bytes)];
+        let mut live = vec![false; is_there.len()];
         let mut landmark = None;
         let mut next = Some(self.block_at(near.map_or(segment.first(), |near| near.key), start));
         while let Some(key) = next.filter(|key| self.blocks[*key].addr < end) {
@@ -79,7 +82,8 @@ impl Heap {
                 live[shape.granules(block.addr.max(start) - start)..=last].fill(true);
             }
         }
-        let granules = (0..live.len()).filter(|granule| live[*granule]).collect();
+        // A block that is just being made has no memory yet, and no bytes.
+        let granules = (0..live.len()).filter(|granule| live[*granule] && is_there[*granule]).collect();
         Some((granules, memory, landmark?))
     }
 

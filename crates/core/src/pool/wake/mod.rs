@@ -284,8 +284,7 @@ impl Shared {
     /// Makes sure that what the pieces lack may be created, from idle memory and under the limit. Otherwise says
     /// so, with what the driver refused if it did.
     fn make_room(&self, memory: &mut PhysicalMemory, pieces: &[Piece]) -> Option<Option<DriverError>> {
-        let mut needs: Vec<Piece> =
-            pieces.iter().filter(|piece| piece.is_absent()).copied().collect();
+        let mut needs: Vec<Piece> = pieces.iter().filter(|piece| piece.is_absent()).copied().collect();
         let needed_bytes: u64 = needs.iter().map(|piece| piece.range.bytes).sum();
         let limit_bytes = self.shape.limit_bytes.unwrap_or(u64::MAX);
         let supply = {

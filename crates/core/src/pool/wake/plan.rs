@@ -65,7 +65,8 @@ impl State {
             let tag = self.heap.segments().tag_of(key);
             tag.is_none_or(|tag| self.tags.get(tag).state() != TagState::AsleepBackedUp)
         };
-        pieces.sort_by_cached_key(|piece: &Piece| (is_dropped(piece.segment), piece.segment, piece.range.addr));
+        pieces
+            .sort_by_cached_key(|piece: &Piece| (is_dropped(piece.segment), piece.segment, piece.range.addr));
         // In the order of the pieces, each with the number of the last that it lies in.
         fillings.sort_by_cached_key(|(key, filling): &(SegmentKey, Filling)| {
             (is_dropped(*key), *key, filling.range.addr)
@@ -73,7 +74,8 @@ impl State {
         let mut piece = 0;
         let fillings = fillings.into_iter().map(|(key, mut filling)| {
             let last_byte = filling.end(self.heap.shape().granule_bytes) - 1;
-            let holds = |piece: &Piece| piece.segment == key && piece.range.contains(&DeviceRange::new(last_byte, 1));
+            let holds =
+                |piece: &Piece| piece.segment == key && piece.range.contains(&DeviceRange::new(last_byte, 1));
             while pieces.get(piece).is_some_and(|piece| !holds(piece)) {
                 piece += 1;
             }
@@ -82,7 +84,10 @@ impl State {
         });
         let fillings = fillings.collect();
         let names = self.tags.names(&tags);
-        let turns = tags.iter().map(|tag| (self.tags.get(*tag).name().clone(), self.tags.get(*tag).wakes())).collect();
+        let turns = tags
+            .iter()
+            .map(|tag| (self.tags.get(*tag).name().clone(), self.tags.get(*tag).wakes()))
+            .collect();
         WakePlan { tags, names, already_awake, undefined, pieces, fillings, turns }
     }
 
