@@ -15,6 +15,7 @@ use crate::open::{Device, HostMemoryUse, OpenError};
 
 /// Which device to open, how much of it to use, and how its pool behaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Config {
     /// The device.
     pub device: DeviceSpec,
@@ -35,8 +36,15 @@ impl Config {
 
     /// The same, mapping at most `limit_bytes`.
     #[must_use]
-    pub fn limited_to(mut self, limit_bytes: Option<u64>) -> Self {
-        self.pool.limit_bytes = limit_bytes;
+    pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
+        self.pool.limit_bytes = limit_bytes.into();
+        self
+    }
+
+    /// The same, with a pool of this limit and shape.
+    #[must_use]
+    pub fn pooling(mut self, pool: PoolConfig) -> Self {
+        self.pool = pool;
         self
     }
 
@@ -49,8 +57,8 @@ impl Config {
 
     /// The same, within a budget of the user's.
     #[must_use]
-    pub fn within(mut self, cap: Option<Cap>) -> Self {
-        self.budget = cap;
+    pub fn within(mut self, cap: impl Into<Option<Cap>>) -> Self {
+        self.budget = cap.into();
         self
     }
 }
@@ -130,7 +138,7 @@ impl Arena {
         };
         // All of a device that keeps its total is no limit: it is the device then that refuses, and says so.
         let is_all = keeps_total && pool.limit_bytes.is_none() && claim.bytes() >= driver.info().total_bytes;
-        let config = PoolConfig { limit_bytes: (!is_all).then(|| claim.bytes()), ..pool };
+        let config = pool.limited_to((!is_all).then(|| claim.bytes()));
         Ok(Self { pool: Pool::new(driver, config)?, claim, _in_use: None })
     }
 
@@ -386,7 +394,7 @@ mod tests {
         let (budget, envelope) = device.envelope(Some("0.75".parse().unwrap())).unwrap();
         assert_eq!(budget.budget_bytes, Some(48 << 20));
         let graphs = envelope.claim(Tag::cudagraph(), 8 << 20).unwrap();
-        let limited = |limit_bytes| PoolConfig { limit_bytes, ..PoolConfig::default() };
+        let limited = |limit_bytes| PoolConfig::default().limited_to(limit_bytes);
         let first = Arena::open_within(&device, &envelope, limited(Some(32 << 20))).unwrap();
         assert!(matches!(
             Arena::open_within(&device, &envelope, limited(Some(9 << 20))),

@@ -125,12 +125,12 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
     match error {
         PoolError::OverLimit { needed_bytes, usage, .. }
         | PoolError::HeldByCapture { needed_bytes, usage, .. } => {
-            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes } = *usage;
+            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes, .. } = *usage;
             let known = [*needed_bytes, limit_bytes, live_bytes, mapped_bytes, idle_bytes];
             raised(out_of_memory_error(py), words, FIGURES.into_iter().zip(known))
         }
         PoolError::DeviceFull { shortage, usage, .. } => {
-            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes } = *usage;
+            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes, .. } = *usage;
             let known = [
                 shortage.needed_bytes,
                 limit_bytes,

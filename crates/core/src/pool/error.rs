@@ -281,6 +281,7 @@ pub enum PoolError {
 
 /// Where stored bytes changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Corruption {
     /// The backup in host memory does not match its digest any more.
     Backup,
@@ -336,6 +337,7 @@ impl fmt::Display for Phase {
 
 /// Memory of a device that was not enough, measured when everything was undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Shortage {
     /// Bytes that had to be created.
     pub needed_bytes: u64,
@@ -368,6 +370,7 @@ impl fmt::Display for Shortage {
 
 /// What a pool holds, for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Usage {
     /// Most the pool may map, in bytes; the device's total where no limit was given.
     pub limit_bytes: u64,

@@ -17,7 +17,7 @@ use poorwill::offload::{
 };
 use poorwill_bench::load::{self, PassKind};
 use poorwill_bench::synthetic::SyntheticMoe;
-use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig};
+use poorwill_driver::{CudaDevice, HostConfig, HostDevice, HostMemoryConfig};
 use poorwill_testkit::device::{Kind, cuda_config};
 use poorwill_testkit::pattern;
 use poorwill_testkit::watchdog::watched;
@@ -27,14 +27,14 @@ const MIB: u64 = 1 << 20;
 // Devices
 
 pub(crate) fn limited(limit_bytes: Option<u64>) -> Device {
-    let host_memory = HostMemoryConfig { limit_bytes, ..HostMemoryConfig::default() };
+    let host_memory = HostMemoryConfig::default().limited_to(limit_bytes);
     match Kind::of_this_run() {
         Kind::Host => {
-            let config = HostConfig { host_memory, ..HostConfig::with_capacity(64 * MIB) };
+            let config = HostConfig::with_capacity(64 * MIB).backing_up_in(host_memory);
             Device::of_host(Arc::new(HostDevice::open(&config).unwrap()))
         }
         Kind::Fake | Kind::Cuda(_) => {
-            let config = CudaConfig { host_memory, ..cuda_config() };
+            let config = cuda_config().backing_up_in(host_memory);
             Device::of_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
         }
     }
@@ -144,7 +144,7 @@ fn checkpoint(path: &Path) -> Checkpoint {
 }
 
 fn options(readers: usize) -> LoadOptions {
-    LoadOptions { readers: NonZeroUsize::new(readers), ..LoadOptions::default() }
+    LoadOptions::default().reading_with(NonZeroUsize::new(readers))
 }
 
 fn load(
@@ -199,7 +199,7 @@ fn what_is_taken_is_what_was_asked_for() {
     write(&path, &all_kinds(""), 5);
     let (device, checkpoint) = (open(), checkpoint(&path));
     for pin in [BufferPin::Auto, BufferPin::Never] {
-        let loaded = load(&device, &checkpoint, &LoadOptions { pin, ..options(4) }).unwrap();
+        let loaded = load(&device, &checkpoint, &options(4).pinning(pin)).unwrap();
         let report = loaded.report();
         assert_eq!(loaded.buffers().iter().map(|buffer| buffer.bytes()).sum::<u64>(), report.host_bytes);
         assert_eq!(report.buffers, loaded.buffers().len());
@@ -441,9 +441,9 @@ fn switches_win() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.safetensors");
     let contents = write(&path, &all_kinds(""), 0);
-    let switches = Switches { pin_off: Some(DISABLE_PIN[0]), uva_off: None };
+    let switches = Switches::default().without_pins(DISABLE_PIN[0]);
     for pin in [BufferPin::Auto, BufferPin::Always] {
-        let options = LoadOptions { pin, switches, ..options(2) };
+        let options = options(2).pinning(pin).switching(switches);
         let loaded = load(&open(), &checkpoint(&path), &options).unwrap();
         assert_same(&loaded, &contents);
         let because = loaded.report().pageable_because.clone();

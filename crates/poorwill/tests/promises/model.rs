@@ -147,7 +147,7 @@ impl Host {
 }
 
 fn arena_over(driver: Arc<dyn Driver>, limit_bytes: Option<u64>) -> Arena {
-    Arena::over(driver, PoolConfig { limit_bytes, ..PoolConfig::default() }).unwrap()
+    Arena::over(driver, PoolConfig::default().limited_to(limit_bytes)).unwrap()
 }
 
 fn verify(model: &Model<'_>) -> Result<(), ModelError> {

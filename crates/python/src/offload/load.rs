@@ -187,7 +187,7 @@ fn load_checkpoint<'py>(
     let checkpoint = py.detach(|| Checkpoint::open(&paths)).map_err(|error| no_checkpoint(&error))?;
     check_dtypes(&checkpoint, &dtypes)?;
     let device = opened(py, device)?;
-    let options = LoadOptions { pin, switches, readers };
+    let options = LoadOptions::default().pinning(pin).switching(switches).reading_with(readers);
     let mut signalled = None;
     let loaded = py.detach(|| {
         HostCheckpoint::load(&device, &checkpoint, &options, &mut |_| {

@@ -23,6 +23,7 @@ const BUFFERS_AIM: u64 = 64;
 
 /// Where a tensor lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Place {
     /// The buffer, a position in [`HostCheckpoint::buffers`](super::HostCheckpoint::buffers).
     pub buffer: usize,

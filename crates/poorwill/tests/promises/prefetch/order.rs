@@ -18,7 +18,7 @@ const A_WHILE: Duration = Duration::from_millis(150);
 
 fn slots(arena: &Arena, count: usize, granules: u64) -> Slots {
     let bytes = granules * arena.driver().info().granule_bytes;
-    Slots { tag: Tag::weights(), count: NonZeroUsize::new(count).unwrap(), bytes }
+    Slots::new(Tag::weights(), NonZeroUsize::new(count).unwrap(), bytes)
 }
 
 /// A pass in which each layer is computed several times. Which layers had other digests than their own.
