@@ -41,12 +41,14 @@ pub mod model;
 #[cfg(target_os = "linux")]
 pub mod offload;
 mod open;
+mod owned;
 #[cfg(unix)]
 mod reader;
 
 pub use arena::{Arena, Config};
 pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};
 pub use open::{Device, HostMemoryUse, OpenError, shared_memory_per_block_bytes};
+pub use owned::OwnedBlock;
 pub use poorwill_core::{
     AllocRequest, Block, BlockId, Budget, ByteSize, Cap, Changes, Claim, ClaimError, CopyPart,
     DIGEST_VERSION, DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, Dropped, Envelope,
