@@ -408,7 +408,7 @@ mod tests {
         for (device, word) in
             [("cuda:0", "NVIDIA"), ("host:1k", "granule"), ("host:0", "granule"), ("host:15EiB", "8 EiB")]
         {
-            let error = Arena::open(Config::on(device.parse().unwrap())).unwrap_err().to_string();
+            let error = poorwill_core::chain(&Arena::open(Config::on(device.parse().unwrap())).unwrap_err());
             assert!(error.contains(word) && error.contains(&device[..4]), "{error}");
         }
         let config = Config::on("host:8MiB".parse().unwrap()).limited_to(Some(1));

@@ -55,5 +55,6 @@ pub use poorwill_core::{
     HostBuffer, HostMemory, HostMemoryInfo, InvalidTag, Level, MemoryInfo, Op, ParseSizeError, Pending, Pool,
     PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, ProcessMemory,
     Release, SleepAction, SleepPhases, SleepReport, SleepRequest, Snapshot, StreamId, Tag, TagPolicy,
-    TagState, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, digest, driver, pool, tag,
+    TagState, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, chain, digest, driver, pool,
+    tag,
 };

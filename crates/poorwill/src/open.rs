@@ -27,7 +27,7 @@ use crate::offload::Limbo;
 #[non_exhaustive]
 pub enum OpenError {
     /// The device would not open.
-    #[error("cannot use device {device}: {}", source.kind)]
+    #[error("cannot use device {device}")]
     Device {
         /// Which.
         device: DeviceSpec,
@@ -38,7 +38,7 @@ pub enum OpenError {
     #[error(transparent)]
     Budget(#[from] UnknownBudget),
     /// The limit does not fit into the budget.
-    #[error("{0}")]
+    #[error(transparent)]
     Claim(#[from] Box<poorwill_core::ClaimError>),
     /// The pool would not open.
     #[error(transparent)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use poorwill_core::pool::Corruption;
 use poorwill_core::{
     AllocRequest, Block, Driver, DriverErrorKind, Dropped, HostBuffer, Level, Op, Pool, PoolConfig,
-    PoolError, Release, SleepRequest, StreamId, Tag, TagPolicy, TagState, Verify, WakeRequest,
+    PoolError, Release, SleepRequest, StreamId, Tag, TagPolicy, TagState, Verify, WakeRequest, chain,
 };
 use poorwill_testkit::canary::{BrokenDriver, Defect};
 use poorwill_testkit::device::TestDevice;
@@ -484,7 +484,7 @@ fn a_sleep_without_host_memory_leaves_nothing_there() {
     let pool = Pool::new(Arc::new(driver), small_config()).unwrap();
     let block = loaded(&pool, 20, &Tag::weights(), 1);
     let error = pool.sleep(&SleepRequest::all(Level::One)).unwrap_err();
-    assert!(error.to_string().contains("none is left"), "{error}");
+    assert!(chain(&error).contains("none is left"), "{error}");
     assert_eq!(device.host_bytes(), 0, "the next try finds the memory that this one had taken");
     assert_reads(&pool, &block, 1);
     pool.sleep(&SleepRequest::all(Level::One)).unwrap();

@@ -180,7 +180,7 @@ fn host_device(
             (info.name, Some(info.granule_bytes), device.budget(cap))
         }
         Err(error) => {
-            warnings.push(error.to_string());
+            warnings.push(poorwill_core::chain(&error));
             ("host device".into(), None, Budget::decide(&[], None, cap))
         }
     };

@@ -21,7 +21,7 @@ use safetensors::tensor::TensorView;
 use super::storage::Aligned;
 use super::{Files, PageCache, Storage, run};
 use crate::arena::Arena;
-use crate::checkpoint::{Checkpoint, CheckpointError, Dtype};
+use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::model::{Model, ModelError};
 use crate::offload::{HostCheckpoint, LoadError, LoadOptions};
 use crate::open::Device;
@@ -48,7 +48,7 @@ fn checkpoint() -> (tempfile::TempDir, Checkpoint, HashMap<String, Vec<u8>>) {
             .map(|(nth, bytes)| (format!("{file}.{nth}"), pattern::bytes(seed * 100 + nth as u64, *bytes)));
         let payloads: Vec<(String, Vec<u8>)> = payloads.collect();
         let views = payloads.iter().map(|(name, payload)| {
-            (name.clone(), TensorView::new(Dtype::U8, vec![payload.len()], payload).unwrap())
+            (name.clone(), TensorView::new(safetensors::Dtype::U8, vec![payload.len()], payload).unwrap())
         });
         let path = folder.path().join(format!("{file}.safetensors"));
         fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use poorwill::Device;
+use poorwill::chain;
 use poorwill::checkpoint::{Checkpoint, CheckpointError};
 use poorwill::offload::{
     BufferPin, DISABLE_PIN, HostCheckpoint, How, LoadError, LoadOptions, LoadProgress, Switches, View,
@@ -309,7 +310,7 @@ fn a_limit_that_is_too_small_is_refused_before_anything_is_read() {
     for _ in 0..3 {
         let error = load(&device, &checkpoint, &options(3)).unwrap_err();
         assert!(matches!(error, LoadError::Memory { buffers: 1, .. }), "{error}");
-        let words = error.to_string();
+        let words = chain(&error);
         for word in ["8 MiB", "held before", "raise the limit"] {
             assert!(words.contains(word), "{word}: {words}");
         }
@@ -333,7 +334,7 @@ fn a_file_that_was_truncated_is_an_error_that_names_it() {
             OpenOptions::new().write(true).open(&path).unwrap().set_len(whole - cut).unwrap();
             let device = open();
             let error = load(&device, &checkpoint, &options(3)).unwrap_err();
-            let words = error.to_string();
+            let words = chain(&error);
             let LoadError::Checkpoint(CheckpointError::ShortRead { wanted_bytes, got_bytes, offset, .. }) =
                 error
             else {
@@ -374,7 +375,7 @@ fn hostile_paths_are_paths_like_others() {
     }
     let checkpoint = checkpoint(&real);
     OpenOptions::new().write(true).open(&real).unwrap().set_len(100_000).unwrap();
-    let words = load(&open(), &checkpoint, &options(2)).unwrap_err().to_string();
+    let words = chain(&load(&open(), &checkpoint, &options(2)).unwrap_err());
     assert!(words.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{words}");
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use poorwill::offload::{Prefetcher, Slots};
-use poorwill::{Arena, Driver, Op, Tag};
+use poorwill::{Arena, Driver, Op, Tag, chain};
 use poorwill_bench::offload::{Plan, Source, run};
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
@@ -119,7 +119,7 @@ fn measuring_that_fails_leaves_nothing_behind() {
                 true
             }
             Err(error) => {
-                assert!(error.to_string().contains("INJECTED"), "{error}");
+                assert!(chain(&error).contains("INJECTED"), "{error}");
                 false
             }
         }

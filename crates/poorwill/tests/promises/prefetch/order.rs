@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use poorwill::offload::{Prefetcher, Slots};
-use poorwill::{Arena, Digest, Driver, HostBuffer, Pending, PoolError, Tag};
+use poorwill::{Arena, Digest, Driver, HostBuffer, Pending, PoolError, Tag, chain};
 use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::watchdog::{PATIENCE, watched};
 
@@ -75,7 +75,7 @@ fn layers_that_do_not_fit_are_refused_before_anything_is_queued() {
         let layers = [Arc::clone(&small), wrong];
         let refused = prefetcher.forward(&layers, &mut |_| panic!("nothing is queued")).unwrap_err();
         assert!(matches!(refused, PoolError::Driver { op: "bring in a layer", .. }), "{refused}");
-        assert!(refused.to_string().contains("layer 1 has"), "{refused}");
+        assert!(chain(&refused).contains("layer 1 has"), "{refused}");
     }
     assert_eq!(wrong_layers(&mut prefetcher, &arena, &[layer(&*device, 0, 2)]), [0; 0]);
 }
