@@ -126,7 +126,7 @@ impl Budget {
     pub(crate) fn open(&self, device: &DeviceSpec) -> Config {
         let cap = self.budget.as_ref().and_then(|caps| caps.of(device));
         let limit_bytes = self.host_budget.map(|size| size.0);
-        let host_memory = HostMemoryUse { limit_bytes, pageable: self.pageable };
+        let host_memory = HostMemoryUse::default().limited_to(limit_bytes).left_pageable(self.pageable);
         Config::on(device.clone()).within(cap).backing_up_in(host_memory)
     }
 }

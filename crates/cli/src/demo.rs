@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::time::Instant;
 
 use poorwill::checkpoint::Checkpoint;
-use poorwill::{Arena, ByteSize, DeviceSpec, Level};
+use poorwill::{Arena, ByteSize, DeviceSpec, Level, chain};
 use poorwill_bench::churn::{self, Load};
 use poorwill_bench::nap::{self, Plan};
 use poorwill_bench::synthetic::SyntheticMoe;
@@ -71,7 +71,8 @@ fn checkpoint() -> Result<(Checkpoint, f64), Failure> {
     let progress = Progress::bytes("writing", synthetic.total_bytes());
     synthetic.write(folder.path(), |bytes| progress.set(bytes)).map_err(|error| {
         Failure::new(format!(
-            "{error}; the checkpoint takes {size}: set TMPDIR to a folder that has them free"
+            "{}; the checkpoint takes {size}: set TMPDIR to a folder that has them free",
+            chain(&error)
         ))
     })?;
     drop(progress);

@@ -20,12 +20,10 @@ pub(crate) struct Examined {
 
 /// The command.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Examined, Failure> {
-    let plan = Plan {
-        device: args.device.clone(),
-        caps: args.budget.clone().unwrap_or_default(),
-        claims: args.claims.clone(),
-        ..Plan::default()
-    };
+    let plan = Plan::default()
+        .on(args.device.clone())
+        .within(args.budget.clone().unwrap_or_default())
+        .claiming(args.claims.clone());
     let report = doctor::examine(&plan)?;
     let refused = report.refused().map(|(device, reason)| format!("{device}: {reason}"));
     Ok(Examined { report, refused })

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use poorwill::checkpoint::CheckpointError;
 use poorwill::doctor::NoSuchDevice;
-use poorwill::{DriverError, OpenError, PoolError};
+use poorwill::{DriverError, OpenError, PoolError, chain};
 use poorwill_bench::synthetic::SyntheticError;
 use poorwill_bench::{nap, sleep};
 use serde::Serialize;
@@ -37,7 +37,7 @@ macro_rules! failure_from {
     ($($error:ty),+) => {
         $(impl From<$error> for Failure {
             fn from(error: $error) -> Self {
-                Self::new(error.to_string())
+                Self::new(chain(&error))
             }
         })+
     };

@@ -6,6 +6,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use poorwill::chain;
 use poorwill_mock_engine::{Ended, MockEngine};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
@@ -55,5 +56,5 @@ async fn serve(args: MockEngineArgs) -> Result<Ended, String> {
             _ = interrupt.recv() => {}
         }
     };
-    poorwill_mock_engine::serve(options, listener, told).await.map_err(|error| error.to_string())
+    poorwill_mock_engine::serve(options, listener, told).await.map_err(|error| chain(&error))
 }

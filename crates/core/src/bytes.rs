@@ -96,11 +96,20 @@ impl Serialize for ByteSize {
 /// Why a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a size: {reason}; write it like 24GiB, 1.5GiB, 512m or 1048576")]
+#[non_exhaustive]
 pub struct ParseSizeError {
     /// What was given.
     pub text: String,
     /// What is wrong with it.
     pub reason: &'static str,
+}
+
+impl ParseSizeError {
+    /// That `text` is not a size, for `reason`.
+    #[must_use]
+    pub fn new(text: impl Into<String>, reason: &'static str) -> Self {
+        Self { text: text.into(), reason }
+    }
 }
 
 impl FromStr for ByteSize {
@@ -110,7 +119,7 @@ impl FromStr for ByteSize {
     /// `MB`, `GB`, `TB`, `PB`, `EB` are powers of 1000. Case does not matter. What a fraction of a unit
     /// comes to is rounded down to a whole byte; a fraction of a byte is refused.
     fn from_str(text: &str) -> Result<Self, ParseSizeError> {
-        let fail = |reason| ParseSizeError { text: text.to_owned(), reason };
+        let fail = |reason| ParseSizeError::new(text, reason);
         let trimmed = text.trim();
         let split = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(split);

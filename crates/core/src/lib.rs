@@ -11,6 +11,7 @@
 pub mod backup;
 pub mod budget;
 pub mod bytes;
+mod chain;
 pub mod digest;
 pub mod driver;
 pub mod pool;
@@ -19,6 +20,7 @@ pub mod tag;
 
 pub use budget::{Budget, Cap, Claim, ClaimError, Envelope};
 pub use bytes::{ByteSize, ParseSizeError};
+pub use chain::chain;
 pub use digest::{DIGEST_VERSION, Digest};
 pub use driver::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId, HostBuffer,

@@ -109,6 +109,7 @@ impl Serialize for Tag {
 /// A name that no tag can have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` cannot be a tag: use 1 to {TAG_BYTES_MAX} ASCII letters, digits, `_`, `-` or `.`")]
+#[non_exhaustive]
 pub struct InvalidTag {
     /// The refused name, escaped and shortened.
     pub name: String,
@@ -117,6 +118,7 @@ pub struct InvalidTag {
 /// What a sleep does with the bytes of a tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum SleepAction {
     /// Copied to host memory, with a digest per granule.
     Backup,
@@ -127,6 +129,7 @@ pub enum SleepAction {
 /// What dropped memory holds after the wake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Dropped {
     /// Zeros, written before the wake commits.
     Zeros,
@@ -136,6 +139,7 @@ pub enum Dropped {
 
 /// One row of the table of tags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct TagPolicy {
     /// At sleep level 1.
     pub level_1: SleepAction,
@@ -149,6 +153,12 @@ impl TagPolicy {
     /// Backed up at both levels: `runtime`, `cudagraph`, and any tag of the user's.
     pub const PRESERVED: Self =
         Self { level_1: SleepAction::Backup, level_2: SleepAction::Backup, dropped: Dropped::Undefined };
+
+    /// What becomes of the bytes at each level, and what memory that was dropped holds afterwards.
+    #[must_use]
+    pub const fn new(level_1: SleepAction, level_2: SleepAction, dropped: Dropped) -> Self {
+        Self { level_1, level_2, dropped }
+    }
 
     /// Dropped at both levels, back as `dropped` says.
     #[must_use]
@@ -178,6 +188,7 @@ impl TagPolicy {
 /// What is known about changes to a tag's bytes between two sleeps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Changes {
     /// Nothing: each granule is compared with its backup by digest, and copied if it differs; where digests are slow,
     /// everything is copied.
@@ -191,8 +202,8 @@ pub enum Changes {
 }
 
 /// Where the bytes of a tag are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TagState {
     /// On the device, as their owner wrote them.
     Awake,
@@ -206,7 +217,25 @@ pub enum TagState {
     Stranded,
 }
 
+impl Serialize for TagState {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
 impl TagState {
+    /// Its name in JSON and Python. [`fmt::Display`] has words for people.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Awake => "awake",
+            Self::Undefined => "undefined",
+            Self::AsleepBackedUp => "asleep_backed_up",
+            Self::AsleepDropped => "asleep_dropped",
+            Self::Stranded => "stranded",
+        }
+    }
+
     /// Whether the tag's memory is the device's, mapped or not.
     #[must_use]
     pub const fn is_held(self) -> bool {

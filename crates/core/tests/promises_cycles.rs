@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use poorwill_core::{Level, Pool, PoolConfig, PoolStats, SleepRequest, Tag, Verify, WakeRequest};
+use poorwill_core::{Level, Pool, PoolConfig, SleepRequest, Tag, Verify, WakeRequest};
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::eventually;
@@ -25,8 +25,7 @@ fn system() -> [usize; 3] {
 fn cycles_leave_nothing_behind() {
     let bare = system();
     let device = TestDevice::open(64);
-    let config =
-        PoolConfig { chunk_granules: 4, span_granules: 8, segment_granules: 8, ..PoolConfig::default() };
+    let config = PoolConfig::default().in_chunks_of(4).in_spans_of(8).in_segments_of(8);
     let pool = Arc::new(Pool::new(device.driver(), config).unwrap());
     let mut tenant = Tenant::new(&pool, 1);
     let granule = device.info().granule_bytes;
@@ -63,7 +62,8 @@ fn cycles_leave_nothing_behind() {
         tenant.verify();
         if cycle % 4 == 3 {
             let here = || {
-                let stats = PoolStats { created_bytes: 0, ..pool.stats().unwrap() };
+                let mut stats = pool.stats().unwrap();
+                stats.created_bytes = 0;
                 let info = device.memory_info().unwrap();
                 (pool.snapshot().unwrap(), stats, info)
             };

@@ -15,6 +15,7 @@ const RUN_PIECES: usize = 32;
 
 /// What the link moved, in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub struct LinkSpeed {
     /// Getting the host memory that the copies use: page-locking it, on a GPU.
     pub pin_bytes_per_s: f64,

@@ -31,6 +31,7 @@ pub struct Nvml(Arc<Library>);
 
 /// Memory of a GPU, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct GpuMemory {
     /// All of it, that of the driver's own included.
     pub total_bytes: u64,
@@ -52,6 +53,7 @@ pub enum Handle {
 
 /// What NVML knows of the memory behind a UUID.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NvmlMemory {
     /// What the figures are about.
     pub handle: Handle,

@@ -137,7 +137,7 @@ mod tests {
         let page = rustix::param::page_size() as u64;
         assert_eq!(device("1GiB"), Ok(HostConfig::with_capacity(1 << 30)));
         let with =
-            |capacity, granule_bytes| Ok(HostConfig { granule_bytes, ..HostConfig::with_capacity(capacity) });
+            |capacity, granule_bytes| Ok(HostConfig::with_capacity(capacity).in_granules_of(granule_bytes));
         assert_eq!(device("1GiB/PAGE"), with(1 << 30, page));
         assert_eq!(device("8m/4m"), with(8 << 20, 4 << 20));
         let expected = Failure { symbol: None, first: 3, count: 1, code: 999 };

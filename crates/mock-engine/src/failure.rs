@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use poorwill::PoolError;
+use poorwill::{PoolError, chain};
 use serde_json::json;
 
 /// An error that the client hears of.
@@ -43,7 +43,7 @@ impl Failure {
 
 impl From<PoolError> for Failure {
     fn from(error: PoolError) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the engine's memory: {error}"))
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the engine's memory: {}", chain(&error)))
     }
 }
 

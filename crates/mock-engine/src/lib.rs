@@ -108,7 +108,7 @@ pub enum MockEngineError {
         reason: String,
     },
     /// Its listener cannot be used.
-    #[error("the mock engine cannot take connections: {0}")]
+    #[error("the mock engine cannot take connections")]
     Listen(#[from] io::Error),
 }
 

@@ -7,7 +7,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use poorwill::{AllocRequest, Arena, Block, ByteSize, Config, DeviceSpec, PoolError, Tag, WakeRequest};
+use poorwill::{
+    AllocRequest, Arena, Block, ByteSize, Config, DeviceSpec, PoolError, Tag, WakeRequest, chain,
+};
 
 use crate::MockEngineError;
 use crate::chance::{hash, mix};
@@ -98,8 +100,8 @@ impl Memory {
         let capacity_bytes =
             bytes.checked_add(SLACK_BYTES).ok_or_else(|| fail("it is too much: give it less".to_owned()))?;
         let arena = Arena::open(Config::on(DeviceSpec::Host { capacity_bytes }))
-            .map_err(|error| fail(error.to_string()))?;
-        let of_pool = |error: PoolError| fail(error.to_string());
+            .map_err(|error| fail(chain(&error)))?;
+        let of_pool = |error: PoolError| fail(chain(&error));
         let kv_cache_bytes = bytes / 2;
         let alloc = |bytes, part: Part| arena.alloc(&AllocRequest::new(bytes, part.tag()));
         let weights = alloc(bytes - kv_cache_bytes, Part::Weights).map_err(of_pool)?;

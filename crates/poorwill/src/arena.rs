@@ -12,9 +12,11 @@ use poorwill_core::{
 use crate::budget::claim_own;
 use crate::device::DeviceSpec;
 use crate::open::{Device, HostMemoryUse, OpenError};
+use crate::owned::OwnedBlock;
 
 /// Which device to open, how much of it to use, and how its pool behaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Config {
     /// The device.
     pub device: DeviceSpec,
@@ -35,8 +37,15 @@ impl Config {
 
     /// The same, mapping at most `limit_bytes`.
     #[must_use]
-    pub fn limited_to(mut self, limit_bytes: Option<u64>) -> Self {
-        self.pool.limit_bytes = limit_bytes;
+    pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
+        self.pool.limit_bytes = limit_bytes.into();
+        self
+    }
+
+    /// The same, with a pool of this limit and shape.
+    #[must_use]
+    pub fn pooling(mut self, pool: PoolConfig) -> Self {
+        self.pool = pool;
         self
     }
 
@@ -49,15 +58,24 @@ impl Config {
 
     /// The same, within a budget of the user's.
     #[must_use]
-    pub fn within(mut self, cap: Option<Cap>) -> Self {
-        self.budget = cap;
+    pub fn within(mut self, cap: impl Into<Option<Cap>>) -> Self {
+        self.budget = cap.into();
         self
     }
 }
 
-/// Memory of one device. Methods are those of [`Pool`], and some that wait.
+/// Memory of one device: blocks of it, which sleep and wake by tag.
+///
+/// Clones are the same arena. With the last of them, and the last [`OwnedBlock`], everything goes back to the device, and
+/// the arena's claim to its budget. All calls may be made from any thread; which of them wait for what, each says.
+///
+/// Every call is `Closed` after [`Arena::close`], `WrongProcess` in a fork of the process that opened the arena, and
+/// `Poisoned` after a panic inside of the pool; no list of errors below repeats these three.
+#[derive(Debug, Clone)]
+pub struct Arena(Arc<Inner>);
+
 #[derive(Debug)]
-pub struct Arena {
+struct Inner {
     pool: Pool,
     /// What the pool may map. Returned after the pool is gone.
     claim: Claim,
@@ -84,8 +102,7 @@ impl Arena {
     pub fn open_on(device: &Device, budget: Option<Cap>, pool: PoolConfig) -> Result<Self, OpenError> {
         let (budget, envelope) = device.envelope(budget)?;
         let in_use = claim_own(&budget, &envelope);
-        let arena = Self::open_within(device, &envelope, pool)?;
-        Ok(Self { _in_use: in_use, ..arena })
+        Self::claim(device.driver(), &envelope, pool, keeps_total(device), in_use)
     }
 
     /// A pool on a device that is open, which claims its limit from `envelope`, beside whoever else does; without a
@@ -94,9 +111,7 @@ impl Arena {
     /// # Errors
     /// `Claim` for a limit above what is left; `Pool` for one that no pool can have.
     pub fn open_within(device: &Device, envelope: &Envelope, pool: PoolConfig) -> Result<Self, OpenError> {
-        // A GPU's total is what somebody says, and need not be what is kept.
-        let keeps_total = matches!(device.spec(), DeviceSpec::Host { .. });
-        Self::claim(device.driver(), envelope, pool, keeps_total)
+        Self::claim(device.driver(), envelope, pool, keeps_total(device), None)
     }
 
     /// An arena over a driver that is open already, with all that the driver has for its budget.
@@ -105,7 +120,7 @@ impl Arena {
     /// `Claim` for a limit above that; as for [`Pool::new`] otherwise.
     pub fn over(driver: Arc<dyn Driver>, pool: PoolConfig) -> Result<Self, OpenError> {
         let total_bytes = driver.info().total_bytes;
-        Self::claim(driver, &Envelope::new(total_bytes, total_bytes), pool, true)
+        Self::claim(driver, &Envelope::new(total_bytes, total_bytes), pool, true, None)
     }
 
     fn claim(
@@ -113,6 +128,7 @@ impl Arena {
         envelope: &Envelope,
         pool: PoolConfig,
         keeps_total: bool,
+        in_use: Option<Claim>,
     ) -> Result<Self, OpenError> {
         let claim = match pool.limit_bytes {
             None => {
@@ -130,193 +146,245 @@ impl Arena {
         };
         // All of a device that keeps its total is no limit: it is the device then that refuses, and says so.
         let is_all = keeps_total && pool.limit_bytes.is_none() && claim.bytes() >= driver.info().total_bytes;
-        let config = PoolConfig { limit_bytes: (!is_all).then(|| claim.bytes()), ..pool };
-        Ok(Self { pool: Pool::new(driver, config)?, claim, _in_use: None })
+        let pool = Pool::new(driver, pool.limited_to((!is_all).then(|| claim.bytes())))?;
+        Ok(Self(Arc::new(Inner { pool, claim, _in_use: in_use })))
     }
 
     /// The pool underneath, for copies on streams of the caller's.
     #[must_use]
     pub fn pool(&self) -> &Pool {
-        &self.pool
+        &self.0.pool
     }
 
     /// Most it may map, in bytes.
     #[must_use]
     pub fn limit_bytes(&self) -> u64 {
-        self.claim.bytes()
+        self.0.claim.bytes()
     }
 
     /// The budget that it has its limit from: for others who need memory of this device.
     #[must_use]
     pub fn envelope(&self) -> &Envelope {
-        self.claim.envelope()
+        self.0.claim.envelope()
     }
 
     /// The device.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
-        self.pool.driver()
+        self.0.pool.driver()
     }
 
-    /// See [`Pool::declare_tag`].
+    /// Says what sleeps do with the bytes of `tag`, where that is not what is [built in](poorwill_core::tag). Before the
+    /// tag's first allocation, and once; the same policy again does nothing.
     ///
     /// # Errors
-    /// As there.
+    /// `PolicyConflict` when the tag has blocks, or another policy was declared, under a different one.
     pub fn declare_tag(&self, tag: &Tag, policy: TagPolicy) -> Result<(), PoolError> {
-        self.pool.declare_tag(tag, policy)
+        self.0.pool.declare_tag(tag, policy)
     }
 
-    /// See [`Pool::alloc`].
+    /// Takes a block of at least the bytes asked for, rounded up to 512, at an address that stays until it is freed. Its
+    /// bytes are unspecified. Whoever has it frees it ([`Arena::free`]); [`Arena::alloc_owned`] makes one that frees
+    /// itself.
+    ///
+    /// Waits for work of the device where the limit or the device leaves no other way, and for as long as the request's
+    /// [patience](AllocRequest::patience) where that may save creating memory. Waits for no work while a stream is being
+    /// captured.
     ///
     /// # Errors
-    /// As there.
+    /// `InvalidRequest` for a size or alignment that no pool gives; `Asleep` when the tag sleeps; `OverLimit` above the
+    /// arena's limit, and `DeviceFull` where the device has too little, with the figures; `HeldByCapture` where memory that
+    /// was freed might do, and a capture keeps it; `AllocFailed` with what the driver says.
     pub fn alloc(&self, request: &AllocRequest) -> Result<Block, PoolError> {
-        self.pool.alloc(request)
+        self.0.pool.alloc(request)
     }
 
-    /// See [`Pool::free`].
+    /// The same for a block that is freed when it is dropped, and that keeps the arena alive until then.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Arena::alloc`].
+    pub fn alloc_owned(&self, request: &AllocRequest) -> Result<OwnedBlock, PoolError> {
+        Ok(OwnedBlock::new(self.clone(), self.alloc(request)?))
+    }
+
+    /// Gives a block back, awake or asleep. Its own stream may use the memory again at once, other streams when the work
+    /// that is queued now has passed. It stays cached until it is used again or [trimmed](Arena::trim). Waits for nothing.
+    ///
+    /// # Errors
+    /// `StaleBlock` for one that was freed before, or is another arena's.
     pub fn free(&self, block: BlockId) -> Result<(), PoolError> {
-        self.pool.free(block)
+        self.0.pool.free(block)
     }
 
-    /// See [`Pool::free_part`].
+    /// Gives `part` of a block back, asleep or awake: a range of addresses that lies inside of it and begins and ends on
+    /// multiples of 512 bytes. Returns what stays live, in address order: none, one or two blocks, where they were, with
+    /// their bytes. Their handles are new, and the old one is stale. Memory leaves by whole
+    /// [chunks](PoolConfig::chunk_granules) and [spans](PoolConfig::span_granules). Waits for nothing.
     ///
     /// # Errors
-    /// As there.
+    /// With the block as it was: `StaleBlock`; `InvalidPart`, with what would help.
     pub fn free_part(&self, block: BlockId, part: DeviceRange) -> Result<Vec<Block>, PoolError> {
-        self.pool.free_part(block, part)
+        self.0.pool.free_part(block, part)
     }
 
-    /// See [`Pool::set_cached_max_bytes`].
+    /// Changes the mark, in bytes, above which cached memory is given back in the background; `None` keeps all of it. What
+    /// is above a lower one begins to leave at once. Waits for nothing.
     ///
     /// # Errors
-    /// As there.
+    /// Only those that every call has.
     pub fn set_cached_max_bytes(&self, cached_max_bytes: Option<u64>) -> Result<(), PoolError> {
-        self.pool.set_cached_max_bytes(cached_max_bytes)
+        self.0.pool.set_cached_max_bytes(cached_max_bytes)
     }
 
-    /// See [`Pool::record_use`].
+    /// Says that work on `stream` uses a block, beside that on the stream it was allocated for. After it is freed, its
+    /// memory waits for what is queued there by then.
     ///
     /// # Errors
-    /// As there.
+    /// `StaleBlock`.
     pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<(), PoolError> {
-        self.pool.record_use(block, stream)
+        self.0.pool.record_use(block, stream)
     }
 
-    /// See [`Pool::declare_changes`].
+    /// Says what is known about changes to the bytes of `tag` between sleeps, from now on, at any time: also that they are
+    /// immutable once they have been loaded. Waits for who puts the tag to sleep or wakes it.
     ///
     /// # Errors
-    /// As there.
+    /// Only those that every call has.
     pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<(), PoolError> {
-        self.pool.declare_changes(tag, changes)
+        self.0.pool.declare_changes(tag, changes)
     }
 
-    /// See [`Pool::prepare_sleep`].
+    /// Starts to back up, in the background, what a sleep of this request would, so that the sleep copies only what
+    /// changes from then on. The owner goes on working. A sleep or a discard of one of the tags ends it.
     ///
     /// # Errors
-    /// As there.
+    /// `UnknownTag`, `SleepConflict`, `Undefined` and `Asleep`, as for [`Arena::sleep`]; `PrepareFailed` when there is no
+    /// thread to be had. What fails later, [`Preparation::wait`] tells.
     pub fn prepare_sleep(&self, request: &SleepRequest) -> Result<Preparation, PoolError> {
-        self.pool.prepare_sleep(request)
+        self.0.pool.prepare_sleep(request)
     }
 
-    /// See [`Pool::sleep`].
+    /// Puts tags to sleep: their memory goes back to the device, their addresses stay, and their bytes are kept in host
+    /// memory or dropped, as their policies say of the level. Waits for the device's work. Tags that sleep already are
+    /// reported and left alone.
     ///
     /// # Errors
-    /// As there.
+    /// With nothing done: `UnknownTag`; `SleepConflict` for a tag that sleeps otherwise than this level asks;
+    /// `Undefined` for one to be backed up that was dropped and is not restored; `Asleep` for a stranded one; `Capturing`
+    /// while a stream is being captured; `TrustBroken` for an immutable one that has changed; `SleepFailed` with what
+    /// the driver said. `Stranded` when that could not be undone: no byte is lost, and a wake maps the memory again.
+    /// `Shortfall` when the tags sleep, and not all memory could be given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport, PoolError> {
-        self.pool.sleep(request)
+        self.0.pool.sleep(request)
     }
 
-    /// See [`Pool::wake`].
+    /// Wakes tags: every live block has memory again, at the same address, with the same bytes, checked by digest as far
+    /// as the request says, or with what the policy says of dropped ones. All of the tags, or none. Waits for its own
+    /// copies, and up to the request's deadline for memory. Tags that are awake already are reported and left alone.
     ///
     /// # Errors
-    /// As there.
+    /// With everything asleep as before: `UnknownTag`; `OverLimit`, `DeviceFull` and `HeldByCapture` where memory is
+    /// lacking; `WakeFailed` with what the driver said; `Corrupt` when bytes that came back are not those that were
+    /// stored.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport, PoolError> {
-        self.pool.wake(request)
+        self.0.pool.wake(request)
     }
 
-    /// See [`Pool::discard`].
+    /// Drops the bytes of `tags`, awake or asleep, whatever their policies say, and their backups. They sleep until they
+    /// are woken, and hold then what their policies say of dropped memory.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Arena::sleep`].
     pub fn discard(&self, tags: &[Tag]) -> Result<SleepReport, PoolError> {
-        self.pool.discard(tags)
+        self.0.pool.discard(tags)
     }
 
-    /// See [`Pool::mark_restored`].
+    /// Says that the owner has written all bytes of `tags` again that a sleep had dropped. Returns those of them that
+    /// were undefined until now.
     ///
     /// # Errors
-    /// As there.
+    /// With nothing done: `UnknownTag`; `Asleep`.
     pub fn mark_restored(&self, tags: &[Tag]) -> Result<Vec<Tag>, PoolError> {
-        self.pool.mark_restored(tags)
+        self.0.pool.mark_restored(tags)
     }
 
-    /// See [`Pool::trim`].
+    /// Gives all memory and addresses back that serve no live block, and returns how many bytes of memory that were. Waits
+    /// for work that may still touch what was freed; while a stream is being captured it leaves that alone.
     ///
     /// # Errors
-    /// As there.
+    /// `Driver` with what the driver said first; the rest was still done.
     pub fn trim(&self) -> Result<u64, PoolError> {
-        self.pool.trim()
+        self.0.pool.trim()
     }
 
-    /// See [`Pool::tag_state`].
+    /// Where the bytes of a tag are.
     ///
     /// # Errors
-    /// As there.
+    /// `UnknownTag` for one that the arena has never seen.
     pub fn tag_state(&self, tag: &Tag) -> Result<TagState, PoolError> {
-        self.pool.tag_state(tag)
+        self.0.pool.tag_state(tag)
     }
 
-    /// See [`Pool::stats`].
+    /// What is live, mapped, cached and backed up, in bytes, in all and by tag. Waits for nothing that lasts.
     ///
     /// # Errors
-    /// As there.
+    /// Only those that every call has.
     pub fn stats(&self) -> Result<PoolStats, PoolError> {
-        self.pool.stats()
+        self.0.pool.stats()
     }
 
-    /// See [`Pool::snapshot`].
+    /// Every segment with all of its blocks, live and free, in the order of addresses.
     ///
     /// # Errors
-    /// As there.
+    /// Only those that every call has.
     pub fn snapshot(&self) -> Result<Snapshot, PoolError> {
-        self.pool.snapshot()
+        self.0.pool.snapshot()
     }
 
-    /// See [`Pool::close`].
+    /// Gives everything back and ends the arena, for every clone of it, whoever still has blocks: their addresses are
+    /// nobody's from then on, and work that uses them fails. It is for who knows that nobody does, and wants to know what
+    /// failed; whoever does not, drops the arena, which goes with its last owner. Waits for the device's work unless
+    /// nothing is held.
+    ///
+    /// It takes `&self` since it may have to be called again.
     ///
     /// # Errors
-    /// As there.
+    /// `Capturing` while a stream is being captured and something is held: the arena is open as before. Otherwise what
+    /// the driver said first; the arena is closed all the same, and closing again goes on with what is left.
     pub fn close(&self) -> Result<(), PoolError> {
-        self.pool.close()
+        self.0.pool.close()
     }
 
-    /// Copies `bytes` into a block at `offset`, and waits.
+    /// Copies `bytes` into a block, from `offset` bytes on, on the default stream, and waits. Takes host memory for a copy
+    /// of them.
     ///
     /// # Errors
-    /// As for [`Pool::write`]; what the device says to the copy.
+    /// `StaleBlock`; `OutOfBlock` for bytes outside of it; `Asleep`; `Driver` with what the device says to the copy.
     pub fn write_all(&self, block: BlockId, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
         let buffer = Arc::new(HostBuffer::from(bytes.to_vec()));
-        let copy = self.pool.write(StreamId::DEFAULT, block, offset, buffer, 0, bytes.len() as u64)?;
+        let copy = self.0.pool.write(StreamId::DEFAULT, block, offset, buffer, 0, bytes.len() as u64)?;
         copy.wait().map_err(|source| PoolError::Driver { op: "write", source })
     }
 
-    /// Copies `bytes` bytes of a block, from `offset` on, and waits.
+    /// Copies `bytes` bytes of a block, from `offset` bytes on, to host memory, on the default stream, and waits.
     ///
     /// # Errors
-    /// As for [`Pool::read`]; `Driver` when the host has no memory for them; what the device says to the copy.
+    /// `StaleBlock`; `OutOfBlock` for bytes outside of it; `Asleep`; `Undefined` for bytes that a sleep dropped; `Driver`
+    /// when the host has no memory for them, or with what the device says to the copy.
     pub fn read_vec(&self, block: BlockId, offset: u64, bytes: u64) -> Result<Vec<u8>, PoolError> {
         if bytes == 0 {
             return Ok(Vec::new());
         }
         let at = |source| PoolError::Driver { op: "read", source };
         let buffer = zeros(bytes).map_err(at)?;
-        let copy = self.pool.read(StreamId::DEFAULT, block, offset, buffer, 0, bytes)?;
+        let copy = self.0.pool.read(StreamId::DEFAULT, block, offset, buffer, 0, bytes)?;
         copy.wait().map(|buffer| buffer.to_vec()).map_err(at)
     }
+}
+
+/// Whether its total is what is kept: a GPU's is what somebody says.
+fn keeps_total(device: &Device) -> bool {
+    matches!(device.spec(), DeviceSpec::Host { .. })
 }
 
 /// Ordinary memory: page-locking some for one read would cost more than it saves.
@@ -340,7 +408,7 @@ mod tests {
         for (device, word) in
             [("cuda:0", "NVIDIA"), ("host:1k", "granule"), ("host:0", "granule"), ("host:15EiB", "8 EiB")]
         {
-            let error = Arena::open(Config::on(device.parse().unwrap())).unwrap_err().to_string();
+            let error = poorwill_core::chain(&Arena::open(Config::on(device.parse().unwrap())).unwrap_err());
             assert!(error.contains(word) && error.contains(&device[..4]), "{error}");
         }
         let config = Config::on("host:8MiB".parse().unwrap()).limited_to(Some(1));
@@ -386,7 +454,7 @@ mod tests {
         let (budget, envelope) = device.envelope(Some("0.75".parse().unwrap())).unwrap();
         assert_eq!(budget.budget_bytes, Some(48 << 20));
         let graphs = envelope.claim(Tag::cudagraph(), 8 << 20).unwrap();
-        let limited = |limit_bytes| PoolConfig { limit_bytes, ..PoolConfig::default() };
+        let limited = |limit_bytes| PoolConfig::default().limited_to(limit_bytes);
         let first = Arena::open_within(&device, &envelope, limited(Some(32 << 20))).unwrap();
         assert!(matches!(
             Arena::open_within(&device, &envelope, limited(Some(9 << 20))),

@@ -73,7 +73,13 @@ pub enum ParseDeviceError {
     },
     /// The size behind `host:` is none.
     #[error("the capacity of the host device: {0}")]
-    Capacity(#[from] ParseSizeError),
+    Capacity(ParseSizeError),
+}
+
+impl From<ParseSizeError> for ParseDeviceError {
+    fn from(fault: ParseSizeError) -> Self {
+        Self::Capacity(fault)
+    }
 }
 
 impl FromStr for DeviceSpec {

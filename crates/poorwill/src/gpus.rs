@@ -21,6 +21,7 @@ pub struct Gpus {
 
 /// Memory of a GPU, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GpuMemory {
     /// All of it, that of the driver's own included.
     pub total_bytes: u64,

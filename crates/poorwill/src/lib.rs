@@ -41,17 +41,20 @@ pub mod model;
 #[cfg(target_os = "linux")]
 pub mod offload;
 mod open;
+mod owned;
 #[cfg(unix)]
 mod reader;
 
 pub use arena::{Arena, Config};
 pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};
 pub use open::{Device, HostMemoryUse, OpenError, shared_memory_per_block_bytes};
+pub use owned::OwnedBlock;
 pub use poorwill_core::{
     AllocRequest, Block, BlockId, Budget, ByteSize, Cap, Changes, Claim, ClaimError, CopyPart,
     DIGEST_VERSION, DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, Dropped, Envelope,
     HostBuffer, HostMemory, HostMemoryInfo, InvalidTag, Level, MemoryInfo, Op, ParseSizeError, Pending, Pool,
     PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, ProcessMemory,
     Release, SleepAction, SleepPhases, SleepReport, SleepRequest, Snapshot, StreamId, Tag, TagPolicy,
-    TagState, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, digest, driver, pool, tag,
+    TagState, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, chain, digest, driver, pool,
+    tag,
 };

@@ -29,7 +29,7 @@ pub enum ModelError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// No memory for a tensor.
-    #[error("tensor {} of {} ({bytes} B): {source}", text::name(tensor), text::path(path))]
+    #[error("no memory for tensor {} of {} ({bytes} B)", text::name(tensor), text::path(path))]
     Alloc {
         /// The file.
         path: PathBuf,
@@ -41,7 +41,7 @@ pub enum ModelError {
         source: Box<PoolError>,
     },
     /// The arena refused or failed a copy.
-    #[error("tensor {}: {source}", text::name(tensor))]
+    #[error("cannot copy tensor {}", text::name(tensor))]
     Pool {
         /// The tensor, as the file names it.
         tensor: String,
@@ -49,7 +49,7 @@ pub enum ModelError {
         source: Box<PoolError>,
     },
     /// The device failed a copy, or the host has no memory for one.
-    #[error("moving bytes of tensor {} failed: {source}", text::name(tensor))]
+    #[error("moving bytes of tensor {} failed", text::name(tensor))]
     Copy {
         /// The tensor, as the file names it.
         tensor: String,
@@ -57,8 +57,8 @@ pub enum ModelError {
         source: DriverError,
     },
     /// The device has no stream to copy on.
-    #[error("no stream to move the model on: {0}")]
-    Stream(DriverError),
+    #[error("no stream to move the model on")]
+    Stream(#[source] DriverError),
     /// The device holds other bytes than the file.
     #[error(
         "tensor {} of {} differs from the file at byte {offset} of {bytes}",

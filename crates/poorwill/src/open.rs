@@ -27,7 +27,7 @@ use crate::offload::Limbo;
 #[non_exhaustive]
 pub enum OpenError {
     /// The device would not open.
-    #[error("cannot use device {device}: {}", source.kind)]
+    #[error("cannot use device {device}")]
     Device {
         /// Which.
         device: DeviceSpec,
@@ -38,7 +38,7 @@ pub enum OpenError {
     #[error(transparent)]
     Budget(#[from] UnknownBudget),
     /// The limit does not fit into the budget.
-    #[error("{0}")]
+    #[error(transparent)]
     Claim(#[from] Box<poorwill_core::ClaimError>),
     /// The pool would not open.
     #[error(transparent)]
@@ -47,11 +47,28 @@ pub enum OpenError {
 
 /// What a device may do about host memory, where backups are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HostMemoryUse {
     /// Most that it may hold, in bytes. What control groups and the machine leave is the limit in any case.
     pub limit_bytes: Option<u64>,
     /// Whether it is left pageable: slower, for machines on which page-locked memory is short, or the GPU's own.
     pub pageable: bool,
+}
+
+impl HostMemoryUse {
+    /// The same, holding at most `limit_bytes`; `None`: what control groups and the machine leave.
+    #[must_use]
+    pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
+        self.limit_bytes = limit_bytes.into();
+        self
+    }
+
+    /// The same, left pageable or not.
+    #[must_use]
+    pub fn left_pageable(mut self, pageable: bool) -> Self {
+        self.pageable = pageable;
+        self
+    }
 }
 
 /// A device that is open. Clones are the same device.
@@ -310,14 +327,14 @@ impl Machine {
     #[cfg(target_os = "linux")]
     fn open(spec: &DeviceSpec, host_memory: &HostMemoryUse) -> Result<Self, DriverError> {
         let pin = if host_memory.pageable { Pin::Never } else { Pin::Auto };
-        let host_memory = HostMemoryConfig { limit_bytes: host_memory.limit_bytes, pin };
+        let host_memory = HostMemoryConfig::default().limited_to(host_memory.limit_bytes).pinning(pin);
         match spec {
             DeviceSpec::Host { capacity_bytes } => {
-                let config = HostConfig { host_memory, ..HostConfig::with_capacity(*capacity_bytes) };
+                let config = HostConfig::with_capacity(*capacity_bytes).backing_up_in(host_memory);
                 Ok(Self::Host(Arc::new(HostDevice::open(&config)?)))
             }
             DeviceSpec::Cuda { ordinal } => {
-                let config = CudaConfig { host_memory, ..CudaConfig::gpu(*ordinal) };
+                let config = CudaConfig::gpu(*ordinal).backing_up_in(host_memory);
                 Ok(Self::Cuda(Arc::new(CudaDevice::open(&config)?)))
             }
         }

@@ -39,9 +39,9 @@ fn shared_memory_of_device(py: Python<'_>, ordinal: u32) -> PyResult<u64> {
         OpenError::Device { source, .. }
             if matches!(source.kind, DriverErrorKind::InvalidArgument { .. }) =>
         {
-            invalid(error)
+            invalid(poorwill::chain(&error))
         }
-        _ => refused(error),
+        _ => refused(poorwill::chain(&error)),
     })
 }
 

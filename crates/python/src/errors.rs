@@ -3,7 +3,7 @@
 
 use std::fmt::Display;
 
-use poorwill::{OpenError, PoolError};
+use poorwill::{OpenError, PoolError, chain};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
@@ -121,16 +121,16 @@ where
 
 /// A call of an arena's that failed.
 pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
-    let words = error.to_string();
+    let words = chain(error);
     match error {
         PoolError::OverLimit { needed_bytes, usage, .. }
         | PoolError::HeldByCapture { needed_bytes, usage, .. } => {
-            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes } = *usage;
+            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes, .. } = *usage;
             let known = [*needed_bytes, limit_bytes, live_bytes, mapped_bytes, idle_bytes];
             raised(out_of_memory_error(py), words, FIGURES.into_iter().zip(known))
         }
         PoolError::DeviceFull { shortage, usage, .. } => {
-            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes } = *usage;
+            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes, .. } = *usage;
             let known = [
                 shortage.needed_bytes,
                 limit_bytes,
@@ -176,9 +176,9 @@ pub(crate) fn refused(error: impl Display) -> PyErr {
 pub(crate) fn not_opened(error: &OpenError) -> PyErr {
     match error {
         OpenError::Budget(_) | OpenError::Claim(_) | OpenError::Pool(PoolError::InvalidConfig { .. }) => {
-            over_budget(error)
+            over_budget(chain(error))
         }
-        _ => refused(error),
+        _ => refused(chain(error)),
     }
 }
 

@@ -366,7 +366,7 @@ fn device_view_of(
 /// Raises PoorwillError for one that is neither 0 nor 1.
 #[pyfunction]
 fn offload_policy(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let Switches { pin_off, uva_off } = switches()?;
+    let Switches { pin_off, uva_off, .. } = switches()?;
     let policy = PyDict::new(py);
     policy.set_item("pin", pin_off.is_none())?;
     policy.set_item("pin_because", pin_off)?;

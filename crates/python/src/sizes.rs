@@ -29,7 +29,7 @@ pub(crate) fn size_of(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     }
     match whole_number(value)? {
         Some(Ok(bytes)) => Ok(bytes),
-        Some(Err(reason)) => Err(invalid(ParseSizeError { text: value.str()?.to_string(), reason })),
+        Some(Err(reason)) => Err(invalid(ParseSizeError::new(value.str()?.to_string(), reason))),
         None => Err(wrong_type("a size is an int, in bytes, or a text like \"1.5GiB\"", value)),
     }
 }

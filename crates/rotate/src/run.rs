@@ -48,9 +48,7 @@ pub enum RunError {
         reason: String,
     },
     /// Nobody can listen there.
-    #[error(
-        "the {door} cannot listen on {address}: {source}; give it another address, or end who listens there"
-    )]
+    #[error("the {door} cannot listen on {address}; give it another address, or end who listens there")]
     Listen {
         /// `front` or `control`.
         door: &'static str,

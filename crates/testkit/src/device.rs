@@ -288,7 +288,7 @@ fn shared(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
 /// The CUDA driver's device of this number, of the library that belongs to the kind.
 fn open_cuda(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
     let library = library_of(kind);
-    Arc::new(CudaDevice::open(&CudaConfig { ordinal, library, ..CudaConfig::default() }).unwrap())
+    Arc::new(CudaDevice::open(&CudaConfig::default().numbered(ordinal).through(library)).unwrap())
 }
 
 /// How the CUDA driver is opened in this run: on the GPU that is named, otherwise over the fake library, where
@@ -297,7 +297,7 @@ fn open_cuda(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
 pub fn cuda_config() -> CudaConfig {
     match Kind::of_this_run() {
         Kind::Cuda(ordinal) => CudaConfig::gpu(ordinal),
-        Kind::Host | Kind::Fake => CudaConfig { library: library_of(Kind::Fake), ..CudaConfig::default() },
+        Kind::Host | Kind::Fake => CudaConfig::default().through(library_of(Kind::Fake)),
     }
 }
 

@@ -256,13 +256,8 @@ impl<'a> World<'a> {
     ) {
         let granule = driver.info().granule_bytes;
         let limit_bytes = scenario.limit_granules.map(|granules| granules * granule);
-        let config = PoolConfig {
-            limit_bytes,
-            chunk_granules: 4,
-            span_granules: 8,
-            segment_granules: 8,
-            ..PoolConfig::default()
-        };
+        let config =
+            PoolConfig::default().limited_to(limit_bytes).in_chunks_of(4).in_spans_of(8).in_segments_of(8);
         let pool = (0..9)
             .find_map(|_| faults.while_armed("open", || Pool::new(Arc::clone(&driver), config)).ok())
             .expect("a pool opens once the faults are over");
@@ -288,11 +283,11 @@ impl<'a> World<'a> {
         self.refill(1);
         self.free_part(2, 3 * granule, 4 * granule); // The last of a chunk.
         self.free_part(0, 512, 2 * granule + 512);
-        self.sleep(&SleepRequest { level: Level::One, tags: Some(vec![Tag::weights()]) });
+        self.sleep(&SleepRequest::of([Tag::weights()], Level::One));
         self.wake(Some(vec![Tag::weights()]));
         self.sleep(&SleepRequest::all(Level::Two));
         self.wake(None);
-        self.sleep(&SleepRequest { level: Level::Two, tags: Some(vec![Tag::weights()]) }); // Still undefined.
+        self.sleep(&SleepRequest::of([Tag::weights()], Level::Two)); // Still undefined.
         self.wake(None);
         self.restore_weights();
         self.discard(&Tag::runtime());
@@ -358,7 +353,7 @@ impl<'a> World<'a> {
         self.sleep(&level_1);
         self.free(1);
         self.wake_verifying(Some(vec![lora.clone(), weights]), Verify::Sample);
-        self.prepare(&SleepRequest { level: Level::One, tags: Some(vec![lora]) });
+        self.prepare(&SleepRequest::of([lora], Level::One));
         self.wake(None);
         self.refill(0);
         self.prepare(&level_1);
@@ -591,7 +586,7 @@ impl<'a> World<'a> {
     }
 
     fn wake_verifying(&mut self, tags: Option<Vec<Tag>>, verify: Verify) {
-        let request = WakeRequest { tags, verify, ..WakeRequest::default() };
+        let request = WakeRequest::default().choosing(tags).verifying(verify);
         let report = self.insist("wake", |pool| pool.wake(&request));
         assert!(report.verified_bytes == report.copied_bytes || verify == Verify::Sample);
         assert!(report.verified_bytes > 0 || report.copied_bytes == 0, "no sample is empty");

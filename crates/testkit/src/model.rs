@@ -167,11 +167,9 @@ impl Model {
 
     fn fall(&mut self, tag: Tag, action: SleepAction) -> Tag {
         let (policy, _) = self.tags[&tag];
-        let state = match action {
-            SleepAction::Backup => TagState::AsleepBackedUp,
-            SleepAction::Drop => TagState::AsleepDropped,
-        };
-        if action == SleepAction::Drop {
+        let is_dropped = action == SleepAction::Drop;
+        let state = if is_dropped { TagState::AsleepDropped } else { TagState::AsleepBackedUp };
+        if is_dropped {
             let reads = if policy.dropped == Dropped::Zeros { Reads::Zeros } else { Reads::Anything };
             self.blocks.values_mut().filter(|block| block.tag == tag).for_each(|block| block.reads = reads);
         }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use poorwill_core::{BlockId, HostBuffer, Pool, StreamId};
+use poorwill_core::{BlockId, HostBuffer, Pool, StreamId, chain};
 
 /// `len` bytes of the pattern of `seed`.
 #[must_use]
@@ -28,7 +28,7 @@ pub fn part(seed: u64, offset: u64, len: usize) -> Vec<u8> {
 /// What the pool or the copy says, as text.
 pub fn fill(pool: &Pool, block: BlockId, seed: u64, len: usize) -> Result<(), String> {
     let buffer = Arc::new(HostBuffer::from(bytes(seed, len)));
-    let copy = pool.write(StreamId::DEFAULT, block, 0, buffer, 0, len as u64).map_err(|e| e.to_string())?;
+    let copy = pool.write(StreamId::DEFAULT, block, 0, buffer, 0, len as u64).map_err(|e| chain(&e))?;
     copy.wait().map_err(|e| e.to_string())
 }
 
@@ -38,7 +38,7 @@ pub fn fill(pool: &Pool, block: BlockId, seed: u64, len: usize) -> Result<(), St
 /// What the pool or the copy says, as text.
 pub fn read(pool: &Pool, block: BlockId, len: usize) -> Result<Vec<u8>, String> {
     let buffer = HostBuffer::from(vec![0xEE; len]);
-    let copy = pool.read(StreamId::DEFAULT, block, 0, buffer, 0, len as u64).map_err(|e| e.to_string())?;
+    let copy = pool.read(StreamId::DEFAULT, block, 0, buffer, 0, len as u64).map_err(|e| chain(&e))?;
     Ok(copy.wait().map_err(|e| e.to_string())?.to_vec())
 }
 

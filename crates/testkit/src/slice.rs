@@ -131,8 +131,8 @@ impl Driver for Slice {
     fn memory_info(&self) -> Result<MemoryInfo> {
         self.check(Op::MemoryInfo)?;
         let (total_bytes, used_bytes) = (self.info.total_bytes, self.held_bytes());
-        let process = Some(ProcessMemory { used_bytes, context_bytes: 0 });
-        Ok(MemoryInfo { total_bytes, free_bytes: total_bytes - used_bytes, process })
+        let process = Some(ProcessMemory::new(used_bytes, 0));
+        Ok(MemoryInfo::new(total_bytes, total_bytes - used_bytes).of_process(process))
     }
 
     fn create(&self, bytes: u64) -> Result<BackingId> {

@@ -61,8 +61,8 @@ impl Tenant {
     pub fn load_on(&mut self, bytes: u64, tag: &Tag, stream: StreamId) -> usize {
         let align = if bytes >= self.granule() { self.granule() } else { 512 };
         let is_freed_whole = self.random(2) == 0;
-        let request =
-            AllocRequest { align, is_freed_whole, ..AllocRequest::new(bytes, tag.clone()).on(stream) };
+        let mut request = AllocRequest::new(bytes, tag.clone()).on(stream).aligned_to(align);
+        request.is_freed_whole = is_freed_whole;
         let block = self.pool.alloc(&request).unwrap();
         let seed = self.random(u64::MAX);
         let bytes = pattern::bytes(seed, usize::try_from(bytes).unwrap());

@@ -3,6 +3,7 @@
 //! Each check is a pure function from text to a list of problems, with a test beside it which shows
 //! that it can fail. The tests here run them over the whole tree.
 
+mod errors;
 mod links;
 mod roots;
 mod safety;
@@ -48,6 +49,19 @@ fn rust_files_begin_with_what_they_are_for() {
 fn code_files_are_short() {
     let is_code = |file: &&File| file.has_extension(&["rs", "py", "sh", "c", "h", "cu"]);
     expect_none(files().iter().filter(is_code).flat_map(|file| words::length(&file.path, &file.text)));
+}
+
+#[test]
+fn errors_print_a_cause_or_return_it() {
+    let is_library = |file: &&File| file.path.contains("/src/");
+    let files = files();
+    expect_none(
+        files
+            .iter()
+            .filter(is_rust)
+            .filter(is_library)
+            .flat_map(|file| errors::said_twice(&file.path, &file.text)),
+    );
 }
 
 #[test]

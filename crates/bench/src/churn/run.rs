@@ -3,7 +3,7 @@
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Instant;
 
-use poorwill::{AllocRequest, Arena, BlockId, PoolError, Tag};
+use poorwill::{AllocRequest, Arena, BlockId, PoolError, Tag, chain};
 
 use super::load::{Load, Step};
 use super::report::Report;
@@ -120,7 +120,7 @@ impl Running<'_> {
             seed: plan.seed,
             rounds: plan.rounds.get(),
             limit_bytes: self.arena.limit_bytes(),
-            failed: failed.map(|error| error.to_string()),
+            failed: failed.map(|error| chain(&error)),
             peak_live_bytes: self.peak_live_bytes,
             peak_mapped_bytes,
             peak_ratio: ratio(peak_mapped_bytes, self.peak_live_bytes),

@@ -104,7 +104,7 @@ pub enum Error {
         is_limit: bool,
     },
     /// The memory of a layer was refused.
-    #[error("cannot make layer {layer} of {layers}, of {}: {source}; ask for less", ByteSize(*layer_bytes))]
+    #[error("cannot make layer {layer} of {layers}, of {}; ask for less", ByteSize(*layer_bytes))]
     Layer {
         /// Which, from 1.
         layer: u32,

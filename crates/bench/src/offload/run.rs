@@ -245,7 +245,7 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn prefetcher(&self, room: Room, slots: usize) -> Result<Prefetcher<'a>, PoolError> {
         let count = NonZeroUsize::new(slots).unwrap_or(NonZeroUsize::MIN);
-        Prefetcher::new(self.arena, &Slots { tag: Tag::weights(), count, bytes: room.layer_bytes })
+        Prefetcher::new(self.arena, &Slots::new(Tag::weights(), count, room.layer_bytes))
     }
 
     /// Times of single layers, each waited for, and the repeats that go with them.

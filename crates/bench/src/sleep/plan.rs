@@ -116,7 +116,7 @@ pub enum Error {
         tensors_max: u64,
     },
     /// A call of the driver failed that no pool had made.
-    #[error("cannot measure the limits of the device: {0}")]
+    #[error("cannot measure the limits of the device")]
     Limits(#[source] DriverError),
     /// The device would not say what it has free, or not give host memory back.
     #[error(transparent)]

@@ -74,7 +74,7 @@ pub enum SyntheticError {
     },
 
     /// The system refused to create or write a file or folder.
-    #[error("{}: cannot write: {source}", path.display())]
+    #[error("{}: cannot write", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -320,7 +320,7 @@ impl TensorSpec {
     }
 
     fn bytes(&self) -> u64 {
-        let element_bytes = self.dtype.bitsize() as u64 / 8;
+        let element_bytes = self.dtype.bits() / 8;
         self.shape.iter().fold(element_bytes, |product, dim| product.saturating_mul(*dim))
     }
 

@@ -11,7 +11,7 @@ const LARGE_BYTES: u64 = 64 << 30;
 
 fn arena(capacity_bytes: u64, limit_bytes: Option<u64>) -> Arena {
     let driver = TestDevice::with_capacity(capacity_bytes).driver();
-    Arena::over(driver, PoolConfig { limit_bytes, ..PoolConfig::default() }).unwrap()
+    Arena::over(driver, PoolConfig::default().limited_to(limit_bytes)).unwrap()
 }
 
 /// Whether the device is too small for the loads at their full size.

@@ -194,7 +194,7 @@ fn loads_of_any_size_run() {
 
 #[test]
 fn the_bare_pieces_are_those_of_the_pool() {
-    let arena = arena_with(128 * MIB, PoolConfig { chunk_granules: 4, ..PoolConfig::default() });
+    let arena = arena_with(128 * MIB, PoolConfig::default().in_chunks_of(4));
     let plan = Plan { chunk_granules: 4, ..plan(40 * MIB, 1) };
     let (report, _) = checked(&arena, &plan);
     let limits = &report.limits;

@@ -16,7 +16,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<Report, Failure> {
     let checkpoint = Checkpoint::open(&args.checkpoints)?;
     let config = args.budget.open(&args.device);
     let device = Device::open_with(&config.device, &config.host_memory)?;
-    let options = LoadOptions { switches, readers: args.readers, ..LoadOptions::default() };
+    let options = LoadOptions::default().switching(switches).reading_with(args.readers);
     let plan = Plan { options, rounds: args.rounds };
     let shown = Shown::default();
     let report = load::run(&device, &checkpoint, &plan, &mut |stage| {

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use poorwill::chain;
 use poorwill_rotate::client::{Client, ClientError};
 use poorwill_rotate::config::Config;
 use poorwill_rotate::run;
@@ -141,7 +142,7 @@ fn config(state: &Path) -> Result<Config, Failure> {
         );
     }
     Config::parse(&text, &|_| Err("a demo has no keys".to_owned()))
-        .map_err(|error| Failure::new(error.to_string()))
+        .map_err(|error| Failure::new(chain(&error)))
 }
 
 /// A string of TOML.
@@ -263,7 +264,7 @@ impl Tally {
                 self.refused += 1;
             }
             // Neither a right answer nor a refusal of the service's own.
-            Err(error) => self.wrong.push(error.to_string()),
+            Err(error) => self.wrong.push(chain(&error)),
         }
     }
 

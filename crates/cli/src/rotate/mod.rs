@@ -9,6 +9,7 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
+use poorwill::chain;
 use poorwill_rotate::client::ClientError;
 use poorwill_rotate::config::{Config, ConfigError};
 use poorwill_rotate::run::RunError;
@@ -41,8 +42,8 @@ fn ended(outcome: Result<(), Failure>) -> ExitCode {
 
 fn read(path: &Path) -> Result<Config, Failure> {
     Config::read(path).map_err(|error| match error {
-        ConfigError::Read { .. } => Failure::new(error.to_string()),
-        _ => Failure::new(format!("{}: {error}", path.display())),
+        ConfigError::Read { .. } => Failure::new(chain(&error)),
+        _ => Failure::new(format!("{}: {}", path.display(), chain(&error))),
     })
 }
 
@@ -53,12 +54,12 @@ fn runtime() -> Result<Runtime, Failure> {
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
-        Self::new(error.to_string())
+        Self::new(chain(&error))
     }
 }
 
 impl From<RunError> for Failure {
     fn from(error: RunError) -> Self {
-        Self::new(error.to_string())
+        Self::new(chain(&error))
     }
 }

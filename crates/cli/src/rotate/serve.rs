@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use poorwill::chain;
 use poorwill_rotate::run::{self, Running};
 use poorwill_rotate::service::Service;
 use tokio::sync::Notify;
@@ -67,7 +68,7 @@ async fn reload_each(service: Service, path: PathBuf, again: Arc<Notify>) {
         let path = path.clone();
         let config = tokio::task::spawn_blocking(move || read(&path)).await;
         let reloaded = match config {
-            Ok(Ok(config)) => service.reload(config).await.map_err(|error| error.to_string()),
+            Ok(Ok(config)) => service.reload(config).await.map_err(|error| chain(&error)),
             Ok(Err(failure)) => Err(failure.to_string()),
             Err(error) => Err(error.to_string()),
         };

@@ -143,6 +143,7 @@ fn slept(sleep: &SleepReport) -> String {
         Release::Confirmed => "confirmed",
         Release::Ledger => "by our ledger",
         Release::Shortfall => "not all that was planned",
+        other => other.name(),
     };
     let mut what = vec![format!("{} given back ({known})", size(sleep.released_bytes))];
     let copied = if sleep.fast_digests {

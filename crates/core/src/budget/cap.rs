@@ -115,11 +115,20 @@ impl fmt::Display for Share {
 #[error(
     "`{text}` is no budget: {reason}; write bytes like 20GiB or 22528m, or a share of the total like 0.92"
 )]
+#[non_exhaustive]
 pub struct InvalidCap {
     /// What was given.
     pub text: String,
     /// What is wrong with it.
     pub reason: String,
+}
+
+impl InvalidCap {
+    /// That `text` is no budget, for `reason`.
+    #[must_use]
+    pub fn new(text: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { text: text.into(), reason: reason.into() }
+    }
 }
 
 impl FromStr for Cap {

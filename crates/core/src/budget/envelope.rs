@@ -43,6 +43,7 @@ struct Shared {
 
 /// What a budget was decided on, for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Ground {
     /// All of the budget, in bytes.
     pub budget_bytes: u64,
@@ -66,6 +67,7 @@ struct Book {
 
 /// An entry of the book.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Claimed {
     /// Who claims.
     pub name: Tag,
@@ -80,6 +82,7 @@ pub struct Claimed {
 
 /// Whose use of a device a claim stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum InUse {
     /// This process's, its context included: it stays.
     Own,
@@ -272,6 +275,7 @@ impl Drop for Claim {
 
 /// A claim that does not fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ClaimError {
     /// Who claims.
     pub name: Tag,

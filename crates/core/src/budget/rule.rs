@@ -14,6 +14,7 @@ const UNDERFLOW_BYTES_MIN: u64 = 1 << 63;
 
 /// How much of a device this process may use, and who says so.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Budget {
     /// Everyone who was asked, with their figures as given.
     pub sources: Vec<Source>,

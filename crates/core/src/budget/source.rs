@@ -85,6 +85,7 @@ impl Serialize for SourceName {
 
 /// What a source answered, not yet judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Answer {
     /// A figure, in bytes.
     Bytes(u64),
@@ -96,6 +97,7 @@ pub enum Answer {
 
 /// A source, and what it answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Fact {
     /// Who.
     pub source: SourceName,
@@ -134,6 +136,7 @@ impl Fact {
 
 /// A source as it stands in a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Source {
     /// Who.
     pub name: SourceName,

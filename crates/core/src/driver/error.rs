@@ -8,6 +8,7 @@ use crate::bytes::ByteSize;
 /// A driver call that failed, and why. The call has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{op}: {kind}")]
+#[non_exhaustive]
 pub struct DriverError {
     /// The operation that failed.
     pub op: Op,

@@ -100,6 +100,7 @@ impl StreamId {
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct DeviceInfo {
     /// How the command line names it: `host`, `cuda:0`.
     pub id: String,
@@ -122,8 +123,57 @@ pub struct DeviceInfo {
     pub fast_digests: bool,
 }
 
+impl DeviceInfo {
+    /// A device that does its copies, saves and digests on one stream each, copies by engines only, and digests slowly.
+    ///
+    /// `id` is what the command line calls it, `name` is for people; `granule_bytes` is a power of two, `total_bytes` is 0
+    /// where the device does not tell.
+    #[must_use]
+    pub fn new(id: impl Into<String>, name: impl Into<String>, granule_bytes: u64, total_bytes: u64) -> Self {
+        Self {
+            id: id.into(),
+            name: name.into(),
+            granule_bytes,
+            total_bytes,
+            copy_streams: 1,
+            kernel_copies: false,
+            save_streams: 1,
+            fast_digests: false,
+        }
+    }
+
+    /// The same, with copies to the device spread over this many streams.
+    #[must_use]
+    pub fn copying_over(mut self, copy_streams: usize) -> Self {
+        self.copy_streams = copy_streams;
+        self
+    }
+
+    /// The same, with saves and digests spread over this many streams.
+    #[must_use]
+    pub fn saving_over(mut self, save_streams: usize) -> Self {
+        self.save_streams = save_streams;
+        self
+    }
+
+    /// The same, where a kernel copies from host memory at about the speed of the link, or does not.
+    #[must_use]
+    pub fn copying_by_kernel(mut self, kernel_copies: bool) -> Self {
+        self.kernel_copies = kernel_copies;
+        self
+    }
+
+    /// The same, where digests cost far less than copies, or do not.
+    #[must_use]
+    pub fn digesting_fast(mut self, fast_digests: bool) -> Self {
+        self.fast_digests = fast_digests;
+        self
+    }
+}
+
 /// Host memory that a driver has for buffers, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct HostMemoryInfo {
     /// All that it holds, in use or kept for later.
     pub held_bytes: u64,
@@ -135,8 +185,31 @@ pub struct HostMemoryInfo {
     pub limit_bytes: Option<u64>,
 }
 
+impl HostMemoryInfo {
+    /// `held_bytes`, of which `used_bytes` are in use by buffers; nothing is page-locked, and there is no limit.
+    #[must_use]
+    pub const fn new(held_bytes: u64, used_bytes: u64) -> Self {
+        Self { held_bytes, used_bytes, pinned_bytes: 0, limit_bytes: None }
+    }
+
+    /// The same, with this much of it page-locked.
+    #[must_use]
+    pub const fn pinning(mut self, pinned_bytes: u64) -> Self {
+        self.pinned_bytes = pinned_bytes;
+        self
+    }
+
+    /// The same, with a limit on what is held, if there is one.
+    #[must_use]
+    pub const fn limited_to(mut self, limit_bytes: Option<u64>) -> Self {
+        self.limit_bytes = limit_bytes;
+        self
+    }
+}
+
 /// Memory of a device at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct MemoryInfo {
     /// Physical memory of the device, in bytes.
     pub total_bytes: u64,
@@ -146,11 +219,35 @@ pub struct MemoryInfo {
     pub process: Option<ProcessMemory>,
 }
 
+impl MemoryInfo {
+    /// A device of `total_bytes`, of which `free_bytes` are free; what this process holds is not known.
+    #[must_use]
+    pub const fn new(total_bytes: u64, free_bytes: u64) -> Self {
+        Self { total_bytes, free_bytes, process: None }
+    }
+
+    /// The same, with what this process holds, where that is known.
+    #[must_use]
+    pub const fn of_process(mut self, process: Option<ProcessMemory>) -> Self {
+        self.process = process;
+        self
+    }
+}
+
 /// What one process holds of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct ProcessMemory {
     /// All of it, in bytes, as the driver counts.
     pub used_bytes: u64,
     /// The part that being on the device at all costs (a bare context), in bytes; 0 where that is not known.
     pub context_bytes: u64,
+}
+
+impl ProcessMemory {
+    /// A process that holds `used_bytes`, of which a bare context takes `context_bytes`; 0 where that is not known.
+    #[must_use]
+    pub const fn new(used_bytes: u64, context_bytes: u64) -> Self {
+        Self { used_bytes, context_bytes }
+    }
 }

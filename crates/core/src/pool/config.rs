@@ -7,6 +7,7 @@ use crate::driver::DeviceInfo;
 
 /// How a pool behaves. The default suits a whole device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PoolConfig {
     /// Most bytes of backing the pool may hold, at least one granule. `None`: what the device has.
     pub limit_bytes: Option<u64>,
@@ -44,6 +45,48 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
+    /// The same, holding at most `limit_bytes` of backing; `None`: what the device has.
+    #[must_use]
+    pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
+        self.limit_bytes = limit_bytes.into();
+        self
+    }
+
+    /// The same, with chunks of this many granules; at least 1.
+    #[must_use]
+    pub fn in_chunks_of(mut self, chunk_granules: u64) -> Self {
+        self.chunk_granules = chunk_granules;
+        self
+    }
+
+    /// The same, with spans of at most this many granules; no more than a chunk has: no spans.
+    #[must_use]
+    pub fn in_spans_of(mut self, span_granules: u64) -> Self {
+        self.span_granules = span_granules;
+        self
+    }
+
+    /// The same, growing by this many granules of address space; at least 1.
+    #[must_use]
+    pub fn in_segments_of(mut self, segment_granules: u64) -> Self {
+        self.segment_granules = segment_granules;
+        self
+    }
+
+    /// The same, keeping about `cached_max_bytes` of memory that nothing uses; `None`: all of it.
+    #[must_use]
+    pub fn caching_at_most(mut self, cached_max_bytes: impl Into<Option<u64>>) -> Self {
+        self.cached_max_bytes = cached_max_bytes.into();
+        self
+    }
+
+    /// The same, with backups that stay in host memory after a wake, or leave it.
+    #[must_use]
+    pub fn keeping_backups(mut self, keep_backups: bool) -> Self {
+        self.keep_backups = keep_backups;
+        self
+    }
+
     pub(super) fn chunks_of_span(&self) -> u64 {
         let has_chunks = self.chunk_granules > 1;
         if has_chunks { (self.span_granules / self.chunk_granules).max(1) } else { 1 }

@@ -1,6 +1,7 @@
 //! What a pool call can fail with.
 //!
-//! Every message names the operation, the sizes and the next step. Unless a variant says otherwise, the
+//! Every message names the operation, the sizes and the next step; what the driver said is its source, which
+//! [`chain`](crate::chain()) puts behind it. Unless a variant says otherwise, the
 //! failed call has changed nothing.
 
 use std::fmt;
@@ -63,7 +64,7 @@ pub enum PoolError {
         source: Box<DriverError>,
     },
     /// The driver failed an allocation for another reason than too little memory.
-    #[error("cannot allocate {} for `{tag}`: {source}", ByteSize(*bytes))]
+    #[error("cannot allocate {} for `{tag}`", ByteSize(*bytes))]
     AllocFailed {
         /// Bytes asked for.
         bytes: u64,
@@ -184,7 +185,7 @@ pub enum PoolError {
         wanted: &'static str,
     },
     /// The sleep failed before its point of no return: the pool is as it was, with every byte.
-    #[error("sleep failed while it was to {phase}: {source}; everything is as it was")]
+    #[error("sleep failed while it was to {phase}; everything is as it was")]
     SleepFailed {
         /// Which step failed.
         phase: Phase,
@@ -193,7 +194,7 @@ pub enum PoolError {
     },
     /// The sleep failed and could not be undone: no byte is lost, the memory is held, part of it is not mapped.
     #[error(
-        "sleep failed while it was to {phase}: {source}; and it could not be undone: {undo}; {tags} keep their memory but are not mapped; wake them to map it again"
+        "sleep failed while it was to {phase}, and could not be undone ({undo}); {tags} keep their memory but are not mapped; wake them to map it again"
     )]
     Stranded {
         /// Which step failed first.
@@ -221,16 +222,14 @@ pub enum PoolError {
         found: Digest,
     },
     /// Backups could not be made in the background. Nothing else has happened; a sleep makes what is missing.
-    #[error(
-        "cannot prepare the sleep: {source}; what was backed up by then stays; sleep all the same, or try again"
-    )]
+    #[error("cannot prepare the sleep; what was backed up by then stays; sleep all the same, or try again")]
     PrepareFailed {
         /// What the driver or the store of backups said.
         source: DriverError,
     },
     /// The tags sleep, but not all of their memory could be given back. The rest is tried again by the next
     /// call that sleeps, wakes or needs room.
-    #[error("asleep, but {} of {} could not be given back: {source}; sleep again to retry",
+    #[error("asleep, but {} of {} could not be given back; sleep again to retry",
         ByteSize(report.planned_release_bytes.saturating_sub(report.released_bytes)), ByteSize(report.planned_release_bytes))]
     Shortfall {
         /// What was done.
@@ -239,9 +238,7 @@ pub enum PoolError {
         source: DriverError,
     },
     /// The wake failed: everything is asleep again with its backups.
-    #[error(
-        "wake failed while it was to {phase}: {source}; everything sleeps as before, with its backups; try again"
-    )]
+    #[error("wake failed while it was to {phase}; everything sleeps as before, with its backups; try again")]
     WakeFailed {
         /// Which step failed.
         phase: Phase,
@@ -273,7 +270,7 @@ pub enum PoolError {
     #[error("{0}")]
     WrongProcess(DriverError),
     /// Any other call of the driver failed.
-    #[error("cannot {op}: {source}")]
+    #[error("cannot {op}")]
     Driver {
         /// What was to be done.
         op: &'static str,
@@ -284,6 +281,7 @@ pub enum PoolError {
 
 /// Where stored bytes changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Corruption {
     /// The backup in host memory does not match its digest any more.
     Backup,
@@ -339,6 +337,7 @@ impl fmt::Display for Phase {
 
 /// Memory of a device that was not enough, measured when everything was undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Shortage {
     /// Bytes that had to be created.
     pub needed_bytes: u64,
@@ -371,6 +370,7 @@ impl fmt::Display for Shortage {
 
 /// What a pool holds, for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Usage {
     /// Most the pool may map, in bytes; the device's total where no limit was given.
     pub limit_bytes: u64,

@@ -17,6 +17,7 @@ const WORTH_WAITING: u64 = 16;
 
 /// What to allocate.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AllocRequest {
     /// Size in bytes; at least 1. Blocks are rounded up to 512.
     pub bytes: u64,
@@ -49,6 +50,13 @@ impl AllocRequest {
     #[must_use]
     pub fn patient_for(mut self, patience: Duration) -> Self {
         self.patience = patience;
+        self
+    }
+
+    /// The same, aligned to `align` bytes: a power of two up to the granule.
+    #[must_use]
+    pub fn aligned_to(mut self, align: u64) -> Self {
+        self.align = align;
         self
     }
 
@@ -104,6 +112,7 @@ impl fmt::Display for BlockId {
 
 /// A live block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Block {
     /// Its handle.
     pub id: BlockId,

@@ -12,6 +12,7 @@ use crate::tag::Tag;
 
 /// How deep a sleep goes; the table in [`crate::tag`] says what each level does with a tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Level {
     /// Weights are kept in host memory.
     One,
@@ -19,26 +20,32 @@ pub enum Level {
     Two,
 }
 
+impl Level {
+    /// Its number, as in vLLM's interface.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        match self {
+            Self::One => 1,
+            Self::Two => 2,
+        }
+    }
+}
+
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::One => "1",
-            Self::Two => "2",
-        })
+        write!(f, "{}", self.number())
     }
 }
 
 impl Serialize for Level {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u8(match self {
-            Self::One => 1,
-            Self::Two => 2,
-        })
+        serializer.serialize_u8(self.number())
     }
 }
 
 /// Which tags sleep, and how deep.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SleepRequest {
     /// The level.
     pub level: Level,
@@ -52,10 +59,24 @@ impl SleepRequest {
     pub fn all(level: Level) -> Self {
         Self { level, tags: None }
     }
+
+    /// These tags, at `level`.
+    #[must_use]
+    pub fn of(tags: impl Into<Vec<Tag>>, level: Level) -> Self {
+        Self { level, tags: Some(tags.into()) }
+    }
+
+    /// The same for these tags; `None` is every tag of the pool.
+    #[must_use]
+    pub fn choosing(mut self, tags: impl Into<Option<Vec<Tag>>>) -> Self {
+        self.tags = tags.into();
+        self
+    }
 }
 
 /// How much of what a wake copies back is compared with the digests of the backups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Verify {
     /// A sixty-fourth of each tag's granules, at least one, and others each time.
     ///
@@ -71,6 +92,7 @@ pub enum Verify {
 
 /// How far a wake is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WakeProgress {
     /// Copied back, or zeroed, in bytes.
     pub filled_bytes: u64,
@@ -97,6 +119,7 @@ impl fmt::Debug for OnProgress {
 
 /// Which tags wake, and how.
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct WakeRequest {
     /// The tags; `None` is every tag that sleeps.
     pub tags: Option<Vec<Tag>>,
@@ -120,6 +143,13 @@ impl WakeRequest {
     #[must_use]
     pub fn of(tags: impl Into<Vec<Tag>>) -> Self {
         Self { tags: Some(tags.into()), ..Self::default() }
+    }
+
+    /// The same for these tags; `None` is every tag that sleeps.
+    #[must_use]
+    pub fn choosing(mut self, tags: impl Into<Option<Vec<Tag>>>) -> Self {
+        self.tags = tags.into();
+        self
     }
 
     /// The same, with every granule compared, or a sample.
@@ -148,8 +178,8 @@ impl WakeRequest {
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How it is known that memory was given back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Release {
     /// The driver's own figure for this process fell by at least as much.
     Confirmed,
@@ -159,8 +189,27 @@ pub enum Release {
     Shortfall,
 }
 
+impl Release {
+    /// Its name in JSON and Python.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Confirmed => "confirmed",
+            Self::Ledger => "ledger",
+            Self::Shortfall => "shortfall",
+        }
+    }
+}
+
+impl Serialize for Release {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
 /// What a sleep did. Sizes in bytes, times in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct SleepReport {
     /// The level asked for; 2 for a discard.
     pub level: Level,
@@ -200,6 +249,7 @@ pub struct SleepReport {
 
 /// Where the time of a sleep went, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct SleepPhases {
     /// Getting host memory, copying to it, and digests of what was stored, which run beside the copies.
     pub copy_s: f64,
@@ -213,6 +263,7 @@ pub struct SleepPhases {
 
 /// What a wake did. Sizes in bytes, times in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct WakeReport {
     /// Tags that this call woke.
     pub tags: Vec<Tag>,
@@ -237,6 +288,7 @@ pub struct WakeReport {
 /// Where the time of a wake went, in seconds. Copying runs beside the other phases, so they add up to more than
 /// the whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct WakePhases {
     /// Getting memory from the device.
     pub create_s: f64,

@@ -10,6 +10,7 @@ use crate::tag::{Tag, TagState};
 
 /// Figures of a pool, in bytes unless the name says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct PoolStats {
     /// In use by live blocks, rounded to 512.
     pub live_bytes: u64,
@@ -41,6 +42,7 @@ pub struct PoolStats {
 
 /// Figures of one tag, in bytes unless the name says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct TagStats {
     /// The tag.
     pub tag: Tag,
@@ -58,6 +60,7 @@ pub struct TagStats {
 
 /// Everything a pool holds, in address order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Snapshot {
     /// The segments.
     pub segments: Vec<SegmentSnapshot>,
@@ -65,6 +68,7 @@ pub struct Snapshot {
 
 /// One segment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct SegmentSnapshot {
     /// Whose it is.
     pub tag: Tag,
@@ -80,6 +84,7 @@ pub struct SegmentSnapshot {
 
 /// One block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct BlockSnapshot {
     /// First address.
     pub addr: u64,
@@ -94,6 +99,7 @@ pub struct BlockSnapshot {
 /// What a block is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum BlockKind {
     /// In use.
     Live,

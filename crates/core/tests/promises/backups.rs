@@ -20,7 +20,7 @@ use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::{eventually, watched};
 
 fn config() -> PoolConfig {
-    PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() }
+    PoolConfig::default().in_chunks_of(4).in_segments_of(8)
 }
 
 fn quick(device: &TestDevice) -> Arc<dyn Driver> {
@@ -38,7 +38,7 @@ fn level_1() -> SleepRequest {
 }
 
 fn only(tag: &Tag) -> SleepRequest {
-    SleepRequest { level: Level::One, tags: Some(vec![tag.clone()]) }
+    SleepRequest::of([tag.clone()], Level::One)
 }
 
 fn all() -> WakeRequest {
@@ -97,7 +97,7 @@ fn the_promises_hold_over_every_store() {
 #[test]
 fn backups_that_are_not_kept_go_with_the_wake() {
     over_each_store(|_, driver, store| {
-        let mut tenant = tenant(driver, PoolConfig { keep_backups: false, ..config() }, store);
+        let mut tenant = tenant(driver, config().keeping_backups(false), store);
         let granule = tenant.granule();
         tenant.load(10 * granule, &Tag::weights());
         for _ in 0..2 {

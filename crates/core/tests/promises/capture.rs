@@ -31,12 +31,10 @@ fn world(limit_granules: Option<u64>, script: impl Fn(Call) -> Verdict + Send + 
     let granule = device.info().granule_bytes;
     let driver = ScriptedDriver::new(device.driver(), script);
     let capture = driver.capture();
-    let config = PoolConfig {
-        limit_bytes: limit_granules.map(|granules| granules * granule),
-        chunk_granules: 4,
-        segment_granules: 8,
-        ..PoolConfig::default()
-    };
+    let config = PoolConfig::default()
+        .limited_to(limit_granules.map(|granules| granules * granule))
+        .in_chunks_of(4)
+        .in_segments_of(8);
     let pool = Pool::new(Arc::new(driver), config).unwrap();
     let streams = [0, 1].map(|_| device.stream_create().unwrap());
     World { device, pool, capture, granule, streams }

@@ -34,7 +34,7 @@ fn tenant_with(
         Verdict::Pass
     });
     let driver = driver.posing(|info| info.fast_digests = fast_digests);
-    let config = PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() };
+    let config = PoolConfig::default().in_chunks_of(4).in_segments_of(8);
     let pool = Arc::new(Pool::new(Arc::new(driver), config).unwrap());
     (device, Tenant::new(&pool, 7), digested)
 }
@@ -44,7 +44,7 @@ fn tenant() -> (TestDevice, Tenant, Arc<AtomicU64>) {
 }
 
 fn of(tags: &[Tag]) -> SleepRequest {
-    SleepRequest { level: Level::One, tags: Some(tags.to_vec()) }
+    SleepRequest::of(tags, Level::One)
 }
 
 fn sleep(tenant: &Tenant) -> SleepReport {

@@ -17,7 +17,7 @@ fn device() -> TestDevice {
 }
 
 fn config(limit_bytes: Option<u64>) -> PoolConfig {
-    PoolConfig { limit_bytes, chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() }
+    PoolConfig::default().limited_to(limit_bytes).in_chunks_of(4).in_segments_of(8)
 }
 
 /// A pool over a device that finishes its work only when somebody waits for it.

@@ -8,7 +8,7 @@ use poorwill_testkit::watchdog::{eventually, watched};
 fn a_mark_that_is_lowered_lets_memory_leave_at_once_and_one_that_is_lifted_keeps_it() {
     watched(|| {
         let device = TestDevice::open(64);
-        let config = PoolConfig { chunk_granules: 1, segment_granules: 8, ..PoolConfig::default() };
+        let config = PoolConfig::default().in_chunks_of(1).in_segments_of(8);
         let pool = Pool::new(device.driver(), config).unwrap();
         let granule = device.info().granule_bytes;
         let block = |granules| pool.alloc(&AllocRequest::new(granules * granule, Tag::weights())).unwrap();

@@ -15,7 +15,7 @@ const SEED: u64 = 7;
 
 fn open(chunk_granules: u64) -> (TestDevice, Pool, u64) {
     let device = TestDevice::open(64);
-    let config = PoolConfig { chunk_granules, segment_granules: 8, ..PoolConfig::default() };
+    let config = PoolConfig::default().in_chunks_of(chunk_granules).in_segments_of(8);
     let pool = Pool::new(device.driver(), config).unwrap();
     let granule = device.info().granule_bytes;
     (device, pool, granule)

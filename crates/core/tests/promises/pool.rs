@@ -6,7 +6,7 @@ use std::sync::Arc;
 use poorwill_core::pool::Corruption;
 use poorwill_core::{
     AllocRequest, Block, Driver, DriverErrorKind, Dropped, HostBuffer, Level, Op, Pool, PoolConfig,
-    PoolError, Release, SleepRequest, StreamId, Tag, TagPolicy, TagState, Verify, WakeRequest,
+    PoolError, Release, SleepRequest, StreamId, Tag, TagPolicy, TagState, Verify, WakeRequest, chain,
 };
 use poorwill_testkit::canary::{BrokenDriver, Defect};
 use poorwill_testkit::device::TestDevice;
@@ -20,7 +20,7 @@ fn device() -> TestDevice {
 }
 
 fn small_config() -> PoolConfig {
-    PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() }
+    PoolConfig::default().in_chunks_of(4).in_segments_of(8)
 }
 
 fn pool() -> (TestDevice, Pool) {
@@ -31,7 +31,7 @@ fn pool() -> (TestDevice, Pool) {
 
 fn limited(granules: u64) -> (TestDevice, Pool) {
     let device = device();
-    let config = PoolConfig { limit_bytes: Some(granules * device.info().granule_bytes), ..small_config() };
+    let config = small_config().limited_to(granules * device.info().granule_bytes);
     let pool = Pool::new(device.driver(), config).unwrap();
     (device, pool)
 }
@@ -114,7 +114,7 @@ fn what_has_not_changed_is_not_copied_again() {
 #[test]
 fn backups_can_be_let_go_at_the_wake() {
     let device = device();
-    let config = PoolConfig { keep_backups: false, ..small_config() };
+    let config = small_config().keeping_backups(false);
     let pool = Pool::new(device.driver(), config).unwrap();
     let block = loaded(&pool, 12, &Tag::weights(), 1);
     for _ in 0..2 {
@@ -155,7 +155,7 @@ fn sleeping_sleepers_and_waking_the_awake_do_nothing_and_say_so() {
     let nothing = pool.wake(&WakeRequest::all()).unwrap();
     assert_eq!((nothing.tags.len(), nothing.mapped_bytes), (0, 0));
     assert_eq!(nothing.already_awake_tags, [Tag::kv_cache(), Tag::weights()]);
-    let only = SleepRequest { level: Level::One, tags: Some(vec![Tag::kv_cache(), Tag::kv_cache()]) };
+    let only = SleepRequest::of([Tag::kv_cache(), Tag::kv_cache()], Level::One);
     assert_eq!(pool.sleep(&only).unwrap().tags, [Tag::kv_cache()]);
     let rest = pool.sleep(&SleepRequest::all(Level::One)).unwrap();
     assert_eq!((rest.tags, rest.already_asleep_tags), (vec![Tag::weights()], vec![Tag::kv_cache()]));
@@ -259,11 +259,11 @@ fn a_full_device_is_named_and_waking_waits_for_its_turn() {
     let weights = loaded(&mine, 40, &Tag::weights(), 1);
     let kept = loaded(&mine, 2, &Tag::runtime(), 2);
     let tags = Some(vec![Tag::weights()]);
-    let report = mine.sleep(&SleepRequest { level: Level::One, tags: tags.clone() }).unwrap();
+    let report = mine.sleep(&SleepRequest::all(Level::One).choosing(tags.clone())).unwrap();
     assert_eq!(report.uncovered_bytes, 0);
     let holder = loaded(&theirs, 40, &Tag::weights(), 3);
     for _ in 0..2 {
-        let full = mine.wake(&WakeRequest { tags: tags.clone(), ..WakeRequest::default() }).unwrap_err();
+        let full = mine.wake(&WakeRequest::default().choosing(tags.clone())).unwrap_err();
         let PoolError::DeviceFull { source, shortage, .. } = &full else { panic!("{full}") };
         assert!(matches!(source.kind, DriverErrorKind::OutOfMemory { .. }));
         let shown =
@@ -275,7 +275,7 @@ fn a_full_device_is_named_and_waking_waits_for_its_turn() {
     }
     assert_reads(&theirs, &holder, 3);
     assert_reads(&mine, &kept, 2);
-    let seen = mine.sleep(&SleepRequest { level: Level::One, tags: Some(vec![Tag::runtime()]) }).unwrap();
+    let seen = mine.sleep(&SleepRequest::of([Tag::runtime()], Level::One)).unwrap();
     assert_eq!(seen.uncovered_bytes, 40 * granule, "what this process holds outside this pool");
     theirs.close().unwrap();
     mine.wake(&WakeRequest::all()).unwrap();
@@ -286,7 +286,7 @@ fn a_full_device_is_named_and_waking_waits_for_its_turn() {
 fn bad_requests_are_refused_and_cost_nothing() {
     let (device, pool) = pool();
     let granule = device.info().granule_bytes;
-    let ask = |bytes, align| pool.alloc(&AllocRequest { align, ..AllocRequest::new(bytes, Tag::weights()) });
+    let ask = |bytes, align| pool.alloc(&AllocRequest::new(bytes, Tag::weights()).aligned_to(align));
     for (bytes, align) in
         [(0, 512), (1, 0), (1, 3), (1, 2 * granule), (u64::MAX, 512), (u64::MAX - 511, 512), (1 << 63, 1)]
     {
@@ -306,8 +306,7 @@ fn bad_requests_are_refused_and_cost_nothing() {
     let (_, other) = self::pool();
     assert!(matches!(other.free(block.id), Err(PoolError::StaleBlock { .. })), "a handle of another pool");
     let unknown = Tag::new("nobody").unwrap();
-    let sleep =
-        pool.sleep(&SleepRequest { level: Level::One, tags: Some(vec![unknown.clone()]) }).unwrap_err();
+    let sleep = pool.sleep(&SleepRequest::of([unknown.clone()], Level::One)).unwrap_err();
     assert!(sleep.to_string().contains("known are cudagraph, kv_cache, runtime, weights"), "{sleep}");
     assert!(matches!(pool.wake(&WakeRequest::of([unknown])), Err(PoolError::UnknownTag { .. })));
     pool.free(block.id).unwrap();
@@ -321,16 +320,16 @@ fn bad_configurations_are_refused() {
     let granule = device.info().granule_bytes;
     let defaults = PoolConfig::default;
     for config in [
-        PoolConfig { limit_bytes: Some(0), ..defaults() },
-        PoolConfig { limit_bytes: Some(granule - 1), ..defaults() },
-        PoolConfig { chunk_granules: 0, ..defaults() },
-        PoolConfig { segment_granules: 0, ..defaults() },
-        PoolConfig { chunk_granules: u64::MAX, ..defaults() },
+        defaults().limited_to(0),
+        defaults().limited_to(granule - 1),
+        defaults().in_chunks_of(0),
+        defaults().in_segments_of(0),
+        defaults().in_chunks_of(u64::MAX),
     ] {
         let error = Pool::new(Arc::clone(&device), config).unwrap_err();
         assert!(matches!(error, PoolError::InvalidConfig { .. }), "{error}");
     }
-    let odd = PoolConfig { limit_bytes: Some(3 * granule + 1), ..defaults() };
+    let odd = defaults().limited_to(3 * granule + 1);
     let pool = Pool::new(device, odd).unwrap();
     assert!(pool.alloc(&AllocRequest::new(3 * granule, Tag::weights())).is_ok());
     assert!(pool.alloc(&AllocRequest::new(1, Tag::weights())).is_err());
@@ -465,7 +464,7 @@ fn blocks_are_aligned_as_asked_wherever_they_go() {
     let granule = pool.driver().info().granule_bytes;
     pool.alloc(&AllocRequest::new(700, Tag::weights())).unwrap();
     for align in [1, 512, 1024, 2048, granule] {
-        let block = pool.alloc(&AllocRequest { align, ..AllocRequest::new(700, Tag::weights()) }).unwrap();
+        let block = pool.alloc(&AllocRequest::new(700, Tag::weights()).aligned_to(align)).unwrap();
         assert!(block.range.addr.is_multiple_of(align.max(512)), "{align}");
     }
 }
@@ -485,7 +484,7 @@ fn a_sleep_without_host_memory_leaves_nothing_there() {
     let pool = Pool::new(Arc::new(driver), small_config()).unwrap();
     let block = loaded(&pool, 20, &Tag::weights(), 1);
     let error = pool.sleep(&SleepRequest::all(Level::One)).unwrap_err();
-    assert!(error.to_string().contains("none is left"), "{error}");
+    assert!(chain(&error).contains("none is left"), "{error}");
     assert_eq!(device.host_bytes(), 0, "the next try finds the memory that this one had taken");
     assert_reads(&pool, &block, 1);
     pool.sleep(&SleepRequest::all(Level::One)).unwrap();

@@ -80,7 +80,7 @@ fn stopped(
 }
 
 fn config() -> PoolConfig {
-    PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() }
+    PoolConfig::default().in_chunks_of(4).in_segments_of(8)
 }
 
 fn tenant(driver: Arc<dyn Driver>, config: PoolConfig) -> Tenant {
@@ -101,7 +101,7 @@ fn level_1() -> SleepRequest {
 }
 
 fn only(tag: &Tag) -> SleepRequest {
-    SleepRequest { level: Level::One, tags: Some(vec![tag.clone()]) }
+    SleepRequest::of([tag.clone()], Level::One)
 }
 
 /// Wakes everything, compares every granule, and reads every byte.
@@ -197,7 +197,7 @@ fn a_writer_that_never_rests_loses_nothing() {
 #[test]
 fn memory_freed_under_a_copy_stays_mapped_and_serves_who_waits_for_it() {
     watched(|| {
-        let limited = PoolConfig { limit_bytes: Some(8 * granule_bytes()), ..config() };
+        let limited = config().limited_to(8 * granule_bytes());
         let (_device, mut tenant, stop) = stopped(limited, 0, is_save);
         let granule = tenant.granule();
         let block = tenant.load(4 * granule, &Tag::weights());
@@ -225,7 +225,7 @@ fn memory_freed_under_a_copy_stays_mapped_and_serves_who_waits_for_it() {
 #[test]
 fn a_request_that_cannot_fit_is_refused_while_a_sleep_is_prepared() {
     watched(|| {
-        let limited = PoolConfig { limit_bytes: Some(8 * granule_bytes()), ..config() };
+        let limited = config().limited_to(8 * granule_bytes());
         let (_device, mut tenant, stop) = stopped(limited, 0, is_save);
         let granule = tenant.granule();
         tenant.load(6 * granule, &Tag::weights());
@@ -263,7 +263,7 @@ fn trimming_gives_back_what_was_freed_under_a_copy() {
 fn granules_freed_beside_a_copy_serve_who_waits_for_them() {
     for trims in [false, true] {
         watched(move || {
-            let limited = PoolConfig { limit_bytes: Some(8 * granule_bytes()), ..config() };
+            let limited = config().limited_to(8 * granule_bytes());
             let (_device, mut tenant, stop) = stopped(limited, 0, is_save);
             let granule = tenant.granule();
             tenant.load(700, &Tag::weights());
@@ -293,7 +293,7 @@ fn granules_freed_beside_a_copy_serve_who_waits_for_them() {
 fn a_granule_freed_by_several_streams_under_a_copy_serves_who_waits_for_it() {
     for trims in [false, true] {
         watched(move || {
-            let limited = PoolConfig { limit_bytes: Some(8 * granule_bytes()), ..config() };
+            let limited = config().limited_to(8 * granule_bytes());
             let (device, mut tenant, stop) = stopped(limited, 0, is_save);
             let (granule, driver) = (tenant.granule(), device.driver());
             let streams = [0, 1].map(|_| driver.stream_create().unwrap());
@@ -325,7 +325,7 @@ fn a_granule_freed_by_several_streams_under_a_copy_serves_who_waits_for_it() {
 #[test]
 fn a_cache_above_its_mark_shrinks_when_the_copy_has_ended() {
     watched(|| {
-        let kept = PoolConfig { cached_max_bytes: Some(0), ..config() };
+        let kept = config().caching_at_most(0);
         let (_device, mut tenant, stop) = stopped(kept, 0, is_save);
         let granule = tenant.granule();
         let block = tenant.load(4 * granule, &Tag::weights());

@@ -23,7 +23,7 @@ fn scripted(
     script: impl Fn(Call) -> Verdict + Send + Sync + 'static,
 ) -> Pool {
     let limit_bytes = limit_granules.map(|granules| granules * device.info().granule_bytes);
-    let config = PoolConfig { limit_bytes, chunk_granules, segment_granules: 8, ..PoolConfig::default() };
+    let config = PoolConfig::default().limited_to(limit_bytes).in_chunks_of(chunk_granules).in_segments_of(8);
     let driver = ScriptedDriver::new(device.driver(), script);
     Pool::new(Arc::new(driver), config).unwrap()
 }

@@ -99,13 +99,11 @@ impl Run {
         let capacity_granules = if limited { ROOM_GRANULES * 3 / 2 } else { ROOM_GRANULES };
         let device = TestDevice::open(capacity_granules);
         let granule = device.info().granule_bytes;
-        let config = PoolConfig {
-            limit_bytes: limited.then_some(ROOM_GRANULES * granule),
-            chunk_granules,
-            span_granules,
-            segment_granules: 8,
-            ..PoolConfig::default()
-        };
+        let config = PoolConfig::default()
+            .limited_to(limited.then_some(ROOM_GRANULES * granule))
+            .in_chunks_of(chunk_granules)
+            .in_spans_of(span_granules)
+            .in_segments_of(8);
         let driver = ScriptedDriver::new(device.driver(), move |call| {
             let is_large = call.op == Op::Create && call.bytes > chunk_granules * granule;
             let kind = DriverErrorKind::OutOfMemory { asked_bytes: call.bytes, free_bytes: call.bytes };
@@ -184,7 +182,7 @@ impl Run {
             }
             Step::Prepare { tags, wait } => {
                 let tags = tags.map(|mask| self.chosen(mask));
-                match self.pool.prepare_sleep(&SleepRequest { level: Level::One, tags }) {
+                match self.pool.prepare_sleep(&SleepRequest::all(Level::One).choosing(tags)) {
                     Ok(preparation) if *wait => drop(preparation.wait().unwrap()),
                     Ok(preparation) => self.preparing.push(preparation),
                     Err(PoolError::SleepConflict { .. } | PoolError::Undefined { .. }) => {}
@@ -206,7 +204,8 @@ impl Run {
         let tag = self.tags[which].clone();
         // That some of them are freed in parts all the same has to do no harm.
         let is_freed_whole = self.next.is_multiple_of(2);
-        let request = AllocRequest { is_freed_whole, ..AllocRequest::new(bytes.max(1), tag.clone()) };
+        let mut request = AllocRequest::new(bytes.max(1), tag.clone());
+        request.is_freed_whole = is_freed_whole;
         self.next += 1;
         match self.pool.alloc(&request) {
             Ok(block) => {
@@ -290,7 +289,7 @@ impl Run {
     fn sleep(&mut self, level: Level, tags: Option<Vec<Tag>>) {
         let free_before = self.device.memory_info().unwrap().free_bytes;
         let falling = self.model.sleep(level, tags.as_deref());
-        match (self.pool.sleep(&SleepRequest { level, tags }), falling) {
+        match (self.pool.sleep(&SleepRequest::all(level).choosing(tags)), falling) {
             (Ok(report), Some(falling)) => {
                 let freed = self.device.memory_info().unwrap().free_bytes - free_before;
                 assert_eq!(sorted(report.tags), sorted(falling));
@@ -306,11 +305,10 @@ impl Run {
     }
 
     fn wake(&mut self, tags: Option<&[Tag]>) {
-        match self.pool.wake(&WakeRequest {
-            tags: tags.map(<[Tag]>::to_vec),
-            verify: Verify::All,
-            ..WakeRequest::default()
-        }) {
+        match self
+            .pool
+            .wake(&WakeRequest::default().choosing(tags.map(<[Tag]>::to_vec)).verifying(Verify::All))
+        {
             Ok(report) => {
                 assert_eq!(sorted(report.tags), sorted(self.model.wake(tags)));
                 assert_eq!(report.copied_bytes, report.verified_bytes);

@@ -48,7 +48,7 @@ impl World {
     fn of_granules(granules: u64, shape: [u64; 3]) -> Self {
         let device = TestDevice::open(granules * 3 / 2 + 1);
         let limit_bytes = Some(granules * device.info().granule_bytes);
-        Self::new(device, PoolConfig { limit_bytes, ..config_of(shape) })
+        Self::new(device, config_of(shape).limited_to(limit_bytes))
     }
 
     /// The same of a device that has no more, and which refuses large pieces most of the time, whatever it has free.
@@ -126,7 +126,10 @@ impl World {
 }
 
 fn config_of([chunk_granules, span_granules, segment_granules]: [u64; 3]) -> PoolConfig {
-    PoolConfig { chunk_granules, span_granules, segment_granules, ..PoolConfig::default() }
+    PoolConfig::default()
+        .in_chunks_of(chunk_granules)
+        .in_spans_of(span_granules)
+        .in_segments_of(segment_granules)
 }
 
 fn tag(n: u64) -> Tag {
@@ -143,7 +146,7 @@ fn log_uniform(random: &mut Rng, least: u64, most: u64) -> u64 {
 fn sizes_of_all_magnitudes_fit_as_long_as_live_memory_leaves_room() {
     for seed in 0..Kind::of_this_run().cases(4).into() {
         let device = TestDevice::with_capacity(12 * GIB);
-        let config = PoolConfig { limit_bytes: Some(8 * GIB), ..PoolConfig::default() };
+        let config = PoolConfig::default().limited_to(8 * GIB);
         let mut world = World::new(device, config);
         let mut random = Rng::with_seed(seed);
         for _ in 0..2500 {
@@ -152,8 +155,8 @@ fn sizes_of_all_magnitudes_fit_as_long_as_live_memory_leaves_room() {
                 let granule_aligned = random.u8(..4) == 0;
                 let bytes = if granule_aligned { bytes.next_multiple_of(world.granule) } else { bytes };
                 let is_freed_whole = random.bool();
-                let request =
-                    AllocRequest { is_freed_whole, ..AllocRequest::new(bytes, tag(random.u64(..))) };
+                let mut request = AllocRequest::new(bytes, tag(random.u64(..)));
+                request.is_freed_whole = is_freed_whole;
                 if !world.alloc(&request) {
                     // Where nothing fits any more, room is made so that large sizes get their turn.
                     (0..4).for_each(|_| world.free(random.usize(..)));
@@ -241,7 +244,7 @@ proptest! {
         for step in &steps {
             match step {
                 Step::Alloc { bytes, align, tag } => {
-                    let request = AllocRequest { align: 1 << align, ..AllocRequest::new(*bytes, self::tag(*tag)) };
+                    let request = AllocRequest::new(*bytes, self::tag(*tag)).aligned_to(1 << align);
                     world.alloc(&request);
                 }
                 Step::Free(n) => world.free(*n),

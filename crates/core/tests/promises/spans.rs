@@ -74,13 +74,11 @@ impl World {
             Verdict::Pass
         });
         let driver = driver.posing(|info| info.fast_digests = true);
-        let config = PoolConfig {
-            limit_bytes: limit_granules.map(|granules| granules * granule),
-            chunk_granules: CHUNK,
-            span_granules: SPAN,
-            segment_granules: 8,
-            ..PoolConfig::default()
-        };
+        let config = PoolConfig::default()
+            .limited_to(limit_granules.map(|granules| granules * granule))
+            .in_chunks_of(CHUNK)
+            .in_spans_of(SPAN)
+            .in_segments_of(8);
         Self { pool: Pool::new(Arc::new(driver), config).unwrap(), device, script, granule }
     }
 
@@ -157,7 +155,7 @@ impl World {
     }
 
     fn wake(&self) -> WakeReport {
-        self.pool.wake(&WakeRequest { verify: Verify::All, ..WakeRequest::all() }).unwrap()
+        self.pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap()
     }
 
     /// Granules of host memory that backups have: the pieces may be of any size.
@@ -684,7 +682,7 @@ fn spans_of_what_is_backed_up_serve_others_when_they_are_free() {
 fn a_pool_may_have_no_spans_and_refuses_impossible_ones() {
     for (chunk_granules, span_granules) in [(4, 0), (4, 4), (4, 7), (1, 64)] {
         let device = TestDevice::open(64);
-        let config = PoolConfig { chunk_granules, span_granules, ..PoolConfig::default() };
+        let config = PoolConfig::default().in_chunks_of(chunk_granules).in_spans_of(span_granules);
         let pool = Pool::new(device.driver(), config).unwrap();
         let block =
             pool.alloc(&AllocRequest::new(24 * device.info().granule_bytes, Tag::kv_cache())).unwrap();
@@ -694,7 +692,7 @@ fn a_pool_may_have_no_spans_and_refuses_impossible_ones() {
         pool.close().unwrap();
     }
     let device = TestDevice::open(64);
-    let config = PoolConfig { span_granules: u64::MAX, ..PoolConfig::default() };
+    let config = PoolConfig::default().in_spans_of(u64::MAX);
     let refused = Pool::new(device.driver(), config).unwrap_err();
     assert!(refused.to_string().contains("span"), "{refused}");
 }

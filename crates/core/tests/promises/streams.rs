@@ -231,14 +231,12 @@ impl Run {
             Verdict::Pass
         });
         let granule = device.info().granule_bytes;
-        let config = PoolConfig {
-            limit_bytes: kind.limited.then_some(ROOM_GRANULES * granule),
-            chunk_granules: kind.chunk_granules,
-            span_granules: kind.span_granules,
-            segment_granules: 8,
-            cached_max_bytes: kind.mark.map(|granules| granules * granule),
-            ..PoolConfig::default()
-        };
+        let config = PoolConfig::default()
+            .limited_to(kind.limited.then_some(ROOM_GRANULES * granule))
+            .in_chunks_of(kind.chunk_granules)
+            .in_spans_of(kind.span_granules)
+            .in_segments_of(8)
+            .caching_at_most(kind.mark.map(|granules| granules * granule));
         let pool = Pool::new(Arc::new(driver), config).unwrap();
         let tags = [Tag::weights(), Tag::kv_cache()];
         let (copies, asleep, live) = Default::default();
@@ -313,8 +311,8 @@ impl Run {
         let mapped_before = self.pool.stats().unwrap().mapped_bytes;
         let whole_bytes = bytes.next_multiple_of(self.granule());
         let is_freed_whole = (bytes / 512).is_multiple_of(2);
-        let request = AllocRequest::new(bytes, self.tags[tag].clone()).on(stream);
-        let request = AllocRequest { is_freed_whole, ..request };
+        let mut request = AllocRequest::new(bytes, self.tags[tag].clone()).on(stream);
+        request.is_freed_whole = is_freed_whole;
         let waits_before = self.ledger().waits;
         self.ledger().serving = true;
         self.ledger().queries = 0;
@@ -429,9 +427,9 @@ impl Run {
 
     fn sleep(&mut self, which: usize) {
         let falling: Vec<usize> = (0..2).filter(|tag| which == 2 || which == *tag).collect();
-        let tags = falling.iter().map(|tag| self.tags[*tag].clone()).collect();
+        let tags: Vec<Tag> = falling.iter().map(|tag| self.tags[*tag].clone()).collect();
         self.ledger().moving = true;
-        self.pool.sleep(&SleepRequest { level: Level::One, tags: Some(tags) }).unwrap();
+        self.pool.sleep(&SleepRequest::of(tags, Level::One)).unwrap();
         self.ledger().moving = false;
         let used = |tag: &usize| self.live.iter().any(|live| live.tag == *tag);
         let falling: Vec<usize> = falling.into_iter().filter(used).collect();

@@ -27,14 +27,12 @@ fn steps() -> u64 {
 
 fn open(limit_granules: u64, cached_max_bytes: Option<u64>) -> (TestDevice, Arc<Pool>) {
     let device = TestDevice::open(limit_granules * 3 / 2);
-    let config = PoolConfig {
-        limit_bytes: Some(limit_granules * device.info().granule_bytes),
-        chunk_granules: 4,
-        span_granules: 8,
-        segment_granules: 8,
-        cached_max_bytes,
-        ..PoolConfig::default()
-    };
+    let config = PoolConfig::default()
+        .limited_to(limit_granules * device.info().granule_bytes)
+        .in_chunks_of(4)
+        .in_spans_of(8)
+        .in_segments_of(8)
+        .caching_at_most(cached_max_bytes);
     // As where a GPU computes them, so that what is prepared is compared.
     let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
     let driver = driver.posing(|info| info.fast_digests = true);
@@ -159,7 +157,7 @@ impl Worker {
 
     fn fall_asleep(&mut self) {
         let tags = Some(vec![self.tag.clone()]);
-        match self.pool.sleep(&SleepRequest { level: Level::One, tags }) {
+        match self.pool.sleep(&SleepRequest::all(Level::One).choosing(tags)) {
             Ok(_) => self.asleep |= !self.live.is_empty(),
             Err(error) => panic!("{error}"),
         }
@@ -168,7 +166,7 @@ impl Worker {
     /// Of its own tag, or of all: those of the others are overtaken sooner or later.
     fn prepare(&mut self) {
         let tags = (self.random(2) == 0).then(|| vec![self.tag.clone()]);
-        let preparation = self.pool.prepare_sleep(&SleepRequest { level: Level::One, tags }).unwrap();
+        let preparation = self.pool.prepare_sleep(&SleepRequest::all(Level::One).choosing(tags)).unwrap();
         match self.random(4) {
             0 => preparation.cancel(),
             1 => drop(preparation.wait().unwrap()),
@@ -355,7 +353,7 @@ fn threads_that_stay_within_their_share_are_never_refused() {
                         }
                         let tag = if nth % 2 == 0 { Tag::kv_cache() } else { Tag::weights() };
                         let request = AllocRequest::new(granules * granule, tag).on(streams[0]);
-                        let block = pool.alloc(&AllocRequest { align: granule, ..request });
+                        let block = pool.alloc(&request.aligned_to(granule));
                         let block =
                             block.unwrap_or_else(|error| panic!("thread {nth}, step {step}: {error}"));
                         live.push((block, granules));

@@ -35,12 +35,10 @@ fn directed(
         }
         Verdict::Pass
     });
-    let config = PoolConfig {
-        limit_bytes: granules.map(|granules| granules * device.info().granule_bytes),
-        chunk_granules: 4,
-        segment_granules: 8,
-        ..PoolConfig::default()
-    };
+    let config = PoolConfig::default()
+        .limited_to(granules.map(|granules| granules * device.info().granule_bytes))
+        .in_chunks_of(4)
+        .in_segments_of(8);
     let pool = Pool::new(Arc::new(driver), config).unwrap();
     (device, pool, tell, told)
 }
@@ -100,7 +98,8 @@ fn who_is_patient_waits_for_freed_memory_and_creates_none() {
     let before = created_bytes();
 
     thread::scope(|scope| {
-        let more = AllocRequest { bytes: 2 * bytes, ..request(other) };
+        let mut more = request(other);
+        more.bytes = 2 * bytes;
         let (patient, shared) = (more.patient_for(Duration::MAX), &pool);
         let waiter = move || tell.send(Told::Done(shared.alloc(&patient))).unwrap();
         thread::Builder::new().name(WAITER.into()).spawn_scoped(scope, waiter).unwrap();
@@ -131,7 +130,7 @@ fn waited_for_in_vain() {
         }
         Verdict::Pass
     });
-    let config = PoolConfig { chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() };
+    let config = PoolConfig::default().in_chunks_of(4).in_segments_of(8);
     let pool = Pool::new(Arc::new(driver.by(&clock)), config).unwrap();
     let bytes = 4 * device.info().granule_bytes;
     let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());

@@ -58,8 +58,7 @@ impl Scene {
         let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| {
             (info.kernel_copies, info.copy_streams, info.save_streams) = (kernel_copies, 1, 1);
         }));
-        let config =
-            PoolConfig { chunk_granules: CHUNK_GRANULES, segment_granules: 8, ..PoolConfig::default() };
+        let config = PoolConfig::default().in_chunks_of(CHUNK_GRANULES).in_segments_of(8);
         let pool = Arc::new(Pool::new(Arc::clone(&driver), config).unwrap());
         Self { driver, tenant: Tenant::new(&pool, 5), copied, on_copy }
     }

@@ -40,6 +40,7 @@ const SAVE_STREAMS: usize = 8;
 
 /// Which GPU, and through which library.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct CudaConfig {
     /// The GPU's number, as the driver counts (`CUDA_VISIBLE_DEVICES` applies).
     pub ordinal: u32,
@@ -54,6 +55,27 @@ impl CudaConfig {
     #[must_use]
     pub fn gpu(ordinal: u32) -> Self {
         Self { ordinal, ..Self::default() }
+    }
+
+    /// The same for the GPU of this number.
+    #[must_use]
+    pub fn numbered(mut self, ordinal: u32) -> Self {
+        self.ordinal = ordinal;
+        self
+    }
+
+    /// The same through this library, for tests; `None`: the system's.
+    #[must_use]
+    pub fn through(mut self, library: impl Into<Option<PathBuf>>) -> Self {
+        self.library = library.into();
+        self
+    }
+
+    /// The same, with how its host memory is made.
+    #[must_use]
+    pub fn backing_up_in(mut self, host_memory: HostMemoryConfig) -> Self {
+        self.host_memory = host_memory;
+        self
     }
 }
 
@@ -116,16 +138,12 @@ impl CudaDevice {
             Some(why) => Err(format!("host memory is not page-locked: {why}")),
         };
         drop(entered);
-        let info = DeviceInfo {
-            id: format!("cuda:{}", gpu.ordinal),
-            name: gpu.name.clone(),
-            granule_bytes: gpu.granule_bytes,
-            total_bytes,
-            copy_streams: COPY_STREAMS,
-            kernel_copies: copy_kernel.is_ok(),
-            save_streams: SAVE_STREAMS,
-            fast_digests: digester.kernel().is_ok(),
-        };
+        let id = format!("cuda:{}", gpu.ordinal);
+        let info = DeviceInfo::new(id, gpu.name.as_str(), gpu.granule_bytes, total_bytes)
+            .copying_over(COPY_STREAMS)
+            .copying_by_kernel(copy_kernel.is_ok())
+            .saving_over(SAVE_STREAMS)
+            .digesting_fast(digester.kernel().is_ok());
         let ledger = Mutex::new(Ledger::new(gpu.granule_bytes));
         let memory = memory_of(context.api, context.device);
         let queues = Arc::new(Queues::new(&context));
@@ -668,7 +686,7 @@ impl Driver for CudaDevice {
                 CudaMemory::OverLimit { .. } => (0, self.info.total_bytes),
             };
             let process = self.usage.as_ref().and_then(|usage| usage.now(&self.gpu.uuid));
-            Ok(MemoryInfo { total_bytes, free_bytes, process })
+            Ok(MemoryInfo::new(total_bytes, free_bytes).of_process(process))
         })
     }
 

@@ -21,6 +21,6 @@ impl Usage {
 
     pub(super) fn now(&self, uuid: &str) -> Option<ProcessMemory> {
         let used_bytes = self.nvml.process_used_bytes(uuid, std::process::id())?;
-        Some(ProcessMemory { used_bytes, context_bytes: self.context_bytes })
+        Some(ProcessMemory::new(used_bytes, self.context_bytes))
     }
 }

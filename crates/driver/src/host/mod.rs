@@ -49,6 +49,7 @@ const COPY_STREAMS_MAX: usize = 4;
 
 /// What a host device should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HostConfig {
     /// Physical memory, in bytes; rounded down to the granule.
     pub capacity_bytes: u64,
@@ -72,6 +73,20 @@ impl HostConfig {
         let granule_bytes = rustix::param::page_size() as u64;
         let capacity_bytes = granules.saturating_mul(granule_bytes);
         Self { capacity_bytes, granule_bytes, host_memory: HostMemoryConfig::default() }
+    }
+
+    /// The same with granules of this size: a power of two and a multiple of the page size.
+    #[must_use]
+    pub fn in_granules_of(mut self, granule_bytes: u64) -> Self {
+        self.granule_bytes = granule_bytes;
+        self
+    }
+
+    /// The same, with how its memory for buffers is made.
+    #[must_use]
+    pub fn backing_up_in(mut self, host_memory: HostMemoryConfig) -> Self {
+        self.host_memory = host_memory;
+        self
     }
 }
 
@@ -140,17 +155,12 @@ impl HostDevice {
             gives_surplus_back: true,
             system: System::here(),
         };
+        let name = format!("host device of {}", ByteSize(capacity_bytes));
         Ok(Self {
-            info: DeviceInfo {
-                id: "host".into(),
-                name: format!("host device of {}", ByteSize(capacity_bytes)),
-                granule_bytes: granule,
-                total_bytes: capacity_bytes,
-                copy_streams,
-                kernel_copies: false,
-                save_streams: copy_streams,
-                fast_digests: true,
-            },
+            info: DeviceInfo::new("host", name, granule, capacity_bytes)
+                .copying_over(copy_streams)
+                .saving_over(copy_streams)
+                .digesting_fast(true),
             owner,
             shared: Arc::new(Shared { state: Mutex::new(state), file, granule_bytes }),
             queues: ManuallyDrop::new(Mutex::new(queues)),
@@ -550,11 +560,8 @@ impl Driver for HostDevice {
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         self.with_state(Op::MemoryInfo, |state| {
-            Ok(MemoryInfo {
-                total_bytes: state.capacity_bytes,
-                free_bytes: state.free_bytes(),
-                process: Some(ProcessMemory { used_bytes: state.held_bytes(), context_bytes: 0 }),
-            })
+            let process = ProcessMemory::new(state.held_bytes(), 0);
+            Ok(MemoryInfo::new(state.capacity_bytes, state.free_bytes()).of_process(Some(process)))
         })
     }
 

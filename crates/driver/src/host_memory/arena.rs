@@ -428,15 +428,10 @@ impl HostArena {
     pub(crate) fn info(&self) -> HostMemoryInfo {
         let limit_bytes = self.budget.limit_bytes;
         if !self.owner.is_here() {
-            return HostMemoryInfo { limit_bytes, ..HostMemoryInfo::default() };
+            return HostMemoryInfo::default().limited_to(limit_bytes);
         }
         let books = self.books();
-        HostMemoryInfo {
-            held_bytes: books.held,
-            used_bytes: books.used,
-            pinned_bytes: books.pinned,
-            limit_bytes,
-        }
+        HostMemoryInfo::new(books.held, books.used).pinning(books.pinned).limited_to(limit_bytes)
     }
 
     pub(crate) fn details(&self) -> HostMemoryDetails {

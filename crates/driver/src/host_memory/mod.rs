@@ -50,6 +50,7 @@ pub(crate) const SURPLUS_BYTES: u64 = 1 << 30;
 
 /// What a device may do about host memory for buffers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct HostMemoryConfig {
     /// Most that it may hold, in bytes; without one, what the control groups and the machine leave.
     pub limit_bytes: Option<u64>,
@@ -57,9 +58,26 @@ pub struct HostMemoryConfig {
     pub pin: Pin,
 }
 
+impl HostMemoryConfig {
+    /// The same, holding at most `limit_bytes`; `None`: what the control groups and the machine leave.
+    #[must_use]
+    pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
+        self.limit_bytes = limit_bytes.into();
+        self
+    }
+
+    /// The same, page-locked or not.
+    #[must_use]
+    pub fn pinning(mut self, pin: Pin) -> Self {
+        self.pin = pin;
+        self
+    }
+}
+
 /// Whether host memory is page-locked for a GPU. The host device has no use for that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Pin {
     /// Where the GPU has memory of its own, and the driver does it. Otherwise it is pageable, which
     /// [`HostMemoryDetails::pageable_because`] explains.
@@ -72,6 +90,7 @@ pub enum Pin {
 /// Whether one buffer is page-locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum BufferPin {
     /// As the device's host memory is; pageable where it cannot be locked just now.
     #[default]
@@ -84,6 +103,7 @@ pub enum BufferPin {
 
 /// How a device's host memory is made.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct HostMemoryDetails {
     /// Pieces that it is made in and given back by.
     pub slabs: usize,

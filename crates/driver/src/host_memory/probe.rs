@@ -16,6 +16,7 @@ const ROUNDS: usize = 2;
 
 /// What is known of huge pages on this machine.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct HugePages {
     /// Whether they are used.
     pub used: bool,

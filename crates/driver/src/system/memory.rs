@@ -4,6 +4,7 @@ use super::System;
 
 /// Memory of a computer. What its system does not tell is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SystemMemory {
     /// All of it, in bytes.
     pub total_bytes: Option<u64>,

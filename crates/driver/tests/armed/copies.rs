@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use poorwill_core::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
-use poorwill_driver::{CudaConfig, CudaDevice, HostMemoryConfig, Pin};
+use poorwill_driver::{CudaDevice, HostMemoryConfig, Pin};
 use poorwill_testkit::child;
 use poorwill_testkit::gated::source;
 use poorwill_testkit::pattern;
@@ -76,8 +76,8 @@ fn without_the_kernel_copy_engines_copy_on_its_streams() {
 #[test]
 fn where_nothing_is_page_locked_there_is_nothing_for_the_kernel() {
     let _turn = alone();
-    let host_memory = HostMemoryConfig { pin: Pin::Never, ..HostMemoryConfig::default() };
-    let device = CudaDevice::open(&CudaConfig { host_memory, ..config(0) }).unwrap();
+    let host_memory = HostMemoryConfig::default().pinning(Pin::Never);
+    let device = CudaDevice::open(&config(0).backing_up_in(host_memory)).unwrap();
     let why = device.copy_kernel().unwrap_err();
     assert!(why.starts_with("host memory is not page-locked: "), "{why}");
     assert!(!device.info().kernel_copies);

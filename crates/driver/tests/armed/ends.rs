@@ -114,7 +114,7 @@ fn backups_that_are_not_kept_leave_host_memory() {
     let fake = Fake::load();
     let device = Arc::new(open(0));
     let before = fake.census(0).registered_host_ranges;
-    let config = PoolConfig { keep_backups: false, ..PoolConfig::default() };
+    let config = PoolConfig::default().keeping_backups(false);
     let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config).unwrap();
     let block = pool.alloc(&AllocRequest::new(64 << 20, Tag::weights())).unwrap();
     pattern::fill(&pool, block.id, 3, 64 << 20).unwrap();

@@ -72,7 +72,7 @@ impl Fake {
 }
 
 pub(crate) fn config(ordinal: u32) -> CudaConfig {
-    CudaConfig { library: Some(poorwill_fake_libcuda::path()), ..CudaConfig::gpu(ordinal) }
+    CudaConfig::gpu(ordinal).through(Some(poorwill_fake_libcuda::path()))
 }
 
 /// 0 has granules as GPUs have them, 1 has small ones.

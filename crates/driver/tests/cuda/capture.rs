@@ -101,8 +101,7 @@ impl Machine {
 
     fn pool(&self, limit_granules: u64) -> Pool {
         let limit_bytes = Some(limit_granules * self.granule());
-        let config =
-            PoolConfig { limit_bytes, chunk_granules: 4, segment_granules: 8, ..PoolConfig::default() };
+        let config = PoolConfig::default().limited_to(limit_bytes).in_chunks_of(4).in_segments_of(8);
         Pool::new(Arc::clone(&self.device) as Arc<dyn Driver>, config).unwrap()
     }
 
@@ -236,7 +235,7 @@ fn a_pool_and_a_device_that_end_during_a_capture_leave_it_valid() {
     let second = Arc::new(CudaDevice::open(&cuda_config()).unwrap());
     // SAFETY: the first device's, which outlives this one.
     let adopted = unsafe { second.adopt_stream(raw) }.unwrap();
-    let config = PoolConfig { limit_bytes: Some(8 * machine.granule()), ..PoolConfig::default() };
+    let config = PoolConfig::default().limited_to(8 * machine.granule());
     let pool = Pool::new(Arc::clone(&second) as Arc<dyn Driver>, config).unwrap();
     let block = machine.alloc(&pool, 1, adopted).unwrap();
     machine.begin(stream);

@@ -284,11 +284,11 @@ fn a_device_that_is_opened_while_the_last_one_closes_works() {
 #[test]
 fn what_cannot_be_opened_says_why() {
     let _turn = turn();
-    let config = CudaConfig { ordinal: 99, ..cuda_config() };
+    let config = cuda_config().numbered(99);
     let error = CudaDevice::open(&config).unwrap_err();
     assert!(matches!(error.kind, DriverErrorKind::InvalidArgument { .. }));
     assert!(error.to_string().contains("no GPU 99") && error.to_string().contains("cuda:0"), "{error}");
-    let missing = CudaConfig { library: Some("/nonexistent/libcuda.so.1".into()), ..CudaConfig::default() };
+    let missing = CudaConfig::default().through(Some("/nonexistent/libcuda.so.1".into()));
     let error = CudaDevice::open(&missing).unwrap_err();
     assert!(matches!(error.kind, DriverErrorKind::Unsupported { .. }), "{error}");
     let known = cuda::gpus(cuda_config().library.as_deref()).unwrap();

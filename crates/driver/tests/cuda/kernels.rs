@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use poorwill_core::{
     AllocRequest, Block, Driver, Level, Pool, PoolConfig, SleepRequest, StreamId, Tag, WakeRequest,
 };
+use poorwill_driver::CudaDevice;
 use poorwill_driver::cuda::{Function, KernelArg, Module};
-use poorwill_driver::{CudaConfig, CudaDevice};
 use poorwill_fake_libcuda::TEST_FILL_PTX;
 use poorwill_testkit::device::cuda_config;
 use poorwill_testkit::pattern;
@@ -24,7 +24,7 @@ const ROUNDS: u64 = 60;
 fn open() -> CudaDevice {
     let config = cuda_config();
     let ordinal = if config.library.is_some() { 1 } else { config.ordinal };
-    CudaDevice::open(&CudaConfig { ordinal, ..config }).unwrap()
+    CudaDevice::open(&config.numbered(ordinal)).unwrap()
 }
 
 /// Queues `rounds` rounds of writing `value` all over a block.
@@ -51,13 +51,11 @@ fn blocks_are_freed_and_unmapped_under_running_kernels() {
     let _turn = turn();
     let device = Arc::new(open());
     let granule = device.info().granule_bytes;
-    let config = PoolConfig {
-        limit_bytes: Some(96 * granule),
-        chunk_granules: 4,
-        segment_granules: 8,
-        cached_max_bytes: Some(8 * granule),
-        ..PoolConfig::default()
-    };
+    let config = PoolConfig::default()
+        .limited_to(96 * granule)
+        .in_chunks_of(4)
+        .in_segments_of(8)
+        .caching_at_most(8 * granule);
     let pool = Pool::new(Arc::clone(&device) as Arc<dyn Driver>, config).unwrap();
     let module = Module::load(&device, TEST_FILL_PTX).unwrap();
     let function = module.function("poorwill_test_fill").unwrap();

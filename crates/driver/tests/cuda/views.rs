@@ -198,8 +198,7 @@ impl Others {
 }
 
 fn fake() -> CudaDevice {
-    CudaDevice::open(&CudaConfig { library: Some(poorwill_fake_libcuda::path()), ..CudaConfig::gpu(0) })
-        .unwrap()
+    CudaDevice::open(&CudaConfig::gpu(0).through(Some(poorwill_fake_libcuda::path()))).unwrap()
 }
 
 #[test]
@@ -268,7 +267,7 @@ fn a_view_outlives_the_device_that_made_it() {
 fn devices_and_gpus_share_what_is_locked_whoever_goes_first() {
     let _turn = turn();
     let (one, another) = (fake(), fake());
-    let gpu = CudaConfig { library: Some(poorwill_fake_libcuda::path()), ..CudaConfig::gpu(1) };
+    let gpu = CudaConfig::gpu(1).through(Some(poorwill_fake_libcuda::path()));
     let other_gpu = CudaDevice::open(&gpu).unwrap();
     let pages = Pages::new(2);
     for (first, second) in [(&one, &another), (&one, &other_gpu), (&other_gpu, &one)] {

@@ -17,7 +17,7 @@ fn a_forked_child_drops_work_while_a_thread_of_the_parent_sweeps() {
     if !child::in_a_child(&[("POORWILL_FAKE_CUDA_DELAY", "cuEventQuery:1000000")]) {
         return;
     }
-    let config = CudaConfig { library: Some(poorwill_fake_libcuda::path()), ..CudaConfig::default() };
+    let config = CudaConfig::default().through(Some(poorwill_fake_libcuda::path()));
     let device = Arc::new(CudaDevice::open(&config).unwrap());
     let stream = device.stream_create().unwrap();
     let gate = Arc::new(Gate::default());

@@ -41,7 +41,7 @@ fn configurations_are_checked() {
         [(0, 2 * MIB), (MIB, 2 * MIB), (u64::MAX, 2 * MIB), (MIB, 0), (MIB, 512), (MIB, 12 << 10)]
     {
         let error =
-            HostDevice::open(&HostConfig { granule_bytes, ..HostConfig::with_capacity(capacity_bytes) })
+            HostDevice::open(&HostConfig::with_capacity(capacity_bytes).in_granules_of(granule_bytes))
                 .unwrap_err();
         assert!(matches!(error.kind, DriverErrorKind::InvalidArgument { .. }), "{error}");
     }

@@ -31,7 +31,7 @@ fn play(role: &str, variables: &[(&str, &str)]) -> String {
 }
 
 fn open() -> Result<CudaDevice> {
-    CudaDevice::open(&CudaConfig { library: Some(poorwill_fake_libcuda::path()), ..CudaConfig::default() })
+    CudaDevice::open(&CudaConfig::default().through(Some(poorwill_fake_libcuda::path())))
 }
 
 fn gpu(ordinal: u32) -> Result<GpuInfo> {
@@ -40,7 +40,7 @@ fn gpu(ordinal: u32) -> Result<GpuInfo> {
 
 /// Total and free, as everybody sees them.
 fn memory(device: &CudaDevice) -> (u64, u64) {
-    let MemoryInfo { total_bytes, free_bytes, process } = device.memory_info().unwrap();
+    let MemoryInfo { total_bytes, free_bytes, process, .. } = device.memory_info().unwrap();
     assert_eq!(process, None, "NVML is not asked about a library that was named");
     (total_bytes, free_bytes)
 }
@@ -101,7 +101,7 @@ fn where_no_total_is_told_a_pool_takes_what_it_gets() {
     let fills = |limit_bytes, bytes| {
         let device = std::sync::Arc::new(open().unwrap());
         assert_eq!(device.info().total_bytes, 0);
-        let pool = Pool::new(device, PoolConfig { limit_bytes, ..PoolConfig::default() }).unwrap();
+        let pool = Pool::new(device, PoolConfig::default().limited_to(limit_bytes)).unwrap();
         pool.alloc(&AllocRequest::new(bytes, Tag::weights())).unwrap();
         pool.alloc(&AllocRequest::new(1, Tag::weights())).unwrap_err()
     };

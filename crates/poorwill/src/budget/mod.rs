@@ -33,6 +33,7 @@ pub use self::watch::Watch;
     "how much memory {device} has is not known: {}; say how much may be used in bytes, like --budget 20GiB",
     reasons(sources)
 )]
+#[non_exhaustive]
 pub struct UnknownBudget {
     /// Which.
     pub device: String,

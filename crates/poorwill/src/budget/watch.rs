@@ -129,7 +129,7 @@ mod tests {
     fn the_peak_is_seen() {
         let device = Device::open(&"host:64MiB".parse().unwrap()).unwrap();
         let (_, envelope) = device.envelope(None).unwrap();
-        let limited = PoolConfig { limit_bytes: Some(32 << 20), ..PoolConfig::default() };
+        let limited = PoolConfig::default().limited_to(32 << 20);
         let arena = Arena::open_within(&device, &envelope, limited).unwrap();
         let before = arena.alloc(&AllocRequest::new(4 << 20, Tag::weights())).unwrap();
         let claim = Arc::new(envelope.claim(Tag::cudagraph(), 8 << 20).unwrap());

@@ -7,8 +7,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use safetensors::Dtype;
-
+use super::dtype::Dtype;
 use super::text;
 
 /// Why a checkpoint could not be opened or read.
@@ -90,7 +89,7 @@ pub enum CheckpointError {
 
     /// The process may not open another file. A checkpoint holds one descriptor per shard.
     #[error(
-        "{}: cannot open, {source}; {open_files} files of this checkpoint are open already and each shard \
+        "{}: cannot open; {open_files} files of this checkpoint are open already and each shard \
          needs one descriptor: raise the limit (`ulimit -n`)",
         text::path(path)
     )]
@@ -104,7 +103,7 @@ pub enum CheckpointError {
     },
 
     /// The system refused an operation on a file or folder.
-    #[error("{}: cannot {operation}: {source}", text::path(path))]
+    #[error("{}: cannot {operation}", text::path(path))]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -159,7 +158,7 @@ pub enum CheckpointError {
 
     /// The system failed to read a tensor's bytes.
     #[error(
-        "{}: cannot read {wanted_bytes} bytes of tensor {} at byte {offset} of the file: {source}",
+        "{}: cannot read {wanted_bytes} bytes of tensor {} at byte {offset} of the file",
         text::path(path),
         text::name(tensor)
     )]

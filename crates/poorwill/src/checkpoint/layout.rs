@@ -3,10 +3,7 @@
 //! What leaves this module is true of the file: each tensor's bytes are inside it, as many as shape and
 //! dtype need, no byte belongs to two tensors, and none to nobody.
 
-use safetensors::Dtype;
-use serde::Deserialize;
-use serde::de::value::{Error as ValueError, StrDeserializer};
-
+use super::dtype::Dtype;
 use super::error::HeaderFault;
 use super::header::RawEntry;
 use super::json::Naturals;
@@ -44,7 +41,7 @@ pub(super) fn check(raw: Vec<RawEntry>, payload: Payload) -> Result<Vec<Entry>, 
 
 fn check_entry(raw: RawEntry, payload: Payload) -> Result<Entry, HeaderFault> {
     let RawEntry { name, dtype, shape, offsets } = raw;
-    let Some(dtype) = parse_dtype(&dtype) else {
+    let Some(dtype) = Dtype::of(&dtype) else {
         return Err(HeaderFault::UnknownDtype { tensor: name, dtype });
     };
     let shape = dimensions(&name, shape)?;
@@ -62,10 +59,6 @@ fn check_entry(raw: RawEntry, payload: Payload) -> Result<Entry, HeaderFault> {
         return Err(HeaderFault::SizeMismatch { tensor: name, dtype, shape, shape_bytes, offset_bytes });
     }
     Ok(Entry { name, dtype, shape, begin: payload.begin + begin, end: payload.begin + end })
-}
-
-fn parse_dtype(name: &str) -> Option<Dtype> {
-    Dtype::deserialize(StrDeserializer::<ValueError>::new(name)).ok()
 }
 
 fn dimensions(tensor: &str, shape: Naturals) -> Result<Vec<u64>, HeaderFault> {
@@ -97,7 +90,7 @@ fn offset_pair(tensor: &str, offsets: Naturals) -> Result<(u64, u64), HeaderFaul
 /// although it is empty, as it does in the reference implementation.
 fn bytes_of(tensor: &str, dtype: Dtype, shape: &[u64]) -> Result<u64, HeaderFault> {
     let elements = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
-    let Some(bits) = elements.and_then(|elements| elements.checked_mul(dtype.bitsize() as u64)) else {
+    let Some(bits) = elements.and_then(|elements| elements.checked_mul(dtype.bits())) else {
         return Err(HeaderFault::SizeOverflow { tensor: tensor.to_owned(), dtype, shape: shape.to_vec() });
     };
     if !bits.is_multiple_of(8) {

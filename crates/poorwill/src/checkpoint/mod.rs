@@ -16,14 +16,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub use safetensors::Dtype;
-
+pub use self::dtype::Dtype;
 pub use self::error::{CheckpointError, HeaderFault, IndexFault};
 pub use self::file::ShardFile;
 
 use self::folder::Source;
 use self::index::Index;
 
+mod dtype;
 mod error;
 mod file;
 mod folder;

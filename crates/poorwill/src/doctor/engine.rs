@@ -11,6 +11,7 @@ const SLACK_BYTES: u64 = 1 << 20;
 
 /// What an engine should be given. `None` where it is not known how much the device has, or how much of it is free.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct EngineAdvice {
     /// The share to tell an engine that takes it of what `cuMemGetInfo` calls the total, as vLLM does with
     /// `--gpu-memory-utilization`. What a context takes is left out, so it may be a hundredth below the budget's own

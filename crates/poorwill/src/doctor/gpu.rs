@@ -6,6 +6,7 @@ use super::{DeviceReport, Plan};
 
 /// What only a GPU has. What could not be found out is `None`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct GpuReport {
     /// Major and minor, as in `9.0`.
     pub compute_capability: String,
@@ -31,6 +32,7 @@ pub struct GpuReport {
 
 /// The link of a GPU: as it is now, as it could be, and as measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct LinkReport {
     /// Lanes in use.
     pub width: Option<u32>,

@@ -12,6 +12,7 @@ const MAP_COUNT_MIN: u64 = 65530;
 
 /// A computer. What its system does not tell is `None`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct HostReport {
     /// Operating system, as in `linux`.
     pub os: String,

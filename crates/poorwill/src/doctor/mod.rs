@@ -32,6 +32,7 @@ use crate::open::Device;
 
 /// What to look at, and what an engine is to have. The default is every device, and all of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Plan {
     /// This device, with the host device behind it. `None` for all.
     pub device: Option<DeviceSpec>,
@@ -51,9 +52,40 @@ impl Default for Plan {
     }
 }
 
+impl Plan {
+    /// The same for this device, with the host device behind it; `None`: for all.
+    #[must_use]
+    pub fn on(mut self, device: impl Into<Option<DeviceSpec>>) -> Self {
+        self.device = device.into();
+        self
+    }
+
+    /// The same, within what the user allows.
+    #[must_use]
+    pub fn within(mut self, caps: Caps) -> Self {
+        self.caps = caps;
+        self
+    }
+
+    /// The same for an engine that claims this, in bytes, before its key-value cache.
+    #[must_use]
+    pub fn claiming(mut self, claims: impl Into<Vec<(Tag, u64)>>) -> Self {
+        self.claims = claims.into();
+        self
+    }
+
+    /// The same, with this long for GPUs.
+    #[must_use]
+    pub fn patient_for(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+}
+
 /// The device that was to be looked at is not here.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no {device} here: {}", reasons.join("; "))]
+#[non_exhaustive]
 pub struct NoSuchDevice {
     /// Which.
     pub device: DeviceSpec,
@@ -63,6 +95,7 @@ pub struct NoSuchDevice {
 
 /// What was found. One shape in Rust and JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct DoctorReport {
     /// The computer.
     pub host: HostReport,
@@ -82,6 +115,7 @@ impl DoctorReport {
 
 /// A device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct DeviceReport {
     /// How the command line names it.
     pub id: String,
@@ -146,7 +180,7 @@ fn host_device(
             (info.name, Some(info.granule_bytes), device.budget(cap))
         }
         Err(error) => {
-            warnings.push(error.to_string());
+            warnings.push(poorwill_core::chain(&error));
             ("host device".into(), None, Budget::decide(&[], None, cap))
         }
     };

@@ -29,6 +29,7 @@ use crate::arena::Arena;
 
 /// What a prefetcher has on the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Slots {
     /// What the blocks are.
     pub tag: Tag,
@@ -38,8 +39,17 @@ pub struct Slots {
     pub bytes: u64,
 }
 
+impl Slots {
+    /// `count` blocks of `bytes` bytes for `tag`.
+    #[must_use]
+    pub fn new(tag: Tag, count: NonZeroUsize, bytes: u64) -> Self {
+        Self { tag, count, bytes }
+    }
+}
+
 /// A layer whose computing is to be queued now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Turn {
     /// Which layer.
     pub layer: usize,
@@ -70,12 +80,10 @@ impl<'a> Prefetcher<'a> {
         let stream = || Stream::new(driver).map_err(failed("make a stream"));
         let (copying, computing) = (stream()?, stream()?);
         let mut prefetcher = Self { arena, slots: Vec::new(), copying, computing, is_quiet: true };
-        let request = AllocRequest {
-            align: driver.info().granule_bytes,
-            stream: prefetcher.copying.id(),
-            is_freed_whole: true,
-            ..AllocRequest::new(slots.bytes, slots.tag.clone())
-        };
+        let request = AllocRequest::new(slots.bytes, slots.tag.clone())
+            .aligned_to(driver.info().granule_bytes)
+            .on(prefetcher.copying.id())
+            .freed_whole();
         for _ in 0..slots.count.get() {
             let block = arena.alloc(&request)?;
             prefetcher.slots.push(block);

@@ -11,6 +11,7 @@ pub const DISABLE_UVA: &str = "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA";
 
 /// What is turned off, and by which variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Switches {
     /// Page-locking.
     pub pin_off: Option<&'static str>,
@@ -21,6 +22,7 @@ pub struct Switches {
 /// A switch that is neither on nor off.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name}={value:?} is neither 0 nor 1; correct it, or leave it away")]
+#[non_exhaustive]
 pub struct BadSwitch {
     /// The variable.
     pub name: &'static str,
@@ -35,6 +37,20 @@ impl Switches {
     /// The first that is neither `0` nor `1`; empty is as if it were not there.
     pub fn here() -> Result<Self, BadSwitch> {
         Self::of(|name| env::var_os(name))
+    }
+
+    /// Page-locking turned off by this variable.
+    #[must_use]
+    pub const fn without_pins(mut self, variable: &'static str) -> Self {
+        self.pin_off = Some(variable);
+        self
+    }
+
+    /// Views turned off by this variable.
+    #[must_use]
+    pub const fn without_views(mut self, variable: &'static str) -> Self {
+        self.uva_off = Some(variable);
+        self
     }
 
     /// By a look-up of variables.

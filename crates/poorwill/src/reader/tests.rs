@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use poorwill_core::{Level, PoolConfig, SleepRequest, Tag, WakeRequest};
-use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice};
+use poorwill_driver::{CudaDevice, HostConfig, HostDevice};
 use poorwill_testkit::device::{Kind, cuda_config};
 use poorwill_testkit::pattern;
 use poorwill_testkit::watchdog::watched;
@@ -21,7 +21,7 @@ use safetensors::tensor::TensorView;
 use super::storage::Aligned;
 use super::{Files, PageCache, Storage, run};
 use crate::arena::Arena;
-use crate::checkpoint::{Checkpoint, CheckpointError, Dtype};
+use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::model::{Model, ModelError};
 use crate::offload::{HostCheckpoint, LoadError, LoadOptions};
 use crate::open::Device;
@@ -33,9 +33,7 @@ fn device() -> Device {
         Kind::Host => {
             Device::of_host(Arc::new(HostDevice::open(&HostConfig::with_capacity(64 * MIB)).unwrap()))
         }
-        Kind::Fake | Kind::Cuda(_) => {
-            Device::of_cuda(Arc::new(CudaDevice::open(&CudaConfig { ..cuda_config() }).unwrap()))
-        }
+        Kind::Fake | Kind::Cuda(_) => Device::of_cuda(Arc::new(CudaDevice::open(&cuda_config()).unwrap())),
     }
 }
 
@@ -50,7 +48,7 @@ fn checkpoint() -> (tempfile::TempDir, Checkpoint, HashMap<String, Vec<u8>>) {
             .map(|(nth, bytes)| (format!("{file}.{nth}"), pattern::bytes(seed * 100 + nth as u64, *bytes)));
         let payloads: Vec<(String, Vec<u8>)> = payloads.collect();
         let views = payloads.iter().map(|(name, payload)| {
-            (name.clone(), TensorView::new(Dtype::U8, vec![payload.len()], payload).unwrap())
+            (name.clone(), TensorView::new(safetensors::Dtype::U8, vec![payload.len()], payload).unwrap())
         });
         let path = folder.path().join(format!("{file}.safetensors"));
         fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
@@ -128,7 +126,7 @@ const WAYS: [Option<Aligned>; 4] = [
 ];
 
 fn load(device: &Device, storage: &Scripted<'_>, readers: usize) -> Result<HostCheckpoint, LoadError> {
-    let options = LoadOptions { readers: NonZeroUsize::new(readers), ..LoadOptions::default() };
+    let options = LoadOptions::default().reading_with(NonZeroUsize::new(readers));
     let go_on = &mut |_| ControlFlow::Continue(());
     HostCheckpoint::load_from(device, storage.checkpoint, storage, &options, go_on)
 }
@@ -218,7 +216,7 @@ fn reads_may_be_short_and_interrupted() {
                 nth.is_multiple_of(2).then(|| Err(io::Error::from(io::ErrorKind::Interrupted)))
             };
             let short = Short { inner: Scripted::new(&checkpoint, direct, &verdict), most: unit };
-            let options = LoadOptions { readers: NonZeroUsize::new(3), ..LoadOptions::default() };
+            let options = LoadOptions::default().reading_with(NonZeroUsize::new(3));
             let go_on = &mut |_| ControlFlow::Continue(());
             let loaded = HostCheckpoint::load_from(&device, &checkpoint, &short, &options, go_on).unwrap();
             assert_same(&loaded, &contents);
@@ -354,7 +352,7 @@ fn whenever_it_is_stopped_nothing_stays() {
             None
         };
         let storage = Scripted::new(&checkpoint, None, &slow);
-        let options = LoadOptions { readers: NonZeroUsize::new(1), ..LoadOptions::default() };
+        let options = LoadOptions::default().reading_with(NonZeroUsize::new(1));
         let stopped = HostCheckpoint::load_from(&device, &checkpoint, &storage, &options, &mut |progress| {
             assert!(progress.read_bytes <= progress.bytes && progress.bytes == checkpoint.bytes());
             let goes_on = asked.fetch_add(1, Ordering::Relaxed) < stopped_at;

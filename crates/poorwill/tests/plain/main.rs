@@ -5,3 +5,4 @@
 #[cfg(target_os = "linux")]
 mod budget;
 mod checkpoint;
+mod errors;

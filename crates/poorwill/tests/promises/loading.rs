@@ -11,13 +11,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use poorwill::Device;
+use poorwill::chain;
 use poorwill::checkpoint::{Checkpoint, CheckpointError};
 use poorwill::offload::{
     BufferPin, DISABLE_PIN, HostCheckpoint, How, LoadError, LoadOptions, LoadProgress, Switches, View,
 };
 use poorwill_bench::load::{self, PassKind};
 use poorwill_bench::synthetic::SyntheticMoe;
-use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig};
+use poorwill_driver::{CudaDevice, HostConfig, HostDevice, HostMemoryConfig};
 use poorwill_testkit::device::{Kind, cuda_config};
 use poorwill_testkit::pattern;
 use poorwill_testkit::watchdog::watched;
@@ -27,14 +28,14 @@ const MIB: u64 = 1 << 20;
 // Devices
 
 pub(crate) fn limited(limit_bytes: Option<u64>) -> Device {
-    let host_memory = HostMemoryConfig { limit_bytes, ..HostMemoryConfig::default() };
+    let host_memory = HostMemoryConfig::default().limited_to(limit_bytes);
     match Kind::of_this_run() {
         Kind::Host => {
-            let config = HostConfig { host_memory, ..HostConfig::with_capacity(64 * MIB) };
+            let config = HostConfig::with_capacity(64 * MIB).backing_up_in(host_memory);
             Device::of_host(Arc::new(HostDevice::open(&config).unwrap()))
         }
         Kind::Fake | Kind::Cuda(_) => {
-            let config = CudaConfig { host_memory, ..cuda_config() };
+            let config = cuda_config().backing_up_in(host_memory);
             Device::of_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
         }
     }
@@ -144,7 +145,7 @@ fn checkpoint(path: &Path) -> Checkpoint {
 }
 
 fn options(readers: usize) -> LoadOptions {
-    LoadOptions { readers: NonZeroUsize::new(readers), ..LoadOptions::default() }
+    LoadOptions::default().reading_with(NonZeroUsize::new(readers))
 }
 
 fn load(
@@ -199,7 +200,7 @@ fn what_is_taken_is_what_was_asked_for() {
     write(&path, &all_kinds(""), 5);
     let (device, checkpoint) = (open(), checkpoint(&path));
     for pin in [BufferPin::Auto, BufferPin::Never] {
-        let loaded = load(&device, &checkpoint, &LoadOptions { pin, ..options(4) }).unwrap();
+        let loaded = load(&device, &checkpoint, &options(4).pinning(pin)).unwrap();
         let report = loaded.report();
         assert_eq!(loaded.buffers().iter().map(|buffer| buffer.bytes()).sum::<u64>(), report.host_bytes);
         assert_eq!(report.buffers, loaded.buffers().len());
@@ -309,7 +310,7 @@ fn a_limit_that_is_too_small_is_refused_before_anything_is_read() {
     for _ in 0..3 {
         let error = load(&device, &checkpoint, &options(3)).unwrap_err();
         assert!(matches!(error, LoadError::Memory { buffers: 1, .. }), "{error}");
-        let words = error.to_string();
+        let words = chain(&error);
         for word in ["8 MiB", "held before", "raise the limit"] {
             assert!(words.contains(word), "{word}: {words}");
         }
@@ -333,7 +334,7 @@ fn a_file_that_was_truncated_is_an_error_that_names_it() {
             OpenOptions::new().write(true).open(&path).unwrap().set_len(whole - cut).unwrap();
             let device = open();
             let error = load(&device, &checkpoint, &options(3)).unwrap_err();
-            let words = error.to_string();
+            let words = chain(&error);
             let LoadError::Checkpoint(CheckpointError::ShortRead { wanted_bytes, got_bytes, offset, .. }) =
                 error
             else {
@@ -374,7 +375,7 @@ fn hostile_paths_are_paths_like_others() {
     }
     let checkpoint = checkpoint(&real);
     OpenOptions::new().write(true).open(&real).unwrap().set_len(100_000).unwrap();
-    let words = load(&open(), &checkpoint, &options(2)).unwrap_err().to_string();
+    let words = chain(&load(&open(), &checkpoint, &options(2)).unwrap_err());
     assert!(words.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{words}");
 }
 
@@ -441,9 +442,9 @@ fn switches_win() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.safetensors");
     let contents = write(&path, &all_kinds(""), 0);
-    let switches = Switches { pin_off: Some(DISABLE_PIN[0]), uva_off: None };
+    let switches = Switches::default().without_pins(DISABLE_PIN[0]);
     for pin in [BufferPin::Auto, BufferPin::Always] {
-        let options = LoadOptions { pin, switches, ..options(2) };
+        let options = options(2).pinning(pin).switching(switches);
         let loaded = load(&open(), &checkpoint(&path), &options).unwrap();
         assert_same(&loaded, &contents);
         let because = loaded.report().pageable_because.clone();

@@ -7,4 +7,5 @@ mod headroom;
 mod loading;
 mod model;
 mod offload;
+mod owned;
 mod prefetch;

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use super::loading::limited;
-use poorwill::checkpoint::{Checkpoint, CheckpointError, Dtype, Tensor};
+use poorwill::checkpoint::{Checkpoint, CheckpointError, Tensor};
 use poorwill::model::{Model, ModelError};
 use poorwill::{
     AllocRequest, Arena, CopyPart, DeviceRange, Driver, DriverErrorKind, HostBuffer, Level, Op, PoolConfig,
-    PoolError, SleepRequest, StreamId, Tag, WakeRequest,
+    PoolError, SleepRequest, StreamId, Tag, WakeRequest, chain,
 };
 use poorwill_bench::synthetic::SyntheticMoe;
 use poorwill_testkit::device::TestDevice;
@@ -60,7 +60,7 @@ impl Files {
             .map(|(seed, (_, shape))| pattern::bytes(seed, shape.iter().product()))
             .collect();
         let views = shapes.iter().zip(&payloads).map(|((name, shape), payload)| {
-            (*name, TensorView::new(Dtype::U8, shape.to_vec(), payload).unwrap())
+            (*name, TensorView::new(safetensors::Dtype::U8, shape.to_vec(), payload).unwrap())
         });
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.safetensors");
@@ -147,7 +147,7 @@ impl Host {
 }
 
 fn arena_over(driver: Arc<dyn Driver>, limit_bytes: Option<u64>) -> Arena {
-    Arena::over(driver, PoolConfig { limit_bytes, ..PoolConfig::default() }).unwrap()
+    Arena::over(driver, PoolConfig::default().limited_to(limit_bytes)).unwrap()
 }
 
 fn verify(model: &Model<'_>) -> Result<(), ModelError> {
@@ -177,7 +177,7 @@ fn little_host_memory_is_enough() {
 /// The tensor and offset at which device and file differ, with the path and size that belong to it.
 fn mismatch(files: &Files, model: &Model<'_>) -> (String, u64) {
     let error = verify(model).unwrap_err();
-    let shown = error.to_string();
+    let shown = chain(&error);
     match error {
         ModelError::Mismatch { path, tensor, offset, bytes } => {
             let held = files.tensor(&tensor);
@@ -371,7 +371,7 @@ fn a_sleeping_model_cannot_be_read_or_compared() {
     for level in [Level::One, Level::Two] {
         host.arena.sleep(&SleepRequest::all(level)).unwrap();
         for error in [verify(&model).unwrap_err(), model.read_in(&|_| {}).unwrap_err()] {
-            let shown = error.to_string();
+            let shown = chain(&error);
             assert!(shown.contains("tensor \"") && shown.contains("wake it first"), "{shown}");
             assert!(
                 matches!(error, ModelError::Pool { source, .. } if matches!(*source, PoolError::Asleep { .. }))
@@ -456,7 +456,7 @@ fn a_limit_below_one_tensor_names_it() {
     let large = files.tensor("large");
     let host = Host::limited(Some(4 * MIB));
     let error = host.load(&files).unwrap_err();
-    let shown = error.to_string();
+    let shown = chain(&error);
     for part in
         ["model.safetensors", "\"large\"", &large.bytes.to_string(), "limit of 4 MiB", "raise the limit"]
     {
@@ -490,7 +490,7 @@ fn a_device_that_another_arena_fills_is_full() {
     let neighbour = arena_over(host.device.driver(), None);
     let taken = neighbour.alloc(&AllocRequest::new(60 * MIB, Tag::runtime())).unwrap();
     let error = host.load(&files).unwrap_err();
-    let shown = error.to_string();
+    let shown = chain(&error);
     assert!(shown.contains("\"large\"") && shown.contains("60 MiB are held by others"), "{shown}");
     match error {
         ModelError::Alloc { source, .. } => assert!(matches!(*source, PoolError::DeviceFull { .. })),
@@ -509,7 +509,7 @@ fn a_file_truncated_after_opening_is_an_error() {
         let tensor = files.tensor(name);
         files.truncate_in(tensor, tensor.bytes - 1);
         let error = host.load(&files).unwrap_err();
-        let shown = error.to_string();
+        let shown = chain(&error);
         assert!(shown.contains("model.safetensors") && shown.contains("truncated"), "{shown}");
         match error {
             ModelError::Checkpoint(CheckpointError::ShortRead {
@@ -561,7 +561,7 @@ fn hostile_tensor_names_stay_off_the_terminal() {
         let files = Files::of(&[(name, &[3 << 20])]);
         let error = host.load(&files).unwrap_err();
         assert!(matches!(&error, ModelError::Alloc { tensor, .. } if tensor == name));
-        let shown = error.to_string();
+        let shown = chain(&error);
         assert!(shown.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{shown:?}");
         assert!(shown.len() < 1000, "{shown}");
     }
@@ -643,7 +643,7 @@ fn whichever_driver_call_fails_nothing_is_left_and_a_retry_succeeds() {
                 }
                 Err(error) => error,
             };
-            assert!(error.to_string().contains("made to fail by the test"), "{error}");
+            assert!(chain(&error).contains("made to fail by the test"), "{error}");
             let stranded = faults.stranded.load(Ordering::Relaxed);
             assert_eq!(
                 faults.streams.load(Ordering::Relaxed) - streams,
@@ -675,7 +675,7 @@ fn a_host_without_memory_for_a_piece_is_an_error() {
     });
     let host = Host { arena: arena_over(Arc::new(driver), None), device };
     let error = host.load(&files).unwrap_err();
-    assert!(error.to_string().contains("no 4 MiB of host memory"), "{error}");
+    assert!(chain(&error).contains("no 4 MiB of host memory"), "{error}");
     assert!(matches!(error, ModelError::Copy { source, .. } if source.op == Op::HostAlloc));
     host.assert_empty();
 }

@@ -17,16 +17,20 @@ use poorwill_testkit::gated::{Gate, hold};
 use poorwill_testkit::pattern;
 
 const MIB: u64 = 1 << 20;
-const ON: Switches = Switches { pin_off: None, uva_off: None };
+
+/// Nothing is turned off.
+fn on() -> Switches {
+    Switches::default()
+}
 
 fn open_with(host_memory: HostMemoryConfig) -> Device {
     match Kind::of_this_run() {
         Kind::Host => {
-            let config = HostConfig { host_memory, ..HostConfig::with_capacity(64 * MIB) };
+            let config = HostConfig::with_capacity(64 * MIB).backing_up_in(host_memory);
             Device::of_host(Arc::new(HostDevice::open(&config).unwrap()))
         }
         Kind::Fake | Kind::Cuda(_) => {
-            let config = CudaConfig { host_memory, ..cuda_config() };
+            let config = cuda_config().backing_up_in(host_memory);
             Device::of_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
         }
     }
@@ -46,7 +50,7 @@ fn used(device: &Device) -> u64 {
 }
 
 fn buffer(device: &Device, bytes: u64, pin: BufferPin) -> Arc<Buffer> {
-    Arc::new(Buffer::new(device, bytes, pin, ON).unwrap())
+    Arc::new(Buffer::new(device, bytes, pin, on()).unwrap())
 }
 
 fn range_of(bytes: &[u8]) -> Range<usize> {
@@ -92,25 +96,25 @@ fn a_buffer_takes_what_was_asked_for_and_gives_it_back() {
 
 #[test]
 fn refusals_say_what_was_asked_held_and_allowed() {
-    let device = open_with(HostMemoryConfig { limit_bytes: Some(10 * MIB), ..HostMemoryConfig::default() });
+    let device = open_with(HostMemoryConfig::default().limited_to(10 * MIB));
     let held = buffer(&device, 6 * MIB, BufferPin::Auto);
-    let error = Buffer::new(&device, 6 * MIB, BufferPin::Auto, ON).unwrap_err();
+    let error = Buffer::new(&device, 6 * MIB, BufferPin::Auto, on()).unwrap_err();
     assert!(matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. }), "{error}");
     for word in ["6 MiB", "10 MiB", "12 MiB", "raise the limit"] {
         assert!(error.to_string().contains(word), "{word}: {error}");
     }
     drop(held);
     drop(buffer(&device, 10 * MIB, BufferPin::Auto));
-    let error = Buffer::new(&device, 0, BufferPin::Auto, ON).unwrap_err();
+    let error = Buffer::new(&device, 0, BufferPin::Auto, on()).unwrap_err();
     assert!(matches!(error.kind, DriverErrorKind::InvalidArgument { .. }), "{error}");
 }
 
 #[test]
 fn who_wants_it_locked_gets_it_locked_or_an_error() {
     assert_eq!(buffer(&open(), MIB, BufferPin::Always).is_pinned(), is_gpu());
-    let pageable = open_with(HostMemoryConfig { pin: Pin::Never, ..HostMemoryConfig::default() });
+    let pageable = open_with(HostMemoryConfig::default().pinning(Pin::Never));
     if is_gpu() {
-        let error = Buffer::new(&pageable, MIB, BufferPin::Always, ON).unwrap_err();
+        let error = Buffer::new(&pageable, MIB, BufferPin::Always, on()).unwrap_err();
         assert!(matches!(error.kind, DriverErrorKind::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains("Pin::Never") && error.to_string().contains("1 MiB"), "{error}");
     }
@@ -123,7 +127,7 @@ fn who_wants_it_locked_gets_it_locked_or_an_error() {
 fn switches_win_on_every_path() {
     let device = open();
     for name in DISABLE_PIN {
-        let off = Switches { pin_off: Some(name), ..ON };
+        let off = Switches::default().without_pins(name);
         for pin in [BufferPin::Auto, BufferPin::Always] {
             let made = Buffer::new(&device, MIB, pin, off).unwrap();
             assert_eq!(
@@ -143,7 +147,7 @@ fn switches_win_on_every_path() {
             drop(seen.unwrap());
         }
     }
-    let off = Switches { uva_off: Some(DISABLE_UVA), ..ON };
+    let off = Switches::default().without_views(DISABLE_UVA);
     let made = Arc::new(Buffer::new(&device, MIB, BufferPin::Auto, off).unwrap());
     assert_eq!(made.is_pinned(), is_gpu(), "locked for copies all the same");
     let bytes = vec![0u8; 100];
@@ -160,7 +164,7 @@ fn switches_win_on_every_path() {
 fn a_pageable_buffer_of_a_gpu_has_no_view() {
     let device = open();
     let made = buffer(&device, MIB, BufferPin::Never);
-    match View::of(&made, ON) {
+    match View::of(&made, on()) {
         Ok(view) => assert!(!is_gpu() && view.device_addr() == made.addr() as u64),
         Err(error) => {
             assert!(is_gpu() && matches!(error.kind, DriverErrorKind::Unsupported { .. }), "{error}");
@@ -173,7 +177,7 @@ fn a_pageable_buffer_of_a_gpu_has_no_view() {
 fn a_view_keeps_its_buffer_and_the_last_gives_it_back() {
     let device = open();
     let made = buffer(&device, 5 * MIB, BufferPin::Auto);
-    let (first, second) = (View::of(&made, ON).unwrap(), View::of(&made, ON).unwrap());
+    let (first, second) = (View::of(&made, on()).unwrap(), View::of(&made, on()).unwrap());
     assert_eq!((first.device_addr(), first.bytes()), (second.device_addr(), 5 * MIB));
     drop(made);
     drop(first);
@@ -182,7 +186,7 @@ fn a_view_keeps_its_buffer_and_the_last_gives_it_back() {
     assert_eq!(used(&device), 0);
     // Whatever was dropped first, and with the device's other handles gone.
     let (made, driver) = (buffer(&device, MIB, BufferPin::Auto), device.driver());
-    let view = View::of(&made, ON).unwrap();
+    let view = View::of(&made, on()).unwrap();
     drop((device, made));
     assert_eq!(driver.host_memory().used_bytes, MIB);
     drop(view);
@@ -193,7 +197,7 @@ fn a_view_keeps_its_buffer_and_the_last_gives_it_back() {
 fn memory_of_others_is_kept_as_long_as_it_is_seen() {
     let device = open();
     let bytes = Arc::new(pattern::bytes(3, 300_000));
-    let see = || View::over(&device, range_of(&bytes), Box::new(Arc::clone(&bytes)), ON).unwrap();
+    let see = || View::over(&device, range_of(&bytes), Box::new(Arc::clone(&bytes)), on()).unwrap();
     let (first, second) = (see(), see());
     assert_eq!((first.device_addr(), Arc::strong_count(&bytes)), (second.device_addr(), 3));
     drop(first);
@@ -201,7 +205,7 @@ fn memory_of_others_is_kept_as_long_as_it_is_seen() {
     drop(second);
     assert_eq!(Arc::strong_count(&bytes), 1);
     assert_eq!(*bytes, pattern::bytes(3, 300_000), "and left as it was");
-    let nothing = View::over(&device, range_of(&[]), Box::new(Arc::clone(&bytes)), ON).unwrap_err();
+    let nothing = View::over(&device, range_of(&[]), Box::new(Arc::clone(&bytes)), on()).unwrap_err();
     assert!(matches!(nothing.kind, DriverErrorKind::InvalidArgument { .. }), "{nothing}");
     assert_eq!(Arc::strong_count(&bytes), 1, "a refusal keeps nothing");
 }
@@ -214,8 +218,8 @@ fn the_last_to_go_waits_for_the_device() {
     let stream = driver.stream_create().unwrap();
     let bytes = Arc::new(vec![1u8; 1 << 20]);
     let made = buffer(&device, MIB, BufferPin::Auto);
-    let of_buffer = View::of(&made, ON).unwrap();
-    let of_others = View::over(&device, range_of(&bytes), Box::new(Arc::clone(&bytes)), ON).unwrap();
+    let of_buffer = View::of(&made, on()).unwrap();
+    let of_others = View::over(&device, range_of(&bytes), Box::new(Arc::clone(&bytes)), on()).unwrap();
     drop(made);
     let mut waits: Vec<Box<dyn Send>> = vec![Box::new(of_buffer), Box::new(of_others)];
     if is_gpu() {
@@ -272,7 +276,7 @@ fn bytes_reach_the_device_and_are_theirs_while_they_do() {
     driver.set_access(range).unwrap();
     let expected = pattern::bytes(9, usize::try_from(granule).unwrap());
     for pin in [BufferPin::Auto, BufferPin::Never] {
-        let mut made = Buffer::new(&device, granule, pin, ON).unwrap();
+        let mut made = Buffer::new(&device, granule, pin, on()).unwrap();
         made.as_mut_slice().unwrap().copy_from_slice(&expected);
         let memory = made.memory().unwrap();
         assert!(made.as_mut_slice().is_none(), "a copy has it");
@@ -303,11 +307,12 @@ fn threads_make_and_drop_views() {
                 for turn in 0..50 {
                     // Of the whole, or of as much as somebody has locked by now.
                     let keep = || Box::new(Arc::clone(bytes));
-                    let view = View::over(device, range_of(bytes), keep(), ON).unwrap();
+                    let view = View::over(device, range_of(bytes), keep(), on()).unwrap();
                     let from = (nth * 131 + turn * 977) % 500_000;
-                    drop(View::over(device, range_of(&bytes[from..from + 100_000]), keep(), ON).unwrap());
-                    let own = View::of(&buffer(device, MIB / 2 + turn as u64, BufferPin::Auto), ON).unwrap();
-                    drop(View::of(made, ON).unwrap());
+                    drop(View::over(device, range_of(&bytes[from..from + 100_000]), keep(), on()).unwrap());
+                    let own =
+                        View::of(&buffer(device, MIB / 2 + turn as u64, BufferPin::Auto), on()).unwrap();
+                    drop(View::of(made, on()).unwrap());
                     drop((view, own));
                 }
             });
@@ -329,7 +334,7 @@ fn what_is_gone_is_not_held_beyond_a_gibibyte() {
         let device = open();
         let held = || device.driver().host_memory().held_bytes;
         let made = [(); 2].map(|()| buffer(&device, BYTES, pin));
-        let views = made.each_ref().map(|made| View::of(made, ON));
+        let views = made.each_ref().map(|made| View::of(made, on()));
         drop((made, views));
         assert_eq!((used(&device), held()), (0, BYTES), "{pin:?}");
     }
@@ -343,7 +348,7 @@ fn a_view_that_is_gone_has_let_go_whoever_else_waits() {
             scope.spawn(|| {
                 let bytes = Arc::new(vec![0u8; 1 << 20]);
                 for _ in 0..if is_gpu() { 300 } else { 5000 } {
-                    drop(View::over(&device, range_of(&bytes), Box::new(Arc::clone(&bytes)), ON).unwrap());
+                    drop(View::over(&device, range_of(&bytes), Box::new(Arc::clone(&bytes)), on()).unwrap());
                     assert_eq!(Arc::strong_count(&bytes), 1, "somebody else has it");
                 }
             });
@@ -358,16 +363,16 @@ fn what_cannot_be_waited_for_is_kept_until_it_can_be() {
     }
     let library = Some(poorwill_fake_libcuda::path());
     let open = || {
-        let config = CudaConfig { library: library.clone(), ..CudaConfig::gpu(0) };
+        let config = CudaConfig::gpu(0).through(library.clone());
         Device::of_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
     };
     let seen = |device: &Device, bytes: &Arc<Vec<u8>>| {
-        View::over(device, range_of(bytes), Box::new(Arc::clone(bytes)), ON).unwrap()
+        View::over(device, range_of(bytes), Box::new(Arc::clone(bytes)), on()).unwrap()
     };
     let (device, bytes) = (open(), Arc::new(vec![1u8; 1 << 20]));
     let view = seen(&device, &bytes);
     let made = buffer(&device, MIB, BufferPin::Auto);
-    drop(View::of(&made, ON).unwrap());
+    drop(View::of(&made, on()).unwrap());
     // Neither can be waited for, and what is kept is tried again with the next.
     drop(view);
     drop(made);

@@ -83,7 +83,7 @@ fn arena(
     let spec = device::named(device, py)?;
     let limit = limit.map(|limit| cap::of(limit, &spec)).transpose()?.flatten();
     let limit_bytes = host_limit.map(size_of).transpose()?;
-    let host_memory = HostMemoryUse { limit_bytes, pageable };
+    let host_memory = HostMemoryUse::default().limited_to(limit_bytes).left_pageable(pageable);
     let wanted = Wanted { device: spec, any_size, name: name.to_owned(), limit, host_memory };
     torch::bury_closed(py);
     registry::open(py, &wanted).map(Arena::new)
@@ -194,7 +194,7 @@ impl Arena {
     /// Raises TagError for a tag that is not there or has no bytes worth keeping, and SleepError when it failed.
     #[pyo3(signature = (level=1, tags=None))]
     fn sleep(&self, py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<SleepReport> {
-        let request = SleepRequest { level: request::level(level)?, tags: request::tags(tags)? };
+        let request = SleepRequest::all(request::level(level)?).choosing(request::tags(tags)?);
         self.settled(py, |arena| arena.sleep(&request)).map(SleepReport::from)
     }
 
@@ -215,7 +215,7 @@ impl Arena {
         timeout: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<WakeReport> {
         let tags = request::tags(tags)?;
-        let request = WakeRequest { tags, ..WakeRequest::all() }.verifying(request::verify(verify)?);
+        let request = WakeRequest::all().choosing(tags).verifying(request::verify(verify)?);
         let request = match timeout {
             None => request,
             Some(timeout) => request.within(request::timeout(timeout)?),
@@ -248,7 +248,7 @@ impl Arena {
         level: i64,
         tags: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Preparation> {
-        let request = SleepRequest { level: request::level(level)?, tags: request::tags(tags)? };
+        let request = SleepRequest::all(request::level(level)?).choosing(request::tags(tags)?);
         torch::settle(py, self)?;
         let opened = self.opened()?;
         let begun = py.detach(move || {
@@ -266,7 +266,7 @@ impl Arena {
         let stats = self.with(py, poorwill::Arena::stats)?;
         let states = PyDict::new(py);
         let mut tags = stats.tags.iter();
-        tags.try_for_each(|tag| states.set_item(tag.tag.as_str(), report::state(tag.state)))?;
+        tags.try_for_each(|tag| states.set_item(tag.tag.as_str(), tag.state.name()))?;
         Ok(states)
     }
 

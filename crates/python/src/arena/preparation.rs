@@ -169,7 +169,7 @@ impl Preparation {
     }
 
     fn __repr__(&self) -> String {
-        let Ok(PrepareProgress { done_bytes, total_bytes, is_ended }) = self.progress() else {
+        let Ok(PrepareProgress { done_bytes, total_bytes, is_ended, .. }) = self.progress() else {
             return "<poorwill.Preparation of another process>".to_owned();
         };
         let [done, total] = [done_bytes, total_bytes].map(ByteSize);

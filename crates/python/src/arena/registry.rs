@@ -224,7 +224,7 @@ impl OnDevice {
                 None => Ok(Device::open_with(&wanted.device, &wanted.host_memory)?),
             };
         };
-        let HostMemoryUse { limit_bytes, pageable } = wanted.host_memory;
+        let HostMemoryUse { limit_bytes, pageable, .. } = wanted.host_memory;
         let differs = if !wanted.any_size && wanted.device != *device.spec() {
             format!("not as {}", wanted.device)
         } else if limit_bytes.is_some_and(|_| limit_bytes != host_memory.limit_bytes) {
@@ -259,7 +259,7 @@ impl Opened {
             }
         };
         let limit_bytes = wanted.limit.map(|limit| limited(limit, &envelope));
-        let pool = PoolConfig { limit_bytes, ..PoolConfig::default() };
+        let pool = PoolConfig::default().limited_to(limit_bytes);
         Ok(Self {
             name: wanted.name.clone(),
             device: device.clone(),

@@ -1,7 +1,7 @@
 //! Reports and figures, as Python's objects: what the library says, with the same names as in its JSON.
 
 use poorwill::pool::TagStats as TagFigures;
-use poorwill::{ByteSize, PoolStats, PrepareEnd, Release, Tag, TagState};
+use poorwill::{ByteSize, PoolStats, Tag};
 use pyo3::prelude::*;
 use serde::Serialize;
 
@@ -69,11 +69,11 @@ report! {
     /// What a sleep did. Sizes in bytes, times in seconds.
     SleepReport of poorwill::SleepReport, said by |it| {
         let [released, copied] = [it.released_bytes, it.copied_bytes].map(ByteSize);
-        let (level, tags, how) = (it.level, listed(&it.tags), release(it.release));
+        let (level, tags, how) = (it.level, listed(&it.tags), it.release.name());
         format!("level {level} of {tags}: {released} released ({how}), {copied} copied, {:.3} s", it.seconds)
     };
     /// The level asked for; 2 for a discard.
-    level: u8 = |it| match it.level { poorwill::Level::One => 1, poorwill::Level::Two => 2 };
+    level: u8 = |it| it.level.number();
     /// Tags that this call put to sleep.
     tags: Vec<String> = |it| names(&it.tags);
     /// Tags that slept already: for them nothing was done.
@@ -85,7 +85,7 @@ report! {
     /// What was given back.
     released_bytes: u64 = |it| it.released_bytes;
     /// How that is known: "confirmed" by the driver's figure for this process, or by the "ledger" of releases.
-    release: &'static str = |it| release(it.release);
+    release: &'static str = |it| it.release.name();
     /// Copied to host memory.
     copied_bytes: u64 = |it| it.copied_bytes;
     /// Not copied, because the backup's digest matched, or because the tag was declared immutable.
@@ -109,7 +109,7 @@ report! {
 report! {
     /// Where the time of a sleep went, in seconds.
     SleepPhases of poorwill::SleepPhases, said by |it| {
-        let poorwill::SleepPhases { copy_s, digest_s, unmap_s, release_s } = it;
+        let poorwill::SleepPhases { copy_s, digest_s, unmap_s, release_s, .. } = it;
         format!("copy {copy_s:.3} s, digest {digest_s:.3} s, unmap {unmap_s:.3} s, release {release_s:.3} s")
     };
     /// Getting host memory, copying to it, and digests of what was stored, which run beside the copies.
@@ -152,7 +152,7 @@ report! {
 report! {
     /// Where the time of a wake went, in seconds. Copying runs beside the other phases.
     WakePhases of poorwill::WakePhases, said by |it| {
-        let poorwill::WakePhases { create_s, map_s, copy_s, verify_s, wait_s } = it;
+        let poorwill::WakePhases { create_s, map_s, copy_s, verify_s, wait_s, .. } = it;
         let moved = format!("create {create_s:.3} s, map {map_s:.3} s, copy {copy_s:.3} s");
         format!("{moved}, verify {verify_s:.3} s, wait {wait_s:.3} s")
     };
@@ -172,13 +172,13 @@ report! {
     /// What a preparation did. Sizes in bytes, times in seconds.
     PrepareReport of poorwill::PrepareReport, said by |it| {
         let [copied, unchanged] = [it.copied_bytes, it.unchanged_bytes].map(ByteSize);
-        let (tags, how) = (listed(&it.tags), end(it.end));
+        let (tags, how) = (listed(&it.tags), it.end.name());
         format!("of {tags}, {how}: {copied} copied, {unchanged} unchanged, {:.3} s", it.seconds)
     };
     /// Tags that the sleep would back up.
     tags: Vec<String> = |it| names(&it.tags);
     /// How it ended: "finished", "cancelled", or "overtaken" by a sleep, a discard, or the arena's end.
-    end: &'static str = |it| end(it.end);
+    end: &'static str = |it| it.end.name();
     /// Whole duration.
     seconds: f64 = |it| it.seconds;
     /// Copied to the backups.
@@ -231,7 +231,7 @@ report! {
     /// The tag.
     tag: String = |it| it.tag.to_string();
     /// Where its bytes are: "awake", "undefined", "asleep_backed_up", "asleep_dropped" or "stranded".
-    state: &'static str = |it| state(it.state);
+    state: &'static str = |it| it.state.name();
     /// In use by live blocks.
     live_bytes: u64 = |it| it.live_bytes;
     /// Memory of the device that is held.
@@ -248,30 +248,4 @@ fn names(tags: &[Tag]) -> Vec<String> {
 
 fn listed(tags: &[Tag]) -> String {
     if tags.is_empty() { "no tag".to_owned() } else { names(tags).join(", ") }
-}
-
-fn release(release: Release) -> &'static str {
-    match release {
-        Release::Confirmed => "confirmed",
-        Release::Ledger => "ledger",
-        Release::Shortfall => "shortfall",
-    }
-}
-
-fn end(end: PrepareEnd) -> &'static str {
-    match end {
-        PrepareEnd::Finished => "finished",
-        PrepareEnd::Cancelled => "cancelled",
-        PrepareEnd::Overtaken => "overtaken",
-    }
-}
-
-pub(super) fn state(state: TagState) -> &'static str {
-    match state {
-        TagState::Awake => "awake",
-        TagState::Undefined => "undefined",
-        TagState::AsleepBackedUp => "asleep_backed_up",
-        TagState::AsleepDropped => "asleep_dropped",
-        TagState::Stranded => "stranded",
-    }
 }

@@ -101,11 +101,8 @@ impl Declaration {
             return Err(invalid(format!("nothing is declared of `{tag}`; {wanted}")));
         }
         let built_in = TagPolicy::built_in(tag);
-        let policy = TagPolicy {
-            level_1: level1.unwrap_or(built_in.level_1),
-            level_2: level2.unwrap_or(built_in.level_2),
-            dropped: dropped.unwrap_or(built_in.dropped),
-        };
+        let (level_1, level_2) = (level1.unwrap_or(built_in.level_1), level2.unwrap_or(built_in.level_2));
+        let policy = TagPolicy::new(level_1, level_2, dropped.unwrap_or(built_in.dropped));
         Ok(Self { policy: says_policy.then_some(policy), changes })
     }
 }

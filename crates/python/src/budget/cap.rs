@@ -43,7 +43,7 @@ fn one(cap: &Bound<'_, PyAny>) -> PyResult<Cap> {
     if let Ok(text) = cap.cast::<PyString>() {
         return text.to_string().parse().map_err(invalid);
     }
-    let refused = |reason: &str| Ok(InvalidCap { text: cap.str()?.to_string(), reason: reason.into() });
+    let refused = |reason: &str| Ok(InvalidCap::new(cap.str()?.to_string(), reason));
     let refused = |reason| refused(reason).map_or_else(|error: PyErr| error, invalid);
     if let Ok(share) = cap.cast::<PyFloat>() {
         return match share.value() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use poorwill::checkpoint::{Checkpoint, CheckpointError, Dtype as FileDtype};
 use poorwill::offload::{self, BufferPin, HostCheckpoint, How, LoadError, LoadOptions, LoadReport, View};
-use poorwill::{ByteSize, DeviceSpec, DriverErrorKind};
+use poorwill::{ByteSize, DeviceSpec, DriverErrorKind, chain};
 use pyo3::exceptions::{PyBufferError, PyFileNotFoundError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
@@ -187,7 +187,7 @@ fn load_checkpoint<'py>(
     let checkpoint = py.detach(|| Checkpoint::open(&paths)).map_err(|error| no_checkpoint(&error))?;
     check_dtypes(&checkpoint, &dtypes)?;
     let device = opened(py, device)?;
-    let options = LoadOptions { pin, switches, readers };
+    let options = LoadOptions::default().pinning(pin).switching(switches).reading_with(readers);
     let mut signalled = None;
     let loaded = py.detach(|| {
         HostCheckpoint::load(&device, &checkpoint, &options, &mut |_| {
@@ -262,21 +262,21 @@ fn check_dtypes(checkpoint: &Checkpoint, dtypes: &[String]) -> PyResult<()> {
 
 fn no_checkpoint(error: &CheckpointError) -> PyErr {
     match error {
-        CheckpointError::NothingNamed => invalid(error),
-        CheckpointError::NotFound { .. } => PyFileNotFoundError::new_err(error.to_string()),
-        _ => refused(error),
+        CheckpointError::NothingNamed => invalid(chain(error)),
+        CheckpointError::NotFound { .. } => PyFileNotFoundError::new_err(chain(error)),
+        _ => refused(chain(error)),
     }
 }
 
 fn not_loaded(py: Python<'_>, error: &LoadError) -> PyErr {
     match error {
         LoadError::Checkpoint(error) => no_checkpoint(error),
-        LoadError::Staging { bytes } => out_of_host_memory(py, error, *bytes),
+        LoadError::Staging { bytes } => out_of_host_memory(py, chain(error), *bytes),
         LoadError::Memory { source, bytes, .. } => match source.kind {
-            DriverErrorKind::OutOfHostMemory { .. } => out_of_host_memory(py, error, *bytes),
-            _ => refused(error),
+            DriverErrorKind::OutOfHostMemory { .. } => out_of_host_memory(py, chain(error), *bytes),
+            _ => refused(chain(error)),
         },
-        _ => refused(error),
+        _ => refused(chain(error)),
     }
 }
 

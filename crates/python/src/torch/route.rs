@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use poorwill::{AllocRequest, Block, DeviceRange, DeviceSpec, PoolError, StreamId, Tag};
+use poorwill::{AllocRequest, Block, DeviceRange, DeviceSpec, PoolError, StreamId, Tag, chain};
 
 use super::afterwards;
 use super::segments::{Book, Moment};
@@ -196,7 +196,7 @@ impl Routes {
         match self.book.free(place) {
             // A closed arena has taken everything back itself.
             Ok(_) | Err(PoolError::Closed) => {}
-            Err(error) => self.note(error.to_string()),
+            Err(error) => self.note(chain(&error)),
         }
     }
 
@@ -288,7 +288,7 @@ impl Route {
                     // next trim tells.
                     let _ = opened.arena.trim();
                 }
-                Err(error.to_string())
+                Err(chain(&error))
             }
         }
     }

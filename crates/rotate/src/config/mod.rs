@@ -148,7 +148,7 @@ pub struct Canary {
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read the configuration {}: {source}", path.display())]
+    #[error("cannot read the configuration {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,

@@ -83,7 +83,7 @@ pub struct Admission {
 #[non_exhaustive]
 pub enum ServiceError {
     /// An engine cannot be asked as it is configured.
-    #[error("model `{model}`: {source}")]
+    #[error("model `{model}`: its engine cannot be asked")]
     Engine {
         /// Whose.
         model: String,
@@ -91,7 +91,7 @@ pub enum ServiceError {
         source: EngineError,
     },
     /// An engine cannot be supervised as it is configured.
-    #[error("model `{model}`: {source}")]
+    #[error("model `{model}`: its engine cannot be supervised")]
     Supervise {
         /// Whose.
         model: String,

@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::super::error::{PoolError, Result};
 use super::super::gate::Monitor;
@@ -30,8 +30,8 @@ use crate::tag::{Changes, Tag, TagState};
 const AHEAD_BYTES: u64 = 256 << 20;
 
 /// How a preparation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PrepareEnd {
     /// Everything was looked at.
     Finished,
@@ -41,8 +41,27 @@ pub enum PrepareEnd {
     Overtaken,
 }
 
+impl PrepareEnd {
+    /// Its name in JSON and Python.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Cancelled => "cancelled",
+            Self::Overtaken => "overtaken",
+        }
+    }
+}
+
+impl Serialize for PrepareEnd {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
 /// What a preparation did. Sizes in bytes, times in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct PrepareReport {
     /// Tags that the sleep would back up.
     pub tags: Vec<Tag>,
@@ -59,6 +78,7 @@ pub struct PrepareReport {
 
 /// How far a preparation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PrepareProgress {
     /// Looked at so far, in bytes.
     pub done_bytes: u64,

@@ -12,7 +12,7 @@ pub enum LoadError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// No host memory, or none of the kind that was asked for.
-    #[error("no host memory for a checkpoint of {} in {buffers} buffers: {source}", ByteSize(*bytes))]
+    #[error("no host memory for a checkpoint of {} in {buffers} buffers", ByteSize(*bytes))]
     Memory {
         /// Size of all buffers.
         bytes: u64,

@@ -23,6 +23,7 @@ const BUFFERS_AIM: u64 = 64;
 
 /// Where a tensor lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Place {
     /// The buffer, a position in [`HostCheckpoint::buffers`](super::HostCheckpoint::buffers).
     pub buffer: usize,
@@ -114,7 +115,7 @@ fn total(tensors: &[Tensor]) -> u64 {
 
 /// What an element begins at a multiple of.
 fn element_bytes(dtype: Dtype) -> u64 {
-    (dtype.bitsize() as u64 / 8).max(1).next_power_of_two()
+    (dtype.bits() / 8).max(1).next_power_of_two()
 }
 
 #[cfg(test)]

@@ -75,6 +75,7 @@ const STAGING_SHARE: u64 = 128;
 
 /// How to load.
 #[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
 pub struct LoadOptions {
     /// Whether the memory is page-locked.
     pub pin: BufferPin,
@@ -85,6 +86,27 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
+    /// The same, with memory that is page-locked or not.
+    #[must_use]
+    pub fn pinning(mut self, pin: BufferPin) -> Self {
+        self.pin = pin;
+        self
+    }
+
+    /// The same, with what the environment turns off.
+    #[must_use]
+    pub fn switching(mut self, switches: Switches) -> Self {
+        self.switches = switches;
+        self
+    }
+
+    /// The same with so many readers, 256 at most; `None`: chosen from the machine.
+    #[must_use]
+    pub fn reading_with(mut self, readers: impl Into<Option<NonZeroUsize>>) -> Self {
+        self.readers = readers.into();
+        self
+    }
+
     /// How many read at the same time: as many as are asked for, and else no more than there are pieces for.
     #[must_use]
     pub fn readers_for(&self, checkpoint: &Checkpoint) -> usize {
@@ -96,6 +118,7 @@ impl LoadOptions {
 
 /// How far a load is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LoadProgress {
     /// So much has been read.
     pub read_bytes: u64,

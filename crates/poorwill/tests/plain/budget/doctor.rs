@@ -1,7 +1,7 @@
 //! What the doctor says of such GPUs: how they are cut, what is odd, and what an engine should be given.
 
 use poorwill::budget::{Caps, Slice};
-use poorwill::doctor::{DeviceReport, DoctorReport, Plan, examine};
+use poorwill::doctor::{DeviceReport, DoctorReport, examine};
 use poorwill::{ByteSize, Tag};
 
 use super::scene::{GIB, Scene, gpu, in_scene, patient};
@@ -73,7 +73,7 @@ fn a_slice_over_its_limit_is_told() {
             "the link of cuda:0 was not measured: it has 0 B left",
         ],
     );
-    let plan = Plan { device: Some(gpu()), claims: vec![(Tag::weights(), 1)], ..patient() };
+    let plan = patient().on(gpu()).claiming([(Tag::weights(), 1)]);
     let report = examine(&plan).unwrap();
     let (device, words) = report.refused().unwrap();
     assert!(device == "cuda:0" && words.contains("`in_use` has 23 GiB"), "{words}");
@@ -161,14 +161,14 @@ fn one_device_can_be_looked_at() {
         return;
     }
     let caps: Caps = "cuda:1=0.5,cuda:0=1GiB".parse().unwrap();
-    let plan = Plan { device: Some("cuda:1".parse().unwrap()), caps, ..patient() };
+    let plan = patient().on(Some("cuda:1".parse().unwrap())).within(caps);
     let report = examine(&plan).unwrap();
     assert_eq!(report.devices.len(), 2);
     assert_eq!(advice(&report.devices[0]), (None, Some(0.5), Some(8 * GIB)));
     assert_eq!(report.devices[0].shared_memory_per_block_bytes, Some(227 << 10));
     assert_eq!(report.devices[1].engine.gpu_memory_utilization, None);
     assert_warned(&report, &["the budget names cuda:0, which was not looked at"]);
-    let plan = Plan { device: Some("cuda:2".parse().unwrap()), ..patient() };
+    let plan = patient().on(Some("cuda:2".parse().unwrap()));
     let words = examine(&plan).unwrap_err().to_string();
     assert!(words.contains("there is no cuda:2 here") && words.contains("this process 2"), "{words}");
     assert_eq!(poorwill::shared_memory_per_block_bytes(0).unwrap(), 163 << 10);
@@ -185,5 +185,5 @@ fn without_a_driver_there_is_the_host() {
     let ByteSize(capacity) = "32GiB".parse().unwrap();
     assert_eq!(advice(&report.devices[0]), (None, None, Some(capacity)));
     assert_warned(&report, &["no NVIDIA GPU can be used"]);
-    assert!(examine(&Plan { device: Some(gpu()), ..patient() }).is_err());
+    assert!(examine(&patient().on(gpu())).is_err());
 }

@@ -1,7 +1,7 @@
 //! Both dials, in every spelling, on a slice whose card is larger: HAMi's 23 GiB of 24.
 
 use poorwill::budget::Caps;
-use poorwill::doctor::{Plan, examine};
+use poorwill::doctor::examine;
 use poorwill::{Arena, Cap, ClaimError, Config, OpenError, PoolConfig, Tag};
 
 use super::scene::{GIB, Scene, assert_room, cap, gpu, in_scene, open, patient};
@@ -60,7 +60,7 @@ fn a_share_too_small_is_refused_before_anything_is_lost() {
     let (_, envelope) = device.envelope(Some(cap("0.92"))).unwrap();
     let held: Vec<_> =
         claims().into_iter().map(|(name, bytes)| envelope.claim(name, bytes).unwrap()).collect();
-    let pool = PoolConfig { limit_bytes: Some(GIB), ..PoolConfig::default() };
+    let pool = PoolConfig::default().limited_to(GIB);
     let Err(OpenError::Claim(refused)) = Arena::open_within(&device, &envelope, pool) else {
         panic!("it does not fit")
     };
@@ -77,7 +77,7 @@ fn the_doctor_says_the_same() {
         return;
     }
     for (share, utilization) in [("0.95", 0.95), ("0.92", 0.92), ("0.88", 0.88)] {
-        let plan = Plan { device: Some(gpu()), caps: cap(share).into(), claims: claims(), ..patient() };
+        let plan = patient().on(gpu()).within(cap(share).into()).claiming(claims());
         let report = examine(&plan).unwrap();
         let engine = &report.devices[0].engine;
         assert_eq!(engine.gpu_memory_utilization, Some(utilization));
@@ -104,7 +104,7 @@ fn every_spelling_is_one_budget_at_every_door() {
         let arena = Arena::open(Config::on(gpu()).within(Some(cap))).unwrap().limit_bytes();
         let (_, envelope) = open().envelope(Some(cap)).unwrap();
         let by_device: Caps = format!("cuda:0={text},cuda:9=1GiB").parse().unwrap();
-        let plan = |caps: Caps| Plan { device: Some(gpu()), caps, claims: claims(), ..patient() };
+        let plan = |caps: Caps| patient().on(gpu()).within(caps).claiming(claims());
         let [report, named] = [cap.into(), by_device].map(|caps| examine(&plan(caps)).unwrap());
         assert_eq!(report.devices[0].engine, named.devices[0].engine, "{text}");
         let memory = &report.devices[0].memory;

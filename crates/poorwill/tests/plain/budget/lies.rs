@@ -2,7 +2,7 @@
 //! stays in the report.
 
 use poorwill::budget::SourceName;
-use poorwill::{Arena, Config, Device, OpenError};
+use poorwill::{Arena, Config, Device, OpenError, chain};
 
 use super::scene::{
     GIB, Scene, assert_noted, assert_plain, assert_room, budget, cap, figures, gpu, in_scene, open,
@@ -111,7 +111,7 @@ fn memory_info_that_fails_keeps_the_device_closed() {
         return;
     }
     let Err(error @ OpenError::Device { .. }) = Device::open(&gpu()) else { panic!("opened") };
-    let words = error.to_string();
+    let words = chain(&error);
     assert!(words.contains("cuda:0") && words.contains("CUDA_ERROR_NOT_SUPPORTED (801)"), "{words}");
 }
 
@@ -171,7 +171,7 @@ fn without_a_driver_nothing_opens() {
     }
     for result in [Device::open(&gpu()).map(drop), Arena::open(Config::on(gpu())).map(drop)] {
         let Err(error @ OpenError::Device { .. }) = result else { panic!("opened") };
-        let words = error.to_string();
+        let words = chain(&error);
         assert!(words.contains("cuda:0") && words.contains("libcuda.so.1"), "{words}");
     }
     assert!(poorwill::shared_memory_per_block_bytes(0).is_err());
@@ -187,7 +187,7 @@ fn where_nobody_knows_the_user_has_to_say() {
         let Err(OpenError::Budget(error)) = Arena::open(Config::on(gpu()).within(share)) else {
             panic!("opened")
         };
-        let words = error.to_string();
+        let words = chain(&error);
         for word in ["cuda:0", "device_properties: 0 is no total", "--budget 20GiB"] {
             assert!(words.contains(word), "`{word}`: {words}");
         }

@@ -156,5 +156,5 @@ pub(crate) fn is_full(error: &PoolError) -> bool {
 
 /// What the doctor is asked when nothing else is said: with time for a machine that has other things to do.
 pub(crate) fn patient() -> Plan {
-    Plan { patience: Duration::from_secs(3600), ..Plan::default() }
+    Plan::default().patient_for(Duration::from_secs(3600))
 }

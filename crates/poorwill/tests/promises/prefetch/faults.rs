@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use poorwill::offload::{Prefetcher, Slots};
-use poorwill::{Arena, Driver, Op, Tag};
+use poorwill::{Arena, Driver, Op, Tag, chain};
 use poorwill_bench::offload::{Plan, Source, run};
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
@@ -82,7 +82,7 @@ fn a_pass_that_fails_leaves_nothing_behind() {
         let layers: Vec<_> = (0..5).map(|number| layer(&**device, number, 2)).collect();
         let memory: Vec<_> = layers.iter().map(|(memory, _)| Arc::clone(memory)).collect();
         let bytes = 2 * device.info().granule_bytes;
-        let slots = Slots { tag: Tag::weights(), count: NonZeroUsize::new(2).unwrap(), bytes };
+        let slots = Slots::new(Tag::weights(), NonZeroUsize::new(2).unwrap(), bytes);
         let Ok(mut prefetcher) = Prefetcher::new(arena, &slots) else { return false };
         let mut is_good = true;
         for _ in 0..2 {
@@ -119,7 +119,7 @@ fn measuring_that_fails_leaves_nothing_behind() {
                 true
             }
             Err(error) => {
-                assert!(error.to_string().contains("INJECTED"), "{error}");
+                assert!(chain(&error).contains("INJECTED"), "{error}");
                 false
             }
         }

@@ -150,7 +150,8 @@ fn buffers_of_a_device_are_held_to_its_limit_and_to_the_switches() {
     let error = measured(Some(15 << 20), Switches::default()).unwrap_err();
     assert!(error.to_string().contains("the limit for that is 15 MiB"), "{error}");
 
-    let report = measured(None, Switches { pin_off: Some("PIN_OFF"), uva_off: Some(DISABLE_UVA) }).unwrap();
+    let report =
+        measured(None, Switches::default().without_pins("PIN_OFF").without_views(DISABLE_UVA)).unwrap();
     check(&report);
     assert!(report.uva_s.is_none() && report.uva_how.contains(DISABLE_UVA), "{}", report.uva_how);
     assert_eq!(report.pageable_because.as_deref(), Some("PIN_OFF=1 is set"));

@@ -12,7 +12,7 @@ use poorwill::{Arena, Digest, Driver, HostBuffer, PoolConfig};
 use poorwill_testkit::gated::source;
 
 fn arena(driver: Arc<dyn Driver>) -> Arena {
-    Arena::over(driver, PoolConfig { chunk_granules: 4, ..PoolConfig::default() }).unwrap()
+    Arena::over(driver, PoolConfig::default().in_chunks_of(4)).unwrap()
 }
 
 /// A layer of so many granules in memory of the driver, and its digests.

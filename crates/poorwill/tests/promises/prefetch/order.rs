@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use poorwill::offload::{Prefetcher, Slots};
-use poorwill::{Arena, Digest, Driver, HostBuffer, Pending, PoolError, Tag};
+use poorwill::{Arena, Digest, Driver, HostBuffer, Pending, PoolError, Tag, chain};
 use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::watchdog::{PATIENCE, watched};
 
@@ -18,7 +18,7 @@ const A_WHILE: Duration = Duration::from_millis(150);
 
 fn slots(arena: &Arena, count: usize, granules: u64) -> Slots {
     let bytes = granules * arena.driver().info().granule_bytes;
-    Slots { tag: Tag::weights(), count: NonZeroUsize::new(count).unwrap(), bytes }
+    Slots::new(Tag::weights(), NonZeroUsize::new(count).unwrap(), bytes)
 }
 
 /// A pass in which each layer is computed several times. Which layers had other digests than their own.
@@ -75,7 +75,7 @@ fn layers_that_do_not_fit_are_refused_before_anything_is_queued() {
         let layers = [Arc::clone(&small), wrong];
         let refused = prefetcher.forward(&layers, &mut |_| panic!("nothing is queued")).unwrap_err();
         assert!(matches!(refused, PoolError::Driver { op: "bring in a layer", .. }), "{refused}");
-        assert!(refused.to_string().contains("layer 1 has"), "{refused}");
+        assert!(chain(&refused).contains("layer 1 has"), "{refused}");
     }
     assert_eq!(wrong_layers(&mut prefetcher, &arena, &[layer(&*device, 0, 2)]), [0; 0]);
 }

@@ -1,0 +1,33 @@
+//! What to show a person of an error that has causes.
+//!
+//! An error of this workspace either prints its cause or returns it from [`source`](Error::source), never both: nothing is
+//! said twice by who prints all of them, and nothing is lost by who prints them with [`chain`].
+
+use std::error::Error;
+use std::iter;
+
+/// What `error` says, and behind it what each of its causes says, joined by `": "`.
+#[must_use]
+pub fn chain(error: &dyn Error) -> String {
+    let causes = iter::successors(error.source(), |cause: &&(dyn Error + 'static)| (*cause).source());
+    causes.fold(error.to_string(), |said, cause| format!("{said}: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::chain;
+    use crate::driver::{DriverError, Op};
+    use crate::pool::PoolError;
+
+    #[test]
+    fn each_says_what_it_adds() {
+        let source = DriverError::invalid(Op::Map, "no such place");
+        assert_eq!(chain(&source), "map: no such place");
+        let error = PoolError::Driver { op: "trim", source };
+        assert_eq!(error.to_string(), "cannot trim");
+        assert_eq!(chain(&error), "cannot trim: map: no such place");
+        assert_eq!(chain(&io::Error::other(error)), "cannot trim: map: no such place");
+    }
+}

@@ -1,0 +1,135 @@
+//! The types that elements of a tensor have, as the safetensors format names them.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $name:ident: $bits:literal,)*) => {
+        /// Type of a tensor's elements. Displays and serializes as the format's name for it; in the order in which the
+        /// reference implementation lays tensors out, the strictest alignment last.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms)] // The format's own names.
+        #[non_exhaustive]
+        pub enum Dtype {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Dtype {
+            /// All of them.
+            pub(super) const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// Its name in the format.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                }
+            }
+
+            /// Size of an element, in bits. Where that is no whole byte, elements are packed.
+            #[must_use]
+            pub const fn bits(self) -> u64 {
+                match self {
+                    $(Self::$name => $bits,)*
+                }
+            }
+        }
+    };
+}
+
+dtypes! {
+    /// Truth value, in a byte.
+    BOOL: 8,
+    /// Floating point of the microscaling formats: 2 bits of exponent, 1 of mantissa.
+    F4: 4,
+    /// The same: 2 bits of exponent, 3 of mantissa.
+    F6_E2M3: 6,
+    /// The same: 3 bits of exponent, 2 of mantissa.
+    F6_E3M2: 6,
+    /// Unsigned integer.
+    U8: 8,
+    /// Signed integer.
+    I8: 8,
+    /// Floating point: 5 bits of exponent, 2 of mantissa.
+    F8_E5M2: 8,
+    /// Floating point: 4 bits of exponent, 3 of mantissa.
+    F8_E4M3: 8,
+    /// A power of two: the scale of the microscaling formats.
+    F8_E8M0: 8,
+    /// Floating point, finite, without a negative zero: 4 bits of exponent, 3 of mantissa.
+    F8_E4M3FNUZ: 8,
+    /// The same: 5 bits of exponent, 2 of mantissa.
+    F8_E5M2FNUZ: 8,
+    /// Signed integer.
+    I16: 16,
+    /// Unsigned integer.
+    U16: 16,
+    /// Half precision.
+    F16: 16,
+    /// Half precision with the exponent of single precision.
+    BF16: 16,
+    /// Signed integer.
+    I32: 32,
+    /// Unsigned integer.
+    U32: 32,
+    /// Single precision.
+    F32: 32,
+    /// Complex number of two in single precision.
+    C64: 64,
+    /// Double precision.
+    F64: 64,
+    /// Signed integer.
+    I64: 64,
+    /// Unsigned integer.
+    U64: 64,
+}
+
+impl Dtype {
+    /// The type of this name in the format, if there is one.
+    #[must_use]
+    pub fn of(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|dtype| dtype.name() == name)
+    }
+}
+
+impl Serialize for Dtype {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde::de::value::{Error, StrDeserializer};
+
+    use super::Dtype;
+
+    #[test]
+    fn they_are_the_reference_implementations() {
+        let theirs = |dtype: &Dtype| {
+            safetensors::Dtype::deserialize(StrDeserializer::<Error>::new(dtype.name())).unwrap()
+        };
+        for dtype in Dtype::ALL {
+            let theirs =
+                safetensors::Dtype::deserialize(StrDeserializer::<Error>::new(dtype.name())).unwrap();
+            assert_eq!((theirs.to_string(), theirs.bitsize() as u64), (dtype.to_string(), dtype.bits()));
+            assert_eq!(Dtype::of(dtype.name()), Some(*dtype));
+        }
+        assert!(Dtype::ALL.is_sorted() && Dtype::ALL.iter().map(theirs).is_sorted());
+        // What it says to a name that it does not know lists those that it knows.
+        let told =
+            safetensors::Dtype::deserialize(StrDeserializer::<Error>::new("F33")).unwrap_err().to_string();
+        let known = told.split('`').skip(3).step_by(2);
+        assert_eq!(known.clone().count(), Dtype::ALL.len(), "{told}");
+        assert!(known.into_iter().all(|name| Dtype::of(name).is_some()), "{told}");
+        assert_eq!(Dtype::of("f32"), None);
+    }
+}
