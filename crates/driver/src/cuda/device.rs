@@ -17,9 +17,10 @@ use poorwill_core::{
 use super::context::{Context, CudaMemory, Entered, Opening};
 use super::copies::CopyKernel;
 use super::digest::{Digester, Digests, Job, of_stored};
-use super::ffi::{AccessDesc, AllocationProp, Api, CuResult};
+use super::ffi::{AllocationProp, Api, CuResult};
 use super::gpu::{GpuInfo, find, memory_of};
 use super::job::HostJob;
+use super::peers::{Access, Peers};
 use super::queue::{Queues, Stream};
 use super::registered::Registrations;
 use super::slots::Slots;
@@ -47,6 +48,8 @@ pub struct CudaConfig {
     pub library: Option<PathBuf>,
     /// How its host memory is made.
     pub host_memory: HostMemoryConfig,
+    /// Which other GPUs may use its memory.
+    pub peers: Peers,
 }
 
 impl CudaConfig {
@@ -64,6 +67,7 @@ pub struct CudaDevice {
     context: Arc<Context>,
     queues: Arc<Queues>,
     memory: AllocationProp,
+    access: Access,
     usage: Option<Usage>,
     digester: Digester,
     /// Copies to the device on streams made for it, or why it does not.
@@ -84,14 +88,16 @@ impl CudaDevice {
     ///
     /// # Errors
     /// `Unsupported` where there is no driver, one that is too old, no GPU, or one without virtual memory
-    /// management; `InvalidArgument` for a number that no GPU has; what the driver says otherwise.
+    /// management; `InvalidArgument` for a number that no GPU has, and for a peer that
+    /// there is not or that does not reach it; what the driver says otherwise.
     pub fn open(config: &CudaConfig) -> DriverResult<Self> {
         let api = Api::load(config.library.as_deref())?;
         let owner = Owner::this()?;
         let open = || -> Result<Self> {
             let (device, gpu) = find(api, config.ordinal)?;
             let context = Arc::new(Context::retain(api, device, &gpu, owner, &config.host_memory)?);
-            Self::over(context, gpu)
+            let access = Access::of(api, config.ordinal, device, &config.peers)?;
+            Self::over(context, gpu, access)
         };
         let _opening = Opening::of(config.ordinal, owner);
         let mut device = open().map_err(of(Op::Open))?;
@@ -102,7 +108,7 @@ impl CudaDevice {
         Ok(device)
     }
 
-    fn over(context: Arc<Context>, gpu: GpuInfo) -> Result<Self> {
+    fn over(context: Arc<Context>, gpu: GpuInfo, access: Access) -> Result<Self> {
         let entered = context.enter(Op::Open).map_err(|error| error.kind)?;
         let total_bytes = match context.memory()? {
             CudaMemory::Known { total_bytes: 0, .. } => gpu.total_of_slice().unwrap_or(0),
@@ -136,6 +142,7 @@ impl CudaDevice {
             queues,
             context,
             memory,
+            access,
             usage: None,
             digester,
             copy_kernel,
@@ -148,6 +155,12 @@ impl CudaDevice {
     #[must_use]
     pub fn gpu(&self) -> &GpuInfo {
         &self.gpu
+    }
+
+    /// The other GPUs that may read and write its memory, by number.
+    #[must_use]
+    pub fn peers(&self) -> &[u32] {
+        self.access.peers()
     }
 
     /// What the driver tells about the GPU's memory, without anything made of it: no figure is corrected.
@@ -468,14 +481,15 @@ impl Driver for CudaDevice {
     }
 
     fn set_access(&self, range: DeviceRange) -> DriverResult<()> {
-        let access = AccessDesc { location: self.memory.location, flags: 3 };
+        let access = self.access.descs();
         self.call(Op::SetAccess, |api| {
             let bytes = to_usize(range.bytes)?;
             // One call for the range: what is open in it already stays so.
             self.ledger().set_access(range, |(), _closed| {
                 // SAFETY: C3, all of the range is mapped.
-                let opened = unsafe { (api.mem_set_access)(range.addr, bytes, &raw const access, 1) };
-                self.check_memory(opened, range.bytes)
+                let opened =
+                    unsafe { (api.mem_set_access)(range.addr, bytes, access.as_ptr(), access.len()) };
+                self.check_memory(opened, range.bytes).map_err(|error| self.access.refused(error))
             })
         })
     }

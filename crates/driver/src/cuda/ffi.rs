@@ -65,7 +65,7 @@ pub(super) struct AllocationProp {
     pub(super) reserved: [u8; 4],
 }
 
-/// `CUmemAccessDesc`: flags 3 is reading and writing.
+/// `CUmemAccessDesc`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct AccessDesc {
@@ -122,6 +122,7 @@ symbols! {
     device_get_attribute: "2.0", "cuDeviceGetAttribute", fn(*mut c_int, c_int, CuDevice);
     device_get_uuid: "9.2", "cuDeviceGetUuid_v2" | "cuDeviceGetUuid", fn(*mut [u8; 16], CuDevice);
     device_get_pci_bus_id: "4.1", "cuDeviceGetPCIBusId", fn(*mut c_char, c_int, CuDevice);
+    device_can_access_peer: "4.0", "cuDeviceCanAccessPeer", fn(*mut c_int, CuDevice, CuDevice);
     device_total_mem: "3.2", "cuDeviceTotalMem_v2", fn(*mut usize, CuDevice);
     primary_ctx_retain: "7.0", "cuDevicePrimaryCtxRetain", fn(*mut Raw, CuDevice);
     primary_ctx_release: "7.0", "cuDevicePrimaryCtxRelease_v2" | "cuDevicePrimaryCtxRelease", fn(CuDevice);

@@ -93,7 +93,8 @@ fn known(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     ask(api, ordinal)
 }
 
-fn count(api: &Api) -> Result<u32> {
+/// How many GPUs the driver shows this process.
+pub(super) fn count(api: &Api) -> Result<u32> {
     // SAFETY: C2; initialising twice does nothing.
     let ready = unsafe { (api.init)(0) };
     if ready == CuResult::NO_DEVICE {
@@ -148,10 +149,20 @@ fn ask(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     properties(api, ordinal).map_err(named)
 }
 
-fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
+/// The driver's handle of a GPU.
+pub(super) fn handle(api: &'static Api, ordinal: u32) -> Result<CuDevice> {
     let number = c_int::try_from(ordinal).map_err(|_| invalid(format!("there is no GPU {ordinal}")))?;
     // SAFETY: C2.
-    let device: CuDevice = api.get(|device| unsafe { (api.device_get)(device, number) })?;
+    api.get(|device| unsafe { (api.device_get)(device, number) })
+}
+
+/// Whether a GPU has virtual memory management, as far as it says.
+pub(super) fn has_virtual_memory(api: &Api, device: CuDevice) -> bool {
+    attribute(api, device, ATTRIBUTE_VIRTUAL_MEMORY).is_ok_and(|has| has != 0)
+}
+
+fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
+    let device = handle(api, ordinal)?;
     // SAFETY: C2.
     let version: c_int = api.get(|version| unsafe { (api.driver_get_version)(version) })?;
     // SAFETY: C2.
