@@ -63,6 +63,9 @@
 //! - `uint64_t poorwillFakeDisarm(void)`: stops that, and gives how many calls were counted.
 //! - `CUresult poorwillFakeCalled(uint64_t number, char out[64])`: the name of the call with this number, of those that
 //!   were counted since `poorwillFakeArm`; `CUDA_ERROR_NOT_FOUND` where there were fewer.
+//! - `CUresult poorwillFakeHold(const char *symbol)`: from now on calls of the symbol wait, and none of another any more;
+//!   `CUDA_ERROR_NOT_FOUND` where there is no such symbol. `void poorwillFakeLetGo(void)` has them go on, and
+//!   `uint64_t poorwillFakeHeld(void)` tells how many wait.
 //! - `CUresult poorwillFakeCensus(CUdevice device, struct Census *out)`: what is there now; see [`Census`].
 //!
 //! All of these concern the whole process: tests that use them take turns.

@@ -87,6 +87,8 @@ pub(super) const GRANULARITY_MINIMUM: c_int = 0;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 pub(super) const CAPTURE_MODE_RELAXED: c_int = 2;
+/// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`: for every context, and with an address for kernels.
+pub(super) const REGISTER_FLAGS: c_uint = 1 | 2;
 pub(super) const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 

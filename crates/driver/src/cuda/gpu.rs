@@ -7,7 +7,6 @@ use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, Op};
 use serde::Serialize;
 
-use super::context::no_device;
 use super::ffi::{
     ATTRIBUTE_CAPABILITY_MAJOR, ATTRIBUTE_CAPABILITY_MINOR, ATTRIBUTE_INTEGRATED,
     ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY, ATTRIBUTE_SHARED_MEMORY_PER_BLOCK,
@@ -107,6 +106,19 @@ pub(super) fn count(api: &Api) -> Result<u32> {
         return Err(no_device(api, CuResult::NO_DEVICE));
     }
     Ok(u32::try_from(count).unwrap_or(0))
+}
+
+/// The error of a driver that finds no GPU.
+fn no_device(api: &Api, code: CuResult) -> DriverErrorKind {
+    let error = api.error(code);
+    if code == CuResult::NO_DEVICE {
+        let reason = format!(
+            "the NVIDIA driver shows this process no GPU ({error}); CUDA_VISIBLE_DEVICES may hide some, or the \
+             container was started without GPUs"
+        );
+        return DriverErrorKind::Unsupported { reason };
+    }
+    error
 }
 
 /// The error of a call that finds or takes a GPU: names the call, and what may help where the driver's words do
