@@ -1,8 +1,9 @@
 //! What a driver knows of its device: reservations, backings, and the mappings between them.
 //!
-//! The rules of the contract on sizes, ranges and handles are checked here, once for all machines. Each call
-//! takes the machine's own step as a function and makes it between the check and the entry: a step that fails
-//! leaves the books as they were. `R` is what a machine keeps of a reservation, `B` of a backing.
+//! The rules of the contract on sizes, ranges and handles are checked here, once for all machines. A change is a check,
+//! the machine's own step, and an entry: a step that fails leaves the books as they were. The calls that take the step as
+//! a function do all three; a machine whose steps take long makes them between a `check_…` and the entry of that name,
+//! and lets nobody else change anything meanwhile. `R` is what a machine keeps of a reservation, `B` of a backing.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -93,14 +94,24 @@ impl<R, B> Ledger<R, B> {
         range: DeviceRange,
         give_back: impl FnOnce(&R) -> Result<()>,
     ) -> Result<R> {
-        let not_one = || invalid(format!("{range} is not a reservation"));
+        give_back(self.check_unreserve(range)?)?;
+        self.unreserved(range)
+    }
+
+    /// Whether a range is a whole reservation in which nothing is mapped.
+    pub(crate) fn check_unreserve(&self, range: DeviceRange) -> Result<&R> {
         let found = self.reservations.get(&range.addr).filter(|found| found.bytes == range.bytes);
-        let found = found.ok_or_else(not_one)?;
+        let found = found.ok_or_else(|| not_a_reservation(range))?;
         if !found.mappings.is_empty() {
             return Err(DriverErrorKind::AlreadyMapped { range });
         }
-        give_back(&found.machine)?;
-        self.reservations.remove(&range.addr).map(|found| found.machine).ok_or_else(not_one)
+        Ok(&found.machine)
+    }
+
+    /// The reservation that was checked is gone.
+    pub(crate) fn unreserved(&mut self, range: DeviceRange) -> Result<R> {
+        let gone = self.reservations.remove(&range.addr);
+        gone.map(|found| found.machine).ok_or_else(|| not_a_reservation(range))
     }
 
     /// Enters memory that the machine has created.
@@ -117,15 +128,23 @@ impl<R, B> Ledger<R, B> {
         id: BackingId,
         give_back: impl FnOnce(&B, bool) -> Result<()>,
     ) -> Result<()> {
-        let backing = self.live_backing(id)?;
-        let mapped = backing.mappings > 0;
-        give_back(&backing.machine, mapped)?;
-        if mapped {
-            self.backings.entry(id.0).and_modify(|backing| backing.released = true);
-        } else {
-            self.backings.remove(&id.0);
-        }
+        let (machine, mapped) = self.check_release(id)?;
+        give_back(machine, mapped)?;
+        self.released(id);
         Ok(())
+    }
+
+    /// A backing that is not released yet, and whether it is mapped.
+    pub(crate) fn check_release(&self, id: BackingId) -> Result<(&B, bool)> {
+        self.live_backing(id).map(|backing| (&backing.machine, backing.mappings > 0))
+    }
+
+    /// The backing that was checked is released: gone, or gone with its last mapping.
+    pub(crate) fn released(&mut self, id: BackingId) {
+        match self.backings.get_mut(&id.0) {
+            Some(backing) if backing.mappings > 0 => backing.released = true,
+            _ => drop(self.backings.remove(&id.0)),
+        }
     }
 
     pub(crate) fn map(
@@ -134,22 +153,36 @@ impl<R, B> Ledger<R, B> {
         id: BackingId,
         place: impl FnOnce(&R, &B) -> Result<()>,
     ) -> Result<()> {
+        let (reservation, backing) = self.check_map(range, id)?;
+        place(reservation, backing)?;
+        self.mapped(range, id)
+    }
+
+    /// Whether a backing fits into a range of a reservation in which nothing is mapped.
+    pub(crate) fn check_map(&self, range: DeviceRange, id: BackingId) -> Result<(&R, &B)> {
         self.check_range(range)?;
-        let bytes = self.live_backing(id)?.bytes;
+        let backing = self.live_backing(id)?;
+        let bytes = backing.bytes;
         if bytes != range.bytes {
             return Err(invalid(format!("{id} has {bytes} bytes and {range} has {}", range.bytes)));
         }
+        let reservation = self.reservation_of(range)?;
+        if reservation.touches_a_mapping(range) {
+            return Err(DriverErrorKind::AlreadyMapped { range });
+        }
+        Ok((&reservation.machine, &backing.machine))
+    }
+
+    /// The backing that was checked is mapped, without access.
+    pub(crate) fn mapped(&mut self, range: DeviceRange, id: BackingId) -> Result<()> {
         let base = self.base_of(range)?;
         let (Some(reservation), Some(backing)) =
             (self.reservations.get_mut(&base), self.backings.get_mut(&id.0))
         else {
             return Err(DriverErrorKind::unknown_backing(id));
         };
-        if reservation.touches_a_mapping(range) {
-            return Err(DriverErrorKind::AlreadyMapped { range });
-        }
-        place(&reservation.machine, &backing.machine)?;
-        reservation.mappings.insert(range.addr, Mapping { bytes, backing: id.0, open: false, in_flight: 0 });
+        let mapping = Mapping { bytes: range.bytes, backing: id.0, open: false, in_flight: 0 };
+        reservation.mappings.insert(range.addr, mapping);
         backing.mappings += 1;
         Ok(())
     }
@@ -161,16 +194,39 @@ impl<R, B> Ledger<R, B> {
         range: DeviceRange,
         open: impl FnOnce(&R, &[DeviceRange]) -> Result<()>,
     ) -> Result<()> {
-        self.check_range(range)?;
-        let reservation = self.reservation_of(range)?;
-        reservation.check_run(range)?;
-        let closed = reservation.closed_runs(range);
+        let (machine, closed) = self.check_access(range)?;
         if closed.is_empty() {
             return Ok(());
         }
-        open(&reservation.machine, &closed)?;
-        reservation.mappings.range_mut(range.addr..range.end()).for_each(|(_, mapping)| mapping.open = true);
+        open(machine, &closed)?;
+        self.opened(range)
+    }
+
+    /// The parts of a run of mappings that are not open yet, adjoining ones joined.
+    pub(crate) fn check_access(&self, range: DeviceRange) -> Result<(&R, Vec<DeviceRange>)> {
+        let reservation = self.run(range)?;
+        Ok((&reservation.machine, reservation.closed_runs(range)))
+    }
+
+    /// The run of mappings that was checked is open.
+    pub(crate) fn opened(&mut self, range: DeviceRange) -> Result<()> {
+        let mappings = &mut self.reservation_mut(range)?.mappings;
+        mappings.range_mut(range.addr..range.end()).for_each(|(_, mapping)| mapping.open = true);
         Ok(())
+    }
+
+    /// Closes a run of mappings that nothing uses, so that it can be unmapped: whoever asks where it is finds nothing.
+    /// Returns the parts that were open, for [`Ledger::opened`] if it stays.
+    pub(crate) fn close(&mut self, range: DeviceRange) -> Result<Vec<DeviceRange>> {
+        self.check_unmap(range)?;
+        let mut open = Vec::new();
+        let mappings = &mut self.reservation_mut(range)?.mappings;
+        for (addr, mapping) in mappings.range_mut(range.addr..range.end()).filter(|(_, mapping)| mapping.open)
+        {
+            mapping.open = false;
+            open.push(DeviceRange::new(*addr, mapping.bytes));
+        }
+        Ok(open)
     }
 
     /// Removes a run of mappings. Returns the backings that were released before and are gone with it.
@@ -179,13 +235,22 @@ impl<R, B> Ledger<R, B> {
         range: DeviceRange,
         remove: impl FnOnce(&R) -> Result<()>,
     ) -> Result<Vec<B>> {
-        self.check_range(range)?;
-        let reservation = self.reservation_of(range)?;
-        reservation.check_run(range)?;
+        remove(self.check_unmap(range)?)?;
+        self.unmapped(range)
+    }
+
+    /// Whether a range is a run of mappings that nothing uses.
+    fn check_unmap(&self, range: DeviceRange) -> Result<&R> {
+        let reservation = self.run(range)?;
         if reservation.mappings.range(range.addr..range.end()).any(|(_, mapping)| mapping.in_flight > 0) {
             return Err(DriverErrorKind::Busy { range });
         }
-        remove(&reservation.machine)?;
+        Ok(&reservation.machine)
+    }
+
+    /// The run of mappings that was checked is gone, and so are these backings, which were released before.
+    pub(crate) fn unmapped(&mut self, range: DeviceRange) -> Result<Vec<B>> {
+        let reservation = self.reservation_mut(range)?;
         let at: Vec<u64> = reservation.mappings.range(range.addr..range.end()).map(|(at, _)| *at).collect();
         let unmapped: Vec<u64> = at
             .iter()
@@ -260,14 +325,34 @@ impl<R, B> Ledger<R, B> {
         below
             .filter(|(addr, reservation)| DeviceRange::new(**addr, reservation.bytes).contains(&range))
             .map(|(addr, _)| *addr)
-            .ok_or_else(|| invalid(format!("{range} does not lie inside one reservation")))
+            .ok_or_else(|| not_inside(range))
     }
 
-    fn reservation_of(&mut self, range: DeviceRange) -> Result<&mut Reservation<R>> {
-        let base = self.base_of(range)?;
-        let found = self.reservations.get_mut(&base);
-        found.ok_or_else(|| invalid(format!("{range} does not lie inside one reservation")))
+    fn reservation_of(&self, range: DeviceRange) -> Result<&Reservation<R>> {
+        let found = self.reservations.get(&self.base_of(range)?);
+        found.ok_or_else(|| not_inside(range))
     }
+
+    fn reservation_mut(&mut self, range: DeviceRange) -> Result<&mut Reservation<R>> {
+        let base = self.base_of(range)?;
+        self.reservations.get_mut(&base).ok_or_else(|| not_inside(range))
+    }
+
+    /// The reservation in which a range is exactly a run of mappings without a gap.
+    fn run(&self, range: DeviceRange) -> Result<&Reservation<R>> {
+        self.check_range(range)?;
+        let reservation = self.reservation_of(range)?;
+        reservation.check_run(range)?;
+        Ok(reservation)
+    }
+}
+
+fn not_a_reservation(range: DeviceRange) -> DriverErrorKind {
+    invalid(format!("{range} is not a reservation"))
+}
+
+fn not_inside(range: DeviceRange) -> DriverErrorKind {
+    invalid(format!("{range} does not lie inside one reservation"))
 }
 
 impl<R> Ledger<R, u64> {

@@ -84,6 +84,13 @@ fn exists(context: Handle) -> Outcome {
     if known { Ok(()) } else { Err(Code::INVALID_CONTEXT) }
 }
 
+/// The device of a context that exists.
+pub(crate) fn device_of(context: Handle) -> Outcome<&'static Device> {
+    let world = world::get()?;
+    let device = world.tables().contexts.get(&context).map(|found| found.device);
+    device.and_then(|device| world.devices.get(device)).ok_or(Code::INVALID_CONTEXT)
+}
+
 /// Makes a context and puts it on this thread's stack.
 pub(crate) fn create(ordinal: c_int) -> Outcome<Handle> {
     let world = world::get()?;

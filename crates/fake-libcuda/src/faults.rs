@@ -3,7 +3,7 @@
 //! A call that is made to fail does nothing at all. The counts are the process's.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use crate::abi::{Code, Outcome};
@@ -11,6 +11,16 @@ use crate::config::Config;
 
 static CONFIG: OnceLock<Config> = OnceLock::new();
 static COUNTS: Mutex<Option<Counts>> = Mutex::new(None);
+
+static HELD: Mutex<Held> = Mutex::new(Held { symbol: None, waiting: 0 });
+static LET_GO: Condvar = Condvar::new();
+
+/// Calls that a test holds up.
+#[derive(Debug)]
+struct Held {
+    symbol: Option<String>,
+    waiting: u64,
+}
 
 /// Calls so far.
 #[derive(Debug, Default)]
@@ -45,7 +55,28 @@ pub(crate) fn consult(symbol: &'static str, counts: bool) -> Outcome {
     let verdict = count(symbol, counts);
     let delays = CONFIG.get().into_iter().flat_map(|config| &config.delays);
     delays.filter(|delay| delay.symbol == symbol).for_each(|delay| thread::sleep(delay.by));
+    wait_while_held(symbol);
     verdict
+}
+
+fn wait_while_held(symbol: &str) {
+    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    held.waiting += 1;
+    while held.symbol.as_deref() == Some(symbol) {
+        held = LET_GO.wait(held).unwrap_or_else(PoisonError::into_inner);
+    }
+    held.waiting -= 1;
+}
+
+/// From now on calls of this symbol wait, and none of another any more.
+pub(crate) fn hold(symbol: Option<String>) {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner).symbol = symbol;
+    LET_GO.notify_all();
+}
+
+/// How many calls wait.
+pub(crate) fn held() -> u64 {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner).waiting
 }
 
 fn count(symbol: &'static str, counts: bool) -> Outcome {

@@ -9,7 +9,8 @@
 //!
 //! - A reservation belongs to the device whose context was current when it was made, and takes mappings of
 //!   that device's memory only.
-//! - A mapping is of a whole backing, and only the device that it belongs to gets access.
+//! - A mapping is of a whole backing, and other devices get access together with the one that it belongs to only. What
+//!   they may do then is copy; their kernels do not reach it.
 //! - The default stream does not wait for the others; `CU_STREAM_PER_THREAD` is not supported, and streams wait
 //!   for events of their own device only.
 //! - Every call on memory but the question for the granule needs a current context.
@@ -43,6 +44,7 @@
 //! | `used` | size | others use that much, of the capacity and of a limiter's limit |
 //! | `mig` | profile, as in `1g.10gb` | its name ends in `MIG` and the profile |
 //! | `integrated` | `0` or `1` | whether it says that it shares the host's memory; `info_free` plays the rest |
+//! | `reaches` | numbers, joined by `+`, or `none` | the devices whose memory it can be given access to (otherwise all others; an instance none) |
 //! | `capability` | `MAJOR.MINOR` | its compute capability (otherwise 8.0), and the shared memory that goes with it |
 //! | `shared` | size | what a block can have of shared memory when it asks for it |
 //! | `total` | size | said by `cuDeviceTotalMem`, whatever is true |
@@ -61,6 +63,9 @@
 //! - `uint64_t poorwillFakeDisarm(void)`: stops that, and gives how many calls were counted.
 //! - `CUresult poorwillFakeCalled(uint64_t number, char out[64])`: the name of the call with this number, of those that
 //!   were counted since `poorwillFakeArm`; `CUDA_ERROR_NOT_FOUND` where there were fewer.
+//! - `CUresult poorwillFakeHold(const char *symbol)`: from now on calls of the symbol wait, and none of another any more;
+//!   `CUDA_ERROR_NOT_FOUND` where there is no such symbol. `void poorwillFakeLetGo(void)` has them go on, and
+//!   `uint64_t poorwillFakeHeld(void)` tells how many wait.
 //! - `CUresult poorwillFakeCensus(CUdevice device, struct Census *out)`: what is there now; see [`Census`].
 //!
 //! All of these concern the whole process: tests that use them take turns.
@@ -92,6 +97,8 @@ mod kernels;
 mod memory;
 #[cfg(target_os = "linux")]
 mod module;
+#[cfg(target_os = "linux")]
+mod peer;
 mod place;
 #[cfg(target_os = "linux")]
 mod play;

@@ -2,6 +2,8 @@
 //!
 //! The host device keeps the memory itself and refuses what it can; here is what CUDA knows beyond that.
 
+use std::collections::BTreeSet;
+
 use poorwill_core::{BackingId, DeviceRange, Driver};
 
 use crate::abi::{AccessDesc, AllocationProp, Code, LOCATION_DEVICE, Location, Outcome};
@@ -28,7 +30,10 @@ pub(crate) struct Reservation {
 #[derive(Debug)]
 pub(crate) struct Mapping {
     pub(crate) device: usize,
+    bytes: u64,
     backing: Handle,
+    /// The devices that have access.
+    open_to: BTreeSet<usize>,
 }
 
 /// A range of host memory that is registered.
@@ -142,7 +147,8 @@ pub(crate) fn map(world: &World, range: DeviceRange, offset: usize, handle: Hand
     }
     world.devices[device].host.map(range, backing.id)?;
     backing.mappings += 1;
-    tables.mappings.insert(range.addr, Mapping { device, backing: handle });
+    let mapping = Mapping { device, bytes: range.bytes, backing: handle, open_to: BTreeSet::new() };
+    tables.mappings.insert(range.addr, mapping);
     Ok(())
 }
 
@@ -162,13 +168,41 @@ pub(crate) fn unmap(world: &World, range: DeviceRange) -> Outcome {
 }
 
 pub(crate) fn set_access(world: &World, range: DeviceRange, wanted: &[AccessDesc]) -> Outcome {
-    let tables = world.tables();
-    let device = tables.reserved(range)?;
-    ensure(!wanted.is_empty())?;
+    let mut tables = world.tables();
+    let home = &world.devices[tables.reserved(range)?];
+    let mut devices = BTreeSet::new();
     for desc in wanted {
-        ensure(desc.flags == READ_WRITE && located(world, &desc.location)?.ordinal == device)?;
+        ensure(desc.flags == READ_WRITE)?;
+        let device = located(world, &desc.location)?;
+        if device.ordinal != home.ordinal && !device.reaches(home) {
+            return Err(Code::INVALID_DEVICE);
+        }
+        devices.insert(device.ordinal);
     }
-    Ok(world.devices[device].host.set_access(range)?)
+    ensure(devices.contains(&home.ordinal))?;
+    home.host.set_access(range)?;
+    for (_, mapping) in tables.mappings.range_mut(range.addr..range.end()) {
+        mapping.open_to.extend(&devices);
+    }
+    Ok(())
+}
+
+/// The device that has reserved a range, if one has.
+pub(crate) fn device_at(world: &World, range: DeviceRange) -> Option<usize> {
+    world.tables().reserved(range).ok()
+}
+
+/// The device whose memory a range is, all of it mapped with access for the device `user`.
+pub(crate) fn home_of<'w>(world: &'w World, user: &Device, range: DeviceRange) -> Outcome<&'w Device> {
+    let tables = world.tables();
+    let home = tables.reserved(range)?;
+    let mut addr = range.addr;
+    while addr < range.end() {
+        let (start, mapping) = tables.mappings.range(..=addr).next_back().ok_or(Code::INVALID_VALUE)?;
+        ensure(addr < start + mapping.bytes && mapping.open_to.contains(&user.ordinal))?;
+        addr = start + mapping.bytes;
+    }
+    Ok(&world.devices[home])
 }
 
 pub(crate) fn register(current: &Current, addr: usize, bytes: usize, flags: u32) -> Outcome {

@@ -21,6 +21,8 @@ pub(crate) struct Play {
     pub(crate) is_integrated: bool,
     /// Profile of the instance that the device is.
     pub(crate) mig: Option<String>,
+    /// Whose memory it reaches; without, that of all.
+    reaches: Option<Vec<usize>>,
     pub(crate) capability: Capability,
     shared_bytes: Option<c_int>,
     total_bytes: Option<u64>,
@@ -52,6 +54,7 @@ impl Default for Play {
             used_bytes: 0,
             is_integrated: false,
             mig: None,
+            reaches: None,
             capability: Capability { major: 8, minor: 0 },
             shared_bytes: None,
             total_bytes: None,
@@ -80,6 +83,7 @@ impl Play {
             "integrated" => self.is_integrated = flag(value)?,
             "mig" if value.is_empty() => return Err("write a profile, as in 1g.10gb".into()),
             "mig" => self.mig = Some(value.to_owned()),
+            "reaches" => self.reaches = Some(ordinals(value)?),
             "capability" => self.capability = capability(value)?,
             "shared" => self.shared_bytes = Some(integer(size(value)?)?),
             "total" => self.total_bytes = Some(size(value)?),
@@ -92,6 +96,11 @@ impl Play {
             _ => return Err(format!("there is no `{key}` to play")),
         }
         Ok(())
+    }
+
+    /// Whether it can be given access to memory of the other device of this number.
+    pub(crate) fn reaches(&self, other: usize) -> bool {
+        self.mig.is_none() && self.reaches.as_ref().is_none_or(|reached| reached.contains(&other))
     }
 
     /// How much more can be created.
@@ -151,6 +160,11 @@ pub(crate) fn setting(item: &str) -> Result<Setting, String> {
     let (device, (key, value)) = parts.ok_or("write DEVICE:KEY=VALUE")?;
     let device = usize::try_from(number(device)?).map_err(|error| error.to_string())?;
     Ok(Setting { device, key: key.to_owned(), value: value.to_owned() })
+}
+
+fn ordinals(text: &str) -> Result<Vec<usize>, String> {
+    let ordinal = |text| usize::try_from(number(text)?).map_err(|error| error.to_string());
+    if text == "none" { Ok(Vec::new()) } else { text.split('+').map(ordinal).collect() }
 }
 
 fn flag(text: &str) -> Result<bool, String> {

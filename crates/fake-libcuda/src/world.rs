@@ -62,6 +62,11 @@ impl Device {
         self.host.info().granule_bytes
     }
 
+    /// Whether it can be given access to memory of another device.
+    pub(crate) fn reaches(&self, other: &Self) -> bool {
+        self.ordinal != other.ordinal && self.play.reaches(other.ordinal) && other.play.mig.is_none()
+    }
+
     /// Its memory as it is behind what it plays.
     pub(crate) fn memory(&self) -> Outcome<Held> {
         let memory = self.host.memory_info()?;

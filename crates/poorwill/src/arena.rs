@@ -11,7 +11,7 @@ use poorwill_core::{
 
 use crate::budget::claim_own;
 use crate::device::DeviceSpec;
-use crate::open::{Device, HostMemoryUse, OpenError};
+use crate::open::{Device, DeviceOptions, HostMemoryUse, OpenError, Peers};
 use crate::owned::OwnedBlock;
 
 /// Which device to open, how much of it to use, and how its pool behaves.
@@ -24,6 +24,8 @@ pub struct Config {
     pub budget: Option<Cap>,
     /// What may be done about host memory.
     pub host_memory: HostMemoryUse,
+    /// Which other GPUs may use the memory of this one.
+    pub peers: Peers,
     /// Limit and shape of the pool. The limit is a claim on the budget; without one the pool claims all of it.
     pub pool: PoolConfig,
 }
@@ -32,7 +34,8 @@ impl Config {
     /// The whole of `device`, with the default pool.
     #[must_use]
     pub fn on(device: DeviceSpec) -> Self {
-        Self { device, budget: None, host_memory: HostMemoryUse::default(), pool: PoolConfig::default() }
+        let (host_memory, peers, pool) = Default::default();
+        Self { device, budget: None, host_memory, peers, pool }
     }
 
     /// The same, mapping at most `limit_bytes`.
@@ -53,6 +56,13 @@ impl Config {
     #[must_use]
     pub fn backing_up_in(mut self, host_memory: HostMemoryUse) -> Self {
         self.host_memory = host_memory;
+        self
+    }
+
+    /// The same, with these other GPUs allowed to use its memory.
+    #[must_use]
+    pub fn open_to(mut self, peers: Peers) -> Self {
+        self.peers = peers;
         self
     }
 
@@ -91,8 +101,9 @@ impl Arena {
     /// `Device` when it cannot be opened here; `Budget` when nobody tells how much memory it has; `Claim` for a
     /// limit above the budget; `Pool` for a limit that no pool can have.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let Config { device, budget, host_memory, pool } = config;
-        Self::open_on(&Device::open_with(&device, &host_memory)?, budget, pool)
+        let Config { device, budget, host_memory, peers, pool } = config;
+        let options = DeviceOptions::default().backing_up_in(host_memory).open_to(peers);
+        Self::open_on(&Device::open_with(&device, options)?, budget, pool)
     }
 
     /// The same on a device that is open, and that nobody else hands out.

@@ -47,7 +47,7 @@ mod reader;
 
 pub use arena::{Arena, Config};
 pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};
-pub use open::{Device, HostMemoryUse, OpenError, shared_memory_per_block_bytes};
+pub use open::{Device, DeviceOptions, HostMemoryUse, OpenError, Peers, shared_memory_per_block_bytes};
 pub use owned::OwnedBlock;
 pub use poorwill_core::{
     AllocRequest, Block, BlockId, Budget, ByteSize, Cap, Changes, Claim, ClaimError, CopyPart,

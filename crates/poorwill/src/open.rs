@@ -14,7 +14,7 @@ use poorwill_core::{Driver, DriverError, PoolError};
 use poorwill_core::{DriverErrorKind, Op};
 #[cfg(target_os = "linux")]
 use poorwill_driver::{
-    BufferMade, BufferPin, CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin,
+    BufferMade, BufferPin, CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin, cuda,
 };
 
 use crate::budget::UnknownBudget;
@@ -71,6 +71,57 @@ impl HostMemoryUse {
     }
 }
 
+/// Which other GPUs may read and write a GPU's memory. Each makes opening what a wake maps take longer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Peers {
+    /// All that this process sees and that can reach it.
+    #[default]
+    Reachable,
+    /// None: for processes that use one GPU.
+    None,
+    /// The GPUs of these numbers, each of which must be able to reach it.
+    Only(Vec<u32>),
+}
+
+/// How a device is opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceOptions {
+    /// What may be done about host memory.
+    pub host_memory: HostMemoryUse,
+    /// Who else may use a GPU's memory. The host device has no peers.
+    pub peers: Peers,
+}
+
+impl DeviceOptions {
+    /// The same, with what may be done about host memory.
+    #[must_use]
+    pub fn backing_up_in(mut self, host_memory: HostMemoryUse) -> Self {
+        self.host_memory = host_memory;
+        self
+    }
+
+    /// The same, with these GPUs allowed to use its memory.
+    #[must_use]
+    pub fn open_to(mut self, peers: Peers) -> Self {
+        self.peers = peers;
+        self
+    }
+}
+
+impl From<&HostMemoryUse> for DeviceOptions {
+    fn from(host_memory: &HostMemoryUse) -> Self {
+        Self::default().backing_up_in(*host_memory)
+    }
+}
+
+impl From<&DeviceOptions> for DeviceOptions {
+    fn from(options: &DeviceOptions) -> Self {
+        options.clone()
+    }
+}
+
 /// A device that is open. Clones are the same device.
 #[derive(Debug, Clone)]
 pub struct Device {
@@ -82,7 +133,7 @@ pub struct Device {
 
 /// What a device needs to see host memory of somebody else's.
 #[cfg(target_os = "linux")]
-pub(crate) type Seen = Option<poorwill_driver::cuda::HostView>;
+pub(crate) type Seen = Option<cuda::HostView>;
 
 #[derive(Debug, Clone)]
 enum Machine {
@@ -98,15 +149,15 @@ impl Device {
     /// # Errors
     /// `Device` when it cannot be opened here.
     pub fn open(spec: &DeviceSpec) -> Result<Self, OpenError> {
-        Self::open_with(spec, &HostMemoryUse::default())
+        Self::open_with(spec, DeviceOptions::default())
     }
 
-    /// The same, with what may be done about host memory.
+    /// The same, with options: [`DeviceOptions`], or what may be done about host memory.
     ///
     /// # Errors
-    /// As for [`Device::open`].
-    pub fn open_with(spec: &DeviceSpec, host_memory: &HostMemoryUse) -> Result<Self, OpenError> {
-        let machine = Machine::open(spec, host_memory)
+    /// As for [`Device::open`], and for a peer that there is not or that does not reach the GPU.
+    pub fn open_with(spec: &DeviceSpec, options: impl Into<DeviceOptions>) -> Result<Self, OpenError> {
+        let machine = Machine::open(spec, options.into())
             .map_err(|source| OpenError::Device { device: spec.clone(), source })?;
         Ok(Self {
             spec: spec.clone(),
@@ -315,7 +366,7 @@ pub fn shared_memory_per_block_bytes(ordinal: u32) -> Result<u64, OpenError> {
 
 #[cfg(target_os = "linux")]
 fn shared_memory_of(ordinal: u32) -> Result<u64, DriverError> {
-    poorwill_driver::cuda::gpu(None, ordinal).map(|gpu| gpu.shared_memory_per_block_bytes)
+    cuda::gpu(None, ordinal).map(|gpu| gpu.shared_memory_per_block_bytes)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -325,7 +376,8 @@ fn shared_memory_of(ordinal: u32) -> Result<u64, DriverError> {
 
 impl Machine {
     #[cfg(target_os = "linux")]
-    fn open(spec: &DeviceSpec, host_memory: &HostMemoryUse) -> Result<Self, DriverError> {
+    fn open(spec: &DeviceSpec, options: DeviceOptions) -> Result<Self, DriverError> {
+        let DeviceOptions { host_memory, peers } = options;
         let pin = if host_memory.pageable { Pin::Never } else { Pin::Auto };
         let host_memory = HostMemoryConfig::default().limited_to(host_memory.limit_bytes).pinning(pin);
         match spec {
@@ -334,14 +386,19 @@ impl Machine {
                 Ok(Self::Host(Arc::new(HostDevice::open(&config)?)))
             }
             DeviceSpec::Cuda { ordinal } => {
-                let config = CudaConfig::gpu(*ordinal).backing_up_in(host_memory);
+                let peers = match peers {
+                    Peers::Reachable => cuda::Peers::Reachable,
+                    Peers::None => cuda::Peers::None,
+                    Peers::Only(peers) => cuda::Peers::Only(peers),
+                };
+                let config = CudaConfig::gpu(*ordinal).backing_up_in(host_memory).open_to(peers);
                 Ok(Self::Cuda(Arc::new(CudaDevice::open(&config)?)))
             }
         }
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn open(spec: &DeviceSpec, _: &HostMemoryUse) -> Result<Self, DriverError> {
+    fn open(spec: &DeviceSpec, _: DeviceOptions) -> Result<Self, DriverError> {
         Err(unsupported(spec))
     }
 }

@@ -58,3 +58,31 @@ def test_the_shared_memory_is_the_devices() -> None:
     expected = properties.shared_memory_per_block_optin
     assert poorwill.triton.shared_memory_budget() == expected
     assert poorwill.triton.shared_memory_budget((properties.major, properties.minor)) == expected
+
+
+two_gpus = pytest.mark.skipif(
+    torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(1, 0),
+    reason="there is one GPU, or none that reaches it",
+)
+
+
+@two_gpus
+def test_another_gpu_uses_memory_of_a_pool() -> None:
+    """Before and after a sleep. Without access the first copy is an error; the strided one ends the context."""
+    other = torch.arange(1 << 20, device="cuda:1", dtype=torch.float32)
+    expected = other.cpu()
+    arena = poorwill.arena("cuda:0", "used by another", limit="256MiB")
+    with arena.pool("weights"):
+        here = torch.zeros(1 << 20, device="cuda:0")
+    for _ in range(2):
+        here.zero_().copy_(other)
+        assert torch.equal(here.cpu(), expected)
+        here.zero_()[::2].copy_(other[::2])
+        assert torch.equal(here[::2].cpu(), expected[::2])
+        assert torch.equal(here.to("cuda:1").cpu(), here.cpu())
+        assert torch.equal(other[::2].to("cuda:0"), here[::2])
+        arena.sleep()
+        arena.wake()
+    del here
+    torch.cuda.empty_cache()
+    arena.close()

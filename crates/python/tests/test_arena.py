@@ -50,6 +50,7 @@ def test_asking_again_returns_the_same(arena: poorwill.Arena) -> None:
         ("host:1GiB", "other", {}, "all arenas of a device share it"),
         ("host", "other", {"host_limit": "1GiB"}, "is open with another host_limit"),
         ("host", "tested", {"pageable": True}, "is open without pageable"),
+        ("host", "other", {"peers": ()}, "is open with other peers"),
     ],
 )
 def test_what_contradicts_how_it_is_open_is_refused(
@@ -278,6 +279,29 @@ except poorwill.PoorwillError as error:
     )
     assert said[:-1] == [without] * 8
     assert said[-1] == f'{without}; call the method of another: poorwill.arena("host", "mine")'
+
+
+def test_peers_are_the_devices(fake: dict[str, str]) -> None:
+    said = run(
+        """
+def refused(device, name, peers):
+    try:
+        return poorwill.arena(device, name, peers=peers)
+    except poorwill.PoorwillError as error:
+        return error
+print(refused("cuda:0", "first", [0, 2]))
+alone = poorwill.arena("cuda:0", "first", peers=())
+print(alone == refused("cuda:0", "first", None), alone == refused("cuda:0", "first", []))
+print(refused("cuda:0", "second", [1]))
+both = poorwill.arena("cuda:1", peers=[0])
+print(both == refused("cuda:1", "default", (0,)), both.empty(2 << 20).nbytes >> 20)
+""",
+        **fake,
+    ).splitlines()
+    assert said[0].startswith("cannot use device cuda:0: ")
+    assert "cuda:2 cannot be a peer of cuda:0: the driver shows this process 2 GPUs" in said[0]
+    assert (said[1], said[3]) == ("True True", "True 2")
+    assert "cuda:0 is open with other peers, for `first`" in said[2]
 
 
 def test_arenas_of_a_gpu_share_one_context(fake: dict[str, str]) -> None:

@@ -1,112 +1,31 @@
-//! The primary context of one GPU, retained, and made current for the length of a call; and the host memory that
-//! belongs to it.
-//!
-//! Promise: whatever context and mode of captures the calling thread had it has again when a call returns, and what is
-//! created in the primary context belongs to the same context that PyTorch and the CUDA runtime use.
+//! A GPU's primary context with the host memory that belongs to it.
 
-use std::ffi::c_int;
 use std::fmt;
-use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
 
-use poorwill_core::driver::Result as DriverResult;
-use poorwill_core::{DriverErrorKind, Op};
-
-use super::ffi::{Api, CAPTURE_MODE_RELAXED, CuDevice, CuResult, Raw};
+use super::ffi::{Api, CuDevice};
 use super::gpu::GpuInfo;
 use super::locked::Locked;
+use super::primary::Primary;
 use crate::host_memory::{HostArena, HostMemoryConfig, Options, Place};
-use crate::ledger::{Result, of};
+use crate::ledger::Result;
 use crate::process::Owner;
 use crate::system::System;
 
 /// A retained primary context, with its host memory.
 pub(super) struct Context {
-    pub(super) primary: Arc<Primary>,
+    primary: Arc<Primary>,
     /// Memory for buffers.
-    pub(super) host_memory: Arc<HostArena>,
+    host_memory: Arc<HostArena>,
     /// Page-locked memory that bytes pass through on their way, apart from the limits of what is kept.
-    pub(super) staging: Arc<HostArena>,
-}
-
-/// A retained primary context. Page-locked memory keeps it.
-pub(super) struct Primary {
-    pub(super) api: &'static Api,
-    pub(super) device: CuDevice,
-    pub(super) raw: Raw,
-    pub(super) owner: Owner,
-    /// Whether nobody else in the process had it before.
-    pub(super) is_first: bool,
-}
-
-/// Held while a device is opened, so that who is first has nothing but a context until its size is known.
-#[derive(Debug)]
-pub(super) struct Opening(&'static AtomicU64);
-
-impl Opening {
-    /// Waits for whoever opens this GPU in this process. One that a fork has left behind is nobody.
-    pub(super) fn of(ordinal: u32, owner: Owner) -> Self {
-        const FREE: u64 = 0;
-        static BY: [AtomicU64; 64] = [const { AtomicU64::new(FREE) }; 64];
-        let (by, us) = (&BY[ordinal as usize % BY.len()], u64::from(owner.forks()) + 1);
-        let ours = |by: u64| (by != us).then_some(us);
-        while by.fetch_update(Ordering::Acquire, Ordering::Relaxed, ours).is_err() {
-            thread::sleep(Duration::from_millis(1));
-        }
-        Self(by)
-    }
-}
-
-impl Drop for Opening {
-    fn drop(&mut self) {
-        self.0.store(0, Ordering::Release);
-    }
-}
-
-/// What the driver tells about a GPU's memory in a context (`cuMemGetInfo`), as it tells it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CudaMemory {
-    /// Figures.
-    Known {
-        /// Of which free, in bytes.
-        free_bytes: u64,
-        /// All of it, in bytes.
-        total_bytes: u64,
-    },
-    /// The call is refused as invalid, which it cannot be: a limiter in front of the driver (HAMi) answers so when
-    /// more is in use than it allows.
-    OverLimit {
-        /// The driver's words.
-        words: String,
-    },
+    staging: Arc<HostArena>,
 }
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").field("device", &self.device).finish_non_exhaustive()
+        f.debug_struct("Context").field("device", &self.device()).finish_non_exhaustive()
     }
-}
-
-impl fmt::Debug for Primary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Primary").field("device", &self.device).finish_non_exhaustive()
-    }
-}
-
-/// The context is current on this thread until this is dropped, and nothing that is called meanwhile ends a capture
-/// into a graph for the one reason that it might be unsafe there.
-#[derive(Debug)]
-pub(super) struct Entered<'a> {
-    context: &'a Primary,
-    pushed: bool,
-    /// The thread's own mode of captures, to be put back.
-    mode: Option<c_int>,
-    /// Of one thread only.
-    _thread: PhantomData<*const ()>,
 }
 
 impl Context {
@@ -141,6 +60,20 @@ impl Context {
         Ok(Self { host_memory, staging, primary })
     }
 
+    pub(super) fn primary(&self) -> &Arc<Primary> {
+        &self.primary
+    }
+
+    /// Memory for buffers.
+    pub(super) fn host_memory(&self) -> &Arc<HostArena> {
+        &self.host_memory
+    }
+
+    /// Memory that bytes pass through.
+    pub(super) fn staging(&self) -> &Arc<HostArena> {
+        &self.staging
+    }
+
     /// The address at which the GPU sees `len` bytes of host memory from `addr` on, if they are page-locked memory of
     /// this context's, whoever holds them. The caller has entered the context, or checked the process.
     pub(super) fn pinned_at(&self, addr: usize, len: usize) -> Option<u64> {
@@ -157,100 +90,4 @@ impl Deref for Context {
     fn deref(&self) -> &Primary {
         &self.primary
     }
-}
-
-impl Primary {
-    fn retain(api: &'static Api, device: CuDevice, owner: Owner) -> Result<Self> {
-        let (mut flags, mut active): (_, c_int) = (0, 0);
-        // SAFETY: C2.
-        api.check(unsafe { (api.primary_ctx_get_state)(device, &raw mut flags, &raw mut active) })?;
-        let mut raw: Raw = 0;
-        // SAFETY: C2.
-        let retained = unsafe { (api.primary_ctx_retain)(&raw mut raw, device) };
-        api.check(retained).map_err(super::gpu::failed("cuDevicePrimaryCtxRetain", retained))?;
-        Ok(Self { api, device, raw, owner, is_first: active == 0 })
-    }
-
-    /// Makes the context current, in the process that retained it.
-    pub(super) fn enter(&self, op: Op) -> DriverResult<Entered<'_>> {
-        self.owner.check(op)?;
-        self.make_current().map_err(of(op))
-    }
-
-    fn make_current(&self) -> Result<Entered<'_>> {
-        let api = self.api;
-        // SAFETY: C2.
-        let current: Raw = api.get(|raw| unsafe { (api.ctx_get_current)(raw) })?;
-        let pushed = current != self.raw;
-        if pushed {
-            // SAFETY: C3, the context is retained.
-            api.check(unsafe { (api.ctx_push_current)(self.raw) })?;
-        }
-        let mut entered = Entered { context: self, pushed, mode: None, _thread: PhantomData };
-        entered.mode = Some(self.exchange_capture_mode(CAPTURE_MODE_RELAXED)?);
-        Ok(entered)
-    }
-
-    /// Sets this thread's mode of captures, and gives the one it had.
-    fn exchange_capture_mode(&self, mut mode: c_int) -> Result<c_int> {
-        // SAFETY: C2.
-        let exchanged = unsafe { (self.api.thread_exchange_stream_capture_mode)(&raw mut mode) };
-        self.api.check(exchanged).map(|()| mode)
-    }
-
-    /// Waits for all work in the context.
-    pub(super) fn synchronize(&self) -> Result<()> {
-        // SAFETY: C3; the callers have entered.
-        self.api.check(unsafe { (self.api.ctx_synchronize)() })
-    }
-
-    /// What the driver tells about the GPU's memory.
-    pub(super) fn memory(&self) -> Result<CudaMemory> {
-        let (mut free, mut total) = (0usize, 0usize);
-        // SAFETY: C2; the callers have entered.
-        let code = unsafe { (self.api.mem_get_info)(&raw mut free, &raw mut total) };
-        if code == CuResult::INVALID_VALUE {
-            return Ok(CudaMemory::OverLimit { words: self.api.error(code).to_string() });
-        }
-        self.api.check(code)?;
-        Ok(CudaMemory::Known { free_bytes: free as u64, total_bytes: total as u64 })
-    }
-}
-
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        if let Some(mode) = self.mode {
-            // A context that is lost takes no mode any more, and has nothing to capture.
-            let _ = self.context.exchange_capture_mode(mode);
-        }
-        if self.pushed {
-            let mut popped: Raw = 0;
-            // SAFETY: C2; what is popped is what `enter` pushed, since calls on one thread nest.
-            let result = unsafe { (self.context.api.ctx_pop_current)(&raw mut popped) };
-            debug_assert!(result != CuResult::SUCCESS || popped == self.context.raw, "contexts do not nest");
-        }
-    }
-}
-
-impl Drop for Primary {
-    fn drop(&mut self) {
-        if !self.owner.is_here() {
-            return;
-        }
-        // SAFETY: C3, given back once. A driver that is shutting down refuses, and has freed all by then.
-        let _ = unsafe { (self.api.primary_ctx_release)(self.device) };
-    }
-}
-
-/// The error of a driver that finds no GPU.
-pub(super) fn no_device(api: &Api, code: CuResult) -> DriverErrorKind {
-    let error = api.error(code);
-    if code == CuResult::NO_DEVICE {
-        let reason = format!(
-            "the NVIDIA driver shows this process no GPU ({error}); CUDA_VISIBLE_DEVICES may hide some, or the \
-             container was started without GPUs"
-        );
-        return DriverErrorKind::Unsupported { reason };
-    }
-    error
 }

@@ -4,29 +4,34 @@
 //! error here is the contract's and has changed nothing.
 
 use std::fmt;
-use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use poorwill_core::driver::{HostWork, Result as DriverResult, check_save};
 use poorwill_core::{
-    BackingId, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverErrorKind, EventId, HostBuffer,
-    HostMemoryInfo, MemoryInfo, Op, Pending, StreamId,
+    BackingId, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, EventId, HostBuffer, HostMemoryInfo,
+    MemoryInfo, Op, Pending, StreamId,
 };
 
-use super::context::{Context, CudaMemory, Entered, Opening};
+use super::context::Context;
 use super::copies::CopyKernel;
 use super::digest::{Digester, Digests, Job, of_stored};
-use super::ffi::{AccessDesc, AllocationProp, Api, CuResult};
-use super::gpu::{GpuInfo, find, memory_of};
+use super::ffi::Api;
+use super::gpu::{GpuInfo, find};
 use super::job::HostJob;
-use super::queue::{Queues, Stream};
+use super::peers::{Access, Peers};
+use super::primary::{CudaMemory, Entered, Opening};
+use super::queue::Queues;
 use super::registered::Registrations;
 use super::slots::Slots;
-use super::staging::{self, Queued, Way};
+use super::staging::{self, Queued};
+use super::state::State;
+use super::stream::Stream;
+use super::transfer::{self, Writable};
 use super::usage::Usage;
+use super::vm::{Vm, to_usize};
 use crate::host_memory::{HostMemoryConfig, HostMemoryDetails};
-use crate::ledger::{Ledger, Result, check_granules, check_size, invalid, of};
+use crate::ledger::{Result, check_granules, of};
 use crate::places;
 use crate::process::Owner;
 
@@ -48,6 +53,8 @@ pub struct CudaConfig {
     pub library: Option<PathBuf>,
     /// How its host memory is made.
     pub host_memory: HostMemoryConfig,
+    /// Which other GPUs may use its memory.
+    pub peers: Peers,
 }
 
 impl CudaConfig {
@@ -71,6 +78,13 @@ impl CudaConfig {
         self
     }
 
+    /// The same, with these other GPUs allowed to use its memory.
+    #[must_use]
+    pub fn open_to(mut self, peers: Peers) -> Self {
+        self.peers = peers;
+        self
+    }
+
     /// The same, with how its host memory is made.
     #[must_use]
     pub fn backing_up_in(mut self, host_memory: HostMemoryConfig) -> Self {
@@ -85,14 +99,12 @@ pub struct CudaDevice {
     gpu: GpuInfo,
     context: Arc<Context>,
     queues: Arc<Queues>,
-    memory: AllocationProp,
+    state: State,
     usage: Option<Usage>,
     digester: Digester,
     /// Copies to the device on streams made for it, or why it does not.
     copy_kernel: std::result::Result<Arc<CopyKernel>, String>,
-    /// Reservations, and backings by the driver's handle.
-    ledger: Mutex<Ledger<(), u64>>,
-    pub(super) registrations: Arc<Registrations>,
+    registrations: Arc<Registrations>,
 }
 
 impl fmt::Debug for CudaDevice {
@@ -106,25 +118,27 @@ impl CudaDevice {
     ///
     /// # Errors
     /// `Unsupported` where there is no driver, one that is too old, no GPU, or one without virtual memory
-    /// management; `InvalidArgument` for a number that no GPU has; what the driver says otherwise.
+    /// management; `InvalidArgument` for a number that no GPU has, and for a peer that
+    /// there is not or that does not reach it; what the driver says otherwise.
     pub fn open(config: &CudaConfig) -> DriverResult<Self> {
         let api = Api::load(config.library.as_deref())?;
         let owner = Owner::this()?;
         let open = || -> Result<Self> {
             let (device, gpu) = find(api, config.ordinal)?;
             let context = Arc::new(Context::retain(api, device, &gpu, owner, &config.host_memory)?);
-            Self::over(context, gpu)
+            let access = Access::of(api, config.ordinal, device, &config.peers)?;
+            Self::over(context, gpu, access)
         };
         let _opening = Opening::of(config.ordinal, owner);
         let mut device = open().map_err(of(Op::Open))?;
         // NVML speaks of the system's GPUs, not of those of a library that the caller names.
         if config.library.is_none() {
-            device.usage = Usage::of(&device.gpu.uuid, device.context.is_first);
+            device.usage = Usage::of(&device.gpu.uuid, device.context.is_first());
         }
         Ok(device)
     }
 
-    fn over(context: Arc<Context>, gpu: GpuInfo) -> Result<Self> {
+    fn over(context: Arc<Context>, gpu: GpuInfo, access: Access) -> Result<Self> {
         let entered = context.enter(Op::Open).map_err(|error| error.kind)?;
         let total_bytes = match context.memory()? {
             CudaMemory::Known { total_bytes: 0, .. } => gpu.total_of_slice().unwrap_or(0),
@@ -133,7 +147,7 @@ impl CudaDevice {
         };
         let slots = Slots::new(&context).map_err(|error| format!("trying it out failed: {error}"));
         let digester = Digester::open(&context, &slots, gpu.granule_bytes);
-        let copy_kernel = match context.host_memory.details().pageable_because {
+        let copy_kernel = match context.host_memory().details().pageable_because {
             None => CopyKernel::open(&context, &slots),
             Some(why) => Err(format!("host memory is not page-locked: {why}")),
         };
@@ -144,28 +158,22 @@ impl CudaDevice {
             .copying_by_kernel(copy_kernel.is_ok())
             .saving_over(SAVE_STREAMS)
             .digesting_fast(digester.kernel().is_ok());
-        let ledger = Mutex::new(Ledger::new(gpu.granule_bytes));
-        let memory = memory_of(context.api, context.device);
+        let state = State::new(gpu.granule_bytes, Vm::new(&context, access));
         let queues = Arc::new(Queues::new(&context));
         let registrations = Registrations::of(&context);
-        Ok(Self {
-            info,
-            gpu,
-            queues,
-            context,
-            memory,
-            usage: None,
-            digester,
-            copy_kernel,
-            ledger,
-            registrations,
-        })
+        Ok(Self { info, gpu, queues, context, state, usage: None, digester, copy_kernel, registrations })
     }
 
     /// What the GPU says of itself.
     #[must_use]
     pub fn gpu(&self) -> &GpuInfo {
         &self.gpu
+    }
+
+    /// The other GPUs that may read and write its memory, by number.
+    #[must_use]
+    pub fn peers(&self) -> &[u32] {
+        self.state.peers()
     }
 
     /// What the driver tells about the GPU's memory, without anything made of it: no figure is corrected.
@@ -202,14 +210,14 @@ impl CudaDevice {
     /// How host memory is made, and whether it is page-locked.
     #[must_use]
     pub fn host_memory_details(&self) -> HostMemoryDetails {
-        self.context.host_memory.details()
+        self.context.host_memory().details()
     }
 
     /// The address at which kernels find these bytes, if they are page-locked memory of this device's, whatever buffer
     /// they are in.
     #[must_use]
     pub fn pinned_at(&self, bytes: &[u8]) -> Option<u64> {
-        self.context.owner.check(Op::HostAlloc).ok()?;
+        self.context.owner().check(Op::HostAlloc).ok()?;
         self.context.pinned_at(bytes.as_ptr().addr(), bytes.len())
     }
 
@@ -232,12 +240,16 @@ impl CudaDevice {
     /// # Errors
     /// `UnknownHandle`.
     pub fn raw_stream(&self, stream: StreamId) -> DriverResult<usize> {
-        self.context.owner.check(Op::AdoptStream)?;
+        self.context.owner().check(Op::AdoptStream)?;
         self.queues.stream(stream).map(|stream| stream.tell()).map_err(of(Op::AdoptStream))
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    pub(super) fn registrations(&self) -> &Arc<Registrations> {
+        &self.registrations
     }
 
     pub(super) fn queues(&self) -> &Arc<Queues> {
@@ -252,28 +264,13 @@ impl CudaDevice {
     }
 
     fn api(&self) -> &'static Api {
-        self.context.api
-    }
-
-    fn ledger(&self) -> MutexGuard<'_, Ledger<(), u64>> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.context.api()
     }
 
     /// One call of the contract: in the context, under the operation's name.
     fn call<T>(&self, op: Op, f: impl FnOnce(&'static Api) -> Result<T>) -> DriverResult<T> {
         let _entered = self.enter(op)?;
         f(self.api()).map_err(of(op))
-    }
-
-    /// Whether the bytes of all ranges are mapped with access.
-    fn check_open(&self, ranges: impl IntoIterator<Item = DeviceRange>) -> Result<()> {
-        let ledger = self.ledger();
-        ranges.into_iter().try_for_each(|range| ledger.locate(range).map(drop))
-    }
-
-    /// Whether copies with this memory go through staging.
-    fn is_staged(&self, bytes: &[u8]) -> bool {
-        staging::is_worth_it(&self.context, bytes.as_ptr().addr(), bytes.len())
     }
 
     /// Queues `queue` on a stream, keeping `kept` alive until it is done.
@@ -292,62 +289,14 @@ impl CudaDevice {
         })
     }
 
-    /// Queues copies to a buffer that a flight owns. The parts lie at these places of it.
-    fn queue_to_host(
-        &self,
-        stream: &Stream,
-        to: Writable,
-        parts: &[CopyPart],
-        places: &[Range<usize>],
-        queued: &Queued,
-    ) -> Result<()> {
-        parts.iter().zip(places).try_for_each(|(part, place)| {
-            if place.is_empty() || place.end > to.len {
-                return Ok(());
-            }
-            let (from, at, len) = (part.device.addr, to.start + place.start, place.len());
-            if to.is_staged && staging::copy(&self.context, stream, Way::ToHost, from, at, len, queued)? {
-                return Ok(());
-            }
-            let pointer = std::ptr::with_exposed_provenance_mut(at);
-            // SAFETY: C3 and C5: the flight owns the buffer until the copy has finished.
-            let copied = unsafe { (self.api().memcpy_dtoh_async)(pointer, from, len, stream.raw) };
-            self.api().check(copied)
-        })
-    }
-
-    fn create_handle(&self, bytes: u64) -> Result<u64> {
-        let mut handle = 0;
-        // SAFETY: C2.
-        let code =
-            unsafe { (self.api().mem_create)(&raw mut handle, to_usize(bytes)?, &raw const self.memory, 0) };
-        self.check_memory(code, bytes).map(|()| handle)
-    }
-
-    /// Success, or the error; a full device is one of its own kind.
-    fn check_memory(&self, code: CuResult, asked_bytes: u64) -> Result<()> {
-        if code == CuResult::OUT_OF_MEMORY {
-            // Where the driver does not even say how much is free, none is what it has for us.
-            let free_bytes = match self.context.memory() {
-                Ok(CudaMemory::Known { free_bytes, .. }) => free_bytes,
-                _ => 0,
-            };
-            return Err(DriverErrorKind::OutOfMemory { asked_bytes, free_bytes });
-        }
-        self.api().check(code)
-    }
-
     /// Gives back what is left, as far as the driver takes it.
     fn give_everything_back(&mut self) {
-        if !self.context.owner.is_here() {
-            // A thread of the parent's may have been changing the books.
-            let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
-            std::mem::forget(std::mem::replace(ledger, Ledger::new(self.info.granule_bytes)));
+        if !self.context.owner().is_here() {
+            self.state.forget();
             return;
         }
-        let (kept, staging) = (&self.context.host_memory, &self.context.staging);
-        kept.close();
-        staging.close();
+        self.context.host_memory().close();
+        self.context.staging().close();
         let entered = self.context.enter(Op::Synchronize);
         // Waiting would end a capture, and under it nothing can be taken away.
         let is_idle = entered.is_ok()
@@ -363,61 +312,18 @@ impl CudaDevice {
         drop((digester, copy_kernel));
         // Now, and not with the last buffer that outlives the device: others may be at work by then.
         self.trim();
-        let left = self.ledger().take_all();
-        for (range, mapped, ()) in left.reservations {
-            for mapping in mapped {
-                let _ = self.unmap_range(mapping);
-            }
-            let _ = self.free_range(range);
-        }
-        for handle in left.backings {
-            let _ = self.release_handle(handle);
-        }
+        self.state.clear();
     }
 
     /// Gives host memory back that nobody uses. The caller has entered the context.
     fn trim(&self) {
-        self.context.host_memory.trim();
-        self.context.staging.trim();
-    }
-
-    fn unmap_range(&self, range: DeviceRange) -> Result<()> {
-        let bytes = to_usize(range.bytes)?;
-        // SAFETY: C3, the range is mapped by us, and by the contract nothing is in flight on it.
-        self.api().check(unsafe { (self.api().mem_unmap)(range.addr, bytes) })
-    }
-
-    fn free_range(&self, range: DeviceRange) -> Result<()> {
-        let bytes = to_usize(range.bytes)?;
-        // SAFETY: C3, a reservation of ours in which nothing is mapped.
-        self.api().check(unsafe { (self.api().mem_address_free)(range.addr, bytes) })
-    }
-
-    fn release_handle(&self, handle: u64) -> Result<()> {
-        // SAFETY: C3, created by us and released once.
-        self.api().check(unsafe { (self.api().mem_release)(handle) })
+        self.context.host_memory().trim();
+        self.context.staging().trim();
     }
 }
 
 /// What a copy to the device keeps: the buffer, what passes through staging, and the kernel.
 type ToDevice = (Arc<HostBuffer>, Queued, Option<Arc<CopyKernel>>);
-
-/// A buffer by address: what is written there belongs to the copy until the flight has landed.
-#[derive(Debug, Clone, Copy)]
-struct Writable {
-    start: usize,
-    len: usize,
-    /// Whether copies go through staging.
-    is_staged: bool,
-}
-
-impl Writable {
-    fn of(device: &CudaDevice, buffer: &mut HostBuffer) -> Self {
-        let bytes: &mut [u8] = buffer;
-        let start = bytes.as_mut_ptr().expose_provenance();
-        Self { start, len: bytes.len(), is_staged: device.is_staged(bytes) }
-    }
-}
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
@@ -432,74 +338,35 @@ impl Driver for CudaDevice {
     }
 
     fn check_process(&self) -> DriverResult<()> {
-        self.context.owner.check(Op::CheckProcess)
+        self.context.owner().check(Op::CheckProcess)
     }
 
     fn reserve(&self, bytes: u64) -> DriverResult<DeviceRange> {
-        let granule = self.info.granule_bytes;
-        self.call(Op::Reserve, |api| {
-            check_size(granule, bytes)?;
-            let (len, align, mut addr) = (to_usize(bytes)?, to_usize(granule)?, 0);
-            // SAFETY: C2.
-            let reserved = unsafe { (api.mem_address_reserve)(&raw mut addr, len, align, 0, 0) };
-            if matches!(reserved, CuResult::INVALID_VALUE | CuResult::OUT_OF_MEMORY) {
-                let reason = api.error(reserved).to_string();
-                return Err(DriverErrorKind::OutOfAddressSpace { asked_bytes: bytes, reason });
-            }
-            api.check(reserved)?;
-            let range = DeviceRange::new(addr, bytes);
-            self.ledger().reserved(range, ());
-            Ok(range)
-        })
+        self.call(Op::Reserve, |_| self.state.reserve(bytes))
     }
 
     fn unreserve(&self, range: DeviceRange) -> DriverResult<()> {
-        self.call(Op::Unreserve, |_| self.ledger().unreserve(range, |()| self.free_range(range)))
+        self.call(Op::Unreserve, |_| self.state.unreserve(range))
     }
 
     fn create(&self, bytes: u64) -> DriverResult<BackingId> {
-        self.call(Op::Create, |_| {
-            check_size(self.info.granule_bytes, bytes)?;
-            // Not under the lock: the driver may first have to clean memory that was just released.
-            let handle = self.create_handle(bytes)?;
-            Ok(self.ledger().created(bytes, handle))
-        })
+        self.call(Op::Create, |_| self.state.create(bytes))
     }
 
     fn release(&self, backing: BackingId) -> DriverResult<()> {
-        // Mapped or not: the driver keeps the memory until the last unmap.
-        self.call(Op::Release, |_| {
-            self.ledger().release(backing, |handle, _mapped| self.release_handle(*handle))
-        })
+        self.call(Op::Release, |_| self.state.release(backing))
     }
 
     fn map(&self, range: DeviceRange, backing: BackingId) -> DriverResult<()> {
-        self.call(Op::Map, |api| {
-            let bytes = to_usize(range.bytes)?;
-            self.ledger().map(range, backing, |(), handle| {
-                // SAFETY: C3, the range is ours and free, the handle alive and of this size.
-                let mapped = unsafe { (api.mem_map)(range.addr, bytes, 0, *handle, 0) };
-                // The driver's own tables take memory, too.
-                self.check_memory(mapped, range.bytes)
-            })
-        })
+        self.call(Op::Map, |_| self.state.map(range, backing))
     }
 
     fn set_access(&self, range: DeviceRange) -> DriverResult<()> {
-        let access = AccessDesc { location: self.memory.location, flags: 3 };
-        self.call(Op::SetAccess, |api| {
-            let bytes = to_usize(range.bytes)?;
-            // One call for the range: what is open in it already stays so.
-            self.ledger().set_access(range, |(), _closed| {
-                // SAFETY: C3, all of the range is mapped.
-                let opened = unsafe { (api.mem_set_access)(range.addr, bytes, &raw const access, 1) };
-                self.check_memory(opened, range.bytes)
-            })
-        })
+        self.call(Op::SetAccess, |_| self.state.set_access(range))
     }
 
     fn unmap(&self, range: DeviceRange) -> DriverResult<()> {
-        self.call(Op::Unmap, |_| self.ledger().unmap(range, |()| self.unmap_range(range)).map(drop))
+        self.call(Op::Unmap, |_| self.state.unmap(range))
     }
 
     fn stream_create(&self) -> DriverResult<StreamId> {
@@ -557,33 +424,11 @@ impl Driver for CudaDevice {
         parts: &[CopyPart],
     ) -> DriverResult<Pending<()>> {
         let op = Op::CopyToDevice;
-        self.context.owner.check(op)?;
+        self.context.owner().check(op)?;
         let places = places::in_buffer(src.len(), parts).map_err(of(op))?;
-        self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
+        self.state.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
         let queue = |(src, queued, kernel): &ToDevice, stream: &Stream| {
-            let bytes: &[u8] = src;
-            let is_staged = self.is_staged(bytes);
-            let kernel = kernel.as_ref().filter(|_| stream.copies_by_kernel);
-            let readable = kernel.and_then(|_| self.context.pinned_at(bytes.as_ptr().addr(), bytes.len()));
-            parts.iter().zip(&places).try_for_each(|(part, place)| {
-                let Some(from) = bytes.get(place.clone()).filter(|from| !from.is_empty()) else {
-                    return Ok(());
-                };
-                let (to, len) = (part.device.addr, from.len());
-                if let Some((kernel, readable)) = kernel.zip(readable)
-                    && kernel.copy(stream, to, readable + place.start as u64, len)?
-                {
-                    return Ok(());
-                }
-                let at = from.as_ptr().expose_provenance();
-                if is_staged && staging::copy(&self.context, stream, Way::ToDevice, to, at, len, queued)? {
-                    return Ok(());
-                }
-                let pointer = from.as_ptr().cast();
-                // SAFETY: C3 and C5: the flight holds the buffer, shared, until the copy has finished.
-                let copied = unsafe { (self.api().memcpy_htod_async)(to, pointer, len, stream.raw) };
-                self.api().check(copied)
-            })
+            transfer::to_device(&self.context, stream, kernel.as_deref(), src, parts, &places, queued)
         };
         let kept = (src, Queued::default(), self.copy_kernel.as_ref().ok().cloned());
         self.fly(op, stream, kept, queue, |(_src, queued, _kernel)| staging::outcome(&queued))
@@ -596,12 +441,12 @@ impl Driver for CudaDevice {
         parts: &[CopyPart],
     ) -> DriverResult<Pending<HostBuffer>> {
         let op = Op::CopyToHost;
-        self.context.owner.check(op)?;
+        self.context.owner().check(op)?;
         let places = places::in_buffer(dst.len(), parts).map_err(of(op))?;
-        self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
-        let to = Writable::of(self, &mut dst);
+        self.state.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
+        let to = Writable::of(&self.context, &mut dst);
         let queue = |(_, queued): &(HostBuffer, Queued), stream: &Stream| {
-            self.queue_to_host(stream, to, parts, &places, queued)
+            transfer::to_host(&self.context, stream, to, parts, &places, queued)
         };
         let kept = (dst, Queued::default());
         self.fly(op, stream, kept, queue, |(dst, queued)| staging::outcome(&queued).map(|()| dst))
@@ -614,15 +459,15 @@ impl Driver for CudaDevice {
         parts: &[CopyPart],
     ) -> DriverResult<Pending<(HostBuffer, Vec<Digest>)>> {
         let op = Op::Save;
-        self.context.owner.check(op)?;
+        self.context.owner().check(op)?;
         check_save(self.info.granule_bytes, parts)?;
         let places = places::in_buffer(dst.len(), parts).map_err(of(op))?;
-        self.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
-        let to = Writable::of(self, &mut dst);
+        self.state.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
+        let to = Writable::of(&self.context, &mut dst);
         let job = self.call(op, |_| Ok(self.digester.of_stored(&self.context, &dst, parts)))?;
         let (granule, stored) = (to_usize(self.info.granule_bytes).map_err(of(op))?, places.clone());
         let queue = |(_, job, queued): &(HostBuffer, Option<Job>, Queued), stream: &Stream| {
-            self.queue_to_host(stream, to, parts, &places, queued)?;
+            transfer::to_host(&self.context, stream, to, parts, &places, queued)?;
             job.as_ref().map_or(Ok(()), |job| job.queue(stream))
         };
         let kept = (dst, job, Queued::default());
@@ -639,24 +484,24 @@ impl Driver for CudaDevice {
 
     fn zero(&self, stream: StreamId, range: DeviceRange) -> DriverResult<Pending<()>> {
         let op = Op::Zero;
-        self.context.owner.check(op)?;
-        self.check_open([range]).map_err(of(op))?;
+        self.context.owner().check(op)?;
+        self.state.check_open([range]).map_err(of(op))?;
         let bytes = to_usize(range.bytes).map_err(of(op))?;
         let queue = |(): &(), stream: &Stream| {
             if bytes == 0 {
                 return Ok(());
             }
             // SAFETY: C3, the range is mapped with access.
-            self.api().check(unsafe { (self.api().memset_d8_async)(range.addr, 0, bytes, stream.raw) })
+            self.api().check(unsafe { (self.api().memset_d8_async)(range.addr, 0, bytes, stream.raw()) })
         };
         self.fly(op, stream, (), queue, Ok)
     }
 
     fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> DriverResult<Pending<Vec<Digest>>> {
         let (op, granule) = (Op::Digest, self.info.granule_bytes);
-        self.context.owner.check(op)?;
+        self.context.owner().check(op)?;
         check_granules(granule, ranges).map_err(of(op))?;
-        self.check_open(ranges.iter().copied()).map_err(of(op))?;
+        self.state.check_open(ranges.iter().copied()).map_err(of(op))?;
         if let Some(job) = self.call(op, |_| Ok(self.digester.of_device(ranges)))? {
             return self.fly(op, stream, job, Job::queue, |job| Ok(job.digests()));
         }
@@ -698,20 +543,16 @@ impl Driver for CudaDevice {
     }
 
     fn host_memory(&self) -> HostMemoryInfo {
-        self.context.host_memory.info()
+        self.context.host_memory().info()
     }
 
     fn host_alloc(&self, bytes: u64) -> DriverResult<HostBuffer> {
         let _entered = self.enter(Op::HostAlloc)?;
-        self.context.host_memory.alloc(bytes).map(HostBuffer::new)
+        self.context.host_memory().alloc(bytes).map(HostBuffer::new)
     }
 
     fn host_alloc_all(&self, sizes: &[u64]) -> DriverResult<Vec<Pending<HostBuffer>>> {
         let _entered = self.enter(Op::HostAlloc)?;
-        self.context.host_memory.alloc_all(sizes)
+        self.context.host_memory().alloc_all(sizes)
     }
-}
-
-fn to_usize(bytes: u64) -> Result<usize> {
-    usize::try_from(bytes).map_err(|_| invalid(format!("{bytes} bytes do not fit this machine's addresses")))
 }

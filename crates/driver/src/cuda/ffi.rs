@@ -65,7 +65,7 @@ pub(super) struct AllocationProp {
     pub(super) reserved: [u8; 4],
 }
 
-/// `CUmemAccessDesc`: flags 3 is reading and writing.
+/// `CUmemAccessDesc`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct AccessDesc {
@@ -87,6 +87,8 @@ pub(super) const GRANULARITY_MINIMUM: c_int = 0;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 pub(super) const CAPTURE_MODE_RELAXED: c_int = 2;
+/// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`: for every context, and with an address for kernels.
+pub(super) const REGISTER_FLAGS: c_uint = 1 | 2;
 pub(super) const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 
@@ -122,6 +124,7 @@ symbols! {
     device_get_attribute: "2.0", "cuDeviceGetAttribute", fn(*mut c_int, c_int, CuDevice);
     device_get_uuid: "9.2", "cuDeviceGetUuid_v2" | "cuDeviceGetUuid", fn(*mut [u8; 16], CuDevice);
     device_get_pci_bus_id: "4.1", "cuDeviceGetPCIBusId", fn(*mut c_char, c_int, CuDevice);
+    device_can_access_peer: "4.0", "cuDeviceCanAccessPeer", fn(*mut c_int, CuDevice, CuDevice);
     device_total_mem: "3.2", "cuDeviceTotalMem_v2", fn(*mut usize, CuDevice);
     primary_ctx_retain: "7.0", "cuDevicePrimaryCtxRetain", fn(*mut Raw, CuDevice);
     primary_ctx_release: "7.0", "cuDevicePrimaryCtxRelease_v2" | "cuDevicePrimaryCtxRelease", fn(CuDevice);

@@ -7,7 +7,6 @@ use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, Op};
 use serde::Serialize;
 
-use super::context::no_device;
 use super::ffi::{
     ATTRIBUTE_CAPABILITY_MAJOR, ATTRIBUTE_CAPABILITY_MINOR, ATTRIBUTE_INTEGRATED,
     ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY, ATTRIBUTE_SHARED_MEMORY_PER_BLOCK,
@@ -93,7 +92,8 @@ fn known(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     ask(api, ordinal)
 }
 
-fn count(api: &Api) -> Result<u32> {
+/// How many GPUs the driver shows this process.
+pub(super) fn count(api: &Api) -> Result<u32> {
     // SAFETY: C2; initialising twice does nothing.
     let ready = unsafe { (api.init)(0) };
     if ready == CuResult::NO_DEVICE {
@@ -106,6 +106,19 @@ fn count(api: &Api) -> Result<u32> {
         return Err(no_device(api, CuResult::NO_DEVICE));
     }
     Ok(u32::try_from(count).unwrap_or(0))
+}
+
+/// The error of a driver that finds no GPU.
+fn no_device(api: &Api, code: CuResult) -> DriverErrorKind {
+    let error = api.error(code);
+    if code == CuResult::NO_DEVICE {
+        let reason = format!(
+            "the NVIDIA driver shows this process no GPU ({error}); CUDA_VISIBLE_DEVICES may hide some, or the \
+             container was started without GPUs"
+        );
+        return DriverErrorKind::Unsupported { reason };
+    }
+    error
 }
 
 /// The error of a call that finds or takes a GPU: names the call, and what may help where the driver's words do
@@ -148,10 +161,20 @@ fn ask(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     properties(api, ordinal).map_err(named)
 }
 
-fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
+/// The driver's handle of a GPU.
+pub(super) fn handle(api: &'static Api, ordinal: u32) -> Result<CuDevice> {
     let number = c_int::try_from(ordinal).map_err(|_| invalid(format!("there is no GPU {ordinal}")))?;
     // SAFETY: C2.
-    let device: CuDevice = api.get(|device| unsafe { (api.device_get)(device, number) })?;
+    api.get(|device| unsafe { (api.device_get)(device, number) })
+}
+
+/// Whether a GPU has virtual memory management, as far as it says.
+pub(super) fn has_virtual_memory(api: &Api, device: CuDevice) -> bool {
+    attribute(api, device, ATTRIBUTE_VIRTUAL_MEMORY).is_ok_and(|has| has != 0)
+}
+
+fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
+    let device = handle(api, ordinal)?;
     // SAFETY: C2.
     let version: c_int = api.get(|version| unsafe { (api.driver_get_version)(version) })?;
     // SAFETY: C2.

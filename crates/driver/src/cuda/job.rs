@@ -8,7 +8,7 @@ use poorwill_core::DriverErrorKind;
 use poorwill_core::driver::HostWork;
 
 use super::context::Context;
-use super::queue::Stream;
+use super::stream::Stream;
 use crate::ledger::Result;
 
 /// Work for the host with its outcome.
@@ -33,8 +33,8 @@ impl HostJob {
     pub(super) fn launch(self: &Arc<Self>, context: &Context, stream: &Stream) -> Result<()> {
         let user = Arc::into_raw(Arc::clone(self)).cast_mut().cast::<c_void>();
         // SAFETY: C3 for the stream; `run` takes the count back that `user` stands for.
-        let launched = unsafe { (context.api.launch_host_func)(stream.raw, run, user) };
-        context.api.check(launched).inspect_err(|_| {
+        let launched = unsafe { (context.api().launch_host_func)(stream.raw(), run, user) };
+        context.api().check(launched).inspect_err(|_| {
             // SAFETY: refused, so `run` will not be called with it.
             drop(unsafe { Arc::from_raw(user.cast_const().cast::<Self>()) });
         })

@@ -4,13 +4,12 @@ use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 use poorwill_core::driver::Result as DriverResult;
-use poorwill_core::{DriverErrorKind, Op, Pending, StreamId};
+use poorwill_core::{DriverErrorKind, Op};
 
 use super::context::Context;
-use super::device::CudaDevice;
 use super::ffi::Raw;
-use super::queue::Stream;
-use crate::ledger::{Result, invalid, of};
+use super::stream::Stream;
+use crate::ledger::{Result, of};
 
 /// Code on one GPU; unloaded with its last [`Function`].
 #[derive(Debug, Clone)]
@@ -56,20 +55,14 @@ struct Loaded {
 }
 
 impl Module {
-    /// Compiles PTX for the GPU.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a text with a zero in it; `Device` with what the driver says to the code.
-    pub fn load(device: &CudaDevice, ptx: &str) -> DriverResult<Self> {
-        Self::load_in(device.context(), ptx)
-    }
-
+    /// Compiles PTX in a context.
     pub(super) fn load_in(context: &Arc<Context>, ptx: &str) -> DriverResult<Self> {
         let _entered = context.enter(Op::LoadModule)?;
         let load = || -> Result<Self> {
             let text = c_string(ptx)?;
             // SAFETY: C2, the text ends in a zero and outlives the call.
-            let raw = context.api.get(|raw| unsafe { (context.api.module_load_data)(raw, text.as_ptr()) })?;
+            let raw =
+                context.api().get(|raw| unsafe { (context.api().module_load_data)(raw, text.as_ptr()) })?;
             Ok(Self(Arc::new(Loaded { context: Arc::clone(context), raw })))
         };
         load().map_err(of(Op::LoadModule))
@@ -86,8 +79,8 @@ impl Module {
             let name = c_string(name)?;
             // SAFETY: C2 and C3.
             let raw = context
-                .api
-                .get(|raw| unsafe { (context.api.module_get_function)(raw, self.0.raw, name.as_ptr()) })?;
+                .api()
+                .get(|raw| unsafe { (context.api().module_get_function)(raw, self.0.raw, name.as_ptr()) })?;
             Ok(Function { module: Arc::clone(&self.0), raw })
         };
         find().map_err(of(Op::LoadModule))
@@ -98,17 +91,22 @@ impl Drop for Loaded {
     fn drop(&mut self) {
         let Ok(_entered) = self.context.enter(Op::LoadModule) else { return };
         // SAFETY: C3, unloaded once; work in flight holds a `Function`.
-        let _ = unsafe { (self.context.api.module_unload)(self.raw) };
+        let _ = unsafe { (self.context.api().module_unload)(self.raw) };
     }
 }
 
 impl Function {
+    /// Whether it was loaded in this context.
+    pub(super) fn is_in(&self, context: &Context) -> bool {
+        self.module.context.raw() == context.raw()
+    }
+
     /// Queues the kernel. The caller has entered the context, and keeps the function until the kernel has finished.
     ///
     /// # Safety
-    /// As for [`CudaDevice::launch`].
+    /// `args` are the parameters of the kernel, which touches only memory that stays mapped until it has finished.
     pub(super) unsafe fn queue(&self, stream: &Stream, grid: Grid, args: &[KernelArg]) -> Result<()> {
-        let api = self.module.context.api;
+        let api = self.module.context.api();
         let mut values: Vec<u64> = args.iter().map(|arg| arg.value()).collect();
         let mut pointers: Vec<*mut c_void> =
             values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
@@ -124,46 +122,11 @@ impl Function {
                 1,
                 1,
                 shared_bytes,
-                stream.raw,
+                stream.raw(),
                 pointers.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
         })
-    }
-}
-
-impl CudaDevice {
-    /// Queues a kernel, on a grid or on `(blocks, threads)`.
-    ///
-    /// # Errors
-    /// `UnknownHandle`; `InvalidArgument` for a function of another GPU; what the driver says to the launch; at
-    /// `wait`, what the device reports.
-    ///
-    /// # Safety
-    /// `args` must be the parameters of the kernel, in number, order and type, and the kernel must touch only
-    /// memory that stays mapped until it has finished, and that nothing else relies on meanwhile.
-    pub unsafe fn launch(
-        &self,
-        stream: StreamId,
-        function: &Function,
-        grid: impl Into<Grid>,
-        args: &[KernelArg],
-    ) -> DriverResult<Pending<()>> {
-        let op = Op::LaunchKernel;
-        let _entered = self.enter(op)?;
-        let (context, grid) = (self.context(), grid.into());
-        let launch = || -> Result<Pending<()>> {
-            if function.module.context.raw != context.raw {
-                return Err(invalid("the function was loaded on another GPU".into()));
-            }
-            let stream = self.queues().running_stream(stream)?;
-            let flight = self.queues().fly(&stream, function.clone(), |function| {
-                // SAFETY: what the caller of this promises.
-                unsafe { function.queue(&stream, grid, args) }
-            })?;
-            Ok(flight.pending(op, |_function| Ok(())))
-        };
-        launch().map_err(of(op))
     }
 }
 

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use poorwill_core::Op;
 
-use super::context::Primary;
-use super::ffi::{CuDeviceptr, CuResult};
-use super::registered::REGISTER_FLAGS;
+use super::ffi::{CuDeviceptr, CuResult, REGISTER_FLAGS};
+use super::primary::Primary;
 use crate::host_memory::{Backend, Refusal, Region};
 
 /// Memory of the system's that one GPU's driver page-locks. It keeps the context.
@@ -27,7 +26,7 @@ impl Backend for Locked {
         let failed =
             |error: &dyn std::fmt::Display| Refusal::Failed(format!("page-locking it failed: {error}"));
         let _entered = self.primary.enter(Op::HostAlloc).map_err(|error| failed(&error.kind))?;
-        let api = self.primary.api;
+        let api = self.primary.api();
         let start = ptr::with_exposed_provenance_mut(region.start());
         // SAFETY: C4, whoever has the region unregisters it before it goes.
         let registered = unsafe { (api.mem_host_register)(start, region.bytes(), REGISTER_FLAGS) };
@@ -49,6 +48,6 @@ impl Backend for Locked {
         let Ok(_entered) = self.primary.enter(Op::HostTrim) else { return false };
         let start = ptr::with_exposed_provenance_mut(region.start());
         // SAFETY: C4, registered when it was made, and used by nobody any more.
-        unsafe { (self.primary.api.mem_host_unregister)(start) == CuResult::SUCCESS }
+        unsafe { (self.primary.api().mem_host_unregister)(start) == CuResult::SUCCESS }
     }
 }

@@ -5,9 +5,8 @@
 //! has passed. Promise: nothing that a copy or a host function may still touch is freed, whatever fails.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::c_int;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -16,8 +15,8 @@ use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverErrorKind, EventId, Op, Pending, StreamId};
 
 use super::context::Context;
-use super::ffi::{CuResult, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Raw, STREAM_NON_BLOCKING};
-use super::staging::Staging;
+use super::ffi::Raw;
+use super::stream::{Event, Stream};
 use crate::ledger::{Result, invalid, of};
 
 /// What the driver calls the default stream, and the default stream of each thread.
@@ -26,29 +25,6 @@ const STREAM_PER_THREAD: Raw = 2;
 
 /// Longest between two looks at a stream that is to be removed while others use it.
 const REMOVAL_PAUSE_MAX: Duration = Duration::from_millis(1);
-
-/// A stream of ours or of the caller's.
-#[derive(Debug)]
-pub(super) struct Stream {
-    context: Arc<Context>,
-    pub(super) raw: Raw,
-    is_ours: bool,
-    /// Whether copies to the device are for a kernel here.
-    pub(super) copies_by_kernel: bool,
-    /// Whether anybody else has its handle: only then can it be captured.
-    is_known: AtomicBool,
-    /// Pieces of work queued so far.
-    queued: AtomicU64,
-    /// What digests and copies with pageable memory pass through on this stream. Held while a piece is queued, so that pieces do not mix.
-    pub(super) staging: Mutex<Option<Arc<Staging>>>,
-}
-
-/// An event of the driver's, destroyed when nobody asks for it any more.
-#[derive(Debug)]
-pub(super) struct Event {
-    context: Arc<Context>,
-    raw: Raw,
-}
 
 /// Streams and events by number, and what is left in flight.
 #[derive(Debug)]
@@ -107,103 +83,6 @@ pub(super) struct Flight<T: Send + 'static> {
     going: Option<(Arc<Event>, T)>,
 }
 
-impl Event {
-    pub(super) fn create(context: &Arc<Context>) -> Result<Self> {
-        let flags = EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC;
-        // SAFETY: C2.
-        let raw = context.api.get(|raw| unsafe { (context.api.event_create)(raw, flags) })?;
-        Ok(Self { context: Arc::clone(context), raw })
-    }
-
-    pub(super) fn record(&self, stream: &Stream) -> Result<()> {
-        // SAFETY: C3, both handles are alive.
-        self.context.api.check(unsafe { (self.context.api.event_record)(self.raw, stream.raw) })
-    }
-
-    fn has_passed(&self) -> Result<bool> {
-        // SAFETY: C3.
-        match unsafe { (self.context.api.event_query)(self.raw) } {
-            CuResult::NOT_READY => Ok(false),
-            code => self.context.api.check(code).map(|()| true),
-        }
-    }
-
-    fn wait(&self) -> Result<()> {
-        // SAFETY: C3.
-        self.context.api.check(unsafe { (self.context.api.event_synchronize)(self.raw) })
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        let Ok(_entered) = self.context.enter(Op::EventDestroy) else { return };
-        // SAFETY: C3, destroyed once; the driver frees it when it has passed.
-        let _ = unsafe { (self.context.api.event_destroy)(self.raw) };
-    }
-}
-
-impl Stream {
-    pub(super) fn ours(context: &Arc<Context>) -> Result<Self> {
-        // SAFETY: C2.
-        let raw = context.api.get(|raw| unsafe { (context.api.stream_create)(raw, STREAM_NON_BLOCKING) })?;
-        Ok(Self::of(context, raw, true))
-    }
-
-    /// One whose kernels and copies are behind those of others, where the GPU has to choose.
-    fn behind_others(context: &Arc<Context>) -> Result<Self> {
-        let api = context.api;
-        let (mut lowest, mut highest) = (0, 0);
-        // SAFETY: C2.
-        api.check(unsafe { (api.ctx_get_stream_priority_range)(&raw mut lowest, &raw mut highest) })?;
-        let create = api.stream_create_with_priority;
-        // SAFETY: C2.
-        let raw = api.get(|raw| unsafe { create(raw, STREAM_NON_BLOCKING, lowest) })?;
-        Ok(Self::of(context, raw, true))
-    }
-
-    fn of(context: &Arc<Context>, raw: Raw, is_ours: bool) -> Self {
-        let (queued, staging, copies_by_kernel) = Default::default();
-        let is_known = AtomicBool::new(!is_ours);
-        Self { context: Arc::clone(context), raw, is_ours, copies_by_kernel, is_known, queued, staging }
-    }
-
-    pub(super) fn synchronize(&self) -> Result<()> {
-        // SAFETY: C3.
-        self.context.api.check(unsafe { (self.context.api.stream_synchronize)(self.raw) })
-    }
-
-    /// Its handle, for others.
-    pub(super) fn tell(&self) -> Raw {
-        self.is_known.store(true, Ordering::Release);
-        self.raw
-    }
-
-    /// Whether what is queued on it is captured into a graph instead of run.
-    fn is_captured(&self) -> Result<bool> {
-        if !self.is_known.load(Ordering::Acquire) {
-            return Ok(false);
-        }
-        let mut status: c_int = 0;
-        // SAFETY: C2 and C3.
-        let asked = unsafe { (self.context.api.stream_is_capturing)(self.raw, &raw mut status) };
-        if asked == CuResult::STREAM_CAPTURE_IMPLICIT {
-            return Ok(true);
-        }
-        self.context.api.check(asked).map(|()| status != 0)
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if !self.is_ours {
-            return;
-        }
-        let Ok(_entered) = self.context.enter(Op::StreamDestroy) else { return };
-        // SAFETY: C3, destroyed once; work still queued on it is finished first.
-        let _ = unsafe { (self.context.api.stream_destroy)(self.raw) };
-    }
-}
-
 impl Queues {
     pub(super) fn new(context: &Arc<Context>) -> Self {
         let default = Arc::new(Stream::of(context, 0, false));
@@ -239,7 +118,7 @@ impl Queues {
             match stream.is_captured() {
                 Ok(false) => {}
                 Ok(true) => return Ok(Some(StreamId(id))),
-                Err(error) if stream.is_ours => return Err(error),
+                Err(error) if stream.is_ours() => return Err(error),
                 // Its owner has ended it.
                 Err(_) => {}
             }
@@ -257,8 +136,7 @@ impl Queues {
     }
 
     pub(super) fn create_kernel_copy_stream(&self) -> Result<StreamId> {
-        let mut stream = Stream::ours(&self.context)?;
-        stream.copies_by_kernel = true;
+        let stream = Stream::ours(&self.context)?.copied_by_kernel();
         Ok(self.table().add(stream))
     }
 
@@ -278,14 +156,14 @@ impl Queues {
             }
             _ => {}
         }
-        let api = self.context.api;
+        let api = self.context.api();
         // SAFETY: C2; that the handle is a stream is what the caller of `adopt_stream` promises.
         let context: Raw = api.get(|context| unsafe { (api.stream_get_ctx)(raw, context) })?;
-        if context != self.context.raw {
+        if context != self.context.raw() {
             return Err(invalid("the stream belongs to another context than the GPU's primary one".into()));
         }
         let mut table = self.table();
-        let known = table.streams.iter().find(|(_, stream)| stream.raw == raw).map(|(id, _)| StreamId(*id));
+        let known = table.streams.iter().find(|(_, stream)| stream.raw() == raw).map(|(id, _)| StreamId(*id));
         Ok(known.unwrap_or_else(|| table.add(Stream::of(&self.context, raw, false))))
     }
 
@@ -297,13 +175,13 @@ impl Queues {
         loop {
             // It stays known until its work is done: who does not know it takes its work for finished.
             let stream = self.running_stream(id)?;
-            let queued = stream.queued.load(Ordering::Acquire);
+            let queued = stream.queued();
             stream.synchronize()?;
             let mut table = self.table();
             // One in the table, one here: nobody is between looking it up and queuing something.
             let is_alone = Arc::strong_count(&stream) == 2;
             fence(Ordering::Acquire); // With whoever let go of it last.
-            if is_alone && stream.queued.load(Ordering::Acquire) == queued {
+            if is_alone && stream.queued() == queued {
                 let removed = table.streams.remove(&id.0);
                 drop(table);
                 return removed.map(drop).ok_or_else(|| unknown(id));
@@ -344,9 +222,7 @@ impl Queues {
 
     pub(super) fn stream_waits(&self, stream: StreamId, event: EventId) -> Result<()> {
         let (event, stream) = (self.event(event)?, self.running_stream(stream)?);
-        stream.queued.fetch_add(1, Ordering::AcqRel);
-        // SAFETY: C3.
-        self.context.api.check(unsafe { (self.context.api.stream_wait_event)(stream.raw, event.raw, 0) })
+        stream.wait_for(&event)
     }
 
     /// Lets go of what work has finished with that nobody waits for, as far as a few events tell.
@@ -422,7 +298,7 @@ impl Queues {
 
     /// Work whose end nobody has seen. In a forked child the lock may be held for ever, and nothing is ours to free.
     fn leave_in_doubt<T: Send + 'static>(&self, event: Arc<Event>, kept: T) {
-        if self.context.owner.is_here() {
+        if self.context.owner().is_here() {
             self.leave(Some(event), Box::new(kept));
         } else {
             std::mem::forget((event, kept));
@@ -466,7 +342,7 @@ impl Queues {
         queue: impl FnOnce(&T) -> Result<()>,
     ) -> Result<Flight<T>> {
         let event = Arc::new(Event::create(&self.context)?);
-        stream.queued.fetch_add(1, Ordering::AcqRel);
+        stream.count();
         let queued = queue(&kept).and_then(|()| event.record(stream));
         match queued {
             Ok(()) => Ok(Flight { queues: Arc::clone(self), going: Some((event, kept)) }),
@@ -486,7 +362,7 @@ impl Drop for Queues {
         // Only where the device was not closed, as in a forked child: nobody knows what is in flight.
         let left = self.left.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::take(&mut left.flying));
-        if !self.context.owner.is_here() {
+        if !self.context.owner().is_here() {
             // A thread of the parent's may have been changing it.
             let table = self.table.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::forget(std::mem::replace(table, Table::empty()));

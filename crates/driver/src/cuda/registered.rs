@@ -9,24 +9,20 @@
 //! other memory may have come to its addresses.
 
 use std::collections::BTreeMap;
-use std::ffi::c_uint;
 use std::fmt;
 use std::ops::Range;
 use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::driver::Result as DriverResult;
-use poorwill_core::{ByteSize, DriverErrorKind, HostBuffer, Op};
+use poorwill_core::{ByteSize, DriverErrorKind, Op};
 
-use super::context::{Context, Primary};
-use super::device::CudaDevice;
-use super::ffi::{Api, CuDeviceptr, CuResult};
-use crate::host_memory::{BufferMade, BufferPin, Region, Wish};
+use super::context::Context;
+use super::ffi::{Api, CuDeviceptr, CuResult, REGISTER_FLAGS};
+use super::primary::Primary;
+use crate::host_memory::{Region, Wish};
 use crate::ledger::{Result, invalid, of};
 use crate::process::Owner;
-
-/// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`: for every context, and with an address for kernels.
-pub(super) const REGISTER_FLAGS: c_uint = 1 | 2;
 
 /// The registrations of this process, by where they begin. Page-locking is portable: every GPU sees it, whichever device
 /// it was made by, and whoever's view goes last ends it.
@@ -77,61 +73,6 @@ impl fmt::Debug for HostView {
     }
 }
 
-impl CudaDevice {
-    /// Host memory of exactly `bytes` bytes, as [`host_alloc`](poorwill_core::Driver::host_alloc) gives it, page-locked or not; and, where it is
-    /// not and was to be if possible, why.
-    ///
-    /// # Errors
-    /// `OutOfHostMemory`; `Unsupported` where it was to be page-locked in any case and is not.
-    pub fn host_buffer(&self, bytes: u64, pin: BufferPin) -> DriverResult<(HostBuffer, Option<String>)> {
-        let _entered = self.enter(Op::HostAlloc)?;
-        let (piece, because) = self.context().host_memory.alloc_as(bytes, pin)?;
-        Ok((HostBuffer::new(piece), because))
-    }
-
-    /// Gives host memory back that nobody uses, `bytes` at most, where more than 1 GiB lies unused. Called with the size
-    /// of a buffer that has been dropped for good. Waits for the work of the GPU if any of it is page-locked.
-    pub fn give_surplus_back(&self, bytes: u64) {
-        self.context().host_memory.give_surplus_back(bytes);
-    }
-
-    /// Several such buffers at once, made meanwhile by other threads.
-    ///
-    /// # Errors
-    /// At the call, before anything is made: `OutOfHostMemory` when not all of it is to be had. At `wait` as for
-    /// [`CudaDevice::host_buffer`].
-    pub fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> DriverResult<Vec<BufferMade>> {
-        let _entered = self.enter(Op::HostAlloc)?;
-        self.context().host_memory.alloc_all_as(sizes, pin)
-    }
-
-    /// Host memory of the caller's, seen by the GPU where it is: as it is where somebody has page-locked it, else
-    /// page-locked in place as long as a view of it is left, or not at all unless that is allowed. The caller keeps
-    /// the memory at least as long; what kernels do with it is as with any pointer.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for no bytes, and for memory that shares a page with such as is page-locked by somebody;
-    /// `Unsupported` where the driver does not page-lock it.
-    pub fn host_view(&self, memory: Range<usize>, may_lock: bool) -> DriverResult<Option<HostView>> {
-        if memory.is_empty() {
-            let words = "a view of no bytes of host memory was asked for".to_owned();
-            return Err(of(Op::HostRegister)(invalid(words)));
-        }
-        HostView::of(self.context(), &self.registrations, &memory, may_lock)
-    }
-
-    /// Waits for all work on the GPU, whoever queued it, as [`synchronize`](poorwill_core::Driver::synchronize) does; and
-    /// unlike that does not disturb captures on streams that the device was never told of. It has the driver let go of
-    /// a page, which it does when the GPU is done.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn wait_for_all_work(&self) -> DriverResult<()> {
-        let _entered = self.enter(Op::Synchronize)?;
-        wait_for_all_work(self.context()).map_err(of(Op::Synchronize))
-    }
-}
-
 impl HostView {
     /// Where the GPU finds the first byte.
     #[must_use]
@@ -162,7 +103,7 @@ impl HostView {
 impl Drop for HostView {
     fn drop(&mut self) {
         let Some(start) = self.registered else { return };
-        if self.context.owner.is_here() {
+        if self.context.owner().is_here() {
             self.registrations.leave(start);
         }
     }
@@ -173,12 +114,12 @@ impl Registrations {
     pub(super) fn of(context: &Context) -> Arc<Self> {
         static BOOKS: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
         let mut books = BOOKS.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |kept: &&Kept| kept.owner == context.owner && ptr::eq(kept.api, context.api);
+        let is_same = |kept: &&Kept| kept.owner == context.owner() && ptr::eq(kept.api, context.api());
         if let Some(kept) = books.iter().find(is_same) {
             return Arc::clone(&kept.registrations);
         }
         let registrations = Arc::<Self>::default();
-        let (owner, api) = (context.owner, context.api);
+        let (owner, api) = (context.owner(), context.api());
         books.push(Kept { owner, api, registrations: Arc::clone(&registrations) });
         registrations
     }
@@ -228,7 +169,7 @@ impl Registrations {
         register(context, memory, &pages)?;
         let device = address(context, memory.start);
         let (end, views, is_leaving) = (pages.end, usize::from(device.is_ok()), false);
-        let context = Arc::clone(&context.primary);
+        let context = Arc::clone(context.primary());
         book.insert(pages.start, Registration { end, views, is_leaving, context });
         if device.is_err() {
             self.end(book, pages.start);
@@ -298,7 +239,7 @@ fn stuck(start: usize) -> DriverErrorKind {
 
 /// Where the device sees what is page-locked at an address of the host. The context has been entered.
 fn address(context: &Primary, at: usize) -> Result<CuDeviceptr> {
-    let (api, at) = (context.api, ptr::with_exposed_provenance_mut(at));
+    let (api, at) = (context.api(), ptr::with_exposed_provenance_mut(at));
     // SAFETY: C2; the driver looks the address up, and touches nothing there.
     api.get(|device| unsafe { (api.mem_host_get_device_pointer)(device, at, 0) })
 }
@@ -316,8 +257,9 @@ fn seen_at(context: &Primary, memory: &Range<usize>) -> Option<u64> {
     (is_next(memory.end - 1) && pages.all(is_next)).then_some(first)
 }
 
-/// See [`CudaDevice::wait_for_all_work`]. The context has been entered.
-fn wait_for_all_work(context: &Primary) -> Result<()> {
+/// Waits for all work on the GPU, whoever queued it, and leaves captures alone: the driver lets go of a page when the GPU
+/// is done. The context has been entered.
+pub(super) fn wait_for_all_work(context: &Primary) -> Result<()> {
     let bytes = rustix::param::page_size();
     let no_page = |reason| DriverErrorKind::OutOfHostMemory { asked_bytes: bytes as u64, reason };
     let page = Region::map(&Wish { bytes, huge: false, node: None }).map_err(no_page)?;
@@ -333,7 +275,7 @@ fn wait_for_all_work(context: &Primary) -> Result<()> {
 }
 
 fn register(context: &Primary, memory: &Range<usize>, pages: &Range<usize>) -> Result<()> {
-    let api = context.api;
+    let api = context.api();
     let start = ptr::with_exposed_provenance_mut(pages.start);
     // SAFETY: C6, whoever asks keeps the memory as long as the view.
     let registered = unsafe { (api.mem_host_register)(start, pages.len(), REGISTER_FLAGS) };
@@ -358,5 +300,5 @@ fn unregister(context: &Primary, start: usize) -> Option<CuResult> {
     let _entered = context.enter(Op::HostRegister).ok()?;
     let start = ptr::with_exposed_provenance_mut(start);
     // SAFETY: C6, registered here, and no view of it is left.
-    Some(unsafe { (context.api.mem_host_unregister)(start) })
+    Some(unsafe { (context.api().mem_host_unregister)(start) })
 }

@@ -85,8 +85,8 @@ impl Slots {
 
 impl Piece {
     fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
-        let memory = Arc::new(context.staging.alloc(bytes as u64).map_err(|error| error.kind)?);
-        let Place::Pinned(device) = context.staging.place_of(memory.start().addr(), bytes) else {
+        let memory = Arc::new(context.staging().alloc(bytes as u64).map_err(|error| error.kind)?);
+        let Place::Pinned(device) = context.staging().place_of(memory.start().addr(), bytes) else {
             let reason = "the driver gives kernels no access to host memory".into();
             return Err(DriverErrorKind::Unsupported { reason });
         };
@@ -146,7 +146,7 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         // In a forked child the lock may be held for ever.
-        if self.slots.context.owner.is_here()
+        if self.slots.context.owner().is_here()
             && let Some(piece) = self.slots.pieces().get_mut(self.piece)
         {
             piece.taken[self.units.clone()].fill(false);

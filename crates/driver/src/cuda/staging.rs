@@ -12,7 +12,7 @@ use std::thread;
 
 use super::context::Context;
 use super::job::HostJob;
-use super::queue::Stream;
+use super::stream::Stream;
 use crate::host_memory::{Piece, Place};
 use crate::ledger::Result;
 
@@ -41,7 +41,7 @@ pub(super) enum Way {
 
 /// Whether copies with these bytes of host memory go through staging, if there is any that is page-locked.
 pub(super) fn is_worth_it(context: &Context, addr: usize, len: usize) -> bool {
-    context.host_memory.place_of(addr, len) == Place::Pageable
+    context.host_memory().place_of(addr, len) == Place::Pageable
 }
 
 /// The stream's buffer, made anew where it is too small. Work in flight keeps the old one alive. What a stream has left
@@ -51,7 +51,7 @@ pub(super) fn buffer(slot: &mut Option<Arc<Staging>>, context: &Context, bytes: 
         return Ok(Arc::clone(staging));
     }
     let bytes = if bytes < PIECE_BYTES { bytes.next_power_of_two().max(BUFFER_BYTES_MIN) } else { bytes };
-    let staging = Arc::new(context.staging.alloc(bytes).map_err(|error| error.kind)?);
+    let staging = Arc::new(context.staging().alloc(bytes).map_err(|error| error.kind)?);
     *slot = Some(Arc::clone(&staging));
     Ok(staging)
 }
@@ -68,12 +68,12 @@ pub(super) fn copy(
     len: usize,
     queued: &Queued,
 ) -> Result<bool> {
-    let mut slot = stream.staging.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut slot = stream.staging();
     let Ok(staging) = buffer(&mut slot, context, PIECE_BYTES.min(len as u64)) else { return Ok(false) };
     if !staging.is_pinned() {
         return Ok(false);
     }
-    let (api, through) = (context.api, staging.start().expose_provenance());
+    let (api, through) = (context.api(), staging.start().expose_provenance());
     for offset in (0..len).step_by(staging.len()) {
         let bytes = staging.len().min(len - offset);
         let (from, to) = match way {
@@ -89,12 +89,13 @@ pub(super) fn copy(
                 job.launch(context, stream)?;
                 // SAFETY: C3 and C5: the staging buffer lives as long as what was just queued, and is written and
                 // read in the order of this stream only.
-                let copied = unsafe { (api.memcpy_htod_async)(at, through.cast_const(), bytes, stream.raw) };
+                let copied =
+                    unsafe { (api.memcpy_htod_async)(at, through.cast_const(), bytes, stream.raw()) };
                 api.check(copied)?;
             }
             Way::ToHost => {
                 // SAFETY: C3 and C5, as above.
-                let copied = unsafe { (api.memcpy_dtoh_async)(through, at, bytes, stream.raw) };
+                let copied = unsafe { (api.memcpy_dtoh_async)(through, at, bytes, stream.raw()) };
                 api.check(copied)?;
                 job.launch(context, stream)?;
             }

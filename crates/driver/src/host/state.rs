@@ -23,8 +23,8 @@ const FILE_BYTES: u64 = 1 << 62;
 /// Physical memory: ranges of one sparse memfd.
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) file: Arc<OwnedFd>,
-    pub(super) capacity_bytes: u64,
+    file: Arc<OwnedFd>,
+    capacity_bytes: u64,
     held_bytes: u64,
     next_offset: u64,
     /// Released and unmapped, but the system refused to take the memory back; still counted as held.
@@ -68,6 +68,15 @@ impl State {
             unpunched: Vec::new(),
             ledger: Ledger::new(granule_bytes),
         })
+    }
+
+    /// What holds the bytes.
+    pub(super) fn file(&self) -> &Arc<OwnedFd> {
+        &self.file
+    }
+
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
     }
 
     pub(super) fn held_bytes(&self) -> u64 {

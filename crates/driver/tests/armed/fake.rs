@@ -1,6 +1,6 @@
 //! The fake library's own symbols, and devices over it.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libloading::os::unix::{Library, Symbol};
@@ -20,6 +20,9 @@ pub(crate) struct Fake {
     arm: Symbol<extern "C" fn(u64, u64)>,
     disarm: Symbol<extern "C" fn() -> u64>,
     called: Symbol<unsafe extern "C" fn(u64, *mut [u8; 64]) -> c_int>,
+    hold: Symbol<unsafe extern "C" fn(*const c_char) -> c_int>,
+    let_go: Symbol<extern "C" fn()>,
+    held: Symbol<extern "C" fn() -> u64>,
     census: Symbol<unsafe extern "C" fn(c_int, *mut Census) -> c_int>,
 }
 
@@ -34,9 +37,15 @@ impl Fake {
         // SAFETY: likewise.
         let called = unsafe { library.get(b"poorwillFakeCalled") }.unwrap();
         // SAFETY: likewise.
+        let hold = unsafe { library.get(b"poorwillFakeHold") }.unwrap();
+        // SAFETY: likewise.
+        let let_go = unsafe { library.get(b"poorwillFakeLetGo") }.unwrap();
+        // SAFETY: likewise.
+        let held = unsafe { library.get(b"poorwillFakeHeld") }.unwrap();
+        // SAFETY: likewise.
         let census = unsafe { library.get(b"poorwillFakeCensus") }.unwrap();
         std::mem::forget(library);
-        Self { arm, disarm, called, census }
+        Self { arm, disarm, called, hold, let_go, held, census }
     }
 
     /// From now on counts calls, and has so many from the `first` on fail.
@@ -62,12 +71,33 @@ impl Fake {
         String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned()
     }
 
+    /// Calls of this symbol wait until the guard is dropped.
+    pub(crate) fn hold(&self, symbol: &CStr) -> LetGo<'_> {
+        // SAFETY: `symbol` outlives the call.
+        assert_eq!(unsafe { (self.hold)(symbol.as_ptr()) }, 0);
+        LetGo(self)
+    }
+
+    /// How many calls wait now.
+    pub(crate) fn held(&self) -> u64 {
+        (self.held)()
+    }
+
     /// What there is on the device of this number.
     pub(crate) fn census(&self, device: u32) -> Census {
         let mut census = Census::default();
         // SAFETY: `census` outlives the call.
         assert_eq!(unsafe { (self.census)(c_int::try_from(device).unwrap(), &raw mut census) }, 0);
         census
+    }
+}
+
+/// Has the calls that wait go on when it is dropped.
+pub(crate) struct LetGo<'a>(&'a Fake);
+
+impl Drop for LetGo<'_> {
+    fn drop(&mut self) {
+        (self.0.let_go)();
     }
 }
 

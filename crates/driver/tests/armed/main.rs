@@ -5,6 +5,7 @@
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::unwrap_used)]
 
+mod changes;
 mod copies;
 mod digests;
 mod ends;

@@ -9,6 +9,7 @@ mod contract;
 mod device;
 mod host_memory;
 mod kernels;
+mod peers;
 mod views;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -5,7 +5,7 @@
 
 use poorwill_core::driver::Result;
 use poorwill_core::{AllocRequest, Driver, MemoryInfo, Pool, PoolConfig, PoolError, Tag};
-use poorwill_driver::cuda::{self, CudaMemory, GpuInfo};
+use poorwill_driver::cuda::{self, CudaMemory, GpuInfo, Peers};
 use poorwill_driver::{CudaConfig, CudaDevice};
 use poorwill_testkit::child;
 
@@ -160,4 +160,33 @@ fn a_driver_without_opting_in_tells_what_every_block_has() {
     let answers: Vec<_> = (1..=9).map(answer).collect();
     assert_eq!(answers.iter().filter(|answer| **answer == Some("has 48 KiB")).count(), 1, "{answers:?}");
     assert_eq!(answers.last(), Some(&Some("has 163 KiB")), "it asks for less: {answers:?}");
+}
+
+#[test]
+fn a_gpu_that_does_not_reach_the_memory_is_no_peer() {
+    if !played(&[(PLAY, "1:reaches=none")]) {
+        return;
+    }
+    assert_eq!(open().unwrap().peers(), [0u32; 0]);
+    let library = Some(poorwill_fake_libcuda::path());
+    let chosen = CudaConfig::default().through(library).open_to(Peers::Only(vec![1]));
+    let words = CudaDevice::open(&chosen).unwrap_err().to_string();
+    assert!(words.contains("cuda:1 cannot be a peer of cuda:0: it does not reach"), "{words}");
+    let other = CudaDevice::open(&chosen.numbered(1).open_to(Peers::Only(vec![0]))).unwrap();
+    assert_eq!(other.peers(), [0], "the other way round it does");
+}
+
+#[test]
+fn memory_that_cannot_be_opened_for_peers_says_what_to_set() {
+    // Not supported, whatever the driver has said before.
+    if !played(&[(FAIL, "cuMemSetAccess:1:1:801")]) {
+        return;
+    }
+    let device = open().unwrap();
+    let range = device.reserve(device.info().granule_bytes).unwrap();
+    device.map(range, device.create(range.bytes).unwrap()).unwrap();
+    let words = device.set_access(range).unwrap_err().to_string();
+    assert!(words.contains("NOT_SUPPORTED") && words.contains("(cuda:1), too"), "{words}");
+    assert!(words.contains("open the device without them (`peers`)"), "{words}");
+    device.set_access(range).unwrap();
 }

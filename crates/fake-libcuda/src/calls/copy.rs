@@ -11,6 +11,7 @@ use crate::abi::{Code, HostPointer, Outcome};
 use crate::context::current;
 use crate::entry::entries;
 use crate::world::{Handle, range};
+use crate::{context, memory, peer};
 
 /// How much memory a fill with anything but zeros takes.
 const FILL_BYTES: u64 = 1 << 20;
@@ -24,7 +25,11 @@ entries! {
         if current.captures(handle)? {
             return Ok(());
         }
-        let queued = current.device.host.copy_to_device(stream.id, Arc::new(HostBuffer::new(from)), &[part]);
+        let from = Arc::new(HostBuffer::new(from));
+        let queued = match peer::home(&current, part.device)? {
+            None => current.device.host.copy_to_device(stream.id, from, &[part]),
+            Some(home) => peer::queue(current.device, stream.id, move || peer::write(home, from, part.device)),
+        };
         stream.keep(current.device, queued)
     }
 
@@ -36,8 +41,52 @@ entries! {
         if current.captures(handle)? {
             return Ok(());
         }
-        let queued = current.device.host.copy_to_host(stream.id, HostBuffer::new(to), &[part]);
-        stream.keep(current.device, queued.map(forget_buffer))
+        let to = HostBuffer::new(to);
+        let queued = match peer::home(&current, part.device)? {
+            None => current.device.host.copy_to_host(stream.id, to, &[part]).map(forget_buffer),
+            Some(home) => peer::queue(current.device, stream.id, move || {
+                peer::read(home, to, part.device).map(drop)
+            }),
+        };
+        stream.keep(current.device, queued)
+    }
+
+    call cuMemcpyAsync(to: u64, from: u64, bytes: usize, handle: Handle) {
+        // Addresses of devices only: what the host has is copied by the calls that say so.
+        let current = current()?;
+        let stream = current.stream(handle)?;
+        let (to, from) = (range(to, bytes)?, range(from, bytes)?);
+        let homes = (
+            memory::home_of(current.world, current.device, to)?,
+            memory::home_of(current.world, current.device, from)?,
+        );
+        if bytes == 0 || current.captures(handle)? {
+            return Ok(());
+        }
+        stream.keep(current.device, peer::copy(current.device, stream.id, (homes.0, to), (homes.1, from)))
+    }
+
+    call cuMemcpyPeerAsync(
+        to: u64,
+        to_context: Handle,
+        from: u64,
+        from_context: Handle,
+        bytes: usize,
+        handle: Handle,
+    ) {
+        // No device needs access to the other's memory for this.
+        let current = current()?;
+        let stream = current.stream(handle)?;
+        let end = |addr, context| {
+            let (device, range) = (context::device_of(context)?, range(addr, bytes)?);
+            let home = memory::home_of(current.world, device, range)?;
+            if home.ordinal == device.ordinal { Ok((home, range)) } else { Err(Code::INVALID_VALUE) }
+        };
+        let (to, from) = (end(to, to_context)?, end(from, from_context)?);
+        if bytes == 0 || current.captures(handle)? {
+            return Ok(());
+        }
+        stream.keep(current.device, peer::copy(current.device, stream.id, to, from))
     }
 
     call cuMemsetD8Async(to: u64, value: u8, bytes: usize, handle: Handle) {

@@ -56,6 +56,12 @@ entries! {
         value.set(attribute_value(attribute, device, play)?)
     }
 
+    call cuDeviceCanAccessPeer(can: Out<c_int>, device: c_int, peer: c_int) {
+        let world = world::get()?;
+        let (device, peer) = (world.device(device)?, world.device(peer)?);
+        can.set(c_int::from(device.reaches(peer)))
+    }
+
     call cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: c_int) {
         world::get()?.device(device)?;
         uuid.set(uuid::bytes(device.cast_unsigned()))

@@ -2,8 +2,8 @@
 
 use std::ffi::c_int;
 
-use crate::abi::{Census, Code, Out};
-use crate::entry::{Gate, enter};
+use crate::abi::{Census, Code, Name, Out};
+use crate::entry::{Gate, enter, is_symbol};
 use crate::{faults, world};
 
 /// From now on counts the calls that a machine could make fail, and has those number `first` to
@@ -32,6 +32,34 @@ extern "C" fn poorwillFakeCalled(number: u64, out: Out<[u8; 64]>) -> c_int {
         bytes.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
         out.set(bytes)
     })
+}
+
+/// From now on calls of this symbol wait, until another is named, or `poorwillFakeLetGo` is called.
+#[allow(non_snake_case)] // A name beside CUDA's.
+#[unsafe(no_mangle)]
+extern "C" fn poorwillFakeHold(symbol: Name) -> c_int {
+    enter(Gate::free, "poorwillFakeHold", || {
+        let symbol = symbol.text()?;
+        if !is_symbol(&symbol) {
+            return Err(Code::NOT_FOUND);
+        }
+        faults::hold(Some(symbol));
+        Ok(())
+    })
+}
+
+/// Has the calls that wait go on.
+#[allow(non_snake_case)] // A name beside CUDA's.
+#[unsafe(no_mangle)]
+extern "C" fn poorwillFakeLetGo() {
+    faults::hold(None);
+}
+
+/// How many calls wait now.
+#[allow(non_snake_case)] // A name beside CUDA's.
+#[unsafe(no_mangle)]
+extern "C" fn poorwillFakeHeld() -> u64 {
+    faults::held()
 }
 
 /// What there is on a device.

@@ -95,6 +95,7 @@ library! {
     cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int;
     cuDeviceGetName(name: *mut u8, len: c_int, device: c_int) -> c_int;
     cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int;
+    cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) -> c_int;
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> c_int;
     cuDeviceGetPCIBusId(id: *mut u8, len: c_int, device: c_int) -> c_int;
     cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> c_int;
@@ -124,6 +125,10 @@ library! {
     cuMemHostUnregister(host: *mut c_void) -> c_int;
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: u64) -> c_int;
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: u64) -> c_int;
+    cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: u64) -> c_int;
+    cuMemcpyPeerAsync(
+        to: u64, to_context: u64, from: u64, from_context: u64, bytes: usize, stream: u64
+    ) -> c_int;
     cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: u64) -> c_int;
     cuStreamCreate(stream: *mut u64, flags: c_uint) -> c_int;
     cuStreamCreateWithPriority(stream: *mut u64, flags: c_uint, priority: c_int) -> c_int;

@@ -9,6 +9,7 @@ mod contexts;
 mod faults;
 mod kernels;
 mod memory;
+mod peers;
 mod plays;
 mod streams;
 mod strict;

@@ -346,6 +346,7 @@ def arena(
     limit: _Cap | Mapping[Any, _Cap] | None = None,
     host_limit: int | str | None = None,
     pageable: bool = False,
+    peers: Sequence[int] | None = None,
 ) -> Arena:
     """Opens an arena, or finds it: memory of a device that can be put to sleep and woken.
 
@@ -360,7 +361,9 @@ def arena(
     in the end it is the device that refuses.
 
     `host_limit` bounds the host memory that the device may hold for backups, and `pageable` leaves it
-    unlocked. They are the device's, and so those of its first arena.
+    unlocked. `peers` are the numbers of the other GPUs that may use a GPU's memory: without, all that the
+    process sees and that can reach it; `()` for a process that uses one GPU. All three are the device's, and
+    so those of its first arena.
 
     Raises BudgetError for a limit that does not fit or where nobody tells how much memory there is, and
     PoorwillError where the device cannot be opened, or is open in another way.

@@ -58,13 +58,14 @@ const DEFAULT: &str = "default";
 /// limit the arena may have what is left of the budget. Each arena finds its budget when it is opened and none is
 /// kept for the others, so several without a limit compete, and in the end it is the device that refuses.
 ///
-/// `host_limit` bounds the host memory that the device may hold for backups, and `pageable` leaves it unlocked. They
-/// are the device's, and so those of its first arena.
+/// `host_limit` bounds the host memory that the device may hold for backups, and `pageable` leaves it unlocked. `peers`
+/// are the numbers of the other GPUs that may use a GPU's memory: without, all that the process sees and that can reach
+/// it; `()` for a process that uses one GPU. All three are the device's, and so those of its first arena.
 ///
 /// Raises BudgetError for a limit that does not fit or where nobody tells how much memory there is, and PoorwillError
 /// where the device cannot be opened, or is open in another way.
 #[pyfunction]
-#[pyo3(signature = (device=None, name="default", *, limit=None, host_limit=None, pageable=false))]
+#[pyo3(signature = (device=None, name="default", *, limit=None, host_limit=None, pageable=false, peers=None))]
 fn arena(
     py: Python<'_>,
     device: Option<&Bound<'_, PyAny>>,
@@ -72,6 +73,7 @@ fn arena(
     limit: Option<&Bound<'_, PyAny>>,
     host_limit: Option<&Bound<'_, PyAny>>,
     pageable: bool,
+    peers: Option<Vec<u32>>,
 ) -> PyResult<Arena> {
     if Tag::new(name).is_err() {
         return Err(invalid(format!(
@@ -84,7 +86,7 @@ fn arena(
     let limit = limit.map(|limit| cap::of(limit, &spec)).transpose()?.flatten();
     let limit_bytes = host_limit.map(size_of).transpose()?;
     let host_memory = HostMemoryUse::default().limited_to(limit_bytes).left_pageable(pageable);
-    let wanted = Wanted { device: spec, any_size, name: name.to_owned(), limit, host_memory };
+    let wanted = Wanted { device: spec, any_size, name: name.to_owned(), limit, host_memory, peers };
     torch::bury_closed(py);
     registry::open(py, &wanted).map(Arena::new)
 }

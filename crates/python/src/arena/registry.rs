@@ -16,7 +16,8 @@ use std::{mem, process};
 
 use poorwill::budget::{Envelope, claim_own};
 use poorwill::{
-    Budget, Cap, Claim, Device, DeviceSpec, HostMemoryUse, OpenError, PoolConfig, PoolError, Tag,
+    Budget, Cap, Claim, Device, DeviceOptions, DeviceSpec, HostMemoryUse, OpenError, Peers, PoolConfig,
+    PoolError, Tag,
 };
 use pyo3::prelude::*;
 
@@ -79,6 +80,20 @@ pub(super) struct Wanted {
     pub(super) name: String,
     pub(super) limit: Option<Cap>,
     pub(super) host_memory: HostMemoryUse,
+    /// Numbers of GPUs.
+    pub(super) peers: Option<Vec<u32>>,
+}
+
+impl Wanted {
+    /// How the device is opened for it.
+    fn options(&self) -> DeviceOptions {
+        let peers = match self.peers.as_deref() {
+            None => Peers::Reachable,
+            Some([]) => Peers::None,
+            Some(peers) => Peers::Only(peers.to_vec()),
+        };
+        DeviceOptions::default().backing_up_in(self.host_memory).open_to(peers)
+    }
 }
 
 /// A place in the registry: an arena, until it is closed.
@@ -99,7 +114,7 @@ pub(super) struct Slot(Mutex<OnDevice>);
 
 #[derive(Debug, Default)]
 struct OnDevice {
-    device: Option<(Device, HostMemoryUse)>,
+    device: Option<(Device, DeviceOptions)>,
     /// Opened for host memory, as devices are by default, while no arena was open.
     for_host_memory: Option<Device>,
     arenas: BTreeMap<String, Arc<Entry>>,
@@ -190,8 +205,7 @@ impl Slot {
             opened: Mutex::new(Some(opened)),
             slot: Arc::clone(self),
         });
-        let host_memory = here.device.as_ref().map_or(wanted.host_memory, |(_, host_memory)| *host_memory);
-        here.device = Some((device, host_memory));
+        here.device.get_or_insert_with(|| (device, wanted.options()));
         here.arenas.insert(wanted.name.clone(), Arc::clone(&entry));
         Ok(entry)
     }
@@ -214,23 +228,25 @@ impl OnDevice {
 
     /// The device, as it is open or newly opened.
     fn device(&self, wanted: &Wanted) -> Result<Device, NotOpened> {
-        let Some((device, host_memory)) = &self.device else {
+        let Some((device, options)) = &self.device else {
             let fits = |device: &&Device| {
-                wanted.host_memory == HostMemoryUse::default()
+                wanted.options() == DeviceOptions::default()
                     && (wanted.any_size || *device.spec() == wanted.device)
             };
             return match self.for_host_memory.as_ref().filter(fits) {
                 Some(device) => Ok(device.clone()),
-                None => Ok(Device::open_with(&wanted.device, &wanted.host_memory)?),
+                None => Ok(Device::open_with(&wanted.device, wanted.options())?),
             };
         };
         let HostMemoryUse { limit_bytes, pageable, .. } = wanted.host_memory;
         let differs = if !wanted.any_size && wanted.device != *device.spec() {
             format!("not as {}", wanted.device)
-        } else if limit_bytes.is_some_and(|_| limit_bytes != host_memory.limit_bytes) {
+        } else if limit_bytes.is_some_and(|_| limit_bytes != options.host_memory.limit_bytes) {
             "with another host_limit".to_owned()
-        } else if pageable && !host_memory.pageable {
+        } else if pageable && !options.host_memory.pageable {
             "without pageable".to_owned()
+        } else if wanted.peers.is_some() && wanted.options().peers != options.peers {
+            "with other peers".to_owned()
         } else {
             return Ok(device.clone());
         };

@@ -10,8 +10,8 @@ use poorwill_core::driver::Result as DriverResult;
 use super::context::Context;
 use super::ffi::CuDeviceptr;
 use super::kernel::{Function, Grid, KernelArg, Module};
-use super::queue::Stream;
 use super::slots::Slots;
+use super::stream::Stream;
 use crate::ledger::Result;
 
 /// PTX of the kernel `poorwill_copy(u64 to, u64 from, u64 bytes)`. Its head says what it asks for.

@@ -15,8 +15,8 @@ use poorwill_core::{DeviceRange, Digest, DriverErrorKind};
 
 use super::super::context::Context;
 use super::super::job::HostJob;
-use super::super::queue::Stream;
 use super::super::staging::{self, PIECE_BYTES, Queued, Staging};
+use super::super::stream::Stream;
 use crate::ledger::Result;
 
 /// Threads that hash one piece at most.
@@ -59,7 +59,7 @@ impl Digests {
         }
         let granule_bytes = self.granule_bytes as u64;
         let piece_bytes = (PIECE_BYTES / granule_bytes).max(1) * granule_bytes;
-        let mut slot = stream.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = stream.staging();
         let staging = staging::buffer(&mut slot, context, piece_bytes.min(range.bytes))?;
         let mut done_bytes = 0;
         while done_bytes < range.bytes {
@@ -73,8 +73,8 @@ impl Digests {
             // SAFETY: C3 and C5: the staging buffer has room, lives as long as what was just queued, and is
             // written and read in the order of this stream only.
             let copied =
-                unsafe { (context.api.memcpy_dtoh_async)(to, range.addr + done_bytes, len, stream.raw) };
-            context.api.check(copied)?;
+                unsafe { (context.api().memcpy_dtoh_async)(to, range.addr + done_bytes, len, stream.raw()) };
+            context.api().check(copied)?;
             job.launch(context, stream)?;
             done_bytes += bytes;
         }

@@ -9,8 +9,8 @@ use poorwill_core::driver::Result as DriverResult;
 use super::super::context::Context;
 use super::super::ffi::CuDeviceptr;
 use super::super::kernel::{Function, Grid, KernelArg, Module};
-use super::super::queue::Stream;
 use super::super::slots::{Slot, Slots};
+use super::super::stream::Stream;
 use crate::ledger::{Result, invalid};
 
 /// PTX of the kernel `poorwill_digest(u64 granules, u64 digests, u32 leaves)`: the digests of granules, by their

@@ -1,0 +1,129 @@
+//! The GPU's memory: what is reserved, created and mapped, and who may ask while it changes.
+//!
+//! Two locks. Who changes what is mapped has its *turn* over the driver's call, which makes one at a time anyway. The
+//! books are locked for moments, never over a call: whether a range is open, which each copy asks, is answered at once.
+//! So they tell at every moment what is mapped for sure: what is being mapped is entered when the driver has done it, and
+//! what is to be unmapped is closed before the driver is asked, and open again if it refuses. If a call panics between the
+//! two, it stays closed.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use poorwill_core::{BackingId, DeviceRange};
+
+use super::vm::Vm;
+use crate::ledger::{Ledger, Result, check_size};
+
+/// Memory of one GPU. The callers have entered the context.
+#[derive(Debug)]
+pub(super) struct State {
+    granule_bytes: u64,
+    vm: Vm,
+    turn: Mutex<()>,
+    /// Reservations, and backings by the driver's handle.
+    ledger: Mutex<Ledger<(), u64>>,
+}
+
+impl State {
+    pub(super) fn new(granule_bytes: u64, vm: Vm) -> Self {
+        let (turn, ledger) = (Mutex::default(), Mutex::new(Ledger::new(granule_bytes)));
+        Self { granule_bytes, vm, turn, ledger }
+    }
+
+    /// Other GPUs that may use it, by number.
+    pub(super) fn peers(&self) -> &[u32] {
+        self.vm.peers()
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger<(), u64>> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn reserve(&self, bytes: u64) -> Result<DeviceRange> {
+        check_size(self.granule_bytes, bytes)?;
+        let range = self.vm.reserve(bytes, self.granule_bytes)?;
+        self.ledger().reserved(range, ());
+        Ok(range)
+    }
+
+    pub(super) fn unreserve(&self, range: DeviceRange) -> Result<()> {
+        let _turn = self.turn();
+        self.ledger().check_unreserve(range).copied()?;
+        self.vm.free(range)?;
+        self.ledger().unreserved(range)
+    }
+
+    /// Takes no turn: the driver may have to clean memory first.
+    pub(super) fn create(&self, bytes: u64) -> Result<BackingId> {
+        check_size(self.granule_bytes, bytes)?;
+        let handle = self.vm.create(bytes)?;
+        Ok(self.ledger().created(bytes, handle))
+    }
+
+    /// Mapped or not: the driver keeps the memory until the last unmap.
+    pub(super) fn release(&self, backing: BackingId) -> Result<()> {
+        let _turn = self.turn();
+        let handle = *self.ledger().check_release(backing)?.0;
+        self.vm.release(handle)?;
+        self.ledger().released(backing);
+        Ok(())
+    }
+
+    pub(super) fn map(&self, range: DeviceRange, backing: BackingId) -> Result<()> {
+        let _turn = self.turn();
+        let handle = *self.ledger().check_map(range, backing)?.1;
+        self.vm.map(range, handle)?;
+        self.ledger().mapped(range, backing)
+    }
+
+    /// One call of the driver's for the range: what is open in it already stays so.
+    pub(super) fn set_access(&self, range: DeviceRange) -> Result<()> {
+        let _turn = self.turn();
+        if self.ledger().check_access(range)?.1.is_empty() {
+            return Ok(());
+        }
+        self.vm.open(range)?;
+        self.ledger().opened(range)
+    }
+
+    pub(super) fn unmap(&self, range: DeviceRange) -> Result<()> {
+        let _turn = self.turn();
+        let open = self.ledger().close(range)?;
+        if let Err(error) = self.vm.unmap(range) {
+            let mut ledger = self.ledger();
+            open.into_iter().try_for_each(|open| ledger.opened(open))?;
+            return Err(error);
+        }
+        self.ledger().unmapped(range).map(drop)
+    }
+
+    /// Whether the bytes of all ranges are mapped with access. Waits for no call of the driver's.
+    pub(super) fn check_open(&self, ranges: impl IntoIterator<Item = DeviceRange>) -> Result<()> {
+        let ledger = self.ledger();
+        ranges.into_iter().try_for_each(|range| ledger.locate(range).map(drop))
+    }
+
+    /// Gives back all that is left, as far as the driver takes it, when nothing is in flight any more.
+    pub(super) fn clear(&self) {
+        let _turn = self.turn();
+        let left = self.ledger().take_all();
+        for (range, mapped, ()) in left.reservations {
+            for mapping in mapped {
+                let _ = self.vm.unmap(mapping);
+            }
+            let _ = self.vm.free(range);
+        }
+        for handle in left.backings {
+            let _ = self.vm.release(handle);
+        }
+    }
+
+    /// Leaves all as it is, in a forked child, where a thread of the parent's may have been changing the books.
+    pub(super) fn forget(&mut self) {
+        let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::replace(ledger, Ledger::new(self.granule_bytes)));
+    }
+}

@@ -1,0 +1,174 @@
+//! One stream, and one event of the driver's.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use poorwill_core::Op;
+
+use super::context::Context;
+use super::ffi::{CuResult, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Raw, STREAM_NON_BLOCKING};
+use crate::host_memory::Piece;
+use crate::ledger::Result;
+
+/// A stream of ours or of the caller's.
+#[derive(Debug)]
+pub(super) struct Stream {
+    context: Arc<Context>,
+    raw: Raw,
+    is_ours: bool,
+    /// Whether copies to the device are for a kernel here.
+    copies_by_kernel: bool,
+    /// Whether anybody else has its handle: only then can it be captured.
+    is_known: AtomicBool,
+    /// Pieces of work queued so far.
+    queued: AtomicU64,
+    /// What digests and copies with pageable memory pass through on this stream. Held while a piece is queued, so that pieces do not mix.
+    staging: Mutex<Option<Arc<Piece>>>,
+}
+
+/// An event of the driver's, destroyed when nobody asks for it any more.
+#[derive(Debug)]
+pub(super) struct Event {
+    context: Arc<Context>,
+    raw: Raw,
+}
+
+impl Event {
+    pub(super) fn create(context: &Arc<Context>) -> Result<Self> {
+        let flags = EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC;
+        // SAFETY: C2.
+        let raw = context.api().get(|raw| unsafe { (context.api().event_create)(raw, flags) })?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    pub(super) fn record(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: C3, both handles are alive.
+        self.context.api().check(unsafe { (self.context.api().event_record)(self.raw, stream.raw) })
+    }
+
+    pub(super) fn has_passed(&self) -> Result<bool> {
+        // SAFETY: C3.
+        match unsafe { (self.context.api().event_query)(self.raw) } {
+            CuResult::NOT_READY => Ok(false),
+            code => self.context.api().check(code).map(|()| true),
+        }
+    }
+
+    pub(super) fn wait(&self) -> Result<()> {
+        // SAFETY: C3.
+        self.context.api().check(unsafe { (self.context.api().event_synchronize)(self.raw) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.context.enter(Op::EventDestroy) else { return };
+        // SAFETY: C3, destroyed once; the driver frees it when it has passed.
+        let _ = unsafe { (self.context.api().event_destroy)(self.raw) };
+    }
+}
+
+impl Stream {
+    pub(super) fn ours(context: &Arc<Context>) -> Result<Self> {
+        // SAFETY: C2.
+        let raw =
+            context.api().get(|raw| unsafe { (context.api().stream_create)(raw, STREAM_NON_BLOCKING) })?;
+        Ok(Self::of(context, raw, true))
+    }
+
+    /// One whose kernels and copies are behind those of others, where the GPU has to choose.
+    pub(super) fn behind_others(context: &Arc<Context>) -> Result<Self> {
+        let api = context.api();
+        let (mut lowest, mut highest) = (0, 0);
+        // SAFETY: C2.
+        api.check(unsafe { (api.ctx_get_stream_priority_range)(&raw mut lowest, &raw mut highest) })?;
+        let create = api.stream_create_with_priority;
+        // SAFETY: C2.
+        let raw = api.get(|raw| unsafe { create(raw, STREAM_NON_BLOCKING, lowest) })?;
+        Ok(Self::of(context, raw, true))
+    }
+
+    pub(super) fn of(context: &Arc<Context>, raw: Raw, is_ours: bool) -> Self {
+        let (queued, staging, copies_by_kernel) = Default::default();
+        let is_known = AtomicBool::new(!is_ours);
+        Self { context: Arc::clone(context), raw, is_ours, copies_by_kernel, is_known, queued, staging }
+    }
+
+    /// The same, with copies to the device for a kernel.
+    pub(super) fn copied_by_kernel(mut self) -> Self {
+        self.copies_by_kernel = true;
+        self
+    }
+
+    pub(super) fn raw(&self) -> Raw {
+        self.raw
+    }
+
+    pub(super) fn is_ours(&self) -> bool {
+        self.is_ours
+    }
+
+    /// Whether copies to the device are for a kernel here.
+    pub(super) fn copies_by_kernel(&self) -> bool {
+        self.copies_by_kernel
+    }
+
+    /// What digests and copies with pageable memory pass through, for as long as a piece is queued.
+    pub(super) fn staging(&self) -> MutexGuard<'_, Option<Arc<Piece>>> {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pieces of work queued so far.
+    pub(super) fn queued(&self) -> u64 {
+        self.queued.load(Ordering::Acquire)
+    }
+
+    /// Counts a piece of work that is to be queued.
+    pub(super) fn count(&self) {
+        self.queued.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Has what is queued from now on wait for an event.
+    pub(super) fn wait_for(&self, event: &Event) -> Result<()> {
+        self.count();
+        // SAFETY: C3.
+        self.context.api().check(unsafe { (self.context.api().stream_wait_event)(self.raw, event.raw, 0) })
+    }
+
+    pub(super) fn synchronize(&self) -> Result<()> {
+        // SAFETY: C3.
+        self.context.api().check(unsafe { (self.context.api().stream_synchronize)(self.raw) })
+    }
+
+    /// Its handle, for others.
+    pub(super) fn tell(&self) -> Raw {
+        self.is_known.store(true, Ordering::Release);
+        self.raw
+    }
+
+    /// Whether what is queued on it is captured into a graph instead of run.
+    pub(super) fn is_captured(&self) -> Result<bool> {
+        if !self.is_known.load(Ordering::Acquire) {
+            return Ok(false);
+        }
+        let mut status: c_int = 0;
+        // SAFETY: C2 and C3.
+        let asked = unsafe { (self.context.api().stream_is_capturing)(self.raw, &raw mut status) };
+        if asked == CuResult::STREAM_CAPTURE_IMPLICIT {
+            return Ok(true);
+        }
+        self.context.api().check(asked).map(|()| status != 0)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if !self.is_ours {
+            return;
+        }
+        let Ok(_entered) = self.context.enter(Op::StreamDestroy) else { return };
+        // SAFETY: C3, destroyed once; work still queued on it is finished first.
+        let _ = unsafe { (self.context.api().stream_destroy)(self.raw) };
+    }
+}

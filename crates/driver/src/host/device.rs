@@ -1,0 +1,584 @@
+//! The driver contract on a host device: what is queued on which stream, and how bytes are read and written.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use poorwill_core::digest::{Digest, DigestHasher};
+use poorwill_core::driver::{HostWork, Result, check_save, digests_of_saved};
+use poorwill_core::{
+    BackingId, ByteSize, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId,
+    HostBuffer, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
+};
+
+use super::state::{Span, State, punch};
+use super::stream::{Event, Stream, system};
+use crate::host_memory::{
+    BufferMade, BufferPin, HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain,
+};
+use crate::ledger::{check_granules, of};
+use crate::places;
+use crate::process::Owner;
+use crate::system::System;
+
+/// Granule of a host device unless configured otherwise: that of NVIDIA's.
+pub const GRANULE_BYTES: u64 = 2 << 20;
+
+/// How many streams copies are spread over at most.
+const COPY_STREAMS_MAX: usize = 4;
+
+/// What a host device should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostConfig {
+    /// Physical memory, in bytes; rounded down to the granule.
+    pub capacity_bytes: u64,
+    /// Granule, in bytes: a power of two and a multiple of the page size.
+    pub granule_bytes: u64,
+    /// How memory for buffers is made.
+    pub host_memory: HostMemoryConfig,
+}
+
+impl HostConfig {
+    /// A device of this capacity with the default granule (or a page, where pages are larger).
+    #[must_use]
+    pub fn with_capacity(capacity_bytes: u64) -> Self {
+        let granule_bytes = GRANULE_BYTES.max(rustix::param::page_size() as u64);
+        Self { capacity_bytes, granule_bytes, host_memory: HostMemoryConfig::default() }
+    }
+
+    /// A device of this many granules, each as small as the machine allows: one page. For tests.
+    #[must_use]
+    pub fn of_pages(granules: u64) -> Self {
+        let granule_bytes = rustix::param::page_size() as u64;
+        let capacity_bytes = granules.saturating_mul(granule_bytes);
+        Self { capacity_bytes, granule_bytes, host_memory: HostMemoryConfig::default() }
+    }
+
+    /// The same with granules of this size: a power of two and a multiple of the page size.
+    #[must_use]
+    pub fn in_granules_of(mut self, granule_bytes: u64) -> Self {
+        self.granule_bytes = granule_bytes;
+        self
+    }
+
+    /// The same, with how its memory for buffers is made.
+    #[must_use]
+    pub fn backing_up_in(mut self, host_memory: HostMemoryConfig) -> Self {
+        self.host_memory = host_memory;
+        self
+    }
+}
+
+/// A device made of host memory. See [the module's documentation](super).
+#[derive(Debug)]
+pub struct HostDevice {
+    info: DeviceInfo,
+    owner: Owner,
+    shared: Arc<Shared>,
+    /// Not dropped in a forked child, where the threads do not exist.
+    queues: ManuallyDrop<Mutex<Queues>>,
+    host_memory: Arc<HostArena>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    file: Arc<OwnedFd>,
+    granule_bytes: usize,
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    streams: HashMap<u64, Stream>,
+    events: HashMap<u64, Arc<Event>>,
+    next_id: u64,
+}
+
+impl HostDevice {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a granule that is no power of two or no multiple of the page size, or a capacity
+    /// below it; what the operating system reports otherwise.
+    pub fn open(config: &HostConfig) -> Result<Self> {
+        let granule = config.granule_bytes;
+        let page = rustix::param::page_size() as u64;
+        if !granule.is_power_of_two() || !granule.is_multiple_of(page) {
+            let reason =
+                format!("a granule of {granule} bytes is not a power of two of pages of {page} bytes");
+            return Err(DriverError::invalid(Op::Open, reason));
+        }
+        let capacity_bytes = config.capacity_bytes / granule * granule;
+        if capacity_bytes == 0 || capacity_bytes > i64::MAX as u64 {
+            let capacity = ByteSize(config.capacity_bytes);
+            let reason = format!(
+                "a capacity of {capacity}: it must be at least one granule of {} and below 8 EiB",
+                ByteSize(granule)
+            );
+            return Err(DriverError::invalid(Op::Open, reason));
+        }
+        let granule_bytes = usize::try_from(granule).map_err(|_| {
+            DriverError::invalid(Op::Open, format!("a granule of {granule} bytes is too large"))
+        })?;
+        let owner = Owner::this()?;
+        let state = State::new(capacity_bytes, granule)
+            .map_err(|error| DriverError::new(Op::Open, system("create a memfd", &error)))?;
+        let mut queues = Queues { next_id: 1, ..Queues::default() };
+        queues.streams.insert(StreamId::DEFAULT.0, Stream::start(StreamId::DEFAULT, owner, Op::Open)?);
+        let copy_streams = thread::available_parallelism().map_or(1, usize::from).min(COPY_STREAMS_MAX);
+        let file = Arc::clone(state.file());
+        let options = Options {
+            config: config.host_memory.clone(),
+            pageable_because: Some("the host device copies from any memory alike".into()),
+            node: None,
+            gives_surplus_back: true,
+            system: System::here(),
+        };
+        let name = format!("host device of {}", ByteSize(capacity_bytes));
+        Ok(Self {
+            info: DeviceInfo::new("host", name, granule, capacity_bytes)
+                .copying_over(copy_streams)
+                .saving_over(copy_streams)
+                .digesting_fast(true),
+            owner,
+            shared: Arc::new(Shared { state: Mutex::new(state), file, granule_bytes }),
+            queues: ManuallyDrop::new(Mutex::new(queues)),
+            host_memory: HostArena::new(owner, Box::new(Plain), options),
+        })
+    }
+
+    /// Memory that the operating system really keeps behind the device: pages created, touched and not
+    /// released.
+    ///
+    /// # Errors
+    /// What the operating system reports.
+    pub fn resident_bytes(&self) -> io::Result<u64> {
+        self.shared.lock().resident_bytes()
+    }
+
+    /// Host memory given out by `host_alloc` and not dropped yet, in bytes.
+    #[must_use]
+    pub fn host_bytes(&self) -> u64 {
+        self.host_memory.used_bytes()
+    }
+
+    /// Host memory of exactly `bytes` bytes. Nothing of it is page-locked, and the device sees all memory of the process
+    /// at its own addresses, whatever `pin` says; what it says of a GPU is why it is pageable here.
+    ///
+    /// # Errors
+    /// `OutOfHostMemory`.
+    pub fn host_buffer(&self, bytes: u64, pin: BufferPin) -> Result<(HostBuffer, Option<String>)> {
+        let pin = if pin == BufferPin::Always { BufferPin::Auto } else { pin };
+        let (piece, because) = self.host_memory.alloc_as(bytes, pin)?;
+        Ok((HostBuffer::new(piece), because))
+    }
+
+    /// Gives host memory back that nobody uses, `bytes` at most, where more than 1 GiB lies unused. Called with the size
+    /// of a buffer that has been dropped for good.
+    pub fn give_surplus_back(&self, bytes: u64) {
+        self.host_memory.give_surplus_back(bytes);
+    }
+
+    /// Several such buffers at once, made meanwhile by other threads.
+    ///
+    /// # Errors
+    /// `OutOfHostMemory`: at the call, before anything is made, when not all of it is to be had; the same at `wait`.
+    pub fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> Result<Vec<BufferMade>> {
+        let pin = if pin == BufferPin::Always { BufferPin::Auto } else { pin };
+        self.host_memory.alloc_all_as(sizes, pin)
+    }
+
+    /// How host memory is made.
+    #[must_use]
+    pub fn host_memory_details(&self) -> HostMemoryDetails {
+        self.host_memory.details()
+    }
+
+    /// Queues `work` that reads or writes `ranges` through their addresses. Until it has returned, they count
+    /// as in flight: unmapping one of them is refused with `Busy`.
+    ///
+    /// # Errors
+    /// `NotMapped` when a range is not mapped with access throughout; `UnknownHandle`; at `wait`, that the work
+    /// panicked.
+    pub fn launch(
+        &self,
+        stream: StreamId,
+        ranges: &[DeviceRange],
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<Pending<()>> {
+        self.fly(Op::LaunchHost, stream, ranges, move |_, _| {
+            work();
+            Ok(())
+        })
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with_state<T>(
+        &self,
+        op: Op,
+        f: impl FnOnce(&mut State) -> std::result::Result<T, DriverErrorKind>,
+    ) -> Result<T> {
+        self.owner.check(op)?;
+        f(&mut self.shared.lock()).map_err(of(op))
+    }
+
+    /// Queues `work` on the bytes of `ranges`.
+    fn fly<T: Send + 'static>(
+        &self,
+        op: Op,
+        stream: StreamId,
+        ranges: &[DeviceRange],
+        work: impl FnOnce(&Shared, &[Vec<Span>]) -> std::result::Result<T, DriverErrorKind> + Send + 'static,
+    ) -> Result<Pending<T>> {
+        self.owner.check(op)?;
+        let mut flight = Flight { shared: Arc::clone(&self.shared), flown: Vec::with_capacity(ranges.len()) };
+        for range in ranges {
+            let spans = self.shared.lock().take_off(*range).map_err(of(op))?;
+            flight.flown.push(spans);
+        }
+        // Only now, so that nobody who asks for a stream or event waits for a system call on memory.
+        self.queues().stream(op, stream)?.submit(op, move || {
+            let result = work(&flight.shared, &flight.flown);
+            drop(flight);
+            result
+        })
+    }
+}
+
+/// Work in flight: keeps its mappings from being unmapped until it is dropped, run or not.
+struct Flight {
+    shared: Arc<Shared>,
+    flown: Vec<Vec<Span>>,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        self.flown.iter().for_each(|spans| state.land(spans));
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, spans: &[Span], mut bytes: &[u8]) -> std::result::Result<(), DriverErrorKind> {
+        let _ = self;
+        for span in spans {
+            let (now, rest) = bytes.split_at(span.bytes);
+            span.region
+                .write(span.region_offset, now)
+                .map_err(|error| system("write device memory", &error))?;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    fn read(&self, spans: &[Span], mut bytes: &mut [u8]) -> std::result::Result<(), DriverErrorKind> {
+        for span in spans {
+            let (now, rest) = bytes.split_at_mut(span.bytes);
+            self.read_file(span.file_offset, now)?;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    fn read_file(&self, mut offset: u64, mut bytes: &mut [u8]) -> std::result::Result<(), DriverErrorKind> {
+        while !bytes.is_empty() {
+            let read = rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut *bytes, offset))
+                .map_err(|errno| system("read device memory", &errno.into()))?;
+            if read == 0 {
+                return Err(system("read device memory", &io::ErrorKind::UnexpectedEof.into()));
+            }
+            offset += read as u64;
+            bytes = &mut bytes[read..];
+        }
+        Ok(())
+    }
+
+    /// One digest per granule. Mappings are whole granules, so no granule spans two of them.
+    fn digests(&self, spans: &[Span]) -> std::result::Result<Vec<Digest>, DriverErrorKind> {
+        // Small enough to stay in a core's cache between the read and the hash.
+        let mut scratch = vec![0u8; self.granule_bytes.min(128 << 10)];
+        let mut digests = Vec::new();
+        for span in spans {
+            for granule in (0..span.bytes).step_by(self.granule_bytes) {
+                let mut hasher = DigestHasher::default();
+                for piece in (0..self.granule_bytes).step_by(scratch.len()) {
+                    self.read_file(span.file_offset + (granule + piece) as u64, &mut scratch)?;
+                    hasher.update(&scratch);
+                }
+                digests.push(hasher.finish());
+            }
+        }
+        Ok(digests)
+    }
+
+    /// Whole pages become holes; the kernel overwrites what is left at the ends.
+    fn zero(&self, spans: &[Span]) -> std::result::Result<(), DriverErrorKind> {
+        spans.iter().try_for_each(|span| {
+            punch(&self.file, span.file_offset, span.bytes as u64)
+                .map_err(|error| system("write zeros", &error))
+        })
+    }
+}
+
+impl Queues {
+    fn stream(&self, op: Op, id: StreamId) -> Result<&Stream> {
+        self.streams.get(&id.0).ok_or_else(|| unknown(op, id.to_string()))
+    }
+
+    fn event(&self, op: Op, id: EventId) -> Result<Arc<Event>> {
+        self.events.get(&id.0).cloned().ok_or_else(|| unknown(op, id.to_string()))
+    }
+
+    fn next_id(&mut self) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        id
+    }
+}
+
+fn unknown(op: Op, handle: String) -> DriverError {
+    DriverError::new(op, DriverErrorKind::UnknownHandle { handle })
+}
+
+impl Driver for HostDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn check_process(&self) -> Result<()> {
+        self.owner.check(Op::CheckProcess)
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<DeviceRange> {
+        let owner = Owner::this()?;
+        self.with_state(Op::Reserve, |state| state.reserve(bytes, owner))
+    }
+
+    fn unreserve(&self, range: DeviceRange) -> Result<()> {
+        self.with_state(Op::Unreserve, |state| state.unreserve(range)).map(drop)
+    }
+
+    fn create(&self, bytes: u64) -> Result<BackingId> {
+        self.with_state(Op::Create, |state| state.create(bytes))
+    }
+
+    fn release(&self, backing: BackingId) -> Result<()> {
+        self.with_state(Op::Release, |state| state.release(backing))
+    }
+
+    fn map(&self, range: DeviceRange, backing: BackingId) -> Result<()> {
+        self.with_state(Op::Map, |state| state.map(range, backing))
+    }
+
+    fn set_access(&self, range: DeviceRange) -> Result<()> {
+        self.with_state(Op::SetAccess, |state| state.set_access(range))
+    }
+
+    fn unmap(&self, range: DeviceRange) -> Result<()> {
+        self.with_state(Op::Unmap, |state| state.unmap(range))
+    }
+
+    fn stream_create(&self) -> Result<StreamId> {
+        self.owner.check(Op::StreamCreate)?;
+        let mut queues = self.queues();
+        let id = StreamId(queues.next_id());
+        let stream = Stream::start(id, self.owner, Op::StreamCreate)?;
+        queues.streams.insert(id.0, stream);
+        Ok(id)
+    }
+
+    fn stream_destroy(&self, stream: StreamId) -> Result<()> {
+        self.owner.check(Op::StreamDestroy)?;
+        if stream == StreamId::DEFAULT {
+            return Err(DriverError::invalid(Op::StreamDestroy, "the default stream cannot be destroyed"));
+        }
+        // It stays known until its work is done, so that whoever waits for the device waits for it.
+        self.stream_synchronize(stream).map_err(|error| DriverError::new(Op::StreamDestroy, error.kind))?;
+        let ended = self.queues().streams.remove(&stream.0);
+        ended.ok_or_else(|| unknown(Op::StreamDestroy, stream.to_string()))?.finish();
+        Ok(())
+    }
+
+    fn stream_synchronize(&self, stream: StreamId) -> Result<()> {
+        self.owner.check(Op::StreamSynchronize)?;
+        let done =
+            self.queues().stream(Op::StreamSynchronize, stream)?.submit(Op::StreamSynchronize, || Ok(()))?;
+        done.wait()
+    }
+
+    fn stream_wait_event(&self, stream: StreamId, event: EventId) -> Result<()> {
+        self.owner.check(Op::StreamWaitEvent)?;
+        let queues = self.queues();
+        let event = queues.event(Op::StreamWaitEvent, event)?;
+        let queued = queues.stream(Op::StreamWaitEvent, stream)?.submit(Op::StreamWaitEvent, move || {
+            event.wait();
+            Ok(())
+        })?;
+        drop(queued);
+        Ok(())
+    }
+
+    fn event_record(&self, stream: StreamId) -> Result<EventId> {
+        self.owner.check(Op::EventRecord)?;
+        let mut queues = self.queues();
+        let event = Arc::new(Event::default());
+        let on = queues.stream(Op::EventRecord, stream)?;
+        if on.is_idle() {
+            event.pass();
+        } else {
+            let passing = Arc::clone(&event);
+            let queued = on.submit(Op::EventRecord, move || {
+                passing.pass();
+                Ok(())
+            })?;
+            drop(queued);
+        }
+        let id = queues.next_id();
+        queues.events.insert(id, event);
+        Ok(EventId(id))
+    }
+
+    fn event_query(&self, event: EventId) -> Result<bool> {
+        self.owner.check(Op::EventQuery)?;
+        self.queues().event(Op::EventQuery, event).map(|event| event.has_passed())
+    }
+
+    fn event_synchronize(&self, event: EventId) -> Result<()> {
+        self.owner.check(Op::EventSynchronize)?;
+        let event = self.queues().event(Op::EventSynchronize, event)?;
+        event.wait();
+        Ok(())
+    }
+
+    fn event_destroy(&self, event: EventId) -> Result<()> {
+        self.owner.check(Op::EventDestroy)?;
+        let gone = self.queues().events.remove(&event.0);
+        gone.map(drop).ok_or_else(|| unknown(Op::EventDestroy, event.to_string()))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.owner.check(Op::Synchronize)?;
+        let waits: Result<Vec<Pending<()>>> =
+            self.queues().streams.values().map(|stream| stream.submit(Op::Synchronize, || Ok(()))).collect();
+        waits?.into_iter().try_for_each(Pending::wait)
+    }
+
+    fn copy_to_device(
+        &self,
+        stream: StreamId,
+        src: Arc<HostBuffer>,
+        parts: &[CopyPart],
+    ) -> Result<Pending<()>> {
+        self.owner.check(Op::CopyToDevice)?;
+        let places = places::in_buffer(src.len(), parts).map_err(of(Op::CopyToDevice))?;
+        self.fly(Op::CopyToDevice, stream, &device_ranges(parts), move |shared, flown| {
+            places.into_iter().zip(flown).try_for_each(|(place, spans)| shared.write(spans, &src[place]))
+        })
+    }
+
+    fn copy_to_host(
+        &self,
+        stream: StreamId,
+        mut dst: HostBuffer,
+        parts: &[CopyPart],
+    ) -> Result<Pending<HostBuffer>> {
+        self.owner.check(Op::CopyToHost)?;
+        let places = places::in_buffer(dst.len(), parts).map_err(of(Op::CopyToHost))?;
+        self.fly(Op::CopyToHost, stream, &device_ranges(parts), move |shared, flown| {
+            places
+                .into_iter()
+                .zip(flown)
+                .try_for_each(|(place, spans)| shared.read(spans, &mut dst[place]))?;
+            Ok(dst)
+        })
+    }
+
+    fn save(
+        &self,
+        stream: StreamId,
+        mut dst: HostBuffer,
+        parts: &[CopyPart],
+    ) -> Result<Pending<(HostBuffer, Vec<Digest>)>> {
+        self.owner.check(Op::Save)?;
+        let (granule_bytes, stored) = (self.info.granule_bytes, parts.to_vec());
+        check_save(granule_bytes, parts)?;
+        let places = places::in_buffer(dst.len(), parts).map_err(of(Op::Save))?;
+        self.fly(Op::Save, stream, &device_ranges(parts), move |shared, flown| {
+            let mut parts = places.into_iter().zip(flown);
+            parts.try_for_each(|(place, spans)| shared.read(spans, &mut dst[place]))?;
+            let digests = digests_of_saved(&dst, granule_bytes, &stored).map_err(|error| error.kind)?;
+            Ok((dst, digests))
+        })
+    }
+
+    fn zero(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<()>> {
+        self.fly(Op::Zero, stream, &[range], |shared, flown| {
+            flown.iter().try_for_each(|spans| shared.zero(spans))
+        })
+    }
+
+    fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<Digest>>> {
+        check_granules(self.info.granule_bytes, ranges).map_err(of(Op::Digest))?;
+        self.fly(Op::Digest, stream, ranges, |shared, flown| shared.digests(&flown.concat()))
+    }
+
+    fn launch_host(&self, stream: StreamId, work: HostWork) -> Result<Pending<()>> {
+        self.owner.check(Op::LaunchHost)?;
+        self.queues().stream(Op::LaunchHost, stream)?.submit(Op::LaunchHost, move || {
+            work();
+            Ok(())
+        })
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.with_state(Op::MemoryInfo, |state| {
+            let process = ProcessMemory::new(state.held_bytes(), 0);
+            Ok(MemoryInfo::new(state.capacity_bytes(), state.free_bytes()).of_process(Some(process)))
+        })
+    }
+
+    fn host_trim(&self) -> Result<()> {
+        self.owner.check(Op::HostTrim)?;
+        self.host_memory.trim();
+        Ok(())
+    }
+
+    fn host_memory(&self) -> HostMemoryInfo {
+        self.host_memory.info()
+    }
+
+    fn host_alloc(&self, bytes: u64) -> Result<HostBuffer> {
+        self.host_memory.alloc(bytes).map(HostBuffer::new)
+    }
+
+    fn host_alloc_all(&self, sizes: &[u64]) -> Result<Vec<Pending<HostBuffer>>> {
+        self.host_memory.alloc_all(sizes)
+    }
+}
+
+fn device_ranges(parts: &[CopyPart]) -> Vec<DeviceRange> {
+    parts.iter().map(|part| part.device).collect()
+}
+
+impl Drop for HostDevice {
+    fn drop(&mut self) {
+        if !self.owner.is_here() {
+            return; // The parent's threads and locks: not ours to touch.
+        }
+        let queues = std::mem::take(&mut *self.queues());
+        queues.streams.into_values().for_each(Stream::finish);
+        self.host_memory.close();
+        self.host_memory.trim();
+    }
+}
