@@ -21,6 +21,9 @@ const DIGEST_BYTES_MAX: u64 = 2 << 30;
 /// How often host memory is made. The first time, a machine may have to touch it for the first time ever.
 const PIN_ROUNDS: usize = 2;
 
+/// The largest handle. One for everything takes longer to release (a GPU's driver cleans it as a whole).
+const HANDLE_BYTES_MAX: u64 = 1 << 30;
+
 /// What the machine can do at best.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Limits {
@@ -48,9 +51,11 @@ pub struct Limits {
     pub granules: u64,
     /// Size of a granule.
     pub granule_bytes: u64,
-    /// Creating and mapping them all, with one call to open 32 of them: the quickest of three.
+    /// As few handles as hold as much, none larger than a GiB: what costs the driver least.
+    pub handles: usize,
+    /// Creating, mapping and opening these: the quickest of three.
     pub bring_in_s: f64,
-    /// Unmapping them, 32 with one call, and releasing each: the quickest of three.
+    /// Unmapping and releasing these: the quickest of three.
     pub give_back_s: f64,
 }
 
@@ -95,7 +100,8 @@ impl Limits {
         let link = link::measure(driver, link_bytes)?;
         let digest_s = digest(driver, digest_bytes)?;
         let (pin_s, pinned) = pin(driver, &sizes)?;
-        let (bring_in_s, give_back_s) = bare(driver, &sizes)?;
+        let handles = handles(pieces.bytes());
+        let (bring_in_s, give_back_s) = bare(driver, &handles)?;
         Ok(Self {
             link_bytes,
             to_device_bytes_per_s: link.to_device_bytes_per_s,
@@ -109,6 +115,7 @@ impl Limits {
             chunk_bytes: pieces.chunk_bytes,
             granules: pieces.granules,
             granule_bytes: pieces.granule_bytes,
+            handles: handles.len(),
             bring_in_s,
             give_back_s,
         })
@@ -149,6 +156,12 @@ fn pin(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, bool)> {
     Ok((quickest_s, pinned))
 }
 
+/// Sizes of as few handles as hold `bytes`, whole granules.
+fn handles(bytes: u64) -> Vec<u64> {
+    let whole = (0..bytes / HANDLE_BYTES_MAX).map(|_| HANDLE_BYTES_MAX);
+    whole.chain(Some(bytes % HANDLE_BYTES_MAX).filter(|rest| *rest > 0)).collect()
+}
+
 /// Seconds of the quickest bringing in, and of the quickest giving back.
 fn bare(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, f64)> {
     let mut memory = Scratch::reserve(driver, sizes.iter().sum())?;
@@ -167,6 +180,12 @@ mod tests {
     use super::*;
 
     const GRANULE_BYTES: u64 = 2 << 20;
+
+    #[test]
+    fn handles_are_few_and_hold_everything() {
+        assert_eq!(handles((2 << 30) + (6 << 20)), [1 << 30, 1 << 30, 6 << 20]);
+        assert_eq!((handles(1 << 30), handles(GRANULE_BYTES)), (vec![1 << 30], vec![GRANULE_BYTES]));
+    }
 
     #[test]
     fn the_pieces_of_a_layer() {

@@ -16,8 +16,7 @@ pub struct Plan {
     pub cycles: NonZeroU32,
     /// Which part of the granules that lie wholly inside tensors is written before the last sleep with a copy.
     pub changed: Fraction,
-    /// [`PoolConfig::chunk_granules`] of the arena: bare calls of the driver are measured with chunks of the same
-    /// size.
+    /// [`PoolConfig::chunk_granules`] of the arena: making host memory is measured with pieces of the same size.
     pub chunk_granules: u64,
 }
 

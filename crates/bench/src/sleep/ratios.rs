@@ -17,8 +17,9 @@ const FIRST_SLEEP_PART: f64 = 0.85;
 /// Which part of the link a wake should reach.
 const WAKE_PART: f64 = 0.97;
 
-/// How many times as long as bare calls of the driver what copies nothing may take.
-const BARE_TIMES: f64 = 1.5;
+/// How many times as long as bare calls of the driver, for as few handles as hold as much, what copies nothing may take:
+/// the pool has at least a handle for each tensor.
+const BARE_TIMES: f64 = 3.0;
 
 /// The figures of a report beside their limits; absent where there is no figure, or no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]

@@ -44,13 +44,7 @@ fn limits(table: &mut Table, report: &Report) {
     let compared = format!("of device memory, by digests of {}", size(digest_bytes));
     table.add_row(to("reading", limits.digest_bytes_per_s, compared));
     table.add_row(to("host memory", limits.pin_bytes_per_s, format!("made, {} at once", size(pin_bytes))));
-    let pieces = format!(
-        "{} × {} and {} × {}, driver alone",
-        limits.chunks,
-        size(limits.chunk_bytes),
-        limits.granules,
-        size(limits.granule_bytes)
-    );
+    let pieces = format!("the same in {}, driver alone", count(limits.handles, "handle"));
     row(table, "bare bring-in", limits.bring_in_s, None, &format!("create, map and open {pieces}"));
     row(table, "bare give-back", limits.give_back_s, None, &format!("unmap and release {pieces}"));
 }

@@ -53,6 +53,7 @@ const LIMITS: &[&str] = &[
     "chunk_bytes",
     "granules",
     "granule_bytes",
+    "handles",
     "bring_in_s",
     "give_back_s",
 ];

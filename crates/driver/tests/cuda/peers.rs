@@ -9,8 +9,8 @@ use libloading::os::unix::Library;
 use poorwill_core::{
     AllocRequest, Block, Driver, DriverErrorKind, Level, Pool, PoolConfig, SleepRequest, Tag, WakeRequest,
 };
+use poorwill_driver::CudaDevice;
 use poorwill_driver::cuda::{self, Peers};
-use poorwill_driver::{CudaConfig, CudaDevice};
 use poorwill_testkit::device::{cuda_config, skipped_unless};
 use poorwill_testkit::pattern;
 
