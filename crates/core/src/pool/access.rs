@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::error::PoolError;
 use super::handle::BlockId;
-use super::state::TagKey;
+use super::tags::TagKey;
 use super::{Pool, Result, Shared};
 use crate::driver::{CopyPart, DeviceRange, HostBuffer, Pending, StreamId};
 use crate::tag::TagState;
@@ -17,7 +17,7 @@ impl Pool {
     /// on `stream`, as [`Pool::record_use`] says.
     ///
     /// # Errors
-    /// `StaleBlock`, `OutOfBlock`, `Asleep`; what the driver says.
+    /// `StaleBlock`, `OutOfBlock`, `Asleep`, `UnknownStream`; what the driver says.
     pub fn write(
         &self,
         stream: StreamId,
@@ -38,7 +38,7 @@ impl Pool {
     /// `stream`, as [`Pool::record_use`] says.
     ///
     /// # Errors
-    /// `StaleBlock`, `OutOfBlock`, `Asleep`; `Undefined` when the bytes were dropped and not restored; what the
+    /// `StaleBlock`, `OutOfBlock`, `Asleep`, `UnknownStream`; `Undefined` when the bytes were dropped and not restored; what the
     /// driver says.
     pub fn read(
         &self,
@@ -86,10 +86,11 @@ impl Shared {
     /// The device range of a part of a block whose bytes are there, and stay there while the guest is.
     fn reach(&self, access: &Access) -> Result<(DeviceRange, Guest<'_>)> {
         let Access { op, stream, block, offset, bytes, writing } = *access;
+        self.check_stream(op, stream)?;
         let mut state = self.open_state()?;
         let (entry, tag) = loop {
             let entry = state.live_block(op, block)?;
-            let tag = state.lane(entry.lane).tag;
+            let tag = state.lane(entry.lane).tag();
             if !state.tag(tag).gate.is_closed() {
                 break (entry, tag);
             }

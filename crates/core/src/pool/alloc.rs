@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use super::blocks::{Block as Entry, Kind};
 use super::error::PoolError;
+use super::lanes::LaneKey;
 use super::place::{Site, Spot};
 use super::quiet::Waited;
 use super::segment::Segment;
-use super::state::{LaneKey, State, TagKey};
+use super::state::State;
 use super::supply::Supply;
+use super::tags::TagKey;
 use super::vm::{MapTimes, Piece, Vm};
 use super::{AllocRequest, Block, Guest, Result, Shared, StateGuard};
 use crate::driver::{DeviceRange, DriverError, DriverErrorKind, Op};
@@ -67,14 +69,12 @@ enum Attempt {
 
 impl Shared {
     pub(super) fn alloc(&self, request: &AllocRequest) -> Result<Block> {
-        let mut state = self.open_state()?;
+        self.check_stream("allocate on", request.stream)?;
+        let state = self.open_state()?;
         let bytes = state.checked_size(request)?;
-        let tag = state.tag_key(&request.tag);
-        while state.tag(tag).gate.is_closed() {
-            state = self.wait(state)?;
-        }
+        let (mut state, tag) = self.open_tag(state, &request.tag)?;
         state.check_awake("allocate", tag)?;
-        let lane = state.lane_key(tag, request)?;
+        let lane = self.lane_of(&mut state, tag, request)?;
         let wanted = Wanted { request, tag, lane, bytes, largest_bytes: state.largest_chunk(tag, request) };
         if let Some(block) = state.take_ready(&wanted)? {
             return Ok(block);
@@ -108,10 +108,7 @@ impl Shared {
                 Attempt::Grown => continue,
                 Attempt::TagBusy => {
                     drop(vm);
-                    let mut state = self.open_state()?;
-                    while state.tag(wanted.tag).gate.is_closed() {
-                        state = self.wait(state)?;
-                    }
+                    drop(self.open_tag(self.open_state()?, &wanted.request.tag)?);
                     continue;
                 }
                 Attempt::Pending => {
@@ -207,8 +204,9 @@ impl Shared {
     }
 
     fn attempt(&self, vm: &mut Vm, wanted: &Wanted<'_>, patient: bool) -> Result<Attempt> {
-        let Wanted { request, tag, lane, bytes, largest_bytes } = *wanted;
         let mut state = self.open_state()?;
+        let wanted = &self.found_again(&mut state, wanted)?;
+        let Wanted { request, tag, lane, bytes, largest_bytes } = *wanted;
         if state.tag(tag).gate.is_closed() {
             return Ok(Attempt::TagBusy);
         }
@@ -312,8 +310,23 @@ impl Shared {
         let reserved = vm.driver().reserve(bytes);
         let range =
             reserved.map_err(|source| PoolError::AllocFailed { bytes: asked, tag: tag.clone(), source })?;
-        self.state.lock_anyway().add_segment(wanted.tag, wanted.lane, range);
-        Ok(())
+        let mut state = self.state.lock_anyway();
+        let found = self.found_again(&mut state, wanted);
+        if let Ok(Wanted { tag, lane, .. }) = found {
+            state.add_segment(tag, lane, range);
+        } else {
+            drop(state);
+            // Already failing; addresses that the driver does not take back hold no memory, and end with it.
+            let _ = vm.driver().unreserve(range);
+        }
+        found.map(drop)
+    }
+
+    /// A request whose tag and lane may have been forgotten while the state was given up.
+    fn found_again<'a>(&self, state: &mut State, wanted: &Wanted<'a>) -> Result<Wanted<'a>> {
+        let tag = state.tag_key(&wanted.request.tag);
+        let lane = self.lane_of(state, tag, wanted.request)?;
+        Ok(Wanted { tag, lane, ..*wanted })
     }
 
     /// Brings in what the site lacks. An error says how much would have had to be created.

@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 
 use super::plan::Save;
 use super::segment::{Backup, Place, SegmentKey};
-use super::state::{State, TagKey};
+use super::state::State;
+use super::tags::TagKey;
 use crate::driver::DeviceRange;
 
 impl State {

@@ -122,6 +122,16 @@ pub enum PoolError {
         /// The handle.
         block: BlockId,
     },
+    /// A stream that the driver does not know: nothing that was queued there could be waited for.
+    #[error(
+        "cannot {op}: {stream} was never made by this device's driver, or was destroyed; name the default stream, one that the driver made (stream_create) or one that it was told of (adopt_stream)"
+    )]
+    UnknownStream {
+        /// What was to be done.
+        op: &'static str,
+        /// The stream.
+        stream: StreamId,
+    },
     /// A part that cannot be taken out of its block.
     #[error("cannot free {part} of {block}, which is at {range}: {reason}")]
     InvalidPart {

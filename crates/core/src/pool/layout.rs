@@ -8,7 +8,8 @@
 use std::collections::BTreeSet;
 
 use super::segment::{Chunk, Segment};
-use super::state::{State, TagKey};
+use super::state::State;
+use super::tags::TagKey;
 use super::vm::Backing;
 use super::{Shape, blocks};
 use crate::driver::DeviceRange;

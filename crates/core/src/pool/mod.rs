@@ -42,8 +42,10 @@ mod capture;
 mod clocks;
 mod error;
 mod fill;
+mod forget;
 mod gate;
 mod handle;
+mod lanes;
 mod layout;
 mod orders;
 mod part;
@@ -61,6 +63,7 @@ mod sleep;
 mod state;
 mod stats;
 mod supply;
+mod tags;
 mod trust;
 mod vm;
 mod wake;
@@ -72,6 +75,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
+#[doc(hidden)]
+pub use forget::Remembered;
 pub use handle::{AllocRequest, Block, BlockId};
 pub use prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
 pub use report::{
@@ -84,15 +89,17 @@ use self::access::Guest;
 use self::blocks::Blocks;
 use self::clocks::Clocks;
 use self::gate::Monitor;
+use self::lanes::Lanes;
 use self::orders::Orders;
 use self::prepare::Preparers;
 use self::reaper::Reaper;
 use self::segment::Segments;
-use self::state::{State, TagEntry, TagKey};
+use self::state::State;
+use self::tags::{TagKey, Tags};
 use self::vm::{Counters, Vm};
 use crate::backup::{Backups, HostBackups};
 use crate::bytes::ByteSize;
-use crate::driver::{DeviceRange, Driver, StreamId};
+use crate::driver::{DeviceRange, Driver, DriverErrorKind, StreamId};
 use crate::tag::{Changes, Tag, TagPolicy, TagState};
 
 /// Result of a pool call.
@@ -261,8 +268,8 @@ impl Pool {
         let state = State {
             pool: NEXT_POOL.fetch_add(1, Ordering::Relaxed),
             shape,
-            tags: built_in.map(TagEntry::new).into(),
-            lanes: Vec::new(),
+            tags: Tags::new(built_in),
+            lanes: Lanes::default(),
             clocks: Clocks::default(),
             segments: Segments::default(),
             bases: BTreeMap::new(),
@@ -333,7 +340,7 @@ impl Pool {
     /// creating memory. While a stream is being captured it waits for no work.
     ///
     /// # Errors
-    /// `InvalidRequest`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures;
+    /// `InvalidRequest`; `UnknownStream`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures;
     /// `HeldByCapture` where memory that was freed might do, and a capture keeps it; what the driver says.
     pub fn alloc(&self, request: &AllocRequest) -> Result<Block> {
         self.shared.alloc(request)
@@ -343,8 +350,9 @@ impl Pool {
     /// by then, as it does for its own stream.
     ///
     /// # Errors
-    /// `StaleBlock`.
+    /// `StaleBlock`; `UnknownStream`.
     pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<()> {
+        self.shared.check_stream("record a use of a block", stream)?;
         let mut state = self.shared.open_state()?;
         let entry = state.live_block("record a use of", block)?;
         state.record_use(block, entry.lane, stream);
@@ -408,11 +416,7 @@ impl Pool {
     /// # Errors
     /// `Closed`, `WrongProcess`.
     pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<()> {
-        let mut state = self.shared.open_state()?;
-        let key = state.tag_key(tag);
-        while state.tag(key).gate.is_closed() {
-            state = self.shared.wait(state)?;
-        }
+        let (mut state, key) = self.shared.open_tag(self.shared.open_state()?, tag)?;
         state.tag_mut(key).changes = changes;
         // What was the same before this was promised may have changed by then.
         state.doubt_all(key);
@@ -520,6 +524,15 @@ impl Pool {
         Ok(of_tags + self.shared.starving.load(Ordering::Relaxed))
     }
 
+    /// How much the pool remembers of tags and streams. For tests of what it forgets.
+    ///
+    /// # Errors
+    /// `Closed`, `WrongProcess`.
+    #[doc(hidden)]
+    pub fn remembered(&self) -> Result<Remembered> {
+        Ok(self.shared.open_state()?.remembered())
+    }
+
     /// Every segment and block.
     ///
     /// # Errors
@@ -559,6 +572,19 @@ impl Shared {
         self.driver.check_process().map_err(PoolError::WrongProcess)?;
         let state = self.state.lock().filter(|_| !self.vm.is_poisoned()).ok_or(PoolError::Poisoned)?;
         if state.closed { Err(PoolError::Closed) } else { Ok(state) }
+    }
+
+    /// Refuses a stream that does not exist: as nothing queued there could be waited for, what it uses would be moved
+    /// under its work. For whoever holds nothing.
+    fn check_stream(&self, op: &'static str, stream: StreamId) -> Result<()> {
+        if stream == StreamId::DEFAULT {
+            return Ok(());
+        }
+        self.driver.check_stream(stream).map_err(|source| match source.kind {
+            DriverErrorKind::UnknownHandle { .. } => PoolError::UnknownStream { op, stream },
+            DriverErrorKind::WrongProcess { .. } => PoolError::WrongProcess(source),
+            _ => PoolError::Driver { op, source },
+        })
     }
 
     fn lock_vm(&self) -> Result<VmGuard<'_>> {

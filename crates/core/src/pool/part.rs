@@ -9,7 +9,8 @@ use super::blocks::{BlockKey, Kind};
 use super::error::PoolError;
 use super::handle::{Block, BlockId};
 use super::segment::Place;
-use super::state::{State, TagKey};
+use super::state::State;
+use super::tags::TagKey;
 use super::{Pool, Result};
 use crate::driver::DeviceRange;
 
@@ -58,7 +59,7 @@ impl State {
         if part == range {
             return Ok((self.free(OP, id)?, Vec::new()));
         }
-        let tag = self.lane(whole.lane).tag;
+        let tag = self.lane(whole.lane).tag();
         if whole.bytes() >= self.shape.chunk_bytes && self.shape.chunk_bytes > self.shape.granule_bytes {
             self.tag_mut(tag).is_cut = true;
         }

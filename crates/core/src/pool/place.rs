@@ -11,8 +11,10 @@ use std::cmp::Reverse;
 
 use super::bins::UNIT_BYTES;
 use super::blocks::{Block, BlockKey, Kind};
+use super::lanes::LaneKey;
 use super::segment::SegmentKey;
-use super::state::{LaneKey, State, TagKey};
+use super::state::State;
+use super::tags::TagKey;
 use super::vm::Piece;
 use super::{AllocRequest, Shape};
 use crate::driver::DeviceRange;
@@ -83,7 +85,7 @@ impl State {
         }
         // Every piece of this size holds the block, wherever its first aligned byte is.
         let wanted = bytes + align.saturating_sub(UNIT_BYTES);
-        let own = self.lane(lane).fine.find(&self.blocks, wanted);
+        let own = self.lane(lane).fine().find(&self.blocks, wanted);
         let found = own.or_else(|| self.quiet_piece(tag, lane, wanted));
         found.map(|first| self.ready_at(first, self.blocks[first].addr.next_multiple_of(align)))
     }
@@ -107,7 +109,7 @@ impl State {
     /// are better left to small blocks.
     pub(super) fn granules_for_large(&self, lane: LaneKey, bytes: u64) -> Option<Spot> {
         let large = self.is_large(bytes);
-        let fine = &self.lane(lane).fine;
+        let fine = &self.lane(lane).fine();
         let slack = self.shape.granule_bytes - UNIT_BYTES; // Wherever its first whole granule begins.
         let find = || fine.find(&self.blocks, bytes + slack).or_else(|| fine.find(&self.blocks, bytes));
         let found = large.then(find).flatten();
@@ -123,7 +125,7 @@ impl State {
     fn quiet_piece(&self, tag: TagKey, lane: LaneKey, bytes: u64) -> Option<BlockKey> {
         let others = self.tag(tag).lanes.iter().filter(|other| **other != lane);
         others
-            .filter_map(|other| self.lane(*other).fine.find(&self.blocks, bytes))
+            .filter_map(|other| self.lane(*other).fine().find(&self.blocks, bytes))
             .find(|key| self.is_quiet(&self.blocks[*key]))
     }
 
@@ -133,7 +135,7 @@ impl State {
     fn tightest_piece(&self, tag: TagKey, lane: LaneKey, bytes: u64, align: u64) -> Option<Spot> {
         let granule = self.shape.granule_bytes;
         let pieces = self.tag(tag).lanes.iter().flat_map(|other| {
-            let pieces = self.lane(*other).fine.largest_first(&self.blocks, bytes);
+            let pieces = self.lane(*other).fine().largest_first(&self.blocks, bytes);
             pieces.take(LOOKS).filter(|key| self.is_usable(&self.blocks[*key], lane))
         });
         let spots = pieces.flat_map(|first| {

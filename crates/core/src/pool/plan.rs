@@ -8,7 +8,8 @@ use super::blocks::Kind;
 use super::error::PoolError;
 use super::report::Level;
 use super::segment::{Place, Segment, SegmentKey};
-use super::state::{State, TagKey};
+use super::state::State;
+use super::tags::TagKey;
 use super::vm::{Backing, Counters};
 use crate::tag::{SleepAction, Tag, TagState};
 
@@ -72,10 +73,10 @@ impl State {
     /// The tags a request means, each once, by name; every tag of the pool when it names none.
     pub(super) fn selected(&self, op: &'static str, requested: Option<&[Tag]>) -> Result<Vec<TagKey>> {
         let mut keys: Vec<TagKey> = match requested {
-            None => (0..self.tags.len()).map(TagKey).collect(),
+            None => self.tags.keys().collect(),
             Some(tags) => tags
                 .iter()
-                .map(|tag| self.find_tag(tag).ok_or_else(|| self.unknown_tag(op, tag)))
+                .map(|tag| self.tags.find(tag).ok_or_else(|| self.unknown_tag(op, tag)))
                 .collect::<Result<_>>()?,
         };
         keys.sort_unstable_by(|a, b| self.tag(*a).tag.cmp(&self.tag(*b).tag));

@@ -18,7 +18,8 @@ use super::plan::{Save, SleepPlan};
 use super::report::{SleepPhases, add};
 use super::sample::Sample;
 use super::segment::{Backup, Stored, runs};
-use super::state::{State, TagKey};
+use super::state::State;
+use super::tags::TagKey;
 use super::{Result, Shared};
 use crate::backup::Room;
 use crate::digest::Digest;
@@ -360,7 +361,7 @@ impl State {
     }
 
     fn let_idle_backups_go(&mut self, plan: &SleepPlan) {
-        for tag in (0..self.tags.len()).map(TagKey) {
+        for tag in self.tags.keys().collect::<Vec<_>>() {
             let entry = self.tag(tag);
             let falls_asleep = plan.tags.iter().any(|(falling, _)| *falling == tag);
             if entry.has_backups && entry.state.is_held() && !falls_asleep && !entry.gate.is_closed() {

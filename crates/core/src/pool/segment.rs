@@ -7,7 +7,7 @@ use std::sync::Arc;
 use slotmap::SlotMap;
 
 use super::blocks::BlockKey;
-use super::state::TagKey;
+use super::tags::TagKey;
 use super::vm::Backing;
 use crate::backup::Room;
 use crate::digest::Digest;
@@ -127,7 +127,7 @@ mod tests {
         let chunk = |bytes| Chunk { bytes, backing: Backing::Absent };
         let chunks = BTreeMap::from([(100, chunk(10)), (110, chunk(40)), (170, chunk(10))]);
         let range = DeviceRange::new(100, 100);
-        Segment { tag: TagKey(0), range, first: BlockKey::NONE, chunks, backups: BTreeMap::new() }
+        Segment { tag: TagKey::default(), range, first: BlockKey::NONE, chunks, backups: BTreeMap::new() }
     }
 
     #[test]

@@ -13,7 +13,8 @@ use super::plan::SleepPlan;
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
 use super::save::{Saved, is_lacking};
 use super::segment::Place;
-use super::state::{State, TagKey};
+use super::state::State;
+use super::tags::TagKey;
 use super::vm::{Backing, Piece, Vm};
 use super::{Result, Shared, VmGuard};
 use crate::driver::{DriverError, MemoryInfo};
@@ -45,6 +46,7 @@ impl Drop for Alone<'_> {
             entry.falling_asleep = false;
             state.tidy_absent(*tag);
         }
+        state.tags.let_go();
         self.shared.had_again(state);
     }
 }
@@ -94,6 +96,7 @@ impl Shared {
                     entry.gate.close();
                     entry.falling_asleep = falling_asleep;
                 }
+                state.tags.hold(); // Also those that are visited only.
                 return Ok((visited, Alone { shared: self, tags: held }));
             }
             // Who prepares a sleep in the background makes way.

@@ -4,7 +4,7 @@
 //! *fine* ones lie in chunks of one granule and are cut at will; *coarse* ones are whole larger chunks, cut
 //! only between chunks; *bound* ones are parts of a larger chunk that is not free as a whole ([`super::part`]), and
 //! serve nobody; *bare* ones are addresses without memory. A fine or coarse piece belongs to a *lane*, the pieces of
-//! one stream in one tag; another lane may take it once it is quiet ([`super::clocks`]).
+//! one stream in one tag ([`super::lanes`]); another lane may take it once it is quiet ([`super::clocks`]).
 //!
 //! Invariants, which the property tests check from outside:
 //! - every byte of a live block and of a fine or coarse piece lies in a chunk, which is mapped and open while
@@ -15,30 +15,26 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::bins::{Bins, UNIT_BYTES};
+use super::bins::UNIT_BYTES;
 use super::blocks::{BYTES_MAX, Block, BlockKey, Blocks, Kind};
 use super::clocks::{ClockKey, Clocks};
 use super::error::PoolError;
 use super::gate::Gate;
+use super::lanes::{Lane, LaneKey, Lanes};
 use super::segment::{Chunk, Place, Segment, SegmentKey, Segments};
+use super::tags::{TagKey, Tags};
 use super::vm::{Backing, Piece};
 use super::{AllocRequest, BlockId, Result, Shape};
+use crate::bytes::ByteSize;
 use crate::driver::{DeviceRange, StreamId};
 use crate::tag::{Changes, Tag, TagPolicy, TagState};
-
-/// A tag of a pool, by number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct TagKey(pub(super) usize);
-
-/// A lane of a pool, by number.
-pub(super) type LaneKey = u16;
 
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) pool: u32,
     pub(super) shape: Shape,
-    pub(super) tags: Vec<TagEntry>,
-    pub(super) lanes: Vec<Lane>,
+    pub(super) tags: Tags,
+    pub(super) lanes: Lanes,
     pub(super) clocks: Clocks,
     pub(super) segments: Segments,
     /// Segments by their first address.
@@ -102,15 +98,6 @@ pub(super) struct TagEntry {
     pub(super) live_blocks: usize,
 }
 
-/// Free pieces of one stream in one tag.
-#[derive(Debug)]
-pub(super) struct Lane {
-    pub(super) tag: TagKey,
-    pub(super) stream: StreamId,
-    pub(super) clock: ClockKey,
-    pub(super) fine: Bins,
-}
-
 /// A freed block that other streams may still use, and up to which tick of their clocks.
 #[derive(Debug)]
 pub(super) struct Waiting {
@@ -150,51 +137,27 @@ impl TagEntry {
     pub(super) fn is_settled(&self) -> bool {
         !self.gate.is_closed() && !self.state.is_asleep()
     }
+
+    /// Whether nothing is known of it that a new tag of its name would not have, and nobody works on it.
+    pub(super) fn is_plain(&self) -> bool {
+        let idle = self.live_blocks == 0 && self.gate.is_empty() && self.wanted == 0;
+        idle && self.state == TagState::Awake && !self.declared && self.changes == Changes::default()
+    }
 }
 
 impl State {
     // ---- tags and lanes ----
 
-    pub(super) fn find_tag(&self, tag: &Tag) -> Option<TagKey> {
-        self.tags.iter().position(|entry| entry.tag == *tag).map(TagKey)
-    }
-
-    pub(super) fn tag_key(&mut self, tag: &Tag) -> TagKey {
-        self.find_tag(tag).unwrap_or_else(|| {
-            self.tags.push(TagEntry::new(tag.clone()));
-            TagKey(self.tags.len() - 1)
-        })
-    }
-
     pub(super) fn tag(&self, key: TagKey) -> &TagEntry {
-        &self.tags[key.0]
+        self.tags.get(key)
     }
 
     pub(super) fn tag_mut(&mut self, key: TagKey) -> &mut TagEntry {
-        &mut self.tags[key.0]
-    }
-
-    /// The lane of a request, made if need be.
-    pub(super) fn lane_key(&mut self, tag: TagKey, request: &AllocRequest) -> Result<LaneKey> {
-        let stream = request.stream;
-        let known = self.tag(tag).lanes.iter().find(|lane| self.lane(**lane).stream == stream);
-        if let Some(lane) = known {
-            return Ok(*lane);
-        }
-        let Ok(key) = LaneKey::try_from(self.lanes.len()) else {
-            let reason =
-                format!("the pool has seen {} streams, by tag, and can count no more", self.lanes.len());
-            let AllocRequest { bytes, align, ref tag, .. } = *request;
-            return Err(PoolError::InvalidRequest { bytes, align, tag: tag.clone(), reason });
-        };
-        let clock = self.clocks.of(stream);
-        self.lanes.push(Lane { tag, stream, clock, fine: Bins::default() });
-        self.tag_mut(tag).lanes.push(key);
-        Ok(key)
+        self.tags.get_mut(key)
     }
 
     pub(super) fn lane(&self, key: LaneKey) -> &Lane {
-        &self.lanes[usize::from(key)]
+        self.lanes.get(key)
     }
 
     // ---- handles ----
@@ -210,7 +173,7 @@ impl State {
     /// Whether no work that was queued before it was freed, and no copy in the background, may still touch a piece.
     pub(super) fn is_quiet(&self, block: &Block) -> bool {
         let copied = || self.copying.iter().any(|range| range.addr < block.end() && block.addr < range.end());
-        self.clocks.is_quiet(self.lane(block.lane).clock, block.stamp) && !copied()
+        self.clocks.is_quiet(self.lane(block.lane).clock(), block.stamp) && !copied()
     }
 
     /// Whether `lane` may take a free piece now.
@@ -223,13 +186,13 @@ impl State {
         let block = self.blocks[key];
         let (kind, lane, bytes) = (self.blocks.kind(key), block.lane, block.bytes());
         match kind {
-            Kind::Fine => self.lanes[usize::from(lane)].fine.insert(&mut self.blocks, key),
+            Kind::Fine => self.lanes.fine_mut(lane).insert(&mut self.blocks, key),
             Kind::Coarse => {
-                let tag = self.lane(lane).tag;
+                let tag = self.lane(lane).tag();
                 self.tag_mut(tag).coarse.insert((bytes, key));
             }
             Kind::Bare => {
-                let tag = self.lane(lane).tag;
+                let tag = self.lane(lane).tag();
                 self.tag_mut(tag).bare.insert((bytes, key));
                 if block.prev.is_none() && block.next.is_none() {
                     self.emptied.push(self.segment_of(block.addr));
@@ -245,13 +208,13 @@ impl State {
         let block = self.blocks[key];
         let (kind, lane, bytes) = (self.blocks.kind(key), block.lane, block.bytes());
         match kind {
-            Kind::Fine => self.lanes[usize::from(lane)].fine.remove(&mut self.blocks, key),
+            Kind::Fine => self.lanes.fine_mut(lane).remove(&mut self.blocks, key),
             Kind::Coarse => {
-                let tag = self.lane(lane).tag;
+                let tag = self.lane(lane).tag();
                 self.tag_mut(tag).coarse.remove(&(bytes, key));
             }
             Kind::Bare => {
-                let tag = self.lane(lane).tag;
+                let tag = self.lane(lane).tag();
                 self.tag_mut(tag).bare.remove(&(bytes, key));
             }
             Kind::Stuck => self.stuck.retain(|stuck| *stuck != key),
@@ -316,7 +279,7 @@ impl State {
     /// Makes a block that is on no list free, each part as the kind that its chunks (or none) make it.
     pub(super) fn scatter(&mut self, key: BlockKey, stamp: u64) {
         let block = self.blocks[key];
-        let tag = self.lane(block.lane).tag;
+        let tag = self.lane(block.lane).tag();
         let entry = self.tag(tag);
         let plain = entry.is_settled() && !entry.has_backups && !entry.is_cut;
         if block.bytes() < self.shape.chunk_bytes && plain {
@@ -377,7 +340,7 @@ impl State {
     /// After a block was freed: its chunks that nothing lives in any more lose their backups, and while the tag
     /// sleeps without memory, their addresses are bare.
     pub(super) fn forget_idle(&mut self, freed: &Block, near: BlockKey) {
-        let tag = self.lane(freed.lane).tag;
+        let tag = self.lane(freed.lane).tag();
         let sleeps = self.tag(tag).state.is_asleep() && !self.tag(tag).gate.is_closed();
         if !self.tag(tag).has_backups && !sleeps {
             return;
@@ -561,7 +524,7 @@ impl State {
         self.live_bytes += bytes;
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
         self.fine_demand_bytes += self.fine_demand(bytes);
-        let tag = self.lane(lane).tag;
+        let tag = self.lane(lane).tag();
         let entry = self.tag_mut(tag);
         entry.live_bytes += bytes;
         entry.live_blocks += 1;
@@ -573,7 +536,7 @@ impl State {
 
     /// Notes that work on `stream` uses a live block of `lane`.
     pub(super) fn record_use(&mut self, block: BlockId, lane: LaneKey, stream: StreamId) {
-        if self.lane(lane).stream == stream {
+        if self.lane(lane).stream() == Some(stream) {
             return;
         }
         let others = self.uses.entry(block.key).or_default();
@@ -585,7 +548,8 @@ impl State {
     /// Gives a live block back. Returns whether other streams have to be waited for.
     pub(super) fn free(&mut self, op: &'static str, id: BlockId) -> Result<bool> {
         let block = self.live_block(op, id)?;
-        let Lane { tag, clock, .. } = *self.lane(block.lane);
+        let lane = self.lane(block.lane);
+        let (tag, clock) = (lane.tag(), lane.clock());
         self.live_bytes -= block.bytes();
         self.fine_demand_bytes -= self.fine_demand(block.bytes());
         let entry = self.tag_mut(tag);
@@ -603,7 +567,7 @@ impl State {
         let until = others
             .into_iter()
             .map(|stream| {
-                let clock = self.clocks.of(stream);
+                let clock = self.clocks.acquire(stream);
                 (clock, self.clocks.stamp(clock))
             })
             .collect();
@@ -621,7 +585,10 @@ impl State {
         let passed =
             |waiting: &mut Waiting| waiting.until.iter().all(|(clock, tick)| clocks.is_quiet(*clock, *tick));
         let done: Vec<Waiting> = self.waiting.extract_if(.., passed).collect();
-        done.iter().for_each(|waiting| self.scatter(waiting.block, waiting.stamp));
+        for Waiting { block, stamp, until } in done {
+            self.scatter(block, stamp);
+            until.into_iter().for_each(|(clock, _)| self.clocks.release(clock));
+        }
     }
 
     /// Joins free neighbours of different lanes as far as both are quiet.
@@ -664,10 +631,12 @@ impl State {
                 "the alignment must be a power of two up to the granule of {granule}"
             )));
         }
+        // It may have to be a segment of its own, of whole granules.
+        let most = BYTES_MAX / self.shape.granule_bytes * self.shape.granule_bytes;
         let rounded = bytes.checked_next_multiple_of(UNIT_BYTES);
         rounded
-            .filter(|size| *size <= BYTES_MAX)
-            .ok_or_else(|| invalid(format!("a block has at most {BYTES_MAX} bytes")))
+            .filter(|size| *size <= most)
+            .ok_or_else(|| invalid(format!("a block has at most {} ({most} bytes)", ByteSize(most))))
     }
 
     /// What a block of this size needs in granules, in bytes.

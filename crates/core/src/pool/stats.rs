@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use super::blocks::Kind;
 use super::segment::Segment;
-use super::state::{State, TagKey};
+use super::state::State;
+use super::tags::TagKey;
 use super::vm::Counters;
 use crate::tag::{Tag, TagState};
 

@@ -218,7 +218,7 @@ impl State {
     /// Fine pieces that may hold a granule, of the same tags.
     fn idle_fine(&self) -> impl Iterator<Item = BlockKey> + '_ {
         let lanes = self.tags.iter().filter(|entry| entry.is_settled()).flat_map(|entry| &entry.lanes);
-        lanes.flat_map(|lane| self.lane(*lane).fine.at_least(&self.blocks, self.shape.granule_bytes))
+        lanes.flat_map(|lane| self.lane(*lane).fine().at_least(&self.blocks, self.shape.granule_bytes))
     }
 
     fn idle_granules(&self) -> usize {

@@ -8,7 +8,8 @@
 use super::blocks::Block;
 use super::error::PoolError;
 use super::plan::Save;
-use super::state::{State, TagKey};
+use super::state::State;
+use super::tags::TagKey;
 use super::{Shape, Shared};
 use crate::digest::Digest;
 use crate::driver::DeviceRange;
