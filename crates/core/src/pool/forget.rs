@@ -98,12 +98,14 @@ impl State {
         Some(key)
     }
 
-    /// Forgets the lanes of which nothing is in use or in flight, after settling what was freed on streams that do not
-    /// exist any more. Their pieces go to the shared lane of their tag.
+    /// Forgets the lanes of streams that do not exist any more, after settling what was freed there, as far as nothing
+    /// of them is in use; where numbers run short, those of others, too, of which nothing is in use or in flight. Their
+    /// pieces go to the shared lane of their tag.
     fn forget_lanes(&mut self, exists: impl Fn(StreamId) -> bool) {
-        self.clocks.end_streams(exists);
+        self.clocks.end_streams(&exists);
         self.settle_waiting();
-        let heirs = self.heirs();
+        let all = self.lanes.are_short();
+        let heirs = self.heirs(|stream| all || !exists(stream));
         let firsts: Vec<_> = self.segments.values().map(|segment| segment.first).collect();
         for first in firsts {
             let mut next = first.some();
@@ -147,16 +149,16 @@ impl State {
         lanes
     }
 
-    /// For each lane that has pieces, all of them quiet, where they go: to the shared lane of its tag, which one of them
-    /// becomes where there is none.
-    fn heirs(&mut self) -> Vec<Option<LaneKey>> {
+    /// For each lane of such streams that has pieces, all of them quiet, where they go: to the shared lane of its tag,
+    /// which one of them becomes where there is none.
+    fn heirs(&mut self, over: impl Fn(StreamId) -> bool) -> Vec<Option<LaneKey>> {
         let mut heirs = self.lanes.table();
         let is_busy = |kind: Kind, block: &Block| {
             kind.is_used() || !self.clocks.is_quiet(self.lane(block.lane).clock(), block.stamp)
         };
         let (busy, used) = (self.lanes_where(is_busy), self.lanes_where(|_, _| true));
         let is_idle = |(key, lane): &(LaneKey, &Lane)| {
-            used[usize::from(*key)] && !busy[usize::from(*key)] && lane.stream().is_some()
+            used[usize::from(*key)] && !busy[usize::from(*key)] && lane.stream().is_some_and(&over)
         };
         let idle = self.lanes.iter().filter(is_idle).map(|(key, lane)| (key, lane.tag()));
         for (key, tag) in idle.collect::<Vec<_>>() {

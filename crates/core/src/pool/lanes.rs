@@ -1,9 +1,9 @@
 //! Lanes: which stream's work may still touch the free pieces of a tag.
 //!
 //! A lane is one stream in one tag, found in constant time. It holds the stream's clock, which says when its pieces are
-//! quiet. Lanes whose pieces are all quiet need not be told apart: they are forgotten, and their pieces go to the tag's
-//! *shared* lane, that of no stream, which is always quiet. Numbers are small, so that a block is; they are given out
-//! again, so a lane may be forgotten only when no block has its number any more.
+//! quiet. What is quiet, of streams that are gone, need not be told apart: their lanes are forgotten, and the pieces go to
+//! the tag's *shared* lane, that of no stream, which is always quiet. Numbers are small, so that a block is; they are
+//! given out again, so a lane may be forgotten only when no block has its number any more.
 
 use std::collections::HashMap;
 
@@ -143,6 +143,11 @@ impl Lanes {
     /// Whether there are so many that a look at what can be forgotten pays.
     pub(super) fn is_crowded(&self) -> bool {
         self.count() > self.sweep_above
+    }
+
+    /// Whether numbers are so few that also streams which exist need not be told apart where nothing is in flight.
+    pub(super) fn are_short(&self) -> bool {
+        self.count() > self.most / 2
     }
 
     /// What can be forgotten was. The next look comes when there are twice as many, or `spare` more.
