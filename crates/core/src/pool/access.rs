@@ -103,7 +103,7 @@ impl Shared {
         let whole = DeviceRange::new(entry.addr, entry.requested_bytes());
         let outside = PoolError::OutOfBlock { op, offset, bytes, block, block_bytes: whole.bytes };
         let part = whole.slice(offset, bytes).ok_or(outside)?;
-        state.record_use(block, entry.lane, stream);
+        state.record_use(block, entry.lane, stream, |other| self.may_exist(other));
         state.tag_mut(tag).gate.enter();
         Ok((part, Guest { shared: self, tag }))
     }

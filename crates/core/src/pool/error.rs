@@ -158,7 +158,7 @@ pub enum PoolError {
         /// Its size, in bytes.
         block_bytes: u64,
     },
-    /// A tag that this pool has never seen.
+    /// A tag that this pool does not know: never used, or nothing of it is left.
     #[error("cannot {op}: no tag `{tag}` here; known are {known}")]
     UnknownTag {
         /// What was to be done.

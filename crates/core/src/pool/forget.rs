@@ -29,6 +29,8 @@ pub struct Remembered {
     pub lanes: usize,
     /// Streams whose work is waited for.
     pub clocks: usize,
+    /// Streams, by live block, whose work is to be waited for when it is freed.
+    pub uses: usize,
 }
 
 impl Shared {
@@ -63,7 +65,8 @@ impl Shared {
         }
     }
 
-    fn may_exist(&self, stream: StreamId) -> bool {
+    /// Whether work on a stream may still be under way.
+    pub(super) fn may_exist(&self, stream: StreamId) -> bool {
         let unknown = |kind| matches!(kind, DriverErrorKind::UnknownHandle { .. });
         !self.driver.check_stream(stream).is_err_and(|error| unknown(error.kind))
     }
@@ -71,7 +74,12 @@ impl Shared {
 
 impl State {
     pub(super) fn remembered(&self) -> Remembered {
-        Remembered { tags: self.tags.count(), lanes: self.lanes.count(), clocks: self.clocks.count() }
+        Remembered {
+            tags: self.tags.count(),
+            lanes: self.lanes.count(),
+            clocks: self.clocks.count(),
+            uses: self.uses.values().map(Vec::len).sum(),
+        }
     }
 
     /// The tag of this name, made if need be.

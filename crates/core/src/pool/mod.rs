@@ -20,6 +20,7 @@
 //!   unmapped, and no other stream gets it, before what was queued until then has passed (`quiet`).
 //!   `free_part` cuts a part out of a live block first (`part`).
 //!   While a stream is captured into a graph, none of this touches an event (`capture`).
+//! - Tags (`tags`) and their streams (`lanes`) are found in constant time; those that are over are forgotten (`forget`).
 //! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
 //!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
 //!   ([`crate::backup`], `backed`); `save` compares and copies what differs, `prepare` does so before, in the background,
@@ -355,7 +356,7 @@ impl Pool {
         self.shared.check_stream("record a use of a block", stream)?;
         let mut state = self.shared.open_state()?;
         let entry = state.live_block("record a use of", block)?;
-        state.record_use(block, entry.lane, stream);
+        state.record_use(block, entry.lane, stream, |other| self.shared.may_exist(other));
         Ok(())
     }
 

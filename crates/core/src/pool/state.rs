@@ -29,6 +29,9 @@ use crate::bytes::ByteSize;
 use crate::driver::{DeviceRange, StreamId};
 use crate::tag::{Changes, Tag, TagPolicy, TagState};
 
+/// Streams that use one block, of which it pays to look whether they exist.
+const USES_MANY: usize = 16;
+
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) pool: u32,
@@ -534,13 +537,23 @@ impl State {
         BlockId { pool: self.pool, key, serial }
     }
 
-    /// Notes that work on `stream` uses a live block of `lane`.
-    pub(super) fn record_use(&mut self, block: BlockId, lane: LaneKey, stream: StreamId) {
+    /// Notes that work on `stream` uses a live block of `lane`. Of many streams, those that do not exist any more need
+    /// not be waited for.
+    pub(super) fn record_use(
+        &mut self,
+        block: BlockId,
+        lane: LaneKey,
+        stream: StreamId,
+        exists: impl Fn(StreamId) -> bool,
+    ) {
         if self.lane(lane).stream() == Some(stream) {
             return;
         }
         let others = self.uses.entry(block.key).or_default();
         if !others.contains(&stream) {
+            if others.len() >= USES_MANY && others.len() == others.capacity() {
+                others.retain(|other| exists(*other));
+            }
             others.push(stream);
         }
     }

@@ -125,7 +125,10 @@ fn streams_with_live_blocks_are_remembered_and_forgotten_with_them() {
     }
     let shared = small(&pool, &Tag::weights(), StreamId::DEFAULT);
     (0..STREAMS + FEW).for_each(|_| come_and_go(&device, &pool, &shared));
+    let remembered = pool.remembered().unwrap();
+    assert!(remembered.uses < FEW, "of a block that lives long: {remembered:?}");
     pool.free(shared.id).unwrap();
+    pool.trim().unwrap();
     let remembered = pool.remembered().unwrap();
     assert!(remembered.lanes < FEW && remembered.clocks < FEW, "{remembered:?}");
     assert_nothing_is_lost(&device, &pool);

@@ -287,7 +287,7 @@ fn sizes_at_the_edges_are_served_or_refused() {
                 pool.free(block.id).unwrap();
                 pool.trim().unwrap();
             }
-            Err(PoolError::DeviceFull { .. }) => assert!(device.info().total_bytes < 2 * TIB),
+            Err(PoolError::OverLimit { .. }) => assert!(device.info().total_bytes < 2 * TIB),
             Err(error) => panic!("{bytes}: {error}"),
         }
     }
