@@ -70,9 +70,12 @@ enum Attempt {
 impl Shared {
     pub(super) fn alloc(&self, request: &AllocRequest) -> Result<Block> {
         self.check_stream("allocate on", request.stream)?;
-        let state = self.open_state()?;
+        let mut state = self.open_state()?;
         let bytes = state.checked_size(request)?;
-        let (mut state, tag) = self.open_tag(state, &request.tag)?;
+        let mut tag = state.tag_key(&request.tag);
+        if state.tag(tag).gate.is_closed() {
+            (state, tag) = self.open_tag(state, &request.tag)?;
+        }
         state.check_awake("allocate", tag)?;
         let lane = self.lane_of(&mut state, tag, request)?;
         let wanted = Wanted { request, tag, lane, bytes, largest_bytes: state.largest_chunk(tag, request) };

@@ -35,21 +35,31 @@ pub struct Remembered {
 
 impl Shared {
     /// The lane of a request whose tag is `tag`, made if need be.
+    #[inline]
     pub(super) fn lane_of(&self, state: &mut State, tag: TagKey, request: &AllocRequest) -> Result<LaneKey> {
-        if let Some(lane) = state.lanes.find(tag, Some(request.stream)) {
-            return Ok(lane);
+        match state.lanes.find(tag, Some(request.stream)) {
+            Some(lane) => Ok(lane),
+            None => self.new_lane(state, tag, request),
         }
+    }
+
+    #[cold]
+    fn new_lane(&self, state: &mut State, tag: TagKey, request: &AllocRequest) -> Result<LaneKey> {
         if state.lanes.is_crowded() {
             state.forget_lanes(|stream| self.may_exist(stream));
         }
         let AllocRequest { bytes, align, tag: ref name, .. } = *request;
         state.make_lane(tag, request.stream).ok_or_else(|| {
-            let reason = format!("{} streams, by tag, use memory of the pool now: as many as it can count; free some of it, or trim", state.lanes.count());
+            let count = state.lanes.count();
+            let reason = format!(
+                "{count} streams, by tag, use memory of the pool now: as many as it can count; free some of it, or trim"
+            );
             PoolError::InvalidRequest { bytes, align, tag: name.clone(), reason }
         })
     }
 
     /// The tag of a request, once nobody works on it alone.
+    #[cold]
     pub(super) fn open_tag<'a>(
         &'a self,
         mut state: StateGuard<'a>,
@@ -83,7 +93,12 @@ impl State {
     }
 
     /// The tag of this name, made if need be.
+    #[inline]
     pub(super) fn tag_key(&mut self, tag: &Tag) -> TagKey {
+        self.tags.found_before(tag).unwrap_or_else(|| self.find_tag(tag))
+    }
+
+    fn find_tag(&mut self, tag: &Tag) -> TagKey {
         if self.tags.is_crowded() && self.tags.find(tag).is_none() {
             self.forget_tags();
         }

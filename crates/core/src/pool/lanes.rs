@@ -89,6 +89,7 @@ impl Lanes {
     }
 
     /// The lane of a stream in a tag; with no stream, the tag's shared one.
+    #[inline]
     pub(super) fn find(&mut self, tag: TagKey, stream: Option<StreamId>) -> Option<LaneKey> {
         let recent = self.lanes.get(usize::from(self.recent));
         if recent.is_none_or(|lane| lane.tag != tag || lane.stream != stream) {

@@ -644,8 +644,8 @@ impl State {
                 "the alignment must be a power of two up to the granule of {granule}"
             )));
         }
-        // It may have to be a segment of its own, of whole granules.
-        let most = BYTES_MAX / self.shape.granule_bytes * self.shape.granule_bytes;
+        // It may have to be a segment of its own, of whole granules, which are powers of two.
+        let most = BYTES_MAX & !(self.shape.granule_bytes - 1);
         let rounded = bytes.checked_next_multiple_of(UNIT_BYTES);
         rounded
             .filter(|size| *size <= most)

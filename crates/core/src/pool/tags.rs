@@ -53,11 +53,15 @@ impl Tags {
         self.keys.get(tag).copied()
     }
 
+    /// The tag of this name, if it is the one that was found last.
+    #[inline]
+    pub(super) fn found_before(&self, tag: &Tag) -> Option<TagKey> {
+        self.entries.get(self.recent).is_some_and(|entry| entry.tag == *tag).then_some(self.recent)
+    }
+
     /// The tag of this name, made if need be.
     pub(super) fn find_or_make(&mut self, tag: &Tag) -> TagKey {
-        if self.entries.get(self.recent).is_none_or(|entry| entry.tag != *tag) {
-            self.recent = self.find(tag).unwrap_or_else(|| self.insert(tag));
-        }
+        self.recent = self.find(tag).unwrap_or_else(|| self.insert(tag));
         self.recent
     }
 
