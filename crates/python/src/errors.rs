@@ -157,7 +157,7 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
         | PoolError::Undefined { .. }
         | PoolError::PolicyConflict { .. } => TagError::new_err(words),
         PoolError::Closed | PoolError::StaleBlock { .. } => ClosedError::new_err(words),
-        PoolError::InvalidRequest { .. } => PyValueError::new_err(words),
+        PoolError::InvalidRequest { .. } | PoolError::UnknownStream { .. } => PyValueError::new_err(words),
         _ => PoorwillError::new_err(words),
     }
 }

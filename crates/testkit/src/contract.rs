@@ -42,7 +42,7 @@ macro_rules! driver_contract {
             bytes_stay_in_their_backing, unmap_takes_exact_runs, release_waits_for_the_last_unmap,
             handles_are_spent_once, copies_take_any_bytes, copies_check_their_places,
             buffers_are_free_after_wait, dropped_work_is_still_done, a_stream_keeps_its_order,
-            events_order_streams, unknown_streams_and_events_are_refused, zeros_and_digests, host_work_keeps_the_order,
+            events_order_streams, unknown_streams_and_events_are_refused, streams_are_known_until_they_end, zeros_and_digests, host_work_keeps_the_order,
             saves_digest_what_they_store, saves_keep_the_order_of_their_stream, saves_check_their_places,
             digests_are_in_the_order_of_their_ranges, nothing_is_captured_unasked,
             copies_by_kernel_are_copies, copies_by_kernel_keep_the_order_of_their_stream,
@@ -481,6 +481,37 @@ pub fn unknown_streams_and_events_are_refused(driver: &dyn Driver) {
         assert_unknown(driver.stream_wait_event(StreamId::DEFAULT, event));
     }
     mapped.end();
+}
+
+/// \[streams\]
+pub fn streams_are_known_until_they_end(driver: &dyn Driver) {
+    driver.check_stream(StreamId::DEFAULT).unwrap();
+    for never in [StreamId(u64::MAX), StreamId(0x55d0_c0de_beef)] {
+        assert_unknown(driver.check_stream(never));
+    }
+    let mut seen = vec![StreamId::DEFAULT];
+    for make in [Driver::stream_create, Driver::stream_create_background, Driver::stream_create_kernel_copies]
+    {
+        for _ in 0..3 {
+            let stream = make(driver).unwrap();
+            assert!(!seen.contains(&stream), "{stream} was another one's number");
+            seen.push(stream);
+            driver.check_stream(stream).unwrap();
+            let gate = Arc::new(Gate::default());
+            let held = Arc::clone(&gate);
+            let work = driver.launch_host(stream, Box::new(move || held.pass())).unwrap();
+            thread::scope(|scope| {
+                let ending = scope.spawn(|| driver.stream_destroy(stream));
+                // However long it takes to end: as long as its work is held up, it is known.
+                driver.check_stream(stream).unwrap();
+                gate.open();
+                ending.join().unwrap().unwrap();
+            });
+            assert_unknown(driver.check_stream(stream));
+            work.wait().unwrap();
+        }
+    }
+    driver.check_stream(StreamId::DEFAULT).unwrap();
 }
 
 /// `zero` and `digest`.

@@ -30,6 +30,10 @@ macro_rules! forward_streams_and_events {
             self.inner.check_process()
         }
 
+        fn check_stream(&self, stream: StreamId) -> Result<()> {
+            self.inner.check_stream(stream)
+        }
+
         fn host_memory(&self) -> HostMemoryInfo {
             self.inner.host_memory()
         }

@@ -51,6 +51,9 @@
 //!
 //! - **\[order\]** Work on one stream runs in the order it was queued; work on different streams in any
 //!   order, unless an event says otherwise. [`StreamId::DEFAULT`] always exists.
+//! - **\[streams\]** `check_stream` tells whether a stream exists: one look-up, without a call of the device. The number
+//!   of a stream that was destroyed is never given out again. A stream stays known until the work queued on it has
+//!   finished, so none of it is left when the stream is unknown.
 //! - **\[owned\]** A copy owns or shares its host buffer until it has finished, so safe code cannot free what
 //!   a copy still touches. Dropping a [`Pending`] neither cancels nor waits. When `wait` has returned, the
 //!   driver holds no reference to the buffer any more. A copy with memory of `host_alloc` is queued and the call
@@ -193,6 +196,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// `UnknownHandle`; `InvalidArgument` for [`StreamId::DEFAULT`].
     fn stream_destroy(&self, stream: StreamId) -> Result<()>;
+
+    /// Whether `stream` exists: the default stream, and each that this driver made or was told of and that was not
+    /// destroyed since; see \[streams\].
+    ///
+    /// # Errors
+    /// `UnknownHandle`; `WrongProcess`.
+    fn check_stream(&self, stream: StreamId) -> Result<()>;
 
     /// Waits for everything queued on `stream`.
     ///

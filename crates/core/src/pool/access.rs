@@ -23,6 +23,7 @@ impl Shared {
     /// The device range of a part of a block whose bytes are there, and stay there while the guest is.
     pub(super) fn reach(&self, access: &Access) -> Result<(DeviceRange, Guest<'_>)> {
         let Access { op, stream, block, offset, bytes, writing } = *access;
+        self.check_stream(op, stream)?;
         let mut state = self.open_state()?;
         let (entry, tag) = loop {
             let (entry, tag) = state.reachable(op, block, writing)?;
@@ -34,7 +35,7 @@ impl Shared {
         let whole = DeviceRange::new(entry.addr, entry.requested_bytes());
         let outside = PoolError::OutOfBlock { op, offset, bytes, block, block_bytes: whole.bytes };
         let part = whole.slice(offset, bytes).ok_or(outside)?;
-        state.heap.record_use(block, entry.lane, stream);
+        state.heap.record_use(block, entry.lane, stream, |other| self.may_exist(other));
         let guest = Guest::enter(self, &mut state, tag);
         Ok((part, guest))
     }

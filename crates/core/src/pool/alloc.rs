@@ -67,12 +67,12 @@ enum Attempt {
 
 impl Shared {
     pub(super) fn alloc(&self, request: &AllocRequest) -> Result<Block> {
-        let mut state = self.open_state()?;
+        self.check_stream("allocate on", request.stream)?;
+        let state = self.open_state()?;
         let bytes = state.checked_size(request)?;
-        let tag = state.tag_key(&request.tag);
-        state = self.wait_for_tag(state, tag)?;
+        let (mut state, tag) = self.open_tag(state, &request.tag)?;
         state.tags.check_awake("allocate", tag)?;
-        let lane = state.lane_key(tag, request)?;
+        let lane = self.lane_of(&mut state, tag, request)?;
         let wanted = Wanted { request, tag, lane, bytes, largest_bytes: state.largest_chunk(tag, request) };
         if let Some(block) = state.take_ready(&wanted)? {
             return Ok(block);
@@ -106,7 +106,7 @@ impl Shared {
                 Attempt::Grown => continue,
                 Attempt::TagBusy => {
                     drop(memory);
-                    drop(self.wait_for_tag(self.open_state()?, wanted.tag)?);
+                    drop(self.open_tag(self.open_state()?, &wanted.request.tag)?);
                     continue;
                 }
                 Attempt::Pending => {
@@ -202,8 +202,9 @@ impl Shared {
     }
 
     fn attempt(&self, memory: &mut PhysicalMemory, wanted: &Wanted<'_>, patient: bool) -> Result<Attempt> {
-        let Wanted { request, tag, lane, bytes, largest_bytes } = *wanted;
         let mut state = self.open_state()?;
+        let wanted = &self.found_again(&mut state, wanted)?;
+        let Wanted { request, tag, lane, bytes, largest_bytes } = *wanted;
         if state.tags.get(tag).is_taken() {
             return Ok(Attempt::TagBusy);
         }
@@ -306,8 +307,23 @@ impl Shared {
         let reserved = memory.driver().reserve(bytes);
         let range =
             reserved.map_err(|source| PoolError::AllocFailed { bytes: asked, tag: tag.clone(), source })?;
-        self.state.lock_anyway().heap.add_segment(wanted.tag, wanted.lane, range);
-        Ok(())
+        let mut state = self.state.lock_anyway();
+        let found = self.found_again(&mut state, wanted);
+        if let Ok(Wanted { tag, lane, .. }) = found {
+            state.heap.add_segment(tag, lane, range);
+        } else {
+            drop(state);
+            // Already failing; addresses that the driver does not take back hold no memory, and end with it.
+            let _ = memory.driver().unreserve(range);
+        }
+        found.map(drop)
+    }
+
+    /// A request whose tag and lane may have been forgotten while the state was given up.
+    fn found_again<'a>(&self, state: &mut State, wanted: &Wanted<'a>) -> Result<Wanted<'a>> {
+        let tag = state.tag_key(&wanted.request.tag);
+        let lane = self.lane_of(state, tag, wanted.request)?;
+        Ok(Wanted { tag, lane, ..*wanted })
     }
 
     /// Brings in what the site lacks. An error says how much would have had to be created.

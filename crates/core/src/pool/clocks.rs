@@ -5,14 +5,22 @@
 //! one is *quiet*: no work queued before it was freed is left. So one event serves all that was freed before
 //! it, freeing itself costs no call of the driver, and whether a block is quiet is one comparison.
 //!
-//! Bookkeeping only: who records and asks the driver is [`super::quiet`].
+//! A clock exists as long as somebody has [acquired](Clocks::acquire) it (a lane, or a block that waits for the stream)
+//! or an event of it is under way. Nothing has a stamp of a clock that is gone, and whoever still has its key in hand
+//! finds it quiet: keys are never those of another clock.
+//!
+//! Bookkeeping only: who records and asks the driver is [`super::events`].
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+
+use slotmap::SlotMap;
 
 use crate::driver::{EventId, StreamId};
 
-/// A clock of a pool, by number.
-pub(super) type ClockKey = usize;
+slotmap::new_key_type! {
+    /// A clock of a pool. That of no clock is quiet.
+    pub(super) struct ClockKey;
+}
 
 /// An event to record: for which clock, on which stream, and the tick that it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,10 +30,11 @@ pub(super) struct Due {
     pub(super) tick: u64,
 }
 
-/// The clocks of all streams that a pool has seen.
+/// The clocks of all streams that a pool has to know of.
 #[derive(Debug, Default)]
 pub(super) struct Clocks {
-    clocks: Vec<Clock>,
+    clocks: SlotMap<ClockKey, Clock>,
+    by_stream: HashMap<StreamId, ClockKey>,
     /// How often anything was freed or has passed.
     news: u64,
     /// Whether a capture has kept events from being recorded, the last time that somebody was about to.
@@ -35,6 +44,8 @@ pub(super) struct Clocks {
 #[derive(Debug)]
 struct Clock {
     stream: StreamId,
+    /// How often it is acquired.
+    users: usize,
     /// The stamp of what is freed now.
     tick: u64,
     /// Whether anything has that stamp.
@@ -45,32 +56,62 @@ struct Clock {
     flying: VecDeque<(u64, EventId)>,
 }
 
+impl Clock {
+    fn new(stream: StreamId) -> Self {
+        Self { stream, users: 0, tick: 1, dirty: false, passed: 0, flying: VecDeque::new() }
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.passed + 1 >= self.tick && !self.dirty
+    }
+}
+
 impl Clocks {
-    /// The clock of `stream`, made if need be.
-    pub(super) fn of(&mut self, stream: StreamId) -> ClockKey {
-        let known = self.clocks.iter().position(|clock| clock.stream == stream);
-        known.unwrap_or_else(|| {
-            self.clocks.push(Clock { stream, tick: 1, dirty: false, passed: 0, flying: VecDeque::new() });
-            self.clocks.len() - 1
-        })
+    /// The clock of `stream`, made if need be, which stays until it is released as often as it was acquired.
+    pub(super) fn acquire(&mut self, stream: StreamId) -> ClockKey {
+        let clocks = &mut self.clocks;
+        let key = *self.by_stream.entry(stream).or_insert_with(|| clocks.insert(Clock::new(stream)));
+        clocks[key].users += 1;
+        key
+    }
+
+    /// Whoever acquired a clock has no stamps of it any more.
+    pub(super) fn release(&mut self, key: ClockKey) {
+        if let Some(clock) = self.clocks.get_mut(key) {
+            clock.users -= 1;
+            self.drop_unused(key);
+        }
+    }
+
+    fn drop_unused(&mut self, key: ClockKey) {
+        let unused = self.clocks.get(key).filter(|clock| clock.users == 0 && clock.flying.is_empty());
+        if let Some(stream) = unused.map(|clock| clock.stream) {
+            self.clocks.remove(key);
+            self.by_stream.remove(&stream);
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.clocks.len()
     }
 
     /// The stamp of what is freed now on this clock's stream.
-    pub(super) fn stamp(&mut self, clock: ClockKey) -> u64 {
+    pub(super) fn stamp(&mut self, key: ClockKey) -> u64 {
         self.news += 1;
-        let clock = &mut self.clocks[clock];
+        let Some(clock) = self.clocks.get_mut(key) else { return 0 };
         clock.dirty = true;
         clock.tick
     }
 
     /// Whether everything with this stamp has passed.
-    pub(super) fn is_quiet(&self, clock: ClockKey, stamp: u64) -> bool {
-        stamp <= self.clocks[clock].passed
+    pub(super) fn is_quiet(&self, key: ClockKey, stamp: u64) -> bool {
+        self.clocks.get(key).is_none_or(|clock| stamp <= clock.passed)
     }
 
     /// Whether anything stamped may still be in use.
     pub(super) fn any_pending(&self) -> bool {
-        self.clocks.iter().any(|clock| clock.dirty || !clock.flying.is_empty())
+        self.clocks.values().any(|clock| clock.dirty || !clock.flying.is_empty())
     }
 
     /// Says whether a capture has kept events from being recorded just now.
@@ -80,12 +121,12 @@ impl Clocks {
 
     /// Whether events are due that a capture has kept from being recorded.
     pub(super) fn is_held_up(&self) -> bool {
-        self.held_up && self.clocks.iter().any(|clock| clock.dirty)
+        self.held_up && self.clocks.values().any(|clock| clock.dirty)
     }
 
     /// Ends the tick of every clock under which something was freed; the caller records the events.
     pub(super) fn begin(&mut self) -> Vec<Due> {
-        let dirty = self.clocks.iter_mut().enumerate().filter(|(_, clock)| clock.dirty);
+        let dirty = self.clocks.iter_mut().filter(|(_, clock)| clock.dirty);
         dirty
             .map(|(key, clock)| {
                 let due = Due { clock: key, stream: clock.stream, tick: clock.tick };
@@ -96,14 +137,22 @@ impl Clocks {
             .collect()
     }
 
-    /// The event that ends `due` was recorded.
-    pub(super) fn recorded(&mut self, due: Due, event: EventId) {
-        self.clocks[due.clock].flying.push_back((due.tick, event));
+    /// The event that ends `due` was recorded. Returns it when nobody needs it any more.
+    pub(super) fn recorded(&mut self, due: Due, event: EventId) -> Option<EventId> {
+        match self.clocks.get_mut(due.clock) {
+            Some(clock) => {
+                clock.flying.push_back((due.tick, event));
+                None
+            }
+            None => Some(event),
+        }
     }
 
     /// The event could not be recorded: the next one covers its tick too.
     pub(super) fn not_recorded(&mut self, due: Due) {
-        self.clocks[due.clock].dirty = true;
+        if let Some(clock) = self.clocks.get_mut(due.clock) {
+            clock.dirty = true;
+        }
     }
 
     /// Events under way: clock, tick and event, oldest first within a clock.
@@ -111,7 +160,7 @@ impl Clocks {
         let of = |(key, clock): (ClockKey, &Clock)| {
             clock.flying.iter().map(move |(tick, event)| (key, *tick, *event)).collect::<Vec<_>>()
         };
-        self.clocks.iter().enumerate().flat_map(of).collect()
+        self.clocks.iter().flat_map(of).collect()
     }
 
     /// How often anything has happened that may help who needs memory: who waits compares.
@@ -125,12 +174,14 @@ impl Clocks {
     }
 
     /// Everything on this clock up to `tick` has passed. Returns the events that are not needed any more.
-    pub(super) fn pass(&mut self, clock: ClockKey, tick: u64) -> Vec<EventId> {
+    pub(super) fn pass(&mut self, key: ClockKey, tick: u64) -> Vec<EventId> {
         self.news += 1;
-        let clock = &mut self.clocks[clock];
+        let Some(clock) = self.clocks.get_mut(key) else { return Vec::new() };
         clock.passed = clock.passed.max(tick);
         let done = clock.flying.iter().take_while(|(ends, _)| *ends <= tick).count();
-        clock.flying.drain(..done).map(|(_, event)| event).collect()
+        let done = clock.flying.drain(..done).map(|(_, event)| event).collect();
+        self.drop_unused(key);
+        done
     }
 
     /// The device has been idle since [`Clocks::begin`] returned `ended` and events were `flying`.
@@ -138,6 +189,18 @@ impl Clocks {
         let ended = ended.iter().map(|due| (due.clock, due.tick));
         let ticks: Vec<_> = ended.chain(flying.iter().map(|(clock, tick, _)| (*clock, *tick))).collect();
         ticks.into_iter().flat_map(|(clock, tick)| self.pass(clock, tick)).collect()
+    }
+
+    /// All work has ended on the streams that do not exist any more: what was freed there is quiet. Their events are
+    /// left to whoever asks for them next.
+    pub(super) fn end_streams(&mut self, exists: impl Fn(StreamId) -> bool) {
+        for clock in self.clocks.values_mut().filter(|clock| !clock.is_quiet()) {
+            if !exists(clock.stream) {
+                (clock.passed, clock.dirty) = (clock.tick, false);
+                clock.tick += 1;
+                self.news += 1;
+            }
+        }
     }
 }
 
@@ -148,8 +211,8 @@ mod tests {
     #[test]
     fn an_event_covers_what_was_freed_before_it_and_nothing_later() {
         let mut clocks = Clocks::default();
-        let (a, b) = (clocks.of(StreamId(1)), clocks.of(StreamId(2)));
-        assert_eq!((clocks.of(StreamId(1)), a == b), (a, false));
+        let (a, b) = (clocks.acquire(StreamId(1)), clocks.acquire(StreamId(2)));
+        assert_eq!((clocks.acquire(StreamId(1)), a == b), (a, false));
         assert!(!clocks.any_pending() && clocks.begin().is_empty());
         assert!(clocks.is_quiet(a, 0), "what was never used is quiet");
         let early = clocks.stamp(a);
@@ -158,7 +221,7 @@ mod tests {
         assert_eq!(due, [Due { clock: a, stream: StreamId(1), tick: early }]);
         let late = clocks.stamp(a);
         assert!(late > early);
-        clocks.recorded(due[0], EventId(7));
+        assert_eq!(clocks.recorded(due[0], EventId(7)), None);
         assert_eq!(clocks.flying(), [(a, early, EventId(7))]);
         assert!(!clocks.is_quiet(a, early));
         assert_eq!(clocks.pass(a, early), [EventId(7)]);
@@ -168,8 +231,51 @@ mod tests {
         clocks.not_recorded(again[0]);
         let later = clocks.begin();
         assert!(later[0].tick > again[0].tick, "one event covers both ticks");
-        clocks.recorded(later[0], EventId(8));
+        assert_eq!(clocks.recorded(later[0], EventId(8)), None);
         assert_eq!(clocks.pass_all(&later, &[]), [EventId(8)]);
         assert!(clocks.is_quiet(a, late) && !clocks.any_pending());
+    }
+
+    #[test]
+    fn a_clock_is_there_for_its_users_and_its_events() {
+        let mut clocks = Clocks::default();
+        let a = clocks.acquire(StreamId(1));
+        assert_eq!(clocks.acquire(StreamId(1)), a);
+        let early = clocks.stamp(a);
+        clocks.release(a);
+        assert!(!clocks.is_quiet(a, early), "somebody still has stamps of it");
+        let due = clocks.begin();
+        assert_eq!(clocks.recorded(due[0], EventId(7)), None);
+        clocks.release(a);
+        assert_eq!((clocks.count(), clocks.flying().len()), (1, 1), "its event has to be destroyed");
+        assert_eq!(clocks.pass(a, early), [EventId(7)]);
+        assert_eq!(clocks.count(), 0);
+        let b = clocks.acquire(StreamId(1));
+        assert_ne!(a, b, "whoever has an old key in hand finds no other clock");
+        let stamp = clocks.stamp(b);
+        assert!(clocks.is_quiet(a, stamp) && !clocks.is_quiet(b, stamp));
+        let due = clocks.begin();
+        clocks.release(b);
+        assert_eq!(clocks.count(), 0);
+        assert_eq!(clocks.recorded(due[0], EventId(8)), Some(EventId(8)), "nobody waits for it");
+        clocks.not_recorded(due[0]);
+        assert!(clocks.pass(b, 9).is_empty() && !clocks.any_pending());
+    }
+
+    #[test]
+    fn a_stream_that_has_ended_is_quiet() {
+        let mut clocks = Clocks::default();
+        let (a, b) = (clocks.acquire(StreamId(1)), clocks.acquire(StreamId(2)));
+        let (first, other) = (clocks.stamp(a), clocks.stamp(b));
+        let due = clocks.begin();
+        assert_eq!(clocks.recorded(due[0], EventId(1)), None);
+        let second = clocks.stamp(a);
+        let news = clocks.news();
+        clocks.end_streams(|stream| stream != StreamId(1));
+        assert!(clocks.is_quiet(a, first) && clocks.is_quiet(a, second) && !clocks.is_quiet(b, other));
+        assert!(clocks.news() > news, "it may help somebody");
+        assert!(!clocks.is_quiet(a, clocks.clocks[a].tick), "what is freed from now on has to pass");
+        assert_eq!(clocks.flying(), [(a, first, EventId(1))]);
+        assert_eq!(clocks.pass(a, first), [EventId(1)]);
     }
 }

@@ -1,7 +1,7 @@
 //! How a pool behaves.
 
 use super::error::{PoolError, Result};
-use super::shape::BYTES_MAX;
+use super::shape::bytes_max;
 use crate::bytes::ByteSize;
 use crate::driver::DeviceInfo;
 
@@ -99,8 +99,10 @@ impl PoolConfig {
             return invalid("a chunk and a segment have at least one granule".into());
         }
         let largest = self.chunk_granules.max(self.span_granules).max(self.segment_granules);
-        if largest.checked_mul(info.granule_bytes).is_none_or(|bytes| bytes > BYTES_MAX) {
-            return invalid(format!("a chunk, span or segment has at most {BYTES_MAX} bytes"));
+        let most = bytes_max(info.granule_bytes);
+        if largest.checked_mul(info.granule_bytes).is_none_or(|bytes| bytes > most) {
+            let size = ByteSize(most);
+            return invalid(format!("a chunk, span or segment has at most {size} ({most} bytes)"));
         }
         if let Some(limit) = self.limit_bytes.filter(|limit| *limit < info.granule_bytes).map(ByteSize) {
             let granule = ByteSize(info.granule_bytes);

@@ -126,6 +126,16 @@ pub enum PoolError {
         /// The handle.
         block: BlockId,
     },
+    /// A stream that the driver does not know: nothing that was queued there could be waited for.
+    #[error(
+        "cannot {op}: {stream} was never made by this device's driver, or was destroyed; name the default stream, one that the driver made (stream_create) or one that it was told of (adopt_stream)"
+    )]
+    UnknownStream {
+        /// What was to be done.
+        op: &'static str,
+        /// The stream.
+        stream: StreamId,
+    },
     /// A part that cannot be taken out of its block.
     #[error("cannot free {part} of {block}, which is at {range}: {reason}")]
     InvalidPart {
@@ -152,7 +162,7 @@ pub enum PoolError {
         /// Its size, in bytes.
         block_bytes: u64,
     },
-    /// A tag that this pool has never seen.
+    /// A tag that this pool does not know: never used, or nothing of it is left.
     #[error("cannot {op}: no tag `{tag}` here; known are {known}")]
     UnknownTag {
         /// What was to be done.

@@ -50,7 +50,11 @@ impl Shared {
             let recorded = self.driver.event_record(due.stream);
             let mut state = self.state.lock_anyway();
             match recorded {
-                Ok(event) => state.heap.clocks_mut().recorded(due, event),
+                Ok(event) => {
+                    let unneeded = state.heap.clocks_mut().recorded(due, event);
+                    drop(state);
+                    self.forget(unneeded);
+                }
                 // A stream ends when its work has finished.
                 Err(error) if is_unknown(&error) => {
                     let done = state.heap.clocks_mut().pass(due.clock, due.tick);
@@ -178,7 +182,7 @@ impl Shared {
     }
 
     /// Events that are not needed any more. One that the driver does not let go of ends with it.
-    fn forget(&self, events: Vec<EventId>) {
+    fn forget(&self, events: impl IntoIterator<Item = EventId>) {
         for event in events {
             let _ = self.driver.event_destroy(event);
         }

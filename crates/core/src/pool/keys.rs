@@ -3,13 +3,13 @@
 slotmap::new_key_type! {
     /// A segment of a pool.
     pub(super) struct SegmentKey;
+    /// A tag of a pool. A tag of which nothing is left is forgotten, and its key never comes back: nobody keeps one while
+    /// the state is unlocked without being the tag's guest, having it alone, holding all tags or having a block of it.
+    pub(super) struct TagKey;
 }
 
-/// A tag of a pool, by number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct TagKey(pub(super) usize);
-
-/// A lane of a pool, by number: the free pieces of one stream in one tag.
+/// A lane of a pool, by number: the free pieces of one stream in one tag. Kept no longer than a [`TagKey`]: numbers are
+/// given out again.
 pub(super) type LaneKey = u16;
 
 /// Where memory is mapped: its segment and address.

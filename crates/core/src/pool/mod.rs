@@ -20,6 +20,8 @@
 //!   unmapped, and no other stream gets it, before what was queued until then has passed (`quiet`).
 //!   `free_part` cuts a part out of a live block first (`part`).
 //!   While a stream is captured into a graph, none of this touches an event (`capture`).
+//! - Streams are looked up before they are used (`streams`). Tags (`tags`) and their streams (`lanes`) are found in
+//!   constant time; those that are over are forgotten (`state`, `sweep`).
 //! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
 //!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
 //!   ([`crate::backup`], `backed`); `save` compares and copies what differs, `prepare` does so before, in the background,
@@ -57,6 +59,7 @@ mod shared;
 mod sleep;
 mod state;
 mod stats;
+mod streams;
 mod supply;
 mod tags;
 mod wake;
@@ -73,6 +76,8 @@ pub use report::{
     Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
     WakeReport, WakeRequest,
 };
+#[doc(hidden)]
+pub use stats::Remembered;
 pub use stats::{BlockKind, BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, TagStats};
 
 use self::access::Access;
@@ -135,7 +140,7 @@ impl Pool {
     /// creating memory. While a stream is being captured it waits for no work.
     ///
     /// # Errors
-    /// `InvalidRequest`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures;
+    /// `InvalidRequest`; `UnknownStream`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures;
     /// `HeldByCapture` where memory that was freed might do, and a capture keeps it; what the driver says.
     pub fn alloc(&self, request: &AllocRequest) -> Result<Block> {
         self.shared.alloc(request)
@@ -145,9 +150,11 @@ impl Pool {
     /// by then, as it does for its own stream.
     ///
     /// # Errors
-    /// `StaleBlock`.
+    /// `StaleBlock`; `UnknownStream`.
     pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<()> {
-        self.shared.open_state()?.record_use("record a use of", block, stream)
+        self.shared.check_stream("record a use of a block", stream)?;
+        let mut state = self.shared.open_state()?;
+        state.record_use("record a use of", block, stream, |other| self.shared.may_exist(other))
     }
 
     /// Gives a block back, asleep or awake. Its own stream can use it at once, others when the work queued until
@@ -225,7 +232,7 @@ impl Pool {
     /// on `stream`, as [`Pool::record_use`] says.
     ///
     /// # Errors
-    /// `StaleBlock`, `OutOfBlock`, `Asleep`; what the driver says.
+    /// `StaleBlock`, `OutOfBlock`, `Asleep`, `UnknownStream`; what the driver says.
     pub fn write(
         &self,
         stream: StreamId,
@@ -246,8 +253,8 @@ impl Pool {
     /// `stream`, as [`Pool::record_use`] says.
     ///
     /// # Errors
-    /// `StaleBlock`, `OutOfBlock`, `Asleep`; `Undefined` when the bytes were dropped and not restored; what the
-    /// driver says.
+    /// `StaleBlock`, `OutOfBlock`, `Asleep`, `UnknownStream`; `Undefined` when the bytes were dropped and not restored;
+    /// what the driver says.
     pub fn read(
         &self,
         stream: StreamId,
@@ -270,9 +277,7 @@ impl Pool {
     /// # Errors
     /// `Closed`, `WrongProcess`.
     pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<()> {
-        let mut state = self.shared.open_state()?;
-        let key = state.tag_key(tag);
-        state = self.shared.wait_for_tag(state, key)?;
+        let (mut state, key) = self.shared.open_tag(self.shared.open_state()?, tag)?;
         state.tags.get_mut(key).set_changes(changes);
         // What was the same before this was promised may have changed by then.
         state.backups.doubt_all(key);
@@ -411,6 +416,17 @@ impl Pool {
         self.shared.orders.lock_anyway().stop();
         self.shared.orders.ring();
         self.reaper.lock().unwrap_or_else(PoisonError::into_inner).join();
+    }
+}
+
+impl Pool {
+    /// How much the pool remembers of tags and streams. For tests of what it forgets.
+    ///
+    /// # Errors
+    /// `Closed`, `WrongProcess`.
+    #[doc(hidden)]
+    pub fn remembered(&self) -> Result<Remembered> {
+        Ok(self.shared.open_state()?.remembered())
     }
 }
 

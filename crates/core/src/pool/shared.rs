@@ -168,16 +168,21 @@ impl Shared {
         if state.is_closed() { Err(PoolError::Closed) } else { Ok(state) }
     }
 
-    /// The same, until nobody has the tag alone.
-    pub(super) fn wait_for_tag<'a>(
+    /// The tag of this name, made if need be, once nobody has it alone.
+    #[inline]
+    pub(super) fn open_tag<'a>(
         &'a self,
         mut state: StateGuard<'a>,
-        tag: TagKey,
-    ) -> Result<StateGuard<'a>> {
-        while state.tags.get(tag).is_taken() {
+        tag: &Tag,
+    ) -> Result<(StateGuard<'a>, TagKey)> {
+        loop {
+            // Looked up each time: who waits does not keep it from being forgotten.
+            let key = state.tag_key(tag);
+            if !state.tags.get(key).is_taken() {
+                return Ok((state, key));
+            }
             state = self.wait(state)?;
         }
-        Ok(state)
     }
 
     /// What was freed while somebody held its tag or its chunk can be had now: tells who waits for memory, and the
@@ -210,6 +215,7 @@ impl Shared {
             let busy = visited.iter().any(|tag| state.tags.get(*tag).is_taken());
             if !busy && held.iter().all(|tag| state.tags.get(*tag).is_free()) {
                 held.iter().for_each(|tag| state.tags.get_mut(*tag).take(falls_asleep));
+                state.tags.hold(); // Also those that are visited only.
                 return Ok((visited, Alone { shared: self, tags: held }));
             }
             // Who prepares a sleep in the background makes way.
@@ -223,7 +229,7 @@ impl Shared {
     }
 }
 
-/// Tags that nobody else may work on, until this is dropped.
+/// Tags that nobody else may work on, until this is dropped. Meanwhile no tag is forgotten.
 #[derive(Debug)]
 pub(super) struct Alone<'a> {
     shared: &'a Shared,
@@ -244,6 +250,7 @@ impl Drop for Alone<'_> {
             state.tags.get_mut(*tag).give_back();
             state.tidy_absent(*tag);
         }
+        state.tags.let_go();
         self.shared.had_again(state);
     }
 }

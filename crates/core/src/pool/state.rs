@@ -3,7 +3,7 @@
 //! Each part owns its state: blocks and what lies under them ([`Heap`]), tags ([`Tags`]), what is stored
 //! ([`BackupIndex`]). Here is what a change of one means for another. Nothing here calls the driver or waits.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::backups::BackupIndex;
 use super::error::{PoolError, Result};
@@ -12,10 +12,14 @@ use super::heap::{Block, Heap, Idle, Site, Spot};
 use super::keys::{BlockKey, LaneKey, SegmentKey, TagKey};
 use super::physical::Counters;
 use super::piece::{Backing, Piece};
-use super::shape::{BYTES_MAX, Shape, UNIT_BYTES};
+use super::shape::{Shape, UNIT_BYTES, bytes_max};
 use super::tags::Tags;
+use crate::bytes::ByteSize;
 use crate::driver::{DeviceRange, StreamId};
 use crate::tag::{Changes, Tag, TagPolicy, TagState};
+
+/// So many segments are looked at for each new tag, at most.
+const SEGMENTS_A_TAG: usize = 16;
 
 /// What a pool knows.
 #[derive(Debug)]
@@ -34,14 +38,15 @@ impl State {
     pub(super) fn new(shape: Shape, pool: u32, cached_max_bytes: Option<u64>) -> Self {
         let mut state = Self {
             heap: Heap::new(shape, pool),
-            tags: Tags::default(),
+            tags: Tags::new([Tag::weights(), Tag::kv_cache(), Tag::runtime(), Tag::cudagraph()]),
             backups: BackupIndex::new(shape.granule_bytes),
             peak_used_bytes: 0,
             cached_max_bytes,
             closed: false,
         };
-        for tag in [Tag::weights(), Tag::kv_cache(), Tag::runtime(), Tag::cudagraph()] {
-            state.tag_key(&tag);
+        for (tag, _) in state.tags.iter() {
+            state.heap.add_tag(tag);
+            state.backups.add_tag(tag);
         }
         state
     }
@@ -56,22 +61,58 @@ impl State {
 
     // ---- tags and lanes ----
 
+    /// The tag of this name, made if need be.
+    #[inline]
     pub(super) fn tag_key(&mut self, tag: &Tag) -> TagKey {
-        self.tags.find(tag).unwrap_or_else(|| {
-            self.heap.add_tag();
-            self.backups.add_tag();
-            self.tags.add(tag)
-        })
+        self.tags.found_before(tag).unwrap_or_else(|| self.find_tag(tag))
     }
 
-    /// The lane of a request, made if need be.
-    pub(super) fn lane_key(&mut self, tag: TagKey, request: &AllocRequest) -> Result<LaneKey> {
-        let lane = self.heap.lane_key(tag, request.stream);
-        lane.ok_or_else(|| {
-            invalid(
-                request,
-                format!("the pool has seen {} streams, by tag, and can count no more", LaneKey::MAX),
-            )
+    fn find_tag(&mut self, tag: &Tag) -> TagKey {
+        let key = self.tags.find(tag).unwrap_or_else(|| self.make_tag(tag));
+        self.tags.expect(key);
+        key
+    }
+
+    fn make_tag(&mut self, tag: &Tag) -> TagKey {
+        if self.tags.is_crowded() {
+            self.forget_tags();
+        }
+        let key = self.tags.add(tag);
+        self.heap.add_tag(key);
+        self.backups.add_tag(key);
+        key
+    }
+
+    /// Forgets tags that have no segments and of which nothing is known.
+    fn forget_tags(&mut self) {
+        let segments = self.heap.segments();
+        let held: HashSet<TagKey> = segments.iter().map(|(_, segment)| segment.tag()).collect();
+        for tag in self.tags.forget(|tag| !held.contains(&tag), segments.len() / SEGMENTS_A_TAG) {
+            self.heap.forget_tag(tag);
+            self.backups.forget_tag(tag);
+        }
+    }
+
+    /// A lane that there is not yet, for a request. Where there are many, those of streams that do not exist any more are
+    /// forgotten first.
+    #[cold]
+    pub(super) fn make_lane(
+        &mut self,
+        tag: TagKey,
+        request: &AllocRequest,
+        exists: impl Fn(StreamId) -> bool,
+    ) -> Result<LaneKey> {
+        if self.heap.has_many_lanes() {
+            self.heap.clocks_mut().end_streams(&exists);
+            self.settle_waiting();
+            self.heap.forget_lanes(exists);
+        }
+        self.heap.make_lane(tag, request.stream).ok_or_else(|| {
+            let count = self.heap.lane_count();
+            let reason = format!(
+                "{count} streams, by tag, use memory of the pool now: as many as it can count; free some of it, or trim"
+            );
+            invalid(request, reason)
         })
     }
 
@@ -86,8 +127,10 @@ impl State {
             let reason = format!("the alignment must be a power of two up to the granule of {granule}");
             return Err(invalid(request, reason));
         }
-        let rounded = bytes.checked_next_multiple_of(UNIT_BYTES).filter(|size| *size <= BYTES_MAX);
-        rounded.ok_or_else(|| invalid(request, format!("a block has at most {BYTES_MAX} bytes")))
+        let most = bytes_max(granule);
+        let rounded = bytes.checked_next_multiple_of(UNIT_BYTES).filter(|size| *size <= most);
+        rounded
+            .ok_or_else(|| invalid(request, format!("a block has at most {} ({most} bytes)", ByteSize(most))))
     }
 
     /// The largest chunk that a block of a tag gets when it is allocated.
@@ -319,9 +362,15 @@ impl State {
     }
 
     /// Notes that work on `stream` uses a live block.
-    pub(super) fn record_use(&mut self, op: &'static str, id: BlockId, stream: StreamId) -> Result<()> {
+    pub(super) fn record_use(
+        &mut self,
+        op: &'static str,
+        id: BlockId,
+        stream: StreamId,
+        exists: impl Fn(StreamId) -> bool,
+    ) -> Result<()> {
         let block = self.heap.live_block(op, id)?;
-        self.heap.record_use(id, block.lane, stream);
+        self.heap.record_use(id, block.lane, stream, exists);
         Ok(())
     }
 }

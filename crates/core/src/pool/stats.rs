@@ -117,6 +117,20 @@ pub enum BlockKind {
     Stuck,
 }
 
+/// How much a pool has to remember of what comes and goes.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Remembered {
+    /// Tags that it knows.
+    pub tags: usize,
+    /// Streams, by tag, that free memory is kept apart for.
+    pub lanes: usize,
+    /// Streams whose work is waited for.
+    pub clocks: usize,
+    /// Streams, by live block, whose work is to be waited for when it is freed.
+    pub uses: usize,
+}
+
 impl BlockKind {
     fn of(kind: Kind) -> Option<Self> {
         Some(match kind {
@@ -166,6 +180,15 @@ impl State {
             mapped_bytes: self.heap.segments().of_tag(key).map(|(_, segment)| segment.held_bytes()).sum(),
             backup_bytes: self.backups.bytes(key),
             live_blocks: live.live_blocks,
+        }
+    }
+
+    pub(super) fn remembered(&self) -> Remembered {
+        Remembered {
+            tags: self.tags.count(),
+            lanes: self.heap.lane_count(),
+            clocks: self.heap.clocks().count(),
+            uses: self.heap.uses(),
         }
     }
 

@@ -2,16 +2,35 @@
 //!
 //! A tag's bytes are in one place at a time ([`Residence`]), and every change of it is a call here. Whoever sleeps or
 //! wakes a tag has it alone; others are its guests ([`super::gate`]).
+//!
+//! Tags are found by name in constant time, and forgotten when nothing is known of them any more. Keys are never those of
+//! another tag. Whoever keeps some that it is neither alone with nor a guest of [holds](Tags::hold) all tags meanwhile.
+
+use std::collections::HashMap;
+
+use slotmap::SlotMap;
 
 use super::error::{PoolError, Result};
 use super::gate::Gate;
 use super::keys::TagKey;
 use crate::tag::{Changes, Dropped, SleepAction, Tag, TagPolicy, TagState};
 
-/// All tags of a pool.
-#[derive(Debug, Default)]
+/// The least number of tags that is worth a look at what can be forgotten.
+const SWEEP_MIN: usize = 64;
+
+/// All tags that a pool knows.
+#[derive(Debug)]
 pub(super) struct Tags {
-    entries: Vec<TagEntry>,
+    entries: SlotMap<TagKey, TagEntry>,
+    keys: HashMap<Tag, TagKey>,
+    /// The one that was found last is asked for again most often.
+    recent: TagKey,
+    /// Which stay whatever is known of them.
+    built_in: Vec<TagKey>,
+    /// How many want none to be forgotten.
+    holds: usize,
+    /// More than so many, and it is time to forget some.
+    sweep_above: usize,
 }
 
 /// One tag.
@@ -46,27 +65,87 @@ enum Residence {
 }
 
 impl Tags {
+    /// A pool's tags in the beginning, which stay.
+    pub(super) fn new(built_in: impl IntoIterator<Item = Tag>) -> Self {
+        let (entries, keys, recent, holds) = Default::default();
+        let mut tags = Self { entries, keys, recent, built_in: Vec::new(), holds, sweep_above: SWEEP_MIN };
+        tags.built_in = built_in.into_iter().map(|tag| tags.add(&tag)).collect();
+        tags
+    }
+
+    /// The tag of this name, if it is the one that was found last.
+    #[inline]
+    pub(super) fn found_before(&self, tag: &Tag) -> Option<TagKey> {
+        self.entries.get(self.recent).is_some_and(|entry| entry.name == *tag).then_some(self.recent)
+    }
+
+    /// The tag of this name, if it is known.
     pub(super) fn find(&self, tag: &Tag) -> Option<TagKey> {
-        self.entries.iter().position(|entry| entry.name == *tag).map(TagKey)
+        self.keys.get(tag).copied()
     }
 
     /// A tag that is not there yet.
     pub(super) fn add(&mut self, tag: &Tag) -> TagKey {
-        self.entries.push(TagEntry::new(tag.clone()));
-        TagKey(self.entries.len() - 1)
+        let key = self.entries.insert(TagEntry::new(tag.clone()));
+        self.keys.insert(tag.clone(), key);
+        key
     }
 
+    /// A known tag is likely to be asked for next.
+    pub(super) fn expect(&mut self, key: TagKey) {
+        self.recent = key;
+    }
+
+    /// A tag that is known: nobody who has a key in hand lets it be forgotten.
     pub(super) fn get(&self, key: TagKey) -> &TagEntry {
-        &self.entries[key.0]
+        &self.entries[key]
     }
 
     pub(super) fn get_mut(&mut self, key: TagKey) -> &mut TagEntry {
-        &mut self.entries[key.0]
+        &mut self.entries[key]
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (TagKey, &TagEntry)> {
-        self.entries.iter().enumerate().map(|(nth, entry)| (TagKey(nth), entry))
+        self.entries.iter()
     }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.entries.len()
+    }
+
+    // ---- what is forgotten ----
+
+    /// None is forgotten before this was taken back.
+    pub(super) fn hold(&mut self) {
+        self.holds += 1;
+    }
+
+    /// Takes a hold back.
+    pub(super) fn let_go(&mut self) {
+        self.holds = self.holds.saturating_sub(1);
+    }
+
+    /// Whether there are so many that a look at what can be forgotten pays.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.entries.len() > self.sweep_above && self.holds == 0
+    }
+
+    /// Forgets those of which nothing is known and that `is_empty`, and returns them. The next look comes when there are
+    /// twice as many, or `spare` more.
+    pub(super) fn forget(&mut self, is_empty: impl Fn(TagKey) -> bool, spare: usize) -> Vec<TagKey> {
+        let built_in = &self.built_in;
+        let is_over = |key, entry: &TagEntry| !built_in.contains(&key) && entry.is_plain() && is_empty(key);
+        let over = self.entries.iter().filter(|(key, entry)| is_over(*key, entry)).map(|(key, _)| key);
+        let over: Vec<TagKey> = over.collect();
+        for entry in over.iter().filter_map(|key| self.entries.remove(*key)) {
+            self.keys.remove(&entry.name);
+        }
+        self.sweep_above = self.entries.len() + self.entries.len().max(SWEEP_MIN).max(spare);
+        over
+    }
+
+    // ---- what requests mean ----
 
     /// The tags a request means, each once, by name; every tag of the pool when it names none.
     pub(super) fn selected(&self, op: &'static str, requested: Option<&[Tag]>) -> Result<Vec<TagKey>> {
@@ -83,7 +162,7 @@ impl Tags {
     }
 
     fn unknown(&self, op: &'static str, tag: &Tag) -> PoolError {
-        let mut known: Vec<&str> = self.entries.iter().map(|entry| entry.name.as_str()).collect();
+        let mut known: Vec<&str> = self.entries.values().map(|entry| entry.name.as_str()).collect();
         known.sort_unstable();
         PoolError::UnknownTag { op, tag: tag.clone(), known: known.join(", ") }
     }
@@ -116,6 +195,13 @@ impl TagEntry {
             checks: 0,
             wakes: 0,
         }
+    }
+
+    /// Whether nothing is known of it that a new tag of its name would not have, and nobody works on it or waits for that.
+    fn is_plain(&self) -> bool {
+        let is_idle = self.gate.is_empty() && self.wanted == 0;
+        let is_new = self.residence == Residence::Awake { undefined: false };
+        is_idle && is_new && !self.is_declared && self.changes == Changes::default()
     }
 
     pub(super) fn name(&self) -> &Tag {
@@ -275,5 +361,74 @@ impl TagEntry {
     /// How many wakes have compared what has arrived.
     pub(super) fn wakes(&self) -> u64 {
         self.wakes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find_or_add(tags: &mut Tags, name: &str) -> TagKey {
+        let tag = Tag::new(name).unwrap();
+        tags.find(&tag).unwrap_or_else(|| tags.add(&tag))
+    }
+
+    #[test]
+    fn a_tag_that_comes_back_is_another_one() {
+        let mut tags = Tags::new([Tag::weights()]);
+        let weights = tags.find(&Tag::weights());
+        assert!(weights.is_some());
+        let lora = Tag::new("lora").unwrap();
+        assert_eq!(tags.find(&lora), None);
+        let key = tags.add(&lora);
+        tags.expect(key);
+        assert_eq!((tags.found_before(&lora), tags.found_before(&Tag::weights())), (Some(key), None));
+        assert_eq!((tags.find(&lora), tags.count()), (Some(key), 2));
+        assert!(tags.forget(|_| false, 0).is_empty(), "it holds something");
+        tags.get_mut(key).want();
+        assert!(tags.forget(|_| true, 0).is_empty(), "somebody waits for it");
+        tags.get_mut(key).unwant();
+        tags.get_mut(key).enter();
+        assert!(tags.forget(|_| true, 0).is_empty(), "somebody works on it");
+        tags.get_mut(key).leave();
+        assert_eq!(tags.forget(|_| true, 0), [key]);
+        assert_eq!((tags.find(&lora), tags.found_before(&lora), tags.count()), (None, None, 1));
+        assert_ne!(tags.add(&lora), key);
+        assert_eq!(tags.find(&Tag::weights()), weights, "a built-in one stays");
+    }
+
+    #[test]
+    fn what_was_said_of_a_tag_is_not_forgotten() {
+        let mut tags = Tags::new([]);
+        let [policy, changes, asleep] =
+            ["policy", "changes", "asleep"].map(|name| find_or_add(&mut tags, name));
+        tags.get_mut(policy).declare(TagPolicy::PRESERVED, false).unwrap();
+        tags.get_mut(changes).set_changes(Changes::Immutable);
+        tags.get_mut(asleep).fall_asleep(SleepAction::Backup);
+        assert!(tags.forget(|_| true, 0).is_empty());
+        tags.get_mut(asleep).wake(false);
+        assert_eq!(tags.forget(|_| true, 0), [asleep]);
+    }
+
+    #[test]
+    fn looks_come_when_the_number_has_doubled_and_nobody_holds() {
+        let mut tags = Tags::new([]);
+        let mut looks = 0;
+        for n in 0..1_000 {
+            find_or_add(&mut tags, &format!("t{n}"));
+            if tags.is_crowded() {
+                looks += 1;
+                assert!(tags.forget(|_| false, 0).is_empty());
+            }
+        }
+        assert_eq!((looks, tags.count()), (4, 1_000));
+        assert_eq!(tags.forget(|_| true, 100).len(), 1_000);
+        tags.hold();
+        for n in 0..101 {
+            find_or_add(&mut tags, &format!("u{n}"));
+        }
+        assert!(!tags.is_crowded());
+        tags.let_go();
+        assert!(tags.is_crowded());
     }
 }

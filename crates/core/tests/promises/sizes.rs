@@ -258,3 +258,43 @@ proptest! {
         world.end();
     }
 }
+
+const TIB: u64 = 1 << 40;
+
+/// The largest block that addresses can be counted for: whole granules below 2 TiB.
+#[test]
+fn sizes_at_the_edges_are_served_or_refused() {
+    let bytes = TestDevice::capacity_bytes_max().min(4 * TIB);
+    let device = TestDevice::with_capacity(bytes);
+    let granule = device.info().granule_bytes;
+    let pool = Pool::new(device.driver(), PoolConfig::default()).unwrap();
+    let kept = pool.alloc(&AllocRequest::new(4096, Tag::weights())).unwrap();
+    let before = pool.snapshot().unwrap();
+    let most = 2 * TIB - granule;
+    let edges = [2 * TIB - 512, 2 * TIB, 2 * TIB + granule, 4 * TIB, 1 << 63, u64::MAX - 511, u64::MAX];
+    for bytes in edges.into_iter().chain([most + 1, most + 512, most + granule - 1]) {
+        for request in [AllocRequest::new(bytes, Tag::kv_cache()), AllocRequest::new(bytes, Tag::weights())] {
+            for align in [1, granule] {
+                let error = pool.alloc(&request.clone().aligned_to(align)).unwrap_err();
+                assert!(matches!(error, PoolError::InvalidRequest { .. }), "{bytes}: {error}");
+                assert!(error.to_string().contains(&most.to_string()), "the largest is named: {error}");
+            }
+        }
+    }
+    assert_eq!(pool.snapshot().unwrap(), before);
+    for bytes in [most - granule + 1, most] {
+        // All of it is spans, where there is so much.
+        match pool.alloc(&AllocRequest::new(bytes, Tag::kv_cache())) {
+            Ok(block) => {
+                assert!(device.info().total_bytes > bytes && block.range.bytes >= bytes);
+                pool.free(block.id).unwrap();
+                pool.trim().unwrap();
+            }
+            Err(PoolError::OverLimit { .. }) => assert!(device.info().total_bytes < 2 * TIB),
+            Err(error) => panic!("{bytes}: {error}"),
+        }
+    }
+    pool.free(kept.id).unwrap();
+    pool.trim().unwrap();
+    assert_eq!(pool.stats().unwrap().mapped_bytes, 0);
+}

@@ -385,6 +385,11 @@ impl Driver for CudaDevice {
         self.call(Op::StreamDestroy, |_| self.queues.remove_stream(stream))
     }
 
+    fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.check_process()?;
+        self.queues.check_stream(stream).map_err(of(Op::CheckStream))
+    }
+
     fn stream_synchronize(&self, stream: StreamId) -> DriverResult<()> {
         self.call(Op::StreamSynchronize, |_| self.queues.running_stream(stream)?.synchronize())
     }

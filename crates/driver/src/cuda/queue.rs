@@ -100,6 +100,10 @@ impl Queues {
         self.table().streams.get(&id.0).cloned().ok_or_else(|| unknown(id))
     }
 
+    pub(super) fn check_stream(&self, id: StreamId) -> Result<()> {
+        if self.table().streams.contains_key(&id.0) { Ok(()) } else { Err(unknown(id)) }
+    }
+
     /// A stream that runs what is queued on it: while it is captured, work on it would never be done, and waiting for it
     /// would end the capture.
     pub(super) fn running_stream(&self, id: StreamId) -> Result<Arc<Stream>> {

@@ -410,6 +410,11 @@ impl Driver for HostDevice {
         Ok(())
     }
 
+    fn check_stream(&self, stream: StreamId) -> Result<()> {
+        self.owner.check(Op::CheckStream)?;
+        self.queues().stream(Op::CheckStream, stream).map(drop)
+    }
+
     fn stream_synchronize(&self, stream: StreamId) -> Result<()> {
         self.owner.check(Op::StreamSynchronize)?;
         let done =

@@ -208,6 +208,18 @@ fn a_model_is_loaded_and_freed() {
 }
 
 #[test]
+fn the_streams_of_a_load_are_forgotten() {
+    let (files, host) = (Files::several_pieces(), Host::new());
+    for _ in 0..host.device.kind().cases(30) {
+        let mut model = host.load(&files).unwrap();
+        model.free().unwrap();
+        host.assert_empty();
+        let remembered = host.arena.pool().remembered().unwrap();
+        assert!(remembered.lanes <= 2 && remembered.clocks <= 2, "{remembered:?}");
+    }
+}
+
+#[test]
 fn progress_adds_up_to_the_checkpoint() {
     let host = Host::new();
     for files in [Files::moe(), Files::several_pieces(), Files::of(&[("nothing", &[0])])] {

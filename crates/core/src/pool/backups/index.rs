@@ -12,6 +12,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use slotmap::SecondaryMap;
+
 use super::super::keys::{Place, SegmentKey, TagKey};
 use super::Save;
 use crate::backup::Room;
@@ -22,7 +24,7 @@ use crate::driver::DeviceRange;
 #[derive(Debug)]
 pub(in crate::pool) struct BackupIndex {
     granule_bytes: u64,
-    tags: Vec<OfTag>,
+    tags: SecondaryMap<TagKey, OfTag>,
 }
 
 #[derive(Debug, Default)]
@@ -64,27 +66,32 @@ impl Backup {
 
 impl BackupIndex {
     pub(in crate::pool) fn new(granule_bytes: u64) -> Self {
-        Self { granule_bytes, tags: Vec::new() }
+        Self { granule_bytes, tags: SecondaryMap::new() }
     }
 
-    /// One more tag, by the next number.
-    pub(in crate::pool) fn add_tag(&mut self) {
-        self.tags.push(OfTag::default());
+    /// One more tag.
+    pub(in crate::pool) fn add_tag(&mut self, tag: TagKey) {
+        self.tags.insert(tag, OfTag::default());
+    }
+
+    /// A tag is gone.
+    pub(in crate::pool) fn forget_tag(&mut self, tag: TagKey) {
+        self.tags.remove(tag);
     }
 
     /// Whether anything is stored of a tag.
     pub(in crate::pool) fn has(&self, tag: TagKey) -> bool {
-        !self.tags[tag.0].extents.is_empty()
+        !self.tags[tag].extents.is_empty()
     }
 
     /// Host memory that a tag's backups take.
     pub(in crate::pool) fn bytes(&self, tag: TagKey) -> u64 {
-        self.tags[tag.0].extents.values().map(|backup| backup.room.bytes()).sum()
+        self.tags[tag].extents.values().map(|backup| backup.room.bytes()).sum()
     }
 
-    /// What is stored of a save's extent.
+    /// What is stored of a save's extent; nothing where its tag is gone.
     pub(in crate::pool) fn get(&self, save: &Save) -> Option<&Backup> {
-        let backup = self.tags[save.tag.0].extents.get(&save.place);
+        let backup = self.tags.get(save.tag)?.extents.get(&save.place);
         backup.filter(|backup| backup.is_of(save, self.granule_bytes))
     }
 
@@ -94,13 +101,13 @@ impl BackupIndex {
         tag: TagKey,
         segment: SegmentKey,
     ) -> impl Iterator<Item = (DeviceRange, &Backup)> {
-        let extents = self.tags[tag.0].extents.range((segment, 0)..=(segment, u64::MAX));
+        let extents = self.tags[tag].extents.range((segment, 0)..=(segment, u64::MAX));
         extents.map(|((_, at), backup)| (DeviceRange::new(*at, backup.bytes(self.granule_bytes)), backup))
     }
 
     /// Takes what is stored of a save's extent, to bring it up to date.
     pub(in crate::pool) fn take(&mut self, save: &Save) -> Option<Backup> {
-        let extents = &mut self.tags[save.tag.0].extents;
+        let extents = &mut self.tags[save.tag].extents;
         let is_of = extents.get(&save.place).is_some_and(|backup| backup.is_of(save, self.granule_bytes));
         if is_of { extents.remove(&save.place) } else { None }
     }
@@ -109,7 +116,7 @@ impl BackupIndex {
     pub(in crate::pool) fn keep(&mut self, save: &Save, backup: Backup) {
         let (segment, start) = save.place;
         let overlapping = self.overlapping(save.tag, segment, start, start + save.bytes);
-        let extents = &mut self.tags[save.tag.0].extents;
+        let extents = &mut self.tags[save.tag].extents;
         for place in overlapping {
             extents.remove(&place);
         }
@@ -124,7 +131,7 @@ impl BackupIndex {
         start: u64,
         end: u64,
     ) -> Vec<Place> {
-        let extents = &self.tags[tag.0].extents;
+        let extents = &self.tags[tag].extents;
         let end_of = |(place, backup): (&Place, &Backup)| place.1 + backup.bytes(self.granule_bytes);
         let before = extents.range((segment, 0)..(segment, start)).next_back();
         let before = before.filter(|extent| end_of(*extent) > start).map(|(place, _)| *place);
@@ -135,32 +142,32 @@ impl BackupIndex {
     }
 
     pub(in crate::pool) fn extent_bytes(&self, tag: TagKey, place: Place) -> u64 {
-        self.tags[tag.0].extents.get(&place).map_or(0, |backup| backup.bytes(self.granule_bytes))
+        self.tags[tag].extents.get(&place).map_or(0, |backup| backup.bytes(self.granule_bytes))
     }
 
     /// Lets go of what is stored of an extent.
     pub(in crate::pool) fn forget_extent(&mut self, tag: TagKey, place: Place) {
-        self.tags[tag.0].extents.remove(&place);
+        self.tags[tag].extents.remove(&place);
     }
 
     /// Lets go of the extents of which `is_used` says no.
     pub(in crate::pool) fn retain(&mut self, tag: TagKey, is_used: impl Fn(SegmentKey, DeviceRange) -> bool) {
         let granule_bytes = self.granule_bytes;
-        self.tags[tag.0].extents.retain(|(segment, at), backup| {
+        self.tags[tag].extents.retain(|(segment, at), backup| {
             is_used(*segment, DeviceRange::new(*at, backup.bytes(granule_bytes)))
         });
     }
 
     /// Lets go of all that is stored of a tag.
     pub(in crate::pool) fn forget(&mut self, tag: TagKey) {
-        self.tags[tag.0].extents.clear();
+        self.tags[tag].extents.clear();
     }
 
     // ---- trust ----
 
     /// These granules of an extent are what the device holds, with nothing in flight.
     pub(in crate::pool) fn prove(&mut self, save: &Save, granules: &[usize]) {
-        let Some(backup) = self.tags[save.tag.0].extents.get_mut(&save.place) else { return };
+        let Some(backup) = self.tags[save.tag].extents.get_mut(&save.place) else { return };
         for granule in granules {
             let stored = backup.granules.get_mut(*granule).and_then(Option::as_mut);
             stored.into_iter().for_each(|stored| stored.proven = true);
@@ -169,16 +176,16 @@ impl BackupIndex {
 
     /// How often something that is stored of a tag was no longer to be taken on trust.
     pub(in crate::pool) fn doubts(&self, tag: TagKey) -> u64 {
-        self.tags[tag.0].doubts
+        self.tags[tag].doubts
     }
 
     /// What is stored of these granules is of what was there before.
     pub(in crate::pool) fn doubt(&mut self, tag: TagKey, segment: SegmentKey, range: DeviceRange) {
         // Also of what somebody has taken out to bring it up to date.
-        self.tags[tag.0].doubts += 1;
+        self.tags[tag].doubts += 1;
         let granule_bytes = self.granule_bytes;
         for place in self.overlapping(tag, segment, range.addr, range.end()) {
-            let Some(backup) = self.tags[tag.0].extents.get_mut(&place) else { continue };
+            let Some(backup) = self.tags[tag].extents.get_mut(&place) else { continue };
             let starts = (0..).map(|nth| place.1 + nth * granule_bytes);
             for (start, stored) in starts.zip(&mut backup.granules) {
                 if start < range.end() && range.addr < start + granule_bytes {
@@ -190,7 +197,7 @@ impl BackupIndex {
 
     /// Nothing of what is stored of a tag is taken on trust any more.
     pub(in crate::pool) fn doubt_all(&mut self, tag: TagKey) {
-        let of_tag = &mut self.tags[tag.0];
+        let of_tag = &mut self.tags[tag];
         of_tag.doubts += 1;
         let granules = of_tag.extents.values_mut().flat_map(|backup| backup.granules.iter_mut().flatten());
         granules.for_each(|stored| stored.proven = false);

@@ -338,7 +338,8 @@ impl Shared {
             Err(PoolError::Closed) => return Ok(Next::End(PrepareEnd::Overtaken)),
             state => state?,
         };
-        let tag = save.tag;
+        // Its tag may be gone with it.
+        let Some(tag) = state.heap.segments().tag_of(save.place.0) else { return Ok(Next::Gone) };
         let entry = state.tags.get(tag);
         if entry.wanted() > 0 || entry.is_taken() || entry.state() != TagState::Awake {
             return Ok(Next::End(PrepareEnd::Overtaken));

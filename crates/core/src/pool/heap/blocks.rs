@@ -197,6 +197,16 @@ impl Blocks {
         self.remove(next);
     }
 
+    /// All of them, in no order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Kind, &Block)> {
+        self.kinds.iter().copied().zip(&self.table).filter(|(kind, _)| *kind != Kind::Vacant)
+    }
+
+    /// How many places the table has.
+    pub(super) fn count(&self) -> usize {
+        self.table.len()
+    }
+
     /// The blocks of a segment in address order, from its first one on.
     pub(super) fn walk(&self, first: BlockKey) -> impl Iterator<Item = (Kind, &Block)> {
         std::iter::successors(first.some(), |key| self[*key].next.some())

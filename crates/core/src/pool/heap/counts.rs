@@ -1,5 +1,7 @@
 //! How much is live, by tag and in all.
 
+use slotmap::SecondaryMap;
+
 use super::super::keys::TagKey;
 use super::super::shape::Shape;
 
@@ -10,7 +12,7 @@ pub(super) struct Counts {
     peak_live_bytes: u64,
     /// Granules that live blocks would need if no two shared one, in bytes; those below a granule do share.
     fine_demand_bytes: u64,
-    tags: Vec<OfTag>,
+    tags: SecondaryMap<TagKey, OfTag>,
 }
 
 /// Live blocks of a tag.
@@ -21,12 +23,16 @@ pub(in crate::pool) struct OfTag {
 }
 
 impl Counts {
-    pub(super) fn add_tag(&mut self) {
-        self.tags.push(OfTag::default());
+    pub(super) fn add_tag(&mut self, tag: TagKey) {
+        self.tags.insert(tag, OfTag::default());
+    }
+
+    pub(super) fn forget_tag(&mut self, tag: TagKey) {
+        self.tags.remove(tag);
     }
 
     pub(super) fn tag(&self, tag: TagKey) -> OfTag {
-        self.tags[tag.0]
+        self.tags[tag]
     }
 
     pub(super) fn live_bytes(&self) -> u64 {
@@ -46,7 +52,7 @@ impl Counts {
         self.live_bytes += bytes;
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
         self.fine_demand_bytes += shape.fine_demand(bytes);
-        let of_tag = &mut self.tags[tag.0];
+        let of_tag = &mut self.tags[tag];
         of_tag.live_bytes += bytes;
         of_tag.live_blocks += 1;
     }
@@ -55,7 +61,7 @@ impl Counts {
     pub(super) fn remove(&mut self, shape: &Shape, tag: TagKey, bytes: u64) {
         self.live_bytes -= bytes;
         self.fine_demand_bytes -= shape.fine_demand(bytes);
-        let of_tag = &mut self.tags[tag.0];
+        let of_tag = &mut self.tags[tag];
         of_tag.live_bytes -= bytes;
         of_tag.live_blocks -= 1;
     }

@@ -6,6 +6,9 @@ use super::super::clocks::{ClockKey, Clocks};
 use super::super::keys::BlockKey;
 use crate::driver::StreamId;
 
+/// Streams that use one block, of which it pays to look whether they exist.
+const USES_MANY: usize = 16;
+
 /// Uses of live blocks on streams other than their own, and freed blocks that wait for such streams.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
@@ -23,10 +26,19 @@ struct Waiting {
 }
 
 impl Deferred {
-    /// Work on `stream` uses a live block of another stream.
-    pub(super) fn record_use(&mut self, block: BlockKey, stream: StreamId) {
+    /// Work on `stream` uses a live block of another stream. Of many streams, those that do not exist any more need not be
+    /// waited for.
+    pub(super) fn record_use(
+        &mut self,
+        block: BlockKey,
+        stream: StreamId,
+        exists: impl Fn(StreamId) -> bool,
+    ) {
         let others = self.uses.entry(block).or_default();
         if !others.contains(&stream) {
+            if others.len() >= USES_MANY && others.len() == others.capacity() {
+                others.retain(|other| exists(*other));
+            }
             others.push(stream);
         }
     }
@@ -42,16 +54,23 @@ impl Deferred {
         self.uses.insert(block, streams);
     }
 
-    /// A freed block waits until the clocks have passed these ticks.
+    /// How many streams use live blocks of others, by block.
+    pub(super) fn uses(&self) -> usize {
+        self.uses.values().map(Vec::len).sum()
+    }
+
+    /// A freed block waits until the clocks, which were acquired for it, have passed these ticks.
     pub(super) fn defer(&mut self, block: BlockKey, stamp: u64, until: Vec<(ClockKey, u64)>) {
         self.waiting.push(Waiting { block, stamp, until });
     }
 
     /// Blocks that have waited long enough, with their own streams' stamps.
-    pub(super) fn take_passed(&mut self, clocks: &Clocks) -> Vec<(BlockKey, u64)> {
+    pub(super) fn take_passed(&mut self, clocks: &mut Clocks) -> Vec<(BlockKey, u64)> {
         let passed =
             |waiting: &mut Waiting| waiting.until.iter().all(|(clock, tick)| clocks.is_quiet(*clock, *tick));
-        self.waiting.extract_if(.., passed).map(|waiting| (waiting.block, waiting.stamp)).collect()
+        let done: Vec<Waiting> = self.waiting.extract_if(.., passed).collect();
+        done.iter().flat_map(|waiting| &waiting.until).for_each(|(clock, _)| clocks.release(*clock));
+        done.into_iter().map(|waiting| (waiting.block, waiting.stamp)).collect()
     }
 
     /// Whether no block waits.

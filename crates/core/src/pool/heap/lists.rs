@@ -1,33 +1,25 @@
 //! The lists of free pieces: which piece of a kind serves a request.
 //!
-//! A fine or coarse piece belongs to a *lane*, the pieces of one stream in one tag. Fine pieces are listed by lane
-//! ([`Bins`]), coarse and bare ones by tag, in the order of their sizes.
+//! Fine pieces are listed by lane ([`super::lanes`]), coarse and bare ones by tag, in the order of their sizes.
 
 use std::collections::BTreeSet;
 
-use super::super::clocks::ClockKey;
+use slotmap::SecondaryMap;
+
+use super::super::clocks::Clocks;
 use super::super::keys::{BlockKey, LaneKey, TagKey};
-use super::bins::Bins;
 use super::blocks::{Blocks, Kind};
+use super::lanes::{Lane, Lanes};
 use crate::driver::StreamId;
 
 /// Free pieces by kind, and the lanes that they belong to.
 #[derive(Debug, Default)]
 pub(super) struct FreeLists {
-    lanes: Vec<Lane>,
-    tags: Vec<TagLists>,
+    lanes: Lanes,
+    tags: SecondaryMap<TagKey, TagLists>,
     stuck: Vec<BlockKey>,
     /// First addresses of segments that may be bare from end to end.
     emptied: Vec<u64>,
-}
-
-/// Free pieces of one stream in one tag.
-#[derive(Debug)]
-pub(super) struct Lane {
-    pub(super) tag: TagKey,
-    pub(super) stream: StreamId,
-    pub(super) clock: ClockKey,
-    fine: Bins,
 }
 
 /// Free pieces of a tag, smallest first.
@@ -38,12 +30,6 @@ pub(super) struct TagLists {
     bare: BTreeSet<(u64, BlockKey)>,
     /// Whether any chunk larger than a granule may lie in several blocks, or in a small one.
     has_cut_chunks: bool,
-}
-
-impl Lane {
-    pub(super) fn fine(&self) -> &Bins {
-        &self.fine
-    }
 }
 
 impl TagLists {
@@ -65,39 +51,55 @@ impl TagLists {
 }
 
 impl FreeLists {
-    /// Lists for one more tag, by the next number.
-    pub(super) fn add_tag(&mut self) {
-        self.tags.push(TagLists::default());
+    /// Lists for one more tag.
+    pub(super) fn add_tag(&mut self, tag: TagKey) {
+        self.tags.insert(tag, TagLists::default());
+    }
+
+    /// A tag that has no segments is gone, and so are its lanes.
+    pub(super) fn forget_tag(&mut self, tag: TagKey, clocks: &mut Clocks) {
+        let lanes = self.tags.remove(tag).map(|lists| lists.lanes).unwrap_or_default();
+        lanes.into_iter().for_each(|lane| self.lanes.forget(lane, clocks));
     }
 
     pub(super) fn tag(&self, tag: TagKey) -> &TagLists {
-        &self.tags[tag.0]
+        &self.tags[tag]
     }
 
     /// From now on a chunk larger than a granule may lie in several of the tag's blocks, or in a small one.
     pub(super) fn note_cut_chunks(&mut self, tag: TagKey) {
-        self.tags[tag.0].has_cut_chunks = true;
+        self.tags[tag].has_cut_chunks = true;
     }
 
     pub(super) fn tags(&self) -> impl Iterator<Item = (TagKey, &TagLists)> {
-        self.tags.iter().enumerate().map(|(nth, lists)| (TagKey(nth), lists))
+        self.tags.iter()
     }
 
     pub(super) fn lane(&self, key: LaneKey) -> &Lane {
-        &self.lanes[usize::from(key)]
+        self.lanes.get(key)
     }
 
-    /// The lane of a stream in a tag, if there is one.
-    pub(super) fn find_lane(&self, tag: TagKey, stream: StreamId) -> Option<LaneKey> {
-        self.tag(tag).lanes.iter().copied().find(|lane| self.lane(*lane).stream == stream)
+    /// All lanes.
+    pub(super) fn lanes(&self) -> &Lanes {
+        &self.lanes
+    }
+
+    pub(super) fn lanes_mut(&mut self) -> &mut Lanes {
+        &mut self.lanes
     }
 
     /// A further lane; `None` when no more can be counted.
-    pub(super) fn add_lane(&mut self, tag: TagKey, stream: StreamId, clock: ClockKey) -> Option<LaneKey> {
-        let key = LaneKey::try_from(self.lanes.len()).ok()?;
-        self.lanes.push(Lane { tag, stream, clock, fine: Bins::default() });
-        self.tags[tag.0].lanes.push(key);
+    pub(super) fn add_lane(&mut self, tag: TagKey, stream: StreamId, clocks: &mut Clocks) -> Option<LaneKey> {
+        let key = self.lanes.make(tag, stream, clocks)?;
+        self.tags[tag].lanes.push(key);
         Some(key)
+    }
+
+    /// Forgets a lane whose number no block has any more.
+    pub(super) fn forget_lane(&mut self, key: LaneKey, clocks: &mut Clocks) {
+        let tag = self.lane(key).tag();
+        self.tags[tag].lanes.retain(|lane| *lane != key);
+        self.lanes.forget(key, clocks);
     }
 
     pub(super) fn stuck(&self) -> &[BlockKey] {
@@ -114,7 +116,7 @@ impl FreeLists {
         let block = blocks[key];
         let (lane, bytes) = (block.lane, block.bytes());
         match blocks.kind(key) {
-            Kind::Fine => self.lanes[usize::from(lane)].fine.insert(blocks, key),
+            Kind::Fine => self.lanes.fine_mut(lane).insert(blocks, key),
             Kind::Coarse => drop(self.of_lane(lane).coarse.insert((bytes, key))),
             Kind::Bare => {
                 self.of_lane(lane).bare.insert((bytes, key));
@@ -131,7 +133,7 @@ impl FreeLists {
     pub(super) fn unlist(&mut self, blocks: &mut Blocks, key: BlockKey) {
         let (lane, bytes) = (blocks[key].lane, blocks[key].bytes());
         match blocks.kind(key) {
-            Kind::Fine => self.lanes[usize::from(lane)].fine.remove(blocks, key),
+            Kind::Fine => self.lanes.fine_mut(lane).remove(blocks, key),
             Kind::Coarse => drop(self.of_lane(lane).coarse.remove(&(bytes, key))),
             Kind::Bare => drop(self.of_lane(lane).bare.remove(&(bytes, key))),
             Kind::Stuck => self.stuck.retain(|stuck| *stuck != key),
@@ -140,7 +142,7 @@ impl FreeLists {
     }
 
     fn of_lane(&mut self, lane: LaneKey) -> &mut TagLists {
-        let tag = self.lane(lane).tag;
-        &mut self.tags[tag.0]
+        let tag = self.lane(lane).tag();
+        &mut self.tags[tag]
     }
 }

@@ -13,7 +13,8 @@
 //!
 //! - [`placement`]: where a request goes; [`idle`]: what may leave; [`layout`]: what a wake brings in; [`uses`]: what each
 //!   granule is used for.
-//! - [`blocks`], [`bins`], [`lists`], [`segments`], [`deferred`], [`counts`] own what their names say.
+//! - [`blocks`], [`bins`], [`lanes`], [`lists`], [`segments`], [`deferred`], [`counts`] own what their names say;
+//!   [`sweep`]: which lanes are forgotten.
 //!
 //! Invariants, which the property tests check from outside:
 //! - every byte of a live block and of a fine or coarse piece lies in a chunk, which is mapped and open while
@@ -27,11 +28,13 @@ mod blocks;
 mod counts;
 mod deferred;
 mod idle;
+mod lanes;
 mod layout;
 mod lists;
 mod parts;
 mod placement;
 mod segments;
+mod sweep;
 mod uses;
 
 pub(super) use self::blocks::{Block, Kind};
@@ -149,22 +152,46 @@ impl Heap {
 
     // ---- tags and lanes ----
 
-    /// One more tag, by the next number.
-    pub(super) fn add_tag(&mut self) {
-        self.lists.add_tag();
-        self.counts.add_tag();
+    /// One more tag.
+    pub(super) fn add_tag(&mut self, tag: TagKey) {
+        self.lists.add_tag(tag);
+        self.counts.add_tag(tag);
     }
 
-    /// The lane of a stream in a tag, made if need be; `None` when no more can be counted.
-    pub(super) fn lane_key(&mut self, tag: TagKey, stream: StreamId) -> Option<LaneKey> {
-        self.lists.find_lane(tag, stream).or_else(|| {
-            let clock = self.clocks.of(stream);
-            self.lists.add_lane(tag, stream, clock)
-        })
+    /// A tag that has no segments is gone.
+    pub(super) fn forget_tag(&mut self, tag: TagKey) {
+        self.lists.forget_tag(tag, &mut self.clocks);
+        self.counts.forget_tag(tag);
+    }
+
+    /// The lane of a stream in a tag, if there is one.
+    #[inline]
+    pub(super) fn find_lane(&mut self, tag: TagKey, stream: StreamId) -> Option<LaneKey> {
+        self.lists.lanes_mut().find(tag, Some(stream))
+    }
+
+    /// A lane that there is not yet; `None` when no more can be counted.
+    pub(super) fn make_lane(&mut self, tag: TagKey, stream: StreamId) -> Option<LaneKey> {
+        self.lists.add_lane(tag, stream, &mut self.clocks)
+    }
+
+    /// How many lanes there are.
+    pub(super) fn lane_count(&self) -> usize {
+        self.lists.lanes().count()
+    }
+
+    /// Whether there are so many lanes that a look at what can be forgotten pays.
+    pub(super) fn has_many_lanes(&self) -> bool {
+        self.lists.lanes().is_crowded()
+    }
+
+    /// How many streams use live blocks of others, by block.
+    pub(super) fn uses(&self) -> usize {
+        self.deferred.uses()
     }
 
     pub(super) fn tag_of_lane(&self, lane: LaneKey) -> TagKey {
-        self.lists.lane(lane).tag
+        self.lists.lane(lane).tag()
     }
 
     // ---- free pieces ----
@@ -172,7 +199,7 @@ impl Heap {
     /// Whether no work that was queued before it was freed, and no copy in the background, may still touch a piece.
     pub(super) fn is_quiet(&self, block: &Block) -> bool {
         let copied = || self.copying.iter().any(|range| range.addr < block.end() && block.addr < range.end());
-        self.clocks.is_quiet(self.lists.lane(block.lane).clock, block.stamp) && !copied()
+        self.clocks.is_quiet(self.lists.lane(block.lane).clock(), block.stamp) && !copied()
     }
 
     /// Whether `lane` may take a free piece now.
@@ -466,14 +493,21 @@ impl Heap {
         // Rounding adds less than a unit.
         block.slack = u16::try_from(bytes - requested_bytes).unwrap_or(u16::MAX);
         self.blocks.set_kind(key, Kind::Live);
-        self.counts.add(&self.shape, self.lists.lane(lane).tag, bytes);
+        self.counts.add(&self.shape, self.tag_of_lane(lane), bytes);
         BlockId { pool: self.pool, key, serial }
     }
 
-    /// Notes that work on `stream` uses a live block of `lane`.
-    pub(super) fn record_use(&mut self, block: BlockId, lane: LaneKey, stream: StreamId) {
-        if self.lists.lane(lane).stream != stream {
-            self.deferred.record_use(block.key, stream);
+    /// Notes that work on `stream` uses a live block of `lane`. Of many streams, those that do not exist any more are
+    /// forgotten.
+    pub(super) fn record_use(
+        &mut self,
+        block: BlockId,
+        lane: LaneKey,
+        stream: StreamId,
+        exists: impl Fn(StreamId) -> bool,
+    ) {
+        if self.lists.lane(lane).stream() != Some(stream) {
+            self.deferred.record_use(block.key, stream, exists);
         }
     }
 
@@ -481,14 +515,14 @@ impl Heap {
     pub(super) fn free(&mut self, op: &'static str, id: BlockId) -> Result<(Block, Option<BlockKey>)> {
         let block = self.live_block(op, id)?;
         let lane = self.lists.lane(block.lane);
-        let (tag, clock) = (lane.tag, lane.clock);
+        let (tag, clock) = (lane.tag(), lane.clock());
         self.counts.remove(&self.shape, tag, block.bytes());
         let stamp = self.clocks.stamp(clock);
         let Some(others) = self.deferred.take_uses(id.key) else {
             return Ok((block, Some(self.scatter(id.key, stamp))));
         };
         let stamped = |stream| {
-            let clock = self.clocks.of(stream);
+            let clock = self.clocks.acquire(stream);
             (clock, self.clocks.stamp(clock))
         };
         let until = others.into_iter().map(stamped).collect();
@@ -499,7 +533,7 @@ impl Heap {
 
     /// Freed blocks that have waited for other streams long enough, with their stamps. [`Heap::release`] follows for each.
     pub(super) fn take_passed(&mut self) -> Vec<(BlockKey, u64)> {
-        if self.deferred.is_empty() { Vec::new() } else { self.deferred.take_passed(&self.clocks) }
+        if self.deferred.is_empty() { Vec::new() } else { self.deferred.take_passed(&mut self.clocks) }
     }
 
     /// Frees a block that has waited. Returns it, and a piece near it.

@@ -325,7 +325,7 @@ impl Heap {
             piece.range.bytes > self.shape.granule_bytes && (is_small || piece.range.end() > site.end)
         };
         if site.lacking.iter().any(is_cut) {
-            self.lists.note_cut_chunks(self.lists.lane(lane).tag);
+            self.lists.note_cut_chunks(self.tag_of_lane(lane));
         }
         if self.blocks[site.key].end() > site.end {
             let rest = self.blocks.split(site.key, site.end);

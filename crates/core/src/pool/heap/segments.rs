@@ -173,7 +173,7 @@ mod tests {
     fn segment() -> Segment {
         let chunk = |bytes| Chunk { bytes, backing: Backing::Absent };
         let chunks = BTreeMap::from([(100, chunk(10)), (110, chunk(40)), (170, chunk(10))]);
-        Segment { tag: TagKey(0), range: DeviceRange::new(100, 100), first: BlockKey::NONE, chunks }
+        Segment { tag: TagKey::default(), range: DeviceRange::new(100, 100), first: BlockKey::NONE, chunks }
     }
 
     #[test]

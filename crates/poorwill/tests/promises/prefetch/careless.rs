@@ -91,6 +91,7 @@ impl Driver for Careless {
     hand_on! {
         info() -> &DeviceInfo;
         check_process() -> Result<()>;
+        check_stream(stream: StreamId) -> Result<()>;
         reserve(bytes: u64) -> Result<DeviceRange>;
         unreserve(range: DeviceRange) -> Result<()>;
         create(bytes: u64) -> Result<BackingId>;

@@ -66,6 +66,17 @@ fn each_layer_is_computed_of_its_own_bytes_at_addresses_that_stay() {
 }
 
 #[test]
+fn prefetchers_that_are_gone_are_forgotten() {
+    let device = TestDevice::open(16);
+    let arena = arena(device.driver());
+    for _ in 0..device.kind().cases(400) {
+        Prefetcher::new(&arena, &slots(&arena, 2, 1)).unwrap();
+        let remembered = arena.pool().remembered().unwrap();
+        assert!(remembered.lanes < 150 && remembered.clocks < 150, "{remembered:?}");
+    }
+}
+
+#[test]
 fn layers_that_do_not_fit_are_refused_before_anything_is_queued() {
     let device = TestDevice::open(16);
     let arena = arena(device.driver());
