@@ -288,11 +288,11 @@ impl<'a> World<'a> {
         self.refill(1);
         self.free_part(2, 3 * granule, 4 * granule); // The last of a chunk.
         self.free_part(0, 512, 2 * granule + 512);
-        self.sleep(&SleepRequest { level: Level::One, tags: Some(vec![Tag::weights()]) });
+        self.sleep(&SleepRequest::of([Tag::weights()], Level::One));
         self.wake(Some(vec![Tag::weights()]));
         self.sleep(&SleepRequest::all(Level::Two));
         self.wake(None);
-        self.sleep(&SleepRequest { level: Level::Two, tags: Some(vec![Tag::weights()]) }); // Still undefined.
+        self.sleep(&SleepRequest::of([Tag::weights()], Level::Two)); // Still undefined.
         self.wake(None);
         self.restore_weights();
         self.discard(&Tag::runtime());
@@ -358,7 +358,7 @@ impl<'a> World<'a> {
         self.sleep(&level_1);
         self.free(1);
         self.wake_verifying(Some(vec![lora.clone(), weights]), Verify::Sample);
-        self.prepare(&SleepRequest { level: Level::One, tags: Some(vec![lora]) });
+        self.prepare(&SleepRequest::of([lora], Level::One));
         self.wake(None);
         self.refill(0);
         self.prepare(&level_1);

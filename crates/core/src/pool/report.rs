@@ -52,6 +52,19 @@ impl SleepRequest {
     pub fn all(level: Level) -> Self {
         Self { level, tags: None }
     }
+
+    /// These tags, at `level`.
+    #[must_use]
+    pub fn of(tags: impl Into<Vec<Tag>>, level: Level) -> Self {
+        Self { level, tags: Some(tags.into()) }
+    }
+
+    /// The same for these tags; `None` is every tag of the pool.
+    #[must_use]
+    pub fn choosing(mut self, tags: impl Into<Option<Vec<Tag>>>) -> Self {
+        self.tags = tags.into();
+        self
+    }
 }
 
 /// How much of what a wake copies back is compared with the digests of the backups.

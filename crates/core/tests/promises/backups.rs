@@ -38,7 +38,7 @@ fn level_1() -> SleepRequest {
 }
 
 fn only(tag: &Tag) -> SleepRequest {
-    SleepRequest { level: Level::One, tags: Some(vec![tag.clone()]) }
+    SleepRequest::of([tag.clone()], Level::One)
 }
 
 fn all() -> WakeRequest {

@@ -44,7 +44,7 @@ fn tenant() -> (TestDevice, Tenant, Arc<AtomicU64>) {
 }
 
 fn of(tags: &[Tag]) -> SleepRequest {
-    SleepRequest { level: Level::One, tags: Some(tags.to_vec()) }
+    SleepRequest::of(tags, Level::One)
 }
 
 fn sleep(tenant: &Tenant) -> SleepReport {

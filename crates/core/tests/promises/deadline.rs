@@ -132,7 +132,7 @@ fn a_wake_that_waits_leaves_asleep_what_falls_asleep_meanwhile() {
         });
         // The wake was undone, and asks again and again.
         told.iter().take(9).for_each(drop);
-        pool.sleep(&SleepRequest { level: Level::One, tags: Some(vec![Tag::kv_cache()]) }).unwrap();
+        pool.sleep(&SleepRequest::of([Tag::kv_cache()], Level::One)).unwrap();
         let wake = waker.join().unwrap().unwrap();
         assert_eq!(wake.tags, [Tag::runtime(), Tag::weights()]);
         assert!(wake.already_awake_tags.is_empty(), "{:?}", wake.already_awake_tags);

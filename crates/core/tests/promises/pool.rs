@@ -155,7 +155,7 @@ fn sleeping_sleepers_and_waking_the_awake_do_nothing_and_say_so() {
     let nothing = pool.wake(&WakeRequest::all()).unwrap();
     assert_eq!((nothing.tags.len(), nothing.mapped_bytes), (0, 0));
     assert_eq!(nothing.already_awake_tags, [Tag::kv_cache(), Tag::weights()]);
-    let only = SleepRequest { level: Level::One, tags: Some(vec![Tag::kv_cache(), Tag::kv_cache()]) };
+    let only = SleepRequest::of([Tag::kv_cache(), Tag::kv_cache()], Level::One);
     assert_eq!(pool.sleep(&only).unwrap().tags, [Tag::kv_cache()]);
     let rest = pool.sleep(&SleepRequest::all(Level::One)).unwrap();
     assert_eq!((rest.tags, rest.already_asleep_tags), (vec![Tag::weights()], vec![Tag::kv_cache()]));
@@ -259,7 +259,7 @@ fn a_full_device_is_named_and_waking_waits_for_its_turn() {
     let weights = loaded(&mine, 40, &Tag::weights(), 1);
     let kept = loaded(&mine, 2, &Tag::runtime(), 2);
     let tags = Some(vec![Tag::weights()]);
-    let report = mine.sleep(&SleepRequest { level: Level::One, tags: tags.clone() }).unwrap();
+    let report = mine.sleep(&SleepRequest::all(Level::One).choosing(tags.clone())).unwrap();
     assert_eq!(report.uncovered_bytes, 0);
     let holder = loaded(&theirs, 40, &Tag::weights(), 3);
     for _ in 0..2 {
@@ -275,7 +275,7 @@ fn a_full_device_is_named_and_waking_waits_for_its_turn() {
     }
     assert_reads(&theirs, &holder, 3);
     assert_reads(&mine, &kept, 2);
-    let seen = mine.sleep(&SleepRequest { level: Level::One, tags: Some(vec![Tag::runtime()]) }).unwrap();
+    let seen = mine.sleep(&SleepRequest::of([Tag::runtime()], Level::One)).unwrap();
     assert_eq!(seen.uncovered_bytes, 40 * granule, "what this process holds outside this pool");
     theirs.close().unwrap();
     mine.wake(&WakeRequest::all()).unwrap();
@@ -306,8 +306,7 @@ fn bad_requests_are_refused_and_cost_nothing() {
     let (_, other) = self::pool();
     assert!(matches!(other.free(block.id), Err(PoolError::StaleBlock { .. })), "a handle of another pool");
     let unknown = Tag::new("nobody").unwrap();
-    let sleep =
-        pool.sleep(&SleepRequest { level: Level::One, tags: Some(vec![unknown.clone()]) }).unwrap_err();
+    let sleep = pool.sleep(&SleepRequest::of([unknown.clone()], Level::One)).unwrap_err();
     assert!(sleep.to_string().contains("known are cudagraph, kv_cache, runtime, weights"), "{sleep}");
     assert!(matches!(pool.wake(&WakeRequest::of([unknown])), Err(PoolError::UnknownTag { .. })));
     pool.free(block.id).unwrap();

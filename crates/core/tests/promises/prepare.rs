@@ -101,7 +101,7 @@ fn level_1() -> SleepRequest {
 }
 
 fn only(tag: &Tag) -> SleepRequest {
-    SleepRequest { level: Level::One, tags: Some(vec![tag.clone()]) }
+    SleepRequest::of([tag.clone()], Level::One)
 }
 
 /// Wakes everything, compares every granule, and reads every byte.

@@ -184,7 +184,7 @@ impl Run {
             }
             Step::Prepare { tags, wait } => {
                 let tags = tags.map(|mask| self.chosen(mask));
-                match self.pool.prepare_sleep(&SleepRequest { level: Level::One, tags }) {
+                match self.pool.prepare_sleep(&SleepRequest::all(Level::One).choosing(tags)) {
                     Ok(preparation) if *wait => drop(preparation.wait().unwrap()),
                     Ok(preparation) => self.preparing.push(preparation),
                     Err(PoolError::SleepConflict { .. } | PoolError::Undefined { .. }) => {}
@@ -290,7 +290,7 @@ impl Run {
     fn sleep(&mut self, level: Level, tags: Option<Vec<Tag>>) {
         let free_before = self.device.memory_info().unwrap().free_bytes;
         let falling = self.model.sleep(level, tags.as_deref());
-        match (self.pool.sleep(&SleepRequest { level, tags }), falling) {
+        match (self.pool.sleep(&SleepRequest::all(level).choosing(tags)), falling) {
             (Ok(report), Some(falling)) => {
                 let freed = self.device.memory_info().unwrap().free_bytes - free_before;
                 assert_eq!(sorted(report.tags), sorted(falling));

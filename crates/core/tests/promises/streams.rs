@@ -431,7 +431,7 @@ impl Run {
         let falling: Vec<usize> = (0..2).filter(|tag| which == 2 || which == *tag).collect();
         let tags = falling.iter().map(|tag| self.tags[*tag].clone()).collect();
         self.ledger().moving = true;
-        self.pool.sleep(&SleepRequest { level: Level::One, tags: Some(tags) }).unwrap();
+        self.pool.sleep(&SleepRequest::of(tags, Level::One)).unwrap();
         self.ledger().moving = false;
         let used = |tag: &usize| self.live.iter().any(|live| live.tag == *tag);
         let falling: Vec<usize> = falling.into_iter().filter(used).collect();

@@ -159,7 +159,7 @@ impl Worker {
 
     fn fall_asleep(&mut self) {
         let tags = Some(vec![self.tag.clone()]);
-        match self.pool.sleep(&SleepRequest { level: Level::One, tags }) {
+        match self.pool.sleep(&SleepRequest::all(Level::One).choosing(tags)) {
             Ok(_) => self.asleep |= !self.live.is_empty(),
             Err(error) => panic!("{error}"),
         }
@@ -168,7 +168,7 @@ impl Worker {
     /// Of its own tag, or of all: those of the others are overtaken sooner or later.
     fn prepare(&mut self) {
         let tags = (self.random(2) == 0).then(|| vec![self.tag.clone()]);
-        let preparation = self.pool.prepare_sleep(&SleepRequest { level: Level::One, tags }).unwrap();
+        let preparation = self.pool.prepare_sleep(&SleepRequest::all(Level::One).choosing(tags)).unwrap();
         match self.random(4) {
             0 => preparation.cancel(),
             1 => drop(preparation.wait().unwrap()),

@@ -194,7 +194,7 @@ impl Arena {
     /// Raises TagError for a tag that is not there or has no bytes worth keeping, and SleepError when it failed.
     #[pyo3(signature = (level=1, tags=None))]
     fn sleep(&self, py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<SleepReport> {
-        let request = SleepRequest { level: request::level(level)?, tags: request::tags(tags)? };
+        let request = SleepRequest::all(request::level(level)?).choosing(request::tags(tags)?);
         self.settled(py, |arena| arena.sleep(&request)).map(SleepReport::from)
     }
 
@@ -248,7 +248,7 @@ impl Arena {
         level: i64,
         tags: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Preparation> {
-        let request = SleepRequest { level: request::level(level)?, tags: request::tags(tags)? };
+        let request = SleepRequest::all(request::level(level)?).choosing(request::tags(tags)?);
         torch::settle(py, self)?;
         let opened = self.opened()?;
         let begun = py.detach(move || {
