@@ -9,7 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::blocks::{Block as Entry, Kind};
-use super::error::PoolError;
+use super::deadline::{Deadline, Wait};
+use super::error::{Awaited, PoolError};
 use super::place::{Site, Spot};
 use super::quiet::Waited;
 use super::segment::Segment;
@@ -70,8 +71,11 @@ impl Shared {
         let mut state = self.open_state()?;
         let bytes = state.checked_size(request)?;
         let tag = state.tag_key(&request.tag);
-        while state.tag(tag).gate.is_closed() {
-            state = self.wait(state)?;
+        // Who finds a free piece at once has no use for the time.
+        let mut deadline = None;
+        if state.tag(tag).gate.is_closed() {
+            let begun = *deadline.insert(Deadline::begin(&*self.driver, request.wait_max));
+            state = self.wait_for_gate(state, tag, Wait { deadline: begun, op: request, needed_bytes: 0 })?;
         }
         state.check_awake("allocate", tag)?;
         let lane = state.lane_key(tag, request)?;
@@ -80,19 +84,41 @@ impl Shared {
             return Ok(block);
         }
         drop(state);
-        self.alloc_slowly(wanted)
+        self.alloc_slowly(
+            wanted,
+            deadline.unwrap_or_else(|| Deadline::begin(&*self.driver, request.wait_max)),
+        )
     }
 
-    fn alloc_slowly(&self, mut wanted: Wanted<'_>) -> Result<Block> {
-        let started = self.driver.now();
-        let elapsed = || self.driver.now().saturating_duration_since(started);
+    /// Waits, with nothing held, until nobody has the tag to himself.
+    fn wait_for_gate<'a>(
+        &'a self,
+        mut state: StateGuard<'a>,
+        tag: TagKey,
+        wait: Wait<'_>,
+    ) -> Result<StateGuard<'a>> {
+        while state.tag(tag).gate.is_closed() {
+            if wait.deadline.has_passed(&*self.driver) {
+                let awaited = Awaited::Calls(state.names(&[tag]));
+                drop(state);
+                return Err(self.timed_out(wait, awaited));
+            }
+            state = self.wait_by(state, wait.deadline)?;
+        }
+        Ok(state)
+    }
+
+    fn alloc_slowly(&self, mut wanted: Wanted<'_>, deadline: Deadline) -> Result<Block> {
+        let elapsed = || deadline.elapsed(&*self.driver);
+        let patience = wanted.request.wait_max.unwrap_or(Duration::MAX).min(wanted.request.patience);
+        let wait = |needed_bytes| Wait { deadline, op: wanted.request, needed_bytes };
         let (mut pressure, mut patient, mut has_waited) = (Pressure::default(), true, false);
         let mut had_enough = false;
         loop {
             let mut vm = self.lock_vm()?;
             pressure.look(self);
             let refused = self.poll(&vm).or(self.recover(&mut vm));
-            let in_time = elapsed() < wanted.request.patience;
+            let in_time = elapsed() < patience;
             if has_waited && !in_time {
                 self.note_stuck();
                 has_waited = false;
@@ -108,10 +134,7 @@ impl Shared {
                 Attempt::Grown => continue,
                 Attempt::TagBusy => {
                     drop(vm);
-                    let mut state = self.open_state()?;
-                    while state.tag(wanted.tag).gate.is_closed() {
-                        state = self.wait(state)?;
-                    }
+                    drop(self.wait_for_gate(self.open_state()?, wanted.tag, wait(0))?);
                     continue;
                 }
                 Attempt::Pending => {
@@ -144,7 +167,7 @@ impl Shared {
                 }
             };
             drop(vm);
-            if pressure.relieve(self)? {
+            if pressure.relieve(self, wait(needed_bytes))? {
                 continue;
             }
             return Err(self.refusal(&wanted, needed_bytes, full, refused));
@@ -246,7 +269,7 @@ impl Shared {
         }
         let idle = state.idle();
         let idle_bytes = idle.quiet_bytes + idle.pending_bytes + in_hand + vm.counters().loose_bytes();
-        let used_bytes = vm.counters().held_bytes().saturating_sub(idle_bytes) + spot.absent_bytes;
+        let used_bytes = vm.counters().committed_bytes().saturating_sub(idle_bytes) + spot.absent_bytes;
         let allowed_bytes = state.allowed_bytes(used_bytes);
         let mut supply = state.supply(vm, &mut site.lacking, &site.leaving, allowed_bytes, true);
         supply.ahead = state.granules_ahead(vm, &supply, used_bytes, allowed_bytes);
@@ -292,7 +315,7 @@ impl Shared {
         if create_bytes == 0 {
             return None;
         }
-        let room = self.shape.limit_bytes.map(|limit| limit.saturating_sub(vm.counters().held_bytes()));
+        let room = self.shape.limit_bytes.map(|limit| limit.saturating_sub(vm.counters().committed_bytes()));
         if room.is_some_and(|room| create_bytes > room) {
             return Some(Attempt::Short(create_bytes));
         }
@@ -325,8 +348,9 @@ impl Shared {
         refused.map_or(Ok(()), Err).map_err(failed)?;
         if release_bytes > 0 {
             let (_, refused) = vm.let_go_of_loose(release_bytes, &reserved);
-            let held = vm.counters().held_bytes().saturating_add(create_bytes);
-            if let Some(source) = refused.filter(|_| self.shape.limit_bytes.is_some_and(|limit| held > limit))
+            let committed = vm.counters().committed_bytes().saturating_add(create_bytes);
+            if let Some(source) =
+                refused.filter(|_| self.shape.limit_bytes.is_some_and(|limit| committed > limit))
             {
                 return Err(failed(source));
             }
@@ -398,6 +422,18 @@ impl State {
         self.list(first);
     }
 
+    /// Tags that fall asleep, or of which freed memory is being copied: their end may give memory back.
+    fn tags_to_wait_for(&self) -> Vec<TagKey> {
+        let falling = (0..self.tags.len()).map(TagKey).filter(|tag| self.tag(*tag).falling_asleep);
+        let mut tags: Vec<TagKey> = falling.collect();
+        if self.is_copying_freed() {
+            tags.extend(self.tags_copying_freed());
+            tags.sort_unstable();
+            tags.dedup();
+        }
+        tags
+    }
+
     pub(super) fn check_awake(&self, op: &'static str, tag: TagKey) -> Result<()> {
         let entry = self.tag(tag);
         if entry.state.is_asleep() {
@@ -412,6 +448,11 @@ impl Shared {
     pub(super) fn wait<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
         let state = self.state.wait(state).ok_or(PoolError::Poisoned)?;
         if state.closed { Err(PoolError::Closed) } else { Ok(state) }
+    }
+
+    /// The same; comes back now and then where there is a deadline, for the caller to look at it.
+    pub(super) fn wait_by<'a>(&'a self, state: StateGuard<'a>, deadline: Deadline) -> Result<StateGuard<'a>> {
+        if deadline.is_never() { self.wait(state) } else { self.wait_briefly(state) }
     }
 
     /// The same, for a millisecond at most.
@@ -448,18 +489,31 @@ impl Pressure {
 
     /// Waits, with nothing held, for anything that may give memory back. Returns false when there is nothing
     /// left that could.
-    pub(super) fn relieve(&mut self, shared: &Shared) -> Result<bool> {
+    ///
+    /// # Errors
+    /// `TimedOut` when it may still come, and the deadline has passed.
+    pub(super) fn relieve(&mut self, shared: &Shared, wait: Wait<'_>) -> Result<bool> {
         let state = shared.open_state()?;
-        if state.is_copying_freed() || state.tags.iter().any(|entry| entry.falling_asleep) {
+        let busy = state.tags_to_wait_for();
+        if !busy.is_empty() {
+            if wait.deadline.has_passed(&*shared.driver) {
+                let awaited = Awaited::Calls(state.names(&busy));
+                drop(state);
+                return Err(shared.timed_out(wait, awaited));
+            }
             // Its end rings; what others free meanwhile, and what passes, does not.
             drop(shared.wait_briefly(state)?);
             *self = Self::default();
             return Ok(true);
         }
         drop(state);
-        if shared.wait_for_event(self.seen)? == Waited::News {
-            *self = Self::default();
-            return Ok(true);
+        match shared.wait_for_event(self.seen, wait.deadline)? {
+            Waited::News => {
+                *self = Self::default();
+                return Ok(true);
+            }
+            Waited::TooLong(streams) => return Err(shared.timed_out(wait, Awaited::Work(streams))),
+            Waited::InVain | Waited::Captured => {}
         }
         self.reclaimed = false;
         if !std::mem::replace(&mut self.joined, true) {

@@ -30,7 +30,7 @@
 //!
 //! Three things are locked. The state (`gate::Monitor`) for bookkeeping only: no driver call that moves memory,
 //! no copy and no wait happens under it. The machine (`vm`) by whoever moves memory, for as long as the driver
-//! takes to map and unmap. A tag (`gate`) by whoever sleeps or wakes it; others wait in front of it with nothing
+//! takes to map and unmap; a sleep and a wake hand it over in between to those who wait for it (`handover`). A tag (`gate`) by whoever sleeps or wakes it; others wait in front of it with nothing
 //! held.
 
 mod access;
@@ -40,10 +40,12 @@ mod bins;
 mod blocks;
 mod capture;
 mod clocks;
+mod deadline;
 mod error;
 mod fill;
 mod gate;
 mod handle;
+mod handover;
 mod layout;
 mod orders;
 mod part;
@@ -70,8 +72,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
+pub use error::{Awaited, Corruption, Phase, PoolError, Shortage, Usage};
 pub use handle::{AllocRequest, Block, BlockId};
 pub use prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
 pub use report::{
@@ -84,6 +87,7 @@ use self::access::Guest;
 use self::blocks::Blocks;
 use self::clocks::Clocks;
 use self::gate::Monitor;
+use self::handover::HandoverLock;
 use self::orders::Orders;
 use self::prepare::Preparers;
 use self::reaper::Reaper;
@@ -168,7 +172,7 @@ struct Shared {
     /// Freed memory that a request has waited for in vain.
     stuck_bytes: AtomicU64,
     state: Monitor<State>,
-    vm: Mutex<Vm>,
+    vm: HandoverLock<Vm>,
     counters: Arc<Counters>,
     orders: Monitor<Orders>,
 }
@@ -281,7 +285,7 @@ impl Pool {
             closed: false,
         };
         let counters = Arc::new(Counters::default());
-        let vm = Mutex::new(Vm::new(Arc::clone(&driver), Arc::clone(&counters)));
+        let vm = HandoverLock::new(Vm::new(Arc::clone(&driver), Arc::clone(&counters)));
         let (state, orders) = (Monitor::new(state), Monitor::new(Orders::default()));
         let background_stream = ready.pop().unwrap_or(StreamId::DEFAULT); // It was created last.
         let kernel_stream = if info.kernel_copies { ready.pop() } else { None };
@@ -330,10 +334,12 @@ impl Pool {
 
     /// Takes a block. Its bytes are unspecified. Waits for work of the device when the limit or the device leaves
     /// no other way; and for no longer than the request's [patience](AllocRequest::patience) where that may save
-    /// creating memory. While a stream is being captured it waits for no work.
+    /// creating memory. A request may say for how long it waits at all ([`AllocRequest::within`]). While a stream is being
+    /// captured it waits for no work.
     ///
     /// # Errors
-    /// `InvalidRequest`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures;
+    /// `InvalidRequest`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures; `TimedOut` with what
+    /// it waited for in vain;
     /// `HeldByCapture` where memory that was freed might do, and a capture keeps it; what the driver says.
     pub fn alloc(&self, request: &AllocRequest) -> Result<Block> {
         self.shared.alloc(request)
@@ -440,7 +446,7 @@ impl Pool {
     ///
     /// # Errors
     /// `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded), and `Capturing` while a stream is being
-    /// captured, before anything has happened; `SleepFailed` with everything
+    /// captured, before anything has happened, and `TimedOut` where the request says how long it waits; `SleepFailed` with everything
     /// awake as before; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
     /// everything was given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
@@ -460,8 +466,8 @@ impl Pool {
     /// policy says. All or nothing. It may be done while a stream is being captured: it waits for its own copies only.
     ///
     /// # Errors
-    /// `UnknownTag`; `OverLimit`, `DeviceFull`, `HeldByCapture`, `WakeFailed`, `Corrupt` with everything asleep as
-    /// before.
+    /// `UnknownTag`; `OverLimit`, `DeviceFull`, `HeldByCapture`, `TimedOut`, `WakeFailed`, `Corrupt` with everything
+    /// asleep as before.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         self.shared.wake(request)
     }
@@ -487,8 +493,15 @@ impl Pool {
     /// # Errors
     /// What the driver said first; the rest was still done.
     pub fn trim(&self) -> Result<u64> {
-        drop(self.shared.open_state()?);
-        self.shared.trim()
+        self.shared.trim(None)
+    }
+
+    /// The same, waiting for work for `wait_max` at most.
+    ///
+    /// # Errors
+    /// As for [`Pool::trim`]; `TimedOut`, which names the streams, when work keeps some of it. The rest was given back.
+    pub fn trim_within(&self, wait_max: Duration) -> Result<u64> {
+        self.shared.trim(Some(wait_max))
     }
 
     /// Where the bytes of a tag are.
@@ -507,6 +520,13 @@ impl Pool {
     /// `Closed`, `WrongProcess`.
     pub fn stats(&self) -> Result<PoolStats> {
         Ok(self.shared.open_state()?.stats(&self.shared.counters))
+    }
+
+    /// How many calls wait for the lock of who moves memory. For tests, who can be there when one has begun to wait.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn waiting_for_turn(&self) -> usize {
+        self.shared.vm.waiting()
     }
 
     /// How many calls wait until others make way: for whoever works on their tags, or prepares a sleep where host memory
@@ -562,7 +582,7 @@ impl Shared {
     }
 
     fn lock_vm(&self) -> Result<VmGuard<'_>> {
-        self.vm.lock().map_err(|_| PoolError::Poisoned)
+        self.vm.lock().ok_or(PoolError::Poisoned)
     }
 
     /// All that were made for the pool.
@@ -611,7 +631,7 @@ impl Shared {
         } else {
             self.forget_clocks();
         }
-        let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut vm = self.vm.lock_anyway();
         let swept = self.sweep(&mut vm);
         let streams: Vec<StreamId> = self.own_streams().collect();
         let ended = swept.and(vm.destroy_streams(&streams)).map_err(failed);

@@ -7,7 +7,7 @@
 //! after the copies in flight, and the preparation ends there. What a writer changes during or after a copy is
 //! found by the sleep, which compares the digest of the stored bytes with the device when nothing is in flight.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -435,6 +435,12 @@ impl Shared {
 }
 
 impl State {
+    /// The tags whose chunks are being copied in the background.
+    pub(super) fn tags_copying_freed(&self) -> Vec<TagKey> {
+        let segments = self.copying.iter().filter_map(|range| self.segments.get(self.segment_of(range.addr)));
+        segments.map(|segment| segment.tag).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
     /// Whether memory was freed that a copy in the background keeps where it is.
     pub(super) fn is_copying_freed(&self) -> bool {
         self.copying.iter().any(|range| {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::deadline::Deadline;
 use super::orders::{next_order, pause};
 use super::quiet::Waited;
 use super::{Shared, StateGuard};
@@ -69,6 +70,7 @@ impl Shared {
     /// Frees and unmaps until nothing is left to wait for.
     fn reap(&self) {
         let mut in_vain = 0;
+        let forever = Deadline::begin(&*self.driver, None);
         loop {
             let Ok(mut vm) = self.lock_vm() else { return };
             let seen = self.state.lock_anyway().clocks.news();
@@ -80,7 +82,7 @@ impl Shared {
             if refused.is_some() || !(waiting || above_mark) {
                 return;
             }
-            match self.wait_for_event(seen) {
+            match self.wait_for_event(seen, forever) {
                 Ok(Waited::News) => in_vain = 0,
                 // Nobody tells when a capture ends.
                 Ok(Waited::Captured) if pause(&self.orders, LULL) => {}

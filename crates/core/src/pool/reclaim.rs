@@ -1,12 +1,18 @@
 //! Giving memory back: under pressure, above the high-water mark, and when asked to.
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
 use super::blocks::Kind;
-use super::error::{PoolError, Shortage, Usage};
+use super::deadline::{Deadline, Wait};
+use super::error::{Awaited, PoolError, Shortage, Usage};
 use super::segment::SegmentKey;
 use super::state::State;
 use super::vm::{Backing, Piece, Vm};
 use super::{Result, Shared};
 use crate::driver::{DriverError, DriverErrorKind};
+
+const TRIM: &str = "give cached memory back";
 
 impl Shared {
     /// Tries again what the driver has refused before.
@@ -15,7 +21,9 @@ impl Shared {
         let stuck: Vec<Piece> = {
             let state = self.state.lock_anyway();
             let addrs = state.stuck.iter().map(|key| state.blocks[*key].addr);
-            addrs.filter_map(|addr| state.piece((state.segment_of(addr), addr))).collect()
+            let pieces = addrs.filter_map(|addr| state.piece((state.segment_of(addr), addr)));
+            // A sleep has what it takes out in hand.
+            pieces.filter(|piece| !state.is_falling_asleep(piece.segment)).collect()
         };
         for mut piece in stuck {
             refused = refused.or(vm.take_out(std::slice::from_mut(&mut piece)).err());
@@ -59,31 +67,64 @@ impl Shared {
 
     /// Gives back everything that serves no byte, waiting for work that may still touch it, unless a stream is being
     /// captured.
-    pub(super) fn trim(&self) -> Result<u64> {
+    pub(super) fn trim(&self, wait_max: Option<Duration>) -> Result<u64> {
+        drop(self.open_state()?);
+        let deadline = Deadline::begin(&*self.driver, wait_max);
+        let (mut late, mut refused) = self.wait_for_freed(deadline)?;
+        let mut state = self.open_state()?;
+        while state.is_copying_freed() {
+            if deadline.has_passed(&*self.driver) {
+                late = late.or(Some(Awaited::Calls(state.names(&state.tags_copying_freed()))));
+                break;
+            }
+            state = self.wait_by(state, deadline)?;
+        }
+        drop(state);
         let mut vm = self.lock_vm()?;
+        refused = refused.or(self.poll(&vm));
+        self.open_state()?.join_lanes();
+        let before = vm.counters().held_bytes();
+        refused = refused.or(self.reclaim(&mut vm, u64::MAX).1);
+        let given_back = before.saturating_sub(vm.counters().held_bytes());
+        drop(vm);
+        if let Some(source) = refused {
+            return Err(PoolError::Driver { op: TRIM, source });
+        }
+        let needed_bytes = self.open_state()?.idle().pending_bytes;
+        match late.filter(|_| needed_bytes > 0) {
+            None => Ok(given_back),
+            Some(awaited) => Err(self.timed_out(Wait { deadline, op: &TRIM, needed_bytes }, awaited)),
+        }
+    }
+
+    /// Waits for the work that may touch what was freed until now, unless a stream is being captured. Returns what has
+    /// not ended by the deadline, and what the driver said first.
+    fn wait_for_freed(&self, deadline: Deadline) -> Result<(Option<Awaited>, Option<DriverError>)> {
+        let vm = self.lock_vm()?;
         let mut refused = self.poll(&vm);
         let awaited = self.state.lock_anyway().clocks.flying();
         drop(vm);
+        let mut late = BTreeSet::new();
         for (clock, tick, event) in awaited {
             match self.captured() {
-                Ok(None) => refused = refused.or(self.wait_for_one(clock, tick, event).err()),
+                Ok(None) => match self.wait_for_one(clock, tick, event, deadline) {
+                    Ok(true) => {}
+                    Ok(false) => drop(late.insert(self.state.lock_anyway().clocks.stream(clock))),
+                    Err(error) => refused = refused.or(Some(error)),
+                },
                 Ok(Some(_)) => break,
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
-        let mut state = self.open_state()?;
-        while state.is_copying_freed() {
-            state = self.wait(state)?;
-        }
-        drop(state);
-        vm = self.lock_vm()?;
-        refused = refused.or(self.poll(&vm));
-        self.open_state()?.join_lanes();
-        let before = vm.counters().held_bytes();
-        match refused.or(self.reclaim(&mut vm, u64::MAX).1) {
-            None => Ok(before.saturating_sub(vm.counters().held_bytes())),
-            Some(source) => Err(PoolError::Driver { op: "give cached memory back", source }),
-        }
+        let late = (!late.is_empty()).then(|| Awaited::Work(late.into_iter().collect()));
+        Ok((late, refused))
+    }
+
+    /// The refusal of who has waited for as long as it was to.
+    pub(super) fn timed_out(&self, wait: Wait<'_>, awaited: Awaited) -> PoolError {
+        let Wait { deadline, op, needed_bytes } = wait;
+        let waited = deadline.elapsed(&*self.driver);
+        PoolError::TimedOut { op: op.to_string(), needed_bytes, waited, awaited, usage: self.usage() }
     }
 
     /// Gives idle memory back as far as the cache is above its mark. Returns whether more could follow later.
@@ -172,7 +213,7 @@ impl Shared {
         Usage {
             limit_bytes: self.shape.limit_bytes(),
             live_bytes: state.live_bytes,
-            mapped_bytes: counters.held_bytes(),
+            mapped_bytes: counters.committed_bytes(),
             idle_bytes: idle.quiet_bytes
                 + idle.pending_bytes
                 + stuck
@@ -202,6 +243,10 @@ impl State {
         } else {
             self.make_stuck(piece);
         }
+    }
+
+    fn is_falling_asleep(&self, key: SegmentKey) -> bool {
+        self.segments.get(key).is_some_and(|segment| self.tag(segment.tag).falling_asleep)
     }
 
     /// Whether a segment is bare from end to end.

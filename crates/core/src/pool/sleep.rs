@@ -5,19 +5,26 @@
 //! Copies ([`super::save`]) run with no lock held; the tags' gates are closed meanwhile.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::capture::refused_by_capture;
-use super::error::{Phase, PoolError};
+use super::deadline::{Deadline, Wait};
+use super::error::{Awaited, Phase, PoolError};
 use super::plan::SleepPlan;
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
 use super::save::{Saved, is_lacking};
 use super::segment::Place;
 use super::state::{State, TagKey};
-use super::vm::{Backing, Piece, Vm};
+use super::vm::{Backing, Piece};
 use super::{Result, Shared, VmGuard};
 use crate::driver::{DriverError, MemoryInfo};
 use crate::tag::{SleepAction, Tag, TagState};
+
+/// How many pieces are unmapped, or given back, before others may have the lock.
+const GROUP_PIECES: usize = 32;
+
+/// Between two looks of who waits for others until a deadline.
+const LOOK: Duration = Duration::from_millis(1);
 
 const SLEEP: &str = "sleep";
 const DISCARD: &str = "discard";
@@ -53,9 +60,10 @@ impl Shared {
     pub(super) fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
         drop(self.open_state()?);
         self.check_no_capture(SLEEP)?;
-        let (visited, alone) = self.alone(SLEEP, request.tags.as_deref(), |_| true, true)?;
-        let slept =
-            self.fall_asleep(SLEEP, &|state| state.plan_sleep(request.level, &visited, &self.counters));
+        let deadline = Deadline::begin(&*self.driver, request.wait_max);
+        let (visited, alone) = self.alone(SLEEP, request.tags.as_deref(), |_| true, true, deadline)?;
+        let plan = |state: &State| state.plan_sleep(request.level, &visited, &self.counters);
+        let slept = self.fall_asleep(SLEEP, &plan, deadline);
         drop(alone);
         let undone =
             |error: &PoolError| matches!(error, PoolError::SleepFailed { .. } | PoolError::Stranded { .. });
@@ -69,8 +77,9 @@ impl Shared {
     pub(super) fn discard(&self, tags: &[Tag]) -> Result<SleepReport> {
         drop(self.open_state()?);
         self.check_no_capture(DISCARD)?;
-        let (visited, _alone) = self.alone(DISCARD, Some(tags), |_| true, true)?;
-        self.fall_asleep(DISCARD, &|state| Ok(state.plan_discard(&visited, &self.counters)))
+        let forever = Deadline::begin(&*self.driver, None);
+        let (visited, _alone) = self.alone(DISCARD, Some(tags), |_| true, true, forever)?;
+        self.fall_asleep(DISCARD, &|state| Ok(state.plan_discard(&visited, &self.counters)), forever)
     }
 
     /// Closes the gates of those of `tags`, or of all, that satisfy `wanted`, when nobody else is inside. Returns
@@ -81,6 +90,7 @@ impl Shared {
         tags: Option<&[Tag]>,
         wanted: impl Fn(TagState) -> bool,
         falling_asleep: bool,
+        deadline: Deadline,
     ) -> Result<(Vec<TagKey>, Alone<'_>)> {
         let mut state = self.open_state()?;
         loop {
@@ -96,10 +106,18 @@ impl Shared {
                 }
                 return Ok((visited, Alone { shared: self, tags: held }));
             }
+            if deadline.has_passed(&*self.driver) {
+                let in_use = |tag: &TagKey| !state.tag(*tag).gate.is_empty();
+                let busy: Vec<TagKey> = visited.into_iter().filter(in_use).collect();
+                let awaited = Awaited::Calls(state.names(&busy));
+                drop(state);
+                return Err(self.timed_out(Wait { deadline, op: &op, needed_bytes: 0 }, awaited));
+            }
             // Who prepares a sleep in the background makes way.
             held.iter().for_each(|tag| state.tag_mut(*tag).wanted += 1);
-            let waited = self.state.wait(state).ok_or(PoolError::Poisoned);
-            state = waited?;
+            let waited =
+                if deadline.is_never() { self.state.wait(state) } else { self.state.wait_for(state, LOOK) };
+            state = waited.ok_or(PoolError::Poisoned)?;
             held.iter().for_each(|tag| state.tag_mut(*tag).wanted -= 1);
             if state.closed {
                 return Err(PoolError::Closed);
@@ -111,18 +129,24 @@ impl Shared {
         &self,
         op: &'static str,
         plan: &dyn Fn(&State) -> Result<SleepPlan>,
+        deadline: Deadline,
     ) -> Result<SleepReport> {
         let started = Instant::now();
-        plan(&*self.open_state()?)?; // What cannot be is refused before anything happens.
+        let needed_bytes = plan(&*self.open_state()?)?.release_bytes; // What cannot be is refused before anything happens.
         self.check_no_capture(op)?; // Again: others may have been waited for.
         let at = |phase| move |source| PoolError::SleepFailed { phase, source };
+        let late = self.wait_for_streams(deadline).map_err(at(Phase::Quiesce))?;
+        if !late.is_empty() {
+            let wait = Wait { deadline, op: &op, needed_bytes };
+            return Err(self.timed_out(wait, Awaited::Work(late)));
+        }
         self.quiesce()
             .map_err(|source| refused_by_capture(op, &source).unwrap_or(at(Phase::Quiesce)(source)))?;
         let before = self.driver.memory_info().map_err(at(Phase::Measure))?;
         let plan = plan(&*self.open_state()?)?;
         let mut saved = Saved::default();
         let unmapped = self.save(&plan, &mut saved).and_then(|()| self.unmap(&plan, &mut saved.phases));
-        let (mut vm, mut pieces) = match unmapped {
+        let (vm, mut pieces) = match unmapped {
             Ok(unmapped) => unmapped,
             Err(error) => {
                 self.let_backups_go(&plan, &error);
@@ -130,8 +154,7 @@ impl Shared {
             }
         };
         self.state.lock_anyway().commit_sleep(&plan);
-        let (released_bytes, refused) = self.release(&mut vm, &mut pieces, &mut saved.phases);
-        drop(vm);
+        let (released_bytes, refused) = self.release(vm, &mut pieces, &mut saved.phases);
         let report = self.report(&plan, &saved, before, released_bytes, refused.is_some(), started);
         match refused {
             Some(source) => Err(PoolError::Shortfall { report: Box::new(report), source }),
@@ -160,7 +183,9 @@ impl Shared {
         starved || !self.shape.keep_backups
     }
 
-    /// Unmaps all that leaves, or nothing. Returns what is in hand then.
+    /// Unmaps all that leaves, or nothing, a few pieces at a time: others have the lock in between. Nobody else touches
+    /// what leaves, since the tags' gates are closed, and what is unmapped stays in hand, so that going back takes no
+    /// memory. Returns what is in hand then.
     fn unmap(&self, plan: &SleepPlan, phases: &mut SleepPhases) -> Result<(VmGuard<'_>, Vec<Piece>)> {
         let started = Instant::now();
         let mut vm = self.lock_vm()?;
@@ -169,7 +194,14 @@ impl Shared {
             plan.leaving.iter().filter_map(|place| state.piece(*place)).collect()
         };
         let before: Vec<Backing> = pieces.iter().map(|piece| piece.backing).collect();
-        let unmapped = vm.take_out(&mut pieces);
+        let mut unmapped = Ok(());
+        for group in pieces.chunks_mut(GROUP_PIECES) {
+            unmapped = vm.take_out(group);
+            if unmapped.is_err() {
+                break;
+            }
+            vm = self.vm.yield_to_waiters(vm);
+        }
         if let Err(source) = unmapped {
             let undone = vm.restore(&mut pieces, &before);
             let mut state = self.state.lock_anyway();
@@ -186,9 +218,10 @@ impl Shared {
         Ok((vm, pieces))
     }
 
-    fn release(
-        &self,
-        vm: &mut Vm,
+    /// Gives back what is in hand, and all that is loose. Others have the lock in between.
+    fn release<'a>(
+        &'a self,
+        mut vm: VmGuard<'a>,
         pieces: &mut [Piece],
         phases: &mut SleepPhases,
     ) -> (u64, Option<DriverError>) {
@@ -197,14 +230,17 @@ impl Shared {
         let (loose_bytes, loose) = vm.let_go_of_loose(u64::MAX, &[]);
         released_bytes += loose_bytes;
         refused = refused.or(loose);
-        for piece in pieces {
-            match vm.let_go(piece) {
-                Ok(bytes) => released_bytes += bytes,
-                Err(error) => refused = refused.or(Some(error)),
+        for group in pieces.chunks_mut(GROUP_PIECES) {
+            for piece in group {
+                match vm.let_go(piece) {
+                    Ok(bytes) => released_bytes += bytes,
+                    Err(error) => refused = refused.or(Some(error)),
+                }
             }
+            vm = self.vm.yield_to_waiters(vm);
         }
         // Addresses that could not be given back wait for the next time.
-        let _ = self.drop_emptied(vm);
+        let _ = self.drop_emptied(&vm);
         add(&mut phases.release_s, started.elapsed());
         (released_bytes, refused)
     }

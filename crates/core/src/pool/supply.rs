@@ -77,8 +77,8 @@ impl State {
         let Shape { granule_bytes: granule, chunk_bytes: chunk, .. } = self.shape;
         let count = |needs: &[Piece], bytes| needs.iter().filter(|need| need.range.bytes == bytes).count();
         let at_hand = |bytes| vm.loose_count(bytes) + count(in_hand, bytes);
-        let held_bytes = vm.counters().held_bytes();
-        let excess = |create_bytes: u64| (held_bytes + create_bytes).saturating_sub(allowed_bytes);
+        let committed_bytes = vm.counters().committed_bytes();
+        let excess = |create_bytes: u64| (committed_bytes + create_bytes).saturating_sub(allowed_bytes);
         let mut supply = Supply::default();
         let mut create_bytes = 0;
         for span in self.shape.sizes().filter(|bytes| *bytes > chunk) {
@@ -129,8 +129,8 @@ impl State {
             return 0;
         }
         let granule = self.shape.granule_bytes;
-        let held_bytes = vm.counters().held_bytes() + supply.create_bytes - supply.release_bytes;
-        let room = allowed_bytes.saturating_sub(held_bytes) / granule;
+        let committed_bytes = vm.counters().committed_bytes() + supply.create_bytes - supply.release_bytes;
+        let room = allowed_bytes.saturating_sub(committed_bytes) / granule;
         let wanted = self.fine_demand_bytes.saturating_add(self.shape.chunk_bytes);
         let missing = wanted.saturating_sub(vm.held_of(granule)) / granule;
         usize::try_from(room.min(missing)).unwrap_or(0)

@@ -12,11 +12,12 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::alloc::Pressure;
+use super::deadline::{Deadline, Wait};
 use super::error::{Phase, PoolError};
 use super::fill::{Filler, Filling, With};
 use super::plan::Use;
@@ -24,7 +25,7 @@ use super::report::{WakePhases, WakeReport, WakeRequest, add};
 use super::segment::SegmentKey;
 use super::state::{State, TagKey};
 use super::vm::{Backing, MapTimes, Piece, Vm};
-use super::{Result, Shared};
+use super::{Result, Shared, VmGuard};
 use crate::bytes::ByteSize;
 use crate::driver::{DeviceRange, DriverError};
 use crate::tag::{Changes, Dropped, Tag, TagState};
@@ -66,7 +67,9 @@ impl Shared {
     pub(super) fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         let started = Instant::now();
         // Tags that are awake go on working: what they do not use may serve those that wake.
-        let (visited, alone) = self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false)?;
+        let deadline = Deadline::begin(&*self.driver, request.wait_max);
+        let (visited, alone) =
+            self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false, deadline)?;
         {
             // Nobody has memory of theirs in hand, to be put back where it was.
             let _vm = self.lock_vm()?;
@@ -78,7 +81,7 @@ impl Shared {
             let before: Vec<Backing> = plan.pieces.iter().map(|piece| piece.backing).collect();
             let mut woken = Woken::default();
             // A panic of the caller's, who is told how far it is, undoes the wake, too.
-            let apply = AssertUnwindSafe(|| self.apply_wake(&mut plan, request, &mut woken));
+            let apply = AssertUnwindSafe(|| self.apply_wake(&mut plan, request, deadline, &mut woken));
             let applied = catch_unwind(apply).unwrap_or_else(|panic| {
                 self.undo_wake(&mut plan, &before);
                 resume_unwind(panic)
@@ -99,7 +102,7 @@ impl Shared {
             }
             let full = self.device_full(op, shortage.needed_bytes, *source);
             let began = Instant::now();
-            if !self.wait_for_memory(shortage.needed_bytes, request.deadline)? {
+            if !self.wait_for_memory(shortage.needed_bytes, deadline)? {
                 return Err(full);
             }
             waited += began.elapsed();
@@ -129,16 +132,15 @@ impl Shared {
 
     /// Waits until the device has `needed_bytes` free. Returns false when it has not by the deadline, or when there
     /// is none: then nobody wants to wait.
-    fn wait_for_memory(&self, needed_bytes: u64, deadline: Option<Instant>) -> Result<bool> {
-        let Some(deadline) = deadline else { return Ok(false) };
+    fn wait_for_memory(&self, needed_bytes: u64, deadline: Deadline) -> Result<bool> {
+        if deadline.is_never() {
+            return Ok(false);
+        }
         // Two that wait for the same memory look at different moments.
         let mut pause = PAUSE_MIN + Duration::from_micros(u64::from(std::process::id()) % 97);
         loop {
-            let now = self.driver.now();
-            if now >= deadline {
-                return Ok(false);
-            }
-            thread::sleep(pause.min(deadline - now));
+            let Some(rest) = deadline.left(&*self.driver, pause) else { return Ok(false) };
+            thread::sleep(rest);
             pause = (pause * 3 / 2).min(PAUSE_MAX);
             // Nobody waits for a pool that is closed.
             let ours = self.open_state()?.idle().quiet_bytes + self.counters.loose_bytes();
@@ -164,17 +166,23 @@ impl Shared {
         plan.tags.iter().for_each(|tag| state.tag_mut(*tag).has_leftovers |= left);
     }
 
-    fn apply_wake(&self, plan: &mut WakePlan, request: &WakeRequest, woken: &mut Woken) -> Result<()> {
+    fn apply_wake(
+        &self,
+        plan: &mut WakePlan,
+        request: &WakeRequest,
+        deadline: Deadline,
+        woken: &mut Woken,
+    ) -> Result<()> {
         let WakePlan { names, pieces, fillings, turns, .. } = plan;
         let mut filler = Filler::new(self, fillings, request, turns);
         let beside = if self.group_end(pieces, 0) < pieces.len() && !fillings.is_empty() {
-            self.map_and_fill(names, pieces, &mut filler, woken)
+            self.map_and_fill(names, pieces, &mut filler, deadline, woken)
         } else {
             None
         };
         // Never while memory is being moved: whoever needs some would wait for a store that takes its time.
         let mapped = beside.unwrap_or_else(|| {
-            self.map_all(names, pieces, woken, &mut |_| true)?;
+            self.map_all(names, pieces, deadline, woken, &mut |_| true)?;
             filler.fill_up_to(pieces.len())
         });
         filler.finish(mapped.err(), woken)
@@ -186,6 +194,7 @@ impl Shared {
         names: &[Tag],
         pieces: &mut [Piece],
         filler: &mut Filler<'_>,
+        deadline: Deadline,
         woken: &mut Woken,
     ) -> Option<Result<()>> {
         thread::scope(|scope| {
@@ -197,7 +206,7 @@ impl Shared {
             // Not before: where there is no thread, filling is as needed as ever.
             let mut needless = Needless { filling: switch, is_needed: false };
             // When filling has failed, nobody is told any more.
-            let mapped = self.map_all(names, pieces, woken, &mut |done| tell.send(done).is_ok());
+            let mapped = self.map_all(names, pieces, deadline, woken, &mut |done| tell.send(done).is_ok());
             needless.is_needed = mapped.is_ok();
             drop(needless);
             drop(tell);
@@ -223,6 +232,7 @@ impl Shared {
         &self,
         names: &[Tag],
         pieces: &mut [Piece],
+        deadline: Deadline,
         woken: &mut Woken,
         mapped: &mut dyn FnMut(usize) -> bool,
     ) -> Result<()> {
@@ -233,6 +243,7 @@ impl Shared {
         woken.mapped_bytes = sum(&|piece| !piece.is_mapped());
         let names: Vec<&str> = names.iter().map(Tag::as_str).collect();
         let op = format!("wake {} ({} to map)", names.join(", "), ByteSize(woken.mapped_bytes));
+        let wait = Wait { deadline, op: &op, needed_bytes: absent_bytes };
         let mut times = MapTimes::default();
         let mut pressure = Pressure::default();
         let mut done = 0;
@@ -242,7 +253,7 @@ impl Shared {
             let refused = self.poll(&vm).or(self.recover(&mut vm));
             if let Some(short) = self.make_room(&mut vm, pieces) {
                 drop(vm);
-                if pressure.relieve(self)? {
+                if pressure.relieve(self, wait)? {
                     continue;
                 }
                 if let Some(source) = refused.or(short) {
@@ -266,13 +277,14 @@ impl Shared {
                     break Err(error);
                 }
                 done = end;
+                vm = self.let_others(vm, &mut pieces[done..]);
             };
             let full = result.as_ref().is_err_and(DriverError::is_out_of_memory);
             if full && pressure.reclaim(self, &mut vm) {
                 continue;
             }
             drop(vm);
-            if full && pressure.relieve(self)? {
+            if full && pressure.relieve(self, wait)? {
                 continue;
             }
             break result;
@@ -291,6 +303,17 @@ impl Shared {
         })
     }
 
+    /// Lets those have the lock who wait for it. The memory that `pieces` will take stays theirs meanwhile.
+    fn let_others<'a>(&'a self, mut vm: VmGuard<'a>, pieces: &mut [Piece]) -> VmGuard<'a> {
+        if self.vm.waiting() == 0 {
+            return vm;
+        }
+        let reservation = vm.set_aside(pieces);
+        let mut vm = self.vm.yield_to_waiters(vm);
+        vm.take_up(reservation);
+        vm
+    }
+
     /// Makes sure that what the pieces lack may be created, from idle memory and under the limit. Otherwise says
     /// so, with what the driver refused if it did.
     fn make_room(&self, vm: &mut Vm, pieces: &[Piece]) -> Option<Option<DriverError>> {
@@ -301,12 +324,12 @@ impl Shared {
         let supply = {
             let mut state = self.state.lock_anyway();
             let free_bytes = state.idle().quiet_bytes + vm.counters().loose_bytes();
-            let room_bytes = limit_bytes.saturating_sub(vm.counters().held_bytes());
+            let room_bytes = limit_bytes.saturating_sub(vm.counters().committed_bytes());
             if needed_bytes > free_bytes.saturating_add(room_bytes) {
                 return Some(None);
             }
             // Pieces of other sizes than were idle are no reason to hold more than was ever in use.
-            let used_bytes = vm.counters().held_bytes().saturating_sub(free_bytes) + needed_bytes;
+            let used_bytes = vm.counters().committed_bytes().saturating_sub(free_bytes) + needed_bytes;
             let allowed_bytes = state.allowed_bytes(used_bytes);
             state.supply(vm, &mut needs, &[], allowed_bytes, false)
         };
@@ -315,13 +338,13 @@ impl Shared {
             refused = refused.or(vm.let_go_of_loose(supply.release_bytes, &supply.reserved).1);
         }
         let missing: u64 = needed_bytes.saturating_sub(vm.usable_loose_bytes(&needs));
-        (vm.counters().held_bytes().saturating_add(missing) > limit_bytes).then_some(refused)
+        (vm.counters().committed_bytes().saturating_add(missing) > limit_bytes).then_some(refused)
     }
 
     /// From here on the tags are awake. Returns those that are undefined.
     fn commit_wake(&self, plan: &WakePlan) -> Vec<Tag> {
         // Also after a panic elsewhere: what is mapped must be known.
-        let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut vm = self.vm.lock_anyway();
         let mut state = self.state.lock_anyway();
         state.store(&plan.pieces);
         let mut unfit = Vec::new();

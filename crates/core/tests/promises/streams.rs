@@ -429,7 +429,7 @@ impl Run {
 
     fn sleep(&mut self, which: usize) {
         let falling: Vec<usize> = (0..2).filter(|tag| which == 2 || which == *tag).collect();
-        let tags = falling.iter().map(|tag| self.tags[*tag].clone()).collect();
+        let tags: Vec<Tag> = falling.iter().map(|tag| self.tags[*tag].clone()).collect();
         self.ledger().moving = true;
         self.pool.sleep(&SleepRequest::of(tags, Level::One)).unwrap();
         self.ledger().moving = false;
