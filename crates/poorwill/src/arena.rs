@@ -1,6 +1,7 @@
 //! The façade: opens a device and hands its memory out.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
@@ -260,6 +261,14 @@ impl Arena {
     /// As there.
     pub fn trim(&self) -> Result<u64, PoolError> {
         self.pool.trim()
+    }
+
+    /// See [`Pool::trim_within`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn trim_within(&self, wait_max: Duration) -> Result<u64, PoolError> {
+        self.pool.trim_within(wait_max)
     }
 
     /// See [`Pool::tag_state`].

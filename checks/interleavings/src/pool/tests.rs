@@ -7,6 +7,7 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
 use super::gate::{Gate, Monitor};
+use super::handover::HandoverLock;
 use super::orders::{Orders, next_order, pause};
 
 /// Two tags, and who is at work on the first: guests count one each, whoever is alone a hundred.
@@ -138,4 +139,33 @@ fn who_pauses_takes_the_next_order_and_hears_the_end() {
         reaper.join().unwrap();
         assert!(!pause(&orders, Duration::from_millis(1)), "the end stays the end");
     });
+}
+
+/// Whoever waits when the lock is handed over has had it when it comes back; two who hand it to each other both end.
+#[test]
+fn who_waits_has_the_lock_before_it_comes_back() {
+    for others in [1, 2] {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(move || {
+            let lock = Arc::new(HandoverLock::new(0));
+            let work = |lock: &HandoverLock<usize>| {
+                let mut served = lock.lock_anyway();
+                *served += 1;
+                let (before, waiting) = (*served, lock.waiting());
+                let served = lock.yield_to_waiters(served);
+                assert!(*served >= before + usize::from(waiting > 0), "handed over to nobody");
+            };
+            let others: Vec<_> = (0..others)
+                .map(|_| {
+                    let lock = Arc::clone(&lock);
+                    thread::spawn(move || work(&lock))
+                })
+                .collect();
+            work(&lock);
+            let count = others.len() + 1;
+            others.into_iter().for_each(|other| other.join().unwrap());
+            assert_eq!((*lock.lock_anyway(), lock.waiting()), (count, 0));
+        });
+    }
 }

@@ -132,12 +132,12 @@ impl Shared {
         deadline: Deadline,
     ) -> Result<SleepReport> {
         let started = Instant::now();
-        let needed_bytes = plan(&*self.open_state()?)?.release_bytes; // What cannot be is refused before anything happens.
+        plan(&*self.open_state()?)?; // What cannot be is refused before anything happens.
         self.check_no_capture(op)?; // Again: others may have been waited for.
         let at = |phase| move |source| PoolError::SleepFailed { phase, source };
         let late = self.wait_for_streams(deadline).map_err(at(Phase::Quiesce))?;
         if !late.is_empty() {
-            let wait = Wait { deadline, op: &op, needed_bytes };
+            let wait = Wait { deadline, op: &op, needed_bytes: 0 };
             return Err(self.timed_out(wait, Awaited::Work(late)));
         }
         self.quiesce()

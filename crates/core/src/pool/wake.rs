@@ -155,7 +155,7 @@ impl Shared {
     /// None of its copies may be in flight on what is unmapped now. If the device refuses even to wait, or an undo is
     /// refused, memory stays mapped: the next wake uses it, or whoever needs room reclaims it.
     fn undo_wake(&self, plan: &mut WakePlan, before: &[Backing]) {
-        if self.settle_copies().is_ok()
+        if self.settle_own_streams().is_ok()
             && let Ok(mut vm) = self.lock_vm()
         {
             vm.restore(&mut plan.pieces, before);
