@@ -141,31 +141,41 @@ fn who_pauses_takes_the_next_order_and_hears_the_end() {
     });
 }
 
-/// Whoever waits when the lock is handed over has had it when it comes back; two who hand it to each other both end.
+/// Whoever waits when the lock is handed over has had it when it comes back.
 #[test]
 fn who_waits_has_the_lock_before_it_comes_back() {
-    for others in [1, 2] {
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(2);
-        model.check(move || {
-            let lock = Arc::new(HandoverLock::new(0));
-            let work = |lock: &HandoverLock<usize>| {
+    hand_over(2, false);
+}
+
+/// All hand it over, and nobody waits for ever.
+#[test]
+fn those_who_hand_the_lock_to_each_other_come_to_an_end() {
+    hand_over(1, true);
+    hand_over(2, true);
+}
+
+/// Some have the lock once each, or hand it over themselves, beside one who hands it over to those who wait.
+fn hand_over(others: usize, they_do: bool) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(move || {
+        let lock = Arc::new(HandoverLock::new(0));
+        let other = |lock: Arc<HandoverLock<usize>>| {
+            move || {
                 let mut served = lock.lock_anyway();
                 *served += 1;
-                let (before, waiting) = (*served, lock.waiting());
-                let served = lock.yield_to_waiters(served);
-                assert!(*served >= before + usize::from(waiting > 0), "handed over to nobody");
-            };
-            let others: Vec<_> = (0..others)
-                .map(|_| {
-                    let lock = Arc::clone(&lock);
-                    thread::spawn(move || work(&lock))
-                })
-                .collect();
-            work(&lock);
-            let count = others.len() + 1;
-            others.into_iter().for_each(|other| other.join().unwrap());
-            assert_eq!((*lock.lock_anyway(), lock.waiting()), (count, 0));
-        });
-    }
+                drop(if they_do { lock.yield_to_waiters(served) } else { served });
+            }
+        };
+        let threads: Vec<_> = (0..others).map(|_| thread::spawn(other(Arc::clone(&lock)))).collect();
+        let served = lock.lock_anyway();
+        let (before, waiting) = (*served, lock.waiting());
+        let served = lock.yield_to_waiters(served);
+        // Who hands it over waits, too, and has been served.
+        let least = if they_do { 0 } else { waiting };
+        assert!(*served >= before + least, "{waiting} waited, and {} were served", *served - before);
+        drop(served);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!((*lock.lock_anyway(), lock.waiting()), (others, 0));
+    });
 }

@@ -182,7 +182,8 @@ impl Vm {
 
     /// The lock is had again: what was reserved is the caller's to create, as long as it keeps the lock.
     pub(super) fn take_up(&mut self, reservation: Reservation) {
-        self.counters.reserved.fetch_sub(reservation.bytes, Ordering::Relaxed);
+        let Reservation { bytes } = reservation;
+        self.counters.reserved.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Maps and opens `pieces` (in address order within a segment) as far as they are not, taking loose memory
