@@ -220,8 +220,8 @@ fn what_a_wake_has_made_room_for_is_its_own() {
             let world = World::new(Some(LIMIT));
             world.alloc(ASLEEP, Tag::kv_cache()).unwrap();
             world.sleep();
-            // Idle memory, some of it of the size that the wake takes.
-            let idle = [4, 1, 3].map(|granules| world.alloc(granules, Tag::runtime()).unwrap());
+            // Idle memory of the size that the wake takes, more than its first group does, and some other.
+            let idle = [40, 1, 3].map(|granules| world.alloc(granules, Tag::runtime()).unwrap());
             world.free(&idle);
             world.script.passing.store(first, Ordering::Relaxed);
             let wake = || world.pool.wake(&WakeRequest::all());
