@@ -8,9 +8,14 @@
 #![allow(clippy::unwrap_used)] // Test code throughout.
 
 mod sync {
-    pub(crate) use std::sync::PoisonError;
+    pub(crate) use std::sync::{PoisonError, TryLockError};
 
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+
+    /// No thread panics here.
+    pub(crate) fn is_poisoned<T>(_mutex: &Mutex<T>) -> bool {
+        false
+    }
 }
 
 // Not everything that the pool uses is used here.
@@ -18,6 +23,8 @@ mod sync {
 mod pool {
     #[path = "../../../../crates/core/src/pool/gate.rs"]
     pub(super) mod gate;
+    #[path = "../../../../crates/core/src/pool/handover.rs"]
+    pub(super) mod handover;
     #[path = "../../../../crates/core/src/pool/orders.rs"]
     pub(super) mod orders;
 

@@ -8,6 +8,7 @@ mod capture;
 mod changes;
 mod deadline;
 mod faults;
+mod handover;
 mod in_flight;
 mod mark;
 mod parts;
