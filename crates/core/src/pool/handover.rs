@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 
 use super::gate::Monitor;
-use crate::sync::{Mutex, MutexGuard, PoisonError, TryLockError, is_poisoned};
+use crate::sync::{Mutex, MutexGuard, PoisonError, is_poisoned, try_lock_anyway};
 
 /// A value behind such a lock.
 #[derive(Debug)]
@@ -50,13 +50,10 @@ impl<T> HandoverLock<T> {
 
     /// The value, in whatever state a panic may have left it.
     pub(super) fn lock_anyway(&self) -> MutexGuard<'_, T> {
-        match self.value.try_lock() {
-            Ok(guard) => return guard,
-            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {}
-        }
-        let ticket = self.waiters.lock_anyway().draw();
-        self.lock_with(ticket)
+        try_lock_anyway(&self.value).unwrap_or_else(|| {
+            let ticket = self.waiters.lock_anyway().draw();
+            self.lock_with(ticket)
+        })
     }
 
     /// Whether a thread panicked while it held the value.
