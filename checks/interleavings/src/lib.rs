@@ -11,6 +11,16 @@ mod sync {
     pub(crate) use std::sync::PoisonError;
 
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+
+    /// No thread panics here.
+    pub(crate) fn is_poisoned<T>(_mutex: &Mutex<T>) -> bool {
+        false
+    }
+
+    /// As if somebody had it: loom's own never fails, but has whoever tries wait.
+    pub(crate) fn try_lock_anyway<T>(_mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+        None
+    }
 }
 
 // Not everything that the pool uses is used here.
@@ -18,6 +28,8 @@ mod sync {
 mod pool {
     #[path = "../../../../crates/core/src/pool/gate.rs"]
     pub(super) mod gate;
+    #[path = "../../../../crates/core/src/pool/handover.rs"]
+    pub(super) mod handover;
     #[path = "../../../../crates/core/src/pool/orders.rs"]
     pub(super) mod orders;
 

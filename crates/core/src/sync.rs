@@ -2,3 +2,19 @@
 //! `checks/interleavings`.
 
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use std::sync::TryLockError;
+
+/// Whether a thread panicked while it held the lock.
+pub(crate) fn is_poisoned<T>(mutex: &Mutex<T>) -> bool {
+    mutex.is_poisoned()
+}
+
+/// The value, in whatever state a panic may have left it, if nobody has it.
+pub(crate) fn try_lock_anyway<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}

@@ -1,6 +1,7 @@
 //! The façade: opens a device and hands its memory out.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
@@ -326,6 +327,14 @@ impl Arena {
     /// `Driver` with what the driver said first; the rest was still done.
     pub fn trim(&self) -> Result<u64, PoolError> {
         self.0.pool.trim()
+    }
+
+    /// See [`Pool::trim_within`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn trim_within(&self, wait_max: Duration) -> Result<u64, PoolError> {
+        self.0.pool.trim_within(wait_max)
     }
 
     /// Where the bytes of a tag are.

@@ -124,7 +124,8 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
     let words = chain(error);
     match error {
         PoolError::OverLimit { needed_bytes, usage, .. }
-        | PoolError::HeldByCapture { needed_bytes, usage, .. } => {
+        | PoolError::HeldByCapture { needed_bytes, usage, .. }
+        | PoolError::TimedOut { needed_bytes: needed_bytes @ 1.., usage, .. } => {
             let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes, .. } = *usage;
             let known = [*needed_bytes, limit_bytes, live_bytes, mapped_bytes, idle_bytes];
             raised(out_of_memory_error(py), words, FIGURES.into_iter().zip(known))

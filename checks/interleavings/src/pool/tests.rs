@@ -7,6 +7,7 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
 use super::gate::{Gate, Monitor};
+use super::handover::HandoverLock;
 use super::orders::{Orders, next_order, pause};
 
 /// Two tags, and who is at work on the first: guests count one each, whoever is alone a hundred.
@@ -137,5 +138,44 @@ fn who_pauses_takes_the_next_order_and_hears_the_end() {
         orders.ring();
         reaper.join().unwrap();
         assert!(!pause(&orders, Duration::from_millis(1)), "the end stays the end");
+    });
+}
+
+/// Whoever waits when the lock is handed over has had it when it comes back.
+#[test]
+fn who_waits_has_the_lock_before_it_comes_back() {
+    hand_over(2, false);
+}
+
+/// All hand it over, and nobody waits for ever.
+#[test]
+fn those_who_hand_the_lock_to_each_other_come_to_an_end() {
+    hand_over(1, true);
+    hand_over(2, true);
+}
+
+/// Some have the lock once each, or hand it over themselves, beside one who hands it over to those who wait.
+fn hand_over(others: usize, they_do: bool) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(move || {
+        let lock = Arc::new(HandoverLock::new(0));
+        let other = |lock: Arc<HandoverLock<usize>>| {
+            move || {
+                let mut served = lock.lock_anyway();
+                *served += 1;
+                drop(if they_do { lock.yield_to_waiters(served) } else { served });
+            }
+        };
+        let threads: Vec<_> = (0..others).map(|_| thread::spawn(other(Arc::clone(&lock)))).collect();
+        let served = lock.lock_anyway();
+        let (before, waiting) = (*served, lock.waiting());
+        let served = lock.yield_to_waiters(served);
+        // Who hands it over waits, too, and has been served.
+        let least = if they_do { 0 } else { waiting };
+        assert!(*served >= before + least, "{waiting} waited, and {} were served", *served - before);
+        drop(served);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!((*lock.lock_anyway(), lock.waiting()), (others, 0));
     });
 }

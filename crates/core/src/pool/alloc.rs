@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use super::deadline::{Deadline, Wait};
 use super::error::{PoolError, Result};
 use super::handle::{AllocRequest, Block};
 use super::heap::{Site, Spot};
@@ -70,7 +71,13 @@ impl Shared {
         self.check_stream("allocate on", request.stream)?;
         let state = self.open_state()?;
         let bytes = state.checked_size(request)?;
-        let (mut state, tag) = self.open_tag(state, &request.tag)?;
+        // Who finds a free piece at once has no use for the time.
+        let mut deadline = None;
+        let begin = || {
+            let deadline = *deadline.insert(Deadline::begin(&*self.driver, request.wait_max));
+            Wait { deadline, op: request, needed_bytes: 0 }
+        };
+        let (mut state, tag) = self.open_tag(state, &request.tag, begin)?;
         state.tags.check_awake("allocate", tag)?;
         let lane = self.lane_of(&mut state, tag, request)?;
         let wanted = Wanted { request, tag, lane, bytes, largest_bytes: state.largest_chunk(tag, request) };
@@ -78,19 +85,21 @@ impl Shared {
             return Ok(block);
         }
         drop(state);
-        self.alloc_slowly(wanted)
+        let begin = || Deadline::begin(&*self.driver, request.wait_max);
+        self.alloc_slowly(wanted, deadline.unwrap_or_else(begin))
     }
 
-    fn alloc_slowly(&self, mut wanted: Wanted<'_>) -> Result<Block> {
-        let started = self.driver.now();
-        let elapsed = || self.driver.now().saturating_duration_since(started);
+    fn alloc_slowly(&self, mut wanted: Wanted<'_>, deadline: Deadline) -> Result<Block> {
+        let elapsed = || deadline.elapsed(&*self.driver);
+        let patience = wanted.request.wait_max.unwrap_or(Duration::MAX).min(wanted.request.patience);
+        let wait = |needed_bytes| Wait { deadline, op: wanted.request, needed_bytes };
         let (mut pressure, mut patient, mut has_waited) = (Pressure::default(), true, false);
         let mut had_enough = false;
         loop {
             let mut memory = self.lock_memory()?;
             pressure.look(self);
             let refused = self.poll(&memory).or(self.recover(&mut memory));
-            let in_time = elapsed() < wanted.request.patience;
+            let in_time = elapsed() < patience;
             if has_waited && !in_time {
                 self.note_stuck();
                 has_waited = false;
@@ -106,7 +115,7 @@ impl Shared {
                 Attempt::Grown => continue,
                 Attempt::TagBusy => {
                     drop(memory);
-                    drop(self.open_tag(self.open_state()?, &wanted.request.tag)?);
+                    drop(self.open_tag(self.open_state()?, &wanted.request.tag, || wait(0))?);
                     continue;
                 }
                 Attempt::Pending => {
@@ -139,7 +148,7 @@ impl Shared {
                 }
             };
             drop(memory);
-            if pressure.relieve(self)? {
+            if pressure.relieve(self, wait(needed_bytes))? {
                 continue;
             }
             return Err(self.refusal(&wanted, needed_bytes, full, refused));
@@ -242,7 +251,7 @@ impl Shared {
         }
         let idle = state.idle();
         let idle_bytes = idle.quiet_bytes + idle.pending_bytes + in_hand + memory.counters().loose_bytes();
-        let used_bytes = memory.counters().held_bytes().saturating_sub(idle_bytes) + spot.absent_bytes;
+        let used_bytes = memory.counters().committed_bytes().saturating_sub(idle_bytes) + spot.absent_bytes;
         let allowed_bytes = state.allowed_bytes(used_bytes);
         let mut supply = state.supply(memory, &mut site.lacking, &site.leaving, allowed_bytes, true);
         supply.ahead = state.granules_ahead(memory, &supply, used_bytes, allowed_bytes);
@@ -287,7 +296,8 @@ impl Shared {
         if create_bytes == 0 {
             return None;
         }
-        let room = self.shape.limit_bytes.map(|limit| limit.saturating_sub(memory.counters().held_bytes()));
+        let room =
+            self.shape.limit_bytes.map(|limit| limit.saturating_sub(memory.counters().committed_bytes()));
         if room.is_some_and(|room| create_bytes > room) {
             return Some(Attempt::Short(create_bytes));
         }
@@ -340,8 +350,9 @@ impl Shared {
         refused.map_or(Ok(()), Err).map_err(failed)?;
         if release_bytes > 0 {
             let (_, refused) = memory.let_go_of_loose(release_bytes, &reserved);
-            let held = memory.counters().held_bytes().saturating_add(create_bytes);
-            if let Some(source) = refused.filter(|_| self.shape.limit_bytes.is_some_and(|limit| held > limit))
+            let committed = memory.counters().committed_bytes().saturating_add(create_bytes);
+            if let Some(source) =
+                refused.filter(|_| self.shape.limit_bytes.is_some_and(|limit| committed > limit))
             {
                 return Err(failed(source));
             }

@@ -49,6 +49,11 @@ impl Shared {
                 settled => return settled,
             }
         }
+        self.settle_own_streams()
+    }
+
+    /// Waits for whatever the pool has queued itself, and for no work of others: that may never end.
+    pub(super) fn settle_own_streams(&self) -> Result<(), DriverError> {
         self.streams.all().try_for_each(|stream| self.driver.stream_synchronize(stream))
     }
 

@@ -163,6 +163,16 @@ impl Clocks {
         self.clocks.iter().flat_map(of).collect()
     }
 
+    /// The stream of a clock.
+    pub(super) fn stream(&self, clock: ClockKey) -> StreamId {
+        self.clocks[clock].stream
+    }
+
+    /// All streams that have a clock.
+    pub(super) fn streams(&self) -> impl Iterator<Item = StreamId> {
+        self.clocks.iter().map(|(_, clock)| clock.stream)
+    }
+
     /// How often anything has happened that may help who needs memory: who waits compares.
     pub(super) fn news(&self) -> u64 {
         self.news

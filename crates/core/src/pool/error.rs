@@ -5,6 +5,7 @@
 //! failed call has changed nothing.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::handle::BlockId;
 use super::report::{Level, SleepReport};
@@ -97,6 +98,21 @@ pub enum PoolError {
         usage: Usage,
         /// The stream.
         stream: StreamId,
+    },
+    /// What the call waited for did not end within the longest time that it was to wait. Of a trim, everything else was
+    /// given back; otherwise nothing has happened.
+    #[error("cannot {op}: {awaited} did not end within {waited:?}{}; {usage}; {}", Needed(*needed_bytes), awaited.hint())]
+    TimedOut {
+        /// What was to be done.
+        op: String,
+        /// Bytes that it lacked; 0 when it waited for no memory.
+        needed_bytes: u64,
+        /// How long the call had gone on by then.
+        waited: Duration,
+        /// What it waited for.
+        awaited: Awaited,
+        /// What the pool held then.
+        usage: Usage,
     },
     /// The tag sleeps: its blocks have no memory now.
     #[error("cannot {op}: `{tag}` is {state}; wake it first")]
@@ -287,6 +303,51 @@ pub enum PoolError {
         /// What the driver said.
         source: DriverError,
     },
+}
+
+/// What a call waited for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Awaited {
+    /// Work that was queued on these streams.
+    Work(Vec<StreamId>),
+    /// Other calls at work on these tags: sleeps, wakes, preparations, allocations and copies.
+    Calls(Vec<Tag>),
+}
+
+impl Awaited {
+    fn hint(&self) -> &'static str {
+        match self {
+            Self::Work(_) => {
+                "that work may need this very thread, or the host: let it go on, then try again, or wait longer"
+            }
+            Self::Calls(_) => "try again when they have ended, or wait longer",
+        }
+    }
+}
+
+impl fmt::Display for Awaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Work(streams) => {
+                let streams: Vec<String> = streams.iter().map(StreamId::to_string).collect();
+                write!(f, "work queued on {}", streams.join(", "))
+            }
+            Self::Calls(tags) => {
+                let tags: Vec<String> = tags.iter().map(|tag| format!("`{tag}`")).collect();
+                write!(f, "other calls at work on {}", tags.join(", "))
+            }
+        }
+    }
+}
+
+/// Memory that was lacking, if any, for a message.
+struct Needed(u64);
+
+impl fmt::Display for Needed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 > 0 { write!(f, ", and {} depend on it", ByteSize(self.0)) } else { Ok(()) }
+    }
 }
 
 /// Where stored bytes changed.

@@ -1,21 +1,23 @@
 //! Finding out what has passed: events are recorded and asked for here, with no lock but that of the [`PhysicalMemory`].
 
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
 
 use super::capture::is_captured;
 use super::clocks::ClockKey;
+use super::deadline::Deadline;
 use super::error::{PoolError, Result};
 use super::physical::PhysicalMemory;
 use super::shared::Shared;
-use crate::driver::{DriverError, DriverErrorKind, EventId};
+use crate::driver::{DriverError, DriverErrorKind, EventId, StreamId};
 
 /// Between two looks at the events of several streams.
 const PAUSE_MIN: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
 /// How waiting for what was freed has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Waited {
     /// Something is quiet that was not, or can be found out about now.
     News,
@@ -23,6 +25,8 @@ pub(super) enum Waited {
     InVain,
     /// A stream is being captured: nothing is waited for.
     Captured,
+    /// The deadline has passed, and work on these streams has not.
+    TooLong(Vec<StreamId>),
 }
 
 impl Shared {
@@ -96,8 +100,9 @@ impl Shared {
         refused
     }
 
-    /// Waits until something that was freed is quiet that was not when the news was `seen`.
-    pub(super) fn wait_for_event(&self, seen: u64) -> Result<Waited> {
+    /// Waits until something that was freed is quiet that was not when the news was `seen`. Who waits for ever for one
+    /// stream alone has the driver wait; others ask again and again.
+    pub(super) fn wait_for_event(&self, seen: u64, deadline: Deadline) -> Result<Waited> {
         let mut pause = PAUSE_MIN;
         loop {
             let (news, held_up, flying) = {
@@ -116,33 +121,106 @@ impl Shared {
             }
             let Some((clock, tick, event)) = flying.first().copied() else { return Ok(Waited::InVain) };
             let alone = flying.iter().all(|(other, _, _)| *other == clock);
-            if alone {
-                return self.wait_for_one(clock, tick, event).map(|()| Waited::News).map_err(waiting);
+            if alone && deadline.is_never() {
+                let passed = self.wait_for_one(clock, tick, event, deadline);
+                return passed.map(|_| Waited::News).map_err(waiting);
             }
             // Which stream will be first is not known, and one of them may never be.
-            for (clock, tick, event) in flying {
-                match self.driver.event_query(event) {
-                    Ok(false) => {}
-                    Err(source) if !is_unknown(&source) => return Err(waiting(source)),
-                    _ => self.pass(clock, tick),
+            for (clock, tick, event) in &flying {
+                if self.has_passed(*event).map_err(waiting)? {
+                    self.pass(*clock, *tick);
                 }
             }
-            if self.state.lock_anyway().heap.clocks().news() == seen {
-                thread::sleep(pause);
+            let state = self.state.lock_anyway();
+            if state.heap.clocks().news() == seen {
+                let Some(rest) = deadline.left(&*self.driver, pause) else {
+                    let late = flying.into_iter().map(|(clock, ..)| state.heap.clocks().stream(clock));
+                    return Ok(Waited::TooLong(late.collect::<BTreeSet<_>>().into_iter().collect()));
+                };
+                drop(state);
+                thread::sleep(rest);
                 pause = (pause * 2).min(PAUSE_MAX);
             }
         }
     }
 
-    pub(super) fn wait_for_one(&self, clock: ClockKey, tick: u64, event: EventId) -> Result<(), DriverError> {
-        match self.driver.event_synchronize(event) {
+    /// Waits until an event of a clock has passed. Returns false when it has not by the deadline.
+    pub(super) fn wait_for_one(
+        &self,
+        clock: ClockKey,
+        tick: u64,
+        event: EventId,
+        deadline: Deadline,
+    ) -> Result<bool, DriverError> {
+        if deadline.is_never() {
             // Unknown: somebody else saw it pass meanwhile.
-            Err(source) if !is_unknown(&source) => Err(source),
-            _ => {
-                self.pass(clock, tick);
-                Ok(())
+            self.driver
+                .event_synchronize(event)
+                .or_else(|error| if is_unknown(&error) { Ok(()) } else { Err(error) })?;
+        } else if !self.wait_for_all(vec![(clock, event)], deadline)?.is_empty() {
+            return Ok(false);
+        }
+        self.pass(clock, tick);
+        Ok(true)
+    }
+
+    /// Asks for events until all have passed. Returns the keys of those that have not by the deadline.
+    fn wait_for_all<K: Copy>(
+        &self,
+        mut events: Vec<(K, EventId)>,
+        deadline: Deadline,
+    ) -> Result<Vec<K>, DriverError> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            let mut failed = None;
+            events.retain(|(_, event)| match self.has_passed(*event) {
+                Ok(passed) => !passed,
+                Err(error) => {
+                    failed = Some(error);
+                    true
+                }
+            });
+            if let Some(failed) = failed {
+                return Err(failed);
+            }
+            let rest = deadline.left(&*self.driver, pause);
+            match rest {
+                Some(rest) if !events.is_empty() => thread::sleep(rest),
+                _ => return Ok(events.into_iter().map(|(key, _)| key).collect()),
+            }
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Whether an event has passed; one that is unknown was seen to pass by somebody who waited for it.
+    fn has_passed(&self, event: EventId) -> Result<bool, DriverError> {
+        match self.driver.event_query(event) {
+            Err(error) if is_unknown(&error) => Ok(true),
+            asked => asked,
+        }
+    }
+
+    /// Waits until what is queued by now has passed on all streams that the pool knows. Returns those where it has not by
+    /// the deadline. Whoever waits for ever has nothing to wait for here: it has the driver wait.
+    pub(super) fn wait_for_streams(&self, deadline: Deadline) -> Result<Vec<StreamId>, DriverError> {
+        if deadline.is_never() {
+            return Ok(Vec::new());
+        }
+        let known = self.state.lock_anyway().heap.streams();
+        let mut events = Vec::new();
+        let mut failed = None;
+        for stream in known {
+            match self.driver.event_record(stream) {
+                Ok(event) => events.push((stream, event)),
+                // A stream ends when its work has finished; what is captured has not run, and the caller sees to it.
+                Err(error) if is_unknown(&error) || is_captured(&error) => {}
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
+        let recorded: Vec<EventId> = events.iter().map(|(_, event)| *event).collect();
+        let late = failed.map_or_else(|| self.wait_for_all(events, deadline), Err);
+        self.forget(recorded);
+        late
     }
 
     fn pass(&self, clock: ClockKey, tick: u64) {

@@ -32,6 +32,9 @@ pub struct AllocRequest {
     /// with more also where it saves a sixteenth, but not for what somebody has waited for in vain.
     /// At the limit it is waited for in any case.
     pub patience: Duration,
+    /// The longest that the call waits at all: for work that holds what it needs at the limit, and for a sleep or a wake
+    /// of its tag. `None`: until that has ended, which it never does where it needs the thread that waits.
+    pub wait_max: Option<Duration>,
     /// Whether the block is freed as a whole, whenever that is. Then its memory comes in spans
     /// ([`PoolConfig::span_granules`](super::PoolConfig::span_granules)) of at most four chunks, as far as they fit,
     /// whatever its tag.
@@ -43,13 +46,21 @@ impl AllocRequest {
     #[must_use]
     pub fn new(bytes: u64, tag: Tag) -> Self {
         let (align, stream, patience) = (UNIT_BYTES, StreamId::DEFAULT, PATIENCE_DEFAULT);
-        Self { bytes, align, tag, stream, patience, is_freed_whole: false }
+        Self { bytes, align, tag, stream, patience, wait_max: None, is_freed_whole: false }
     }
 
     /// The same with another patience: with more, what is mapped follows what is live also while work is queued.
     #[must_use]
     pub fn patient_for(mut self, patience: Duration) -> Self {
         self.patience = patience;
+        self
+    }
+
+    /// The same, waiting for `wait_max` at most, whatever for; then it is refused with an error that names what it waited
+    /// for ([`PoolError::TimedOut`](super::PoolError::TimedOut)).
+    #[must_use]
+    pub fn within(mut self, wait_max: Duration) -> Self {
+        self.wait_max = Some(wait_max);
         self
     }
 

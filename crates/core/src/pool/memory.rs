@@ -1,17 +1,30 @@
 //! Giving memory back: under pressure, above the high-water mark, and when asked to.
 
-use super::error::{PoolError, Result, Shortage, Usage};
-use super::keys::SegmentKey;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::deadline::{Deadline, Wait};
+use super::error::{Awaited, PoolError, Result, Shortage, Usage};
+use super::keys::{SegmentKey, TagKey};
 use super::physical::PhysicalMemory;
 use super::piece::Piece;
 use super::shared::Shared;
+use super::state::State;
 use crate::driver::{DriverError, DriverErrorKind};
+
+const TRIM: &str = "give cached memory back";
 
 impl Shared {
     /// Tries again what the driver has refused before.
     pub(super) fn recover(&self, memory: &mut PhysicalMemory) -> Option<DriverError> {
         let mut refused = memory.settle().1;
-        let stuck = self.state.lock_anyway().heap.stuck();
+        let stuck = {
+            let state = self.state.lock_anyway();
+            let mut stuck = state.heap.stuck();
+            // A sleep has what it takes out in hand.
+            stuck.retain(|piece| !state.is_falling_asleep(piece.segment));
+            stuck
+        };
         for mut piece in stuck {
             refused = refused.or(memory.take_out(std::slice::from_mut(&mut piece)).err());
             if piece.is_mapped() {
@@ -49,31 +62,58 @@ impl Shared {
 
     /// Gives back everything that serves no byte, waiting for work that may still touch it, unless a stream is being
     /// captured.
-    pub(super) fn trim(&self) -> Result<u64> {
+    pub(super) fn trim(&self, wait_max: Option<Duration>) -> Result<u64> {
+        drop(self.open_state()?);
+        let deadline = Deadline::begin(&*self.driver, wait_max);
+        let (mut late, mut refused) = self.wait_for_freed(deadline)?;
+        let mut state = self.open_state()?;
+        while state.heap.is_copying_freed() {
+            if deadline.has_passed(&*self.driver) {
+                let tags: BTreeSet<TagKey> = state.heap.copying_freed().collect();
+                late = late.or(Some(Awaited::Calls(state.tags.names(&Vec::from_iter(tags)))));
+                break;
+            }
+            state = self.wait_by(state, deadline)?;
+        }
+        drop(state);
         let mut memory = self.lock_memory()?;
+        refused = refused.or(self.poll(&memory));
+        self.open_state()?.heap.join_lanes();
+        let before = memory.counters().held_bytes();
+        refused = refused.or(self.reclaim(&mut memory, u64::MAX).1);
+        let given_back = before.saturating_sub(memory.counters().held_bytes());
+        drop(memory);
+        if let Some(source) = refused {
+            return Err(PoolError::Driver { op: TRIM, source });
+        }
+        let needed_bytes = self.open_state()?.idle().pending_bytes;
+        match late.filter(|_| needed_bytes > 0) {
+            None => Ok(given_back),
+            Some(awaited) => Err(self.timed_out(Wait { deadline, op: &TRIM, needed_bytes }, awaited)),
+        }
+    }
+
+    /// Waits for the work that may touch what was freed until now, unless a stream is being captured. Returns what has
+    /// not ended by the deadline, and what the driver said first.
+    fn wait_for_freed(&self, deadline: Deadline) -> Result<(Option<Awaited>, Option<DriverError>)> {
+        let memory = self.lock_memory()?;
         let mut refused = self.poll(&memory);
         let awaited = self.state.lock_anyway().heap.clocks().flying();
         drop(memory);
+        let mut late = BTreeSet::new();
         for (clock, tick, event) in awaited {
             match self.captured() {
-                Ok(None) => refused = refused.or(self.wait_for_one(clock, tick, event).err()),
+                Ok(None) => match self.wait_for_one(clock, tick, event, deadline) {
+                    Ok(true) => {}
+                    Ok(false) => drop(late.insert(self.state.lock_anyway().heap.clocks().stream(clock))),
+                    Err(error) => refused = refused.or(Some(error)),
+                },
                 Ok(Some(_)) => break,
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
-        let mut state = self.open_state()?;
-        while state.heap.is_copying_freed() {
-            state = self.wait(state)?;
-        }
-        drop(state);
-        memory = self.lock_memory()?;
-        refused = refused.or(self.poll(&memory));
-        self.open_state()?.heap.join_lanes();
-        let before = memory.counters().held_bytes();
-        match refused.or(self.reclaim(&mut memory, u64::MAX).1) {
-            None => Ok(before.saturating_sub(memory.counters().held_bytes())),
-            Some(source) => Err(PoolError::Driver { op: "give cached memory back", source }),
-        }
+        let late = (!late.is_empty()).then(|| Awaited::Work(late.into_iter().collect()));
+        Ok((late, refused))
     }
 
     /// Gives idle memory back as far as the cache is above its mark. Returns whether more could follow later.
@@ -152,7 +192,7 @@ impl Shared {
         Usage {
             limit_bytes: self.shape.limit_bytes(),
             live_bytes: state.heap.live_bytes(),
-            mapped_bytes: counters.held_bytes(),
+            mapped_bytes: counters.committed_bytes(),
             idle_bytes: idle.quiet_bytes
                 + idle.pending_bytes
                 + stuck
@@ -171,5 +211,11 @@ impl Shared {
         let total_bytes = self.shape.total_bytes;
         let shortage = Shortage { needed_bytes, free_bytes: free_bytes.unwrap_or(0), total_bytes };
         PoolError::DeviceFull { op, shortage, usage: self.usage(), source: source.into() }
+    }
+}
+
+impl State {
+    fn is_falling_asleep(&self, segment: SegmentKey) -> bool {
+        self.heap.segments().tag_of(segment).is_some_and(|tag| self.tags.get(tag).falls_asleep())
     }
 }

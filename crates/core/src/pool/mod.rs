@@ -32,8 +32,8 @@
 //!
 //! Three things are locked. The state (`gate::Monitor`) for bookkeeping only: no driver call that moves memory,
 //! no copy and no wait happens under it. The machine (`vm`) by whoever moves memory, for as long as the driver
-//! takes to map and unmap. A tag (`gate`) by whoever sleeps or wakes it; others wait in front of it with nothing
-//! held.
+//! takes to map and unmap; a sleep and a wake hand it over in between to those who wait for it (`handover`). A tag
+//! (`gate`) by whoever sleeps or wakes it; others wait in front of it with nothing held.
 
 mod access;
 mod alloc;
@@ -41,10 +41,12 @@ mod backups;
 mod capture;
 mod clocks;
 mod config;
+mod deadline;
 mod error;
 mod events;
 mod gate;
 mod handle;
+mod handover;
 mod heap;
 mod keys;
 mod memory;
@@ -67,10 +69,11 @@ mod wake;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 pub use backups::prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
 pub use config::PoolConfig;
-pub use error::{Corruption, Phase, PoolError, Result, Shortage, Usage};
+pub use error::{Awaited, Corruption, Phase, PoolError, Result, Shortage, Usage};
 pub use handle::{AllocRequest, Block, BlockId};
 pub use report::{
     Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
@@ -82,6 +85,7 @@ pub use stats::{BlockKind, BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, 
 
 use self::access::Access;
 use self::backups::prepare::Preparers;
+use self::deadline::Wait;
 use self::reaper::Reaper;
 use self::shared::{Shared, StateGuard};
 use crate::backup::{Backups, HostBackups};
@@ -137,10 +141,12 @@ impl Pool {
 
     /// Takes a block. Its bytes are unspecified. Waits for work of the device when the limit or the device leaves
     /// no other way; and for no longer than the request's [patience](AllocRequest::patience) where that may save
-    /// creating memory. While a stream is being captured it waits for no work.
+    /// creating memory. A request may say for how long it waits at all ([`AllocRequest::within`]). While a stream is being
+    /// captured it waits for no work.
     ///
     /// # Errors
     /// `InvalidRequest`; `UnknownStream`; `Asleep` when the tag sleeps; `OverLimit` or `DeviceFull` with the figures;
+    /// `TimedOut` with what it waited for in vain;
     /// `HeldByCapture` where memory that was freed might do, and a capture keeps it; what the driver says.
     pub fn alloc(&self, request: &AllocRequest) -> Result<Block> {
         self.shared.alloc(request)
@@ -277,7 +283,8 @@ impl Pool {
     /// # Errors
     /// `Closed`, `WrongProcess`.
     pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<()> {
-        let (mut state, key) = self.shared.open_tag(self.shared.open_state()?, tag)?;
+        let begin = || Wait::for_ever(&*self.shared.driver, &"declare changes");
+        let (mut state, key) = self.shared.open_tag(self.shared.open_state()?, tag, begin)?;
         state.tags.get_mut(key).set_changes(changes);
         // What was the same before this was promised may have changed by then.
         state.backups.doubt_all(key);
@@ -308,8 +315,8 @@ impl Pool {
     ///
     /// # Errors
     /// `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded), and `Capturing` while a stream is being
-    /// captured, before anything has happened; `SleepFailed` with everything
-    /// awake as before; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
+    /// captured, before anything has happened, and `TimedOut` where the request says how long it waits; `SleepFailed`
+    /// with everything awake as before; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
     /// everything was given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
         self.shared.sleep(request)
@@ -328,8 +335,8 @@ impl Pool {
     /// policy says. All or nothing. It may be done while a stream is being captured: it waits for its own copies only.
     ///
     /// # Errors
-    /// `UnknownTag`; `OverLimit`, `DeviceFull`, `HeldByCapture`, `WakeFailed`, `Corrupt` with everything asleep as
-    /// before.
+    /// `UnknownTag`; `OverLimit`, `DeviceFull`, `HeldByCapture`, `TimedOut`, `WakeFailed`, `Corrupt` with everything
+    /// asleep as before.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         self.shared.wake(request)
     }
@@ -353,8 +360,15 @@ impl Pool {
     /// # Errors
     /// What the driver said first; the rest was still done.
     pub fn trim(&self) -> Result<u64> {
-        drop(self.shared.open_state()?);
-        self.shared.trim()
+        self.shared.trim(None)
+    }
+
+    /// The same, waiting for work for `wait_max` at most.
+    ///
+    /// # Errors
+    /// As for [`Pool::trim`]; `TimedOut`, which names the streams, when work keeps some of it. The rest was given back.
+    pub fn trim_within(&self, wait_max: Duration) -> Result<u64> {
+        self.shared.trim(Some(wait_max))
     }
 
     /// Where the bytes of a tag are.
@@ -373,6 +387,13 @@ impl Pool {
     /// `Closed`, `WrongProcess`.
     pub fn stats(&self) -> Result<PoolStats> {
         Ok(self.shared.open_state()?.stats(&self.shared.counters))
+    }
+
+    /// How many calls wait for the lock of who moves memory. For tests, who can be there when one has begun to wait.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn waiting_for_turn(&self) -> usize {
+        self.shared.waiting_for_memory()
     }
 
     /// How many calls wait until others make way: for whoever works on their tags, or prepares a sleep where host memory

@@ -25,6 +25,14 @@ pub(super) struct Counters {
     created: AtomicU64,
     loose: AtomicU64,
     owed: AtomicU64,
+    reserved: AtomicU64,
+}
+
+/// Memory that is about to be created, and counts against the limit until then. See [`PhysicalMemory::set_aside`].
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Reservation {
+    bytes: u64,
 }
 
 /// Time spent getting memory, and mapping it.
@@ -51,6 +59,11 @@ impl Counters {
     /// Created and not released, what is owed included.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
+    }
+
+    /// Held, or about to be created by who has made room for it: what a limit is compared with.
+    pub(super) fn committed_bytes(&self) -> u64 {
+        self.held_bytes() + self.reserved.load(Ordering::Relaxed)
     }
 
     /// Most bytes held at any time.
@@ -116,6 +129,26 @@ impl PhysicalMemory {
     pub(super) fn usable_loose_bytes(&self, needs: &[Piece]) -> u64 {
         let of = |bytes: u64| needs.iter().filter(|need| need.range.bytes == bytes).count();
         self.loose.iter().map(|(bytes, ids)| bytes * ids.len().min(of(*bytes)) as u64).sum()
+    }
+
+    /// For who has made room for `pieces` and lets others have the lock before they are brought in: takes the loose
+    /// memory of their sizes into hand, and reserves what is to be created.
+    pub(super) fn set_aside(&mut self, pieces: &mut [Piece]) -> Reservation {
+        let mut bytes = 0;
+        for piece in pieces.iter_mut().filter(|piece| piece.is_absent()) {
+            match self.take_loose(piece.range.bytes) {
+                Some(id) => piece.backing = Backing::Held(id),
+                None => bytes += piece.range.bytes,
+            }
+        }
+        self.counters.reserved.fetch_add(bytes, Ordering::Relaxed);
+        Reservation { bytes }
+    }
+
+    /// The lock is had again: what was reserved is the caller's to create, as long as it keeps the lock.
+    pub(super) fn take_up(&mut self, reservation: Reservation) {
+        let Reservation { bytes } = reservation;
+        self.counters.reserved.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Maps and opens `pieces` (in address order within a segment) as far as they are not, taking loose memory

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::deadline::Deadline;
 use super::events::Waited;
 use super::orders::{next_order, pause};
 use super::shared::Shared;
@@ -56,6 +57,7 @@ impl Shared {
     /// Frees and unmaps until nothing is left to wait for.
     fn reap(&self) {
         let mut in_vain = 0;
+        let forever = Deadline::begin(&*self.driver, None);
         loop {
             let Ok(mut memory) = self.lock_memory() else { return };
             let seen = self.state.lock_anyway().heap.clocks().news();
@@ -67,7 +69,7 @@ impl Shared {
             if refused.is_some() || !(waiting || above_mark) {
                 return;
             }
-            match self.wait_for_event(seen) {
+            match self.wait_for_event(seen, forever) {
                 Ok(Waited::News) => in_vain = 0,
                 // Nobody tells when a capture ends.
                 Ok(Waited::Captured) if pause(&self.orders, LULL) => {}

@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
@@ -51,25 +51,37 @@ pub struct SleepRequest {
     pub level: Level,
     /// The tags; `None` is every tag of the pool.
     pub tags: Option<Vec<Tag>>,
+    /// The longest that the call waits before it begins: for other calls at work on the tags, and for work on streams
+    /// that the pool knows. Work on others, and copies of the sleep's own, are waited for until they end. `None`: for
+    /// all of it until it has ended.
+    pub wait_max: Option<Duration>,
 }
 
 impl SleepRequest {
     /// Every tag, at `level`.
     #[must_use]
     pub fn all(level: Level) -> Self {
-        Self { level, tags: None }
+        Self { level, tags: None, wait_max: None }
     }
 
     /// These tags, at `level`.
     #[must_use]
     pub fn of(tags: impl Into<Vec<Tag>>, level: Level) -> Self {
-        Self { level, tags: Some(tags.into()) }
+        Self { level, tags: Some(tags.into()), wait_max: None }
     }
 
     /// The same for these tags; `None` is every tag of the pool.
     #[must_use]
     pub fn choosing(mut self, tags: impl Into<Option<Vec<Tag>>>) -> Self {
         self.tags = tags.into();
+        self
+    }
+
+    /// The same, waiting for `wait_max` at most before it begins; then it is refused with an error that names what it
+    /// waited for ([`PoolError::TimedOut`](super::PoolError::TimedOut)), and nothing has happened.
+    #[must_use]
+    pub fn within(mut self, wait_max: Duration) -> Self {
+        self.wait_max = Some(wait_max);
         self
     }
 }
@@ -125,9 +137,11 @@ pub struct WakeRequest {
     pub tags: Option<Vec<Tag>>,
     /// How much is verified.
     pub verify: Verify,
-    /// Until when to wait for memory of the device that others are about to give back; `None` refuses at once. Whoever
-    /// else wants one of the tags waits as long: to make room, name the tags that are to sleep.
-    pub deadline: Option<Instant>,
+    /// The longest that the call waits: for memory of the device that others are about to give back, for work that holds
+    /// what it needs, and for other calls at work on the tags. Whoever else wants one of the tags waits as long: to make
+    /// room, name the tags that are to sleep. `None` does not wait for memory of others, and for work and calls until
+    /// they have ended.
+    pub wait_max: Option<Duration>,
     /// Who is told how far it is.
     pub progress: Option<OnProgress>,
 }
@@ -159,11 +173,11 @@ impl WakeRequest {
         self
     }
 
-    /// The same, waiting up to `patience` from now on for memory that others are about to give back.
+    /// The same, waiting for `wait_max` at most, from the beginning of the call, for memory that others are about to give
+    /// back, and for whatever else it has to wait.
     #[must_use]
-    pub fn within(mut self, patience: Duration) -> Self {
-        // A time that cannot be told is far enough away.
-        self.deadline = Instant::now().checked_add(patience).or_else(|| Instant::now().checked_add(YEAR));
+    pub fn within(mut self, wait_max: Duration) -> Self {
+        self.wait_max = Some(wait_max);
         self
     }
 
@@ -174,8 +188,6 @@ impl WakeRequest {
         self
     }
 }
-
-const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How it is known that memory was given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

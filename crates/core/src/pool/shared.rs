@@ -2,16 +2,19 @@
 //!
 //! Three things are locked. The state ([`Monitor`]) for bookkeeping only: no driver call that moves memory,
 //! no copy and no wait happens under it. Physical memory by whoever moves memory, for as long as the driver
-//! takes to map and unmap. A tag ([`super::gate`]) by whoever sleeps or wakes it; others wait in front of it with nothing
+//! takes to map and unmap; a sleep and a wake hand it over in between to those who wait for it
+//! ([`super::handover`]). A tag ([`super::gate`]) by whoever sleeps or wakes it; others wait in front of it with nothing
 //! held.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::config::PoolConfig;
-use super::error::{PoolError, Result};
+use super::deadline::{Deadline, Wait};
+use super::error::{Awaited, PoolError, Result};
 use super::gate::Monitor;
+use super::handover::HandoverLock;
 use super::keys::TagKey;
 use super::orders::Orders;
 use super::physical::{Counters, PhysicalMemory};
@@ -40,7 +43,7 @@ pub(super) struct Shared {
     /// Freed memory that a request has waited for in vain.
     pub(super) stuck_bytes: AtomicU64,
     pub(super) state: Monitor<State>,
-    memory: Mutex<PhysicalMemory>,
+    memory: HandoverLock<PhysicalMemory>,
     pub(super) counters: Arc<Counters>,
     pub(super) orders: Monitor<Orders>,
 }
@@ -126,7 +129,7 @@ impl Shared {
         let pool = NEXT_POOL.fetch_add(1, Ordering::Relaxed);
         let counters = Arc::new(Counters::default());
         Ok(Self {
-            memory: Mutex::new(PhysicalMemory::new(Arc::clone(&driver), Arc::clone(&counters))),
+            memory: HandoverLock::new(PhysicalMemory::new(Arc::clone(&driver), Arc::clone(&counters))),
             driver,
             backups,
             shape,
@@ -148,12 +151,22 @@ impl Shared {
     }
 
     pub(super) fn lock_memory(&self) -> Result<MemoryGuard<'_>> {
-        self.memory.lock().map_err(|_| PoolError::Poisoned)
+        self.memory.lock().ok_or(PoolError::Poisoned)
     }
 
     /// Physical memory, in whatever state a panic may have left it.
     pub(super) fn lock_memory_anyway(&self) -> MemoryGuard<'_> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.memory.lock_anyway()
+    }
+
+    /// How many wait for physical memory.
+    pub(super) fn waiting_for_memory(&self) -> usize {
+        self.memory.waiting()
+    }
+
+    /// Lets those have physical memory who wait for it.
+    pub(super) fn hand_memory_over<'a>(&'a self, memory: MemoryGuard<'a>) -> MemoryGuard<'a> {
+        self.memory.yield_to_waiters(memory)
     }
 
     /// Gives the state up until it has changed.
@@ -168,12 +181,28 @@ impl Shared {
         if state.is_closed() { Err(PoolError::Closed) } else { Ok(state) }
     }
 
-    /// The tag of this name, made if need be, once nobody has it alone.
+    /// The same; comes back now and then where there is a deadline, for the caller to look at it.
+    pub(super) fn wait_by<'a>(&'a self, state: StateGuard<'a>, deadline: Deadline) -> Result<StateGuard<'a>> {
+        if deadline.is_never() { self.wait(state) } else { self.wait_briefly(state) }
+    }
+
+    /// The tag of this name, made if need be, once nobody has it alone. Whoever has to wait `begin`s to.
     #[inline]
-    pub(super) fn open_tag<'a>(
+    pub(super) fn open_tag<'a, 'w>(
         &'a self,
         mut state: StateGuard<'a>,
         tag: &Tag,
+        begin: impl FnOnce() -> Wait<'w>,
+    ) -> Result<(StateGuard<'a>, TagKey)> {
+        let key = state.tag_key(tag);
+        if state.tags.get(key).is_taken() { self.wait_for_tag(state, tag, begin()) } else { Ok((state, key)) }
+    }
+
+    fn wait_for_tag<'a>(
+        &'a self,
+        mut state: StateGuard<'a>,
+        tag: &Tag,
+        wait: Wait<'_>,
     ) -> Result<(StateGuard<'a>, TagKey)> {
         loop {
             // Looked up each time: who waits does not keep it from being forgotten.
@@ -181,8 +210,19 @@ impl Shared {
             if !state.tags.get(key).is_taken() {
                 return Ok((state, key));
             }
-            state = self.wait(state)?;
+            if wait.deadline.has_passed(&*self.driver) {
+                drop(state);
+                return Err(self.timed_out(wait, Awaited::Calls(vec![tag.clone()])));
+            }
+            state = self.wait_by(state, wait.deadline)?;
         }
+    }
+
+    /// The refusal of who has waited for as long as it was to.
+    pub(super) fn timed_out(&self, wait: Wait<'_>, awaited: Awaited) -> PoolError {
+        let Wait { deadline, op, needed_bytes } = wait;
+        let waited = deadline.elapsed(&*self.driver);
+        PoolError::TimedOut { op: op.to_string(), needed_bytes, waited, awaited, usage: self.usage() }
     }
 
     /// What was freed while somebody held its tag or its chunk can be had now: tells who waits for memory, and the
@@ -206,6 +246,7 @@ impl Shared {
         tags: Option<&[Tag]>,
         wanted: impl Fn(TagState) -> bool,
         falls_asleep: bool,
+        deadline: Deadline,
     ) -> Result<(Vec<TagKey>, Alone<'_>)> {
         let mut state = self.open_state()?;
         loop {
@@ -218,9 +259,18 @@ impl Shared {
                 state.tags.hold(); // Also those that are visited only.
                 return Ok((visited, Alone { shared: self, tags: held }));
             }
+            if deadline.has_passed(&*self.driver) {
+                let in_use = |tag: &TagKey| !state.tags.get(*tag).is_free();
+                let busy: Vec<TagKey> = visited.into_iter().filter(in_use).collect();
+                let awaited = Awaited::Calls(state.tags.names(&busy));
+                drop(state);
+                return Err(self.timed_out(Wait { deadline, op: &op, needed_bytes: 0 }, awaited));
+            }
             // Who prepares a sleep in the background makes way.
             held.iter().for_each(|tag| state.tags.get_mut(*tag).want());
-            state = self.state.wait(state).ok_or(PoolError::Poisoned)?;
+            let waited =
+                if deadline.is_never() { self.state.wait(state) } else { self.state.wait_for(state, LULL) };
+            state = waited.ok_or(PoolError::Poisoned)?;
             held.iter().for_each(|tag| state.tags.get_mut(*tag).unwant());
             if state.is_closed() {
                 return Err(PoolError::Closed);

@@ -49,8 +49,8 @@ impl State {
         let shape = self.heap.shape();
         let (granule, chunk) = (shape.granule_bytes, shape.chunk_bytes);
         let at_hand = |bytes| memory.loose_count(bytes) + count(in_hand, bytes);
-        let held_bytes = memory.counters().held_bytes();
-        let excess = |create_bytes: u64| (held_bytes + create_bytes).saturating_sub(allowed_bytes);
+        let committed_bytes = memory.counters().committed_bytes();
+        let excess = |create_bytes: u64| (committed_bytes + create_bytes).saturating_sub(allowed_bytes);
         let mut supply = Supply::default();
         let (mut create_bytes, mut missing_chunks) = (0, 0);
         for size in sizes(needs).into_iter().filter(|size| *size > granule) {
@@ -104,8 +104,9 @@ impl State {
         }
         let shape = self.heap.shape();
         let granule = shape.granule_bytes;
-        let held_bytes = memory.counters().held_bytes() + supply.create_bytes - supply.release_bytes;
-        let room = allowed_bytes.saturating_sub(held_bytes) / granule;
+        let committed_bytes =
+            memory.counters().committed_bytes() + supply.create_bytes - supply.release_bytes;
+        let room = allowed_bytes.saturating_sub(committed_bytes) / granule;
         let wanted = self.heap.fine_demand_bytes().saturating_add(shape.chunk_bytes);
         let missing = wanted.saturating_sub(memory.held_of(granule)) / granule;
         usize::try_from(room.min(missing)).unwrap_or(0)

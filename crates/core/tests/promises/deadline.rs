@@ -3,14 +3,16 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use poorwill_core::pool::Awaited;
 use poorwill_core::{
     AllocRequest, Driver, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, TagState, Verify,
     WakeProgress, WakeRequest,
 };
+use poorwill_testkit::clock::Clock;
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
@@ -291,5 +293,113 @@ fn what_is_no_lack_of_memory_is_not_waited_for() {
         assert!(matches!(failed, Err(PoolError::WakeFailed { .. })), "{failed:?}");
         tenant.pool.wake(&all()).unwrap();
         tenant.verify();
+    });
+}
+
+/// A time begins with the call, not with the request, and goes by the driver's clock.
+#[test]
+fn a_deadline_goes_by_the_drivers_clock() {
+    watched(|| {
+        let (device, clock) = (TestDevice::open(32), Arc::new(Clock::default()));
+        let ticking = Arc::clone(&clock);
+        let driver = ScriptedDriver::new(device.driver(), move |call| {
+            if call.op == Op::MemoryInfo {
+                ticking.advance(Duration::from_secs(1));
+            }
+            Verdict::Pass
+        });
+        let tenant = asleep(Arc::new(driver.by(&clock)));
+        let other = other(&device, 20);
+        let most = Duration::from_secs(10);
+        let request = all().within(most);
+        clock.advance(LONG);
+        for _ in 0..2 {
+            let began = clock.now();
+            let refused = tenant.pool.wake(&request);
+            assert!(matches!(refused, Err(PoolError::DeviceFull { .. })), "{refused:?}");
+            assert!(clock.now() - began >= most);
+        }
+        other.close().unwrap();
+        tenant.pool.wake(&request).unwrap();
+        tenant.verify();
+    });
+}
+
+/// What is refused at once for other calls at work on a tag.
+fn refused_for_calls<T: std::fmt::Debug>(result: Result<T, PoolError>) -> Vec<Tag> {
+    match result {
+        Err(PoolError::TimedOut { awaited: Awaited::Calls(tags), .. }) => tags,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A pool, and what is done once, at the next call of this kind after it is armed.
+struct Once {
+    pool: Arc<Pool>,
+    armed: Arc<AtomicBool>,
+    did: Arc<AtomicBool>,
+}
+
+fn once(limit_granules: Option<u64>, op: Op, act: impl Fn(&Pool) + Send + Sync + 'static) -> Once {
+    let device = TestDevice::open(64);
+    let [armed, did] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let (is_armed, has_done) = (Arc::clone(&armed), Arc::clone(&did));
+    let pool: Arc<OnceLock<Weak<Pool>>> = Arc::default();
+    let known = Arc::clone(&pool);
+    let driver = ScriptedDriver::new(device.driver(), move |call| {
+        if call.op == op && is_armed.swap(false, Ordering::Relaxed) {
+            act(&known.get().and_then(Weak::upgrade).unwrap());
+            has_done.store(true, Ordering::Relaxed);
+        }
+        Verdict::Pass
+    });
+    let limit_bytes = limit_granules.map(|granules| granules * device.info().granule_bytes);
+    let made = Arc::new(Pool::new(Arc::new(driver), config().limited_to(limit_bytes)).unwrap());
+    pool.set(Arc::downgrade(&made)).unwrap();
+    Once { pool: made, armed, did }
+}
+
+#[test]
+fn who_wants_a_tag_that_others_work_on_waits_no_longer_than_it_is_told() {
+    watched(|| {
+        let tag = Tag::kv_cache;
+        let Once { pool, armed, did } = once(None, Op::Map, move |pool| {
+            let alloc = AllocRequest::new(1, tag()).within(Duration::ZERO);
+            assert_eq!(refused_for_calls(pool.alloc(&alloc)), [tag()]);
+            let sleep = SleepRequest::all(Level::One).within(Duration::ZERO);
+            assert_eq!(refused_for_calls(pool.sleep(&sleep)), [tag()]);
+            let wake = WakeRequest::all().within(Duration::ZERO);
+            assert_eq!(refused_for_calls(pool.wake(&wake)), [tag()]);
+            let other = AllocRequest::new(1, Tag::runtime()).within(Duration::ZERO);
+            pool.free(pool.alloc(&other).unwrap().id).unwrap();
+        });
+        let granule = pool.driver().info().granule_bytes;
+        pool.alloc(&AllocRequest::new(granule, Tag::runtime())).unwrap();
+        pool.alloc(&AllocRequest::new(700, Tag::runtime())).unwrap();
+        pool.alloc(&AllocRequest::new(9 * granule, tag())).unwrap();
+        pool.sleep(&SleepRequest::of([tag()], Level::One)).unwrap();
+        armed.store(true, Ordering::Relaxed);
+        pool.wake(&WakeRequest::all()).unwrap();
+        assert!(did.load(Ordering::Relaxed));
+        pool.close().unwrap();
+    });
+}
+
+/// A sleep under way may give memory back: it is waited for, at the limit, as long as the request says.
+#[test]
+fn who_lacks_memory_that_a_sleep_may_give_back_waits_no_longer_than_it_is_told() {
+    watched(|| {
+        let Once { pool, armed, did } = once(Some(12), Op::MemoryInfo, |pool| {
+            let bytes = 5 * pool.driver().info().granule_bytes;
+            let request = AllocRequest::new(bytes, Tag::runtime()).within(Duration::ZERO);
+            assert_eq!(refused_for_calls(pool.alloc(&request)), [Tag::kv_cache()]);
+        });
+        let granule = pool.driver().info().granule_bytes;
+        pool.alloc(&AllocRequest::new(8 * granule, Tag::kv_cache())).unwrap();
+        armed.store(true, Ordering::Relaxed);
+        pool.sleep(&SleepRequest::of([Tag::kv_cache()], Level::One)).unwrap();
+        assert!(did.load(Ordering::Relaxed));
+        pool.alloc(&AllocRequest::new(5 * granule, Tag::runtime()).within(Duration::ZERO)).unwrap();
+        pool.close().unwrap();
     });
 }

@@ -9,6 +9,7 @@ mod changes;
 mod deadline;
 mod faults;
 mod growth;
+mod handover;
 mod in_flight;
 mod mark;
 mod parts;

@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use poorwill_core::pool::Awaited;
 use poorwill_core::{
-    AllocRequest, Block, BlockKind, Op, Pending, Pool, PoolConfig, PoolError, StreamId, Tag,
+    AllocRequest, Block, BlockKind, Level, Op, Pending, Pool, PoolConfig, PoolError, SleepRequest, StreamId,
+    Tag, TagState, WakeRequest,
 };
 use poorwill_testkit::clock::Clock;
 use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
@@ -294,4 +296,173 @@ fn a_stuck_stream_keeps_no_block_that_another_one_has_finished_with() {
     eventually("all work on the block has passed", || !is_waiting());
     still_held.pass();
     pool.close().unwrap();
+}
+
+/// The longest that calls wait here, by a clock that moves on by a second with each look at an event.
+const MOST: Duration = Duration::from_secs(10);
+/// So many looks are never needed.
+const LONG: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A pool with that clock, whose driver refuses to wait for an event: who has a deadline must not have it wait.
+fn hurried(granules: Option<u64>) -> (TestDevice, Pool, Arc<Clock>) {
+    let (device, clock) = (TestDevice::open(256), Arc::new(Clock::default()));
+    let ticking = Arc::clone(&clock);
+    let driver = ScriptedDriver::new(device.driver(), move |call| {
+        match call.op {
+            Op::EventQuery => ticking.advance(Duration::from_secs(1)),
+            Op::EventSynchronize => return Verdict::device_failure(call),
+            _ => {}
+        }
+        Verdict::Pass
+    });
+    let limit_bytes = granules.map(|granules| granules * device.info().granule_bytes);
+    let config = PoolConfig::default().in_chunks_of(1).in_segments_of(1).limited_to(limit_bytes);
+    let pool = Pool::new(Arc::new(driver.by(&clock)), config).unwrap();
+    (device, pool, clock)
+}
+
+/// What a call was refused for that waited for work: how much it lacked, for how long it waited, and for which streams.
+fn timed_out<T: std::fmt::Debug>(result: Result<T, PoolError>) -> (u64, Duration, Vec<StreamId>) {
+    let error = result.unwrap_err();
+    let text = error.to_string();
+    let PoolError::TimedOut { needed_bytes, waited, awaited: Awaited::Work(streams), .. } = error else {
+        panic!("{text}")
+    };
+    assert!(streams.iter().all(|stream| text.contains(&stream.to_string())), "{text}");
+    assert!(text.contains("wait longer"), "{text}");
+    (needed_bytes, waited, streams)
+}
+
+/// Blocks of `granules` on each stream, with work that is held, freed.
+fn freed_under_work(pool: &Pool, granules: u64, streams: &[StreamId]) -> Vec<Held> {
+    let bytes = granules * pool.driver().info().granule_bytes;
+    let hold = |stream: &StreamId| {
+        let block = pool.alloc(&AllocRequest::new(bytes, Tag::weights()).on(*stream)).unwrap();
+        let held = Held::on(pool, *stream, &block);
+        pool.free(block.id).unwrap();
+        held
+    };
+    streams.iter().map(hold).collect()
+}
+
+#[test]
+fn an_allocation_waits_no_longer_than_it_is_told_and_names_the_streams() {
+    watched(|| {
+        for stuck in [1, 2] {
+            if stuck > 1 && !Kind::of_this_run().holds_streams_apart() {
+                continue;
+            }
+            let (device, pool, clock) = hurried(Some(8));
+            let granule = device.info().granule_bytes;
+            let streams = [0; 3].map(|_| device.stream_create().unwrap());
+            let helds = freed_under_work(&pool, 3, &streams[..stuck]);
+            let request = AllocRequest::new(7 * granule, Tag::kv_cache()).on(streams[2]);
+            let began = clock.now();
+            let refused = timed_out(pool.alloc(&request.clone().within(MOST)));
+            assert_eq!((refused.0, &refused.2[..]), (7 * granule, &streams[..stuck]));
+            assert!(refused.1 >= MOST && clock.now() - began >= MOST, "{refused:?}");
+            let refused = timed_out(pool.alloc(&request.clone().within(Duration::ZERO)));
+            assert_eq!(refused.2, streams[..stuck], "it looks once");
+            // What cannot come is not waited for.
+            let never = AllocRequest::new(9 * granule, Tag::kv_cache()).on(streams[2]).within(MOST);
+            assert!(matches!(pool.alloc(&never), Err(PoolError::OverLimit { .. })));
+            helds.into_iter().for_each(Held::pass);
+            pool.alloc(&request.within(LONG)).unwrap();
+            pool.close().unwrap();
+        }
+    });
+}
+
+/// Patience with what would save creating memory ends with the time that the whole call has.
+#[test]
+fn patience_is_no_longer_than_the_whole_wait() {
+    watched(|| {
+        let (device, pool, clock) = hurried(None);
+        let [own, other] = [0; 2].map(|_| device.stream_create().unwrap());
+        let helds = freed_under_work(&pool, 4, &[own]);
+        let bytes = 4 * device.info().granule_bytes;
+        let request = AllocRequest::new(bytes, Tag::weights()).on(other);
+        let (created_bytes, began) = (pool.stats().unwrap().created_bytes, clock.now());
+        pool.alloc(&request.patient_for(Duration::MAX).within(MOST)).unwrap();
+        assert_eq!(pool.stats().unwrap().created_bytes, created_bytes + bytes);
+        assert!(clock.now() - began >= MOST);
+        helds.into_iter().for_each(Held::pass);
+        pool.close().unwrap();
+    });
+}
+
+#[test]
+fn a_trim_waits_no_longer_than_it_is_told_and_gives_the_rest_back() {
+    watched(|| {
+        let (device, pool, clock) = hurried(None);
+        let granule = device.info().granule_bytes;
+        let [stuck, other] = [0; 2].map(|_| device.stream_create().unwrap());
+        let live = pool.alloc(&AllocRequest::new(5 * granule, Tag::weights()).on(other)).unwrap();
+        let helds = freed_under_work(&pool, 3, &[stuck]);
+        let began = clock.now();
+        let refused = timed_out(pool.trim_within(MOST));
+        assert_eq!((refused.0, refused.2), (3 * granule, vec![stuck]));
+        assert!(refused.1 >= MOST && clock.now() - began >= MOST);
+        // What another stream has freed is given back all the same, as soon as it is seen to be quiet.
+        pool.free(live.id).unwrap();
+        if Kind::of_this_run().holds_streams_apart() {
+            eventually("the rest is given back", || {
+                timed_out(pool.trim_within(Duration::ZERO));
+                pool.stats().unwrap().mapped_bytes == 3 * granule
+            });
+        }
+        helds.into_iter().for_each(Held::pass);
+        assert!(pool.trim_within(LONG).unwrap() >= 3 * granule);
+        assert_eq!(pool.stats().unwrap().mapped_bytes, 0);
+        pool.close().unwrap();
+    });
+}
+
+/// Of a stream that a block is on, and of one that only its use was announced of.
+#[test]
+fn a_sleep_waits_no_longer_than_it_is_told_and_leaves_everything_awake() {
+    watched(|| {
+        for recorded in [false, true] {
+            let (device, pool, clock) = hurried(None);
+            let [own, other] = [0; 2].map(|_| device.stream_create().unwrap());
+            let bytes = 3 * device.info().granule_bytes;
+            let block = pool.alloc(&AllocRequest::new(bytes, Tag::weights()).on(own)).unwrap();
+            let busy = if recorded { other } else { own };
+            if recorded {
+                pool.record_use(block.id, other).unwrap();
+            }
+            let held = Held::on(&pool, busy, &block);
+            let began = clock.now();
+            let refused = timed_out(pool.sleep(&SleepRequest::all(Level::One).within(MOST)));
+            assert_eq!((refused.0, refused.2), (0, vec![busy]));
+            assert!(refused.1 >= MOST && clock.now() - began >= MOST);
+            assert_eq!(pool.tag_state(&Tag::weights()).unwrap(), TagState::Awake);
+            assert_eq!(pool.stats().unwrap().mapped_bytes, bytes);
+            held.pass();
+            pool.sleep(&SleepRequest::all(Level::One).within(LONG)).unwrap();
+            pool.wake(&WakeRequest::all()).unwrap();
+            pool.close().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_wake_waits_no_longer_than_it_is_told_for_work_that_holds_what_it_needs() {
+    watched(|| {
+        let (device, pool, clock) = hurried(Some(8));
+        let granule = device.info().granule_bytes;
+        let stuck = device.stream_create().unwrap();
+        pool.alloc(&AllocRequest::new(6 * granule, Tag::kv_cache())).unwrap();
+        pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+        let helds = freed_under_work(&pool, 4, &[stuck]);
+        let began = clock.now();
+        let refused = timed_out(pool.wake(&WakeRequest::all().within(MOST)));
+        assert_eq!((refused.0, refused.2), (6 * granule, vec![stuck]));
+        assert!(refused.1 >= MOST && clock.now() - began >= MOST);
+        assert_eq!(pool.tag_state(&Tag::kv_cache()).unwrap(), TagState::AsleepDropped);
+        assert_eq!(pool.stats().unwrap().mapped_bytes, 4 * granule, "it holds nothing");
+        helds.into_iter().for_each(Held::pass);
+        pool.wake(&WakeRequest::all().within(LONG)).unwrap();
+        pool.close().unwrap();
+    });
 }

@@ -43,6 +43,11 @@ impl Deferred {
         }
     }
 
+    /// Streams on which live blocks of others are in use.
+    pub(super) fn streams(&self) -> impl Iterator<Item = StreamId> {
+        self.uses.values().flatten().copied()
+    }
+
     /// The streams that use a block which is not live any more.
     pub(super) fn take_uses(&mut self, block: BlockKey) -> Option<Vec<StreamId>> {
         // Mostly there are none of any block.

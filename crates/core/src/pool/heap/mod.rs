@@ -43,6 +43,8 @@ pub(super) use self::placement::{Site, Spot};
 pub(super) use self::segments::Segment;
 pub(super) use self::uses::{Landmark, Use};
 
+use std::collections::BTreeSet;
+
 use self::blocks::Blocks;
 use self::counts::{Counts, OfTag};
 use self::deferred::Deferred;
@@ -138,6 +140,11 @@ impl Heap {
     pub(super) fn stuck(&self) -> Vec<Piece> {
         let addrs = self.lists.stuck().iter().map(|key| self.blocks[*key].addr);
         addrs.filter_map(|addr| self.segments.piece((self.segments.of_addr(addr), addr))).collect()
+    }
+
+    /// Streams on which blocks are in use, or have been.
+    pub(super) fn streams(&self) -> BTreeSet<StreamId> {
+        self.clocks.streams().chain(self.deferred.streams()).collect()
     }
 
     /// Whether blocks wait for other streams.
@@ -554,17 +561,21 @@ impl Heap {
 
     /// Whether memory was freed that a copy in the background keeps where it is.
     pub(super) fn is_copying_freed(&self) -> bool {
-        self.copying.iter().any(|range| {
-            let Some(first) = self.segments.get(self.segments.of_addr(range.addr)).map(Segment::first) else {
-                return false;
-            };
-            let first = self.block_at(first, range.addr);
+        self.copying_freed().next().is_some()
+    }
+
+    /// The tags of memory that was freed and that a copy in the background keeps where it is.
+    pub(super) fn copying_freed(&self) -> impl Iterator<Item = TagKey> + '_ {
+        self.copying.iter().filter_map(|range| {
+            let segment = self.segments.get(self.segments.of_addr(range.addr))?;
+            let first = self.block_at(segment.first(), range.addr);
             let pieces = || self.blocks.walk(first).take_while(|(_, piece)| piece.addr < range.end());
             let is_free = |kind| matches!(kind, Kind::Fine | Kind::Coarse);
             // Whoever freed it last: pieces of several streams lie side by side until they are quiet. A piece that
             // only begins or ends there has chunks beside it that wait as well.
-            pieces().all(|(kind, _)| is_free(kind))
-                || pieces().any(|(kind, piece)| is_free(kind) && self.holds_chunk(piece))
+            let holds_up = pieces().all(|(kind, _)| is_free(kind))
+                || pieces().any(|(kind, piece)| is_free(kind) && self.holds_chunk(piece));
+            holds_up.then(|| segment.tag())
         })
     }
 }

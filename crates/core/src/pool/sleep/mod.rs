@@ -13,15 +13,18 @@ use self::plan::SleepPlan;
 use super::backups::Save;
 use super::backups::save::{Saved, Saver, is_lacking};
 use super::capture::refused_by_capture;
-use super::error::{Phase, PoolError, Result};
+use super::deadline::{Deadline, Wait};
+use super::error::{Awaited, Phase, PoolError, Result};
 use super::keys::{Place, TagKey};
-use super::physical::PhysicalMemory;
-use super::piece::{Backing, Piece};
+use super::piece::{Backing, Group, Piece};
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
 use super::shared::{MemoryGuard, Shared};
 use super::state::State;
 use crate::driver::{DriverError, MemoryInfo};
 use crate::tag::{SleepAction, Tag};
+
+/// How many pieces are unmapped, or given back, before others may have the lock: no more bytes than in so many chunks.
+const GROUP_PIECES: usize = 32;
 
 const SLEEP: &str = "sleep";
 const DISCARD: &str = "discard";
@@ -30,9 +33,10 @@ impl Shared {
     pub(super) fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
         drop(self.open_state()?);
         self.check_no_capture(SLEEP)?;
-        let (visited, alone) = self.alone(SLEEP, request.tags.as_deref(), |_| true, true)?;
-        let slept =
-            self.fall_asleep(SLEEP, &|state| state.plan_sleep(request.level, &visited, &self.counters));
+        let deadline = Deadline::begin(&*self.driver, request.wait_max);
+        let (visited, alone) = self.alone(SLEEP, request.tags.as_deref(), |_| true, true, deadline)?;
+        let plan = |state: &State| state.plan_sleep(request.level, &visited, &self.counters);
+        let slept = self.fall_asleep(SLEEP, &plan, deadline);
         drop(alone);
         let undone =
             |error: &PoolError| matches!(error, PoolError::SleepFailed { .. } | PoolError::Stranded { .. });
@@ -56,19 +60,26 @@ impl Shared {
     pub(super) fn discard(&self, tags: &[Tag]) -> Result<SleepReport> {
         drop(self.open_state()?);
         self.check_no_capture(DISCARD)?;
-        let (visited, _alone) = self.alone(DISCARD, Some(tags), |_| true, true)?;
-        self.fall_asleep(DISCARD, &|state| Ok(state.plan_discard(&visited, &self.counters)))
+        let forever = Deadline::begin(&*self.driver, None);
+        let (visited, _alone) = self.alone(DISCARD, Some(tags), |_| true, true, forever)?;
+        self.fall_asleep(DISCARD, &|state| Ok(state.plan_discard(&visited, &self.counters)), forever)
     }
 
     fn fall_asleep(
         &self,
         op: &'static str,
         plan: &dyn Fn(&State) -> Result<SleepPlan>,
+        deadline: Deadline,
     ) -> Result<SleepReport> {
         let started = Instant::now();
         plan(&*self.open_state()?)?; // What cannot be is refused before anything happens.
         self.check_no_capture(op)?; // Again: others may have been waited for.
         let at = |phase| move |source| PoolError::SleepFailed { phase, source };
+        let late = self.wait_for_streams(deadline).map_err(at(Phase::Quiesce))?;
+        if !late.is_empty() {
+            let wait = Wait { deadline, op: &op, needed_bytes: 0 };
+            return Err(self.timed_out(wait, Awaited::Work(late)));
+        }
         self.quiesce()
             .map_err(|source| refused_by_capture(op, &source).unwrap_or(at(Phase::Quiesce)(source)))?;
         let before = self.driver.memory_info().map_err(at(Phase::Measure))?;
@@ -77,7 +88,7 @@ impl Shared {
         let falling: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
         let saver = Saver { shared: self, saves: &plan.saves, falling: &falling };
         let unmapped = saver.save(&mut saved).and_then(|()| self.unmap(&plan, &mut saved.phases));
-        let (mut memory, mut pieces) = match unmapped {
+        let (memory, mut pieces) = match unmapped {
             Ok(unmapped) => unmapped,
             Err(error) => {
                 self.let_backups_go(&plan, &error);
@@ -85,8 +96,7 @@ impl Shared {
             }
         };
         self.state.lock_anyway().commit_sleep(&plan);
-        let (released_bytes, refused) = self.release(&mut memory, &mut pieces, &mut saved.phases);
-        drop(memory);
+        let (released_bytes, refused) = self.release(memory, &mut pieces, &mut saved.phases);
         let report = self.report(&plan, &saved, before, released_bytes, refused.is_some(), started);
         match refused {
             Some(source) => Err(PoolError::Shortfall { report: Box::new(report), source }),
@@ -113,7 +123,14 @@ impl Shared {
         starved || !self.shape.keep_backups
     }
 
-    /// Unmaps all that leaves, or nothing. Returns what is in hand then.
+    /// How much leaves before others may have the lock.
+    fn leaving_group(&self) -> Group {
+        Group { pieces: GROUP_PIECES, bytes: GROUP_PIECES as u64 * self.shape.chunk_bytes }
+    }
+
+    /// Unmaps all that leaves, or nothing, a few pieces at a time: others have the lock in between. Nobody else touches
+    /// what leaves, since the tags' gates are closed, and what is unmapped stays in hand, so that going back takes no
+    /// memory. Returns what is in hand then.
     fn unmap(&self, plan: &SleepPlan, phases: &mut SleepPhases) -> Result<(MemoryGuard<'_>, Vec<Piece>)> {
         let started = Instant::now();
         let mut memory = self.lock_memory()?;
@@ -122,7 +139,16 @@ impl Shared {
             plan.leaving.iter().filter_map(|place| state.heap.segments().piece(*place)).collect()
         };
         let before: Vec<Backing> = pieces.iter().map(|piece| piece.backing).collect();
-        let unmapped = memory.take_out(&mut pieces);
+        let (mut unmapped, mut done) = (Ok(()), 0);
+        while done < pieces.len() {
+            let end = self.leaving_group().end(&pieces, done);
+            unmapped = memory.take_out(&mut pieces[done..end]);
+            if unmapped.is_err() {
+                break;
+            }
+            done = end;
+            memory = self.hand_memory_over(memory);
+        }
         if let Err(source) = unmapped {
             let undone = memory.restore(&mut pieces, &before);
             let mut state = self.state.lock_anyway();
@@ -139,9 +165,10 @@ impl Shared {
         Ok((memory, pieces))
     }
 
-    fn release(
-        &self,
-        memory: &mut PhysicalMemory,
+    /// Gives back what is in hand, and all that is loose. Others have the lock in between.
+    fn release<'a>(
+        &'a self,
+        mut memory: MemoryGuard<'a>,
         pieces: &mut [Piece],
         phases: &mut SleepPhases,
     ) -> (u64, Option<DriverError>) {
@@ -150,14 +177,20 @@ impl Shared {
         let (loose_bytes, loose) = memory.let_go_of_loose(u64::MAX, &[]);
         released_bytes += loose_bytes;
         refused = refused.or(loose);
-        for piece in pieces {
-            match memory.let_go(piece) {
-                Ok(bytes) => released_bytes += bytes,
-                Err(error) => refused = refused.or(Some(error)),
+        let mut done = 0;
+        while done < pieces.len() {
+            let end = self.leaving_group().end(pieces, done);
+            for piece in &mut pieces[done..end] {
+                match memory.let_go(piece) {
+                    Ok(bytes) => released_bytes += bytes,
+                    Err(error) => refused = refused.or(Some(error)),
+                }
             }
+            done = end;
+            memory = self.hand_memory_over(memory);
         }
         // Addresses that could not be given back wait for the next time.
-        let _ = self.drop_emptied(memory);
+        let _ = self.drop_emptied(&memory);
         add(&mut phases.release_s, started.elapsed());
         (released_bytes, refused)
     }

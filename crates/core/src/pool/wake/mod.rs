@@ -21,12 +21,13 @@ use std::time::{Duration, Instant};
 
 use self::fill::Filler;
 use self::plan::WakePlan;
+use super::deadline::{Deadline, Wait};
 use super::error::{Phase, PoolError, Result};
 use super::physical::{MapTimes, PhysicalMemory};
-use super::piece::{Backing, Piece};
+use super::piece::{Backing, Group, Piece};
 use super::pressure::Pressure;
 use super::report::{WakePhases, WakeReport, WakeRequest, add};
-use super::shared::Shared;
+use super::shared::{MemoryGuard, Shared};
 use crate::bytes::ByteSize;
 use crate::driver::DriverError;
 use crate::tag::{Changes, Tag, TagState};
@@ -52,7 +53,9 @@ impl Shared {
     pub(super) fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         let started = Instant::now();
         // Tags that are awake go on working: what they do not use may serve those that wake.
-        let (visited, alone) = self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false)?;
+        let deadline = Deadline::begin(&*self.driver, request.wait_max);
+        let (visited, alone) =
+            self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false, deadline)?;
         {
             // Nobody has memory of theirs in hand, to be put back where it was.
             let _vm = self.lock_memory()?;
@@ -64,7 +67,7 @@ impl Shared {
             let before: Vec<Backing> = plan.pieces.iter().map(|piece| piece.backing).collect();
             let mut woken = Woken::default();
             // A panic of the caller's, who is told how far it is, undoes the wake, too.
-            let apply = AssertUnwindSafe(|| self.apply_wake(&mut plan, request, &mut woken));
+            let apply = AssertUnwindSafe(|| self.apply_wake(&mut plan, request, deadline, &mut woken));
             let applied = catch_unwind(apply).unwrap_or_else(|panic| {
                 self.undo_wake(&mut plan, &before);
                 resume_unwind(panic)
@@ -87,7 +90,7 @@ impl Shared {
             }
             let full = self.device_full(op, shortage.needed_bytes, *source);
             let began = Instant::now();
-            if !self.wait_for_memory(shortage.needed_bytes, request.deadline)? {
+            if !self.wait_for_memory(shortage.needed_bytes, deadline)? {
                 return Err(full);
             }
             waited += began.elapsed();
@@ -117,16 +120,15 @@ impl Shared {
 
     /// Waits until the device has `needed_bytes` free. Returns false when it has not by the deadline, or when there
     /// is none: then nobody wants to wait.
-    fn wait_for_memory(&self, needed_bytes: u64, deadline: Option<Instant>) -> Result<bool> {
-        let Some(deadline) = deadline else { return Ok(false) };
+    fn wait_for_memory(&self, needed_bytes: u64, deadline: Deadline) -> Result<bool> {
+        if deadline.is_never() {
+            return Ok(false);
+        }
         // Two that wait for the same memory look at different moments.
         let mut pause = PAUSE_MIN + Duration::from_micros(u64::from(std::process::id()) % 97);
         loop {
-            let now = self.driver.now();
-            if now >= deadline {
-                return Ok(false);
-            }
-            thread::sleep(pause.min(deadline - now));
+            let Some(rest) = deadline.left(&*self.driver, pause) else { return Ok(false) };
+            thread::sleep(rest);
             pause = (pause * 3 / 2).min(PAUSE_MAX);
             // Nobody waits for a pool that is closed.
             let ours = self.open_state()?.idle().quiet_bytes + self.counters.loose_bytes();
@@ -141,7 +143,7 @@ impl Shared {
     /// None of its copies may be in flight on what is unmapped now. If the device refuses even to wait, or an undo is
     /// refused, memory stays mapped: the next wake uses it, or whoever needs room reclaims it.
     fn undo_wake(&self, plan: &mut WakePlan, before: &[Backing]) {
-        if self.settle_copies().is_ok()
+        if self.settle_own_streams().is_ok()
             && let Ok(mut memory) = self.lock_memory()
         {
             memory.restore(&mut plan.pieces, before);
@@ -154,17 +156,23 @@ impl Shared {
         }
     }
 
-    fn apply_wake(&self, plan: &mut WakePlan, request: &WakeRequest, woken: &mut Woken) -> Result<()> {
+    fn apply_wake(
+        &self,
+        plan: &mut WakePlan,
+        request: &WakeRequest,
+        deadline: Deadline,
+        woken: &mut Woken,
+    ) -> Result<()> {
         let WakePlan { names, pieces, fillings, turns, .. } = plan;
         let mut filler = Filler::new(self, fillings, request, turns);
         let beside = if self.group_end(pieces, 0) < pieces.len() && !fillings.is_empty() {
-            self.map_and_fill(names, pieces, &mut filler, woken)
+            self.map_and_fill(names, pieces, &mut filler, deadline, woken)
         } else {
             None
         };
         // Never while memory is being moved: whoever needs some would wait for a store that takes its time.
         let mapped = beside.unwrap_or_else(|| {
-            self.map_all(names, pieces, woken, &mut |_| true)?;
+            self.map_all(names, pieces, deadline, woken, &mut |_| true)?;
             filler.fill_up_to(pieces.len())
         });
         filler.finish(mapped.err(), woken)
@@ -176,6 +184,7 @@ impl Shared {
         names: &[Tag],
         pieces: &mut [Piece],
         filler: &mut Filler<'_>,
+        deadline: Deadline,
         woken: &mut Woken,
     ) -> Option<Result<()>> {
         thread::scope(|scope| {
@@ -187,7 +196,7 @@ impl Shared {
             // Not before: where there is no thread, filling is as needed as ever.
             let mut needless = Needless { filling: switch, is_needed: false };
             // When filling has failed, nobody is told any more.
-            let mapped = self.map_all(names, pieces, woken, &mut |done| tell.send(done).is_ok());
+            let mapped = self.map_all(names, pieces, deadline, woken, &mut |done| tell.send(done).is_ok());
             needless.is_needed = mapped.is_ok();
             drop(needless);
             drop(tell);
@@ -197,14 +206,7 @@ impl Shared {
 
     /// How many pieces are mapped after the next few: no more bytes than in so many chunks, or a single span.
     fn group_end(&self, pieces: &[Piece], done: usize) -> usize {
-        let mut room_bytes = GROUP_PIECES as u64 * self.shape.chunk_bytes;
-        let fits = |piece: &&Piece| {
-            let rest = room_bytes.checked_sub(piece.range.bytes);
-            room_bytes = rest.unwrap_or(room_bytes);
-            rest.is_some()
-        };
-        let next = pieces[done..].iter().take(GROUP_PIECES);
-        pieces.len().min(done + next.take_while(fits).count().max(1))
+        Group { pieces: GROUP_PIECES, bytes: GROUP_PIECES as u64 * self.shape.chunk_bytes }.end(pieces, done)
     }
 
     /// Maps all pieces, a few at a time, and tells how many are. Ends early, with no error, when whoever is told says
@@ -213,6 +215,7 @@ impl Shared {
         &self,
         names: &[Tag],
         pieces: &mut [Piece],
+        deadline: Deadline,
         woken: &mut Woken,
         mapped: &mut dyn FnMut(usize) -> bool,
     ) -> Result<()> {
@@ -223,6 +226,7 @@ impl Shared {
         woken.mapped_bytes = sum(&|piece| !piece.is_mapped());
         let names: Vec<&str> = names.iter().map(Tag::as_str).collect();
         let op = format!("wake {} ({} to map)", names.join(", "), ByteSize(woken.mapped_bytes));
+        let wait = Wait { deadline, op: &op, needed_bytes: absent_bytes };
         let mut times = MapTimes::default();
         let mut pressure = Pressure::default();
         let mut done = 0;
@@ -232,7 +236,7 @@ impl Shared {
             let refused = self.poll(&memory).or(self.recover(&mut memory));
             if let Some(short) = self.make_room(&mut memory, pieces) {
                 drop(memory);
-                if pressure.relieve(self)? {
+                if pressure.relieve(self, wait)? {
                     continue;
                 }
                 if let Some(source) = refused.or(short) {
@@ -256,13 +260,14 @@ impl Shared {
                     break Err(error);
                 }
                 done = end;
+                memory = self.let_others(memory, &mut pieces[done..]);
             };
             let full = result.as_ref().is_err_and(DriverError::is_out_of_memory);
             if full && pressure.reclaim(self, &mut memory) {
                 continue;
             }
             drop(memory);
-            if full && pressure.relieve(self)? {
+            if full && pressure.relieve(self, wait)? {
                 continue;
             }
             break result;
@@ -281,6 +286,17 @@ impl Shared {
         })
     }
 
+    /// Lets those have the lock who wait for it. The memory that `pieces` will take stays theirs meanwhile.
+    fn let_others<'a>(&'a self, mut memory: MemoryGuard<'a>, pieces: &mut [Piece]) -> MemoryGuard<'a> {
+        if self.waiting_for_memory() == 0 {
+            return memory;
+        }
+        let reservation = memory.set_aside(pieces);
+        let mut memory = self.hand_memory_over(memory);
+        memory.take_up(reservation);
+        memory
+    }
+
     /// Makes sure that what the pieces lack may be created, from idle memory and under the limit. Otherwise says
     /// so, with what the driver refused if it did.
     fn make_room(&self, memory: &mut PhysicalMemory, pieces: &[Piece]) -> Option<Option<DriverError>> {
@@ -290,12 +306,12 @@ impl Shared {
         let supply = {
             let mut state = self.state.lock_anyway();
             let free_bytes = state.idle().quiet_bytes + memory.counters().loose_bytes();
-            let room_bytes = limit_bytes.saturating_sub(memory.counters().held_bytes());
+            let room_bytes = limit_bytes.saturating_sub(memory.counters().committed_bytes());
             if needed_bytes > free_bytes.saturating_add(room_bytes) {
                 return Some(None);
             }
             // Pieces of other sizes than were idle are no reason to hold more than was ever in use.
-            let used_bytes = memory.counters().held_bytes().saturating_sub(free_bytes) + needed_bytes;
+            let used_bytes = memory.counters().committed_bytes().saturating_sub(free_bytes) + needed_bytes;
             let allowed_bytes = state.allowed_bytes(used_bytes);
             state.supply(memory, &mut needs, &[], allowed_bytes, false)
         };
@@ -304,7 +320,7 @@ impl Shared {
             refused = refused.or(memory.let_go_of_loose(supply.release_bytes, &supply.reserved).1);
         }
         let missing: u64 = needed_bytes.saturating_sub(memory.usable_loose_bytes(&needs));
-        (memory.counters().held_bytes().saturating_add(missing) > limit_bytes).then_some(refused)
+        (memory.counters().committed_bytes().saturating_add(missing) > limit_bytes).then_some(refused)
     }
 
     /// From here on the tags are awake. Returns those that are undefined.

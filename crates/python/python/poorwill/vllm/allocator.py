@@ -210,7 +210,8 @@ class Allocator:
         if not asleep:
             return
         with self.events.of("wake") as event:
-            report = self.arena.wake(asleep, timeout=self._wake_timeout_s)
+            # Without a time, memory of others is not waited for, and the engine's own work until it has ended.
+            report = self.arena.wake(asleep, timeout=self._wake_timeout_s or None)
             event.woken(report)
         # Nobody writes scratch memory again before it is used, and nobody has to.
         scratch = [tag for tag in report.undefined_tags if tag in _DROPPED]

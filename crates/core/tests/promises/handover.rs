@@ -1,0 +1,245 @@
+//! Others allocate while a wake maps, and while a sleep unmaps and gives back: whoever waits for the lock of physical
+//! memory has it between two groups of pieces, and what the wake has made room for stays its own.
+//!
+//! A script stops the driver under the one who holds the lock until the other one is known to wait for it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
+use std::thread;
+
+use poorwill_core::{
+    AllocRequest, Block, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, TagState, WakeRequest,
+};
+use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
+use poorwill_testkit::tenant::Tenant;
+use poorwill_testkit::watchdog::{eventually, watched};
+
+/// Whose sleep or wake takes long.
+const MOVER: &str = "mover";
+/// Who needs memory meanwhile.
+const OTHER: &str = "other";
+/// Granules of what sleeps: pieces of two, so several groups.
+const ASLEEP: u64 = 160;
+const LIMIT: u64 = 170;
+/// Granules of a piece.
+const PIECE: u64 = 2;
+
+/// Stops the mover at some of its calls.
+#[derive(Default)]
+struct Script {
+    pool: OnceLock<Weak<Pool>>,
+    /// The call at which the mover waits until the other one waits, too, or has come to its end.
+    stops_at: Mutex<Option<Op>>,
+    /// Tells the other one to begin.
+    begin: Mutex<Option<mpsc::Sender<()>>>,
+    other_is_done: AtomicBool,
+    /// Calls that move memory, by whom.
+    log: Mutex<Vec<(String, Op)>>,
+    /// So many of the mover's calls pass before one fails.
+    passing: AtomicU64,
+}
+
+impl Script {
+    fn ask(&self, call: Call) -> Verdict {
+        let who = thread::current().name().unwrap_or_default().to_owned();
+        let moves = matches!(call.op, Op::Create | Op::Map | Op::SetAccess | Op::Unmap | Op::Release);
+        if !moves || !(who == MOVER || who == OTHER) {
+            return Verdict::Pass;
+        }
+        let is_mover = who == MOVER;
+        if is_mover && *self.stops_at.lock().unwrap() == Some(call.op) {
+            drop(self.begin.lock().unwrap().take());
+            let pool = self.pool.get().and_then(Weak::upgrade).unwrap();
+            let done = || self.other_is_done.load(Ordering::Acquire);
+            eventually("the other one waits", || done() || pool.waiting_for_turn() > 0);
+        }
+        self.log.lock().unwrap().push((who, call.op));
+        if is_mover && self.passing.fetch_sub(1, Ordering::Relaxed) == 0 {
+            return Verdict::device_failure(call);
+        }
+        Verdict::Pass
+    }
+
+    /// Where in the log somebody made a call for the last time.
+    fn last(&self, who: &str, op: Op) -> Option<usize> {
+        self.log.lock().unwrap().iter().rposition(|(by, called)| by == who && *called == op)
+    }
+}
+
+struct World {
+    device: TestDevice,
+    pool: Arc<Pool>,
+    script: Arc<Script>,
+}
+
+impl World {
+    fn new(limit_granules: Option<u64>) -> Self {
+        let device = TestDevice::open(256);
+        let script = Arc::new(Script { passing: AtomicU64::new(u64::MAX), ..Script::default() });
+        let asked = Arc::clone(&script);
+        let driver = ScriptedDriver::new(device.driver(), move |call| asked.ask(call));
+        let limit_bytes = limit_granules.map(|granules| granules * device.info().granule_bytes);
+        let config = PoolConfig::default().in_chunks_of(PIECE).in_spans_of(PIECE).in_segments_of(4);
+        let config = config.limited_to(limit_bytes);
+        let pool = Arc::new(Pool::new(Arc::new(driver), config).unwrap());
+        script.pool.set(Arc::downgrade(&pool)).unwrap();
+        Self { device, pool, script }
+    }
+
+    fn granule(&self) -> u64 {
+        self.device.info().granule_bytes
+    }
+
+    fn alloc(&self, granules: u64, tag: Tag) -> Result<Block, PoolError> {
+        self.pool.alloc(&AllocRequest::new(granules * self.granule(), tag))
+    }
+
+    /// `moves` on one thread, which stops at every `op`, and `others` on another one, which begins when the first has
+    /// stopped.
+    fn beside<T: Send, U: Send>(
+        &self,
+        op: Op,
+        moves: impl FnOnce() -> T + Send,
+        others: impl FnOnce() -> U + Send,
+    ) -> (T, U) {
+        self.script.log.lock().unwrap().clear();
+        self.script.other_is_done.store(false, Ordering::Release);
+        *self.script.stops_at.lock().unwrap() = Some(op);
+        let (begin, begun) = mpsc::channel();
+        *self.script.begin.lock().unwrap() = Some(begin);
+        let ended = thread::scope(|scope| {
+            let other = move || {
+                begun.recv().unwrap_err(); // Dropped: now.
+                let done = others();
+                self.script.other_is_done.store(true, Ordering::Release);
+                done
+            };
+            let other = thread::Builder::new().name(OTHER.into()).spawn_scoped(scope, other).unwrap();
+            let mover = thread::Builder::new().name(MOVER.into()).spawn_scoped(scope, moves).unwrap();
+            let moved = mover.join().unwrap();
+            // It may have failed before it stopped.
+            drop(self.script.begin.lock().unwrap().take());
+            (moved, other.join().unwrap())
+        });
+        *self.script.stops_at.lock().unwrap() = None;
+        ended
+    }
+
+    fn sleep(&self) {
+        self.pool.sleep(&SleepRequest::of([Tag::kv_cache()], Level::One)).unwrap();
+    }
+
+    /// Blocks as large as the pieces that sleep, until there is no more.
+    fn alloc_all(&self) -> Vec<Block> {
+        let mut blocks = Vec::new();
+        loop {
+            match self.alloc(PIECE, Tag::runtime()) {
+                Ok(block) => blocks.push(block),
+                Err(PoolError::OverLimit { .. }) => return blocks,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn free(&self, blocks: &[Block]) {
+        blocks.iter().for_each(|block| self.pool.free(block.id).unwrap());
+    }
+}
+
+#[test]
+fn others_allocate_while_a_wake_maps() {
+    watched(|| {
+        let world = World::new(None);
+        world.alloc(ASLEEP, Tag::kv_cache()).unwrap();
+        world.sleep();
+        let wake = || world.pool.wake(&WakeRequest::all());
+        let (woken, block) = world.beside(Op::Map, wake, || world.alloc(3, Tag::runtime()));
+        woken.unwrap();
+        block.unwrap();
+        let [other, mover] = [OTHER, MOVER].map(|who| world.script.last(who, Op::Map).unwrap());
+        assert!(other < mover, "it waited for the whole wake");
+    });
+}
+
+#[test]
+fn others_allocate_while_a_sleep_unmaps_and_gives_back() {
+    watched(|| {
+        for stop in [Op::Unmap, Op::Release] {
+            let world = World::new(None);
+            world.alloc(ASLEEP, Tag::kv_cache()).unwrap();
+            let (_, block) = world.beside(stop, || world.sleep(), || world.alloc(3, Tag::runtime()));
+            block.unwrap();
+            let (other, mover) = (world.script.last(OTHER, Op::Map), world.script.last(MOVER, stop));
+            assert!(other.unwrap() < mover.unwrap(), "it waited for all of {stop:?}");
+            world.pool.wake(&WakeRequest::all()).unwrap();
+        }
+    });
+}
+
+/// What a sleep has unmapped is in its hands: others cannot have it before the sleep is sure to succeed.
+#[test]
+fn a_sleep_that_fails_while_others_allocate_is_undone() {
+    watched(|| {
+        let world = World::new(Some(LIMIT));
+        let mut tenant = Tenant::new(&world.pool, 5);
+        tenant.load(ASLEEP * world.granule(), &Tag::weights());
+        let sleep = || world.pool.sleep(&SleepRequest::of([Tag::weights()], Level::One));
+        for passing in 0.. {
+            world.script.passing.store(passing, Ordering::Relaxed);
+            let within = AllocRequest::new(3 * world.granule(), Tag::runtime());
+            let (slept, block) = world.beside(Op::Unmap, sleep, || world.pool.alloc(&within));
+            world.script.passing.store(u64::MAX, Ordering::Relaxed);
+            world.free(&[block.unwrap()]);
+            let Err(error) = slept else { break };
+            if let PoolError::SleepFailed { .. } = error {
+                assert_eq!(world.pool.tag_state(&Tag::weights()).unwrap(), TagState::Awake);
+            } else {
+                assert!(matches!(error, PoolError::Shortfall { .. }), "{error}");
+                world.pool.wake(&WakeRequest::all()).unwrap();
+            }
+            tenant.verify();
+        }
+        world.pool.wake(&WakeRequest::all()).unwrap();
+        tenant.verify();
+        assert!(world.pool.stats().unwrap().peak_mapped_bytes <= LIMIT * world.granule());
+    });
+}
+
+/// Whatever of the wake's calls fails: what it has made room for is its own as long as it may need it, the limit holds,
+/// and afterwards nothing is reserved.
+#[test]
+fn what_a_wake_has_made_room_for_is_its_own() {
+    watched(|| {
+        let stride = Kind::of_this_run().stride();
+        for first in (0..).step_by(stride) {
+            let world = World::new(Some(LIMIT));
+            world.alloc(ASLEEP, Tag::kv_cache()).unwrap();
+            world.sleep();
+            // Idle memory of the size that the wake takes, more than its first group does, and some other.
+            let idle = [40, 1, 3].map(|granules| world.alloc(granules, Tag::runtime()).unwrap());
+            world.free(&idle);
+            world.script.passing.store(first, Ordering::Relaxed);
+            let wake = || world.pool.wake(&WakeRequest::all());
+            let (woken, blocks) = world.beside(Op::Map, wake, || world.alloc_all());
+            world.script.passing.store(u64::MAX, Ordering::Relaxed);
+            let limit_bytes = LIMIT * world.granule();
+            assert!(world.pool.stats().unwrap().peak_mapped_bytes <= limit_bytes, "call {first}");
+            let succeeded = woken.is_ok();
+            if succeeded {
+                assert_eq!(blocks.len() as u64 * PIECE, LIMIT - ASLEEP, "all that the wake leaves");
+            } else {
+                assert!(matches!(woken, Err(PoolError::WakeFailed { .. })), "call {first}: {woken:?}");
+            }
+            world.free(&blocks);
+            world.pool.discard(&[Tag::kv_cache()]).unwrap();
+            world.pool.trim().unwrap();
+            let whole = world.alloc(LIMIT, Tag::runtime()).unwrap();
+            world.free(&[whole]);
+            world.pool.close().unwrap();
+            if succeeded {
+                break;
+            }
+        }
+    });
+}
