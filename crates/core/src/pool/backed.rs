@@ -58,9 +58,11 @@ impl State {
         segment.backups.retain(|addr, _| touched.contains(addr));
     }
 
-    pub(super) fn forget_backups(&mut self, tag: TagKey) {
+    /// Returns how much room they had, in bytes.
+    pub(super) fn forget_backups(&mut self, tag: TagKey) -> u64 {
         self.tag_mut(tag).has_backups = false;
         let segments = self.segments.values_mut().filter(|segment| segment.tag == tag);
-        segments.for_each(|segment| segment.backups.clear());
+        let gone = segments.flat_map(|segment| std::mem::take(&mut segment.backups));
+        gone.map(|(_, backup)| backup.room.bytes()).sum()
     }
 }

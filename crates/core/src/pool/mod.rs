@@ -44,9 +44,12 @@ mod error;
 mod fill;
 mod gate;
 mod handle;
+mod hold;
+mod host_reclaim;
 mod layout;
 mod orders;
 mod part;
+mod per_process;
 mod place;
 mod plan;
 mod prepare;
@@ -73,6 +76,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
 pub use handle::{AllocRequest, Block, BlockId};
+pub use hold::{HeldTag, Hold};
 pub use prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
 pub use report::{
     Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
@@ -84,6 +88,7 @@ use self::access::Guest;
 use self::blocks::Blocks;
 use self::clocks::Clocks;
 use self::gate::Monitor;
+use self::hold::Holds;
 use self::orders::Orders;
 use self::prepare::Preparers;
 use self::reaper::Reaper;
@@ -163,7 +168,7 @@ struct Shared {
     background_stream: StreamId,
     /// Held by who prepares a sleep.
     preparing: Mutex<()>,
-    /// How many sleeps lack host memory: who prepares one makes way.
+    /// How many sleeps, of this pool or of others, lack host memory: who prepares one here makes way.
     starving: AtomicU32,
     /// Freed memory that a request has waited for in vain.
     stuck_bytes: AtomicU64,
@@ -279,6 +284,7 @@ impl Pool {
             next_serial: 1,
             cached_max_bytes: config.cached_max_bytes,
             closed: false,
+            holds: Holds::default(),
         };
         let counters = Arc::new(Counters::default());
         let vm = Mutex::new(Vm::new(Arc::clone(&driver), Arc::clone(&counters)));
@@ -287,7 +293,7 @@ impl Pool {
         let kernel_stream = if info.kernel_copies { ready.pop() } else { None };
         let (preparing, starving) = Default::default();
         let stuck_bytes = AtomicU64::new(0);
-        let shared = Shared {
+        let shared = Arc::new(Shared {
             driver,
             backups,
             shape,
@@ -301,9 +307,10 @@ impl Pool {
             vm,
             counters,
             orders,
-        };
+        });
+        shared.lend_host_memory();
         let (reaper, preparers) = Default::default();
-        Ok(Self { shared: Arc::new(shared), reaper, preparers })
+        Ok(Self { shared, reaper, preparers })
     }
 
     /// The device.
@@ -439,9 +446,8 @@ impl Pool {
     /// All or nothing up to the point of no return. Tags that sleep already are reported and left alone.
     ///
     /// # Errors
-    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded), and `Capturing` while a stream is being
-    /// captured, before anything has happened; `SleepFailed` with everything
-    /// awake as before; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
+    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded), `Held`, and `Capturing` while a stream is being
+    /// captured, before anything has happened; `SleepFailed` with everything awake as before; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
     /// everything was given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
         self.shared.sleep(request)
@@ -482,7 +488,9 @@ impl Pool {
     }
 
     /// Gives back all memory and addresses that serve no byte, waiting for work that may still touch what was
-    /// freed before; while a stream is being captured, only what no work may touch. Returns the bytes given back.
+    /// freed before; while a stream is being captured, only what no work may touch. What a [hold](Pool::hold) keeps stays,
+    /// and [`Pool::held`] says how much that is. Host memory is [`Pool::drop_backups`]' business. Returns the bytes given
+    /// back.
     ///
     /// # Errors
     /// What the driver said first; the rest was still done.
@@ -533,12 +541,13 @@ impl Pool {
     /// it back when it ends. Waits for the device unless nothing is held.
     ///
     /// # Errors
-    /// `Capturing` while a stream is being captured and something is held, with nothing done: the pool is open.
-    /// Otherwise what the driver said first, or `Capturing` for a capture that began under way; the pool is closed all
+    /// `Capturing` while a stream is being captured and something is held, and `Held` while somebody has a
+    /// [hold](Pool::hold), with nothing done: the pool is open. Otherwise what the driver said first, or `Capturing` for a capture that began under way; the pool is closed all
     /// the same, and closing again goes on with what is left.
     pub fn close(&self) -> Result<()> {
         self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
         self.shared.check_closable()?;
+        self.shared.close_unheld()?;
         self.end_work();
         self.shared.close()
     }
@@ -638,8 +647,13 @@ impl Drop for Pool {
         }
         // Nobody is left to tell; whoever wants to know calls `close`. Also after a panic: closing trusts no
         // count of what is live.
-        if let Err(PoolError::Capturing { .. }) = self.close() {
-            self.end_work();
+        match self.close() {
+            Err(PoolError::Capturing { .. }) => self.end_work(),
+            Err(PoolError::Held { .. }) => {
+                self.end_work();
+                self.shared.orphan();
+            }
+            _ => {}
         }
     }
 }

@@ -213,7 +213,7 @@ impl State {
                     let rest = self.cut_off(block, from, to)?;
                     if rest > 0 {
                         // The chunk leaves, and granules come in its place.
-                        if !self.is_quiet(block) {
+                        if !self.is_quiet(block) || self.is_pinned(self.lane(block.lane).tag) {
                             return None;
                         }
                         cut = Some(to - rest);

@@ -15,7 +15,9 @@ impl Shared {
         let stuck: Vec<Piece> = {
             let state = self.state.lock_anyway();
             let addrs = state.stuck.iter().map(|key| state.blocks[*key].addr);
-            addrs.filter_map(|addr| state.piece((state.segment_of(addr), addr))).collect()
+            let pieces = addrs.filter_map(|addr| state.piece((state.segment_of(addr), addr)));
+            let tag = |piece: &Piece| state.segments.get(piece.segment).map(|segment| segment.tag);
+            pieces.filter(|piece| !tag(piece).is_some_and(|tag| state.is_pinned(tag))).collect()
         };
         for mut piece in stuck {
             refused = refused.or(vm.take_out(std::slice::from_mut(&mut piece)).err());
@@ -175,6 +177,7 @@ impl Shared {
             mapped_bytes: counters.held_bytes(),
             idle_bytes: idle.quiet_bytes
                 + idle.pending_bytes
+                + idle.pinned_bytes
                 + stuck
                 + counters.loose_bytes()
                 + counters.owed_bytes(),

@@ -9,11 +9,11 @@
 //! or copied just now, but for those that were promised not to change, of which a sixty-fourth was compared.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::error::{Phase, PoolError};
+use super::host_reclaim::is_lacking;
 use super::plan::{Save, SleepPlan};
 use super::report::{SleepPhases, add};
 use super::sample::Sample;
@@ -22,7 +22,7 @@ use super::state::{State, TagKey};
 use super::{Result, Shared};
 use crate::backup::Room;
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, Pending};
+use crate::driver::{CopyPart, DeviceRange, DriverError, Pending};
 use crate::tag::Changes;
 
 /// Copies in flight per stream: one that runs, one that waits.
@@ -158,7 +158,9 @@ impl Shared {
             return Ok(BTreeMap::new());
         }
         let rooms = match self.backups.rooms(&sizes) {
-            Err(error) if is_lacking(&error) => self.with_host_memory(plan, || self.backups.rooms(&sizes))?,
+            Err(error) if is_lacking(&error) => {
+                self.with_host_memory(plan, sizes.iter().sum(), || self.backups.rooms(&sizes))?
+            }
             rooms => rooms?,
         };
         Ok(turns.into_iter().zip(rooms).collect())
@@ -176,22 +178,10 @@ impl Shared {
     fn wait_for_room(&self, plan: &SleepPlan, save: &Save, room: Pending<Room>) -> Result<Room, DriverError> {
         match room.wait() {
             Err(error) if is_lacking(&error) => {
-                self.with_host_memory(plan, || self.one_room(save.bytes).wait())
+                self.with_host_memory(plan, save.bytes, || self.one_room(save.bytes).wait())
             }
             room => room,
         }
-    }
-
-    /// The host has too little memory: once more, when nothing has any that only saves time. Whoever prepares a
-    /// sleep ends and lets go of what was asked for ahead; backups of what is awake, and stays so, go.
-    fn with_host_memory<T>(&self, plan: &SleepPlan, again: impl FnOnce() -> T) -> T {
-        self.starving.fetch_add(1, Ordering::Relaxed);
-        let alone = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.starving.fetch_sub(1, Ordering::Relaxed);
-        self.state.lock_anyway().let_idle_backups_go(plan);
-        let result = again();
-        drop(alone);
-        result
     }
 
     /// For each save, the granules whose backup is what the device holds.
@@ -358,19 +348,4 @@ impl State {
         let backup = self.backup(save.place);
         backup.is_some_and(|backup| Arc::strong_count(&backup.room) == 1 && backup.room.is_free())
     }
-
-    fn let_idle_backups_go(&mut self, plan: &SleepPlan) {
-        for tag in (0..self.tags.len()).map(TagKey) {
-            let entry = self.tag(tag);
-            let falls_asleep = plan.tags.iter().any(|(falling, _)| *falling == tag);
-            if entry.has_backups && entry.state.is_held() && !falls_asleep && !entry.gate.is_closed() {
-                self.forget_backups(tag);
-            }
-        }
-    }
-}
-
-/// Whether the host has too little memory.
-pub(super) fn is_lacking(error: &DriverError) -> bool {
-    matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. })
 }

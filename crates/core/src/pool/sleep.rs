@@ -9,9 +9,10 @@ use std::time::Instant;
 
 use super::capture::refused_by_capture;
 use super::error::{Phase, PoolError};
+use super::host_reclaim::is_lacking;
 use super::plan::SleepPlan;
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
-use super::save::{Saved, is_lacking};
+use super::save::Saved;
 use super::segment::Place;
 use super::state::{State, TagKey};
 use super::vm::{Backing, Piece, Vm};
@@ -85,6 +86,9 @@ impl Shared {
         let mut state = self.open_state()?;
         loop {
             let visited = state.selected(op, tags)?;
+            if falling_asleep {
+                state.check_unheld(op, &visited)?;
+            }
             let held: Vec<TagKey> =
                 visited.iter().copied().filter(|tag| wanted(state.tag(*tag).state)).collect();
             let busy = visited.iter().any(|tag| state.tag(*tag).gate.is_closed());

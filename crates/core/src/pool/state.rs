@@ -20,6 +20,7 @@ use super::blocks::{BYTES_MAX, Block, BlockKey, Blocks, Kind};
 use super::clocks::{ClockKey, Clocks};
 use super::error::PoolError;
 use super::gate::Gate;
+use super::hold::Holds;
 use super::segment::{Chunk, Place, Segment, SegmentKey, Segments};
 use super::vm::{Backing, Piece};
 use super::{AllocRequest, BlockId, Result, Shape};
@@ -63,6 +64,7 @@ pub(super) struct State {
     /// See [`super::PoolConfig::cached_max_bytes`].
     pub(super) cached_max_bytes: Option<u64>,
     pub(super) closed: bool,
+    pub(super) holds: Holds,
 }
 
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Where memory comes from: what nothing uses is taken before anything is created.
 //!
 //! Idle memory is loose memory (mapped nowhere) and chunks that lie wholly in quiet free pieces of tags that
-//! are awake. A need takes loose memory of its size, then idle chunks of its size, wherever they are mapped
+//! are awake and not held ([`super::hold`]). A need takes loose memory of its size, then idle chunks of its size, wherever they are mapped
 //! now; only the rest is created. What is idle then is of the wrong size. It may stay as long as the pool holds
 //! no more than was ever in use at once, and a sixty-fourth; beyond that, and at the limit, chunks are made
 //! of idle granules, and idle memory is given up for as much as is created, spans first. So the pool never holds
@@ -11,7 +11,7 @@
 use super::Shape;
 use super::blocks::{Block, BlockKey};
 use super::segment::SegmentKey;
-use super::state::{State, TagEntry};
+use super::state::{State, TagEntry, TagKey};
 use super::vm::{Backing, Piece, Vm};
 use crate::tag::TagState;
 
@@ -40,6 +40,8 @@ pub(super) struct Idle {
     pub(super) quiet_bytes: u64,
     /// That can be had when events have passed.
     pub(super) pending_bytes: u64,
+    /// That stays where it is while its tag is held.
+    pub(super) pinned_bytes: u64,
 }
 
 impl State {
@@ -57,8 +59,11 @@ impl State {
         }
         idle.quiet_bytes += self.leftovers().map(|piece| piece.range.bytes).sum::<u64>();
         let granule = self.shape.granule_bytes;
-        let waiting = self.waiting.iter().map(|waiting| self.blocks[waiting.block].bytes());
-        idle.pending_bytes += waiting.map(|bytes| bytes / granule * granule).sum::<u64>();
+        let waiting = self.waiting.iter().map(|waiting| &self.blocks[waiting.block]);
+        let waiting = waiting.filter(|block| !self.is_pinned(self.lane(block.lane).tag));
+        idle.pending_bytes += waiting.map(|block| block.bytes() / granule * granule).sum::<u64>();
+        let pinned = self.holds.tags().filter_map(|tag| self.find_tag(tag));
+        idle.pinned_bytes = pinned.map(|tag| self.idle_bytes_of(tag)).sum();
         idle
     }
 
@@ -211,14 +216,30 @@ impl State {
 
     /// Coarse pieces of at least `bytes`, of tags whose free pieces are free for use.
     fn idle_coarse(&self, bytes: u64) -> impl Iterator<Item = BlockKey> + '_ {
-        let settled = self.tags.iter().filter(|entry| entry.is_settled());
-        settled.flat_map(move |entry| entry.coarse.range((bytes, BlockKey::FIRST)..).map(|(_, key)| *key))
+        self.lending()
+            .flat_map(move |entry| entry.coarse.range((bytes, BlockKey::FIRST)..).map(|(_, key)| *key))
     }
 
     /// Fine pieces that may hold a granule, of the same tags.
     fn idle_fine(&self) -> impl Iterator<Item = BlockKey> + '_ {
-        let lanes = self.tags.iter().filter(|entry| entry.is_settled()).flat_map(|entry| &entry.lanes);
+        self.lending().flat_map(|entry| self.fine_of(entry))
+    }
+
+    fn fine_of<'a>(&'a self, entry: &'a TagEntry) -> impl Iterator<Item = BlockKey> + 'a {
+        let lanes = entry.lanes.iter();
         lanes.flat_map(|lane| self.lane(*lane).fine.at_least(&self.blocks, self.shape.granule_bytes))
+    }
+
+    /// Tags whose idle memory may go elsewhere.
+    fn lending(&self) -> impl Iterator<Item = &TagEntry> + '_ {
+        self.tags.iter().filter(|entry| entry.is_settled() && !self.holds.is_held(&entry.tag))
+    }
+
+    /// Memory of a tag that serves no block, whether or not work may still touch it.
+    pub(super) fn idle_bytes_of(&self, tag: TagKey) -> u64 {
+        let entry = self.tag(tag);
+        let pieces = entry.coarse.iter().map(|(_, key)| *key).chain(self.fine_of(entry));
+        pieces.map(|key| self.whole_chunks(&self.blocks[key])).map(|(start, end)| end - start).sum()
     }
 
     fn idle_granules(&self) -> usize {
