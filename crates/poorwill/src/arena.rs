@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
-    AllocRequest, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind, HostBuffer, Op,
-    Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport, SleepRequest, Snapshot, StreamId, Tag,
-    TagPolicy, TagState, WakeReport, WakeRequest,
+    AllocRequest, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind, HeldTag, Hold,
+    HostBuffer, Op, Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport, SleepRequest, Snapshot,
+    StreamId, Tag, TagPolicy, TagState, WakeReport, WakeRequest,
 };
 
 use crate::budget::claim_own;
@@ -260,6 +260,30 @@ impl Arena {
     /// As there.
     pub fn trim(&self) -> Result<u64, PoolError> {
         self.pool.trim()
+    }
+
+    /// See [`Pool::drop_backups`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64, PoolError> {
+        self.pool.drop_backups(tags)
+    }
+
+    /// See [`Pool::hold`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn hold(&self, tag: &Tag, holder: impl Into<String>) -> Result<Hold, PoolError> {
+        self.pool.hold(tag, holder)
+    }
+
+    /// See [`Pool::held`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn held(&self) -> Result<Vec<HeldTag>, PoolError> {
+        self.pool.held()
     }
 
     /// See [`Pool::tag_state`].

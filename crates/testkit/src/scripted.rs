@@ -174,6 +174,12 @@ impl Driver for ScriptedDriver {
 
     forward_streams_and_events!();
 
+    fn host_memory(&self) -> HostMemoryInfo {
+        let info = self.inner.host_memory();
+        let is_limited = self.gate.limits_host.load(Ordering::Relaxed);
+        HostMemoryInfo { limit_bytes: if is_limited { Some(0) } else { info.limit_bytes }, ..info }
+    }
+
     forward! {
         MemoryInfo: memory_info() -> MemoryInfo;
         Release: release(backing: BackingId) -> ();
