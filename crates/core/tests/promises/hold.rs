@@ -1,5 +1,6 @@
 //! Holds: while somebody else has the physical memory of a tag registered, none of it leaves its address.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
@@ -21,6 +22,8 @@ struct World {
     device: TestDevice,
     pool: Arc<Pool>,
     unmapped: Arc<Mutex<Vec<DeviceRange>>>,
+    /// Whether the driver refuses to unmap.
+    refuses: Arc<AtomicBool>,
     granule: u64,
 }
 
@@ -28,8 +31,12 @@ impl World {
     fn open(limit_granules: Option<u64>) -> Self {
         let device = TestDevice::open(256);
         let unmapped: Arc<Mutex<Vec<DeviceRange>>> = Arc::default();
-        let seen = Arc::clone(&unmapped);
+        let refuses: Arc<AtomicBool> = Arc::default();
+        let (seen, refused) = (Arc::clone(&unmapped), Arc::clone(&refuses));
         let driver = ScriptedDriver::new(device.driver(), move |call| {
+            if call.op == Op::Unmap && refused.load(Ordering::Relaxed) {
+                return Verdict::device_failure(call);
+            }
             seen.lock().unwrap().extend(call.unmaps);
             Verdict::Pass
         });
@@ -41,7 +48,13 @@ impl World {
             segment_granules: 8,
             ..PoolConfig::default()
         };
-        Self { pool: Arc::new(Pool::new(Arc::new(driver), config).unwrap()), device, unmapped, granule }
+        Self {
+            pool: Arc::new(Pool::new(Arc::new(driver), config).unwrap()),
+            device,
+            unmapped,
+            refuses,
+            granule,
+        }
     }
 
     fn alloc(&self, granules: u64, tag: &Tag) -> Result<Block, PoolError> {
@@ -183,6 +196,24 @@ fn what_is_freed_in_a_held_tag_stays_where_it_is() {
     assert!(world.mapped_bytes(&kv) < mapped_bytes, "it is as any other now");
 }
 
+/// Also what the driver has refused to unmap before, and what is tried again.
+#[test]
+fn what_is_stuck_in_a_held_tag_stays_there() {
+    let world = World::open(None);
+    let kv = Tag::kv_cache();
+    let block = world.alloc(8, &kv).unwrap();
+    world.alloc(1, &kv).unwrap();
+    world.pool.free(block.id).unwrap();
+    world.refuses.store(true, Ordering::Relaxed);
+    world.pool.trim().unwrap_err();
+    world.refuses.store(false, Ordering::Relaxed);
+    let hold = world.pool.hold(&kv, NIXL).unwrap();
+    world.pool.trim().unwrap();
+    assert_eq!(world.unmapped_of(&kv), []);
+    drop(hold);
+    assert_eq!(world.pool.trim().unwrap(), 8 * world.granule);
+}
+
 /// Whatever happens to a pool, nothing that is mapped in a held tag is unmapped.
 #[test]
 fn nothing_is_unmapped_in_a_held_tag_by_chance() {
@@ -275,7 +306,7 @@ fn a_pool_with_a_hold_is_not_closed() {
 #[test]
 fn a_hold_outlives_its_pool() {
     for first_ends_last in [false, true] {
-        let World { device, pool, unmapped, granule } = World::open(None);
+        let World { device, pool, unmapped, granule, .. } = World::open(None);
         let bytes = 5 * granule;
         pool.alloc(&AllocRequest::new(bytes, Tag::weights())).unwrap();
         pool.alloc(&AllocRequest::new(bytes, Tag::runtime())).unwrap();
