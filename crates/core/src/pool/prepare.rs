@@ -39,7 +39,8 @@ pub enum PrepareEnd {
     Finished,
     /// It was cancelled.
     Cancelled,
-    /// A sleep or a discard of one of the tags came first, a sleep lacked host memory, or the pool was closed.
+    /// A sleep or a discard of one of the tags came first, backups of one were dropped, a sleep (of this pool or of another
+    /// one of the process) lacked host memory, or the pool was closed.
     Overtaken,
 }
 
