@@ -53,8 +53,8 @@ impl Drop for Counted<'_> {
 
 impl Pool {
     /// Lets go of the backups of tags that are awake, of all or of those named, and gives host memory back that nothing
-    /// uses. Returns how much less the store holds then, in bytes; where others use it, too, what they take or give
-    /// meanwhile counts as well. What sleeps keeps its backups. The next sleep copies what is let go of. Waits for
+    /// uses. Returns how much less the store holds then, in bytes: what shares a slab with a backup that stays comes back
+    /// with that one, and where others use the store, too, what they take or give meanwhile counts as well. What sleeps keeps its backups. The next sleep copies what is let go of. Waits for
     /// whoever puts the tags to sleep or wakes them, and ends a preparation of theirs; may wait for work on the device.
     ///
     /// # Errors

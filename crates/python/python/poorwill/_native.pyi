@@ -457,7 +457,7 @@ class Arena:
         """
     def drop_backups(self, tags: _Tags | None = None) -> int:
         """Lets go of the backups of tags that are awake, and gives host memory back that nothing uses.
-        Returns how many bytes that was.
+        Returns how many bytes that was; what lies in one piece with a backup that stays comes back with that.
 
         `tags` is one, several, or None for all that are awake. What sleeps keeps its backups. The next sleep
         copies what is let go of.

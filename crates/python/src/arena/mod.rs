@@ -296,7 +296,7 @@ impl Arena {
     }
 
     /// Lets go of the backups of tags that are awake, and gives host memory back that nothing uses. Returns how many bytes
-    /// that was.
+    /// that was; what lies in one piece with a backup that stays comes back with that.
     ///
     /// `tags` is one, several, or None for all that are awake. What sleeps keeps its backups. The next sleep copies what
     /// is let go of.
