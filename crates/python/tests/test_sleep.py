@@ -211,7 +211,9 @@ def test_backups_go_with_a_wake_if_so_opened() -> None:
         assert (backed_up(arena), array.nbytes) == (kept, 4 * MIB)
         assert poorwill.arena("host:64MiB", "keeping") == arena
         other = not (kept > 0)
-        with pytest.raises(poorwill.PoorwillError, match=f"keep_backups={not other}, and keep_backups={other}"):
+        with pytest.raises(
+            poorwill.PoorwillError, match=f"keep_backups={not other}, and keep_backups={other}"
+        ):
             poorwill.arena("host:64MiB", "keeping", keep_backups=other)
         arena.close()
 
@@ -226,9 +228,11 @@ def test_what_is_held_does_not_sleep(arena: poorwill.Arena) -> None:
         assert (hold.tag, hold.holder) == ("weights", "NIXL")
         assert arena.held() == {"weights": {"holders": ["NIXL", "UCX"], "idle_bytes": 0}}
         for refused in (arena.sleep, lambda: arena.sleep(1, "weights"), lambda: arena.discard("weights")):
-            with pytest.raises(poorwill.TagError, match="`weights` is held by NIXL, UCX; have it deregistered"):
+            with pytest.raises(
+                poorwill.TagError, match="`weights` is held by NIXL, UCX; have it deregistered"
+            ):
                 refused()
-        with pytest.raises(poorwill.TagError, match="cannot close the arena: .* held by NIXL, UCX"):
+        with pytest.raises(poorwill.TagError, match=r"cannot close the arena: .* held by NIXL, UCX"):
             arena.close()
         assert arena.sleep(1, "kv_cache").tags == ["kv_cache"]
         assert repr(hold) == "<poorwill.Hold of weights by NIXL>"

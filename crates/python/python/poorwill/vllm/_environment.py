@@ -37,7 +37,7 @@ class Environment:
     prepare: bool = True
     """Whether the weights are backed up in the background once the engine has started."""
     keep_backups: bool = True
-    """Whether backups stay in host memory after a wake, to save the next sleep's copy of what has not changed."""
+    """Whether backups stay in host memory after a wake, for the next sleep to copy only what has changed."""
     wake_timeout_s: float = 2.0
     """How long a wake waits for memory that another process is about to give back, in seconds."""
     after_level2: Literal["refuse", "serve"] = "refuse"
