@@ -227,7 +227,10 @@ def test_what_is_held_does_not_sleep(arena: poorwill.Arena) -> None:
     with arena.hold("weights", "NIXL") as hold, arena.hold("weights", "UCX"):
         assert (hold.tag, hold.holder) == ("weights", "NIXL")
         assert arena.held() == {"weights": {"holders": ["NIXL", "UCX"], "idle_bytes": 0}}
-        for refused in (arena.sleep, lambda: arena.sleep(1, "weights"), lambda: arena.discard("weights")):
+        refusals: list[Callable[[], object]] = [
+            *(arena.sleep, lambda: arena.sleep(1, "weights"), lambda: arena.discard("weights")),
+        ]
+        for refused in refusals:
             with pytest.raises(
                 poorwill.TagError, match="`weights` is held by NIXL, UCX; have it deregistered"
             ):
