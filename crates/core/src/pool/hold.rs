@@ -156,7 +156,7 @@ impl Pool {
         let state = self.shared.open_state()?;
         let held = state.holds.tags.iter().map(|(tag, holders)| HeldTag {
             tag: tag.clone(),
-            holders: holders.keys().map(|holder| holder.to_string()).collect(),
+            holders: holders.keys().map(ToString::to_string).collect(),
             idle_bytes: state.find_tag(tag).map_or(0, |key| state.idle_bytes_of(key)),
         });
         Ok(held.collect())

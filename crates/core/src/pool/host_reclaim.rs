@@ -116,7 +116,8 @@ impl Shared {
             let others = self.others(distance);
             let _starving: Vec<Counted<'_>> =
                 others.iter().map(|other| Counted::one_more(&other.starving)).collect();
-            if others.iter().fold(false, |gave, other| other.give_host_memory(distance) || gave) {
+            // Each of them, also once one has given.
+            if others.iter().filter(|other| other.give_host_memory(distance)).count() > 0 {
                 done = again();
             }
         }
@@ -140,8 +141,8 @@ impl Shared {
         if !first.as_ref().is_err_and(is_lacking) || !self.may_help(far, bytes) {
             return first;
         }
-        let gave = self.others(far).iter().fold(false, |gave, other| other.give_cached_host_memory() || gave);
-        if gave { again() } else { first }
+        let giving = self.others(far).iter().filter(|other| other.give_cached_host_memory()).count();
+        if giving > 0 { again() } else { first }
     }
 
     fn distance(&self, other: &Self) -> Distance {

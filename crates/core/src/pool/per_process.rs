@@ -34,7 +34,7 @@ impl<T> PerProcess<T> {
         let mine = u64::from(process);
         let mut current = self.current.load(Ordering::Acquire);
         while current >> NUMBER_BITS != mine {
-            let next = (mine << NUMBER_BITS) | (number(current) + 1) % FORKS as u64;
+            let next = (mine << NUMBER_BITS) | ((number(current) + 1) % FORKS as u64);
             match self.current.compare_exchange(current, next, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => current = next,
                 Err(other) => current = other,
