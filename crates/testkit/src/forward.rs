@@ -30,10 +30,6 @@ macro_rules! forward_streams_and_events {
             self.inner.check_process()
         }
 
-        fn host_memory(&self) -> HostMemoryInfo {
-            self.inner.host_memory()
-        }
-
         forward! {
             Reserve: reserve(bytes: u64) -> DeviceRange;
             Unreserve: unreserve(range: DeviceRange) -> ();

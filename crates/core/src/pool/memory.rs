@@ -11,7 +11,7 @@ impl Shared {
     /// Tries again what the driver has refused before.
     pub(super) fn recover(&self, memory: &mut PhysicalMemory) -> Option<DriverError> {
         let mut refused = memory.settle().1;
-        let stuck = self.state.lock_anyway().heap.stuck();
+        let stuck = self.state.lock_anyway().heap.stuck_to_leave();
         for mut piece in stuck {
             refused = refused.or(memory.take_out(std::slice::from_mut(&mut piece)).err());
             if piece.is_mapped() {
@@ -155,9 +155,20 @@ impl Shared {
             mapped_bytes: counters.held_bytes(),
             idle_bytes: idle.quiet_bytes
                 + idle.pending_bytes
+                + idle.pinned_bytes
                 + stuck
                 + counters.loose_bytes()
                 + counters.owed_bytes(),
+        }
+    }
+
+    /// For who is refused at the limit.
+    pub(super) fn what_helps(&self) -> &'static str {
+        if self.state.lock_anyway().idle().pinned_bytes > 0 {
+            "end the hold of a tag, whose freed memory stays where it is, free or put to sleep what is live, or raise the \
+             limit, or the budget that it comes from"
+        } else {
+            "free or put to sleep what is live, or raise the limit, or the budget that it comes from"
         }
     }
 

@@ -8,6 +8,8 @@ mod capture;
 mod changes;
 mod deadline;
 mod faults;
+mod hold;
+mod host_reclaim;
 mod in_flight;
 mod mark;
 mod parts;

@@ -22,7 +22,8 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(mark_restored, module)?)?;
     module.add_function(wrap_pyfunction!(state, module)?)?;
     module.add_function(wrap_pyfunction!(stats, module)?)?;
-    module.add_function(wrap_pyfunction!(trim, module)?)
+    module.add_function(wrap_pyfunction!(trim, module)?)?;
+    module.add_function(wrap_pyfunction!(drop_backups, module)?)
 }
 
 /// The current device's arena, if it is open.
@@ -50,7 +51,7 @@ fn current(py: Python<'_>) -> PyResult<Arena> {
 #[pyo3(signature = (tag="weights", device=None))]
 fn pool<'py>(py: Python<'py>, tag: &str, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
     py.import("poorwill.torch")?;
-    let arena = Bound::new(py, arena(py, device, DEFAULT, None, None, false)?)?;
+    let arena = Bound::new(py, arena(py, device, DEFAULT, None, None, false, None)?)?;
     Arena::pool(&arena, tag)
 }
 
@@ -59,7 +60,7 @@ fn pool<'py>(py: Python<'py>, tag: &str, device: Option<&Bound<'py, PyAny>>) -> 
 #[pyo3(signature = (device=None))]
 fn graph_pool<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
     py.import("poorwill.torch")?;
-    let arena = Bound::new(py, arena(py, device, DEFAULT, None, None, false)?)?;
+    let arena = Bound::new(py, arena(py, device, DEFAULT, None, None, false, None)?)?;
     Arena::graph_pool(&arena)
 }
 
@@ -117,4 +118,11 @@ fn stats(py: Python<'_>) -> PyResult<Stats> {
 #[pyfunction]
 fn trim(py: Python<'_>) -> PyResult<u64> {
     current(py)?.trim(py)
+}
+
+/// `Arena.drop_backups` of the current device's arena.
+#[pyfunction]
+#[pyo3(signature = (tags=None))]
+fn drop_backups(py: Python<'_>, tags: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+    current(py)?.drop_backups(py, tags)
 }

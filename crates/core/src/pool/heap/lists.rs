@@ -38,6 +38,8 @@ pub(super) struct TagLists {
     bare: BTreeSet<(u64, BlockKey)>,
     /// Whether any chunk larger than a granule may lie in several blocks, or in a small one.
     has_cut_chunks: bool,
+    /// Whether its memory has to stay where it is.
+    is_pinned: bool,
 }
 
 impl Lane {
@@ -62,6 +64,10 @@ impl TagLists {
     pub(super) fn has_cut_chunks(&self) -> bool {
         self.has_cut_chunks
     }
+
+    pub(super) fn is_pinned(&self) -> bool {
+        self.is_pinned
+    }
 }
 
 impl FreeLists {
@@ -77,6 +83,10 @@ impl FreeLists {
     /// From now on a chunk larger than a granule may lie in several of the tag's blocks, or in a small one.
     pub(super) fn note_cut_chunks(&mut self, tag: TagKey) {
         self.tags[tag.0].has_cut_chunks = true;
+    }
+
+    pub(super) fn set_pinned(&mut self, tag: TagKey, is_pinned: bool) {
+        self.tags[tag.0].is_pinned = is_pinned;
     }
 
     pub(super) fn tags(&self) -> impl Iterator<Item = (TagKey, &TagLists)> {

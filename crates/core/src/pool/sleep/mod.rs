@@ -11,9 +11,10 @@ use std::time::Instant;
 
 use self::plan::SleepPlan;
 use super::backups::Save;
-use super::backups::save::{Saved, Saver, is_lacking};
+use super::backups::save::{Saved, Saver};
 use super::capture::refused_by_capture;
 use super::error::{Phase, PoolError, Result};
+use super::host_reclaim::is_lacking;
 use super::keys::{Place, TagKey};
 use super::physical::PhysicalMemory;
 use super::piece::{Backing, Piece};
