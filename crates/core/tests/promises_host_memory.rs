@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use poorwill_core::backup::Backups;
-use poorwill_core::{Driver, Level, Pool, PoolConfig, PoolError, SleepRequest, Tag, Verify, WakeRequest};
+use poorwill_core::{
+    Driver, Level, Pool, PoolConfig, PoolError, SleepRequest, Tag, Verify, WakeRequest, chain,
+};
 use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::stores::{Coding, OddBackups, OddMachine};
@@ -90,7 +92,7 @@ fn a_sleep_has_the_idle_backups_of_pools_over_other_drivers() {
     first.sleep().unwrap();
     let refused = second.sleep().unwrap_err();
     assert!(matches!(refused, PoolError::SleepFailed { .. }), "{refused}");
-    assert!(refused.to_string().contains("the machine has"), "{refused}");
+    assert!(chain(&refused).contains("the machine has"), "{refused}");
     second.tenant.verify();
     first.wake();
 }
@@ -176,7 +178,7 @@ fn pools_that_starve_at_once_come_to_an_end() {
                         match model.sleep() {
                             Ok(_) => model.wake(),
                             // The other one sleeps just now.
-                            Err(error) => assert!(error.to_string().contains("host memory"), "{error}"),
+                            Err(error) => assert!(chain(&error).contains("host memory"), "{error}"),
                         }
                         model.tenant.verify();
                     }
