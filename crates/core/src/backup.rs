@@ -38,6 +38,13 @@ pub trait Backups: Send + Sync + fmt::Debug {
 
     /// Host memory that it holds, in use or not, in bytes.
     fn held_bytes(&self) -> u64;
+
+    /// Whether its own limit leaves room for so many bytes more, whatever the machine has. Where it does not, nobody else
+    /// need make room.
+    fn allows(&self, bytes: u64) -> bool {
+        let _ = bytes;
+        true
+    }
 }
 
 /// Room for the copy of one piece of device memory. Offsets are in bytes from its beginning.
@@ -125,6 +132,11 @@ impl Backups for HostBackups {
 
     fn held_bytes(&self) -> u64 {
         self.driver.host_memory().held_bytes
+    }
+
+    fn allows(&self, bytes: u64) -> bool {
+        let info = self.driver.host_memory();
+        info.limit_bytes.is_none_or(|limit| info.used_bytes.saturating_add(bytes) <= limit)
     }
 }
 

@@ -27,9 +27,9 @@ pub use driver::{
     HostMemory, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 pub use pool::{
-    AllocRequest, Block, BlockId, BlockKind, BlockSnapshot, Level, OnProgress, Pool, PoolConfig, PoolError,
-    PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, Release, SegmentSnapshot,
-    SleepPhases, SleepReport, SleepRequest, Snapshot, TagStats, Verify, WakePhases, WakeProgress, WakeReport,
-    WakeRequest,
+    AllocRequest, Block, BlockId, BlockKind, BlockSnapshot, HeldTag, Hold, Level, OnProgress, Pool,
+    PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, Release,
+    SegmentSnapshot, SleepPhases, SleepReport, SleepRequest, Snapshot, TagStats, Verify, WakePhases,
+    WakeProgress, WakeReport, WakeRequest,
 };
 pub use tag::{Changes, Dropped, InvalidTag, SleepAction, Tag, TagPolicy, TagState};

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
-    AllocRequest, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind, HostBuffer, Op,
-    Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport, SleepRequest, Snapshot, StreamId, Tag,
-    TagPolicy, TagState, WakeReport, WakeRequest,
+    AllocRequest, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind, HeldTag, Hold,
+    HostBuffer, Op, Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport, SleepRequest, Snapshot,
+    StreamId, Tag, TagPolicy, TagState, WakeReport, WakeRequest,
 };
 
 use crate::budget::claim_own;
@@ -282,8 +282,8 @@ impl Arena {
     ///
     /// # Errors
     /// With nothing done: `UnknownTag`; `SleepConflict` for a tag that sleeps otherwise than this level asks;
-    /// `Undefined` for one to be backed up that was dropped and is not restored; `Asleep` for a stranded one; `Capturing`
-    /// while a stream is being captured; `TrustBroken` for an immutable one that has changed; `SleepFailed` with what
+    /// `Undefined` for one to be backed up that was dropped and is not restored; `Asleep` for a stranded one; `Held` for
+    /// one that somebody [holds](Arena::hold); `Capturing` while a stream is being captured; `TrustBroken` for an immutable one that has changed; `SleepFailed` with what
     /// the driver said. `Stranded` when that could not be undone: no byte is lost, and a wake maps the memory again.
     /// `Shortfall` when the tags sleep, and not all memory could be given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport, PoolError> {
@@ -337,6 +337,37 @@ impl Arena {
         self.0.pool.trim_within(wait_max)
     }
 
+    /// Lets go of the backups of tags that are awake, of all or of those named, and gives host memory back that nothing
+    /// uses; the next sleep copies what is let go of. Returns how many bytes less host memory the arena's store holds then.
+    /// What sleeps keeps its backups. Waits for who puts the tags to sleep or wakes them, and ends a preparation of theirs;
+    /// may wait for work on the device.
+    ///
+    /// # Errors
+    /// With nothing done: `UnknownTag`; `Asleep` for a tag that is named and sleeps with a backup. `Driver` with what the
+    /// store says when it is to give memory back: the backups are gone all the same.
+    pub fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64, PoolError> {
+        self.0.pool.drop_backups(tags)
+    }
+
+    /// Says that somebody else, `holder` by name, has the physical memory of `tag` registered, until the guard is dropped.
+    /// Take it before registering, and drop it after deregistering. Meanwhile sleeps and discards that mean the tag are
+    /// refused, and so is [`Arena::close`], and what is freed in the tag stays where it is, for its own blocks. Waits for
+    /// who puts the tag to sleep or wakes it.
+    ///
+    /// # Errors
+    /// `UnknownTag`; `Asleep` for a tag that has no memory now.
+    pub fn hold(&self, tag: &Tag, holder: impl Into<String>) -> Result<Hold, PoolError> {
+        self.0.pool.hold(tag, holder)
+    }
+
+    /// The tags that are held, by whom, and how many bytes of idle memory stay because of it.
+    ///
+    /// # Errors
+    /// Only those that every call has.
+    pub fn held(&self) -> Result<Vec<HeldTag>, PoolError> {
+        self.0.pool.held()
+    }
+
     /// Where the bytes of a tag are.
     ///
     /// # Errors
@@ -369,8 +400,8 @@ impl Arena {
     /// It takes `&self` since it may have to be called again.
     ///
     /// # Errors
-    /// `Capturing` while a stream is being captured and something is held: the arena is open as before. Otherwise what
-    /// the driver said first; the arena is closed all the same, and closing again goes on with what is left.
+    /// `Capturing` while a stream is being captured and something is held, and `Held` while somebody has a
+    /// [hold](Arena::hold): the arena is open as before. Otherwise what the driver said first; the arena is closed all the same, and closing again goes on with what is left.
     pub fn close(&self) -> Result<(), PoolError> {
         self.0.pool.close()
     }

@@ -156,6 +156,7 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
         PoolError::UnknownTag { .. }
         | PoolError::Asleep { .. }
         | PoolError::Undefined { .. }
+        | PoolError::Held { .. }
         | PoolError::PolicyConflict { .. } => TagError::new_err(words),
         PoolError::Closed | PoolError::StaleBlock { .. } => ClosedError::new_err(words),
         PoolError::InvalidRequest { .. } | PoolError::UnknownStream { .. } => PyValueError::new_err(words),

@@ -43,6 +43,25 @@ assert own != arena and own == poorwill.arena("host:32MiB") and own.stats().live
 """,
         ("(preparation.wait(), named.close(), arena.sleep().tags)[-1]", "['weights']"),
     ),
+    "holds": (
+        """
+arena = poorwill.arena("host:64MiB")
+block = arena.empty(1 << 20)
+hold, other = arena.hold("weights", "NIXL"), arena.hold("weights", "UCX")
+""",
+        "hold.end, hold.__enter__().end, arena.held, lambda: arena.hold('weights', 'mine')",
+        """
+assert "another process" in repr(hold)
+del hold, other
+gc.collect()
+own = poorwill.arena("host:32MiB")
+mine = own.empty(1 << 20)
+with own.hold("weights", "mine"):
+    assert own.held()["weights"]["holders"] == ["mine"]
+own.sleep()
+""",
+        ("arena.held()['weights']['holders']", "['NIXL', 'UCX']"),
+    ),
     "blocks": (
         """
 arena = poorwill.arena("host:64MiB")

@@ -171,6 +171,106 @@ def test_memory_that_serves_nothing_is_given_back(arena: poorwill.Arena) -> None
     assert arena.stats().mapped_bytes == kept.nbytes
 
 
+# Backups.
+
+
+def backed_up(arena: poorwill.Arena) -> int:
+    return arena.stats().backup_bytes
+
+
+def test_backups_go_when_told_to(arena: poorwill.Arena) -> None:
+    weights, runtime = filled(arena, "weights"), filled(arena, "runtime")
+    expected = weights.copy()
+    arena.sleep()
+    arena.wake()
+    assert backed_up(arena) == weights.nbytes + runtime.nbytes
+    # What lies in one piece of host memory with another's comes back with that.
+    first = arena.drop_backups("runtime")
+    assert backed_up(arena) == weights.nbytes
+    rest = arena.drop_backups()
+    assert (first + rest, arena.drop_backups()) == (weights.nbytes + runtime.nbytes, 0)
+    assert backed_up(arena) == 0
+    assert arena.sleep().copied_bytes == weights.nbytes + runtime.nbytes
+    with pytest.raises(poorwill.TagError, match=r"cannot drop backups: `weights` is asleep, .*wake it first"):
+        arena.drop_backups(["weights"])
+    # What sleeps has nothing else.
+    assert arena.drop_backups() == 0
+    with pytest.raises(poorwill.TagError, match="nobody"):
+        arena.drop_backups("nobody")
+    arena.wake(verify="all")
+    assert (weights == expected).all()
+
+
+def test_backups_go_with_a_wake_if_so_opened() -> None:
+    for keep_backups, kept in ((False, 0), (True, 4 * MIB), (None, 4 * MIB)):
+        with_option = {} if keep_backups is None else {"keep_backups": keep_backups}
+        arena = poorwill.arena("host:64MiB", "keeping", **with_option)
+        array = filled(arena, "weights")
+        arena.sleep()
+        arena.wake()
+        assert (backed_up(arena), array.nbytes) == (kept, 4 * MIB)
+        assert poorwill.arena("host:64MiB", "keeping") == arena
+        other = not (kept > 0)
+        with pytest.raises(
+            poorwill.PoorwillError, match=f"keep_backups={not other}, and keep_backups={other}"
+        ):
+            poorwill.arena("host:64MiB", "keeping", keep_backups=other)
+        arena.close()
+
+
+# Holds.
+
+
+def test_what_is_held_does_not_sleep(arena: poorwill.Arena) -> None:
+    array, cache = filled(arena, "weights"), filled(arena, "kv_cache")
+    expected = array.copy()
+    with arena.hold("weights", "NIXL") as hold, arena.hold("weights", "UCX"):
+        assert (hold.tag, hold.holder) == ("weights", "NIXL")
+        assert arena.held() == {"weights": {"holders": ["NIXL", "UCX"], "idle_bytes": 0}}
+        refusals: list[Callable[[], object]] = [
+            *(arena.sleep, lambda: arena.sleep(1, "weights"), lambda: arena.discard("weights")),
+        ]
+        for refused in refusals:
+            with pytest.raises(
+                poorwill.TagError, match="`weights` is held by NIXL, UCX; have it deregistered"
+            ):
+                refused()
+        with pytest.raises(poorwill.TagError, match=r"cannot close the arena: .* held by NIXL, UCX"):
+            arena.close()
+        assert arena.sleep(1, "kv_cache").tags == ["kv_cache"]
+        assert repr(hold) == "<poorwill.Hold of weights by NIXL>"
+    hold.end()
+    assert repr(hold) == "<poorwill.Hold of weights by NIXL, ended>"
+    assert (arena.held(), cache.nbytes) == ({}, 4 * MIB)
+    assert arena.sleep().tags == ["weights"]
+    with pytest.raises(poorwill.TagError, match="asleep"):
+        arena.hold("weights", "NIXL")
+    arena.wake()
+    assert (array == expected).all()
+
+
+def test_a_hold_ends_with_the_block_whatever_happens(arena: poorwill.Arena) -> None:
+    filled(arena, "weights")
+    with pytest.raises(ZeroDivisionError), arena.hold("weights", "NIXL"):
+        raise ZeroDivisionError
+    assert arena.held() == {}
+    arena.hold("weights", "NIXL")
+    # Nobody has it.
+    assert arena.held() == {}
+    for holder in ("", " "):
+        with pytest.raises(ValueError, match="has a name"):
+            arena.hold("weights", holder)
+
+
+def test_freed_memory_of_a_held_tag_stays(arena: poorwill.Arena) -> None:
+    spare = arena.empty(8 * MIB)
+    with arena.hold("weights", "NIXL"):
+        spare.free()
+        assert arena.trim() == 0
+        assert arena.held()["weights"]["idle_bytes"] == 8 * MIB
+    assert arena.trim() == 8 * MIB
+
+
 # Preparing.
 
 

@@ -86,6 +86,42 @@ def test_that_can_be_turned_off(start: Start) -> None:
     assert report["unchanged_bytes"] > 0
 
 
+def test_backups_go_when_told_to(start: Start) -> None:
+    engine = start().start()
+    engine.worker.poorwill_prepare(wait=True)
+    engine.worker.sleep(1)
+    # What sleeps has nothing else.
+    assert engine.worker.poorwill_drop_backups() == 0
+    held = engine.arena.stats().backup_bytes
+    assert held > sum(engine.shape.weights)
+    engine.worker.wake_up()
+    assert engine.arena.stats().backup_bytes == held
+    assert engine.worker.poorwill_drop_backups() >= held
+    assert engine.worker.poorwill_status()["host_bytes"] == 0
+    engine.worker.sleep(1)
+    slept = engine.events("sleep")[-1]
+    assert slept["copied_bytes"] == held
+
+
+def test_backups_need_not_stay(start: Start) -> None:
+    engine = start(POORWILL_KEEP_BACKUPS="0", POORWILL_PREPARE="0").start()
+    for _ in range(2):
+        engine.worker.sleep(1)
+        assert engine.arena.stats().backup_bytes > sum(engine.shape.weights)
+        engine.worker.wake_up()
+        assert engine.arena.stats().backup_bytes == 0
+
+
+def test_what_is_held_keeps_the_engine_awake(start: Start) -> None:
+    engine = start(POORWILL_PREPARE="0").start()
+    with engine.arena.hold("kv_cache", "NIXL"):
+        with pytest.raises(poorwill.TagError, match="`kv_cache` is held by NIXL"):
+            engine.worker.sleep(1)
+        assert set(engine.arena.state().values()) == {"awake"}
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+
+
 def test_every_preparation_is_told_of(start: Start) -> None:
     engine = start(Shape(weights=(90 * MIB, 90 * MIB))).start()
     engine.worker.poorwill_prepare()

@@ -84,6 +84,10 @@ impl Driver for BrokenDriver {
     forward_figures!();
     forward_streams_and_events!();
 
+    fn host_memory(&self) -> HostMemoryInfo {
+        self.inner.host_memory()
+    }
+
     forward! {
         Capturing: capturing() -> Option<StreamId>;
         CopyToHost: copy_to_host(stream: StreamId, dst: HostBuffer, parts: &[CopyPart]) -> Pending<HostBuffer>;

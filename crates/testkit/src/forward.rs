@@ -34,10 +34,6 @@ macro_rules! forward_streams_and_events {
             self.inner.check_stream(stream)
         }
 
-        fn host_memory(&self) -> HostMemoryInfo {
-            self.inner.host_memory()
-        }
-
         forward! {
             Reserve: reserve(bytes: u64) -> DeviceRange;
             Unreserve: unreserve(range: DeviceRange) -> ();

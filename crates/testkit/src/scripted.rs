@@ -2,11 +2,12 @@
 //!
 //! Every call of the trait but `info` and `check_process` asks the script first; a call that gives a
 //! [`Pending`] asks again when it is waited for. A call that the script fails never reaches the device, as the
-//! contract demands of errors.
+//! contract demands of errors. Where it refuses host memory, that counts as a limit of this driver's own, so that pools
+//! of other tests need not make room.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use poorwill_core::digest::Digest;
@@ -78,6 +79,8 @@ struct Gate {
     script: Box<Script>,
     calls: AtomicU64,
     capture: Arc<Capture>,
+    /// Whether host memory was refused.
+    limits_host: AtomicBool,
 }
 
 impl Gate {
@@ -88,7 +91,11 @@ impl Gate {
         }
         match (self.script)(Call { number, ..call }) {
             Verdict::Pass => Ok(()),
-            Verdict::Fail(kind) => Err(DriverError::new(call.op, kind)),
+            Verdict::Fail(kind) => {
+                let lacks_host = matches!(kind, DriverErrorKind::OutOfHostMemory { .. });
+                self.limits_host.fetch_or(lacks_host, Ordering::Relaxed);
+                Err(DriverError::new(call.op, kind))
+            }
             Verdict::Delay(duration) => {
                 std::thread::sleep(duration);
                 Ok(())
@@ -107,8 +114,9 @@ impl ScriptedDriver {
     /// `inner`, as `script` lets it.
     pub fn new(inner: Arc<dyn Driver>, script: impl Fn(Call) -> Verdict + Send + Sync + 'static) -> Self {
         let info = inner.info().clone();
-        let (calls, capture) = Default::default();
-        Self { inner, info, gate: Arc::new(Gate { script: Box::new(script), calls, capture }), clock: None }
+        let (calls, capture, limits_host) = Default::default();
+        let gate = Gate { script: Box::new(script), calls, capture, limits_host };
+        Self { inner, info, gate: Arc::new(gate), clock: None }
     }
 
     /// The same device with another clock than the machine's.
@@ -165,6 +173,14 @@ impl Driver for ScriptedDriver {
     }
 
     forward_streams_and_events!();
+
+    fn host_memory(&self) -> HostMemoryInfo {
+        let mut info = self.inner.host_memory();
+        if self.gate.limits_host.load(Ordering::Relaxed) {
+            info.limit_bytes = Some(0);
+        }
+        info
+    }
 
     forward! {
         MemoryInfo: memory_info() -> MemoryInfo;

@@ -113,6 +113,10 @@ impl Books {
 impl Driver for Slice {
     forward_streams_and_events!();
 
+    fn host_memory(&self) -> HostMemoryInfo {
+        self.inner.host_memory()
+    }
+
     forward! {
         Capturing: capturing() -> Option<StreamId>;
         SetAccess: set_access(range: DeviceRange) -> ();

@@ -47,9 +47,39 @@ struct Store {
     coding: Coding,
     limit_bytes: u64,
     used_bytes: AtomicU64,
+    /// Of a machine whose memory several stores share; what is given back to one of them stays there for later.
+    machine: Option<Arc<OddMachine>>,
+    /// Given back, and kept for later.
+    idle_bytes: AtomicU64,
     /// Every granule that is kept, for those who want to spoil one.
     kept: Mutex<Vec<std::sync::Weak<Mutex<Granules>>>>,
     fails: Box<Script>,
+}
+
+/// A machine with so much memory for stores.
+#[derive(Debug)]
+pub struct OddMachine {
+    bytes: u64,
+    held_bytes: AtomicU64,
+}
+
+impl OddMachine {
+    /// One with `bytes`.
+    #[must_use]
+    pub fn new(bytes: u64) -> Arc<Self> {
+        Arc::new(Self { bytes, held_bytes: AtomicU64::new(0) })
+    }
+
+    /// What stores hold of it, for rooms or for later.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        let take = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= self.bytes);
+        self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+    }
 }
 
 /// By number. What is missing is zeros.
@@ -76,9 +106,26 @@ impl OddBackups {
         limit_bytes: u64,
         fails: impl Fn(StoreCall) -> bool + Send + Sync + 'static,
     ) -> Self {
-        let (driver, used_bytes, kept, fails) =
-            (Arc::clone(driver), AtomicU64::new(0), Mutex::default(), Box::new(fails));
-        Self(Arc::new(Store { driver, coding, limit_bytes, used_bytes, kept, fails }))
+        Self::build(driver, coding, limit_bytes, None, Box::new(fails))
+    }
+
+    /// A store without a limit of its own on a machine that others use, too: what is given back to it stays with it
+    /// until it is trimmed.
+    #[must_use]
+    pub fn on_machine(driver: &Arc<dyn Driver>, machine: &Arc<OddMachine>) -> Self {
+        Self::build(driver, Coding::Xored, u64::MAX, Some(Arc::clone(machine)), Box::new(|_| false))
+    }
+
+    fn build(
+        driver: &Arc<dyn Driver>,
+        coding: Coding,
+        limit_bytes: u64,
+        machine: Option<Arc<OddMachine>>,
+        fails: Box<Script>,
+    ) -> Self {
+        let (used_bytes, idle_bytes, kept) = Default::default();
+        let driver = Arc::clone(driver);
+        Self(Arc::new(Store { driver, coding, limit_bytes, used_bytes, machine, idle_bytes, kept, fails }))
     }
 
     /// Rooms that are given out, in bytes.
@@ -129,15 +176,19 @@ impl Store {
 
     fn claim(self: &Arc<Self>, bytes: u64) -> Result<Claim> {
         let take = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit_bytes);
-        let taken = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        let reason = || format!("the store may have {} bytes", self.limit_bytes);
-        let lacks = |_| {
-            DriverError::new(
-                Op::HostAlloc,
-                DriverErrorKind::OutOfHostMemory { asked_bytes: bytes, reason: reason() },
-            )
+        let lacks = |reason| {
+            let kind = DriverErrorKind::OutOfHostMemory { asked_bytes: bytes, reason };
+            DriverError::new(Op::HostAlloc, kind)
         };
-        taken.map(|_| Claim { store: Arc::clone(self), bytes }).map_err(lacks)
+        let taken = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        taken.map_err(|_| lacks(format!("the store may have {} bytes", self.limit_bytes)))?;
+        let reuse = |idle: u64| idle.checked_sub(bytes);
+        let is_reused = self.idle_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reuse).is_ok();
+        if let Some(machine) = self.machine.as_ref().filter(|machine| !is_reused && !machine.take(bytes)) {
+            self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(lacks(format!("the machine has {} bytes", machine.bytes)));
+        }
+        Ok(Claim { store: Arc::clone(self), bytes })
     }
 }
 
@@ -151,6 +202,9 @@ struct Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         self.store.used_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        if self.store.machine.is_some() {
+            self.store.idle_bytes.fetch_add(self.bytes, Ordering::Relaxed);
+        }
     }
 }
 
@@ -172,11 +226,19 @@ impl Backups for OddBackups {
 
     fn trim(&self) -> Result<()> {
         self.0.kept.lock().unwrap().retain(|room| room.strong_count() > 0);
+        let idle_bytes = self.0.idle_bytes.swap(0, Ordering::Relaxed);
+        if let Some(machine) = &self.0.machine {
+            machine.held_bytes.fetch_sub(idle_bytes, Ordering::Relaxed);
+        }
         Ok(())
     }
 
     fn held_bytes(&self) -> u64 {
-        self.used_bytes()
+        self.used_bytes() + self.0.idle_bytes.load(Ordering::Relaxed)
+    }
+
+    fn allows(&self, bytes: u64) -> bool {
+        self.used_bytes().saturating_add(bytes) <= self.0.limit_bytes
     }
 }
 

@@ -190,11 +190,7 @@ impl Shared {
             return PoolError::Driver { op: "make room by giving idle memory back", source };
         }
         let whole_bytes = wanted.bytes.next_multiple_of(self.shape.granule_bytes);
-        let hint = if whole_bytes > self.shape.limit_bytes() {
-            NEVER_FITS
-        } else {
-            "free or put to sleep what is live, or raise the limit, or the budget that it comes from"
-        };
+        let hint = if whole_bytes > self.shape.limit_bytes() { NEVER_FITS } else { self.what_helps() };
         PoolError::OverLimit { op, needed_bytes, usage: self.usage(), hint }
     }
 

@@ -27,7 +27,8 @@ pub struct PoolConfig {
     /// Cached bytes above which memory that nothing uses is given back soon, in the background. `None`: it is
     /// kept until somebody needs it or trims. [`Pool::set_cached_max_bytes`] changes it.
     pub cached_max_bytes: Option<u64>,
-    /// Whether backups stay in host memory after a wake, to save the next copy of what has not changed.
+    /// Whether backups stay in host memory after a wake, to save the next copy of what has not changed, until
+    /// [`Pool::drop_backups`](super::Pool::drop_backups) or somebody who lacks host memory lets them go.
     pub keep_backups: bool,
 }
 

@@ -124,6 +124,18 @@ pub enum PoolError {
         /// How it sleeps.
         state: TagState,
     },
+    /// Somebody has the physical memory of the tag registered, and would go on using it. Nothing has happened.
+    #[error(
+        "cannot {op}: the memory of `{tag}` is held by {holders}; have it deregistered there, end the hold, then {op}"
+    )]
+    Held {
+        /// What was to be done.
+        op: &'static str,
+        /// The tag.
+        tag: Tag,
+        /// Who holds it, comma-separated.
+        holders: String,
+    },
     /// The tag's bytes were dropped and are not restored yet.
     #[error(
         "cannot {op}: the bytes of `{tag}` were dropped by a sleep; write them again and call mark_restored"

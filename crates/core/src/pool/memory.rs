@@ -20,7 +20,7 @@ impl Shared {
         let mut refused = memory.settle().1;
         let stuck = {
             let state = self.state.lock_anyway();
-            let mut stuck = state.heap.stuck();
+            let mut stuck = state.heap.stuck_to_leave();
             // A sleep has what it takes out in hand.
             stuck.retain(|piece| !state.is_falling_asleep(piece.segment));
             stuck
@@ -195,9 +195,20 @@ impl Shared {
             mapped_bytes: counters.committed_bytes(),
             idle_bytes: idle.quiet_bytes
                 + idle.pending_bytes
+                + idle.pinned_bytes
                 + stuck
                 + counters.loose_bytes()
                 + counters.owed_bytes(),
+        }
+    }
+
+    /// For who is refused at the limit.
+    pub(super) fn what_helps(&self) -> &'static str {
+        if self.state.lock_anyway().idle().pinned_bytes > 0 {
+            "end the hold of a tag, whose freed memory stays where it is, free or put to sleep what is live, or raise the \
+             limit, or the budget that it comes from"
+        } else {
+            "free or put to sleep what is live, or raise the limit, or the budget that it comes from"
         }
     }
 

@@ -40,6 +40,7 @@ mod alloc;
 mod backups;
 mod capture;
 mod clocks;
+mod close;
 mod config;
 mod deadline;
 mod error;
@@ -48,9 +49,13 @@ mod gate;
 mod handle;
 mod handover;
 mod heap;
+mod hold;
+mod holds;
+mod host_reclaim;
 mod keys;
 mod memory;
 mod orders;
+mod per_process;
 mod physical;
 mod piece;
 mod pressure;
@@ -75,6 +80,7 @@ pub use backups::prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareRepo
 pub use config::PoolConfig;
 pub use error::{Awaited, Corruption, Phase, PoolError, Result, Shortage, Usage};
 pub use handle::{AllocRequest, Block, BlockId};
+pub use hold::{HeldTag, Hold};
 pub use report::{
     Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
     WakeReport, WakeRequest,
@@ -99,8 +105,6 @@ pub struct Pool {
     preparers: Mutex<Preparers>,
 }
 
-const CLOSE: &str = "close the pool";
-
 impl Pool {
     /// A pool over `driver`. Takes nothing from the device but streams.
     ///
@@ -120,9 +124,10 @@ impl Pool {
         config: PoolConfig,
         backups: Arc<dyn Backups>,
     ) -> Result<Self> {
-        let shared = Shared::open(driver, &config, backups)?;
+        let shared = Arc::new(Shared::open(driver, &config, backups)?);
+        shared.lend_host_memory();
         let (reaper, preparers) = Default::default();
-        Ok(Self { shared: Arc::new(shared), reaper, preparers })
+        Ok(Self { shared, reaper, preparers })
     }
 
     /// The device.
@@ -314,7 +319,7 @@ impl Pool {
     /// All or nothing up to the point of no return. Tags that sleep already are reported and left alone.
     ///
     /// # Errors
-    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded), and `Capturing` while a stream is being
+    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded), `Held`, and `Capturing` while a stream is being
     /// captured, before anything has happened, and `TimedOut` where the request says how long it waits; `SleepFailed`
     /// with everything awake as before; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
     /// everything was given back.
@@ -355,7 +360,9 @@ impl Pool {
     }
 
     /// Gives back all memory and addresses that serve no byte, waiting for work that may still touch what was
-    /// freed before; while a stream is being captured, only what no work may touch. Returns the bytes given back.
+    /// freed before; while a stream is being captured, only what no work may touch. What a [hold](Pool::hold) keeps stays,
+    /// and [`Pool::held`] says how much that is. Host memory is [`Pool::drop_backups`]' business. Returns the bytes given
+    /// back.
     ///
     /// # Errors
     /// What the driver said first; the rest was still done.
@@ -420,12 +427,13 @@ impl Pool {
     /// it back when it ends. Waits for the device unless nothing is held.
     ///
     /// # Errors
-    /// `Capturing` while a stream is being captured and something is held, with nothing done: the pool is open.
-    /// Otherwise what the driver said first, or `Capturing` for a capture that began under way; the pool is closed all
-    /// the same, and closing again goes on with what is left.
+    /// `Capturing` while a stream is being captured and something is held, and `Held` while somebody has a
+    /// [hold](Pool::hold), with nothing done: the pool is open. Otherwise what the driver said first, or `Capturing` for a
+    /// capture that began under way; the pool is closed all the same, and closing again goes on with what is left.
     pub fn close(&self) -> Result<()> {
         self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
         self.shared.check_closable()?;
+        self.shared.close_unheld()?;
         self.end_work();
         self.shared.close()
     }
@@ -451,42 +459,39 @@ impl Pool {
     }
 }
 
-impl Shared {
-    /// Refuses new work, and waits until what is under way has ended.
-    fn close_gates(&self) {
-        let mut state = self.state.lock_anyway();
-        state.close();
-        self.state.ring();
-        while !state.tags.iter().all(|(_, entry)| entry.is_free()) {
-            match self.state.wait(state) {
-                Some(woken) => state = woken,
-                None => return, // Poisoned: whoever was inside is gone.
-            }
-        }
+/// Host memory that only saves time, and memory that others have registered.
+impl Pool {
+    /// Lets go of the backups of tags that are awake, of all or of those named, and gives host memory back that nothing
+    /// uses. Returns how much less the store holds then, in bytes: what shares a slab with a backup that stays comes back
+    /// with that one, and where others use the store, too, what they take or give meanwhile counts as well. What sleeps
+    /// keeps its backups. The next sleep copies what is let go of. Waits for whoever puts the tags to sleep or wakes them,
+    /// and ends a preparation of theirs; may wait for work on the device.
+    ///
+    /// # Errors
+    /// `UnknownTag`, and `Asleep` for a tag that is named and sleeps with a backup, before anything has happened. What
+    /// the store says when it is to give memory back: the backups are gone all the same.
+    pub fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64> {
+        self.shared.drop_backups(tags)
     }
 
-    /// Refuses to wait for the device during a capture. Where nothing is held no work can touch anything, and nothing is
-    /// waited for.
-    fn check_closable(&self) -> Result<()> {
-        if self.counters.held_bytes() == 0 { Ok(()) } else { self.check_no_capture(CLOSE) }
+    /// Says that somebody else has the physical memory of a tag registered, `holder` by name, until the guard is
+    /// dropped. Take it before registering, drop it after deregistering. Meanwhile a sleep or a discard that means the
+    /// tag, also one that means all, and [`Pool::close`] are refused, naming the holder; memory that is freed in the tag
+    /// stays where it is, for blocks of the tag. Holds add up: of one holder as well. Waits for whoever puts the tag to
+    /// sleep or wakes it.
+    ///
+    /// # Errors
+    /// `UnknownTag`; `Asleep` for a tag that has no memory now.
+    pub fn hold(&self, tag: &Tag, holder: impl Into<String>) -> Result<Hold> {
+        self.shared.hold(tag, holder.into().into())
     }
 
-    fn close(&self) -> Result<()> {
-        let failed = |source| PoolError::Driver { op: CLOSE, source };
-        self.check_closable()?;
-        if self.counters.held_bytes() > 0 {
-            self.quiesce().map_err(failed)?;
-        } else {
-            self.forget_clocks();
-        }
-        let mut memory = self.lock_memory_anyway();
-        let swept = self.sweep(&mut memory);
-        let streams: Vec<StreamId> = self.streams.all().collect();
-        let ended = swept.and(memory.destroy_streams(&streams)).map_err(failed);
-        drop(memory);
-        // The backups went with it. What is kept of their memory may as well be kept.
-        let _ = self.backups.trim();
-        ended
+    /// The tags that are held, and by whom; none where nobody holds any.
+    ///
+    /// # Errors
+    /// `Closed`, `WrongProcess`.
+    pub fn held(&self) -> Result<Vec<HeldTag>> {
+        Ok(self.shared.open_state()?.held())
     }
 }
 
@@ -506,8 +511,13 @@ impl Drop for Pool {
         }
         // Nobody is left to tell; whoever wants to know calls `close`. Also after a panic: closing trusts no
         // count of what is live.
-        if let Err(PoolError::Capturing { .. }) = self.close() {
-            self.end_work();
+        match self.close() {
+            Err(PoolError::Capturing { .. }) => self.end_work(),
+            Err(PoolError::Held { .. }) => {
+                self.end_work();
+                self.shared.orphan();
+            }
+            _ => {}
         }
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct Shared {
     pub(super) streams: Streams,
     /// Held by who prepares a sleep.
     pub(super) preparing: Mutex<()>,
-    /// How many sleeps lack host memory: who prepares one makes way.
+    /// How many sleeps, of this pool or of others, lack host memory: who prepares one here makes way.
     pub(super) starving: AtomicU32,
     /// Freed memory that a request has waited for in vain.
     pub(super) stuck_bytes: AtomicU64,
@@ -251,6 +251,9 @@ impl Shared {
         let mut state = self.open_state()?;
         loop {
             let visited = state.tags.selected(op, tags)?;
+            if falls_asleep {
+                state.check_unheld(op, &visited)?;
+            }
             let is_wanted = |tag: &TagKey| wanted(state.tags.get(*tag).state());
             let held: Vec<TagKey> = visited.iter().copied().filter(is_wanted).collect();
             let busy = visited.iter().any(|tag| state.tags.get(*tag).is_taken());

@@ -4,11 +4,13 @@
 //! ([`BackupIndex`]). Here is what a change of one means for another. Nothing here calls the driver or waits.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::backups::BackupIndex;
 use super::error::{PoolError, Result};
 use super::handle::{AllocRequest, Block as Handle, BlockId};
 use super::heap::{Block, Heap, Idle, Site, Spot};
+use super::holds::Holds;
 use super::keys::{BlockKey, LaneKey, SegmentKey, TagKey};
 use super::physical::Counters;
 use super::piece::{Backing, Piece};
@@ -32,6 +34,7 @@ pub(super) struct State {
     /// See [`super::PoolConfig::cached_max_bytes`].
     cached_max_bytes: Option<u64>,
     closed: bool,
+    pub(super) holds: Holds,
 }
 
 impl State {
@@ -43,6 +46,7 @@ impl State {
             peak_used_bytes: 0,
             cached_max_bytes,
             closed: false,
+            holds: Holds::default(),
         };
         for (tag, _) in state.tags.iter() {
             state.heap.add_tag(tag);
@@ -83,11 +87,12 @@ impl State {
         key
     }
 
-    /// Forgets tags that have no segments and of which nothing is known.
+    /// Forgets tags that have no segments, that nobody holds, and of which nothing is known.
     fn forget_tags(&mut self) {
         let segments = self.heap.segments();
-        let held: HashSet<TagKey> = segments.iter().map(|(_, segment)| segment.tag()).collect();
-        for tag in self.tags.forget(|tag| !held.contains(&tag), segments.len() / SEGMENTS_A_TAG) {
+        let held = self.holds.all().filter_map(|(name, _)| self.tags.find(name));
+        let used: HashSet<TagKey> = segments.iter().map(|(_, segment)| segment.tag()).chain(held).collect();
+        for tag in self.tags.forget(|tag| !used.contains(&tag), segments.len() / SEGMENTS_A_TAG) {
             self.heap.forget_tag(tag);
             self.backups.forget_tag(tag);
         }
@@ -137,6 +142,25 @@ impl State {
     pub(super) fn largest_chunk(&self, tag: TagKey, request: &AllocRequest) -> u64 {
         let is_discardable = self.tags.get(tag).policy().is_discardable();
         self.heap.shape().largest_chunk(is_discardable, request.is_freed_whole)
+    }
+
+    /// Keeps the memory of a tag that is awake where it is, for one hold more.
+    pub(super) fn begin_hold(&mut self, tag: TagKey, holder: &Arc<str>) {
+        self.holds.begin(self.tags.get(tag).name(), holder);
+        self.heap.set_pinned(tag, true);
+    }
+
+    /// The same, for one hold less.
+    pub(super) fn end_hold(&mut self, tag: &Tag, holder: &Arc<str>) {
+        self.holds.end(tag, holder);
+        if let Some(key) = self.tags.find(tag) {
+            self.heap.set_pinned(key, self.holds.is_held(tag));
+        }
+    }
+
+    /// Refuses `op`, which would take memory from these tags.
+    pub(super) fn check_unheld(&self, op: &'static str, tags: &[TagKey]) -> Result<()> {
+        self.holds.check(op, tags.iter().map(|tag| self.tags.get(*tag).name()))
     }
 
     // ---- live blocks ----

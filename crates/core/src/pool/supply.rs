@@ -1,7 +1,7 @@
 //! Where memory comes from: what nothing uses is taken before anything is created.
 //!
 //! Idle memory is loose memory (mapped nowhere) and chunks that lie wholly in quiet free pieces of tags that
-//! are ready. A need takes loose memory of its size, then idle chunks of its size, wherever they are mapped
+//! are ready and not held ([`super::hold`]). A need takes loose memory of its size, then idle chunks of its size, wherever they are mapped
 //! now; only the rest is created. What is idle then is of the wrong size. It may stay as long as the pool holds
 //! no more than was ever in use at once, and a sixty-fourth; beyond that, and at the limit, chunks are made
 //! of idle granules, and idle memory is given up for as much as is created, the largest first. So the pool never holds

@@ -10,6 +10,8 @@ mod deadline;
 mod faults;
 mod growth;
 mod handover;
+mod hold;
+mod host_reclaim;
 mod in_flight;
 mod mark;
 mod parts;

@@ -15,6 +15,7 @@ __all__ = [
     "Claimed",
     "ClosedError",
     "DeviceView",
+    "Hold",
     "HostBuffer",
     "LoadedTensor",
     "OutOfMemoryError",
@@ -37,6 +38,7 @@ __all__ = [
     "cuda_ordinal",
     "device_view_of",
     "discard",
+    "drop_backups",
     "estimate_attention",
     "estimate_chunk_fwd_o",
     "estimate_chunk_gated_delta_rule_fwd_h",
@@ -347,6 +349,7 @@ def arena(
     host_limit: int | str | None = None,
     pageable: bool = False,
     peers: Sequence[int] | None = None,
+    keep_backups: bool | None = None,
 ) -> Arena:
     """Opens an arena, or finds it: memory of a device that can be put to sleep and woken.
 
@@ -364,6 +367,9 @@ def arena(
     unlocked. `peers` are the numbers of the other GPUs that may use a GPU's memory: without, all that the
     process sees and that can reach it; `()` for a process that uses one GPU. All three are the device's, and
     so those of its first arena.
+
+    Backups stay in host memory after a wake and save the next sleep's copy of what has not changed, unless
+    `keep_backups` is False; `Arena.drop_backups` lets them go at any other time.
 
     Raises BudgetError for a limit that does not fit or where nobody tells how much memory there is, and
     PoorwillError where the device cannot be opened, or is open in another way.
@@ -449,8 +455,31 @@ class Arena:
     def snapshot(self) -> list[dict[str, Any]]:
         """Every segment with its blocks, in address order, as plain values."""
     def trim(self) -> int:
-        """Gives back all memory that serves no byte, waiting for work that may still touch it. Returns
-        how many bytes that was.
+        """Gives back all memory of the device that serves no byte, but for what a hold keeps, waiting for
+        work that may still touch it. Returns how many bytes that was.
+        """
+    def drop_backups(self, tags: _Tags | None = None) -> int:
+        """Lets go of the backups of tags that are awake, and gives host memory back that nothing uses.
+        Returns how many bytes that was; what lies in one piece with a backup that stays comes back with that.
+
+        `tags` is one, several, or None for all that are awake. What sleeps keeps its backups. The next sleep
+        copies what is let go of.
+
+        Raises TagError for a tag that is named and sleeps with a backup; nothing has happened then.
+        """
+    def hold(self, tag: str, holder: str) -> Hold:
+        """Says that somebody else, `holder` by name, has the physical memory of a tag registered: with a
+        network card, say, or another process. Until the hold is ended, as by the end of a `with` statement,
+        none of it leaves its address: a sleep or a discard that means the tag is refused, and so is closing
+        the arena.
+
+        Take it before registering, and end it after deregistering. Holds add up.
+
+        Raises TagError for a tag that is not there or sleeps, and ValueError for a holder without a name.
+        """
+    def held(self) -> dict[str, dict[str, Any]]:
+        """The tags that are held, each with its `holders` and the `idle_bytes` that serve nobody and stay
+        because of it.
         """
     def declare(
         self,
@@ -484,7 +513,7 @@ class Arena:
         """
     def close(self) -> None:
         """Gives everything back and ends it, after what is under way. Closing again does nothing. Raises
-        SleepError while a CUDA graph is being captured, with nothing done.
+        SleepError while a CUDA graph is being captured, and TagError while a tag is held, with nothing done.
 
         What still lives in it loses its bytes and its memory at once; the addresses stay reserved, so that
         nothing else comes to lie there, until the last has let go.
@@ -569,6 +598,30 @@ class Preparation:
         when host memory was lacking or the device failed; what was backed up by then stays.
         """
     def __enter__(self) -> Preparation: ...
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class Hold:
+    """Keeps the memory of a tag where it is until it is ended, or no longer used.
+
+    In a `with` statement the end of the block ends it.
+    """
+
+    @property
+    def tag(self) -> str:
+        """What is held."""
+    @property
+    def holder(self) -> str:
+        """By whom."""
+    def end(self) -> None:
+        """Lets the memory go. Doing so again does nothing."""
+    def __enter__(self) -> Hold: ...
     def __exit__(
         self,
         exc_type: type[BaseException] | None,
@@ -842,6 +895,9 @@ def stats() -> Stats:
 
 def trim() -> int:
     """`Arena.trim` of the current device's arena."""
+
+def drop_backups(tags: _Tags | None = None) -> int:
+    """`Arena.drop_backups` of the current device's arena."""
 
 def torch_allocator(arena: Arena, tag: str) -> tuple[int, int]:
     """The addresses of two C functions, to get segments for a tag of an arena and to give them back: for

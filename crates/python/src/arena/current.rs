@@ -22,7 +22,8 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(mark_restored, module)?)?;
     module.add_function(wrap_pyfunction!(state, module)?)?;
     module.add_function(wrap_pyfunction!(stats, module)?)?;
-    module.add_function(wrap_pyfunction!(trim, module)?)
+    module.add_function(wrap_pyfunction!(trim, module)?)?;
+    module.add_function(wrap_pyfunction!(drop_backups, module)?)
 }
 
 /// The current device's arena, if it is open.
@@ -117,4 +118,11 @@ fn stats(py: Python<'_>) -> PyResult<Stats> {
 #[pyfunction]
 fn trim(py: Python<'_>) -> PyResult<u64> {
     current(py)?.trim(py)
+}
+
+/// `Arena.drop_backups` of the current device's arena.
+#[pyfunction]
+#[pyo3(signature = (tags=None))]
+fn drop_backups(py: Python<'_>, tags: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+    current(py)?.drop_backups(py, tags)
 }

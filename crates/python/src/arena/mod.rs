@@ -1,6 +1,7 @@
 //! Arenas: memory of a device that can be put to sleep and woken.
 
 mod current;
+mod hold;
 mod preparation;
 mod registry;
 mod report;
@@ -12,6 +13,7 @@ use poorwill::{ByteSize, DeviceSpec, HostMemoryUse, PoolError, SleepRequest, Tag
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
+use self::hold::Hold;
 use self::preparation::{Begun, Preparation};
 use self::registry::{Entry, Wanted};
 pub(crate) use self::registry::{Failed, Opened, device as device_for_host_memory};
@@ -29,6 +31,7 @@ use crate::torch;
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Arena>()?;
     module.add_class::<Preparation>()?;
+    module.add_class::<Hold>()?;
     report::register(module)?;
     current::register(module)?;
     module.add_function(wrap_pyfunction!(arena, module)?)?;
@@ -62,10 +65,15 @@ const DEFAULT: &str = "default";
 /// are the numbers of the other GPUs that may use a GPU's memory: without, all that the process sees and that can reach
 /// it; `()` for a process that uses one GPU. All three are the device's, and so those of its first arena.
 ///
+/// Backups stay in host memory after a wake and save the next sleep's copy of what has not changed, unless
+/// `keep_backups` is False; `Arena.drop_backups` lets them go at any other time.
+///
 /// Raises BudgetError for a limit that does not fit or where nobody tells how much memory there is, and PoorwillError
 /// where the device cannot be opened, or is open in another way.
 #[pyfunction]
-#[pyo3(signature = (device=None, name="default", *, limit=None, host_limit=None, pageable=false, peers=None))]
+#[pyo3(signature = (
+    device=None, name="default", *, limit=None, host_limit=None, pageable=false, peers=None, keep_backups=None
+))]
 fn arena(
     py: Python<'_>,
     device: Option<&Bound<'_, PyAny>>,
@@ -74,6 +82,7 @@ fn arena(
     host_limit: Option<&Bound<'_, PyAny>>,
     pageable: bool,
     peers: Option<Vec<u32>>,
+    keep_backups: Option<bool>,
 ) -> PyResult<Arena> {
     if Tag::new(name).is_err() {
         return Err(invalid(format!(
@@ -86,7 +95,8 @@ fn arena(
     let limit = limit.map(|limit| cap::of(limit, &spec)).transpose()?.flatten();
     let limit_bytes = host_limit.map(size_of).transpose()?;
     let host_memory = HostMemoryUse::default().limited_to(limit_bytes).left_pageable(pageable);
-    let wanted = Wanted { device: spec, any_size, name: name.to_owned(), limit, host_memory, peers };
+    let name = name.to_owned();
+    let wanted = Wanted { device: spec, any_size, name, limit, host_memory, peers, keep_backups };
     torch::bury_closed(py);
     registry::open(py, &wanted).map(Arena::new)
 }
@@ -283,10 +293,51 @@ impl Arena {
         report::plain(py, &snapshot.segments)
     }
 
-    /// Gives back all memory that serves no byte, waiting for work that may still touch it. Returns how many bytes
-    /// that was.
+    /// Gives back all memory of the device that serves no byte, but for what a hold keeps, waiting for work that may still
+    /// touch it. Returns how many bytes that was.
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
         self.settled(py, poorwill::Arena::trim)
+    }
+
+    /// Lets go of the backups of tags that are awake, and gives host memory back that nothing uses. Returns how many bytes
+    /// that was; what lies in one piece with a backup that stays comes back with that.
+    ///
+    /// `tags` is one, several, or None for all that are awake. What sleeps keeps its backups. The next sleep copies what
+    /// is let go of.
+    ///
+    /// Raises TagError for a tag that is named and sleeps with a backup; nothing has happened then.
+    #[pyo3(signature = (tags=None))]
+    fn drop_backups(&self, py: Python<'_>, tags: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+        let tags = request::tags(tags)?;
+        self.with(py, |arena| arena.drop_backups(tags.as_deref()))
+    }
+
+    /// Says that somebody else, `holder` by name, has the physical memory of a tag registered: with a network card, say,
+    /// or another process. Until the hold is ended, as by the end of a `with` statement, none of it leaves its address:
+    /// a sleep or a discard that means the tag is refused, and so is closing the arena.
+    ///
+    /// Take it before registering, and end it after deregistering. Holds add up.
+    ///
+    /// Raises TagError for a tag that is not there or sleeps, and ValueError for a holder without a name.
+    fn hold(&self, py: Python<'_>, tag: &str, holder: &str) -> PyResult<Hold> {
+        let tag = request::tag(tag)?;
+        if holder.trim().is_empty() {
+            return Err(invalid("who holds memory has a name, for those who are refused: like \"NIXL\""));
+        }
+        self.with(py, |arena| arena.hold(&tag, holder)).map(Hold::new)
+    }
+
+    /// The tags that are held, each with its `holders` and the `idle_bytes` that serve nobody and stay because of it.
+    fn held<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let held = self.with(py, poorwill::Arena::held)?;
+        let tags = PyDict::new(py);
+        for one in held {
+            let about = PyDict::new(py);
+            about.set_item("holders", one.holders)?;
+            about.set_item("idle_bytes", one.idle_bytes)?;
+            tags.set_item(one.tag.as_str(), about)?;
+        }
+        Ok(tags)
     }
 
     /// Says what sleep does with a tag, before anything is put into it; and what is known about changes to its bytes
@@ -332,7 +383,7 @@ impl Arena {
     }
 
     /// Gives everything back and ends it, after what is under way. Closing again does nothing. Raises SleepError while a
-    /// CUDA graph is being captured, with nothing done.
+    /// CUDA graph is being captured, and TagError while a tag is held, with nothing done.
     ///
     /// What still lives in it loses its bytes and its memory at once; the addresses stay reserved, so that nothing
     /// else comes to lie there, until the last has let go.

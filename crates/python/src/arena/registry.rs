@@ -25,6 +25,8 @@ use super::preparation::Begun;
 use crate::errors::{closed, failed, not_opened, refused};
 use crate::process::Owned;
 
+const CLOSE: &str = "close the arena";
+
 /// An arena that was opened. Whoever uses its memory holds this: it ends when the last has let go.
 #[derive(Debug)]
 pub(crate) struct Opened {
@@ -82,6 +84,8 @@ pub(super) struct Wanted {
     pub(super) host_memory: HostMemoryUse,
     /// Numbers of GPUs.
     pub(super) peers: Option<Vec<u32>>,
+    /// Whether backups stay after a wake.
+    pub(super) keep_backups: Option<bool>,
 }
 
 impl Wanted {
@@ -94,6 +98,10 @@ impl Wanted {
         };
         DeviceOptions::default().backing_up_in(self.host_memory).open_to(peers)
     }
+
+    fn keeps_backups(&self) -> bool {
+        self.keep_backups.unwrap_or(PoolConfig::default().keep_backups)
+    }
 }
 
 /// A place in the registry: an arena, until it is closed.
@@ -102,6 +110,7 @@ pub(super) struct Entry {
     name: String,
     device: DeviceSpec,
     limit: Option<Cap>,
+    keep_backups: bool,
     /// Held for no longer than it takes to look.
     opened: Mutex<Option<Arc<Opened>>>,
     /// Whose it is.
@@ -202,6 +211,7 @@ impl Slot {
             name: wanted.name.clone(),
             device: device.spec().clone(),
             limit: wanted.limit,
+            keep_backups: wanted.keeps_backups(),
             opened: Mutex::new(Some(opened)),
             slot: Arc::clone(self),
         });
@@ -275,7 +285,8 @@ impl Opened {
             }
         };
         let limit_bytes = wanted.limit.map(|limit| limited(limit, &envelope));
-        let pool = PoolConfig::default().limited_to(limit_bytes);
+        let keep_backups = wanted.keeps_backups();
+        let pool = PoolConfig::default().limited_to(limit_bytes).keeping_backups(keep_backups);
         Ok(Self {
             name: wanted.name.clone(),
             device: device.clone(),
@@ -365,7 +376,8 @@ impl Entry {
         opened.ok_or_else(|| closed(closed_words(&self.name, &self.device)))
     }
 
-    /// Closes it. Doing so again does nothing. While a stream is being captured it is refused, and the arena stays open.
+    /// Closes it. Doing so again does nothing. While a stream is being captured or a tag is held it is refused, and the
+    /// arena stays open.
     pub(super) fn close(self: &Arc<Self>) -> Result<(), PoolError> {
         let mut here = self.slot.lock();
         let opened = {
@@ -373,7 +385,12 @@ impl Entry {
             let Some(opened) = place.as_ref() else { return Ok(()) };
             // A driver that cannot even say this is no reason to keep the arena.
             if let Ok(Some(stream)) = opened.arena.driver().capturing() {
-                return Err(PoolError::Capturing { op: "close the arena", stream });
+                return Err(PoolError::Capturing { op: CLOSE, stream });
+            }
+            // It would lose its memory for good, which who has it registered would go on using.
+            if let Some(held) = opened.arena.held()?.into_iter().next() {
+                let (tag, holders) = (held.tag, held.holders.join(", "));
+                return Err(PoolError::Held { op: CLOSE, tag, holders });
             }
             place.take()
         };
@@ -387,6 +404,14 @@ impl Entry {
     }
 
     fn check(&self, wanted: &Wanted) -> Result<(), NotOpened> {
+        if let Some(asked) = wanted.keep_backups.filter(|asked| *asked != self.keep_backups) {
+            let (name, device) = (&self.name, &self.device);
+            let [was, asked] = [self.keep_backups, asked].map(|keeps| if keeps { "True" } else { "False" });
+            return Err(NotOpened::Contradiction(format!(
+                "the arena `{name}` on {device} is open with keep_backups={was}, and keep_backups={asked} is asked \
+                 for; leave it away, close the arena first, or open another under another name"
+            )));
+        }
         let Some(limit) = wanted.limit.filter(|limit| Some(*limit) != self.limit) else { return Ok(()) };
         let (name, device) = (&self.name, &self.device);
         let was =

@@ -158,9 +158,11 @@ impl BackupIndex {
         });
     }
 
-    /// Lets go of all that is stored of a tag.
-    pub(in crate::pool) fn forget(&mut self, tag: TagKey) {
+    /// Lets go of all that is stored of a tag. Returns how much room it had, in bytes.
+    pub(in crate::pool) fn forget(&mut self, tag: TagKey) -> u64 {
+        let bytes = self.bytes(tag);
         self.tags[tag].extents.clear();
+        bytes
     }
 
     // ---- trust ----

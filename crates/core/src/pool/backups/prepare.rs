@@ -37,7 +37,8 @@ pub enum PrepareEnd {
     Finished,
     /// It was cancelled.
     Cancelled,
-    /// A sleep or a discard of one of the tags came first, a sleep lacked host memory, or the pool was closed.
+    /// A sleep or a discard of one of the tags came first, backups of one were dropped, a sleep (of this pool or of another
+    /// one of the process) lacked host memory, or the pool was closed.
     Overtaken,
 }
 
@@ -304,10 +305,11 @@ impl Shared {
         rooms: &mut VecDeque<(u64, Pending<Room>)>,
     ) -> Result<Room, DriverError> {
         let bytes = saves[0].bytes;
+        let one_room = || self.one_room(bytes).wait();
         // What was announced for chunks that are gone goes back.
         while let Some((size, room)) = rooms.pop_front() {
             if size == bytes {
-                return room.wait();
+                return self.with_cached_host_memory(bytes, room.wait(), one_room);
             }
         }
         let mut sizes = vec![bytes];
@@ -322,10 +324,12 @@ impl Shared {
                 sizes.push(save.bytes);
             }
         }
-        *rooms = sizes.iter().copied().zip(self.backups.rooms(&sizes)?).collect();
+        let made = self.backups.rooms(&sizes);
+        let made = self.with_cached_host_memory(ahead_bytes, made, || self.backups.rooms(&sizes))?;
+        *rooms = sizes.iter().copied().zip(made).collect();
         match rooms.pop_front() {
-            Some((_, room)) => room.wait(),
-            None => self.one_room(bytes).wait(),
+            Some((_, room)) => self.with_cached_host_memory(bytes, room.wait(), one_room),
+            None => one_room(),
         }
     }
 

@@ -9,11 +9,11 @@
 //! or copied just now, but for those that were promised not to change, of which a sixty-fourth was compared.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::error::{Phase, PoolError, Result};
+use super::super::host_reclaim::is_lacking;
 use super::super::keys::TagKey;
 use super::super::report::{SleepPhases, add};
 use super::super::shared::Shared;
@@ -22,7 +22,7 @@ use super::sample::Sample;
 use super::{Backup, Save, Stored, runs};
 use crate::backup::Room;
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, Op, Pending, StreamId};
+use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, StreamId};
 use crate::tag::Changes;
 
 /// Copies in flight per stream: one that runs, one that waits.
@@ -163,7 +163,8 @@ impl<'a> Saver<'a> {
         }
         let rooms = match self.shared.backups.rooms(&sizes) {
             Err(error) if is_lacking(&error) => {
-                self.with_host_memory(|| self.shared.backups.rooms(&sizes))?
+                let bytes = sizes.iter().sum();
+                self.shared.with_host_memory(self.falling, bytes, || self.shared.backups.rooms(&sizes))?
             }
             rooms => rooms?,
         };
@@ -173,22 +174,11 @@ impl<'a> Saver<'a> {
     fn wait_for_room(&self, save: &Save, room: Pending<Room>) -> Result<Room, DriverError> {
         match room.wait() {
             Err(error) if is_lacking(&error) => {
-                self.with_host_memory(|| self.shared.one_room(save.bytes).wait())
+                let again = || self.shared.one_room(save.bytes).wait();
+                self.shared.with_host_memory(self.falling, save.bytes, again)
             }
             room => room,
         }
-    }
-
-    /// The host has too little memory: once more, when nothing has any that only saves time. Whoever prepares a
-    /// sleep ends and lets go of what was asked for ahead; backups of what is awake, and stays so, go.
-    fn with_host_memory<T>(&self, again: impl FnOnce() -> T) -> T {
-        self.shared.starving.fetch_add(1, Ordering::Relaxed);
-        let alone = self.shared.preparing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.shared.starving.fetch_sub(1, Ordering::Relaxed);
-        self.shared.state.lock_anyway().let_idle_backups_go(self.falling);
-        let result = again();
-        drop(alone);
-        result
     }
 
     /// For each save, the granules whose backup is what the device holds.
@@ -373,18 +363,4 @@ impl State {
         let backup = self.backups.get(save);
         backup.is_some_and(|backup| Arc::strong_count(&backup.room) == 1 && backup.room.is_free())
     }
-
-    /// Backups of what is awake, and stays so, only save time.
-    fn let_idle_backups_go(&mut self, falling: &[TagKey]) {
-        for (tag, entry) in self.tags.iter() {
-            if entry.state().is_held() && !falling.contains(&tag) && !entry.is_taken() {
-                self.backups.forget(tag);
-            }
-        }
-    }
-}
-
-/// Whether the host has too little memory.
-pub(in crate::pool) fn is_lacking(error: &DriverError) -> bool {
-    matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. })
 }

@@ -1,4 +1,5 @@
-//! Idle memory: chunks that lie wholly in quiet free pieces, of tags that are `ready`: awake, and nobody's alone.
+//! Idle memory: chunks that lie wholly in quiet free pieces, of tags that are `ready` (awake, and nobody's alone) and
+//! whose memory is not pinned.
 
 use std::collections::BTreeSet;
 
@@ -6,6 +7,7 @@ use super::super::keys::{BlockKey, SegmentKey, TagKey};
 use super::super::piece::Piece;
 use super::Heap;
 use super::blocks::Block;
+use super::lists::TagLists;
 
 /// Idle memory, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -14,6 +16,8 @@ pub(in crate::pool) struct Idle {
     pub(in crate::pool) quiet_bytes: u64,
     /// That can be had when events have passed.
     pub(in crate::pool) pending_bytes: u64,
+    /// That stays where it is while its tag is pinned.
+    pub(in crate::pool) pinned_bytes: u64,
 }
 
 /// Says of a tag whether its free pieces are free for use.
@@ -33,9 +37,19 @@ impl Heap {
             }
         }
         let granule = self.shape.granule_bytes;
-        let waiting = self.deferred.blocks().map(|key| self.blocks[key].bytes());
-        idle.pending_bytes += waiting.map(|bytes| bytes / granule * granule).sum::<u64>();
+        let waiting = self.deferred.blocks().map(|key| &self.blocks[key]);
+        let waiting = waiting.filter(|block| !self.is_pinned(self.tag_of_lane(block.lane)));
+        idle.pending_bytes += waiting.map(|block| block.bytes() / granule * granule).sum::<u64>();
+        let pinned = self.lists.tags().filter(|(_, lists)| lists.is_pinned());
+        idle.pinned_bytes = pinned.map(|(tag, _)| self.idle_bytes_of(tag)).sum();
         idle
+    }
+
+    /// Memory of a tag that serves no block, whether or not work may still touch it, and whatever may be done with it.
+    pub(in crate::pool) fn idle_bytes_of(&self, tag: TagKey) -> u64 {
+        let lists = self.lists.tag(tag);
+        let pieces = lists.coarse().iter().map(|(_, key)| *key).chain(self.fine_of(lists));
+        pieces.map(|key| self.whole_granules(&self.blocks[key])).map(|(start, end)| end - start).sum()
     }
 
     pub(in crate::pool) fn idle_granules(&self, ready: Ready<'_>) -> usize {
@@ -112,15 +126,24 @@ impl Heap {
 
     /// Coarse pieces of at least `bytes`.
     fn idle_coarse<'a>(&'a self, ready: Ready<'a>, bytes: u64) -> impl Iterator<Item = BlockKey> + 'a {
-        let tags = self.lists.tags().filter(move |(tag, _)| ready(*tag));
-        tags.flat_map(move |(_, lists)| lists.coarse().range((bytes, BlockKey::FIRST)..).map(|(_, key)| *key))
+        let lending = self.lending(ready);
+        lending.flat_map(move |lists| lists.coarse().range((bytes, BlockKey::FIRST)..).map(|(_, key)| *key))
     }
 
     /// Fine pieces that may hold a granule.
     fn idle_fine<'a>(&'a self, ready: Ready<'a>) -> impl Iterator<Item = BlockKey> + 'a {
-        let tags = self.lists.tags().filter(move |(tag, _)| ready(*tag));
-        let lanes = tags.flat_map(|(_, lists)| lists.lanes());
+        self.lending(ready).flat_map(|lists| self.fine_of(lists))
+    }
+
+    /// Of tags whose idle memory may go elsewhere.
+    fn lending<'a>(&'a self, ready: Ready<'a>) -> impl Iterator<Item = &'a TagLists> + 'a {
+        let tags = self.lists.tags().filter(move |(tag, lists)| ready(*tag) && !lists.is_pinned());
+        tags.map(|(_, lists)| lists)
+    }
+
+    fn fine_of<'a>(&'a self, lists: &'a TagLists) -> impl Iterator<Item = BlockKey> + 'a {
         let granule_bytes = self.shape.granule_bytes;
+        let lanes = lists.lanes().iter();
         lanes.flat_map(move |lane| self.lists.lane(*lane).fine().at_least(&self.blocks, granule_bytes))
     }
 

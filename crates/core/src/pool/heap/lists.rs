@@ -30,6 +30,8 @@ pub(super) struct TagLists {
     bare: BTreeSet<(u64, BlockKey)>,
     /// Whether any chunk larger than a granule may lie in several blocks, or in a small one.
     has_cut_chunks: bool,
+    /// Whether its memory has to stay where it is.
+    is_pinned: bool,
 }
 
 impl TagLists {
@@ -47,6 +49,10 @@ impl TagLists {
 
     pub(super) fn has_cut_chunks(&self) -> bool {
         self.has_cut_chunks
+    }
+
+    pub(super) fn is_pinned(&self) -> bool {
+        self.is_pinned
     }
 }
 
@@ -69,6 +75,10 @@ impl FreeLists {
     /// From now on a chunk larger than a granule may lie in several of the tag's blocks, or in a small one.
     pub(super) fn note_cut_chunks(&mut self, tag: TagKey) {
         self.tags[tag].has_cut_chunks = true;
+    }
+
+    pub(super) fn set_pinned(&mut self, tag: TagKey, is_pinned: bool) {
+        self.tags[tag].is_pinned = is_pinned;
     }
 
     pub(super) fn tags(&self) -> impl Iterator<Item = (TagKey, &TagLists)> {

@@ -138,8 +138,19 @@ impl Heap {
 
     /// Memory that nothing lives in and that the driver has refused to unmap so far.
     pub(super) fn stuck(&self) -> Vec<Piece> {
+        self.pieces_of_stuck().collect()
+    }
+
+    /// What of it may leave now.
+    pub(super) fn stuck_to_leave(&self) -> Vec<Piece> {
+        let tag = |piece: &Piece| self.segments.tag_of(piece.segment);
+        let leaves = |piece: &Piece| !tag(piece).is_some_and(|tag| self.is_pinned(tag));
+        self.pieces_of_stuck().filter(leaves).collect()
+    }
+
+    fn pieces_of_stuck(&self) -> impl Iterator<Item = Piece> {
         let addrs = self.lists.stuck().iter().map(|key| self.blocks[*key].addr);
-        addrs.filter_map(|addr| self.segments.piece((self.segments.of_addr(addr), addr))).collect()
+        addrs.filter_map(|addr| self.segments.piece((self.segments.of_addr(addr), addr)))
     }
 
     /// Streams on which blocks are in use, or have been.
@@ -199,6 +210,15 @@ impl Heap {
 
     pub(super) fn tag_of_lane(&self, lane: LaneKey) -> TagKey {
         self.lists.lane(lane).tag()
+    }
+
+    /// Keeps the memory of a tag that is awake where it is, until it is unpinned: nothing of it is idle for others.
+    pub(super) fn set_pinned(&mut self, tag: TagKey, is_pinned: bool) {
+        self.lists.set_pinned(tag, is_pinned);
+    }
+
+    fn is_pinned(&self, tag: TagKey) -> bool {
+        self.lists.tag(tag).is_pinned()
     }
 
     // ---- free pieces ----

@@ -207,7 +207,7 @@ impl Heap {
                 Kind::Coarse if self.shape.is_large(bytes) && self.is_usable(block, lane) => {
                     if let Some((at, chunk_bytes)) = self.cut_off(block, from, to)? {
                         // The chunk leaves, and granules come in its place.
-                        if !self.is_quiet(block) {
+                        if !self.is_quiet(block) || self.is_pinned(self.tag_of_lane(block.lane)) {
                             return None;
                         }
                         cut = Some((at, chunk_bytes));

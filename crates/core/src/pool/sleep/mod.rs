@@ -11,10 +11,11 @@ use std::time::Instant;
 
 use self::plan::SleepPlan;
 use super::backups::Save;
-use super::backups::save::{Saved, Saver, is_lacking};
+use super::backups::save::{Saved, Saver};
 use super::capture::refused_by_capture;
 use super::deadline::{Deadline, Wait};
 use super::error::{Awaited, Phase, PoolError, Result};
+use super::host_reclaim::is_lacking;
 use super::keys::{Place, TagKey};
 use super::piece::{Backing, Group, Piece};
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};

@@ -245,9 +245,7 @@ impl Shared {
                 if let Some(held) = self.held_by_capture(&op, absent_bytes) {
                     return Err(held);
                 }
-                let hint =
-                    "free or put to sleep what is live, or raise the limit, or the budget that it comes from";
-                let usage = self.usage();
+                let (usage, hint) = (self.usage(), self.what_helps());
                 return Err(PoolError::OverLimit { op, needed_bytes: absent_bytes, usage, hint });
             }
             // Going on where it stopped: what was brought in is in the pieces.

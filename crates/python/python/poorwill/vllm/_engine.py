@@ -32,7 +32,7 @@ _SCHEDULING = "scheduling"
 
 # What is asked so that each rank answers, also with an error. vLLM's own way stops reading at the first rank
 # that fails, and from then on takes the answers of the others for those of the next call.
-_ANSWERED = RESTORING | {"sleep", "wake_up", "discard", "poorwill_status"}
+_ANSWERED = RESTORING | {"sleep", "wake_up", "discard", "poorwill_status", "poorwill_drop_backups"}
 
 _ALL_WAKE = "call wake_up, in which all data parallel ranks take part"
 

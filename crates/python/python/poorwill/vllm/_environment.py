@@ -13,6 +13,7 @@ BUDGET = "POORWILL_BUDGET"
 HOST_BUDGET = "POORWILL_HOST_BUDGET"
 PAGEABLE = "POORWILL_PAGEABLE"
 PREPARE = "POORWILL_PREPARE"
+KEEP_BACKUPS = "POORWILL_KEEP_BACKUPS"
 WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
 AFTER_LEVEL2 = "POORWILL_AFTER_LEVEL2"
 TRITON = "POORWILL_TRITON"
@@ -35,6 +36,8 @@ class Environment:
     """Whether backups are left unlocked, in memory that the system may move."""
     prepare: bool = True
     """Whether the weights are backed up in the background once the engine has started."""
+    keep_backups: bool = True
+    """Whether backups stay in host memory after a wake, for the next sleep to copy only what has changed."""
     wake_timeout_s: float = 2.0
     """How long a wake waits for memory that another process is about to give back, in seconds."""
     after_level2: Literal["refuse", "serve"] = "refuse"
@@ -59,6 +62,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         host_budget_bytes=_bytes(given, HOST_BUDGET),
         pageable=_switch(given, PAGEABLE, default.pageable),
         prepare=_switch(given, PREPARE, default.prepare),
+        keep_backups=_switch(given, KEEP_BACKUPS, default.keep_backups),
         wake_timeout_s=_seconds(given, WAKE_TIMEOUT, default.wake_timeout_s),
         after_level2=_after_level2(given),
         triton=_switch(given, TRITON, default.triton),

@@ -64,6 +64,7 @@ class Allocator:
         limit_bytes: int | None = None,
         host_limit_bytes: int | None = None,
         pageable: bool = False,
+        keep_backups: bool = True,
         wake_timeout_s: float = 0.0,
     ) -> "Allocator":
         """Makes the process's allocator, over an arena with these limits.
@@ -82,7 +83,12 @@ class Allocator:
             cls.instance.arena.close()
             cls.instance = None
         arena = _native.arena(
-            device, "vllm", limit=limit_bytes, host_limit=host_limit_bytes, pageable=pageable
+            device,
+            "vllm",
+            limit=limit_bytes,
+            host_limit=host_limit_bytes,
+            pageable=pageable,
+            keep_backups=keep_backups,
         )
         cls.instance = cls(arena, wake_timeout_s=wake_timeout_s)
         return cls.instance

@@ -4,7 +4,7 @@ The configuration names this class (`_platform`), and vLLM makes it in the proce
 It opens the allocator once the GPU and the engine's share of it are known, has the weights backed up in the
 background when the engine has started, refuses a sleep that would not give the weights' memory back, knows
 which weights were written since a wake from level 2, and answers what the engine's core asks it by name
-(`poorwill_status`, `poorwill_prepare`, `poorwill_mark_restored`).
+(`poorwill_status`, `poorwill_prepare`, `poorwill_drop_backups`, `poorwill_mark_restored`).
 """
 
 import contextlib
@@ -105,6 +105,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             limit_bytes=self._envelope.arena_limit_bytes(),
             host_limit_bytes=self._environment.host_budget_bytes,
             pageable=self._environment.pageable,
+            keep_backups=self._environment.keep_backups,
             wake_timeout_s=self._environment.wake_timeout_s,
         )
         self._is_its_owner = self._allocator is not before
@@ -296,6 +297,14 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._preparation = self.allocator.prepare()
         report = self._note_preparation(wait=True) if wait else None
         return None if report is None else report.as_dict()
+
+    def poorwill_drop_backups(self) -> int:
+        """Lets go of the backups of what is awake, and of a preparation, and gives their host memory back.
+        Returns how many bytes that was.
+        """
+        dropped = self.allocator.arena.drop_backups()
+        self._note_preparation(wait=False)
+        return dropped
 
     # Parts
 

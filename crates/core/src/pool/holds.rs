@@ -1,0 +1,67 @@
+//! Who holds which tags. What a hold is for, [`super::hold`] says.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::error::{PoolError, Result};
+use crate::tag::Tag;
+
+/// Who holds which tags.
+#[derive(Debug, Default)]
+pub(super) struct Holds {
+    /// How many holds each holder has.
+    tags: BTreeMap<Tag, BTreeMap<Arc<str>, usize>>,
+    /// Whether the pool is gone, and the last hold has to give its memory back.
+    is_orphaned: bool,
+}
+
+impl Holds {
+    pub(super) fn is_held(&self, tag: &Tag) -> bool {
+        self.tags.contains_key(tag)
+    }
+
+    pub(super) fn is_any_held(&self) -> bool {
+        !self.tags.is_empty()
+    }
+
+    /// All tags that are held, with the names of those who hold them, each once.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&Tag, impl Iterator<Item = &str>)> {
+        self.tags.iter().map(|(tag, holders)| (tag, holders.keys().map(|holder| &**holder)))
+    }
+
+    /// The pool is gone: the last hold has to give its memory back.
+    pub(super) fn orphan(&mut self) {
+        self.is_orphaned = true;
+    }
+
+    pub(super) fn is_orphaned(&self) -> bool {
+        self.is_orphaned
+    }
+
+    pub(super) fn begin(&mut self, tag: &Tag, holder: &Arc<str>) {
+        *self.tags.entry(tag.clone()).or_default().entry(Arc::clone(holder)).or_default() += 1;
+    }
+
+    pub(super) fn end(&mut self, tag: &Tag, holder: &Arc<str>) {
+        let Some(holders) = self.tags.get_mut(tag) else { return };
+        if let Some(count) = holders.get_mut(holder) {
+            *count -= 1;
+        }
+        holders.retain(|_, count| *count > 0);
+        self.tags.retain(|_, holders| !holders.is_empty());
+    }
+
+    /// Refuses `op`, which would take memory from every tag.
+    pub(super) fn check_all(&self, op: &'static str) -> Result<()> {
+        self.check(op, self.tags.keys())
+    }
+
+    /// Refuses `op`, which would take memory from these tags.
+    pub(super) fn check<'a>(&self, op: &'static str, tags: impl IntoIterator<Item = &'a Tag>) -> Result<()> {
+        let held = tags.into_iter().find_map(|tag| self.tags.get_key_value(tag));
+        held.map_or(Ok(()), |(tag, holders)| {
+            let holders: Vec<&str> = holders.keys().map(|holder| &**holder).collect();
+            Err(PoolError::Held { op, tag: tag.clone(), holders: holders.join(", ") })
+        })
+    }
+}

@@ -1,0 +1,68 @@
+//! Values that each process has of its own, forks included.
+//!
+//! In a forked child a lock may be held by a thread that does not exist there, and what it guards is the parent's. So a
+//! child never looks at its parent's value: it takes the next one of a row.
+
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How many forks deep, each of which uses its value, until one meets that of an ancestor.
+pub(super) const FORKS: usize = 64;
+
+const NUMBER_BITS: u32 = 32;
+
+/// A value for each process.
+#[derive(Debug)]
+pub(super) struct PerProcess<T> {
+    values: [T; FORKS],
+    /// The process that is in possession, and behind it the number of its value.
+    current: AtomicU64,
+}
+
+impl<T> PerProcess<T> {
+    /// Values that are all alike.
+    pub(super) const fn new(values: [T; FORKS]) -> Self {
+        Self { values, current: AtomicU64::new(0) }
+    }
+
+    /// That of this process.
+    pub(super) fn here(&self) -> &T {
+        self.of(process::id())
+    }
+
+    fn of(&self, process: u32) -> &T {
+        let mine = u64::from(process);
+        let mut current = self.current.load(Ordering::Acquire);
+        while current >> NUMBER_BITS != mine {
+            let next = (mine << NUMBER_BITS) | ((number(current) + 1) % FORKS as u64);
+            match self.current.compare_exchange(current, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => current = next,
+                Err(other) => current = other,
+            }
+        }
+        // The number is below the length.
+        &self.values[usize::try_from(number(current)).unwrap_or(0)]
+    }
+}
+
+fn number(current: u64) -> u64 {
+    current & ((1 << NUMBER_BITS) - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn a_fork_has_a_value_of_its_own_whoever_holds_the_parents() {
+        let values: PerProcess<Mutex<Vec<u32>>> = PerProcess::new([const { Mutex::new(Vec::new()) }; FORKS]);
+        let parents = values.of(10).lock().unwrap();
+        // In the child that lock is never let go of.
+        values.of(11).lock().unwrap().push(11);
+        values.of(12).lock().unwrap().push(12);
+        assert_eq!(*values.of(12).lock().unwrap(), [12]);
+        assert!(parents.is_empty());
+    }
+}
