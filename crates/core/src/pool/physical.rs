@@ -28,11 +28,19 @@ pub(super) struct Counters {
     reserved: AtomicU64,
 }
 
-/// Memory that is about to be created, and counts against the limit until then. See [`PhysicalMemory::set_aside`].
+/// Memory that is about to be created, and counts against the limit until this is dropped: by who has the lock again and
+/// keeps it until then. See [`PhysicalMemory::set_aside`].
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Reservation {
+    counters: Arc<Counters>,
     bytes: u64,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.counters.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// Time spent getting memory, and mapping it.
@@ -142,13 +150,7 @@ impl PhysicalMemory {
             }
         }
         self.counters.reserved.fetch_add(bytes, Ordering::Relaxed);
-        Reservation { bytes }
-    }
-
-    /// The lock is had again: what was reserved is the caller's to create, as long as it keeps the lock.
-    pub(super) fn take_up(&mut self, reservation: Reservation) {
-        let Reservation { bytes } = reservation;
-        self.counters.reserved.fetch_sub(bytes, Ordering::Relaxed);
+        Reservation { counters: Arc::clone(&self.counters), bytes }
     }
 
     /// Maps and opens `pieces` (in address order within a segment) as far as they are not, taking loose memory

@@ -24,6 +24,8 @@ const ASLEEP: u64 = 160;
 const LIMIT: u64 = 170;
 /// Granules of a piece.
 const PIECE: u64 = 2;
+/// Granules that are idle when the wake begins.
+const IDLE: u64 = 40;
 
 /// Stops the mover at some of its calls.
 #[derive(Default)]
@@ -130,11 +132,11 @@ impl World {
         self.pool.sleep(&SleepRequest::of([Tag::kv_cache()], Level::One)).unwrap();
     }
 
-    /// Blocks as large as the pieces that sleep, until there is no more.
-    fn alloc_all(&self) -> Vec<Block> {
+    /// Blocks of so many granules, until there is no more.
+    fn alloc_all(&self, granules: u64) -> Vec<Block> {
         let mut blocks = Vec::new();
         loop {
-            match self.alloc(PIECE, Tag::runtime()) {
+            match self.alloc(granules, Tag::runtime()) {
                 Ok(block) => blocks.push(block),
                 Err(PoolError::OverLimit { .. }) => return blocks,
                 Err(error) => panic!("{error}"),
@@ -211,35 +213,49 @@ fn a_sleep_that_fails_while_others_allocate_is_undone() {
 #[test]
 fn what_a_wake_has_made_room_for_is_its_own() {
     watched(|| {
-        let stride = Kind::of_this_run().stride();
-        for first in (0..).step_by(stride) {
-            let world = World::new(Some(LIMIT));
-            world.alloc(ASLEEP, Tag::kv_cache()).unwrap();
-            world.sleep();
-            // Idle memory of the size that the wake takes, more than its first group does, and some other.
-            let idle = [40, 1, 3].map(|granules| world.alloc(granules, Tag::runtime()).unwrap());
-            world.free(&idle);
-            world.script.passing.store(first, Ordering::Relaxed);
-            let wake = || world.pool.wake(&WakeRequest::all());
-            let (woken, blocks) = world.beside(Op::Map, wake, || world.alloc_all());
-            world.script.passing.store(u64::MAX, Ordering::Relaxed);
-            let limit_bytes = LIMIT * world.granule();
-            assert!(world.pool.stats().unwrap().peak_mapped_bytes <= limit_bytes, "call {first}");
-            let succeeded = woken.is_ok();
-            if succeeded {
-                assert_eq!(blocks.len() as u64 * PIECE, LIMIT - ASLEEP, "all that the wake leaves");
-            } else {
-                assert!(matches!(woken, Err(PoolError::WakeFailed { .. })), "call {first}: {woken:?}");
-            }
-            world.free(&blocks);
-            world.pool.discard(&[Tag::kv_cache()]).unwrap();
-            world.pool.trim().unwrap();
-            let whole = world.alloc(LIMIT, Tag::runtime()).unwrap();
-            world.free(&[whole]);
-            world.pool.close().unwrap();
-            if succeeded {
-                break;
-            }
+        // Blocks of others as large as the wake's pieces, beside idle memory of other sizes, too; and one that takes all
+        // that is left, and finds no single granules.
+        for (others, of_other_sizes) in [(PIECE, &[1, 3][..]), (LIMIT - ASLEEP, &[])] {
+            let stride = Kind::of_this_run().stride();
+            let mut calls = (0..).step_by(stride);
+            while !wakes_beside_others(calls.next().unwrap(), others, of_other_sizes) {}
         }
     });
+}
+
+/// A wake of which so many calls pass, while others allocate blocks of so many granules. Returns whether it succeeded.
+fn wakes_beside_others(passing: u64, others: u64, of_other_sizes: &[u64]) -> bool {
+    let world = World::new(Some(LIMIT));
+    let limit_bytes = LIMIT * world.granule();
+    world.alloc(ASLEEP, Tag::kv_cache()).unwrap();
+    world.sleep();
+    // Idle memory of the size that the wake takes, more than its first group does.
+    let idle = [IDLE].iter().chain(of_other_sizes);
+    let idle: Vec<Block> = idle.map(|granules| world.alloc(*granules, Tag::runtime()).unwrap()).collect();
+    world.free(&idle);
+    let created_bytes = world.pool.stats().unwrap().created_bytes;
+    world.script.passing.store(passing, Ordering::Relaxed);
+    let wake = || world.pool.wake(&WakeRequest::all());
+    let (woken, blocks) = world.beside(Op::Map, wake, || world.alloc_all(others));
+    world.script.passing.store(u64::MAX, Ordering::Relaxed);
+    let stats = world.pool.stats().unwrap();
+    assert!(stats.peak_mapped_bytes <= limit_bytes, "call {passing}");
+    let succeeded = woken.is_ok();
+    if succeeded {
+        assert_eq!(blocks.len() as u64 * others, LIMIT - ASLEEP, "all that the wake leaves");
+        let created_bytes = stats.created_bytes - created_bytes;
+        assert!(
+            created_bytes <= limit_bytes - IDLE * world.granule(),
+            "what was idle was given up for others"
+        );
+    } else {
+        assert!(matches!(woken, Err(PoolError::WakeFailed { .. })), "call {passing}: {woken:?}");
+    }
+    world.free(&blocks);
+    world.pool.discard(&[Tag::kv_cache()]).unwrap();
+    world.pool.trim().unwrap();
+    let whole = world.alloc(LIMIT, Tag::runtime()).unwrap();
+    world.free(&[whole]);
+    world.pool.close().unwrap();
+    succeeded
 }

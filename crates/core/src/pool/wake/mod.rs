@@ -290,8 +290,8 @@ impl Shared {
             return memory;
         }
         let reservation = memory.set_aside(pieces);
-        let mut memory = self.hand_memory_over(memory);
-        memory.take_up(reservation);
+        let memory = self.hand_memory_over(memory);
+        drop(reservation);
         memory
     }
 
