@@ -163,9 +163,9 @@ impl Clocks {
         self.clocks.iter().flat_map(of).collect()
     }
 
-    /// The stream of a clock.
-    pub(super) fn stream(&self, clock: ClockKey) -> StreamId {
-        self.clocks[clock].stream
+    /// The stream of a clock, unless it was forgotten meanwhile: nothing is waited for there then.
+    pub(super) fn stream(&self, clock: ClockKey) -> Option<StreamId> {
+        self.clocks.get(clock).map(|clock| clock.stream)
     }
 
     /// All streams that have a clock.

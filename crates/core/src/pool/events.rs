@@ -134,7 +134,7 @@ impl Shared {
             let state = self.state.lock_anyway();
             if state.heap.clocks().news() == seen {
                 let Some(rest) = deadline.left(&*self.driver, pause) else {
-                    let late = flying.into_iter().map(|(clock, ..)| state.heap.clocks().stream(clock));
+                    let late = flying.into_iter().filter_map(|(clock, ..)| state.heap.clocks().stream(clock));
                     return Ok(Waited::TooLong(late.collect::<BTreeSet<_>>().into_iter().collect()));
                 };
                 drop(state);

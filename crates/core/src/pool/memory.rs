@@ -105,7 +105,7 @@ impl Shared {
             match self.captured() {
                 Ok(None) => match self.wait_for_one(clock, tick, event, deadline) {
                     Ok(true) => {}
-                    Ok(false) => drop(late.insert(self.state.lock_anyway().heap.clocks().stream(clock))),
+                    Ok(false) => late.extend(self.state.lock_anyway().heap.clocks().stream(clock)),
                     Err(error) => refused = refused.or(Some(error)),
                 },
                 Ok(Some(_)) => break,
