@@ -591,7 +591,7 @@ impl<'a> World<'a> {
     }
 
     fn wake_verifying(&mut self, tags: Option<Vec<Tag>>, verify: Verify) {
-        let request = WakeRequest { tags, verify, ..WakeRequest::default() };
+        let request = WakeRequest { tags, verify: Some(verify), ..WakeRequest::default() };
         let report = self.insist("wake", |pool| pool.wake(&request));
         assert!(report.verified_bytes == report.copied_bytes || verify == Verify::Sample);
         assert!(report.verified_bytes > 0 || report.copied_bytes == 0, "no sample is empty");

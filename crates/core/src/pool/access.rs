@@ -10,7 +10,6 @@ use super::handle::BlockId;
 use super::state::TagKey;
 use super::{Pool, Result, Shared};
 use crate::driver::{CopyPart, DeviceRange, HostBuffer, Pending, StreamId};
-use crate::tag::TagState;
 
 impl Pool {
     /// Queues a copy of `bytes` of `src` (from `src_offset` on) into a block at `offset`. It is a use of the block
@@ -38,8 +37,8 @@ impl Pool {
     /// `stream`, as [`Pool::record_use`] says.
     ///
     /// # Errors
-    /// `StaleBlock`, `OutOfBlock`, `Asleep`; `Undefined` when the bytes were dropped and not restored; what the
-    /// driver says.
+    /// `StaleBlock`, `OutOfBlock`, `Asleep`; `Undefined` when the bytes were dropped and not restored, `Lost` when
+    /// some were lost with their backup; what the driver says.
     pub fn read(
         &self,
         stream: StreamId,
@@ -96,12 +95,12 @@ impl Shared {
             state = self.wait(state)?;
         };
         state.check_awake(op, tag)?;
-        if state.tag(tag).state == TagState::Undefined && !writing {
-            return Err(PoolError::Undefined { op, tag: state.tag(tag).tag.clone() });
-        }
         let whole = DeviceRange::new(entry.addr, entry.requested_bytes());
         let outside = PoolError::OutOfBlock { op, offset, bytes, block, block_bytes: whole.bytes };
         let part = whole.slice(offset, bytes).ok_or(outside)?;
+        if !writing {
+            state.check_defined(op, tag, part)?;
+        }
         state.record_use(block, entry.lane, stream);
         state.tag_mut(tag).gate.enter();
         Ok((part, Guest { shared: self, tag }))

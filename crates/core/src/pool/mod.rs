@@ -23,7 +23,8 @@
 //! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
 //!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
 //!   ([`crate::backup`], `backed`); `save` compares and copies what differs, `prepare` does so before, in the background,
-//!   and `fill` brings it back while more is mapped, by the faster of the device's two ways (`ways`).
+//!   and `fill` brings it back while more is mapped, by the faster of the device's two ways (`ways`), and `verify` compares it.
+//!   A backup that has spoiled is never taken for a change (`spoiled`): what was lost is undefined (`lost`, `undefined`).
 //!
 //! What is promised: addresses, bytes, all or nothing, the truth in reports, no leak, stream order, live fits
 //! means success, never over the limit, errors in forked children.
@@ -45,6 +46,7 @@ mod fill;
 mod gate;
 mod handle;
 mod layout;
+mod lost;
 mod orders;
 mod part;
 mod place;
@@ -58,10 +60,13 @@ mod sample;
 mod save;
 mod segment;
 mod sleep;
+mod spoiled;
 mod state;
 mod stats;
 mod supply;
 mod trust;
+mod undefined;
+mod verify;
 mod vm;
 mod wake;
 mod ways;
@@ -73,6 +78,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use error::{Corruption, Phase, PoolError, Shortage, Usage};
 pub use handle::{AllocRequest, Block, BlockId};
+pub use lost::LostRange;
 pub use prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
 pub use report::{
     Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
@@ -89,6 +95,7 @@ use self::prepare::Preparers;
 use self::reaper::Reaper;
 use self::segment::Segments;
 use self::state::{State, TagEntry, TagKey};
+use self::undefined::Undefined;
 use self::vm::{Counters, Vm};
 use crate::backup::{Backups, HostBackups};
 use crate::bytes::ByteSize;
@@ -271,6 +278,7 @@ impl Pool {
             waiting: Vec::new(),
             stuck: Vec::new(),
             copying: Vec::new(),
+            undefined: Undefined::default(),
             emptied: Vec::new(),
             live_bytes: 0,
             peak_live_bytes: 0,
@@ -439,9 +447,9 @@ impl Pool {
     /// All or nothing up to the point of no return. Tags that sleep already are reported and left alone.
     ///
     /// # Errors
-    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded), and `Capturing` while a stream is being
+    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Lost`, `Asleep` (stranded), and `Capturing` while a stream is being
     /// captured, before anything has happened; `SleepFailed` with everything
-    /// awake as before; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
+    /// awake as before; `Lost` also where backups that the last wake did not compare turn out to have spoiled; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
     /// everything was given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
         self.shared.sleep(request)
@@ -461,13 +469,13 @@ impl Pool {
     ///
     /// # Errors
     /// `UnknownTag`; `OverLimit`, `DeviceFull`, `HeldByCapture`, `WakeFailed`, `Corrupt` with everything asleep as
-    /// before.
+    /// before. `Corrupt` names all that has spoiled; [accepting losses](WakeRequest::accepting_losses), the rest wakes.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         self.shared.wake(request)
     }
 
-    /// Says that the owner has written the bytes of `tags` again after a level-2 wake. Returns the tags that
-    /// were undefined until now.
+    /// Says that the owner has written the bytes of `tags` again after a level-2 wake, or what was lost of them
+    /// ([`Pool::lost_ranges`]). Returns the tags that were undefined until now.
     ///
     /// # Errors
     /// `UnknownTag`; `Asleep`.
@@ -477,7 +485,7 @@ impl Pool {
         tags.iter().try_for_each(|tag| state.check_awake("mark as restored", *tag))?;
         let undefined = |tag: &TagKey| state.tag(*tag).state == TagState::Undefined;
         let restored: Vec<TagKey> = tags.into_iter().filter(undefined).collect();
-        restored.iter().for_each(|tag| state.tag_mut(*tag).state = TagState::Awake);
+        restored.iter().for_each(|tag| state.define_all(*tag));
         Ok(state.names(&restored))
     }
 

@@ -12,6 +12,9 @@ use super::state::{State, TagKey};
 use super::vm::{Backing, Counters};
 use crate::tag::{SleepAction, Tag, TagState};
 
+/// What errors call it.
+pub(super) const BACK_UP: &str = "back up by sleeping";
+
 /// What a sleep will do.
 #[derive(Debug)]
 pub(super) struct SleepPlan {
@@ -109,9 +112,10 @@ impl State {
             (TagState::Awake, _) | (TagState::Undefined, SleepAction::Drop) => Ok(Some(action)),
             (TagState::AsleepBackedUp, SleepAction::Backup)
             | (TagState::AsleepDropped, SleepAction::Drop) => Ok(None),
-            (TagState::Undefined, SleepAction::Backup) => {
-                Err(PoolError::Undefined { op: "back up by sleeping", tag: entry.tag.clone() })
-            }
+            (TagState::Undefined, SleepAction::Backup) => Err(match self.lost_of(tag) {
+                lost if lost.is_empty() => PoolError::Undefined { op: BACK_UP, tag: entry.tag.clone() },
+                lost => PoolError::Lost { op: BACK_UP, lost },
+            }),
             (TagState::Stranded, _) => {
                 Err(PoolError::Asleep { op: "sleep", tag: entry.tag.clone(), state: entry.state })
             }

@@ -28,6 +28,8 @@ use crate::backup::Room;
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, Pending, StreamId};
 use crate::tag::{Changes, SleepAction, Tag, TagState};
 
+const PREPARE: &str = "prepare the sleep of";
+
 /// How much host memory is asked for at a time: enough for a few threads, not for all of the machine's.
 const AHEAD_BYTES: u64 = 256 << 20;
 
@@ -111,7 +113,7 @@ impl Preparation {
     ///
     /// # Errors
     /// `PrepareFailed` when host memory was lacking or the device failed: what was stored by then stays, and
-    /// nothing else has happened. `Poisoned` when the thread has panicked. `WrongProcess`: in a forked child nobody
+    /// nothing else has happened. `Lost` when backups that the last wake did not compare turn out to have spoiled. `Poisoned` when the thread has panicked. `WrongProcess`: in a forked child nobody
     /// prepares anything.
     pub fn wait(self) -> Result<PrepareReport> {
         self.driver.check_process().map_err(PoolError::WrongProcess)?;
@@ -144,7 +146,7 @@ impl Preparers {
         self.0.retain(|thread| !thread.is_finished());
         let (saves, tags) = {
             let state = shared.open_state()?;
-            let visited = state.selected("prepare the sleep of", request.tags.as_deref())?;
+            let visited = state.selected(PREPARE, request.tags.as_deref())?;
             let plan = state.plan_sleep(request.level, &visited, &shared.counters)?;
             let backed_up = |(tag, action): &(TagKey, _)| (*action == SleepAction::Backup).then_some(*tag);
             let tags: Vec<TagKey> = plan.tags.iter().filter_map(backed_up).collect();
@@ -279,7 +281,7 @@ impl Shared {
                 Next::Gone => {}
                 Next::Chunk(found) => {
                     near = Some(found.was.landmark);
-                    self.bring_up_to_date(*found, room, done).map_err(failed)?;
+                    self.bring_up_to_date(*found, room, done)?;
                 }
             }
             let looked_at = save.granules.len() as u64 * self.shape.granule_bytes;
@@ -349,20 +351,24 @@ impl Shared {
         Ok(Next::Chunk(Box::new(Found { held, save, was, backup, changes })))
     }
 
-    fn bring_up_to_date(
-        &self,
-        found: Found<'_>,
-        room: Option<Room>,
-        done: &mut Done,
-    ) -> Result<(), DriverError> {
+    fn bring_up_to_date(&self, found: Found<'_>, room: Option<Room>, done: &mut Done) -> Result<()> {
+        let failed = |source| PoolError::PrepareFailed { source };
         let Found { held, save, was, backup, changes } = found;
         let stream = self.background_stream;
+        let backup = match backup {
+            // Whoever reads it is waited for by the sleep.
+            Some(backup) if !backup.is_ours() && backup.has_unseen() => {
+                self.put_back(&held, &save, was, backup);
+                return Ok(());
+            }
+            backup => backup,
+        };
         let old = backup.filter(|backup| backup.room.is_free());
         let old = old.and_then(|backup| Some((Arc::into_inner(backup.room)?, backup.granules)));
         let (room, mut granules) = match (old, room) {
             (Some(old), _) => old,
             (None, Some(room)) => (room, Vec::new()),
-            (None, None) => (self.one_room(save.bytes).wait()?, Vec::new()),
+            (None, None) => (self.one_room(save.bytes).wait().map_err(failed)?, Vec::new()),
         };
         granules.resize(save.granules.last().map_or(0, |last| last + 1).max(granules.len()), None);
         // What the sleep copies whatever is stored need not be copied now; the room is what can be prepared.
@@ -370,7 +376,7 @@ impl Shared {
         let trusting = changes == Changes::Immutable;
         let same = match only_room {
             true => Ok(save.granules.clone()),
-            false => self.same(&save, &granules, trusting, stream),
+            false => self.same(&save, &mut granules, trusting, stream),
         };
         let fresh: Vec<usize> = match &same {
             Ok(same) => save.granules.iter().copied().filter(|g| same.binary_search(g).is_err()).collect(),
@@ -379,16 +385,42 @@ impl Shared {
         let granule_bytes = self.shape.granule_bytes;
         if fresh.is_empty() {
             self.put_back(&held, &save, was, Backup { room: Arc::new(room), granules });
-            let same = same?;
+            let same = same.map_err(failed)?;
             done.unchanged_bytes += if only_room { 0 } else { same.len() as u64 * granule_bytes };
             return Ok(());
         }
         done.unchanged_bytes += (save.granules.len() - fresh.len()) as u64 * granule_bytes;
-        let saving = self.start_copy(&save, room, granules, fresh, stream)?;
-        let (backup, copied) = saving.land(false)?;
+        let Some((room, granules)) = self.not_spoiled(&held, &save, was, room, granules)? else {
+            return Ok(());
+        };
+        let saving = self.start_copy(&save, room, granules, fresh, stream).map_err(failed)?;
+        let (backup, copied) = saving.land(false).map_err(failed)?;
         done.copied_bytes += copied as u64 * granule_bytes;
         self.put_back(&held, &save, was, backup);
         Ok(())
+    }
+
+    /// What is about to be written over, if it is what was stored. Otherwise nothing is copied: where the device does not
+    /// have it either, it is lost.
+    fn not_spoiled(
+        &self,
+        held: &Held<'_>,
+        save: &Save,
+        was: Was,
+        room: Room,
+        granules: Vec<Option<Stored>>,
+    ) -> Result<Option<(Room, Vec<Option<Stored>>)>> {
+        let failed = |source| PoolError::PrepareFailed { source };
+        let mut backup = Backup { room: Arc::new(room), granules };
+        let spoiled = backup.spoiled(save, self.shape.granule_bytes);
+        if spoiled.as_ref().is_ok_and(|spoiled| !spoiled) {
+            let Backup { room, granules } = backup;
+            return Ok(Arc::into_inner(room).map(|room| (room, granules)));
+        }
+        self.put_back(held, save, was, backup);
+        spoiled.map_err(failed)?;
+        let lost = self.lose_spoiled(&[held.tag]).map_err(failed)?;
+        if lost.is_empty() { Ok(None) } else { Err(PoolError::Lost { op: "prepare a sleep", lost }) }
     }
 
     /// The live granules that are stored as they are on the device now, or taken on trust: whether an owner keeps the
@@ -396,7 +428,7 @@ impl Shared {
     fn same(
         &self,
         save: &Save,
-        stored: &[Option<Stored>],
+        stored: &mut [Option<Stored>],
         trusting: bool,
         stream: StreamId,
     ) -> Result<Vec<usize>, DriverError> {
@@ -409,11 +441,12 @@ impl Shared {
         let range = |run: std::ops::Range<usize>| self.granule_range(save, run.start, run.len());
         let ranges: Vec<DeviceRange> = runs(&asked).into_iter().map(range).collect();
         let found = self.driver.digest(stream, &ranges)?.wait()?;
-        let is_same = |granule: usize, found| stored[granule].is_some_and(|stored| stored.digest == found);
-        let answered = asked.into_iter().zip(found);
-        same.extend(
-            answered.filter(|(granule, found)| is_same(*granule, *found)).map(|(granule, _)| granule),
-        );
+        for (granule, found) in asked.into_iter().zip(found) {
+            if let Some(stored) = stored[granule].as_mut().filter(|stored| stored.digest == found) {
+                stored.loaded_unseen = false;
+                same.push(granule);
+            }
+        }
         same.sort_unstable();
         Ok(same)
     }

@@ -6,15 +6,17 @@
 //! when its first piece is there.
 //!
 //! Promise: when this succeeds, every live granule of the plan is stored, and was compared with what is stored
-//! or copied just now, but for those that were promised not to change, of which a sixty-fourth was compared.
+//! or copied just now, but for those that were promised not to change, of which a sixty-fourth was compared. What differs
+//! from the backup that it was loaded from is a change only if that is what was stored ([`super::spoiled`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
+use super::access::Guest;
 use super::error::{Phase, PoolError};
-use super::plan::{Save, SleepPlan};
+use super::plan::{BACK_UP, Save, SleepPlan};
 use super::report::{SleepPhases, add};
 use super::sample::Sample;
 use super::segment::{Backup, Stored, runs};
@@ -188,28 +190,57 @@ impl Shared {
         self.starving.fetch_add(1, Ordering::Relaxed);
         let alone = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         self.starving.fetch_sub(1, Ordering::Relaxed);
-        self.state.lock_anyway().let_idle_backups_go(plan);
+        self.let_idle_backups_go(plan);
         let result = again();
         drop(alone);
         result
     }
 
+    /// Lets go of backups of what is awake, and stays so.
+    fn let_idle_backups_go(&self, plan: &SleepPlan) {
+        let (tags, _guests): (Vec<TagKey>, Vec<Guest<'_>>) = {
+            let mut state = self.state.lock_anyway();
+            let tags = state.with_idle_backups(plan).into_iter();
+            let guest = |tag| {
+                state.tag_mut(tag).gate.enter();
+                (tag, Guest { shared: self, tag })
+            };
+            tags.map(guest).unzip()
+        };
+        self.let_backups_of(&tags);
+    }
+
     /// For each save, the granules whose backup is what the device holds.
     fn unchanged(&self, saves: &[Save]) -> Result<Vec<Kept>> {
+        loop {
+            // Where backups have spoiled, but the device has what was stored, they are made anew.
+            if let Some(kept) = self.compare(saves)? {
+                return Ok(kept);
+            }
+        }
+    }
+
+    /// The same; `None` when some of what is stored had to be forgotten.
+    fn compare(&self, saves: &[Save]) -> Result<Option<Vec<Kept>>> {
         let mut kept = vec![Kept::default(); saves.len()];
         let fast_digests = self.driver.info().fast_digests;
         let (questions, sampled) = self.state.lock_anyway().questions(saves, fast_digests, &mut kept);
         let digests = self.digests(saves, &questions).map_err(at(Phase::Compare))?;
+        let (mut equal, mut broken) = (Vec::new(), None);
         for (question, found) in questions.iter().zip(digests) {
             if found == question.expected {
                 kept[question.turn].granules.push(question.granule);
+                equal.push(self.granule_range(&saves[question.turn], question.granule, 1).addr);
             } else if question.trusted {
-                return Err(self.end_trust(
-                    &saves[question.turn],
-                    question.granule,
-                    [question.expected, found],
-                ));
+                broken.get_or_insert((question, found));
             }
+        }
+        self.state.lock_anyway().note_seen(equal);
+        if !self.are_changes(saves, &kept)? {
+            return Ok(None);
+        }
+        if let Some((Question { turn, granule, expected, .. }, found)) = broken {
+            return Err(self.end_trust(&saves[*turn], *granule, [*expected, found]));
         }
         let mut state = self.state.lock_anyway();
         sampled.into_iter().for_each(|tag| state.tag_mut(tag).checks += 1);
@@ -221,7 +252,33 @@ impl Shared {
                 stored.into_iter().for_each(|stored| stored.proven = true);
             }
         }
-        Ok(kept)
+        Ok(Some(kept))
+    }
+
+    /// Whether the backups that are about to be written over are what was stored, so that what differs has changed on the
+    /// device. Otherwise what has spoiled was forgotten, and where the device does not have it either, it is lost.
+    fn are_changes(&self, saves: &[Save], kept: &[Kept]) -> Result<bool> {
+        let suspects = {
+            let state = self.state.lock_anyway();
+            let written = saves.iter().zip(kept);
+            let written = written.filter(|(save, kept)| kept.granules.len() < save.granules.len());
+            written.flat_map(|(save, _)| state.loaded_unseen_of(save)).collect::<Vec<_>>()
+        };
+        let addrs: Vec<u64> = suspects.iter().map(|suspect| suspect.granule.addr).collect();
+        let spoiled = self.spoiled(suspects).map_err(at(Phase::Compare))?;
+        if spoiled.is_empty() {
+            self.state.lock_anyway().note_seen(addrs);
+            return Ok(true);
+        }
+        drop(spoiled);
+        let tags: BTreeSet<TagKey> = {
+            let state = self.state.lock_anyway();
+            let segments = saves.iter().filter_map(|save| state.segments.get(save.place.0));
+            segments.map(|segment| segment.tag).collect()
+        };
+        let tags: Vec<TagKey> = tags.into_iter().collect();
+        let lost = self.lose_spoiled(&tags).map_err(at(Phase::Compare))?;
+        if lost.is_empty() { Ok(false) } else { Err(PoolError::Lost { op: BACK_UP, lost }) }
     }
 
     /// Digests of the device's granules, in the order of the questions: asked all at once, spread over the streams.
@@ -304,7 +361,7 @@ impl Saving<'_> {
             return Err(DriverError::invalid(crate::driver::Op::Save, reason));
         }
         for (granule, digest) in fresh.iter().zip(digests) {
-            granules[*granule] = Some(Stored { digest, proven });
+            granules[*granule] = Some(Stored { digest, proven, loaded_unseen: false });
         }
         Ok((Backup { room: Arc::new(room), granules }, fresh.len()))
     }
@@ -359,14 +416,14 @@ impl State {
         backup.is_some_and(|backup| Arc::strong_count(&backup.room) == 1 && backup.room.is_free())
     }
 
-    fn let_idle_backups_go(&mut self, plan: &SleepPlan) {
-        for tag in (0..self.tags.len()).map(TagKey) {
-            let entry = self.tag(tag);
-            let falls_asleep = plan.tags.iter().any(|(falling, _)| *falling == tag);
-            if entry.has_backups && entry.state.is_held() && !falls_asleep && !entry.gate.is_closed() {
-                self.forget_backups(tag);
-            }
-        }
+    /// Tags that are awake, stay so and have backups, which nobody is working on.
+    fn with_idle_backups(&self, plan: &SleepPlan) -> Vec<TagKey> {
+        let has_idle = |tag: &TagKey| {
+            let entry = self.tag(*tag);
+            let falls_asleep = plan.tags.iter().any(|(falling, _)| falling == tag);
+            entry.has_backups && entry.state.is_held() && !falls_asleep && !entry.gate.is_closed()
+        };
+        (0..self.tags.len()).map(TagKey).filter(has_idle).collect()
     }
 }
 

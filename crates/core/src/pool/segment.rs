@@ -61,6 +61,9 @@ pub(super) struct Stored {
     /// Whether these were the granule's bytes when a sleep last looked, with nothing in flight. A copy made in the
     /// background may have been overtaken by a writer.
     pub(super) proven: bool,
+    /// Whether a wake has copied it to the device and nobody knows whether it was what the digest says:
+    /// [`super::spoiled`].
+    pub(super) loaded_unseen: bool,
 }
 
 impl Segment {

@@ -145,6 +145,10 @@ impl Shared {
         if !self.lets_backups_go(error) {
             return;
         }
+        let tags: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
+        if self.lose_spoiled(&tags).is_err() {
+            return; // What cannot be looked at stays.
+        }
         let mut state = self.state.lock_anyway();
         for save in &plan.saves {
             let tag = state.segments.get(save.place.0).map(|segment| segment.tag);
@@ -308,6 +312,7 @@ impl State {
             entry.undefined = false;
             entry.has_leftovers = false;
             if *action == SleepAction::Drop {
+                self.undefined.clear_tag(*tag);
                 self.forget_backups(*tag);
             }
         }

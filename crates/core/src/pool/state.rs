@@ -21,6 +21,7 @@ use super::clocks::{ClockKey, Clocks};
 use super::error::PoolError;
 use super::gate::Gate;
 use super::segment::{Chunk, Place, Segment, SegmentKey, Segments};
+use super::undefined::Undefined;
 use super::vm::{Backing, Piece};
 use super::{AllocRequest, BlockId, Result, Shape};
 use crate::driver::{DeviceRange, StreamId};
@@ -51,6 +52,8 @@ pub(super) struct State {
     pub(super) stuck: Vec<BlockKey>,
     /// What the background copies just now: nothing may be unmapped there.
     pub(super) copying: Vec<DeviceRange>,
+    /// What of awake tags was lost with its backup.
+    pub(super) undefined: Undefined,
     /// Segments that may be bare from end to end.
     pub(super) emptied: Vec<SegmentKey>,
     pub(super) live_bytes: u64,
@@ -586,6 +589,7 @@ impl State {
     pub(super) fn free(&mut self, op: &'static str, id: BlockId) -> Result<bool> {
         let block = self.live_block(op, id)?;
         let Lane { tag, clock, .. } = *self.lane(block.lane);
+        self.define(tag, DeviceRange::new(block.addr, block.bytes()));
         self.live_bytes -= block.bytes();
         self.fine_demand_bytes -= self.fine_demand(block.bytes());
         let entry = self.tag_mut(tag);

@@ -17,12 +17,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::alloc::Pressure;
-use super::error::{Phase, PoolError};
+use super::error::{Corruption, Phase, PoolError};
 use super::fill::{Filler, Filling, With};
+use super::lost::LostRange;
 use super::plan::Use;
 use super::report::{WakePhases, WakeReport, WakeRequest, add};
 use super::segment::SegmentKey;
 use super::state::{State, TagKey};
+use super::verify::Verified;
 use super::vm::{Backing, MapTimes, Piece, Vm};
 use super::{Result, Shared};
 use crate::bytes::ByteSize;
@@ -35,7 +37,6 @@ struct WakePlan {
     tags: Vec<TagKey>,
     names: Vec<Tag>,
     already_awake: Vec<Tag>,
-    undefined: Vec<TagKey>,
     /// Every chunk with a block that may be used, those with backups first, in order of segment and address: what is
     /// copied into is there first, and copying hides the rest.
     pieces: Vec<Piece>,
@@ -58,7 +59,7 @@ pub(super) struct Woken {
     pub(super) mapped_bytes: u64,
     pub(super) copied_bytes: u64,
     pub(super) zeroed_bytes: u64,
-    pub(super) verified_bytes: u64,
+    pub(super) verified: Verified,
     pub(super) phases: WakePhases,
 }
 
@@ -105,7 +106,7 @@ impl Shared {
             waited += began.elapsed();
         };
         add(&mut woken.phases.wait_s, waited);
-        let undefined_tags = self.commit_wake(&plan);
+        let (undefined_tags, lost) = self.commit_wake(&plan, &woken.verified);
         // Who sleeps next finds the backups in nobody's hands.
         drop(plan.fillings);
         let report = WakeReport {
@@ -115,8 +116,9 @@ impl Shared {
             mapped_bytes: woken.mapped_bytes,
             copied_bytes: woken.copied_bytes,
             zeroed_bytes: woken.zeroed_bytes,
-            verified_bytes: woken.verified_bytes,
+            verified_bytes: woken.verified.equal_bytes,
             undefined_tags,
+            lost,
             phases: woken.phases,
         };
         drop(alone);
@@ -177,7 +179,12 @@ impl Shared {
             self.map_all(names, pieces, woken, &mut |_| true)?;
             filler.fill_up_to(pieces.len())
         });
-        filler.finish(mapped.err(), woken)
+        woken.verified = filler.finish(mapped.err(), woken)?;
+        let lost = self.state.lock_anyway().lost_in(&woken.verified.spoiled);
+        if lost.is_empty() || request.accepts_losses {
+            return Ok(());
+        }
+        Err(PoolError::Corrupt { place: Corruption::Backup, lost })
     }
 
     /// Maps here, and fills what is mapped on a thread beside. `None` where no thread is to be had.
@@ -318,33 +325,37 @@ impl Shared {
         (vm.counters().held_bytes().saturating_add(missing) > limit_bytes).then_some(refused)
     }
 
-    /// From here on the tags are awake. Returns those that are undefined.
-    fn commit_wake(&self, plan: &WakePlan) -> Vec<Tag> {
+    /// From here on the tags are awake. Returns those that are undefined, and what was lost.
+    fn commit_wake(&self, plan: &WakePlan, verified: &Verified) -> (Vec<Tag>, Vec<LostRange>) {
         // Also after a panic elsewhere: what is mapped must be known.
         let mut vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state.lock_anyway();
         state.store(&plan.pieces);
         let mut unfit = Vec::new();
-        let mut undefined = Vec::new();
         for tag in plan.tags.iter().copied() {
-            let is_undefined = plan.undefined.contains(&tag) && state.tag(tag).live_blocks > 0;
+            let is_undefined = state.becomes_undefined(tag);
             let entry = state.tag_mut(tag);
             entry.state = if is_undefined { TagState::Undefined } else { TagState::Awake };
             (entry.undefined, entry.has_leftovers) = (false, false);
             entry.wakes += 1;
-            if is_undefined {
-                undefined.push(tag);
-            }
+        }
+        let stored = plan.fillings.iter().flat_map(|filling| filling.stored(self.shape.granule_bytes));
+        state.note_seen(stored);
+        state.note_unseen(verified.unseen.iter().map(|granule| granule.addr));
+        let lost = state.lose(&verified.spoiled);
+        for tag in plan.tags.iter().copied() {
             if !self.shape.keep_backups || state.tag(tag).changes == Changes::Volatile {
                 state.forget_backups(tag);
             }
             unfit.extend(state.tidy(tag));
         }
+        let is_undefined = |tag: &TagKey| state.tag(*tag).state == TagState::Undefined;
+        let undefined: Vec<TagKey> = plan.tags.iter().copied().filter(is_undefined).collect();
         let undefined = state.names(&undefined);
         drop(state);
         // What cannot be taken out of the way is tried again when memory is needed.
         let _ = self.dispose(&mut vm, unfit);
-        undefined
+        (undefined, lost)
     }
 }
 
@@ -372,7 +383,7 @@ impl State {
     /// Of the tags that are meant, those are woken that the wake has to itself. Others were awake when it began, and are
     /// left alone, though they may have fallen asleep while it waited.
     fn plan_wake(&self, visited: &[TagKey], held: &[TagKey], named: bool) -> WakePlan {
-        let (mut tags, mut already_awake, mut undefined) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut tags, mut already_awake) = (Vec::new(), Vec::new());
         for tag in visited.iter().copied() {
             let entry = self.tag(tag);
             if entry.state.is_asleep() && !held.contains(&tag) {
@@ -384,9 +395,6 @@ impl State {
                     already_awake.push(entry.tag.clone());
                 }
                 continue;
-            }
-            if self.becomes_undefined(tag) {
-                undefined.push(tag);
             }
             tags.push(tag);
         }
@@ -409,8 +417,9 @@ impl State {
                     TagState::AsleepBackedUp => {
                         for (at, backup) in segment.backups.range(range.addr..range.end()) {
                             let (room, granules) = (Arc::clone(&backup.room), backup.granules.clone());
+                            let is_last = !self.shape.keep_backups || entry.changes == Changes::Volatile;
                             let stretch = DeviceRange::new(*at, chunk.bytes.min(self.shape.chunk_bytes));
-                            fill(stretch, With::Backup { room, granules });
+                            fill(stretch, With::Backup { room, granules, is_last });
                         }
                     }
                     TagState::AsleepDropped if entry.policy.dropped == Dropped::Zeros => {
@@ -437,7 +446,7 @@ impl State {
         }
         let names = self.names(&tags);
         let turns = tags.iter().map(|tag| (self.tag(*tag).tag.clone(), self.tag(*tag).wakes)).collect();
-        WakePlan { tags, names, already_awake, undefined, pieces, fillings, turns }
+        WakePlan { tags, names, already_awake, pieces, fillings, turns }
     }
 
     fn becomes_undefined(&self, tag: TagKey) -> bool {

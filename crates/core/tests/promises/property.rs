@@ -308,7 +308,7 @@ impl Run {
     fn wake(&mut self, tags: Option<&[Tag]>) {
         match self.pool.wake(&WakeRequest {
             tags: tags.map(<[Tag]>::to_vec),
-            verify: Verify::All,
+            verify: Some(Verify::All),
             ..WakeRequest::default()
         }) {
             Ok(report) => {

@@ -157,7 +157,7 @@ impl World {
     }
 
     fn wake(&self) -> WakeReport {
-        self.pool.wake(&WakeRequest { verify: Verify::All, ..WakeRequest::all() }).unwrap()
+        self.pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap()
     }
 
     /// Granules of host memory that backups have: the pieces may be of any size.
