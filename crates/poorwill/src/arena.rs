@@ -254,6 +254,22 @@ impl Arena {
         self.pool.mark_restored(tags)
     }
 
+    /// See [`Pool::mark_block_restored`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn mark_block_restored(&self, block: BlockId) -> Result<Vec<LostRange>, PoolError> {
+        self.pool.mark_block_restored(block)
+    }
+
+    /// See [`Pool::lost_ranges`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lost_ranges(&self) -> Result<Vec<LostRange>, PoolError> {
+        self.pool.lost_ranges()
+    }
+
     /// See [`Pool::trim`].
     ///
     /// # Errors

@@ -281,7 +281,7 @@ impl Shared {
                 Next::Gone => {}
                 Next::Chunk(found) => {
                     near = Some(found.was.landmark);
-                    self.bring_up_to_date(*found, room, done)?;
+                    self.bring_up_to_date(*found, room, saves, done)?;
                 }
             }
             let looked_at = save.granules.len() as u64 * self.shape.granule_bytes;
@@ -351,7 +351,14 @@ impl Shared {
         Ok(Next::Chunk(Box::new(Found { held, save, was, backup, changes })))
     }
 
-    fn bring_up_to_date(&self, found: Found<'_>, room: Option<Room>, done: &mut Done) -> Result<()> {
+    /// Brings the backup of a chunk up to date: one of `saves`, which are all that is prepared.
+    fn bring_up_to_date(
+        &self,
+        found: Found<'_>,
+        room: Option<Room>,
+        saves: &[Save],
+        done: &mut Done,
+    ) -> Result<()> {
         let failed = |source| PoolError::PrepareFailed { source };
         let Found { held, save, was, backup, changes } = found;
         let stream = self.background_stream;
@@ -390,7 +397,7 @@ impl Shared {
             return Ok(());
         }
         done.unchanged_bytes += (save.granules.len() - fresh.len()) as u64 * granule_bytes;
-        let Some((room, granules)) = self.not_spoiled(&held, &save, was, room, granules)? else {
+        let Some((room, granules)) = self.not_spoiled(&held, &save, was, (room, granules), saves)? else {
             return Ok(());
         };
         let saving = self.start_copy(&save, room, granules, fresh, stream).map_err(failed)?;
@@ -407,8 +414,8 @@ impl Shared {
         held: &Held<'_>,
         save: &Save,
         was: Was,
-        room: Room,
-        granules: Vec<Option<Stored>>,
+        (room, granules): (Room, Vec<Option<Stored>>),
+        saves: &[Save],
     ) -> Result<Option<(Room, Vec<Option<Stored>>)>> {
         let failed = |source| PoolError::PrepareFailed { source };
         let mut backup = Backup { room: Arc::new(room), granules };
@@ -419,7 +426,8 @@ impl Shared {
         }
         self.put_back(held, save, was, backup);
         spoiled.map_err(failed)?;
-        let lost = self.lose_spoiled(&[held.tag]).map_err(failed)?;
+        let tags = self.state.lock_anyway().tags_of(saves);
+        let lost = self.lose_spoiled_of_awake(&tags).map_err(failed)?;
         if lost.is_empty() { Ok(None) } else { Err(PoolError::Lost { op: "prepare a sleep", lost }) }
     }
 

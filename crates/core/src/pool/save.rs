@@ -14,7 +14,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use super::access::Guest;
 use super::error::{Phase, PoolError};
 use super::plan::{BACK_UP, Save, SleepPlan};
 use super::report::{SleepPhases, add};
@@ -198,15 +197,9 @@ impl Shared {
 
     /// Lets go of backups of what is awake, and stays so.
     fn let_idle_backups_go(&self, plan: &SleepPlan) {
-        let (tags, _guests): (Vec<TagKey>, Vec<Guest<'_>>) = {
-            let mut state = self.state.lock_anyway();
-            let tags = state.with_idle_backups(plan).into_iter();
-            let guest = |tag| {
-                state.tag_mut(tag).gate.enter();
-                (tag, Guest { shared: self, tag })
-            };
-            tags.map(guest).unzip()
-        };
+        let tags = self.state.lock_anyway().with_idle_backups(plan);
+        let guests = self.guests(&tags);
+        let tags: Vec<TagKey> = guests.iter().map(|guest| guest.tag).collect();
         self.let_backups_of(&tags);
     }
 
@@ -265,18 +258,11 @@ impl Shared {
             written.flat_map(|(save, _)| state.loaded_unseen_of(save)).collect::<Vec<_>>()
         };
         let addrs: Vec<u64> = suspects.iter().map(|suspect| suspect.granule.addr).collect();
-        let spoiled = self.spoiled(suspects).map_err(at(Phase::Compare))?;
-        if spoiled.is_empty() {
+        if self.spoiled(suspects).map_err(at(Phase::Compare))?.is_empty() {
             self.state.lock_anyway().note_seen(addrs);
             return Ok(true);
         }
-        drop(spoiled);
-        let tags: BTreeSet<TagKey> = {
-            let state = self.state.lock_anyway();
-            let segments = saves.iter().filter_map(|save| state.segments.get(save.place.0));
-            segments.map(|segment| segment.tag).collect()
-        };
-        let tags: Vec<TagKey> = tags.into_iter().collect();
+        let tags = self.state.lock_anyway().tags_of(saves);
         let lost = self.lose_spoiled(&tags).map_err(at(Phase::Compare))?;
         if lost.is_empty() { Ok(false) } else { Err(PoolError::Lost { op: BACK_UP, lost }) }
     }
@@ -409,6 +395,13 @@ impl State {
             }
         }
         (questions, tags)
+    }
+
+    /// The tags of saves, each once.
+    pub(super) fn tags_of(&self, saves: &[Save]) -> Vec<TagKey> {
+        let segments = saves.iter().filter_map(|save| self.segments.get(save.place.0));
+        let tags: BTreeSet<TagKey> = segments.map(|segment| segment.tag).collect();
+        tags.into_iter().collect()
     }
 
     fn has_room(&self, save: &Save) -> bool {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::Shared;
+use super::access::Guest;
 use super::lost::LostRange;
 use super::plan::Save;
 use super::segment::{Backup, Stored};
@@ -99,6 +100,23 @@ impl Shared {
         let lost = state.lose(&lost);
         state.note_seen(seen.iter().map(|granule| granule.addr));
         Ok(lost)
+    }
+
+    /// The same of those of `tags` that are awake and that nobody puts to sleep.
+    pub(super) fn lose_spoiled_of_awake(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
+        let guests = self.guests(tags);
+        let tags: Vec<TagKey> = guests.iter().map(|guest| guest.tag).collect();
+        self.lose_spoiled(&tags)
+    }
+
+    /// Keeps those of `tags` that are awake, and that nobody puts to sleep, from falling asleep.
+    pub(super) fn guests(&self, tags: &[TagKey]) -> Vec<Guest<'_>> {
+        let mut state = self.state.lock_anyway();
+        let awake = tags.iter().copied().filter(|tag| {
+            let entry = state.tag_mut(*tag);
+            entry.state.is_held() && entry.gate.enter()
+        });
+        awake.map(|tag| Guest { shared: self, tag }).collect()
     }
 
     /// Lets go of what is stored of `tags`, which nobody puts to sleep or wakes meanwhile. What cannot be looked at

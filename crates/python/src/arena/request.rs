@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use poorwill::{Changes, Dropped, Level, SleepAction, Tag, TagPolicy, Verify};
+use poorwill::{Changes, Dropped, Level, SleepAction, Tag, TagPolicy, Verify, WakeRequest};
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyString};
 
@@ -44,13 +44,27 @@ pub(super) fn level(level: i64) -> PyResult<Level> {
     }
 }
 
-/// How much of what a wake copies is compared.
-pub(super) fn verify(verify: &str) -> PyResult<Verify> {
-    one_of("verify", verify, &[("sample", Verify::Sample), ("all", Verify::All)])
+/// What a wake is asked.
+pub(super) fn wake(
+    tags: Option<&Bound<'_, PyAny>>,
+    verify: Option<&str>,
+    accept_losses: bool,
+    timeout: Option<&Bound<'_, PyAny>>,
+) -> PyResult<WakeRequest> {
+    let known = [("sample", Verify::Sample), ("all", Verify::All)];
+    let verify = verify.map(|verify| one_of("verify", verify, &known)).transpose()?;
+    let mut request = WakeRequest::all();
+    request.tags = self::tags(tags)?;
+    request.verify = verify;
+    request.accepts_losses = accept_losses;
+    Ok(match timeout {
+        None => request,
+        Some(timeout) => request.within(self::timeout(timeout)?),
+    })
 }
 
 /// How long to wait.
-pub(super) fn timeout(seconds: &Bound<'_, PyAny>) -> PyResult<Duration> {
+fn timeout(seconds: &Bound<'_, PyAny>) -> PyResult<Duration> {
     let known = match whole_number(seconds)? {
         Some(_) => true,
         None => seconds.is_instance_of::<PyFloat>(),
