@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
-    AllocRequest, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind, HostBuffer, Op,
-    Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport, SleepRequest, Snapshot, StreamId, Tag,
-    TagPolicy, TagState, WakeReport, WakeRequest,
+    AllocRequest, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind, HostBuffer,
+    LostRange, Op, Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport, SleepRequest, Snapshot,
+    StreamId, Tag, TagPolicy, TagState, WakeReport, WakeRequest,
 };
 
 use crate::budget::claim_own;

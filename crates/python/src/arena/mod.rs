@@ -16,7 +16,7 @@ use self::preparation::{Begun, Preparation};
 use self::registry::{Entry, Wanted};
 pub(crate) use self::registry::{Failed, Opened, device as device_for_host_memory};
 pub(crate) use self::report::SleepReport;
-use self::report::{Stats, WakeReport};
+use self::report::{LostRange, Stats, WakeReport};
 use self::request::Declaration;
 use crate::block::{Block, Dtype};
 use crate::budget::{Budget, cap};

@@ -64,7 +64,7 @@ pub(super) fn wake(
 }
 
 /// How long to wait.
-fn timeout(seconds: &Bound<'_, PyAny>) -> PyResult<Duration> {
+pub(super) fn timeout(seconds: &Bound<'_, PyAny>) -> PyResult<Duration> {
     let known = match whole_number(seconds)? {
         Some(_) => true,
         None => seconds.is_instance_of::<PyFloat>(),
