@@ -503,6 +503,29 @@ fn what_a_sleep_dropped_is_marked_by_tag() {
     assert!(matches!(world.pool().mark_block_restored(id), Err(PoolError::StaleBlock { .. })));
 }
 
+/// A block that is freed takes what was lost of it along: its tag is whole again, and so are new blocks in its place.
+#[test]
+fn what_is_freed_awake_is_lost_no_more() {
+    let mut world = World::new(true, small());
+    let granule = world.granule();
+    let [first, _] = [4, 4].map(|granules| world.tenant.load(granules * granule, &Tag::weights()));
+    world.sleep(false).unwrap();
+    (0..4).for_each(|nth| world.store.spoil(nth));
+    let woken = world.pool().wake(&WakeRequest::all().accepting_losses()).unwrap();
+    assert_eq!((woken.lost.len(), woken.lost[0].range.bytes), (1, 4 * granule), "neighbours are one range");
+    let nth = world.tenant.blocks.iter().position(|known| known.block.id == woken.lost[0].block).unwrap();
+    let place = world.tenant.blocks[nth].block.range;
+    world.tenant.free(nth);
+    assert_eq!(world.pool().lost_ranges().unwrap(), []);
+    assert_eq!(world.pool().tag_state(&Tag::weights()).unwrap(), TagState::Awake);
+    let again = world.tenant.load(4 * granule, &Tag::weights());
+    assert_eq!((first, world.tenant.blocks[again].block.range), (0, place), "the same place");
+    assert!(world.is_right());
+    world.sleep(false).unwrap();
+    world.pool().wake(&everything()).unwrap();
+    assert!(world.is_right());
+}
+
 /// A block that was freed while it slept has nothing to lose.
 #[test]
 fn what_is_freed_asleep_is_not_missed() {
