@@ -155,6 +155,7 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
         PoolError::UnknownTag { .. }
         | PoolError::Asleep { .. }
         | PoolError::Undefined { .. }
+        | PoolError::Lost { .. }
         | PoolError::PolicyConflict { .. } => TagError::new_err(words),
         PoolError::Closed | PoolError::StaleBlock { .. } => ClosedError::new_err(words),
         PoolError::InvalidRequest { .. } => PyValueError::new_err(words),

@@ -25,7 +25,7 @@ impl Shared {
         let Access { op, stream, block, offset, bytes, writing } = *access;
         let mut state = self.open_state()?;
         let (entry, tag) = loop {
-            let (entry, tag) = state.reachable(op, block, writing)?;
+            let (entry, tag) = state.reachable(op, block)?;
             if !state.tags.get(tag).is_taken() {
                 break (entry, tag);
             }
@@ -34,6 +34,9 @@ impl Shared {
         let whole = DeviceRange::new(entry.addr, entry.requested_bytes());
         let outside = PoolError::OutOfBlock { op, offset, bytes, block, block_bytes: whole.bytes };
         let part = whole.slice(offset, bytes).ok_or(outside)?;
+        if !writing {
+            state.check_defined(op, tag, part)?;
+        }
         state.heap.record_use(block, entry.lane, stream);
         let guest = Guest::enter(self, &mut state, tag);
         Ok((part, guest))

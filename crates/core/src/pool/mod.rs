@@ -23,7 +23,9 @@
 //! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
 //!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
 //!   ([`crate::backup`], `backed`); `save` compares and copies what differs, `prepare` does so before, in the background,
-//!   and `fill` brings it back while more is mapped, by the faster of the device's two ways (`ways`).
+//!   and `fill` brings it back while more is mapped, by the faster of the device's two ways (`ways`), and `verify`
+//!   compares it. A backup that has spoiled is never taken for a change (`spoiled`): what was lost is undefined (`losses`,
+//!   `undefined`).
 //!
 //! What is promised: addresses, bytes, all or nothing, the truth in reports, no leak, stream order, live fits
 //! means success, never over the limit, errors in forked children.
@@ -45,6 +47,8 @@ mod gate;
 mod handle;
 mod heap;
 mod keys;
+mod losses;
+mod lost;
 mod memory;
 mod orders;
 mod physical;
@@ -59,6 +63,7 @@ mod state;
 mod stats;
 mod supply;
 mod tags;
+mod undefined;
 mod wake;
 
 use std::fmt;
@@ -69,6 +74,7 @@ pub use backups::prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareRepo
 pub use config::PoolConfig;
 pub use error::{Corruption, Phase, PoolError, Result, Shortage, Usage};
 pub use handle::{AllocRequest, Block, BlockId};
+pub use lost::LostRange;
 pub use report::{
     Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
     WakeReport, WakeRequest,
@@ -246,8 +252,8 @@ impl Pool {
     /// `stream`, as [`Pool::record_use`] says.
     ///
     /// # Errors
-    /// `StaleBlock`, `OutOfBlock`, `Asleep`; `Undefined` when the bytes were dropped and not restored; what the
-    /// driver says.
+    /// `StaleBlock`, `OutOfBlock`, `Asleep`; `Undefined` when the bytes were dropped and not restored, `Lost` when
+    /// some were lost with their backup; what the driver says.
     pub fn read(
         &self,
         stream: StreamId,
@@ -302,10 +308,10 @@ impl Pool {
     /// All or nothing up to the point of no return. Tags that sleep already are reported and left alone.
     ///
     /// # Errors
-    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded), and `Capturing` while a stream is being
+    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Lost`, `Asleep` (stranded), and `Capturing` while a stream is being
     /// captured, before anything has happened; `SleepFailed` with everything
-    /// awake as before; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
-    /// everything was given back.
+    /// awake as before; `Lost` also where backups that the last wake did not compare turn out to have spoiled; `Stranded`
+    /// when that could not be restored; `Shortfall` when the tags sleep but not everything was given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
         self.shared.sleep(request)
     }
@@ -324,13 +330,13 @@ impl Pool {
     ///
     /// # Errors
     /// `UnknownTag`; `OverLimit`, `DeviceFull`, `HeldByCapture`, `WakeFailed`, `Corrupt` with everything asleep as
-    /// before.
+    /// before. `Corrupt` names all that has spoiled; [accepting losses](WakeRequest::accepting_losses), the rest wakes.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         self.shared.wake(request)
     }
 
-    /// Says that the owner has written the bytes of `tags` again after a level-2 wake. Returns the tags that
-    /// were undefined until now.
+    /// Says that the owner has written the bytes of `tags` again after a level-2 wake, or what was lost of them
+    /// ([`Pool::lost_ranges`]). Returns the tags that were undefined until now.
     ///
     /// # Errors
     /// `UnknownTag`; `Asleep`.
@@ -411,6 +417,28 @@ impl Pool {
         self.shared.orders.lock_anyway().stop();
         self.shared.orders.ring();
         self.reaper.lock().unwrap_or_else(PoisonError::into_inner).join();
+    }
+}
+
+/// What was lost with its backup.
+impl Pool {
+    /// Every range of a block that was lost with its backup, and neither written again nor freed since, by address. What
+    /// a sleep has dropped is not among them: there, the whole tag is undefined.
+    ///
+    /// # Errors
+    /// `Closed`, `WrongProcess`.
+    pub fn lost_ranges(&self) -> Result<Vec<LostRange>> {
+        let state = self.shared.open_state()?;
+        Ok(state.lost_of(state.tags.iter().map(|(tag, _)| tag)))
+    }
+
+    /// Says that the owner has written again what was lost of a block. Returns that. Its tag is awake as before when
+    /// nothing else of it is lost.
+    ///
+    /// # Errors
+    /// `StaleBlock`; `Asleep`; `Undefined` when a sleep has dropped the whole tag: [`Pool::mark_restored`] is for that.
+    pub fn mark_block_restored(&self, block: BlockId) -> Result<Vec<LostRange>> {
+        self.shared.open_state()?.restore_block(block)
     }
 }
 

@@ -17,6 +17,7 @@ mod pressure;
 mod property;
 mod sizes;
 mod spans;
+mod spoiled;
 mod streams;
 mod stress;
 mod waits;
