@@ -9,6 +9,7 @@ use super::handle::BlockId;
 use super::keys::{Place, TagKey};
 use super::lost::LostRange;
 use super::state::State;
+use super::undefined::Undefined;
 use crate::driver::DeviceRange;
 
 const RESTORE: &str = "mark as restored";
@@ -39,7 +40,7 @@ impl State {
     /// What is lost of `tags`.
     pub(super) fn lost_of(&self, tags: impl Iterator<Item = TagKey>) -> Vec<LostRange> {
         let undefined = tags.filter_map(|tag| self.tags.get(tag).undefined());
-        self.lost_in(undefined.flat_map(|undefined| undefined.ranges()))
+        self.lost_in(undefined.flat_map(Undefined::ranges))
     }
 
     /// Why what needs all bytes of an undefined tag cannot be done.

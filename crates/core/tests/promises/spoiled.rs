@@ -13,7 +13,7 @@ use poorwill_core::{
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::stores::{Coding, OddBackups};
-use poorwill_testkit::tenant::Tenant;
+use poorwill_testkit::tenant::{Known, Tenant};
 use proptest::prelude::*;
 
 fn small() -> PoolConfig {
@@ -138,6 +138,20 @@ impl World {
             assert_eq!(self.pool().tag_state(&tag).unwrap(), TagState::Awake);
         }
         assert_eq!(self.pool().lost_ranges().unwrap(), []);
+    }
+
+    /// Gives granules of a block back. Returns where they were.
+    fn free_part(&mut self, nth: usize, first: u64, count: u64) -> DeviceRange {
+        let granule = self.granule();
+        let known = self.tenant.blocks.swap_remove(nth);
+        let whole = known.block.range;
+        let part = whole.slice(first * granule, count * granule).unwrap();
+        for block in self.pool().free_part(known.block.id, part).unwrap() {
+            let start = usize::try_from(block.range.addr - whole.addr).unwrap();
+            let bytes = known.bytes[start..][..usize::try_from(block.range.bytes).unwrap()].to_vec();
+            self.tenant.blocks.push(Known { block, tag: known.tag.clone(), bytes });
+        }
+        part
     }
 
     /// The whole granule at `addr`.
@@ -379,6 +393,56 @@ fn a_backup_that_spoils_while_the_device_is_right_is_made_anew() {
         world.pool().declare_changes(&Tag::weights(), changes).unwrap();
         [5, 50].into_iter().for_each(|nth| world.store.spoil(nth));
         world.sleep(false).unwrap();
+        world.pool().wake(&everything()).unwrap();
+        assert!(world.is_right());
+    }
+}
+
+/// Where most of a block is freed, the rest is backed up anew: what was stored of it is looked at before.
+#[test]
+fn what_is_backed_up_by_other_extents_is_looked_at() {
+    for (prepares, spoils_before) in [(false, true), (true, true), (false, false), (true, false)] {
+        let mut world = World::new(true, small());
+        let granule = world.granule();
+        let block = world.tenant.load(4 * granule, &Tag::weights());
+        world.sleep(false).unwrap();
+        spoils_before.then(|| world.store.spoil(3));
+        world.pool().wake(&sample()).unwrap();
+        (!spoils_before).then(|| world.store.spoil(3));
+        world.free_part(block, 0, 3);
+        if spoils_before {
+            let refused = world.sleep(prepares).unwrap_err();
+            let PoolError::Lost { lost, .. } = &refused else { panic!("{refused}") };
+            assert_eq!(world.granules(lost).len(), 1);
+            assert!(world.is_right());
+            world.restore(lost, true);
+        }
+        world.sleep(prepares).unwrap();
+        world.pool().wake(&everything()).unwrap();
+        assert!(world.is_right());
+    }
+}
+
+/// What was loaded from a spoiled backup is not lost when its blocks were freed, and their place is another's.
+#[test]
+fn a_new_block_does_not_lose_what_was_stored_of_another() {
+    for (fast_digests, prepares) in [(false, false), (true, false), (true, true)] {
+        let granule = World::new(fast_digests, small()).granule();
+        // There is no other place.
+        let mut world = World::new(fast_digests, small().limited_to(4 * granule));
+        (0..8).for_each(|_| drop(world.tenant.load(granule / 2, &Tag::weights())));
+        world.sleep(false).unwrap();
+        world.store.spoil(1);
+        world.pool().wake(&sample()).unwrap();
+        let first = world.tenant.blocks.iter().map(|known| known.block.range.addr).min().unwrap();
+        let freed = DeviceRange::new(first + granule, granule);
+        let is_freed = |known: &Known| freed.contains(&known.block.range);
+        while let Some(nth) = world.tenant.blocks.iter().position(is_freed) {
+            world.tenant.free(nth);
+        }
+        let new = world.tenant.load(granule / 2, &Tag::weights());
+        assert!(is_freed(&world.tenant.blocks[new]), "the same place");
+        world.sleep(prepares).unwrap();
         world.pool().wake(&everything()).unwrap();
         assert!(world.is_right());
     }
