@@ -38,8 +38,8 @@ pub(crate) trait Content {
 pub(crate) struct How {
     /// Of the sleep.
     pub(crate) level: Level,
-    /// Which granules the wake verifies.
-    pub(crate) verify: Verify,
+    /// Which granules the wake verifies; `None` is the default of the device.
+    pub(crate) verify: Option<Verify>,
     /// How long nothing is done between the two.
     pub(crate) rest: Duration,
     /// Whether the bytes are compared afterwards.

@@ -190,7 +190,7 @@ pub fn run(
         let prepared = arena.prepare_sleep(&SleepRequest::all(plan.level))?.wait()?;
         report.prepared = Some(Prepared { report: prepared, held: Held::of(&arena.stats()?) });
     }
-    let how = How { level: plan.level, verify: Verify::All, rest: Duration::ZERO, is_compared: true };
+    let how = How { level: plan.level, verify: Some(Verify::All), rest: Duration::ZERO, is_compared: true };
     for _ in 0..plan.cycles {
         if report.mismatch.is_some() {
             return Ok(report);

@@ -207,7 +207,8 @@ pub enum Changes {
 pub enum TagState {
     /// On the device, as their owner wrote them.
     Awake,
-    /// Mapped on the device, but dropped by a sleep and not restored since: reading is refused.
+    /// Mapped on the device, but dropped by a sleep, or lost in part with a spoiled backup
+    /// ([`Pool::lost_ranges`](crate::Pool::lost_ranges)), and not restored since: reading what is undefined is refused.
     Undefined,
     /// In host memory.
     AsleepBackedUp,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
     AllocRequest, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind, HeldTag, Hold,
-    HostBuffer, Op, Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport, SleepRequest, Snapshot,
+    HostBuffer, LostRange, Op, Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport, SleepRequest, Snapshot,
     StreamId, Tag, TagPolicy, TagState, WakeReport, WakeRequest,
 };
 
@@ -282,8 +282,10 @@ impl Arena {
     ///
     /// # Errors
     /// With nothing done: `UnknownTag`; `SleepConflict` for a tag that sleeps otherwise than this level asks;
-    /// `Undefined` for one to be backed up that was dropped and is not restored; `Asleep` for a stranded one; `Held` for
-    /// one that somebody [holds](Arena::hold); `Capturing` while a stream is being captured; `TrustBroken` for an immutable one that has changed; `SleepFailed` with what
+    /// `Undefined` for one to be backed up that was dropped and is not restored, `Lost` for one of which bytes were lost
+    /// with their backup, or are found to be just now; `Asleep` for a stranded one; `Held` for one that somebody
+    /// [holds](Arena::hold); `Capturing` while a stream is being captured; `TrustBroken` for an immutable one that has
+    /// changed; `SleepFailed` with what
     /// the driver said. `Stranded` when that could not be undone: no byte is lost, and a wake maps the memory again.
     /// `Shortfall` when the tags sleep, and not all memory could be given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport, PoolError> {
@@ -297,7 +299,7 @@ impl Arena {
     /// # Errors
     /// With everything asleep as before: `UnknownTag`; `OverLimit`, `DeviceFull` and `HeldByCapture` where memory is
     /// lacking; `WakeFailed` with what the driver said; `Corrupt` when bytes that came back are not those that were
-    /// stored.
+    /// stored, with all of them. [Accepting losses](WakeRequest::accepting_losses), the rest wakes.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport, PoolError> {
         self.0.pool.wake(request)
     }
@@ -311,13 +313,32 @@ impl Arena {
         self.0.pool.discard(tags)
     }
 
-    /// Says that the owner has written all bytes of `tags` again that a sleep had dropped. Returns those of them that
+    /// Says that the owner has written all bytes of `tags` again that a sleep had dropped, or that were lost with a backup
+    /// ([`Arena::lost_ranges`]). Returns those of them that
     /// were undefined until now.
     ///
     /// # Errors
     /// With nothing done: `UnknownTag`; `Asleep`.
     pub fn mark_restored(&self, tags: &[Tag]) -> Result<Vec<Tag>, PoolError> {
         self.0.pool.mark_restored(tags)
+    }
+
+    /// Every range of a block that was lost with its backup, and neither written again nor freed since, by address. What a
+    /// sleep has dropped is not among them: there, the whole tag is undefined.
+    ///
+    /// # Errors
+    /// Only those that every call has.
+    pub fn lost_ranges(&self) -> Result<Vec<LostRange>, PoolError> {
+        self.0.pool.lost_ranges()
+    }
+
+    /// Says that the owner has written again what was lost of a block, and returns that. Its tag is awake as before when
+    /// nothing else of it is lost.
+    ///
+    /// # Errors
+    /// With nothing done: `StaleBlock`; `Asleep`; `Undefined` when a sleep has dropped the whole tag.
+    pub fn mark_block_restored(&self, block: BlockId) -> Result<Vec<LostRange>, PoolError> {
+        self.0.pool.mark_block_restored(block)
     }
 
     /// Gives all memory and addresses back that serve no live block, and returns how many bytes of memory that were. Waits

@@ -157,6 +157,7 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
         | PoolError::Asleep { .. }
         | PoolError::Undefined { .. }
         | PoolError::Held { .. }
+        | PoolError::Lost { .. }
         | PoolError::PolicyConflict { .. } => TagError::new_err(words),
         PoolError::Closed | PoolError::StaleBlock { .. } => ClosedError::new_err(words),
         PoolError::InvalidRequest { .. } | PoolError::UnknownStream { .. } => PyValueError::new_err(words),

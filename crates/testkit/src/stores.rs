@@ -53,6 +53,8 @@ struct Store {
     idle_bytes: AtomicU64,
     /// Every granule that is kept, for those who want to spoil one.
     kept: Mutex<Vec<std::sync::Weak<Mutex<Granules>>>>,
+    /// How many of the next loads bring a wrong byte.
+    garbled: AtomicU64,
     fails: Box<Script>,
 }
 
@@ -123,9 +125,9 @@ impl OddBackups {
         machine: Option<Arc<OddMachine>>,
         fails: Box<Script>,
     ) -> Self {
-        let (used_bytes, idle_bytes, kept) = Default::default();
+        let (used_bytes, idle_bytes, kept, garbled) = Default::default();
         let driver = Arc::clone(driver);
-        Self(Arc::new(Store { driver, coding, limit_bytes, used_bytes, machine, idle_bytes, kept, fails }))
+        Self(Arc::new(Store { driver, coding, limit_bytes, used_bytes, machine, idle_bytes, kept, garbled, fails }))
     }
 
     /// Rooms that are given out, in bytes.
@@ -145,11 +147,40 @@ impl OddBackups {
         rooms.map(|room| room.lock().unwrap().iter().flatten().map(|g| g.len() as u64).sum::<u64>()).sum()
     }
 
-    /// Changes one bit of the `nth` granule that is kept.
+    /// How many granules are kept.
+    ///
+    /// # Panics
+    /// After another panic.
+    #[must_use]
+    pub fn kept_granules(&self) -> usize {
+        let kept = self.0.kept.lock().unwrap();
+        let rooms = kept.iter().filter_map(std::sync::Weak::upgrade);
+        rooms.map(|room| room.lock().unwrap().iter().flatten().count()).sum()
+    }
+
+    /// The next `loads` copies to the device bring one wrong byte each. What is kept stays.
+    pub fn garble(&self, loads: u64) {
+        self.0.garbled.store(loads, Ordering::Relaxed);
+    }
+
+    /// Changes one bit in the middle of the `nth` granule that is kept.
     ///
     /// # Panics
     /// When there are not so many.
     pub fn spoil(&self, nth: usize) {
+        let middle = usize::try_from(self.0.driver.info().granule_bytes / 2).unwrap();
+        self.change(nth, &[middle], |byte| byte ^ 0x10);
+    }
+
+    /// Changes these bytes of the `nth` granule that is kept, to others each time.
+    ///
+    /// # Panics
+    /// When there are not so many granules, or bytes.
+    pub fn spoil_bytes(&self, nth: usize, bytes: &[usize]) {
+        self.change(nth, bytes, |byte| byte.wrapping_add(1));
+    }
+
+    fn change(&self, nth: usize, bytes: &[usize], change: impl Fn(u8) -> u8) {
         let kept = self.0.kept.lock().unwrap();
         let mut left = nth;
         for room in kept.iter().filter_map(std::sync::Weak::upgrade) {
@@ -157,8 +188,7 @@ impl OddBackups {
             let count = room.iter().flatten().count();
             if left < count {
                 let granule = room.iter_mut().flatten().nth(left).unwrap();
-                let middle = granule.len() / 2;
-                granule[middle] ^= 0x10;
+                bytes.iter().for_each(|at| granule[*at] = change(granule[*at]));
                 return;
             }
             left -= count;
@@ -310,6 +340,11 @@ impl StoredBytes for OddRoom {
         for granule in parts.iter().flat_map(|part| self.granules_of(part)) {
             let start = granule * self.granule_bytes();
             staging[start..start + self.granule_bytes()].copy_from_slice(&self.decode(granule));
+        }
+        let garbled =
+            store.garbled.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if let (Ok(_), Some(part)) = (garbled, parts.first()) {
+            staging[usize::try_from(part.host_offset).unwrap()] ^= 1;
         }
         let copy = store.driver.copy_to_device(stream, Arc::new(staging), parts)?;
         Ok(copy.then(move |loaded| {

@@ -32,7 +32,7 @@ pub struct Report {
     pub changed_fraction: Fraction,
     /// A later sleep after that.
     pub changed_sleep_s: Option<f64>,
-    /// A wake, with a sample of the granules verified: the median over the first five clean cycles, in which a GPU
+    /// A wake that verifies what it does by default, on a GPU every granule: the median over the first five clean cycles, in which a GPU
     /// rests for a moment between the sleep and the wake ([`Spreads::wake_at_once_s`] has the others).
     pub wake_s: Option<f64>,
     /// A sleep in which everything is dropped: the quickest of [`Dropping`].
@@ -102,7 +102,7 @@ pub struct Cycle {
     pub number: u32,
     /// What the sleep says of itself.
     pub sleep: SleepReport,
-    /// What the wake says of itself: it verified every granule after the changed sleep, else a sample.
+    /// What the wake says of itself: it verified every granule after the changed sleep, else what it does by default.
     pub wake: WakeReport,
     /// The sleep, by the clock.
     pub sleep_s: f64,

@@ -205,7 +205,7 @@ impl Run<'_> {
         let is_rested = kind == Kind::Clean && number <= RESTED_CYCLES && !is_on_host;
         let how = How {
             level: Level::One,
-            verify: if kind == Kind::Changed { Verify::All } else { Verify::Sample },
+            verify: (kind == Kind::Changed).then_some(Verify::All),
             rest: if is_rested { REST } else { Duration::ZERO },
             is_compared: kind != Kind::Clean || number == 1 || number == last || last <= COMPARED_MAX,
         };

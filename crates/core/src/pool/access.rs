@@ -26,7 +26,7 @@ impl Shared {
         self.check_stream(op, stream)?;
         let mut state = self.open_state()?;
         let (entry, tag) = loop {
-            let (entry, tag) = state.reachable(op, block, writing)?;
+            let (entry, tag) = state.reachable(op, block)?;
             if !state.tags.get(tag).is_taken() {
                 break (entry, tag);
             }
@@ -35,6 +35,9 @@ impl Shared {
         let whole = DeviceRange::new(entry.addr, entry.requested_bytes());
         let outside = PoolError::OutOfBlock { op, offset, bytes, block, block_bytes: whole.bytes };
         let part = whole.slice(offset, bytes).ok_or(outside)?;
+        if !writing {
+            state.check_defined(op, tag, part)?;
+        }
         state.heap.record_use(block, entry.lane, stream, |other| self.may_exist(other));
         let guest = Guest::enter(self, &mut state, tag);
         Ok((part, guest))

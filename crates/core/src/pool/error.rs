@@ -8,6 +8,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::handle::BlockId;
+use super::lost::{LostRange, listed};
 use super::report::{Level, SleepReport};
 use crate::bytes::ByteSize;
 use crate::digest::Digest;
@@ -145,6 +146,18 @@ pub enum PoolError {
         op: &'static str,
         /// The tag.
         tag: Tag,
+    },
+    /// Bytes were lost with their backups, which had changed in host memory, and are not restored yet. What was to be done
+    /// did not happen, and the tags are as they were, but for these bytes.
+    #[error(
+        "cannot {op}: {} lost with their backups, which have changed in host memory; write them again and call mark_restored or mark_block_restored, or free the blocks",
+        listed(lost)
+    )]
+    Lost {
+        /// What was to be done.
+        op: &'static str,
+        /// All of them that are in the way.
+        lost: Vec<LostRange>,
     },
     /// A block that was freed before, or belongs to another pool.
     #[error("cannot {op} {block}: it was freed before or belongs to another pool")]
@@ -284,19 +297,12 @@ pub enum PoolError {
         source: DriverError,
     },
     /// Bytes that came back are not those that were stored. Everything is asleep again.
-    #[error("wake failed: a granule of `{tag}` at {range} came back with digest {found} instead of {expected}: {place}; everything sleeps as before; {}",
-        match place { Corruption::Backup => "its bytes are lost: discard the tag, wake, and load it again", Corruption::Transfer => "try again" })]
+    #[error("wake failed: {} {place}; everything sleeps as before; {}", listed(lost), place.hint())]
     Corrupt {
-        /// The tag.
-        tag: Tag,
-        /// The granule on the device.
-        range: DeviceRange,
-        /// Digest of the bytes when they were stored.
-        expected: Digest,
-        /// Digest of the bytes that came back.
-        found: Digest,
         /// Where they changed.
         place: Corruption,
+        /// All of them.
+        lost: Vec<LostRange>,
     },
     /// The pool was closed.
     #[error("the pool is closed")]
@@ -366,17 +372,29 @@ impl fmt::Display for Needed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Corruption {
-    /// The backup in host memory does not match its digest any more.
+    /// The backups in host memory do not match their digests any more.
     Backup,
-    /// The backup is intact; the copy on the device is not.
+    /// The backups are intact; the copies on the device are not, though they were made twice.
     Transfer,
+}
+
+impl Corruption {
+    /// What would help.
+    fn hint(self) -> &'static str {
+        match self {
+            Self::Backup => {
+                "wake accepting losses to have the rest back and write these again, or free these blocks or discard the tag"
+            }
+            Self::Transfer => "try again",
+        }
+    }
 }
 
 impl fmt::Display for Corruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Backup => "its backup in host memory has changed",
-            Self::Transfer => "its backup is intact, the copy to the device is not",
+            Self::Backup => "are lost, since their backups have changed in host memory",
+            Self::Transfer => "did not arrive, though their backups are intact and were copied twice",
         })
     }
 }

@@ -61,24 +61,21 @@ impl Shared {
         // Others may have been waited for.
         self.open_state()?.check_droppable(tags)?;
         let held_bytes = self.backups.held_bytes();
-        self.let_backups_of(alone.tags());
-        drop(alone);
         let failed = |source| PoolError::Driver { op: "give host memory back", source };
+        let (_, lost) = self.let_backups_of_awake_go(alone.tags()).map_err(failed)?;
+        drop(alone);
         self.backups.trim().map_err(failed)?;
+        if !lost.is_empty() {
+            return Err(PoolError::Lost { op: DROP, lost });
+        }
         Ok(held_bytes.saturating_sub(self.backups.held_bytes()))
-    }
-
-    /// Lets go of what is stored of `tags`, which are awake, and which nobody puts to sleep or wakes meanwhile. Returns how
-    /// much room it had, in bytes. Every backup that only saves time goes here.
-    fn let_backups_of(&self, tags: &[TagKey]) -> u64 {
-        let mut state = self.state.lock_anyway();
-        tags.iter().map(|tag| state.backups.forget(*tag)).sum()
     }
 
     /// The same for all tags that are awake and that nobody works on, except for those that fall asleep.
     fn let_idle_backups_go(&self, falling: &[TagKey]) -> u64 {
         let (tags, _guests) = self.with_idle_backups(falling);
-        self.let_backups_of(&tags)
+        // What cannot be looked at stays.
+        self.let_backups_of_awake_go(&tags).map_or(0, |(bytes, _)| bytes)
     }
 
     /// Those tags, as far as they have backups. They do not fall asleep while their guests are there.

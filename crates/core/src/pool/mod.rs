@@ -25,7 +25,9 @@
 //! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
 //!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
 //!   ([`crate::backup`], `backed`); `save` compares and copies what differs, `prepare` does so before, in the background,
-//!   and `fill` brings it back while more is mapped, by the faster of the device's two ways (`ways`).
+//!   and `fill` brings it back while more is mapped, by the faster of the device's two ways (`ways`), and `verify`
+//!   compares it. A backup that has spoiled is never taken for a change (`spoiled`): what was lost is undefined (`losses`,
+//!   `undefined`).
 //!
 //! What is promised: addresses, bytes, all or nothing, the truth in reports, no leak, stream order, live fits
 //! means success, never over the limit, errors in forked children.
@@ -53,6 +55,8 @@ mod hold;
 mod holds;
 mod host_reclaim;
 mod keys;
+mod losses;
+mod lost;
 mod memory;
 mod orders;
 mod per_process;
@@ -69,6 +73,7 @@ mod stats;
 mod streams;
 mod supply;
 mod tags;
+mod undefined;
 mod wake;
 
 use std::fmt;
@@ -81,6 +86,7 @@ pub use config::PoolConfig;
 pub use error::{Awaited, Corruption, Phase, PoolError, Result, Shortage, Usage};
 pub use handle::{AllocRequest, Block, BlockId};
 pub use hold::{HeldTag, Hold};
+pub use lost::LostRange;
 pub use report::{
     Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
     WakeReport, WakeRequest,
@@ -264,8 +270,8 @@ impl Pool {
     /// `stream`, as [`Pool::record_use`] says.
     ///
     /// # Errors
-    /// `StaleBlock`, `OutOfBlock`, `Asleep`, `UnknownStream`; `Undefined` when the bytes were dropped and not restored;
-    /// what the driver says.
+    /// `StaleBlock`, `OutOfBlock`, `Asleep`, `UnknownStream`; `Undefined` when the bytes were dropped and not restored,
+    /// `Lost` when some were lost with their backup; what the driver says.
     pub fn read(
         &self,
         stream: StreamId,
@@ -319,10 +325,11 @@ impl Pool {
     /// All or nothing up to the point of no return. Tags that sleep already are reported and left alone.
     ///
     /// # Errors
-    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded), `Held`, and `Capturing` while a stream is being
-    /// captured, before anything has happened, and `TimedOut` where the request says how long it waits; `SleepFailed`
-    /// with everything awake as before; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not
-    /// everything was given back.
+    /// `UnknownTag`, `SleepConflict`, `Undefined`, `Lost`, `Asleep` (stranded), `Held`, and `Capturing` while a stream is
+    /// being captured, before anything has happened, and `TimedOut` where the request says how long it waits;
+    /// `SleepFailed` with everything awake as before; `Lost` also where backups that the last wake did not compare turn
+    /// out to have spoiled; `Stranded` when that could not be restored; `Shortfall` when the tags sleep but not everything
+    /// was given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
         self.shared.sleep(request)
     }
@@ -341,13 +348,14 @@ impl Pool {
     ///
     /// # Errors
     /// `UnknownTag`; `OverLimit`, `DeviceFull`, `HeldByCapture`, `TimedOut`, `WakeFailed`, `Corrupt` with everything
-    /// asleep as before.
+    /// asleep as before. `Corrupt` names all that has spoiled; [accepting losses](WakeRequest::accepting_losses), the rest
+    /// wakes.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         self.shared.wake(request)
     }
 
-    /// Says that the owner has written the bytes of `tags` again after a level-2 wake. Returns the tags that
-    /// were undefined until now.
+    /// Says that the owner has written the bytes of `tags` again after a level-2 wake, or what was lost of them
+    /// ([`Pool::lost_ranges`]). Returns the tags that were undefined until now.
     ///
     /// # Errors
     /// `UnknownTag`; `Asleep`.
@@ -456,6 +464,28 @@ impl Pool {
     #[doc(hidden)]
     pub fn remembered(&self) -> Result<Remembered> {
         Ok(self.shared.open_state()?.remembered())
+    }
+}
+
+/// What was lost with its backup.
+impl Pool {
+    /// Every range of a block that was lost with its backup, and neither written again nor freed since, by address. What
+    /// a sleep has dropped is not among them: there, the whole tag is undefined.
+    ///
+    /// # Errors
+    /// `Closed`, `WrongProcess`.
+    pub fn lost_ranges(&self) -> Result<Vec<LostRange>> {
+        let state = self.shared.open_state()?;
+        Ok(state.lost_of(state.tags.iter().map(|(tag, _)| tag)))
+    }
+
+    /// Says that the owner has written again what was lost of a block. Returns that. Its tag is awake as before when
+    /// nothing else of it is lost.
+    ///
+    /// # Errors
+    /// `StaleBlock`; `Asleep`; `Undefined` when a sleep has dropped the whole tag: [`Pool::mark_restored`] is for that.
+    pub fn mark_block_restored(&self, block: BlockId) -> Result<Vec<LostRange>> {
+        self.shared.open_state()?.restore_block(block)
     }
 }
 

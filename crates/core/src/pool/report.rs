@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
+use super::lost::LostRange;
+use crate::driver::DeviceInfo;
 use crate::tag::Tag;
 
 /// How deep a sleep goes; the table in [`crate::tag`] says what each level does with a tag.
@@ -87,16 +89,16 @@ impl SleepRequest {
 }
 
 /// How much of what a wake copies back is compared with the digests of the backups.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verify {
-    /// A sixty-fourth of each tag's granules, at least one, and others each time.
+    /// A sixty-fourth of each tag's granules, at least one, and others each time; every granule of what is not kept in
+    /// host memory afterwards.
     ///
-    /// A backup that was spoiled in host memory is woken unnoticed if none of its granules is in the sample. The next
-    /// sleep cannot tell it from a change of the device's then: of a tag of [`crate::Changes::Compared`] it stores the
-    /// spoiled bytes as the new ones, with their digest, and no later check finds them. Whoever does not trust the
-    /// host's memory that far asks for [`Verify::All`].
-    #[default]
+    /// A backup that has spoiled in host memory is woken unnoticed if it is not in the sample, and the owner works with its
+    /// bytes. They are never stored as the owner's own: before a sleep, or a preparation, writes over the backup of a
+    /// granule that was not in the sample, it looks whether that is still what was stored, and fails with
+    /// [`PoolError::Lost`](super::PoolError::Lost) if not.
     Sample,
     /// Every granule.
     All,
@@ -135,8 +137,11 @@ impl fmt::Debug for OnProgress {
 pub struct WakeRequest {
     /// The tags; `None` is every tag that sleeps.
     pub tags: Option<Vec<Tag>>,
-    /// How much is verified.
-    pub verify: Verify,
+    /// How much is verified. `None`: every granule where the device computes digests at the speed of its memory
+    /// ([`DeviceInfo::fast_digests`](crate::DeviceInfo::fast_digests)) or losses are accepted, else a sample.
+    pub verify: Option<Verify>,
+    /// Whether what is intact comes back where backups have spoiled.
+    pub accepts_losses: bool,
     /// The longest that the call waits: for memory of the device that others are about to give back, for work that holds
     /// what it needs, and for other calls at work on the tags. Whoever else wants one of the tags waits as long: to make
     /// room, name the tags that are to sleep. `None` does not wait for memory of others, and for work and calls until
@@ -166,11 +171,26 @@ impl WakeRequest {
         self
     }
 
-    /// The same, with every granule compared, or a sample.
+    /// The same, with every granule compared, or a sample; `None` is as the device computes digests.
     #[must_use]
-    pub fn verifying(mut self, verify: Verify) -> Self {
-        self.verify = verify;
+    pub fn verifying(mut self, verify: impl Into<Option<Verify>>) -> Self {
+        self.verify = verify.into();
         self
+    }
+
+    /// The same, but where backups have spoiled the wake succeeds with all that is intact: [`WakeReport::lost`] says what is
+    /// not. Its bytes are undefined until they were written again ([`super::Pool::mark_restored`],
+    /// [`super::Pool::mark_block_restored`]) or their blocks freed.
+    #[must_use]
+    pub fn accepting_losses(mut self) -> Self {
+        self.accepts_losses = true;
+        self
+    }
+
+    /// How much is verified on such a device.
+    pub(super) fn verify_on(&self, device: &DeviceInfo) -> Verify {
+        let all = device.fast_digests || self.accepts_losses;
+        self.verify.unwrap_or(if all { Verify::All } else { Verify::Sample })
     }
 
     /// The same, waiting for `wait_max` at most, from the beginning of the call, for memory that others are about to give
@@ -293,6 +313,9 @@ pub struct WakeReport {
     pub verified_bytes: u64,
     /// Tags that are *undefined* now, until they are marked restored.
     pub undefined_tags: Vec<Tag>,
+    /// What did not come back because its backup had spoiled, where that was accepted: undefined until it is written
+    /// again.
+    pub lost: Vec<LostRange>,
     /// Where the time went.
     pub phases: WakePhases,
 }

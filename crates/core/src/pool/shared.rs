@@ -321,6 +321,10 @@ impl<'a> Guest<'a> {
         state.tags.get_mut(tag).enter();
         Self { shared, tag }
     }
+
+    pub(super) fn tag(&self) -> TagKey {
+        self.tag
+    }
 }
 
 impl Drop for Guest<'_> {

@@ -18,7 +18,7 @@ use super::shape::{Shape, UNIT_BYTES, bytes_max};
 use super::tags::Tags;
 use crate::bytes::ByteSize;
 use crate::driver::{DeviceRange, StreamId};
-use crate::tag::{Changes, Tag, TagPolicy, TagState};
+use crate::tag::{Changes, Tag, TagPolicy};
 
 /// So many segments are looked at for each new tag, at most.
 const SEGMENTS_A_TAG: usize = 16;
@@ -201,8 +201,10 @@ impl State {
     pub(super) fn free(&mut self, op: &'static str, id: BlockId) -> Result<bool> {
         let (block, near) = self.heap.free(op, id)?;
         let tag = self.heap.tag_of_lane(block.lane);
+        let entry = self.tags.get_mut(tag);
+        entry.define(DeviceRange::new(block.addr, block.bytes()));
         if self.heap.live_of(tag).live_blocks == 0 {
-            self.tags.get_mut(tag).restore(); // Nothing is left that could be undefined.
+            entry.restore(); // Nothing is left that could be undefined.
         }
         let Some(near) = near else { return Ok(true) };
         self.forget_idle(&block, near);
@@ -239,6 +241,14 @@ impl State {
             let bytes = self.backups.extent_bytes(tag, place);
             if !self.heap.is_touched(near, place.1, place.1 + bytes) {
                 self.backups.forget_extent(tag, place);
+                continue;
+            }
+            // What was nobody's before a new block comes is not for that to lose.
+            let range = DeviceRange::new(freed.addr, freed.bytes());
+            for granule in self.backups.unseen_granules(tag, place, range) {
+                if !self.heap.is_touched(near, granule.addr, granule.end()) {
+                    self.backups.note_loaded(tag, (segment, granule.addr), false);
+                }
             }
         }
         if sleeps {
@@ -371,16 +381,12 @@ impl State {
         self.tags.get_mut(key).declare(policy, has_blocks)
     }
 
-    /// The live block behind a handle whose bytes are there, with its tag.
-    pub(super) fn reachable(&self, op: &'static str, id: BlockId, writing: bool) -> Result<(Block, TagKey)> {
+    /// The live block behind a handle, with its tag, which is awake unless somebody has it alone.
+    pub(super) fn reachable(&self, op: &'static str, id: BlockId) -> Result<(Block, TagKey)> {
         let block = self.heap.live_block(op, id)?;
         let tag = self.heap.tag_of_lane(block.lane);
-        let entry = self.tags.get(tag);
-        if !entry.is_taken() {
+        if !self.tags.get(tag).is_taken() {
             self.tags.check_awake(op, tag)?;
-            if entry.state() == TagState::Undefined && !writing {
-                return Err(PoolError::Undefined { op, tag: entry.name().clone() });
-            }
         }
         Ok((block, tag))
     }

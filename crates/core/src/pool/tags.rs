@@ -13,6 +13,8 @@ use slotmap::SlotMap;
 use super::error::{PoolError, Result};
 use super::gate::Gate;
 use super::keys::TagKey;
+use super::undefined::Undefined;
+use crate::driver::DeviceRange;
 use crate::tag::{Changes, Dropped, SleepAction, Tag, TagPolicy, TagState};
 
 /// The least number of tags that is worth a look at what can be forgotten.
@@ -54,14 +56,14 @@ pub(super) struct TagEntry {
 }
 
 /// Where the bytes of a tag are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 enum Residence {
-    /// On the device; dropped before, and not written since, if `undefined`.
-    Awake { undefined: bool },
+    /// On the device; what is `undefined` was dropped or lost before, and not written since.
+    Awake { undefined: Undefined },
     /// In host memory or nowhere. A failed undo may have left `leftovers` of its memory mapped.
     Asleep { how: SleepAction, leftovers: bool },
     /// On the device, not wholly mapped.
-    Stranded { undefined: bool },
+    Stranded { undefined: Undefined },
 }
 
 impl Tags {
@@ -187,7 +189,7 @@ impl TagEntry {
             policy: TagPolicy::built_in(&name),
             name,
             is_declared: false,
-            residence: Residence::Awake { undefined: false },
+            residence: Residence::Awake { undefined: Undefined::default() },
             changes: Changes::default(),
             gate: Gate::default(),
             falls_asleep: false,
@@ -200,7 +202,7 @@ impl TagEntry {
     /// Whether nothing is known of it that a new tag of its name would not have, and nobody works on it or waits for that.
     fn is_plain(&self) -> bool {
         let is_idle = self.gate.is_empty() && self.wanted == 0;
-        let is_new = self.residence == Residence::Awake { undefined: false };
+        let is_new = self.state() == TagState::Awake;
         is_idle && is_new && !self.is_declared && self.changes == Changes::default()
     }
 
@@ -233,9 +235,9 @@ impl TagEntry {
     // ---- where its bytes are ----
 
     pub(super) fn state(&self) -> TagState {
-        match self.residence {
-            Residence::Awake { undefined: false } => TagState::Awake,
-            Residence::Awake { undefined: true } => TagState::Undefined,
+        match &self.residence {
+            Residence::Awake { undefined } if undefined.is_nothing() => TagState::Awake,
+            Residence::Awake { .. } => TagState::Undefined,
             Residence::Asleep { how: SleepAction::Backup, .. } => TagState::AsleepBackedUp,
             Residence::Asleep { how: SleepAction::Drop, .. } => TagState::AsleepDropped,
             Residence::Stranded { .. } => TagState::Stranded,
@@ -252,28 +254,54 @@ impl TagEntry {
         self.residence = Residence::Asleep { how, leftovers: false };
     }
 
-    /// All of its memory is there again.
-    pub(super) fn wake(&mut self, undefined: bool) {
-        self.residence = Residence::Awake { undefined };
+    /// All of its memory is there again. A tag without blocks has nothing that could be undefined.
+    pub(super) fn wake(&mut self, has_blocks: bool) {
+        let undefined = match self.residence {
+            Residence::Asleep { how: SleepAction::Drop, .. } if self.policy.dropped == Dropped::Undefined => {
+                Undefined::all()
+            }
+            _ => self.undefined_mut().map(std::mem::take).unwrap_or_default(),
+        };
+        self.residence =
+            Residence::Awake { undefined: if has_blocks { undefined } else { Undefined::default() } };
         self.wakes += 1;
     }
 
     /// Its memory is held, but not wholly mapped.
     pub(super) fn strand(&mut self) {
-        let undefined = matches!(
-            self.residence,
-            Residence::Awake { undefined: true } | Residence::Stranded { undefined: true }
-        );
+        let undefined = self.undefined_mut().map(std::mem::take).unwrap_or_default();
         self.residence = Residence::Stranded { undefined };
     }
 
-    /// Its bytes were written again, or none are left. Returns whether they were undefined.
-    pub(super) fn restore(&mut self) -> bool {
-        let was_undefined = self.residence == Residence::Awake { undefined: true };
-        if was_undefined {
-            self.residence = Residence::Awake { undefined: false };
+    /// What is undefined of it, while its memory is held.
+    pub(super) fn undefined(&self) -> Option<&Undefined> {
+        match &self.residence {
+            Residence::Awake { undefined } | Residence::Stranded { undefined } => Some(undefined),
+            Residence::Asleep { .. } => None,
         }
-        was_undefined
+    }
+
+    fn undefined_mut(&mut self) -> Option<&mut Undefined> {
+        match &mut self.residence {
+            Residence::Awake { undefined } | Residence::Stranded { undefined } => Some(undefined),
+            Residence::Asleep { .. } => None,
+        }
+    }
+
+    /// What is in `range` was lost, if its memory is held.
+    pub(super) fn lose(&mut self, range: DeviceRange) {
+        self.undefined_mut().into_iter().for_each(|undefined| undefined.lose(range));
+    }
+
+    /// What was lost of `range` was written again, or is nobody's any more.
+    pub(super) fn define(&mut self, range: DeviceRange) {
+        self.undefined_mut().into_iter().for_each(|undefined| undefined.define(range));
+    }
+
+    /// Its bytes were written again, or none are left. Returns whether any were undefined.
+    pub(super) fn restore(&mut self) -> bool {
+        let undefined = self.undefined_mut().map(std::mem::take);
+        undefined.is_some_and(|undefined| !undefined.is_nothing())
     }
 
     /// A failed undo may have left memory mapped while it sleeps.
@@ -286,15 +314,6 @@ impl TagEntry {
     /// Whether memory may be mapped that nobody has use for: it sleeps, and nobody has it alone.
     pub(super) fn has_leftovers(&self) -> bool {
         matches!(self.residence, Residence::Asleep { leftovers: true, .. }) && !self.gate.is_closed()
-    }
-
-    /// Whether its bytes are undefined after a wake, if it has any.
-    pub(super) fn wakes_undefined(&self) -> bool {
-        match self.residence {
-            Residence::Asleep { how: SleepAction::Drop, .. } => self.policy.dropped == Dropped::Undefined,
-            Residence::Stranded { undefined } => undefined,
-            _ => false,
-        }
     }
 
     // ---- who works on it ----

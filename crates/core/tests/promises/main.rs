@@ -21,6 +21,7 @@ mod pressure;
 mod property;
 mod sizes;
 mod spans;
+mod spoiled;
 mod strays;
 mod streams;
 mod stress;

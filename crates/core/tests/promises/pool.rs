@@ -345,9 +345,9 @@ fn a_backup_that_changed_is_reported_and_never_woken() {
     rotting.rot();
     for _ in 0..2 {
         let error = pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap_err();
-        let PoolError::Corrupt { tag, range, place, .. } = &error else { panic!("{error}") };
-        assert_eq!((tag, *place), (&Tag::weights(), Corruption::Backup));
-        assert!(block.range.contains(range));
+        let PoolError::Corrupt { lost, place } = &error else { panic!("{error}") };
+        assert_eq!((&lost[0].tag, *place), (&Tag::weights(), Corruption::Backup));
+        assert!(lost.iter().all(|lost| lost.block == block.id && block.range.contains(&lost.range)));
         assert!(error.to_string().contains("discard the tag"), "{error}");
         assert_eq!(pool.tag_state(&Tag::weights()).unwrap(), TagState::AsleepBackedUp);
         assert_eq!(device.memory_info().unwrap().free_bytes, device.info().total_bytes);

@@ -18,6 +18,7 @@ __all__ = [
     "Hold",
     "HostBuffer",
     "LoadedTensor",
+    "LostRange",
     "OutOfMemoryError",
     "PoorwillError",
     "Preparation",
@@ -419,18 +420,22 @@ class Arena:
         self,
         tags: _Tags | None = None,
         *,
-        verify: Literal["sample", "all"] = "sample",
+        verify: Literal["sample", "all"] | None = None,
+        accept_losses: bool = False,
         timeout: float | None = None,
     ) -> WakeReport:
         """Wakes tags: the same bytes at the same addresses, or what their policy says of dropped ones.
 
         `tags` is one, several, or None for all that sleep. Tags that are awake are reported and left
-        alone. `verify` is "sample" to compare one granule in 64 with its backup's digest, or "all". With
-        a `timeout`, in seconds, it waits so long for memory of the device that others are about to give back;
-        Ctrl-C does not end that.
+        alone. `verify` says how many granules are compared with their backups' digests: "all", "sample" for
+        one in 64, or None for all where the device computes digests at the speed of its memory, as GPUs do,
+        and else a sample. With a `timeout`, in seconds, it waits so long for memory of the device that others
+        are about to give back; Ctrl-C does not end that.
 
         All or nothing: raises OutOfMemoryError for lack of memory and WakeError when it failed, and
-        everything sleeps as before then.
+        everything sleeps as before then. Where backups have spoiled in host memory that names all of them;
+        with `accept_losses` the rest wakes, and the report's `lost` says what has to be written again before
+        it is marked as restored.
         """
     def discard(self, tags: _Tags) -> SleepReport:
         """Drops the bytes of tags whatever their policy says, awake or asleep, backups included.
@@ -438,8 +443,12 @@ class Arena:
         They sleep until they are woken, and hold then what their policy says of dropped memory.
         """
     def mark_restored(self, tags: _Tags) -> list[str]:
-        """Says that the bytes of tags have been written again after they were dropped. Returns the tags that
-        were undefined until now.
+        """Says that the bytes of tags have been written again after they were dropped or lost. Returns the
+        tags that were undefined until now.
+        """
+    def lost_ranges(self) -> list[LostRange]:
+        """What was lost of awake tags because its backup had spoiled in host memory, and neither written again
+        and marked as restored nor freed since, in address order.
         """
     def prepare_sleep(self, level: int = 1, tags: _Tags | None = None) -> Preparation:
         """Begins to back up, in the background, what such a sleep would, so that even the first sleep copies
@@ -737,8 +746,35 @@ class WakeReport:
     def undefined_tags(self) -> list[str]:
         """Tags that are undefined now, until they are marked restored."""
     @property
+    def lost(self) -> list[LostRange]:
+        """What did not come back because its backup had spoiled, where that was accepted: undefined until it
+        is written again.
+        """
+    @property
     def phases(self) -> WakePhases:
         """Where the time went."""
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values: what the command line prints as JSON."""
+
+@final
+class LostRange:
+    """Bytes that were lost because their backup had spoiled in host memory."""
+
+    @property
+    def tag(self) -> str:
+        """Their tag."""
+    @property
+    def block(self) -> str:
+        """The block that they are of, as errors name it."""
+    @property
+    def offset_bytes(self) -> int:
+        """Where in the block they begin."""
+    @property
+    def addr(self) -> int:
+        """Where on the device they begin."""
+    @property
+    def bytes(self) -> int:
+        """How many they are."""
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values: what the command line prints as JSON."""
 
@@ -876,7 +912,8 @@ def sleep(level: int = 1, tags: _Tags | None = None) -> SleepReport:
 def wake(
     tags: _Tags | None = None,
     *,
-    verify: Literal["sample", "all"] = "sample",
+    verify: Literal["sample", "all"] | None = None,
+    accept_losses: bool = False,
     timeout: float | None = None,
 ) -> WakeReport:
     """`Arena.wake` of the current device's arena."""

@@ -80,14 +80,15 @@ fn sleep(py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResul
 
 /// `Arena.wake` of the current device's arena.
 #[pyfunction]
-#[pyo3(signature = (tags=None, *, verify="sample", timeout=None))]
+#[pyo3(signature = (tags=None, *, verify=None, accept_losses=false, timeout=None))]
 fn wake(
     py: Python<'_>,
     tags: Option<&Bound<'_, PyAny>>,
-    verify: &str,
+    verify: Option<&str>,
+    accept_losses: bool,
     timeout: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<WakeReport> {
-    current(py)?.wake(py, tags, verify, timeout)
+    current(py)?.wake(py, tags, verify, accept_losses, timeout)
 }
 
 /// `Arena.discard` of the current device's arena.

@@ -9,7 +9,7 @@ mod request;
 
 use std::sync::Arc;
 
-use poorwill::{ByteSize, DeviceSpec, HostMemoryUse, PoolError, SleepRequest, Tag, WakeRequest};
+use poorwill::{ByteSize, DeviceSpec, HostMemoryUse, PoolError, SleepRequest, Tag};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
@@ -18,7 +18,7 @@ use self::preparation::{Begun, Preparation};
 use self::registry::{Entry, Wanted};
 pub(crate) use self::registry::{Failed, Opened, device as device_for_host_memory};
 pub(crate) use self::report::SleepReport;
-use self::report::{Stats, WakeReport};
+use self::report::{LostRange, Stats, WakeReport};
 use self::request::Declaration;
 use crate::block::{Block, Dtype};
 use crate::budget::{Budget, cap};
@@ -213,25 +213,23 @@ impl Arena {
     /// Wakes tags: the same bytes at the same addresses, or what their policy says of dropped ones.
     ///
     /// `tags` is one, several, or None for all that sleep. Tags that are awake are reported and left alone. `verify`
-    /// is "sample" to compare one granule in 64 with its backup's digest, or "all". With a `timeout`, in seconds, it
-    /// waits so long for memory of the device that others are about to give back; Ctrl-C does not end that.
+    /// says how many granules are compared with their backups' digests: "all", "sample" for one in 64, or None for all
+    /// where the device computes digests at the speed of its memory, as GPUs do, and else a sample. With a `timeout`, in
+    /// seconds, it waits so long for memory of the device that others are about to give back; Ctrl-C does not end that.
     ///
     /// All or nothing: raises OutOfMemoryError for lack of memory and WakeError when it failed, and everything sleeps
-    /// as before then.
-    #[pyo3(signature = (tags=None, *, verify="sample", timeout=None))]
+    /// as before then. Where backups have spoiled in host memory that names all of them; with `accept_losses` the rest
+    /// wakes, and the report's `lost` says what has to be written again before it is marked as restored.
+    #[pyo3(signature = (tags=None, *, verify=None, accept_losses=false, timeout=None))]
     fn wake(
         &self,
         py: Python<'_>,
         tags: Option<&Bound<'_, PyAny>>,
-        verify: &str,
+        verify: Option<&str>,
+        accept_losses: bool,
         timeout: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<WakeReport> {
-        let tags = request::tags(tags)?;
-        let request = WakeRequest::all().choosing(tags).verifying(request::verify(verify)?);
-        let request = match timeout {
-            None => request,
-            Some(timeout) => request.within(request::timeout(timeout)?),
-        };
+        let request = request::wake(tags, verify, accept_losses, timeout)?;
         self.with(py, |arena| arena.wake(&request)).map(WakeReport::from)
     }
 
@@ -243,12 +241,19 @@ impl Arena {
         self.settled(py, |arena| arena.discard(&tags)).map(SleepReport::from)
     }
 
-    /// Says that the bytes of tags have been written again after they were dropped. Returns the tags that were
+    /// Says that the bytes of tags have been written again after they were dropped or lost. Returns the tags that were
     /// undefined until now.
     fn mark_restored(&self, py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let tags = request::named_tags(tags)?;
         let restored = self.with(py, |arena| arena.mark_restored(&tags))?;
         Ok(restored.iter().map(Tag::to_string).collect())
+    }
+
+    /// What was lost of awake tags because its backup had spoiled in host memory, and neither written again and marked as
+    /// restored nor freed since, in address order.
+    fn lost_ranges(&self, py: Python<'_>) -> PyResult<Vec<LostRange>> {
+        let lost = self.with(py, poorwill::Arena::lost_ranges)?;
+        Ok(lost.into_iter().map(LostRange::from).collect())
     }
 
     /// Begins to back up, in the background, what such a sleep would, so that even the first sleep copies nothing but

@@ -12,6 +12,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<SleepPhases>()?;
     module.add_class::<WakeReport>()?;
     module.add_class::<WakePhases>()?;
+    module.add_class::<LostRange>()?;
     module.add_class::<PrepareReport>()?;
     module.add_class::<Stats>()?;
     module.add_class::<TagStats>()
@@ -145,8 +146,25 @@ report! {
     verified_bytes: u64 = |it| it.verified_bytes;
     /// Tags that are undefined now, until they are marked restored.
     undefined_tags: Vec<String> = |it| names(&it.undefined_tags);
+    /// What did not come back because its backup had spoiled, where that was accepted: undefined until it is written again.
+    lost: Vec<LostRange> = |it| it.lost.iter().cloned().map(LostRange).collect();
     /// Where the time went.
     phases: WakePhases = |it| WakePhases(it.phases);
+}
+
+report! {
+    /// Bytes that were lost because their backup had spoiled in host memory.
+    LostRange of poorwill::LostRange, said by |it| it.to_string();
+    /// Their tag.
+    tag: String = |it| it.tag.to_string();
+    /// The block that they are of, as errors name it.
+    block: String = |it| it.block.to_string();
+    /// Where in the block they begin.
+    offset_bytes: u64 = |it| it.offset_bytes;
+    /// Where on the device they begin.
+    addr: u64 = |it| it.range.addr;
+    /// How many they are.
+    bytes: u64 = |it| it.range.bytes;
 }
 
 report! {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use poorwill::{Changes, Dropped, Level, SleepAction, Tag, TagPolicy, Verify};
+use poorwill::{Changes, Dropped, Level, SleepAction, Tag, TagPolicy, Verify, WakeRequest};
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyString};
 
@@ -44,9 +44,21 @@ pub(super) fn level(level: i64) -> PyResult<Level> {
     }
 }
 
-/// How much of what a wake copies is compared.
-pub(super) fn verify(verify: &str) -> PyResult<Verify> {
-    one_of("verify", verify, &[("sample", Verify::Sample), ("all", Verify::All)])
+/// What a wake is asked.
+pub(super) fn wake(
+    tags: Option<&Bound<'_, PyAny>>,
+    verify: Option<&str>,
+    accept_losses: bool,
+    timeout: Option<&Bound<'_, PyAny>>,
+) -> PyResult<WakeRequest> {
+    let known = [("sample", Verify::Sample), ("all", Verify::All)];
+    let verify = verify.map(|verify| one_of("verify", verify, &known)).transpose()?;
+    let request = WakeRequest::all().choosing(self::tags(tags)?).verifying(verify);
+    let request = if accept_losses { request.accepting_losses() } else { request };
+    Ok(match timeout {
+        None => request,
+        Some(timeout) => request.within(self::timeout(timeout)?),
+    })
 }
 
 /// How long to wait.

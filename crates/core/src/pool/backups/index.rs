@@ -8,6 +8,9 @@
 //! Only of what is proven a sleep believes that it has not changed, where the owner has promised that. A block that is new in
 //! a granule ends that, and so does every declaration. A backup may be out of the index just then, to be brought up to
 //! date: whoever puts it back looks at the tag's count of doubts.
+//!
+//! A stored granule is *unseen* when a wake has copied it to the device and nobody knows whether it was what its digest says.
+//! Whoever lets go of one, or writes over it, looks at it before ([`super::spoiled`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,9 +55,41 @@ pub(in crate::pool) struct Stored {
     /// Whether these were the granule's bytes when a sleep last looked, with nothing in flight. A copy made in the
     /// background may have been overtaken by a writer.
     pub(in crate::pool) proven: bool,
+    /// Whether a wake has copied it to the device, and its digest was not found since: not there, and not here.
+    pub(in crate::pool) loaded_unseen: bool,
+}
+
+/// A granule that was loaded unseen.
+#[derive(Debug, Clone)]
+pub(super) struct Suspect {
+    /// Where it is on the device.
+    pub(super) granule: DeviceRange,
+    /// What it was loaded from, and from where there, in bytes.
+    pub(super) room: Arc<Room>,
+    pub(super) offset: u64,
+    pub(super) expected: Digest,
 }
 
 impl Backup {
+    /// Whether nobody reads it, so that it can be written.
+    pub(super) fn is_ours(&self) -> bool {
+        Arc::strong_count(&self.room) == 1 && self.room.is_free()
+    }
+
+    pub(super) fn has_unseen(&self) -> bool {
+        self.granules.iter().flatten().any(|stored| stored.loaded_unseen)
+    }
+
+    /// What was loaded unseen of an extent that begins at `at`.
+    fn unseen(&self, at: u64, granule_bytes: u64) -> impl Iterator<Item = Suspect> {
+        let offsets = (0..).map(move |nth| nth * granule_bytes);
+        offsets.zip(&self.granules).filter_map(move |(offset, stored)| {
+            let stored = stored.filter(|stored| stored.loaded_unseen)?;
+            let granule = DeviceRange::new(at + offset, granule_bytes);
+            Some(Suspect { granule, room: Arc::clone(&self.room), offset, expected: stored.digest })
+        })
+    }
+
     fn bytes(&self, granule_bytes: u64) -> u64 {
         self.granules.len() as u64 * granule_bytes
     }
@@ -112,13 +147,14 @@ impl BackupIndex {
         if is_of { extents.remove(&save.place) } else { None }
     }
 
-    /// Stores a backup of a save's extent. Whatever else is stored of the same granules goes.
+    /// Stores a backup of a save's extent. Whatever else is stored of the same granules goes; nothing of that is unseen.
     pub(in crate::pool) fn keep(&mut self, save: &Save, backup: Backup) {
         let (segment, start) = save.place;
         let overlapping = self.overlapping(save.tag, segment, start, start + save.bytes);
         let extents = &mut self.tags[save.tag].extents;
         for place in overlapping {
-            extents.remove(&place);
+            let gone = extents.remove(&place);
+            debug_assert!(!gone.is_some_and(|backup| backup.has_unseen()), "nobody looked at it");
         }
         extents.insert(save.place, backup);
     }
@@ -203,5 +239,60 @@ impl BackupIndex {
         of_tag.doubts += 1;
         let granules = of_tag.extents.values_mut().flat_map(|backup| backup.granules.iter_mut().flatten());
         granules.for_each(|stored| stored.proven = false);
+    }
+
+    // ---- what was loaded unseen ----
+
+    /// What was loaded unseen of a tag.
+    pub(super) fn unseen(&self, tag: TagKey) -> impl Iterator<Item = Suspect> {
+        let extents = self.tags[tag].extents.iter();
+        extents.flat_map(|((_, at), backup)| backup.unseen(*at, self.granule_bytes))
+    }
+
+    /// What was loaded unseen of the extents that `range` of a segment touches.
+    pub(super) fn unseen_in(
+        &self,
+        tag: TagKey,
+        segment: SegmentKey,
+        range: DeviceRange,
+    ) -> impl Iterator<Item = Suspect> {
+        let places = self.overlapping(tag, segment, range.addr, range.end()).into_iter();
+        let extents = places.filter_map(move |place| Some((place.1, self.tags[tag].extents.get(&place)?)));
+        extents.flat_map(|(at, backup)| backup.unseen(at, self.granule_bytes))
+    }
+
+    pub(in crate::pool) fn has_unseen(&self, tag: TagKey) -> bool {
+        self.tags[tag].extents.values().any(Backup::has_unseen)
+    }
+
+    /// The granules that begin in `range` of an extent, which is kept, and were loaded unseen.
+    pub(in crate::pool) fn unseen_granules(
+        &self,
+        tag: TagKey,
+        place: Place,
+        range: DeviceRange,
+    ) -> Vec<DeviceRange> {
+        let granules = self.tags[tag].extents.get(&place).into_iter();
+        let granules = granules.flat_map(|backup| backup.unseen(place.1, self.granule_bytes));
+        let granules = granules.map(|suspect| suspect.granule);
+        granules.filter(|granule| granule.addr < range.end() && range.addr < granule.end()).collect()
+    }
+
+    /// What is stored of the granule at a place was `loaded_unseen`, or is known.
+    pub(in crate::pool) fn note_loaded(&mut self, tag: TagKey, place: Place, loaded_unseen: bool) {
+        let stored = self.stored_mut(tag, place).and_then(Option::as_mut);
+        stored.into_iter().for_each(|stored| stored.loaded_unseen = loaded_unseen);
+    }
+
+    /// What is stored of the granule at a place is of no use any more.
+    pub(in crate::pool) fn forget_granule(&mut self, tag: TagKey, place: Place) {
+        self.stored_mut(tag, place).into_iter().for_each(|stored| *stored = None);
+    }
+
+    fn stored_mut(&mut self, tag: TagKey, (segment, addr): Place) -> Option<&mut Option<Stored>> {
+        let granule_bytes = self.granule_bytes;
+        let mut extents = self.tags[tag].extents.range_mut((segment, 0)..=(segment, addr));
+        let ((_, at), backup) = extents.next_back()?;
+        backup.granules.get_mut(usize::try_from((addr - at) / granule_bytes).ok()?)
     }
 }

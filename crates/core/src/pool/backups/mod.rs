@@ -1,13 +1,15 @@
 //! Backups: what is stored of a pool's bytes ([`index`]), what is to be ([`saves`]), and the copying of it.
 //!
 //! [`save`] brings backups up to date in a sleep, [`prepare`] does so before, in the background; [`sample`] chooses what
-//! a spot check looks at.
+//! a spot check looks at, and [`spoiled`] sees to it that what has spoiled is never taken for a change.
 
 mod index;
 pub(super) mod prepare;
 pub(super) mod sample;
 pub(super) mod save;
+mod spoiled;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 pub(super) use self::index::{Backup, BackupIndex, Stored};
@@ -22,6 +24,15 @@ pub(super) struct Save {
     pub(super) bytes: u64,
     /// Granules of the extent that hold a live byte, ascending.
     pub(super) granules: Vec<usize>,
+}
+
+/// What errors call it.
+pub(super) const BACK_UP: &str = "back up by sleeping";
+
+/// The tags of saves, each once.
+fn tags_of(saves: &[Save]) -> Vec<TagKey> {
+    let tags: BTreeSet<TagKey> = saves.iter().map(|save| save.tag).collect();
+    tags.into_iter().collect()
 }
 
 /// What has to be saved of a segment so that every live granule is stored: extents that are stored already, and new ones

@@ -21,7 +21,8 @@ use super::super::heap::Landmark;
 use super::super::keys::TagKey;
 use super::super::shared::Shared;
 use super::super::state::State;
-use super::{Backup, Save, Stored, runs};
+use super::index::Suspect;
+use super::{Backup, Save, Stored, runs, tags_of};
 use crate::backup::Room;
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::tag::{Changes, Tag, TagState};
@@ -130,7 +131,7 @@ impl Preparation {
     ///
     /// # Errors
     /// `PrepareFailed` when host memory was lacking or the device failed: what was stored by then stays, and
-    /// nothing else has happened. `Poisoned` when the thread has panicked. `WrongProcess`: in a forked child nobody
+    /// nothing else has happened. `Lost` when backups that the last wake did not compare turn out to have spoiled. `Poisoned` when the thread has panicked. `WrongProcess`: in a forked child nobody
     /// prepares anything.
     pub fn wait(self) -> Result<PrepareReport> {
         self.driver.check_process().map_err(PoolError::WrongProcess)?;
@@ -288,7 +289,7 @@ impl Shared {
                 Next::Gone => {}
                 Next::Chunk(found) => {
                     near = Some(found.was.landmark);
-                    self.bring_up_to_date(*found, room, done).map_err(failed)?;
+                    self.bring_up_to_date(*found, room, saves, done)?;
                 }
             }
             let looked_at = save.granules.len() as u64 * self.shape.granule_bytes;
@@ -360,20 +361,33 @@ impl Shared {
         Ok(Next::Chunk(Box::new(Found { held, save, was, backup, changes })))
     }
 
+    /// Brings the backup of a chunk up to date: one of `saves`, which are all that is prepared.
     fn bring_up_to_date(
         &self,
         found: Found<'_>,
         room: Option<Room>,
+        saves: &[Save],
         done: &mut Done,
-    ) -> Result<(), DriverError> {
-        let Found { held, save, was, backup, changes } = found;
+    ) -> Result<()> {
+        let failed = |source| PoolError::PrepareFailed { source };
+        let Found { held, save, was, mut backup, changes } = found;
         let stream = self.streams.background();
+        let is_read = |backup: &Backup| !backup.is_ours() && backup.has_unseen();
+        if let Some(backup) = backup.take_if(|backup| is_read(backup)) {
+            // Whoever reads it is waited for by the sleep.
+            self.put_back(&held, &save, &was, backup);
+            return Ok(());
+        }
+        if !self.replaces_nothing_spoiled(&save, saves)? {
+            backup.into_iter().for_each(|backup| self.put_back(&held, &save, &was, backup));
+            return Ok(());
+        }
         let old = backup.filter(|backup| backup.room.is_free());
         let old = old.and_then(|backup| Some((Arc::into_inner(backup.room)?, backup.granules)));
         let (room, mut granules) = match (old, room) {
             (Some(old), _) => old,
             (None, Some(room)) => (room, Vec::new()),
-            (None, None) => (self.one_room(save.bytes).wait()?, Vec::new()),
+            (None, None) => (self.one_room(save.bytes).wait().map_err(failed)?, Vec::new()),
         };
         granules.resize(save.granules.last().map_or(0, |last| last + 1).max(granules.len()), None);
         // What the sleep copies whatever is stored need not be copied now; the room is what can be prepared.
@@ -381,7 +395,7 @@ impl Shared {
         let trusting = changes == Changes::Immutable;
         let same = match only_room {
             true => Ok(save.granules.clone()),
-            false => self.same(&save, &granules, trusting, stream),
+            false => self.same(&save, &mut granules, trusting, stream),
         };
         let fresh: Vec<usize> = match &same {
             Ok(same) => save.granules.iter().copied().filter(|g| same.binary_search(g).is_err()).collect(),
@@ -390,16 +404,66 @@ impl Shared {
         let granule_bytes = self.shape.granule_bytes;
         if fresh.is_empty() {
             self.put_back(&held, &save, &was, Backup { room: Arc::new(room), granules });
-            let same = same?;
+            let same = same.map_err(failed)?;
             done.unchanged_bytes += if only_room { 0 } else { same.len() as u64 * granule_bytes };
             return Ok(());
         }
         done.unchanged_bytes += (save.granules.len() - fresh.len()) as u64 * granule_bytes;
-        let saving = self.start_copy(&save, room, granules, fresh, stream)?;
-        let (backup, copied) = saving.land(false)?;
+        let Some((room, granules)) = self.not_spoiled(&held, &save, &was, (room, granules), saves)? else {
+            return Ok(());
+        };
+        let saving = self.start_copy(&save, room, granules, fresh, stream).map_err(failed)?;
+        let (backup, copied) = saving.land(false).map_err(failed)?;
         done.copied_bytes += copied as u64 * granule_bytes;
         self.put_back(&held, &save, &was, backup);
         Ok(())
+    }
+
+    /// What is about to be written over, if it is what was stored. Otherwise nothing is copied: where the device does not
+    /// have it either, it is lost.
+    fn not_spoiled(
+        &self,
+        held: &Held<'_>,
+        save: &Save,
+        was: &Was,
+        (room, granules): (Room, Vec<Option<Stored>>),
+        saves: &[Save],
+    ) -> Result<Option<(Room, Vec<Option<Stored>>)>> {
+        let failed = |source| PoolError::PrepareFailed { source };
+        let mut backup = Backup { room: Arc::new(room), granules };
+        let spoiled = backup.spoiled(save, self.shape.granule_bytes);
+        if spoiled.as_ref().is_ok_and(|spoiled| !spoiled) {
+            let Backup { room, granules } = backup;
+            return Ok(Arc::into_inner(room).map(|room| (room, granules)));
+        }
+        self.put_back(held, save, was, backup);
+        spoiled.map_err(failed)?;
+        self.lose_prepared(saves)?;
+        Ok(None)
+    }
+
+    /// Whether other extents that one of `saves` is to take the place of are what was stored.
+    fn replaces_nothing_spoiled(&self, save: &Save, saves: &[Save]) -> Result<bool> {
+        let extent = DeviceRange::new(save.place.1, save.bytes);
+        let suspects: Vec<Suspect> = {
+            let state = self.state.lock_anyway();
+            state.backups.unseen_in(save.tag, save.place.0, extent).collect()
+        };
+        let granules: Vec<DeviceRange> = suspects.iter().map(|suspect| suspect.granule).collect();
+        let spoiled = self.spoiled_of(suspects).map_err(|source| PoolError::PrepareFailed { source })?;
+        if spoiled.is_empty() {
+            self.state.lock_anyway().note_seen(granules);
+            return Ok(true);
+        }
+        self.lose_prepared(saves)?;
+        Ok(false)
+    }
+
+    /// Some of what is prepared has spoiled: fails where the device does not have it either.
+    fn lose_prepared(&self, saves: &[Save]) -> Result<()> {
+        let lost = self.lose_spoiled_of_awake(&tags_of(saves));
+        let lost = lost.map_err(|source| PoolError::PrepareFailed { source })?;
+        if lost.is_empty() { Ok(()) } else { Err(PoolError::Lost { op: "prepare a sleep", lost }) }
     }
 
     /// The live granules that are stored as they are on the device now, or taken on trust: whether an owner keeps the
@@ -407,7 +471,7 @@ impl Shared {
     fn same(
         &self,
         save: &Save,
-        stored: &[Option<Stored>],
+        stored: &mut [Option<Stored>],
         trusting: bool,
         stream: StreamId,
     ) -> Result<Vec<usize>, DriverError> {
@@ -420,11 +484,12 @@ impl Shared {
         let range = |run: std::ops::Range<usize>| self.granule_range(save, run.start, run.len());
         let ranges: Vec<DeviceRange> = runs(&asked).into_iter().map(range).collect();
         let found = self.driver.digest(stream, &ranges)?.wait()?;
-        let is_same = |granule: usize, found| stored[granule].is_some_and(|stored| stored.digest == found);
-        let answered = asked.into_iter().zip(found);
-        same.extend(
-            answered.filter(|(granule, found)| is_same(*granule, *found)).map(|(granule, _)| granule),
-        );
+        for (granule, found) in asked.into_iter().zip(found) {
+            if let Some(stored) = stored[granule].as_mut().filter(|stored| stored.digest == found) {
+                stored.loaded_unseen = false;
+                same.push(granule);
+            }
+        }
         same.sort_unstable();
         Ok(same)
     }

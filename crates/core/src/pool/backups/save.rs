@@ -6,7 +6,8 @@
 //! when its first piece is there.
 //!
 //! Promise: when this succeeds, every live granule of the plan is stored, and was compared with what is stored
-//! or copied just now, but for those that were promised not to change, of which a sixty-fourth was compared.
+//! or copied just now, but for those that were promised not to change, of which a sixty-fourth was compared. What differs
+//! from the backup that it was loaded from is a change only if that is what was stored ([`super::spoiled`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -18,8 +19,9 @@ use super::super::keys::TagKey;
 use super::super::report::{SleepPhases, add};
 use super::super::shared::Shared;
 use super::super::state::State;
+use super::index::Suspect;
 use super::sample::Sample;
-use super::{Backup, Save, Stored, runs};
+use super::{BACK_UP, Backup, Save, Stored, runs, tags_of};
 use crate::backup::Room;
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, StreamId};
@@ -183,29 +185,68 @@ impl<'a> Saver<'a> {
 
     /// For each save, the granules whose backup is what the device holds.
     fn unchanged(&self) -> Result<Vec<Kept>> {
-        let saves = self.saves;
+        loop {
+            // Where backups have spoiled, but the device has what was stored, they are made anew.
+            if let Some(kept) = self.compare()? {
+                return Ok(kept);
+            }
+        }
+    }
+
+    /// The same; `None` when some of what is stored had to be forgotten.
+    fn compare(&self) -> Result<Option<Vec<Kept>>> {
+        let (shared, saves) = (self.shared, self.saves);
         let mut kept = vec![Kept::default(); saves.len()];
-        let fast_digests = self.shared.driver.info().fast_digests;
-        let (questions, sampled) = self.shared.state.lock_anyway().questions(saves, fast_digests, &mut kept);
+        let fast_digests = shared.driver.info().fast_digests;
+        let (questions, sampled) = shared.state.lock_anyway().questions(saves, fast_digests, &mut kept);
         let digests = self.digests(&questions).map_err(at(Phase::Compare))?;
+        let (mut equal, mut broken) = (Vec::new(), None);
         for (question, found) in questions.iter().zip(digests) {
             if found == question.expected {
                 kept[question.turn].granules.push(question.granule);
+                equal.push(shared.granule_range(&saves[question.turn], question.granule, 1));
             } else if question.trusted {
-                return Err(self.shared.end_trust(
-                    &saves[question.turn],
-                    question.granule,
-                    [question.expected, found],
-                ));
+                broken.get_or_insert((question, found));
             }
         }
-        let mut state = self.shared.state.lock_anyway();
+        shared.state.lock_anyway().note_seen(equal);
+        if !self.are_changes(&kept)? {
+            return Ok(None);
+        }
+        if let Some((Question { turn, granule, expected, .. }, found)) = broken {
+            return Err(shared.end_trust(&saves[*turn], *granule, [*expected, found]));
+        }
+        let mut state = shared.state.lock_anyway();
         sampled.into_iter().for_each(|tag| state.tags.get_mut(tag).note_check());
         for (save, kept) in saves.iter().zip(&mut kept) {
             kept.granules.sort_unstable();
             state.backups.prove(save, &kept.granules);
         }
-        Ok(kept)
+        Ok(Some(kept))
+    }
+
+    /// Whether the backups that are about to be written over are what was stored, so that what differs has changed on the
+    /// device. Otherwise what has spoiled was forgotten, and where the device does not have it either, it is lost.
+    fn are_changes(&self, kept: &[Kept]) -> Result<bool> {
+        let shared = self.shared;
+        let suspects: Vec<Suspect> = {
+            let state = shared.state.lock_anyway();
+            let written = self.saves.iter().zip(kept);
+            let written = written.filter(|(save, kept)| kept.granules.len() < save.granules.len());
+            // A new extent takes the place of all that touch it.
+            let unseen = |save: &Save| {
+                let extent = DeviceRange::new(save.place.1, save.bytes);
+                state.backups.unseen_in(save.tag, save.place.0, extent).collect::<Vec<_>>()
+            };
+            written.flat_map(|(save, _)| unseen(save)).collect()
+        };
+        let granules: Vec<DeviceRange> = suspects.iter().map(|suspect| suspect.granule).collect();
+        if shared.spoiled_of(suspects).map_err(at(Phase::Compare))?.is_empty() {
+            shared.state.lock_anyway().note_seen(granules);
+            return Ok(true);
+        }
+        let lost = shared.lose_spoiled(&tags_of(self.saves)).map_err(at(Phase::Compare))?;
+        if lost.is_empty() { Ok(false) } else { Err(PoolError::Lost { op: BACK_UP, lost }) }
     }
 
     /// Digests of the device's granules, in the order of the questions: asked all at once, spread over the streams.
@@ -310,7 +351,7 @@ impl Saving<'_> {
             return Err(DriverError::invalid(Op::Save, reason));
         }
         for (granule, digest) in fresh.iter().zip(digests) {
-            granules[*granule] = Some(Stored { digest, proven });
+            granules[*granule] = Some(Stored { digest, proven, loaded_unseen: false });
         }
         Ok((Backup { room: Arc::new(room), granules }, fresh.len()))
     }
@@ -361,6 +402,6 @@ impl State {
 
     fn has_room(&self, save: &Save) -> bool {
         let backup = self.backups.get(save);
-        backup.is_some_and(|backup| Arc::strong_count(&backup.room) == 1 && backup.room.is_free())
+        backup.is_some_and(Backup::is_ours)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::super::handle::BlockId;
 use super::super::keys::{BlockKey, SegmentKey};
 use super::super::piece::Backing;
 use super::blocks::Kind;
@@ -85,6 +86,27 @@ impl Heap {
         // A block that is just being made has no memory yet, and no bytes.
         let granules = (0..live.len()).filter(|granule| live[*granule] && is_there[*granule]).collect();
         Some((granules, memory, landmark?))
+    }
+
+    /// What live blocks have of `range`, which lies in a segment, in address order: each with the offset where it begins.
+    pub(in crate::pool) fn live_parts(&self, range: DeviceRange) -> Vec<(BlockId, u64, DeviceRange)> {
+        let segment = self.segments.get(self.segments.of_addr(range.addr));
+        let Some(segment) = segment.filter(|segment| segment.range().contains(&range)) else {
+            return Vec::new();
+        };
+        let mut parts = Vec::new();
+        let mut next = Some(self.block_at(segment.first(), range.addr));
+        while let Some(key) = next.filter(|key| self.blocks[*key].addr < range.end()) {
+            let block = &self.blocks[key];
+            next = block.next.some();
+            let start = block.addr.max(range.addr);
+            let end = (block.addr + block.requested_bytes()).min(range.end());
+            if self.blocks.kind(key) == Kind::Live && start < end {
+                let id = BlockId { pool: self.pool, key, serial: block.stamp };
+                parts.push((id, start - block.addr, DeviceRange::new(start, end - start)));
+            }
+        }
+        parts
     }
 
     /// For each granule of a segment, what its blocks do with it.

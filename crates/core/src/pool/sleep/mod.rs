@@ -111,6 +111,10 @@ impl Shared {
         if !self.lets_backups_go(error) {
             return;
         }
+        let tags: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
+        if self.lose_spoiled(&tags).is_err() {
+            return; // What cannot be looked at stays.
+        }
         let mut state = self.state.lock_anyway();
         for save in &plan.saves {
             if state.tags.get(save.tag).state().is_held() {

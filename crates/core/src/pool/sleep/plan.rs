@@ -3,7 +3,7 @@
 //! Planning looks at the state and changes nothing; [`super::sleep`] carries the plan out. Conflicts are
 //! found here, before anything has happened.
 
-use super::super::backups::{Save, saves};
+use super::super::backups::{BACK_UP, Save, saves};
 use super::super::error::{PoolError, Result};
 use super::super::heap::{Segment, Use};
 use super::super::keys::{Place, SegmentKey, TagKey};
@@ -76,9 +76,7 @@ impl State {
             (TagState::Awake, _) | (TagState::Undefined, SleepAction::Drop) => Ok(Some(action)),
             (TagState::AsleepBackedUp, SleepAction::Backup)
             | (TagState::AsleepDropped, SleepAction::Drop) => Ok(None),
-            (TagState::Undefined, SleepAction::Backup) => {
-                Err(PoolError::Undefined { op: "back up by sleeping", tag: name })
-            }
+            (TagState::Undefined, SleepAction::Backup) => Err(self.undefined_error(BACK_UP, tag)),
             (TagState::Stranded, _) => Err(PoolError::Asleep { op: "sleep", tag: name, state }),
             _ => Err(PoolError::SleepConflict { level, tag: name, state, wanted }),
         }

@@ -2,8 +2,8 @@
 //!
 //! A [`Filler`] queues work for pieces as they are mapped, on a thread beside the one that maps: copies run while
 //! the next pieces are brought in, and a driver or a store that takes its time to queue them holds up nobody who
-//! needs memory. When all have arrived, digests of what is there are asked for, all at once: of every granule, or of a
-//! sixty-fourth, a different one each time.
+//! needs memory. When all have arrived they are compared with what was stored ([`super::verify`]): every granule, or a
+//! sixty-fourth, a different one each time, and whatever has its backup let go.
 //!
 //! Promise: when [`Filler::finish`] returns, with whatever outcome, nothing that was queued is in flight; when it
 //! succeeds, everything in the plan has arrived.
@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 use super::super::backups::sample::Sample;
 use super::super::backups::{Stored, runs};
-use super::super::error::{Corruption, Phase, PoolError, Result};
+use super::super::error::{Phase, PoolError, Result};
 use super::super::report::{Verify, WakeProgress, WakeRequest, add};
 use super::super::shared::Shared;
 use super::Woken;
+use super::verify::{Arrival, Verified};
 use super::ways::{Way, Ways};
 use crate::backup::Room;
-use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending};
 use crate::tag::Tag;
 
@@ -43,7 +43,12 @@ pub(super) struct Filling {
 #[derive(Debug)]
 pub(super) enum With {
     Zeros,
-    Backup { room: Arc<Room>, granules: Vec<Option<Stored>> },
+    /// When this `is_last`, the backup goes with the wake.
+    Backup {
+        room: Arc<Room>,
+        granules: Vec<Option<Stored>>,
+        is_last: bool,
+    },
 }
 
 impl Filling {
@@ -57,6 +62,17 @@ impl Filling {
             }
         }
     }
+
+    /// The granules that are copied.
+    pub(super) fn stored(&self, granule_bytes: u64) -> impl Iterator<Item = DeviceRange> {
+        let granules = match &self.with {
+            With::Zeros => &[][..],
+            With::Backup { granules, .. } => granules,
+        };
+        let ranges =
+            (0..).map(move |nth| DeviceRange::new(self.range.addr + nth * granule_bytes, granule_bytes));
+        ranges.zip(granules).filter_map(|(range, stored)| stored.map(|_| range))
+    }
 }
 
 /// Work that is on its way, in the order of the plan.
@@ -64,6 +80,7 @@ pub(super) struct Filler<'a> {
     shared: &'a Shared,
     fillings: &'a [Filling],
     request: &'a WakeRequest,
+    verify: Verify,
     /// Of each tag, what is compared, and how many stored granules were seen so far. A tag may wake with others or
     /// alone, so each has turns of its own.
     samples: BTreeMap<Tag, (Sample, u64)>,
@@ -80,7 +97,9 @@ pub(super) struct Filler<'a> {
     /// Of what was queued, what has arrived, and what failed first.
     filled_bytes: u64,
     failed: Option<PoolError>,
-    checks: Vec<Check<'a>>,
+    /// What is compared, and what is not.
+    chosen: Vec<Arrival<'a>>,
+    others: Vec<Arrival<'a>>,
 }
 
 /// Something that was queued.
@@ -89,14 +108,6 @@ struct Work {
     bytes: u64,
     /// Until its outcome is known.
     pending: Option<Pending<()>>,
-}
-
-/// A granule whose digest is to be asked for.
-struct Check<'a> {
-    filling: &'a Filling,
-    room: &'a Room,
-    granule: usize,
-    expected: Digest,
 }
 
 impl<'a> Filler<'a> {
@@ -124,6 +135,7 @@ impl<'a> Filler<'a> {
             shared,
             fillings,
             request,
+            verify: request.verify_on(shared.driver.info()),
             samples: turns.iter().map(sample).collect(),
             next: 0,
             total_bytes: stored_bytes + zeroed_bytes,
@@ -135,7 +147,8 @@ impl<'a> Filler<'a> {
             ways,
             filled_bytes: 0,
             failed: None,
-            checks: Vec::new(),
+            chosen: Vec::new(),
+            others: Vec::new(),
         }
     }
 
@@ -161,7 +174,7 @@ impl<'a> Filler<'a> {
     fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
         let driver = &self.shared.driver;
         let engine_stream = self.shared.streams.copy(turn);
-        let With::Backup { room, granules } = &filling.with else {
+        let With::Backup { room, granules, is_last } = &filling.with else {
             let zeros = driver.zero(engine_stream, filling.range).map_err(|source| (Phase::Zero, source))?;
             self.zeroed_bytes += filling.range.bytes;
             self.queue(Phase::Zero, filling.range.bytes, zeros);
@@ -185,12 +198,13 @@ impl<'a> Filler<'a> {
         self.ways.queued(driver.now(), self.queued.len(), bytes);
         self.copied_bytes += bytes;
         self.queue(Phase::Copy, bytes, copy);
-        for (granule, stored) in granules.iter().enumerate() {
-            if let Some(Stored { digest: expected, .. }) = *stored
-                && self.is_chosen(&filling.tag)
-            {
-                self.checks.push(Check { filling, room, granule, expected });
-            }
+        for granule in stored {
+            let Some(Stored { digest: expected, .. }) = granules[granule] else { continue };
+            let offset = granule as u64 * granule_bytes;
+            let granule = DeviceRange::new(filling.range.addr + offset, granule_bytes);
+            let arrival = Arrival { granule, room, offset, expected };
+            let is_chosen = self.is_chosen(&filling.tag) || *is_last;
+            if is_chosen { &mut self.chosen } else { &mut self.others }.push(arrival);
         }
         Ok(())
     }
@@ -244,11 +258,11 @@ impl<'a> Filler<'a> {
             *seen += 1;
             sample.takes(*seen - 1)
         });
-        takes || self.request.verify == Verify::All
+        takes || self.verify == Verify::All
     }
 
-    /// Waits for everything, and says what failed first, `failed` before all.
-    pub(super) fn finish(mut self, failed: Option<PoolError>, woken: &mut Woken) -> Result<()> {
+    /// Waits for everything, and says what failed first, `failed` before all, or what arrived.
+    pub(super) fn finish(mut self, failed: Option<PoolError>, woken: &mut Woken) -> Result<Verified> {
         (woken.copied_bytes, woken.zeroed_bytes) = (self.copied_bytes, self.zeroed_bytes);
         self.failed = failed.or(self.failed);
         (0..self.queued.len()).for_each(|nth| self.land(nth));
@@ -265,72 +279,8 @@ impl<'a> Filler<'a> {
             return Err(failed);
         }
         let started = Instant::now();
-        let verified = self.shared.verify(&self.checks);
+        let verified = self.shared.verify(&self.chosen, &self.others);
         add(&mut woken.phases.verify_s, started.elapsed());
-        woken.verified_bytes += verified?;
-        Ok(())
-    }
-}
-
-impl Shared {
-    /// Compares what has arrived with what was stored: asked all at once, spread over the streams. Returns the bytes
-    /// that were compared.
-    fn verify(&self, checks: &[Check<'_>]) -> Result<u64> {
-        let at = |source| PoolError::WakeFailed { phase: Phase::Verify, source };
-        let granule_bytes = self.shape.granule_bytes;
-        let share = checks.len().div_ceil(self.streams.saves()).max(1);
-        let (mut asked, mut failed) = (Vec::new(), None);
-        for (turn, checks) in checks.chunks(share).enumerate() {
-            let next = |a: &Check<'_>, b: &Check<'_>| {
-                a.range(granule_bytes).end() == b.range(granule_bytes).addr
-                    && std::ptr::eq(a.filling, b.filling)
-            };
-            let range = |run: &[Check<'_>]| {
-                DeviceRange::new(run[0].range(granule_bytes).addr, run.len() as u64 * granule_bytes)
-            };
-            let ranges: Vec<DeviceRange> = checks.chunk_by(next).map(range).collect();
-            match self.driver.digest(self.streams.save(turn), &ranges) {
-                Ok(digests) => asked.push((checks, digests)),
-                Err(error) => {
-                    failed = Some(at(error));
-                    break;
-                }
-            }
-        }
-        // Whatever was asked is waited for: nothing may be in flight when the undo unmaps.
-        for (checks, digests) in asked {
-            let compared =
-                digests.wait().map_err(at).and_then(|found| compare(checks, &found, granule_bytes));
-            failed = failed.or(compared.err());
-        }
-        failed.map_or(Ok(checks.len() as u64 * granule_bytes), Err)
-    }
-}
-
-/// Compares granules with the digests that were found.
-fn compare(checks: &[Check<'_>], found: &[Digest], granule_bytes: u64) -> Result<()> {
-    let at = |source| PoolError::WakeFailed { phase: Phase::Verify, source };
-    if found.len() != checks.len() {
-        let reason = format!("{} digests were asked for, and {} came", checks.len(), found.len());
-        return Err(at(DriverError::invalid(Op::Digest, reason)));
-    }
-    let Some((check, found)) = checks.iter().zip(found).find(|(check, found)| check.expected != **found)
-    else {
-        return Ok(());
-    };
-    let offset = check.granule as u64 * granule_bytes;
-    let intact = check.room.digest(offset, granule_bytes).map_err(at)? == check.expected;
-    Err(PoolError::Corrupt {
-        tag: check.filling.tag.clone(),
-        range: check.range(granule_bytes),
-        expected: check.expected,
-        found: *found,
-        place: if intact { Corruption::Transfer } else { Corruption::Backup },
-    })
-}
-
-impl Check<'_> {
-    fn range(&self, granule_bytes: u64) -> DeviceRange {
-        DeviceRange::new(self.filling.range.addr + self.granule as u64 * granule_bytes, granule_bytes)
+        verified
     }
 }

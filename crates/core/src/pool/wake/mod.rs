@@ -11,6 +11,7 @@
 
 mod fill;
 mod plan;
+mod verify;
 mod ways;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -21,8 +22,11 @@ use std::time::{Duration, Instant};
 
 use self::fill::Filler;
 use self::plan::WakePlan;
+use self::verify::Verified;
 use super::deadline::{Deadline, Wait};
-use super::error::{Phase, PoolError, Result};
+use super::error::{Corruption, Phase, PoolError, Result};
+use super::keys::TagKey;
+use super::lost::LostRange;
 use super::physical::{MapTimes, PhysicalMemory};
 use super::piece::{Backing, Group, Piece};
 use super::pressure::Pressure;
@@ -45,7 +49,7 @@ pub(super) struct Woken {
     pub(super) mapped_bytes: u64,
     pub(super) copied_bytes: u64,
     pub(super) zeroed_bytes: u64,
-    pub(super) verified_bytes: u64,
+    verified: Verified,
     pub(super) phases: WakePhases,
 }
 
@@ -96,7 +100,7 @@ impl Shared {
             waited += began.elapsed();
         };
         add(&mut woken.phases.wait_s, waited);
-        let undefined_tags = self.commit_wake(&plan);
+        let (undefined_tags, lost) = self.commit_wake(&plan, &woken.verified);
         // Who sleeps next finds the backups in nobody's hands.
         drop(plan.fillings);
         let report = WakeReport {
@@ -106,8 +110,9 @@ impl Shared {
             mapped_bytes: woken.mapped_bytes,
             copied_bytes: woken.copied_bytes,
             zeroed_bytes: woken.zeroed_bytes,
-            verified_bytes: woken.verified_bytes,
+            verified_bytes: woken.verified.equal_bytes,
             undefined_tags,
+            lost,
             phases: woken.phases,
         };
         drop(alone);
@@ -175,7 +180,12 @@ impl Shared {
             self.map_all(names, pieces, deadline, woken, &mut |_| true)?;
             filler.fill_up_to(pieces.len())
         });
-        filler.finish(mapped.err(), woken)
+        woken.verified = filler.finish(mapped.err(), woken)?;
+        let lost = self.state.lock_anyway().lost_in(woken.verified.spoiled.iter().copied());
+        if lost.is_empty() || request.accepts_losses {
+            return Ok(());
+        }
+        Err(PoolError::Corrupt { place: Corruption::Backup, lost })
     }
 
     /// Maps here, and fills what is mapped on a thread beside. `None` where no thread is to be had.
@@ -321,30 +331,35 @@ impl Shared {
         (memory.counters().committed_bytes().saturating_add(missing) > limit_bytes).then_some(refused)
     }
 
-    /// From here on the tags are awake. Returns those that are undefined.
-    fn commit_wake(&self, plan: &WakePlan) -> Vec<Tag> {
+    /// From here on the tags are awake. Returns those that are undefined, and what was lost.
+    fn commit_wake(&self, plan: &WakePlan, verified: &Verified) -> (Vec<Tag>, Vec<LostRange>) {
         // Also after a panic elsewhere: what is mapped must be known.
         let mut memory = self.lock_memory_anyway();
         let mut state = self.state.lock_anyway();
         state.heap.segments_mut().store(&plan.pieces);
-        let mut unfit = Vec::new();
-        let mut undefined = Vec::new();
         for tag in plan.tags.iter().copied() {
-            let is_undefined = plan.undefined.contains(&tag) && state.heap.live_of(tag).live_blocks > 0;
-            state.tags.get_mut(tag).wake(is_undefined);
-            if is_undefined {
-                undefined.push(tag);
-            }
-            if !self.shape.keep_backups || state.tags.get(tag).changes() == Changes::Volatile {
+            let has_blocks = state.heap.live_of(tag).live_blocks > 0;
+            state.tags.get_mut(tag).wake(has_blocks);
+        }
+        state.note_seen(plan.fillings.iter().flat_map(|filling| filling.stored(self.shape.granule_bytes)));
+        state.note_unseen(verified.unseen.iter().copied());
+        let lost = state.lose(&verified.spoiled);
+        let mut unfit = Vec::new();
+        for tag in plan.tags.iter().copied() {
+            let is_kept = self.shape.keep_backups && state.tags.get(tag).changes() != Changes::Volatile;
+            // Of a tag that was stranded, what is on the device may never have been looked at.
+            if !is_kept && !state.backups.has_unseen(tag) {
                 state.backups.forget(tag);
             }
             unfit.extend(state.tidy(tag));
         }
+        let is_undefined = |tag: &TagKey| state.tags.get(*tag).state() == TagState::Undefined;
+        let undefined: Vec<TagKey> = plan.tags.iter().copied().filter(is_undefined).collect();
         let undefined = state.tags.names(&undefined);
         drop(state);
         // What cannot be taken out of the way is tried again when memory is needed.
         let _ = self.dispose(&mut memory, unfit);
-        undefined
+        (undefined, lost)
     }
 }
 

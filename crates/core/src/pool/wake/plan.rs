@@ -10,7 +10,7 @@ use super::super::piece::Piece;
 use super::super::state::State;
 use super::fill::{Filling, With};
 use crate::driver::DeviceRange;
-use crate::tag::{Dropped, Tag, TagState};
+use crate::tag::{Changes, Dropped, Tag, TagState};
 
 /// What a wake will do.
 #[derive(Debug)]
@@ -18,7 +18,6 @@ pub(super) struct WakePlan {
     pub(super) tags: Vec<TagKey>,
     pub(super) names: Vec<Tag>,
     pub(super) already_awake: Vec<Tag>,
-    pub(super) undefined: Vec<TagKey>,
     /// Every chunk with a block that may be used, those with backups first, in order of segment and address: what is
     /// copied into is there first, and copying hides the rest.
     pub(super) pieces: Vec<Piece>,
@@ -38,7 +37,7 @@ impl State {
     /// Of the tags that are meant, those are woken that the wake has to itself. Others were awake when it began, and are
     /// left alone, though they may have fallen asleep while it waited.
     pub(super) fn plan_wake(&self, visited: &[TagKey], held: &[TagKey], named: bool) -> WakePlan {
-        let (mut tags, mut already_awake, mut undefined) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut tags, mut already_awake) = (Vec::new(), Vec::new());
         for tag in visited.iter().copied() {
             let (entry, live) = (self.tags.get(tag), self.heap.live_of(tag));
             if entry.state().is_asleep() && !held.contains(&tag) {
@@ -50,9 +49,6 @@ impl State {
                     already_awake.push(entry.name().clone());
                 }
                 continue;
-            }
-            if entry.wakes_undefined() && live.live_blocks > 0 {
-                undefined.push(tag);
             }
             tags.push(tag);
         }
@@ -88,7 +84,7 @@ impl State {
             .iter()
             .map(|tag| (self.tags.get(*tag).name().clone(), self.tags.get(*tag).wakes()))
             .collect();
-        WakePlan { tags, names, already_awake, undefined, pieces, fillings, turns }
+        WakePlan { tags, names, already_awake, pieces, fillings, turns }
     }
 
     /// The chunks of a tag in which anything is used, and what is written into them.
@@ -112,6 +108,7 @@ impl State {
                 }
             }
             if entry.state() == TagState::AsleepBackedUp {
+                let is_last = !shape.keep_backups || entry.changes() == Changes::Volatile;
                 for (extent, backup) in self.backups.of_segment(tag, key) {
                     let first = shape.granules(extent.addr - segment.range().addr);
                     let of_extent = uses[first..].iter().zip(&backup.granules);
@@ -119,7 +116,8 @@ impl State {
                     let live = of_extent.map(|(is, stored)| stored.filter(|_| is.is_live()));
                     let granules: Vec<Option<Stored>> = live.collect();
                     if granules.iter().any(Option::is_some) {
-                        fill(extent, With::Backup { room: Arc::clone(&backup.room), granules });
+                        let room = Arc::clone(&backup.room);
+                        fill(extent, With::Backup { room, granules, is_last });
                     }
                 }
             }

@@ -73,6 +73,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._envelope: Envelope | None = None
         self._graphs: Graphs | None = None
         self._unwritten = Unwritten()
+        # What was lost of the weights when it was looked last.
+        self._lost: list[tuple[int, int]] = []
         # Whether this worker has opened the allocator, and not found one that another engine has in use.
         self._is_its_owner = False
         self._has_warned = False
@@ -323,17 +325,43 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         """After a wake that brought these tags back without their bytes."""
         if "weights" not in tags:
             return
+        if self.allocator.arena.lost_ranges():
+            self._expect_lost()
+            return
         if self._environment.after_level2 == "serve":
             self.allocator.arena.mark_restored(["weights"])
             return
         self._unwritten.begin(parameters(self.model_runner.model), self.allocator.ranges("weights"))
+
+    def _expect_lost(self) -> None:
+        """Where backups of weights have spoiled, the parameters that had any of them are to be written again."""
+        lost = [
+            (lost.addr, lost.addr + lost.bytes)
+            for lost in self.allocator.arena.lost_ranges()
+            if lost.tag == "weights"
+        ]
+        if lost == self._lost:
+            return
+        self._lost = lost
+        if not lost:
+            return
+        had_any = [
+            (name, tensor)
+            for name, tensor in parameters(self.model_runner.model)
+            if any(
+                start < tensor.data_ptr() + tensor.nbytes and tensor.data_ptr() < end for start, end in lost
+            )
+        ]
+        self._unwritten.begin(had_any, self.allocator.ranges("weights"))
 
     def _missing(self, *, is_whole: bool = False) -> Look | None:
         """What of the weights has not been written since they were dropped, if they are not whole. Once
         nothing is missing, they count as restored; where that cannot be seen, after what writes the whole.
         """
         if "weights" not in self.allocator.undefined():
+            self._lost = []
             return None
+        self._expect_lost()
         looked = self._unwritten.look(parameters(self.model_runner.model))
         # Between an update's beginning and its end, what is there is not all that is to come.
         is_known = is_whole or not self._unwritten.is_blind

@@ -1,0 +1,140 @@
+//! Backups that have spoiled: told from changes of the device before they are overwritten or let go.
+//!
+//! A wake that compares only a sample leaves granules on the device of which nobody knows whether they are what was
+//! stored: they were *loaded unseen*. Should such a granule differ from its digest later, either its owner has
+//! written it or its backup was not what was stored. So before a backup is written over, believed to be old, or let go,
+//! whoever does it looks at what is stored of the granules that were loaded unseen. Stored bytes that differ from
+//! their own digest are never taken for a change: what they were loaded to is lost ([`super::super::losses`]), unless the device
+//! has the right bytes all the same.
+//!
+//! A granule is loaded unseen until its digest was found on the device, or in its backup, or it is stored anew.
+
+use std::num::NonZero;
+use std::thread;
+
+use super::super::keys::TagKey;
+use super::super::lost::LostRange;
+use super::super::shared::{Guest, Shared};
+use super::index::Suspect;
+use super::{Backup, Save};
+use crate::driver::{DeviceRange, DriverError, Pending};
+
+/// Threads that read what is stored, at most.
+const READERS_MAX: usize = 4;
+
+/// Granules that are worth a thread of their own.
+const WORTH_A_THREAD: usize = 64;
+
+impl Suspect {
+    fn is_spoiled(&self) -> Result<bool, DriverError> {
+        Ok(self.room.digest(self.offset, self.granule.bytes)? != self.expected)
+    }
+}
+
+impl Shared {
+    /// Those of `suspects` whose backups are not what was stored.
+    pub(super) fn spoiled_of(&self, suspects: Vec<Suspect>) -> Result<Vec<Suspect>, DriverError> {
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        let readers = cores.min(READERS_MAX).min(suspects.len() / WORTH_A_THREAD).max(1);
+        let share = suspects.len().div_ceil(readers).max(1);
+        let read = |share: &[Suspect]| {
+            share.iter().map(Suspect::is_spoiled).collect::<Result<Vec<bool>, DriverError>>()
+        };
+        let found: Vec<Result<Vec<bool>, DriverError>> = thread::scope(|scope| {
+            let (mine, others) = suspects.split_at(share.min(suspects.len()));
+            let reading: Vec<_> = others
+                .chunks(share)
+                .map(|share| {
+                    let reader = thread::Builder::new().name("poorwill-check".into());
+                    (share, reader.spawn_scoped(scope, move || read(share)))
+                })
+                .collect();
+            let first = read(mine);
+            let rest = reading.into_iter().map(|(share, reader)| match reader {
+                Ok(reader) => reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(_) => read(share), // No thread is to be had: this one reads.
+            });
+            std::iter::once(first).chain(rest).collect()
+        });
+        let found: Vec<Vec<bool>> = found.into_iter().collect::<Result<_, _>>()?;
+        let spoiled = suspects.into_iter().zip(found.into_iter().flatten());
+        Ok(spoiled.filter(|(_, is_spoiled)| *is_spoiled).map(|(suspect, _)| suspect).collect())
+    }
+
+    /// Looks at all that was loaded unseen of `tags`, which nobody puts to sleep or wakes meanwhile, and forgets what is
+    /// stored of the granules whose backups have spoiled. Returns those of which the device has not the right bytes
+    /// either: they are lost from now on.
+    pub(in crate::pool) fn lose_spoiled(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
+        let suspects: Vec<Suspect> = {
+            let state = self.state.lock_anyway();
+            tags.iter().flat_map(|tag| state.backups.unseen(*tag)).collect()
+        };
+        let seen: Vec<DeviceRange> = suspects.iter().map(|suspect| suspect.granule).collect();
+        let spoiled = self.spoiled_of(suspects)?;
+        let granules: Vec<DeviceRange> = spoiled.iter().map(|suspect| suspect.granule).collect();
+        // A device that does not answer has nothing to show.
+        let found = if granules.is_empty() {
+            Vec::new()
+        } else {
+            let asked = self.driver.digest(self.streams.save(0), &granules);
+            asked.and_then(Pending::wait).unwrap_or_default()
+        };
+        let is_right = |nth: &usize| found.get(*nth).is_some_and(|found| *found == spoiled[*nth].expected);
+        let (right, lost): (Vec<usize>, Vec<usize>) = (0..spoiled.len()).partition(is_right);
+        let [right, lost] =
+            [right, lost].map(|of| of.into_iter().map(|nth| granules[nth]).collect::<Vec<_>>());
+        let mut state = self.state.lock_anyway();
+        state.forget_stored(&right);
+        let lost = state.lose(&lost);
+        state.note_seen(seen);
+        Ok(lost)
+    }
+
+    /// The same of those of `tags` that are awake and that nobody puts to sleep.
+    pub(super) fn lose_spoiled_of_awake(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
+        let guests = self.guests(tags);
+        self.lose_spoiled(&guests.iter().map(Guest::tag).collect::<Vec<_>>())
+    }
+
+    /// Lets go of what is stored of `tags`, which are awake and which nobody puts to sleep or wakes meanwhile. Returns how
+    /// much room it had, in bytes, and what turns out to be lost. What cannot be looked at stays, with all the rest.
+    /// Every backup that only saves time goes here.
+    pub(in crate::pool) fn let_backups_of_awake_go(
+        &self,
+        tags: &[TagKey],
+    ) -> Result<(u64, Vec<LostRange>), DriverError> {
+        let lost = self.lose_spoiled(tags)?;
+        let mut state = self.state.lock_anyway();
+        Ok((tags.iter().map(|tag| state.backups.forget(*tag)).sum(), lost))
+    }
+
+    /// Keeps those of `tags` that are awake, and that nobody puts to sleep, from falling asleep.
+    fn guests(&self, tags: &[TagKey]) -> Vec<Guest<'_>> {
+        let mut state = self.state.lock_anyway();
+        let mut guests = Vec::new();
+        for tag in tags.iter().copied() {
+            let entry = state.tags.get(tag);
+            if entry.state().is_held() && !entry.is_taken() {
+                guests.push(Guest::enter(self, &mut state, tag));
+            }
+        }
+        guests
+    }
+}
+
+impl Backup {
+    /// Of a backup that is in the caller's hands, whether any granule of `save` that was loaded unseen has spoiled. The
+    /// others are known now.
+    pub(super) fn spoiled(&mut self, save: &Save, granule_bytes: u64) -> Result<bool, DriverError> {
+        let mut any = false;
+        for granule in &save.granules {
+            let stored = self.granules.get_mut(*granule).and_then(Option::as_mut);
+            let Some(stored) = stored.filter(|stored| stored.loaded_unseen) else { continue };
+            let is_spoiled =
+                self.room.digest(*granule as u64 * granule_bytes, granule_bytes)? != stored.digest;
+            stored.loaded_unseen = is_spoiled;
+            any |= is_spoiled;
+        }
+        Ok(any)
+    }
+}

@@ -1,0 +1,129 @@
+//! Bytes that are lost with their backup: what of which blocks they are, and how their owner brings them back.
+//!
+//! Their tag is [`crate::TagState::Undefined`] as long as any of them is ([`super::undefined`]): reading them is refused, and so is
+//! a sleep that would back them up as if they were the owner's. Freeing the block, dropping the tag's bytes, or writing
+//! them again and saying so ends that.
+
+use super::error::{PoolError, Result};
+use super::handle::BlockId;
+use super::keys::{Place, TagKey};
+use super::lost::LostRange;
+use super::state::State;
+use super::undefined::Undefined;
+use crate::driver::DeviceRange;
+
+const RESTORE: &str = "mark as restored";
+
+impl State {
+    /// The parts of live blocks that lie in `ranges`, by address; what touches in a block is one.
+    pub(super) fn lost_in(&self, ranges: impl IntoIterator<Item = DeviceRange>) -> Vec<LostRange> {
+        let mut ranges: Vec<DeviceRange> = ranges.into_iter().collect();
+        ranges.sort_unstable();
+        let mut lost: Vec<LostRange> = Vec::new();
+        for range in ranges {
+            let Some((tag, _)) = self.place_of(range.addr) else { continue };
+            for (block, offset_bytes, range) in self.heap.live_parts(range) {
+                match lost.last_mut() {
+                    Some(last) if last.block == block && last.range.end() == range.addr => {
+                        last.range.bytes += range.bytes;
+                    }
+                    _ => {
+                        let tag = self.tags.get(tag).name().clone();
+                        lost.push(LostRange { tag, block, offset_bytes, range });
+                    }
+                }
+            }
+        }
+        lost
+    }
+
+    /// What is lost of `tags`.
+    pub(super) fn lost_of(&self, tags: impl Iterator<Item = TagKey>) -> Vec<LostRange> {
+        let undefined = tags.filter_map(|tag| self.tags.get(tag).undefined());
+        self.lost_in(undefined.flat_map(Undefined::ranges))
+    }
+
+    /// Why what needs all bytes of an undefined tag cannot be done.
+    pub(super) fn undefined_error(&self, op: &'static str, tag: TagKey) -> PoolError {
+        match self.lost_of(std::iter::once(tag)) {
+            lost if lost.is_empty() => PoolError::Undefined { op, tag: self.tags.get(tag).name().clone() },
+            lost => PoolError::Lost { op, lost },
+        }
+    }
+
+    /// Refuses what needs the bytes of `range`, which is of an awake tag, where they are not the owner's.
+    pub(super) fn check_defined(&self, op: &'static str, tag: TagKey, range: DeviceRange) -> Result<()> {
+        let Some(undefined) = self.tags.get(tag).undefined().filter(|undefined| !undefined.is_nothing())
+        else {
+            return Ok(());
+        };
+        if undefined.is_all() {
+            return Err(PoolError::Undefined { op, tag: self.tags.get(tag).name().clone() });
+        }
+        let lost = self.lost_in(undefined.within(range));
+        if lost.is_empty() { Ok(()) } else { Err(PoolError::Lost { op, lost }) }
+    }
+
+    /// The bytes of `granules` are lost, and what is stored of them is nobody's. Returns what that is of live blocks.
+    pub(super) fn lose(&mut self, granules: &[DeviceRange]) -> Vec<LostRange> {
+        self.forget_stored(granules);
+        let lost = self.lost_in(granules.iter().copied());
+        for LostRange { range, .. } in &lost {
+            if let Some((tag, _)) = self.place_of(range.addr) {
+                self.tags.get_mut(tag).lose(*range);
+            }
+        }
+        lost
+    }
+
+    /// The owner has written again what was lost of a block. Returns that.
+    pub(super) fn restore_block(&mut self, block: BlockId) -> Result<Vec<LostRange>> {
+        let entry = self.heap.live_block(RESTORE, block)?;
+        let tag = self.heap.tag_of_lane(entry.lane);
+        self.tags.check_awake(RESTORE, tag)?;
+        let range = DeviceRange::new(entry.addr, entry.bytes());
+        let Some(undefined) = self.tags.get(tag).undefined() else { return Ok(Vec::new()) };
+        if undefined.is_all() {
+            // Of what a sleep has dropped nothing is known by blocks.
+            return Err(self.undefined_error(RESTORE, tag));
+        }
+        let lost = self.lost_in(undefined.within(range));
+        self.tags.get_mut(tag).define(range);
+        Ok(lost)
+    }
+
+    // ---- what is stored of granules ----
+
+    /// What is stored of these granules is of no use any more.
+    pub(super) fn forget_stored(&mut self, granules: &[DeviceRange]) {
+        for granule in granules {
+            if let Some((tag, place)) = self.place_of(granule.addr) {
+                self.backups.forget_granule(tag, place);
+            }
+        }
+    }
+
+    /// These granules are what their digests say, on the device or in their backups.
+    pub(super) fn note_seen(&mut self, granules: impl IntoIterator<Item = DeviceRange>) {
+        self.note_loaded(granules, false);
+    }
+
+    /// These granules were loaded, and nobody has looked at them.
+    pub(super) fn note_unseen(&mut self, granules: impl IntoIterator<Item = DeviceRange>) {
+        self.note_loaded(granules, true);
+    }
+
+    fn note_loaded(&mut self, granules: impl IntoIterator<Item = DeviceRange>, unseen: bool) {
+        for granule in granules {
+            if let Some((tag, place)) = self.place_of(granule.addr) {
+                self.backups.note_loaded(tag, place, unseen);
+            }
+        }
+    }
+
+    /// Whose an address is, and where.
+    fn place_of(&self, addr: u64) -> Option<(TagKey, Place)> {
+        let segment = self.heap.segments().of_addr(addr);
+        Some((self.heap.segments().tag_of(segment)?, (segment, addr)))
+    }
+}

@@ -1,0 +1,134 @@
+//! Comparing what a wake has copied with what was stored.
+//!
+//! A granule that has not arrived as it was stored is looked for in its backup. An intact backup is copied once more; one
+//! that has spoiled is what the wake reports. Where a backup has spoiled others may have, too: then everything is
+//! compared, and all of them are named.
+//!
+//! Promise: nothing that was asked of the device is in flight when this returns.
+
+use super::super::error::{Corruption, Phase, PoolError, Result};
+use super::super::shared::Shared;
+use crate::backup::Room;
+use crate::digest::Digest;
+use crate::driver::{CopyPart, DeviceRange, DriverError, Op};
+
+/// A granule that was copied back.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Arrival<'a> {
+    /// Where it is on the device.
+    pub(super) granule: DeviceRange,
+    /// What it was copied from, and from where there, in bytes.
+    pub(super) room: &'a Room,
+    pub(super) offset: u64,
+    pub(super) expected: Digest,
+}
+
+/// What was found of all that has arrived.
+#[derive(Debug, Default)]
+pub(super) struct Verified {
+    /// Compared and equal, in bytes.
+    pub(super) equal_bytes: u64,
+    /// Granules that nobody compared.
+    pub(super) unseen: Vec<DeviceRange>,
+    /// Granules whose backups have spoiled.
+    pub(super) spoiled: Vec<DeviceRange>,
+}
+
+fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
+    move |source| PoolError::WakeFailed { phase, source }
+}
+
+impl Shared {
+    /// Compares the `chosen`, and the `others` as well if any of those has spoiled.
+    pub(super) fn verify(&self, chosen: &[Arrival<'_>], others: &[Arrival<'_>]) -> Result<Verified> {
+        let mut spoiled = self.spoiled_arrivals(chosen)?;
+        let (mut compared, mut unseen) = (chosen.len(), others);
+        if !spoiled.is_empty() {
+            spoiled.extend(self.spoiled_arrivals(others)?);
+            compared += others.len();
+            unseen = &[];
+        }
+        let granule_bytes = self.shape.granule_bytes;
+        Ok(Verified {
+            equal_bytes: (compared - spoiled.len()) as u64 * granule_bytes,
+            unseen: unseen.iter().map(|arrival| arrival.granule).collect(),
+            spoiled,
+        })
+    }
+
+    /// The granules whose backups have spoiled. What has not arrived of intact ones is copied once more.
+    fn spoiled_arrivals(&self, arrivals: &[Arrival<'_>]) -> Result<Vec<DeviceRange>> {
+        let mut spoiled = Vec::new();
+        let again = self.not_arrived(arrivals, &mut spoiled)?;
+        for Arrival { granule, room, offset, .. } in &again {
+            let part = CopyPart { device: *granule, host_offset: *offset };
+            let copy = room.load(self.streams.copy(0), &[part]).map_err(at(Phase::Copy))?;
+            copy.wait().map_err(at(Phase::Copy))?;
+        }
+        let never = self.not_arrived(&again, &mut spoiled)?;
+        let never = never.iter().map(|arrival| arrival.granule);
+        let lost = self.state.lock_anyway().lost_in(never);
+        if lost.is_empty() {
+            Ok(spoiled)
+        } else {
+            Err(PoolError::Corrupt { place: Corruption::Transfer, lost })
+        }
+    }
+
+    /// Those that are not what was stored, though their backups are; the others of these are added to `spoiled`.
+    fn not_arrived<'a>(
+        &self,
+        arrivals: &[Arrival<'a>],
+        spoiled: &mut Vec<DeviceRange>,
+    ) -> Result<Vec<Arrival<'a>>> {
+        let mut again = Vec::new();
+        for arrival in self.different(arrivals)? {
+            let Arrival { granule, room, offset, expected } = arrival;
+            match room.digest(offset, granule.bytes).map_err(at(Phase::Verify))? == expected {
+                true => again.push(arrival),
+                false => spoiled.push(granule),
+            }
+        }
+        Ok(again)
+    }
+
+    /// Those whose digests on the device are not what was stored: asked all at once, spread over the streams.
+    fn different<'a>(&self, arrivals: &[Arrival<'a>]) -> Result<Vec<Arrival<'a>>> {
+        let share = arrivals.len().div_ceil(self.streams.saves()).max(1);
+        let (mut asked, mut failed) = (Vec::new(), None);
+        for (turn, arrivals) in arrivals.chunks(share).enumerate() {
+            let touch = |a: &Arrival<'_>, b: &Arrival<'_>| {
+                a.granule.end() == b.granule.addr && std::ptr::eq(a.room, b.room)
+            };
+            let range = |run: &[Arrival<'_>]| {
+                DeviceRange::new(run[0].granule.addr, run.len() as u64 * self.shape.granule_bytes)
+            };
+            let ranges: Vec<DeviceRange> = arrivals.chunk_by(touch).map(range).collect();
+            match self.driver.digest(self.streams.save(turn), &ranges) {
+                Ok(digests) => asked.push((arrivals, digests)),
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        // Whatever was asked is waited for: nothing may be in flight when the undo unmaps.
+        let mut different = Vec::new();
+        for (arrivals, digests) in asked {
+            match digests.wait().and_then(|found| compare(arrivals, &found)) {
+                Ok(found) => different.extend(found),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        failed.map_or(Ok(different), |error| Err(at(Phase::Verify)(error)))
+    }
+}
+
+fn compare<'a>(arrivals: &[Arrival<'a>], found: &[Digest]) -> Result<Vec<Arrival<'a>>, DriverError> {
+    if found.len() != arrivals.len() {
+        let reason = format!("{} digests were asked for, and {} came", arrivals.len(), found.len());
+        return Err(DriverError::invalid(Op::Digest, reason));
+    }
+    let different = arrivals.iter().zip(found).filter(|(arrival, found)| arrival.expected != **found);
+    Ok(different.map(|(arrival, _)| *arrival).collect())
+}
