@@ -36,6 +36,8 @@ struct OfTag {
     extents: BTreeMap<Place, Backup>,
     /// How often something that is stored was no longer to be taken on trust.
     doubts: u64,
+    /// How often all that is stored was let go.
+    forgets: u64,
 }
 
 /// Copy of an extent's granules.
@@ -197,8 +199,15 @@ impl BackupIndex {
     /// Lets go of all that is stored of a tag. Returns how much room it had, in bytes.
     pub(in crate::pool) fn forget(&mut self, tag: TagKey) -> u64 {
         let bytes = self.bytes(tag);
-        self.tags[tag].extents.clear();
+        let of_tag = &mut self.tags[tag];
+        of_tag.extents.clear();
+        of_tag.forgets += 1;
         bytes
+    }
+
+    /// How often all that is stored of a tag was let go.
+    pub(in crate::pool) fn forgets(&self, tag: TagKey) -> u64 {
+        self.tags[tag].forgets
     }
 
     // ---- trust ----

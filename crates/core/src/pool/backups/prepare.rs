@@ -7,7 +7,7 @@
 //! after the copies in flight, and the preparation ends there. What a writer changes during or after a copy is
 //! found by the sleep, which compares the digest of the stored bytes with the device when nothing is in flight.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -102,6 +102,8 @@ struct Job {
     cancelled: AtomicBool,
     done_bytes: AtomicU64,
     total_bytes: u64,
+    /// Of each tag, how often its backups had been let go when it began.
+    forgets: BTreeMap<TagKey, u64>,
     /// Beside the outcome, for those who may not lock anything.
     ended: AtomicBool,
     outcome: Monitor<Outcome>,
@@ -168,10 +170,15 @@ impl Preparers {
     ) -> Result<Preparation> {
         self.0.retain(|thread| !thread.is_finished());
         let granules: u64 = saves.iter().map(|save| save.granules.len() as u64).sum();
+        let forgets = {
+            let state = shared.state.lock_anyway();
+            saves.iter().map(|save| (save.tag, state.backups.forgets(save.tag))).collect()
+        };
         let job = Arc::new(Job {
             cancelled: AtomicBool::new(false),
             done_bytes: AtomicU64::new(0),
             total_bytes: granules * shared.shape.granule_bytes,
+            forgets,
             ended: AtomicBool::new(false),
             outcome: Monitor::new(Outcome::default()),
         });
@@ -346,7 +353,9 @@ impl Shared {
         // Its tag may be gone with it.
         let Some(tag) = state.heap.segments().tag_of(save.place.0) else { return Ok(Next::Gone) };
         let entry = state.tags.get(tag);
-        if entry.wanted() > 0 || entry.is_taken() || entry.state() != TagState::Awake {
+        // Whoever dropped backups may be gone again.
+        let dropped = job.forgets.get(&tag).is_some_and(|before| *before != state.backups.forgets(tag));
+        if dropped || entry.wanted() > 0 || entry.is_taken() || entry.state() != TagState::Awake {
             return Ok(Next::End(PrepareEnd::Overtaken));
         }
         let (changes, doubts) = (entry.changes(), state.backups.doubts(tag));
