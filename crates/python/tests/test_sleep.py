@@ -49,6 +49,53 @@ def test_level_two_leaves_weights_undefined_until_they_are_restored(arena: poorw
     assert (weights == 3).all()
 
 
+def spoil(stored: bytes) -> None:
+    """Changes the last of the bytes with which a page of host memory begins."""
+    found = 0
+    with Path("/proc/self/maps").open() as maps, Path("/proc/self/mem").open("r+b", buffering=0) as memory:
+        for line in maps.readlines():
+            place, access, *_ = line.split()
+            start, end = (int(part, 16) for part in place.split("-"))
+            for addr in range(start, end, 4096) if access.startswith("rw") else ():
+                memory.seek(addr)
+                try:
+                    is_found = memory.read(len(stored)) == stored
+                except OSError:  # Mapped, with nothing behind it.
+                    break
+                if is_found:
+                    memory.seek(addr + len(stored) - 1)
+                    memory.write(bytes([stored[-1] ^ 1]))
+                    found += 1
+    assert found == 1, f"{found} copies"
+
+
+def test_a_spoiled_backup_costs_no_more_than_its_bytes(arena: poorwill.Arena) -> None:
+    weights, others = filled(arena, "weights"), filled(arena, "runtime")
+    mark = bytes(range(7, 7 + 64))
+    weights[:64] = list(mark)
+    expected = weights.copy()
+    arena.sleep()
+    spoil(mark)
+    with pytest.raises(poorwill.WakeError, match="accepting losses"):
+        arena.wake(verify="all")
+    assert set(arena.state().values()) == {"asleep_backed_up"}
+    (lost,) = arena.wake(accept_losses=True).lost
+    assert (lost.tag, lost.offset_bytes) == ("weights", 0)
+    assert [as_plain(same) for same in arena.lost_ranges()] == [as_plain(lost)]
+    assert (arena.state()["weights"], arena.state()["runtime"]) == ("undefined", "awake")
+    assert (weights[lost.bytes :] == expected[lost.bytes :]).all()
+    assert weights[63] != expected[63]
+    assert others.any()
+    with pytest.raises(poorwill.TagError, match="mark_restored"):
+        arena.sleep()
+    weights[: lost.bytes] = expected[: lost.bytes]
+    assert arena.mark_restored("weights") == ["weights"]
+    assert arena.lost_ranges() == []
+    arena.sleep()
+    assert arena.wake(verify="all").lost == []
+    assert (weights == expected).all()
+
+
 def test_what_is_asked_in_vain_is_reported(arena: poorwill.Arena) -> None:
     kept = filled(arena, "weights")
     never = arena.wake()
