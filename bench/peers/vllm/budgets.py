@@ -36,6 +36,7 @@ from common import (
     every_line_says,
     gib,
 )
+from models import write_model
 
 SHARES = (0.95, 0.92, 0.88)
 WAYS = ["utilization", "budget"]
@@ -46,15 +47,13 @@ TOLERANCE_BYTES = 256 * MIB
 """By how much what two engines are left with may differ beside their shares: what a pass takes varies."""
 
 
-def child(way: str, share: float, kv_bytes: int, folder: Path) -> bool:
+def child(way: str, share: float, kv_bytes: int, model: Path) -> bool:
     """Starts one engine, answers prompts, and says what it has of the card. What is refused is said."""
     import engine as engines
     import torch
-    from models import write_model
 
-    path = write_model(folder, "dense", LAYERS)
     chosen = engines.settings(
-        path, mode="poorwill", graphs="compile", utilization=share if way == "utilization" else 0.9
+        model, mode="poorwill", graphs="compile", utilization=share if way == "utilization" else 0.9
     )
     if kv_bytes:
         chosen["kv_cache_memory_bytes"] = kv_bytes
@@ -90,9 +89,9 @@ def child(way: str, share: float, kv_bytes: int, folder: Path) -> bool:
     return True
 
 
-def run(way: str, share: float, kv_bytes: int, is_v2: bool) -> dict:
+def run(way: str, share: float, kv_bytes: int, is_v2: bool, model: Path) -> dict:
     """What came of one engine: its last line, or how its process ended."""
-    words = ["--child", way, "--shares", str(share), "--kv-bytes", str(kv_bytes)]
+    words = ["--child", way, "--shares", str(share), "--kv-bytes", str(kv_bytes), "--model", str(model)]
     more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if way == "budget":
         more[BUDGET] = str(share)
@@ -146,25 +145,28 @@ def fitting(said: str) -> int:
     return int(found[-1]) if found else 0
 
 
-def given(share: float, sized: dict, is_v2: bool) -> bool:
+def given(share: float, sized: dict, is_v2: bool, model: Path) -> bool:
     """Whether a cache that leaves no room for the graphs is refused, and the one that is named starts."""
     # All that was left for the graphs, and half of what they took beside.
     too_large = sized["cache_bytes"] + max(sized["graphs_bytes"] // 2, 64 * MIB)
-    line = run("budget", share, too_large, is_v2)
+    line = run("budget", share, too_large, is_v2, model)
     said = line.get("error", "")
     refused = line["event"] == "refused" and BUDGET in said and CACHE in said
     good = told("budget-and-cache", share, line, refused)
     size = fitting(said) or sized["cache_bytes"] - GIB
-    line = run("budget", share, size, is_v2)
+    line = run("budget", share, size, is_v2, model)
     return told("budget-and-fitting-cache", share, line, is_within("budget", line)) and good
 
 
-def compare(shares: list[float], is_v2: bool) -> bool:
+def compare(shares: list[float], is_v2: bool, folder: Path) -> bool:
+    # One folder for all: vLLM compiles anew for a model that lies somewhere else.
+    model = write_model(folder, "dense", LAYERS)
     good, sized = True, {}
     for way in WAYS:
-        lines = [run(way, share, 0, is_v2) for share in shares]
-        for share, line in zip(shares, lines, strict=True):
-            good = told(way, share, line, is_within(way, line)) and good
+        lines = []
+        for share in shares:
+            lines.append(run(way, share, 0, is_v2, model))
+            good = told(way, share, lines[-1], is_within(way, lines[-1])) and good
         if all(line["event"] == "engine" for line in lines):
             apart = are_apart(lines)
             emit("caches", way=way, cache_gib=[gib(line["cache_bytes"]) for line in lines], ok=apart)
@@ -172,8 +174,7 @@ def compare(shares: list[float], is_v2: bool) -> bool:
         else:
             good = False
     if sized:
-        good = given(shares[-1], sized, is_v2) and good
-    emit("done", ok=good)
+        good = given(shares[-1], sized, is_v2, model) and good
     return good
 
 
@@ -185,6 +186,7 @@ def main() -> None:
     arguments.add_argument("--v2", action="store_true", help="with vLLM's second model runner")
     arguments.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     arguments.add_argument("--kv-bytes", type=int, default=0, help=argparse.SUPPRESS)
+    arguments.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     try:
         shares = [float(share) for share in options.shares.split(",")]
@@ -197,9 +199,9 @@ def main() -> None:
     if options.child:
         adopt(dict(os.environ))
         every_line_says(mode="poorwill", label=f"{options.child}-{shares[0]}")
-        conclude_in_a_folder(lambda folder: child(options.child, shares[0], options.kv_bytes, folder))
+        conclude(lambda: child(options.child, shares[0], options.kv_bytes, options.model))
     every_line_says(mode="poorwill", label="budgets-v2" if options.v2 else "budgets")
-    conclude(lambda: compare(shares, options.v2))
+    conclude_in_a_folder(lambda folder: compare(shares, options.v2, folder))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,16 @@ GPU and no vLLM are needed.
 # ruff: noqa: PT009
 
 import contextlib
+import functools
 import io
 import json
 import os
 import sys
+import tempfile
 import types
 import unittest
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from unittest import mock
 
 HERE = Path(__file__).resolve().parent
@@ -39,11 +41,12 @@ class Budgets(unittest.TestCase):
 
     def compared(self, answer) -> tuple[bool, list[dict]]:
         results = []
-        with mock.patch.object(budgets, "run", answer):
-            lines = printed(lambda: results.append(budgets.compare([0.95, 0.92, 0.88], is_v2=False)))
+        with mock.patch.object(budgets, "run", answer), tempfile.TemporaryDirectory() as folder:
+            compare = functools.partial(budgets.compare, [0.95, 0.92, 0.88], False, Path(folder))
+            lines = printed(lambda: results.append(compare()))
         return results[0], lines
 
-    def answer(self, way: str, share: float, kv_bytes: int, is_v2: bool) -> dict:
+    def answer(self, way: str, share: float, kv_bytes: int, *rest: Any) -> dict:
         """As an engine that is as it should be."""
         allowed = int(share * 100 * common.GIB)
         cache = kv_bytes or allowed - 60 * common.GIB
@@ -70,19 +73,34 @@ class Budgets(unittest.TestCase):
             ways,
             ["utilization"] * 3 + ["budget"] * 3 + ["budget-and-cache", "budget-and-fitting-cache"],
         )
-        self.assertEqual(lines[-2]["cache_gib"], common.gib(41943040))
+        self.assertEqual(lines[-1]["cache_gib"], common.gib(41943040))
+
+    def test_what_came_of_an_engine_is_said_before_the_next_one_starts(self):
+        told, paths = [], []
+
+        def answer(*asked: object) -> dict:
+            paths.append(asked[-1] / "config.json")
+            self.assertTrue(paths[-1].is_file())
+            told.append(said.getvalue().count('"event": "budget"'))
+            return self.answer(*asked)
+
+        with contextlib.redirect_stdout(io.StringIO()) as said, tempfile.TemporaryDirectory() as folder:
+            with mock.patch.object(budgets, "run", answer):
+                self.assertTrue(budgets.compare([0.95, 0.92], False, Path(folder)))
+        self.assertEqual(told, [0, 1, 2, 3, 4, 5])
+        self.assertEqual(len(set(paths)), 1)
 
     def test_what_is_wrong_is_no_success(self):
-        def same(way: str, share: float, kv_bytes: int, is_v2: bool) -> dict:
-            line = self.answer(way, share, kv_bytes, is_v2)
+        def same(way: str, share: float, kv_bytes: int, *rest: Any) -> dict:
+            line = self.answer(way, share, kv_bytes, *rest)
             return {**line, "cache_bytes": 20 * common.GIB} if not kv_bytes else line
 
-        def beyond(way: str, share: float, kv_bytes: int, is_v2: bool) -> dict:
-            line = self.answer(way, share, kv_bytes, is_v2)
+        def beyond(way: str, share: float, kv_bytes: int, *rest: Any) -> dict:
+            line = self.answer(way, share, kv_bytes, *rest)
             return {**line, "used_serving_bytes": line.get("used_serving_bytes", 0) + 1}
 
-        def never_refused(way: str, share: float, kv_bytes: int, is_v2: bool) -> dict:
-            return self.engine(100, kv_bytes) if kv_bytes else self.answer(way, share, 0, is_v2)
+        def never_refused(way: str, share: float, kv_bytes: int, *rest: Any) -> dict:
+            return self.engine(100, kv_bytes) if kv_bytes else self.answer(way, share, 0, *rest)
 
         def never_started(*_: object, **__: object) -> dict:
             return {"event": "failed", "error": "ended with code -9"}

@@ -334,6 +334,13 @@ class Visit(Folder):
             self.assertLess(time.monotonic(), end)
             time.sleep(0.01)
 
+    def test_a_run_that_is_over_does_not_wait_for_what_it_left_behind(self):
+        # An engine in a process of its own has the output open after the script has ended.
+        text = "import subprocess; subprocess.Popen(['sleep', '600']); print('{}')"
+        kept = self.plan(self.script("leaves", text, 50))
+        self.assertEqual(kept["leaves"][1]["line"], {})
+        self.assertIsNone(kept["leaves"][2]["ended"]["failed"])
+
     def test_nothing_begins_behind_the_deadline(self):
         run = self.script("good", "print(1)")
         with contextlib.redirect_stdout(io.StringIO()):

@@ -82,8 +82,15 @@ def execute(run: Run, limit_s: float, keep, log: Path) -> dict:
         late.set()
         end(process)
 
+    def clear() -> None:
+        """Ends what the run leaves behind, at once: it has the output open, which is read to its end."""
+        process.wait()
+        end(process)
+
     timer = threading.Timer(limit_s, overdue)
     timer.start()
+    clearing = threading.Thread(target=clear, daemon=True)
+    clearing.start()
     try:
         for text in process.stdout:
             keep(tagged(run, text))
@@ -96,7 +103,7 @@ def execute(run: Run, limit_s: float, keep, log: Path) -> dict:
     finally:
         timer.cancel()
         process.stdout.close()
-    end(process)  # what it left behind
+    clearing.join(ENDING_S)
     failed = None
     if late.is_set():
         failed = f"still running after {limit_s:.0f} s"
