@@ -9,6 +9,7 @@ pub(crate) const HELD: &[&str] = &[
     "crates/bench/src/synthetic",
     "crates/cli/src/bench",
     "crates/core/src/budget",
+    "crates/core/src/pool",
     "crates/driver/src/cuda",
     "crates/driver/src/host",
     "crates/driver/src/system",
