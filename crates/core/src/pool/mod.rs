@@ -9,9 +9,9 @@
 //! A segment is a range of addresses that belongs to one tag. Chunks of memory are mapped into it where they are
 //! needed: large ones inside large blocks, single granules at their ends and under small blocks. Under blocks that
 //! a sleep drops or that are freed as a whole, and in all that a wake brings back (`heap/layout`), they are *exact*: as long
-//! as what one block has to itself, so that there is little to give back one by one. Chunks that nothing lives in are *idle*: whoever needs
-//! memory takes them to wherever it is needed, and only when there are none is memory created. So what is mapped follows
-//! what is live, however the sizes change.
+//! as what one block has to itself, so that there is little to give back one by one. Chunks that nothing lives in are
+//! *idle*: whoever needs memory takes them to wherever it is needed, and only when there are none is memory created. So
+//! what is mapped follows what is live, however the sizes change.
 //!
 //! How a call travels:
 //! - `alloc` finds a free piece that is ready and cuts it (`heap`); if there is none, it finds the place that lacks the
