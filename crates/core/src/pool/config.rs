@@ -26,7 +26,7 @@ pub struct PoolConfig {
     /// Granules of address space that the pool grows by for smaller blocks.
     pub segment_granules: u64,
     /// Cached bytes above which memory that nothing uses is given back soon, in the background. `None`: it is
-    /// kept until somebody needs it or trims. [`Pool::set_cached_max_bytes`] changes it.
+    /// kept until somebody needs it or trims. [`Pool::set_cached_max_bytes`](super::Pool::set_cached_max_bytes) changes it.
     pub cached_max_bytes: Option<u64>,
     /// Whether backups stay in host memory after a wake, to save the next copy of what has not changed, until
     /// [`Pool::drop_backups`](super::Pool::drop_backups) or somebody who lacks host memory lets them go.
