@@ -42,8 +42,9 @@ impl Heap {
                 }
             }
             let pieces = runs.into_iter().flat_map(|(is, run)| {
-                // What is shared leaves as its last block does; what is idle does not come back.
-                let most = if is == Use::Shared { shape.granule_bytes } else { largest_bytes };
+                // What several use leaves as the last of them does; what is idle does not come back.
+                let is_one = matches!(is, Use::Live(_) | Use::Idle);
+                let most = if is_one { largest_bytes } else { shape.granule_bytes };
                 shape.exact_pieces(run, most)
             });
             self.segments.replace_absent(key, *region, pieces);
@@ -66,7 +67,8 @@ impl Heap {
                 self.blocks.set_kind(key, Kind::Live);
                 // No work touches what has no memory.
                 let is_inside = region.addr <= block.addr && block.end() <= region.end();
-                near = self.scatter_by_chunks(key, if is_inside { 0 } else { block.stamp });
+                let is_quiet = is_inside || self.has_passed(&block);
+                near = self.scatter_by_chunks(key, if is_quiet { 0 } else { block.stamp });
             }
         }
         near

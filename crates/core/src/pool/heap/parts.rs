@@ -9,7 +9,7 @@ use super::super::handle::{Block as Handle, BlockId};
 use super::super::keys::{BlockKey, Place, TagKey};
 use super::super::shape::UNIT_BYTES;
 use super::Heap;
-use super::blocks::Kind;
+use super::blocks::{Block, Kind};
 use crate::driver::DeviceRange;
 
 impl Heap {
@@ -100,26 +100,29 @@ impl Heap {
     }
 
     /// After a piece has become bound: if it was the last of its chunk in use, the chunk is free as a whole. Returns
-    /// the piece that holds it then. All pieces that were ever freed are of one lane: that of the block that the chunk was
-    /// allocated for.
+    /// the piece that holds it then. While pieces of several lanes are pending, they stay bound: [`Heap::join_lanes`] tries
+    /// again.
     pub(super) fn unbind(&mut self, key: BlockKey) -> BlockKey {
         let Some((place, end)) = self.chunk_at(self.blocks[key].addr) else { return key };
         let first = self.block_at(key, place.1);
-        let mut pieces = self.blocks.walk(first).take_while(|(_, piece)| piece.addr < end);
-        let is_free = pieces.all(|(kind, _)| kind == Kind::Bound);
-        drop(pieces);
-        if !is_free {
+        let pieces: Vec<(Kind, Block)> = self
+            .blocks
+            .walk(first)
+            .map(|(kind, piece)| (kind, *piece))
+            .take_while(|(_, piece)| piece.addr < end)
+            .collect();
+        if pieces.iter().any(|(kind, _)| *kind != Kind::Bound) {
             return key;
         }
-        // What was never freed, but is free since its chunk came, is quiet on every lane.
-        let mut freed = self.blocks.walk(first).take_while(|(_, piece)| piece.addr < end);
-        let lane =
-            freed.find(|(_, piece)| piece.stamp > 0).map_or(self.blocks[first].lane, |(_, piece)| piece.lane);
-        drop(freed);
+        let mut pending = pieces.iter().map(|(_, piece)| piece).filter(|piece| !self.has_passed(piece));
+        let (lane, stamp) =
+            pending.next().map_or((self.blocks[first].lane, 0), |piece| (piece.lane, piece.stamp));
+        let stamp =
+            pending.try_fold(stamp, |last, piece| (piece.lane == lane).then_some(last.max(piece.stamp)));
+        let Some(stamp) = stamp else { return key };
         while self.blocks[first].end() < end {
             self.blocks.join_next(first);
         }
-        let stamp = self.blocks[first].stamp;
         self.blocks[first].lane = lane;
         self.put(first, Kind::Coarse, stamp)
     }
