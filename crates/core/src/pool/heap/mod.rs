@@ -477,7 +477,7 @@ impl Heap {
     }
 
     /// Segments that are bare from end to end, and may be given back. Nobody finds them any more:
-    /// [`Heap::remove_segment`] or [`Heap::return_segment`] follows for each.
+    /// [`Heap::remove_emptied`] or [`Heap::return_emptied`] follows for each.
     pub(super) fn take_emptied(&mut self) -> Vec<(SegmentKey, DeviceRange)> {
         let mut taken = Vec::new();
         for addr in self.lists.take_emptied() {

@@ -4,8 +4,9 @@
 //! among equals, the one that leaves the least behind. New addresses compete with those at hand, and cost all
 //! of the block. Blocks of at least a chunk are laid out as chunks first and granules last, so that their
 //! chunks leave whole when they are freed, and their tails share granules with small blocks. Where a sleep drops
-//! the tag anyway, or a block is freed as a whole, what fits of it is spans, before its chunks. A free piece may hold
-//! chunks of all sizes: where one begins is looked up. A span serves as a whole or not at all, whatever the tag.
+//! the tag anyway, or a block is freed as a whole, it gets as few chunks as hold it, of just its length. A free piece may
+//! hold chunks of all sizes: where one begins is looked up. One that is longer than a chunk of the pool's serves as a
+//! whole or not at all, whatever the tag.
 
 use std::cmp::Reverse;
 
