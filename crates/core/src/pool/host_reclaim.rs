@@ -81,6 +81,9 @@ impl Shared {
     /// Those tags, as far as they have backups. They do not fall asleep while their guests are there.
     fn with_idle_backups(&self, falling: &[TagKey]) -> (Vec<TagKey>, Vec<Guest<'_>>) {
         let mut state = self.state.lock_anyway();
+        if state.is_closed() {
+            return (Vec::new(), Vec::new());
+        }
         let is_idle = |state: &State, tag: TagKey| {
             let entry = state.tags.get(tag);
             state.backups.has(tag) && entry.state().is_held() && !entry.is_taken()

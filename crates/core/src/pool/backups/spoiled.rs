@@ -108,13 +108,15 @@ impl Shared {
         Ok((tags.iter().map(|tag| state.backups.forget(*tag)).sum(), lost))
     }
 
-    /// Keeps those of `tags` that are awake, and that nobody puts to sleep, from falling asleep.
+    /// Keeps those of `tags` that are awake, and that nobody puts to sleep, from falling asleep. Some may have been
+    /// forgotten by now.
     fn guests(&self, tags: &[TagKey]) -> Vec<Guest<'_>> {
-        let mut state = self.state.lock_anyway();
+        // Guests leave with the state locked, so it is given up before them.
         let mut guests = Vec::new();
+        let mut state = self.state.lock_anyway();
         for tag in tags.iter().copied() {
-            let entry = state.tags.get(tag);
-            if entry.state().is_held() && !entry.is_taken() {
+            let entry = state.tags.get_known(tag);
+            if entry.is_some_and(|entry| entry.state().is_held() && !entry.is_taken()) {
                 guests.push(Guest::enter(self, &mut state, tag));
             }
         }

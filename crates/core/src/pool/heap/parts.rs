@@ -6,7 +6,7 @@
 
 use super::super::error::{PoolError, Result};
 use super::super::handle::{Block as Handle, BlockId};
-use super::super::keys::{BlockKey, Place, TagKey};
+use super::super::keys::{BlockKey, LaneKey, Place, TagKey};
 use super::super::shape::UNIT_BYTES;
 use super::Heap;
 use super::blocks::{Block, Kind};
@@ -105,25 +105,24 @@ impl Heap {
     pub(super) fn unbind(&mut self, key: BlockKey) -> BlockKey {
         let Some((place, end)) = self.chunk_at(self.blocks[key].addr) else { return key };
         let first = self.block_at(key, place.1);
-        let pieces: Vec<(Kind, Block)> = self
-            .blocks
-            .walk(first)
-            .map(|(kind, piece)| (kind, *piece))
-            .take_while(|(_, piece)| piece.addr < end)
-            .collect();
-        if pieces.iter().any(|(kind, _)| *kind != Kind::Bound) {
-            return key;
-        }
-        let mut pending = pieces.iter().map(|(_, piece)| piece).filter(|piece| !self.has_passed(piece));
-        let (lane, stamp) =
-            pending.next().map_or((self.blocks[first].lane, 0), |piece| (piece.lane, piece.stamp));
-        let stamp =
-            pending.try_fold(stamp, |last, piece| (piece.lane == lane).then_some(last.max(piece.stamp)));
-        let Some(stamp) = stamp else { return key };
+        let Some((lane, stamp)) = self.when_free(first, end) else { return key };
         while self.blocks[first].end() < end {
             self.blocks.join_next(first);
         }
         self.blocks[first].lane = lane;
         self.put(first, Kind::Coarse, stamp)
+    }
+
+    /// The lane and stamp of a chunk from its `first` piece on, if it is free as a whole: those of what is pending there.
+    fn when_free(&self, first: BlockKey, end: u64) -> Option<(LaneKey, u64)> {
+        let in_chunk = || self.blocks.walk(first).take_while(|(_, piece)| piece.addr < end);
+        if in_chunk().any(|(kind, _)| kind != Kind::Bound) {
+            return None;
+        }
+        let mut pending = in_chunk().map(|(_, piece)| piece).filter(|piece| !self.has_passed(piece));
+        let (lane, stamp) =
+            pending.next().map_or((self.blocks[first].lane, 0), |piece| (piece.lane, piece.stamp));
+        let of_lane = |last: u64, piece: &Block| (piece.lane == lane).then_some(last.max(piece.stamp));
+        pending.try_fold(stamp, of_lane).map(|stamp| (lane, stamp))
     }
 }
