@@ -74,6 +74,7 @@ mod streams;
 mod supply;
 mod tags;
 mod undefined;
+mod units;
 mod wake;
 
 use std::fmt;

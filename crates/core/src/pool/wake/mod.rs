@@ -13,6 +13,7 @@ mod fill;
 mod plan;
 mod verify;
 mod ways;
+mod woken;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 use self::fill::Filler;
 use self::plan::WakePlan;
 use self::verify::Verified;
+use self::woken::Woken;
 use super::deadline::{Deadline, Wait};
 use super::error::{Corruption, Phase, PoolError, Result};
 use super::keys::TagKey;
@@ -30,7 +32,7 @@ use super::lost::LostRange;
 use super::physical::{MapTimes, PhysicalMemory};
 use super::piece::{Backing, Group, Piece};
 use super::pressure::Pressure;
-use super::report::{WakePhases, WakeReport, WakeRequest, add};
+use super::report::{WakeReport, WakeRequest, add};
 use super::shared::{MemoryGuard, Shared};
 use crate::bytes::ByteSize;
 use crate::driver::DriverError;
@@ -42,16 +44,6 @@ const GROUP_PIECES: usize = 8;
 /// Between two looks at a device that is full, at most.
 const PAUSE_MIN: Duration = Duration::from_micros(200);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
-
-/// Figures of a wake under way.
-#[derive(Debug, Default)]
-pub(super) struct Woken {
-    pub(super) mapped_bytes: u64,
-    pub(super) copied_bytes: u64,
-    pub(super) zeroed_bytes: u64,
-    verified: Verified,
-    pub(super) phases: WakePhases,
-}
 
 impl Shared {
     pub(super) fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
@@ -66,7 +58,7 @@ impl Shared {
             self.open_state()?.heap.lay_out(alone.tags(), self.shape.span_bytes);
         }
         let (mut waited, mut had_enough) = (Duration::ZERO, false);
-        let (plan, mut woken) = loop {
+        let (plan, mut woken, verified) = loop {
             let mut plan = self.open_state()?.plan_wake(&visited, alone.tags(), request.tags.is_some());
             let before: Vec<Backing> = plan.pieces.iter().map(|piece| piece.backing).collect();
             let mut woken = Woken::default();
@@ -76,7 +68,10 @@ impl Shared {
                 self.undo_wake(&mut plan, &before);
                 resume_unwind(panic)
             });
-            let Err(error) = applied else { break (plan, woken) };
+            let error = match applied {
+                Ok(verified) => break (plan, woken, verified),
+                Err(error) => error,
+            };
             self.undo_wake(&mut plan, &before);
             // Once more, now that everything is undone.
             let PoolError::DeviceFull { op, shortage, source, .. } = error else { return Err(error) };
@@ -100,7 +95,7 @@ impl Shared {
             waited += began.elapsed();
         };
         add(&mut woken.phases.wait_s, waited);
-        let (undefined_tags, lost) = self.commit_wake(&plan, &woken.verified);
+        let (undefined_tags, lost) = self.commit_wake(&plan, &verified);
         // Who sleeps next finds the backups in nobody's hands.
         drop(plan.fillings);
         let report = WakeReport {
@@ -110,7 +105,7 @@ impl Shared {
             mapped_bytes: woken.mapped_bytes,
             copied_bytes: woken.copied_bytes,
             zeroed_bytes: woken.zeroed_bytes,
-            verified_bytes: woken.verified.equal_bytes,
+            verified_bytes: verified.equal_bytes,
             undefined_tags,
             lost,
             phases: woken.phases,
@@ -167,7 +162,7 @@ impl Shared {
         request: &WakeRequest,
         deadline: Deadline,
         woken: &mut Woken,
-    ) -> Result<()> {
+    ) -> Result<Verified> {
         let WakePlan { names, pieces, fillings, turns, .. } = plan;
         let mut filler = Filler::new(self, fillings, request, turns);
         let beside = if self.group_end(pieces, 0) < pieces.len() && !fillings.is_empty() {
@@ -180,10 +175,10 @@ impl Shared {
             self.map_all(names, pieces, deadline, woken, &mut |_| true)?;
             filler.fill_up_to(pieces.len())
         });
-        woken.verified = filler.finish(mapped.err(), woken)?;
-        let lost = self.state.lock_anyway().lost_in(woken.verified.spoiled.iter().copied());
+        let verified = filler.finish(mapped.err(), woken)?;
+        let lost = self.state.lock_anyway().lost_in(verified.spoiled.iter().copied());
         if lost.is_empty() || request.accepts_losses {
-            return Ok(());
+            return Ok(verified);
         }
         Err(PoolError::Corrupt { place: Corruption::Backup, lost })
     }
