@@ -27,8 +27,8 @@ pub use driver::{
     HostMemory, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 pub use pool::{
-    AllocRequest, Block, BlockId, BlockKind, BlockSnapshot, HeldTag, Hold, Level, LostRange, OnProgress, Pool,
-    PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, Release,
+    AllocRequest, Block, BlockId, BlockKind, BlockSnapshot, HeldTag, Hold, Level, LostRange, OnProgress,
+    Pool, PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, Release,
     SegmentSnapshot, SleepPhases, SleepReport, SleepRequest, Snapshot, TagStats, Verify, WakePhases,
     WakeProgress, WakeReport, WakeRequest,
 };

@@ -6,8 +6,8 @@ use std::time::Duration;
 use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
     AllocRequest, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind, HeldTag, Hold,
-    HostBuffer, LostRange, Op, Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport, SleepRequest, Snapshot,
-    StreamId, Tag, TagPolicy, TagState, WakeReport, WakeRequest,
+    HostBuffer, LostRange, Op, Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport,
+    SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState, WakeReport, WakeRequest,
 };
 
 use crate::budget::claim_own;

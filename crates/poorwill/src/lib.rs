@@ -52,9 +52,9 @@ pub use owned::OwnedBlock;
 pub use poorwill_core::{
     AllocRequest, Block, BlockId, Budget, ByteSize, Cap, Changes, Claim, ClaimError, CopyPart,
     DIGEST_VERSION, DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, Dropped, Envelope,
-    HeldTag, Hold, HostBuffer, HostMemory, HostMemoryInfo, InvalidTag, Level, LostRange, MemoryInfo, Op, ParseSizeError,
-    Pending, Pool, PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport,
-    ProcessMemory, Release, SleepAction, SleepPhases, SleepReport, SleepRequest, Snapshot, StreamId, Tag,
-    TagPolicy, TagState, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, chain, digest,
-    driver, pool, tag,
+    HeldTag, Hold, HostBuffer, HostMemory, HostMemoryInfo, InvalidTag, Level, LostRange, MemoryInfo, Op,
+    ParseSizeError, Pending, Pool, PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd,
+    PrepareProgress, PrepareReport, ProcessMemory, Release, SleepAction, SleepPhases, SleepReport,
+    SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState, Verify, WakePhases, WakeProgress, WakeReport,
+    WakeRequest, backup, chain, digest, driver, pool, tag,
 };

@@ -127,7 +127,17 @@ impl OddBackups {
     ) -> Self {
         let (used_bytes, idle_bytes, kept, garbled) = Default::default();
         let driver = Arc::clone(driver);
-        Self(Arc::new(Store { driver, coding, limit_bytes, used_bytes, machine, idle_bytes, kept, garbled, fails }))
+        Self(Arc::new(Store {
+            driver,
+            coding,
+            limit_bytes,
+            used_bytes,
+            machine,
+            idle_bytes,
+            kept,
+            garbled,
+            fails,
+        }))
     }
 
     /// Rooms that are given out, in bytes.

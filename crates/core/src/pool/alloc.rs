@@ -4,7 +4,6 @@
 //! be waited for is waited for with nothing held. Under the limit nothing is waited for beyond the request's
 //! patience; at the limit, whatever may give memory back is, before the request is refused.
 
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -74,23 +73,23 @@ impl Shared {
         // Who finds a free piece at once has no use for the time.
         let mut deadline = None;
         let begin = || {
-            let deadline = *deadline.insert(Deadline::begin(&*self.driver, request.wait_max));
+            let deadline = *deadline.insert(Deadline::begin(self.driver(), request.wait_max));
             Wait { deadline, op: request, needed_bytes: 0 }
         };
         let (mut state, tag) = self.open_tag(state, &request.tag, begin)?;
-        state.tags.check_awake("allocate", tag)?;
+        state.tags().check_awake("allocate", tag)?;
         let lane = self.lane_of(&mut state, tag, request)?;
         let wanted = Wanted { request, tag, lane, bytes, largest_bytes: state.largest_chunk(tag, request) };
         if let Some(block) = state.take_ready(&wanted)? {
             return Ok(block);
         }
         drop(state);
-        let begin = || Deadline::begin(&*self.driver, request.wait_max);
+        let begin = || Deadline::begin(self.driver(), request.wait_max);
         self.alloc_slowly(wanted, deadline.unwrap_or_else(begin))
     }
 
     fn alloc_slowly(&self, mut wanted: Wanted<'_>, deadline: Deadline) -> Result<Block> {
-        let elapsed = || deadline.elapsed(&*self.driver);
+        let elapsed = || deadline.elapsed(self.driver());
         let patience = wanted.request.wait_max.unwrap_or(Duration::MAX).min(wanted.request.patience);
         let wait = |needed_bytes| Wait { deadline, op: wanted.request, needed_bytes };
         let (mut pressure, mut patient, mut has_waited) = (Pressure::default(), true, false);
@@ -134,10 +133,10 @@ impl Shared {
                         continue;
                     }
                     let has_enough =
-                        wanted.largest_bytes > self.shape.chunk_bytes && self.could_have(absent_bytes);
+                        wanted.largest_bytes > self.shape().chunk_bytes && self.could_have(absent_bytes);
                     if has_enough && had_enough {
                         // It was there before this attempt, too, but not in pieces as large as a span.
-                        wanted.largest_bytes = self.shape.chunk_bytes;
+                        wanted.largest_bytes = self.shape().chunk_bytes;
                     }
                     had_enough = has_enough;
                     if has_enough {
@@ -153,23 +152,6 @@ impl Shared {
             }
             return Err(self.refusal(&wanted, needed_bytes, full, refused));
         }
-    }
-
-    /// A request has waited for as long as it had patience: what is pending now is not waited for by one request after
-    /// the other.
-    fn note_stuck(&self) {
-        let pending_bytes = self.state.lock_anyway().idle().pending_bytes;
-        self.stuck_bytes.store(pending_bytes, Ordering::Relaxed);
-    }
-
-    /// What may be waited for of what is pending.
-    fn promising_bytes(&self, request: &AllocRequest, pending_bytes: u64) -> u64 {
-        if !request.is_patient() {
-            return pending_bytes;
-        }
-        // What has become quiet is not stuck any more.
-        let stuck_bytes = self.stuck_bytes.fetch_min(pending_bytes, Ordering::Relaxed).min(pending_bytes);
-        pending_bytes - stuck_bytes
     }
 
     fn refusal(
@@ -189,19 +171,19 @@ impl Shared {
         if let Some(source) = refused {
             return PoolError::Driver { op: "make room by giving idle memory back", source };
         }
-        let whole_bytes = wanted.bytes.next_multiple_of(self.shape.granule_bytes);
-        let hint = if whole_bytes > self.shape.limit_bytes() { NEVER_FITS } else { self.what_helps() };
+        let whole_bytes = wanted.bytes.next_multiple_of(self.shape().granule_bytes);
+        let hint = if whole_bytes > self.shape().limit_bytes() { NEVER_FITS } else { self.what_helps() };
         PoolError::OverLimit { op, needed_bytes, usage: self.usage(), hint }
     }
 
     /// The refusal of what could never fit, before anything is tried.
     fn hopeless(&self, wanted: &Wanted<'_>) -> PoolError {
-        let needed_bytes = wanted.bytes.next_multiple_of(self.shape.granule_bytes);
+        let needed_bytes = wanted.bytes.next_multiple_of(self.shape().granule_bytes);
         let op = wanted.request.to_string();
-        if needed_bytes > self.shape.limit_bytes() {
+        if needed_bytes > self.shape().limit_bytes() {
             return PoolError::OverLimit { op, needed_bytes, usage: self.usage(), hint: NEVER_FITS };
         }
-        let free_bytes = self.driver.memory_info().map_or(0, |info| info.free_bytes);
+        let free_bytes = self.driver().memory_info().map_or(0, |info| info.free_bytes);
         let kind = DriverErrorKind::OutOfMemory { asked_bytes: needed_bytes, free_bytes };
         self.device_full(op, needed_bytes, DriverError::new(Op::Create, kind))
     }
@@ -210,20 +192,20 @@ impl Shared {
         let mut state = self.open_state()?;
         let wanted = &self.found_again(&mut state, wanted)?;
         let Wanted { request, tag, lane, bytes, largest_bytes } = *wanted;
-        if state.tags.get(tag).is_taken() {
+        if state.tags().get(tag).is_taken() {
             return Ok(Attempt::TagBusy);
         }
-        state.tags.check_awake("allocate", tag)?;
+        state.tags().check_awake("allocate", tag)?;
         // Somebody may have freed what is wanted meanwhile.
         if let Some(block) = state.take_ready(wanted)? {
             return Ok(Attempt::Done(block));
         }
-        let whole_bytes = bytes.next_multiple_of(self.shape.granule_bytes);
-        if whole_bytes > self.shape.total_bytes.min(self.shape.limit_bytes()) {
+        let whole_bytes = bytes.next_multiple_of(self.shape().granule_bytes);
+        if whole_bytes > self.shape().total_bytes.min(self.shape().limit_bytes()) {
             drop(state);
             return Err(self.hopeless(wanted));
         }
-        let spot = state.heap.cheapest_spot(tag, lane, bytes, request.align);
+        let spot = state.heap().cheapest_spot(tag, lane, bytes, request.align);
         let Some(spot) = spot.filter(|spot| spot.absent_bytes <= whole_bytes) else {
             if let Some(short) = self.shortage(&state, memory, request, whole_bytes, patient) {
                 return Ok(state.take_granules(wanted, short));
@@ -234,7 +216,7 @@ impl Shared {
         };
         // The tag's policy may have been declared meanwhile.
         let largest_bytes = largest_bytes.min(state.largest_chunk(tag, request));
-        let mut site = state.heap.occupy(&spot, lane, bytes, largest_bytes);
+        let mut site = state.heap_mut().occupy(&spot, lane, bytes, largest_bytes);
         let in_hand: u64 = site.leaving.iter().map(|piece| piece.range.bytes).sum();
         let needed_bytes = spot.absent_bytes.saturating_sub(in_hand);
         let short = self.shortage(&state, memory, request, needed_bytes, patient);
@@ -254,7 +236,7 @@ impl Shared {
         let guest = Guest::enter(self, &mut state, tag);
         drop(state);
         let built = self.build(memory, &mut site, supply);
-        let mut state = self.state.lock_anyway();
+        let mut state = self.lock_state();
         let attempt = match built {
             Ok(()) => {
                 let block = state.finish(&site, lane, request);
@@ -293,19 +275,20 @@ impl Shared {
             return None;
         }
         let room =
-            self.shape.limit_bytes.map(|limit| limit.saturating_sub(memory.counters().committed_bytes()));
+            self.shape().limit_bytes.map(|limit| limit.saturating_sub(memory.counters().committed_bytes()));
         if room.is_some_and(|room| create_bytes > room) {
             return Some(Attempt::Short(create_bytes));
         }
-        (patient && request.would_wait(self.promising_bytes(request, idle.pending_bytes), create_bytes))
-            .then_some(Attempt::Pending)
+        let promising_bytes =
+            if request.is_patient() { self.promising_bytes(idle.pending_bytes) } else { idle.pending_bytes };
+        (patient && request.would_wait(promising_bytes, create_bytes)).then_some(Attempt::Pending)
     }
 
     /// New addresses for a block; no memory yet.
     fn grow(&self, memory: &PhysicalMemory, wanted: &Wanted<'_>) -> Result<()> {
-        let whole_bytes = wanted.bytes.next_multiple_of(self.shape.granule_bytes);
-        let bytes = if wanted.bytes < self.shape.chunk_bytes {
-            whole_bytes.max(self.shape.segment_bytes)
+        let whole_bytes = wanted.bytes.next_multiple_of(self.shape().granule_bytes);
+        let bytes = if wanted.bytes < self.shape().chunk_bytes {
+            whole_bytes.max(self.shape().segment_bytes)
         } else {
             whole_bytes
         };
@@ -313,10 +296,10 @@ impl Shared {
         let reserved = memory.driver().reserve(bytes);
         let range =
             reserved.map_err(|source| PoolError::AllocFailed { bytes: asked, tag: tag.clone(), source })?;
-        let mut state = self.state.lock_anyway();
+        let mut state = self.lock_state();
         let found = self.found_again(&mut state, wanted);
         if let Ok(Wanted { tag, lane, .. }) = found {
-            state.heap.add_segment(tag, lane, range);
+            state.heap_mut().add_segment(tag, lane, range);
         } else {
             drop(state);
             // Already failing; addresses that the driver does not take back hold no memory, and end with it.
@@ -348,13 +331,13 @@ impl Shared {
             let (_, refused) = memory.let_go_of_loose(release_bytes, &reserved);
             let committed = memory.counters().committed_bytes().saturating_add(create_bytes);
             if let Some(source) =
-                refused.filter(|_| self.shape.limit_bytes.is_some_and(|limit| committed > limit))
+                refused.filter(|_| self.shape().limit_bytes.is_some_and(|limit| committed > limit))
             {
                 return Err(failed(source));
             }
         }
         memory.bring_in(&mut site.lacking, &mut MapTimes::default()).map_err(failed)?;
-        memory.stock(self.shape.granule_bytes, ahead);
+        memory.stock(self.shape().granule_bytes, ahead);
         Ok(())
     }
 }
@@ -363,17 +346,17 @@ impl State {
     /// A block that needs no memory, if there is one.
     fn take_ready(&mut self, wanted: &Wanted<'_>) -> Result<Option<Block>> {
         let Wanted { request, tag, lane, bytes, .. } = *wanted;
-        if !self.heap.has_room(4) {
+        if !self.heap().has_room(4) {
             return Err(invalid(request, "the pool has as many blocks as it can count; free some".into()));
         }
-        let spot = self.heap.ready_spot(tag, lane, bytes, request.align);
+        let spot = self.heap().ready_spot(tag, lane, bytes, request.align);
         Ok(spot.map(|spot| self.take_spot(&spot, wanted)))
     }
 
     /// Memory is short, but a large block may lie in granules of its own stream.
     fn take_granules(&mut self, wanted: &Wanted<'_>, attempt: Attempt) -> Attempt {
         let short = matches!(attempt, Attempt::Short(_));
-        let spot = short.then(|| self.heap.granules_for_large(wanted.lane, wanted.bytes)).flatten();
+        let spot = short.then(|| self.heap().granules_for_large(wanted.lane, wanted.bytes)).flatten();
         spot.map_or(attempt, |spot| Attempt::Done(self.take_spot(&spot, wanted)))
     }
 

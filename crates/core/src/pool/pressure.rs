@@ -19,7 +19,7 @@ pub(super) struct Pressure {
 impl Pressure {
     /// Notes what is known, before looking for memory.
     pub(super) fn look(&mut self, shared: &Shared) {
-        self.seen = shared.state.lock_anyway().heap.clocks().news();
+        self.seen = shared.lock_state().heap().clocks().news();
     }
 
     /// The device is full: gives back what is idle, once. Returns whether that was anything.
@@ -36,8 +36,8 @@ impl Pressure {
         let state = shared.open_state()?;
         let busy = state.tags_to_wait_for();
         if !busy.is_empty() {
-            if wait.deadline.has_passed(&*shared.driver) {
-                let awaited = Awaited::Calls(state.tags.names(&busy));
+            if wait.deadline.has_passed(shared.driver()) {
+                let awaited = Awaited::Calls(state.tags().names(&busy));
                 drop(state);
                 return Err(shared.timed_out(wait, awaited));
             }
@@ -57,7 +57,7 @@ impl Pressure {
         }
         self.reclaimed = false;
         if !std::mem::replace(&mut self.joined, true) {
-            shared.open_state()?.heap.join_lanes();
+            shared.open_state()?.heap_mut().join_lanes();
             return Ok(true);
         }
         Ok(false)
@@ -67,8 +67,8 @@ impl Pressure {
 impl State {
     /// Tags that fall asleep, or of which freed memory is being copied: their end may give memory back.
     fn tags_to_wait_for(&self) -> Vec<TagKey> {
-        let falling = self.tags.iter().filter(|(_, entry)| entry.falls_asleep()).map(|(tag, _)| tag);
-        let mut tags: Vec<TagKey> = falling.chain(self.heap.copying_freed()).collect();
+        let falling = self.tags().iter().filter(|(_, entry)| entry.falls_asleep()).map(|(tag, _)| tag);
+        let mut tags: Vec<TagKey> = falling.chain(self.heap().copying_freed()).collect();
         tags.sort_unstable();
         tags.dedup();
         tags

@@ -66,8 +66,8 @@ impl Shared {
     /// either: they are lost from now on.
     pub(in crate::pool) fn lose_spoiled(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
         let suspects: Vec<Suspect> = {
-            let state = self.state.lock_anyway();
-            tags.iter().flat_map(|tag| state.backups.unseen(*tag)).collect()
+            let state = self.lock_state();
+            tags.iter().flat_map(|tag| state.backups().unseen(*tag)).collect()
         };
         let seen: Vec<DeviceRange> = suspects.iter().map(|suspect| suspect.granule).collect();
         let spoiled = self.spoiled_of(suspects)?;
@@ -76,14 +76,14 @@ impl Shared {
         let found = if granules.is_empty() {
             Vec::new()
         } else {
-            let asked = self.driver.digest(self.streams.save(0), &granules);
+            let asked = self.driver().digest(self.streams().save(0), &granules);
             asked.and_then(Pending::wait).unwrap_or_default()
         };
         let is_right = |nth: &usize| found.get(*nth).is_some_and(|found| *found == spoiled[*nth].expected);
         let (right, lost): (Vec<usize>, Vec<usize>) = (0..spoiled.len()).partition(is_right);
         let [right, lost] =
             [right, lost].map(|of| of.into_iter().map(|nth| granules[nth]).collect::<Vec<_>>());
-        let mut state = self.state.lock_anyway();
+        let mut state = self.lock_state();
         state.forget_stored(&right);
         let lost = state.lose(&lost);
         state.note_seen(seen);
@@ -104,16 +104,16 @@ impl Shared {
         tags: &[TagKey],
     ) -> Result<(u64, Vec<LostRange>), DriverError> {
         let lost = self.lose_spoiled(tags)?;
-        let mut state = self.state.lock_anyway();
-        Ok((tags.iter().map(|tag| state.backups.forget(*tag)).sum(), lost))
+        let mut state = self.lock_state();
+        Ok((tags.iter().map(|tag| state.backups_mut().forget(*tag)).sum(), lost))
     }
 
     /// Keeps those of `tags` that are awake, and that nobody puts to sleep, from falling asleep.
     fn guests(&self, tags: &[TagKey]) -> Vec<Guest<'_>> {
-        let mut state = self.state.lock_anyway();
+        let mut state = self.lock_state();
         let mut guests = Vec::new();
         for tag in tags.iter().copied() {
-            let entry = state.tags.get(tag);
+            let entry = state.tags().get(tag);
             if entry.state().is_held() && !entry.is_taken() {
                 guests.push(Guest::enter(self, &mut state, tag));
             }

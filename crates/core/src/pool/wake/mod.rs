@@ -49,13 +49,13 @@ impl Shared {
     pub(super) fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         let started = Instant::now();
         // Tags that are awake go on working: what they do not use may serve those that wake.
-        let deadline = Deadline::begin(&*self.driver, request.wait_max);
+        let deadline = Deadline::begin(self.driver(), request.wait_max);
         let (visited, alone) =
             self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false, deadline)?;
         {
             // Nobody has memory of theirs in hand, to be put back where it was.
             let _vm = self.lock_memory()?;
-            self.open_state()?.heap.lay_out(alone.tags(), self.shape.span_bytes);
+            self.open_state()?.heap_mut().lay_out(alone.tags(), self.shape().span_bytes);
         }
         let (mut waited, mut had_enough) = (Duration::ZERO, false);
         let (plan, mut woken, verified) = loop {
@@ -76,11 +76,11 @@ impl Shared {
             // Once more, now that everything is undone.
             let PoolError::DeviceFull { op, shortage, source, .. } = error else { return Err(error) };
             let has_enough =
-                plan.lacks_spans(self.shape.chunk_bytes) && self.could_have(shortage.needed_bytes);
+                plan.lacks_spans(self.shape().chunk_bytes) && self.could_have(shortage.needed_bytes);
             if has_enough && had_enough {
                 // It was there before this attempt, too, but not in pieces as large as a span.
-                let mut state = self.state.lock_anyway();
-                state.heap.lay_out(&plan.tags, self.shape.chunk_bytes);
+                let mut state = self.lock_state();
+                state.heap_mut().lay_out(&plan.tags, self.shape().chunk_bytes);
                 plan.tags.iter().for_each(|tag| state.tidy_absent(*tag));
             }
             had_enough = has_enough;
@@ -111,9 +111,9 @@ impl Shared {
             phases: woken.phases,
         };
         drop(alone);
-        if !self.shape.keep_backups && report.copied_bytes > 0 {
+        if !self.shape().keep_backups && report.copied_bytes > 0 {
             // The wake is done, whether or not some of the memory is kept for later.
-            let _ = self.backups.trim();
+            let _ = self.backups().trim();
         }
         Ok(report)
     }
@@ -127,13 +127,13 @@ impl Shared {
         // Two that wait for the same memory look at different moments.
         let mut pause = PAUSE_MIN + Duration::from_micros(u64::from(std::process::id()) % 97);
         loop {
-            let Some(rest) = deadline.left(&*self.driver, pause) else { return Ok(false) };
+            let Some(rest) = deadline.left(self.driver(), pause) else { return Ok(false) };
             thread::sleep(rest);
             pause = (pause * 3 / 2).min(PAUSE_MAX);
             // Nobody waits for a pool that is closed.
-            let ours = self.open_state()?.idle().quiet_bytes + self.counters.loose_bytes();
+            let ours = self.open_state()?.idle().quiet_bytes + self.counters().loose_bytes();
             let at = |source| PoolError::Driver { op: "wait for memory of the device", source };
-            let free_bytes = self.driver.memory_info().map_err(at)?.free_bytes;
+            let free_bytes = self.driver().memory_info().map_err(at)?.free_bytes;
             if free_bytes.saturating_add(ours) >= needed_bytes {
                 return Ok(true);
             }
@@ -149,10 +149,10 @@ impl Shared {
             memory.restore(&mut plan.pieces, before);
         }
         let left = plan.pieces.iter().zip(before).any(|(piece, before)| piece.backing != *before);
-        let mut state = self.state.lock_anyway();
-        state.heap.segments_mut().store(&plan.pieces);
+        let mut state = self.lock_state();
+        state.heap_mut().segments_mut().store(&plan.pieces);
         if left {
-            plan.tags.iter().for_each(|tag| state.tags.get_mut(*tag).note_leftovers());
+            plan.tags.iter().for_each(|tag| state.tags_mut().get_mut(*tag).note_leftovers());
         }
     }
 
@@ -176,7 +176,7 @@ impl Shared {
             filler.fill_up_to(pieces.len())
         });
         let verified = filler.finish(mapped.err(), woken)?;
-        let lost = self.state.lock_anyway().lost_in(verified.spoiled.iter().copied());
+        let lost = self.lock_state().lost_in(verified.spoiled.iter().copied());
         if lost.is_empty() || request.accepts_losses {
             return Ok(verified);
         }
@@ -211,7 +211,8 @@ impl Shared {
 
     /// How many pieces are mapped after the next few: no more bytes than in so many chunks, or a single span.
     fn group_end(&self, pieces: &[Piece], done: usize) -> usize {
-        Group { pieces: GROUP_PIECES, bytes: GROUP_PIECES as u64 * self.shape.chunk_bytes }.end(pieces, done)
+        Group { pieces: GROUP_PIECES, bytes: GROUP_PIECES as u64 * self.shape().chunk_bytes }
+            .end(pieces, done)
     }
 
     /// Maps all pieces, a few at a time, and tells how many are. Ends early, with no error, when whoever is told says
@@ -305,9 +306,9 @@ impl Shared {
     fn make_room(&self, memory: &mut PhysicalMemory, pieces: &[Piece]) -> Option<Option<DriverError>> {
         let mut needs: Vec<Piece> = pieces.iter().filter(|piece| piece.is_absent()).copied().collect();
         let needed_bytes: u64 = needs.iter().map(|piece| piece.range.bytes).sum();
-        let limit_bytes = self.shape.limit_bytes.unwrap_or(u64::MAX);
+        let limit_bytes = self.shape().limit_bytes.unwrap_or(u64::MAX);
         let supply = {
-            let mut state = self.state.lock_anyway();
+            let mut state = self.lock_state();
             let free_bytes = state.idle().quiet_bytes + memory.counters().loose_bytes();
             let room_bytes = limit_bytes.saturating_sub(memory.counters().committed_bytes());
             if needed_bytes > free_bytes.saturating_add(room_bytes) {
@@ -330,27 +331,27 @@ impl Shared {
     fn commit_wake(&self, plan: &WakePlan, verified: &Verified) -> (Vec<Tag>, Vec<LostRange>) {
         // Also after a panic elsewhere: what is mapped must be known.
         let mut memory = self.lock_memory_anyway();
-        let mut state = self.state.lock_anyway();
-        state.heap.segments_mut().store(&plan.pieces);
+        let mut state = self.lock_state();
+        state.heap_mut().segments_mut().store(&plan.pieces);
         for tag in plan.tags.iter().copied() {
-            let has_blocks = state.heap.live_of(tag).live_blocks > 0;
-            state.tags.get_mut(tag).wake(has_blocks);
+            let has_blocks = state.heap().live_of(tag).live_blocks > 0;
+            state.tags_mut().get_mut(tag).wake(has_blocks);
         }
-        state.note_seen(plan.fillings.iter().flat_map(|filling| filling.stored(self.shape.granule_bytes)));
+        state.note_seen(plan.fillings.iter().flat_map(|filling| filling.stored(self.shape().granule_bytes)));
         state.note_unseen(verified.unseen.iter().copied());
         let lost = state.lose(&verified.spoiled);
         let mut unfit = Vec::new();
         for tag in plan.tags.iter().copied() {
-            let is_kept = self.shape.keep_backups && state.tags.get(tag).changes() != Changes::Volatile;
+            let is_kept = self.shape().keep_backups && state.tags().get(tag).changes() != Changes::Volatile;
             // Of a tag that was stranded, what is on the device may never have been looked at.
-            if !is_kept && !state.backups.has_unseen(tag) {
-                state.backups.forget(tag);
+            if !is_kept && !state.backups().has_unseen(tag) {
+                state.backups_mut().forget(tag);
             }
             unfit.extend(state.tidy(tag));
         }
-        let is_undefined = |tag: &TagKey| state.tags.get(*tag).state() == TagState::Undefined;
+        let is_undefined = |tag: &TagKey| state.tags().get(*tag).state() == TagState::Undefined;
         let undefined: Vec<TagKey> = plan.tags.iter().copied().filter(is_undefined).collect();
-        let undefined = state.tags.names(&undefined);
+        let undefined = state.tags().names(&undefined);
         drop(state);
         // What cannot be taken out of the way is tried again when memory is needed.
         let _ = self.dispose(&mut memory, unfit);
