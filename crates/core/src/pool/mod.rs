@@ -62,12 +62,15 @@ mod orders;
 mod per_process;
 mod physical;
 mod piece;
+mod prepare;
 mod pressure;
 mod reaper;
 mod report;
+mod save;
 mod shape;
 mod shared;
 mod sleep;
+mod spoiled;
 mod state;
 mod stats;
 mod streams;
@@ -81,12 +84,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-pub use backups::prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
 pub use config::PoolConfig;
 pub use error::{Awaited, Corruption, Phase, PoolError, Result, Shortage, Usage};
 pub use handle::{AllocRequest, Block, BlockId};
 pub use hold::{HeldTag, Hold};
 pub use lost::LostRange;
+pub use prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
 pub use report::{
     Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
     WakeReport, WakeRequest,
@@ -96,8 +99,8 @@ pub use stats::Remembered;
 pub use stats::{BlockKind, BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, TagStats};
 
 use self::access::Access;
-use self::backups::prepare::Preparers;
 use self::deadline::Wait;
+use self::prepare::Preparers;
 use self::reaper::Reaper;
 use self::shared::{Shared, StateGuard};
 use crate::backup::{Backups, HostBackups};

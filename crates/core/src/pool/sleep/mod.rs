@@ -11,7 +11,6 @@ use std::time::Instant;
 
 use self::plan::SleepPlan;
 use super::backups::Save;
-use super::backups::save::{Saved, Saver};
 use super::capture::refused_by_capture;
 use super::deadline::{Deadline, Wait};
 use super::error::{Awaited, Phase, PoolError, Result};
@@ -19,6 +18,7 @@ use super::host_reclaim::is_lacking;
 use super::keys::{Place, TagKey};
 use super::piece::{Backing, Group, Piece};
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
+use super::save::{Saved, Saver};
 use super::shared::{MemoryGuard, Shared};
 use super::state::State;
 use crate::driver::{DriverError, MemoryInfo};

@@ -13,15 +13,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::super::error::{Phase, PoolError, Result};
-use super::super::host_reclaim::is_lacking;
-use super::super::keys::TagKey;
-use super::super::report::{SleepPhases, add};
-use super::super::shared::Shared;
-use super::super::state::State;
-use super::index::Suspect;
-use super::sample::Sample;
-use super::{BACK_UP, Backup, Save, Stored, runs, tags_of};
+use super::backups::Suspect;
+use super::backups::sample::Sample;
+use super::backups::{BACK_UP, Backup, Save, Stored, runs, tags_of};
+use super::error::{Phase, PoolError, Result};
+use super::host_reclaim::is_lacking;
+use super::keys::TagKey;
+use super::report::{SleepPhases, add};
+use super::shared::Shared;
+use super::state::State;
 use crate::backup::Room;
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, StreamId};
@@ -32,15 +32,15 @@ const COPIES_PER_STREAM: usize = 2;
 
 /// What the first half of a sleep did.
 #[derive(Debug, Default)]
-pub(in crate::pool) struct Saved {
-    pub(in crate::pool) copied_bytes: u64,
-    pub(in crate::pool) unchanged_bytes: u64,
-    pub(in crate::pool) trusted_bytes: u64,
-    pub(in crate::pool) phases: SleepPhases,
+pub(super) struct Saved {
+    pub(super) copied_bytes: u64,
+    pub(super) unchanged_bytes: u64,
+    pub(super) trusted_bytes: u64,
+    pub(super) phases: SleepPhases,
 }
 
 /// A copy on its way into a backup.
-pub(in crate::pool) struct Saving<'a> {
+pub(super) struct Saving<'a> {
     save: &'a Save,
     /// Of the granules that the copy does not bring.
     granules: Vec<Option<Stored>>,
@@ -60,10 +60,10 @@ struct Kept {
 
 /// What a sleep backs up, and the tags that fall asleep.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::pool) struct Saver<'a> {
-    pub(in crate::pool) shared: &'a Shared,
-    pub(in crate::pool) saves: &'a [Save],
-    pub(in crate::pool) falling: &'a [TagKey],
+pub(super) struct Saver<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) saves: &'a [Save],
+    pub(super) falling: &'a [TagKey],
 }
 
 /// A granule whose digest is asked for.
@@ -81,7 +81,7 @@ fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
 
 impl<'a> Saver<'a> {
     /// Brings every backup up to date.
-    pub(in crate::pool) fn save(&self, saved: &mut Saved) -> Result<()> {
+    pub(super) fn save(&self, saved: &mut Saved) -> Result<()> {
         let started = Instant::now();
         let kept = self.unchanged()?;
         add(&mut saved.phases.digest_s, started.elapsed());
@@ -290,7 +290,7 @@ impl<'a> Saver<'a> {
 }
 
 impl Shared {
-    pub(in crate::pool) fn one_room(&self, bytes: u64) -> Pending<Room> {
+    pub(super) fn one_room(&self, bytes: u64) -> Pending<Room> {
         let room = self.backups().rooms(&[bytes]).map(|mut rooms| rooms.pop());
         Pending::new(move || match room {
             Ok(Some(room)) => room.wait(),
@@ -300,7 +300,7 @@ impl Shared {
     }
 
     /// Starts the copy of what has changed. The room is in the copy's hands until it is stored.
-    pub(in crate::pool) fn start_copy<'a>(
+    pub(super) fn start_copy<'a>(
         &self,
         save: &'a Save,
         room: Room,
@@ -325,7 +325,7 @@ impl Shared {
         Ok(Saving { save, granules, fresh, copy })
     }
 
-    pub(in crate::pool) fn granule_range(&self, save: &Save, first: usize, count: usize) -> DeviceRange {
+    pub(super) fn granule_range(&self, save: &Save, first: usize, count: usize) -> DeviceRange {
         self.shape().granule_range(save.place.1, first, count)
     }
 
@@ -342,7 +342,7 @@ impl Shared {
 
 impl Saving<'_> {
     /// Waits for the copy. Returns what is stored then, and how many granules it brought.
-    pub(in crate::pool) fn land(self, proven: bool) -> Result<(Backup, usize), DriverError> {
+    pub(super) fn land(self, proven: bool) -> Result<(Backup, usize), DriverError> {
         let Self { mut granules, fresh, copy, .. } = self;
         let (room, digests) = copy.wait()?;
         if digests.len() != fresh.len() {

@@ -4,7 +4,7 @@
 //! stored: they were *loaded unseen*. Should such a granule differ from its digest later, either its owner has
 //! written it or its backup was not what was stored. So before a backup is written over, believed to be old, or let go,
 //! whoever does it looks at what is stored of the granules that were loaded unseen. Stored bytes that differ from
-//! their own digest are never taken for a change: what they were loaded to is lost ([`super::super::losses`]), unless the device
+//! their own digest are never taken for a change: what they were loaded to is lost ([`super::losses`]), unless the device
 //! has the right bytes all the same.
 //!
 //! A granule is loaded unseen until its digest was found on the device, or in its backup, or it is stored anew.
@@ -12,11 +12,11 @@
 use std::num::NonZero;
 use std::thread;
 
-use super::super::keys::TagKey;
-use super::super::lost::LostRange;
-use super::super::shared::{Guest, Shared};
-use super::index::Suspect;
-use super::{Backup, Save};
+use super::backups::Suspect;
+use super::backups::{Backup, Save};
+use super::keys::TagKey;
+use super::lost::LostRange;
+use super::shared::{Guest, Shared};
 use crate::driver::{DeviceRange, DriverError, Pending};
 
 /// Threads that read what is stored, at most.
@@ -64,7 +64,7 @@ impl Shared {
     /// Looks at all that was loaded unseen of `tags`, which nobody puts to sleep or wakes meanwhile, and forgets what is
     /// stored of the granules whose backups have spoiled. Returns those of which the device has not the right bytes
     /// either: they are lost from now on.
-    pub(in crate::pool) fn lose_spoiled(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
+    pub(super) fn lose_spoiled(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
         let suspects: Vec<Suspect> = {
             let state = self.lock_state();
             tags.iter().flat_map(|tag| state.backups().unseen(*tag)).collect()
@@ -99,7 +99,7 @@ impl Shared {
     /// Lets go of what is stored of `tags`, which are awake and which nobody puts to sleep or wakes meanwhile. Returns how
     /// much room it had, in bytes, and what turns out to be lost. What cannot be looked at stays, with all the rest.
     /// Every backup that only saves time goes here.
-    pub(in crate::pool) fn let_backups_of_awake_go(
+    pub(super) fn let_backups_of_awake_go(
         &self,
         tags: &[TagKey],
     ) -> Result<(u64, Vec<LostRange>), DriverError> {

@@ -15,14 +15,14 @@ use std::time::Instant;
 
 use serde::{Serialize, Serializer};
 
-use super::super::error::{PoolError, Result};
-use super::super::gate::Monitor;
-use super::super::heap::Landmark;
-use super::super::keys::TagKey;
-use super::super::shared::Shared;
-use super::super::state::State;
-use super::index::Suspect;
-use super::{Backup, Save, Stored, runs, tags_of};
+use super::backups::Suspect;
+use super::backups::{Backup, Save, Stored, runs, tags_of};
+use super::error::{PoolError, Result};
+use super::gate::Monitor;
+use super::heap::Landmark;
+use super::keys::TagKey;
+use super::shared::Shared;
+use super::state::State;
 use crate::backup::Room;
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::tag::{Changes, Tag, TagState};
@@ -158,11 +158,11 @@ impl Drop for Telling {
 
 /// The threads, to be joined when the pool ends.
 #[derive(Debug, Default)]
-pub(in crate::pool) struct Preparers(Vec<JoinHandle<()>>);
+pub(super) struct Preparers(Vec<JoinHandle<()>>);
 
 impl Preparers {
     /// Starts preparing what a sleep of `tags` would save.
-    pub(in crate::pool) fn start(
+    pub(super) fn start(
         &mut self,
         shared: &Arc<Shared>,
         saves: Vec<Save>,
@@ -195,7 +195,7 @@ impl Preparers {
     }
 
     /// Waits for the ends of all, after the pool was closed.
-    pub(in crate::pool) fn join(&mut self) {
+    pub(super) fn join(&mut self) {
         for thread in self.0.drain(..) {
             // A panic there is what [`Preparation::wait`] tells.
             let _ = thread.join();
@@ -203,7 +203,7 @@ impl Preparers {
     }
 
     /// Lets go of threads that do not exist in this process.
-    pub(in crate::pool) fn forget(&mut self) {
+    pub(super) fn forget(&mut self) {
         std::mem::forget(std::mem::take(&mut self.0));
     }
 }
