@@ -13,8 +13,8 @@ use super::handle::{AllocRequest, Block};
 use super::heap::{Site, Spot};
 use super::keys::{LaneKey, TagKey};
 use super::physical::{MapTimes, PhysicalMemory};
-use super::pressure::Pressure;
-use super::shared::{Guest, Shared};
+use super::pressure::{Lack, Next, Retry};
+use super::shared::{Guest, Shared, StateGuard};
 use super::state::{State, invalid};
 use super::supply::Supply;
 use crate::driver::{DriverError, DriverErrorKind, Op};
@@ -91,12 +91,10 @@ impl Shared {
     fn alloc_slowly(&self, mut wanted: Wanted<'_>, deadline: Deadline) -> Result<Block> {
         let elapsed = || deadline.elapsed(self.driver());
         let patience = wanted.request.wait_max.unwrap_or(Duration::MAX).min(wanted.request.patience);
-        let wait = |needed_bytes| Wait { deadline, op: wanted.request, needed_bytes };
-        let (mut pressure, mut patient, mut has_waited) = (Pressure::default(), true, false);
-        let mut had_enough = false;
+        let (mut retry, mut patient, mut has_waited) = (Retry::default(), true, false);
         loop {
             let mut memory = self.lock_memory()?;
-            pressure.look(self);
+            retry.look(self);
             let refused = self.poll(&memory).or(self.recover(&mut memory));
             let in_time = elapsed() < patience;
             if has_waited && !in_time {
@@ -109,12 +107,13 @@ impl Shared {
             }
             // If the driver refuses, the segments stay, and serve the next request.
             let _ = self.drop_emptied(&memory);
-            let (needed_bytes, full) = match attempt? {
+            let (needed_bytes, lack, full) = match attempt? {
                 Attempt::Done(block) => return Ok(block),
                 Attempt::Grown => continue,
                 Attempt::TagBusy => {
                     drop(memory);
-                    drop(self.open_tag(self.open_state()?, &wanted.request.tag, || wait(0))?);
+                    let wait = || Wait { deadline, op: wanted.request, needed_bytes: 0 };
+                    drop(self.open_tag(self.open_state()?, &wanted.request.tag, wait)?);
                     continue;
                 }
                 Attempt::Pending => {
@@ -127,30 +126,18 @@ impl Shared {
                     }
                     continue;
                 }
-                Attempt::Short(needed_bytes) => (needed_bytes, None),
+                Attempt::Short(needed_bytes) => (needed_bytes, Lack::Limit, None),
                 Attempt::DeviceShort { needed_bytes, absent_bytes, source } => {
-                    if pressure.reclaim(self, &mut memory) {
-                        continue;
-                    }
-                    let has_enough =
-                        wanted.largest_bytes > self.shape().chunk_bytes && self.could_have(absent_bytes);
-                    if has_enough && had_enough {
-                        // It was there before this attempt, too, but not in pieces as large as a span.
-                        wanted.largest_bytes = self.shape().chunk_bytes;
-                    }
-                    had_enough = has_enough;
-                    if has_enough {
-                        pressure = Pressure::default();
-                        continue;
-                    }
-                    (needed_bytes, Some(source))
+                    let has_spans = wanted.largest_bytes > self.shape().chunk_bytes;
+                    (needed_bytes, Lack::Device { absent_bytes, has_spans }, Some(source))
                 }
             };
-            drop(memory);
-            if pressure.relieve(self, wait(needed_bytes))? {
-                continue;
+            let wait = Wait { deadline, op: wanted.request, needed_bytes };
+            match retry.after(self, memory, lack, wait)? {
+                Next::Again => {}
+                Next::InChunks => wanted.largest_bytes = self.shape().chunk_bytes,
+                Next::Refuse => return Err(self.refusal(&wanted, needed_bytes, full, refused)),
             }
-            return Err(self.refusal(&wanted, needed_bytes, full, refused));
         }
     }
 
@@ -191,7 +178,7 @@ impl Shared {
     fn attempt(&self, memory: &mut PhysicalMemory, wanted: &Wanted<'_>, patient: bool) -> Result<Attempt> {
         let mut state = self.open_state()?;
         let wanted = &self.found_again(&mut state, wanted)?;
-        let Wanted { request, tag, lane, bytes, largest_bytes } = *wanted;
+        let Wanted { request, tag, lane, bytes, .. } = *wanted;
         if state.tags().get(tag).is_taken() {
             return Ok(Attempt::TagBusy);
         }
@@ -214,13 +201,25 @@ impl Shared {
             self.grow(memory, wanted)?;
             return Ok(Attempt::Grown);
         };
+        self.fill_spot(memory, state, wanted, &spot, patient)
+    }
+
+    /// Cuts a block out of the spot, and brings in what it lacks.
+    fn fill_spot(
+        &self,
+        memory: &mut PhysicalMemory,
+        mut state: StateGuard<'_>,
+        wanted: &Wanted<'_>,
+        spot: &Spot,
+        patient: bool,
+    ) -> Result<Attempt> {
+        let Wanted { request, tag, lane, bytes, largest_bytes } = *wanted;
         // The tag's policy may have been declared meanwhile.
         let largest_bytes = largest_bytes.min(state.largest_chunk(tag, request));
-        let mut site = state.heap_mut().occupy(&spot, lane, bytes, largest_bytes);
+        let mut site = state.heap_mut().occupy(spot, lane, bytes, largest_bytes);
         let in_hand: u64 = site.leaving.iter().map(|piece| piece.range.bytes).sum();
         let needed_bytes = spot.absent_bytes.saturating_sub(in_hand);
-        let short = self.shortage(&state, memory, request, needed_bytes, patient);
-        if let Some(short) = short {
+        if let Some(short) = self.shortage(&state, memory, request, needed_bytes, patient) {
             state.abandon(&site);
             let attempt = state.take_granules(wanted, short);
             drop(state);
@@ -233,31 +232,25 @@ impl Shared {
         let allowed_bytes = state.allowed_bytes(used_bytes);
         let mut supply = state.supply(memory, &mut site.lacking, &site.leaving, allowed_bytes, true);
         supply.ahead = state.granules_ahead(memory, &supply, used_bytes, allowed_bytes);
-        let guest = Guest::enter(self, &mut state, tag);
+        let _guest = Guest::enter(self, &mut state, tag);
         drop(state);
         let built = self.build(memory, &mut site, supply);
         let mut state = self.lock_state();
-        let attempt = match built {
-            Ok(()) => {
-                let block = state.finish(&site, lane, request);
-                state.note_used(used_bytes);
-                drop(state);
-                Ok(Attempt::Done(block))
-            }
-            Err((needed_bytes, source)) => {
-                state.abandon(&site);
-                drop(state);
-                let lacking = site.lacking.into_iter().filter(|piece| !piece.is_absent()).collect();
-                self.dispose(memory, lacking);
-                if source.is_out_of_memory() {
-                    Ok(Attempt::DeviceShort { needed_bytes, absent_bytes: spot.absent_bytes, source })
-                } else {
-                    Err(PoolError::AllocFailed { bytes: request.bytes, tag: request.tag.clone(), source })
-                }
-            }
+        let Err((needed_bytes, source)) = built else {
+            let block = state.finish(&site, lane, request);
+            state.note_used(used_bytes);
+            drop(state); // The guest leaves after it.
+            return Ok(Attempt::Done(block));
         };
-        drop(guest);
-        attempt
+        state.abandon(&site);
+        drop(state);
+        let lacking = site.lacking.into_iter().filter(|piece| !piece.is_absent()).collect();
+        self.dispose(memory, lacking);
+        if source.is_out_of_memory() {
+            Ok(Attempt::DeviceShort { needed_bytes, absent_bytes: spot.absent_bytes, source })
+        } else {
+            Err(PoolError::AllocFailed { bytes: request.bytes, tag: request.tag.clone(), source })
+        }
     }
 
     /// Whether `needed_bytes` cannot be had now, from idle memory and under the limit.

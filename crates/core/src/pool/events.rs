@@ -48,55 +48,53 @@ impl Shared {
             }
             Err(error) => return Some(error),
         }
+        let refused = self.record_due();
+        let refused = self.query_flying().or(refused);
+        self.lock_state().settle_waiting();
+        refused
+    }
+
+    /// Records the events that are due.
+    fn record_due(&self) -> Option<DriverError> {
         let due = self.lock_state().heap_mut().clocks_mut().begin();
         let (mut refused, mut held_up) = (None, false);
         for due in due {
-            let recorded = self.driver().event_record(due.stream);
-            let mut state = self.lock_state();
-            match recorded {
+            match self.driver().event_record(due.stream) {
                 Ok(event) => {
-                    let unneeded = state.heap_mut().clocks_mut().recorded(due, event);
-                    drop(state);
+                    let unneeded = self.lock_state().heap_mut().clocks_mut().recorded(due, event);
                     self.forget(unneeded);
                 }
                 // A stream ends when its work has finished.
-                Err(error) if is_unknown(&error) => {
-                    let done = state.heap_mut().clocks_mut().pass(due.clock, due.tick);
-                    drop(state);
-                    self.forget(done);
-                }
+                Err(error) if is_unknown(&error) => self.pass(due.clock, due.tick),
                 Err(error) => {
-                    state.heap_mut().clocks_mut().not_recorded(due);
+                    self.lock_state().heap_mut().clocks_mut().not_recorded(due);
                     // A capture may have begun just now.
                     held_up |= is_captured(&error);
                     refused = refused.or(Some(error).filter(|error| !is_captured(error)));
                 }
             }
         }
-        let flying = {
-            let mut state = self.lock_state();
-            state.heap_mut().clocks_mut().hold_up(held_up);
-            state.heap().clocks().flying()
-        };
-        let mut late = None;
+        self.lock_state().heap_mut().clocks_mut().hold_up(held_up);
+        refused
+    }
+
+    /// Asks for the events under way, of each stream until one has not passed.
+    fn query_flying(&self) -> Option<DriverError> {
+        let flying = self.lock_state().heap().clocks().flying();
+        let (mut late, mut refused) = (None, None);
         for (clock, tick, event) in flying {
             if late == Some(clock) {
                 continue;
             }
-            match self.driver().event_query(event) {
+            match self.has_passed(event) {
                 Ok(true) => self.pass(clock, tick),
                 Ok(false) => late = Some(clock),
-                // Somebody who waited for it has seen it pass.
-                Err(error) if is_unknown(&error) => {
-                    drop(self.lock_state().heap_mut().clocks_mut().pass(clock, tick))
-                }
                 Err(error) => {
                     late = Some(clock);
                     refused = Some(error);
                 }
             }
         }
-        self.lock_state().settle_waiting();
         refused
     }
 

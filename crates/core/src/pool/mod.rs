@@ -15,16 +15,16 @@
 //!
 //! How a call travels:
 //! - `alloc` finds a free piece that is ready (`bins`, `place`) and cuts it (`state`); if there is none, it finds
-//!   the place that lacks the least (`place`), takes idle memory (`supply`) and maps it (`alloc`, `vm`).
+//!   the place that lacks the least (`place`), takes idle memory (`supply`) and maps it (`alloc`, `physical`).
 //! - `free` joins the block with its free neighbours and stamps it with its stream's clock (`clocks`). Nothing is
-//!   unmapped, and no other stream gets it, before what was queued until then has passed (`quiet`).
+//!   unmapped, and no other stream gets it, before what was queued until then has passed (`events`).
 //!   `free_part` cuts a part out of a live block first (`part`).
 //!   While a stream is captured into a graph, none of this touches an event (`capture`).
 //! - Streams are looked up before they are used (`streams`). Tags (`tags`) and their streams (`lanes`) are found in
 //!   constant time; those that are over are forgotten (`state`, `sweep`).
 //! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
 //!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
-//!   ([`crate::backup`], `backed`); `save` compares and copies what differs, `prepare` does so before, in the background,
+//!   ([`crate::backup`], `backups`); `save` compares and copies what differs, `prepare` does so before, in the background,
 //!   and `fill` brings it back while more is mapped, by the faster of the device's two ways (`ways`), and `verify`
 //!   compares it. A backup that has spoiled is never taken for a change (`spoiled`): what was lost is undefined (`losses`,
 //!   `undefined`).
@@ -33,7 +33,7 @@
 //! means success, never over the limit, errors in forked children.
 //!
 //! Three things are locked. The state (`gate::Monitor`) for bookkeeping only: no driver call that moves memory,
-//! no copy and no wait happens under it. The machine (`vm`) by whoever moves memory, for as long as the driver
+//! no copy and no wait happens under it. Physical memory (`physical`) by whoever moves memory, for as long as the driver
 //! takes to map and unmap; a sleep and a wake hand it over in between to those who wait for it (`handover`). A tag
 //! (`gate`) by whoever sleeps or wakes it; others wait in front of it with nothing held.
 

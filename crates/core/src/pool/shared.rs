@@ -73,7 +73,7 @@ impl Streams {
         let streams = streams.chain(kernel).chain(background).collect::<Vec<_>>();
         let mut copies: Vec<StreamId> =
             streams.iter().filter_map(|stream| stream.as_ref().ok().copied()).collect();
-        if let Some(source) = streams.into_iter().find_map(|stream| stream.err()) {
+        if let Some(source) = streams.into_iter().find_map(std::result::Result::err) {
             for stream in copies {
                 // Already failing; a stream that cannot be destroyed is idle and ends with the driver.
                 let _ = driver.stream_destroy(stream);

@@ -131,7 +131,7 @@ impl State {
         }
         match action {
             Some(SleepAction::Backup) => {
-                plan.saves.extend(saves(&self.heap(), &self.backups(), (key, segment), shape.chunk_bytes));
+                plan.saves.extend(saves(self.heap(), self.backups(), (key, segment), shape.chunk_bytes));
             }
             Some(SleepAction::Drop) => {
                 let live = uses.iter().filter(|granule| granule.is_live()).count();

@@ -152,6 +152,11 @@ impl<'a> Filler<'a> {
         }
     }
 
+    /// Whether there is nothing to fill.
+    pub(super) fn is_empty(&self) -> bool {
+        self.fillings.is_empty()
+    }
+
     /// What ends filling when it is cleared: what is not queued by then is left out.
     pub(super) fn switch(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.goes_on)

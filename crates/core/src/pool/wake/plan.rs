@@ -27,12 +27,6 @@ pub(super) struct WakePlan {
     pub(super) turns: BTreeMap<Tag, u64>,
 }
 
-impl WakePlan {
-    pub(super) fn lacks_spans(&self, chunk_bytes: u64) -> bool {
-        self.pieces.iter().any(|piece| piece.is_absent() && piece.range.bytes > chunk_bytes)
-    }
-}
-
 impl State {
     /// Of the tags that are meant, those are woken that the wake has to itself. Others were awake when it began, and are
     /// left alone, though they may have fallen asleep while it waited.
