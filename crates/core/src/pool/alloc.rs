@@ -136,31 +136,11 @@ impl Shared {
             match retry.after(self, memory, lack, wait)? {
                 Next::Again => {}
                 Next::InChunks => wanted.largest_bytes = self.shape().chunk_bytes,
-                Next::Refuse => return Err(self.refusal(&wanted, needed_bytes, full, refused)),
+                Next::Refuse => {
+                    return Err(self.refusal(wanted.request.to_string(), needed_bytes, full, refused));
+                }
             }
         }
-    }
-
-    fn refusal(
-        &self,
-        wanted: &Wanted<'_>,
-        needed_bytes: u64,
-        full: Option<DriverError>,
-        refused: Option<DriverError>,
-    ) -> PoolError {
-        let op = wanted.request.to_string();
-        if let Some(held) = self.held_by_capture(&op, needed_bytes) {
-            return held;
-        }
-        if let Some(source) = full {
-            return self.device_full(op, needed_bytes, source);
-        }
-        if let Some(source) = refused {
-            return PoolError::Driver { op: "make room by giving idle memory back", source };
-        }
-        let whole_bytes = wanted.bytes.next_multiple_of(self.shape().granule_bytes);
-        let hint = if whole_bytes > self.shape().limit_bytes() { NEVER_FITS } else { self.what_helps() };
-        PoolError::OverLimit { op, needed_bytes, usage: self.usage(), hint }
     }
 
     /// The refusal of what could never fit, before anything is tried.

@@ -56,22 +56,10 @@ impl Shared {
 
     /// The same for all tags that are awake and that nobody works on, except for those that fall asleep.
     fn let_idle_backups_go(&self, falling: &[TagKey]) -> u64 {
-        let (tags, _guests) = self.with_idle_backups(falling);
+        let guests = self.guests(|state, tag| state.backups().has(tag) && !falling.contains(&tag));
+        let tags: Vec<TagKey> = guests.iter().map(Guest::tag).collect();
         // What cannot be looked at stays.
         self.let_backups_of_awake_go(&tags).map_or(0, |(bytes, _)| bytes)
-    }
-
-    /// Those tags, as far as they have backups. They do not fall asleep while their guests are there.
-    fn with_idle_backups(&self, falling: &[TagKey]) -> (Vec<TagKey>, Vec<Guest<'_>>) {
-        let mut state = self.lock_state();
-        let is_idle = |state: &State, tag: TagKey| {
-            let entry = state.tags().get(tag);
-            state.backups().has(tag) && entry.state().is_held() && !entry.is_taken()
-        };
-        let tags = state.tags().iter().map(|(tag, _)| tag);
-        let tags: Vec<TagKey> = tags.filter(|tag| !falling.contains(tag) && is_idle(&state, *tag)).collect();
-        let guests = tags.iter().map(|tag| Guest::enter(self, &mut state, *tag)).collect();
-        (tags, guests)
     }
 
     /// From now on other pools of the process may have this one's host memory when they lack some.

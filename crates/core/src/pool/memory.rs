@@ -177,10 +177,10 @@ impl Shared {
         refused.or(memory.let_go_of_loose(u64::MAX, &[]).1).or(memory.settle().1).map_or(Ok(()), Err)
     }
 
-    /// Whether the device could give `bytes`, by its own figure and with what this pool has idle.
-    pub(super) fn could_have(&self, bytes: u64) -> bool {
+    /// What the device could give, by its own figure and with what this pool has idle.
+    pub(super) fn obtainable_bytes(&self) -> Result<u64, DriverError> {
         let ours = self.lock_state().idle().quiet_bytes + self.counters().loose_bytes();
-        self.driver().memory_info().is_ok_and(|info| info.free_bytes.saturating_add(ours) >= bytes)
+        Ok(self.driver().memory_info()?.free_bytes.saturating_add(ours))
     }
 
     pub(super) fn usage(&self) -> Usage {
@@ -202,13 +202,35 @@ impl Shared {
     }
 
     /// For who is refused at the limit.
-    pub(super) fn what_helps(&self) -> &'static str {
+    fn what_helps(&self) -> &'static str {
         if self.lock_state().idle().pinned_bytes > 0 {
             "end the hold of a tag, whose freed memory stays where it is, free or put to sleep what is live, or raise the \
              limit, or the budget that it comes from"
         } else {
             "free or put to sleep what is live, or raise the limit, or the budget that it comes from"
         }
+    }
+
+    /// The refusal of who lacks memory when everything was tried: because of a capture, of a device that is `full`, of what
+    /// the driver has `refused` to give back, or of the limit.
+    pub(super) fn refusal(
+        &self,
+        op: String,
+        needed_bytes: u64,
+        full: Option<DriverError>,
+        refused: Option<DriverError>,
+    ) -> PoolError {
+        if let Some(held) = self.held_by_capture(&op, needed_bytes) {
+            return held;
+        }
+        if let Some(source) = full {
+            return self.device_full(op, needed_bytes, source);
+        }
+        if let Some(source) = refused {
+            return PoolError::Driver { op: "make room by giving idle memory back", source };
+        }
+        let (usage, hint) = (self.usage(), self.what_helps());
+        PoolError::OverLimit { op, needed_bytes, usage, hint }
     }
 
     /// The refusal of a full device, with figures of now: whatever was brought in before is gone again.

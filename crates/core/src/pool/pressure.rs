@@ -58,7 +58,7 @@ impl Retry {
             if !std::mem::replace(&mut self.reclaimed, true) && shared.reclaim(&mut memory, u64::MAX).0 > 0 {
                 return Ok(Next::Again);
             }
-            let has_enough = has_spans && shared.could_have(absent_bytes);
+            let has_enough = has_spans && shared.obtainable_bytes().is_ok_and(|bytes| bytes >= absent_bytes);
             let had_enough = std::mem::replace(&mut self.had_enough, has_enough);
             if has_enough {
                 self.forget();

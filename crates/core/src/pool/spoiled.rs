@@ -92,7 +92,7 @@ impl Shared {
 
     /// The same of those of `tags` that are awake and that nobody puts to sleep.
     pub(super) fn lose_spoiled_of_awake(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
-        let guests = self.guests(tags);
+        let guests = self.guests(|_, tag| tags.contains(&tag));
         self.lose_spoiled(&guests.iter().map(Guest::tag).collect::<Vec<_>>())
     }
 
@@ -106,19 +106,6 @@ impl Shared {
         let lost = self.lose_spoiled(tags)?;
         let mut state = self.lock_state();
         Ok((tags.iter().map(|tag| state.backups_mut().forget(*tag)).sum(), lost))
-    }
-
-    /// Keeps those of `tags` that are awake, and that nobody puts to sleep, from falling asleep.
-    fn guests(&self, tags: &[TagKey]) -> Vec<Guest<'_>> {
-        let mut state = self.lock_state();
-        let mut guests = Vec::new();
-        for tag in tags.iter().copied() {
-            let entry = state.tags().get(tag);
-            if entry.state().is_held() && !entry.is_taken() {
-                guests.push(Guest::enter(self, &mut state, tag));
-            }
-        }
-        guests
     }
 }
 

@@ -75,21 +75,21 @@ impl<'a> Mapper<'a> {
             let mut memory = self.shared.lock_memory()?;
             self.retry.look(self.shared);
             let refused = self.shared.poll(&memory).or(self.shared.recover(&mut memory));
-            let (lack, source) = if let Some(short) = self.shared.make_room(&mut memory, self.pieces) {
-                (Lack::Limit, refused.or(short))
+            let (lack, full, refused) = if let Some(short) = self.shared.make_room(&mut memory, self.pieces) {
+                (Lack::Limit, None, refused.or(short))
             } else {
                 let mapped;
                 (memory, mapped) = self.map_groups(memory, tell);
                 match mapped {
                     Ok(()) => return Ok(()),
-                    Err(source) if source.is_out_of_memory() => (self.lack(), Some(source)),
+                    Err(source) if source.is_out_of_memory() => (self.lack(), Some(source), refused),
                     Err(source) => return Err(PoolError::WakeFailed { phase: Phase::Map, source }),
                 }
             };
             let wait = Wait { deadline: self.deadline, op: &self.op, needed_bytes: self.absent_bytes };
             self.next = self.retry.after(self.shared, memory, lack, wait)?;
             if self.next != Next::Again {
-                return Err(self.refusal(lack, source));
+                return Err(self.shared.refusal(self.op.clone(), self.absent_bytes, full, refused));
             }
         }
     }
@@ -122,22 +122,6 @@ impl<'a> Mapper<'a> {
         let chunk_bytes = self.shared.shape().chunk_bytes;
         let absent = || self.pieces.iter().filter(|piece| piece.is_absent()).map(|piece| piece.range.bytes);
         Lack::Device { absent_bytes: absent().sum(), has_spans: absent().any(|bytes| bytes > chunk_bytes) }
-    }
-
-    fn refusal(&self, lack: Lack, source: Option<DriverError>) -> PoolError {
-        let (shared, op, needed_bytes) = (self.shared, self.op.clone(), self.absent_bytes);
-        match (lack, source) {
-            (Lack::Limit, Some(source)) => {
-                PoolError::Driver { op: "make room by giving idle memory back", source }
-            }
-            (Lack::Device { .. }, Some(source)) => shared
-                .held_by_capture(&op, needed_bytes)
-                .unwrap_or_else(|| shared.device_full(op, needed_bytes, source)),
-            (_, None) => shared.held_by_capture(&op, needed_bytes).unwrap_or_else(|| {
-                let (usage, hint) = (shared.usage(), shared.what_helps());
-                PoolError::OverLimit { op, needed_bytes, usage, hint }
-            }),
-        }
     }
 }
 

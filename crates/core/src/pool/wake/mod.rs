@@ -154,10 +154,9 @@ impl Shared {
             thread::sleep(rest);
             pause = (pause * 3 / 2).min(PAUSE_MAX);
             // Nobody waits for a pool that is closed.
-            let ours = self.open_state()?.idle().quiet_bytes + self.counters().loose_bytes();
+            drop(self.open_state()?);
             let at = |source| PoolError::Driver { op: "wait for memory of the device", source };
-            let free_bytes = self.driver().memory_info().map_err(at)?.free_bytes;
-            if free_bytes.saturating_add(ours) >= needed_bytes {
+            if self.obtainable_bytes().map_err(at)? >= needed_bytes {
                 return Ok(true);
             }
         }
