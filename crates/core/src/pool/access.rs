@@ -27,7 +27,7 @@ impl Shared {
         let mut state = self.open_state()?;
         let (entry, tag) = loop {
             let (entry, tag) = state.reachable(op, block)?;
-            if !state.tags.get(tag).is_taken() {
+            if !state.tags().get(tag).is_taken() {
                 break (entry, tag);
             }
             state = self.wait(state)?;
@@ -38,7 +38,7 @@ impl Shared {
         if !writing {
             state.check_defined(op, tag, part)?;
         }
-        state.heap.record_use(block, entry.lane, stream, |other| self.may_exist(other));
+        state.heap_mut().record_use(block, entry.lane, stream, |other| self.may_exist(other));
         let guest = Guest::enter(self, &mut state, tag);
         Ok((part, guest))
     }

@@ -4,7 +4,6 @@
 //! be waited for is waited for with nothing held. Under the limit nothing is waited for beyond the request's
 //! patience; at the limit, whatever may give memory back is, before the request is refused.
 
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -14,8 +13,8 @@ use super::handle::{AllocRequest, Block};
 use super::heap::{Site, Spot};
 use super::keys::{LaneKey, TagKey};
 use super::physical::{MapTimes, PhysicalMemory};
-use super::pressure::Pressure;
-use super::shared::{Guest, Shared};
+use super::pressure::{Lack, Next, Retry};
+use super::shared::{Guest, Shared, StateGuard};
 use super::state::{State, invalid};
 use super::supply::Supply;
 use crate::driver::{DriverError, DriverErrorKind, Op};
@@ -74,30 +73,28 @@ impl Shared {
         // Who finds a free piece at once has no use for the time.
         let mut deadline = None;
         let begin = || {
-            let deadline = *deadline.insert(Deadline::begin(&*self.driver, request.wait_max));
+            let deadline = *deadline.insert(Deadline::begin(self.driver(), request.wait_max));
             Wait { deadline, op: request, needed_bytes: 0 }
         };
         let (mut state, tag) = self.open_tag(state, &request.tag, begin)?;
-        state.tags.check_awake("allocate", tag)?;
+        state.tags().check_awake("allocate", tag)?;
         let lane = self.lane_of(&mut state, tag, request)?;
         let wanted = Wanted { request, tag, lane, bytes, largest_bytes: state.largest_chunk(tag, request) };
         if let Some(block) = state.take_ready(&wanted)? {
             return Ok(block);
         }
         drop(state);
-        let begin = || Deadline::begin(&*self.driver, request.wait_max);
+        let begin = || Deadline::begin(self.driver(), request.wait_max);
         self.alloc_slowly(wanted, deadline.unwrap_or_else(begin))
     }
 
     fn alloc_slowly(&self, mut wanted: Wanted<'_>, deadline: Deadline) -> Result<Block> {
-        let elapsed = || deadline.elapsed(&*self.driver);
+        let elapsed = || deadline.elapsed(self.driver());
         let patience = wanted.request.wait_max.unwrap_or(Duration::MAX).min(wanted.request.patience);
-        let wait = |needed_bytes| Wait { deadline, op: wanted.request, needed_bytes };
-        let (mut pressure, mut patient, mut has_waited) = (Pressure::default(), true, false);
-        let mut had_enough = false;
+        let (mut retry, mut patient, mut has_waited) = (Retry::default(), true, false);
         loop {
             let mut memory = self.lock_memory()?;
-            pressure.look(self);
+            retry.look(self);
             let refused = self.poll(&memory).or(self.recover(&mut memory));
             let in_time = elapsed() < patience;
             if has_waited && !in_time {
@@ -110,12 +107,13 @@ impl Shared {
             }
             // If the driver refuses, the segments stay, and serve the next request.
             let _ = self.drop_emptied(&memory);
-            let (needed_bytes, full) = match attempt? {
+            let (needed_bytes, lack, full) = match attempt? {
                 Attempt::Done(block) => return Ok(block),
                 Attempt::Grown => continue,
                 Attempt::TagBusy => {
                     drop(memory);
-                    drop(self.open_tag(self.open_state()?, &wanted.request.tag, || wait(0))?);
+                    let wait = || Wait { deadline, op: wanted.request, needed_bytes: 0 };
+                    drop(self.open_tag(self.open_state()?, &wanted.request.tag, wait)?);
                     continue;
                 }
                 Attempt::Pending => {
@@ -128,80 +126,31 @@ impl Shared {
                     }
                     continue;
                 }
-                Attempt::Short(needed_bytes) => (needed_bytes, None),
+                Attempt::Short(needed_bytes) => (needed_bytes, Lack::Limit, None),
                 Attempt::DeviceShort { needed_bytes, absent_bytes, source } => {
-                    if pressure.reclaim(self, &mut memory) {
-                        continue;
-                    }
-                    let has_enough =
-                        wanted.largest_bytes > self.shape.chunk_bytes && self.could_have(absent_bytes);
-                    if has_enough && had_enough {
-                        // It was there before this attempt, too, but not in pieces as large as a span.
-                        wanted.largest_bytes = self.shape.chunk_bytes;
-                    }
-                    had_enough = has_enough;
-                    if has_enough {
-                        pressure = Pressure::default();
-                        continue;
-                    }
-                    (needed_bytes, Some(source))
+                    let has_spans = wanted.largest_bytes > self.shape().chunk_bytes;
+                    (needed_bytes, Lack::Device { absent_bytes, has_spans }, Some(source))
                 }
             };
-            drop(memory);
-            if pressure.relieve(self, wait(needed_bytes))? {
-                continue;
+            let wait = Wait { deadline, op: wanted.request, needed_bytes };
+            match retry.after(self, memory, lack, wait)? {
+                Next::Again => {}
+                Next::InChunks => wanted.largest_bytes = self.shape().chunk_bytes,
+                Next::Refuse => {
+                    return Err(self.refusal(wanted.request.to_string(), needed_bytes, full, refused));
+                }
             }
-            return Err(self.refusal(&wanted, needed_bytes, full, refused));
         }
-    }
-
-    /// A request has waited for as long as it had patience: what is pending now is not waited for by one request after
-    /// the other.
-    fn note_stuck(&self) {
-        let pending_bytes = self.state.lock_anyway().idle().pending_bytes;
-        self.stuck_bytes.store(pending_bytes, Ordering::Relaxed);
-    }
-
-    /// What may be waited for of what is pending.
-    fn promising_bytes(&self, request: &AllocRequest, pending_bytes: u64) -> u64 {
-        if !request.is_patient() {
-            return pending_bytes;
-        }
-        // What has become quiet is not stuck any more.
-        let stuck_bytes = self.stuck_bytes.fetch_min(pending_bytes, Ordering::Relaxed).min(pending_bytes);
-        pending_bytes - stuck_bytes
-    }
-
-    fn refusal(
-        &self,
-        wanted: &Wanted<'_>,
-        needed_bytes: u64,
-        full: Option<DriverError>,
-        refused: Option<DriverError>,
-    ) -> PoolError {
-        let op = wanted.request.to_string();
-        if let Some(held) = self.held_by_capture(&op, needed_bytes) {
-            return held;
-        }
-        if let Some(source) = full {
-            return self.device_full(op, needed_bytes, source);
-        }
-        if let Some(source) = refused {
-            return PoolError::Driver { op: "make room by giving idle memory back", source };
-        }
-        let whole_bytes = wanted.bytes.next_multiple_of(self.shape.granule_bytes);
-        let hint = if whole_bytes > self.shape.limit_bytes() { NEVER_FITS } else { self.what_helps() };
-        PoolError::OverLimit { op, needed_bytes, usage: self.usage(), hint }
     }
 
     /// The refusal of what could never fit, before anything is tried.
     fn hopeless(&self, wanted: &Wanted<'_>) -> PoolError {
-        let needed_bytes = wanted.bytes.next_multiple_of(self.shape.granule_bytes);
+        let needed_bytes = wanted.bytes.next_multiple_of(self.shape().granule_bytes);
         let op = wanted.request.to_string();
-        if needed_bytes > self.shape.limit_bytes() {
+        if needed_bytes > self.shape().limit_bytes() {
             return PoolError::OverLimit { op, needed_bytes, usage: self.usage(), hint: NEVER_FITS };
         }
-        let free_bytes = self.driver.memory_info().map_or(0, |info| info.free_bytes);
+        let free_bytes = self.driver().memory_info().map_or(0, |info| info.free_bytes);
         let kind = DriverErrorKind::OutOfMemory { asked_bytes: needed_bytes, free_bytes };
         self.device_full(op, needed_bytes, DriverError::new(Op::Create, kind))
     }
@@ -209,21 +158,21 @@ impl Shared {
     fn attempt(&self, memory: &mut PhysicalMemory, wanted: &Wanted<'_>, patient: bool) -> Result<Attempt> {
         let mut state = self.open_state()?;
         let wanted = &self.found_again(&mut state, wanted)?;
-        let Wanted { request, tag, lane, bytes, largest_bytes } = *wanted;
-        if state.tags.get(tag).is_taken() {
+        let Wanted { request, tag, lane, bytes, .. } = *wanted;
+        if state.tags().get(tag).is_taken() {
             return Ok(Attempt::TagBusy);
         }
-        state.tags.check_awake("allocate", tag)?;
+        state.tags().check_awake("allocate", tag)?;
         // Somebody may have freed what is wanted meanwhile.
         if let Some(block) = state.take_ready(wanted)? {
             return Ok(Attempt::Done(block));
         }
-        let whole_bytes = bytes.next_multiple_of(self.shape.granule_bytes);
-        if whole_bytes > self.shape.total_bytes.min(self.shape.limit_bytes()) {
+        let whole_bytes = bytes.next_multiple_of(self.shape().granule_bytes);
+        if whole_bytes > self.shape().total_bytes.min(self.shape().limit_bytes()) {
             drop(state);
             return Err(self.hopeless(wanted));
         }
-        let spot = state.heap.cheapest_spot(tag, lane, bytes, request.align);
+        let spot = state.heap().cheapest_spot(tag, lane, bytes, request.align);
         let Some(spot) = spot.filter(|spot| spot.absent_bytes <= whole_bytes) else {
             if let Some(short) = self.shortage(&state, memory, request, whole_bytes, patient) {
                 return Ok(state.take_granules(wanted, short));
@@ -232,13 +181,25 @@ impl Shared {
             self.grow(memory, wanted)?;
             return Ok(Attempt::Grown);
         };
+        self.fill_spot(memory, state, wanted, &spot, patient)
+    }
+
+    /// Cuts a block out of the spot, and brings in what it lacks.
+    fn fill_spot(
+        &self,
+        memory: &mut PhysicalMemory,
+        mut state: StateGuard<'_>,
+        wanted: &Wanted<'_>,
+        spot: &Spot,
+        patient: bool,
+    ) -> Result<Attempt> {
+        let Wanted { request, tag, lane, bytes, largest_bytes } = *wanted;
         // The tag's policy may have been declared meanwhile.
         let largest_bytes = largest_bytes.min(state.largest_chunk(tag, request));
-        let mut site = state.heap.occupy(&spot, lane, bytes, largest_bytes);
+        let mut site = state.heap_mut().occupy(spot, lane, bytes, largest_bytes);
         let in_hand: u64 = site.leaving.iter().map(|piece| piece.range.bytes).sum();
         let needed_bytes = spot.absent_bytes.saturating_sub(in_hand);
-        let short = self.shortage(&state, memory, request, needed_bytes, patient);
-        if let Some(short) = short {
+        if let Some(short) = self.shortage(&state, memory, request, needed_bytes, patient) {
             state.abandon(&site);
             let attempt = state.take_granules(wanted, short);
             drop(state);
@@ -251,31 +212,25 @@ impl Shared {
         let allowed_bytes = state.allowed_bytes(used_bytes);
         let mut supply = state.supply(memory, &mut site.lacking, &site.leaving, allowed_bytes, true);
         supply.ahead = state.granules_ahead(memory, &supply, used_bytes, allowed_bytes);
-        let guest = Guest::enter(self, &mut state, tag);
+        let _guest = Guest::enter(self, &mut state, tag);
         drop(state);
         let built = self.build(memory, &mut site, supply);
-        let mut state = self.state.lock_anyway();
-        let attempt = match built {
-            Ok(()) => {
-                let block = state.finish(&site, lane, request);
-                state.note_used(used_bytes);
-                drop(state);
-                Ok(Attempt::Done(block))
-            }
-            Err((needed_bytes, source)) => {
-                state.abandon(&site);
-                drop(state);
-                let lacking = site.lacking.into_iter().filter(|piece| !piece.is_absent()).collect();
-                self.dispose(memory, lacking);
-                if source.is_out_of_memory() {
-                    Ok(Attempt::DeviceShort { needed_bytes, absent_bytes: spot.absent_bytes, source })
-                } else {
-                    Err(PoolError::AllocFailed { bytes: request.bytes, tag: request.tag.clone(), source })
-                }
-            }
+        let mut state = self.lock_state();
+        let Err((needed_bytes, source)) = built else {
+            let block = state.finish(&site, lane, request);
+            state.note_used(used_bytes);
+            drop(state); // The guest leaves after it.
+            return Ok(Attempt::Done(block));
         };
-        drop(guest);
-        attempt
+        state.abandon(&site);
+        drop(state);
+        let lacking = site.lacking.into_iter().filter(|piece| !piece.is_absent()).collect();
+        self.dispose(memory, lacking);
+        if source.is_out_of_memory() {
+            Ok(Attempt::DeviceShort { needed_bytes, absent_bytes: spot.absent_bytes, source })
+        } else {
+            Err(PoolError::AllocFailed { bytes: request.bytes, tag: request.tag.clone(), source })
+        }
     }
 
     /// Whether `needed_bytes` cannot be had now, from idle memory and under the limit.
@@ -293,19 +248,20 @@ impl Shared {
             return None;
         }
         let room =
-            self.shape.limit_bytes.map(|limit| limit.saturating_sub(memory.counters().committed_bytes()));
+            self.shape().limit_bytes.map(|limit| limit.saturating_sub(memory.counters().committed_bytes()));
         if room.is_some_and(|room| create_bytes > room) {
             return Some(Attempt::Short(create_bytes));
         }
-        (patient && request.would_wait(self.promising_bytes(request, idle.pending_bytes), create_bytes))
-            .then_some(Attempt::Pending)
+        let promising_bytes =
+            if request.is_patient() { self.promising_bytes(idle.pending_bytes) } else { idle.pending_bytes };
+        (patient && request.would_wait(promising_bytes, create_bytes)).then_some(Attempt::Pending)
     }
 
     /// New addresses for a block; no memory yet.
     fn grow(&self, memory: &PhysicalMemory, wanted: &Wanted<'_>) -> Result<()> {
-        let whole_bytes = wanted.bytes.next_multiple_of(self.shape.granule_bytes);
-        let bytes = if wanted.bytes < self.shape.chunk_bytes {
-            whole_bytes.max(self.shape.segment_bytes)
+        let whole_bytes = wanted.bytes.next_multiple_of(self.shape().granule_bytes);
+        let bytes = if wanted.bytes < self.shape().chunk_bytes {
+            whole_bytes.max(self.shape().segment_bytes)
         } else {
             whole_bytes
         };
@@ -313,10 +269,10 @@ impl Shared {
         let reserved = memory.driver().reserve(bytes);
         let range =
             reserved.map_err(|source| PoolError::AllocFailed { bytes: asked, tag: tag.clone(), source })?;
-        let mut state = self.state.lock_anyway();
+        let mut state = self.lock_state();
         let found = self.found_again(&mut state, wanted);
         if let Ok(Wanted { tag, lane, .. }) = found {
-            state.heap.add_segment(tag, lane, range);
+            state.heap_mut().add_segment(tag, lane, range);
         } else {
             drop(state);
             // Already failing; addresses that the driver does not take back hold no memory, and end with it.
@@ -348,13 +304,13 @@ impl Shared {
             let (_, refused) = memory.let_go_of_loose(release_bytes, &reserved);
             let committed = memory.counters().committed_bytes().saturating_add(create_bytes);
             if let Some(source) =
-                refused.filter(|_| self.shape.limit_bytes.is_some_and(|limit| committed > limit))
+                refused.filter(|_| self.shape().limit_bytes.is_some_and(|limit| committed > limit))
             {
                 return Err(failed(source));
             }
         }
         memory.bring_in(&mut site.lacking, &mut MapTimes::default()).map_err(failed)?;
-        memory.stock(self.shape.granule_bytes, ahead);
+        memory.stock(self.shape().granule_bytes, ahead);
         Ok(())
     }
 }
@@ -363,17 +319,17 @@ impl State {
     /// A block that needs no memory, if there is one.
     fn take_ready(&mut self, wanted: &Wanted<'_>) -> Result<Option<Block>> {
         let Wanted { request, tag, lane, bytes, .. } = *wanted;
-        if !self.heap.has_room(4) {
+        if !self.heap().has_room(4) {
             return Err(invalid(request, "the pool has as many blocks as it can count; free some".into()));
         }
-        let spot = self.heap.ready_spot(tag, lane, bytes, request.align);
+        let spot = self.heap().ready_spot(tag, lane, bytes, request.align);
         Ok(spot.map(|spot| self.take_spot(&spot, wanted)))
     }
 
     /// Memory is short, but a large block may lie in granules of its own stream.
     fn take_granules(&mut self, wanted: &Wanted<'_>, attempt: Attempt) -> Attempt {
         let short = matches!(attempt, Attempt::Short(_));
-        let spot = short.then(|| self.heap.granules_for_large(wanted.lane, wanted.bytes)).flatten();
+        let spot = short.then(|| self.heap().granules_for_large(wanted.lane, wanted.bytes)).flatten();
         spot.map_or(attempt, |spot| Attempt::Done(self.take_spot(&spot, wanted)))
     }
 

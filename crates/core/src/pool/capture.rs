@@ -14,7 +14,7 @@ use crate::driver::{DriverError, DriverErrorKind, StreamId};
 impl Shared {
     /// The stream that is being captured, if any.
     pub(super) fn captured(&self) -> Result<Option<StreamId>, DriverError> {
-        self.driver.capturing()
+        self.driver().capturing()
     }
 
     /// Whether a stream is being captured, for all that is known.
@@ -33,8 +33,8 @@ impl Shared {
 
     /// The refusal of who lacks memory that may lie in what was freed, if a capture keeps that from being had.
     pub(super) fn held_by_capture(&self, op: &str, needed_bytes: u64) -> Option<PoolError> {
-        let state = self.state.lock_anyway();
-        let queued_up = state.heap.clocks().any_pending() || state.heap.is_waiting();
+        let state = self.lock_state();
+        let queued_up = state.heap().clocks().any_pending() || state.heap().is_waiting();
         drop(state);
         let stream = self.captured().ok().flatten().filter(|_| queued_up)?;
         Some(PoolError::HeldByCapture { op: op.to_owned(), needed_bytes, usage: self.usage(), stream })
@@ -43,7 +43,7 @@ impl Shared {
     /// Waits for the copies of a sleep or wake that nobody waits for any more.
     pub(super) fn settle_copies(&self) -> Result<(), DriverError> {
         if self.captured()?.is_none() {
-            match self.driver.synchronize() {
+            match self.driver().synchronize() {
                 // A capture may have begun just now.
                 Err(error) if is_captured(&error) => {}
                 settled => return settled,
@@ -54,7 +54,7 @@ impl Shared {
 
     /// Waits for whatever the pool has queued itself, and for no work of others: that may never end.
     pub(super) fn settle_own_streams(&self) -> Result<(), DriverError> {
-        self.streams.all().try_for_each(|stream| self.driver.stream_synchronize(stream))
+        self.streams().all().try_for_each(|stream| self.driver().stream_synchronize(stream))
     }
 
     /// For whoever lets go of a tag or a chunk: a panic (of a store of backups, or of who is told of progress) has left

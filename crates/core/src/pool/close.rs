@@ -9,21 +9,21 @@ const CLOSE: &str = "close the pool";
 impl Shared {
     /// Refuses new work from now on, unless a tag is held.
     pub(super) fn close_unheld(&self) -> Result<()> {
-        let mut state = self.state.lock_anyway();
-        state.holds.check_all(CLOSE)?;
+        let mut state = self.lock_state();
+        state.holds().check_all(CLOSE)?;
         state.close();
         Ok(())
     }
 
     /// Refuses new work, and waits until what is under way has ended.
     pub(super) fn close_gates(&self) {
-        let mut state = self.state.lock_anyway();
+        let mut state = self.lock_state();
         state.close();
-        self.state.ring();
-        while !state.tags.iter().all(|(_, entry)| entry.is_free()) {
-            match self.state.wait(state) {
-                Some(woken) => state = woken,
-                None => return, // Poisoned: whoever was inside is gone.
+        self.ring();
+        while !state.tags().iter().all(|(_, entry)| entry.is_free()) {
+            match self.wait_anyway(state, None) {
+                Ok(woken) => state = woken,
+                Err(_) => return, // Poisoned: whoever was inside is gone.
             }
         }
     }
@@ -31,24 +31,24 @@ impl Shared {
     /// Refuses to wait for the device during a capture. Where nothing is held no work can touch anything, and nothing is
     /// waited for.
     pub(super) fn check_closable(&self) -> Result<()> {
-        if self.counters.held_bytes() == 0 { Ok(()) } else { self.check_no_capture(CLOSE) }
+        if self.counters().held_bytes() == 0 { Ok(()) } else { self.check_no_capture(CLOSE) }
     }
 
     pub(super) fn close(&self) -> Result<()> {
         let failed = |source| PoolError::Driver { op: CLOSE, source };
         self.check_closable()?;
-        if self.counters.held_bytes() > 0 {
+        if self.counters().held_bytes() > 0 {
             self.quiesce().map_err(failed)?;
         } else {
             self.forget_clocks();
         }
         let mut memory = self.lock_memory_anyway();
         let swept = self.sweep(&mut memory);
-        let streams: Vec<StreamId> = self.streams.all().collect();
+        let streams: Vec<StreamId> = self.streams().all().collect();
         let ended = swept.and(memory.destroy_streams(&streams)).map_err(failed);
         drop(memory);
         // The backups went with it. What is kept of their memory may as well be kept.
-        let _ = self.backups.trim();
+        let _ = self.backups().trim();
         ended
     }
 }

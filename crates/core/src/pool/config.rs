@@ -1,7 +1,7 @@
 //! How a pool behaves.
 
 use super::error::{PoolError, Result};
-use super::shape::bytes_max;
+use super::units::bytes_max;
 use crate::bytes::ByteSize;
 use crate::driver::DeviceInfo;
 

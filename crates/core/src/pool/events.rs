@@ -35,68 +35,66 @@ impl Shared {
     /// a stream is being captured.
     pub(super) fn poll(&self, _vm: &PhysicalMemory) -> Option<DriverError> {
         {
-            let state = self.state.lock_anyway();
-            if !state.heap.clocks().any_pending() && !state.heap.is_waiting() {
+            let state = self.lock_state();
+            if !state.heap().clocks().any_pending() && !state.heap().is_waiting() {
                 return None;
             }
         }
         match self.captured() {
             Ok(None) => {}
             Ok(Some(_)) => {
-                self.state.lock_anyway().heap.clocks_mut().hold_up(true);
+                self.lock_state().heap_mut().clocks_mut().hold_up(true);
                 return None;
             }
             Err(error) => return Some(error),
         }
-        let due = self.state.lock_anyway().heap.clocks_mut().begin();
+        let refused = self.record_due();
+        let refused = self.query_flying().or(refused);
+        self.lock_state().settle_waiting();
+        refused
+    }
+
+    /// Records the events that are due.
+    fn record_due(&self) -> Option<DriverError> {
+        let due = self.lock_state().heap_mut().clocks_mut().begin();
         let (mut refused, mut held_up) = (None, false);
         for due in due {
-            let recorded = self.driver.event_record(due.stream);
-            let mut state = self.state.lock_anyway();
-            match recorded {
+            match self.driver().event_record(due.stream) {
                 Ok(event) => {
-                    let unneeded = state.heap.clocks_mut().recorded(due, event);
-                    drop(state);
+                    let unneeded = self.lock_state().heap_mut().clocks_mut().recorded(due, event);
                     self.forget(unneeded);
                 }
                 // A stream ends when its work has finished.
-                Err(error) if is_unknown(&error) => {
-                    let done = state.heap.clocks_mut().pass(due.clock, due.tick);
-                    drop(state);
-                    self.forget(done);
-                }
+                Err(error) if is_unknown(&error) => self.pass(due.clock, due.tick),
                 Err(error) => {
-                    state.heap.clocks_mut().not_recorded(due);
+                    self.lock_state().heap_mut().clocks_mut().not_recorded(due);
                     // A capture may have begun just now.
                     held_up |= is_captured(&error);
                     refused = refused.or(Some(error).filter(|error| !is_captured(error)));
                 }
             }
         }
-        let flying = {
-            let mut state = self.state.lock_anyway();
-            state.heap.clocks_mut().hold_up(held_up);
-            state.heap.clocks().flying()
-        };
-        let mut late = None;
+        self.lock_state().heap_mut().clocks_mut().hold_up(held_up);
+        refused
+    }
+
+    /// Asks for the events under way, of each stream until one has not passed.
+    fn query_flying(&self) -> Option<DriverError> {
+        let flying = self.lock_state().heap().clocks().flying();
+        let (mut late, mut refused) = (None, None);
         for (clock, tick, event) in flying {
             if late == Some(clock) {
                 continue;
             }
-            match self.driver.event_query(event) {
+            match self.has_passed(event) {
                 Ok(true) => self.pass(clock, tick),
                 Ok(false) => late = Some(clock),
-                // Somebody who waited for it has seen it pass.
-                Err(error) if is_unknown(&error) => {
-                    drop(self.state.lock_anyway().heap.clocks_mut().pass(clock, tick))
-                }
                 Err(error) => {
                     late = Some(clock);
                     refused = Some(error);
                 }
             }
         }
-        self.state.lock_anyway().settle_waiting();
         refused
     }
 
@@ -106,8 +104,12 @@ impl Shared {
         let mut pause = PAUSE_MIN;
         loop {
             let (news, held_up, flying) = {
-                let state = self.state.lock_anyway();
-                (state.heap.clocks().news(), state.heap.clocks().is_held_up(), state.heap.clocks().flying())
+                let state = self.lock_state();
+                (
+                    state.heap().clocks().news(),
+                    state.heap().clocks().is_held_up(),
+                    state.heap().clocks().flying(),
+                )
             };
             if news != seen {
                 return Ok(Waited::News);
@@ -131,10 +133,11 @@ impl Shared {
                     self.pass(*clock, *tick);
                 }
             }
-            let state = self.state.lock_anyway();
-            if state.heap.clocks().news() == seen {
-                let Some(rest) = deadline.left(&*self.driver, pause) else {
-                    let late = flying.into_iter().filter_map(|(clock, ..)| state.heap.clocks().stream(clock));
+            let state = self.lock_state();
+            if state.heap().clocks().news() == seen {
+                let Some(rest) = deadline.left(self.driver(), pause) else {
+                    let late =
+                        flying.into_iter().filter_map(|(clock, ..)| state.heap().clocks().stream(clock));
                     return Ok(Waited::TooLong(late.collect::<BTreeSet<_>>().into_iter().collect()));
                 };
                 drop(state);
@@ -154,7 +157,7 @@ impl Shared {
     ) -> Result<bool, DriverError> {
         if deadline.is_never() {
             // Unknown: somebody else saw it pass meanwhile.
-            self.driver
+            self.driver()
                 .event_synchronize(event)
                 .or_else(|error| if is_unknown(&error) { Ok(()) } else { Err(error) })?;
         } else if !self.wait_for_all(vec![(clock, event)], deadline)?.is_empty() {
@@ -183,7 +186,7 @@ impl Shared {
             if let Some(failed) = failed {
                 return Err(failed);
             }
-            let rest = deadline.left(&*self.driver, pause);
+            let rest = deadline.left(self.driver(), pause);
             match rest {
                 Some(rest) if !events.is_empty() => thread::sleep(rest),
                 _ => return Ok(events.into_iter().map(|(key, _)| key).collect()),
@@ -194,7 +197,7 @@ impl Shared {
 
     /// Whether an event has passed; one that is unknown was seen to pass by somebody who waited for it.
     fn has_passed(&self, event: EventId) -> Result<bool, DriverError> {
-        match self.driver.event_query(event) {
+        match self.driver().event_query(event) {
             Err(error) if is_unknown(&error) => Ok(true),
             asked => asked,
         }
@@ -206,11 +209,11 @@ impl Shared {
         if deadline.is_never() {
             return Ok(Vec::new());
         }
-        let known = self.state.lock_anyway().heap.streams();
+        let known = self.lock_state().heap().streams();
         let mut events = Vec::new();
         let mut failed = None;
         for stream in known {
-            match self.driver.event_record(stream) {
+            match self.driver().event_record(stream) {
                 Ok(event) => events.push((stream, event)),
                 // A stream ends when its work has finished; what is captured has not run, and the caller sees to it.
                 Err(error) if is_unknown(&error) || is_captured(&error) => {}
@@ -224,23 +227,23 @@ impl Shared {
     }
 
     fn pass(&self, clock: ClockKey, tick: u64) {
-        let done = self.state.lock_anyway().heap.clocks_mut().pass(clock, tick);
+        let done = self.lock_state().heap_mut().clocks_mut().pass(clock, tick);
         self.forget(done);
     }
 
     /// Waits for all work on the device; everything freed until now is quiet then.
     pub(super) fn quiesce(&self) -> Result<(), DriverError> {
         let (due, flying) = {
-            let mut state = self.state.lock_anyway();
-            (state.heap.clocks_mut().begin(), state.heap.clocks().flying())
+            let mut state = self.lock_state();
+            (state.heap_mut().clocks_mut().begin(), state.heap().clocks().flying())
         };
-        let idle = self.driver.synchronize();
-        let mut state = self.state.lock_anyway();
+        let idle = self.driver().synchronize();
+        let mut state = self.lock_state();
         if idle.is_err() {
-            due.into_iter().for_each(|due| state.heap.clocks_mut().not_recorded(due));
+            due.into_iter().for_each(|due| state.heap_mut().clocks_mut().not_recorded(due));
             return idle;
         }
-        let done = state.heap.clocks_mut().pass_all(&due, &flying);
+        let done = state.heap_mut().clocks_mut().pass_all(&due, &flying);
         state.settle_waiting();
         drop(state);
         self.forget(done);
@@ -250,9 +253,9 @@ impl Shared {
     /// Nothing is held, so nothing has to be known to be quiet any more.
     pub(super) fn forget_clocks(&self) {
         let done = {
-            let mut state = self.state.lock_anyway();
-            let flying = state.heap.clocks().flying();
-            let done = state.heap.clocks_mut().pass_all(&[], &flying);
+            let mut state = self.lock_state();
+            let flying = state.heap().clocks().flying();
+            let done = state.heap_mut().clocks_mut().pass_all(&[], &flying);
             state.settle_waiting();
             done
         };
@@ -262,7 +265,7 @@ impl Shared {
     /// Events that are not needed any more. One that the driver does not let go of ends with it.
     fn forget(&self, events: impl IntoIterator<Item = EventId>) {
         for event in events {
-            let _ = self.driver.event_destroy(event);
+            let _ = self.driver().event_destroy(event);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::keys::BlockKey;
-use super::shape::UNIT_BYTES;
+use super::units::UNIT_BYTES;
 use crate::bytes::ByteSize;
 use crate::driver::{DeviceRange, StreamId};
 use crate::tag::Tag;

@@ -66,12 +66,12 @@ impl fmt::Debug for Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         // In a forked child the lock may be held by a thread that does not exist there.
-        if self.shared.driver.check_process().is_err() {
+        if self.shared.driver().check_process().is_err() {
             return;
         }
-        let mut state = self.shared.state.lock_anyway();
+        let mut state = self.shared.lock_state();
         state.end_hold(&self.tag, &self.holder);
-        let is_last = state.holds.is_orphaned() && !state.holds.is_any_held();
+        let is_last = state.holds().is_orphaned() && !state.holds().is_any_held();
         self.shared.had_again(state);
         if is_last {
             // As when a pool is dropped: nobody is left to tell.
@@ -85,14 +85,14 @@ impl Shared {
     pub(super) fn hold(self: &Arc<Self>, tag: &Tag, holder: Arc<str>) -> Result<Hold> {
         let mut state = self.open_state()?;
         let keys = loop {
-            let keys = state.tags.selected(HOLD, Some(std::slice::from_ref(tag)))?;
-            if !keys.iter().any(|key| state.tags.get(*key).is_taken()) {
+            let keys = state.tags().selected(HOLD, Some(std::slice::from_ref(tag)))?;
+            if !keys.iter().any(|key| state.tags().get(*key).is_taken()) {
                 break keys;
             }
             state = self.wait(state)?;
         };
         for key in keys {
-            state.tags.check_awake(HOLD, key)?;
+            state.tags().check_awake(HOLD, key)?;
             state.begin_hold(key, &holder);
         }
         drop(state);
@@ -105,9 +105,9 @@ impl Shared {
     /// The pool is gone, and no work of its own is left. What is held outlives it: the last hold gives it back.
     pub(super) fn orphan(&self) {
         let is_any_held = {
-            let mut state = self.state.lock_anyway();
-            state.holds.orphan();
-            state.holds.is_any_held()
+            let mut state = self.lock_state();
+            state.orphan_holds();
+            state.holds().is_any_held()
         };
         if !is_any_held {
             let _ = self.close();
@@ -118,10 +118,10 @@ impl Shared {
 impl State {
     /// The tags that are held.
     pub(super) fn held(&self) -> Vec<HeldTag> {
-        let held = self.holds.all().map(|(tag, holders)| HeldTag {
+        let held = self.holds().all().map(|(tag, holders)| HeldTag {
             tag: tag.clone(),
             holders: holders.map(ToOwned::to_owned).collect(),
-            idle_bytes: self.tags.find(tag).map_or(0, |key| self.heap.idle_bytes_of(key)),
+            idle_bytes: self.tags().find(tag).map_or(0, |key| self.heap().idle_bytes_of(key)),
         });
         held.collect()
     }

@@ -9,14 +9,13 @@
 //! No lock is held while another pool is called, so that two that lack memory at once do not wait for each other. Whoever
 //! prepares a sleep, in whichever pool, makes way meanwhile.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::deadline::Deadline;
 use super::error::{PoolError, Result};
 use super::keys::TagKey;
 use super::per_process::{FORKS, PerProcess};
-use super::shared::{Guest, Shared};
+use super::shared::{Guest, Shared, Starving};
 use super::state::State;
 use crate::driver::{DriverError, DriverErrorKind};
 use crate::tag::{Tag, TagState};
@@ -36,62 +35,31 @@ enum Distance {
     SameProcess,
 }
 
-/// A count that is one higher until this is dropped.
-struct Counted<'a>(&'a AtomicU32);
-
-impl<'a> Counted<'a> {
-    fn one_more(count: &'a AtomicU32) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Shared {
     /// See [`super::Pool::drop_backups`].
     pub(super) fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64> {
         self.open_state()?.check_droppable(tags)?;
-        let deadline = Deadline::begin(&*self.driver, None);
+        let deadline = Deadline::begin(self.driver(), None);
         let (_, alone) = self.alone(DROP, tags, TagState::is_held, false, deadline)?;
         // Others may have been waited for.
         self.open_state()?.check_droppable(tags)?;
-        let held_bytes = self.backups.held_bytes();
+        let held_bytes = self.backups().held_bytes();
         let failed = |source| PoolError::Driver { op: "give host memory back", source };
         let (_, lost) = self.let_backups_of_awake_go(alone.tags()).map_err(failed)?;
         drop(alone);
-        self.backups.trim().map_err(failed)?;
+        self.backups().trim().map_err(failed)?;
         if !lost.is_empty() {
             return Err(PoolError::Lost { op: DROP, lost });
         }
-        Ok(held_bytes.saturating_sub(self.backups.held_bytes()))
+        Ok(held_bytes.saturating_sub(self.backups().held_bytes()))
     }
 
     /// The same for all tags that are awake and that nobody works on, except for those that fall asleep.
     fn let_idle_backups_go(&self, falling: &[TagKey]) -> u64 {
-        let (tags, _guests) = self.with_idle_backups(falling);
+        let guests = self.guests(|state, tag| state.backups().has(tag) && !falling.contains(&tag));
+        let tags: Vec<TagKey> = guests.iter().map(Guest::tag).collect();
         // What cannot be looked at stays.
         self.let_backups_of_awake_go(&tags).map_or(0, |(bytes, _)| bytes)
-    }
-
-    /// Those tags, as far as they have backups. They do not fall asleep while their guests are there.
-    fn with_idle_backups(&self, falling: &[TagKey]) -> (Vec<TagKey>, Vec<Guest<'_>>) {
-        let mut state = self.state.lock_anyway();
-        if state.is_closed() {
-            return (Vec::new(), Vec::new());
-        }
-        let is_idle = |state: &State, tag: TagKey| {
-            let entry = state.tags.get(tag);
-            state.backups.has(tag) && entry.state().is_held() && !entry.is_taken()
-        };
-        let tags = state.tags.iter().map(|(tag, _)| tag);
-        let tags: Vec<TagKey> = tags.filter(|tag| !falling.contains(tag) && is_idle(&state, *tag)).collect();
-        let guests = tags.iter().map(|tag| Guest::enter(self, &mut state, *tag)).collect();
-        (tags, guests)
     }
 
     /// From now on other pools of the process may have this one's host memory when they lack some.
@@ -117,7 +85,7 @@ impl Shared {
         bytes: u64,
         mut again: impl FnMut() -> Result<T, DriverError>,
     ) -> Result<T, DriverError> {
-        let _starving = Counted::one_more(&self.starving);
+        let _starving = self.starve();
         self.await_preparation();
         self.let_idle_backups_go(falling);
         let mut done = again();
@@ -126,8 +94,7 @@ impl Shared {
                 return done;
             }
             let others = self.others(distance);
-            let _starving: Vec<Counted<'_>> =
-                others.iter().map(|other| Counted::one_more(&other.starving)).collect();
+            let _starving: Vec<Starving<'_>> = others.iter().map(|other| other.starve()).collect();
             // Each of them, also once one has given.
             if others.iter().filter(|other| other.give_host_memory(distance)).count() > 0 {
                 done = again();
@@ -139,7 +106,7 @@ impl Shared {
     /// Whether more host memory is to be had when pools at this distance have less.
     fn may_help(&self, distance: Distance, bytes: u64) -> bool {
         // What others have in stores of theirs is no part of this one's own limit.
-        distance == Distance::SameStore || self.backups.allows(bytes)
+        distance == Distance::SameStore || self.backups().allows(bytes)
     }
 
     /// The same for what only saves time itself, once it has failed: nobody loses a backup to it.
@@ -158,19 +125,20 @@ impl Shared {
     }
 
     fn distance(&self, other: &Self) -> Distance {
-        let same_driver = std::ptr::addr_eq(Arc::as_ptr(&self.driver), Arc::as_ptr(&other.driver));
-        let same_store = std::ptr::addr_eq(Arc::as_ptr(&self.backups), Arc::as_ptr(&other.backups));
+        let same_driver =
+            std::ptr::addr_eq(Arc::as_ptr(self.shared_driver()), Arc::as_ptr(other.shared_driver()));
+        let same_store = std::ptr::addr_eq(Arc::as_ptr(&self.backups()), Arc::as_ptr(&other.backups()));
         if same_driver || same_store { Distance::SameStore } else { Distance::SameProcess }
     }
 
     /// Waits until nobody prepares a sleep who has not seen that one is starving.
     fn await_preparation(&self) {
-        drop(self.preparing.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(self.preparing());
     }
 
     /// Lets go of what only saves this pool time, for another one. Whether it had anything.
     fn give_host_memory(&self, distance: Distance) -> bool {
-        if self.driver.check_process().is_err() {
+        if self.driver().check_process().is_err() {
             return false;
         }
         self.await_preparation();
@@ -184,21 +152,21 @@ impl Shared {
 
     /// Gives host memory back that the store keeps for later. Whether there was any.
     fn give_cached_host_memory(&self) -> bool {
-        if self.driver.check_process().is_err() {
+        if self.driver().check_process().is_err() {
             return false;
         }
-        let held_bytes = self.backups.held_bytes();
+        let held_bytes = self.backups().held_bytes();
         // Whatever it could not do, it has less now or not.
-        let _ = self.backups.trim();
-        self.backups.held_bytes() < held_bytes
+        let _ = self.backups().trim();
+        self.backups().held_bytes() < held_bytes
     }
 }
 
 impl State {
     /// Refuses tags that are named and of which the backup is all there is.
     fn check_droppable(&self, tags: Option<&[Tag]>) -> Result<()> {
-        let named = tags.map(|tags| self.tags.selected(DROP, Some(tags))).transpose()?.unwrap_or_default();
-        let mut entries = named.into_iter().map(|tag| self.tags.get(tag));
+        let named = tags.map(|tags| self.tags().selected(DROP, Some(tags))).transpose()?.unwrap_or_default();
+        let mut entries = named.into_iter().map(|tag| self.tags().get(tag));
         let asleep = entries.find(|entry| entry.state() == TagState::AsleepBackedUp);
         asleep.map_or(Ok(()), |entry| {
             Err(PoolError::Asleep { op: DROP, tag: entry.name().clone(), state: entry.state() })

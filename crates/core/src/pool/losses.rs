@@ -22,13 +22,13 @@ impl State {
         let mut lost: Vec<LostRange> = Vec::new();
         for range in ranges {
             let Some((tag, _)) = self.place_of(range.addr) else { continue };
-            for (block, offset_bytes, range) in self.heap.live_parts(range) {
+            for (block, offset_bytes, range) in self.heap().live_parts(range) {
                 match lost.last_mut() {
                     Some(last) if last.block == block && last.range.end() == range.addr => {
                         last.range.bytes += range.bytes;
                     }
                     _ => {
-                        let tag = self.tags.get(tag).name().clone();
+                        let tag = self.tags().get(tag).name().clone();
                         lost.push(LostRange { tag, block, offset_bytes, range });
                     }
                 }
@@ -39,26 +39,26 @@ impl State {
 
     /// What is lost of `tags`.
     pub(super) fn lost_of(&self, tags: impl Iterator<Item = TagKey>) -> Vec<LostRange> {
-        let undefined = tags.filter_map(|tag| self.tags.get(tag).undefined());
+        let undefined = tags.filter_map(|tag| self.tags().get(tag).undefined());
         self.lost_in(undefined.flat_map(Undefined::ranges))
     }
 
     /// Why what needs all bytes of an undefined tag cannot be done.
     pub(super) fn undefined_error(&self, op: &'static str, tag: TagKey) -> PoolError {
         match self.lost_of(std::iter::once(tag)) {
-            lost if lost.is_empty() => PoolError::Undefined { op, tag: self.tags.get(tag).name().clone() },
+            lost if lost.is_empty() => PoolError::Undefined { op, tag: self.tags().get(tag).name().clone() },
             lost => PoolError::Lost { op, lost },
         }
     }
 
     /// Refuses what needs the bytes of `range`, which is of an awake tag, where they are not the owner's.
     pub(super) fn check_defined(&self, op: &'static str, tag: TagKey, range: DeviceRange) -> Result<()> {
-        let Some(undefined) = self.tags.get(tag).undefined().filter(|undefined| !undefined.is_nothing())
+        let Some(undefined) = self.tags().get(tag).undefined().filter(|undefined| !undefined.is_nothing())
         else {
             return Ok(());
         };
         if undefined.is_all() {
-            return Err(PoolError::Undefined { op, tag: self.tags.get(tag).name().clone() });
+            return Err(PoolError::Undefined { op, tag: self.tags().get(tag).name().clone() });
         }
         let lost = self.lost_in(undefined.within(range));
         if lost.is_empty() { Ok(()) } else { Err(PoolError::Lost { op, lost }) }
@@ -70,7 +70,7 @@ impl State {
         let lost = self.lost_in(granules.iter().copied());
         for LostRange { range, .. } in &lost {
             if let Some((tag, _)) = self.place_of(range.addr) {
-                self.tags.get_mut(tag).lose(*range);
+                self.tags_mut().get_mut(tag).lose(*range);
             }
         }
         lost
@@ -78,17 +78,17 @@ impl State {
 
     /// The owner has written again what was lost of a block. Returns that.
     pub(super) fn restore_block(&mut self, block: BlockId) -> Result<Vec<LostRange>> {
-        let entry = self.heap.live_block(RESTORE, block)?;
-        let tag = self.heap.tag_of_lane(entry.lane);
-        self.tags.check_awake(RESTORE, tag)?;
+        let entry = self.heap().live_block(RESTORE, block)?;
+        let tag = self.heap().tag_of_lane(entry.lane);
+        self.tags().check_awake(RESTORE, tag)?;
         let range = DeviceRange::new(entry.addr, entry.bytes());
-        let Some(undefined) = self.tags.get(tag).undefined() else { return Ok(Vec::new()) };
+        let Some(undefined) = self.tags().get(tag).undefined() else { return Ok(Vec::new()) };
         if undefined.is_all() {
             // Of what a sleep has dropped nothing is known by blocks.
             return Err(self.undefined_error(RESTORE, tag));
         }
         let lost = self.lost_in(undefined.within(range));
-        self.tags.get_mut(tag).define(range);
+        self.tags_mut().get_mut(tag).define(range);
         Ok(lost)
     }
 
@@ -98,7 +98,7 @@ impl State {
     pub(super) fn forget_stored(&mut self, granules: &[DeviceRange]) {
         for granule in granules {
             if let Some((tag, place)) = self.place_of(granule.addr) {
-                self.backups.forget_granule(tag, place);
+                self.backups_mut().forget_granule(tag, place);
             }
         }
     }
@@ -116,14 +116,14 @@ impl State {
     fn note_loaded(&mut self, granules: impl IntoIterator<Item = DeviceRange>, unseen: bool) {
         for granule in granules {
             if let Some((tag, place)) = self.place_of(granule.addr) {
-                self.backups.note_loaded(tag, place, unseen);
+                self.backups_mut().note_loaded(tag, place, unseen);
             }
         }
     }
 
     /// Whose an address is, and where.
     fn place_of(&self, addr: u64) -> Option<(TagKey, Place)> {
-        let segment = self.heap.segments().of_addr(addr);
-        Some((self.heap.segments().tag_of(segment)?, (segment, addr)))
+        let segment = self.heap().segments().of_addr(addr);
+        Some((self.heap().segments().tag_of(segment)?, (segment, addr)))
     }
 }

@@ -19,8 +19,8 @@ impl Shared {
     pub(super) fn recover(&self, memory: &mut PhysicalMemory) -> Option<DriverError> {
         let mut refused = memory.settle().1;
         let stuck = {
-            let state = self.state.lock_anyway();
-            let mut stuck = state.heap.stuck_to_leave();
+            let state = self.lock_state();
+            let mut stuck = state.heap().stuck_to_leave();
             // A sleep has what it takes out in hand.
             stuck.retain(|piece| !state.is_falling_asleep(piece.segment));
             stuck
@@ -31,7 +31,7 @@ impl Shared {
                 continue;
             }
             memory.keep(&mut piece);
-            self.state.lock_anyway().heap.strip(&piece);
+            self.lock_state().heap_mut().strip(&piece);
         }
         refused
     }
@@ -43,7 +43,7 @@ impl Shared {
         for piece in &mut pieces {
             memory.keep(piece);
             if !piece.is_absent() {
-                self.state.lock_anyway().take_back(piece);
+                self.lock_state().take_back(piece);
             }
         }
         refused
@@ -54,7 +54,7 @@ impl Shared {
         let refused = self.poll(memory).or(self.recover(memory));
         let mut leaving = Vec::new();
         let wanted = bytes.saturating_sub(memory.counters().loose_bytes());
-        self.state.lock_anyway().give_up(wanted, &mut leaving);
+        self.lock_state().give_up(wanted, &mut leaving);
         let refused = refused.or(self.dispose(memory, leaving));
         let (freed_bytes, owed) = memory.let_go_of_loose(bytes, &[]);
         (freed_bytes, refused.or(owed).or(self.drop_emptied(memory)))
@@ -64,13 +64,13 @@ impl Shared {
     /// captured.
     pub(super) fn trim(&self, wait_max: Option<Duration>) -> Result<u64> {
         drop(self.open_state()?);
-        let deadline = Deadline::begin(&*self.driver, wait_max);
+        let deadline = Deadline::begin(self.driver(), wait_max);
         let (mut late, mut refused) = self.wait_for_freed(deadline)?;
         let mut state = self.open_state()?;
-        while state.heap.is_copying_freed() {
-            if deadline.has_passed(&*self.driver) {
-                let tags: BTreeSet<TagKey> = state.heap.copying_freed().collect();
-                late = late.or(Some(Awaited::Calls(state.tags.names(&Vec::from_iter(tags)))));
+        while state.heap().is_copying_freed() {
+            if deadline.has_passed(self.driver()) {
+                let tags: BTreeSet<TagKey> = state.heap().copying_freed().collect();
+                late = late.or(Some(Awaited::Calls(state.tags().names(&Vec::from_iter(tags)))));
                 break;
             }
             state = self.wait_by(state, deadline)?;
@@ -78,7 +78,7 @@ impl Shared {
         drop(state);
         let mut memory = self.lock_memory()?;
         refused = refused.or(self.poll(&memory));
-        self.open_state()?.heap.join_lanes();
+        self.open_state()?.heap_mut().join_lanes();
         let before = memory.counters().held_bytes();
         refused = refused.or(self.reclaim(&mut memory, u64::MAX).1);
         let given_back = before.saturating_sub(memory.counters().held_bytes());
@@ -98,14 +98,14 @@ impl Shared {
     fn wait_for_freed(&self, deadline: Deadline) -> Result<(Option<Awaited>, Option<DriverError>)> {
         let memory = self.lock_memory()?;
         let mut refused = self.poll(&memory);
-        let awaited = self.state.lock_anyway().heap.clocks().flying();
+        let awaited = self.lock_state().heap().clocks().flying();
         drop(memory);
         let mut late = BTreeSet::new();
         for (clock, tick, event) in awaited {
             match self.captured() {
                 Ok(None) => match self.wait_for_one(clock, tick, event, deadline) {
                     Ok(true) => {}
-                    Ok(false) => late.extend(self.state.lock_anyway().heap.clocks().stream(clock)),
+                    Ok(false) => late.extend(self.lock_state().heap().clocks().stream(clock)),
                     Err(error) => refused = refused.or(Some(error)),
                 },
                 Ok(Some(_)) => break,
@@ -119,7 +119,7 @@ impl Shared {
     /// Gives idle memory back as far as the cache is above its mark. Returns whether more could follow later.
     pub(super) fn reclaim_above_mark(&self, memory: &mut PhysicalMemory) -> bool {
         let excess_bytes = {
-            let state = self.state.lock_anyway();
+            let state = self.lock_state();
             if !state.has_mark() {
                 return false;
             }
@@ -129,21 +129,21 @@ impl Shared {
             // What is refused stays and is tried again.
             let _ = self.reclaim(memory, excess_bytes);
         }
-        let state = self.state.lock_anyway();
+        let state = self.lock_state();
         state.above_mark_bytes(memory.counters()) > 0 && state.idle().pending_bytes > 0
     }
 
     /// Gives the addresses of segments back in which nothing is. A refusal leaves them for the next time.
     pub(super) fn drop_emptied(&self, memory: &PhysicalMemory) -> Option<DriverError> {
         let mut refused = None;
-        let emptied = self.state.lock_anyway().heap.take_emptied();
+        let emptied = self.lock_state().heap_mut().take_emptied();
         for (key, range) in emptied {
             let dropped = memory.driver().unreserve(range);
-            let mut state = self.state.lock_anyway();
+            let mut state = self.lock_state();
             match dropped {
                 Ok(()) => state.remove_emptied(key),
                 Err(error) => {
-                    state.heap.return_emptied(key);
+                    state.heap_mut().return_emptied(key);
                     refused = refused.or(Some(error));
                 }
             }
@@ -153,23 +153,22 @@ impl Shared {
 
     /// Gives back everything, whatever lives in it, as far as the driver lets it; returns its first refusal.
     pub(super) fn sweep(&self, memory: &mut PhysicalMemory) -> Result<(), DriverError> {
-        let keys: Vec<SegmentKey> =
-            self.state.lock_anyway().heap.segments().iter().map(|(key, _)| key).collect();
+        let keys: Vec<SegmentKey> = self.lock_state().heap().segments().iter().map(|(key, _)| key).collect();
         let mut refused = None;
         for key in keys {
             let (range, mut pieces) = {
-                let state = self.state.lock_anyway();
-                let segments = state.heap.segments();
+                let state = self.lock_state();
+                let segments = state.heap().segments();
                 let Some(segment) = segments.get(key) else { continue };
                 let pieces = segment.chunks().filter_map(|(at, _)| segments.piece((key, at)));
                 (segment.range(), pieces.collect::<Vec<_>>())
             };
             let mut swept = memory.take_out_each(&mut pieces);
             pieces.iter_mut().for_each(|piece| swept = swept.take().or(memory.let_go(piece).err()));
-            self.state.lock_anyway().heap.segments_mut().store(&pieces);
+            self.lock_state().heap_mut().segments_mut().store(&pieces);
             if pieces.iter().all(Piece::is_absent) {
                 match memory.driver().unreserve(range) {
-                    Ok(()) => self.state.lock_anyway().remove_swept(key),
+                    Ok(()) => self.lock_state().remove_swept(key),
                     Err(error) => swept = swept.or(Some(error)),
                 }
             }
@@ -178,20 +177,20 @@ impl Shared {
         refused.or(memory.let_go_of_loose(u64::MAX, &[]).1).or(memory.settle().1).map_or(Ok(()), Err)
     }
 
-    /// Whether the device could give `bytes`, by its own figure and with what this pool has idle.
-    pub(super) fn could_have(&self, bytes: u64) -> bool {
-        let ours = self.state.lock_anyway().idle().quiet_bytes + self.counters.loose_bytes();
-        self.driver.memory_info().is_ok_and(|info| info.free_bytes.saturating_add(ours) >= bytes)
+    /// What the device could give, by its own figure and with what this pool has idle.
+    pub(super) fn obtainable_bytes(&self) -> Result<u64, DriverError> {
+        let ours = self.lock_state().idle().quiet_bytes + self.counters().loose_bytes();
+        Ok(self.driver().memory_info()?.free_bytes.saturating_add(ours))
     }
 
     pub(super) fn usage(&self) -> Usage {
-        let state = self.state.lock_anyway();
-        let counters = &self.counters;
+        let state = self.lock_state();
+        let counters = self.counters();
         let idle = state.idle();
-        let stuck: u64 = state.heap.stuck().iter().map(|piece| piece.range.bytes).sum();
+        let stuck: u64 = state.heap().stuck().iter().map(|piece| piece.range.bytes).sum();
         Usage {
-            limit_bytes: self.shape.limit_bytes(),
-            live_bytes: state.heap.live_bytes(),
+            limit_bytes: self.shape().limit_bytes(),
+            live_bytes: state.heap().live_bytes(),
             mapped_bytes: counters.committed_bytes(),
             idle_bytes: idle.quiet_bytes
                 + idle.pending_bytes
@@ -203,8 +202,8 @@ impl Shared {
     }
 
     /// For who is refused at the limit.
-    pub(super) fn what_helps(&self) -> &'static str {
-        if self.state.lock_anyway().idle().pinned_bytes > 0 {
+    fn what_helps(&self) -> &'static str {
+        if self.lock_state().idle().pinned_bytes > 0 {
             "end the hold of a tag, whose freed memory stays where it is, free or put to sleep what is live, or raise the \
              limit, or the budget that it comes from"
         } else {
@@ -212,14 +211,36 @@ impl Shared {
         }
     }
 
+    /// The refusal of who lacks memory when everything was tried: because of a capture, of a device that is `full`, of what
+    /// the driver has `refused` to give back, or of the limit.
+    pub(super) fn refusal(
+        &self,
+        op: String,
+        needed_bytes: u64,
+        full: Option<DriverError>,
+        refused: Option<DriverError>,
+    ) -> PoolError {
+        if let Some(held) = self.held_by_capture(&op, needed_bytes) {
+            return held;
+        }
+        if let Some(source) = full {
+            return self.device_full(op, needed_bytes, source);
+        }
+        if let Some(source) = refused {
+            return PoolError::Driver { op: "make room by giving idle memory back", source };
+        }
+        let (usage, hint) = (self.usage(), self.what_helps());
+        PoolError::OverLimit { op, needed_bytes, usage, hint }
+    }
+
     /// The refusal of a full device, with figures of now: whatever was brought in before is gone again.
     pub(super) fn device_full(&self, op: String, needed_bytes: u64, source: DriverError) -> PoolError {
-        let info = self.driver.memory_info().ok();
+        let info = self.driver().memory_info().ok();
         let free_bytes = info.map(|info| info.free_bytes).or(match source.kind {
             DriverErrorKind::OutOfMemory { free_bytes, .. } => Some(free_bytes),
             _ => None,
         });
-        let total_bytes = self.shape.total_bytes;
+        let total_bytes = self.shape().total_bytes;
         let shortage = Shortage { needed_bytes, free_bytes: free_bytes.unwrap_or(0), total_bytes };
         PoolError::DeviceFull { op, shortage, usage: self.usage(), source: source.into() }
     }
@@ -227,6 +248,6 @@ impl Shared {
 
 impl State {
     fn is_falling_asleep(&self, segment: SegmentKey) -> bool {
-        self.heap.segments().tag_of(segment).is_some_and(|tag| self.tags.get(tag).falls_asleep())
+        self.heap().segments().tag_of(segment).is_some_and(|tag| self.tags().get(tag).falls_asleep())
     }
 }

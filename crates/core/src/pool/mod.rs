@@ -24,10 +24,10 @@
 //!   constant time; those that are over are forgotten (`state`, `heap/sweep`).
 //! - `sleep` and `wake` are planned without touching anything (`sleep/plan`, `wake/plan`), carried out with copies of what
 //!   the pool knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
-//!   ([`crate::backup`]), by extents that know nothing of chunks (`backups/index`); `backups/save` compares and copies what
-//!   differs, `backups/prepare` does so before, in the background, and `wake/fill` brings it back while more is mapped, by
+//!   ([`crate::backup`]), by extents that know nothing of chunks (`backups/index`); `save` compares and copies what
+//!   differs, `prepare` does so before, in the background, and `wake/fill` brings it back while more is mapped, by
 //!   the faster of the device's two ways (`wake/ways`), and `wake/verify` compares it. A backup that has spoiled is never
-//!   taken for a change (`backups/spoiled`): what was lost is undefined (`losses`, `undefined`).
+//!   taken for a change (`spoiled`): what was lost is undefined (`losses`, `undefined`).
 //!
 //! What is promised: addresses, bytes, all or nothing, the truth in reports, no leak, stream order, live fits
 //! means success, never over the limit, errors in forked children.
@@ -62,31 +62,34 @@ mod orders;
 mod per_process;
 mod physical;
 mod piece;
+mod prepare;
 mod pressure;
 mod reaper;
 mod report;
+mod save;
 mod shape;
 mod shared;
 mod sleep;
+mod spoiled;
 mod state;
 mod stats;
 mod streams;
 mod supply;
 mod tags;
 mod undefined;
+mod units;
 mod wake;
 
 use std::fmt;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-pub use backups::prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
 pub use config::PoolConfig;
 pub use error::{Awaited, Corruption, Phase, PoolError, Result, Shortage, Usage};
 pub use handle::{AllocRequest, Block, BlockId};
 pub use hold::{HeldTag, Hold};
 pub use lost::LostRange;
+pub use prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
 pub use report::{
     Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
     WakeReport, WakeRequest,
@@ -96,8 +99,8 @@ pub use stats::Remembered;
 pub use stats::{BlockKind, BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, TagStats};
 
 use self::access::Access;
-use self::backups::prepare::Preparers;
 use self::deadline::Wait;
+use self::prepare::Preparers;
 use self::reaper::Reaper;
 use self::shared::{Shared, StateGuard};
 use crate::backup::{Backups, HostBackups};
@@ -139,7 +142,7 @@ impl Pool {
     /// The device.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
-        &self.shared.driver
+        self.shared.shared_driver()
     }
 
     /// Gives `tag` a policy other than the built-in one. Declaring the same policy again does nothing.
@@ -210,7 +213,7 @@ impl Pool {
     /// After something was freed, or the mark was lowered: gets the reaper to work if the block `waits` for other
     /// streams, or the cache is above its mark.
     fn freed(&self, state: StateGuard<'_>, waits: bool) {
-        let above_mark = state.above_mark_bytes(&self.shared.counters) > 0;
+        let above_mark = state.above_mark_bytes(self.shared.counters()) > 0;
         drop(state);
         if waits || above_mark {
             self.rouse_reaper();
@@ -219,8 +222,7 @@ impl Pool {
 
     fn rouse_reaper(&self) {
         self.reaper.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared);
-        self.shared.orders.lock_anyway().give();
-        self.shared.orders.ring();
+        self.shared.give_order();
     }
 
     /// Changes the mark above which cached memory is given back in the background, from now on: what is above a
@@ -240,7 +242,7 @@ impl Pool {
     /// # Errors
     /// `StaleBlock`.
     pub fn block(&self, block: BlockId) -> Result<Block> {
-        let entry = self.shared.open_state()?.heap.live_block("look up", block)?;
+        let entry = self.shared.open_state()?.heap().live_block("look up", block)?;
         let requested_bytes = entry.requested_bytes();
         Ok(Block { id: block, range: DeviceRange::new(entry.addr, entry.bytes()), requested_bytes })
     }
@@ -262,7 +264,7 @@ impl Pool {
         let access = Access { op: "write", stream, block, offset, bytes, writing: true };
         let (device, _guest) = self.shared.reach(&access)?;
         let parts = [CopyPart { device, host_offset: src_offset }];
-        let copy = self.shared.driver.copy_to_device(stream, src, &parts);
+        let copy = self.shared.driver().copy_to_device(stream, src, &parts);
         copy.map_err(|source| PoolError::Driver { op: "write", source })
     }
 
@@ -284,7 +286,7 @@ impl Pool {
         let access = Access { op: "read", stream, block, offset, bytes, writing: false };
         let (device, _guest) = self.shared.reach(&access)?;
         let parts = [CopyPart { device, host_offset: dst_offset }];
-        let copy = self.shared.driver.copy_to_host(stream, dst, &parts);
+        let copy = self.shared.driver().copy_to_host(stream, dst, &parts);
         copy.map_err(|source| PoolError::Driver { op: "read", source })
     }
 
@@ -294,11 +296,11 @@ impl Pool {
     /// # Errors
     /// `Closed`, `WrongProcess`.
     pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<()> {
-        let begin = || Wait::for_ever(&*self.shared.driver, &"declare changes");
+        let begin = || Wait::for_ever(self.shared.driver(), &"declare changes");
         let (mut state, key) = self.shared.open_tag(self.shared.open_state()?, tag, begin)?;
-        state.tags.get_mut(key).set_changes(changes);
+        state.tags_mut().get_mut(key).set_changes(changes);
         // What was the same before this was promised may have changed by then.
-        state.backups.doubt_all(key);
+        state.backups_mut().doubt_all(key);
         Ok(())
     }
 
@@ -313,7 +315,7 @@ impl Pool {
     /// What fails later, [`Preparation::wait`] tells.
     pub fn prepare_sleep(&self, request: &SleepRequest) -> Result<Preparation> {
         // Before the lock: in a forked child it may be held by a thread that does not exist there.
-        self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
+        self.shared.driver().check_process().map_err(PoolError::WrongProcess)?;
         // One at a time: threads are not counted twice.
         let mut preparers = self.preparers.lock().unwrap_or_else(PoisonError::into_inner);
         let (saves, tags) = self.shared.plan_preparation(request)?;
@@ -361,10 +363,11 @@ impl Pool {
     /// `UnknownTag`; `Asleep`.
     pub fn mark_restored(&self, tags: &[Tag]) -> Result<Vec<Tag>> {
         let mut state = self.shared.open_state()?;
-        let tags = state.tags.selected("mark as restored", Some(tags))?;
-        tags.iter().try_for_each(|tag| state.tags.check_awake("mark as restored", *tag))?;
-        let restored: Vec<_> = tags.into_iter().filter(|tag| state.tags.get_mut(*tag).restore()).collect();
-        Ok(state.tags.names(&restored))
+        let tags = state.tags().selected("mark as restored", Some(tags))?;
+        tags.iter().try_for_each(|tag| state.tags().check_awake("mark as restored", *tag))?;
+        let restored: Vec<_> =
+            tags.into_iter().filter(|tag| state.tags_mut().get_mut(*tag).restore()).collect();
+        Ok(state.tags().names(&restored))
     }
 
     /// Gives back all memory and addresses that serve no byte, waiting for work that may still touch what was
@@ -392,8 +395,8 @@ impl Pool {
     /// `UnknownTag`.
     pub fn tag_state(&self, tag: &Tag) -> Result<TagState> {
         let state = self.shared.open_state()?;
-        let keys = state.tags.selected("look up", Some(std::slice::from_ref(tag)))?;
-        Ok(keys.first().map_or(TagState::Awake, |key| state.tags.get(*key).state()))
+        let keys = state.tags().selected("look up", Some(std::slice::from_ref(tag)))?;
+        Ok(keys.first().map_or(TagState::Awake, |key| state.tags().get(*key).state()))
     }
 
     /// Figures.
@@ -401,7 +404,7 @@ impl Pool {
     /// # Errors
     /// `Closed`, `WrongProcess`.
     pub fn stats(&self) -> Result<PoolStats> {
-        Ok(self.shared.open_state()?.stats(&self.shared.counters))
+        Ok(self.shared.open_state()?.stats(self.shared.counters()))
     }
 
     /// How many calls wait for the lock of who moves memory. For tests, who can be there when one has begun to wait.
@@ -418,8 +421,8 @@ impl Pool {
     /// `Closed`, `WrongProcess`.
     #[doc(hidden)]
     pub fn waiting_calls(&self) -> Result<u32> {
-        let of_tags: u32 = self.shared.open_state()?.tags.iter().map(|(_, entry)| entry.wanted()).sum();
-        Ok(of_tags + self.shared.starving.load(Ordering::Relaxed))
+        let of_tags: u32 = self.shared.open_state()?.tags().iter().map(|(_, entry)| entry.wanted()).sum();
+        Ok(of_tags + self.shared.starving())
     }
 
     /// Every segment and block.
@@ -439,7 +442,7 @@ impl Pool {
     /// [hold](Pool::hold), with nothing done: the pool is open. Otherwise what the driver said first, or `Capturing` for a
     /// capture that began under way; the pool is closed all the same, and closing again goes on with what is left.
     pub fn close(&self) -> Result<()> {
-        self.shared.driver.check_process().map_err(PoolError::WrongProcess)?;
+        self.shared.driver().check_process().map_err(PoolError::WrongProcess)?;
         self.shared.check_closable()?;
         self.shared.close_unheld()?;
         self.end_work();
@@ -450,8 +453,8 @@ impl Pool {
     fn end_work(&self) {
         self.shared.close_gates();
         self.preparers.lock().unwrap_or_else(PoisonError::into_inner).join();
-        self.shared.orders.lock_anyway().stop();
-        self.shared.orders.ring();
+        self.shared.orders().lock_anyway().stop();
+        self.shared.orders().ring();
         self.reaper.lock().unwrap_or_else(PoisonError::into_inner).join();
     }
 }
@@ -476,7 +479,7 @@ impl Pool {
     /// `Closed`, `WrongProcess`.
     pub fn lost_ranges(&self) -> Result<Vec<LostRange>> {
         let state = self.shared.open_state()?;
-        Ok(state.lost_of(state.tags.iter().map(|(tag, _)| tag)))
+        Ok(state.lost_of(state.tags().iter().map(|(tag, _)| tag)))
     }
 
     /// Says that the owner has written again what was lost of a block. Returns that. Its tag is awake as before when
@@ -527,13 +530,13 @@ impl Pool {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("device", &self.shared.driver.info().id).finish_non_exhaustive()
+        f.debug_struct("Pool").field("device", &self.shared.driver().info().id).finish_non_exhaustive()
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        if self.shared.driver.check_process().is_err() {
+        if self.shared.driver().check_process().is_err() {
             // A forked child: everything belongs to the parent.
             self.reaper.get_mut().unwrap_or_else(PoisonError::into_inner).forget();
             self.preparers.get_mut().unwrap_or_else(PoisonError::into_inner).forget();

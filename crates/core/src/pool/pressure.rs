@@ -4,52 +4,100 @@ use super::deadline::Wait;
 use super::error::{Awaited, Result};
 use super::events::Waited;
 use super::keys::TagKey;
-use super::physical::PhysicalMemory;
-use super::shared::Shared;
+use super::shared::{MemoryGuard, Shared};
 use super::state::State;
 
-/// What has been tried to make room, by who needs some.
+/// What has been tried to get memory, by who needs some.
 #[derive(Debug, Default)]
-pub(super) struct Pressure {
+pub(super) struct Retry {
     reclaimed: bool,
     joined: bool,
     seen: u64,
+    /// Whether the device had enough by its own figure when it refused last.
+    had_enough: bool,
 }
 
-impl Pressure {
+/// What was too little.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Lack {
+    /// What is allowed.
+    Limit,
+    /// What the device gives: so much is still to come, some of it in pieces larger than a chunk or not.
+    Device { absent_bytes: u64, has_spans: bool },
+}
+
+/// What to do after a shortage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The same again.
+    Again,
+    /// The same again, in pieces no larger than a chunk.
+    InChunks,
+    Refuse,
+}
+
+impl Retry {
     /// Notes what is known, before looking for memory.
     pub(super) fn look(&mut self, shared: &Shared) {
-        self.seen = shared.state.lock_anyway().heap.clocks().news();
+        self.seen = shared.lock_state().heap().clocks().news();
     }
 
-    /// The device is full: gives back what is idle, once. Returns whether that was anything.
-    pub(super) fn reclaim(&mut self, shared: &Shared, memory: &mut PhysicalMemory) -> bool {
-        !std::mem::replace(&mut self.reclaimed, true) && shared.reclaim(memory, u64::MAX).0 > 0
-    }
-
-    /// Waits, with nothing held, for anything that may give memory back. Returns false when there is nothing
-    /// left that could.
+    /// After a shortage: gives idle memory back, settles for smaller pieces, or waits, with nothing held, for anything that
+    /// may give memory back.
     ///
     /// # Errors
     /// `TimedOut` when it may still come, and the deadline has passed.
-    pub(super) fn relieve(&mut self, shared: &Shared, wait: Wait<'_>) -> Result<bool> {
+    pub(super) fn after(
+        &mut self,
+        shared: &Shared,
+        mut memory: MemoryGuard<'_>,
+        lack: Lack,
+        wait: Wait<'_>,
+    ) -> Result<Next> {
+        if let Lack::Device { absent_bytes, has_spans } = lack {
+            if !std::mem::replace(&mut self.reclaimed, true) && shared.reclaim(&mut memory, u64::MAX).0 > 0 {
+                return Ok(Next::Again);
+            }
+            let has_enough = has_spans && shared.obtainable_bytes().is_ok_and(|bytes| bytes >= absent_bytes);
+            let had_enough = std::mem::replace(&mut self.had_enough, has_enough);
+            if has_enough {
+                self.forget();
+                // It was there before this attempt, too, but not in pieces as large as a span.
+                return Ok(if had_enough { Next::InChunks } else { Next::Again });
+            }
+        }
+        drop(memory);
+        if self.relieve(shared, wait)? {
+            return Ok(Next::Again);
+        }
+        self.forget();
+        Ok(Next::Refuse)
+    }
+
+    /// What was tried may help now.
+    fn forget(&mut self) {
+        *self = Self { had_enough: self.had_enough, ..Self::default() };
+    }
+
+    /// Waits for anything that may give memory back. Returns false when there is nothing left that could.
+    fn relieve(&mut self, shared: &Shared, wait: Wait<'_>) -> Result<bool> {
         let state = shared.open_state()?;
         let busy = state.tags_to_wait_for();
         if !busy.is_empty() {
-            if wait.deadline.has_passed(&*shared.driver) {
-                let awaited = Awaited::Calls(state.tags.names(&busy));
+            if wait.deadline.has_passed(shared.driver()) {
+                let awaited = Awaited::Calls(state.tags().names(&busy));
                 drop(state);
                 return Err(shared.timed_out(wait, awaited));
             }
             // Its end rings; what others free meanwhile, and what passes, does not.
             drop(shared.wait_briefly(state)?);
-            *self = Self::default();
+            self.forget();
             return Ok(true);
         }
         drop(state);
         match shared.wait_for_event(self.seen, wait.deadline)? {
             Waited::News => {
-                *self = Self::default();
+                self.forget();
                 return Ok(true);
             }
             Waited::TooLong(streams) => return Err(shared.timed_out(wait, Awaited::Work(streams))),
@@ -57,7 +105,7 @@ impl Pressure {
         }
         self.reclaimed = false;
         if !std::mem::replace(&mut self.joined, true) {
-            shared.open_state()?.heap.join_lanes();
+            shared.open_state()?.heap_mut().join_lanes();
             return Ok(true);
         }
         Ok(false)
@@ -67,8 +115,8 @@ impl Pressure {
 impl State {
     /// Tags that fall asleep, or of which freed memory is being copied: their end may give memory back.
     fn tags_to_wait_for(&self) -> Vec<TagKey> {
-        let falling = self.tags.iter().filter(|(_, entry)| entry.falls_asleep()).map(|(tag, _)| tag);
-        let mut tags: Vec<TagKey> = falling.chain(self.heap.copying_freed()).collect();
+        let falling = self.tags().iter().filter(|(_, entry)| entry.falls_asleep()).map(|(tag, _)| tag);
+        let mut tags: Vec<TagKey> = falling.chain(self.heap().copying_freed()).collect();
         tags.sort_unstable();
         tags.dedup();
         tags

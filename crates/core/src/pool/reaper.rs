@@ -32,7 +32,7 @@ impl Reaper {
         }
         let shared = Arc::clone(shared);
         let work = move || {
-            while next_order(&shared.orders) {
+            while next_order(shared.orders()) {
                 shared.reap();
             }
         };
@@ -57,14 +57,14 @@ impl Shared {
     /// Frees and unmaps until nothing is left to wait for.
     fn reap(&self) {
         let mut in_vain = 0;
-        let forever = Deadline::begin(&*self.driver, None);
+        let forever = Deadline::begin(self.driver(), None);
         loop {
             let Ok(mut memory) = self.lock_memory() else { return };
-            let seen = self.state.lock_anyway().heap.clocks().news();
+            let seen = self.lock_state().heap().clocks().news();
             let refused = self.poll(&memory);
             let above_mark = self.reclaim_above_mark(&mut memory);
             drop(memory);
-            let waiting = self.open_state().is_ok_and(|state| state.heap.is_waiting());
+            let waiting = self.open_state().is_ok_and(|state| state.heap().is_waiting());
             // After an error the next order tries again.
             if refused.is_some() || !(waiting || above_mark) {
                 return;
@@ -72,9 +72,9 @@ impl Shared {
             match self.wait_for_event(seen, forever) {
                 Ok(Waited::News) => in_vain = 0,
                 // Nobody tells when a capture ends.
-                Ok(Waited::Captured) if pause(&self.orders, LULL) => {}
+                Ok(Waited::Captured) if pause(self.orders(), LULL) => {}
                 // Somebody else may be recording the events just now.
-                Ok(Waited::InVain) if in_vain < LOOKS_IN_VAIN && pause(&self.orders, LULL) => in_vain += 1,
+                Ok(Waited::InVain) if in_vain < LOOKS_IN_VAIN && pause(self.orders(), LULL) => in_vain += 1,
                 _ => return,
             }
         }

@@ -7,7 +7,7 @@
 //! held.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::config::PoolConfig;
@@ -32,20 +32,20 @@ static NEXT_POOL: AtomicU32 = AtomicU32::new(1);
 /// What the callers of a pool and its own threads share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) driver: Arc<dyn Driver>,
-    pub(super) backups: Arc<dyn Backups>,
-    pub(super) shape: Shape,
-    pub(super) streams: Streams,
+    driver: Arc<dyn Driver>,
+    backups: Arc<dyn Backups>,
+    shape: Shape,
+    streams: Streams,
     /// Held by who prepares a sleep.
-    pub(super) preparing: Mutex<()>,
+    preparing: Mutex<()>,
     /// How many sleeps, of this pool or of others, lack host memory: who prepares one here makes way.
-    pub(super) starving: AtomicU32,
+    starving: AtomicU32,
     /// Freed memory that a request has waited for in vain.
-    pub(super) stuck_bytes: AtomicU64,
-    pub(super) state: Monitor<State>,
+    stuck_bytes: AtomicU64,
+    state: Monitor<State>,
     memory: HandoverLock<PhysicalMemory>,
-    pub(super) counters: Arc<Counters>,
-    pub(super) orders: Monitor<Orders>,
+    counters: Arc<Counters>,
+    orders: Monitor<Orders>,
 }
 
 pub(super) type StateGuard<'a> = MutexGuard<'a, State>;
@@ -73,7 +73,7 @@ impl Streams {
         let streams = streams.chain(kernel).chain(background).collect::<Vec<_>>();
         let mut copies: Vec<StreamId> =
             streams.iter().filter_map(|stream| stream.as_ref().ok().copied()).collect();
-        if let Some(source) = streams.into_iter().find_map(|stream| stream.err()) {
+        if let Some(source) = streams.into_iter().find_map(std::result::Result::err) {
             for stream in copies {
                 // Already failing; a stream that cannot be destroyed is idle and ends with the driver.
                 let _ = driver.stream_destroy(stream);
@@ -143,11 +143,83 @@ impl Shared {
         })
     }
 
+    pub(super) fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    pub(super) fn shared_driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    pub(super) fn backups(&self) -> &Arc<dyn Backups> {
+        &self.backups
+    }
+
+    pub(super) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    pub(super) fn streams(&self) -> &Streams {
+        &self.streams
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub(super) fn orders(&self) -> &Monitor<Orders> {
+        &self.orders
+    }
+
+    /// Held by who prepares a sleep.
+    pub(super) fn preparing(&self) -> MutexGuard<'_, ()> {
+        self.preparing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many sleeps lack host memory that this pool may have.
+    pub(super) fn starving(&self) -> u32 {
+        self.starving.load(Ordering::Relaxed)
+    }
+
+    /// One sleep more lacks host memory, until what is returned is dropped.
+    pub(super) fn starve(&self) -> Starving<'_> {
+        self.starving.fetch_add(1, Ordering::Relaxed);
+        Starving(&self.starving)
+    }
+
+    /// A request has waited for as long as it had patience: what is pending now is not waited for by one request after
+    /// the other.
+    pub(super) fn note_stuck(&self) {
+        let pending_bytes = self.lock_state().idle().pending_bytes;
+        self.stuck_bytes.store(pending_bytes, Ordering::Relaxed);
+    }
+
+    /// What may be waited for of what is pending. What has become quiet is not stuck any more.
+    pub(super) fn promising_bytes(&self, pending_bytes: u64) -> u64 {
+        let stuck_bytes = self.stuck_bytes.fetch_min(pending_bytes, Ordering::Relaxed).min(pending_bytes);
+        pending_bytes - stuck_bytes
+    }
+
+    /// Has the reaper look for memory above the mark.
+    pub(super) fn give_order(&self) {
+        self.orders.lock_anyway().give();
+        self.orders.ring();
+    }
+
+    /// The state, in whatever state a panic may have left it.
+    pub(super) fn lock_state(&self) -> StateGuard<'_> {
+        self.state.lock_anyway()
+    }
+
+    /// Tells those who wait for a change of the state.
+    pub(super) fn ring(&self) {
+        self.state.ring();
+    }
+
     pub(super) fn open_state(&self) -> Result<StateGuard<'_>> {
         // Before the lock: in a forked child it may be held by a thread that does not exist there.
         self.driver.check_process().map_err(PoolError::WrongProcess)?;
-        let state = self.state.lock().filter(|_| !self.memory.is_poisoned()).ok_or(PoolError::Poisoned)?;
-        if state.is_closed() { Err(PoolError::Closed) } else { Ok(state) }
+        still_open(self.state.lock().filter(|_| !self.memory.is_poisoned()).ok_or(PoolError::Poisoned)?)
     }
 
     pub(super) fn lock_memory(&self) -> Result<MemoryGuard<'_>> {
@@ -169,16 +241,27 @@ impl Shared {
         self.memory.yield_to_waiters(memory)
     }
 
+    /// Gives the state up until it has changed, or for as long as this at most, whether or not the pool is closed.
+    pub(super) fn wait_anyway<'a>(
+        &'a self,
+        state: StateGuard<'a>,
+        most: Option<Duration>,
+    ) -> Result<StateGuard<'a>> {
+        let woken = match most {
+            Some(most) => self.state.wait_for(state, most),
+            None => self.state.wait(state),
+        };
+        woken.ok_or(PoolError::Poisoned)
+    }
+
     /// Gives the state up until it has changed.
     pub(super) fn wait<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
-        let state = self.state.wait(state).ok_or(PoolError::Poisoned)?;
-        if state.is_closed() { Err(PoolError::Closed) } else { Ok(state) }
+        self.wait_anyway(state, None).and_then(still_open)
     }
 
     /// The same, for a millisecond at most.
     pub(super) fn wait_briefly<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
-        let state = self.state.wait_for(state, LULL).ok_or(PoolError::Poisoned)?;
-        if state.is_closed() { Err(PoolError::Closed) } else { Ok(state) }
+        self.wait_anyway(state, Some(LULL)).and_then(still_open)
     }
 
     /// The same; comes back now and then where there is a deadline, for the caller to look at it.
@@ -195,7 +278,11 @@ impl Shared {
         begin: impl FnOnce() -> Wait<'w>,
     ) -> Result<(StateGuard<'a>, TagKey)> {
         let key = state.tag_key(tag);
-        if state.tags.get(key).is_taken() { self.wait_for_tag(state, tag, begin()) } else { Ok((state, key)) }
+        if state.tags().get(key).is_taken() {
+            self.wait_for_tag(state, tag, begin())
+        } else {
+            Ok((state, key))
+        }
     }
 
     fn wait_for_tag<'a>(
@@ -207,7 +294,7 @@ impl Shared {
         loop {
             // Looked up each time: who waits does not keep it from being forgotten.
             let key = state.tag_key(tag);
-            if !state.tags.get(key).is_taken() {
+            if !state.tags().get(key).is_taken() {
                 return Ok((state, key));
             }
             if wait.deadline.has_passed(&*self.driver) {
@@ -228,14 +315,24 @@ impl Shared {
     /// What was freed while somebody held its tag or its chunk can be had now: tells who waits for memory, and the
     /// reaper, which may have found nothing above the mark because of it.
     pub(super) fn had_again(&self, mut state: StateGuard<'_>) {
-        state.heap.clocks_mut().tell();
+        state.heap_mut().clocks_mut().tell();
         let has_mark = state.has_mark();
         drop(state);
         self.state.ring();
         if has_mark {
-            self.orders.lock_anyway().give();
-            self.orders.ring();
+            self.give_order();
         }
+    }
+
+    /// Keeps the tags that are `wanted` from falling asleep, of those that are awake and that nobody puts to sleep.
+    pub(super) fn guests(&self, wanted: impl Fn(&State, TagKey) -> bool) -> Vec<Guest<'_>> {
+        let mut state = self.lock_state();
+        if state.is_closed() {
+            return Vec::new();
+        }
+        let awake = state.tags().iter().filter(|(_, entry)| entry.state().is_held() && !entry.is_taken());
+        let tags: Vec<TagKey> = awake.map(|(tag, _)| tag).filter(|tag| wanted(&state, *tag)).collect();
+        tags.into_iter().map(|tag| Guest::enter(self, &mut state, tag)).collect()
     }
 
     /// Takes those of `tags`, or of all, that satisfy `wanted`, when nobody else works on them. Returns
@@ -250,35 +347,45 @@ impl Shared {
     ) -> Result<(Vec<TagKey>, Alone<'_>)> {
         let mut state = self.open_state()?;
         loop {
-            let visited = state.tags.selected(op, tags)?;
+            let visited = state.tags().selected(op, tags)?;
             if falls_asleep {
                 state.check_unheld(op, &visited)?;
             }
-            let is_wanted = |tag: &TagKey| wanted(state.tags.get(*tag).state());
+            let is_wanted = |tag: &TagKey| wanted(state.tags().get(*tag).state());
             let held: Vec<TagKey> = visited.iter().copied().filter(is_wanted).collect();
-            let busy = visited.iter().any(|tag| state.tags.get(*tag).is_taken());
-            if !busy && held.iter().all(|tag| state.tags.get(*tag).is_free()) {
-                held.iter().for_each(|tag| state.tags.get_mut(*tag).take(falls_asleep));
-                state.tags.hold(); // Also those that are visited only.
+            let busy = visited.iter().any(|tag| state.tags().get(*tag).is_taken());
+            if !busy && held.iter().all(|tag| state.tags().get(*tag).is_free()) {
+                held.iter().for_each(|tag| state.tags_mut().get_mut(*tag).take(falls_asleep));
+                state.tags_mut().hold(); // Also those that are visited only.
                 return Ok((visited, Alone { shared: self, tags: held }));
             }
             if deadline.has_passed(&*self.driver) {
-                let in_use = |tag: &TagKey| !state.tags.get(*tag).is_free();
+                let in_use = |tag: &TagKey| !state.tags().get(*tag).is_free();
                 let busy: Vec<TagKey> = visited.into_iter().filter(in_use).collect();
-                let awaited = Awaited::Calls(state.tags.names(&busy));
+                let awaited = Awaited::Calls(state.tags().names(&busy));
                 drop(state);
                 return Err(self.timed_out(Wait { deadline, op: &op, needed_bytes: 0 }, awaited));
             }
             // Who prepares a sleep in the background makes way.
-            held.iter().for_each(|tag| state.tags.get_mut(*tag).want());
-            let waited =
-                if deadline.is_never() { self.state.wait(state) } else { self.state.wait_for(state, LULL) };
-            state = waited.ok_or(PoolError::Poisoned)?;
-            held.iter().for_each(|tag| state.tags.get_mut(*tag).unwant());
-            if state.is_closed() {
-                return Err(PoolError::Closed);
-            }
+            held.iter().for_each(|tag| state.tags_mut().get_mut(*tag).want());
+            state = self.wait_anyway(state, (!deadline.is_never()).then_some(LULL))?;
+            held.iter().for_each(|tag| state.tags_mut().get_mut(*tag).unwant());
+            state = still_open(state)?;
         }
+    }
+}
+
+fn still_open(state: StateGuard<'_>) -> Result<StateGuard<'_>> {
+    if state.is_closed() { Err(PoolError::Closed) } else { Ok(state) }
+}
+
+/// A sleep that lacks host memory.
+#[derive(Debug)]
+pub(super) struct Starving<'a>(&'a AtomicU32);
+
+impl Drop for Starving<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -298,12 +405,12 @@ impl Alone<'_> {
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.shared.settle_after_panic();
-        let mut state = self.shared.state.lock_anyway();
+        let mut state = self.shared.lock_state();
         for tag in &self.tags {
-            state.tags.get_mut(*tag).give_back();
+            state.tags_mut().get_mut(*tag).give_back();
             state.tidy_absent(*tag);
         }
-        state.tags.let_go();
+        state.tags_mut().let_go();
         self.shared.had_again(state);
     }
 }
@@ -318,7 +425,7 @@ pub(super) struct Guest<'a> {
 impl<'a> Guest<'a> {
     /// Goes in. Nobody has the tag alone.
     pub(super) fn enter(shared: &'a Shared, state: &mut State, tag: TagKey) -> Self {
-        state.tags.get_mut(tag).enter();
+        state.tags_mut().get_mut(tag).enter();
         Self { shared, tag }
     }
 
@@ -329,7 +436,7 @@ impl<'a> Guest<'a> {
 
 impl Drop for Guest<'_> {
     fn drop(&mut self) {
-        self.shared.state.lock_anyway().tags.get_mut(self.tag).leave();
-        self.shared.state.ring();
+        self.shared.lock_state().tags_mut().get_mut(self.tag).leave();
+        self.shared.ring();
     }
 }

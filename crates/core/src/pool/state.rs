@@ -14,8 +14,9 @@ use super::holds::Holds;
 use super::keys::{BlockKey, LaneKey, SegmentKey, TagKey};
 use super::physical::Counters;
 use super::piece::{Backing, Piece};
-use super::shape::{Shape, UNIT_BYTES, bytes_max};
+use super::shape::Shape;
 use super::tags::Tags;
+use super::units::{UNIT_BYTES, bytes_max};
 use crate::bytes::ByteSize;
 use crate::driver::{DeviceRange, StreamId};
 use crate::tag::{Changes, Tag, TagPolicy};
@@ -26,15 +27,15 @@ const SEGMENTS_A_TAG: usize = 16;
 /// What a pool knows.
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) heap: Heap,
-    pub(super) tags: Tags,
-    pub(super) backups: BackupIndex,
+    heap: Heap,
+    tags: Tags,
+    backups: BackupIndex,
     /// Most memory that was in use at once, by whole chunks.
     peak_used_bytes: u64,
     /// See [`super::PoolConfig::cached_max_bytes`].
     cached_max_bytes: Option<u64>,
     closed: bool,
-    pub(super) holds: Holds,
+    holds: Holds,
 }
 
 impl State {
@@ -61,6 +62,34 @@ impl State {
 
     pub(super) fn close(&mut self) {
         self.closed = true;
+    }
+
+    pub(super) fn heap(&self) -> &Heap {
+        &self.heap
+    }
+
+    pub(super) fn heap_mut(&mut self) -> &mut Heap {
+        &mut self.heap
+    }
+
+    pub(super) fn tags(&self) -> &Tags {
+        &self.tags
+    }
+
+    pub(super) fn tags_mut(&mut self) -> &mut Tags {
+        &mut self.tags
+    }
+
+    pub(super) fn backups(&self) -> &BackupIndex {
+        &self.backups
+    }
+
+    pub(super) fn backups_mut(&mut self) -> &mut BackupIndex {
+        &mut self.backups
+    }
+
+    pub(super) fn holds(&self) -> &Holds {
+        &self.holds
     }
 
     // ---- tags and lanes ----
@@ -156,6 +185,11 @@ impl State {
         if let Some(key) = self.tags.find(tag) {
             self.heap.set_pinned(key, self.holds.is_held(tag));
         }
+    }
+
+    /// Nobody is left to end the holds.
+    pub(super) fn orphan_holds(&mut self) {
+        self.holds.orphan();
     }
 
     /// Refuses `op`, which would take memory from these tags.
@@ -324,6 +358,23 @@ impl State {
         let mut idle = self.heap.idle(&|tag| self.tags.get(tag).is_ready());
         idle.quiet_bytes += self.leftovers().map(|piece| piece.range.bytes).sum::<u64>();
         idle
+    }
+
+    /// Takes up to `wanted` idle chunks of one size, of tags that are ready; returns how many.
+    pub(super) fn steal(&mut self, bytes: u64, wanted: usize, leaving: &mut Vec<Piece>) -> usize {
+        let Self { heap, tags, .. } = self;
+        heap.steal(&|tag| tags.get(tag).is_ready(), bytes, wanted, leaving)
+    }
+
+    /// Takes `bytes` of idle memory of tags that are ready, the largest pieces first, or all there is.
+    pub(super) fn steal_bytes(&mut self, bytes: u64, leaving: &mut Vec<Piece>) {
+        let Self { heap, tags, .. } = self;
+        heap.steal_bytes(&|tag| tags.get(tag).is_ready(), bytes, leaving);
+    }
+
+    /// Idle granules of tags that are ready.
+    pub(super) fn idle_granules(&self) -> usize {
+        self.heap.idle_granules(&|tag| self.tags.get(tag).is_ready())
     }
 
     /// Memory that a failed undo has left in tags that sleep: their bytes are elsewhere.

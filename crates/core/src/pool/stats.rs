@@ -151,62 +151,62 @@ impl State {
         let worth_naming = |stats: &TagStats| {
             stats.live_blocks > 0 || stats.mapped_bytes > 0 || stats.state != TagState::Awake
         };
-        let keys = self.tags.selected("list", None).unwrap_or_default();
+        let keys = self.tags().selected("list", None).unwrap_or_default();
         let tags: Vec<TagStats> =
             keys.into_iter().map(|tag| self.tag_stats(tag)).filter(worth_naming).collect();
         PoolStats {
-            live_bytes: self.heap.live_bytes(),
+            live_bytes: self.heap().live_bytes(),
             mapped_bytes: counters.held_bytes(),
-            peak_live_bytes: self.heap.peak_live_bytes(),
+            peak_live_bytes: self.heap().peak_live_bytes(),
             peak_mapped_bytes: counters.peak_bytes(),
             created_bytes: counters.created_bytes(),
             cached_bytes: self.cached_bytes(counters),
             owed_bytes: counters.owed_bytes(),
-            reserved_bytes: self.heap.segments().iter().map(|(_, segment)| segment.range().bytes).sum(),
+            reserved_bytes: self.heap().segments().iter().map(|(_, segment)| segment.range().bytes).sum(),
             backup_bytes: tags.iter().map(|stats| stats.backup_bytes).sum(),
-            limit_bytes: self.heap.shape().limit_bytes(),
+            limit_bytes: self.heap().shape().limit_bytes(),
             live_blocks: tags.iter().map(|stats| stats.live_blocks).sum(),
-            segments: self.heap.segments().len(),
+            segments: self.heap().segments().len(),
             tags,
         }
     }
 
     fn tag_stats(&self, key: TagKey) -> TagStats {
-        let (entry, live) = (self.tags.get(key), self.heap.live_of(key));
+        let (entry, live) = (self.tags().get(key), self.heap().live_of(key));
         TagStats {
             tag: entry.name().clone(),
             state: entry.state(),
             live_bytes: live.live_bytes,
-            mapped_bytes: self.heap.segments().of_tag(key).map(|(_, segment)| segment.held_bytes()).sum(),
-            backup_bytes: self.backups.bytes(key),
+            mapped_bytes: self.heap().segments().of_tag(key).map(|(_, segment)| segment.held_bytes()).sum(),
+            backup_bytes: self.backups().bytes(key),
             live_blocks: live.live_blocks,
         }
     }
 
     pub(super) fn remembered(&self) -> Remembered {
         Remembered {
-            tags: self.tags.count(),
-            lanes: self.heap.lane_count(),
-            clocks: self.heap.clocks().count(),
-            uses: self.heap.uses(),
+            tags: self.tags().count(),
+            lanes: self.heap().lane_count(),
+            clocks: self.heap().clocks().count(),
+            uses: self.heap().uses(),
         }
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
         let mut segments: Vec<SegmentSnapshot> =
-            self.heap.segments().iter().map(|(_, segment)| self.segment_snapshot(segment)).collect();
+            self.heap().segments().iter().map(|(_, segment)| self.segment_snapshot(segment)).collect();
         segments.sort_unstable_by_key(|segment| segment.addr);
         Snapshot { segments }
     }
 
     fn segment_snapshot(&self, segment: &Segment) -> SegmentSnapshot {
-        let blocks = self.heap.walk(segment).filter_map(|(kind, block)| {
+        let blocks = self.heap().walk(segment).filter_map(|(kind, block)| {
             let requested_bytes = (kind == Kind::Live).then(|| block.requested_bytes());
             let kind = BlockKind::of(kind)?;
             Some(BlockSnapshot { addr: block.addr, bytes: block.bytes(), kind, requested_bytes })
         });
         SegmentSnapshot {
-            tag: self.tags.get(segment.tag()).name().clone(),
+            tag: self.tags().get(segment.tag()).name().clone(),
             addr: segment.range().addr,
             bytes: segment.range().bytes,
             mapped_bytes: segment.held_bytes(),

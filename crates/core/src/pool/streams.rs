@@ -16,7 +16,7 @@ impl Shared {
         if stream == StreamId::DEFAULT {
             return Ok(());
         }
-        self.driver.check_stream(stream).map_err(|source| match source.kind {
+        self.driver().check_stream(stream).map_err(|source| match source.kind {
             DriverErrorKind::UnknownHandle { .. } => PoolError::UnknownStream { op, stream },
             DriverErrorKind::WrongProcess { .. } => PoolError::WrongProcess(source),
             _ => PoolError::Driver { op, source },
@@ -26,13 +26,13 @@ impl Shared {
     /// Whether work on a stream may still be under way.
     pub(super) fn may_exist(&self, stream: StreamId) -> bool {
         let unknown = |kind| matches!(kind, DriverErrorKind::UnknownHandle { .. });
-        !self.driver.check_stream(stream).is_err_and(|error| unknown(error.kind))
+        !self.driver().check_stream(stream).is_err_and(|error| unknown(error.kind))
     }
 
     /// The lane of a request whose tag is `tag`, made if need be.
     #[inline]
     pub(super) fn lane_of(&self, state: &mut State, tag: TagKey, request: &AllocRequest) -> Result<LaneKey> {
-        match state.heap.find_lane(tag, request.stream) {
+        match state.heap_mut().find_lane(tag, request.stream) {
             Some(lane) => Ok(lane),
             None => state.make_lane(tag, request, |stream| self.may_exist(stream)),
         }

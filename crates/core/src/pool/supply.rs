@@ -10,7 +10,6 @@
 
 use std::cmp::Reverse;
 
-use super::keys::TagKey;
 use super::physical::PhysicalMemory;
 use super::piece::Piece;
 use super::state::State;
@@ -46,7 +45,7 @@ impl State {
         allowed_bytes: u64,
         may_split: bool,
     ) -> Supply {
-        let shape = self.heap.shape();
+        let shape = self.heap().shape();
         let (granule, chunk) = (shape.granule_bytes, shape.chunk_bytes);
         let at_hand = |bytes| memory.loose_count(bytes) + count(in_hand, bytes);
         let committed_bytes = memory.counters().committed_bytes();
@@ -61,7 +60,7 @@ impl State {
             }
         }
         if may_split && missing_chunks > 0 {
-            let have = at_hand(granule) + self.heap.idle_granules(&|tag| self.is_ready(tag));
+            let have = at_hand(granule) + self.idle_granules();
             let wanted = count(needs, granule);
             create_bytes += wanted.saturating_sub(have) as u64 * granule;
             let too_many = usize::try_from(excess(create_bytes).div_ceil(chunk)).unwrap_or(usize::MAX);
@@ -85,7 +84,7 @@ impl State {
     /// idle memory of the wrong size, which the next large or small block may want again.
     pub(super) fn allowed_bytes(&self, used_bytes: u64) -> u64 {
         let most = self.peak_used_bytes().max(used_bytes);
-        let limit_bytes = self.heap.shape().limit_bytes.unwrap_or(u64::MAX);
+        let limit_bytes = self.heap().shape().limit_bytes.unwrap_or(u64::MAX);
         most.saturating_add(most / SPARE_PART).min(limit_bytes)
     }
 
@@ -102,12 +101,12 @@ impl State {
         if used_bytes <= self.peak_used_bytes() {
             return 0;
         }
-        let shape = self.heap.shape();
+        let shape = self.heap().shape();
         let granule = shape.granule_bytes;
         let committed_bytes =
             memory.counters().committed_bytes() + supply.create_bytes - supply.release_bytes;
         let room = allowed_bytes.saturating_sub(committed_bytes) / granule;
-        let wanted = self.heap.fine_demand_bytes().saturating_add(shape.chunk_bytes);
+        let wanted = self.heap().fine_demand_bytes().saturating_add(shape.chunk_bytes);
         let missing = wanted.saturating_sub(memory.held_of(granule)) / granule;
         usize::try_from(room.min(missing)).unwrap_or(0)
     }
@@ -116,13 +115,12 @@ impl State {
     pub(super) fn give_up(&mut self, bytes: u64, leaving: &mut Vec<Piece>) {
         let sum = |leaving: &[Piece]| leaving.iter().map(|piece| piece.range.bytes).sum::<u64>();
         let wanted = sum(leaving).saturating_add(bytes);
-        let Self { heap, tags, .. } = self;
-        heap.steal_bytes(&|tag| tags.get(tag).is_ready(), bytes, leaving);
+        self.steal_bytes(bytes, leaving);
         for piece in self.leftovers().collect::<Vec<_>>() {
             if sum(leaving) >= wanted {
                 return;
             }
-            self.heap.segments_mut().set_absent((piece.segment, piece.range.addr));
+            self.heap_mut().segments_mut().set_absent((piece.segment, piece.range.addr));
             leaving.push(piece);
         }
     }
@@ -130,14 +128,9 @@ impl State {
     /// Finds `wanted` chunks of one size; returns how many are missing.
     fn supply_size(&mut self, bytes: u64, wanted: usize, at_hand: usize, supply: &mut Supply) -> usize {
         let taken = at_hand.min(wanted);
-        let Self { heap, tags, .. } = self;
-        let found = heap.steal(&|tag| tags.get(tag).is_ready(), bytes, wanted - taken, &mut supply.leaving);
+        let found = self.steal(bytes, wanted - taken, &mut supply.leaving);
         supply.reserved.push((bytes, taken + found));
         wanted - taken - found
-    }
-
-    fn is_ready(&self, tag: TagKey) -> bool {
-        self.tags.get(tag).is_ready()
     }
 }
 

@@ -103,11 +103,6 @@ impl Tags {
         &self.entries[key]
     }
 
-    /// A tag that may have been forgotten since its key was looked up.
-    pub(super) fn get_known(&self, key: TagKey) -> Option<&TagEntry> {
-        self.entries.get(key)
-    }
-
     pub(super) fn get_mut(&mut self, key: TagKey) -> &mut TagEntry {
         &mut self.entries[key]
     }

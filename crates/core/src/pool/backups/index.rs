@@ -10,7 +10,7 @@
 //! date: whoever puts it back looks at the tag's count of doubts.
 //!
 //! A stored granule is *unseen* when a wake has copied it to the device and nobody knows whether it was what its digest says.
-//! Whoever lets go of one, or writes over it, looks at it before ([`super::spoiled`]).
+//! Whoever lets go of one, or writes over it, looks at it before ([`super::super::spoiled`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -63,22 +63,22 @@ pub(in crate::pool) struct Stored {
 
 /// A granule that was loaded unseen.
 #[derive(Debug, Clone)]
-pub(super) struct Suspect {
+pub(in crate::pool) struct Suspect {
     /// Where it is on the device.
-    pub(super) granule: DeviceRange,
+    pub(in crate::pool) granule: DeviceRange,
     /// What it was loaded from, and from where there, in bytes.
-    pub(super) room: Arc<Room>,
-    pub(super) offset: u64,
-    pub(super) expected: Digest,
+    pub(in crate::pool) room: Arc<Room>,
+    pub(in crate::pool) offset: u64,
+    pub(in crate::pool) expected: Digest,
 }
 
 impl Backup {
     /// Whether nobody reads it, so that it can be written.
-    pub(super) fn is_ours(&self) -> bool {
+    pub(in crate::pool) fn is_ours(&self) -> bool {
         Arc::strong_count(&self.room) == 1 && self.room.is_free()
     }
 
-    pub(super) fn has_unseen(&self) -> bool {
+    pub(in crate::pool) fn has_unseen(&self) -> bool {
         self.granules.iter().flatten().any(|stored| stored.loaded_unseen)
     }
 
@@ -259,13 +259,13 @@ impl BackupIndex {
     // ---- what was loaded unseen ----
 
     /// What was loaded unseen of a tag.
-    pub(super) fn unseen(&self, tag: TagKey) -> impl Iterator<Item = Suspect> {
+    pub(in crate::pool) fn unseen(&self, tag: TagKey) -> impl Iterator<Item = Suspect> {
         let extents = self.tags[tag].extents.iter();
         extents.flat_map(|((_, at), backup)| backup.unseen(*at, self.granule_bytes))
     }
 
     /// What was loaded unseen of the extents that `range` of a segment touches.
-    pub(super) fn unseen_in(
+    pub(in crate::pool) fn unseen_in(
         &self,
         tag: TagKey,
         segment: SegmentKey,

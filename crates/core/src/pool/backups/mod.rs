@@ -1,18 +1,15 @@
-//! Backups: what is stored of a pool's bytes ([`index`]), what is to be ([`saves`]), and the copying of it.
+//! Backups: what is stored of a pool's bytes ([`index`]), and what is to be ([`saves`]).
 //!
-//! [`save`] brings backups up to date in a sleep, [`prepare`] does so before, in the background; [`sample`] chooses what
-//! a spot check looks at, and [`spoiled`] sees to it that what has spoiled is never taken for a change.
+//! [`super::save`] brings backups up to date in a sleep, [`super::prepare`] does so before, in the background; [`sample`]
+//! chooses what a spot check looks at, and [`super::spoiled`] sees to it that what has spoiled is never taken for a change.
 
 mod index;
-pub(super) mod prepare;
 pub(super) mod sample;
-pub(super) mod save;
-mod spoiled;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-pub(super) use self::index::{Backup, BackupIndex, Stored};
+pub(super) use self::index::{Backup, BackupIndex, Stored, Suspect};
 use super::heap::{Heap, Segment};
 use super::keys::{Place, SegmentKey, TagKey};
 
@@ -30,7 +27,7 @@ pub(super) struct Save {
 pub(super) const BACK_UP: &str = "back up by sleeping";
 
 /// The tags of saves, each once.
-fn tags_of(saves: &[Save]) -> Vec<TagKey> {
+pub(super) fn tags_of(saves: &[Save]) -> Vec<TagKey> {
     let tags: BTreeSet<TagKey> = saves.iter().map(|save| save.tag).collect();
     tags.into_iter().collect()
 }

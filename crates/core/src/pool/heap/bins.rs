@@ -7,7 +7,7 @@
 //! would have fitted best. The bins hold the heads of lists that run through the blocks themselves.
 
 use super::super::keys::BlockKey;
-use super::super::shape::UNIT_BYTES;
+use super::super::units::UNIT_BYTES;
 use super::blocks::Blocks;
 
 /// Bins to a power of two, as a power of two.

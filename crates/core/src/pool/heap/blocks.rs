@@ -7,7 +7,7 @@
 use std::ops::{Index, IndexMut};
 
 use super::super::keys::BlockKey;
-use super::super::shape::UNIT_BYTES;
+use super::super::units::UNIT_BYTES;
 
 /// What a block is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -67,7 +67,7 @@ impl Kind {
     }
 }
 
-/// Bytes of a block in units. Nothing larger than [`BYTES_MAX`](super::super::shape::BYTES_MAX) becomes a block.
+/// Bytes of a block in units. Nothing larger than [`BYTES_MAX`](super::super::units::BYTES_MAX) becomes a block.
 fn to_units(bytes: u64) -> u32 {
     u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX)
 }
@@ -89,7 +89,7 @@ impl Default for Block {
 }
 
 impl Block {
-    /// A block on its own, of at most [`BYTES_MAX`](super::super::shape::BYTES_MAX).
+    /// A block on its own, of at most [`BYTES_MAX`](super::super::units::BYTES_MAX).
     pub(super) fn new(addr: u64, bytes: u64) -> Self {
         Self { addr, units: to_units(bytes), ..Self::default() }
     }

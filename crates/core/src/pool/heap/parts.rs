@@ -7,7 +7,7 @@
 use super::super::error::{PoolError, Result};
 use super::super::handle::{Block as Handle, BlockId};
 use super::super::keys::{BlockKey, LaneKey, Place, TagKey};
-use super::super::shape::UNIT_BYTES;
+use super::super::units::UNIT_BYTES;
 use super::Heap;
 use super::blocks::{Block, Kind};
 use crate::driver::DeviceRange;

@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use super::super::handle::BlockId;
 use super::super::keys::{BlockKey, LaneKey, SegmentKey, TagKey};
 use super::super::piece::Piece;
-use super::super::shape::UNIT_BYTES;
+use super::super::units::UNIT_BYTES;
 use super::Heap;
 use super::blocks::{Block, Kind};
 use crate::driver::DeviceRange;

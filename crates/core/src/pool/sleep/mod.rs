@@ -11,7 +11,6 @@ use std::time::Instant;
 
 use self::plan::SleepPlan;
 use super::backups::Save;
-use super::backups::save::{Saved, Saver};
 use super::capture::refused_by_capture;
 use super::deadline::{Deadline, Wait};
 use super::error::{Awaited, Phase, PoolError, Result};
@@ -19,6 +18,7 @@ use super::host_reclaim::is_lacking;
 use super::keys::{Place, TagKey};
 use super::piece::{Backing, Group, Piece};
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
+use super::save::{Saved, Saver};
 use super::shared::{MemoryGuard, Shared};
 use super::state::State;
 use crate::driver::{DriverError, MemoryInfo};
@@ -34,16 +34,16 @@ impl Shared {
     pub(super) fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
         drop(self.open_state()?);
         self.check_no_capture(SLEEP)?;
-        let deadline = Deadline::begin(&*self.driver, request.wait_max);
+        let deadline = Deadline::begin(self.driver(), request.wait_max);
         let (visited, alone) = self.alone(SLEEP, request.tags.as_deref(), |_| true, true, deadline)?;
-        let plan = |state: &State| state.plan_sleep(request.level, &visited, &self.counters);
+        let plan = |state: &State| state.plan_sleep(request.level, &visited, self.counters());
         let slept = self.fall_asleep(SLEEP, &plan, deadline);
         drop(alone);
         let undone =
             |error: &PoolError| matches!(error, PoolError::SleepFailed { .. } | PoolError::Stranded { .. });
         if slept.as_ref().is_err_and(|error| undone(error) && self.lets_backups_go(error)) {
             // Already failing; what the driver keeps of their memory serves the next try.
-            let _ = self.backups.trim();
+            let _ = self.backups().trim();
         }
         slept
     }
@@ -51,19 +51,19 @@ impl Shared {
     /// What a sleep would back up, and of which tags.
     pub(super) fn plan_preparation(&self, request: &SleepRequest) -> Result<(Vec<Save>, Vec<Tag>)> {
         let state = self.open_state()?;
-        let visited = state.tags.selected("prepare the sleep of", request.tags.as_deref())?;
-        let plan = state.plan_sleep(request.level, &visited, &self.counters)?;
+        let visited = state.tags().selected("prepare the sleep of", request.tags.as_deref())?;
+        let plan = state.plan_sleep(request.level, &visited, self.counters())?;
         let backed_up = |(tag, action): &(TagKey, _)| (*action == SleepAction::Backup).then_some(*tag);
         let tags: Vec<TagKey> = plan.tags.iter().filter_map(backed_up).collect();
-        Ok((plan.saves, state.tags.names(&tags)))
+        Ok((plan.saves, state.tags().names(&tags)))
     }
 
     pub(super) fn discard(&self, tags: &[Tag]) -> Result<SleepReport> {
         drop(self.open_state()?);
         self.check_no_capture(DISCARD)?;
-        let forever = Deadline::begin(&*self.driver, None);
+        let forever = Deadline::begin(self.driver(), None);
         let (visited, _alone) = self.alone(DISCARD, Some(tags), |_| true, true, forever)?;
-        self.fall_asleep(DISCARD, &|state| Ok(state.plan_discard(&visited, &self.counters)), forever)
+        self.fall_asleep(DISCARD, &|state| Ok(state.plan_discard(&visited, self.counters())), forever)
     }
 
     fn fall_asleep(
@@ -83,7 +83,7 @@ impl Shared {
         }
         self.quiesce()
             .map_err(|source| refused_by_capture(op, &source).unwrap_or(at(Phase::Quiesce)(source)))?;
-        let before = self.driver.memory_info().map_err(at(Phase::Measure))?;
+        let before = self.driver().memory_info().map_err(at(Phase::Measure))?;
         let plan = plan(&*self.open_state()?)?;
         let mut saved = Saved::default();
         let falling: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
@@ -96,7 +96,7 @@ impl Shared {
                 return Err(error);
             }
         };
-        self.state.lock_anyway().commit_sleep(&plan);
+        self.lock_state().commit_sleep(&plan);
         let (released_bytes, refused) = self.release(memory, &mut pieces, &mut saved.phases);
         let report = self.report(&plan, &saved, before, released_bytes, refused.is_some(), started);
         match refused {
@@ -115,22 +115,22 @@ impl Shared {
         if self.lose_spoiled(&tags).is_err() {
             return; // What cannot be looked at stays.
         }
-        let mut state = self.state.lock_anyway();
+        let mut state = self.lock_state();
         for save in &plan.saves {
-            if state.tags.get(save.tag).state().is_held() {
-                state.backups.forget_extent(save.tag, save.place);
+            if state.tags().get(save.tag).state().is_held() {
+                state.backups_mut().forget_extent(save.tag, save.place);
             }
         }
     }
 
     fn lets_backups_go(&self, error: &PoolError) -> bool {
         let starved = matches!(error, PoolError::SleepFailed { source, .. } if is_lacking(source));
-        starved || !self.shape.keep_backups
+        starved || !self.shape().keep_backups
     }
 
     /// How much leaves before others may have the lock.
     fn leaving_group(&self) -> Group {
-        Group { pieces: GROUP_PIECES, bytes: GROUP_PIECES as u64 * self.shape.chunk_bytes }
+        Group { pieces: GROUP_PIECES, bytes: GROUP_PIECES as u64 * self.shape().chunk_bytes }
     }
 
     /// Unmaps all that leaves, or nothing, a few pieces at a time: others have the lock in between. Nobody else touches
@@ -140,8 +140,8 @@ impl Shared {
         let started = Instant::now();
         let mut memory = self.lock_memory()?;
         let mut pieces: Vec<Piece> = {
-            let state = self.state.lock_anyway();
-            plan.leaving.iter().filter_map(|place| state.heap.segments().piece(*place)).collect()
+            let state = self.lock_state();
+            plan.leaving.iter().filter_map(|place| state.heap().segments().piece(*place)).collect()
         };
         let before: Vec<Backing> = pieces.iter().map(|piece| piece.backing).collect();
         let (mut unmapped, mut done) = (Ok(()), 0);
@@ -156,8 +156,8 @@ impl Shared {
         }
         if let Err(source) = unmapped {
             let undone = memory.restore(&mut pieces, &before);
-            let mut state = self.state.lock_anyway();
-            state.heap.segments_mut().store(&pieces);
+            let mut state = self.lock_state();
+            state.heap_mut().segments_mut().store(&pieces);
             let error = state.sleep_failed(plan, source, undone);
             let unfit = state.tidy_held(&plan.leaving);
             drop(state);
@@ -165,7 +165,7 @@ impl Shared {
             let _ = self.dispose(&mut memory, unfit);
             return Err(error);
         }
-        self.state.lock_anyway().heap.segments_mut().store(&pieces);
+        self.lock_state().heap_mut().segments_mut().store(&pieces);
         add(&mut phases.unmap_s, started.elapsed());
         Ok((memory, pieces))
     }
@@ -210,23 +210,23 @@ impl Shared {
         started: Instant,
     ) -> SleepReport {
         // Behind the point of no return a device that does not answer is no reason to fail.
-        let after = self.driver.memory_info().ok();
+        let after = self.driver().memory_info().ok();
         let process = |info: MemoryInfo| info.process;
         let fell = before
             .process
             .zip(after.and_then(process))
             .map(|(b, a)| b.used_bytes.saturating_sub(a.used_bytes));
         let confirmed = fell.is_some_and(|fell_bytes| fell_bytes >= released_bytes);
-        let held_bytes = self.counters.held_bytes();
+        let held_bytes = self.counters().held_bytes();
         let uncovered_bytes = after.and_then(process).map_or(0, |process| {
             process.used_bytes.saturating_sub(process.context_bytes).saturating_sub(held_bytes)
         });
-        let state = self.state.lock_anyway();
+        let state = self.lock_state();
         let tags: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
         SleepReport {
             level: plan.level,
-            tags: state.tags.names(&tags),
-            already_asleep_tags: state.tags.names(&plan.already_asleep),
+            tags: state.tags().names(&tags),
+            already_asleep_tags: state.tags().names(&plan.already_asleep),
             seconds: started.elapsed().as_secs_f64(),
             planned_release_bytes: plan.release_bytes,
             released_bytes,
@@ -238,7 +238,7 @@ impl Shared {
             copied_bytes: saved.copied_bytes,
             unchanged_bytes: saved.unchanged_bytes,
             trusted_bytes: saved.trusted_bytes,
-            fast_digests: self.driver.info().fast_digests,
+            fast_digests: self.driver().info().fast_digests,
             discarded_bytes: plan.discarded_bytes,
             uncovered_bytes,
             device_free_before_bytes: before.free_bytes,
@@ -259,13 +259,13 @@ impl State {
         let Some(undo) = undone else { return PoolError::SleepFailed { phase, source } };
         // A discard may concern tags that slept before: those go on sleeping, whatever of them is mapped.
         let tags = plan.tags.iter().map(|(tag, _)| *tag);
-        let is_stranded = |tag: &TagKey| self.tags.get(*tag).state().is_held() && !self.is_whole(*tag);
+        let is_stranded = |tag: &TagKey| self.tags().get(*tag).state().is_held() && !self.is_whole(*tag);
         let stranded: Vec<TagKey> = tags.filter(is_stranded).collect();
         if stranded.is_empty() {
             return PoolError::SleepFailed { phase, source };
         }
-        stranded.iter().for_each(|tag| self.tags.get_mut(*tag).strand());
-        let names = self.tags.names(&stranded);
+        stranded.iter().for_each(|tag| self.tags_mut().get_mut(*tag).strand());
+        let names = self.tags().names(&stranded);
         let names: Vec<&str> = names.iter().map(Tag::as_str).collect();
         PoolError::Stranded { phase, tags: names.join(", "), source: source.into(), undo: undo.into() }
     }
@@ -273,12 +273,12 @@ impl State {
     /// The point of no return: from here on the tags sleep, and the memory of what leaves is in hand.
     fn commit_sleep(&mut self, plan: &SleepPlan) {
         for place in &plan.leaving {
-            self.heap.segments_mut().set_absent(*place);
+            self.heap_mut().segments_mut().set_absent(*place);
         }
         for (tag, action) in &plan.tags {
-            self.tags.get_mut(*tag).fall_asleep(*action);
+            self.tags_mut().get_mut(*tag).fall_asleep(*action);
             if *action == SleepAction::Drop {
-                self.backups.forget(*tag);
+                self.backups_mut().forget(*tag);
             }
         }
         let falling = plan.tags.iter().map(|(tag, _)| *tag);
@@ -292,11 +292,11 @@ impl State {
     /// Tidies the tags of `places` that are awake, where an undo may have left idle memory unmapped.
     fn tidy_held(&mut self, places: &[Place]) -> Vec<Piece> {
         let tags = self.tags_of(places).into_iter();
-        let awake: Vec<TagKey> = tags.filter(|tag| !self.tags.get(*tag).state().is_asleep()).collect();
+        let awake: Vec<TagKey> = tags.filter(|tag| !self.tags().get(*tag).state().is_asleep()).collect();
         awake.into_iter().flat_map(|tag| self.tidy(tag)).collect()
     }
 
     fn tags_of(&self, places: &[Place]) -> BTreeSet<TagKey> {
-        places.iter().filter_map(|(segment, _)| self.heap.segments().tag_of(*segment)).collect()
+        places.iter().filter_map(|(segment, _)| self.heap().segments().tag_of(*segment)).collect()
     }
 }

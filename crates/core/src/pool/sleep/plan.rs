@@ -40,7 +40,7 @@ impl State {
         for tag in visited.iter().copied() {
             if let Some(action) = self.sleep_action(tag, level)? {
                 tags.push((tag, action));
-            } else if self.tags.get(tag).state().is_asleep() {
+            } else if self.tags().get(tag).state().is_asleep() {
                 already_asleep.push(tag);
             }
         }
@@ -51,9 +51,9 @@ impl State {
     pub(in crate::pool) fn plan_discard(&self, visited: &[TagKey], counters: &Counters) -> SleepPlan {
         let (mut tags, mut already_asleep) = (Vec::new(), Vec::new());
         for tag in visited.iter().copied() {
-            if self.tags.get(tag).state() == TagState::AsleepDropped {
+            if self.tags().get(tag).state() == TagState::AsleepDropped {
                 already_asleep.push(tag);
-            } else if self.heap.live_of(tag).live_blocks > 0 {
+            } else if self.heap().live_of(tag).live_blocks > 0 {
                 tags.push((tag, SleepAction::Drop));
             }
         }
@@ -62,8 +62,8 @@ impl State {
 
     /// How a tag falls asleep at this level; `None` when it sleeps that way already, or has no blocks.
     fn sleep_action(&self, tag: TagKey, level: Level) -> Result<Option<SleepAction>> {
-        let entry = self.tags.get(tag);
-        if self.heap.live_of(tag).live_blocks == 0 {
+        let entry = self.tags().get(tag);
+        if self.heap().live_of(tag).live_blocks == 0 {
             return Ok(None);
         }
         let (name, state) = (entry.name().clone(), entry.state());
@@ -101,7 +101,7 @@ impl State {
         };
         for tag in visited.iter().copied() {
             let action = plan.tags.iter().find(|(other, _)| *other == tag).map(|(_, action)| *action);
-            for (key, segment) in self.heap.segments().of_tag(tag) {
+            for (key, segment) in self.heap().segments().of_tag(tag) {
                 self.plan_segment(&mut plan, key, segment, action);
             }
         }
@@ -116,10 +116,10 @@ impl State {
         segment: &Segment,
         action: Option<SleepAction>,
     ) {
-        let shape = self.heap.shape();
-        let state = self.tags.get(segment.tag()).state();
+        let shape = self.heap().shape();
+        let state = self.tags().get(segment.tag()).state();
         let asleep = matches!(state, TagState::AsleepBackedUp | TagState::AsleepDropped);
-        let uses = self.heap.uses_of_granules(segment);
+        let uses = self.heap().uses_of_granules(segment);
         for (at, chunk) in segment.chunks() {
             let first = shape.granules(at - segment.range().addr);
             let of_chunk = &uses[first..first + shape.granules(chunk.bytes)];
@@ -131,7 +131,7 @@ impl State {
         }
         match action {
             Some(SleepAction::Backup) => {
-                plan.saves.extend(saves(&self.heap, &self.backups, (key, segment), shape.chunk_bytes));
+                plan.saves.extend(saves(self.heap(), self.backups(), (key, segment), shape.chunk_bytes));
             }
             Some(SleepAction::Drop) => {
                 let live = uses.iter().filter(|granule| granule.is_live()).count();

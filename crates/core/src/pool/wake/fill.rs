@@ -20,9 +20,9 @@ use super::super::backups::{Stored, runs};
 use super::super::error::{Phase, PoolError, Result};
 use super::super::report::{Verify, WakeProgress, WakeRequest, add};
 use super::super::shared::Shared;
-use super::Woken;
 use super::verify::{Arrival, Verified};
 use super::ways::{Way, Ways};
+use super::woken::Woken;
 use crate::backup::Room;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending};
 use crate::tag::Tag;
@@ -117,7 +117,7 @@ impl<'a> Filler<'a> {
         request: &'a WakeRequest,
         turns: &BTreeMap<Tag, u64>,
     ) -> Self {
-        let granule_bytes = shared.shape.granule_bytes;
+        let granule_bytes = shared.shape().granule_bytes;
         let stored = |filling: &Filling| match &filling.with {
             With::Zeros => 0,
             With::Backup { granules, .. } => granules.iter().flatten().count() as u64,
@@ -130,12 +130,12 @@ impl<'a> Filler<'a> {
         let zeros = fillings.iter().filter(|filling| matches!(filling.with, With::Zeros));
         let zeroed_bytes: u64 = zeros.map(|filling| filling.range.bytes).sum();
         let stored_bytes = stored_granules * granule_bytes;
-        let ways = Ways::new(shared.streams.kernel().is_some(), granule_bytes);
+        let ways = Ways::new(shared.streams().kernel().is_some(), granule_bytes);
         Self {
             shared,
             fillings,
             request,
-            verify: request.verify_on(shared.driver.info()),
+            verify: request.verify_on(shared.driver().info()),
             samples: turns.iter().map(sample).collect(),
             next: 0,
             total_bytes: stored_bytes + zeroed_bytes,
@@ -150,6 +150,11 @@ impl<'a> Filler<'a> {
             chosen: Vec::new(),
             others: Vec::new(),
         }
+    }
+
+    /// Whether there is nothing to fill.
+    pub(super) fn is_empty(&self) -> bool {
+        self.fillings.is_empty()
     }
 
     /// What ends filling when it is cleared: what is not queued by then is left out.
@@ -172,8 +177,8 @@ impl<'a> Filler<'a> {
     }
 
     fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
-        let driver = &self.shared.driver;
-        let engine_stream = self.shared.streams.copy(turn);
+        let driver = self.shared.driver();
+        let engine_stream = self.shared.streams().copy(turn);
         let With::Backup { room, granules, is_last } = &filling.with else {
             let zeros = driver.zero(engine_stream, filling.range).map_err(|source| (Phase::Zero, source))?;
             self.zeroed_bytes += filling.range.bytes;
@@ -181,7 +186,7 @@ impl<'a> Filler<'a> {
             return Ok(());
         };
         let stored: Vec<usize> = (0..granules.len()).filter(|granule| granules[*granule].is_some()).collect();
-        let granule_bytes = self.shared.shape.granule_bytes;
+        let granule_bytes = self.shared.shape().granule_bytes;
         let part = |run: Range<usize>| {
             let host_offset = run.start as u64 * granule_bytes;
             let device = DeviceRange::new(filling.range.addr + host_offset, run.len() as u64 * granule_bytes);
@@ -192,7 +197,7 @@ impl<'a> Filler<'a> {
         let Some(way) = self.way_with_room() else { return Ok(()) };
         let stream = match way {
             Way::Engine => engine_stream,
-            Way::Kernel => self.shared.streams.kernel().unwrap_or(engine_stream),
+            Way::Kernel => self.shared.streams().kernel().unwrap_or(engine_stream),
         };
         let copy = room.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
         self.ways.queued(driver.now(), self.queued.len(), bytes);
@@ -221,7 +226,7 @@ impl<'a> Filler<'a> {
     fn way_with_room(&mut self) -> Option<Way> {
         while self.is_of_use() {
             let (queued, mut ended) = (&self.queued, Vec::new());
-            let way = self.ways.with_room(self.shared.driver.now(), |copy| {
+            let way = self.ways.with_room(self.shared.driver().now(), |copy| {
                 let has_ended = queued[copy].pending.as_ref().and_then(Pending::has_ended);
                 ended.extend(has_ended.filter(|has_ended| *has_ended).map(|_| copy));
                 has_ended

@@ -27,19 +27,13 @@ pub(super) struct WakePlan {
     pub(super) turns: BTreeMap<Tag, u64>,
 }
 
-impl WakePlan {
-    pub(super) fn lacks_spans(&self, chunk_bytes: u64) -> bool {
-        self.pieces.iter().any(|piece| piece.is_absent() && piece.range.bytes > chunk_bytes)
-    }
-}
-
 impl State {
     /// Of the tags that are meant, those are woken that the wake has to itself. Others were awake when it began, and are
     /// left alone, though they may have fallen asleep while it waited.
     pub(super) fn plan_wake(&self, visited: &[TagKey], held: &[TagKey], named: bool) -> WakePlan {
         let (mut tags, mut already_awake) = (Vec::new(), Vec::new());
         for tag in visited.iter().copied() {
-            let (entry, live) = (self.tags.get(tag), self.heap.live_of(tag));
+            let (entry, live) = (self.tags().get(tag), self.heap().live_of(tag));
             if entry.state().is_asleep() && !held.contains(&tag) {
                 continue;
             }
@@ -58,8 +52,8 @@ impl State {
         }
         // What is copied into is there first, and copying hides the rest.
         let is_dropped = |key: SegmentKey| {
-            let tag = self.heap.segments().tag_of(key);
-            tag.is_none_or(|tag| self.tags.get(tag).state() != TagState::AsleepBackedUp)
+            let tag = self.heap().segments().tag_of(key);
+            tag.is_none_or(|tag| self.tags().get(tag).state() != TagState::AsleepBackedUp)
         };
         pieces
             .sort_by_cached_key(|piece: &Piece| (is_dropped(piece.segment), piece.segment, piece.range.addr));
@@ -69,7 +63,7 @@ impl State {
         });
         let mut piece = 0;
         let fillings = fillings.into_iter().map(|(key, mut filling)| {
-            let last_byte = filling.end(self.heap.shape().granule_bytes) - 1;
+            let last_byte = filling.end(self.heap().shape().granule_bytes) - 1;
             let holds =
                 |piece: &Piece| piece.segment == key && piece.range.contains(&DeviceRange::new(last_byte, 1));
             while pieces.get(piece).is_some_and(|piece| !holds(piece)) {
@@ -79,19 +73,19 @@ impl State {
             filling
         });
         let fillings = fillings.collect();
-        let names = self.tags.names(&tags);
+        let names = self.tags().names(&tags);
         let turns = tags
             .iter()
-            .map(|tag| (self.tags.get(*tag).name().clone(), self.tags.get(*tag).wakes()))
+            .map(|tag| (self.tags().get(*tag).name().clone(), self.tags().get(*tag).wakes()))
             .collect();
         WakePlan { tags, names, already_awake, pieces, fillings, turns }
     }
 
     /// The chunks of a tag in which anything is used, and what is written into them.
     fn plan_tag(&self, tag: TagKey, pieces: &mut Vec<Piece>, fillings: &mut Vec<(SegmentKey, Filling)>) {
-        let (shape, entry) = (self.heap.shape(), self.tags.get(tag));
-        for (key, segment) in self.heap.segments().of_tag(tag) {
-            let uses = self.heap.uses_of_granules(segment);
+        let (shape, entry) = (self.heap().shape(), self.tags().get(tag));
+        for (key, segment) in self.heap().segments().of_tag(tag) {
+            let uses = self.heap().uses_of_granules(segment);
             let mut fill = |range, with| {
                 fillings.push((key, Filling { piece: 0, tag: entry.name().clone(), range, with }));
             };
@@ -109,7 +103,7 @@ impl State {
             }
             if entry.state() == TagState::AsleepBackedUp {
                 let is_last = !shape.keep_backups || entry.changes() == Changes::Volatile;
-                for (extent, backup) in self.backups.of_segment(tag, key) {
+                for (extent, backup) in self.backups().of_segment(tag, key) {
                     let first = shape.granules(extent.addr - segment.range().addr);
                     let of_extent = uses[first..].iter().zip(&backup.granules);
                     // What is not live any more may have no memory to be copied into.

@@ -48,7 +48,7 @@ impl Shared {
             compared += others.len();
             unseen = &[];
         }
-        let granule_bytes = self.shape.granule_bytes;
+        let granule_bytes = self.shape().granule_bytes;
         Ok(Verified {
             equal_bytes: (compared - spoiled.len()) as u64 * granule_bytes,
             unseen: unseen.iter().map(|arrival| arrival.granule).collect(),
@@ -62,12 +62,12 @@ impl Shared {
         let again = self.not_arrived(arrivals, &mut spoiled)?;
         for Arrival { granule, room, offset, .. } in &again {
             let part = CopyPart { device: *granule, host_offset: *offset };
-            let copy = room.load(self.streams.copy(0), &[part]).map_err(at(Phase::Copy))?;
+            let copy = room.load(self.streams().copy(0), &[part]).map_err(at(Phase::Copy))?;
             copy.wait().map_err(at(Phase::Copy))?;
         }
         let never = self.not_arrived(&again, &mut spoiled)?;
         let never = never.iter().map(|arrival| arrival.granule);
-        let lost = self.state.lock_anyway().lost_in(never);
+        let lost = self.lock_state().lost_in(never);
         if lost.is_empty() {
             Ok(spoiled)
         } else {
@@ -94,17 +94,17 @@ impl Shared {
 
     /// Those whose digests on the device are not what was stored: asked all at once, spread over the streams.
     fn different<'a>(&self, arrivals: &[Arrival<'a>]) -> Result<Vec<Arrival<'a>>> {
-        let share = arrivals.len().div_ceil(self.streams.saves()).max(1);
+        let share = arrivals.len().div_ceil(self.streams().saves()).max(1);
         let (mut asked, mut failed) = (Vec::new(), None);
         for (turn, arrivals) in arrivals.chunks(share).enumerate() {
             let touch = |a: &Arrival<'_>, b: &Arrival<'_>| {
                 a.granule.end() == b.granule.addr && std::ptr::eq(a.room, b.room)
             };
             let range = |run: &[Arrival<'_>]| {
-                DeviceRange::new(run[0].granule.addr, run.len() as u64 * self.shape.granule_bytes)
+                DeviceRange::new(run[0].granule.addr, run.len() as u64 * self.shape().granule_bytes)
             };
             let ranges: Vec<DeviceRange> = arrivals.chunk_by(touch).map(range).collect();
-            match self.driver.digest(self.streams.save(turn), &ranges) {
+            match self.driver().digest(self.streams().save(turn), &ranges) {
                 Ok(digests) => asked.push((arrivals, digests)),
                 Err(error) => {
                     failed = Some(error);

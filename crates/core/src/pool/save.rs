@@ -13,15 +13,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::super::error::{Phase, PoolError, Result};
-use super::super::host_reclaim::is_lacking;
-use super::super::keys::TagKey;
-use super::super::report::{SleepPhases, add};
-use super::super::shared::Shared;
-use super::super::state::State;
-use super::index::Suspect;
-use super::sample::Sample;
-use super::{BACK_UP, Backup, Save, Stored, runs, tags_of};
+use super::backups::Suspect;
+use super::backups::sample::Sample;
+use super::backups::{BACK_UP, Backup, Save, Stored, runs, tags_of};
+use super::error::{Phase, PoolError, Result};
+use super::host_reclaim::is_lacking;
+use super::keys::TagKey;
+use super::report::{SleepPhases, add};
+use super::shared::Shared;
+use super::state::State;
 use crate::backup::Room;
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, StreamId};
@@ -32,15 +32,15 @@ const COPIES_PER_STREAM: usize = 2;
 
 /// What the first half of a sleep did.
 #[derive(Debug, Default)]
-pub(in crate::pool) struct Saved {
-    pub(in crate::pool) copied_bytes: u64,
-    pub(in crate::pool) unchanged_bytes: u64,
-    pub(in crate::pool) trusted_bytes: u64,
-    pub(in crate::pool) phases: SleepPhases,
+pub(super) struct Saved {
+    pub(super) copied_bytes: u64,
+    pub(super) unchanged_bytes: u64,
+    pub(super) trusted_bytes: u64,
+    pub(super) phases: SleepPhases,
 }
 
 /// A copy on its way into a backup.
-pub(in crate::pool) struct Saving<'a> {
+pub(super) struct Saving<'a> {
     save: &'a Save,
     /// Of the granules that the copy does not bring.
     granules: Vec<Option<Stored>>,
@@ -60,10 +60,10 @@ struct Kept {
 
 /// What a sleep backs up, and the tags that fall asleep.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::pool) struct Saver<'a> {
-    pub(in crate::pool) shared: &'a Shared,
-    pub(in crate::pool) saves: &'a [Save],
-    pub(in crate::pool) falling: &'a [TagKey],
+pub(super) struct Saver<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) saves: &'a [Save],
+    pub(super) falling: &'a [TagKey],
 }
 
 /// A granule whose digest is asked for.
@@ -81,7 +81,7 @@ fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
 
 impl<'a> Saver<'a> {
     /// Brings every backup up to date.
-    pub(in crate::pool) fn save(&self, saved: &mut Saved) -> Result<()> {
+    pub(super) fn save(&self, saved: &mut Saved) -> Result<()> {
         let started = Instant::now();
         let kept = self.unchanged()?;
         add(&mut saved.phases.digest_s, started.elapsed());
@@ -101,7 +101,7 @@ impl<'a> Saver<'a> {
         flying: &mut VecDeque<Saving<'a>>,
         saved: &mut Saved,
     ) -> Result<()> {
-        let granule_bytes = self.shared.shape.granule_bytes;
+        let granule_bytes = self.shared.shape().granule_bytes;
         let changed: Vec<(&Save, &Kept)> = self
             .saves
             .iter()
@@ -114,10 +114,10 @@ impl<'a> Saver<'a> {
             saved.unchanged_bytes += kept.granules.len() as u64 * granule_bytes;
         }
         for (turn, (save, kept)) in changed.into_iter().enumerate() {
-            if flying.len() >= COPIES_PER_STREAM * self.shared.streams.saves() {
+            if flying.len() >= COPIES_PER_STREAM * self.shared.streams().saves() {
                 self.store_next(flying, saved)?;
             }
-            let old = self.shared.state.lock_anyway().backups.take(save);
+            let old = self.shared.lock_state().backups_mut().take(save);
             let (room, granules) = match old {
                 Some(Backup { room, granules }) if room.is_free() => (Arc::into_inner(room), granules),
                 _ => (None, Vec::new()),
@@ -141,7 +141,7 @@ impl<'a> Saver<'a> {
                 .copied()
                 .filter(|granule| keep.binary_search(granule).is_err())
                 .collect();
-            let stream = self.shared.streams.save(turn);
+            let stream = self.shared.streams().save(turn);
             let copy =
                 self.shared.start_copy(save, room, granules, fresh, stream).map_err(at(Phase::Copy))?;
             flying.push_back(copy);
@@ -156,17 +156,17 @@ impl<'a> Saver<'a> {
     /// freed meanwhile.
     fn new_rooms(&self, changed: &[(&Save, &Kept)]) -> Result<BTreeMap<usize, Pending<Room>>, DriverError> {
         let (turns, sizes): (Vec<usize>, Vec<u64>) = {
-            let state = self.shared.state.lock_anyway();
+            let state = self.shared.lock_state();
             let without = changed.iter().enumerate().filter(|(_, (save, _))| !state.has_room(save));
             without.map(|(turn, (save, _))| (turn, save.bytes)).unzip()
         };
         if sizes.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let rooms = match self.shared.backups.rooms(&sizes) {
+        let rooms = match self.shared.backups().rooms(&sizes) {
             Err(error) if is_lacking(&error) => {
                 let bytes = sizes.iter().sum();
-                self.shared.with_host_memory(self.falling, bytes, || self.shared.backups.rooms(&sizes))?
+                self.shared.with_host_memory(self.falling, bytes, || self.shared.backups().rooms(&sizes))?
             }
             rooms => rooms?,
         };
@@ -197,8 +197,8 @@ impl<'a> Saver<'a> {
     fn compare(&self) -> Result<Option<Vec<Kept>>> {
         let (shared, saves) = (self.shared, self.saves);
         let mut kept = vec![Kept::default(); saves.len()];
-        let fast_digests = shared.driver.info().fast_digests;
-        let (questions, sampled) = shared.state.lock_anyway().questions(saves, fast_digests, &mut kept);
+        let fast_digests = shared.driver().info().fast_digests;
+        let (questions, sampled) = shared.lock_state().questions(saves, fast_digests, &mut kept);
         let digests = self.digests(&questions).map_err(at(Phase::Compare))?;
         let (mut equal, mut broken) = (Vec::new(), None);
         for (question, found) in questions.iter().zip(digests) {
@@ -209,18 +209,18 @@ impl<'a> Saver<'a> {
                 broken.get_or_insert((question, found));
             }
         }
-        shared.state.lock_anyway().note_seen(equal);
+        shared.lock_state().note_seen(equal);
         if !self.are_changes(&kept)? {
             return Ok(None);
         }
         if let Some((Question { turn, granule, expected, .. }, found)) = broken {
             return Err(shared.end_trust(&saves[*turn], *granule, [*expected, found]));
         }
-        let mut state = shared.state.lock_anyway();
-        sampled.into_iter().for_each(|tag| state.tags.get_mut(tag).note_check());
+        let mut state = shared.lock_state();
+        sampled.into_iter().for_each(|tag| state.tags_mut().get_mut(tag).note_check());
         for (save, kept) in saves.iter().zip(&mut kept) {
             kept.granules.sort_unstable();
-            state.backups.prove(save, &kept.granules);
+            state.backups_mut().prove(save, &kept.granules);
         }
         Ok(Some(kept))
     }
@@ -230,19 +230,19 @@ impl<'a> Saver<'a> {
     fn are_changes(&self, kept: &[Kept]) -> Result<bool> {
         let shared = self.shared;
         let suspects: Vec<Suspect> = {
-            let state = shared.state.lock_anyway();
+            let state = shared.lock_state();
             let written = self.saves.iter().zip(kept);
             let written = written.filter(|(save, kept)| kept.granules.len() < save.granules.len());
             // A new extent takes the place of all that touch it.
             let unseen = |save: &Save| {
                 let extent = DeviceRange::new(save.place.1, save.bytes);
-                state.backups.unseen_in(save.tag, save.place.0, extent).collect::<Vec<_>>()
+                state.backups().unseen_in(save.tag, save.place.0, extent).collect::<Vec<_>>()
             };
             written.flat_map(|(save, _)| unseen(save)).collect()
         };
         let granules: Vec<DeviceRange> = suspects.iter().map(|suspect| suspect.granule).collect();
         if shared.spoiled_of(suspects).map_err(at(Phase::Compare))?.is_empty() {
-            shared.state.lock_anyway().note_seen(granules);
+            shared.lock_state().note_seen(granules);
             return Ok(true);
         }
         let lost = shared.lose_spoiled(&tags_of(self.saves)).map_err(at(Phase::Compare))?;
@@ -251,7 +251,7 @@ impl<'a> Saver<'a> {
 
     /// Digests of the device's granules, in the order of the questions: asked all at once, spread over the streams.
     fn digests(&self, questions: &[Question]) -> Result<Vec<Digest>, DriverError> {
-        let share = questions.len().div_ceil(self.shared.streams.saves()).max(1);
+        let share = questions.len().div_ceil(self.shared.streams().saves()).max(1);
         let (mut asked, mut failed) = (Vec::new(), None);
         for (turn, questions) in questions.chunks(share).enumerate() {
             let next = |a: &Question, b: &Question| a.turn == b.turn && a.granule + 1 == b.granule;
@@ -259,7 +259,7 @@ impl<'a> Saver<'a> {
                 self.shared.granule_range(&self.saves[run[0].turn], run[0].granule, run.len())
             };
             let ranges: Vec<DeviceRange> = questions.chunk_by(next).map(range).collect();
-            match self.shared.driver.digest(self.shared.streams.save(turn), &ranges) {
+            match self.shared.driver().digest(self.shared.streams().save(turn), &ranges) {
                 Ok(digests) => asked.push(digests),
                 Err(error) => {
                     failed = Some(error);
@@ -283,15 +283,15 @@ impl<'a> Saver<'a> {
         let Some(saving) = flying.pop_front() else { return Ok(()) };
         let save = saving.save;
         let (backup, copied) = saving.land(true).map_err(at(Phase::Copy))?;
-        saved.copied_bytes += copied as u64 * self.shared.shape.granule_bytes;
-        self.shared.state.lock_anyway().backups.keep(save, backup);
+        saved.copied_bytes += copied as u64 * self.shared.shape().granule_bytes;
+        self.shared.lock_state().backups_mut().keep(save, backup);
         Ok(())
     }
 }
 
 impl Shared {
-    pub(in crate::pool) fn one_room(&self, bytes: u64) -> Pending<Room> {
-        let room = self.backups.rooms(&[bytes]).map(|mut rooms| rooms.pop());
+    pub(super) fn one_room(&self, bytes: u64) -> Pending<Room> {
+        let room = self.backups().rooms(&[bytes]).map(|mut rooms| rooms.pop());
         Pending::new(move || match room {
             Ok(Some(room)) => room.wait(),
             Ok(None) => Err(DriverError::invalid(Op::HostAlloc, "a store gave no room")),
@@ -300,7 +300,7 @@ impl Shared {
     }
 
     /// Starts the copy of what has changed. The room is in the copy's hands until it is stored.
-    pub(in crate::pool) fn start_copy<'a>(
+    pub(super) fn start_copy<'a>(
         &self,
         save: &'a Save,
         room: Room,
@@ -308,7 +308,7 @@ impl Shared {
         fresh: Vec<usize>,
         stream: StreamId,
     ) -> Result<Saving<'a>, DriverError> {
-        let granule_bytes = self.shape.granule_bytes;
+        let granule_bytes = self.shape().granule_bytes;
         granules.resize(usize::try_from(save.bytes / granule_bytes).unwrap_or(usize::MAX), None);
         // What is not live any more is of no use; what comes is not there yet.
         for (granule, stored) in granules.iter_mut().enumerate() {
@@ -325,15 +325,15 @@ impl Shared {
         Ok(Saving { save, granules, fresh, copy })
     }
 
-    pub(in crate::pool) fn granule_range(&self, save: &Save, first: usize, count: usize) -> DeviceRange {
-        self.shape.granule_range(save.place.1, first, count)
+    pub(super) fn granule_range(&self, save: &Save, first: usize, count: usize) -> DeviceRange {
+        self.shape().granule_range(save.place.1, first, count)
     }
 
     /// A granule of a tag that was declared immutable has changed: the tag's granules are compared from now on.
     fn end_trust(&self, save: &Save, granule: usize, digests: [Digest; 2]) -> PoolError {
         let [expected, found] = digests;
-        let mut state = self.state.lock_anyway();
-        let entry = state.tags.get_mut(save.tag);
+        let mut state = self.lock_state();
+        let entry = state.tags_mut().get_mut(save.tag);
         entry.set_changes(Changes::Compared);
         let (tag, range) = (entry.name().clone(), self.granule_range(save, granule, 1));
         PoolError::TrustBroken { tag, range, expected, found }
@@ -342,7 +342,7 @@ impl Shared {
 
 impl Saving<'_> {
     /// Waits for the copy. Returns what is stored then, and how many granules it brought.
-    pub(in crate::pool) fn land(self, proven: bool) -> Result<(Backup, usize), DriverError> {
+    pub(super) fn land(self, proven: bool) -> Result<(Backup, usize), DriverError> {
         let Self { mut granules, fresh, copy, .. } = self;
         let (room, digests) = copy.wait()?;
         if digests.len() != fresh.len() {
@@ -368,8 +368,8 @@ impl State {
         let mut questions = Vec::new();
         let mut trusted: BTreeMap<TagKey, Vec<Question>> = BTreeMap::new();
         for (turn, save) in saves.iter().enumerate() {
-            let changes = self.tags.get(save.tag).changes();
-            let Some(backup) = self.backups.get(save) else { continue };
+            let changes = self.tags().get(save.tag).changes();
+            let Some(backup) = self.backups().get(save) else { continue };
             for granule in save.granules.iter().copied() {
                 let Some(stored) = backup.granules.get(granule).copied().flatten() else { continue };
                 let question = |trusted| Question { turn, granule, expected: stored.digest, trusted };
@@ -387,7 +387,7 @@ impl State {
         let tags = trusted.keys().copied().collect();
         // Each tag has turns of its own: it may sleep with others or alone.
         for (tag, of_tag) in trusted {
-            let sample = Sample::of(self.tags.get(tag).checks(), of_tag.len() as u64);
+            let sample = Sample::of(self.tags().get(tag).checks(), of_tag.len() as u64);
             for (nth, question) in (0..).zip(of_tag) {
                 if sample.takes(nth) {
                     questions.push(question);
@@ -401,7 +401,7 @@ impl State {
     }
 
     fn has_room(&self, save: &Save) -> bool {
-        let backup = self.backups.get(save);
+        let backup = self.backups().get(save);
         backup.is_some_and(Backup::is_ours)
     }
 }

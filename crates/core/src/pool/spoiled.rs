@@ -4,7 +4,7 @@
 //! stored: they were *loaded unseen*. Should such a granule differ from its digest later, either its owner has
 //! written it or its backup was not what was stored. So before a backup is written over, believed to be old, or let go,
 //! whoever does it looks at what is stored of the granules that were loaded unseen. Stored bytes that differ from
-//! their own digest are never taken for a change: what they were loaded to is lost ([`super::super::losses`]), unless the device
+//! their own digest are never taken for a change: what they were loaded to is lost ([`super::losses`]), unless the device
 //! has the right bytes all the same.
 //!
 //! A granule is loaded unseen until its digest was found on the device, or in its backup, or it is stored anew.
@@ -12,11 +12,11 @@
 use std::num::NonZero;
 use std::thread;
 
-use super::super::keys::TagKey;
-use super::super::lost::LostRange;
-use super::super::shared::{Guest, Shared};
-use super::index::Suspect;
-use super::{Backup, Save};
+use super::backups::Suspect;
+use super::backups::{Backup, Save};
+use super::keys::TagKey;
+use super::lost::LostRange;
+use super::shared::{Guest, Shared};
 use crate::driver::{DeviceRange, DriverError, Pending};
 
 /// Threads that read what is stored, at most.
@@ -64,10 +64,10 @@ impl Shared {
     /// Looks at all that was loaded unseen of `tags`, which nobody puts to sleep or wakes meanwhile, and forgets what is
     /// stored of the granules whose backups have spoiled. Returns those of which the device has not the right bytes
     /// either: they are lost from now on.
-    pub(in crate::pool) fn lose_spoiled(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
+    pub(super) fn lose_spoiled(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
         let suspects: Vec<Suspect> = {
-            let state = self.state.lock_anyway();
-            tags.iter().flat_map(|tag| state.backups.unseen(*tag)).collect()
+            let state = self.lock_state();
+            tags.iter().flat_map(|tag| state.backups().unseen(*tag)).collect()
         };
         let seen: Vec<DeviceRange> = suspects.iter().map(|suspect| suspect.granule).collect();
         let spoiled = self.spoiled_of(suspects)?;
@@ -76,14 +76,14 @@ impl Shared {
         let found = if granules.is_empty() {
             Vec::new()
         } else {
-            let asked = self.driver.digest(self.streams.save(0), &granules);
+            let asked = self.driver().digest(self.streams().save(0), &granules);
             asked.and_then(Pending::wait).unwrap_or_default()
         };
         let is_right = |nth: &usize| found.get(*nth).is_some_and(|found| *found == spoiled[*nth].expected);
         let (right, lost): (Vec<usize>, Vec<usize>) = (0..spoiled.len()).partition(is_right);
         let [right, lost] =
             [right, lost].map(|of| of.into_iter().map(|nth| granules[nth]).collect::<Vec<_>>());
-        let mut state = self.state.lock_anyway();
+        let mut state = self.lock_state();
         state.forget_stored(&right);
         let lost = state.lose(&lost);
         state.note_seen(seen);
@@ -92,35 +92,20 @@ impl Shared {
 
     /// The same of those of `tags` that are awake and that nobody puts to sleep.
     pub(super) fn lose_spoiled_of_awake(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
-        let guests = self.guests(tags);
+        let guests = self.guests(|_, tag| tags.contains(&tag));
         self.lose_spoiled(&guests.iter().map(Guest::tag).collect::<Vec<_>>())
     }
 
     /// Lets go of what is stored of `tags`, which are awake and which nobody puts to sleep or wakes meanwhile. Returns how
     /// much room it had, in bytes, and what turns out to be lost. What cannot be looked at stays, with all the rest.
     /// Every backup that only saves time goes here.
-    pub(in crate::pool) fn let_backups_of_awake_go(
+    pub(super) fn let_backups_of_awake_go(
         &self,
         tags: &[TagKey],
     ) -> Result<(u64, Vec<LostRange>), DriverError> {
         let lost = self.lose_spoiled(tags)?;
-        let mut state = self.state.lock_anyway();
-        Ok((tags.iter().map(|tag| state.backups.forget(*tag)).sum(), lost))
-    }
-
-    /// Keeps those of `tags` that are awake, and that nobody puts to sleep, from falling asleep. Some may have been
-    /// forgotten by now.
-    fn guests(&self, tags: &[TagKey]) -> Vec<Guest<'_>> {
-        // Guests leave with the state locked, so it is given up before them.
-        let mut guests = Vec::new();
-        let mut state = self.state.lock_anyway();
-        for tag in tags.iter().copied() {
-            let entry = state.tags.get_known(tag);
-            if entry.is_some_and(|entry| entry.state().is_held() && !entry.is_taken()) {
-                guests.push(Guest::enter(self, &mut state, tag));
-            }
-        }
-        guests
+        let mut state = self.lock_state();
+        Ok((tags.iter().map(|tag| state.backups_mut().forget(*tag)).sum(), lost))
     }
 }
 

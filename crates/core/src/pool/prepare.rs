@@ -8,21 +8,21 @@
 //! found by the sleep, which compares the digest of the stored bytes with the device when nothing is in flight.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use serde::{Serialize, Serializer};
 
-use super::super::error::{PoolError, Result};
-use super::super::gate::Monitor;
-use super::super::heap::Landmark;
-use super::super::keys::TagKey;
-use super::super::shared::Shared;
-use super::super::state::State;
-use super::index::Suspect;
-use super::{Backup, Save, Stored, runs, tags_of};
+use super::backups::Suspect;
+use super::backups::{Backup, Save, Stored, runs, tags_of};
+use super::error::{PoolError, Result};
+use super::gate::Monitor;
+use super::heap::Landmark;
+use super::keys::TagKey;
+use super::shared::Shared;
+use super::state::State;
 use crate::backup::Room;
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::tag::{Changes, Tag, TagState};
@@ -158,11 +158,11 @@ impl Drop for Telling {
 
 /// The threads, to be joined when the pool ends.
 #[derive(Debug, Default)]
-pub(in crate::pool) struct Preparers(Vec<JoinHandle<()>>);
+pub(super) struct Preparers(Vec<JoinHandle<()>>);
 
 impl Preparers {
     /// Starts preparing what a sleep of `tags` would save.
-    pub(in crate::pool) fn start(
+    pub(super) fn start(
         &mut self,
         shared: &Arc<Shared>,
         saves: Vec<Save>,
@@ -171,18 +171,18 @@ impl Preparers {
         self.0.retain(|thread| !thread.is_finished());
         let granules: u64 = saves.iter().map(|save| save.granules.len() as u64).sum();
         let forgets = {
-            let state = shared.state.lock_anyway();
-            saves.iter().map(|save| (save.tag, state.backups.forgets(save.tag))).collect()
+            let state = shared.lock_state();
+            saves.iter().map(|save| (save.tag, state.backups().forgets(save.tag))).collect()
         };
         let job = Arc::new(Job {
             cancelled: AtomicBool::new(false),
             done_bytes: AtomicU64::new(0),
-            total_bytes: granules * shared.shape.granule_bytes,
+            total_bytes: granules * shared.shape().granule_bytes,
             forgets,
             ended: AtomicBool::new(false),
             outcome: Monitor::new(Outcome::default()),
         });
-        let driver = Arc::clone(&shared.driver);
+        let driver = Arc::clone(shared.shared_driver());
         let (shared, telling) = (Arc::clone(shared), Telling(Arc::clone(&job)));
         let work = move || {
             let result = shared.prepare(&telling.0, &saves, tags);
@@ -195,7 +195,7 @@ impl Preparers {
     }
 
     /// Waits for the ends of all, after the pool was closed.
-    pub(in crate::pool) fn join(&mut self) {
+    pub(super) fn join(&mut self) {
         for thread in self.0.drain(..) {
             // A panic there is what [`Preparation::wait`] tells.
             let _ = thread.join();
@@ -203,7 +203,7 @@ impl Preparers {
     }
 
     /// Lets go of threads that do not exist in this process.
-    pub(in crate::pool) fn forget(&mut self) {
+    pub(super) fn forget(&mut self) {
         std::mem::forget(std::mem::take(&mut self.0));
     }
 }
@@ -227,9 +227,9 @@ struct Held<'a> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.shared.settle_after_panic();
-        let mut state = self.shared.state.lock_anyway();
-        state.heap.copied(self.range);
-        state.tags.get_mut(self.tag).leave();
+        let mut state = self.shared.lock_state();
+        state.heap_mut().copied(self.range);
+        state.tags_mut().get_mut(self.tag).leave();
         self.shared.had_again(state);
     }
 }
@@ -270,7 +270,7 @@ impl Shared {
     fn prepare(&self, job: &Job, saves: &[Save], tags: Vec<Tag>) -> Result<PrepareReport> {
         let started = Instant::now();
         // One at a time: the second finds what the first has stored.
-        let alone = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = self.preparing();
         let mut done = Done::default();
         let end = self.prepare_all(job, saves, &mut done);
         drop(alone);
@@ -284,11 +284,11 @@ impl Shared {
         let mut rooms: VecDeque<(u64, Pending<Room>)> = VecDeque::new();
         let mut near = None;
         for (turn, save) in saves.iter().enumerate() {
-            if self.starving.load(Ordering::Relaxed) > 0 {
+            if self.starving() > 0 {
                 return Ok(PrepareEnd::Overtaken);
             }
             // Host memory before the chunk is held: making some takes its time, and a sleep may want to begin.
-            let lacks = self.state.lock_anyway().backups.get(save).is_none();
+            let lacks = self.lock_state().backups().get(save).is_none();
             let room =
                 lacks.then(|| self.next_room(&saves[turn..], &mut rooms)).transpose().map_err(failed)?;
             match self.look_at(job, save, near)? {
@@ -299,7 +299,7 @@ impl Shared {
                     self.bring_up_to_date(*found, room, saves, done)?;
                 }
             }
-            let looked_at = save.granules.len() as u64 * self.shape.granule_bytes;
+            let looked_at = save.granules.len() as u64 * self.shape().granule_bytes;
             job.done_bytes.fetch_add(looked_at, Ordering::Relaxed);
         }
         Ok(PrepareEnd::Finished)
@@ -323,8 +323,8 @@ impl Shared {
         let mut sizes = vec![bytes];
         let mut ahead_bytes = bytes;
         {
-            let state = self.state.lock_anyway();
-            for save in saves[1..].iter().filter(|save| state.backups.get(save).is_none()) {
+            let state = self.lock_state();
+            for save in saves[1..].iter().filter(|save| state.backups().get(save).is_none()) {
                 ahead_bytes = ahead_bytes.saturating_add(save.bytes);
                 if ahead_bytes > AHEAD_BYTES {
                     break;
@@ -332,8 +332,8 @@ impl Shared {
                 sizes.push(save.bytes);
             }
         }
-        let made = self.backups.rooms(&sizes);
-        let made = self.with_cached_host_memory(ahead_bytes, made, || self.backups.rooms(&sizes))?;
+        let made = self.backups().rooms(&sizes);
+        let made = self.with_cached_host_memory(ahead_bytes, made, || self.backups().rooms(&sizes))?;
         *rooms = sizes.iter().copied().zip(made).collect();
         match rooms.pop_front() {
             Some((_, room)) => self.with_cached_host_memory(bytes, room.wait(), one_room),
@@ -351,19 +351,19 @@ impl Shared {
             state => state?,
         };
         // Its tag may be gone with it.
-        let Some(tag) = state.heap.segments().tag_of(save.place.0) else { return Ok(Next::Gone) };
-        let entry = state.tags.get(tag);
+        let Some(tag) = state.heap().segments().tag_of(save.place.0) else { return Ok(Next::Gone) };
+        let entry = state.tags().get(tag);
         // Whoever dropped backups may be gone again.
-        let dropped = job.forgets.get(&tag).is_some_and(|before| *before != state.backups.forgets(tag));
+        let dropped = job.forgets.get(&tag).is_some_and(|before| *before != state.backups().forgets(tag));
         if dropped || entry.wanted() > 0 || entry.is_taken() || entry.state() != TagState::Awake {
             return Ok(Next::End(PrepareEnd::Overtaken));
         }
-        let (changes, doubts) = (entry.changes(), state.backups.doubts(tag));
+        let (changes, doubts) = (entry.changes(), state.backups().doubts(tag));
         let Some((save, memory, landmark)) = state.now(save, near) else { return Ok(Next::Gone) };
         let range = DeviceRange::new(save.place.1, save.bytes);
-        state.tags.get_mut(tag).enter();
-        state.heap.copying(range);
-        let backup = state.backups.take(&save);
+        state.tags_mut().get_mut(tag).enter();
+        state.heap_mut().copying(range);
+        let backup = state.backups_mut().take(&save);
         drop(state);
         let held = Held { shared: self, tag, range };
         let was = Was { memory, doubts, landmark };
@@ -380,7 +380,7 @@ impl Shared {
     ) -> Result<()> {
         let failed = |source| PoolError::PrepareFailed { source };
         let Found { held, save, was, mut backup, changes } = found;
-        let stream = self.streams.background();
+        let stream = self.streams().background();
         let is_read = |backup: &Backup| !backup.is_ours() && backup.has_unseen();
         if let Some(backup) = backup.take_if(|backup| is_read(backup)) {
             // Whoever reads it is waited for by the sleep.
@@ -400,7 +400,7 @@ impl Shared {
         };
         granules.resize(save.granules.last().map_or(0, |last| last + 1).max(granules.len()), None);
         // What the sleep copies whatever is stored need not be copied now; the room is what can be prepared.
-        let only_room = changes == Changes::Volatile || !self.driver.info().fast_digests;
+        let only_room = changes == Changes::Volatile || !self.driver().info().fast_digests;
         let trusting = changes == Changes::Immutable;
         let same = match only_room {
             true => Ok(save.granules.clone()),
@@ -410,7 +410,7 @@ impl Shared {
             Ok(same) => save.granules.iter().copied().filter(|g| same.binary_search(g).is_err()).collect(),
             Err(_) => Vec::new(),
         };
-        let granule_bytes = self.shape.granule_bytes;
+        let granule_bytes = self.shape().granule_bytes;
         if fresh.is_empty() {
             self.put_back(&held, &save, &was, Backup { room: Arc::new(room), granules });
             let same = same.map_err(failed)?;
@@ -440,7 +440,7 @@ impl Shared {
     ) -> Result<Option<(Room, Vec<Option<Stored>>)>> {
         let failed = |source| PoolError::PrepareFailed { source };
         let mut backup = Backup { room: Arc::new(room), granules };
-        let spoiled = backup.spoiled(save, self.shape.granule_bytes);
+        let spoiled = backup.spoiled(save, self.shape().granule_bytes);
         if spoiled.as_ref().is_ok_and(|spoiled| !spoiled) {
             let Backup { room, granules } = backup;
             return Ok(Arc::into_inner(room).map(|room| (room, granules)));
@@ -455,13 +455,13 @@ impl Shared {
     fn replaces_nothing_spoiled(&self, save: &Save, saves: &[Save]) -> Result<bool> {
         let extent = DeviceRange::new(save.place.1, save.bytes);
         let suspects: Vec<Suspect> = {
-            let state = self.state.lock_anyway();
-            state.backups.unseen_in(save.tag, save.place.0, extent).collect()
+            let state = self.lock_state();
+            state.backups().unseen_in(save.tag, save.place.0, extent).collect()
         };
         let granules: Vec<DeviceRange> = suspects.iter().map(|suspect| suspect.granule).collect();
         let spoiled = self.spoiled_of(suspects).map_err(|source| PoolError::PrepareFailed { source })?;
         if spoiled.is_empty() {
-            self.state.lock_anyway().note_seen(granules);
+            self.lock_state().note_seen(granules);
             return Ok(true);
         }
         self.lose_prepared(saves)?;
@@ -492,7 +492,7 @@ impl Shared {
         }
         let range = |run: std::ops::Range<usize>| self.granule_range(save, run.start, run.len());
         let ranges: Vec<DeviceRange> = runs(&asked).into_iter().map(range).collect();
-        let found = self.driver.digest(stream, &ranges)?.wait()?;
+        let found = self.driver().digest(stream, &ranges)?.wait()?;
         for (granule, found) in asked.into_iter().zip(found) {
             if let Some(stored) = stored[granule].as_mut().filter(|stored| stored.digest == found) {
                 stored.loaded_unseen = false;
@@ -505,14 +505,14 @@ impl Shared {
 
     /// Stores a backup, if its chunk is still what it was. The chunk is held.
     fn put_back(&self, held: &Held<'_>, save: &Save, was: &Was, mut backup: Backup) {
-        backup.granules.resize(self.shape.granules(save.bytes), None);
+        backup.granules.resize(self.shape().granules(save.bytes), None);
         debug_assert_eq!(held.range.addr, save.place.1, "the extent that is held");
-        let mut state = self.state.lock_anyway();
-        if state.backups.doubts(held.tag) != was.doubts {
+        let mut state = self.lock_state();
+        if state.backups().doubts(held.tag) != was.doubts {
             backup.granules.iter_mut().flatten().for_each(|stored| stored.proven = false);
         }
         if state.now(save, Some(was.landmark)).is_some_and(|(_, memory, _)| memory == was.memory) {
-            state.backups.keep(save, backup);
+            state.backups_mut().keep(save, backup);
         }
     }
 }
@@ -522,7 +522,7 @@ impl State {
     /// not all there.
     fn now(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, Vec<BackingId>, Landmark)> {
         let extent = DeviceRange::new(save.place.1, save.bytes);
-        let (granules, memory, landmark) = self.heap.live_granules(save.place.0, extent, near)?;
+        let (granules, memory, landmark) = self.heap().live_granules(save.place.0, extent, near)?;
         Some((Save { granules, ..*save }, memory, landmark))
     }
 }

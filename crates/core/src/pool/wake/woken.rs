@@ -1,0 +1,12 @@
+//! The figures of a wake under way.
+
+use super::super::report::WakePhases;
+
+/// The figures of a wake under way.
+#[derive(Debug, Default)]
+pub(super) struct Woken {
+    pub(super) mapped_bytes: u64,
+    pub(super) copied_bytes: u64,
+    pub(super) zeroed_bytes: u64,
+    pub(super) phases: WakePhases,
+}
