@@ -199,6 +199,28 @@ class Run(unittest.TestCase):
         ran = self.table(("machine", 1, {"what": "link"}), script="churn_table.py")
         self.assertIn("no run of churn.py", ran.stderr)
 
+    def test_the_loads_of_threads_are_fixed(self):
+        sys.path.insert(0, str(HERE))
+        try:
+            import threads
+        finally:
+            sys.path.remove(str(HERE))
+        for load in threads.SKEWS:
+            made = [threads.steps(load, 0, thread) for thread in range(threads.THREADS)]
+            self.assertEqual(made, [threads.steps(load, 0, thread) for thread in range(threads.THREADS)])
+            self.assertNotEqual(made[0], threads.steps(load, 1, 0))
+            sizes = [value for steps in made for what, value in steps if what == "take"]
+            self.assertEqual(len(sizes), 1200)
+            self.assertTrue(all(512 <= size <= 256 << 20 and size % 512 == 0 for size in sizes))
+            self.assertAlmostEqual(sum(map(threads.kept_bytes, made)) / (1 << 30), 10.9, delta=0.1)
+
+    def test_what_threads_cannot_measure(self):
+        for arguments in (["--rounds", "0"], ["--load", "none"], ["--pool", "nobody"], ["--seed", "x"]):
+            program = [sys.executable, str(HERE / "threads.py"), *arguments]
+            ran = subprocess.run(program, capture_output=True, text=True)
+            self.assertEqual((ran.returncode, ran.stdout), (2, ""), arguments)
+            self.assertIn(arguments[0], ran.stderr)
+
     def test_every_script_is_python(self):
         for path in HERE.glob("*.py"):
             ast.parse(path.read_text(), str(path))

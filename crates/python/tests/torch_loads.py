@@ -90,3 +90,13 @@ def dense(torch: Any, rng: random.Random) -> tuple[list[Any], int]:
             live += mib // 2
             del raw
     return kept, peak * MIB
+
+
+def blocks(torch: Any, rng: random.Random, count: int, frees: bool) -> list[Any]:
+    """Blocks of 512 B to 256 MiB, of which about half are freed under way if any are."""
+    kept: list[Any] = []
+    for _ in range(count):
+        kept.append(take(torch, 2 ** (19 * rng.random() ** (1 if frees else 2)) / 2048))
+        if frees and rng.random() < 0.5:
+            kept.pop(rng.randrange(len(kept)))
+    return kept

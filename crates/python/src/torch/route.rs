@@ -278,7 +278,7 @@ impl Route {
         };
         let stream = self.stream(&opened, stream)?;
         let mut request = AllocRequest::new(bytes, self.tag.clone()).on(stream).patient_for(PATIENCE);
-        request.is_freed_whole = self.uncut.load(Ordering::Relaxed) > 0;
+        request.is_freed_whole = is_one_block(bytes) && self.uncut.load(Ordering::Relaxed) > 0;
         match opened.with(|arena| arena.alloc(&request)) {
             Ok(block) => Ok((opened, block)),
             Err(Failed::Closed(words)) => Err(words),
@@ -302,6 +302,12 @@ impl Route {
         lock(&self.streams).insert(raw, adopted);
         Ok(adopted)
     }
+}
+
+/// Whether PyTorch asks for a segment of this size for one block: it cuts those of 20 MiB, which it asks for where blocks
+/// of 1 to 10 MiB are to go, and smaller ones.
+fn is_one_block(bytes: u64) -> bool {
+    bytes >= 10 << 20 && bytes != 20 << 20
 }
 
 /// The name of a stream of PyTorch's on the device of an arena.

@@ -25,6 +25,10 @@ class Gpu:
         self._allocators: dict[int, Any] = {}
         self._idle_shields: list[Any] = []
         self._is_proved = False
+        self.scopes_in_force = 0
+        """How many threads allocate to a generation of ours."""
+        self.uncarved_from = 0
+        """What PyTorch says it caches when all free parts of retired segments are carved."""
         self.asks_last_begun = False
         """Whether what a graph allocates while a pool is begun is the graph's unasked. Known when
         this PyTorch was put to the test."""
@@ -73,6 +77,11 @@ class Gpu:
         reserved, active = (stats[f"{name}_bytes"]["all"]["current"] for name in ("reserved", "active"))
         return int(reserved) - int(active)
 
+    def idle_bytes(self, pool: Any) -> int:
+        """The bytes that a pool caches."""
+        segments = snapshot_segments(pool.id)
+        return sum(int(segment["total_size"]) - int(segment["active_size"]) for segment in segments)
+
     def empty(self) -> None:
         """Takes the free segments of retired pools back.
 
@@ -100,12 +109,25 @@ class Gpu:
         ]
         with self._lock:
             self._retired -= retired.difference(tuple(segment["segment_pool_id"]) for segment in segments)
-        carved = [
-            (segment["address"], segment["total_size"], holes)
-            for segment in segments
-            if (holes := _holes(segment["blocks"]))
-        ]
-        return _native.torch_carve(moment, carved) if carved else 0
+        carved_bytes = _carve(moment, segments)
+        self.uncarved_from = self.cached_bytes()
+        return carved_bytes
+
+    def carve_pool(self, pool: Any) -> None:
+        """Takes the free parts of one retired pool's segments back: the next generation's go there."""
+        moment = _native.torch_moment()
+        self.uncarved_from += _carve(moment, snapshot_segments(pool.id))
+
+    def has_to_carve(self, cached_bytes: int, step_bytes: int) -> bool:
+        """Whether so much more is cached than there was when all was carved, for each thread that may have
+        it in its generation."""
+        self.uncarved_from = min(self.uncarved_from, cached_bytes)
+        return cached_bytes - self.uncarved_from >= step_bytes * max(self.scopes_in_force, 1)
+
+    def note_scope(self, change: int) -> None:
+        """One more thread, or one less, allocates to a generation."""
+        with self._lock:
+            self.scopes_in_force += change
 
     def flush(self) -> None:
         """Takes back what retired pools do not need, outside of every scope."""
@@ -225,15 +247,27 @@ def _stats(ordinal: int) -> dict[str, Any]:
     return cast(dict[str, Any], torch._C._accelerator_getDeviceStats(ordinal))
 
 
-def snapshot_segments() -> list[dict[str, Any]]:
-    """Every segment that PyTorch has.
+def snapshot_segments(pool: tuple[int, int] = (0, 0)) -> list[dict[str, Any]]:
+    """Every segment that PyTorch has, or those of one private pool.
 
-    PyTorch 2.11 gives away references to the items of its argument, which does no harm where they are
-    immortal. So no pool is named, whose number may not be, and before Python 3.12, where nothing is
-    immortal, there is no argument.
+    PyTorch 2.11 gives away references to the items of its argument: each gets one more before. That of
+    others is never given back, and is nothing beside the pool, which is immortal. Before Python 3.12 there is
+    no argument, and all segments are looked at.
     """
-    argument = (0, 0, False) if sys.version_info >= (3, 12) else None
-    return cast(list[dict[str, Any]], torch._C._cuda_memorySnapshot(argument)["segments"])
+    argument = (*pool, False) if sys.version_info >= (3, 12) else None
+    for item in argument or ():
+        _native.make_immortal(item)
+    segments = cast(list[dict[str, Any]], torch._C._cuda_memorySnapshot(argument)["segments"])
+    return [s for s in segments if pool == (0, 0) or tuple(s["segment_pool_id"]) == pool]
+
+
+def _carve(moment: int, segments: list[dict[str, Any]]) -> int:
+    carved = [
+        (segment["address"], segment["total_size"], holes)
+        for segment in segments
+        if (holes := _holes(segment["blocks"]))
+    ]
+    return _native.torch_carve(moment, carved) if carved else 0
 
 
 def _holes(blocks: list[dict[str, Any]]) -> list[tuple[int, int]]:

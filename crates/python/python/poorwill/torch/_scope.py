@@ -48,7 +48,6 @@ class Scope:
         self.allocator = allocator
         self._generation: Any = None
         self._floor = 0
-        self._carved_floor = 0
         self._each_operation = EachOperation(self)
         self._watches_segments = watches_segments
         # Whether each operation is seen, or only requests for segments; and how many modes were there before.
@@ -73,11 +72,13 @@ class Scope:
         pool = self.gpu.pool(self.allocator)
         self.gpu.begin(pool)
         self._generation = pool
+        self.gpu.note_scope(1)
 
     def pause(self) -> None:
         """What this thread allocates comes from elsewhere, until the scope begins again."""
         if self._generation is not None:
             generation, self._generation = self._generation, None
+            self.gpu.note_scope(-1)
             self.gpu.retire(generation)
 
     def resume(self) -> None:
@@ -87,9 +88,12 @@ class Scope:
 
     def renew(self) -> None:
         """Retires the generation, and takes back what retired ones hold for no tensor."""
+        retired = self._generation
         self.pause()
         self.begin()
         self.gpu.empty()
+        if retired is not None:
+            self.gpu.carve_pool(retired)
 
     def look_before(self, operation: Operation) -> None:
         """Before an operation: takes back what PyTorch caches, if it may allocate and that is worth it."""
@@ -129,13 +133,19 @@ class Scope:
         self._floor = min(self._floor, cached)
         if cached - self._floor < step_bytes:
             return
-        self.renew()
-        self._floor = self.gpu.cached_bytes()
-        self._carved_floor = min(self._carved_floor, self._floor)
-        if self._floor - self._carved_floor >= step_bytes:
+        # What others' generations cache is for them to give back: a generation that is retired for nothing
+        # leaves segments behind of which little is used.
+        idle = self.gpu.idle_bytes(self._generation)
+        if idle >= step_bytes:
+            self.renew()
+            idle = 0
+        else:
+            self.gpu.empty()
+        cached = self.gpu.cached_bytes()
+        if self.gpu.has_to_carve(cached, step_bytes):
             # What is carved PyTorch goes on counting as cached.
             self.gpu.carve()
-            self._carved_floor = self._floor
+        self._floor = cached - min(idle, step_bytes // 2)
 
     def _may_look_afterwards(self) -> bool:
         return (
@@ -224,7 +234,7 @@ class Scope:
                     self._keep_workspaces_out()
                 if not is_capturing:
                     self.begin()
-                self._floor = self._carved_floor = self.gpu.cached_bytes()
+                self._floor = self.gpu.cached_bytes()
                 if self._is_close:
                     undo.enter_context(self._each_operation)
                 else:
