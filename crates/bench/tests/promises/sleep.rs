@@ -97,12 +97,7 @@ fn check_cycles(report: &Report, last: u32, all_bytes: u64) {
         assert_eq!(cycle.device_released_bytes, i64::try_from(sleep.released_bytes).unwrap());
         assert_eq!(sleep.copied_bytes + sleep.unchanged_bytes, all_bytes);
         assert_eq!((sleep.trusted_bytes, wake.copied_bytes), (0, all_bytes));
-        let sample_bytes = (all_bytes / granule_bytes).div_ceil(64) * granule_bytes;
-        if cycle.kind == Kind::Changed {
-            assert_eq!(wake.verified_bytes, all_bytes);
-        } else {
-            assert!((granule_bytes..=sample_bytes).contains(&wake.verified_bytes));
-        }
+        assert_eq!(wake.verified_bytes, all_bytes, "as wakes do by default where digests are fast");
         assert!(cycle.sleep_s >= sleep.seconds && cycle.wake_s >= wake.seconds);
         assert!(cycle.wake_without_verify_s <= cycle.wake_s && cycle.wake_link_ratio > 0.0);
     }

@@ -34,6 +34,7 @@ const WAKE: &[&str] = &[
     "zeroed_bytes",
     "verified_bytes",
     "undefined_tags",
+    "lost",
     "phases",
 ];
 const WAKE_BESIDES: &[&str] = &["already_awake_tags"];

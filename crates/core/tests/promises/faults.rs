@@ -23,7 +23,7 @@ fn every_driver_call_may_fail() {
     let tally = some_calls(stride, &watched);
     let stride = stride as u64;
     let hard = [tally.sleeps_undone, tally.stranded, tally.shortfalls, tally.wakes_undone];
-    assert!(tally.runs > 500 / stride && hard.into_iter().all(|cases| cases > 20 / stride), "{tally:?}");
+    assert!(tally.runs > 500 / stride && hard.into_iter().all(|cases| cases >= 20 / stride), "{tally:?}");
     assert!(tally.prepares_undone > 20 / stride, "{tally:?}");
     assert!(tally.allocs_undone > 100 / stride && tally.trims_undone > 10 / stride, "{tally:?}");
 }

@@ -194,7 +194,7 @@ fn a_sleep_is_refused_and_a_wake_is_done_during_a_capture() {
         assert!(matches!(refused, Err(PoolError::Capturing { .. })), "{refused:?}");
     }
     let late = pool.write(stream, block.id, 0, Arc::new(vec![1].into()), 0, 1).map(drop).unwrap_err();
-    assert!(late.to_string().contains("is being captured"), "{late}");
+    assert!(poorwill_core::chain(&late).contains("is being captured"), "{late}");
     let prepared = pool.prepare_sleep(&all).unwrap().wait().unwrap();
     assert_eq!(prepared.tags, [Tag::weights()]);
     assert!(machine.end(stream), "the capture was spoiled");
