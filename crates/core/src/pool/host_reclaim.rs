@@ -127,7 +127,7 @@ impl Shared {
     fn distance(&self, other: &Self) -> Distance {
         let same_driver =
             std::ptr::addr_eq(Arc::as_ptr(self.shared_driver()), Arc::as_ptr(other.shared_driver()));
-        let same_store = std::ptr::addr_eq(Arc::as_ptr(&self.backups()), Arc::as_ptr(&other.backups()));
+        let same_store = std::ptr::addr_eq(Arc::as_ptr(self.backups()), Arc::as_ptr(other.backups()));
         if same_driver || same_store { Distance::SameStore } else { Distance::SameProcess }
     }
 
