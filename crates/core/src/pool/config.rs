@@ -14,18 +14,19 @@ pub struct PoolConfig {
     /// Granules of a chunk, the piece in which blocks of at least this size get their memory. Their ends, and
     /// smaller blocks, get single granules.
     pub chunk_granules: u64,
-    /// Granules of the largest span, rounded down to whole chunks. Spans are pieces of this size, or of a smaller power of
-    /// two chunks: a sleep and a wake take calls of the driver for each piece. Blocks of tags that a sleep drops at
-    /// whichever level ([`TagPolicy::is_discardable`]) are as many spans as fit, then chunks, then granules, from the
-    /// beginning: they are few, huge and live long. So are blocks that are freed as a whole
-    /// ([`AllocRequest::freed_whole`]), and whatever a wake brings back: what lives by then outlives its load. A span that
-    /// is freed in parts leaves as a whole, as a chunk does, or with the next sleep: the wake after it brings back what
-    /// lives. There are none where it would be no larger than a chunk, or a chunk is one granule.
+    /// Granules of a span, rounded down to whole chunks: the longest that a piece may be, 1 GiB where a granule is 2 MiB
+    /// and nothing else is said. A sleep and a wake take calls of the driver for each piece, so what one block has to
+    /// itself is one piece of just its length, or as few as hold it, in three cases: the block's tag is dropped by a sleep
+    /// at whichever level ([`TagPolicy::is_discardable`](crate::tag::TagPolicy::is_discardable)); the block is freed as a
+    /// whole ([`AllocRequest::freed_whole`](super::AllocRequest::freed_whole)); or a wake brings it back, since what lives
+    /// by then outlives its load. Such a piece that is freed in parts leaves as a whole, as a chunk does, or with the next
+    /// sleep: the wake after it brings back what lives. Where this is no more than a chunk, or a chunk is one granule,
+    /// blocks are allocated in chunks and granules only, and a wake brings nothing back in longer pieces than chunks.
     pub span_granules: u64,
     /// Granules of address space that the pool grows by for smaller blocks.
     pub segment_granules: u64,
     /// Cached bytes above which memory that nothing uses is given back soon, in the background. `None`: it is
-    /// kept until somebody needs it or trims. [`Pool::set_cached_max_bytes`] changes it.
+    /// kept until somebody needs it or trims. [`Pool::set_cached_max_bytes`](super::Pool::set_cached_max_bytes) changes it.
     pub cached_max_bytes: Option<u64>,
     /// Whether backups stay in host memory after a wake, to save the next copy of what has not changed, until
     /// [`Pool::drop_backups`](super::Pool::drop_backups) or somebody who lacks host memory lets them go.

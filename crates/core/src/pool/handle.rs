@@ -35,9 +35,8 @@ pub struct AllocRequest {
     /// The longest that the call waits at all: for work that holds what it needs at the limit, and for a sleep or a wake
     /// of its tag. `None`: until that has ended, which it never does where it needs the thread that waits.
     pub wait_max: Option<Duration>,
-    /// Whether the block is freed as a whole, whenever that is. Then its memory comes in spans
-    /// ([`PoolConfig::span_granules`](super::PoolConfig::span_granules)) of at most four chunks, as far as they fit,
-    /// whatever its tag.
+    /// Whether the block is freed as a whole, whenever that is. Then its memory comes in as few pieces as hold it, none
+    /// longer than a span ([`PoolConfig::span_granules`](super::PoolConfig::span_granules)), whatever its tag.
     pub is_freed_whole: bool,
 }
 
@@ -72,7 +71,7 @@ impl AllocRequest {
     }
 
     /// The same for a block of which no part is freed before the rest: a sleep gives back few large pieces faster than many
-    /// small ones. One that is freed in parts all the same keeps what shares a span with what is left.
+    /// small ones. One that is freed in parts all the same keeps what shares a piece with what is left.
     #[must_use]
     pub fn freed_whole(mut self) -> Self {
         self.is_freed_whole = true;

@@ -96,7 +96,10 @@ impl Shared {
             state.begin_hold(key, &holder);
         }
         drop(state);
-        Ok(Hold { shared: Arc::clone(self), tag: tag.clone(), holder })
+        let hold = Hold { shared: Arc::clone(self), tag: tag.clone(), holder };
+        // Whoever was taking idle memory of the tag out has done so.
+        drop(self.lock_memory()?);
+        Ok(hold)
     }
 
     /// The pool is gone, and no work of its own is left. What is held outlives it: the last hold gives it back.

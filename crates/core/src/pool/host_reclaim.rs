@@ -56,7 +56,8 @@ impl Shared {
 
     /// The same for all tags that are awake and that nobody works on, except for those that fall asleep.
     fn let_idle_backups_go(&self, falling: &[TagKey]) -> u64 {
-        let guests = self.guests(|state, tag| state.backups().has(tag) && !falling.contains(&tag));
+        let guests = self
+            .guests(|state, tag| !state.is_closed() && state.backups().has(tag) && !falling.contains(&tag));
         let tags: Vec<TagKey> = guests.iter().map(Guest::tag).collect();
         // What cannot be looked at stays.
         self.let_backups_of_awake_go(&tags).map_or(0, |(bytes, _)| bytes)

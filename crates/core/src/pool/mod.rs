@@ -7,27 +7,27 @@
 //! ```
 //!
 //! A segment is a range of addresses that belongs to one tag. Chunks of memory are mapped into it where they are
-//! needed: large ones inside large blocks, single granules at their ends and under small blocks. Inside blocks that
-//! a sleep drops or that are freed as a whole, and in all that a wake brings back (`layout`), they are larger still:
-//! *spans*, so that there is little to give back one by one. Chunks that nothing lives in are *idle*: whoever needs
-//! memory takes them to wherever it is needed, and only when there are none is memory created. So what is mapped follows
-//! what is live, however the sizes change.
+//! needed: large ones inside large blocks, single granules at their ends and under small blocks. Under blocks that
+//! a sleep drops or that are freed as a whole, and in all that a wake brings back (`heap/layout`), they are *exact*: as long
+//! as what one block has to itself, so that there is little to give back one by one. Chunks that nothing lives in are
+//! *idle*: whoever needs memory takes them to wherever it is needed, and only when there are none is memory created. So
+//! what is mapped follows what is live, however the sizes change.
 //!
 //! How a call travels:
-//! - `alloc` finds a free piece that is ready (`bins`, `place`) and cuts it (`state`); if there is none, it finds
-//!   the place that lacks the least (`place`), takes idle memory (`supply`) and maps it (`alloc`, `physical`).
-//! - `free` joins the block with its free neighbours and stamps it with its stream's clock (`clocks`). Nothing is
+//! - `alloc` finds a free piece that is ready and cuts it (`heap`); if there is none, it finds the place that lacks the
+//!   least (`heap/placement`), takes idle memory (`supply`) and maps it (`alloc`, `physical`).
+//! - `free` joins the block with its free neighbours and stamps it with its stream's clock (`heap`, `clocks`). Nothing is
 //!   unmapped, and no other stream gets it, before what was queued until then has passed (`events`).
-//!   `free_part` cuts a part out of a live block first (`part`).
+//!   `free_part` cuts a part out of a live block first (`heap/parts`).
 //!   While a stream is captured into a graph, none of this touches an event (`capture`).
-//! - Streams are looked up before they are used (`streams`). Tags (`tags`) and their streams (`lanes`) are found in
-//!   constant time; those that are over are forgotten (`state`, `sweep`).
-//! - `sleep` and `wake` are planned without touching anything (`plan`), carried out with copies of what the pool
-//!   knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
-//!   ([`crate::backup`], `backups`); `save` compares and copies what differs, `prepare` does so before, in the background,
-//!   and `fill` brings it back while more is mapped, by the faster of the device's two ways (`ways`), and `verify`
-//!   compares it. A backup that has spoiled is never taken for a change (`spoiled`): what was lost is undefined (`losses`,
-//!   `undefined`).
+//! - Streams are looked up before they are used (`streams`). Tags (`tags`) and their streams (`heap/lanes`) are found in
+//!   constant time; those that are over are forgotten (`state`, `heap/sweep`).
+//! - `sleep` and `wake` are planned without touching anything (`sleep/plan`, `wake/plan`), carried out with copies of what
+//!   the pool knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
+//!   ([`crate::backup`]), by extents that know nothing of chunks (`backups/index`); `save` compares and copies what
+//!   differs, `prepare` does so before, in the background, and `wake/fill` brings it back while more is mapped, by
+//!   the faster of the device's two ways (`wake/ways`), and `wake/verify` compares it. A backup that has spoiled is never
+//!   taken for a change (`spoiled`): what was lost is undefined (`losses`, `undefined`).
 //!
 //! What is promised: addresses, bytes, all or nothing, the truth in reports, no leak, stream order, live fits
 //! means success, never over the limit, errors in forked children.

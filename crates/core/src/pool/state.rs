@@ -338,7 +338,7 @@ impl State {
 
     fn forget_segment(&mut self, key: SegmentKey) {
         if let Some(tag) = self.heap.segments().tag_of(key) {
-            self.backups.retain(tag, |segment, _| segment != key);
+            self.backups.forget_segment(tag, key);
         }
     }
 

@@ -188,6 +188,11 @@ impl BackupIndex {
         self.tags[tag].extents.remove(&place);
     }
 
+    /// Lets go of what is stored of a segment.
+    pub(in crate::pool) fn forget_segment(&mut self, tag: TagKey, segment: SegmentKey) {
+        self.tags[tag].extents.extract_if((segment, 0)..=(segment, u64::MAX), |_, _| true).for_each(drop);
+    }
+
     /// Lets go of the extents of which `is_used` says no.
     pub(in crate::pool) fn retain(&mut self, tag: TagKey, is_used: impl Fn(SegmentKey, DeviceRange) -> bool) {
         let granule_bytes = self.granule_bytes;
@@ -207,7 +212,8 @@ impl BackupIndex {
 
     /// How often all that is stored of a tag was let go.
     pub(in crate::pool) fn forgets(&self, tag: TagKey) -> u64 {
-        self.tags[tag].forgets
+        // Of a tag that is forgotten nothing was stored.
+        self.tags.get(tag).map_or(0, |of_tag| of_tag.forgets)
     }
 
     // ---- trust ----

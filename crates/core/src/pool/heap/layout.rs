@@ -19,19 +19,19 @@ impl Heap {
         for tag in tags.iter().copied() {
             for key in self.segments.keys_of(tag) {
                 let regions = self.segments.get(key).map(absent_regions).unwrap_or_default();
-                if !regions.is_empty() {
+                if !regions.is_empty() && self.lay_out_segment(key, &regions, largest_bytes) {
                     self.lists.note_cut_chunks(tag);
-                    self.lay_out_segment(key, &regions, largest_bytes);
                 }
             }
         }
     }
 
-    fn lay_out_segment(&mut self, key: SegmentKey, regions: &[DeviceRange], largest_bytes: u64) {
-        let Some(segment) = self.segments.get(key) else { return };
+    /// Whether a chunk larger than a granule lies in a small block now, or not in one alone.
+    fn lay_out_segment(&mut self, key: SegmentKey, regions: &[DeviceRange], largest_bytes: u64) -> bool {
+        let Some(segment) = self.segments.get(key) else { return false };
         let (base, first, shape) = (segment.range().addr, segment.first(), self.shape);
         let uses = self.uses_of_granules(segment);
-        let mut near = first;
+        let (mut near, mut cuts) = (first, false);
         for region in regions {
             let from = shape.granules(region.addr - base);
             let mut runs: Vec<(Use, DeviceRange)> = Vec::new();
@@ -41,14 +41,25 @@ impl Heap {
                     _ => runs.push((*is, shape.granule_range(region.addr, nth, 1))),
                 }
             }
+            cuts |= runs.iter().any(|(is, run)| self.is_cut(*is, *run));
             let pieces = runs.into_iter().flat_map(|(is, run)| {
-                // What is shared leaves as its last block does; what is idle does not come back.
-                let most = if is == Use::Shared { shape.granule_bytes } else { largest_bytes };
+                // What several use leaves as the last of them does; what is idle does not come back.
+                let is_one = matches!(is, Use::Live(_) | Use::Idle);
+                let most = if is_one { largest_bytes } else { shape.granule_bytes };
                 shape.exact_pieces(run, most)
             });
             self.segments.replace_absent(key, *region, pieces);
             near = self.relist(near, *region);
         }
+        cuts
+    }
+
+    /// Whether a chunk for a run of granules would lie in a small block, or not in one alone.
+    fn is_cut(&self, is: Use, run: DeviceRange) -> bool {
+        let Use::Live(key) = is else { return false };
+        let block = &self.blocks[key];
+        let is_inside = block.addr <= run.addr && run.end() <= block.end();
+        run.bytes > self.shape.granule_bytes && !(is_inside && self.shape.is_large(block.bytes()))
     }
 
     /// After chunks were laid out anew: free pieces are of the kinds that their chunks make them. Returns a block
@@ -66,7 +77,8 @@ impl Heap {
                 self.blocks.set_kind(key, Kind::Live);
                 // No work touches what has no memory.
                 let is_inside = region.addr <= block.addr && block.end() <= region.end();
-                near = self.scatter_by_chunks(key, if is_inside { 0 } else { block.stamp });
+                let is_quiet = is_inside || self.has_passed(&block);
+                near = self.scatter_by_chunks(key, if is_quiet { 0 } else { block.stamp });
             }
         }
         near

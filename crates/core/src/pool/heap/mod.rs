@@ -226,7 +226,12 @@ impl Heap {
     /// Whether no work that was queued before it was freed, and no copy in the background, may still touch a piece.
     pub(super) fn is_quiet(&self, block: &Block) -> bool {
         let copied = || self.copying.iter().any(|range| range.addr < block.end() && block.addr < range.end());
-        self.clocks.is_quiet(self.lists.lane(block.lane).clock(), block.stamp) && !copied()
+        self.has_passed(block) && !copied()
+    }
+
+    /// Whether no work that was queued before it was freed may still touch a piece.
+    fn has_passed(&self, block: &Block) -> bool {
+        self.clocks.is_quiet(self.lists.lane(block.lane).clock(), block.stamp)
     }
 
     /// Whether `lane` may take a free piece now.
@@ -428,12 +433,21 @@ impl Heap {
         self.put(key, Kind::Stuck, 0);
     }
 
-    /// Joins free neighbours of different lanes as far as both are quiet.
+    /// Joins free neighbours of different lanes as far as both are quiet, and chunks of which nothing is in use.
     pub(super) fn join_lanes(&mut self) {
         let firsts: Vec<BlockKey> = self.segments.iter().map(|(_, segment)| segment.first()).collect();
         for first in firsts {
             let mut key = first;
+            if self.blocks.kind(key) == Kind::Bound {
+                key = self.unbind(key);
+            }
             while let Some(next) = self.blocks[key].next.some() {
+                let next = if self.blocks.kind(next) == Kind::Bound { self.unbind(next) } else { next };
+                if self.blocks[key].next != next {
+                    // Joined with what was before it.
+                    key = next;
+                    continue;
+                }
                 let (a, b) = (self.blocks[key], self.blocks[next]);
                 let kind = self.blocks.kind(key);
                 let free = matches!(kind, Kind::Fine | Kind::Coarse) && kind == self.blocks.kind(next);
@@ -463,7 +477,7 @@ impl Heap {
     }
 
     /// Segments that are bare from end to end, and may be given back. Nobody finds them any more:
-    /// [`Heap::remove_segment`] or [`Heap::return_segment`] follows for each.
+    /// [`Heap::remove_emptied`] or [`Heap::return_emptied`] follows for each.
     pub(super) fn take_emptied(&mut self) -> Vec<(SegmentKey, DeviceRange)> {
         let mut taken = Vec::new();
         for addr in self.lists.take_emptied() {

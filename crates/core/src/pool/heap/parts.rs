@@ -6,10 +6,10 @@
 
 use super::super::error::{PoolError, Result};
 use super::super::handle::{Block as Handle, BlockId};
-use super::super::keys::{BlockKey, Place, TagKey};
+use super::super::keys::{BlockKey, LaneKey, Place, TagKey};
 use super::super::units::UNIT_BYTES;
 use super::Heap;
-use super::blocks::Kind;
+use super::blocks::{Block, Kind};
 use crate::driver::DeviceRange;
 
 impl Heap {
@@ -100,27 +100,29 @@ impl Heap {
     }
 
     /// After a piece has become bound: if it was the last of its chunk in use, the chunk is free as a whole. Returns
-    /// the piece that holds it then. All pieces that were ever freed are of one lane: that of the block that the chunk was
-    /// allocated for.
+    /// the piece that holds it then. While pieces of several lanes are pending, they stay bound: [`Heap::join_lanes`] tries
+    /// again.
     pub(super) fn unbind(&mut self, key: BlockKey) -> BlockKey {
         let Some((place, end)) = self.chunk_at(self.blocks[key].addr) else { return key };
         let first = self.block_at(key, place.1);
-        let mut pieces = self.blocks.walk(first).take_while(|(_, piece)| piece.addr < end);
-        let is_free = pieces.all(|(kind, _)| kind == Kind::Bound);
-        drop(pieces);
-        if !is_free {
-            return key;
-        }
-        // What was never freed, but is free since its chunk came, is quiet on every lane.
-        let mut freed = self.blocks.walk(first).take_while(|(_, piece)| piece.addr < end);
-        let lane =
-            freed.find(|(_, piece)| piece.stamp > 0).map_or(self.blocks[first].lane, |(_, piece)| piece.lane);
-        drop(freed);
+        let Some((lane, stamp)) = self.when_free(first, end) else { return key };
         while self.blocks[first].end() < end {
             self.blocks.join_next(first);
         }
-        let stamp = self.blocks[first].stamp;
         self.blocks[first].lane = lane;
         self.put(first, Kind::Coarse, stamp)
+    }
+
+    /// The lane and stamp of a chunk from its `first` piece on, if it is free as a whole: those of what is pending there.
+    fn when_free(&self, first: BlockKey, end: u64) -> Option<(LaneKey, u64)> {
+        let in_chunk = || self.blocks.walk(first).take_while(|(_, piece)| piece.addr < end);
+        if in_chunk().any(|(kind, _)| kind != Kind::Bound) {
+            return None;
+        }
+        let mut pending = in_chunk().map(|(_, piece)| piece).filter(|piece| !self.has_passed(piece));
+        let (lane, stamp) =
+            pending.next().map_or((self.blocks[first].lane, 0), |piece| (piece.lane, piece.stamp));
+        let of_lane = |last: u64, piece: &Block| (piece.lane == lane).then_some(last.max(piece.stamp));
+        pending.try_fold(stamp, of_lane).map(|stamp| (lane, stamp))
     }
 }

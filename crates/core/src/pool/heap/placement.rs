@@ -4,8 +4,9 @@
 //! among equals, the one that leaves the least behind. New addresses compete with those at hand, and cost all
 //! of the block. Blocks of at least a chunk are laid out as chunks first and granules last, so that their
 //! chunks leave whole when they are freed, and their tails share granules with small blocks. Where a sleep drops
-//! the tag anyway, or a block is freed as a whole, what fits of it is spans, before its chunks. A free piece may hold
-//! chunks of all sizes: where one begins is looked up. A span serves as a whole or not at all, whatever the tag.
+//! the tag anyway, or a block is freed as a whole, it gets as few chunks as hold it, of just its length. A free piece may
+//! hold chunks of all sizes: where one begins is looked up. One that is longer than a chunk of the pool's serves as a
+//! whole or not at all, whatever the tag.
 
 use std::cmp::Reverse;
 
@@ -289,13 +290,16 @@ impl Heap {
                 continue;
             }
             let (at, to) = (block.addr.max(start), block.end().min(end));
-            let range = DeviceRange::new(at, to - at);
             let absent = |piece: DeviceRange| Piece::absent(segment, piece.addr, piece.bytes);
-            if largest_bytes > self.shape.chunk_bytes {
-                lacking.extend(self.shape.exact_pieces(range, largest_bytes).map(absent));
-            } else {
-                lacking.extend(self.shape.pieces(range).map(absent));
+            let mut range = DeviceRange::new(at, to - at);
+            if largest_bytes > self.shape.chunk_bytes && self.shape.is_large(end - start) {
+                // What the last granule has left serves small blocks, so it is for itself.
+                let whole =
+                    DeviceRange::new(at, range.bytes / self.shape.granule_bytes * self.shape.granule_bytes);
+                lacking.extend(self.shape.exact_pieces(whole, largest_bytes).map(absent));
+                range = DeviceRange::new(whole.end(), to - whole.end());
             }
+            lacking.extend(self.shape.pieces(range).map(absent));
         }
         lacking
     }
@@ -320,16 +324,9 @@ impl Heap {
         requested_bytes: u64,
     ) -> (BlockId, DeviceRange) {
         self.segments.store(&site.lacking);
-        let is_small = site.end - self.blocks[site.key].addr < self.shape.chunk_bytes;
-        let is_cut = |piece: &Piece| {
-            piece.range.bytes > self.shape.granule_bytes && (is_small || piece.range.end() > site.end)
-        };
-        if site.lacking.iter().any(is_cut) {
-            self.lists.note_cut_chunks(self.tag_of_lane(lane));
-        }
         if self.blocks[site.key].end() > site.end {
             let rest = self.blocks.split(site.key, site.end);
-            self.scatter_by_chunks(rest, 0);
+            self.put(rest, Kind::Fine, 0);
         }
         let id = self.enliven(site.key, lane, requested_bytes);
         let block = &self.blocks[site.key];

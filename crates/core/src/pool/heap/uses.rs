@@ -16,9 +16,9 @@ pub(in crate::pool) enum Use {
     Idle,
     /// Work on freed memory may be in flight.
     Pending,
-    /// One live block touches it.
+    /// One live block touches it, and nothing else does.
     Live(BlockKey),
-    /// Several live blocks do.
+    /// A live block does, and others do or may.
     Shared,
 }
 
@@ -30,12 +30,9 @@ impl Use {
 
     fn and(self, other: Self) -> Self {
         match (self, other) {
-            (Self::Live(a), Self::Live(b)) if a != b => Self::Shared,
-            (Self::Shared, _) | (_, Self::Shared) => Self::Shared,
-            (Self::Live(_), _) => self,
-            (_, Self::Live(_)) => other,
-            (Self::Pending, _) | (_, Self::Pending) => Self::Pending,
-            (Self::Idle, Self::Idle) => Self::Idle,
+            (Self::Idle, is) | (is, Self::Idle) => is,
+            (a, b) if a == b => a,
+            _ => Self::Shared,
         }
     }
 }

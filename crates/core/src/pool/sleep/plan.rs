@@ -1,6 +1,6 @@
 //! The plan of a sleep: what is copied, what is dropped, and what is given back. Pure.
 //!
-//! Planning looks at the state and changes nothing; [`super::sleep`] carries the plan out. Conflicts are
+//! Planning looks at the state and changes nothing; [`super`] carries the plan out. Conflicts are
 //! found here, before anything has happened.
 
 use super::super::backups::{BACK_UP, Save, saves};

@@ -1,9 +1,9 @@
 //! Waking: create → map → copy → verify → commit.
 //!
-//! What sleeps is laid out in pieces as large as fit ([`super::layout`]), once. Then everything is mapped, filled
+//! What sleeps is laid out in pieces as large as fit ([`super::heap`]), once. Then everything is mapped, filled
 //! and verified, or everything sleeps again with its backups. A backup is let go only behind the commit, and kept
 //! even then when the pool keeps backups. Memory is brought in a few pieces at a time, and copies into what is
-//! mapped ([`super::fill`]) run while the next pieces are. The tags' gates are closed meanwhile.
+//! mapped ([`fill`]) run while the next pieces are. The tags' gates are closed meanwhile.
 //!
 //! A wake that finds the device full may be given a deadline: it then undoes what it did, holding nothing that
 //! somebody else waits for, and tries again when enough is free. A device that has enough and refuses it twice has it
