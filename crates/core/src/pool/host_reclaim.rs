@@ -56,7 +56,8 @@ impl Shared {
 
     /// The same for all tags that are awake and that nobody works on, except for those that fall asleep.
     fn let_idle_backups_go(&self, falling: &[TagKey]) -> u64 {
-        let guests = self.guests(|state, tag| state.backups().has(tag) && !falling.contains(&tag));
+        let guests = self
+            .guests(|state, tag| !state.is_closed() && state.backups().has(tag) && !falling.contains(&tag));
         let tags: Vec<TagKey> = guests.iter().map(Guest::tag).collect();
         // What cannot be looked at stays.
         self.let_backups_of_awake_go(&tags).map_or(0, |(bytes, _)| bytes)
@@ -127,7 +128,7 @@ impl Shared {
     fn distance(&self, other: &Self) -> Distance {
         let same_driver =
             std::ptr::addr_eq(Arc::as_ptr(self.shared_driver()), Arc::as_ptr(other.shared_driver()));
-        let same_store = std::ptr::addr_eq(Arc::as_ptr(&self.backups()), Arc::as_ptr(&other.backups()));
+        let same_store = std::ptr::addr_eq(Arc::as_ptr(self.backups()), Arc::as_ptr(other.backups()));
         if same_driver || same_store { Distance::SameStore } else { Distance::SameProcess }
     }
 

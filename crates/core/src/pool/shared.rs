@@ -326,13 +326,16 @@ impl Shared {
 
     /// Keeps the tags that are `wanted` from falling asleep, of those that are awake and that nobody puts to sleep.
     pub(super) fn guests(&self, wanted: impl Fn(&State, TagKey) -> bool) -> Vec<Guest<'_>> {
+        // Guests leave with the state locked, so it is given up before them.
+        let mut guests = Vec::new();
         let mut state = self.lock_state();
         if state.is_closed() {
             return Vec::new();
         }
         let awake = state.tags().iter().filter(|(_, entry)| entry.state().is_held() && !entry.is_taken());
         let tags: Vec<TagKey> = awake.map(|(tag, _)| tag).filter(|tag| wanted(&state, *tag)).collect();
-        tags.into_iter().map(|tag| Guest::enter(self, &mut state, tag)).collect()
+        guests.extend(tags.into_iter().map(|tag| Guest::enter(self, &mut state, tag)));
+        guests
     }
 
     /// Takes those of `tags`, or of all, that satisfy `wanted`, when nobody else works on them. Returns

@@ -56,11 +56,10 @@ impl Shared {
         let (mut waited, mut retry) = (Duration::ZERO, Retry::default());
         let (plan, mut woken, verified) = loop {
             let mut plan = self.open_state()?.plan_wake(&visited, alone.tags(), request.tags.is_some());
-            match self.try_wake(&mut plan, request, deadline, &mut retry) {
+            let (woken, next) = self.try_wake(&mut plan, request, deadline, &mut retry);
+            match woken {
                 Ok((woken, verified)) => break (plan, woken, verified),
-                Err(Failed { error, next }) => {
-                    waited += self.before_another(error, next, &plan.tags, deadline)?
-                }
+                Err(error) => waited += self.before_another(error, next, &plan.tags, deadline)?,
             }
         };
         add(&mut woken.phases.wait_s, waited);
@@ -87,14 +86,14 @@ impl Shared {
         Ok(report)
     }
 
-    /// Maps and fills what is planned, or undoes it.
+    /// Maps and fills what is planned, or undoes it, and says what to do about a full device then.
     fn try_wake(
         &self,
         plan: &mut WakePlan,
         request: &WakeRequest,
         deadline: Deadline,
         retry: &mut Retry,
-    ) -> Result<(Woken, Verified), Failed> {
+    ) -> (Result<(Woken, Verified)>, Next) {
         let before: Vec<Backing> = plan.pieces.iter().map(|piece| piece.backing).collect();
         let (mut woken, mut next) = (Woken::default(), Next::Refuse);
         // A panic of the caller's, who is told how far it is, undoes the wake, too.
@@ -110,10 +109,10 @@ impl Shared {
             self.undo_wake(plan, &before);
             resume_unwind(panic)
         });
-        applied.map(|verified| (woken, verified)).map_err(|error| {
+        if applied.is_err() {
             self.undo_wake(plan, &before);
-            Failed { error, next }
-        })
+        }
+        (applied.map(|verified| (woken, verified)), next)
     }
 
     /// After a wake that a full device has refused, and that is undone: lays it out in chunks, or waits until there is
@@ -234,12 +233,6 @@ impl Shared {
         let _ = self.dispose(&mut memory, unfit);
         (undefined, lost)
     }
-}
-
-/// Why an attempt has failed, and what to do if a full device was the reason.
-struct Failed {
-    error: PoolError,
-    next: Next,
 }
 
 /// Maps here, and fills what is mapped on a thread beside. `None` where no thread is to be had.
