@@ -88,7 +88,6 @@ fn check_cycles(report: &Report, last: u32, all_bytes: u64) {
         .extend((1..=last).filter(|cycle| *cycle <= 3 || *cycle == last).map(|cycle| (Kind::Clean, cycle)));
     expected.push((Kind::Changed, 1));
     assert_eq!(reported, expected);
-    let granule_bytes = report.limits.granule_bytes;
     for cycle in &report.cycles {
         let (sleep, wake) = (&cycle.sleep, &cycle.wake);
         assert!(!cycle.moved);

@@ -206,7 +206,7 @@ fn the_table_for_people() {
     }
     for words in [
         "÷ limit",
-        "≤ 1.50×",
+        "≤ 3.00×",
         "median of 6",
         // Later wakes are right after the sleep, and stand apart.
         "median of 5",
