@@ -153,7 +153,7 @@ def functions(arena: poorwill.Arena) -> Functions:
     ("size", "device", "words"),
     [
         (2 * GIB, 0, "cannot allocate 2 GiB for `weights`: the limit of 1 GiB is too low by 1 GiB"),
-        ((1 << 63) - 1, 0, "a block has at most 2199023255040 bytes"),
+        ((1 << 63) - 1, 0, "a block has at most 2 TiB (2199021158400 bytes)"),
         (2 * MIB, 1, "the pool of `weights` is on cuda:0, and was asked for memory of cuda:1"),
         (2 * MIB, -1, "the pool of `weights` is on cuda:0, and was asked for memory of cuda:-1"),
         (0, 0, "cannot allocate 0 bytes aligned to 512 for `weights`"),
