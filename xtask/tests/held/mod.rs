@@ -1,7 +1,6 @@
 //! The folders whose modules use each other in one direction and keep what changes to themselves.
 
-/// Each with all that is below it. `xtask/tests/arrows_inside.rs` holds them to it; a file there may be as long as its
-/// concern is.
+/// Each with all that is below it. `xtask/tests/arrows_inside.rs` holds them to it.
 pub(crate) const HELD: &[&str] = &[
     "crates/bench/src/churn",
     "crates/bench/src/load",

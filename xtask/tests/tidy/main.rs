@@ -4,8 +4,6 @@
 //! that it can fail. The tests here run them over the whole tree.
 
 mod errors;
-#[path = "../held/mod.rs"]
-mod held;
 mod links;
 mod roots;
 mod safety;
@@ -45,16 +43,6 @@ fn crates_inherit_the_lints_of_the_workspace() {
 #[test]
 fn rust_files_begin_with_what_they_are_for() {
     expect_none(files().iter().filter(is_rust).flat_map(|file| roots::module_docs(&file.path, &file.text)));
-}
-
-#[test]
-fn code_files_are_short() {
-    let is_code = |file: &&File| file.has_extension(&["rs", "py", "sh", "c", "h", "cu"]);
-    // What the arrows inside crates keep in order is as long as it is.
-    let is_held = |file: &&File| held::HELD.iter().any(|folder| file.path.starts_with(&format!("{folder}/")));
-    let files = files();
-    let free = files.iter().filter(is_code).filter(|file| !is_held(file));
-    expect_none(free.flat_map(|file| words::length(&file.path, &file.text)));
 }
 
 #[test]

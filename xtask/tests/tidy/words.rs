@@ -1,9 +1,6 @@
-//! Words that do not belong into the tree, words that do, and how long a file may be.
+//! Words that do not belong into the tree, and words that do.
 //!
 //! The words are put together from halves, so that this file does not find itself.
-
-/// How long a file of code may be.
-const LINES_MAX: usize = 700;
 
 /// Unfinished work, and ways out of a process that a library must not take.
 const LEFT_OVER: &[&str] = &[
@@ -28,11 +25,6 @@ const ELSEWHERE: &[&str] = &[
 
 /// What a newcomer types first, as the README must spell it.
 const COMMANDS: &[&str] = &["cargo run --release -- demo", "cargo xtask test"];
-
-pub(crate) fn length(path: &str, text: &str) -> Option<String> {
-    let lines = text.lines().count();
-    (lines > LINES_MAX).then(|| format!("{path}: {lines} lines, and {LINES_MAX} are the most"))
-}
 
 pub(crate) fn left_over(path: &str, text: &str) -> Vec<String> {
     found(path, text, |line| LEFT_OVER.iter().find(|word| contains_word(line, word)))
@@ -69,12 +61,6 @@ fn contains_word(line: &str, word: &str) -> bool {
         let ends_inside = ends_open && line[at + word.len()..].starts_with(is_part_of_a_word);
         !starts_inside && !ends_inside
     })
-}
-
-#[test]
-fn long_files_are_found() {
-    assert_eq!(length("a.rs", &"//\n".repeat(LINES_MAX)), None);
-    assert!(length("a.rs", &"//\n".repeat(LINES_MAX + 1)).unwrap().contains("a.rs: 701 lines"));
 }
 
 #[test]
