@@ -100,9 +100,8 @@ async def test_data_parallel_engines_meet_once(vllm: Any) -> None:
         core.model_executor.workers[0].load_weights(WEIGHTS)
     resumed = []
     for core in first.processes.cores:
-        engine = vars(core)["_poorwill"]
-        stock, engine._resume = engine._resume, lambda: resumed.append(1)
-        assert callable(stock)
+        assert callable(vars(core)["_poorwill"]._resume)
+        vars(core)["_poorwill"]._resume = lambda: resumed.append(1)
     for frontend in (first, second, first):
         watch = _frontend._watch_of(frontend)
         assert watch is not None
