@@ -74,6 +74,7 @@ const DEFAULT: &str = "default";
 #[pyo3(signature = (
     device=None, name="default", *, limit=None, host_limit=None, pageable=false, peers=None, keep_backups=None
 ))]
+#[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 fn arena(
     py: Python<'_>,
     device: Option<&Bound<'_, PyAny>>,
