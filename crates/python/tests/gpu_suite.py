@@ -68,7 +68,7 @@ two_gpus = pytest.mark.skipif(
 
 @two_gpus
 def test_another_gpu_uses_memory_of_a_pool() -> None:
-    """Before and after a sleep. Without access the first copy is an error; the strided one ends the context."""
+    """Before and after a sleep. Without access the first copy fails, and the strided one ends the context."""
     other = torch.arange(1 << 20, device="cuda:1", dtype=torch.float32)
     expected = other.cpu()
     arena = poorwill.arena("cuda:0", "used by another", limit="256MiB")

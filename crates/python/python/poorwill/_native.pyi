@@ -447,8 +447,8 @@ class Arena:
         tags that were undefined until now.
         """
     def lost_ranges(self) -> list[LostRange]:
-        """What was lost of awake tags because its backup had spoiled in host memory, and neither written again
-        and marked as restored nor freed since, in address order.
+        """What was lost of awake tags because its backup had spoiled in host memory, and was neither written
+        again and marked as restored nor freed since, in address order.
         """
     def prepare_sleep(self, level: int = 1, tags: _Tags | None = None) -> Preparation:
         """Begins to back up, in the background, what such a sleep would, so that even the first sleep copies

@@ -334,7 +334,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._unwritten.begin(parameters(self.model_runner.model), self.allocator.ranges("weights"))
 
     def _expect_lost(self) -> None:
-        """Where backups of weights have spoiled, the parameters that had any of them are to be written again."""
+        """Where backups of weights have spoiled, the parameters in them are to be written again."""
         lost = [
             (lost.addr, lost.addr + lost.bytes)
             for lost in self.allocator.arena.lost_ranges()
