@@ -6,7 +6,7 @@
 
 use super::error::{PoolError, Result};
 use super::handle::BlockId;
-use super::keys::{Place, TagKey};
+use super::keys::{Place, SegmentKey, TagKey};
 use super::lost::LostRange;
 use super::state::State;
 use super::undefined::Undefined;
@@ -114,11 +114,25 @@ impl State {
     }
 
     fn note_loaded(&mut self, granules: impl IntoIterator<Item = DeviceRange>, unseen: bool) {
-        for granule in granules {
-            if let Some((tag, place)) = self.place_of(granule.addr) {
-                self.backups_mut().note_loaded(tag, place, unseen);
+        // What touches, as nearly all does, is looked up once for each segment.
+        let mut granules = granules.into_iter().peekable();
+        while let Some(mut run) = granules.next() {
+            while let Some(next) = granules.next_if(|next| next.addr == run.end()) {
+                run.bytes += next.bytes;
+            }
+            while let Some((tag, segment, part)) = self.first_part(run) {
+                self.backups_mut().note_loaded(tag, segment, part, unseen);
+                run = DeviceRange::new(part.end(), run.bytes - part.bytes);
             }
         }
+    }
+
+    /// What of a range lies in the segment where it begins, and whose that is.
+    fn first_part(&self, range: DeviceRange) -> Option<(TagKey, SegmentKey, DeviceRange)> {
+        let key = self.heap().segments().of_addr(range.addr);
+        let segment = self.heap().segments().get(key)?;
+        let bytes = range.bytes.min(segment.range().end().saturating_sub(range.addr));
+        (bytes > 0).then(|| (segment.tag(), key, DeviceRange::new(range.addr, bytes)))
     }
 
     /// Whose an address is, and where.

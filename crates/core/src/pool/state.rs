@@ -281,7 +281,7 @@ impl State {
             let range = DeviceRange::new(freed.addr, freed.bytes());
             for granule in self.backups.unseen_granules(tag, place, range) {
                 if !self.heap.is_touched(near, granule.addr, granule.end()) {
-                    self.backups.note_loaded(tag, (segment, granule.addr), false);
+                    self.backups.note_loaded(tag, segment, granule, false);
                 }
             }
         }

@@ -293,10 +293,36 @@ impl BackupIndex {
         granules.filter(|granule| granule.addr < range.end() && range.addr < granule.end()).collect()
     }
 
-    /// What is stored of the granule at a place was `loaded_unseen`, or is known.
-    pub(in crate::pool) fn note_loaded(&mut self, tag: TagKey, place: Place, loaded_unseen: bool) {
-        let stored = self.stored_mut(tag, place).and_then(Option::as_mut);
-        stored.into_iter().for_each(|stored| stored.loaded_unseen = loaded_unseen);
+    /// What is stored of the granules that begin in `range` was `loaded_unseen`, or is known.
+    pub(in crate::pool) fn note_loaded(
+        &mut self,
+        tag: TagKey,
+        segment: SegmentKey,
+        range: DeviceRange,
+        loaded_unseen: bool,
+    ) {
+        for stored in self.stored_in(tag, segment, range) {
+            stored.iter_mut().for_each(|stored| stored.loaded_unseen = loaded_unseen);
+        }
+    }
+
+    /// What is stored of the granules that begin in `range` of a segment.
+    fn stored_in(
+        &mut self,
+        tag: TagKey,
+        segment: SegmentKey,
+        range: DeviceRange,
+    ) -> impl Iterator<Item = &mut Option<Stored>> {
+        let granule_bytes = self.granule_bytes;
+        let extents = &mut self.tags[tag].extents;
+        let before = extents.range((segment, 0)..(segment, range.addr)).next_back();
+        let first = before.map_or((segment, range.addr), |(place, _)| *place);
+        extents.range_mut(first..(segment, range.end())).flat_map(move |((_, at), backup)| {
+            let starts = (0..).map(move |nth| at + nth * granule_bytes);
+            let granules = starts.zip(&mut backup.granules);
+            let of_range = granules.filter(move |(start, _)| range.addr <= *start && *start < range.end());
+            of_range.map(|(_, stored)| stored)
+        })
     }
 
     /// What is stored of the granule at a place is of no use any more.

@@ -118,7 +118,10 @@ impl FreeLists {
 
     /// First addresses of segments that may be bare from end to end, each once.
     pub(super) fn take_emptied(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.emptied)
+        let mut emptied = std::mem::take(&mut self.emptied);
+        emptied.sort_unstable();
+        emptied.dedup();
+        emptied
     }
 
     /// Puts a free piece on the list of its kind.

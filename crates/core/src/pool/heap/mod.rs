@@ -487,7 +487,7 @@ impl Heap {
             };
             let (first, range) = (segment.first(), segment.range());
             let is_bare = self.blocks.kind(first) == Kind::Bare && self.blocks[first].bytes() == range.bytes;
-            if is_bare && taken.iter().all(|(other, _)| *other != key) {
+            if is_bare {
                 self.unlist(first);
                 taken.push((key, range));
             }
