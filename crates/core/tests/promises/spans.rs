@@ -696,3 +696,66 @@ fn a_pool_may_have_no_spans_and_refuses_impossible_ones() {
     let refused = Pool::new(device.driver(), config).unwrap_err();
     assert!(refused.to_string().contains("span"), "{refused}");
 }
+
+/// A block below a chunk of a tag that sleeps drop: freed and taken again needs no call of the driver.
+#[test]
+fn a_block_below_a_chunk_that_is_taken_again_needs_no_call() {
+    let device = TestDevice::open(256);
+    let maps = Arc::new(AtomicU64::new(0));
+    let heard = Arc::clone(&maps);
+    let driver = ScriptedDriver::new(device.driver(), move |call| {
+        if matches!(call.op, Op::Map | Op::Unmap) {
+            heard.fetch_add(1, Ordering::Relaxed);
+        }
+        Verdict::Pass
+    });
+    let config = PoolConfig::default().in_chunks_of(CHUNK).in_spans_of(SPAN).in_segments_of(8);
+    let pool = Pool::new(Arc::new(driver), config).unwrap();
+    let granule = device.info().granule_bytes;
+    let block = |bytes| pool.alloc(&AllocRequest::new(bytes, Tag::kv_cache())).unwrap();
+    let first = block(2 * granule);
+    pool.free(first.id).unwrap();
+    let before = maps.load(Ordering::Relaxed);
+    for _ in 0..10 {
+        let again = block(2 * granule);
+        pool.free(again.id).unwrap();
+    }
+    assert_eq!(
+        maps.load(Ordering::Relaxed) - before,
+        0,
+        "maps and unmaps of ten allocations of what was just freed"
+    );
+}
+
+/// What a block below a chunk leaves of its last granule serves small ones.
+#[test]
+fn what_a_block_below_a_chunk_leaves_of_its_last_granule_serves_small_ones() {
+    let world = World::open(256, None);
+    let g = world.granule;
+    let alloc = |bytes| world.pool.alloc(&AllocRequest::new(bytes, Tag::kv_cache())).unwrap();
+    let mut live = 0;
+    for _ in 0..8 {
+        let a = alloc(g + 512);
+        live += a.range.bytes;
+        let b = alloc(g - 512);
+        live += b.range.bytes;
+    }
+    assert_eq!((world.held() * g, live / g), (live, 16), "held and live");
+}
+
+/// Blocks that fit into the limit are served, in a tag that sleeps drop, too.
+#[test]
+fn small_blocks_beside_those_below_a_chunk_fit_into_the_limit() {
+    for tag in [Tag::weights(), Tag::kv_cache()] {
+        let world = World::open(256, Some(16));
+        let g = world.granule;
+        let alloc = |bytes| world.pool.alloc(&AllocRequest::new(bytes, tag.clone()));
+        let mut blocks = Vec::new();
+        for _ in 0..5 {
+            blocks.push(alloc(2 * g + 512).unwrap());
+        }
+        for nth in 0..5 {
+            blocks.push(alloc(g - 512).unwrap_or_else(|error| panic!("{nth} of {tag}: {error}")));
+        }
+    }
+}

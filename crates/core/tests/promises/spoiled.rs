@@ -3,15 +3,18 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use poorwill_core::backup::Backups;
 use poorwill_core::pool::Corruption;
 use poorwill_core::{
-    Changes, DeviceRange, Driver, HostBuffer, Level, LostRange, Pool, PoolConfig, PoolError, PrepareEnd,
-    SleepRequest, StreamId, Tag, TagState, Verify, WakeReport, WakeRequest,
+    AllocRequest, Changes, DeviceRange, Driver, HostBuffer, Level, LostRange, Op, Pool, PoolConfig,
+    PoolError, PrepareEnd, SleepRequest, StreamId, Tag, TagState, Verify, WakeReport, WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice};
-use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::gated::Gate;
+use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::stores::{Coding, OddBackups};
 use poorwill_testkit::tenant::{Known, Tenant};
 use proptest::prelude::*;
@@ -788,4 +791,51 @@ proptest! {
         }
         run.end();
     }
+}
+
+/// A tag that is forgotten while a sleep of it is prepared, and whose place another one takes: what is found to have spoiled
+/// of a third is lost, and nothing else.
+#[test]
+fn a_tag_that_is_forgotten_under_a_preparation_loses_nothing_of_others() {
+    let device = TestDevice::open(256);
+    let (is_armed, gate) = (Arc::new(AtomicBool::new(false)), Arc::new(Gate::default()));
+    let reached = Arc::new(Gate::default());
+    let script = {
+        let (is_armed, gate, reached) = (Arc::clone(&is_armed), Arc::clone(&gate), Arc::clone(&reached));
+        move |call: Call| {
+            let prepares = thread::current().name() == Some("poorwill-prepare");
+            if call.op == Op::Digest && prepares && is_armed.swap(false, Ordering::Relaxed) {
+                reached.open();
+                gate.pass();
+            }
+            Verdict::Pass
+        }
+    };
+    let driver = ScriptedDriver::new(device.driver(), script);
+    let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| info.fast_digests = true));
+    let store = OddBackups::new(&driver, Coding::Xored, u64::MAX);
+    let backups: Arc<dyn Backups> = Arc::new(store.clone());
+    let pool = Arc::new(Pool::with_backups(driver, small(), backups).unwrap());
+    let mut tenant = Tenant::new(&pool, 3);
+    let granule = tenant.granule();
+    tenant.load(4 * granule, &Tag::new("adapter").unwrap());
+    let lora = tenant.load(4 * granule, &Tag::new("lora").unwrap());
+    tenant.load(100 * granule, &Tag::weights());
+    pool.sleep(&level_1()).unwrap();
+    store.spoil(8 + 50);
+    pool.wake(&sample()).unwrap();
+    is_armed.store(true, Ordering::Relaxed);
+    let preparation = pool.prepare_sleep(&level_1()).unwrap();
+    reached.pass();
+    pool.free(tenant.blocks[lora].block.id).unwrap();
+    pool.trim().unwrap();
+    for nth in 0..200 {
+        let tag = Tag::new(&format!("t{nth}")).unwrap();
+        let block = pool.alloc(&AllocRequest::new(512, tag)).unwrap();
+        pool.free(block.id).unwrap();
+    }
+    gate.open();
+    let PoolError::Lost { lost, .. } = preparation.wait().unwrap_err() else { panic!("not lost") };
+    assert!(lost.iter().all(|lost| lost.tag == Tag::weights()), "{lost:?}");
+    pool.stats().unwrap();
 }
