@@ -86,6 +86,20 @@ impl Kind {
         self.stride_of(Effort::of_this_run())
     }
 
+    /// The same of cases that each move dozens of granules to the host and back.
+    #[must_use]
+    pub fn stride_of_cycles(self) -> usize {
+        self.stride_of_cycles_of(Effort::of_this_run())
+    }
+
+    fn stride_of_cycles_of(self, effort: Effort) -> usize {
+        match (self, effort) {
+            (Self::Cuda(_), Effort::Usual) => 23,
+            (Self::Cuda(_), Effort::Quick) => 101,
+            _ => self.stride_of(effort),
+        }
+    }
+
     fn stride_of(self, effort: Effort) -> usize {
         match (self, effort) {
             (_, Effort::Long) | (Self::Host, Effort::Usual) => 1,
@@ -328,5 +342,7 @@ mod tests {
         assert_eq!(kinds.map(|kind| kind.cases_of(Effort::Quick, 1)), [1, 1, 1]);
         assert_eq!(kinds.map(|kind| kind.stride_of(Effort::Usual)), [1, 7, 11]);
         assert_eq!(kinds.map(|kind| kind.stride_of(Effort::Long)), [1, 1, 1]);
+        assert_eq!(kinds.map(|kind| kind.stride_of_cycles_of(Effort::Usual)), [1, 7, 23]);
+        assert_eq!(kinds.map(|kind| kind.stride_of_cycles_of(Effort::Long)), [1, 1, 1]);
     }
 }

@@ -112,6 +112,8 @@ impl Shared {
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
+        // What other streams have used is free from now on, and may be under a copy in the background.
+        self.lock_state().settle_waiting();
         let late = (!late.is_empty()).then(|| Awaited::Work(late.into_iter().collect()));
         Ok((late, refused))
     }

@@ -187,7 +187,7 @@ fn a_sleep_that_fails_while_others_allocate_is_undone() {
         let mut tenant = Tenant::new(&world.pool, 5);
         tenant.load(ASLEEP * world.granule(), &Tag::weights());
         let sleep = || world.pool.sleep(&SleepRequest::of([Tag::weights()], Level::One));
-        for passing in 0.. {
+        for passing in (0..).step_by(Kind::of_this_run().stride()) {
             world.script.passing.store(passing, Ordering::Relaxed);
             let within = AllocRequest::new(3 * world.granule(), Tag::runtime());
             let (slept, block) = world.beside(Op::Unmap, sleep, || world.pool.alloc(&within));

@@ -9,11 +9,11 @@ use std::thread;
 use std::time::Duration;
 
 use poorwill_core::{
-    AllocRequest, Changes, DeviceRange, Driver, DriverErrorKind, Level, Op, Pool, PoolConfig, PoolError,
-    PrepareEnd, SleepRequest, Tag, TagState, Verify, WakeRequest,
+    AllocRequest, BlockKind, BlockSnapshot, Changes, DeviceRange, Driver, DriverErrorKind, Level, Op, Pool,
+    PoolConfig, PoolError, PrepareEnd, SleepRequest, Tag, TagState, Verify, WakeRequest,
 };
 use poorwill_testkit::device::TestDevice;
-use poorwill_testkit::gated::Gate;
+use poorwill_testkit::gated::{self, Gate};
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::{eventually, watched};
@@ -26,6 +26,8 @@ struct Stop {
     gate: Arc<Gate>,
     /// What was unmapped until the stop ended.
     unmapped: Arc<Mutex<Vec<DeviceRange>>>,
+    /// Whether a thread other than the reaper, which waits for the end of the stop, has waited for an event meanwhile.
+    awaited: Arc<AtomicBool>,
 }
 
 impl Stop {
@@ -61,6 +63,8 @@ fn stopped(
     let device = TestDevice::open(GRANULES);
     let (tell, reached) = mpsc::channel();
     let (gate, unmapped) = (Arc::new(Gate::default()), Arc::new(Mutex::new(Vec::new())));
+    let awaited = Arc::new(AtomicBool::new(false));
+    let awaits = Arc::clone(&awaited);
     let (tell, seen, is_stopped) = (Mutex::new(tell), AtomicU64::new(0), AtomicBool::new(false));
     let (pass, noted) = (Arc::clone(&gate), Arc::clone(&unmapped));
     let driver = ScriptedDriver::new(device.driver(), move |call| {
@@ -72,11 +76,17 @@ fn stopped(
         }
         if is_stopped.load(Ordering::Relaxed) {
             noted.lock().unwrap().extend(call.unmaps);
+            match call.op {
+                // It would see what passes before a test's own threads do. It holds nothing.
+                Op::EventSynchronize if thread::current().name() == Some("poorwill-reaper") => pass.pass(),
+                Op::EventSynchronize => awaits.store(true, Ordering::Relaxed),
+                _ => {}
+            }
         }
         Verdict::Pass
     });
     let tenant = tenant(Arc::new(driver.posing(|info| info.fast_digests = true)), config);
-    (device, tenant, Stop { reached, gate, unmapped })
+    (device, tenant, Stop { reached, gate, unmapped, awaited })
 }
 
 fn config() -> PoolConfig {
@@ -255,6 +265,36 @@ fn trimming_gives_back_what_was_freed_under_a_copy() {
         assert_eq!(trim.join().unwrap(), 4 * granule);
         preparation.wait().unwrap();
         tenant.verify();
+    });
+}
+
+/// What other streams use is freed when these have passed; only then is it known to be under a copy.
+#[test]
+fn trimming_waits_for_the_copy_of_what_several_streams_have_used() {
+    watched(|| {
+        let (device, mut tenant, stop) = stopped(config(), 0, is_save);
+        let granule = tenant.granule();
+        let block = tenant.load(4 * granule, &Tag::weights());
+        let preparation = tenant.pool.prepare_sleep(&level_1()).unwrap();
+        stop.wait();
+        let (user, work) = (device.stream_create().unwrap(), Arc::new(Gate::default()));
+        tenant.pool.record_use(tenant.blocks[block].block.id, user).unwrap();
+        gated::hold(&*device, user, &work);
+        tenant.free(block);
+        let pool = Arc::clone(&tenant.pool);
+        let trim = thread::spawn(move || pool.trim().unwrap());
+        eventually("it waits for the work", || stop.awaited.load(Ordering::Relaxed));
+        work.open();
+        let is_waiting = |block: &BlockSnapshot| block.kind == BlockKind::Waiting;
+        let blocks =
+            || tenant.pool.snapshot().unwrap().segments.into_iter().flat_map(|segment| segment.blocks);
+        eventually("it has seen the work pass", || !blocks().any(|block| is_waiting(&block)));
+        thread::sleep(Duration::from_millis(20)); // It waits for the copy.
+        stop.end();
+        assert_eq!(trim.join().unwrap(), 4 * granule);
+        preparation.wait().unwrap();
+        tenant.pool.close().unwrap();
+        device.stream_destroy(user).unwrap();
     });
 }
 

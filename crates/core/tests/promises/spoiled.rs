@@ -35,6 +35,11 @@ fn everything() -> WakeRequest {
     WakeRequest::all().verifying(Verify::All)
 }
 
+/// So many granules, or blocks; on a GPU, whose granules are of 2 MiB, `fewer` do.
+fn or_on_a_gpu<T>(usually: T, fewer: T) -> T {
+    if matches!(Kind::of_this_run(), Kind::Cuda(_)) { fewer } else { usually }
+}
+
 /// A pool whose backups spoil, and who lives there.
 struct World {
     device: TestDevice,
@@ -179,7 +184,7 @@ impl World {
 fn a_spoiled_bit_never_becomes_the_truth() {
     for fast_digests in [true, false] {
         let mut world = World::new(fast_digests, PoolConfig::default());
-        world.tenant.load(128 * world.granule(), &Tag::weights());
+        world.tenant.load(or_on_a_gpu(128, 32) * world.granule(), &Tag::weights());
         world.pool().sleep(&level_1()).unwrap();
         world.store.spoil(5);
         let lost = match world.pool().wake(&WakeRequest::all()) {
@@ -210,14 +215,17 @@ fn a_spoiled_bit_never_becomes_the_truth() {
 /// Of the review: a hundred blocks, and one bit.
 #[test]
 fn one_spoiled_granule_does_not_keep_the_rest_asleep() {
+    let blocks = or_on_a_gpu(100, 20);
     for fast_digests in [true, false] {
         let mut world = World::new(fast_digests, small());
         let granule = world.granule();
-        for _ in 0..100 {
+        for _ in 0..blocks {
             world.tenant.load(2 * granule, &Tag::weights());
         }
         world.pool().sleep(&level_1()).unwrap();
-        for spoiled in [0, 70, 199] {
+        let granules = world.store.kept_granules();
+        assert_eq!(granules, 2 * blocks);
+        for spoiled in [0, granules / 3, granules - 1] {
             world.store.spoil(spoiled);
         }
         let free_bytes = world.device.memory_info().unwrap().free_bytes;
@@ -230,7 +238,7 @@ fn one_spoiled_granule_does_not_keep_the_rest_asleep() {
             assert_eq!(world.device.memory_info().unwrap().free_bytes, free_bytes, "all sleep");
         }
         let woken = world.pool().wake(&WakeRequest::all().accepting_losses()).unwrap();
-        assert_eq!((woken.lost.len(), woken.verified_bytes), (3, 197 * granule));
+        assert_eq!((woken.lost.len(), woken.verified_bytes), (3, (granules as u64 - 3) * granule));
         assert_eq!(woken.lost, world.pool().lost_ranges().unwrap());
         assert_eq!(world.pool().tag_state(&Tag::weights()).unwrap(), TagState::Undefined);
         assert!(world.is_right());
@@ -344,7 +352,7 @@ fn spoil_asleep(fast_digests: bool, changes: Changes, verify: Option<Verify>, pr
 
 #[test]
 fn whatever_spoils_is_lost_by_name_and_nothing_else_is() {
-    let stride = Kind::of_this_run().stride();
+    let stride = Kind::of_this_run().stride_of_cycles();
     let mut cases = 0..;
     for fast_digests in [true, false] {
         for changes in [Changes::Compared, Changes::Immutable, Changes::Volatile] {
@@ -771,7 +779,7 @@ impl Run {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: Kind::of_this_run().cases(150),
+        cases: Kind::of_this_run().cases(or_on_a_gpu(150, 50)),
         failure_persistence: None,
         max_shrink_iters: 2000,
         ..ProptestConfig::default()
