@@ -251,6 +251,8 @@ fn what_cannot_be_asked_for_is_not_lost() {
     midst.fails.store(false, Ordering::Relaxed);
     assert_eq!(pool.lost_ranges().unwrap(), [], "{dropped:?}");
     assert!(pattern::read(pool, block.id, known.len()).unwrap() == known);
+    // Now it can be, and has what was stored.
+    pool.drop_backups(None).unwrap();
     pool.sleep(&level_1()).unwrap();
     pool.wake(&WakeRequest::all()).unwrap();
     assert!(pattern::read(pool, block.id, known.len()).unwrap() == known);
