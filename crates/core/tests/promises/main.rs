@@ -19,6 +19,7 @@ mod pool;
 mod prepare;
 mod pressure;
 mod property;
+mod second_reading;
 mod sizes;
 mod spans;
 mod spoiled;
