@@ -10,6 +10,7 @@ use super::keys::{Place, SegmentKey, TagKey};
 use super::lost::LostRange;
 use super::state::State;
 use super::undefined::Undefined;
+use crate::digest::Digest;
 use crate::driver::DeviceRange;
 
 const RESTORE: &str = "mark as restored";
@@ -93,6 +94,11 @@ impl State {
     }
 
     // ---- what is stored of granules ----
+
+    /// Whether what is stored of the granule at `addr` was loaded unseen, with this digest.
+    pub(super) fn is_suspect(&self, addr: u64, expected: Digest) -> bool {
+        self.place_of(addr).is_some_and(|(tag, place)| self.backups().is_suspect(tag, place, expected))
+    }
 
     /// What is stored of these granules is of no use any more.
     pub(super) fn forget_stored(&mut self, granules: &[DeviceRange]) {

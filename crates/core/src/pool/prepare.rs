@@ -239,7 +239,8 @@ struct Found<'a> {
     held: Held<'a>,
     save: Save,
     was: Was,
-    backup: Option<Backup>,
+    /// What is stored of it, which stays in the index: who frees a block meanwhile, or drops backups, finds it there.
+    stored: Option<Backup>,
     changes: Changes,
 }
 
@@ -360,14 +361,18 @@ impl Shared {
         }
         let (changes, doubts) = (entry.changes(), state.backups().doubts(tag));
         let Some((save, memory, landmark)) = state.now(save, near) else { return Ok(Next::Gone) };
+        let stored = match state.backups().get(&save) {
+            // Whoever reads it is waited for by the sleep.
+            Some(backup) if !backup.is_ours() && backup.has_unseen() => return Ok(Next::Gone),
+            backup => backup.filter(|backup| backup.is_ours()).map(Backup::share),
+        };
         let range = DeviceRange::new(save.place.1, save.bytes);
         state.tags_mut().get_mut(tag).enter();
         state.heap_mut().copying(range);
-        let backup = state.backups_mut().take(&save);
         drop(state);
         let held = Held { shared: self, tag, range };
         let was = Was { memory, doubts, landmark };
-        Ok(Next::Chunk(Box::new(Found { held, save, was, backup, changes })))
+        Ok(Next::Chunk(Box::new(Found { held, save, was, stored, changes })))
     }
 
     /// Brings the backup of a chunk up to date: one of `saves`, which are all that is prepared.
@@ -379,48 +384,47 @@ impl Shared {
         done: &mut Done,
     ) -> Result<()> {
         let failed = |source| PoolError::PrepareFailed { source };
-        let Found { held, save, was, mut backup, changes } = found;
+        let Found { held, save, was, mut stored, changes } = found;
         let stream = self.streams().background();
-        let is_read = |backup: &Backup| !backup.is_ours() && backup.has_unseen();
-        if let Some(backup) = backup.take_if(|backup| is_read(backup)) {
-            // Whoever reads it is waited for by the sleep.
-            self.put_back(&held, &save, &was, backup);
+        if !self.replaces_nothing_spoiled(&save, stored.as_ref(), saves)? {
             return Ok(());
         }
-        if !self.replaces_nothing_spoiled(&save, saves)? {
-            backup.into_iter().for_each(|backup| self.put_back(&held, &save, &was, backup));
-            return Ok(());
-        }
-        let old = backup.filter(|backup| backup.room.is_free());
-        let old = old.and_then(|backup| Some((Arc::into_inner(backup.room)?, backup.granules)));
-        let (room, mut granules) = match (old, room) {
-            (Some(old), _) => old,
-            (None, Some(room)) => (room, Vec::new()),
-            (None, None) => (self.one_room(save.bytes).wait().map_err(failed)?, Vec::new()),
-        };
-        granules.resize(save.granules.last().map_or(0, |last| last + 1).max(granules.len()), None);
         // What the sleep copies whatever is stored need not be copied now; the room is what can be prepared.
         let only_room = changes == Changes::Volatile || !self.driver().info().fast_digests;
         let trusting = changes == Changes::Immutable;
-        let same = match only_room {
-            true => Ok(save.granules.clone()),
-            false => self.same(&save, &mut granules, trusting, stream),
+        let same = match stored.as_mut() {
+            _ if only_room => save.granules.clone(),
+            None => Vec::new(),
+            Some(stored) => {
+                let same = self.same(&save, &mut stored.granules, trusting, stream).map_err(failed)?;
+                self.lock_state().backups_mut().note_looked_at(&save, stored);
+                same
+            }
         };
-        let fresh: Vec<usize> = match &same {
-            Ok(same) => save.granules.iter().copied().filter(|g| same.binary_search(g).is_err()).collect(),
-            Err(_) => Vec::new(),
-        };
+        let fresh: Vec<usize> =
+            save.granules.iter().copied().filter(|granule| same.binary_search(granule).is_err()).collect();
         let granule_bytes = self.shape().granule_bytes;
+        let unchanged_bytes = if only_room { 0 } else { same.len() as u64 * granule_bytes };
+        let Backup { room, granules } = match stored {
+            Some(_) if fresh.is_empty() => {
+                done.unchanged_bytes += unchanged_bytes;
+                return Ok(());
+            }
+            Some(stored) => match self.take_to_write(&save, stored, saves)? {
+                Some(backup) => backup,
+                None => return Ok(()),
+            },
+            None => {
+                let room = room.map_or_else(|| self.one_room(save.bytes).wait(), Ok).map_err(failed)?;
+                Backup { room: Arc::new(room), granules: vec![None; self.shape().granules(save.bytes)] }
+            }
+        };
+        done.unchanged_bytes += unchanged_bytes;
         if fresh.is_empty() {
-            self.put_back(&held, &save, &was, Backup { room: Arc::new(room), granules });
-            let same = same.map_err(failed)?;
-            done.unchanged_bytes += if only_room { 0 } else { same.len() as u64 * granule_bytes };
+            self.put_back(&held, &save, &was, Backup { room, granules });
             return Ok(());
         }
-        done.unchanged_bytes += (save.granules.len() - fresh.len()) as u64 * granule_bytes;
-        let Some((room, granules)) = self.not_spoiled(&held, &save, &was, (room, granules), saves)? else {
-            return Ok(());
-        };
+        let Some(room) = Arc::into_inner(room) else { return Ok(()) };
         let saving = self.start_copy(&save, room, granules, fresh, stream).map_err(failed)?;
         let (backup, copied) = saving.land(false).map_err(failed)?;
         done.copied_bytes += copied as u64 * granule_bytes;
@@ -428,35 +432,31 @@ impl Shared {
         Ok(())
     }
 
-    /// What is about to be written over, if it is what was stored. Otherwise nothing is copied: where the device does not
-    /// have it either, it is lost.
-    fn not_spoiled(
-        &self,
-        held: &Held<'_>,
-        save: &Save,
-        was: &Was,
-        (room, granules): (Room, Vec<Option<Stored>>),
-        saves: &[Save],
-    ) -> Result<Option<(Room, Vec<Option<Stored>>)>> {
-        let failed = |source| PoolError::PrepareFailed { source };
-        let mut backup = Backup { room: Arc::new(room), granules };
-        let spoiled = backup.spoiled(save, self.shape().granule_bytes);
-        if spoiled.as_ref().is_ok_and(|spoiled| !spoiled) {
-            let Backup { room, granules } = backup;
-            return Ok(Arc::into_inner(room).map(|room| (room, granules)));
+    /// What is about to be written over, if it is what was stored: out of the index, and with nothing in it that nobody has
+    /// looked at. Where it has spoiled nothing is copied: what the device does not have either is lost.
+    fn take_to_write(&self, save: &Save, mut stored: Backup, saves: &[Save]) -> Result<Option<Backup>> {
+        let spoiled = stored.spoiled(save, self.shape().granule_bytes);
+        let mut state = self.lock_state();
+        state.backups_mut().note_looked_at(save, &stored);
+        match spoiled {
+            Ok(false) => Ok(state.backups_mut().take_back(save, stored)),
+            Ok(true) => {
+                drop(state);
+                drop(stored);
+                self.lose_prepared(saves).map(|()| None)
+            }
+            Err(source) => Err(PoolError::PrepareFailed { source }),
         }
-        self.put_back(held, save, was, backup);
-        spoiled.map_err(failed)?;
-        self.lose_prepared(saves)?;
-        Ok(None)
     }
 
-    /// Whether other extents that one of `saves` is to take the place of are what was stored.
-    fn replaces_nothing_spoiled(&self, save: &Save, saves: &[Save]) -> Result<bool> {
+    /// Whether other extents than the `stored` one that one of `saves` is to take the place of are what was stored.
+    fn replaces_nothing_spoiled(&self, save: &Save, stored: Option<&Backup>, saves: &[Save]) -> Result<bool> {
         let extent = DeviceRange::new(save.place.1, save.bytes);
+        let is_other =
+            |suspect: &Suspect| stored.is_none_or(|stored| !Arc::ptr_eq(&stored.room, &suspect.room));
         let suspects: Vec<Suspect> = {
             let state = self.lock_state();
-            state.backups().unseen_in(save.tag, save.place.0, extent).collect()
+            state.backups().unseen_in(save.tag, save.place.0, extent).filter(is_other).collect()
         };
         let granules: Vec<DeviceRange> = suspects.iter().map(|suspect| suspect.granule).collect();
         let spoiled = self.spoiled_of(suspects).map_err(|source| PoolError::PrepareFailed { source })?;
@@ -484,7 +484,8 @@ impl Shared {
         trusting: bool,
         stream: StreamId,
     ) -> Result<Vec<usize>, DriverError> {
-        let there = save.granules.iter().copied().filter(|granule| stored[*granule].is_some());
+        let is_there = |granule: &usize| stored.get(*granule).is_some_and(Option::is_some);
+        let there = save.granules.iter().copied().filter(is_there);
         let is_trusted = |granule: &usize| trusting && stored[*granule].is_some_and(|stored| stored.proven);
         let (mut same, asked): (Vec<usize>, Vec<usize>) = there.partition(is_trusted);
         if asked.is_empty() {
@@ -505,7 +506,6 @@ impl Shared {
 
     /// Stores a backup, if its chunk is still what it was. The chunk is held.
     fn put_back(&self, held: &Held<'_>, save: &Save, was: &Was, mut backup: Backup) {
-        backup.granules.resize(self.shape().granules(save.bytes), None);
         debug_assert_eq!(held.range.addr, save.place.1, "the extent that is held");
         let mut state = self.lock_state();
         if state.backups().doubts(held.tag) != was.doubts {

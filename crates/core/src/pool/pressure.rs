@@ -98,7 +98,8 @@ impl Retry {
         match shared.wait_for_event(self.seen, wait.deadline)? {
             Waited::News => {
                 self.forget();
-                return Ok(true);
+                // Others may free and allocate for ever.
+                return Ok(!wait.deadline.has_passed(shared.driver()));
             }
             Waited::TooLong(streams) => return Err(shared.timed_out(wait, Awaited::Work(streams))),
             Waited::InVain | Waited::Captured => {}

@@ -72,18 +72,21 @@ impl Shared {
         let seen: Vec<DeviceRange> = suspects.iter().map(|suspect| suspect.granule).collect();
         let spoiled = self.spoiled_of(suspects)?;
         let granules: Vec<DeviceRange> = spoiled.iter().map(|suspect| suspect.granule).collect();
-        // A device that does not answer has nothing to show.
         let found = if granules.is_empty() {
             Vec::new()
         } else {
             let asked = self.driver().digest(self.streams().save(0), &granules);
-            asked.and_then(Pending::wait).unwrap_or_default()
+            asked.and_then(Pending::wait)?
         };
         let is_right = |nth: &usize| found.get(*nth).is_some_and(|found| *found == spoiled[*nth].expected);
         let (right, lost): (Vec<usize>, Vec<usize>) = (0..spoiled.len()).partition(is_right);
-        let [right, lost] =
-            [right, lost].map(|of| of.into_iter().map(|nth| granules[nth]).collect::<Vec<_>>());
         let mut state = self.lock_state();
+        // What was freed meanwhile, or stored anew, is none of this.
+        let is_still_suspect = |nth: &usize| state.is_suspect(granules[*nth].addr, spoiled[*nth].expected);
+        let [right, lost] = [right, lost].map(|of| {
+            let of = of.into_iter().filter(is_still_suspect);
+            of.map(|nth| granules[nth]).collect::<Vec<_>>()
+        });
         state.forget_stored(&right);
         let lost = state.lose(&lost);
         state.note_seen(seen);

@@ -279,9 +279,9 @@ impl State {
             }
             // What was nobody's before a new block comes is not for that to lose.
             let range = DeviceRange::new(freed.addr, freed.bytes());
-            for granule in self.backups.unseen_granules(tag, place, range) {
+            for granule in self.backups.stored_granules(tag, place, range) {
                 if !self.heap.is_touched(near, granule.addr, granule.end()) {
-                    self.backups.note_loaded(tag, segment, granule, false);
+                    self.backups.forget_granule(tag, (segment, granule.addr));
                 }
             }
         }

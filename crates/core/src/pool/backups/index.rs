@@ -6,8 +6,8 @@
 //!
 //! A stored granule is *proven* when a sleep has seen, with nothing in flight, that the device holds the same bytes.
 //! Only of what is proven a sleep believes that it has not changed, where the owner has promised that. A block that is new in
-//! a granule ends that, and so does every declaration. A backup may be out of the index just then, to be brought up to
-//! date: whoever puts it back looks at the tag's count of doubts.
+//! a granule ends that, and so does every declaration. A backup may be out of the index just then, to be written:
+//! whoever puts it back looks at the tag's count of doubts. What is only read stays in the index.
 //!
 //! A stored granule is *unseen* when a wake has copied it to the device and nobody knows whether it was what its digest says.
 //! Whoever lets go of one, or writes over it, looks at it before ([`super::super::spoiled`]).
@@ -73,6 +73,11 @@ pub(in crate::pool) struct Suspect {
 }
 
 impl Backup {
+    /// The same for somebody else to read: neither can write it as long as the other has it.
+    pub(in crate::pool) fn share(&self) -> Self {
+        Self { room: Arc::clone(&self.room), granules: self.granules.clone() }
+    }
+
     /// Whether nobody reads it, so that it can be written.
     pub(in crate::pool) fn is_ours(&self) -> bool {
         Arc::strong_count(&self.room) == 1 && self.room.is_free()
@@ -147,6 +152,15 @@ impl BackupIndex {
         let extents = &mut self.tags[save.tag].extents;
         let is_of = extents.get(&save.place).is_some_and(|backup| backup.is_of(save, self.granule_bytes));
         if is_of { extents.remove(&save.place) } else { None }
+    }
+
+    /// Takes what is stored of a save's extent if it is still what was `shared`, nobody else reads it, and nothing of it is unseen.
+    pub(in crate::pool) fn take_back(&mut self, save: &Save, shared: Backup) -> Option<Backup> {
+        let is_same = self.get(save).is_some_and(|backup| Arc::ptr_eq(&backup.room, &shared.room));
+        drop(shared);
+        let is_ready =
+            is_same && self.get(save).is_some_and(|backup| backup.is_ours() && !backup.has_unseen());
+        if is_ready { self.take(save) } else { None }
     }
 
     /// Stores a backup of a save's extent. Whatever else is stored of the same granules goes; nothing of that is unseen.
@@ -280,17 +294,23 @@ impl BackupIndex {
         self.tags[tag].extents.values().any(Backup::has_unseen)
     }
 
-    /// The granules that begin in `range` of an extent, which is kept, and were loaded unseen.
-    pub(in crate::pool) fn unseen_granules(
+    /// The granules that `range` touches of an extent, which is kept, and of which something is stored.
+    pub(in crate::pool) fn stored_granules(
         &self,
         tag: TagKey,
         place: Place,
         range: DeviceRange,
     ) -> Vec<DeviceRange> {
-        let granules = self.tags[tag].extents.get(&place).into_iter();
-        let granules = granules.flat_map(|backup| backup.unseen(place.1, self.granule_bytes));
-        let granules = granules.map(|suspect| suspect.granule);
-        granules.filter(|granule| granule.addr < range.end() && range.addr < granule.end()).collect()
+        let granules = self.tags[tag].extents.get(&place).into_iter().flat_map(|backup| &backup.granules);
+        let ranges =
+            (0..).map(|nth| DeviceRange::new(place.1 + nth * self.granule_bytes, self.granule_bytes));
+        let stored = ranges.zip(granules).filter(|(_, stored)| stored.is_some()).map(|(range, _)| range);
+        stored.filter(|granule| granule.addr < range.end() && range.addr < granule.end()).collect()
+    }
+
+    /// Whether what is stored of the granule at a place was loaded unseen, with this digest.
+    pub(in crate::pool) fn is_suspect(&self, tag: TagKey, place: Place, expected: Digest) -> bool {
+        self.stored(tag, place).is_some_and(|stored| stored.loaded_unseen && stored.digest == expected)
     }
 
     /// What is stored of the granules that begin in `range` was `loaded_unseen`, or is known.
@@ -303,6 +323,24 @@ impl BackupIndex {
     ) {
         for stored in self.stored_in(tag, segment, range) {
             stored.iter_mut().for_each(|stored| stored.loaded_unseen = loaded_unseen);
+        }
+    }
+
+    /// Whoever was given a backup to read has looked at what is not unseen in it any more.
+    pub(in crate::pool) fn note_looked_at(&mut self, save: &Save, shared: &Backup) {
+        let granule_bytes = self.granule_bytes;
+        let Some(backup) = self.tags.get_mut(save.tag).and_then(|of_tag| of_tag.extents.get_mut(&save.place))
+        else {
+            return;
+        };
+        if !Arc::ptr_eq(&backup.room, &shared.room) || !backup.is_of(save, granule_bytes) {
+            return;
+        }
+        // What was forgotten meanwhile stays so.
+        for (stored, seen) in backup.granules.iter_mut().zip(&shared.granules) {
+            if seen.is_some_and(|seen| !seen.loaded_unseen) {
+                stored.iter_mut().for_each(|stored| stored.loaded_unseen = false);
+            }
         }
     }
 
@@ -328,6 +366,12 @@ impl BackupIndex {
     /// What is stored of the granule at a place is of no use any more.
     pub(in crate::pool) fn forget_granule(&mut self, tag: TagKey, place: Place) {
         self.stored_mut(tag, place).into_iter().for_each(|stored| *stored = None);
+    }
+
+    fn stored(&self, tag: TagKey, (segment, addr): Place) -> Option<Stored> {
+        let mut extents = self.tags[tag].extents.range((segment, 0)..=(segment, addr));
+        let ((_, at), backup) = extents.next_back()?;
+        *backup.granules.get(usize::try_from((addr - at) / self.granule_bytes).ok()?)?
     }
 
     fn stored_mut(&mut self, tag: TagKey, (segment, addr): Place) -> Option<&mut Option<Stored>> {
