@@ -364,8 +364,10 @@ impl Arena {
     /// may wait for work on the device.
     ///
     /// # Errors
-    /// With nothing done: `UnknownTag`; `Asleep` for a tag that is named and sleeps with a backup. `Driver` with what the
-    /// store says when it is to give memory back: the backups are gone all the same.
+    /// With nothing done: `UnknownTag`; `Asleep` for a tag that is named and sleeps with a backup. `Lost` names what the
+    /// device has not either of backups that turn out to have spoiled: all of them are gone all the same. `Driver` with what
+    /// the driver says when they cannot be looked at, and all stay, or what the store says when it is to give memory back,
+    /// and they are gone.
     pub fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64, PoolError> {
         self.0.pool.drop_backups(tags)
     }

@@ -8,8 +8,8 @@ slotmap::new_key_type! {
     pub(super) struct TagKey;
 }
 
-/// A lane of a pool, by number: the free pieces of one stream in one tag. Kept no longer than a [`TagKey`]: numbers are
-/// given out again.
+/// A lane of a pool, by number: the free pieces of one stream in one tag. A lane is forgotten as soon
+/// as no block has its number, which is given out again: so it is kept no longer than a block of the lane.
 pub(super) type LaneKey = u16;
 
 /// Where memory is mapped: its segment and address.

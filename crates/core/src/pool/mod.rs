@@ -501,8 +501,10 @@ impl Pool {
     /// and ends a preparation of theirs; may wait for work on the device.
     ///
     /// # Errors
-    /// `UnknownTag`, and `Asleep` for a tag that is named and sleeps with a backup, before anything has happened. What
-    /// the store says when it is to give memory back: the backups are gone all the same.
+    /// `UnknownTag`, and `Asleep` for a tag that is named and sleeps with a backup, before anything has happened. `Lost`
+    /// names what the device has not either of backups that turn out to have spoiled: all of them are gone all the same.
+    /// `Driver` with what the driver says when they cannot be looked at, and all stay, or what the store says when it is to
+    /// give memory back, and they are gone.
     pub fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64> {
         self.shared.drop_backups(tags)
     }

@@ -25,7 +25,7 @@ pub(super) struct FreeLists {
 /// Free pieces of a tag, smallest first.
 #[derive(Debug, Default)]
 pub(super) struct TagLists {
-    lanes: Vec<LaneKey>,
+    lanes: BTreeSet<LaneKey>,
     coarse: BTreeSet<(u64, BlockKey)>,
     bare: BTreeSet<(u64, BlockKey)>,
     /// Whether any chunk larger than a granule may lie in several blocks, or in a small one.
@@ -35,7 +35,7 @@ pub(super) struct TagLists {
 }
 
 impl TagLists {
-    pub(super) fn lanes(&self) -> &[LaneKey] {
+    pub(super) fn lanes(&self) -> &BTreeSet<LaneKey> {
         &self.lanes
     }
 
@@ -101,14 +101,14 @@ impl FreeLists {
     /// A further lane; `None` when no more can be counted.
     pub(super) fn add_lane(&mut self, tag: TagKey, stream: StreamId, clocks: &mut Clocks) -> Option<LaneKey> {
         let key = self.lanes.make(tag, stream, clocks)?;
-        self.tags[tag].lanes.push(key);
+        self.tags[tag].lanes.insert(key);
         Some(key)
     }
 
     /// Forgets a lane whose number no block has any more.
     pub(super) fn forget_lane(&mut self, key: LaneKey, clocks: &mut Clocks) {
         let tag = self.lane(key).tag();
-        self.tags[tag].lanes.retain(|lane| *lane != key);
+        self.tags[tag].lanes.remove(&key);
         self.lanes.forget(key, clocks);
     }
 

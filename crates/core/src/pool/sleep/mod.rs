@@ -2,7 +2,7 @@
 //!
 //! Until everything is unmapped no handle has been given up, so going back only maps again. Behind that
 //! point nothing fails any more: a release that the driver refuses is owed, reported and tried again.
-//! Copies ([`super::backups::save`]) run with no lock held; the tags' gates are closed meanwhile.
+//! Copies ([`super::save`]) run with no lock held; the tags' gates are closed meanwhile.
 
 mod plan;
 
