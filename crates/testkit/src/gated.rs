@@ -24,6 +24,12 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Whether it is open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits until it is open.
     pub fn pass(&self) {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);

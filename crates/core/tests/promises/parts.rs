@@ -2,14 +2,16 @@
 //! (`property.rs`, `streams.rs`) and the fault suite have the combinations.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use poorwill_core::{
-    AllocRequest, Block, BlockKind, DeviceRange, HostBuffer, Level, Pool, PoolConfig, PoolError,
+    AllocRequest, Block, BlockKind, DeviceRange, HostBuffer, Level, Op, Pool, PoolConfig, PoolError,
     SleepRequest, StreamId, Tag, Verify, WakeRequest,
 };
-use poorwill_testkit::device::TestDevice;
+use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
 use poorwill_testkit::gated::{self, Gate};
 use poorwill_testkit::pattern;
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 
 const SEED: u64 = 7;
 
@@ -217,4 +219,66 @@ fn the_rest_can_be_written_on_its_own() {
     pattern::fill(&pool, rest[1].id, 9, usize::try_from(2 * granule).unwrap()).unwrap();
     assert_reads(&pool, &block, &rest[..1]);
     pool.close().unwrap();
+}
+
+/// A chunk under what a wake found live and what was freed meanwhile has pieces of several streams. Which of them was
+/// freed first says nothing of when the others may be had: work on the last of them keeps the chunk from others.
+#[test]
+fn a_chunk_of_freed_pieces_is_nobodys_while_work_touches_the_last_of_them() {
+    if skipped_unless(Kind::holds_streams_apart, "a wake needs functions of the host, behind one that holds")
+    {
+        return;
+    }
+    for limited in [false, true] {
+        let (device, gate) = (TestDevice::open(64), Arc::new(Gate::default()));
+        let (granule, opener) = (device.info().granule_bytes, Arc::clone(&gate));
+        let is_held = Arc::new(AtomicBool::new(false));
+        let armed = Arc::clone(&is_held);
+        let driver = ScriptedDriver::new(device.driver(), move |call| {
+            if call.op == Op::EventSynchronize && armed.load(Ordering::Relaxed) {
+                opener.open();
+            }
+            Verdict::Pass
+        });
+        let config = PoolConfig::default().in_chunks_of(4).in_segments_of(8);
+        let config = config.limited_to(limited.then_some(5 * granule));
+        let pool = Pool::new(Arc::new(driver), config).unwrap();
+        let streams = [0, 1, 2].map(|_| device.stream_create().unwrap());
+        let [user, reader, other] = streams;
+        let alloc = |bytes, stream| pool.alloc(&AllocRequest::new(bytes, Tag::weights()).on(stream)).unwrap();
+        // Room for both, side by side.
+        let room = [0, 1].map(|_| alloc(2 * granule, StreamId::DEFAULT));
+        room.iter().for_each(|block| pool.free(block.id).unwrap());
+        // A sleep waits for the device, so what was freed has passed.
+        let kv = pool.alloc(&AllocRequest::new(512, Tag::kv_cache())).unwrap();
+        pool.sleep(&SleepRequest::of([Tag::kv_cache()], Level::One)).unwrap();
+        pool.free(kv.id).unwrap();
+        let beside = alloc(granule / 2, StreamId::DEFAULT);
+        let block = alloc(7 * granule / 2, user);
+        assert_eq!(beside.range.end(), block.range.addr);
+        pool.record_use(beside.id, reader).unwrap();
+        pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+        let reads = Arc::new(Gate::default());
+        gated::hold(&*device, reader, &reads);
+        pool.free(beside.id).unwrap();
+        assert!(kinds(&pool).contains(&BlockKind::Waiting), "for its reader");
+        pool.wake(&WakeRequest::all()).unwrap();
+        assert!(kinds(&pool).contains(&BlockKind::Waiting), "for its reader");
+        reads.open();
+        pool.trim().unwrap();
+        let work = gated::write(&pool, user, &block, &gate, &[1; 512]);
+        is_held.store(true, Ordering::Relaxed);
+        pool.free(block.id).unwrap();
+        let next = alloc(4 * granule, other);
+        let has_waited = gate.is_open();
+        gate.open();
+        work.wait().unwrap();
+        assert_eq!(has_waited, limited, "who finds no other memory waits for the work");
+        assert!(limited || !next.range.overlaps(&block.range), "the work may still touch it");
+        pool.free(next.id).unwrap();
+        pool.trim().unwrap();
+        assert_eq!(pool.stats().unwrap().mapped_bytes, 0, "all of it can be had again");
+        pool.close().unwrap();
+        streams.into_iter().for_each(|stream| device.stream_destroy(stream).unwrap());
+    }
 }
