@@ -33,9 +33,7 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=5)
     asked = parser.parse_args()
     reach = [
-        other
-        for other in range(1, torch.cuda.device_count())
-        if torch.cuda.can_device_access_peer(other, 0)
+        other for other in range(1, torch.cuda.device_count()) if torch.cuda.can_device_access_peer(other, 0)
     ]
     for has_context in (False, True):
         for count in range(len(reach) + 1):

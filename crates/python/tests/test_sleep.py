@@ -250,8 +250,7 @@ def test_backups_go_when_told_to(arena: poorwill.Arena) -> None:
 
 def test_backups_go_with_a_wake_if_so_opened() -> None:
     for keep_backups, kept in ((False, 0), (True, 4 * MIB), (None, 4 * MIB)):
-        with_option = {} if keep_backups is None else {"keep_backups": keep_backups}
-        arena = poorwill.arena("host:64MiB", "keeping", **with_option)
+        arena = poorwill.arena("host:64MiB", "keeping", keep_backups=keep_backups)
         array = filled(arena, "weights")
         arena.sleep()
         arena.wake()

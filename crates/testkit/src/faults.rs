@@ -371,13 +371,14 @@ impl<'a> World<'a> {
 
     /// Does `f` until it succeeds, checking the promises after each failure.
     fn insist<T>(&mut self, step: &'static str, f: impl Fn(&Pool) -> Result<T, PoolError>) -> T {
+        let mut last = None;
         for _ in 0..9 {
             match self.faults.while_armed(step, || f(&self.pool)) {
                 Ok(value) => return value,
-                Err(error) => self.check_failure(step, &error),
+                Err(error) => self.check_failure(step, last.insert(error)),
             }
         }
-        panic!("{}: {step} does not succeed once the faults are over", self.run);
+        panic!("{}: {step} does not succeed once the faults are over: {last:?}", self.run);
     }
 
     fn check_failure(&mut self, step: &str, error: &PoolError) {
