@@ -37,7 +37,8 @@ pub const GRANULES_MIN: u64 = 96;
 macro_rules! driver_contract {
     ($open:expr) => {
         $crate::driver_contract!($open;
-            sizes_are_validated, reservations_are_aligned_and_exclusive, creation_is_counted_exactly,
+            sizes_are_validated, reservations_are_aligned_and_exclusive,
+            reservations_of_several_threads_are_each_their_own, creation_is_counted_exactly,
             too_much_is_refused_and_forgotten, mapping_is_exact, access_comes_with_set_access,
             bytes_stay_in_their_backing, unmap_takes_exact_runs, release_waits_for_the_last_unmap,
             handles_are_spent_once, copies_take_any_bytes, copies_check_their_places,
@@ -172,6 +173,18 @@ pub fn reservations_are_aligned_and_exclusive(driver: &dyn Driver) {
     let mapped = Mapped::new(driver, 1);
     assert_already_mapped(driver.unreserve(mapped.range));
     mapped.end();
+}
+
+/// \[reserve\], \[threads\]: also those whose addresses another thread is just giving back.
+pub fn reservations_of_several_threads_are_each_their_own(driver: &dyn Driver) {
+    let bytes = granule(driver);
+    let reserve = || {
+        for _ in 0..3000 {
+            let range = driver.reserve(bytes).unwrap();
+            driver.unreserve(range).unwrap();
+        }
+    };
+    thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(reserve))));
 }
 
 /// \[create\]

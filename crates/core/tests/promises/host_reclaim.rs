@@ -26,6 +26,12 @@ fn tenant(device: &TestDevice) -> Tenant {
     Tenant::new(&Arc::new(Pool::new(driver, config()).unwrap()), 3)
 }
 
+/// Drops backups where there are none. Elsewhere than on the host device other tests use the same store meanwhile.
+fn drop_nothing(tenant: &Tenant, tag: Option<&Tag>) {
+    let dropped_bytes = tenant.pool.drop_backups(tag.map(std::slice::from_ref)).unwrap();
+    assert!(dropped_bytes == 0 || Kind::of_this_run() != Kind::Host, "{dropped_bytes}");
+}
+
 fn only(tag: &Tag) -> SleepRequest {
     SleepRequest::of([tag.clone()], Level::One)
 }
@@ -57,7 +63,7 @@ fn backups_of_what_is_awake_go_when_told_to() {
     tenant.pool.drop_backups(None).unwrap();
     assert_eq!(tenant.pool.stats().unwrap().backup_bytes, 0);
     device.expect_no_host_bytes("nothing is kept");
-    assert_eq!(tenant.pool.drop_backups(None).unwrap(), 0);
+    drop_nothing(&tenant, None);
     assert_eq!(tenant.pool.sleep(&level_1()).unwrap().copied_bytes, 13 * granule);
     tenant.pool.wake(&all()).unwrap();
     tenant.verify();
@@ -83,7 +89,7 @@ fn what_sleeps_keeps_its_backups() {
     device.expect_host_bytes(10 * granule, "what sleeps has nothing else");
     // What sleeps without a backup has none to lose.
     tenant.pool.discard(std::slice::from_ref(&runtime)).unwrap();
-    assert_eq!(tenant.pool.drop_backups(Some(std::slice::from_ref(&runtime))).unwrap(), 0);
+    drop_nothing(&tenant, Some(&runtime));
     tenant.pool.wake(&WakeRequest::of([weights.clone()])).unwrap();
     assert_eq!(tenant.pool.tag_state(&weights).unwrap(), TagState::Awake);
     tenant.blocks.retain(|known| known.tag == weights);

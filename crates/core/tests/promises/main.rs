@@ -19,6 +19,7 @@ mod pool;
 mod prepare;
 mod pressure;
 mod property;
+mod retry;
 mod second_reading;
 mod sizes;
 mod spans;

@@ -45,6 +45,8 @@ impl State {
     pub(super) fn reserve(&self, bytes: u64) -> Result<DeviceRange> {
         check_size(self.granule_bytes, bytes)?;
         let range = self.vm.reserve(bytes, self.granule_bytes)?;
+        // Whoever has just given these addresses back has them in the books until its turn ends.
+        let _turn = self.turn();
         self.ledger().reserved(range, ());
         Ok(range)
     }
