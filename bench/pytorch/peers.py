@@ -23,7 +23,7 @@ def take(mib: int) -> Any:
 
 def cycle(arena: Any) -> float:
     arena.sleep(level=2)
-    return float(arena.wake().map_s)
+    return float(arena.wake().phases.map_s)
 
 
 def main() -> None:

@@ -206,7 +206,8 @@ impl Arena {
     /// # Errors
     /// `InvalidRequest` for a size or alignment that no pool gives; `Asleep` when the tag sleeps; `OverLimit` above the
     /// arena's limit, and `DeviceFull` where the device has too little, with the figures; `HeldByCapture` where memory that
-    /// was freed might do, and a capture keeps it; `AllocFailed` with what the driver says.
+    /// was freed might do, and a capture keeps it; `TimedOut` when the time of [`AllocRequest::within`] has passed, with what
+    /// was waited for; `UnknownStream`; `AllocFailed` with what the driver says.
     pub fn alloc(&self, request: &AllocRequest) -> Result<Block, PoolError> {
         self.0.pool.alloc(request)
     }
@@ -252,7 +253,7 @@ impl Arena {
     /// memory waits for what is queued there by then.
     ///
     /// # Errors
-    /// `StaleBlock`.
+    /// `StaleBlock`; `UnknownStream`.
     pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<(), PoolError> {
         self.0.pool.record_use(block, stream)
     }
@@ -271,7 +272,7 @@ impl Arena {
     ///
     /// # Errors
     /// `UnknownTag`, `SleepConflict`, `Undefined` and `Asleep`, as for [`Arena::sleep`]; `PrepareFailed` when there is no
-    /// thread to be had. What fails later, [`Preparation::wait`] tells.
+    /// thread to be had. What fails later, [`Preparation::wait`] tells, `Lost` too, where backups have spoiled.
     pub fn prepare_sleep(&self, request: &SleepRequest) -> Result<Preparation, PoolError> {
         self.0.pool.prepare_sleep(request)
     }
@@ -285,8 +286,8 @@ impl Arena {
     /// `Undefined` for one to be backed up that was dropped and is not restored, `Lost` for one of which bytes were lost
     /// with their backup, or are found to be just now; `Asleep` for a stranded one; `Held` for one that somebody
     /// [holds](Arena::hold); `Capturing` while a stream is being captured; `TrustBroken` for an immutable one that has
-    /// changed; `SleepFailed` with what
-    /// the driver said. `Stranded` when that could not be undone: no byte is lost, and a wake maps the memory again.
+    /// changed; `TimedOut` when the time of [`SleepRequest::within`] has passed; `SleepFailed` with what the driver said.
+    /// `Stranded` when that could not be undone: no byte is lost, and a wake maps the memory again.
     /// `Shortfall` when the tags sleep, and not all memory could be given back.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport, PoolError> {
         self.0.pool.sleep(request)
@@ -298,7 +299,7 @@ impl Arena {
     ///
     /// # Errors
     /// With everything asleep as before: `UnknownTag`; `OverLimit`, `DeviceFull` and `HeldByCapture` where memory is
-    /// lacking; `WakeFailed` with what the driver said; `Corrupt` when bytes that came back are not those that were
+    /// lacking; `TimedOut` when the time of [`WakeRequest::within`] has passed; `WakeFailed` with what the driver said; `Corrupt` when bytes that came back are not those that were
     /// stored, with all of them. [Accepting losses](WakeRequest::accepting_losses), the rest wakes.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport, PoolError> {
         self.0.pool.wake(request)
@@ -342,7 +343,8 @@ impl Arena {
     }
 
     /// Gives all memory and addresses back that serve no live block, and returns how many bytes of memory that were. Waits
-    /// for work that may still touch what was freed; while a stream is being captured it leaves that alone.
+    /// for work that may still touch what was freed; while a stream is being captured it leaves that alone. Memory of a tag
+    /// that somebody [holds](Arena::hold) stays.
     ///
     /// # Errors
     /// `Driver` with what the driver said first; the rest was still done.
@@ -350,10 +352,10 @@ impl Arena {
         self.0.pool.trim()
     }
 
-    /// See [`Pool::trim_within`].
+    /// The same, waiting for work for `wait_max` at most.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Arena::trim`]; `TimedOut`, which names the streams, when work keeps some of it. The rest was given back.
     pub fn trim_within(&self, wait_max: Duration) -> Result<u64, PoolError> {
         self.0.pool.trim_within(wait_max)
     }
@@ -443,8 +445,8 @@ impl Arena {
     /// Copies `bytes` bytes of a block, from `offset` bytes on, to host memory, on the default stream, and waits.
     ///
     /// # Errors
-    /// `StaleBlock`; `OutOfBlock` for bytes outside of it; `Asleep`; `Undefined` for bytes that a sleep dropped; `Driver`
-    /// when the host has no memory for them, or with what the device says to the copy.
+    /// `StaleBlock`; `OutOfBlock` for bytes outside of it; `Asleep`; `Undefined` for bytes that a sleep dropped, `Lost` for
+    /// those lost with their backup; `Driver` when the host has no memory for them, or with what the device says to the copy.
     pub fn read_vec(&self, block: BlockId, offset: u64, bytes: u64) -> Result<Vec<u8>, PoolError> {
         if bytes == 0 {
             return Ok(Vec::new());

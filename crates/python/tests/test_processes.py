@@ -49,7 +49,7 @@ arena = poorwill.arena("host:64MiB")
 block = arena.empty(1 << 20)
 hold, other = arena.hold("weights", "NIXL"), arena.hold("weights", "UCX")
 """,
-        "hold.end, hold.__enter__().end, arena.held, lambda: arena.hold('weights', 'mine')",
+        "hold.end, hold.__enter__, arena.held, lambda: arena.hold('weights', 'mine')",
         """
 assert "another process" in repr(hold)
 del hold, other

@@ -287,6 +287,8 @@ def test_what_is_held_does_not_sleep(arena: poorwill.Arena) -> None:
         assert repr(hold) == "<poorwill.Hold of weights by NIXL>"
     hold.end()
     assert repr(hold) == "<poorwill.Hold of weights by NIXL, ended>"
+    with pytest.raises(poorwill.PoorwillError, match=r"`weights` by NIXL is ended; call `Arena.hold`"), hold:
+        pytest.fail("nothing is held")
     assert (arena.held(), cache.nbytes) == ({}, 4 * MIB)
     assert arena.sleep().tags == ["weights"]
     with pytest.raises(poorwill.TagError, match="asleep"):

@@ -150,7 +150,7 @@ pub enum PoolError {
     /// Bytes were lost with their backups, which had changed in host memory, and are not restored yet. What was to be done
     /// did not happen, and the tags are as they were, but for these bytes.
     #[error(
-        "cannot {op}: {} lost with their backups, which have changed in host memory; write them again and call mark_restored or mark_block_restored, or free the blocks",
+        "cannot {op}: {} lost with their backups, which have changed in host memory; write them again and call mark_restored, or free the blocks",
         listed(lost)
     )]
     Lost {

@@ -430,7 +430,7 @@ class Arena:
         alone. `verify` says how many granules are compared with their backups' digests: "all", "sample" for
         one in 64, or None for all where the device computes digests at the speed of its memory, as GPUs do,
         and else a sample. With a `timeout`, in seconds, it waits so long for memory of the device that others
-        are about to give back; Ctrl-C does not end that.
+        are about to give back, and for other calls that have the tags; Ctrl-C does not end that.
 
         All or nothing: raises OutOfMemoryError for lack of memory and WakeError when it failed, and
         everything sleeps as before then. Where backups have spoiled in host memory that names all of them;
@@ -630,7 +630,8 @@ class Hold:
         """By whom."""
     def end(self) -> None:
         """Lets the memory go. Doing so again does nothing."""
-    def __enter__(self) -> Hold: ...
+    def __enter__(self) -> Hold:
+        """Raises PoorwillError when it is ended: nothing would be held."""
     def __exit__(
         self,
         exc_type: type[BaseException] | None,

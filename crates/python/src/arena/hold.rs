@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
+use crate::errors::refused;
 use crate::process::Here;
 
 /// Keeps the memory of a tag where it is until it is ended, or no longer used.
@@ -50,8 +51,15 @@ impl Hold {
         Ok(())
     }
 
-    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
+    /// Raises PoorwillError when it is ended: nothing would be held.
+    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        let Self { tag, holder, .. } = slf.get();
+        if slf.get().is_ended()? {
+            let reason =
+                format!("the hold of `{tag}` by {holder} is ended; call `Arena.hold` for another one");
+            return Err(refused(reason));
+        }
+        Ok(slf)
     }
 
     #[pyo3(signature = (exc_type, exc_value, traceback, /))]

@@ -88,6 +88,8 @@ class Allocator:
             limit=limit_bytes,
             host_limit=host_limit_bytes,
             pageable=pageable,
+            # A rank uses one GPU, whichever others it sees.
+            peers=(),
             keep_backups=keep_backups,
         )
         cls.instance = cls(arena, wake_timeout_s=wake_timeout_s)
