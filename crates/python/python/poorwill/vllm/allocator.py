@@ -218,7 +218,7 @@ class Allocator:
         if not asleep:
             return
         with self.events.of("wake") as event:
-            # Without a time: memory of others is not waited for, the engine's own work until it has ended.
+            # Without a timeout others' memory is not waited for, but the engine's own work is.
             report = self.arena.wake(asleep, timeout=self._wake_timeout_s or None)
             event.woken(report)
         # Nobody writes scratch memory again before it is used, and nobody has to.

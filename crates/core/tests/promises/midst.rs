@@ -1,4 +1,5 @@
-//! What a second reading of the pool found.
+//! What others do in the midst of a call of the driver: no spoiled backup is forgotten, nothing of theirs is lost with one,
+//! and no wait becomes longer than it was to be.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
