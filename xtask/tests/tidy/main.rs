@@ -5,9 +5,12 @@
 
 mod errors;
 mod links;
+mod prose;
 mod roots;
 mod safety;
 mod tree;
+mod types;
+mod vocabulary;
 mod words;
 
 use tree::{File, crates, files};
@@ -100,6 +103,68 @@ fn links_between_pages_resolve() {
 #[test]
 fn the_readme_names_the_two_commands() {
     expect_none(words::commands("README.md", &tree::file(&files(), "README.md").text));
+}
+
+#[test]
+fn sentences_are_short() {
+    expect_none(
+        files()
+            .iter()
+            .filter(is_written_prose)
+            .flat_map(|file| prose::long_sentences(&file.path, &file.text)),
+    );
+}
+
+#[test]
+fn private_words_do_not_come_back() {
+    expect_none(
+        files()
+            .iter()
+            .filter(|file| is_written_prose(file) || is_code(file))
+            .flat_map(|file| vocabulary::private_words(&file.path, &file.text)),
+    );
+}
+
+#[test]
+fn comments_are_few_beside_the_code() {
+    let files = files();
+    let sources = files.iter().filter(is_rust).filter(is_source);
+    expect_none(prose::too_many_comments(sources.map(|file| prose::words(&file.text))));
+}
+
+#[test]
+fn a_type_name_has_one_meaning_in_a_crate() {
+    let files = files();
+    expect_none(crates().iter().flat_map(|krate| {
+        let folder = krate.manifest.trim_end_matches("/Cargo.toml");
+        let sources =
+            files.iter().filter(is_rust).filter(|file| file.path.starts_with(&format!("{folder}/src/")));
+        types::collisions(folder, sources.map(|file| (file.path.as_str(), file.text.as_str())))
+    }));
+}
+
+/// Sources of the crates, and pages that people read from one end to the other: no decisions of old, and no records of
+/// measurements.
+fn is_written_prose(file: &&File) -> bool {
+    let is_page = file.has_extension(&["md"])
+        && !["docs/adr/", "docs/benchmarks/", "docs/reference/", "bench/"]
+            .iter()
+            .any(|folder| file.path.starts_with(folder));
+    is_page || is_source(file) && file.has_extension(&["rs"]) || is_package(file)
+}
+
+/// Names are looked at in tests, too.
+fn is_code(file: &&File) -> bool {
+    file.has_extension(&["rs", "py"])
+        && (file.path.starts_with("crates/") || file.path.starts_with("xtask/src/"))
+}
+
+fn is_source(file: &&File) -> bool {
+    file.path.strip_prefix("crates/").and_then(|path| path.split('/').nth(1)) == Some("src")
+}
+
+fn is_package(file: &File) -> bool {
+    file.path.starts_with("crates/python/python/") && file.has_extension(&["py"])
 }
 
 fn is_rust(file: &&File) -> bool {
