@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod book;
 mod dist;
 mod guard;
 mod lint;
@@ -52,6 +53,7 @@ Commands:
   bench NAME [ARGS]
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)
+  book            docs/ as a book of HTML pages with a search, its links followed; mdBook is built once and kept
   picture         draw docs/images again from a load measured now
   ptx             write the GPU's kernel for digests again
   lint            formatting, clippy, documentation, a check for aarch64, and the style of the Python
@@ -93,6 +95,7 @@ fn main() -> ExitCode {
         Request::Licenses => dist::licenses::write(),
         Request::Vllm => vllm::run(),
         Request::Lint => lint::run(),
+        Request::Book => book::run().map(drop),
         Request::Picture => picture::run(),
         Request::Ptx => ptx::run(),
         Request::Bench { bench, args } => bench.run(args),
@@ -124,6 +127,7 @@ enum Request {
     Licenses,
     Vllm,
     Lint,
+    Book,
     Picture,
     Ptx,
     Bench { bench: Bench, args: Vec<OsString> },
@@ -171,9 +175,10 @@ impl Request {
             (Some("licenses"), []) => Ok(Request::Licenses),
             (Some("vllm"), []) => Ok(Request::Vllm),
             (Some("lint"), []) => Ok(Request::Lint),
+            (Some("book"), []) => Ok(Request::Book),
             (Some("picture"), []) => Ok(Request::Picture),
             (Some("ptx"), []) => Ok(Request::Ptx),
-            (Some("dist" | "licenses" | "vllm" | "lint" | "picture" | "ptx"), [argument, ..]) => {
+            (Some("dist" | "licenses" | "vllm" | "lint" | "book" | "picture" | "ptx"), [argument, ..]) => {
                 Err(UsageError::Unexpected(argument.clone()))
             }
             _ => Err(UsageError::UnknownCommand(command.clone())),
@@ -250,6 +255,7 @@ mod tests {
         assert_eq!(parse(&["lint"]), Ok(Request::Lint));
         assert_eq!(parse(&["picture"]), Ok(Request::Picture));
         assert_eq!(parse(&["ptx"]), Ok(Request::Ptx));
+        assert_eq!(parse(&["book"]), Ok(Request::Book));
         let args = vec!["--json".into()];
         for bench in BENCHES {
             let args = args.clone();
@@ -296,7 +302,9 @@ mod tests {
 
     #[test]
     fn usage_names_every_command() {
-        for command in ["test", "python", "dist", "licenses", "vllm", "bench", "lint", "picture", "ptx"] {
+        for command in
+            ["test", "python", "dist", "licenses", "vllm", "bench", "book", "lint", "picture", "ptx"]
+        {
             assert!(USAGE.lines().any(|line| line.starts_with(&format!("  {command} "))), "{command}");
         }
         for bench in BENCHES {

@@ -142,6 +142,12 @@ impl Step {
         }
     }
 
+    /// What it writes to standard output, if the program is there and succeeds; nothing is shown.
+    pub(crate) fn output_if_there(mut self) -> Option<String> {
+        let output = self.command.stderr(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
     /// Runs quietly and returns what was written to standard output.
     pub(crate) fn output(mut self) -> Result<String, Failure> {
         match self.command.stderr(Stdio::inherit()).output() {

@@ -1,0 +1,78 @@
+//! `cargo xtask book`: `docs/` as a book of HTML pages with a search, in cargo's target folder.
+//!
+//! mdBook makes it from a copy of `docs/`, in which links that leave `docs/` have become plain text: the book stands
+//! alone. Afterwards every link of every page must lead to a page, and its fragment to an element of it.
+
+mod html;
+mod mdbook;
+mod source;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use self::mdbook::Mdbook;
+use crate::steps::{Failure, note, say, workspace_root};
+use crate::toolchain::target_folder;
+
+/// Makes the book. `Some` says why there is none, which is a failure under continuous integration.
+pub(crate) fn run() -> Result<Option<String>, Failure> {
+    let start = Instant::now();
+    let mdbook = match Mdbook::ready() {
+        Ok(mdbook) => mdbook,
+        Err(cause) if std::env::var_os("CI").is_none() => {
+            let why = format!("no book made: {cause}");
+            note(&format!("!!! skipped: {why}"));
+            return Ok(Some(why));
+        }
+        Err(cause) => return Err(cause),
+    };
+    let target = target_folder()?;
+    let (source, book) = (target.join("book-source"), target.join("book"));
+    source::copy(&workspace_root().join("docs"), &source)?;
+    mdbook.build(&source, &book)?;
+    let (pages, links) = check(&book)?;
+    say(&format!(
+        "xtask book: {pages} pages, {links} links, {} in {:.1} s",
+        book.join("index.html").display(),
+        start.elapsed().as_secs_f64()
+    ));
+    Ok(None)
+}
+
+/// Follows the links of all pages. Returns how many pages and links there are.
+fn check(book: &Path) -> Result<(usize, usize), Failure> {
+    let mut pages = Vec::new();
+    for path in files_below(book)?.into_iter().filter(|path| path.extension().is_some_and(|e| e == "html")) {
+        pages.push((inside(book, &path), read(&path)?));
+    }
+    let files: Vec<String> = files_below(book)?.iter().map(|path| inside(book, path)).collect();
+    let (links, broken) = html::broken(&pages, &files);
+    match broken.is_empty() {
+        true => Ok((pages.len(), links)),
+        false => Err(Failure::Content { path: book.to_owned(), problem: broken.join("\n") }),
+    }
+}
+
+fn inside(folder: &Path, path: &Path) -> String {
+    path.strip_prefix(folder).unwrap_or(path).to_string_lossy().replace('\\', "/")
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|cause| Failure::File { path: path.to_owned(), cause })
+}
+
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let failed = |cause| Failure::File { path: folder.to_owned(), cause };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.is_dir() {
+            files.extend(files_below(&path)?);
+        } else {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}

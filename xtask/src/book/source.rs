@@ -1,0 +1,95 @@
+//! The copy of `docs/` that the book is made from.
+
+use std::fs;
+use std::path::Path;
+
+use super::{files_below, inside, read};
+use crate::steps::Failure;
+
+/// Copies all files, with links that leave the folder as plain text.
+pub(super) fn copy(docs: &Path, to: &Path) -> Result<(), Failure> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |cause| Failure::File { path, cause }
+    };
+    if to.exists() {
+        fs::remove_dir_all(to).map_err(failed(to))?;
+    }
+    for path in files_below(docs)? {
+        let name = inside(docs, &path);
+        let copy = to.join(&name);
+        let folder = copy.parent().unwrap_or(to);
+        fs::create_dir_all(folder).map_err(failed(folder))?;
+        if name.ends_with(".md") {
+            fs::write(&copy, alone(&name, &read(&path)?)).map_err(failed(&copy))?;
+        } else {
+            fs::copy(&path, &copy).map_err(failed(&copy))?;
+        }
+    }
+    Ok(())
+}
+
+/// A page whose links that leave the folder are plain text. `name` is the page's path from there.
+fn alone(name: &str, page: &str) -> String {
+    let depth = name.matches('/').count();
+    let mut fenced = false;
+    let mut text = String::with_capacity(page.len());
+    for line in page.split_inclusive('\n') {
+        let is_fence = line.trim_start().starts_with("```");
+        fenced ^= is_fence;
+        match fenced || is_fence {
+            true => text.push_str(line),
+            false => text.push_str(&line_alone(depth, line)),
+        }
+    }
+    text
+}
+
+fn line_alone(depth: usize, line: &str) -> String {
+    let (mut text, mut rest) = (String::new(), line);
+    while let Some(middle) = rest.find("](") {
+        let target = rest[middle + 2..].split([')', ' ']).next().unwrap_or_default();
+        let begin = rest[..middle].rfind('[');
+        let end = rest[middle..].find(')').map(|at| middle + at + 1);
+        match (begin, end) {
+            (Some(begin), Some(end)) if leaves(depth, target) => {
+                text.push_str(rest[..begin].trim_end_matches('!'));
+                text.push_str(&rest[begin + 1..middle]);
+                rest = &rest[end..];
+            }
+            _ => {
+                text.push_str(&rest[..middle + 2]);
+                rest = &rest[middle + 2..];
+            }
+        }
+    }
+    text + rest
+}
+
+/// Whether a relative target leads above the folder that the page lies `depth` folders below.
+fn leaves(depth: usize, target: &str) -> bool {
+    let mut depth = i64::try_from(depth).unwrap_or(i64::MAX);
+    !target.contains("://")
+        && target.split('/').any(|part| {
+            depth += match part {
+                ".." => -1,
+                "" | "." => 0,
+                _ => 1,
+            };
+            depth < 0
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_that_leave_become_text() {
+        let page = "See [the code](../crates/core/src/lib.rs), [here](vllm.md#a) and [`x`](adr/../../README.md \"t\").\n\
+                    ```sh\n[a](../b)\n```\n![picture](../x.svg) [web](https://example.org/../a)\n";
+        let expected = "See the code, [here](vllm.md#a) and `x`.\n```sh\n[a](../b)\n```\npicture [web](https://example.org/../a)\n";
+        assert_eq!(alone("index.md", page), expected);
+        assert_eq!(alone("adr/1.md", "[a](../design.md) [b](../../README.md)"), "[a](../design.md) b");
+    }
+}
