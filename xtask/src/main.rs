@@ -311,4 +311,22 @@ mod tests {
             assert!(USAGE.contains(&format!("{} (", bench.name)), "{}", bench.name);
         }
     }
+
+    #[test]
+    fn commands_of_the_pages_are_ours() {
+        let docs = steps::workspace_root().join("docs");
+        let pages =
+            ["../README.md", "../CONTRIBUTING.md", "start/contributor.md", "start/training.md", "vllm.md"];
+        let mut count = 0;
+        for page in pages {
+            let text = std::fs::read_to_string(docs.join(page)).unwrap();
+            for typed in text.lines().filter_map(|line| line.trim().strip_prefix("cargo xtask ")) {
+                let typed = typed.split(" #").next().unwrap_or_default();
+                let words: Vec<&str> = typed.split_whitespace().collect();
+                assert!(parse(&words).is_ok(), "{page}: cargo xtask {typed}");
+                count += 1;
+            }
+        }
+        assert!(count > 3, "only {count} commands were found");
+    }
 }

@@ -58,3 +58,13 @@ pub use poorwill_core::{
     SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState, Verify, WakePhases, WakeProgress, WakeReport,
     WakeRequest, backup, chain, digest, driver, pool, tag,
 };
+
+/// The programs of the book, which are compiled and run as examples of this crate.
+#[cfg(doctest)]
+mod book {
+    #[doc = include_str!("../../../docs/start/rust.md")]
+    struct StartRust;
+
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+}

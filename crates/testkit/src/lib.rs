@@ -5,6 +5,7 @@
 //!   [`driver_contract!`] in a few lines.
 //! - [`scripted`]: a driver around another one, whose calls fail or wait as a script says.
 //! - [`faults`]: load → sleep → wake → free with the n-th driver call failing, for every n.
+//! - [`book`]: the snippets of the pages.
 //! - [`child`]: tests that run again in a process of their own.
 //! - [`canary`]: drivers that are broken on purpose, to prove that the suites notice.
 //! - [`gated`]: work that is held back until a test lets it pass.
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // It is all test code, where a panic is the verdict.
 
+pub mod book;
 pub mod canary;
 pub mod capture;
 pub mod child;
