@@ -13,6 +13,7 @@ mod lint;
 mod picture;
 mod ptx;
 mod python;
+mod release;
 mod steps;
 mod test;
 mod toolchain;
@@ -54,6 +55,9 @@ Commands:
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)
   book            docs/ as a book of HTML pages with a search, its links followed; mdBook is built once and kept
+  release --dry-run
+                  all that can be checked before a release: the crates' packages, the wheels, the book; and what is
+                  to be done by hand
   picture         draw docs/images again from a load measured now
   ptx             write the GPU's kernel for digests again
   lint            formatting, clippy, documentation, a check for aarch64, and the style of the Python
@@ -95,6 +99,7 @@ fn main() -> ExitCode {
         Request::Licenses => dist::licenses::write(),
         Request::Vllm => vllm::run(),
         Request::Lint => lint::run(),
+        Request::Release => release::dry_run(),
         Request::Book => book::run().map(drop),
         Request::Picture => picture::run(),
         Request::Ptx => ptx::run(),
@@ -128,6 +133,7 @@ enum Request {
     Vllm,
     Lint,
     Book,
+    Release,
     Picture,
     Ptx,
     Bench { bench: Bench, args: Vec<OsString> },
@@ -176,6 +182,8 @@ impl Request {
             (Some("vllm"), []) => Ok(Request::Vllm),
             (Some("lint"), []) => Ok(Request::Lint),
             (Some("book"), []) => Ok(Request::Book),
+            (Some("release"), [dry]) if dry == "--dry-run" => Ok(Request::Release),
+            (Some("release"), _) => Err(UsageError::NotDry),
             (Some("picture"), []) => Ok(Request::Picture),
             (Some("ptx"), []) => Ok(Request::Ptx),
             (Some("dist" | "licenses" | "vllm" | "lint" | "book" | "picture" | "ptx"), [argument, ..]) => {
@@ -194,6 +202,7 @@ enum UsageError {
     NoTimes,
     BeforeDashes { command: String, argument: OsString },
     Unexpected(OsString),
+    NotDry,
     NoBench,
     UnknownBench(OsString),
 }
@@ -221,6 +230,12 @@ impl fmt::Display for UsageError {
             ),
             UsageError::Unexpected(argument) => {
                 write!(f, "unexpected `{}`: this command takes no arguments", argument.display())
+            }
+            UsageError::NotDry => {
+                write!(
+                    f,
+                    "only `cargo xtask release --dry-run` is there: it lists what a person does to publish"
+                )
             }
             UsageError::NoBench => write!(f, "bench needs a name; known are {}", bench_names()),
             UsageError::UnknownBench(name) => {
@@ -256,6 +271,7 @@ mod tests {
         assert_eq!(parse(&["picture"]), Ok(Request::Picture));
         assert_eq!(parse(&["ptx"]), Ok(Request::Ptx));
         assert_eq!(parse(&["book"]), Ok(Request::Book));
+        assert_eq!(parse(&["release", "--dry-run"]), Ok(Request::Release));
         let args = vec!["--json".into()];
         for bench in BENCHES {
             let args = args.clone();
@@ -292,6 +308,8 @@ mod tests {
         assert_eq!(parse(&["test", "--repeat", "50"]), Ok(Request::Repeat(NonZero::new(50).unwrap())));
         assert_eq!(parse(&["test", "--quick"]), Err(UsageError::UnknownTier("--quick".into())));
         assert_eq!(parse(&["test", "--full", "core"]), Err(UsageError::UnknownTier("--full".into())));
+        assert_eq!(parse(&["release"]), Err(UsageError::NotDry));
+        assert_eq!(parse(&["release", "--now"]), Err(UsageError::NotDry));
         assert_eq!(parse(&["bench"]), Err(UsageError::NoBench));
         assert_eq!(parse(&["bench", "walk"]), Err(UsageError::UnknownBench("walk".into())));
         assert_eq!(parse(&["lint", "core"]), Err(UsageError::Unexpected("core".into())));
@@ -302,9 +320,10 @@ mod tests {
 
     #[test]
     fn usage_names_every_command() {
-        for command in
-            ["test", "python", "dist", "licenses", "vllm", "bench", "book", "lint", "picture", "ptx"]
-        {
+        for command in [
+            "test", "python", "dist", "licenses", "vllm", "bench", "book", "release", "lint", "picture",
+            "ptx",
+        ] {
             assert!(USAGE.lines().any(|line| line.starts_with(&format!("  {command} "))), "{command}");
         }
         for bench in BENCHES {

@@ -17,7 +17,7 @@ pub(super) struct Mdbook {
 impl Mdbook {
     /// Finds the program, or builds it, which takes minutes.
     pub(super) fn ready() -> Result<Mdbook, Failure> {
-        let kept = kept_in(cache_folder()?);
+        let kept = kept_in(&cache_folder()?);
         let program = [PathBuf::from("mdbook"), kept.join("bin/mdbook")].into_iter().find(|at| is_pinned(at));
         if let Some(program) = program {
             return Ok(Mdbook { program });
@@ -39,7 +39,7 @@ fn cache_folder() -> Result<PathBuf, Failure> {
     own.map_or_else(target_folder, |folder| Ok(folder.join("poorwill")))
 }
 
-fn kept_in(cache: PathBuf) -> PathBuf {
+fn kept_in(cache: &Path) -> PathBuf {
     cache.join(format!("mdbook-{VERSION}"))
 }
 

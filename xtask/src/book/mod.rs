@@ -29,7 +29,13 @@ pub(crate) fn run() -> Result<Option<String>, Failure> {
     };
     let target = target_folder()?;
     let (source, book) = (target.join("book-source"), target.join("book"));
-    source::copy(&workspace_root().join("docs"), &source)?;
+    let docs = workspace_root().join("docs");
+    let unlisted = source::unlisted(&docs)?;
+    if !unlisted.is_empty() {
+        let problem = format!("does not list {}", unlisted.join(", "));
+        return Err(Failure::Content { path: docs.join("SUMMARY.md"), problem });
+    }
+    source::copy(&docs, &source)?;
     mdbook.build(&source, &book)?;
     let (pages, links) = check(&book)?;
     say(&format!(

@@ -29,6 +29,14 @@ pub(super) fn copy(docs: &Path, to: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The pages that the table of contents leaves out: mdBook would leave them out silently.
+pub(super) fn unlisted(docs: &Path) -> Result<Vec<String>, Failure> {
+    let summary = read(&docs.join("SUMMARY.md"))?;
+    let pages =
+        files_below(docs)?.into_iter().map(|path| inside(docs, &path)).filter(|name| name.ends_with(".md"));
+    Ok(pages.filter(|name| name != "SUMMARY.md" && !summary.contains(&format!("]({name})"))).collect())
+}
+
 /// A page whose links that leave the folder are plain text. `name` is the page's path from there.
 fn alone(name: &str, page: &str) -> String {
     let depth = name.matches('/').count();

@@ -167,6 +167,56 @@ fn is_package(file: &File) -> bool {
     file.path.starts_with("crates/python/python/") && file.has_extension(&["py"])
 }
 
+/// Most words of a page, and of all pages that people read.
+const PAGE_WORDS_MAX: usize = 2_500;
+const README_WORDS_MAX: usize = 900;
+const BOOK_WORDS_MAX: usize = 20_000;
+
+#[test]
+fn pages_are_short() {
+    let files = files();
+    let is_read = |file: &&File| {
+        let is_book =
+            file.path.starts_with("docs/") || ["README.md", "CONTRIBUTING.md"].contains(&file.path.as_str());
+        is_book && is_written_prose(file) && file.has_extension(&["md"])
+    };
+    let words: Vec<(&str, usize)> = files
+        .iter()
+        .filter(is_read)
+        .map(|file| (file.path.as_str(), file.text.split_whitespace().count()))
+        .collect();
+    assert!(words.len() > 10, "{words:?}");
+    let most = |path| if path == "README.md" { README_WORDS_MAX } else { PAGE_WORDS_MAX };
+    let long = words.iter().filter(|(path, words)| *words > most(path));
+    let problems: Vec<String> = long.map(|(path, words)| format!("{path}: {words} words")).collect();
+    let all: usize = words.iter().map(|(_, words)| words).sum();
+    let in_all =
+        (all > BOOK_WORDS_MAX).then(|| format!("all pages: {all} words, {BOOK_WORDS_MAX} are allowed"));
+    expect_none(problems.into_iter().chain(in_all));
+}
+
+#[test]
+fn the_container_has_the_compiler_and_the_files_that_it_names() {
+    let files = files();
+    let container = &tree::file(&files, "contrib/container/Containerfile").text;
+    let version =
+        tree::file(&files, "Cargo.toml").text.lines().find_map(|line| line.strip_prefix("rust-version = "));
+    let version = version.expect("the workspace names its Rust").trim_matches('"');
+    assert!(
+        container.contains(&format!("FROM rust:{version}-")),
+        "Rust {version} builds the rest of the project"
+    );
+    let copied = container
+        .lines()
+        .filter_map(|line| line.strip_prefix("COPY LICENSE"))
+        .flat_map(str::split_whitespace);
+    assert!(copied.count() > 1);
+    for name in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        assert!(container.contains(name));
+        tree::file(&files, name);
+    }
+}
+
 fn is_rust(file: &&File) -> bool {
     file.has_extension(&["rs"])
 }

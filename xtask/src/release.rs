@@ -1,0 +1,121 @@
+//! `cargo xtask release --dry-run`: all that can be checked before a release, and what a person does then.
+//!
+//! Nothing is published from here. Each check runs whatever became of those before, so that one run names everything.
+
+use std::path::Path;
+use std::time::Instant;
+
+use crate::steps::{Failure, Step, note, say, workspace_root};
+use crate::{book, dist};
+
+/// What remains when every check has passed, in this order.
+const BY_HAND: &[&str] = &[
+    "set `repository` in Cargo.toml and the URLs in crates/python/pyproject.toml to where the project is public",
+    "name the version and the day in CHANGELOG.md, and commit",
+    "git tag --sign v$VERSION && git push origin v$VERSION",
+    "cargo publish --workspace --locked",
+    "upload the wheels of `cargo xtask dist` to the Python index, the source archive beside them",
+    "put the book (`cargo xtask book`) where `documentation` leads",
+];
+
+/// A named check.
+type Check = (&'static str, fn() -> Result<(), Failure>);
+
+const CHECKS: [Check; 4] = [
+    ("the changelog names what is new", changelog),
+    ("every crate can be published", crates),
+    ("the wheels pass their checks", wheels),
+    ("the book is whole", whole_book),
+];
+
+pub(crate) fn dry_run() -> Result<(), Failure> {
+    let start = Instant::now();
+    let mut failed = Vec::new();
+    for (name, check) in CHECKS {
+        match check() {
+            Ok(()) => note(&format!("--- ready: {name}")),
+            Err(failure) => {
+                note(&format!("!!! not ready: {name}: {failure}"));
+                failed.push(name.to_owned());
+            }
+        }
+    }
+    if !failed.is_empty() {
+        return Err(Failure::Parts { failed });
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    say(&format!(
+        "xtask release: {version} passes every check in {:.1} s; by hand:",
+        start.elapsed().as_secs_f64()
+    ));
+    for (number, step) in BY_HAND.iter().enumerate() {
+        say(&format!("  {}. {}", number + 1, step.replace("$VERSION", version)));
+    }
+    Ok(())
+}
+
+fn changelog() -> Result<(), Failure> {
+    let path = workspace_root().join("CHANGELOG.md");
+    let text = std::fs::read_to_string(&path).map_err(|cause| Failure::File { path: path.clone(), cause })?;
+    match changes(&text, env!("CARGO_PKG_VERSION")) {
+        0 => Err(no_changes(&path)),
+        _ => Ok(()),
+    }
+}
+
+fn no_changes(path: &Path) -> Failure {
+    let problem = format!("has no list under `## Unreleased` or `## {}`", env!("CARGO_PKG_VERSION"));
+    Failure::Content { path: path.to_owned(), problem }
+}
+
+/// How many items stand under the heading of this version, or of the next.
+fn changes(text: &str, version: &str) -> usize {
+    let mut is_ours = false;
+    let mut items = 0;
+    for line in text.lines() {
+        if let Some(heading) = line.strip_prefix("## ") {
+            let heading = heading.trim_start_matches('[');
+            is_ours = heading.starts_with("Unreleased") || heading.starts_with(version);
+        }
+        items += usize::from(is_ours && line.starts_with("- "));
+    }
+    items
+}
+
+/// Packs every crate and compiles it from its package.
+fn crates() -> Result<(), Failure> {
+    Step::cargo(["publish", "--workspace", "--dry-run", "--locked"]).run().map(drop)
+}
+
+fn wheels() -> Result<(), Failure> {
+    made(dist::run()?)
+}
+
+fn whole_book() -> Result<(), Failure> {
+    made(book::run()?)
+}
+
+/// What cannot be made here cannot be released from here.
+fn made(left_out: Option<String>) -> Result<(), Failure> {
+    left_out.map_or(Ok(()), |what| Err(Failure::Missing { what }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_counted_under_their_heading_only() {
+        let text = "# Changelog\n## Unreleased\n### Core\n- a\n  more\n- b\n## 0.0.9\n- c\n";
+        assert_eq!(changes(text, "0.1.0"), 2);
+        assert_eq!(changes(text, "0.0.9"), 3);
+        assert_eq!(changes("## [0.1.0] - 2026\n- a\n", "0.1.0"), 1);
+        assert_eq!(changes("## 0.0.9\n- c\n", "0.1.0"), 0);
+    }
+
+    #[test]
+    fn what_was_not_made_is_not_ready() {
+        assert!(made(None).is_ok());
+        assert!(matches!(made(Some("no book".into())), Err(Failure::Missing { what }) if what == "no book"));
+    }
+}
