@@ -262,8 +262,8 @@ fn a_spoiled_backup_is_always_found_when_everything_is_compared() {
         store.spoil(nth);
         for _ in 0..2 {
             let refused = tenant.pool.wake(&all()).unwrap_err();
-            let PoolError::Corrupt { place, lost } = refused else { panic!("{refused}") };
-            assert_eq!((place, lost.len(), lost[0].range.bytes), (Corruption::Backup, 1, granule));
+            let PoolError::Corrupt { location, lost } = refused else { panic!("{refused}") };
+            assert_eq!((location, lost.len(), lost[0].range.bytes), (Corruption::Backup, 1, granule));
             assert_eq!(device.memory_info().unwrap().free_bytes, before, "everything sleeps");
         }
         store.spoil(nth); // The same bit again.
@@ -298,7 +298,7 @@ fn a_spoiled_backup_is_found_by_samples_in_64_wakes() {
         let mut wakes = 0;
         loop {
             match tenant.pool.wake(&WakeRequest::of([Tag::weights()])) {
-                Err(PoolError::Corrupt { place: Corruption::Backup, .. }) => break,
+                Err(PoolError::Corrupt { location: Corruption::Backup, .. }) => break,
                 woken => drop(woken.unwrap()),
             }
             wakes += 1;

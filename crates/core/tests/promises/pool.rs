@@ -345,8 +345,8 @@ fn a_backup_that_changed_is_reported_and_never_woken() {
     rotting.rot();
     for _ in 0..2 {
         let error = pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap_err();
-        let PoolError::Corrupt { lost, place } = &error else { panic!("{error}") };
-        assert_eq!((&lost[0].tag, *place), (&Tag::weights(), Corruption::Backup));
+        let PoolError::Corrupt { lost, location } = &error else { panic!("{error}") };
+        assert_eq!((&lost[0].tag, *location), (&Tag::weights(), Corruption::Backup));
         assert!(lost.iter().all(|lost| lost.block == block.id && block.range.contains(&lost.range)));
         assert!(error.to_string().contains("discard the tag"), "{error}");
         assert_eq!(pool.tag_state(&Tag::weights()).unwrap(), TagState::AsleepBackedUp);
@@ -372,7 +372,7 @@ fn a_copy_that_goes_wrong_is_told_from_a_bad_backup() {
     device.copy_to_device(StreamId::DEFAULT, Arc::new(bytes.into()), &parts).unwrap().wait().unwrap();
     pool.sleep(&SleepRequest::all(Level::One)).unwrap();
     let error = pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap_err();
-    assert!(matches!(error, PoolError::Corrupt { place: Corruption::Transfer, .. }), "{error}");
+    assert!(matches!(error, PoolError::Corrupt { location: Corruption::Transfer, .. }), "{error}");
 }
 
 #[test]
