@@ -26,11 +26,11 @@ mod sync {
 // Not everything that the pool uses is used here.
 #[allow(dead_code)]
 mod pool {
-    #[path = "../../../../crates/core/src/pool/gate.rs"]
+    #[path = "../../../../crates/core/src/pool/tag_lock.rs"]
     pub(super) mod gate;
     #[path = "../../../../crates/core/src/pool/handover.rs"]
     pub(super) mod handover;
-    #[path = "../../../../crates/core/src/pool/orders.rs"]
+    #[path = "../../../../crates/core/src/pool/commands.rs"]
     pub(super) mod orders;
 
     mod tests;

@@ -1,16 +1,16 @@
 //! Where a sleep keeps bytes: the trait behind which backups sit.
 //!
-//! A [`Backups`] hands out [`Room`]s, one for each piece of device memory that is to be backed up. A room takes
+//! A [`Backups`] hands out [`BackupBuffer`]s, one for each piece of device memory that is to be backed up. A buffer takes
 //! granules from the device, says which bytes it has stored by their digests, and gives them back. The plan of a
 //! sleep knows nothing else of it, so host memory ([`HostBackups`]), files, other GPUs and compression look alike.
 //!
 //! What a store promises:
-//! - **Announced.** [`Backups::rooms`] is told of everything that a sleep will need at once, and may make it ready
+//! - **Announced.** [`Backups::buffers`] is told of everything that a sleep will need at once, and may make it ready
 //!   piece by piece, by several threads, while the first pieces are copied already.
 //! - **Digests of what is stored.** They are computed from the stored bytes, never from those on the device.
-//! - **Owned.** A room that is being written belongs to the copy until that has ended; one that is being read is
+//! - **Owned.** A buffer that is being written belongs to the copy until that has ended; one that is being read is
 //!   shared with the copy.
-//! - **Given back.** A room that is dropped is at the store's disposal again, without a call that waits.
+//! - **Given back.** A buffer that is dropped is at the store's disposal again, without a call that waits.
 
 use std::fmt;
 use std::ops::Deref;
@@ -28,9 +28,9 @@ pub trait Backups: Send + Sync + fmt::Debug {
     /// # Errors
     /// `OutOfHostMemory` (also for stores of other kinds) when it is known that not all of it is to be had; the
     /// same at `wait`.
-    fn rooms(&self, sizes: &[u64]) -> Result<Vec<Pending<Room>>>;
+    fn buffers(&self, sizes: &[u64]) -> Result<Vec<Pending<BackupBuffer>>>;
 
-    /// Gives back what no room uses. May wait for work on the device.
+    /// Gives back what no buffer uses. May wait for work on the device.
     ///
     /// # Errors
     /// What the machine says.
@@ -39,15 +39,15 @@ pub trait Backups: Send + Sync + fmt::Debug {
     /// Host memory that it holds, in use or not, in bytes.
     fn held_bytes(&self) -> u64;
 
-    /// Whether its own limit leaves room for so many bytes more, whatever the machine has. Where it does not, nobody else
-    /// need make room.
+    /// Whether its own limit leaves buffer for so many bytes more, whatever the machine has. Where it does not, nobody else
+    /// need make buffer.
     fn allows(&self, bytes: u64) -> bool {
         let _ = bytes;
         true
     }
 }
 
-/// Room for the copy of one piece of device memory. Offsets are in bytes from its beginning.
+/// BackupBuffer for the copy of one piece of device memory. Offsets are in bytes from its beginning.
 pub trait StoredBytes: Send + Sync + fmt::Debug {
     /// Its size.
     fn bytes(&self) -> u64;
@@ -56,11 +56,15 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
     fn is_free(&self) -> bool;
 
     /// Queues copies of whole granules from the device to where the parts say, and digests of what is stored then;
-    /// `wait` gives the room back, with a digest for each granule in the order of the parts.
+    /// `wait` gives the buffer back, with a digest for each granule in the order of the parts.
     ///
     /// # Errors
-    /// As for [`Driver::save`]. A room whose copy failed is given back to its store.
-    fn save(self: Box<Self>, stream: StreamId, parts: &[CopyPart]) -> Result<Pending<(Room, Vec<Digest>)>>;
+    /// As for [`Driver::save`]. A buffer whose copy failed is given back to its store.
+    fn save(
+        self: Box<Self>,
+        stream: StreamId,
+        parts: &[CopyPart],
+    ) -> Result<Pending<(BackupBuffer, Vec<Digest>)>>;
 
     /// Queues copies back to the device.
     ///
@@ -75,12 +79,12 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
     fn digest(&self, offset: u64, bytes: u64) -> Result<Digest>;
 }
 
-/// A room of any store. Given back when dropped.
+/// A buffer of any store. Given back when dropped.
 #[derive(Debug)]
-pub struct Room(Box<dyn StoredBytes>);
+pub struct BackupBuffer(Box<dyn StoredBytes>);
 
-impl Room {
-    /// A room over `stored`.
+impl BackupBuffer {
+    /// A buffer over `stored`.
     #[must_use]
     pub fn new(stored: impl StoredBytes + 'static) -> Self {
         Self(Box::new(stored))
@@ -95,7 +99,7 @@ impl Room {
     }
 }
 
-impl Deref for Room {
+impl Deref for BackupBuffer {
     type Target = dyn StoredBytes;
     fn deref(&self) -> &Self::Target {
         &*self.0
@@ -117,13 +121,14 @@ impl HostBackups {
 }
 
 impl Backups for HostBackups {
-    fn rooms(&self, sizes: &[u64]) -> Result<Vec<Pending<Room>>> {
+    fn buffers(&self, sizes: &[u64]) -> Result<Vec<Pending<BackupBuffer>>> {
         let buffers = self.driver.host_alloc_all(sizes)?;
-        let room = |buffer: Pending<HostBuffer>| {
+        let buffer = |buffer: Pending<HostBuffer>| {
             let driver = Arc::clone(&self.driver);
-            buffer.then(|buffer| Ok(Room::new(HostRoom { driver, buffer: Arc::new(buffer?) })))
+            buffer
+                .then(|buffer| Ok(BackupBuffer::new(HostBackupBuffer { driver, buffer: Arc::new(buffer?) })))
         };
-        Ok(buffers.into_iter().map(room).collect())
+        Ok(buffers.into_iter().map(buffer).collect())
     }
 
     fn trim(&self) -> Result<()> {
@@ -141,12 +146,12 @@ impl Backups for HostBackups {
 }
 
 #[derive(Debug)]
-struct HostRoom {
+struct HostBackupBuffer {
     driver: Arc<dyn Driver>,
     buffer: Arc<HostBuffer>,
 }
 
-impl StoredBytes for HostRoom {
+impl StoredBytes for HostBackupBuffer {
     fn bytes(&self) -> u64 {
         self.buffer.len() as u64
     }
@@ -155,14 +160,18 @@ impl StoredBytes for HostRoom {
         Arc::strong_count(&self.buffer) == 1
     }
 
-    fn save(self: Box<Self>, stream: StreamId, parts: &[CopyPart]) -> Result<Pending<(Room, Vec<Digest>)>> {
+    fn save(
+        self: Box<Self>,
+        stream: StreamId,
+        parts: &[CopyPart],
+    ) -> Result<Pending<(BackupBuffer, Vec<Digest>)>> {
         let Self { driver, buffer } = *self;
         let buffer = Arc::try_unwrap(buffer)
-            .map_err(|_| DriverError::invalid(Op::Save, "the room is being read by an earlier copy"))?;
+            .map_err(|_| DriverError::invalid(Op::Save, "the buffer is being read by an earlier copy"))?;
         let saved = driver.save(stream, buffer, parts)?;
         Ok(saved.then(|saved| {
             let (buffer, digests) = saved?;
-            Ok((Room::new(Self { driver, buffer: Arc::new(buffer) }), digests))
+            Ok((BackupBuffer::new(Self { driver, buffer: Arc::new(buffer) }), digests))
         }))
     }
 
@@ -176,7 +185,7 @@ impl StoredBytes for HostRoom {
             self.buffer.get(start..start.checked_add(usize::try_from(bytes).ok()?)?)
         };
         let outside = || {
-            let reason = format!("{bytes} bytes at {offset} leave a room of {}", self.buffer.len());
+            let reason = format!("{bytes} bytes at {offset} leave a buffer of {}", self.buffer.len());
             DriverError::new(Op::Digest, DriverErrorKind::InvalidArgument { reason })
         };
         stored().map(Digest::of).ok_or_else(outside)

@@ -3,7 +3,7 @@
 //! Whoever needs memory of a device (weights, activations, graph captures, key-value cache, a pool) claims it here
 //! before taking it. What is claimed never exceeds the budget. A claim that is dropped is returned.
 //!
-//! A forked child has a copy of the book that means nothing, and perhaps one whose lock is held for ever: nothing of it
+//! A forked child has a copy of the ledger that means nothing, and perhaps one whose lock is held for ever: nothing of it
 //! may be used there. Dropping a claim there does nothing.
 
 use std::collections::BTreeMap;
@@ -31,20 +31,20 @@ use crate::tag::Tag;
 /// assert_eq!(envelope.unclaimed_bytes(), 10 << 30);
 /// ```
 #[derive(Debug, Clone)]
-pub struct Envelope(Arc<Shared>);
+pub struct Envelope(Arc<Inner>);
 
 #[derive(Debug)]
-struct Shared {
-    ground: Ground,
-    /// The process that the book is of.
+struct Inner {
+    ground: BudgetBasis,
+    /// The process that the ledger is of.
     process: u32,
-    book: Mutex<Book>,
+    ledger: Mutex<Ledger>,
 }
 
 /// What a budget was decided on, for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Ground {
+pub struct BudgetBasis {
     /// All of the budget, in bytes.
     pub budget_bytes: u64,
     /// What the budget was cut from, in bytes. `None` where nobody told.
@@ -58,14 +58,14 @@ pub struct Ground {
 }
 
 #[derive(Debug, Default)]
-struct Book {
+struct Ledger {
     next_id: u64,
     claims: BTreeMap<u64, Claimed>,
     /// Their sum: at most the budget.
     claimed_bytes: u64,
 }
 
-/// An entry of the book.
+/// An entry of the ledger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Claimed {
@@ -95,14 +95,14 @@ impl Envelope {
     #[must_use]
     pub fn new(budget_bytes: u64, total_bytes: u64) -> Self {
         let total_bytes = Some(total_bytes.max(budget_bytes));
-        Self::on(Ground { budget_bytes, total_bytes, total_from: None, free_bytes: None, own_bytes: 0 })
+        Self::on(BudgetBasis { budget_bytes, total_bytes, total_from: None, free_bytes: None, own_bytes: 0 })
     }
 
     /// Nothing is claimed yet of a budget. `None` where it is not known.
     #[must_use]
     pub fn of(budget: &Budget) -> Option<Self> {
         let budget_bytes = budget.budget_bytes?;
-        Some(Self::on(Ground {
+        Some(Self::on(BudgetBasis {
             budget_bytes,
             total_bytes: budget.total_bytes,
             total_from: budget.total_from,
@@ -111,8 +111,8 @@ impl Envelope {
         }))
     }
 
-    fn on(ground: Ground) -> Self {
-        Self(Arc::new(Shared { ground, process: std::process::id(), book: Mutex::default() }))
+    fn on(ground: BudgetBasis) -> Self {
+        Self(Arc::new(Inner { ground, process: std::process::id(), ledger: Mutex::default() }))
     }
 
     /// All of it, in bytes.
@@ -124,13 +124,13 @@ impl Envelope {
     /// What nobody has claimed, in bytes.
     #[must_use]
     pub fn unclaimed_bytes(&self) -> u64 {
-        self.budget_bytes() - self.book().claimed_bytes
+        self.budget_bytes() - self.ledger().claimed_bytes
     }
 
     /// The claims, in the order in which they were made.
     #[must_use]
     pub fn claims(&self) -> Vec<Claimed> {
-        self.book().claims.values().cloned().collect()
+        self.ledger().claims.values().cloned().collect()
     }
 
     /// Claims `bytes` for `name`. Several claims may have one name.
@@ -138,12 +138,12 @@ impl Envelope {
     /// # Errors
     /// When fewer are unclaimed; nothing has changed then.
     pub fn claim(&self, name: Tag, bytes: u64) -> Result<Claim, ClaimError> {
-        let mut book = self.book();
-        let fits_bytes = self.budget_bytes() - book.claimed_bytes;
+        let mut ledger = self.ledger();
+        let fits_bytes = self.budget_bytes() - ledger.claimed_bytes;
         if bytes > fits_bytes {
-            return Err(self.refusal(&book, None, name, bytes));
+            return Err(self.refusal(&ledger, None, name, bytes));
         }
-        Ok(self.enter(&mut book, name, bytes, None))
+        Ok(self.enter(&mut ledger, name, bytes, None))
     }
 
     /// Claims all that is unclaimed, which may be nothing.
@@ -153,38 +153,38 @@ impl Envelope {
 
     /// Claims `bytes`, or what is unclaimed if that is less.
     pub fn claim_up_to(&self, name: Tag, bytes: u64) -> Claim {
-        let mut book = self.book();
-        let bytes = bytes.min(self.budget_bytes() - book.claimed_bytes);
-        self.enter(&mut book, name, bytes, None)
+        let mut ledger = self.ledger();
+        let bytes = bytes.min(self.budget_bytes() - ledger.claimed_bytes);
+        self.enter(&mut ledger, name, bytes, None)
     }
 
     /// Claims `bytes` for what is in use already, or what is unclaimed if that is less.
     pub fn claim_in_use(&self, whose: InUse, bytes: u64) -> Claim {
-        let mut book = self.book();
-        let bytes = bytes.min(self.budget_bytes() - book.claimed_bytes);
-        self.enter(&mut book, Tag::in_use(), bytes, Some(whose))
+        let mut ledger = self.ledger();
+        let bytes = bytes.min(self.budget_bytes() - ledger.claimed_bytes);
+        self.enter(&mut ledger, Tag::in_use(), bytes, Some(whose))
     }
 
-    fn enter(&self, book: &mut Book, name: Tag, bytes: u64, in_use: Option<InUse>) -> Claim {
-        let id = book.next_id;
-        book.next_id += 1;
-        book.claimed_bytes += bytes;
-        book.claims.insert(id, Claimed { name: name.clone(), bytes, peak_bytes: None, in_use });
+    fn enter(&self, ledger: &mut Ledger, name: Tag, bytes: u64, in_use: Option<InUse>) -> Claim {
+        let id = ledger.next_id;
+        ledger.next_id += 1;
+        ledger.claimed_bytes += bytes;
+        ledger.claims.insert(id, Claimed { name: name.clone(), bytes, peak_bytes: None, in_use });
         Claim { envelope: self.clone(), id, name }
     }
 
     /// Why `name`, which is `claim` if it has one already, cannot have so much.
-    fn refusal(&self, book: &Book, claim: Option<u64>, name: Tag, asked_bytes: u64) -> ClaimError {
-        let others = book.claims.iter().filter(|(id, _)| Some(**id) != claim);
+    fn refusal(&self, ledger: &Ledger, claim: Option<u64>, name: Tag, asked_bytes: u64) -> ClaimError {
+        let others = ledger.claims.iter().filter(|(id, _)| Some(**id) != claim);
         let claims: Vec<Claimed> = others.map(|(_, claimed)| claimed.clone()).collect();
         let others_bytes: u64 = claims.iter().map(|claimed| claimed.bytes).sum();
         let ground = self.0.ground;
         ClaimError { name, asked_bytes, fits_bytes: ground.budget_bytes - others_bytes, ground, claims }
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        // The book is changed by single insertions, removals and assignments: no panic leaves it half written.
-        self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        // The ledger is changed by single insertions, removals and assignments: no panic leaves it half written.
+        self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -224,7 +224,7 @@ impl Claim {
 
     /// Notes what is in use for it now, in bytes.
     pub fn measured(&self, bytes: u64) {
-        if let Some(claimed) = self.envelope.book().claims.get_mut(&self.id) {
+        if let Some(claimed) = self.envelope.ledger().claims.get_mut(&self.id) {
             claimed.peak_bytes = claimed.peak_bytes.max(Some(bytes));
         }
     }
@@ -234,15 +234,15 @@ impl Claim {
     /// # Errors
     /// When fewer are unclaimed beside it; it stays as it was then.
     pub fn resize(&self, bytes: u64) -> Result<(), ClaimError> {
-        let mut book = self.envelope.book();
-        let held_bytes = book.claims.get(&self.id).map_or(0, |claimed| claimed.bytes);
-        let others_bytes = book.claimed_bytes - held_bytes;
+        let mut ledger = self.envelope.ledger();
+        let held_bytes = ledger.claims.get(&self.id).map_or(0, |claimed| claimed.bytes);
+        let others_bytes = ledger.claimed_bytes - held_bytes;
         if bytes > self.envelope.budget_bytes() - others_bytes {
-            return Err(self.envelope.refusal(&book, Some(self.id), self.name.clone(), bytes));
+            return Err(self.envelope.refusal(&ledger, Some(self.id), self.name.clone(), bytes));
         }
-        if let Some(claimed) = book.claims.get_mut(&self.id) {
+        if let Some(claimed) = ledger.claims.get_mut(&self.id) {
             claimed.bytes = bytes;
-            book.claimed_bytes = others_bytes + bytes;
+            ledger.claimed_bytes = others_bytes + bytes;
         }
         Ok(())
     }
@@ -257,7 +257,7 @@ impl Claim {
     pub fn release(self) {}
 
     fn read<T: Default>(&self, of: impl FnOnce(&Claimed) -> T) -> T {
-        self.envelope.book().claims.get(&self.id).map(of).unwrap_or_default()
+        self.envelope.ledger().claims.get(&self.id).map(of).unwrap_or_default()
     }
 }
 
@@ -265,9 +265,9 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // In a forked child somebody may hold the lock for ever.
         if self.envelope.0.process == std::process::id() {
-            let mut book = self.envelope.book();
-            if let Some(claimed) = book.claims.remove(&self.id) {
-                book.claimed_bytes -= claimed.bytes;
+            let mut ledger = self.envelope.ledger();
+            if let Some(claimed) = ledger.claims.remove(&self.id) {
+                ledger.claimed_bytes -= claimed.bytes;
             }
         }
     }
@@ -284,7 +284,7 @@ pub struct ClaimError {
     /// What would have fitted, in bytes.
     pub fits_bytes: u64,
     /// The budget, and what it was decided on.
-    pub ground: Ground,
+    pub ground: BudgetBasis,
     /// What the others have claimed.
     pub claims: Vec<Claimed>,
 }
@@ -318,7 +318,7 @@ impl ClaimError {
     }
 
     fn ways(&self, or_less: bool) -> String {
-        let Ground { budget_bytes, total_bytes, total_from, free_bytes, .. } = self.ground;
+        let BudgetBasis { budget_bytes, total_bytes, total_from, free_bytes, .. } = self.ground;
         let less = (or_less && self.fits_bytes > 0)
             .then(|| format!("claim at most {}", ByteSize(self.fits_bytes).rounded_down()));
         let is_anybodys = self.claims.iter().any(|claimed| claimed.in_use.is_none());

@@ -28,6 +28,6 @@ mod rule;
 mod source;
 
 pub use cap::{Cap, InvalidCap, Share};
-pub use envelope::{Claim, ClaimError, Claimed, Envelope, Ground, InUse};
+pub use envelope::{BudgetBasis, Claim, ClaimError, Claimed, Envelope, InUse};
 pub use rule::{Budget, PLAUSIBLE_BYTES_MAX};
 pub use source::{Answer, Fact, Source, SourceName};

@@ -249,7 +249,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// The time, for whatever goes by it: patience, deadlines, and how fast copies are. It never goes back.
+    /// The time, for whatever goes by it: stream_wait_max, deadlines, and how fast copies are. It never goes back.
     fn now(&self) -> Instant {
         Instant::now()
     }

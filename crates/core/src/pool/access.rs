@@ -1,11 +1,11 @@
 //! Reading and writing blocks: copies that the pool queues for its caller.
 //!
 //! A tag does not fall asleep while a copy of its bytes is being queued; whoever does that, or brings memory in for
-//! a new block, is a [`Guest`] of the tag.
+//! a new block, is a [`SharedAccess`] of the tag.
 
 use super::error::{PoolError, Result};
 use super::handle::BlockId;
-use super::shared::{Guest, Shared};
+use super::shared::{Shared, SharedAccess};
 use crate::driver::{DeviceRange, StreamId};
 
 /// A part of a block that is to be read or written.
@@ -20,8 +20,8 @@ pub(super) struct Access {
 }
 
 impl Shared {
-    /// The device range of a part of a block whose bytes are there, and stay there while the guest is.
-    pub(super) fn reach(&self, access: &Access) -> Result<(DeviceRange, Guest<'_>)> {
+    /// The device range of a part of a block whose bytes are there, and stay there while the access is.
+    pub(super) fn reach(&self, access: &Access) -> Result<(DeviceRange, SharedAccess<'_>)> {
         let Access { op, stream, block, offset, bytes, writing } = *access;
         self.check_stream(op, stream)?;
         let mut state = self.open_state()?;
@@ -38,8 +38,8 @@ impl Shared {
         if !writing {
             state.check_defined(op, tag, part)?;
         }
-        state.heap_mut().record_use(block, entry.lane, stream, |other| self.may_exist(other));
-        let guest = Guest::enter(self, &mut state, tag);
-        Ok((part, guest))
+        state.heap_mut().record_use(block, entry.list, stream, |other| self.may_exist(other));
+        let access = SharedAccess::enter(self, &mut state, tag);
+        Ok((part, access))
     }
 }

@@ -1,8 +1,8 @@
-//! Allocating when no free piece is ready: find a place, get memory, map it.
+//! Allocating when no free mapping is ready: find a location, get memory, map it.
 //!
-//! The pool's lock is held to decide and to note; the driver is called with the [`PhysicalMemory`] alone, and what has to
+//! The pool's lock is held to decide and to note; the driver is called with the [`PhysicalMemory`] exclusive, and what has to
 //! be waited for is waited for with nothing held. Under the limit nothing is waited for beyond the request's
-//! patience; at the limit, whatever may give memory back is, before the request is refused.
+//! stream_wait_max; at the limit, whatever may give memory back is, before the request is refused.
 
 use std::thread;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use std::time::Duration;
 use super::deadline::{Deadline, Wait};
 use super::error::{PoolError, Result};
 use super::handle::{AllocRequest, Block};
-use super::heap::{Site, Spot};
-use super::keys::{LaneKey, TagKey};
+use super::heap::{Candidate, Placement};
+use super::keys::{ListKey, TagKey};
 use super::physical::{MapTimes, PhysicalMemory};
 use super::pressure::{Lack, Next, Retry};
-use super::shared::{Guest, Shared, StateGuard};
+use super::shared::{Shared, SharedAccess, StateGuard};
 use super::state::{State, invalid};
 use super::supply::Supply;
 use crate::driver::{DriverError, DriverErrorKind, Op};
@@ -40,7 +40,7 @@ fn rest(waited: Duration) {
 struct Wanted<'a> {
     request: &'a AllocRequest,
     tag: TagKey,
-    lane: LaneKey,
+    list: ListKey,
     bytes: u64,
     /// Of the memory that is created for it.
     largest_bytes: u64,
@@ -53,7 +53,7 @@ enum Attempt {
     TagBusy,
     /// Less is free than needed; this much would have to be created.
     Short(u64),
-    /// Memory that could be reused will be quiet soon.
+    /// Memory that could be reused will be complete soon.
     Pending,
     /// Addresses were added: look again.
     Grown,
@@ -70,7 +70,7 @@ impl Shared {
         self.check_stream("allocate on", request.stream)?;
         let state = self.open_state()?;
         let bytes = state.checked_size(request)?;
-        // Who finds a free piece at once has no use for the time.
+        // Who finds a free mapping at once has no use for the time.
         let mut deadline = None;
         let begin = || {
             let deadline = *deadline.insert(Deadline::begin(self.driver(), request.wait_max));
@@ -78,8 +78,8 @@ impl Shared {
         };
         let (mut state, tag) = self.open_tag(state, &request.tag, begin)?;
         state.tags().check_awake("allocate", tag)?;
-        let lane = self.lane_of(&mut state, tag, request)?;
-        let wanted = Wanted { request, tag, lane, bytes, largest_bytes: state.largest_chunk(tag, request) };
+        let list = self.list_of(&mut state, tag, request)?;
+        let wanted = Wanted { request, tag, list, bytes, largest_bytes: state.largest_chunk(tag, request) };
         if let Some(block) = state.take_ready(&wanted)? {
             return Ok(block);
         }
@@ -90,18 +90,19 @@ impl Shared {
 
     fn alloc_slowly(&self, mut wanted: Wanted<'_>, deadline: Deadline) -> Result<Block> {
         let elapsed = || deadline.elapsed(self.driver());
-        let patience = wanted.request.wait_max.unwrap_or(Duration::MAX).min(wanted.request.patience);
-        let (mut retry, mut patient, mut has_waited) = (Retry::default(), true, false);
+        let stream_wait_max =
+            wanted.request.wait_max.unwrap_or(Duration::MAX).min(wanted.request.stream_wait_max);
+        let (mut retry, mut waits, mut has_waited) = (Retry::default(), true, false);
         loop {
             let mut memory = self.lock_memory()?;
             retry.look(self);
             let refused = self.poll(&memory).or(self.recover(&mut memory));
-            let in_time = elapsed() < patience;
+            let in_time = elapsed() < stream_wait_max;
             if has_waited && !in_time {
-                self.note_stuck();
+                self.note_unmap_failed();
                 has_waited = false;
             }
-            let mut attempt = self.attempt(&mut memory, &wanted, patient && in_time);
+            let mut attempt = self.attempt(&mut memory, &wanted, waits && in_time);
             if let Ok(Attempt::Grown) = attempt {
                 attempt = self.attempt(&mut memory, &wanted, false);
             }
@@ -119,10 +120,10 @@ impl Shared {
                 Attempt::Pending => {
                     drop(memory);
                     // Of a capture nobody knows when it ends.
-                    patient = !self.may_be_captured();
-                    if patient {
+                    waits = !self.may_be_captured();
+                    if waits {
                         rest(elapsed());
-                        has_waited = wanted.request.is_patient();
+                        has_waited = wanted.request.has_stream_wait();
                     }
                     continue;
                 }
@@ -155,10 +156,10 @@ impl Shared {
         self.device_full(op, needed_bytes, DriverError::new(Op::Create, kind))
     }
 
-    fn attempt(&self, memory: &mut PhysicalMemory, wanted: &Wanted<'_>, patient: bool) -> Result<Attempt> {
+    fn attempt(&self, memory: &mut PhysicalMemory, wanted: &Wanted<'_>, waits: bool) -> Result<Attempt> {
         let mut state = self.open_state()?;
         let wanted = &self.found_again(&mut state, wanted)?;
-        let Wanted { request, tag, lane, bytes, .. } = *wanted;
+        let Wanted { request, tag, list, bytes, .. } = *wanted;
         if state.tags().get(tag).is_taken() {
             return Ok(Attempt::TagBusy);
         }
@@ -172,89 +173,98 @@ impl Shared {
             drop(state);
             return Err(self.hopeless(wanted));
         }
-        let spot = state.heap().cheapest_spot(tag, lane, bytes, request.align);
-        let Some(spot) = spot.filter(|spot| spot.absent_bytes <= whole_bytes) else {
-            if let Some(short) = self.shortage(&state, memory, request, whole_bytes, patient) {
+        let candidate = state.heap().cheapest_candidate(tag, list, bytes, request.align);
+        let Some(candidate) = candidate.filter(|candidate| candidate.absent_bytes <= whole_bytes) else {
+            if let Some(short) = self.shortage(&state, memory, request, whole_bytes, waits) {
                 return Ok(state.take_granules(wanted, short));
             }
             drop(state);
             self.grow(memory, wanted)?;
             return Ok(Attempt::Grown);
         };
-        self.fill_spot(memory, state, wanted, &spot, patient)
+        self.fill_candidate(memory, state, wanted, &candidate, waits)
     }
 
-    /// Cuts a block out of the spot, and brings in what it lacks.
-    fn fill_spot(
+    /// Cuts a block out of the candidate, and brings in what it lacks.
+    fn fill_candidate(
         &self,
         memory: &mut PhysicalMemory,
         mut state: StateGuard<'_>,
         wanted: &Wanted<'_>,
-        spot: &Spot,
-        patient: bool,
+        candidate: &Candidate,
+        waits: bool,
     ) -> Result<Attempt> {
-        let Wanted { request, tag, lane, bytes, largest_bytes } = *wanted;
+        let Wanted { request, tag, list, bytes, largest_bytes } = *wanted;
         // The tag's policy may have been declared meanwhile.
         let largest_bytes = largest_bytes.min(state.largest_chunk(tag, request));
-        let mut site = state.heap_mut().occupy(spot, lane, bytes, largest_bytes);
-        let in_hand: u64 = site.leaving.iter().map(|piece| piece.range.bytes).sum();
-        let needed_bytes = spot.absent_bytes.saturating_sub(in_hand);
-        if let Some(short) = self.shortage(&state, memory, request, needed_bytes, patient) {
-            state.abandon(&site);
+        let mut placement = state.heap_mut().occupy(candidate, list, bytes, largest_bytes);
+        let supplied_bytes: u64 = placement.leaving.iter().map(|mapping| mapping.range.bytes).sum();
+        let needed_bytes = candidate.absent_bytes.saturating_sub(supplied_bytes);
+        if let Some(short) = self.shortage(&state, memory, request, needed_bytes, waits) {
+            state.abandon(&placement);
             let attempt = state.take_granules(wanted, short);
             drop(state);
-            self.dispose(memory, site.leaving);
+            self.dispose(memory, placement.leaving);
             return Ok(attempt);
         }
-        let idle = state.idle();
-        let idle_bytes = idle.quiet_bytes + idle.pending_bytes + in_hand + memory.counters().loose_bytes();
-        let used_bytes = memory.counters().committed_bytes().saturating_sub(idle_bytes) + spot.absent_bytes;
+        let reclaimable = state.reclaimable();
+        let reclaimable_bytes = reclaimable.stream_safe_bytes
+            + reclaimable.pending_bytes
+            + supplied_bytes
+            + memory.counters().spare_bytes();
+        let used_bytes =
+            memory.counters().committed_bytes().saturating_sub(reclaimable_bytes) + candidate.absent_bytes;
         let allowed_bytes = state.allowed_bytes(used_bytes);
-        let mut supply = state.supply(memory, &mut site.lacking, &site.leaving, allowed_bytes, true);
+        let mut supply =
+            state.supply(memory, &mut placement.lacking, &placement.leaving, allowed_bytes, true);
         supply.ahead = state.granules_ahead(memory, &supply, used_bytes, allowed_bytes);
-        let _guest = Guest::enter(self, &mut state, tag);
+        let _access = SharedAccess::enter(self, &mut state, tag);
         drop(state);
-        let built = self.build(memory, &mut site, supply);
+        let built = self.build(memory, &mut placement, supply);
         let mut state = self.lock_state();
         let Err((needed_bytes, source)) = built else {
-            let block = state.finish(&site, lane, request);
+            let block = state.finish(&placement, list, request);
             state.note_used(used_bytes);
-            drop(state); // The guest leaves after it.
+            drop(state); // The access leaves after it.
             return Ok(Attempt::Done(block));
         };
-        state.abandon(&site);
+        state.abandon(&placement);
         drop(state);
-        let lacking = site.lacking.into_iter().filter(|piece| !piece.is_absent()).collect();
+        let lacking = placement.lacking.into_iter().filter(|mapping| !mapping.is_absent()).collect();
         self.dispose(memory, lacking);
         if source.is_out_of_memory() {
-            Ok(Attempt::DeviceShort { needed_bytes, absent_bytes: spot.absent_bytes, source })
+            Ok(Attempt::DeviceShort { needed_bytes, absent_bytes: candidate.absent_bytes, source })
         } else {
             Err(PoolError::AllocFailed { bytes: request.bytes, tag: request.tag.clone(), source })
         }
     }
 
-    /// Whether `needed_bytes` cannot be had now, from idle memory and under the limit.
+    /// Whether `needed_bytes` cannot be had now, from reclaimable memory and under the limit.
     fn shortage(
         &self,
         state: &State,
         memory: &PhysicalMemory,
         request: &AllocRequest,
         needed_bytes: u64,
-        patient: bool,
+        waits: bool,
     ) -> Option<Attempt> {
-        let idle = state.idle();
-        let create_bytes = needed_bytes.saturating_sub(idle.quiet_bytes + memory.counters().loose_bytes());
+        let reclaimable = state.reclaimable();
+        let create_bytes =
+            needed_bytes.saturating_sub(reclaimable.stream_safe_bytes + memory.counters().spare_bytes());
         if create_bytes == 0 {
             return None;
         }
-        let room =
+        let obtainable_bytes =
             self.shape().limit_bytes.map(|limit| limit.saturating_sub(memory.counters().committed_bytes()));
-        if room.is_some_and(|room| create_bytes > room) {
+        if obtainable_bytes.is_some_and(|obtainable_bytes| create_bytes > obtainable_bytes) {
             return Some(Attempt::Short(create_bytes));
         }
-        let promising_bytes =
-            if request.is_patient() { self.promising_bytes(idle.pending_bytes) } else { idle.pending_bytes };
-        (patient && request.would_wait(promising_bytes, create_bytes)).then_some(Attempt::Pending)
+        let promising_bytes = if request.has_stream_wait() {
+            self.promising_bytes(reclaimable.pending_bytes)
+        } else {
+            reclaimable.pending_bytes
+        };
+        (waits && request.would_wait(promising_bytes, create_bytes)).then_some(Attempt::Pending)
     }
 
     /// New addresses for a block; no memory yet.
@@ -271,8 +281,8 @@ impl Shared {
             reserved.map_err(|source| PoolError::AllocFailed { bytes: asked, tag: tag.clone(), source })?;
         let mut state = self.lock_state();
         let found = self.found_again(&mut state, wanted);
-        if let Ok(Wanted { tag, lane, .. }) = found {
-            state.heap_mut().add_segment(tag, lane, range);
+        if let Ok(Wanted { tag, list, .. }) = found {
+            state.heap_mut().add_segment(tag, list, range);
         } else {
             drop(state);
             // Already failing; addresses that the driver does not take back hold no memory, and end with it.
@@ -281,27 +291,27 @@ impl Shared {
         found.map(drop)
     }
 
-    /// A request whose tag and lane may have been forgotten while the state was given up.
+    /// A request whose tag and list may have been forgotten while the state was given up.
     fn found_again<'a>(&self, state: &mut State, wanted: &Wanted<'a>) -> Result<Wanted<'a>> {
         let tag = state.tag_key(&wanted.request.tag);
-        let lane = self.lane_of(state, tag, wanted.request)?;
-        Ok(Wanted { tag, lane, ..*wanted })
+        let list = self.list_of(state, tag, wanted.request)?;
+        Ok(Wanted { tag, list, ..*wanted })
     }
 
-    /// Brings in what the site lacks. An error says how much would have had to be created.
+    /// Brings in what the placement lacks. An error says how much would have had to be created.
     fn build(
         &self,
         memory: &mut PhysicalMemory,
-        site: &mut Site,
+        placement: &mut Placement,
         supply: Supply,
     ) -> Result<(), (u64, DriverError)> {
         let Supply { leaving, create_bytes, release_bytes, reserved, ahead } = supply;
         let failed = |source| (create_bytes, source);
-        site.leaving.extend(leaving);
-        let refused = self.dispose(memory, std::mem::take(&mut site.leaving));
+        placement.leaving.extend(leaving);
+        let refused = self.dispose(memory, std::mem::take(&mut placement.leaving));
         refused.map_or(Ok(()), Err).map_err(failed)?;
         if release_bytes > 0 {
-            let (_, refused) = memory.let_go_of_loose(release_bytes, &reserved);
+            let (_, refused) = memory.release_spare(release_bytes, &reserved);
             let committed = memory.counters().committed_bytes().saturating_add(create_bytes);
             if let Some(source) =
                 refused.filter(|_| self.shape().limit_bytes.is_some_and(|limit| committed > limit))
@@ -309,7 +319,7 @@ impl Shared {
                 return Err(failed(source));
             }
         }
-        memory.bring_in(&mut site.lacking, &mut MapTimes::default()).map_err(failed)?;
+        memory.map(&mut placement.lacking, &mut MapTimes::default()).map_err(failed)?;
         memory.stock(self.shape().granule_bytes, ahead);
         Ok(())
     }
@@ -318,22 +328,22 @@ impl Shared {
 impl State {
     /// A block that needs no memory, if there is one.
     fn take_ready(&mut self, wanted: &Wanted<'_>) -> Result<Option<Block>> {
-        let Wanted { request, tag, lane, bytes, .. } = *wanted;
-        if !self.heap().has_room(4) {
+        let Wanted { request, tag, list, bytes, .. } = *wanted;
+        if !self.heap().has_capacity(4) {
             return Err(invalid(request, "the pool has as many blocks as it can count; free some".into()));
         }
-        let spot = self.heap().ready_spot(tag, lane, bytes, request.align);
-        Ok(spot.map(|spot| self.take_spot(&spot, wanted)))
+        let candidate = self.heap().ready_candidate(tag, list, bytes, request.align);
+        Ok(candidate.map(|candidate| self.use_candidate(&candidate, wanted)))
     }
 
     /// Memory is short, but a large block may lie in granules of its own stream.
     fn take_granules(&mut self, wanted: &Wanted<'_>, attempt: Attempt) -> Attempt {
         let short = matches!(attempt, Attempt::Short(_));
-        let spot = short.then(|| self.heap().granules_for_large(wanted.lane, wanted.bytes)).flatten();
-        spot.map_or(attempt, |spot| Attempt::Done(self.take_spot(&spot, wanted)))
+        let candidate = short.then(|| self.heap().granules_for_large(wanted.list, wanted.bytes)).flatten();
+        candidate.map_or(attempt, |candidate| Attempt::Done(self.use_candidate(&candidate, wanted)))
     }
 
-    fn take_spot(&mut self, spot: &Spot, wanted: &Wanted<'_>) -> Block {
-        self.take(spot, wanted.lane, wanted.bytes, wanted.request)
+    fn use_candidate(&mut self, candidate: &Candidate, wanted: &Wanted<'_>) -> Block {
+        self.take(candidate, wanted.list, wanted.bytes, wanted.request)
     }
 }

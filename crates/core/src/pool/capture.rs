@@ -1,4 +1,4 @@
-//! Graphs under capture: what the pool leaves alone until the capture has ended.
+//! Graphs under capture: what the pool leaves exclusive until the capture has ended.
 //!
 //! While a stream's work is being captured, nothing that is queued there has run, an event recorded there says
 //! nothing, and whoever waits for the device ends the capture with an error. So until it is over the pool records,

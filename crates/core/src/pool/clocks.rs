@@ -1,13 +1,13 @@
 //! Stream order: when the work that may still touch freed memory has passed.
 //!
-//! Each stream has a clock. A block that is freed gets the clock's tick as its stamp; recording an event on
-//! the stream ends the tick, and when the event has passed, everything stamped with that tick or an earlier
-//! one is *quiet*: no work queued before it was freed is left. So one event serves all that was freed before
-//! it, freeing itself costs no call of the driver, and whether a block is quiet is one comparison.
+//! Each stream has a clock. A block that is freed gets the clock's epoch as its freed_epoch; recording an event on
+//! the stream ends the epoch, and when the event has passed, everything stamped with that epoch or an earlier
+//! one is *complete*: no work queued before it was freed is left. So one event serves all that was freed before
+//! it, freeing itself costs no call of the driver, and whether a block is complete is one comparison.
 //!
-//! A clock exists as long as somebody has [acquired](Clocks::acquire) it (a lane, or a block that waits for the stream)
-//! or an event of it is under way. Nothing has a stamp of a clock that is gone, and whoever still has its key in hand
-//! finds it quiet: keys are never those of another clock.
+//! A clock exists as long as somebody has [acquired](Clocks::acquire) it (a list, or a block that waits for the stream)
+//! or an event of it is under way. Nothing has a freed_epoch of a clock that is gone, and whoever still has its key in hand
+//! finds it complete: keys are never those of another clock.
 //!
 //! Bookkeeping only: who records and asks the driver is [`super::events`].
 
@@ -18,16 +18,16 @@ use slotmap::SlotMap;
 use crate::driver::{EventId, StreamId};
 
 slotmap::new_key_type! {
-    /// A clock of a pool. That of no clock is quiet.
+    /// A clock of a pool. That of no clock is complete.
     pub(super) struct ClockKey;
 }
 
-/// An event to record: for which clock, on which stream, and the tick that it ends.
+/// An event to record: for which clock, on which stream, and the epoch that it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Due {
     pub(super) clock: ClockKey,
     pub(super) stream: StreamId,
-    pub(super) tick: u64,
+    pub(super) epoch: u64,
 }
 
 /// The clocks of all streams that a pool has to know of.
@@ -36,7 +36,7 @@ pub(super) struct Clocks {
     clocks: SlotMap<ClockKey, Clock>,
     by_stream: HashMap<StreamId, ClockKey>,
     /// How often anything was freed or has passed.
-    news: u64,
+    version: u64,
     /// Whether a capture has kept events from being recorded, the last time that somebody was about to.
     held_up: bool,
 }
@@ -46,23 +46,23 @@ struct Clock {
     stream: StreamId,
     /// How often it is acquired.
     users: usize,
-    /// The stamp of what is freed now.
-    tick: u64,
-    /// Whether anything has that stamp.
+    /// The freed_epoch of what is freed now.
+    epoch: u64,
+    /// Whether anything has that freed_epoch.
     dirty: bool,
-    /// Stamps up to this one are quiet.
+    /// Stamps up to this one are complete.
     passed: u64,
     /// Events under way, oldest first, and the ticks they end.
-    flying: VecDeque<(u64, EventId)>,
+    in_flight: VecDeque<(u64, EventId)>,
 }
 
 impl Clock {
     fn new(stream: StreamId) -> Self {
-        Self { stream, users: 0, tick: 1, dirty: false, passed: 0, flying: VecDeque::new() }
+        Self { stream, users: 0, epoch: 1, dirty: false, passed: 0, in_flight: VecDeque::new() }
     }
 
-    fn is_quiet(&self) -> bool {
-        self.passed + 1 >= self.tick && !self.dirty
+    fn is_complete(&self) -> bool {
+        self.passed + 1 >= self.epoch && !self.dirty
     }
 }
 
@@ -84,7 +84,7 @@ impl Clocks {
     }
 
     fn drop_unused(&mut self, key: ClockKey) {
-        let unused = self.clocks.get(key).filter(|clock| clock.users == 0 && clock.flying.is_empty());
+        let unused = self.clocks.get(key).filter(|clock| clock.users == 0 && clock.in_flight.is_empty());
         if let Some(stream) = unused.map(|clock| clock.stream) {
             self.clocks.remove(key);
             self.by_stream.remove(&stream);
@@ -96,22 +96,22 @@ impl Clocks {
         self.clocks.len()
     }
 
-    /// The stamp of what is freed now on this clock's stream.
-    pub(super) fn stamp(&mut self, key: ClockKey) -> u64 {
-        self.news += 1;
+    /// The freed_epoch of what is freed now on this clock's stream.
+    pub(super) fn freed_epoch(&mut self, key: ClockKey) -> u64 {
+        self.version += 1;
         let Some(clock) = self.clocks.get_mut(key) else { return 0 };
         clock.dirty = true;
-        clock.tick
+        clock.epoch
     }
 
-    /// Whether everything with this stamp has passed.
-    pub(super) fn is_quiet(&self, key: ClockKey, stamp: u64) -> bool {
-        self.clocks.get(key).is_none_or(|clock| stamp <= clock.passed)
+    /// Whether everything with this freed_epoch has passed.
+    pub(super) fn is_complete(&self, key: ClockKey, freed_epoch: u64) -> bool {
+        self.clocks.get(key).is_none_or(|clock| freed_epoch <= clock.passed)
     }
 
     /// Whether anything stamped may still be in use.
     pub(super) fn any_pending(&self) -> bool {
-        self.clocks.values().any(|clock| clock.dirty || !clock.flying.is_empty())
+        self.clocks.values().any(|clock| clock.dirty || !clock.in_flight.is_empty())
     }
 
     /// Says whether a capture has kept events from being recorded just now.
@@ -124,13 +124,13 @@ impl Clocks {
         self.held_up && self.clocks.values().any(|clock| clock.dirty)
     }
 
-    /// Ends the tick of every clock under which something was freed; the caller records the events.
+    /// Ends the epoch of every clock under which something was freed; the caller records the events.
     pub(super) fn begin(&mut self) -> Vec<Due> {
         let dirty = self.clocks.iter_mut().filter(|(_, clock)| clock.dirty);
         dirty
             .map(|(key, clock)| {
-                let due = Due { clock: key, stream: clock.stream, tick: clock.tick };
-                clock.tick += 1;
+                let due = Due { clock: key, stream: clock.stream, epoch: clock.epoch };
+                clock.epoch += 1;
                 clock.dirty = false;
                 due
             })
@@ -141,24 +141,24 @@ impl Clocks {
     pub(super) fn recorded(&mut self, due: Due, event: EventId) -> Option<EventId> {
         match self.clocks.get_mut(due.clock) {
             Some(clock) => {
-                clock.flying.push_back((due.tick, event));
+                clock.in_flight.push_back((due.epoch, event));
                 None
             }
             None => Some(event),
         }
     }
 
-    /// The event could not be recorded: the next one covers its tick too.
+    /// The event could not be recorded: the next one covers its epoch too.
     pub(super) fn not_recorded(&mut self, due: Due) {
         if let Some(clock) = self.clocks.get_mut(due.clock) {
             clock.dirty = true;
         }
     }
 
-    /// Events under way: clock, tick and event, oldest first within a clock.
-    pub(super) fn flying(&self) -> Vec<(ClockKey, u64, EventId)> {
+    /// Events under way: clock, epoch and event, oldest first within a clock.
+    pub(super) fn in_flight(&self) -> Vec<(ClockKey, u64, EventId)> {
         let of = |(key, clock): (ClockKey, &Clock)| {
-            clock.flying.iter().map(move |(tick, event)| (key, *tick, *event)).collect::<Vec<_>>()
+            clock.in_flight.iter().map(move |(epoch, event)| (key, *epoch, *event)).collect::<Vec<_>>()
         };
         self.clocks.iter().flat_map(of).collect()
     }
@@ -174,41 +174,41 @@ impl Clocks {
     }
 
     /// How often anything has happened that may help who needs memory: who waits compares.
-    pub(super) fn news(&self) -> u64 {
-        self.news
+    pub(super) fn version(&self) -> u64 {
+        self.version
     }
 
     /// Something else has happened that may help.
     pub(super) fn tell(&mut self) {
-        self.news += 1;
+        self.version += 1;
     }
 
-    /// Everything on this clock up to `tick` has passed. Returns the events that are not needed any more.
-    pub(super) fn pass(&mut self, key: ClockKey, tick: u64) -> Vec<EventId> {
-        self.news += 1;
+    /// Everything on this clock up to `epoch` has passed. Returns the events that are not needed any more.
+    pub(super) fn pass(&mut self, key: ClockKey, epoch: u64) -> Vec<EventId> {
+        self.version += 1;
         let Some(clock) = self.clocks.get_mut(key) else { return Vec::new() };
-        clock.passed = clock.passed.max(tick);
-        let done = clock.flying.iter().take_while(|(ends, _)| *ends <= tick).count();
-        let done = clock.flying.drain(..done).map(|(_, event)| event).collect();
+        clock.passed = clock.passed.max(epoch);
+        let done = clock.in_flight.iter().take_while(|(ends, _)| *ends <= epoch).count();
+        let done = clock.in_flight.drain(..done).map(|(_, event)| event).collect();
         self.drop_unused(key);
         done
     }
 
-    /// The device has been idle since [`Clocks::begin`] returned `ended` and events were `flying`.
-    pub(super) fn pass_all(&mut self, ended: &[Due], flying: &[(ClockKey, u64, EventId)]) -> Vec<EventId> {
-        let ended = ended.iter().map(|due| (due.clock, due.tick));
-        let ticks: Vec<_> = ended.chain(flying.iter().map(|(clock, tick, _)| (*clock, *tick))).collect();
-        ticks.into_iter().flat_map(|(clock, tick)| self.pass(clock, tick)).collect()
+    /// The device has been idle since [`Clocks::begin`] returned `ended` and events were `in_flight`.
+    pub(super) fn pass_all(&mut self, ended: &[Due], in_flight: &[(ClockKey, u64, EventId)]) -> Vec<EventId> {
+        let ended = ended.iter().map(|due| (due.clock, due.epoch));
+        let ticks: Vec<_> = ended.chain(in_flight.iter().map(|(clock, epoch, _)| (*clock, *epoch))).collect();
+        ticks.into_iter().flat_map(|(clock, epoch)| self.pass(clock, epoch)).collect()
     }
 
-    /// All work has ended on the streams that do not exist any more: what was freed there is quiet. Their events are
+    /// All work has ended on the streams that do not exist any more: what was freed there is complete. Their events are
     /// left to whoever asks for them next.
     pub(super) fn end_streams(&mut self, exists: impl Fn(StreamId) -> bool) {
-        for clock in self.clocks.values_mut().filter(|clock| !clock.is_quiet()) {
+        for clock in self.clocks.values_mut().filter(|clock| !clock.is_complete()) {
             if !exists(clock.stream) {
-                (clock.passed, clock.dirty) = (clock.tick, false);
-                clock.tick += 1;
-                self.news += 1;
+                (clock.passed, clock.dirty) = (clock.epoch, false);
+                clock.epoch += 1;
+                self.version += 1;
             }
         }
     }
@@ -224,26 +224,28 @@ mod tests {
         let (a, b) = (clocks.acquire(StreamId(1)), clocks.acquire(StreamId(2)));
         assert_eq!((clocks.acquire(StreamId(1)), a == b), (a, false));
         assert!(!clocks.any_pending() && clocks.begin().is_empty());
-        assert!(clocks.is_quiet(a, 0), "what was never used is quiet");
-        let early = clocks.stamp(a);
-        assert_eq!(clocks.stamp(a), early);
+        assert!(clocks.is_complete(a, 0), "what was never used is complete");
+        let early = clocks.freed_epoch(a);
+        assert_eq!(clocks.freed_epoch(a), early);
         let due = clocks.begin();
-        assert_eq!(due, [Due { clock: a, stream: StreamId(1), tick: early }]);
-        let late = clocks.stamp(a);
+        assert_eq!(due, [Due { clock: a, stream: StreamId(1), epoch: early }]);
+        let late = clocks.freed_epoch(a);
         assert!(late > early);
         assert_eq!(clocks.recorded(due[0], EventId(7)), None);
-        assert_eq!(clocks.flying(), [(a, early, EventId(7))]);
-        assert!(!clocks.is_quiet(a, early));
+        assert_eq!(clocks.in_flight(), [(a, early, EventId(7))]);
+        assert!(!clocks.is_complete(a, early));
         assert_eq!(clocks.pass(a, early), [EventId(7)]);
-        assert!(clocks.is_quiet(a, early) && !clocks.is_quiet(a, late) && !clocks.is_quiet(b, early));
+        assert!(
+            clocks.is_complete(a, early) && !clocks.is_complete(a, late) && !clocks.is_complete(b, early)
+        );
         assert!(clocks.any_pending());
         let again = clocks.begin();
         clocks.not_recorded(again[0]);
         let later = clocks.begin();
-        assert!(later[0].tick > again[0].tick, "one event covers both ticks");
+        assert!(later[0].epoch > again[0].epoch, "one event covers both ticks");
         assert_eq!(clocks.recorded(later[0], EventId(8)), None);
         assert_eq!(clocks.pass_all(&later, &[]), [EventId(8)]);
-        assert!(clocks.is_quiet(a, late) && !clocks.any_pending());
+        assert!(clocks.is_complete(a, late) && !clocks.any_pending());
     }
 
     #[test]
@@ -251,19 +253,19 @@ mod tests {
         let mut clocks = Clocks::default();
         let a = clocks.acquire(StreamId(1));
         assert_eq!(clocks.acquire(StreamId(1)), a);
-        let early = clocks.stamp(a);
+        let early = clocks.freed_epoch(a);
         clocks.release(a);
-        assert!(!clocks.is_quiet(a, early), "somebody still has stamps of it");
+        assert!(!clocks.is_complete(a, early), "somebody still has stamps of it");
         let due = clocks.begin();
         assert_eq!(clocks.recorded(due[0], EventId(7)), None);
         clocks.release(a);
-        assert_eq!((clocks.count(), clocks.flying().len()), (1, 1), "its event has to be destroyed");
+        assert_eq!((clocks.count(), clocks.in_flight().len()), (1, 1), "its event has to be destroyed");
         assert_eq!(clocks.pass(a, early), [EventId(7)]);
         assert_eq!(clocks.count(), 0);
         let b = clocks.acquire(StreamId(1));
         assert_ne!(a, b, "whoever has an old key in hand finds no other clock");
-        let stamp = clocks.stamp(b);
-        assert!(clocks.is_quiet(a, stamp) && !clocks.is_quiet(b, stamp));
+        let freed_epoch = clocks.freed_epoch(b);
+        assert!(clocks.is_complete(a, freed_epoch) && !clocks.is_complete(b, freed_epoch));
         let due = clocks.begin();
         clocks.release(b);
         assert_eq!(clocks.count(), 0);
@@ -276,16 +278,18 @@ mod tests {
     fn a_stream_that_has_ended_is_quiet() {
         let mut clocks = Clocks::default();
         let (a, b) = (clocks.acquire(StreamId(1)), clocks.acquire(StreamId(2)));
-        let (first, other) = (clocks.stamp(a), clocks.stamp(b));
+        let (first, other) = (clocks.freed_epoch(a), clocks.freed_epoch(b));
         let due = clocks.begin();
         assert_eq!(clocks.recorded(due[0], EventId(1)), None);
-        let second = clocks.stamp(a);
-        let news = clocks.news();
+        let second = clocks.freed_epoch(a);
+        let version = clocks.version();
         clocks.end_streams(|stream| stream != StreamId(1));
-        assert!(clocks.is_quiet(a, first) && clocks.is_quiet(a, second) && !clocks.is_quiet(b, other));
-        assert!(clocks.news() > news, "it may help somebody");
-        assert!(!clocks.is_quiet(a, clocks.clocks[a].tick), "what is freed from now on has to pass");
-        assert_eq!(clocks.flying(), [(a, first, EventId(1))]);
+        assert!(
+            clocks.is_complete(a, first) && clocks.is_complete(a, second) && !clocks.is_complete(b, other)
+        );
+        assert!(clocks.version() > version, "it may help somebody");
+        assert!(!clocks.is_complete(a, clocks.clocks[a].epoch), "what is freed from now on has to pass");
+        assert_eq!(clocks.in_flight(), [(a, first, EventId(1))]);
         assert_eq!(clocks.pass(a, first), [EventId(1)]);
     }
 }

@@ -19,7 +19,7 @@ impl Shared {
     pub(super) fn close_gates(&self) {
         let mut state = self.lock_state();
         state.close();
-        self.ring();
+        self.notify();
         while !state.tags().iter().all(|(_, entry)| entry.is_free()) {
             match self.wait_anyway(state, None) {
                 Ok(woken) => state = woken,

@@ -11,17 +11,17 @@ use crate::driver::DeviceInfo;
 pub struct PoolConfig {
     /// Most bytes of backing the pool may hold, at least one granule. `None`: what the device has.
     pub limit_bytes: Option<u64>,
-    /// Granules of a chunk, the piece in which blocks of at least this size get their memory. Their ends, and
+    /// Granules of a chunk, the mapping in which blocks of at least this size get their memory. Their ends, and
     /// smaller blocks, get single granules.
     pub chunk_granules: u64,
-    /// Granules of a span, rounded down to whole chunks: the longest that a piece may be, 1 GiB where a granule is 2 MiB
-    /// and nothing else is said. A sleep and a wake take calls of the driver for each piece, so what one block has to
-    /// itself is one piece of just its length, or as few as hold it, in three cases: the block's tag is dropped by a sleep
+    /// Granules of a span, rounded down to whole chunks: the longest that a mapping may be, 1 GiB where a granule is 2 MiB
+    /// and nothing else is said. A sleep and a wake take calls of the driver for each mapping, so what one block has to
+    /// itself is one mapping of just its length, or as few as hold it, in three cases: the block's tag is dropped by a sleep
     /// at whichever level ([`TagPolicy::is_discardable`](crate::tag::TagPolicy::is_discardable)); the block is freed as a
     /// whole ([`AllocRequest::freed_whole`](super::AllocRequest::freed_whole)); or a wake brings it back, since what lives
-    /// by then outlives its load. Such a piece that is freed in parts leaves as a whole, as a chunk does, or with the next
+    /// by then outlives its load. Such a mapping that is freed in parts leaves as a whole, as a chunk does, or with the next
     /// sleep: the wake after it brings back what lives. Where this is no more than a chunk, or a chunk is one granule,
-    /// blocks are allocated in chunks and granules only, and a wake brings nothing back in longer pieces than chunks.
+    /// blocks are allocated in chunks and granules only, and a wake brings nothing back in longer mappings than chunks.
     pub span_granules: u64,
     /// Granules of address space that the pool grows by for smaller blocks.
     pub segment_granules: u64,

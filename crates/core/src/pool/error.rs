@@ -62,7 +62,7 @@ pub enum PoolError {
         shortage: Shortage,
         /// What the pool held then.
         usage: Usage,
-        /// The driver's refusal of the piece that was too much.
+        /// The driver's refusal of the mapping that was too much.
         source: Box<DriverError>,
     },
     /// The driver failed an allocation for another reason than too little memory.
@@ -262,7 +262,7 @@ pub enum PoolError {
     #[error(
         "sleep refused: `{tag}` was declared immutable, and its granule at {range} has digest {found} instead of {expected}; nothing of it is taken on trust any more: sleep again to copy what has changed"
     )]
-    TrustBroken {
+    ImmutableChanged {
         /// The tag.
         tag: Tag,
         /// The granule on the device.
@@ -279,7 +279,7 @@ pub enum PoolError {
         source: DriverError,
     },
     /// The tags sleep, but not all of their memory could be given back. The rest is tried again by the next
-    /// call that sleeps, wakes or needs room.
+    /// call that sleeps, wakes or needs buffer.
     #[error("asleep, but {} of {} could not be given back; sleep again to retry",
         ByteSize(report.planned_release_bytes.saturating_sub(report.released_bytes)), ByteSize(report.planned_release_bytes))]
     Shortfall {
@@ -297,17 +297,17 @@ pub enum PoolError {
         source: DriverError,
     },
     /// Bytes that came back are not those that were stored. Everything is asleep again.
-    #[error("wake failed: {} {place}; everything sleeps as before; {}", listed(lost), place.hint())]
+    #[error("wake failed: {} {location}; everything sleeps as before; {}", listed(lost), location.hint())]
     Corrupt {
         /// Where they changed.
-        place: Corruption,
+        location: Corruption,
         /// All of them.
         lost: Vec<LostRange>,
     },
     /// The pool was closed.
     #[error("the pool is closed")]
     Closed,
-    /// A thread panicked inside the pool; its bookkeeping cannot be trusted any more.
+    /// A thread panicked inside the pool; its bookkeeping cannot be skipped any more.
     #[error("a thread panicked inside this pool before; drop it and open another")]
     Poisoned,
     /// The caller is a fork of the process that opened the pool.
@@ -403,7 +403,7 @@ impl fmt::Display for Corruption {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {
-    /// Wait until the device is quiet.
+    /// Wait until the device is complete.
     Quiesce,
     /// Ask the device for its memory.
     Measure,
@@ -480,12 +480,12 @@ pub struct Usage {
     /// Bytes of backing held.
     pub mapped_bytes: u64,
     /// Bytes held that no live block touches, after reclaiming.
-    pub idle_bytes: u64,
+    pub reclaimable_bytes: u64,
 }
 
 impl fmt::Display for Usage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [live, mapped, idle] = [self.live_bytes, self.mapped_bytes, self.idle_bytes].map(ByteSize);
+        let [live, mapped, idle] = [self.live_bytes, self.mapped_bytes, self.reclaimable_bytes].map(ByteSize);
         write!(f, "{live} are live, {mapped} mapped, {idle} of them idle")
     }
 }

@@ -19,8 +19,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(1);
 /// How waiting for what was freed has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Waited {
-    /// Something is quiet that was not, or can be found out about now.
-    News,
+    /// Something is complete that was not, or can be found out about now.
+    Progress,
     /// There is nothing to wait for.
     InVain,
     /// A stream is being captured: nothing is waited for.
@@ -31,7 +31,7 @@ pub(super) enum Waited {
 
 impl Shared {
     /// Records an event on every stream under which something was freed, and asks for those under way. What
-    /// has passed becomes quiet. Never blocks; an error is returned when everything else was tried. Does nothing while
+    /// has passed becomes complete. Never blocks; an error is returned when everything else was tried. Does nothing while
     /// a stream is being captured.
     pub(super) fn poll(&self, _vm: &PhysicalMemory) -> Option<DriverError> {
         {
@@ -49,7 +49,7 @@ impl Shared {
             Err(error) => return Some(error),
         }
         let refused = self.record_due();
-        let refused = self.query_flying().or(refused);
+        let refused = self.query_in_flight().or(refused);
         self.lock_state().settle_waiting();
         refused
     }
@@ -65,7 +65,7 @@ impl Shared {
                     self.forget(unneeded);
                 }
                 // A stream ends when its work has finished.
-                Err(error) if is_unknown(&error) => self.pass(due.clock, due.tick),
+                Err(error) if is_unknown(&error) => self.pass(due.clock, due.epoch),
                 Err(error) => {
                     self.lock_state().heap_mut().clocks_mut().not_recorded(due);
                     // A capture may have begun just now.
@@ -79,15 +79,15 @@ impl Shared {
     }
 
     /// Asks for the events under way, of each stream until one has not passed.
-    fn query_flying(&self) -> Option<DriverError> {
-        let flying = self.lock_state().heap().clocks().flying();
+    fn query_in_flight(&self) -> Option<DriverError> {
+        let in_flight = self.lock_state().heap().clocks().in_flight();
         let (mut late, mut refused) = (None, None);
-        for (clock, tick, event) in flying {
+        for (clock, epoch, event) in in_flight {
             if late == Some(clock) {
                 continue;
             }
             match self.has_passed(event) {
-                Ok(true) => self.pass(clock, tick),
+                Ok(true) => self.pass(clock, epoch),
                 Ok(false) => late = Some(clock),
                 Err(error) => {
                     late = Some(clock);
@@ -98,46 +98,46 @@ impl Shared {
         refused
     }
 
-    /// Waits until something that was freed is quiet that was not when the news was `seen`. Who waits for ever for one
-    /// stream alone has the driver wait; others ask again and again.
+    /// Waits until something that was freed is complete that was not when the version was `seen`. Who waits for ever for one
+    /// stream exclusive has the driver wait; others ask again and again.
     pub(super) fn wait_for_event(&self, seen: u64, deadline: Deadline) -> Result<Waited> {
         let mut pause = PAUSE_MIN;
         loop {
-            let (news, held_up, flying) = {
+            let (version, held_up, in_flight) = {
                 let state = self.lock_state();
                 (
-                    state.heap().clocks().news(),
+                    state.heap().clocks().version(),
                     state.heap().clocks().is_held_up(),
-                    state.heap().clocks().flying(),
+                    state.heap().clocks().in_flight(),
                 )
             };
-            if news != seen {
-                return Ok(Waited::News);
+            if version != seen {
+                return Ok(Waited::Progress);
             }
             if self.captured().map_err(waiting)?.is_some() {
                 return Ok(Waited::Captured);
             }
             if held_up {
                 // The capture has ended since events were to be recorded: they can be now.
-                return Ok(Waited::News);
+                return Ok(Waited::Progress);
             }
-            let Some((clock, tick, event)) = flying.first().copied() else { return Ok(Waited::InVain) };
-            let alone = flying.iter().all(|(other, _, _)| *other == clock);
-            if alone && deadline.is_never() {
-                let passed = self.wait_for_one(clock, tick, event, deadline);
-                return passed.map(|_| Waited::News).map_err(waiting);
+            let Some((clock, epoch, event)) = in_flight.first().copied() else { return Ok(Waited::InVain) };
+            let exclusive = in_flight.iter().all(|(other, _, _)| *other == clock);
+            if exclusive && deadline.is_never() {
+                let passed = self.wait_for_one(clock, epoch, event, deadline);
+                return passed.map(|_| Waited::Progress).map_err(waiting);
             }
             // Which stream will be first is not known, and one of them may never be.
-            for (clock, tick, event) in &flying {
+            for (clock, epoch, event) in &in_flight {
                 if self.has_passed(*event).map_err(waiting)? {
-                    self.pass(*clock, *tick);
+                    self.pass(*clock, *epoch);
                 }
             }
             let state = self.lock_state();
-            if state.heap().clocks().news() == seen {
+            if state.heap().clocks().version() == seen {
                 let Some(rest) = deadline.left(self.driver(), pause) else {
                     let late =
-                        flying.into_iter().filter_map(|(clock, ..)| state.heap().clocks().stream(clock));
+                        in_flight.into_iter().filter_map(|(clock, ..)| state.heap().clocks().stream(clock));
                     return Ok(Waited::TooLong(late.collect::<BTreeSet<_>>().into_iter().collect()));
                 };
                 drop(state);
@@ -151,7 +151,7 @@ impl Shared {
     pub(super) fn wait_for_one(
         &self,
         clock: ClockKey,
-        tick: u64,
+        epoch: u64,
         event: EventId,
         deadline: Deadline,
     ) -> Result<bool, DriverError> {
@@ -163,7 +163,7 @@ impl Shared {
         } else if !self.wait_for_all(vec![(clock, event)], deadline)?.is_empty() {
             return Ok(false);
         }
-        self.pass(clock, tick);
+        self.pass(clock, epoch);
         Ok(true)
     }
 
@@ -226,16 +226,16 @@ impl Shared {
         late
     }
 
-    fn pass(&self, clock: ClockKey, tick: u64) {
-        let done = self.lock_state().heap_mut().clocks_mut().pass(clock, tick);
+    fn pass(&self, clock: ClockKey, epoch: u64) {
+        let done = self.lock_state().heap_mut().clocks_mut().pass(clock, epoch);
         self.forget(done);
     }
 
-    /// Waits for all work on the device; everything freed until now is quiet then.
+    /// Waits for all work on the device; everything freed until now is complete then.
     pub(super) fn quiesce(&self) -> Result<(), DriverError> {
-        let (due, flying) = {
+        let (due, in_flight) = {
             let mut state = self.lock_state();
-            (state.heap_mut().clocks_mut().begin(), state.heap().clocks().flying())
+            (state.heap_mut().clocks_mut().begin(), state.heap().clocks().in_flight())
         };
         let idle = self.driver().synchronize();
         let mut state = self.lock_state();
@@ -243,19 +243,19 @@ impl Shared {
             due.into_iter().for_each(|due| state.heap_mut().clocks_mut().not_recorded(due));
             return idle;
         }
-        let done = state.heap_mut().clocks_mut().pass_all(&due, &flying);
+        let done = state.heap_mut().clocks_mut().pass_all(&due, &in_flight);
         state.settle_waiting();
         drop(state);
         self.forget(done);
         Ok(())
     }
 
-    /// Nothing is held, so nothing has to be known to be quiet any more.
+    /// Nothing is held, so nothing has to be known to be complete any more.
     pub(super) fn forget_clocks(&self) {
         let done = {
             let mut state = self.lock_state();
-            let flying = state.heap().clocks().flying();
-            let done = state.heap_mut().clocks_mut().pass_all(&[], &flying);
+            let in_flight = state.heap().clocks().in_flight();
+            let done = state.heap_mut().clocks_mut().pass_all(&[], &in_flight);
             state.settle_waiting();
             done
         };

@@ -10,9 +10,9 @@ use crate::driver::{DeviceRange, StreamId};
 use crate::tag::Tag;
 
 /// What waiting costs no more than creating memory would.
-const PATIENCE_DEFAULT: Duration = Duration::from_micros(200);
+const STREAM_WAIT_DEFAULT: Duration = Duration::from_micros(200);
 
-/// A patient request waits for memory that is at least this part of what it would have to create.
+/// A waits request waits for memory that is at least this part of what it would have to create.
 const WORTH_WAITING: u64 = 16;
 
 /// What to allocate.
@@ -28,14 +28,14 @@ pub struct AllocRequest {
     /// The stream whose work uses the block; work on others is announced by `record_use`.
     pub stream: StreamId,
     /// How long memory that was freed, and that queued work may still touch, is waited for before more is created: with
-    /// the patience of [`AllocRequest::new`], a fraction of a millisecond, only where that may save all of the creating,
+    /// the stream_wait_max of [`AllocRequest::new`], a fraction of a millisecond, only where that may save all of the creating,
     /// with more also where it saves a sixteenth, but not for what somebody has waited for in vain.
     /// At the limit it is waited for in any case.
-    pub patience: Duration,
+    pub stream_wait_max: Duration,
     /// The longest that the call waits at all: for work that holds what it needs at the limit, and for a sleep or a wake
     /// of its tag. `None`: until that has ended, which it never does where it needs the thread that waits.
     pub wait_max: Option<Duration>,
-    /// Whether the block is freed as a whole, whenever that is. Then its memory comes in as few pieces as hold it, none
+    /// Whether the block is freed as a whole, whenever that is. Then its memory comes in as few mappings as hold it, none
     /// longer than a span ([`PoolConfig::span_granules`](super::PoolConfig::span_granules)), whatever its tag.
     pub is_freed_whole: bool,
 }
@@ -44,14 +44,14 @@ impl AllocRequest {
     /// `bytes` for `tag` on the default stream, aligned as every block is.
     #[must_use]
     pub fn new(bytes: u64, tag: Tag) -> Self {
-        let (align, stream, patience) = (UNIT_BYTES, StreamId::DEFAULT, PATIENCE_DEFAULT);
-        Self { bytes, align, tag, stream, patience, wait_max: None, is_freed_whole: false }
+        let (align, stream, stream_wait_max) = (UNIT_BYTES, StreamId::DEFAULT, STREAM_WAIT_DEFAULT);
+        Self { bytes, align, tag, stream, stream_wait_max, wait_max: None, is_freed_whole: false }
     }
 
-    /// The same with another patience: with more, what is mapped follows what is live also while work is queued.
+    /// The same with another stream_wait_max: with more, what is mapped follows what is live also while work is queued.
     #[must_use]
-    pub fn patient_for(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn waiting_for_streams(mut self, stream_wait_max: Duration) -> Self {
+        self.stream_wait_max = stream_wait_max;
         self
     }
 
@@ -70,8 +70,8 @@ impl AllocRequest {
         self
     }
 
-    /// The same for a block of which no part is freed before the rest: a sleep gives back few large pieces faster than many
-    /// small ones. One that is freed in parts all the same keeps what shares a piece with what is left.
+    /// The same for a block of which no part is freed before the rest: a sleep gives back few large mappings faster than many
+    /// small ones. One that is freed in parts all the same keeps what shares a mapping with what is left.
     #[must_use]
     pub fn freed_whole(mut self) -> Self {
         self.is_freed_whole = true;
@@ -87,15 +87,15 @@ impl AllocRequest {
 }
 
 impl AllocRequest {
-    /// Whether it waits for memory that is about to be quiet, where so much would have to be created.
+    /// Whether it waits for memory that is about to be complete, where so much would have to be created.
     pub(super) fn would_wait(&self, pending_bytes: u64, create_bytes: u64) -> bool {
-        let least_bytes = if self.is_patient() { create_bytes / WORTH_WAITING } else { create_bytes };
+        let least_bytes = if self.has_stream_wait() { create_bytes / WORTH_WAITING } else { create_bytes };
         pending_bytes >= least_bytes.max(1)
     }
 
-    /// Whether it has more patience than what costs nothing.
-    pub(super) fn is_patient(&self) -> bool {
-        self.patience > PATIENCE_DEFAULT
+    /// Whether it has more stream_wait_max than what costs nothing.
+    pub(super) fn has_stream_wait(&self) -> bool {
+        self.stream_wait_max > STREAM_WAIT_DEFAULT
     }
 }
 

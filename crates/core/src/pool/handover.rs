@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use super::gate::Monitor;
+use super::tag_lock::Monitor;
 use crate::sync::{Mutex, MutexGuard, PoisonError, is_poisoned, try_lock_anyway};
 
 /// A value behind such a lock.
@@ -88,7 +88,7 @@ impl<T> HandoverLock<T> {
     fn lock_with(&self, ticket: u64) -> MutexGuard<'_, T> {
         let guard = self.value.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiters.lock_anyway().tickets.remove(&ticket);
-        self.waiters.ring();
+        self.waiters.notify();
         guard
     }
 }

@@ -30,7 +30,7 @@ pub struct HeldTag {
     /// Who holds it, by name, each once.
     pub holders: Vec<String>,
     /// Memory that serves no block, in bytes, and stays because of the hold.
-    pub idle_bytes: u64,
+    pub reclaimable_bytes: u64,
 }
 
 /// Keeps the memory of a tag where it is until this is dropped.
@@ -97,7 +97,7 @@ impl Shared {
         }
         drop(state);
         let hold = Hold { shared: Arc::clone(self), tag: tag.clone(), holder };
-        // Whoever was taking idle memory of the tag out has done so.
+        // Whoever was taking reclaimable memory of the tag out has done so.
         drop(self.lock_memory()?);
         Ok(hold)
     }
@@ -121,7 +121,7 @@ impl State {
         let held = self.holds().all().map(|(tag, holders)| HeldTag {
             tag: tag.clone(),
             holders: holders.map(ToOwned::to_owned).collect(),
-            idle_bytes: self.tags().find(tag).map_or(0, |key| self.heap().idle_bytes_of(key)),
+            reclaimable_bytes: self.tags().find(tag).map_or(0, |key| self.heap().reclaimable_bytes_of(key)),
         });
         held.collect()
     }

@@ -15,7 +15,7 @@ use super::deadline::Deadline;
 use super::error::{PoolError, Result};
 use super::keys::TagKey;
 use super::per_process::{FORKS, PerProcess};
-use super::shared::{Guest, Shared, Starving};
+use super::shared::{Shared, SharedAccess, Starving};
 use super::state::State;
 use crate::driver::{DriverError, DriverErrorKind};
 use crate::tag::{Tag, TagState};
@@ -40,13 +40,13 @@ impl Shared {
     pub(super) fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64> {
         self.open_state()?.check_droppable(tags)?;
         let deadline = Deadline::begin(self.driver(), None);
-        let (_, alone) = self.alone(DROP, tags, TagState::is_held, false, deadline)?;
+        let (_, exclusive) = self.exclusive(DROP, tags, TagState::is_held, false, deadline)?;
         // Others may have been waited for.
         self.open_state()?.check_droppable(tags)?;
         let held_bytes = self.backups().held_bytes();
         let failed = |source| PoolError::Driver { op: "give host memory back", source };
-        let (_, lost) = self.let_backups_of_awake_go(alone.tags()).map_err(failed)?;
-        drop(alone);
+        let (_, lost) = self.release_backups_of_awake(exclusive.tags()).map_err(failed)?;
+        drop(exclusive);
         self.backups().trim().map_err(failed)?;
         if !lost.is_empty() {
             return Err(PoolError::Lost { op: DROP, lost });
@@ -55,12 +55,13 @@ impl Shared {
     }
 
     /// The same for all tags that are awake and that nobody works on, except for those that fall asleep.
-    fn let_idle_backups_go(&self, falling: &[TagKey]) -> u64 {
-        let guests = self
-            .guests(|state, tag| !state.is_closed() && state.backups().has(tag) && !falling.contains(&tag));
-        let tags: Vec<TagKey> = guests.iter().map(Guest::tag).collect();
+    fn release_idle_backups(&self, falling: &[TagKey]) -> u64 {
+        let shared_accesses = self.shared_accesses(|state, tag| {
+            !state.is_closed() && state.backups().has(tag) && !falling.contains(&tag)
+        });
+        let tags: Vec<TagKey> = shared_accesses.iter().map(SharedAccess::tag).collect();
         // What cannot be looked at stays.
-        self.let_backups_of_awake_go(&tags).map_or(0, |(bytes, _)| bytes)
+        self.release_backups_of_awake(&tags).map_or(0, |(bytes, _)| bytes)
     }
 
     /// From now on other pools of the process may have this one's host memory when they lack some.
@@ -88,7 +89,7 @@ impl Shared {
     ) -> Result<T, DriverError> {
         let _starving = self.starve();
         self.await_preparation();
-        self.let_idle_backups_go(falling);
+        self.release_idle_backups(falling);
         let mut done = again();
         for distance in [Distance::SameStore, Distance::SameProcess] {
             if !done.as_ref().is_err_and(is_lacking) || !self.may_help(distance, bytes) {
@@ -146,9 +147,9 @@ impl Shared {
         if self.open_state().is_err() {
             return false;
         }
-        let let_go_bytes = self.let_idle_backups_go(&[]);
+        let released_bytes = self.release_idle_backups(&[]);
         let is_far = distance == Distance::SameProcess;
-        (is_far && self.give_cached_host_memory()) || let_go_bytes > 0
+        (is_far && self.give_cached_host_memory()) || released_bytes > 0
     }
 
     /// Gives host memory back that the store keeps for later. Whether there was any.

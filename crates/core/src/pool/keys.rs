@@ -1,19 +1,19 @@
-//! Numbers by which a pool's parts name what they share: tags, lanes, segments and blocks.
+//! Numbers by which a pool's parts name what they share: tags, stream_lists, segments and blocks.
 
 slotmap::new_key_type! {
     /// A segment of a pool.
     pub(super) struct SegmentKey;
     /// A tag of a pool. A tag of which nothing is left is forgotten, and its key never comes back: nobody keeps one while
-    /// the state is unlocked without being the tag's guest, having it alone, holding all tags or having a block of it.
+    /// the state is unlocked without being the tag's access, having it exclusive, holding all tags or having a block of it.
     pub(super) struct TagKey;
 }
 
-/// A lane of a pool, by number: the free pieces of one stream in one tag. A lane is forgotten as soon
-/// as no block has its number, which is given out again: so it is kept no longer than a block of the lane.
-pub(super) type LaneKey = u16;
+/// A list of a pool, by number: the free mappings of one stream in one tag. A list is forgotten as soon
+/// as no block has its number, which is given out again: so it is kept no longer than a block of the list.
+pub(super) type ListKey = u16;
 
 /// Where memory is mapped: its segment and address.
-pub(super) type Place = (SegmentKey, u64);
+pub(super) type Location = (SegmentKey, u64);
 
 /// A block of a pool. The key of a block that is gone may come back as that of another; whoever keeps keys
 /// outside compares the block's serial too.

@@ -6,7 +6,7 @@
 
 use super::error::{PoolError, Result};
 use super::handle::BlockId;
-use super::keys::{Place, SegmentKey, TagKey};
+use super::keys::{Location, SegmentKey, TagKey};
 use super::lost::LostRange;
 use super::state::State;
 use super::undefined::Undefined;
@@ -22,7 +22,7 @@ impl State {
         ranges.sort_unstable();
         let mut lost: Vec<LostRange> = Vec::new();
         for range in ranges {
-            let Some((tag, _)) = self.place_of(range.addr) else { continue };
+            let Some((tag, _)) = self.location_of(range.addr) else { continue };
             for (block, offset_bytes, range) in self.heap().live_parts(range) {
                 match lost.last_mut() {
                     Some(last) if last.block == block && last.range.end() == range.addr => {
@@ -70,7 +70,7 @@ impl State {
         self.forget_stored(granules);
         let lost = self.lost_in(granules.iter().copied());
         for LostRange { range, .. } in &lost {
-            if let Some((tag, _)) = self.place_of(range.addr) {
+            if let Some((tag, _)) = self.location_of(range.addr) {
                 self.tags_mut().get_mut(tag).lose(*range);
             }
         }
@@ -80,7 +80,7 @@ impl State {
     /// The owner has written again what was lost of a block. Returns that.
     pub(super) fn restore_block(&mut self, block: BlockId) -> Result<Vec<LostRange>> {
         let entry = self.heap().live_block(RESTORE, block)?;
-        let tag = self.heap().tag_of_lane(entry.lane);
+        let tag = self.heap().tag_of_list(entry.list);
         self.tags().check_awake(RESTORE, tag)?;
         let range = DeviceRange::new(entry.addr, entry.bytes());
         let Some(undefined) = self.tags().get(tag).undefined() else { return Ok(Vec::new()) };
@@ -97,14 +97,15 @@ impl State {
 
     /// Whether what is stored of the granule at `addr` was loaded unseen, with this digest.
     pub(super) fn is_suspect(&self, addr: u64, expected: Digest) -> bool {
-        self.place_of(addr).is_some_and(|(tag, place)| self.backups().is_suspect(tag, place, expected))
+        self.location_of(addr)
+            .is_some_and(|(tag, location)| self.backups().is_suspect(tag, location, expected))
     }
 
     /// What is stored of these granules is of no use any more.
     pub(super) fn forget_stored(&mut self, granules: &[DeviceRange]) {
         for granule in granules {
-            if let Some((tag, place)) = self.place_of(granule.addr) {
-                self.backups_mut().forget_granule(tag, place);
+            if let Some((tag, location)) = self.location_of(granule.addr) {
+                self.backups_mut().forget_granule(tag, location);
             }
         }
     }
@@ -142,7 +143,7 @@ impl State {
     }
 
     /// Whose an address is, and where.
-    fn place_of(&self, addr: u64) -> Option<(TagKey, Place)> {
+    fn location_of(&self, addr: u64) -> Option<(TagKey, Location)> {
         let segment = self.heap().segments().of_addr(addr);
         Some((self.heap().segments().tag_of(segment)?, (segment, addr)))
     }

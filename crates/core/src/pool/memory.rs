@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::deadline::{Deadline, Wait};
 use super::error::{Awaited, PoolError, Result, Shortage, Usage};
 use super::keys::{SegmentKey, TagKey};
+use super::mapping::Mapping;
 use super::physical::PhysicalMemory;
-use super::piece::Piece;
 use super::shared::Shared;
 use super::state::State;
 use crate::driver::{DriverError, DriverErrorKind};
@@ -18,46 +18,50 @@ impl Shared {
     /// Tries again what the driver has refused before.
     pub(super) fn recover(&self, memory: &mut PhysicalMemory) -> Option<DriverError> {
         let mut refused = memory.settle().1;
-        let stuck = {
+        let unmap_failed = {
             let state = self.lock_state();
-            let mut stuck = state.heap().stuck_to_leave();
+            let mut unmap_failed = state.heap().unmap_failed_to_leave();
             // A sleep has what it takes out in hand.
-            stuck.retain(|piece| !state.is_falling_asleep(piece.segment));
-            stuck
+            unmap_failed.retain(|mapping| !state.is_falling_asleep(mapping.segment));
+            unmap_failed
         };
-        for mut piece in stuck {
-            refused = refused.or(memory.take_out(std::slice::from_mut(&mut piece)).err());
-            if piece.is_mapped() {
+        for mut mapping in unmap_failed {
+            refused = refused.or(memory.unmap(std::slice::from_mut(&mut mapping)).err());
+            if mapping.is_mapped() {
                 continue;
             }
-            memory.keep(&mut piece);
-            self.lock_state().heap_mut().strip(&piece);
+            memory.cache(&mut mapping);
+            self.lock_state().heap_mut().remove_chunks(&mapping);
         }
         refused
     }
 
-    /// Takes pieces that nothing uses out of where they are mapped; their memory is loose then.
-    pub(super) fn dispose(&self, memory: &mut PhysicalMemory, mut pieces: Vec<Piece>) -> Option<DriverError> {
-        pieces.sort_unstable_by_key(|piece| (piece.segment, piece.range.addr));
-        let refused = memory.take_out_each(&mut pieces);
-        for piece in &mut pieces {
-            memory.keep(piece);
-            if !piece.is_absent() {
-                self.lock_state().take_back(piece);
+    /// Takes mappings that nothing uses out of where they are mapped; their memory is spare then.
+    pub(super) fn dispose(
+        &self,
+        memory: &mut PhysicalMemory,
+        mut mappings: Vec<Mapping>,
+    ) -> Option<DriverError> {
+        mappings.sort_unstable_by_key(|mapping| (mapping.segment, mapping.range.addr));
+        let refused = memory.unmap_each(&mut mappings);
+        for mapping in &mut mappings {
+            memory.cache(mapping);
+            if !mapping.is_absent() {
+                self.lock_state().take_back(mapping);
             }
         }
         refused
     }
 
-    /// Gives `bytes` of idle memory back to the device, or all there is. Returns the bytes given back.
+    /// Gives `bytes` of reclaimable memory back to the device, or all there is. Returns the bytes given back.
     pub(super) fn reclaim(&self, memory: &mut PhysicalMemory, bytes: u64) -> (u64, Option<DriverError>) {
         let refused = self.poll(memory).or(self.recover(memory));
         let mut leaving = Vec::new();
-        let wanted = bytes.saturating_sub(memory.counters().loose_bytes());
+        let wanted = bytes.saturating_sub(memory.counters().spare_bytes());
         self.lock_state().give_up(wanted, &mut leaving);
         let refused = refused.or(self.dispose(memory, leaving));
-        let (freed_bytes, owed) = memory.let_go_of_loose(bytes, &[]);
-        (freed_bytes, refused.or(owed).or(self.drop_emptied(memory)))
+        let (freed_bytes, deferred_releases) = memory.release_spare(bytes, &[]);
+        (freed_bytes, refused.or(deferred_releases).or(self.drop_emptied(memory)))
     }
 
     /// Gives back everything that serves no byte, waiting for work that may still touch it, unless a stream is being
@@ -78,7 +82,7 @@ impl Shared {
         drop(state);
         let mut memory = self.lock_memory()?;
         refused = refused.or(self.poll(&memory));
-        self.open_state()?.heap_mut().join_lanes();
+        self.open_state()?.heap_mut().join_lists();
         let before = memory.counters().held_bytes();
         refused = refused.or(self.reclaim(&mut memory, u64::MAX).1);
         let given_back = before.saturating_sub(memory.counters().held_bytes());
@@ -86,7 +90,7 @@ impl Shared {
         if let Some(source) = refused {
             return Err(PoolError::Driver { op: TRIM, source });
         }
-        let needed_bytes = self.open_state()?.idle().pending_bytes;
+        let needed_bytes = self.open_state()?.reclaimable().pending_bytes;
         match late.filter(|_| needed_bytes > 0) {
             None => Ok(given_back),
             Some(awaited) => Err(self.timed_out(Wait { deadline, op: &TRIM, needed_bytes }, awaited)),
@@ -98,12 +102,12 @@ impl Shared {
     fn wait_for_freed(&self, deadline: Deadline) -> Result<(Option<Awaited>, Option<DriverError>)> {
         let memory = self.lock_memory()?;
         let mut refused = self.poll(&memory);
-        let awaited = self.lock_state().heap().clocks().flying();
+        let awaited = self.lock_state().heap().clocks().in_flight();
         drop(memory);
         let mut late = BTreeSet::new();
-        for (clock, tick, event) in awaited {
+        for (clock, epoch, event) in awaited {
             match self.captured() {
-                Ok(None) => match self.wait_for_one(clock, tick, event, deadline) {
+                Ok(None) => match self.wait_for_one(clock, epoch, event, deadline) {
                     Ok(true) => {}
                     Ok(false) => late.extend(self.lock_state().heap().clocks().stream(clock)),
                     Err(error) => refused = refused.or(Some(error)),
@@ -118,7 +122,7 @@ impl Shared {
         Ok((late, refused))
     }
 
-    /// Gives idle memory back as far as the cache is above its mark. Returns whether more could follow later.
+    /// Gives reclaimable memory back as far as the cache is above its mark. Returns whether more could follow later.
     pub(super) fn reclaim_above_mark(&self, memory: &mut PhysicalMemory) -> bool {
         let excess_bytes = {
             let state = self.lock_state();
@@ -132,7 +136,7 @@ impl Shared {
             let _ = self.reclaim(memory, excess_bytes);
         }
         let state = self.lock_state();
-        state.above_mark_bytes(memory.counters()) > 0 && state.idle().pending_bytes > 0
+        state.above_mark_bytes(memory.counters()) > 0 && state.reclaimable().pending_bytes > 0
     }
 
     /// Gives the addresses of segments back in which nothing is. A refusal leaves them for the next time.
@@ -158,17 +162,17 @@ impl Shared {
         let keys: Vec<SegmentKey> = self.lock_state().heap().segments().iter().map(|(key, _)| key).collect();
         let mut refused = None;
         for key in keys {
-            let (range, mut pieces) = {
+            let (range, mut mappings) = {
                 let state = self.lock_state();
                 let segments = state.heap().segments();
                 let Some(segment) = segments.get(key) else { continue };
-                let pieces = segment.chunks().filter_map(|(at, _)| segments.piece((key, at)));
-                (segment.range(), pieces.collect::<Vec<_>>())
+                let mappings = segment.chunks().filter_map(|(at, _)| segments.mapping((key, at)));
+                (segment.range(), mappings.collect::<Vec<_>>())
             };
-            let mut swept = memory.take_out_each(&mut pieces);
-            pieces.iter_mut().for_each(|piece| swept = swept.take().or(memory.let_go(piece).err()));
-            self.lock_state().heap_mut().segments_mut().store(&pieces);
-            if pieces.iter().all(Piece::is_absent) {
+            let mut swept = memory.unmap_each(&mut mappings);
+            mappings.iter_mut().for_each(|mapping| swept = swept.take().or(memory.release(mapping).err()));
+            self.lock_state().heap_mut().segments_mut().store(&mappings);
+            if mappings.iter().all(Mapping::is_absent) {
                 match memory.driver().unreserve(range) {
                     Ok(()) => self.lock_state().remove_swept(key),
                     Err(error) => swept = swept.or(Some(error)),
@@ -176,36 +180,36 @@ impl Shared {
             }
             refused = refused.or(swept);
         }
-        refused.or(memory.let_go_of_loose(u64::MAX, &[]).1).or(memory.settle().1).map_or(Ok(()), Err)
+        refused.or(memory.release_spare(u64::MAX, &[]).1).or(memory.settle().1).map_or(Ok(()), Err)
     }
 
-    /// What the device could give, by its own figure and with what this pool has idle.
+    /// What the device could give, by its own figure and with what this pool has reclaimable.
     pub(super) fn obtainable_bytes(&self) -> Result<u64, DriverError> {
-        let ours = self.lock_state().idle().quiet_bytes + self.counters().loose_bytes();
+        let ours = self.lock_state().reclaimable().stream_safe_bytes + self.counters().spare_bytes();
         Ok(self.driver().memory_info()?.free_bytes.saturating_add(ours))
     }
 
     pub(super) fn usage(&self) -> Usage {
         let state = self.lock_state();
         let counters = self.counters();
-        let idle = state.idle();
-        let stuck: u64 = state.heap().stuck().iter().map(|piece| piece.range.bytes).sum();
+        let reclaimable = state.reclaimable();
+        let unmap_failed: u64 = state.heap().unmap_failed().iter().map(|mapping| mapping.range.bytes).sum();
         Usage {
             limit_bytes: self.shape().limit_bytes(),
             live_bytes: state.heap().live_bytes(),
             mapped_bytes: counters.committed_bytes(),
-            idle_bytes: idle.quiet_bytes
-                + idle.pending_bytes
-                + idle.pinned_bytes
-                + stuck
-                + counters.loose_bytes()
-                + counters.owed_bytes(),
+            reclaimable_bytes: reclaimable.stream_safe_bytes
+                + reclaimable.pending_bytes
+                + reclaimable.pinned_bytes
+                + unmap_failed
+                + counters.spare_bytes()
+                + counters.deferred_release_bytes(),
         }
     }
 
     /// For who is refused at the limit.
     fn what_helps(&self) -> &'static str {
-        if self.lock_state().idle().pinned_bytes > 0 {
+        if self.lock_state().reclaimable().pinned_bytes > 0 {
             "end the hold of a tag, whose freed memory stays where it is, free or put to sleep what is live, or raise the \
              limit, or the budget that it comes from"
         } else {
@@ -229,7 +233,7 @@ impl Shared {
             return self.device_full(op, needed_bytes, source);
         }
         if let Some(source) = refused {
-            return PoolError::Driver { op: "make room by giving idle memory back", source };
+            return PoolError::Driver { op: "make buffer by giving reclaimable memory back", source };
         }
         let (usage, hint) = (self.usage(), self.what_helps());
         PoolError::OverLimit { op, needed_bytes, usage, hint }

@@ -3,7 +3,7 @@
 //! ```text
 //! segment (one reservation, one tag)
 //! chunks: [       32 MiB       ][       32 MiB       ][2][2][2]  -  -  -
-//! blocks: [ live                                        ][fine][   bare   ]
+//! blocks: [ live                                        ][small][   unmapped   ]
 //! ```
 //!
 //! A segment is a range of addresses that belongs to one tag. Chunks of memory are mapped into it where they are
@@ -14,16 +14,16 @@
 //! what is mapped follows what is live, however the sizes change.
 //!
 //! How a call travels:
-//! - `alloc` finds a free piece that is ready and cuts it (`heap`); if there is none, it finds the place that lacks the
+//! - `alloc` finds a free mapping that is ready and cuts it (`heap`); if there is none, it finds the location that lacks the
 //!   least (`heap/placement`), takes idle memory (`supply`) and maps it (`alloc`, `physical`).
 //! - `free` joins the block with its free neighbours and stamps it with its stream's clock (`heap`, `clocks`). Nothing is
 //!   unmapped, and no other stream gets it, before what was queued until then has passed (`events`).
 //!   `free_part` cuts a part out of a live block first (`heap/parts`).
 //!   While a stream is captured into a graph, none of this touches an event (`capture`).
-//! - Streams are looked up before they are used (`streams`). Tags (`tags`) and their streams (`heap/lanes`) are found in
+//! - Streams are looked up before they are used (`streams`). Tags (`tags`) and their streams (`heap/stream_lists`) are found in
 //!   constant time; those that are over are forgotten (`state`, `heap/sweep`).
 //! - `sleep` and `wake` are planned without touching anything (`sleep/plan`, `wake/plan`), carried out with copies of what
-//!   the pool knows, and undone when the driver fails. What is kept meanwhile sits in rooms of a store
+//!   the pool knows, and undone when the driver fails. What is kept meanwhile sits in buffers of a store
 //!   ([`crate::backup`]), by extents that know nothing of chunks (`backups/index`); `save` compares and copies what
 //!   differs, `prepare` does so before, in the background, and `wake/fill` brings it back while more is mapped, by
 //!   the faster of the device's two ways (`wake/ways`), and `wake/verify` compares it. A backup that has spoiled is never
@@ -32,10 +32,10 @@
 //! What is promised: addresses, bytes, all or nothing, the truth in reports, no leak, stream order, live fits
 //! means success, never over the limit, errors in forked children.
 //!
-//! Three things are locked. The state (`gate::Monitor`) for bookkeeping only: no driver call that moves memory,
+//! Three things are locked. The state (`tag_lock::Monitor`) for bookkeeping only: no driver call that moves memory,
 //! no copy and no wait happens under it. Physical memory (`physical`) by whoever moves memory, for as long as the driver
 //! takes to map and unmap; a sleep and a wake hand it over in between to those who wait for it (`handover`). A tag
-//! (`gate`) by whoever sleeps or wakes it; others wait in front of it with nothing held.
+//! (`tag_lock`) by whoever sleeps or wakes it; others wait in front of it with nothing held.
 
 mod access;
 mod alloc;
@@ -43,11 +43,11 @@ mod backups;
 mod capture;
 mod clocks;
 mod close;
+mod commands;
 mod config;
 mod deadline;
 mod error;
 mod events;
-mod gate;
 mod handle;
 mod handover;
 mod heap;
@@ -57,11 +57,10 @@ mod host_reclaim;
 mod keys;
 mod losses;
 mod lost;
+mod mapping;
 mod memory;
-mod orders;
 mod per_process;
 mod physical;
-mod piece;
 mod prepare;
 mod pressure;
 mod reaper;
@@ -75,6 +74,7 @@ mod state;
 mod stats;
 mod streams;
 mod supply;
+mod tag_lock;
 mod tags;
 mod undefined;
 mod units;
@@ -154,7 +154,7 @@ impl Pool {
     }
 
     /// Takes a block. Its bytes are unspecified. Waits for work of the device when the limit or the device leaves
-    /// no other way; and for no longer than the request's [patience](AllocRequest::patience) where that may save
+    /// no other way; and for no longer than the request's [stream_wait_max](AllocRequest::stream_wait_max) where that may save
     /// creating memory. A request may say for how long it waits at all ([`AllocRequest::within`]). While a stream is being
     /// captured it waits for no work.
     ///
@@ -222,7 +222,7 @@ impl Pool {
 
     fn rouse_reaper(&self) {
         self.reaper.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared);
-        self.shared.give_order();
+        self.shared.wake_reaper();
     }
 
     /// Changes the mark above which cached memory is given back in the background, from now on: what is above a
@@ -262,7 +262,7 @@ impl Pool {
         bytes: u64,
     ) -> Result<Pending<()>> {
         let access = Access { op: "write", stream, block, offset, bytes, writing: true };
-        let (device, _guest) = self.shared.reach(&access)?;
+        let (device, _access) = self.shared.reach(&access)?;
         let parts = [CopyPart { device, host_offset: src_offset }];
         let copy = self.shared.driver().copy_to_device(stream, src, &parts);
         copy.map_err(|source| PoolError::Driver { op: "write", source })
@@ -284,7 +284,7 @@ impl Pool {
         bytes: u64,
     ) -> Result<Pending<HostBuffer>> {
         let access = Access { op: "read", stream, block, offset, bytes, writing: false };
-        let (device, _guest) = self.shared.reach(&access)?;
+        let (device, _access) = self.shared.reach(&access)?;
         let parts = [CopyPart { device, host_offset: dst_offset }];
         let copy = self.shared.driver().copy_to_host(stream, dst, &parts);
         copy.map_err(|source| PoolError::Driver { op: "read", source })
@@ -300,13 +300,13 @@ impl Pool {
         let (mut state, key) = self.shared.open_tag(self.shared.open_state()?, tag, begin)?;
         state.tags_mut().get_mut(key).set_changes(changes);
         // What was the same before this was promised may have changed by then.
-        state.backups_mut().doubt_all(key);
+        state.backups_mut().invalidate_all(key);
         Ok(())
     }
 
     /// Starts to back up, in the background, what a sleep would: so that even the first sleep copies nothing but
     /// what changes from then on. Of what a sleep copies whatever is stored (a volatile tag's bytes, or everything
-    /// where [`fast_digests`](crate::DeviceInfo::fast_digests) is false) only the room is made ready. The owner goes on
+    /// where [`fast_digests`](crate::DeviceInfo::fast_digests) is false) only the buffer is made ready. The owner goes on
     /// working. A sleep or a discard of one of the tags ends the preparation; a capture of a stream does not, as it waits
     /// for its own copies only.
     ///
@@ -324,7 +324,7 @@ impl Pool {
 
     /// Puts tags to sleep: their memory goes back to the device, their addresses stay.
     ///
-    /// All or nothing up to the point of no return. Tags that sleep already are reported and left alone.
+    /// All or nothing up to the point of no return. Tags that sleep already are reported and left exclusive.
     ///
     /// # Errors
     /// `UnknownTag`, `SleepConflict`, `Undefined`, `Lost`, `Asleep` (stranded), `Held`, and `Capturing` while a stream is
@@ -453,8 +453,8 @@ impl Pool {
     fn end_work(&self) {
         self.shared.close_gates();
         self.preparers.lock().unwrap_or_else(PoisonError::into_inner).join();
-        self.shared.orders().lock_anyway().stop();
-        self.shared.orders().ring();
+        self.shared.commands().lock_anyway().stop();
+        self.shared.commands().notify();
         self.reaper.lock().unwrap_or_else(PoisonError::into_inner).join();
     }
 }

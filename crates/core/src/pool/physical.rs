@@ -1,10 +1,10 @@
 //! Physical memory: getting it, putting it at addresses and taking it away again.
 //!
 //! This is the mechanism under everything that moves memory. Allocating, waking and undoing a sleep bring
-//! pieces in; reclaiming, sleeping and undoing a wake take pieces out; and [`PhysicalMemory::restore`] goes back to what
-//! was. It works on copies of what the pool knows ([`Piece`]), so the pool's own lock is free meanwhile; one
-//! lock around the [`PhysicalMemory`] orders those who move memory. Whatever a call could not finish it leaves in its
-//! pieces, from where the next call can go on: a step that cannot be undone is not lost, only left.
+//! mappings in; reclaiming, sleeping and undoing a wake take mappings out; and [`PhysicalMemory::restore`] goes back to what
+//! was. It works on copies of what the pool knows ([`Mapping`]), so the pool's own lock is free meanwhile; one
+//! lock around the [`PhysicalMemory`] commands those who move memory. Whatever a call could not finish it leaves in its
+//! mappings, from where the next call can go on: a step that cannot be undone is not lost, only left.
 //!
 //! Promise: the bytes held equal creates minus successful releases as the driver counted them, at any time.
 
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::piece::{Backing, Piece};
+use super::mapping::{Backing, Mapping};
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, StreamId};
 
 /// Figures that anybody may read at any time, in bytes.
@@ -23,8 +23,8 @@ pub(super) struct Counters {
     held: AtomicU64,
     peak: AtomicU64,
     created: AtomicU64,
-    loose: AtomicU64,
-    owed: AtomicU64,
+    spare: AtomicU64,
+    deferred_releases: AtomicU64,
     reserved: AtomicU64,
 }
 
@@ -56,20 +56,20 @@ pub(super) struct PhysicalMemory {
     driver: Arc<dyn Driver>,
     counters: Arc<Counters>,
     /// Memory that is mapped nowhere, by size.
-    loose: BTreeMap<u64, Vec<BackingId>>,
-    /// Memory whose release the driver has refused so far.
-    owed: Vec<(BackingId, u64)>,
+    spare: BTreeMap<u64, Vec<BackingId>>,
+    /// Memory whose release_handle the driver has refused so far.
+    deferred_releases: Vec<(BackingId, u64)>,
     held_by_size: BTreeMap<u64, u64>,
     streams_destroyed: usize,
 }
 
 impl Counters {
-    /// Created and not released, what is owed included.
+    /// Created and not released, what is deferred_releases included.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Held, or about to be created by who has made room for it: what a limit is compared with.
+    /// Held, or about to be created by who has made buffer for it: what a limit is compared with.
     pub(super) fn committed_bytes(&self) -> u64 {
         self.held_bytes() + self.reserved.load(Ordering::Relaxed)
     }
@@ -85,13 +85,13 @@ impl Counters {
     }
 
     /// Held, mapped nowhere, and ready for use.
-    pub(super) fn loose_bytes(&self) -> u64 {
-        self.loose.load(Ordering::Relaxed)
+    pub(super) fn spare_bytes(&self) -> u64 {
+        self.spare.load(Ordering::Relaxed)
     }
 
-    /// Held because the driver has refused the release so far.
-    pub(super) fn owed_bytes(&self) -> u64 {
-        self.owed.load(Ordering::Relaxed)
+    /// Held because the driver has refused the release_handle so far.
+    pub(super) fn deferred_release_bytes(&self) -> u64 {
+        self.deferred_releases.load(Ordering::Relaxed)
     }
 }
 
@@ -100,8 +100,8 @@ impl PhysicalMemory {
         Self {
             driver,
             counters,
-            loose: BTreeMap::new(),
-            owed: Vec::new(),
+            spare: BTreeMap::new(),
+            deferred_releases: Vec::new(),
             held_by_size: BTreeMap::new(),
             streams_destroyed: 0,
         }
@@ -115,69 +115,69 @@ impl PhysicalMemory {
         &self.counters
     }
 
-    /// How many loose backings of this size there are.
-    pub(super) fn loose_count(&self, bytes: u64) -> usize {
-        self.loose.get(&bytes).map_or(0, Vec::len)
+    /// How many spare backings of this size there are.
+    pub(super) fn spare_count(&self, bytes: u64) -> usize {
+        self.spare.get(&bytes).map_or(0, Vec::len)
     }
 
-    /// Bytes held in pieces of this size, mapped or not.
+    /// Bytes held in mappings of this size, mapped or not.
     pub(super) fn held_of(&self, bytes: u64) -> u64 {
         self.held_by_size.get(&bytes).copied().unwrap_or(0)
     }
 
-    /// Creates loose memory, as far as there is any: nobody needs it yet.
+    /// Creates spare memory, as far as there is any: nobody needs it yet.
     pub(super) fn stock(&mut self, bytes: u64, count: usize) {
         for _ in 0..count {
             let Ok(id) = self.create(bytes) else { return };
-            self.put_loose(id, bytes);
+            self.put_spare(id, bytes);
         }
     }
 
     /// Loose memory that `needs` will take.
-    pub(super) fn usable_loose_bytes(&self, needs: &[Piece]) -> u64 {
+    pub(super) fn usable_spare_bytes(&self, needs: &[Mapping]) -> u64 {
         let of = |bytes: u64| needs.iter().filter(|need| need.range.bytes == bytes).count();
-        self.loose.iter().map(|(bytes, ids)| bytes * ids.len().min(of(*bytes)) as u64).sum()
+        self.spare.iter().map(|(bytes, ids)| bytes * ids.len().min(of(*bytes)) as u64).sum()
     }
 
-    /// For who has made room for `pieces` and lets others have the lock before they are brought in: takes the loose
+    /// For who has made buffer for `mappings` and lets others have the lock before they are brought in: takes the spare
     /// memory of their sizes into hand, and reserves what is to be created.
-    pub(super) fn set_aside(&mut self, pieces: &mut [Piece]) -> Reservation {
+    pub(super) fn set_aside(&mut self, mappings: &mut [Mapping]) -> Reservation {
         let mut bytes = 0;
-        for piece in pieces.iter_mut().filter(|piece| piece.is_absent()) {
-            match self.take_loose(piece.range.bytes) {
-                Some(id) => piece.backing = Backing::Held(id),
-                None => bytes += piece.range.bytes,
+        for mapping in mappings.iter_mut().filter(|mapping| mapping.is_absent()) {
+            match self.take_spare(mapping.range.bytes) {
+                Some(id) => mapping.backing = Backing::Held(id),
+                None => bytes += mapping.range.bytes,
             }
         }
         self.counters.reserved.fetch_add(bytes, Ordering::Relaxed);
         Reservation { counters: Arc::clone(&self.counters), bytes }
     }
 
-    /// Maps and opens `pieces` (in address order within a segment) as far as they are not, taking loose memory
+    /// Maps and opens `mappings` (in address order within a segment) as far as they are not, taking spare memory
     /// first and creating the rest. Stops at the first error.
-    pub(super) fn bring_in(&mut self, pieces: &mut [Piece], times: &mut MapTimes) -> Result<(), DriverError> {
+    pub(super) fn map(&mut self, mappings: &mut [Mapping], times: &mut MapTimes) -> Result<(), DriverError> {
         let started = Instant::now();
-        for piece in pieces.iter_mut().filter(|piece| piece.backing == Backing::Absent) {
-            piece.backing = Backing::Held(self.obtain(piece.range.bytes)?);
+        for mapping in mappings.iter_mut().filter(|mapping| mapping.backing == Backing::Absent) {
+            mapping.backing = Backing::Held(self.obtain(mapping.range.bytes)?);
         }
         let created = Instant::now();
         times.create += created - started;
-        let mapped = self.map_and_open(pieces);
+        let mapped = self.map_and_open(mappings);
         times.map += created.elapsed();
         mapped
     }
 
-    fn map_and_open(&mut self, pieces: &mut [Piece]) -> Result<(), DriverError> {
-        for piece in pieces.iter_mut() {
-            if let Backing::Held(id) = piece.backing {
-                self.driver.map(piece.range, id)?;
-                piece.backing = Backing::Mapped { id, open: false };
+    fn map_and_open(&mut self, mappings: &mut [Mapping]) -> Result<(), DriverError> {
+        for mapping in mappings.iter_mut() {
+            if let Backing::Held(id) = mapping.backing {
+                self.driver.map(mapping.range, id)?;
+                mapping.backing = Backing::Mapped { id, open: false };
             }
         }
-        for run in neighbours(pieces, Piece::is_shut) {
-            self.driver.set_access(span(&pieces[run.clone()]))?;
-            for piece in &mut pieces[run] {
-                if let Backing::Mapped { open, .. } = &mut piece.backing {
+        for run in neighbours(mappings, Mapping::is_shut) {
+            self.driver.set_access(span(&mappings[run.clone()]))?;
+            for mapping in &mut mappings[run] {
+                if let Backing::Mapped { open, .. } = &mut mapping.backing {
                     *open = true;
                 }
             }
@@ -185,14 +185,14 @@ impl PhysicalMemory {
         Ok(())
     }
 
-    /// Unmaps `pieces` (in address order within a segment) as far as they are mapped, keeping their memory.
+    /// Unmaps `mappings` (in address order within a segment) as far as they are mapped, keeping their memory.
     /// Stops at the first error.
-    pub(super) fn take_out(&mut self, pieces: &mut [Piece]) -> Result<(), DriverError> {
-        for run in neighbours(pieces, Piece::is_mapped) {
-            self.driver.unmap(span(&pieces[run.clone()]))?;
-            for piece in &mut pieces[run] {
-                if let Backing::Mapped { id, .. } = piece.backing {
-                    piece.backing = Backing::Held(id);
+    pub(super) fn unmap(&mut self, mappings: &mut [Mapping]) -> Result<(), DriverError> {
+        for run in neighbours(mappings, Mapping::is_mapped) {
+            self.driver.unmap(span(&mappings[run.clone()]))?;
+            for mapping in &mut mappings[run] {
+                if let Backing::Mapped { id, .. } = mapping.backing {
+                    mapping.backing = Backing::Held(id);
                 }
             }
         }
@@ -200,70 +200,70 @@ impl PhysicalMemory {
     }
 
     /// The same, but one refusal is no reason to leave the rest; returns the first.
-    pub(super) fn take_out_each(&mut self, pieces: &mut [Piece]) -> Option<DriverError> {
-        let refused = self.take_out(pieces).err()?;
-        for piece in pieces {
+    pub(super) fn unmap_each(&mut self, mappings: &mut [Mapping]) -> Option<DriverError> {
+        let refused = self.unmap(mappings).err()?;
+        for mapping in mappings {
             // What is refused again stays mapped, which its state says.
-            let _ = self.take_out(std::slice::from_mut(piece));
+            let _ = self.unmap(std::slice::from_mut(mapping));
         }
         Some(refused)
     }
 
     /// Goes back to `before`, as far as the driver lets it; returns its first refusal.
-    pub(super) fn restore(&mut self, pieces: &mut [Piece], before: &[Backing]) -> Option<DriverError> {
+    pub(super) fn restore(&mut self, mappings: &mut [Mapping], before: &[Backing]) -> Option<DriverError> {
         let mut refused = None;
         let (mut out, mut back) = (Vec::new(), Vec::new());
         for (nth, before) in before.iter().enumerate() {
-            match (pieces[nth].backing, before) {
+            match (mappings[nth].backing, before) {
                 (Backing::Mapped { .. }, Backing::Held(_) | Backing::Absent) => out.push(nth),
                 (Backing::Held(_), Backing::Mapped { .. }) => back.push(nth),
                 _ => {}
             }
         }
         for nth in out {
-            refused = refused.or(self.take_out(&mut pieces[nth..=nth]).err());
+            refused = refused.or(self.unmap(&mut mappings[nth..=nth]).err());
         }
-        for (piece, before) in pieces.iter_mut().zip(before) {
-            if let (Backing::Held(id), Backing::Absent) = (piece.backing, before) {
-                piece.backing = Backing::Absent;
-                // Nothing is lost by a refusal: it is owed, and tried again.
-                refused = refused.or(self.release(id, piece.range.bytes).err());
+        for (mapping, before) in mappings.iter_mut().zip(before) {
+            if let (Backing::Held(id), Backing::Absent) = (mapping.backing, before) {
+                mapping.backing = Backing::Absent;
+                // Nothing is lost by a refusal: it is deferred_releases, and tried again.
+                refused = refused.or(self.release_handle(id, mapping.range.bytes).err());
             }
         }
-        let mut returning: Vec<Piece> = back.iter().map(|nth| pieces[*nth]).collect();
+        let mut returning: Vec<Mapping> = back.iter().map(|nth| mappings[*nth]).collect();
         refused = refused.or(self.map_and_open(&mut returning).err());
-        back.into_iter().zip(returning).for_each(|(nth, piece)| pieces[nth] = piece);
+        back.into_iter().zip(returning).for_each(|(nth, mapping)| mappings[nth] = mapping);
         refused
     }
 
-    /// Keeps the memory of an unmapped piece for whoever needs some next.
-    pub(super) fn keep(&mut self, piece: &mut Piece) {
-        if let Backing::Held(id) = piece.backing {
-            piece.backing = Backing::Absent;
-            self.put_loose(id, piece.range.bytes);
+    /// Keeps the memory of an unmapped mapping for whoever needs some next.
+    pub(super) fn cache(&mut self, mapping: &mut Mapping) {
+        if let Backing::Held(id) = mapping.backing {
+            mapping.backing = Backing::Absent;
+            self.put_spare(id, mapping.range.bytes);
         }
     }
 
-    /// Gives the memory of an unmapped piece up. Returns the bytes given back; after an error they are owed.
-    pub(super) fn let_go(&mut self, piece: &mut Piece) -> Result<u64, DriverError> {
-        let Backing::Held(id) = piece.backing else { return Ok(0) };
-        piece.backing = Backing::Absent;
-        self.release(id, piece.range.bytes).map(|()| piece.range.bytes)
+    /// Gives the memory of an unmapped mapping up. Returns the bytes given back; after an error they are deferred_releases.
+    pub(super) fn release(&mut self, mapping: &mut Mapping) -> Result<u64, DriverError> {
+        let Backing::Held(id) = mapping.backing else { return Ok(0) };
+        mapping.backing = Backing::Absent;
+        self.release_handle(id, mapping.range.bytes).map(|()| mapping.range.bytes)
     }
 
-    /// Gives up loose memory, large pieces first, until `needed_bytes` are given back or only what `reserved`
+    /// Gives up spare memory, large mappings first, until `needed_bytes` are given back or only what `reserved`
     /// names (size and count) is left. Returns the bytes given back, and the first refusal.
-    pub(super) fn let_go_of_loose(
+    pub(super) fn release_spare(
         &mut self,
         needed_bytes: u64,
         reserved: &[(u64, usize)],
     ) -> (u64, Option<DriverError>) {
         let (mut freed_bytes, mut refused) = (0, None);
-        for bytes in self.loose.keys().rev().copied().collect::<Vec<_>>() {
+        for bytes in self.spare.keys().rev().copied().collect::<Vec<_>>() {
             let kept = reserved.iter().find(|(size, _)| *size == bytes).map_or(0, |(_, count)| *count);
-            while freed_bytes < needed_bytes && self.loose_count(bytes) > kept {
-                let Some(id) = self.take_loose(bytes) else { break };
-                match self.release(id, bytes) {
+            while freed_bytes < needed_bytes && self.spare_count(bytes) > kept {
+                let Some(id) = self.take_spare(bytes) else { break };
+                match self.release_handle(id, bytes) {
                     Ok(()) => freed_bytes += bytes,
                     Err(error) => refused = refused.or(Some(error)),
                 }
@@ -275,9 +275,9 @@ impl PhysicalMemory {
     /// Tries the releases that failed again. Returns the bytes given back, and the first refusal.
     pub(super) fn settle(&mut self) -> (u64, Option<DriverError>) {
         let (mut freed_bytes, mut refused) = (0, None);
-        for (backing, bytes) in std::mem::take(&mut self.owed) {
-            self.counters.owed.fetch_sub(bytes, Ordering::Relaxed);
-            match self.release(backing, bytes) {
+        for (backing, bytes) in std::mem::take(&mut self.deferred_releases) {
+            self.counters.deferred_releases.fetch_sub(bytes, Ordering::Relaxed);
+            match self.release_handle(backing, bytes) {
                 Ok(()) => freed_bytes += bytes,
                 Err(error) => refused = refused.or(Some(error)),
             }
@@ -295,7 +295,7 @@ impl PhysicalMemory {
     }
 
     fn obtain(&mut self, bytes: u64) -> Result<BackingId, DriverError> {
-        match self.take_loose(bytes) {
+        match self.take_spare(bytes) {
             Some(id) => Ok(id),
             None => self.create(bytes),
         }
@@ -310,41 +310,42 @@ impl PhysicalMemory {
         Ok(backing)
     }
 
-    fn put_loose(&mut self, id: BackingId, bytes: u64) {
-        self.loose.entry(bytes).or_default().push(id);
-        self.counters.loose.fetch_add(bytes, Ordering::Relaxed);
+    fn put_spare(&mut self, id: BackingId, bytes: u64) {
+        self.spare.entry(bytes).or_default().push(id);
+        self.counters.spare.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    fn take_loose(&mut self, bytes: u64) -> Option<BackingId> {
-        let ids = self.loose.get_mut(&bytes)?;
+    fn take_spare(&mut self, bytes: u64) -> Option<BackingId> {
+        let ids = self.spare.get_mut(&bytes)?;
         let id = ids.pop()?;
         if ids.is_empty() {
-            self.loose.remove(&bytes);
+            self.spare.remove(&bytes);
         }
-        self.counters.loose.fetch_sub(bytes, Ordering::Relaxed);
+        self.counters.spare.fetch_sub(bytes, Ordering::Relaxed);
         Some(id)
     }
 
-    fn release(&mut self, backing: BackingId, bytes: u64) -> Result<(), DriverError> {
+    fn release_handle(&mut self, backing: BackingId, bytes: u64) -> Result<(), DriverError> {
         let released = self.driver.release(backing);
         if released.is_ok() {
             self.counters.held.fetch_sub(bytes, Ordering::Relaxed);
             self.held_by_size.entry(bytes).and_modify(|held| *held -= bytes);
         } else {
-            self.owed.push((backing, bytes));
-            self.counters.owed.fetch_add(bytes, Ordering::Relaxed);
+            self.deferred_releases.push((backing, bytes));
+            self.counters.deferred_releases.fetch_add(bytes, Ordering::Relaxed);
         }
         released
     }
 }
 
-/// Maximal runs of pieces that touch each other and all satisfy `wanted`.
-fn neighbours(pieces: &[Piece], wanted: impl Fn(&Piece) -> bool) -> Vec<Range<usize>> {
+/// Maximal runs of mappings that touch each other and all satisfy `wanted`.
+fn neighbours(mappings: &[Mapping], wanted: impl Fn(&Mapping) -> bool) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
-    for (nth, piece) in pieces.iter().enumerate().filter(|(_, piece)| wanted(piece)) {
-        let touches = |last: &Piece| last.segment == piece.segment && last.range.end() == piece.range.addr;
+    for (nth, mapping) in mappings.iter().enumerate().filter(|(_, mapping)| wanted(mapping)) {
+        let touches =
+            |last: &Mapping| last.segment == mapping.segment && last.range.end() == mapping.range.addr;
         match runs.last_mut() {
-            Some(run) if run.end == nth && touches(&pieces[nth - 1]) => run.end += 1,
+            Some(run) if run.end == nth && touches(&mappings[nth - 1]) => run.end += 1,
             _ => runs.push(nth..nth + 1),
         }
     }
@@ -352,7 +353,7 @@ fn neighbours(pieces: &[Piece], wanted: impl Fn(&Piece) -> bool) -> Vec<Range<us
 }
 
 /// The addresses of a run.
-fn span(run: &[Piece]) -> DeviceRange {
+fn span(run: &[Mapping]) -> DeviceRange {
     let (first, last) = (run[0].range, run[run.len() - 1].range);
     DeviceRange::new(first.addr, last.end() - first.addr)
 }

@@ -2,8 +2,8 @@
 //!
 //! A thread goes through the live chunks of the tags that the sleep would back up, and copies what is not stored
 //! yet, or has changed, on a stream that gives way to others. Of what the sleep copies in any case (volatile tags, or
-//! everything where digests are slow) it only makes room ready. Allocating, freeing, reading and writing go on; only
-//! the chunk that is being copied stays mapped meanwhile. Whoever wants a tag alone (a sleep, a discard) is let in
+//! everything where digests are slow) it only makes buffer ready. Allocating, freeing, reading and writing go on; only
+//! the chunk that is being copied stays mapped meanwhile. Whoever wants a tag exclusive (a sleep, a discard) is let in
 //! after the copies in flight, and the preparation ends there. What a writer changes during or after a copy is
 //! found by the sleep, which compares the digest of the stored bytes with the device when nothing is in flight.
 
@@ -18,12 +18,12 @@ use serde::{Serialize, Serializer};
 use super::backups::Suspect;
 use super::backups::{Backup, Save, Stored, runs, tags_of};
 use super::error::{PoolError, Result};
-use super::gate::Monitor;
 use super::heap::Landmark;
 use super::keys::TagKey;
 use super::shared::Shared;
 use super::state::State;
-use crate::backup::Room;
+use super::tag_lock::Monitor;
+use crate::backup::BackupBuffer;
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::tag::{Changes, Tag, TagState};
 
@@ -74,7 +74,7 @@ pub struct PrepareReport {
     /// Copied to the backups.
     pub copied_bytes: u64,
     /// Not copied, because the backup's digest matched, or because the tag was declared immutable. What the sleep
-    /// copies in any case (of a volatile tag, or where digests are slow) is in neither figure: room was made for it.
+    /// copies in any case (of a volatile tag, or where digests are slow) is in neither figure: buffer was made for it.
     pub unchanged_bytes: u64,
 }
 
@@ -146,13 +146,13 @@ impl Preparation {
 }
 
 /// Tells the end, also of a thread that panics.
-struct Telling(Arc<Job>);
+struct EndNotifier(Arc<Job>);
 
-impl Drop for Telling {
+impl Drop for EndNotifier {
     fn drop(&mut self) {
         self.0.outcome.lock_anyway().ended = true;
         self.0.ended.store(true, Ordering::Release);
-        self.0.outcome.ring();
+        self.0.outcome.notify();
     }
 }
 
@@ -183,11 +183,11 @@ impl Preparers {
             outcome: Monitor::new(Outcome::default()),
         });
         let driver = Arc::clone(shared.shared_driver());
-        let (shared, telling) = (Arc::clone(shared), Telling(Arc::clone(&job)));
+        let (shared, notifier) = (Arc::clone(shared), EndNotifier(Arc::clone(&job)));
         let work = move || {
-            let result = shared.prepare(&telling.0, &saves, tags);
-            telling.0.outcome.lock_anyway().result = Some(result);
-            drop(telling);
+            let result = shared.prepare(&notifier.0, &saves, tags);
+            notifier.0.outcome.lock_anyway().result = Some(result);
+            drop(notifier);
         };
         let thread = thread::Builder::new().name("poorwill-prepare".into()).spawn(work);
         self.0.push(thread.map_err(|error| PoolError::PrepareFailed { source: no_thread(&error) })?);
@@ -235,7 +235,7 @@ impl Drop for Held<'_> {
 }
 
 /// A chunk as it was found.
-struct Found<'a> {
+struct Prepared<'a> {
     held: Held<'a>,
     save: Save,
     was: Was,
@@ -248,15 +248,15 @@ struct Found<'a> {
 struct Was {
     /// The memory of its chunks.
     memory: Vec<BackingId>,
-    /// The tag's count of doubts.
-    doubts: u64,
+    /// The tag's count of invalidations.
+    invalidations: u64,
     /// A block in it.
     landmark: Landmark,
 }
 
 /// Whether to look at the next chunk.
-enum Next<'a> {
-    Chunk(Box<Found<'a>>),
+enum NextStep<'a> {
+    Chunk(Box<Prepared<'a>>),
     Gone,
     End(PrepareEnd),
 }
@@ -271,10 +271,10 @@ impl Shared {
     fn prepare(&self, job: &Job, saves: &[Save], tags: Vec<Tag>) -> Result<PrepareReport> {
         let started = Instant::now();
         // One at a time: the second finds what the first has stored.
-        let alone = self.preparing();
+        let exclusive = self.preparing();
         let mut done = Done::default();
         let end = self.prepare_all(job, saves, &mut done);
-        drop(alone);
+        drop(exclusive);
         let seconds = started.elapsed().as_secs_f64();
         let Done { copied_bytes, unchanged_bytes } = done;
         Ok(PrepareReport { tags, end: end?, seconds, copied_bytes, unchanged_bytes })
@@ -282,7 +282,7 @@ impl Shared {
 
     fn prepare_all(&self, job: &Job, saves: &[Save], done: &mut Done) -> Result<PrepareEnd> {
         let failed = |source| PoolError::PrepareFailed { source };
-        let mut rooms: VecDeque<(u64, Pending<Room>)> = VecDeque::new();
+        let mut buffers: VecDeque<(u64, Pending<BackupBuffer>)> = VecDeque::new();
         let mut near = None;
         for (turn, save) in saves.iter().enumerate() {
             if self.starving() > 0 {
@@ -290,14 +290,14 @@ impl Shared {
             }
             // Host memory before the chunk is held: making some takes its time, and a sleep may want to begin.
             let lacks = self.lock_state().backups().get(save).is_none();
-            let room =
-                lacks.then(|| self.next_room(&saves[turn..], &mut rooms)).transpose().map_err(failed)?;
+            let buffer =
+                lacks.then(|| self.next_buffer(&saves[turn..], &mut buffers)).transpose().map_err(failed)?;
             match self.look_at(job, save, near)? {
-                Next::End(end) => return Ok(end),
-                Next::Gone => {}
-                Next::Chunk(found) => {
+                NextStep::End(end) => return Ok(end),
+                NextStep::Gone => {}
+                NextStep::Chunk(found) => {
                     near = Some(found.was.landmark);
-                    self.bring_up_to_date(*found, room, saves, done)?;
+                    self.bring_up_to_date(*found, buffer, saves, done)?;
                 }
             }
             let looked_at = save.granules.len() as u64 * self.shape().granule_bytes;
@@ -306,19 +306,19 @@ impl Shared {
         Ok(PrepareEnd::Finished)
     }
 
-    /// Room for the first of `saves`. It is asked for ahead with that for the next, so that some of it is made while
+    /// BackupBuffer for the first of `saves`. It is asked for ahead with that for the next, so that some of it is made while
     /// others are copied.
-    fn next_room(
+    fn next_buffer(
         &self,
         saves: &[Save],
-        rooms: &mut VecDeque<(u64, Pending<Room>)>,
-    ) -> Result<Room, DriverError> {
+        buffers: &mut VecDeque<(u64, Pending<BackupBuffer>)>,
+    ) -> Result<BackupBuffer, DriverError> {
         let bytes = saves[0].bytes;
-        let one_room = || self.one_room(bytes).wait();
+        let new_buffer = || self.new_buffer(bytes).wait();
         // What was announced for chunks that are gone goes back.
-        while let Some((size, room)) = rooms.pop_front() {
+        while let Some((size, buffer)) = buffers.pop_front() {
             if size == bytes {
-                return self.with_cached_host_memory(bytes, room.wait(), one_room);
+                return self.with_cached_host_memory(bytes, buffer.wait(), new_buffer);
             }
         }
         let mut sizes = vec![bytes];
@@ -333,67 +333,67 @@ impl Shared {
                 sizes.push(save.bytes);
             }
         }
-        let made = self.backups().rooms(&sizes);
-        let made = self.with_cached_host_memory(ahead_bytes, made, || self.backups().rooms(&sizes))?;
-        *rooms = sizes.iter().copied().zip(made).collect();
-        match rooms.pop_front() {
-            Some((_, room)) => self.with_cached_host_memory(bytes, room.wait(), one_room),
-            None => one_room(),
+        let made = self.backups().buffers(&sizes);
+        let made = self.with_cached_host_memory(ahead_bytes, made, || self.backups().buffers(&sizes))?;
+        *buffers = sizes.iter().copied().zip(made).collect();
+        match buffers.pop_front() {
+            Some((_, buffer)) => self.with_cached_host_memory(bytes, buffer.wait(), new_buffer),
+            None => new_buffer(),
         }
     }
 
     /// Holds a chunk that is still there and in use. Chunks follow each other, so the last one's landmark is near.
-    fn look_at(&self, job: &Job, save: &Save, near: Option<Landmark>) -> Result<Next<'_>> {
+    fn look_at(&self, job: &Job, save: &Save, near: Option<Landmark>) -> Result<NextStep<'_>> {
         if job.cancelled.load(Ordering::Relaxed) {
-            return Ok(Next::End(PrepareEnd::Cancelled));
+            return Ok(NextStep::End(PrepareEnd::Cancelled));
         }
         let mut state = match self.open_state() {
-            Err(PoolError::Closed) => return Ok(Next::End(PrepareEnd::Overtaken)),
+            Err(PoolError::Closed) => return Ok(NextStep::End(PrepareEnd::Overtaken)),
             state => state?,
         };
         // Its tag may be gone with it.
-        let Some(tag) = state.heap().segments().tag_of(save.place.0) else { return Ok(Next::Gone) };
+        let Some(tag) = state.heap().segments().tag_of(save.location.0) else { return Ok(NextStep::Gone) };
         let entry = state.tags().get(tag);
         // Whoever dropped backups may be gone again.
         let dropped = job.forgets.get(&tag).is_some_and(|before| *before != state.backups().forgets(tag));
         if dropped || entry.wanted() > 0 || entry.is_taken() || entry.state() != TagState::Awake {
-            return Ok(Next::End(PrepareEnd::Overtaken));
+            return Ok(NextStep::End(PrepareEnd::Overtaken));
         }
-        let (changes, doubts) = (entry.changes(), state.backups().doubts(tag));
-        let Some((save, memory, landmark)) = state.now(save, near) else { return Ok(Next::Gone) };
+        let (changes, invalidations) = (entry.changes(), state.backups().invalidations(tag));
+        let Some((save, memory, landmark)) = state.now(save, near) else { return Ok(NextStep::Gone) };
         let stored = match state.backups().get(&save) {
             // Whoever reads it is waited for by the sleep.
-            Some(backup) if !backup.is_ours() && backup.has_unseen() => return Ok(Next::Gone),
+            Some(backup) if !backup.is_ours() && backup.has_unseen() => return Ok(NextStep::Gone),
             backup => backup.filter(|backup| backup.is_ours()).map(Backup::share),
         };
-        let range = DeviceRange::new(save.place.1, save.bytes);
+        let range = DeviceRange::new(save.location.1, save.bytes);
         state.tags_mut().get_mut(tag).enter();
         state.heap_mut().copying(range);
         drop(state);
         let held = Held { shared: self, tag, range };
-        let was = Was { memory, doubts, landmark };
-        Ok(Next::Chunk(Box::new(Found { held, save, was, stored, changes })))
+        let was = Was { memory, invalidations, landmark };
+        Ok(NextStep::Chunk(Box::new(Prepared { held, save, was, stored, changes })))
     }
 
     /// Brings the backup of a chunk up to date: one of `saves`, which are all that is prepared.
     fn bring_up_to_date(
         &self,
-        found: Found<'_>,
-        room: Option<Room>,
+        found: Prepared<'_>,
+        buffer: Option<BackupBuffer>,
         saves: &[Save],
         done: &mut Done,
     ) -> Result<()> {
         let failed = |source| PoolError::PrepareFailed { source };
-        let Found { held, save, was, mut stored, changes } = found;
+        let Prepared { held, save, was, mut stored, changes } = found;
         let stream = self.streams().background();
         if !self.replaces_nothing_spoiled(&save, stored.as_ref(), saves)? {
             return Ok(());
         }
-        // What the sleep copies whatever is stored need not be copied now; the room is what can be prepared.
-        let only_room = changes == Changes::Volatile || !self.driver().info().fast_digests;
+        // What the sleep copies whatever is stored need not be copied now; the buffer is what can be prepared.
+        let only_buffer = changes == Changes::Volatile || !self.driver().info().fast_digests;
         let trusting = changes == Changes::Immutable;
         let same = match stored.as_mut() {
-            _ if only_room => save.granules.clone(),
+            _ if only_buffer => save.granules.clone(),
             None => Vec::new(),
             Some(stored) => {
                 let same = self.same(&save, &mut stored.granules, trusting, stream).map_err(failed)?;
@@ -404,8 +404,8 @@ impl Shared {
         let fresh: Vec<usize> =
             save.granules.iter().copied().filter(|granule| same.binary_search(granule).is_err()).collect();
         let granule_bytes = self.shape().granule_bytes;
-        let unchanged_bytes = if only_room { 0 } else { same.len() as u64 * granule_bytes };
-        let Backup { room, granules } = match stored {
+        let unchanged_bytes = if only_buffer { 0 } else { same.len() as u64 * granule_bytes };
+        let Backup { buffer, granules } = match stored {
             Some(_) if fresh.is_empty() => {
                 done.unchanged_bytes += unchanged_bytes;
                 return Ok(());
@@ -415,18 +415,18 @@ impl Shared {
                 None => return Ok(()),
             },
             None => {
-                let room = room.map_or_else(|| self.one_room(save.bytes).wait(), Ok).map_err(failed)?;
-                Backup { room: Arc::new(room), granules: vec![None; self.shape().granules(save.bytes)] }
+                let buffer = buffer.map_or_else(|| self.new_buffer(save.bytes).wait(), Ok).map_err(failed)?;
+                Backup { buffer: Arc::new(buffer), granules: vec![None; self.shape().granules(save.bytes)] }
             }
         };
         done.unchanged_bytes += unchanged_bytes;
         if fresh.is_empty() {
-            self.put_back(&held, &save, &was, Backup { room, granules });
+            self.put_back(&held, &save, &was, Backup { buffer, granules });
             return Ok(());
         }
-        let Some(room) = Arc::into_inner(room) else { return Ok(()) };
-        let saving = self.start_copy(&save, room, granules, fresh, stream).map_err(failed)?;
-        let (backup, copied) = saving.land(false).map_err(failed)?;
+        let Some(buffer) = Arc::into_inner(buffer) else { return Ok(()) };
+        let saving = self.start_copy(&save, buffer, granules, fresh, stream).map_err(failed)?;
+        let (backup, copied) = saving.complete(false).map_err(failed)?;
         done.copied_bytes += copied as u64 * granule_bytes;
         self.put_back(&held, &save, &was, backup);
         Ok(())
@@ -449,14 +449,14 @@ impl Shared {
         }
     }
 
-    /// Whether other extents than the `stored` one that one of `saves` is to take the place of are what was stored.
+    /// Whether other extents than the `stored` one that one of `saves` is to take the location of are what was stored.
     fn replaces_nothing_spoiled(&self, save: &Save, stored: Option<&Backup>, saves: &[Save]) -> Result<bool> {
-        let extent = DeviceRange::new(save.place.1, save.bytes);
+        let extent = DeviceRange::new(save.location.1, save.bytes);
         let is_other =
-            |suspect: &Suspect| stored.is_none_or(|stored| !Arc::ptr_eq(&stored.room, &suspect.room));
+            |suspect: &Suspect| stored.is_none_or(|stored| !Arc::ptr_eq(&stored.buffer, &suspect.buffer));
         let suspects: Vec<Suspect> = {
             let state = self.lock_state();
-            state.backups().unseen_in(save.tag, save.place.0, extent).filter(is_other).collect()
+            state.backups().unseen_in(save.tag, save.location.0, extent).filter(is_other).collect()
         };
         let granules: Vec<DeviceRange> = suspects.iter().map(|suspect| suspect.granule).collect();
         let spoiled = self.spoiled_of(suspects).map_err(|source| PoolError::PrepareFailed { source })?;
@@ -486,8 +486,9 @@ impl Shared {
     ) -> Result<Vec<usize>, DriverError> {
         let is_there = |granule: &usize| stored.get(*granule).is_some_and(Option::is_some);
         let there = save.granules.iter().copied().filter(is_there);
-        let is_trusted = |granule: &usize| trusting && stored[*granule].is_some_and(|stored| stored.proven);
-        let (mut same, asked): (Vec<usize>, Vec<usize>) = there.partition(is_trusted);
+        let is_verified =
+            |granule: &usize| trusting && stored[*granule].is_some_and(|stored| stored.verified);
+        let (mut same, asked): (Vec<usize>, Vec<usize>) = there.partition(is_verified);
         if asked.is_empty() {
             return Ok(same);
         }
@@ -506,13 +507,13 @@ impl Shared {
 
     /// Stores a backup, if its chunk is still what it was. The chunk is held.
     fn put_back(&self, held: &Held<'_>, save: &Save, was: &Was, mut backup: Backup) {
-        debug_assert_eq!(held.range.addr, save.place.1, "the extent that is held");
+        debug_assert_eq!(held.range.addr, save.location.1, "the extent that is held");
         let mut state = self.lock_state();
-        if state.backups().doubts(held.tag) != was.doubts {
-            backup.granules.iter_mut().flatten().for_each(|stored| stored.proven = false);
+        if state.backups().invalidations(held.tag) != was.invalidations {
+            backup.granules.iter_mut().flatten().for_each(|stored| stored.verified = false);
         }
         if state.now(save, Some(was.landmark)).is_some_and(|(_, memory, _)| memory == was.memory) {
-            state.backups_mut().keep(save, backup);
+            state.backups_mut().insert(save, backup);
         }
     }
 }
@@ -521,8 +522,8 @@ impl State {
     /// An extent as it is now: the granules that are live, its memory, and a live block in it. `None` when it is idle, or
     /// not all there.
     fn now(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, Vec<BackingId>, Landmark)> {
-        let extent = DeviceRange::new(save.place.1, save.bytes);
-        let (granules, memory, landmark) = self.heap().live_granules(save.place.0, extent, near)?;
+        let extent = DeviceRange::new(save.location.1, save.bytes);
+        let (granules, memory, landmark) = self.heap().live_granules(save.location.0, extent, near)?;
         Some((Save { granules, ..*save }, memory, landmark))
     }
 }

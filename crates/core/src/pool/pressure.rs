@@ -1,4 +1,4 @@
-//! Making room: what is tried, by who needs memory and finds too little, before it is refused.
+//! Making buffer: what is tried, by who needs memory and finds too little, before it is refused.
 
 use super::deadline::Wait;
 use super::error::{Awaited, Result};
@@ -22,7 +22,7 @@ pub(super) struct Retry {
 pub(super) enum Lack {
     /// What is allowed.
     Limit,
-    /// What the device gives: so much is still to come, some of it in pieces larger than a chunk or not.
+    /// What the device gives: so much is still to come, some of it in mappings larger than a chunk or not.
     Device { absent_bytes: u64, has_spans: bool },
 }
 
@@ -31,7 +31,7 @@ pub(super) enum Lack {
 pub(super) enum Next {
     /// The same again.
     Again,
-    /// The same again, in pieces no larger than a chunk.
+    /// The same again, in mappings no larger than a chunk.
     InChunks,
     Refuse,
 }
@@ -39,10 +39,10 @@ pub(super) enum Next {
 impl Retry {
     /// Notes what is known, before looking for memory.
     pub(super) fn look(&mut self, shared: &Shared) {
-        self.seen = shared.lock_state().heap().clocks().news();
+        self.seen = shared.lock_state().heap().clocks().version();
     }
 
-    /// After a shortage: gives idle memory back, settles for smaller pieces, or waits, with nothing held, for anything that
+    /// After a shortage: gives idle memory back, settles for smaller mappings, or waits, with nothing held, for anything that
     /// may give memory back.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Retry {
             let had_enough = std::mem::replace(&mut self.had_enough, has_enough);
             if has_enough {
                 self.forget();
-                // It was there before this attempt, too, but not in pieces as large as a span.
+                // It was there before this attempt, too, but not in mappings as large as a span.
                 return Ok(if had_enough { Next::InChunks } else { Next::Again });
             }
         }
@@ -96,7 +96,7 @@ impl Retry {
         }
         drop(state);
         match shared.wait_for_event(self.seen, wait.deadline)? {
-            Waited::News => {
+            Waited::Progress => {
                 self.forget();
                 // Others may free and allocate for ever.
                 return Ok(!wait.deadline.has_passed(shared.driver()));
@@ -106,7 +106,7 @@ impl Retry {
         }
         self.reclaimed = false;
         if !std::mem::replace(&mut self.joined, true) {
-            shared.open_state()?.heap_mut().join_lanes();
+            shared.open_state()?.heap_mut().join_lists();
             return Ok(true);
         }
         Ok(false)

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::commands::{next_command, pause};
 use super::deadline::Deadline;
 use super::events::Waited;
-use super::orders::{next_order, pause};
 use super::shared::Shared;
 
 /// Between two looks while a stream is being captured.
@@ -32,7 +32,7 @@ impl Reaper {
         }
         let shared = Arc::clone(shared);
         let work = move || {
-            while next_order(shared.orders()) {
+            while next_command(shared.commands()) {
                 shared.reap();
             }
         };
@@ -60,7 +60,7 @@ impl Shared {
         let forever = Deadline::begin(self.driver(), None);
         loop {
             let Ok(mut memory) = self.lock_memory() else { return };
-            let seen = self.lock_state().heap().clocks().news();
+            let seen = self.lock_state().heap().clocks().version();
             let refused = self.poll(&memory);
             let above_mark = self.reclaim_above_mark(&mut memory);
             drop(memory);
@@ -70,11 +70,11 @@ impl Shared {
                 return;
             }
             match self.wait_for_event(seen, forever) {
-                Ok(Waited::News) => in_vain = 0,
+                Ok(Waited::Progress) => in_vain = 0,
                 // Nobody tells when a capture ends.
-                Ok(Waited::Captured) if pause(self.orders(), LULL) => {}
+                Ok(Waited::Captured) if pause(self.commands(), LULL) => {}
                 // Somebody else may be recording the events just now.
-                Ok(Waited::InVain) if in_vain < LOOKS_IN_VAIN && pause(self.orders(), LULL) => in_vain += 1,
+                Ok(Waited::InVain) if in_vain < LOOKS_IN_VAIN && pause(self.commands(), LULL) => in_vain += 1,
                 _ => return,
             }
         }

@@ -144,7 +144,7 @@ pub struct WakeRequest {
     pub accepts_losses: bool,
     /// The longest that the call waits: for memory of the device that others are about to give back, for work that holds
     /// what it needs, and for other calls at work on the tags. Whoever else wants one of the tags waits as long: to make
-    /// room, name the tags that are to sleep. `None` does not wait for memory of others, and for work and calls until
+    /// buffer, name the tags that are to sleep. `None` does not wait for memory of others, and for work and calls until
     /// they have ended.
     pub wait_max: Option<Duration>,
     /// Who is told how far it is.
@@ -201,10 +201,10 @@ impl WakeRequest {
         self
     }
 
-    /// The same; `tell` is called as bytes arrive. It must not call the pool.
+    /// The same; `on_progress` is called as bytes arrive. It must not call the pool.
     #[must_use]
-    pub fn telling(mut self, tell: impl Fn(WakeProgress) + Send + Sync + 'static) -> Self {
-        self.progress = Some(OnProgress(Arc::new(tell)));
+    pub fn telling(mut self, on_progress: impl Fn(WakeProgress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(OnProgress(Arc::new(on_progress)));
         self
     }
 }
@@ -262,15 +262,15 @@ pub struct SleepReport {
     /// Not copied, because the backup's digest matched, or because the tag was declared immutable.
     pub unchanged_bytes: u64,
     /// Of which nobody compared, because the tag was declared immutable.
-    pub trusted_bytes: u64,
+    pub skipped_bytes: u64,
     /// Whether the device computes digests at the speed of its memory. Where it does not (a driver that refuses
     /// the kernel), nothing is compared and everything is copied.
     pub fast_digests: bool,
     /// Held live bytes and were dropped, in whole granules.
     pub discarded_bytes: u64,
-    /// What this process still holds of the device beyond this pool and its bare context; 0 where the driver
+    /// What this process still holds of the device beyond this pool and its unmapped context; 0 where the driver
     /// has no figure for a process.
-    pub uncovered_bytes: u64,
+    pub unaccounted_bytes: u64,
     /// Free memory of the device before.
     pub device_free_before_bytes: u64,
     /// Free memory of the device after; absent when the device would not say any more.

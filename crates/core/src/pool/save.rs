@@ -1,9 +1,9 @@
 //! Bringing backups up to date in a sleep: compare, then copy what differs.
 //!
-//! What a granule's backup holds is known by the digest of the stored bytes. The context is quiet by now, so a
+//! What a granule's backup holds is known by the digest of the stored bytes. The context is complete by now, so a
 //! granule of the device whose digest is the same need not be copied again. Copies run with no lock held; several
 //! are in flight, and the host memory that the first sleep needs is announced as a whole, so that copying begins
-//! when its first piece is there.
+//! when its first mapping is there.
 //!
 //! Promise: when this succeeds, every live granule of the plan is stored, and was compared with what is stored
 //! or copied just now, but for those that were promised not to change, of which a sixty-fourth was compared. What differs
@@ -22,7 +22,7 @@ use super::keys::TagKey;
 use super::report::{SleepPhases, add};
 use super::shared::Shared;
 use super::state::State;
-use crate::backup::Room;
+use crate::backup::BackupBuffer;
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, StreamId};
 use crate::tag::Changes;
@@ -35,7 +35,7 @@ const COPIES_PER_STREAM: usize = 2;
 pub(super) struct Saved {
     pub(super) copied_bytes: u64,
     pub(super) unchanged_bytes: u64,
-    pub(super) trusted_bytes: u64,
+    pub(super) skipped_bytes: u64,
     pub(super) phases: SleepPhases,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Saving<'a> {
     granules: Vec<Option<Stored>>,
     /// Granules that it brings.
     fresh: Vec<usize>,
-    copy: Pending<(Room, Vec<Digest>)>,
+    copy: Pending<(BackupBuffer, Vec<Digest>)>,
 }
 
 /// What of a save need not be copied.
@@ -55,7 +55,7 @@ struct Kept {
     /// Granules, ascending.
     granules: Vec<usize>,
     /// How many of them nobody looked at.
-    trusted: usize,
+    skipped: usize,
 }
 
 /// What a sleep backs up, and the tags that fall asleep.
@@ -67,12 +67,12 @@ pub(super) struct Saver<'a> {
 }
 
 /// A granule whose digest is asked for.
-struct Question {
+struct DigestQuery {
     turn: usize,
     granule: usize,
     expected: Digest,
     /// Promised not to change.
-    trusted: bool,
+    skipped: bool,
 }
 
 fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
@@ -86,11 +86,11 @@ impl<'a> Saver<'a> {
         let kept = self.unchanged()?;
         add(&mut saved.phases.digest_s, started.elapsed());
         let started = Instant::now();
-        let mut flying: VecDeque<Saving<'_>> = VecDeque::new();
-        let copied = self.copy_changed(&kept, &mut flying, saved);
+        let mut in_flight: VecDeque<Saving<'_>> = VecDeque::new();
+        let copied = self.copy_changed(&kept, &mut in_flight, saved);
         // After a failure nothing stays in flight: it would hold host memory that the next try may need.
         let left: Vec<DriverError> =
-            flying.into_iter().filter_map(|saving| saving.copy.wait().err()).collect();
+            in_flight.into_iter().filter_map(|saving| saving.copy.wait().err()).collect();
         add(&mut saved.phases.copy_s, started.elapsed());
         copied.and(left.into_iter().next().map_or(Ok(()), |source| Err(at(Phase::Copy)(source))))
     }
@@ -98,7 +98,7 @@ impl<'a> Saver<'a> {
     fn copy_changed(
         &self,
         kept: &[Kept],
-        flying: &mut VecDeque<Saving<'a>>,
+        in_flight: &mut VecDeque<Saving<'a>>,
         saved: &mut Saved,
     ) -> Result<()> {
         let granule_bytes = self.shared.shape().granule_bytes;
@@ -108,31 +108,31 @@ impl<'a> Saver<'a> {
             .zip(kept)
             .filter(|(save, kept)| kept.granules.len() < save.granules.len())
             .collect();
-        let mut rooms = self.new_rooms(&changed).map_err(at(Phase::Copy))?;
+        let mut buffers = self.new_buffers(&changed).map_err(at(Phase::Copy))?;
         for kept in kept {
-            saved.trusted_bytes += kept.trusted as u64 * granule_bytes;
+            saved.skipped_bytes += kept.skipped as u64 * granule_bytes;
             saved.unchanged_bytes += kept.granules.len() as u64 * granule_bytes;
         }
         for (turn, (save, kept)) in changed.into_iter().enumerate() {
-            if flying.len() >= COPIES_PER_STREAM * self.shared.streams().saves() {
-                self.store_next(flying, saved)?;
+            if in_flight.len() >= COPIES_PER_STREAM * self.shared.streams().saves() {
+                self.store_next(in_flight, saved)?;
             }
             let old = self.shared.lock_state().backups_mut().take(save);
-            let (room, granules) = match old {
-                Some(Backup { room, granules }) if room.is_free() => (Arc::into_inner(room), granules),
+            let (buffer, granules) = match old {
+                Some(Backup { buffer, granules }) if buffer.is_free() => (Arc::into_inner(buffer), granules),
                 _ => (None, Vec::new()),
             };
-            let (room, granules) = match room {
-                Some(room) => (room, granules),
+            let (buffer, granules) = match buffer {
+                Some(buffer) => (buffer, granules),
                 None => {
-                    let room = rooms.remove(&turn).unwrap_or_else(|| self.shared.one_room(save.bytes));
-                    (self.wait_for_room(save, room).map_err(at(Phase::Copy))?, Vec::new())
+                    let buffer = buffers.remove(&turn).unwrap_or_else(|| self.shared.new_buffer(save.bytes));
+                    (self.wait_for_buffer(save, buffer).map_err(at(Phase::Copy))?, Vec::new())
                 }
             };
-            // A room that is not the old one keeps nothing of what was unchanged.
+            // A buffer that is not the old one keeps nothing of what was unchanged.
             if granules.is_empty() {
                 saved.unchanged_bytes -= kept.granules.len() as u64 * granule_bytes;
-                saved.trusted_bytes -= kept.trusted as u64 * granule_bytes;
+                saved.skipped_bytes -= kept.skipped as u64 * granule_bytes;
             }
             let keep: &[usize] = if granules.is_empty() { &[] } else { &kept.granules };
             let fresh: Vec<usize> = save
@@ -143,43 +143,50 @@ impl<'a> Saver<'a> {
                 .collect();
             let stream = self.shared.streams().save(turn);
             let copy =
-                self.shared.start_copy(save, room, granules, fresh, stream).map_err(at(Phase::Copy))?;
-            flying.push_back(copy);
+                self.shared.start_copy(save, buffer, granules, fresh, stream).map_err(at(Phase::Copy))?;
+            in_flight.push_back(copy);
         }
-        while !flying.is_empty() {
-            self.store_next(flying, saved)?;
+        while !in_flight.is_empty() {
+            self.store_next(in_flight, saved)?;
         }
         Ok(())
     }
 
     /// Rooms for those of `changed` that have none, by their turns: which of them have one may change when blocks are
     /// freed meanwhile.
-    fn new_rooms(&self, changed: &[(&Save, &Kept)]) -> Result<BTreeMap<usize, Pending<Room>>, DriverError> {
+    fn new_buffers(
+        &self,
+        changed: &[(&Save, &Kept)],
+    ) -> Result<BTreeMap<usize, Pending<BackupBuffer>>, DriverError> {
         let (turns, sizes): (Vec<usize>, Vec<u64>) = {
             let state = self.shared.lock_state();
-            let without = changed.iter().enumerate().filter(|(_, (save, _))| !state.has_room(save));
+            let without = changed.iter().enumerate().filter(|(_, (save, _))| !state.has_buffer(save));
             without.map(|(turn, (save, _))| (turn, save.bytes)).unzip()
         };
         if sizes.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let rooms = match self.shared.backups().rooms(&sizes) {
+        let buffers = match self.shared.backups().buffers(&sizes) {
             Err(error) if is_lacking(&error) => {
                 let bytes = sizes.iter().sum();
-                self.shared.with_host_memory(self.falling, bytes, || self.shared.backups().rooms(&sizes))?
+                self.shared.with_host_memory(self.falling, bytes, || self.shared.backups().buffers(&sizes))?
             }
-            rooms => rooms?,
+            buffers => buffers?,
         };
-        Ok(turns.into_iter().zip(rooms).collect())
+        Ok(turns.into_iter().zip(buffers).collect())
     }
 
-    fn wait_for_room(&self, save: &Save, room: Pending<Room>) -> Result<Room, DriverError> {
-        match room.wait() {
+    fn wait_for_buffer(
+        &self,
+        save: &Save,
+        buffer: Pending<BackupBuffer>,
+    ) -> Result<BackupBuffer, DriverError> {
+        match buffer.wait() {
             Err(error) if is_lacking(&error) => {
-                let again = || self.shared.one_room(save.bytes).wait();
+                let again = || self.shared.new_buffer(save.bytes).wait();
                 self.shared.with_host_memory(self.falling, save.bytes, again)
             }
-            room => room,
+            buffer => buffer,
         }
     }
 
@@ -198,29 +205,29 @@ impl<'a> Saver<'a> {
         let (shared, saves) = (self.shared, self.saves);
         let mut kept = vec![Kept::default(); saves.len()];
         let fast_digests = shared.driver().info().fast_digests;
-        let (questions, sampled) = shared.lock_state().questions(saves, fast_digests, &mut kept);
-        let digests = self.digests(&questions).map_err(at(Phase::Compare))?;
+        let (queries, sampled) = shared.lock_state().queries(saves, fast_digests, &mut kept);
+        let digests = self.digests(&queries).map_err(at(Phase::Compare))?;
         let (mut equal, mut broken) = (Vec::new(), None);
-        for (question, found) in questions.iter().zip(digests) {
-            if found == question.expected {
-                kept[question.turn].granules.push(question.granule);
-                equal.push(shared.granule_range(&saves[question.turn], question.granule, 1));
-            } else if question.trusted {
-                broken.get_or_insert((question, found));
+        for (query, found) in queries.iter().zip(digests) {
+            if found == query.expected {
+                kept[query.turn].granules.push(query.granule);
+                equal.push(shared.granule_range(&saves[query.turn], query.granule, 1));
+            } else if query.skipped {
+                broken.get_or_insert((query, found));
             }
         }
         shared.lock_state().note_seen(equal);
         if !self.are_changes(&kept)? {
             return Ok(None);
         }
-        if let Some((Question { turn, granule, expected, .. }, found)) = broken {
-            return Err(shared.end_trust(&saves[*turn], *granule, [*expected, found]));
+        if let Some((DigestQuery { turn, granule, expected, .. }, found)) = broken {
+            return Err(shared.immutable_changed(&saves[*turn], *granule, [*expected, found]));
         }
         let mut state = shared.lock_state();
         sampled.into_iter().for_each(|tag| state.tags_mut().get_mut(tag).note_check());
         for (save, kept) in saves.iter().zip(&mut kept) {
             kept.granules.sort_unstable();
-            state.backups_mut().prove(save, &kept.granules);
+            state.backups_mut().mark_verified(save, &kept.granules);
         }
         Ok(Some(kept))
     }
@@ -233,10 +240,10 @@ impl<'a> Saver<'a> {
             let state = shared.lock_state();
             let written = self.saves.iter().zip(kept);
             let written = written.filter(|(save, kept)| kept.granules.len() < save.granules.len());
-            // A new extent takes the place of all that touch it.
+            // A new extent takes the location of all that touch it.
             let unseen = |save: &Save| {
-                let extent = DeviceRange::new(save.place.1, save.bytes);
-                state.backups().unseen_in(save.tag, save.place.0, extent).collect::<Vec<_>>()
+                let extent = DeviceRange::new(save.location.1, save.bytes);
+                state.backups().unseen_in(save.tag, save.location.0, extent).collect::<Vec<_>>()
             };
             written.flat_map(|(save, _)| unseen(save)).collect()
         };
@@ -249,16 +256,16 @@ impl<'a> Saver<'a> {
         if lost.is_empty() { Ok(false) } else { Err(PoolError::Lost { op: BACK_UP, lost }) }
     }
 
-    /// Digests of the device's granules, in the order of the questions: asked all at once, spread over the streams.
-    fn digests(&self, questions: &[Question]) -> Result<Vec<Digest>, DriverError> {
-        let share = questions.len().div_ceil(self.shared.streams().saves()).max(1);
+    /// Digests of the device's granules, in the order of the queries: asked all at once, spread over the streams.
+    fn digests(&self, queries: &[DigestQuery]) -> Result<Vec<Digest>, DriverError> {
+        let share = queries.len().div_ceil(self.shared.streams().saves()).max(1);
         let (mut asked, mut failed) = (Vec::new(), None);
-        for (turn, questions) in questions.chunks(share).enumerate() {
-            let next = |a: &Question, b: &Question| a.turn == b.turn && a.granule + 1 == b.granule;
-            let range = |run: &[Question]| {
+        for (turn, queries) in queries.chunks(share).enumerate() {
+            let next = |a: &DigestQuery, b: &DigestQuery| a.turn == b.turn && a.granule + 1 == b.granule;
+            let range = |run: &[DigestQuery]| {
                 self.shared.granule_range(&self.saves[run[0].turn], run[0].granule, run.len())
             };
-            let ranges: Vec<DeviceRange> = questions.chunk_by(next).map(range).collect();
+            let ranges: Vec<DeviceRange> = queries.chunk_by(next).map(range).collect();
             match self.shared.driver().digest(self.shared.streams().save(turn), &ranges) {
                 Ok(digests) => asked.push(digests),
                 Err(error) => {
@@ -268,7 +275,7 @@ impl<'a> Saver<'a> {
             }
         }
         // Whatever was asked is waited for: nothing may be in flight when the sleep goes on, or ends.
-        let mut digests = Vec::with_capacity(questions.len());
+        let mut digests = Vec::with_capacity(queries.len());
         for asked in asked {
             match asked.wait() {
                 Ok(found) => digests.extend(found),
@@ -279,31 +286,31 @@ impl<'a> Saver<'a> {
     }
 
     /// Waits for the oldest copy and stores it.
-    fn store_next(&self, flying: &mut VecDeque<Saving<'_>>, saved: &mut Saved) -> Result<()> {
-        let Some(saving) = flying.pop_front() else { return Ok(()) };
+    fn store_next(&self, in_flight: &mut VecDeque<Saving<'_>>, saved: &mut Saved) -> Result<()> {
+        let Some(saving) = in_flight.pop_front() else { return Ok(()) };
         let save = saving.save;
-        let (backup, copied) = saving.land(true).map_err(at(Phase::Copy))?;
+        let (backup, copied) = saving.complete(true).map_err(at(Phase::Copy))?;
         saved.copied_bytes += copied as u64 * self.shared.shape().granule_bytes;
-        self.shared.lock_state().backups_mut().keep(save, backup);
+        self.shared.lock_state().backups_mut().insert(save, backup);
         Ok(())
     }
 }
 
 impl Shared {
-    pub(super) fn one_room(&self, bytes: u64) -> Pending<Room> {
-        let room = self.backups().rooms(&[bytes]).map(|mut rooms| rooms.pop());
-        Pending::new(move || match room {
-            Ok(Some(room)) => room.wait(),
-            Ok(None) => Err(DriverError::invalid(Op::HostAlloc, "a store gave no room")),
+    pub(super) fn new_buffer(&self, bytes: u64) -> Pending<BackupBuffer> {
+        let buffer = self.backups().buffers(&[bytes]).map(|mut buffers| buffers.pop());
+        Pending::new(move || match buffer {
+            Ok(Some(buffer)) => buffer.wait(),
+            Ok(None) => Err(DriverError::invalid(Op::HostAlloc, "a store gave no buffer")),
             Err(error) => Err(error),
         })
     }
 
-    /// Starts the copy of what has changed. The room is in the copy's hands until it is stored.
+    /// Starts the copy of what has changed. The buffer is in the copy's hands until it is stored.
     pub(super) fn start_copy<'a>(
         &self,
         save: &'a Save,
-        room: Room,
+        buffer: BackupBuffer,
         mut granules: Vec<Option<Stored>>,
         fresh: Vec<usize>,
         stream: StreamId,
@@ -321,86 +328,86 @@ impl Shared {
             host_offset: run.start as u64 * granule_bytes,
         };
         let parts: Vec<CopyPart> = runs(&fresh).into_iter().map(part).collect();
-        let copy = room.save(stream, &parts)?;
+        let copy = buffer.save(stream, &parts)?;
         Ok(Saving { save, granules, fresh, copy })
     }
 
     pub(super) fn granule_range(&self, save: &Save, first: usize, count: usize) -> DeviceRange {
-        self.shape().granule_range(save.place.1, first, count)
+        self.shape().granule_range(save.location.1, first, count)
     }
 
     /// A granule of a tag that was declared immutable has changed: the tag's granules are compared from now on.
-    fn end_trust(&self, save: &Save, granule: usize, digests: [Digest; 2]) -> PoolError {
+    fn immutable_changed(&self, save: &Save, granule: usize, digests: [Digest; 2]) -> PoolError {
         let [expected, found] = digests;
         let mut state = self.lock_state();
         let entry = state.tags_mut().get_mut(save.tag);
         entry.set_changes(Changes::Compared);
         let (tag, range) = (entry.name().clone(), self.granule_range(save, granule, 1));
-        PoolError::TrustBroken { tag, range, expected, found }
+        PoolError::ImmutableChanged { tag, range, expected, found }
     }
 }
 
 impl Saving<'_> {
     /// Waits for the copy. Returns what is stored then, and how many granules it brought.
-    pub(super) fn land(self, proven: bool) -> Result<(Backup, usize), DriverError> {
+    pub(super) fn complete(self, verified: bool) -> Result<(Backup, usize), DriverError> {
         let Self { mut granules, fresh, copy, .. } = self;
-        let (room, digests) = copy.wait()?;
+        let (buffer, digests) = copy.wait()?;
         if digests.len() != fresh.len() {
             let reason =
                 format!("{} granules were saved, and {} digests came back", fresh.len(), digests.len());
             return Err(DriverError::invalid(Op::Save, reason));
         }
         for (granule, digest) in fresh.iter().zip(digests) {
-            granules[*granule] = Some(Stored { digest, proven, loaded_unseen: false });
+            granules[*granule] = Some(Stored { digest, verified, loaded_unseen: false });
         }
-        Ok((Backup { room: Arc::new(room), granules }, fresh.len()))
+        Ok((Backup { buffer: Arc::new(buffer), granules }, fresh.len()))
     }
 }
 
 impl State {
     /// Whose digests a sleep needs; what is taken on trust is kept at once. With them the tags of which some is.
-    fn questions(
+    fn queries(
         &self,
         saves: &[Save],
         fast_digests: bool,
         kept: &mut [Kept],
-    ) -> (Vec<Question>, BTreeSet<TagKey>) {
-        let mut questions = Vec::new();
-        let mut trusted: BTreeMap<TagKey, Vec<Question>> = BTreeMap::new();
+    ) -> (Vec<DigestQuery>, BTreeSet<TagKey>) {
+        let mut queries = Vec::new();
+        let mut skipped: BTreeMap<TagKey, Vec<DigestQuery>> = BTreeMap::new();
         for (turn, save) in saves.iter().enumerate() {
             let changes = self.tags().get(save.tag).changes();
             let Some(backup) = self.backups().get(save) else { continue };
             for granule in save.granules.iter().copied() {
                 let Some(stored) = backup.granules.get(granule).copied().flatten() else { continue };
-                let question = |trusted| Question { turn, granule, expected: stored.digest, trusted };
+                let query = |skipped| DigestQuery { turn, granule, expected: stored.digest, skipped };
                 match changes {
                     Changes::Volatile => {}
-                    Changes::Immutable if stored.proven => {
-                        trusted.entry(save.tag).or_default().push(question(true));
+                    Changes::Immutable if stored.verified => {
+                        skipped.entry(save.tag).or_default().push(query(true));
                     }
                     // Where comparing costs as much as copying, copying is what is done.
-                    _ if fast_digests => questions.push(question(false)),
+                    _ if fast_digests => queries.push(query(false)),
                     _ => {}
                 }
             }
         }
-        let tags = trusted.keys().copied().collect();
-        // Each tag has turns of its own: it may sleep with others or alone.
-        for (tag, of_tag) in trusted {
+        let tags = skipped.keys().copied().collect();
+        // Each tag has turns of its own: it may sleep with others or exclusive.
+        for (tag, of_tag) in skipped {
             let sample = Sample::of(self.tags().get(tag).checks(), of_tag.len() as u64);
-            for (nth, question) in (0..).zip(of_tag) {
+            for (nth, query) in (0..).zip(of_tag) {
                 if sample.takes(nth) {
-                    questions.push(question);
+                    queries.push(query);
                 } else {
-                    kept[question.turn].granules.push(question.granule);
-                    kept[question.turn].trusted += 1;
+                    kept[query.turn].granules.push(query.granule);
+                    kept[query.turn].skipped += 1;
                 }
             }
         }
-        (questions, tags)
+        (queries, tags)
     }
 
-    fn has_room(&self, save: &Save) -> bool {
+    fn has_buffer(&self, save: &Save) -> bool {
         let backup = self.backups().get(save);
         backup.is_some_and(Backup::is_ours)
     }

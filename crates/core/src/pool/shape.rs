@@ -1,4 +1,4 @@
-//! The sizes of a pool, and how a range is cut into pieces of them. Never change.
+//! The sizes of a pool, and how a range is cut into chunks_of of them. Never change.
 
 use super::config::PoolConfig;
 use crate::driver::{DeviceInfo, DeviceRange};
@@ -44,7 +44,7 @@ impl Shape {
     }
 
     /// What a block of this size needs in granules, in bytes.
-    pub(super) fn fine_demand(&self, bytes: u64) -> u64 {
+    pub(super) fn small_demand(&self, bytes: u64) -> u64 {
         let Self { granule_bytes, chunk_bytes, .. } = *self;
         if bytes < granule_bytes { bytes } else { (bytes % chunk_bytes).next_multiple_of(granule_bytes) }
     }
@@ -60,18 +60,18 @@ impl Shape {
     }
 
     /// `range` in chunks as far as they fit, its end in granules.
-    pub(super) fn pieces(&self, range: DeviceRange) -> impl Iterator<Item = DeviceRange> + use<> {
+    pub(super) fn chunks_of(&self, range: DeviceRange) -> impl Iterator<Item = DeviceRange> + use<> {
         let Self { granule_bytes, chunk_bytes, .. } = *self;
-        let piece_at = move |at: u64| {
+        let chunk_at = move |at: u64| {
             let is_whole = chunk_bytes <= range.end() - at;
             DeviceRange::new(at, if is_whole { chunk_bytes } else { granule_bytes })
         };
-        let first = (range.bytes > 0).then(|| piece_at(range.addr));
-        std::iter::successors(first, move |piece| (piece.end() < range.end()).then(|| piece_at(piece.end())))
+        let first = (range.bytes > 0).then(|| chunk_at(range.addr));
+        std::iter::successors(first, move |chunk| (chunk.end() < range.end()).then(|| chunk_at(chunk.end())))
     }
 
-    /// `range`, to the end of its last granule, in as few pieces as have at most `largest_bytes`.
-    pub(super) fn exact_pieces(
+    /// `range`, to the end of its last granule, in as few chunks_of as have at most `largest_bytes`.
+    pub(super) fn exact_chunks(
         &self,
         range: DeviceRange,
         largest_bytes: u64,

@@ -3,23 +3,23 @@
 //! Three things are locked. The state ([`Monitor`]) for bookkeeping only: no driver call that moves memory,
 //! no copy and no wait happens under it. Physical memory by whoever moves memory, for as long as the driver
 //! takes to map and unmap; a sleep and a wake hand it over in between to those who wait for it
-//! ([`super::handover`]). A tag ([`super::gate`]) by whoever sleeps or wakes it; others wait in front of it with nothing
+//! ([`super::handover`]). A tag ([`super::tag_lock`]) by whoever sleeps or wakes it; others wait in front of it with nothing
 //! held.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::commands::Commands;
 use super::config::PoolConfig;
 use super::deadline::{Deadline, Wait};
 use super::error::{Awaited, PoolError, Result};
-use super::gate::Monitor;
 use super::handover::HandoverLock;
 use super::keys::TagKey;
-use super::orders::Orders;
 use super::physical::{Counters, PhysicalMemory};
 use super::shape::Shape;
 use super::state::State;
+use super::tag_lock::Monitor;
 use crate::backup::Backups;
 use crate::driver::{Driver, StreamId};
 use crate::tag::{Tag, TagState};
@@ -41,11 +41,11 @@ pub(super) struct Shared {
     /// How many sleeps, of this pool or of others, lack host memory: who prepares one here makes way.
     starving: AtomicU32,
     /// Freed memory that a request has waited for in vain.
-    stuck_bytes: AtomicU64,
+    unmap_failed_bytes: AtomicU64,
     state: Monitor<State>,
     memory: HandoverLock<PhysicalMemory>,
     counters: Arc<Counters>,
-    orders: Monitor<Orders>,
+    commands: Monitor<Commands>,
 }
 
 pub(super) type StateGuard<'a> = MutexGuard<'a, State>;
@@ -136,10 +136,10 @@ impl Shared {
             streams,
             preparing: Mutex::default(),
             starving: AtomicU32::default(),
-            stuck_bytes: AtomicU64::default(),
+            unmap_failed_bytes: AtomicU64::default(),
             state: Monitor::new(State::new(shape, pool, config.cached_max_bytes)),
             counters,
-            orders: Monitor::new(Orders::default()),
+            commands: Monitor::new(Commands::default()),
         })
     }
 
@@ -167,8 +167,8 @@ impl Shared {
         &self.counters
     }
 
-    pub(super) fn orders(&self) -> &Monitor<Orders> {
-        &self.orders
+    pub(super) fn commands(&self) -> &Monitor<Commands> {
+        &self.commands
     }
 
     /// Held by who prepares a sleep.
@@ -187,23 +187,24 @@ impl Shared {
         Starving(&self.starving)
     }
 
-    /// A request has waited for as long as it had patience: what is pending now is not waited for by one request after
+    /// A request has waited for as long as it had stream_wait_max: what is pending now is not waited for by one request after
     /// the other.
-    pub(super) fn note_stuck(&self) {
-        let pending_bytes = self.lock_state().idle().pending_bytes;
-        self.stuck_bytes.store(pending_bytes, Ordering::Relaxed);
+    pub(super) fn note_unmap_failed(&self) {
+        let pending_bytes = self.lock_state().reclaimable().pending_bytes;
+        self.unmap_failed_bytes.store(pending_bytes, Ordering::Relaxed);
     }
 
-    /// What may be waited for of what is pending. What has become quiet is not stuck any more.
+    /// What may be waited for of what is pending. What has become complete is not unmap_failed any more.
     pub(super) fn promising_bytes(&self, pending_bytes: u64) -> u64 {
-        let stuck_bytes = self.stuck_bytes.fetch_min(pending_bytes, Ordering::Relaxed).min(pending_bytes);
-        pending_bytes - stuck_bytes
+        let unmap_failed_bytes =
+            self.unmap_failed_bytes.fetch_min(pending_bytes, Ordering::Relaxed).min(pending_bytes);
+        pending_bytes - unmap_failed_bytes
     }
 
     /// Has the reaper look for memory above the mark.
-    pub(super) fn give_order(&self) {
-        self.orders.lock_anyway().give();
-        self.orders.ring();
+    pub(super) fn wake_reaper(&self) {
+        self.commands.lock_anyway().give();
+        self.commands.notify();
     }
 
     /// The state, in whatever state a panic may have left it.
@@ -212,8 +213,8 @@ impl Shared {
     }
 
     /// Tells those who wait for a change of the state.
-    pub(super) fn ring(&self) {
-        self.state.ring();
+    pub(super) fn notify(&self) {
+        self.state.notify();
     }
 
     pub(super) fn open_state(&self) -> Result<StateGuard<'_>> {
@@ -237,7 +238,7 @@ impl Shared {
     }
 
     /// Lets those have physical memory who wait for it.
-    pub(super) fn hand_memory_over<'a>(&'a self, memory: MemoryGuard<'a>) -> MemoryGuard<'a> {
+    pub(super) fn hand_over_memory<'a>(&'a self, memory: MemoryGuard<'a>) -> MemoryGuard<'a> {
         self.memory.yield_to_waiters(memory)
     }
 
@@ -269,7 +270,7 @@ impl Shared {
         if deadline.is_never() { self.wait(state) } else { self.wait_briefly(state) }
     }
 
-    /// The tag of this name, made if need be, once nobody has it alone. Whoever has to wait `begin`s to.
+    /// The tag of this name, made if need be, once nobody has it exclusive. Whoever has to wait `begin`s to.
     #[inline]
     pub(super) fn open_tag<'a, 'w>(
         &'a self,
@@ -318,36 +319,36 @@ impl Shared {
         state.heap_mut().clocks_mut().tell();
         let has_mark = state.has_mark();
         drop(state);
-        self.state.ring();
+        self.state.notify();
         if has_mark {
-            self.give_order();
+            self.wake_reaper();
         }
     }
 
     /// Keeps the tags that are `wanted` from falling asleep, of those that are awake and that nobody puts to sleep.
-    pub(super) fn guests(&self, wanted: impl Fn(&State, TagKey) -> bool) -> Vec<Guest<'_>> {
+    pub(super) fn shared_accesses(&self, wanted: impl Fn(&State, TagKey) -> bool) -> Vec<SharedAccess<'_>> {
         // Guests leave with the state locked, so it is given up before them.
-        let mut guests = Vec::new();
+        let mut shared_accesses = Vec::new();
         let mut state = self.lock_state();
         if state.is_closed() {
             return Vec::new();
         }
         let awake = state.tags().iter().filter(|(_, entry)| entry.state().is_held() && !entry.is_taken());
         let tags: Vec<TagKey> = awake.map(|(tag, _)| tag).filter(|tag| wanted(&state, *tag)).collect();
-        guests.extend(tags.into_iter().map(|tag| Guest::enter(self, &mut state, tag)));
-        guests
+        shared_accesses.extend(tags.into_iter().map(|tag| SharedAccess::enter(self, &mut state, tag)));
+        shared_accesses
     }
 
     /// Takes those of `tags`, or of all, that satisfy `wanted`, when nobody else works on them. Returns
     /// all that are meant, and holds those.
-    pub(super) fn alone(
+    pub(super) fn exclusive(
         &self,
         op: &'static str,
         tags: Option<&[Tag]>,
         wanted: impl Fn(TagState) -> bool,
         falls_asleep: bool,
         deadline: Deadline,
-    ) -> Result<(Vec<TagKey>, Alone<'_>)> {
+    ) -> Result<(Vec<TagKey>, ExclusiveAccess<'_>)> {
         let mut state = self.open_state()?;
         loop {
             let visited = state.tags().selected(op, tags)?;
@@ -359,8 +360,8 @@ impl Shared {
             let busy = visited.iter().any(|tag| state.tags().get(*tag).is_taken());
             if !busy && held.iter().all(|tag| state.tags().get(*tag).is_free()) {
                 held.iter().for_each(|tag| state.tags_mut().get_mut(*tag).take(falls_asleep));
-                state.tags_mut().hold(); // Also those that are visited only.
-                return Ok((visited, Alone { shared: self, tags: held }));
+                state.tags_mut().pin(); // Also those that are visited only.
+                return Ok((visited, ExclusiveAccess { shared: self, tags: held }));
             }
             if deadline.has_passed(&*self.driver) {
                 let in_use = |tag: &TagKey| !state.tags().get(*tag).is_free();
@@ -394,18 +395,18 @@ impl Drop for Starving<'_> {
 
 /// Tags that nobody else may work on, until this is dropped. Meanwhile no tag is forgotten.
 #[derive(Debug)]
-pub(super) struct Alone<'a> {
+pub(super) struct ExclusiveAccess<'a> {
     shared: &'a Shared,
     tags: Vec<TagKey>,
 }
 
-impl Alone<'_> {
+impl ExclusiveAccess<'_> {
     pub(super) fn tags(&self) -> &[TagKey] {
         &self.tags
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for ExclusiveAccess<'_> {
     fn drop(&mut self) {
         self.shared.settle_after_panic();
         let mut state = self.shared.lock_state();
@@ -413,20 +414,20 @@ impl Drop for Alone<'_> {
             state.tags_mut().get_mut(*tag).give_back();
             state.tidy_absent(*tag);
         }
-        state.tags_mut().let_go();
+        state.tags_mut().unpin();
         self.shared.had_again(state);
     }
 }
 
 /// Keeps a tag from falling asleep while memory is brought in for it, or a copy of its bytes is being queued.
 #[derive(Debug)]
-pub(super) struct Guest<'a> {
+pub(super) struct SharedAccess<'a> {
     shared: &'a Shared,
     tag: TagKey,
 }
 
-impl<'a> Guest<'a> {
-    /// Goes in. Nobody has the tag alone.
+impl<'a> SharedAccess<'a> {
+    /// Goes in. Nobody has the tag exclusive.
     pub(super) fn enter(shared: &'a Shared, state: &mut State, tag: TagKey) -> Self {
         state.tags_mut().get_mut(tag).enter();
         Self { shared, tag }
@@ -437,9 +438,9 @@ impl<'a> Guest<'a> {
     }
 }
 
-impl Drop for Guest<'_> {
+impl Drop for SharedAccess<'_> {
     fn drop(&mut self) {
         self.shared.lock_state().tags_mut().get_mut(self.tag).leave();
-        self.shared.ring();
+        self.shared.notify();
     }
 }

@@ -16,7 +16,7 @@ use super::backups::Suspect;
 use super::backups::{Backup, Save};
 use super::keys::TagKey;
 use super::lost::LostRange;
-use super::shared::{Guest, Shared};
+use super::shared::{Shared, SharedAccess};
 use crate::driver::{DeviceRange, DriverError, Pending};
 
 /// Threads that read what is stored, at most.
@@ -27,7 +27,7 @@ const WORTH_A_THREAD: usize = 64;
 
 impl Suspect {
     fn is_spoiled(&self) -> Result<bool, DriverError> {
-        Ok(self.room.digest(self.offset, self.granule.bytes)? != self.expected)
+        Ok(self.buffer.digest(self.offset, self.granule.bytes)? != self.expected)
     }
 }
 
@@ -95,14 +95,14 @@ impl Shared {
 
     /// The same of those of `tags` that are awake and that nobody puts to sleep.
     pub(super) fn lose_spoiled_of_awake(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
-        let guests = self.guests(|_, tag| tags.contains(&tag));
-        self.lose_spoiled(&guests.iter().map(Guest::tag).collect::<Vec<_>>())
+        let shared_accesses = self.shared_accesses(|_, tag| tags.contains(&tag));
+        self.lose_spoiled(&shared_accesses.iter().map(SharedAccess::tag).collect::<Vec<_>>())
     }
 
     /// Lets go of what is stored of `tags`, which are awake and which nobody puts to sleep or wakes meanwhile. Returns how
-    /// much room it had, in bytes, and what turns out to be lost. What cannot be looked at stays, with all the rest.
+    /// much buffer it had, in bytes, and what turns out to be lost. What cannot be looked at stays, with all the rest.
     /// Every backup that only saves time goes here.
-    pub(super) fn let_backups_of_awake_go(
+    pub(super) fn release_backups_of_awake(
         &self,
         tags: &[TagKey],
     ) -> Result<(u64, Vec<LostRange>), DriverError> {
@@ -121,7 +121,7 @@ impl Backup {
             let stored = self.granules.get_mut(*granule).and_then(Option::as_mut);
             let Some(stored) = stored.filter(|stored| stored.loaded_unseen) else { continue };
             let is_spoiled =
-                self.room.digest(*granule as u64 * granule_bytes, granule_bytes)? != stored.digest;
+                self.buffer.digest(*granule as u64 * granule_bytes, granule_bytes)? != stored.digest;
             stored.loaded_unseen = is_spoiled;
             any |= is_spoiled;
         }

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use super::backups::BackupIndex;
 use super::error::{PoolError, Result};
 use super::handle::{AllocRequest, Block as Handle, BlockId};
-use super::heap::{Block, Heap, Idle, Site, Spot};
+use super::heap::{Candidate, Heap, HeapBlock, Placement, Reclaimable};
 use super::holds::Holds;
-use super::keys::{BlockKey, LaneKey, SegmentKey, TagKey};
+use super::keys::{BlockKey, ListKey, SegmentKey, TagKey};
+use super::mapping::{Backing, Mapping};
 use super::physical::Counters;
-use super::piece::{Backing, Piece};
 use super::shape::Shape;
 use super::tags::Tags;
 use super::units::{UNIT_BYTES, bytes_max};
@@ -92,7 +92,7 @@ impl State {
         &self.holds
     }
 
-    // ---- tags and lanes ----
+    // ---- tags and stream_lists ----
 
     /// The tag of this name, made if need be.
     #[inline]
@@ -127,22 +127,22 @@ impl State {
         }
     }
 
-    /// A lane that there is not yet, for a request. Where there are many, those of streams that do not exist any more are
+    /// A list that there is not yet, for a request. Where there are many, those of streams that do not exist any more are
     /// forgotten first.
     #[cold]
-    pub(super) fn make_lane(
+    pub(super) fn make_list(
         &mut self,
         tag: TagKey,
         request: &AllocRequest,
         exists: impl Fn(StreamId) -> bool,
-    ) -> Result<LaneKey> {
-        if self.heap.has_many_lanes() {
+    ) -> Result<ListKey> {
+        if self.heap.has_many_lists() {
             self.heap.clocks_mut().end_streams(&exists);
             self.settle_waiting();
-            self.heap.forget_lanes(exists);
+            self.heap.forget_lists(exists);
         }
-        self.heap.make_lane(tag, request.stream).ok_or_else(|| {
-            let count = self.heap.lane_count();
+        self.heap.make_list(tag, request.stream).ok_or_else(|| {
+            let count = self.heap.list_count();
             let reason = format!(
                 "{count} streams, by tag, use memory of the pool now: as many as it can count; free some of it, or trim"
             );
@@ -199,42 +199,48 @@ impl State {
 
     // ---- live blocks ----
 
-    /// Makes a spot that lacks nothing a live block.
-    pub(super) fn take(&mut self, spot: &Spot, lane: LaneKey, bytes: u64, request: &AllocRequest) -> Handle {
-        let taken = self.heap.take(spot, lane, bytes, request.bytes);
-        self.enlivened(lane, taken, request)
+    /// Makes a candidate that lacks nothing a live block.
+    pub(super) fn take(
+        &mut self,
+        candidate: &Candidate,
+        list: ListKey,
+        bytes: u64,
+        request: &AllocRequest,
+    ) -> Handle {
+        let taken = self.heap.take(candidate, list, bytes, request.bytes);
+        self.enlivened(list, taken, request)
     }
 
-    /// The site has its memory: makes it a live block.
-    pub(super) fn finish(&mut self, site: &Site, lane: LaneKey, request: &AllocRequest) -> Handle {
-        let taken = self.heap.finish(site, lane, request.bytes);
-        self.enlivened(lane, taken, request)
+    /// The placement has its memory: makes it a live block.
+    pub(super) fn finish(&mut self, placement: &Placement, list: ListKey, request: &AllocRequest) -> Handle {
+        let taken = self.heap.finish(placement, list, request.bytes);
+        self.enlivened(list, taken, request)
     }
 
     fn enlivened(
         &mut self,
-        lane: LaneKey,
+        list: ListKey,
         (id, range): (BlockId, DeviceRange),
         request: &AllocRequest,
     ) -> Handle {
-        let tag = self.heap.tag_of_lane(lane);
+        let tag = self.heap.tag_of_list(list);
         if self.tags.get(tag).changes() == Changes::Immutable {
             let segment = self.heap.segments().of_addr(range.addr);
-            self.backups.doubt(tag, segment, range);
+            self.backups.invalidate(tag, segment, range);
         }
         Handle { id, range, requested_bytes: request.bytes }
     }
 
-    /// The site gets no memory: everything is free again.
-    pub(super) fn abandon(&mut self, site: &Site) {
-        let (block, near) = self.heap.abandon(site);
+    /// The placement gets no memory: everything is free again.
+    pub(super) fn abandon(&mut self, placement: &Placement) {
+        let (block, near) = self.heap.abandon(placement);
         self.forget_idle(&block, near);
     }
 
     /// Gives a live block back. Returns whether other streams have to be waited for.
     pub(super) fn free(&mut self, op: &'static str, id: BlockId) -> Result<bool> {
         let (block, near) = self.heap.free(op, id)?;
-        let tag = self.heap.tag_of_lane(block.lane);
+        let tag = self.heap.tag_of_list(block.list);
         let entry = self.tags.get_mut(tag);
         entry.define(DeviceRange::new(block.addr, block.bytes()));
         if self.heap.live_of(tag).live_blocks == 0 {
@@ -255,49 +261,49 @@ impl State {
 
     /// Frees what has waited for other streams long enough.
     pub(super) fn settle_waiting(&mut self) {
-        for (key, stamp) in self.heap.take_passed() {
-            let (block, near) = self.heap.release(key, stamp);
+        for (key, freed_epoch) in self.heap.take_passed() {
+            let (block, near) = self.heap.release(key, freed_epoch);
             self.forget_idle(&block, near);
         }
     }
 
     /// After a block was freed: what is stored of what nothing lives in any more goes, and while the tag sleeps without
-    /// memory, such addresses are bare. `near` is a block of the segment.
-    fn forget_idle(&mut self, freed: &Block, near: BlockKey) {
-        let tag = self.heap.tag_of_lane(freed.lane);
+    /// memory, such addresses are unmapped. `near` is a block of the segment.
+    fn forget_idle(&mut self, freed: &HeapBlock, near: BlockKey) {
+        let tag = self.heap.tag_of_list(freed.list);
         let entry = self.tags.get(tag);
         let sleeps = entry.state().is_asleep() && !entry.is_taken();
         if !self.backups.has(tag) && !sleeps {
             return;
         }
         let segment = self.heap.segments().of_addr(freed.addr);
-        for place in self.backups.overlapping(tag, segment, freed.addr, freed.end()) {
-            let bytes = self.backups.extent_bytes(tag, place);
-            if !self.heap.is_touched(near, place.1, place.1 + bytes) {
-                self.backups.forget_extent(tag, place);
+        for location in self.backups.overlapping(tag, segment, freed.addr, freed.end()) {
+            let bytes = self.backups.extent_bytes(tag, location);
+            if !self.heap.is_touched(near, location.1, location.1 + bytes) {
+                self.backups.forget_extent(tag, location);
                 continue;
             }
             // What was nobody's before a new block comes is not for that to lose.
             let range = DeviceRange::new(freed.addr, freed.bytes());
-            for granule in self.backups.stored_granules(tag, place, range) {
+            for granule in self.backups.stored_granules(tag, location, range) {
                 if !self.heap.is_touched(near, granule.addr, granule.end()) {
                     self.backups.forget_granule(tag, (segment, granule.addr));
                 }
             }
         }
         if sleeps {
-            self.heap.strip_absent(segment, near, DeviceRange::new(freed.addr, freed.bytes()));
+            self.heap.remove_absent_chunks(segment, near, DeviceRange::new(freed.addr, freed.bytes()));
         }
     }
 
     // ---- after a sleep or wake ----
 
     /// After a sleep or wake of a tag: what nothing lives in is not stored, and where it is not open for use either, the
-    /// addresses are bare. Memory of those is returned: the caller's from now on.
+    /// addresses are unmapped. Memory of those is returned: the caller's from now on.
     #[must_use]
-    pub(super) fn tidy(&mut self, tag: TagKey) -> Vec<Piece> {
+    pub(super) fn tidy(&mut self, tag: TagKey) -> Vec<Mapping> {
         self.forget_unused_backups(tag);
-        self.heap.strip_unused(tag, |backing| !matches!(backing, Backing::Mapped { open: true, .. }))
+        self.heap.remove_unused_chunks(tag, |backing| !matches!(backing, Backing::Mapped { open: true, .. }))
     }
 
     /// At the end of any work on a tag that sleeps: blocks that were freed meanwhile have left chunks without
@@ -305,7 +311,7 @@ impl State {
     pub(super) fn tidy_absent(&mut self, tag: TagKey) {
         if self.tags.get(tag).state().is_asleep() {
             self.forget_unused_backups(tag);
-            let none = self.heap.strip_unused(tag, |backing| backing == Backing::Absent);
+            let none = self.heap.remove_unused_chunks(tag, |backing| backing == Backing::Absent);
             debug_assert!(none.is_empty(), "what is absent is nobody's");
         }
     }
@@ -342,48 +348,48 @@ impl State {
         }
     }
 
-    /// Writes back memory that the driver refuses to unmap: to the chunk it is of, or as a stuck one.
-    pub(super) fn take_back(&mut self, piece: &Piece) {
-        if self.heap.segments().piece((piece.segment, piece.range.addr)).is_some() {
-            self.heap.segments_mut().store(&[*piece]);
+    /// Writes back memory that the driver refuses to unmap: to the chunk it is of, or as a unmap_failed one.
+    pub(super) fn take_back(&mut self, mapping: &Mapping) {
+        if self.heap.segments().mapping((mapping.segment, mapping.range.addr)).is_some() {
+            self.heap.segments_mut().store(&[*mapping]);
         } else {
-            self.heap.make_stuck(piece);
+            self.heap.mark_unmap_failed(mapping);
         }
     }
 
     // ---- figures ----
 
-    /// Idle memory in segments, of tags that are ready, and what a failed undo has left in those that sleep.
-    pub(super) fn idle(&self) -> Idle {
-        let mut idle = self.heap.idle(&|tag| self.tags.get(tag).is_ready());
-        idle.quiet_bytes += self.leftovers().map(|piece| piece.range.bytes).sum::<u64>();
-        idle
+    /// Reclaimable memory in segments, of tags that are ready, and what a failed undo has left in those that sleep.
+    pub(super) fn reclaimable(&self) -> Reclaimable {
+        let mut reclaimable = self.heap.reclaimable(&|tag| self.tags.get(tag).is_ready());
+        reclaimable.stream_safe_bytes += self.leftovers().map(|mapping| mapping.range.bytes).sum::<u64>();
+        reclaimable
     }
 
-    /// Takes up to `wanted` idle chunks of one size, of tags that are ready; returns how many.
-    pub(super) fn steal(&mut self, bytes: u64, wanted: usize, leaving: &mut Vec<Piece>) -> usize {
+    /// Takes up to `wanted` reclaimable chunks of one size, of tags that are ready; returns how many.
+    pub(super) fn steal(&mut self, bytes: u64, wanted: usize, leaving: &mut Vec<Mapping>) -> usize {
         let Self { heap, tags, .. } = self;
         heap.steal(&|tag| tags.get(tag).is_ready(), bytes, wanted, leaving)
     }
 
-    /// Takes `bytes` of idle memory of tags that are ready, the largest pieces first, or all there is.
-    pub(super) fn steal_bytes(&mut self, bytes: u64, leaving: &mut Vec<Piece>) {
+    /// Takes `bytes` of reclaimable memory of tags that are ready, the largest mappings first, or all there is.
+    pub(super) fn steal_bytes(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
         let Self { heap, tags, .. } = self;
         heap.steal_bytes(&|tag| tags.get(tag).is_ready(), bytes, leaving);
     }
 
-    /// Idle granules of tags that are ready.
-    pub(super) fn idle_granules(&self) -> usize {
-        self.heap.idle_granules(&|tag| self.tags.get(tag).is_ready())
+    /// Reclaimable granules of tags that are ready.
+    pub(super) fn reclaimable_granules(&self) -> usize {
+        self.heap.reclaimable_granules(&|tag| self.tags.get(tag).is_ready())
     }
 
     /// Memory that a failed undo has left in tags that sleep: their bytes are elsewhere.
-    pub(super) fn leftovers(&self) -> impl Iterator<Item = Piece> + '_ {
+    pub(super) fn leftovers(&self) -> impl Iterator<Item = Mapping> + '_ {
         let tags = self.tags.iter().filter(|(_, entry)| entry.has_leftovers());
         let segments = tags.flat_map(|(tag, _)| self.heap.segments().of_tag(tag));
         segments.flat_map(move |(key, segment)| {
             let held = segment.chunks().filter(|(_, chunk)| chunk.backing != Backing::Absent);
-            held.filter_map(move |(at, _)| self.heap.segments().piece((key, at)))
+            held.filter_map(move |(at, _)| self.heap.segments().mapping((key, at)))
         })
     }
 
@@ -432,10 +438,10 @@ impl State {
         self.tags.get_mut(key).declare(policy, has_blocks)
     }
 
-    /// The live block behind a handle, with its tag, which is awake unless somebody has it alone.
-    pub(super) fn reachable(&self, op: &'static str, id: BlockId) -> Result<(Block, TagKey)> {
+    /// The live block behind a handle, with its tag, which is awake unless somebody has it exclusive.
+    pub(super) fn reachable(&self, op: &'static str, id: BlockId) -> Result<(HeapBlock, TagKey)> {
         let block = self.heap.live_block(op, id)?;
-        let tag = self.heap.tag_of_lane(block.lane);
+        let tag = self.heap.tag_of_list(block.list);
         if !self.tags.get(tag).is_taken() {
             self.tags.check_awake(op, tag)?;
         }
@@ -451,7 +457,7 @@ impl State {
         exists: impl Fn(StreamId) -> bool,
     ) -> Result<()> {
         let block = self.heap.live_block(op, id)?;
-        self.heap.record_use(id, block.lane, stream, exists);
+        self.heap.record_use(id, block.list, stream, exists);
         Ok(())
     }
 }

@@ -25,7 +25,7 @@ pub struct PoolStats {
     /// Held, but not live.
     pub cached_bytes: u64,
     /// Of which the driver has refused a release so far.
-    pub owed_bytes: u64,
+    pub deferred_release_bytes: u64,
     /// Address space.
     pub reserved_bytes: u64,
     /// Host memory of backups.
@@ -106,15 +106,15 @@ pub enum BlockKind {
     /// Freed, while other streams may still use it.
     Waiting,
     /// Free, with memory in single granules.
-    Fine,
+    Small,
     /// Free, with memory in whole chunks.
-    Coarse,
+    Large,
     /// Free, a part of a chunk of which other parts are in use.
-    Bound,
+    Pinned,
     /// Free addresses without memory.
-    Bare,
+    Unmapped,
     /// Memory that the driver refuses to unmap so far.
-    Stuck,
+    UnmapFailed,
 }
 
 /// How much a pool has to remember of what comes and goes.
@@ -124,7 +124,7 @@ pub struct Remembered {
     /// Tags that it knows.
     pub tags: usize,
     /// Streams, by tag, that free memory is kept apart for.
-    pub lanes: usize,
+    pub stream_lists: usize,
     /// Streams whose work is waited for.
     pub clocks: usize,
     /// Streams, by live block, whose work is to be waited for when it is freed.
@@ -136,11 +136,11 @@ impl BlockKind {
         Some(match kind {
             Kind::Live => Self::Live,
             Kind::Waiting => Self::Waiting,
-            Kind::Fine => Self::Fine,
-            Kind::Coarse => Self::Coarse,
-            Kind::Bound => Self::Bound,
-            Kind::Bare => Self::Bare,
-            Kind::Stuck => Self::Stuck,
+            Kind::Small => Self::Small,
+            Kind::Large => Self::Large,
+            Kind::Pinned => Self::Pinned,
+            Kind::Unmapped => Self::Unmapped,
+            Kind::UnmapFailed => Self::UnmapFailed,
             Kind::Vacant => return None,
         })
     }
@@ -161,7 +161,7 @@ impl State {
             peak_mapped_bytes: counters.peak_bytes(),
             created_bytes: counters.created_bytes(),
             cached_bytes: self.cached_bytes(counters),
-            owed_bytes: counters.owed_bytes(),
+            deferred_release_bytes: counters.deferred_release_bytes(),
             reserved_bytes: self.heap().segments().iter().map(|(_, segment)| segment.range().bytes).sum(),
             backup_bytes: tags.iter().map(|stats| stats.backup_bytes).sum(),
             limit_bytes: self.heap().shape().limit_bytes(),
@@ -186,7 +186,7 @@ impl State {
     pub(super) fn remembered(&self) -> Remembered {
         Remembered {
             tags: self.tags().count(),
-            lanes: self.heap().lane_count(),
+            stream_lists: self.heap().list_count(),
             clocks: self.heap().clocks().count(),
             uses: self.heap().uses(),
         }

@@ -5,7 +5,7 @@
 
 use super::error::{PoolError, Result};
 use super::handle::AllocRequest;
-use super::keys::{LaneKey, TagKey};
+use super::keys::{ListKey, TagKey};
 use super::shared::Shared;
 use super::state::State;
 use crate::driver::{DriverErrorKind, StreamId};
@@ -29,12 +29,12 @@ impl Shared {
         !self.driver().check_stream(stream).is_err_and(|error| unknown(error.kind))
     }
 
-    /// The lane of a request whose tag is `tag`, made if need be.
+    /// The list of a request whose tag is `tag`, made if need be.
     #[inline]
-    pub(super) fn lane_of(&self, state: &mut State, tag: TagKey, request: &AllocRequest) -> Result<LaneKey> {
-        match state.heap_mut().find_lane(tag, request.stream) {
-            Some(lane) => Ok(lane),
-            None => state.make_lane(tag, request, |stream| self.may_exist(stream)),
+    pub(super) fn list_of(&self, state: &mut State, tag: TagKey, request: &AllocRequest) -> Result<ListKey> {
+        match state.heap_mut().find_list(tag, request.stream) {
+            Some(list) => Ok(list),
+            None => state.make_list(tag, request, |stream| self.may_exist(stream)),
         }
     }
 }

@@ -1,30 +1,30 @@
 //! Where memory comes from: what nothing uses is taken before anything is created.
 //!
-//! Idle memory is loose memory (mapped nowhere) and chunks that lie wholly in quiet free pieces of tags that
-//! are ready and not held ([`super::hold`]). A need takes loose memory of its size, then idle chunks of its size, wherever they are mapped
-//! now; only the rest is created. What is idle then is of the wrong size. It may stay as long as the pool holds
+//! Idle memory is spare memory (mapped nowhere) and chunks that lie wholly in complete free mappings of tags that
+//! are ready and not held ([`super::hold`]). A need takes spare memory of its size, then reclaimable chunks of its size, wherever they are mapped
+//! now; only the rest is created. What is reclaimable then is of the wrong size. It may stay as long as the pool holds
 //! no more than was ever in use at once, and a sixty-fourth; beyond that, and at the limit, chunks are made
-//! of idle granules, and idle memory is given up for as much as is created, the largest first. So the pool never holds
+//! of reclaimable granules, and reclaimable memory is given up for as much as is created, the largest first. So the pool never holds
 //! noticeably more than was needed at some time, and a load that is repeated finds what it had the first time.
-//! Larger chunks are not made of idle ones: they are there so that a sleep has few to give back.
+//! Larger chunks are not made of reclaimable ones: they are there so that a sleep has few to give back.
 
 use std::cmp::Reverse;
 
+use super::mapping::Mapping;
 use super::physical::PhysicalMemory;
-use super::piece::Piece;
 use super::state::State;
 
-/// The part of what was ever in use that may be idle beyond it.
+/// The part of what was ever in use that may be reclaimable beyond it.
 const SPARE_PART: u64 = 64;
 
 /// What a need gets.
 #[derive(Debug, Default)]
 pub(super) struct Supply {
-    /// Chunks that leave where they are, to be loose memory.
-    pub(super) leaving: Vec<Piece>,
+    /// Chunks that leave where they are, to be spare memory.
+    pub(super) leaving: Vec<Mapping>,
     /// To create.
     pub(super) create_bytes: u64,
-    /// To give up before, from what is loose by then.
+    /// To give up before, from what is spare by then.
     pub(super) release_bytes: u64,
     /// Loose memory that the need takes: size and count.
     pub(super) reserved: Vec<(u64, usize)>,
@@ -33,46 +33,46 @@ pub(super) struct Supply {
 }
 
 impl State {
-    /// Takes from idle memory what `needs` can use; what the caller has `in_hand` will be loose by then. What is
+    /// Takes from reclaimable memory what `needs` can use; what the caller has `supplied_bytes` will be spare by then. What is
     /// left is created, and the pool may hold `allowed_bytes` then: beyond that, needs for chunks become needs
-    /// for granules if `may_split`, and idle memory of the wrong size is given up. Whether enough is idle and
-    /// may be created is a question to ask before ([`State::idle`]).
+    /// for granules if `may_split`, and reclaimable memory of the wrong size is given up. Whether enough is reclaimable and
+    /// may be created is a question to ask before ([`State::reclaimable`]).
     pub(super) fn supply(
         &mut self,
         memory: &PhysicalMemory,
-        needs: &mut Vec<Piece>,
-        in_hand: &[Piece],
+        needs: &mut Vec<Mapping>,
+        supplied_bytes: &[Mapping],
         allowed_bytes: u64,
         may_split: bool,
     ) -> Supply {
         let shape = self.heap().shape();
         let (granule, chunk) = (shape.granule_bytes, shape.chunk_bytes);
-        let at_hand = |bytes| memory.loose_count(bytes) + count(in_hand, bytes);
+        let available = |bytes| memory.spare_count(bytes) + count(supplied_bytes, bytes);
         let committed_bytes = memory.counters().committed_bytes();
         let excess = |create_bytes: u64| (committed_bytes + create_bytes).saturating_sub(allowed_bytes);
         let mut supply = Supply::default();
         let (mut create_bytes, mut missing_chunks) = (0, 0);
         for size in sizes(needs).into_iter().filter(|size| *size > granule) {
-            let missing = self.supply_size(size, count(needs, size), at_hand(size), &mut supply);
+            let missing = self.supply_size(size, count(needs, size), available(size), &mut supply);
             create_bytes += missing as u64 * size;
             if size == chunk {
                 missing_chunks = missing;
             }
         }
         if may_split && missing_chunks > 0 {
-            let have = at_hand(granule) + self.idle_granules();
+            let have = available(granule) + self.reclaimable_granules();
             let wanted = count(needs, granule);
             create_bytes += wanted.saturating_sub(have) as u64 * granule;
             let too_many = usize::try_from(excess(create_bytes).div_ceil(chunk)).unwrap_or(usize::MAX);
             let spare = have.saturating_sub(wanted) / shape.granules(chunk);
             split_last(needs, missing_chunks.min(spare).min(too_many), chunk, granule);
         }
-        self.supply_size(granule, count(needs, granule), at_hand(granule), &mut supply);
-        let of = |pieces: &[Piece]| pieces.iter().map(|piece| piece.range.bytes).sum::<u64>();
+        self.supply_size(granule, count(needs, granule), available(granule), &mut supply);
+        let of = |mappings: &[Mapping]| mappings.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
         let reserved: u64 = supply.reserved.iter().map(|(bytes, count)| bytes * *count as u64).sum();
         supply.create_bytes = of(needs) - reserved;
         supply.release_bytes = excess(supply.create_bytes);
-        let free_bytes = memory.counters().loose_bytes() + of(in_hand) + of(&supply.leaving);
+        let free_bytes = memory.counters().spare_bytes() + of(supplied_bytes) + of(&supply.leaving);
         let spare_bytes = free_bytes.saturating_sub(reserved);
         if supply.release_bytes > spare_bytes {
             self.give_up(supply.release_bytes - spare_bytes, &mut supply.leaving);
@@ -81,7 +81,7 @@ impl State {
     }
 
     /// What the pool may hold when `used_bytes` of it are in use: as much as ever was, and a little beyond for
-    /// idle memory of the wrong size, which the next large or small block may want again.
+    /// reclaimable memory of the wrong size, which the next large or small block may want again.
     pub(super) fn allowed_bytes(&self, used_bytes: u64) -> u64 {
         let most = self.peak_used_bytes().max(used_bytes);
         let limit_bytes = self.heap().shape().limit_bytes.unwrap_or(u64::MAX);
@@ -105,54 +105,54 @@ impl State {
         let granule = shape.granule_bytes;
         let committed_bytes =
             memory.counters().committed_bytes() + supply.create_bytes - supply.release_bytes;
-        let room = allowed_bytes.saturating_sub(committed_bytes) / granule;
-        let wanted = self.heap().fine_demand_bytes().saturating_add(shape.chunk_bytes);
+        let buffer = allowed_bytes.saturating_sub(committed_bytes) / granule;
+        let wanted = self.heap().small_demand_bytes().saturating_add(shape.chunk_bytes);
         let missing = wanted.saturating_sub(memory.held_of(granule)) / granule;
-        usize::try_from(room.min(missing)).unwrap_or(0)
+        usize::try_from(buffer.min(missing)).unwrap_or(0)
     }
 
-    /// Takes `bytes` of idle memory of any kind, or all there is.
-    pub(super) fn give_up(&mut self, bytes: u64, leaving: &mut Vec<Piece>) {
-        let sum = |leaving: &[Piece]| leaving.iter().map(|piece| piece.range.bytes).sum::<u64>();
+    /// Takes `bytes` of reclaimable memory of any kind, or all there is.
+    pub(super) fn give_up(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
+        let sum = |leaving: &[Mapping]| leaving.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
         let wanted = sum(leaving).saturating_add(bytes);
         self.steal_bytes(bytes, leaving);
-        for piece in self.leftovers().collect::<Vec<_>>() {
+        for mapping in self.leftovers().collect::<Vec<_>>() {
             if sum(leaving) >= wanted {
                 return;
             }
-            self.heap_mut().segments_mut().set_absent((piece.segment, piece.range.addr));
-            leaving.push(piece);
+            self.heap_mut().segments_mut().set_absent((mapping.segment, mapping.range.addr));
+            leaving.push(mapping);
         }
     }
 
     /// Finds `wanted` chunks of one size; returns how many are missing.
-    fn supply_size(&mut self, bytes: u64, wanted: usize, at_hand: usize, supply: &mut Supply) -> usize {
-        let taken = at_hand.min(wanted);
+    fn supply_size(&mut self, bytes: u64, wanted: usize, available: usize, supply: &mut Supply) -> usize {
+        let taken = available.min(wanted);
         let found = self.steal(bytes, wanted - taken, &mut supply.leaving);
         supply.reserved.push((bytes, taken + found));
         wanted - taken - found
     }
 }
 
-fn count(pieces: &[Piece], bytes: u64) -> usize {
-    pieces.iter().filter(|piece| piece.range.bytes == bytes).count()
+fn count(mappings: &[Mapping], bytes: u64) -> usize {
+    mappings.iter().filter(|mapping| mapping.range.bytes == bytes).count()
 }
 
-/// The sizes of pieces, each once, the largest first.
-fn sizes(pieces: &[Piece]) -> Vec<u64> {
-    let mut sizes: Vec<u64> = pieces.iter().map(|piece| piece.range.bytes).collect();
+/// The sizes of mappings, each once, the largest first.
+fn sizes(mappings: &[Mapping]) -> Vec<u64> {
+    let mut sizes: Vec<u64> = mappings.iter().map(|mapping| mapping.range.bytes).collect();
     sizes.sort_unstable_by_key(|size| Reverse(*size));
     sizes.dedup();
     sizes
 }
 
 /// Makes granules of the last `count` needs for a chunk.
-fn split_last(needs: &mut Vec<Piece>, count: usize, chunk: u64, granule: u64) {
+fn split_last(needs: &mut Vec<Mapping>, count: usize, chunk: u64, granule: u64) {
     let chunks: Vec<usize> = (0..needs.len()).filter(|nth| needs[*nth].range.bytes == chunk).collect();
     for nth in chunks.into_iter().rev().take(count) {
-        let Piece { segment, range, .. } = needs[nth];
+        let Mapping { segment, range, .. } = needs[nth];
         let granules =
-            (0..range.bytes / granule).map(|i| Piece::absent(segment, range.addr + i * granule, granule));
+            (0..range.bytes / granule).map(|i| Mapping::absent(segment, range.addr + i * granule, granule));
         needs.splice(nth..=nth, granules);
     }
 }

@@ -1,18 +1,18 @@
 //! The tags of a pool: what each is, where its bytes are, and who works on it.
 //!
-//! A tag's bytes are in one place at a time ([`Residence`]), and every change of it is a call here. Whoever sleeps or
-//! wakes a tag has it alone; others are its guests ([`super::gate`]).
+//! A tag's bytes are in one location at a time ([`Residence`]), and every change of it is a call here. Whoever sleeps or
+//! wakes a tag has it exclusive; others are its shared_accesses ([`super::tag_lock`]).
 //!
 //! Tags are found by name in constant time, and forgotten when nothing is known of them any more. Keys are never those of
-//! another tag. Whoever keeps some that it is neither alone with nor a guest of [holds](Tags::hold) all tags meanwhile.
+//! another tag. Whoever keeps some that it is neither exclusive with nor a access of [holds](Tags::pin) all tags meanwhile.
 
 use std::collections::HashMap;
 
 use slotmap::SlotMap;
 
 use super::error::{PoolError, Result};
-use super::gate::Gate;
 use super::keys::TagKey;
+use super::tag_lock::TagLock;
 use super::undefined::Undefined;
 use crate::driver::DeviceRange;
 use crate::tag::{Changes, Dropped, SleepAction, Tag, TagPolicy, TagState};
@@ -44,10 +44,10 @@ pub(super) struct TagEntry {
     is_declared: bool,
     residence: Residence,
     changes: Changes,
-    gate: Gate,
-    /// Whether who has the tag alone will give memory back.
+    tag_lock: TagLock,
+    /// Whether who has the tag exclusive will give memory back.
     falls_asleep: bool,
-    /// How many wait to have it alone.
+    /// How many wait to have it exclusive.
     wanted: u32,
     /// How many sleeps have checked what was promised not to change.
     checks: u64,
@@ -119,12 +119,12 @@ impl Tags {
     // ---- what is forgotten ----
 
     /// None is forgotten before this was taken back.
-    pub(super) fn hold(&mut self) {
+    pub(super) fn pin(&mut self) {
         self.holds += 1;
     }
 
-    /// Takes a hold back.
-    pub(super) fn let_go(&mut self) {
+    /// Takes a pin back.
+    pub(super) fn unpin(&mut self) {
         self.holds = self.holds.saturating_sub(1);
     }
 
@@ -191,7 +191,7 @@ impl TagEntry {
             is_declared: false,
             residence: Residence::Awake { undefined: Undefined::default() },
             changes: Changes::default(),
-            gate: Gate::default(),
+            tag_lock: TagLock::default(),
             falls_asleep: false,
             wanted: 0,
             checks: 0,
@@ -201,7 +201,7 @@ impl TagEntry {
 
     /// Whether nothing is known of it that a new tag of its name would not have, and nobody works on it or waits for that.
     fn is_plain(&self) -> bool {
-        let is_idle = self.gate.is_empty() && self.wanted == 0;
+        let is_idle = self.tag_lock.is_empty() && self.wanted == 0;
         let is_new = self.state() == TagState::Awake;
         is_idle && is_new && !self.is_declared && self.changes == Changes::default()
     }
@@ -244,9 +244,9 @@ impl TagEntry {
         }
     }
 
-    /// Whether it is awake, and nobody has it alone: its free pieces are free for use.
+    /// Whether it is awake, and nobody has it exclusive: its free mappings are free for use.
     pub(super) fn is_ready(&self) -> bool {
-        !self.gate.is_closed() && !self.state().is_asleep()
+        !self.tag_lock.is_closed() && !self.state().is_asleep()
     }
 
     /// Its memory was given up.
@@ -311,40 +311,40 @@ impl TagEntry {
         }
     }
 
-    /// Whether memory may be mapped that nobody has use for: it sleeps, and nobody has it alone.
+    /// Whether memory may be mapped that nobody has use for: it sleeps, and nobody has it exclusive.
     pub(super) fn has_leftovers(&self) -> bool {
-        matches!(self.residence, Residence::Asleep { leftovers: true, .. }) && !self.gate.is_closed()
+        matches!(self.residence, Residence::Asleep { leftovers: true, .. }) && !self.tag_lock.is_closed()
     }
 
     // ---- who works on it ----
 
     pub(super) fn is_taken(&self) -> bool {
-        self.gate.is_closed()
+        self.tag_lock.is_closed()
     }
 
     /// Whether nobody works on it.
     pub(super) fn is_free(&self) -> bool {
-        self.gate.is_empty()
+        self.tag_lock.is_empty()
     }
 
-    /// Keeps it from being taken, if nobody has it alone.
+    /// Keeps it from being taken, if nobody has it exclusive.
     pub(super) fn enter(&mut self) -> bool {
-        self.gate.enter()
+        self.tag_lock.enter()
     }
 
     pub(super) fn leave(&mut self) {
-        self.gate.leave();
+        self.tag_lock.leave();
     }
 
-    /// Has it alone, if nobody works on it. Whoever `falls_asleep` with it will give memory back.
+    /// Has it exclusive, if nobody works on it. Whoever `falls_asleep` with it will give memory back.
     pub(super) fn take(&mut self, falls_asleep: bool) {
-        if self.gate.close() {
+        if self.tag_lock.close() {
             self.falls_asleep = falls_asleep;
         }
     }
 
     pub(super) fn give_back(&mut self) {
-        self.gate.open();
+        self.tag_lock.open();
         self.falls_asleep = false;
     }
 
@@ -353,7 +353,7 @@ impl TagEntry {
         self.falls_asleep
     }
 
-    /// One more waits to have it alone.
+    /// One more waits to have it exclusive.
     pub(super) fn want(&mut self) {
         self.wanted += 1;
     }
@@ -366,7 +366,7 @@ impl TagEntry {
         self.wanted
     }
 
-    // ---- whose turn it is in a spot check ----
+    // ---- whose turn it is in a candidate check ----
 
     /// How many sleeps have checked what was promised not to change.
     pub(super) fn checks(&self) -> u64 {
@@ -442,12 +442,12 @@ mod tests {
         }
         assert_eq!((looks, tags.count()), (4, 1_000));
         assert_eq!(tags.forget(|_| true, 100).len(), 1_000);
-        tags.hold();
+        tags.pin();
         for n in 0..101 {
             find_or_add(&mut tags, &format!("u{n}"));
         }
         assert!(!tags.is_crowded());
-        tags.let_go();
+        tags.unpin();
         assert!(tags.is_crowded());
     }
 }

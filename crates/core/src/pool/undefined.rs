@@ -82,12 +82,12 @@ mod tests {
     }
 
     fn bytes(ranges: impl Iterator<Item = DeviceRange>) -> [bool; 64] {
-        let mut said = [false; 64];
+        let mut covered = [false; 64];
         for at in ranges.flat_map(|range| range.addr..range.end()) {
-            let said = &mut said[usize::try_from(at).unwrap()];
-            assert!(!std::mem::replace(said, true), "ranges overlap");
+            let covered = &mut covered[usize::try_from(at).unwrap()];
+            assert!(!std::mem::replace(covered, true), "ranges overlap");
         }
-        said
+        covered
     }
 
     #[test]

@@ -83,7 +83,7 @@ fn the_promises_hold_over_every_store() {
         tenant.pool.declare_changes(&Tag::weights(), Changes::Immutable).unwrap();
         for trusted in [0, 10] {
             let report = tenant.pool.sleep(&level_1()).unwrap();
-            assert_eq!((report.copied_bytes >= 4 * granule, report.trusted_bytes), (true, trusted * granule));
+            assert_eq!((report.copied_bytes >= 4 * granule, report.skipped_bytes), (true, trusted * granule));
             tenant.pool.wake(&WakeRequest::all()).unwrap();
             tenant.verify();
         }
@@ -262,8 +262,8 @@ fn a_spoiled_backup_is_always_found_when_everything_is_compared() {
         store.spoil(nth);
         for _ in 0..2 {
             let refused = tenant.pool.wake(&all()).unwrap_err();
-            let PoolError::Corrupt { place, lost } = refused else { panic!("{refused}") };
-            assert_eq!((place, lost.len(), lost[0].range.bytes), (Corruption::Backup, 1, granule));
+            let PoolError::Corrupt { location, lost } = refused else { panic!("{refused}") };
+            assert_eq!((location, lost.len(), lost[0].range.bytes), (Corruption::Backup, 1, granule));
             assert_eq!(device.memory_info().unwrap().free_bytes, before, "everything sleeps");
         }
         store.spoil(nth); // The same bit again.
@@ -298,7 +298,7 @@ fn a_spoiled_backup_is_found_by_samples_in_64_wakes() {
         let mut wakes = 0;
         loop {
             match tenant.pool.wake(&WakeRequest::of([Tag::weights()])) {
-                Err(PoolError::Corrupt { place: Corruption::Backup, .. }) => break,
+                Err(PoolError::Corrupt { location: Corruption::Backup, .. }) => break,
                 woken => drop(woken.unwrap()),
             }
             wakes += 1;

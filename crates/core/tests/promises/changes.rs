@@ -57,7 +57,7 @@ fn wake(tenant: &Tenant) {
 
 /// All of a sleep's bytes, in granules: copied, unchanged, and of these on trust.
 fn moved(tenant: &Tenant, report: &SleepReport) -> [u64; 3] {
-    [report.copied_bytes, report.unchanged_bytes, report.trusted_bytes].map(|bytes| bytes / tenant.granule())
+    [report.copied_bytes, report.unchanged_bytes, report.skipped_bytes].map(|bytes| bytes / tenant.granule())
 }
 
 /// A tag of a block that was backed up, declared immutable, and compared once since.
@@ -115,7 +115,7 @@ fn a_broken_promise_is_found_in_its_turn_and_ends_the_trust() {
             wake(&tenant);
             tenant.write(0); // The wake has brought the bytes that were promised.
         };
-        let PoolError::TrustBroken { tag, range, expected, found } = broken else { panic!("{broken}") };
+        let PoolError::ImmutableChanged { tag, range, expected, found } = broken else { panic!("{broken}") };
         assert_eq!((tag, range.bytes), (Tag::weights(), tenant.granule()));
         assert_eq!(range.addr, tenant.blocks[0].block.range.addr + touched * tenant.granule());
         assert_ne!(expected, found);
@@ -143,7 +143,7 @@ fn a_tag_has_its_turns_whoever_sleeps_with_it() {
         let found = (0..64).any(|_| {
             let together = tenant.pool.sleep(&of(&[weights.clone(), runtime.clone()]));
             if let Err(error) = together {
-                assert!(matches!(error, PoolError::TrustBroken { .. }), "{error}");
+                assert!(matches!(error, PoolError::ImmutableChanged { .. }), "{error}");
                 return true;
             }
             wake(&tenant);
@@ -256,7 +256,7 @@ fn a_preparation_leaves_it_to_the_sleep_whether_a_promise_was_kept() {
             wake(&tenant);
             tenant.write(0);
         }
-        matches!(slept, Err(PoolError::TrustBroken { .. }))
+        matches!(slept, Err(PoolError::ImmutableChanged { .. }))
     });
     assert!(found);
 }

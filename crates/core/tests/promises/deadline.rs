@@ -75,8 +75,8 @@ fn a_refused_wake_holds_nothing_and_can_be_repeated() {
     let tenant = asleep(device.driver());
     let other = other(&device, 20);
     let before = held(&device);
-    for patience in [None, Some(Duration::ZERO), Some(Duration::from_millis(15)), None] {
-        let request = patience.map_or_else(all, |patience| all().within(patience));
+    for stream_wait_max in [None, Some(Duration::ZERO), Some(Duration::from_millis(15)), None] {
+        let request = stream_wait_max.map_or_else(all, |stream_wait_max| all().within(stream_wait_max));
         let refused = tenant.pool.wake(&request).unwrap_err();
         let PoolError::DeviceFull { shortage, .. } = &refused else { panic!("{refused}") };
         assert_eq!(shortage.needed_bytes, 18 * tenant.granule());

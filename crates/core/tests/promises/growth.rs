@@ -57,13 +57,13 @@ fn come_and_go(device: &TestDevice, pool: &Pool, shared: &Block) {
 #[test]
 fn streams_that_are_gone_are_forgotten() {
     let (device, pool) = open();
-    // A long run has more than lanes have numbers.
+    // A long run has more than stream_lists have numbers.
     for round in 0..device.kind().cases(4_000) {
         let shared = small(&pool, &Tag::weights(), StreamId::DEFAULT);
         come_and_go(&device, &pool, &shared);
         pool.free(shared.id).unwrap();
         let remembered = pool.remembered().unwrap();
-        assert!(remembered.lanes < FEW && remembered.clocks < FEW, "round {round}: {remembered:?}");
+        assert!(remembered.stream_lists < FEW && remembered.clocks < FEW, "round {round}: {remembered:?}");
     }
     assert_nothing_is_lost(&device, &pool);
 }
@@ -104,7 +104,7 @@ fn a_stream_at_work_is_not_forgotten() {
         }
         device.stream_destroy(stream).unwrap();
     }
-    assert!(pool.remembered().unwrap().lanes < FEW);
+    assert!(pool.remembered().unwrap().stream_lists < FEW);
     // Its own stream has it back at once.
     let again = pool.alloc(&AllocRequest::new(3 * granule, Tag::runtime()).on(busy)).unwrap();
     assert_eq!(again.range.addr, own.range.addr);
@@ -125,7 +125,7 @@ fn streams_with_live_blocks_are_remembered_and_forgotten_with_them() {
         pattern::fill(&pool, block.id, n, 512).unwrap();
     }
     let remembered = pool.remembered().unwrap();
-    assert!(remembered.lanes >= STREAMS && remembered.clocks >= STREAMS, "{remembered:?}");
+    assert!(remembered.stream_lists >= STREAMS && remembered.clocks >= STREAMS, "{remembered:?}");
     for stream in &streams {
         device.stream_destroy(*stream).unwrap();
     }
@@ -140,7 +140,7 @@ fn streams_with_live_blocks_are_remembered_and_forgotten_with_them() {
     pool.free(shared.id).unwrap();
     pool.trim().unwrap();
     let remembered = pool.remembered().unwrap();
-    assert!(remembered.lanes < FEW && remembered.clocks < FEW, "{remembered:?}");
+    assert!(remembered.stream_lists < FEW && remembered.clocks < FEW, "{remembered:?}");
     assert_nothing_is_lost(&device, &pool);
 }
 
@@ -159,7 +159,7 @@ fn tags_of_which_nothing_is_left_are_forgotten() {
         let block = small(&pool, &nth(n), StreamId::DEFAULT);
         pool.free(block.id).unwrap();
         let remembered = pool.remembered().unwrap();
-        assert!(remembered.tags < 2 * FEW && remembered.lanes < 2 * FEW, "after {n}: {remembered:?}");
+        assert!(remembered.tags < 2 * FEW && remembered.stream_lists < 2 * FEW, "after {n}: {remembered:?}");
     }
     // What was said of a tag, and what is in it, stays.
     let conflict = pool.declare_tag(&declared, TagPolicy::PRESERVED).unwrap_err();

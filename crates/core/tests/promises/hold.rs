@@ -168,14 +168,14 @@ fn what_is_freed_in_a_held_tag_stays_where_it_is() {
     let others = world.alloc(8, &Tag::weights()).unwrap();
     let refused = world.alloc(20, &Tag::weights()).unwrap_err();
     let PoolError::OverLimit { usage, .. } = &refused else { panic!("{refused}") };
-    assert!(usage.idle_bytes >= 7 * world.granule, "{refused}");
+    assert!(usage.reclaimable_bytes >= 7 * world.granule, "{refused}");
     assert!(refused.to_string().contains("end the hold"), "{refused}");
     rest.iter().for_each(|block| world.pool.free(block.id).unwrap());
     world.pool.trim().unwrap();
     assert_eq!(world.mapped_bytes(&kv), mapped_bytes);
     let held = world.pool.held().unwrap();
     assert_eq!((held.len(), &held[0].tag, held[0].holders.as_slice()), (1, &kv, &[NIXL.to_owned()][..]));
-    assert_eq!(held[0].idle_bytes, mapped_bytes, "all of it, and trim gives none of it");
+    assert_eq!(held[0].reclaimable_bytes, mapped_bytes, "all of it, and trim gives none of it");
     // Blocks of the tag find it where it is, also such as would cut a larger piece.
     let held_bytes = world.pool.stats().unwrap().mapped_bytes;
     for granules in [20, 4, 2, 1] {

@@ -135,7 +135,7 @@ fn a_chunk_leaves_when_nothing_of_it_is_live() {
     assert_eq!(held(), 10 * granule, "the one in the middle has left");
     let live = |kinds: Vec<BlockKind>| kinds.into_iter().filter(|kind| *kind == BlockKind::Live).count();
     assert_eq!(live(kinds(&pool)), 2);
-    assert!(kinds(&pool).contains(&BlockKind::Bound));
+    assert!(kinds(&pool).contains(&BlockKind::Pinned));
     assert_reads(&pool, &block, &rest);
     pool.free(rest[0].id).unwrap();
     assert_eq!(held(), 6 * granule, "nothing of the first is live any more");
@@ -246,7 +246,7 @@ fn a_chunk_of_freed_pieces_is_nobodys_while_work_touches_the_last_of_them() {
         let streams = [0, 1, 2].map(|_| device.stream_create().unwrap());
         let [user, reader, other] = streams;
         let alloc = |bytes, stream| pool.alloc(&AllocRequest::new(bytes, Tag::weights()).on(stream)).unwrap();
-        // Room for both, side by side.
+        // BackupBuffer for both, side by side.
         let room = [0, 1].map(|_| alloc(2 * granule, StreamId::DEFAULT));
         room.iter().for_each(|block| pool.free(block.id).unwrap());
         // A sleep waits for the device, so what was freed has passed.

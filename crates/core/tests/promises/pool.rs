@@ -72,7 +72,7 @@ fn reports_agree_with_the_device() {
         (sleep.copied_bytes, sleep.unchanged_bytes, sleep.discarded_bytes),
         (10 * granule, 0, 6 * granule)
     );
-    assert_eq!(sleep.uncovered_bytes, 0);
+    assert_eq!(sleep.unaccounted_bytes, 0);
     assert_eq!(device.resident_bytes(), 0);
     let wake = pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
     assert_eq!(wake.tags, [Tag::kv_cache(), Tag::weights()]);
@@ -260,7 +260,7 @@ fn a_full_device_is_named_and_waking_waits_for_its_turn() {
     let kept = loaded(&mine, 2, &Tag::runtime(), 2);
     let tags = Some(vec![Tag::weights()]);
     let report = mine.sleep(&SleepRequest::all(Level::One).choosing(tags.clone())).unwrap();
-    assert_eq!(report.uncovered_bytes, 0);
+    assert_eq!(report.unaccounted_bytes, 0);
     let holder = loaded(&theirs, 40, &Tag::weights(), 3);
     for _ in 0..2 {
         let full = mine.wake(&WakeRequest::default().choosing(tags.clone())).unwrap_err();
@@ -276,7 +276,7 @@ fn a_full_device_is_named_and_waking_waits_for_its_turn() {
     assert_reads(&theirs, &holder, 3);
     assert_reads(&mine, &kept, 2);
     let seen = mine.sleep(&SleepRequest::of([Tag::runtime()], Level::One)).unwrap();
-    assert_eq!(seen.uncovered_bytes, 40 * granule, "what this process holds outside this pool");
+    assert_eq!(seen.unaccounted_bytes, 40 * granule, "what this process holds outside this pool");
     theirs.close().unwrap();
     mine.wake(&WakeRequest::all()).unwrap();
     assert_reads(&mine, &weights, 1);
@@ -345,8 +345,8 @@ fn a_backup_that_changed_is_reported_and_never_woken() {
     rotting.rot();
     for _ in 0..2 {
         let error = pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap_err();
-        let PoolError::Corrupt { lost, place } = &error else { panic!("{error}") };
-        assert_eq!((&lost[0].tag, *place), (&Tag::weights(), Corruption::Backup));
+        let PoolError::Corrupt { lost, location } = &error else { panic!("{error}") };
+        assert_eq!((&lost[0].tag, *location), (&Tag::weights(), Corruption::Backup));
         assert!(lost.iter().all(|lost| lost.block == block.id && block.range.contains(&lost.range)));
         assert!(error.to_string().contains("discard the tag"), "{error}");
         assert_eq!(pool.tag_state(&Tag::weights()).unwrap(), TagState::AsleepBackedUp);
@@ -372,7 +372,7 @@ fn a_copy_that_goes_wrong_is_told_from_a_bad_backup() {
     device.copy_to_device(StreamId::DEFAULT, Arc::new(bytes.into()), &parts).unwrap().wait().unwrap();
     pool.sleep(&SleepRequest::all(Level::One)).unwrap();
     let error = pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap_err();
-    assert!(matches!(error, PoolError::Corrupt { place: Corruption::Transfer, .. }), "{error}");
+    assert!(matches!(error, PoolError::Corrupt { location: Corruption::Transfer, .. }), "{error}");
 }
 
 #[test]
@@ -429,7 +429,7 @@ fn reports_have_the_documented_shape() {
         "copied_bytes",
         "unchanged_bytes",
         "discarded_bytes",
-        "uncovered_bytes",
+        "unaccounted_bytes",
         "device_free_before_bytes",
         "device_free_after_bytes",
     ] {

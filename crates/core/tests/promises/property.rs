@@ -246,7 +246,7 @@ impl Run {
         let granule = self.granule();
         let segments = self.pool.snapshot().unwrap().segments.into_iter();
         let used = segments.filter(|segment| of(&segment.tag)).flat_map(|segment| segment.blocks);
-        let used = used.filter(|block| matches!(block.kind, BlockKind::Live | BlockKind::Bound));
+        let used = used.filter(|block| matches!(block.kind, BlockKind::Live | BlockKind::Pinned));
         let granules = used.flat_map(|b| b.addr / granule..(b.addr + b.bytes).div_ceil(granule));
         granules.collect::<BTreeSet<u64>>().len() as u64 * granule
     }
@@ -356,7 +356,7 @@ impl Run {
             for block in &segment.blocks {
                 assert_eq!(block.addr, at);
                 // Bound pieces of two chunks may be neighbours.
-                let apart = block.kind != last || matches!(last, BlockKind::Live | BlockKind::Bound);
+                let apart = block.kind != last || matches!(last, BlockKind::Live | BlockKind::Pinned);
                 assert!(apart, "two free neighbours of a kind");
                 last = block.kind;
                 at += block.bytes;

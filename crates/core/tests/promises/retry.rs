@@ -131,7 +131,7 @@ impl World {
 
     /// A request that waits for nothing that it does not need.
     fn request(&self, bytes: u64, tag: Tag, stream: StreamId) -> AllocRequest {
-        AllocRequest::new(bytes, tag).on(stream).patient_for(Duration::ZERO)
+        AllocRequest::new(bytes, tag).on(stream).waiting_for_streams(Duration::ZERO)
     }
 
     fn alloc(&self, granules: u64, tag: Tag, stream: StreamId) -> Block {

@@ -327,7 +327,7 @@ fn a_span_leaves_when_nothing_of_it_is_live() {
     let bound = || {
         let segments = world.pool.snapshot().unwrap().segments;
         let blocks = segments.into_iter().flat_map(|segment| segment.blocks);
-        let bound = blocks.filter(|block| block.kind == BlockKind::Bound);
+        let bound = blocks.filter(|block| block.kind == BlockKind::Pinned);
         bound.map(|block| DeviceRange::new(block.addr, block.bytes)).collect::<Vec<_>>()
     };
     assert_eq!(bound().len(), 2);

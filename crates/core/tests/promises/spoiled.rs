@@ -188,7 +188,7 @@ fn a_spoiled_bit_never_becomes_the_truth() {
         world.pool().sleep(&level_1()).unwrap();
         world.store.spoil(5);
         let lost = match world.pool().wake(&WakeRequest::all()) {
-            Err(PoolError::Corrupt { place: Corruption::Backup, lost }) if fast_digests => lost,
+            Err(PoolError::Corrupt { location: Corruption::Backup, lost }) if fast_digests => lost,
             Ok(woken) if !fast_digests => {
                 assert!(woken.verified_bytes < woken.copied_bytes, "a sample");
                 let PoolError::Lost { lost, .. } = world.sleep(false).unwrap_err() else { panic!() };
@@ -233,7 +233,7 @@ fn one_spoiled_granule_does_not_keep_the_rest_asleep() {
             let error = world.pool().wake(&everything()).unwrap_err();
             let text = error.to_string();
             assert!(text.contains("accepting losses") && text.contains("bytes "), "{text}");
-            let PoolError::Corrupt { lost, place: Corruption::Backup } = error else { panic!("{error}") };
+            let PoolError::Corrupt { lost, location: Corruption::Backup } = error else { panic!("{error}") };
             assert_eq!(lost.len(), 3, "all are named");
             assert_eq!(world.device.memory_info().unwrap().free_bytes, free_bytes, "all sleep");
         }
@@ -297,7 +297,7 @@ fn spoil_asleep(fast_digests: bool, changes: Changes, verify: Option<Verify>, pr
     spoiled.iter().for_each(|nth| world.store.spoil_bytes(*nth, &spots[case % spots.len()]));
     let request = WakeRequest::all().verifying(verify);
     let lost = match world.pool().wake(&request) {
-        Err(PoolError::Corrupt { place: Corruption::Backup, .. }) => {
+        Err(PoolError::Corrupt { location: Corruption::Backup, .. }) => {
             let woken = world.pool().wake(&request.accepting_losses()).unwrap();
             assert!(!woken.lost.is_empty(), "{context}");
             woken.lost
@@ -494,7 +494,7 @@ fn a_transfer_that_goes_wrong_is_made_once_more() {
         let request = if accepting { request.accepting_losses() } else { request };
         match world.pool().wake(&request) {
             Ok(woken) => assert_eq!((garbled, woken.verified_bytes), (1, world.granule())),
-            Err(PoolError::Corrupt { place: Corruption::Transfer, lost }) => {
+            Err(PoolError::Corrupt { location: Corruption::Transfer, lost }) => {
                 assert_eq!((garbled > 1, lost.len()), (true, 1));
                 assert_eq!(world.pool().tag_state(&Tag::weights()).unwrap(), TagState::AsleepBackedUp);
                 world.store.garble(0);
@@ -753,7 +753,7 @@ impl Run {
                     self.lost(&woken.lost);
                 }
             }
-            Err(PoolError::Corrupt { place: Corruption::Backup, lost }) => {
+            Err(PoolError::Corrupt { location: Corruption::Backup, lost }) => {
                 assert!(!accepting && self.world.granules(&lost).len() <= self.spoiled);
             }
             Err(error) => panic!("{error}"),

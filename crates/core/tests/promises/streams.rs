@@ -298,7 +298,7 @@ impl Run {
             let segments = self.pool.snapshot().unwrap().segments.into_iter();
             let sleeps = |tag: &Tag| self.asleep.iter().any(|asleep| self.tags[*asleep] == *tag);
             let blocks = segments.filter(|segment| !sleeps(&segment.tag)).flat_map(|segment| segment.blocks);
-            let bound = blocks.filter(|block| block.kind == BlockKind::Bound);
+            let bound = blocks.filter(|block| block.kind == BlockKind::Pinned);
             bound.map(|block| DeviceRange::new(block.addr, block.bytes)).collect()
         };
         let granules = awake.map(|live| live.block.range).chain(bound);
@@ -471,7 +471,7 @@ impl Run {
             for block in &segment.blocks {
                 assert_eq!(block.addr, at);
                 at += block.bytes;
-                assert_ne!(block.kind, BlockKind::Stuck, "the device has refused an unmap");
+                assert_ne!(block.kind, BlockKind::UnmapFailed, "the device has refused an unmap");
                 if block.kind == BlockKind::Live {
                     found.push(DeviceRange::new(block.addr, block.bytes));
                 }

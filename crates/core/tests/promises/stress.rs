@@ -262,7 +262,10 @@ fn work(cached_max_bytes: Option<u64>) {
     }
     pool.trim().unwrap();
     let stats = pool.stats().unwrap();
-    assert_eq!([stats.mapped_bytes, stats.cached_bytes, stats.owed_bytes, stats.reserved_bytes], [0; 4]);
+    assert_eq!(
+        [stats.mapped_bytes, stats.cached_bytes, stats.deferred_release_bytes, stats.reserved_bytes],
+        [0; 4]
+    );
     assert_eq!(stats.backup_bytes, 0, "nothing lives that has a backup");
     eventually("preparations have ended", || device.host_bytes() == 0);
     pool.close().unwrap();

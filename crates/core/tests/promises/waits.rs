@@ -102,11 +102,11 @@ fn who_is_patient_waits_for_freed_memory_and_creates_none() {
     thread::scope(|scope| {
         let mut more = request(other);
         more.bytes = 2 * bytes;
-        let (patient, shared) = (more.patient_for(Duration::MAX), &pool);
+        let (patient, shared) = (more.waiting_for_streams(Duration::MAX), &pool);
         let waiter = move || tell.send(Told::Done(shared.alloc(&patient))).unwrap();
         thread::Builder::new().name(WAITER.into()).spawn_scoped(scope, waiter).unwrap();
         assert!(matches!(told.recv().unwrap(), Told::Waiting));
-        let impatient = pool.alloc(&request(other).patient_for(Duration::ZERO)).unwrap();
+        let impatient = pool.alloc(&request(other).waiting_for_streams(Duration::ZERO)).unwrap();
         assert_eq!(created_bytes(), before + bytes, "it does not wait");
         held.pass();
         let Told::Done(waited) = told.recv().unwrap() else { panic!("it waits once") };
@@ -136,7 +136,9 @@ fn waited_for_in_vain() {
     let pool = Pool::new(Arc::new(driver.by(&clock)), config).unwrap();
     let bytes = 4 * device.info().granule_bytes;
     let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
-    let request = |patience| AllocRequest::new(bytes, Tag::weights()).on(other).patient_for(patience);
+    let request = |stream_wait_max| {
+        AllocRequest::new(bytes, Tag::weights()).on(other).waiting_for_streams(stream_wait_max)
+    };
     let first = pool.alloc(&AllocRequest::new(bytes, Tag::weights()).on(own)).unwrap();
     let held = Held::on(&pool, own, &first);
     pool.free(first.id).unwrap();
@@ -145,7 +147,7 @@ fn waited_for_in_vain() {
     let began = clock.now();
     pool.alloc(&request(Duration::from_secs(10))).unwrap();
     assert_eq!(created_bytes(), before + bytes);
-    assert!(clock.now() - began >= Duration::from_secs(10), "as long as it had patience");
+    assert!(clock.now() - began >= Duration::from_secs(10), "as long as it had stream_wait_max");
     // It would wait for ever.
     pool.alloc(&request(Duration::MAX)).unwrap();
     assert_eq!(created_bytes(), before + 2 * bytes);
@@ -383,7 +385,7 @@ fn patience_is_no_longer_than_the_whole_wait() {
         let bytes = 4 * device.info().granule_bytes;
         let request = AllocRequest::new(bytes, Tag::weights()).on(other);
         let (created_bytes, began) = (pool.stats().unwrap().created_bytes, clock.now());
-        pool.alloc(&request.patient_for(Duration::MAX).within(MOST)).unwrap();
+        pool.alloc(&request.waiting_for_streams(Duration::MAX).within(MOST)).unwrap();
         assert_eq!(pool.stats().unwrap().created_bytes, created_bytes + bytes);
         assert!(clock.now() - began >= MOST);
         helds.into_iter().for_each(Held::pass);

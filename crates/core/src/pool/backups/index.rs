@@ -1,13 +1,13 @@
-//! What is stored of a pool's bytes, by place.
+//! What is stored of a pool's bytes, by location.
 //!
 //! A backup is of an *extent*: a few granules in a row, wherever chunks begin and end there. So nothing that is stored
 //! has to be moved or cut when a wake brings memory in chunks of other sizes, and no granule can fall between two.
 //! Extents never overlap.
 //!
-//! A stored granule is *proven* when a sleep has seen, with nothing in flight, that the device holds the same bytes.
-//! Only of what is proven a sleep believes that it has not changed, where the owner has promised that. A block that is new in
+//! A stored granule is *verified* when a sleep has seen, with nothing in flight, that the device holds the same bytes.
+//! Only of what is verified a sleep believes that it has not changed, where the owner has promised that. A block that is new in
 //! a granule ends that, and so does every declaration. A backup may be out of the index just then, to be written:
-//! whoever puts it back looks at the tag's count of doubts. What is only read stays in the index.
+//! whoever puts it back looks at the tag's count of invalidations. What is only read stays in the index.
 //!
 //! A stored granule is *unseen* when a wake has copied it to the device and nobody knows whether it was what its digest says.
 //! Whoever lets go of one, or writes over it, looks at it before ([`super::super::spoiled`]).
@@ -17,9 +17,9 @@ use std::sync::Arc;
 
 use slotmap::SecondaryMap;
 
-use super::super::keys::{Place, SegmentKey, TagKey};
+use super::super::keys::{Location, SegmentKey, TagKey};
 use super::Save;
-use crate::backup::Room;
+use crate::backup::BackupBuffer;
 use crate::digest::Digest;
 use crate::driver::DeviceRange;
 
@@ -27,15 +27,15 @@ use crate::driver::DeviceRange;
 #[derive(Debug)]
 pub(in crate::pool) struct BackupIndex {
     granule_bytes: u64,
-    tags: SecondaryMap<TagKey, OfTag>,
+    tags: SecondaryMap<TagKey, TagBackups>,
 }
 
 #[derive(Debug, Default)]
-struct OfTag {
+struct TagBackups {
     /// By segment and first address.
-    extents: BTreeMap<Place, Backup>,
+    extents: BTreeMap<Location, Backup>,
     /// How often something that is stored was no longer to be taken on trust.
-    doubts: u64,
+    invalidations: u64,
     /// How often all that is stored was let go.
     forgets: u64,
 }
@@ -44,7 +44,7 @@ struct OfTag {
 #[derive(Debug)]
 pub(in crate::pool) struct Backup {
     /// As long as the extent; only stored granules have been written.
-    pub(in crate::pool) room: Arc<Room>,
+    pub(in crate::pool) buffer: Arc<BackupBuffer>,
     /// Per granule of the extent, what is stored, if anything.
     pub(in crate::pool) granules: Vec<Option<Stored>>,
 }
@@ -56,7 +56,7 @@ pub(in crate::pool) struct Stored {
     pub(in crate::pool) digest: Digest,
     /// Whether these were the granule's bytes when a sleep last looked, with nothing in flight. A copy made in the
     /// background may have been overtaken by a writer.
-    pub(in crate::pool) proven: bool,
+    pub(in crate::pool) verified: bool,
     /// Whether a wake has copied it to the device, and its digest was not found since: not there, and not here.
     pub(in crate::pool) loaded_unseen: bool,
 }
@@ -67,7 +67,7 @@ pub(in crate::pool) struct Suspect {
     /// Where it is on the device.
     pub(in crate::pool) granule: DeviceRange,
     /// What it was loaded from, and from where there, in bytes.
-    pub(in crate::pool) room: Arc<Room>,
+    pub(in crate::pool) buffer: Arc<BackupBuffer>,
     pub(in crate::pool) offset: u64,
     pub(in crate::pool) expected: Digest,
 }
@@ -75,12 +75,12 @@ pub(in crate::pool) struct Suspect {
 impl Backup {
     /// The same for somebody else to read: neither can write it as long as the other has it.
     pub(in crate::pool) fn share(&self) -> Self {
-        Self { room: Arc::clone(&self.room), granules: self.granules.clone() }
+        Self { buffer: Arc::clone(&self.buffer), granules: self.granules.clone() }
     }
 
     /// Whether nobody reads it, so that it can be written.
     pub(in crate::pool) fn is_ours(&self) -> bool {
-        Arc::strong_count(&self.room) == 1 && self.room.is_free()
+        Arc::strong_count(&self.buffer) == 1 && self.buffer.is_free()
     }
 
     pub(in crate::pool) fn has_unseen(&self) -> bool {
@@ -93,7 +93,7 @@ impl Backup {
         offsets.zip(&self.granules).filter_map(move |(offset, stored)| {
             let stored = stored.filter(|stored| stored.loaded_unseen)?;
             let granule = DeviceRange::new(at + offset, granule_bytes);
-            Some(Suspect { granule, room: Arc::clone(&self.room), offset, expected: stored.digest })
+            Some(Suspect { granule, buffer: Arc::clone(&self.buffer), offset, expected: stored.digest })
         })
     }
 
@@ -113,7 +113,7 @@ impl BackupIndex {
 
     /// One more tag.
     pub(in crate::pool) fn add_tag(&mut self, tag: TagKey) {
-        self.tags.insert(tag, OfTag::default());
+        self.tags.insert(tag, TagBackups::default());
     }
 
     /// A tag is gone.
@@ -128,12 +128,12 @@ impl BackupIndex {
 
     /// Host memory that a tag's backups take.
     pub(in crate::pool) fn bytes(&self, tag: TagKey) -> u64 {
-        self.tags[tag].extents.values().map(|backup| backup.room.bytes()).sum()
+        self.tags[tag].extents.values().map(|backup| backup.buffer.bytes()).sum()
     }
 
     /// What is stored of a save's extent; nothing where its tag is gone.
     pub(in crate::pool) fn get(&self, save: &Save) -> Option<&Backup> {
-        let backup = self.tags.get(save.tag)?.extents.get(&save.place);
+        let backup = self.tags.get(save.tag)?.extents.get(&save.location);
         backup.filter(|backup| backup.is_of(save, self.granule_bytes))
     }
 
@@ -150,13 +150,13 @@ impl BackupIndex {
     /// Takes what is stored of a save's extent, to bring it up to date.
     pub(in crate::pool) fn take(&mut self, save: &Save) -> Option<Backup> {
         let extents = &mut self.tags[save.tag].extents;
-        let is_of = extents.get(&save.place).is_some_and(|backup| backup.is_of(save, self.granule_bytes));
-        if is_of { extents.remove(&save.place) } else { None }
+        let is_of = extents.get(&save.location).is_some_and(|backup| backup.is_of(save, self.granule_bytes));
+        if is_of { extents.remove(&save.location) } else { None }
     }
 
     /// Takes what is stored of a save's extent if it is still what was `shared`, nobody else reads it, and nothing of it is unseen.
     pub(in crate::pool) fn take_back(&mut self, save: &Save, shared: Backup) -> Option<Backup> {
-        let is_same = self.get(save).is_some_and(|backup| Arc::ptr_eq(&backup.room, &shared.room));
+        let is_same = self.get(save).is_some_and(|backup| Arc::ptr_eq(&backup.buffer, &shared.buffer));
         drop(shared);
         let is_ready =
             is_same && self.get(save).is_some_and(|backup| backup.is_ours() && !backup.has_unseen());
@@ -164,15 +164,15 @@ impl BackupIndex {
     }
 
     /// Stores a backup of a save's extent. Whatever else is stored of the same granules goes; nothing of that is unseen.
-    pub(in crate::pool) fn keep(&mut self, save: &Save, backup: Backup) {
-        let (segment, start) = save.place;
+    pub(in crate::pool) fn insert(&mut self, save: &Save, backup: Backup) {
+        let (segment, start) = save.location;
         let overlapping = self.overlapping(save.tag, segment, start, start + save.bytes);
         let extents = &mut self.tags[save.tag].extents;
-        for place in overlapping {
-            let gone = extents.remove(&place);
+        for location in overlapping {
+            let gone = extents.remove(&location);
             debug_assert!(!gone.is_some_and(|backup| backup.has_unseen()), "nobody looked at it");
         }
-        extents.insert(save.place, backup);
+        extents.insert(save.location, backup);
     }
 
     /// The extents that `start..end` of a segment touches.
@@ -182,24 +182,24 @@ impl BackupIndex {
         segment: SegmentKey,
         start: u64,
         end: u64,
-    ) -> Vec<Place> {
+    ) -> Vec<Location> {
         let extents = &self.tags[tag].extents;
-        let end_of = |(place, backup): (&Place, &Backup)| place.1 + backup.bytes(self.granule_bytes);
+        let end_of = |(location, backup): (&Location, &Backup)| location.1 + backup.bytes(self.granule_bytes);
         let before = extents.range((segment, 0)..(segment, start)).next_back();
-        let before = before.filter(|extent| end_of(*extent) > start).map(|(place, _)| *place);
+        let before = before.filter(|extent| end_of(*extent) > start).map(|(location, _)| *location);
         before
             .into_iter()
-            .chain(extents.range((segment, start)..(segment, end)).map(|(place, _)| *place))
+            .chain(extents.range((segment, start)..(segment, end)).map(|(location, _)| *location))
             .collect()
     }
 
-    pub(in crate::pool) fn extent_bytes(&self, tag: TagKey, place: Place) -> u64 {
-        self.tags[tag].extents.get(&place).map_or(0, |backup| backup.bytes(self.granule_bytes))
+    pub(in crate::pool) fn extent_bytes(&self, tag: TagKey, location: Location) -> u64 {
+        self.tags[tag].extents.get(&location).map_or(0, |backup| backup.bytes(self.granule_bytes))
     }
 
     /// Lets go of what is stored of an extent.
-    pub(in crate::pool) fn forget_extent(&mut self, tag: TagKey, place: Place) {
-        self.tags[tag].extents.remove(&place);
+    pub(in crate::pool) fn forget_extent(&mut self, tag: TagKey, location: Location) {
+        self.tags[tag].extents.remove(&location);
     }
 
     /// Lets go of what is stored of a segment.
@@ -215,7 +215,7 @@ impl BackupIndex {
         });
     }
 
-    /// Lets go of all that is stored of a tag. Returns how much room it had, in bytes.
+    /// Lets go of all that is stored of a tag. Returns how much buffer it had, in bytes.
     pub(in crate::pool) fn forget(&mut self, tag: TagKey) -> u64 {
         let bytes = self.bytes(tag);
         let of_tag = &mut self.tags[tag];
@@ -233,41 +233,41 @@ impl BackupIndex {
     // ---- trust ----
 
     /// These granules of an extent are what the device holds, with nothing in flight.
-    pub(in crate::pool) fn prove(&mut self, save: &Save, granules: &[usize]) {
-        let Some(backup) = self.tags[save.tag].extents.get_mut(&save.place) else { return };
+    pub(in crate::pool) fn mark_verified(&mut self, save: &Save, granules: &[usize]) {
+        let Some(backup) = self.tags[save.tag].extents.get_mut(&save.location) else { return };
         for granule in granules {
             let stored = backup.granules.get_mut(*granule).and_then(Option::as_mut);
-            stored.into_iter().for_each(|stored| stored.proven = true);
+            stored.into_iter().for_each(|stored| stored.verified = true);
         }
     }
 
     /// How often something that is stored of a tag was no longer to be taken on trust.
-    pub(in crate::pool) fn doubts(&self, tag: TagKey) -> u64 {
-        self.tags[tag].doubts
+    pub(in crate::pool) fn invalidations(&self, tag: TagKey) -> u64 {
+        self.tags[tag].invalidations
     }
 
     /// What is stored of these granules is of what was there before.
-    pub(in crate::pool) fn doubt(&mut self, tag: TagKey, segment: SegmentKey, range: DeviceRange) {
+    pub(in crate::pool) fn invalidate(&mut self, tag: TagKey, segment: SegmentKey, range: DeviceRange) {
         // Also of what somebody has taken out to bring it up to date.
-        self.tags[tag].doubts += 1;
+        self.tags[tag].invalidations += 1;
         let granule_bytes = self.granule_bytes;
-        for place in self.overlapping(tag, segment, range.addr, range.end()) {
-            let Some(backup) = self.tags[tag].extents.get_mut(&place) else { continue };
-            let starts = (0..).map(|nth| place.1 + nth * granule_bytes);
+        for location in self.overlapping(tag, segment, range.addr, range.end()) {
+            let Some(backup) = self.tags[tag].extents.get_mut(&location) else { continue };
+            let starts = (0..).map(|nth| location.1 + nth * granule_bytes);
             for (start, stored) in starts.zip(&mut backup.granules) {
                 if start < range.end() && range.addr < start + granule_bytes {
-                    stored.iter_mut().for_each(|stored| stored.proven = false);
+                    stored.iter_mut().for_each(|stored| stored.verified = false);
                 }
             }
         }
     }
 
     /// Nothing of what is stored of a tag is taken on trust any more.
-    pub(in crate::pool) fn doubt_all(&mut self, tag: TagKey) {
+    pub(in crate::pool) fn invalidate_all(&mut self, tag: TagKey) {
         let of_tag = &mut self.tags[tag];
-        of_tag.doubts += 1;
+        of_tag.invalidations += 1;
         let granules = of_tag.extents.values_mut().flat_map(|backup| backup.granules.iter_mut().flatten());
-        granules.for_each(|stored| stored.proven = false);
+        granules.for_each(|stored| stored.verified = false);
     }
 
     // ---- what was loaded unseen ----
@@ -285,8 +285,9 @@ impl BackupIndex {
         segment: SegmentKey,
         range: DeviceRange,
     ) -> impl Iterator<Item = Suspect> {
-        let places = self.overlapping(tag, segment, range.addr, range.end()).into_iter();
-        let extents = places.filter_map(move |place| Some((place.1, self.tags[tag].extents.get(&place)?)));
+        let locations = self.overlapping(tag, segment, range.addr, range.end()).into_iter();
+        let extents =
+            locations.filter_map(move |location| Some((location.1, self.tags[tag].extents.get(&location)?)));
         extents.flat_map(|(at, backup)| backup.unseen(at, self.granule_bytes))
     }
 
@@ -298,19 +299,19 @@ impl BackupIndex {
     pub(in crate::pool) fn stored_granules(
         &self,
         tag: TagKey,
-        place: Place,
+        location: Location,
         range: DeviceRange,
     ) -> Vec<DeviceRange> {
-        let granules = self.tags[tag].extents.get(&place).into_iter().flat_map(|backup| &backup.granules);
+        let granules = self.tags[tag].extents.get(&location).into_iter().flat_map(|backup| &backup.granules);
         let ranges =
-            (0..).map(|nth| DeviceRange::new(place.1 + nth * self.granule_bytes, self.granule_bytes));
+            (0..).map(|nth| DeviceRange::new(location.1 + nth * self.granule_bytes, self.granule_bytes));
         let stored = ranges.zip(granules).filter(|(_, stored)| stored.is_some()).map(|(range, _)| range);
         stored.filter(|granule| granule.addr < range.end() && range.addr < granule.end()).collect()
     }
 
-    /// Whether what is stored of the granule at a place was loaded unseen, with this digest.
-    pub(in crate::pool) fn is_suspect(&self, tag: TagKey, place: Place, expected: Digest) -> bool {
-        self.stored(tag, place).is_some_and(|stored| stored.loaded_unseen && stored.digest == expected)
+    /// Whether what is stored of the granule at a location was loaded unseen, with this digest.
+    pub(in crate::pool) fn is_suspect(&self, tag: TagKey, location: Location, expected: Digest) -> bool {
+        self.stored(tag, location).is_some_and(|stored| stored.loaded_unseen && stored.digest == expected)
     }
 
     /// What is stored of the granules that begin in `range` was `loaded_unseen`, or is known.
@@ -329,11 +330,12 @@ impl BackupIndex {
     /// Whoever was given a backup to read has looked at what is not unseen in it any more.
     pub(in crate::pool) fn note_looked_at(&mut self, save: &Save, shared: &Backup) {
         let granule_bytes = self.granule_bytes;
-        let Some(backup) = self.tags.get_mut(save.tag).and_then(|of_tag| of_tag.extents.get_mut(&save.place))
+        let Some(backup) =
+            self.tags.get_mut(save.tag).and_then(|of_tag| of_tag.extents.get_mut(&save.location))
         else {
             return;
         };
-        if !Arc::ptr_eq(&backup.room, &shared.room) || !backup.is_of(save, granule_bytes) {
+        if !Arc::ptr_eq(&backup.buffer, &shared.buffer) || !backup.is_of(save, granule_bytes) {
             return;
         }
         // What was forgotten meanwhile stays so.
@@ -354,7 +356,7 @@ impl BackupIndex {
         let granule_bytes = self.granule_bytes;
         let extents = &mut self.tags[tag].extents;
         let before = extents.range((segment, 0)..(segment, range.addr)).next_back();
-        let first = before.map_or((segment, range.addr), |(place, _)| *place);
+        let first = before.map_or((segment, range.addr), |(location, _)| *location);
         extents.range_mut(first..(segment, range.end())).flat_map(move |((_, at), backup)| {
             let starts = (0..).map(move |nth| at + nth * granule_bytes);
             let granules = starts.zip(&mut backup.granules);
@@ -363,18 +365,18 @@ impl BackupIndex {
         })
     }
 
-    /// What is stored of the granule at a place is of no use any more.
-    pub(in crate::pool) fn forget_granule(&mut self, tag: TagKey, place: Place) {
-        self.stored_mut(tag, place).into_iter().for_each(|stored| *stored = None);
+    /// What is stored of the granule at a location is of no use any more.
+    pub(in crate::pool) fn forget_granule(&mut self, tag: TagKey, location: Location) {
+        self.stored_mut(tag, location).into_iter().for_each(|stored| *stored = None);
     }
 
-    fn stored(&self, tag: TagKey, (segment, addr): Place) -> Option<Stored> {
+    fn stored(&self, tag: TagKey, (segment, addr): Location) -> Option<Stored> {
         let mut extents = self.tags[tag].extents.range((segment, 0)..=(segment, addr));
         let ((_, at), backup) = extents.next_back()?;
         *backup.granules.get(usize::try_from((addr - at) / self.granule_bytes).ok()?)?
     }
 
-    fn stored_mut(&mut self, tag: TagKey, (segment, addr): Place) -> Option<&mut Option<Stored>> {
+    fn stored_mut(&mut self, tag: TagKey, (segment, addr): Location) -> Option<&mut Option<Stored>> {
         let granule_bytes = self.granule_bytes;
         let mut extents = self.tags[tag].extents.range_mut((segment, 0)..=(segment, addr));
         let ((_, at), backup) = extents.next_back()?;

@@ -1,7 +1,7 @@
 //! Backups: what is stored of a pool's bytes ([`index`]), and what is to be ([`saves`]).
 //!
 //! [`super::save`] brings backups up to date in a sleep, [`super::prepare`] does so before, in the background; [`sample`]
-//! chooses what a spot check looks at, and [`super::spoiled`] sees to it that what has spoiled is never taken for a change.
+//! chooses what a candidate check looks at, and [`super::spoiled`] sees to it that what has spoiled is never taken for a change.
 
 mod index;
 pub(super) mod sample;
@@ -11,13 +11,13 @@ use std::ops::Range;
 
 pub(super) use self::index::{Backup, BackupIndex, Stored, Suspect};
 use super::heap::{Heap, Segment};
-use super::keys::{Place, SegmentKey, TagKey};
+use super::keys::{Location, SegmentKey, TagKey};
 
 /// One extent to back up.
 #[derive(Debug, Clone)]
 pub(super) struct Save {
     pub(super) tag: TagKey,
-    pub(super) place: Place,
+    pub(super) location: Location,
     pub(super) bytes: u64,
     /// Granules of the extent that hold a live byte, ascending.
     pub(super) granules: Vec<usize>,
@@ -47,7 +47,7 @@ pub(super) fn saves(
         range.clone().filter(|nth| uses[*nth].is_live()).map(|nth| nth - range.start).collect()
     };
     let mut saves = Vec::new();
-    let mut uncovered: Vec<bool> = uses.iter().map(|is| is.is_live()).collect();
+    let mut unaccounted: Vec<bool> = uses.iter().map(|is| is.is_live()).collect();
     for (range, _) in index.of_segment(tag, key) {
         let first = shape.granules(range.addr - base);
         let extent = first..first + shape.granules(range.bytes);
@@ -55,26 +55,26 @@ pub(super) fn saves(
         if granules.len() * 2 < extent.len() {
             continue;
         }
-        uncovered[extent].fill(false);
-        saves.push(Save { tag, place: (key, range.addr), bytes: range.bytes, granules });
+        unaccounted[extent].fill(false);
+        saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, granules });
     }
     let most = shape.granules(extent_bytes).max(1);
     let mut nth = 0;
     while nth < uses.len() {
         let start = nth;
-        let belongs = |nth: usize| uncovered[nth] && uses[nth] == uses[start] && nth - start < most;
+        let belongs = |nth: usize| unaccounted[nth] && uses[nth] == uses[start] && nth - start < most;
         while nth < uses.len() && belongs(nth) {
             nth += 1;
         }
         if nth > start {
             let range = shape.granule_range(base, start, nth - start);
             let granules = (0..nth - start).collect();
-            saves.push(Save { tag, place: (key, range.addr), bytes: range.bytes, granules });
+            saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, granules });
         } else {
             nth += 1;
         }
     }
-    saves.sort_unstable_by_key(|save| save.place);
+    saves.sort_unstable_by_key(|save| save.location);
     saves
 }
 

@@ -1,4 +1,4 @@
-//! Which granules a spot check looks at: one in [`SAMPLE`], others each time, at least one.
+//! Which granules a candidate check looks at: one in [`SAMPLE`], others each time, at least one.
 
 /// One granule in so many is checked.
 pub(in crate::pool) const SAMPLE: u64 = 64;

@@ -1,9 +1,9 @@
-//! Free pieces by size: which one serves a request, in constant time.
+//! Free mappings by size: which one serves a request, in constant time.
 //!
 //! Sizes fall into bins, 32 to each power of two; two levels of bitmaps say which bins hold something, as in
 //! TLSF (Masmano, Ripoll, Crespo, Real: *TLSF: a new dynamic memory allocator for real-time systems*, 2004).
-//! A request takes from its own bin if one of the first few pieces there is large enough, else from the next
-//! bin that holds anything: every piece there is. So a piece is at most a thirty-second larger than one that
+//! A request takes from its own bin if one of the first few mappings there is large enough, else from the next
+//! bin that holds anything: every mapping there is. So a mapping is at most a thirty-second larger than one that
 //! would have fitted best. The bins hold the heads of lists that run through the blocks themselves.
 
 use super::super::keys::BlockKey;
@@ -16,10 +16,10 @@ const STEPS: usize = 1 << STEP_BITS;
 /// Powers of two of units that a `u64` of bytes can hold, those below [`STEPS`] counted as one.
 const SCALES: usize = (64 - UNIT_BYTES.trailing_zeros() - STEP_BITS + 1) as usize;
 
-/// How many pieces of its own bin a request looks at.
+/// How many mappings of its own bin a request looks at.
 const LOOKS: usize = 2;
 
-/// Free pieces, by size.
+/// Free mappings, by size.
 #[derive(Debug)]
 pub(super) struct Bins {
     scales: u64,
@@ -64,7 +64,7 @@ impl Bins {
         self.steps[scale] |= 1 << step;
     }
 
-    /// Takes a piece that is in these bins out of them.
+    /// Takes a mapping that is in these bins out of them.
     pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey) {
         let (scale, step) = bin(u64::from(blocks[key].units));
         let (before, behind) = (blocks[key].bin_prev, blocks[key].bin_next);
@@ -85,7 +85,7 @@ impl Bins {
         }
     }
 
-    /// A piece of at least `bytes`, a multiple of [`UNIT_BYTES`].
+    /// A mapping of at least `bytes`, a multiple of [`UNIT_BYTES`].
     pub(super) fn find(&self, blocks: &Blocks, bytes: u64) -> Option<BlockKey> {
         let (scale, step) = bin(bytes / UNIT_BYTES);
         let mut own = self.heads.get(scale).map_or(BlockKey::NONE, |bins| bins[step]);
@@ -101,7 +101,7 @@ impl Bins {
         self.head_behind(scale, step)
     }
 
-    /// The first piece of the first bin behind this one that holds any.
+    /// The first mapping of the first bin behind this one that holds any.
     fn head_behind(&self, scale: usize, step: usize) -> Option<BlockKey> {
         let later = self.steps.get(scale)? & (u32::MAX << step << 1);
         if later != 0 {
@@ -115,7 +115,7 @@ impl Bins {
         Some(self.heads[scale][self.steps[scale].trailing_zeros() as usize])
     }
 
-    /// Every piece of at least `bytes`, smaller bins first.
+    /// Every mapping of at least `bytes`, smaller bins first.
     pub(super) fn at_least<'a>(
         &'a self,
         blocks: &'a Blocks,
@@ -136,7 +136,7 @@ impl Bins {
         lists.flat_map(|head| chain(blocks, head)).filter(move |key| blocks[*key].bytes() >= bytes)
     }
 
-    /// The heads of all lists that may hold pieces of at least `bytes`, ascending.
+    /// The heads of all lists that may hold mappings of at least `bytes`, ascending.
     fn lists_from(&self, bytes: u64) -> impl DoubleEndedIterator<Item = BlockKey> + '_ {
         let (scale, step) = bin((bytes / UNIT_BYTES).max(1));
         let first = (scale * STEPS + step).min(self.heads.len() * STEPS);
@@ -151,7 +151,7 @@ fn chain(blocks: &Blocks, head: BlockKey) -> impl Iterator<Item = BlockKey> + '_
 
 #[cfg(test)]
 mod tests {
-    use super::super::blocks::{Block, Kind};
+    use super::super::blocks::{HeapBlock, Kind};
     use super::*;
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
         let keys: Vec<BlockKey> = sizes
             .iter()
             .map(|units| {
-                let key = blocks.insert(Block::new(0, units * UNIT_BYTES), Kind::Fine);
+                let key = blocks.insert(HeapBlock::new(0, units * UNIT_BYTES), Kind::Small);
                 bins.insert(&mut blocks, key);
                 key
             })

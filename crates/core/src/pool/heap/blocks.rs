@@ -12,7 +12,7 @@ use super::super::units::UNIT_BYTES;
 /// What a block is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::pool) enum Kind {
-    /// Not a block: a place in the table that is free.
+    /// Not a block: a location in the table that is free.
     #[default]
     Vacant,
     /// In use.
@@ -20,32 +20,32 @@ pub(in crate::pool) enum Kind {
     /// Freed, but other streams may still use it.
     Waiting,
     /// Free, in chunks of one granule.
-    Fine,
+    Small,
     /// Free, whole chunks larger than a granule.
-    Coarse,
+    Large,
     /// Free, a part of one chunk larger than a granule, in which other parts are in use.
-    Bound,
+    Pinned,
     /// Free addresses without memory, whole granules.
-    Bare,
+    Unmapped,
     /// Memory that nothing lives in and that the driver has refused to unmap so far. One chunk.
-    Stuck,
+    UnmapFailed,
 }
 
-/// A piece of a segment.
+/// A mapping of a segment.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::pool) struct Block {
+pub(in crate::pool) struct HeapBlock {
     pub(in crate::pool) addr: u64,
     pub(super) units: u32,
-    /// Of a live block: which allocation of the pool it is. Of a free one: up to which tick of its stream's
+    /// Of a live block: which allocation of the pool it is. Of a free one: up to which epoch of its stream's
     /// clock it may be in use.
-    pub(super) stamp: u64,
+    pub(super) freed_epoch: u64,
     pub(super) prev: BlockKey,
     pub(super) next: BlockKey,
-    /// Neighbours in a list of free pieces; of a vacant place, the next vacant one.
+    /// Neighbours in a list of free mappings; of a vacant location, the next vacant one.
     pub(super) bin_prev: BlockKey,
     pub(super) bin_next: BlockKey,
     /// The tag and stream it was allocated for or freed by.
-    pub(in crate::pool) lane: u16,
+    pub(in crate::pool) list: u16,
     /// Bytes at the end that were not asked for.
     pub(super) slack: u16,
 }
@@ -53,7 +53,7 @@ pub(in crate::pool) struct Block {
 /// All blocks of a pool.
 #[derive(Debug)]
 pub(super) struct Blocks {
-    table: Vec<Block>,
+    table: Vec<HeapBlock>,
     /// What each block is, apart: few bytes, which the cache keeps, so that neighbours in use need not be looked
     /// at.
     kinds: Vec<Kind>,
@@ -72,23 +72,23 @@ fn to_units(bytes: u64) -> u32 {
     u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX)
 }
 
-impl Default for Block {
+impl Default for HeapBlock {
     fn default() -> Self {
         Self {
             addr: 0,
             units: 0,
-            stamp: 0,
+            freed_epoch: 0,
             prev: BlockKey::NONE,
             next: BlockKey::NONE,
             bin_prev: BlockKey::NONE,
             bin_next: BlockKey::NONE,
-            lane: 0,
+            list: 0,
             slack: 0,
         }
     }
 }
 
-impl Block {
+impl HeapBlock {
     /// A block on its own, of at most [`BYTES_MAX`](super::super::units::BYTES_MAX).
     pub(super) fn new(addr: u64, bytes: u64) -> Self {
         Self { addr, units: to_units(bytes), ..Self::default() }
@@ -115,38 +115,38 @@ impl Default for Blocks {
 }
 
 impl Index<BlockKey> for Blocks {
-    type Output = Block;
-    fn index(&self, key: BlockKey) -> &Block {
+    type Output = HeapBlock;
+    fn index(&self, key: BlockKey) -> &HeapBlock {
         &self.table[key.0 as usize]
     }
 }
 
 impl IndexMut<BlockKey> for Blocks {
-    fn index_mut(&mut self, key: BlockKey) -> &mut Block {
+    fn index_mut(&mut self, key: BlockKey) -> &mut HeapBlock {
         &mut self.table[key.0 as usize]
     }
 }
 
 impl Blocks {
     /// The live block that has this key and serial.
-    pub(super) fn live(&self, key: BlockKey, serial: u64) -> Option<&Block> {
-        let block = self.table.get(key.0 as usize).filter(|block| block.stamp == serial)?;
+    pub(super) fn live(&self, key: BlockKey, serial: u64) -> Option<&HeapBlock> {
+        let block = self.table.get(key.0 as usize).filter(|block| block.freed_epoch == serial)?;
         (self.kind(key) == Kind::Live).then_some(block)
     }
 
-    /// Whether there is room for `more` further blocks.
-    pub(super) fn has_room(&self, more: u32) -> bool {
+    /// Whether there is buffer for `more` further blocks.
+    pub(super) fn has_capacity(&self, more: u32) -> bool {
         u32::try_from(self.table.len()).is_ok_and(|len| len < u32::MAX - more)
     }
 
-    pub(super) fn insert(&mut self, block: Block, kind: Kind) -> BlockKey {
+    pub(super) fn insert(&mut self, block: HeapBlock, kind: Kind) -> BlockKey {
         if let Some(key) = self.vacant.some() {
             self.vacant = self[key].bin_next;
             self.kinds[key.0 as usize] = kind;
             self[key] = block;
             return key;
         }
-        // `has_room` is asked before anything is allocated.
+        // `has_capacity` is asked before anything is allocated.
         let key = BlockKey(u32::try_from(self.table.len()).unwrap_or(u32::MAX));
         self.table.push(block);
         self.kinds.push(kind);
@@ -156,7 +156,7 @@ impl Blocks {
     pub(super) fn remove(&mut self, key: BlockKey) {
         let vacant = std::mem::replace(&mut self.vacant, key);
         self.set_kind(key, Kind::Vacant);
-        self[key] = Block { bin_next: vacant, ..Block::default() };
+        self[key] = HeapBlock { bin_next: vacant, ..HeapBlock::default() };
     }
 
     /// What a block is; [`Kind::Vacant`] where there is none.
@@ -173,7 +173,7 @@ impl Blocks {
     pub(super) fn split(&mut self, key: BlockKey, at: u64) -> BlockKey {
         let whole = self[key];
         let units = to_units(whole.end() - at);
-        let behind = self.insert(Block { addr: at, units, prev: key, ..whole }, self.kind(key));
+        let behind = self.insert(HeapBlock { addr: at, units, prev: key, ..whole }, self.kind(key));
         let front = &mut self[key];
         front.units -= units;
         front.next = behind;
@@ -186,10 +186,10 @@ impl Blocks {
     /// Joins a block with the next one, which is gone.
     pub(super) fn join_next(&mut self, key: BlockKey) {
         let next = self[key].next;
-        let Block { units, stamp, next: behind, .. } = self[next];
+        let HeapBlock { units, freed_epoch, next: behind, .. } = self[next];
         let front = &mut self[key];
         front.units += units;
-        front.stamp = front.stamp.max(stamp);
+        front.freed_epoch = front.freed_epoch.max(freed_epoch);
         front.next = behind;
         if behind.is_some() {
             self[behind].prev = key;
@@ -198,17 +198,17 @@ impl Blocks {
     }
 
     /// All of them, in no order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Kind, &Block)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Kind, &HeapBlock)> {
         self.kinds.iter().copied().zip(&self.table).filter(|(kind, _)| *kind != Kind::Vacant)
     }
 
-    /// How many places the table has.
+    /// How many locations the table has.
     pub(super) fn count(&self) -> usize {
         self.table.len()
     }
 
     /// The blocks of a segment in address order, from its first one on.
-    pub(super) fn walk(&self, first: BlockKey) -> impl Iterator<Item = (Kind, &Block)> {
+    pub(super) fn walk(&self, first: BlockKey) -> impl Iterator<Item = (Kind, &HeapBlock)> {
         std::iter::successors(first.some(), |key| self[*key].next.some())
             .map(|key| (self.kind(key), &self[key]))
     }
@@ -219,35 +219,35 @@ mod tests {
     use super::*;
 
     fn shape(blocks: &Blocks, first: BlockKey) -> Vec<(u64, u64)> {
-        let units = |(_, block): (_, &Block)| (block.addr / UNIT_BYTES, block.bytes() / UNIT_BYTES);
+        let units = |(_, block): (_, &HeapBlock)| (block.addr / UNIT_BYTES, block.bytes() / UNIT_BYTES);
         blocks.walk(first).map(units).collect()
     }
 
     #[test]
     fn a_block_is_small() {
-        assert!(size_of::<Block>() <= 40);
+        assert!(size_of::<HeapBlock>() <= 40);
     }
 
     #[test]
     fn splitting_and_joining_leave_the_list_whole() {
         let mut blocks = Blocks::default();
-        let first = blocks.insert(Block::new(10 * UNIT_BYTES, 10 * UNIT_BYTES), Kind::Fine);
+        let first = blocks.insert(HeapBlock::new(10 * UNIT_BYTES, 10 * UNIT_BYTES), Kind::Small);
         let last = blocks.split(first, 16 * UNIT_BYTES);
         let middle = blocks.split(first, 13 * UNIT_BYTES);
         assert_eq!(shape(&blocks, first), [(10, 3), (13, 3), (16, 4)]);
         assert_eq!((blocks[last].prev, blocks[middle].prev, blocks[middle].next), (middle, first, last));
-        blocks[middle].stamp = 7;
+        blocks[middle].freed_epoch = 7;
         blocks.join_next(first);
         assert_eq!(shape(&blocks, first), [(10, 6), (16, 4)]);
-        assert_eq!((blocks[first].stamp, blocks[last].prev), (7, first));
+        assert_eq!((blocks[first].freed_epoch, blocks[last].prev), (7, first));
         assert_eq!(blocks.kind(middle), Kind::Vacant);
         blocks.set_kind(first, Kind::Live);
-        blocks.set_kind(last, Kind::Bare);
-        assert_eq!((blocks.kind(first), blocks.kind(last)), (Kind::Live, Kind::Bare));
+        blocks.set_kind(last, Kind::Unmapped);
+        assert_eq!((blocks.kind(first), blocks.kind(last)), (Kind::Live, Kind::Unmapped));
         assert_eq!(blocks.kind(BlockKey::NONE), Kind::Vacant);
         blocks.set_kind(last, Kind::Live);
         let again = blocks.split(first, 11 * UNIT_BYTES);
-        assert_eq!(again, middle, "places are used again");
+        assert_eq!(again, middle, "locations are used again");
         blocks.join_next(again);
         blocks.join_next(first);
         assert_eq!(shape(&blocks, first), [(10, 10)]);
@@ -256,10 +256,10 @@ mod tests {
     #[test]
     fn only_the_right_serial_finds_a_live_block() {
         let mut blocks = Blocks::default();
-        let key = blocks.insert(Block { stamp: 5, ..Block::new(0, 512) }, Kind::Live);
+        let key = blocks.insert(HeapBlock { freed_epoch: 5, ..HeapBlock::new(0, 512) }, Kind::Live);
         assert!(blocks.live(key, 5).is_some());
         assert!(blocks.live(key, 4).is_none());
-        blocks.set_kind(key, Kind::Fine);
+        blocks.set_kind(key, Kind::Small);
         assert!(blocks.live(key, 5).is_none());
         blocks.remove(key);
         assert!(blocks.live(key, 5).is_none());

@@ -11,27 +11,27 @@ pub(super) struct Counts {
     live_bytes: u64,
     peak_live_bytes: u64,
     /// Granules that live blocks would need if no two shared one, in bytes; those below a granule do share.
-    fine_demand_bytes: u64,
-    tags: SecondaryMap<TagKey, OfTag>,
+    small_demand_bytes: u64,
+    tags: SecondaryMap<TagKey, TagCounts>,
 }
 
 /// Live blocks of a tag.
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::pool) struct OfTag {
+pub(in crate::pool) struct TagCounts {
     pub(in crate::pool) live_bytes: u64,
     pub(in crate::pool) live_blocks: usize,
 }
 
 impl Counts {
     pub(super) fn add_tag(&mut self, tag: TagKey) {
-        self.tags.insert(tag, OfTag::default());
+        self.tags.insert(tag, TagCounts::default());
     }
 
     pub(super) fn forget_tag(&mut self, tag: TagKey) {
         self.tags.remove(tag);
     }
 
-    pub(super) fn tag(&self, tag: TagKey) -> OfTag {
+    pub(super) fn tag(&self, tag: TagKey) -> TagCounts {
         self.tags[tag]
     }
 
@@ -43,15 +43,15 @@ impl Counts {
         self.peak_live_bytes
     }
 
-    pub(super) fn fine_demand_bytes(&self) -> u64 {
-        self.fine_demand_bytes
+    pub(super) fn small_demand_bytes(&self) -> u64 {
+        self.small_demand_bytes
     }
 
     /// A block is live from now on.
     pub(super) fn add(&mut self, shape: &Shape, tag: TagKey, bytes: u64) {
         self.live_bytes += bytes;
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
-        self.fine_demand_bytes += shape.fine_demand(bytes);
+        self.small_demand_bytes += shape.small_demand(bytes);
         let of_tag = &mut self.tags[tag];
         of_tag.live_bytes += bytes;
         of_tag.live_blocks += 1;
@@ -60,7 +60,7 @@ impl Counts {
     /// A block is not live any more.
     pub(super) fn remove(&mut self, shape: &Shape, tag: TagKey, bytes: u64) {
         self.live_bytes -= bytes;
-        self.fine_demand_bytes -= shape.fine_demand(bytes);
+        self.small_demand_bytes -= shape.small_demand(bytes);
         let of_tag = &mut self.tags[tag];
         of_tag.live_bytes -= bytes;
         of_tag.live_blocks -= 1;

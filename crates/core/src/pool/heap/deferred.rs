@@ -16,12 +16,12 @@ pub(super) struct Deferred {
     waiting: Vec<Waiting>,
 }
 
-/// A freed block that other streams may still use, and up to which tick of their clocks.
+/// A freed block that other streams may still use, and up to which epoch of their clocks.
 #[derive(Debug)]
 struct Waiting {
     block: BlockKey,
-    /// Its own stream's stamp.
-    stamp: u64,
+    /// Its own stream's freed_epoch.
+    freed_epoch: u64,
     until: Vec<(ClockKey, u64)>,
 }
 
@@ -65,17 +65,18 @@ impl Deferred {
     }
 
     /// A freed block waits until the clocks, which were acquired for it, have passed these ticks.
-    pub(super) fn defer(&mut self, block: BlockKey, stamp: u64, until: Vec<(ClockKey, u64)>) {
-        self.waiting.push(Waiting { block, stamp, until });
+    pub(super) fn defer(&mut self, block: BlockKey, freed_epoch: u64, until: Vec<(ClockKey, u64)>) {
+        self.waiting.push(Waiting { block, freed_epoch, until });
     }
 
     /// Blocks that have waited long enough, with their own streams' stamps.
     pub(super) fn take_passed(&mut self, clocks: &mut Clocks) -> Vec<(BlockKey, u64)> {
-        let passed =
-            |waiting: &mut Waiting| waiting.until.iter().all(|(clock, tick)| clocks.is_quiet(*clock, *tick));
+        let passed = |waiting: &mut Waiting| {
+            waiting.until.iter().all(|(clock, epoch)| clocks.is_complete(*clock, *epoch))
+        };
         let done: Vec<Waiting> = self.waiting.extract_if(.., passed).collect();
         done.iter().flat_map(|waiting| &waiting.until).for_each(|(clock, _)| clocks.release(*clock));
-        done.into_iter().map(|waiting| (waiting.block, waiting.stamp)).collect()
+        done.into_iter().map(|waiting| (waiting.block, waiting.freed_epoch)).collect()
     }
 
     /// Whether no block waits.

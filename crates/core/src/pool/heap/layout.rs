@@ -6,7 +6,7 @@
 //! sleep has little to give back one by one. What is free at the end of a block's last granule is bound to its chunk then.
 
 use super::super::keys::{BlockKey, SegmentKey, TagKey};
-use super::super::piece::Backing;
+use super::super::mapping::Backing;
 use super::blocks::Kind;
 use super::uses::Use;
 use super::{Heap, Segment};
@@ -26,7 +26,7 @@ impl Heap {
         }
     }
 
-    /// Whether a chunk larger than a granule lies in a small block now, or not in one alone.
+    /// Whether a chunk larger than a granule lies in a small block now, or not in one exclusive.
     fn lay_out_segment(&mut self, key: SegmentKey, regions: &[DeviceRange], largest_bytes: u64) -> bool {
         let Some(segment) = self.segments.get(key) else { return false };
         let (base, first, shape) = (segment.range().addr, segment.first(), self.shape);
@@ -42,19 +42,19 @@ impl Heap {
                 }
             }
             cuts |= runs.iter().any(|(is, run)| self.is_cut(*is, *run));
-            let pieces = runs.into_iter().flat_map(|(is, run)| {
+            let mappings = runs.into_iter().flat_map(|(is, run)| {
                 // What several use leaves as the last of them does; what is idle does not come back.
-                let is_one = matches!(is, Use::Live(_) | Use::Idle);
+                let is_one = matches!(is, Use::Live(_) | Use::Free);
                 let most = if is_one { largest_bytes } else { shape.granule_bytes };
-                shape.exact_pieces(run, most)
+                shape.exact_chunks(run, most)
             });
-            self.segments.replace_absent(key, *region, pieces);
+            self.segments.replace_absent(key, *region, mappings);
             near = self.relist(near, *region);
         }
         cuts
     }
 
-    /// Whether a chunk for a run of granules would lie in a small block, or not in one alone.
+    /// Whether a chunk for a run of granules would lie in a small block, or not in one exclusive.
     fn is_cut(&self, is: Use, run: DeviceRange) -> bool {
         let Use::Live(key) = is else { return false };
         let block = &self.blocks[key];
@@ -62,7 +62,7 @@ impl Heap {
         run.bytes > self.shape.granule_bytes && !(is_inside && self.shape.is_large(block.bytes()))
     }
 
-    /// After chunks were laid out anew: free pieces are of the kinds that their chunks make them. Returns a block
+    /// After chunks were laid out anew: free mappings are of the kinds that their chunks make them. Returns a block
     /// near the end.
     fn relist(&mut self, near: BlockKey, region: DeviceRange) -> BlockKey {
         let (mut near, mut at) = (near, region.addr);
@@ -71,14 +71,14 @@ impl Heap {
             let block = self.blocks[key];
             at = block.end();
             near = key;
-            if matches!(self.blocks.kind(key), Kind::Fine | Kind::Coarse | Kind::Bound) {
-                self.unlist(key);
+            if matches!(self.blocks.kind(key), Kind::Small | Kind::Large | Kind::Pinned) {
+                self.unlink(key);
                 // Of no kind that its parts could be joined with before each is what it will be.
                 self.blocks.set_kind(key, Kind::Live);
                 // No work touches what has no memory.
                 let is_inside = region.addr <= block.addr && block.end() <= region.end();
-                let is_quiet = is_inside || self.has_passed(&block);
-                near = self.scatter_by_chunks(key, if is_quiet { 0 } else { block.stamp });
+                let is_complete = is_inside || self.has_passed(&block);
+                near = self.free_by_chunk(key, if is_complete { 0 } else { block.freed_epoch });
             }
         }
         near

@@ -1,33 +1,33 @@
-//! The lists of free pieces: which piece of a kind serves a request.
+//! The lists of free mappings: which mapping of a kind serves a request.
 //!
-//! Fine pieces are listed by lane ([`super::lanes`]), coarse and bare ones by tag, in the order of their sizes.
+//! Small mappings are listed by list ([`super::stream_lists`]), large and unmapped ones by tag, in the order of their sizes.
 
 use std::collections::BTreeSet;
 
 use slotmap::SecondaryMap;
 
 use super::super::clocks::Clocks;
-use super::super::keys::{BlockKey, LaneKey, TagKey};
+use super::super::keys::{BlockKey, ListKey, TagKey};
 use super::blocks::{Blocks, Kind};
-use super::lanes::{Lane, Lanes};
+use super::stream_lists::{StreamList, StreamLists};
 use crate::driver::StreamId;
 
-/// Free pieces by kind, and the lanes that they belong to.
+/// Free mappings by kind, and the stream_lists that they belong to.
 #[derive(Debug, Default)]
 pub(super) struct FreeLists {
-    lanes: Lanes,
+    stream_lists: StreamLists,
     tags: SecondaryMap<TagKey, TagLists>,
-    stuck: Vec<BlockKey>,
-    /// First addresses of segments that may be bare from end to end.
+    unmap_failed: Vec<BlockKey>,
+    /// First addresses of segments that may be unmapped from end to end.
     emptied: Vec<u64>,
 }
 
-/// Free pieces of a tag, smallest first.
+/// Free mappings of a tag, smallest first.
 #[derive(Debug, Default)]
 pub(super) struct TagLists {
-    lanes: BTreeSet<LaneKey>,
-    coarse: BTreeSet<(u64, BlockKey)>,
-    bare: BTreeSet<(u64, BlockKey)>,
+    stream_lists: BTreeSet<ListKey>,
+    large: BTreeSet<(u64, BlockKey)>,
+    unmapped: BTreeSet<(u64, BlockKey)>,
     /// Whether any chunk larger than a granule may lie in several blocks, or in a small one.
     has_cut_chunks: bool,
     /// Whether its memory has to stay where it is.
@@ -35,16 +35,16 @@ pub(super) struct TagLists {
 }
 
 impl TagLists {
-    pub(super) fn lanes(&self) -> &BTreeSet<LaneKey> {
-        &self.lanes
+    pub(super) fn stream_lists(&self) -> &BTreeSet<ListKey> {
+        &self.stream_lists
     }
 
-    pub(super) fn coarse(&self) -> &BTreeSet<(u64, BlockKey)> {
-        &self.coarse
+    pub(super) fn large(&self) -> &BTreeSet<(u64, BlockKey)> {
+        &self.large
     }
 
-    pub(super) fn bare(&self) -> &BTreeSet<(u64, BlockKey)> {
-        &self.bare
+    pub(super) fn unmapped(&self) -> &BTreeSet<(u64, BlockKey)> {
+        &self.unmapped
     }
 
     pub(super) fn has_cut_chunks(&self) -> bool {
@@ -62,10 +62,10 @@ impl FreeLists {
         self.tags.insert(tag, TagLists::default());
     }
 
-    /// A tag that has no segments is gone, and so are its lanes.
+    /// A tag that has no segments is gone, and so are its stream_lists.
     pub(super) fn forget_tag(&mut self, tag: TagKey, clocks: &mut Clocks) {
-        let lanes = self.tags.remove(tag).map(|lists| lists.lanes).unwrap_or_default();
-        lanes.into_iter().for_each(|lane| self.lanes.forget(lane, clocks));
+        let stream_lists = self.tags.remove(tag).map(|lists| lists.stream_lists).unwrap_or_default();
+        stream_lists.into_iter().for_each(|list| self.stream_lists.forget(list, clocks));
     }
 
     pub(super) fn tag(&self, tag: TagKey) -> &TagLists {
@@ -85,38 +85,38 @@ impl FreeLists {
         self.tags.iter()
     }
 
-    pub(super) fn lane(&self, key: LaneKey) -> &Lane {
-        self.lanes.get(key)
+    pub(super) fn list(&self, key: ListKey) -> &StreamList {
+        self.stream_lists.get(key)
     }
 
-    /// All lanes.
-    pub(super) fn lanes(&self) -> &Lanes {
-        &self.lanes
+    /// All stream_lists.
+    pub(super) fn stream_lists(&self) -> &StreamLists {
+        &self.stream_lists
     }
 
-    pub(super) fn lanes_mut(&mut self) -> &mut Lanes {
-        &mut self.lanes
+    pub(super) fn stream_lists_mut(&mut self) -> &mut StreamLists {
+        &mut self.stream_lists
     }
 
-    /// A further lane; `None` when no more can be counted.
-    pub(super) fn add_lane(&mut self, tag: TagKey, stream: StreamId, clocks: &mut Clocks) -> Option<LaneKey> {
-        let key = self.lanes.make(tag, stream, clocks)?;
-        self.tags[tag].lanes.insert(key);
+    /// A further list; `None` when no more can be counted.
+    pub(super) fn add_list(&mut self, tag: TagKey, stream: StreamId, clocks: &mut Clocks) -> Option<ListKey> {
+        let key = self.stream_lists.make(tag, stream, clocks)?;
+        self.tags[tag].stream_lists.insert(key);
         Some(key)
     }
 
-    /// Forgets a lane whose number no block has any more.
-    pub(super) fn forget_lane(&mut self, key: LaneKey, clocks: &mut Clocks) {
-        let tag = self.lane(key).tag();
-        self.tags[tag].lanes.remove(&key);
-        self.lanes.forget(key, clocks);
+    /// Forgets a list whose number no block has any more.
+    pub(super) fn forget_list(&mut self, key: ListKey, clocks: &mut Clocks) {
+        let tag = self.list(key).tag();
+        self.tags[tag].stream_lists.remove(&key);
+        self.stream_lists.forget(key, clocks);
     }
 
-    pub(super) fn stuck(&self) -> &[BlockKey] {
-        &self.stuck
+    pub(super) fn unmap_failed(&self) -> &[BlockKey] {
+        &self.unmap_failed
     }
 
-    /// First addresses of segments that may be bare from end to end, each once.
+    /// First addresses of segments that may be unmapped from end to end, each once.
     pub(super) fn take_emptied(&mut self) -> Vec<u64> {
         let mut emptied = std::mem::take(&mut self.emptied);
         emptied.sort_unstable();
@@ -124,38 +124,38 @@ impl FreeLists {
         emptied
     }
 
-    /// Puts a free piece on the list of its kind.
-    pub(super) fn list(&mut self, blocks: &mut Blocks, key: BlockKey) {
+    /// Puts a free mapping on the list of its kind.
+    pub(super) fn insert(&mut self, blocks: &mut Blocks, key: BlockKey) {
         let block = blocks[key];
-        let (lane, bytes) = (block.lane, block.bytes());
+        let (list, bytes) = (block.list, block.bytes());
         match blocks.kind(key) {
-            Kind::Fine => self.lanes.fine_mut(lane).insert(blocks, key),
-            Kind::Coarse => drop(self.of_lane(lane).coarse.insert((bytes, key))),
-            Kind::Bare => {
-                self.of_lane(lane).bare.insert((bytes, key));
+            Kind::Small => self.stream_lists.small_mut(list).insert(blocks, key),
+            Kind::Large => drop(self.of_list(list).large.insert((bytes, key))),
+            Kind::Unmapped => {
+                self.of_list(list).unmapped.insert((bytes, key));
                 if block.prev.is_none() && block.next.is_none() {
                     self.emptied.push(block.addr);
                 }
             }
-            Kind::Stuck => self.stuck.push(key),
-            Kind::Bound | Kind::Live | Kind::Waiting | Kind::Vacant => {}
+            Kind::UnmapFailed => self.unmap_failed.push(key),
+            Kind::Pinned | Kind::Live | Kind::Waiting | Kind::Vacant => {}
         }
     }
 
-    /// Takes a free piece off its list.
-    pub(super) fn unlist(&mut self, blocks: &mut Blocks, key: BlockKey) {
-        let (lane, bytes) = (blocks[key].lane, blocks[key].bytes());
+    /// Takes a free mapping off its list.
+    pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey) {
+        let (list, bytes) = (blocks[key].list, blocks[key].bytes());
         match blocks.kind(key) {
-            Kind::Fine => self.lanes.fine_mut(lane).remove(blocks, key),
-            Kind::Coarse => drop(self.of_lane(lane).coarse.remove(&(bytes, key))),
-            Kind::Bare => drop(self.of_lane(lane).bare.remove(&(bytes, key))),
-            Kind::Stuck => self.stuck.retain(|stuck| *stuck != key),
-            Kind::Bound | Kind::Live | Kind::Waiting | Kind::Vacant => {}
+            Kind::Small => self.stream_lists.small_mut(list).remove(blocks, key),
+            Kind::Large => drop(self.of_list(list).large.remove(&(bytes, key))),
+            Kind::Unmapped => drop(self.of_list(list).unmapped.remove(&(bytes, key))),
+            Kind::UnmapFailed => self.unmap_failed.retain(|unmap_failed| *unmap_failed != key),
+            Kind::Pinned | Kind::Live | Kind::Waiting | Kind::Vacant => {}
         }
     }
 
-    fn of_lane(&mut self, lane: LaneKey) -> &mut TagLists {
-        let tag = self.lane(lane).tag();
+    fn of_list(&mut self, list: ListKey) -> &mut TagLists {
+        let tag = self.list(list).tag();
         &mut self.tags[tag]
     }
 }

@@ -1,15 +1,15 @@
 //! Giving a part of a live block back, and what becomes of it.
 //!
 //! The block is cut, and the part goes the way of every freed block. Where it takes a chunk larger than a granule
-//! only in part, that piece is *bound*: the chunk cannot leave, and nothing else is put there, before everything in
-//! it is free. Then the bound pieces of the chunk are one coarse piece, as if they had been freed together.
+//! only in part, that mapping is *bound*: the chunk cannot leave, and nothing else is put there, before everything in
+//! it is free. Then the bound mappings of the chunk are one large mapping, as if they had been freed together.
 
 use super::super::error::{PoolError, Result};
 use super::super::handle::{Block as Handle, BlockId};
-use super::super::keys::{BlockKey, LaneKey, Place, TagKey};
+use super::super::keys::{BlockKey, ListKey, Location, TagKey};
 use super::super::units::UNIT_BYTES;
 use super::Heap;
-use super::blocks::{Block, Kind};
+use super::blocks::{HeapBlock, Kind};
 use crate::driver::DeviceRange;
 
 impl Heap {
@@ -26,7 +26,7 @@ impl Heap {
         if part == range {
             return Ok((id, Vec::new()));
         }
-        let tag = self.tag_of_lane(whole.lane);
+        let tag = self.tag_of_list(whole.list);
         if self.shape.is_large(whole.bytes()) {
             self.lists.note_cut_chunks(tag);
         }
@@ -63,17 +63,17 @@ impl Heap {
         if !part.addr.is_multiple_of(UNIT_BYTES) || !part.bytes.is_multiple_of(UNIT_BYTES) {
             return invalid("it must begin and end on multiples of 512 bytes");
         }
-        if !self.blocks.has_room(4) {
+        if !self.blocks.has_capacity(4) {
             return invalid("the pool has as many blocks as it can count; free some as a whole");
         }
         Ok(())
     }
 
-    /// Makes a piece of what was one live block a live block of its own.
+    /// Makes a mapping of what was one live block a live block of its own.
     fn rename(&mut self, key: BlockKey, tag: TagKey) -> Handle {
         let serial = self.next_serial;
         self.next_serial += 1;
-        self.blocks[key].stamp = serial;
+        self.blocks[key].freed_epoch = serial;
         let block = self.blocks[key];
         self.counts.add(&self.shape, tag, block.bytes());
         let range = DeviceRange::new(block.addr, block.bytes());
@@ -84,10 +84,10 @@ impl Heap {
         }
     }
 
-    // ---- bound pieces ----
+    // ---- bound mappings ----
 
-    /// The chunk that a bound piece lies in.
-    fn chunk_at(&self, addr: u64) -> Option<(Place, u64)> {
+    /// The chunk that a bound mapping lies in.
+    fn chunk_at(&self, addr: u64) -> Option<(Location, u64)> {
         let key = self.segments.of_addr(addr);
         let (at, chunk) = self.segments.get(key)?.touching(addr, addr + 1).next()?;
         Some(((key, at), at + chunk.bytes))
@@ -99,30 +99,31 @@ impl Heap {
         chunk_of(a).is_some_and(|chunk| chunk_of(b) == Some(chunk))
     }
 
-    /// After a piece has become bound: if it was the last of its chunk in use, the chunk is free as a whole. Returns
-    /// the piece that holds it then. While pieces of several lanes are pending, they stay bound: [`Heap::join_lanes`] tries
+    /// After a mapping has become bound: if it was the last of its chunk in use, the chunk is free as a whole. Returns
+    /// the mapping that holds it then. While mappings of several stream_lists are pending, they stay bound: [`Heap::join_lists`] tries
     /// again.
     pub(super) fn unbind(&mut self, key: BlockKey) -> BlockKey {
-        let Some((place, end)) = self.chunk_at(self.blocks[key].addr) else { return key };
-        let first = self.block_at(key, place.1);
-        let Some((lane, stamp)) = self.when_free(first, end) else { return key };
+        let Some((location, end)) = self.chunk_at(self.blocks[key].addr) else { return key };
+        let first = self.block_at(key, location.1);
+        let Some((list, freed_epoch)) = self.when_free(first, end) else { return key };
         while self.blocks[first].end() < end {
             self.blocks.join_next(first);
         }
-        self.blocks[first].lane = lane;
-        self.put(first, Kind::Coarse, stamp)
+        self.blocks[first].list = list;
+        self.put(first, Kind::Large, freed_epoch)
     }
 
-    /// The lane and stamp of a chunk from its `first` piece on, if it is free as a whole: those of what is pending there.
-    fn when_free(&self, first: BlockKey, end: u64) -> Option<(LaneKey, u64)> {
-        let in_chunk = || self.blocks.walk(first).take_while(|(_, piece)| piece.addr < end);
-        if in_chunk().any(|(kind, _)| kind != Kind::Bound) {
+    /// The list and freed_epoch of a chunk from its `first` mapping on, if it is free as a whole: those of what is pending there.
+    fn when_free(&self, first: BlockKey, end: u64) -> Option<(ListKey, u64)> {
+        let in_chunk = || self.blocks.walk(first).take_while(|(_, block)| block.addr < end);
+        if in_chunk().any(|(kind, _)| kind != Kind::Pinned) {
             return None;
         }
-        let mut pending = in_chunk().map(|(_, piece)| piece).filter(|piece| !self.has_passed(piece));
-        let (lane, stamp) =
-            pending.next().map_or((self.blocks[first].lane, 0), |piece| (piece.lane, piece.stamp));
-        let of_lane = |last: u64, piece: &Block| (piece.lane == lane).then_some(last.max(piece.stamp));
-        pending.try_fold(stamp, of_lane).map(|stamp| (lane, stamp))
+        let mut pending = in_chunk().map(|(_, block)| block).filter(|block| !self.has_passed(block));
+        let (list, freed_epoch) =
+            pending.next().map_or((self.blocks[first].list, 0), |block| (block.list, block.freed_epoch));
+        let of_list =
+            |last: u64, block: &HeapBlock| (block.list == list).then_some(last.max(block.freed_epoch));
+        pending.try_fold(freed_epoch, of_list).map(|freed_epoch| (list, freed_epoch))
     }
 }

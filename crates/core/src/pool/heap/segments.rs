@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use slotmap::SlotMap;
 
-use super::super::keys::{BlockKey, Place, SegmentKey, TagKey};
-use super::super::piece::{Backing, Piece};
+use super::super::keys::{BlockKey, Location, SegmentKey, TagKey};
+use super::super::mapping::{Backing, Mapping};
 use crate::driver::DeviceRange;
 
 /// The segments of a pool, found by key or address.
@@ -23,11 +23,11 @@ pub(in crate::pool) struct Segment {
     range: DeviceRange,
     /// The block at the segment's first byte.
     first: BlockKey,
-    /// By address. Where no chunk is, the addresses are bare.
+    /// By address. Where no chunk is, the addresses are unmapped.
     chunks: BTreeMap<u64, Chunk>,
 }
 
-/// A piece of a segment that is mapped as a whole: one granule, or a multiple of it.
+/// A mapping of a segment that is mapped as a whole: one granule, or a multiple of it.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::pool) struct Chunk {
     pub(in crate::pool) bytes: u64,
@@ -77,22 +77,22 @@ impl Segments {
     }
 
     /// A copy of a chunk, to be brought in or taken out.
-    pub(in crate::pool) fn piece(&self, (segment, addr): Place) -> Option<Piece> {
+    pub(in crate::pool) fn mapping(&self, (segment, addr): Location) -> Option<Mapping> {
         let chunk = self.table.get(segment)?.chunks.get(&addr)?;
-        Some(Piece { segment, range: DeviceRange::new(addr, chunk.bytes), backing: chunk.backing })
+        Some(Mapping { segment, range: DeviceRange::new(addr, chunk.bytes), backing: chunk.backing })
     }
 
     /// Writes back what became of chunks; new ones are added.
-    pub(in crate::pool) fn store(&mut self, pieces: &[Piece]) {
-        for piece in pieces {
-            let Some(segment) = self.table.get_mut(piece.segment) else { continue };
-            let new = Chunk { bytes: piece.range.bytes, backing: piece.backing };
-            segment.chunks.entry(piece.range.addr).or_insert(new).backing = piece.backing;
+    pub(in crate::pool) fn store(&mut self, mappings: &[Mapping]) {
+        for mapping in mappings {
+            let Some(segment) = self.table.get_mut(mapping.segment) else { continue };
+            let new = Chunk { bytes: mapping.range.bytes, backing: mapping.backing };
+            segment.chunks.entry(mapping.range.addr).or_insert(new).backing = mapping.backing;
         }
     }
 
     /// The memory of a chunk is gone, or in the caller's hands.
-    pub(in crate::pool) fn set_absent(&mut self, (segment, addr): Place) {
+    pub(in crate::pool) fn set_absent(&mut self, (segment, addr): Location) {
         let chunk = self.table.get_mut(segment).and_then(|segment| segment.chunks.get_mut(&addr));
         chunk.into_iter().for_each(|chunk| chunk.backing = Backing::Absent);
     }
@@ -104,17 +104,17 @@ impl Segments {
         }
     }
 
-    /// Puts chunks without memory in the place of those that begin in `range`.
+    /// Puts chunks without memory in the location of those that begin in `range`.
     pub(super) fn replace_absent(
         &mut self,
         key: SegmentKey,
         range: DeviceRange,
-        pieces: impl Iterator<Item = DeviceRange>,
+        mappings: impl Iterator<Item = DeviceRange>,
     ) {
         self.forget_chunks(key, range.addr, range.end());
         if let Some(segment) = self.table.get_mut(key) {
             let absent = |bytes| Chunk { bytes, backing: Backing::Absent };
-            segment.chunks.extend(pieces.map(|piece| (piece.addr, absent(piece.bytes))));
+            segment.chunks.extend(mappings.map(|mapping| (mapping.addr, absent(mapping.bytes))));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::super::handle::BlockId;
 use super::super::keys::{BlockKey, SegmentKey};
-use super::super::piece::Backing;
+use super::super::mapping::Backing;
 use super::blocks::Kind;
 use super::{Heap, Segment};
 use crate::driver::{BackingId, DeviceRange};
@@ -13,7 +13,7 @@ use crate::driver::{BackingId, DeviceRange};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pool) enum Use {
     /// Nothing.
-    Idle,
+    Free,
     /// Work on freed memory may be in flight.
     Pending,
     /// One live block touches it, and nothing else does.
@@ -30,7 +30,7 @@ impl Use {
 
     fn and(self, other: Self) -> Self {
         match (self, other) {
-            (Self::Idle, is) | (is, Self::Idle) => is,
+            (Self::Free, is) | (is, Self::Free) => is,
             (a, b) if a == b => a,
             _ => Self::Shared,
         }
@@ -75,7 +75,7 @@ impl Heap {
             let block = &self.blocks[key];
             next = block.next.some();
             if self.blocks.kind(key) == Kind::Live {
-                landmark = Some(Landmark { key, serial: block.stamp });
+                landmark = Some(Landmark { key, serial: block.freed_epoch });
                 let last = shape.granules(block.end().min(end) - 1 - start);
                 live[shape.granules(block.addr.max(start) - start)..=last].fill(true);
             }
@@ -99,7 +99,7 @@ impl Heap {
             let start = block.addr.max(range.addr);
             let end = (block.addr + block.requested_bytes()).min(range.end());
             if self.blocks.kind(key) == Kind::Live && start < end {
-                let id = BlockId { pool: self.pool, key, serial: block.stamp };
+                let id = BlockId { pool: self.pool, key, serial: block.freed_epoch };
                 parts.push((id, start - block.addr, DeviceRange::new(start, end - start)));
             }
         }
@@ -109,17 +109,17 @@ impl Heap {
     /// For each granule of a segment, what its blocks do with it.
     pub(in crate::pool) fn uses_of_granules(&self, segment: &Segment) -> Vec<Use> {
         let (base, shape) = (segment.range().addr, self.shape);
-        let mut uses = vec![Use::Idle; shape.granules(segment.range().bytes)];
+        let mut uses = vec![Use::Free; shape.granules(segment.range().bytes)];
         let mut key = segment.first();
         while key.is_some() {
             let block = &self.blocks[key];
             let is = match self.blocks.kind(key) {
                 Kind::Live => Use::Live(key),
                 Kind::Waiting => Use::Pending,
-                Kind::Fine | Kind::Coarse | Kind::Bound if !self.is_quiet(block) => Use::Pending,
-                _ => Use::Idle,
+                Kind::Small | Kind::Large | Kind::Pinned if !self.is_complete(block) => Use::Pending,
+                _ => Use::Free,
             };
-            if is != Use::Idle {
+            if is != Use::Free {
                 let touched = shape.granules(block.addr - base)..shape.granules(block.end() - 1 - base) + 1;
                 uses[touched].iter_mut().for_each(|granule| *granule = granule.and(is));
             }

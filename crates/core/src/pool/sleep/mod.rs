@@ -1,7 +1,7 @@
 //! Carrying a sleep out: copy → unmap → *point of no return* → release.
 //!
 //! Until everything is unmapped no handle has been given up, so going back only maps again. Behind that
-//! point nothing fails any more: a release that the driver refuses is owed, reported and tried again.
+//! point nothing fails any more: a release that the driver refuses is deferred_releases, reported and tried again.
 //! Copies ([`super::save`]) run with no lock held; the tags' gates are closed meanwhile.
 
 mod plan;
@@ -15,8 +15,8 @@ use super::capture::refused_by_capture;
 use super::deadline::{Deadline, Wait};
 use super::error::{Awaited, Phase, PoolError, Result};
 use super::host_reclaim::is_lacking;
-use super::keys::{Place, TagKey};
-use super::piece::{Backing, Group, Piece};
+use super::keys::{Location, TagKey};
+use super::mapping::{Backing, Batch, Mapping};
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
 use super::save::{Saved, Saver};
 use super::shared::{MemoryGuard, Shared};
@@ -24,8 +24,8 @@ use super::state::State;
 use crate::driver::{DriverError, MemoryInfo};
 use crate::tag::{SleepAction, Tag};
 
-/// How many pieces are unmapped, or given back, before others may have the lock: no more bytes than in so many chunks.
-const GROUP_PIECES: usize = 32;
+/// How many mappings are unmapped, or given back, before others may have the lock: no more bytes than in so many chunks.
+const BATCH_MAPPINGS: usize = 32;
 
 const SLEEP: &str = "sleep";
 const DISCARD: &str = "discard";
@@ -35,13 +35,14 @@ impl Shared {
         drop(self.open_state()?);
         self.check_no_capture(SLEEP)?;
         let deadline = Deadline::begin(self.driver(), request.wait_max);
-        let (visited, alone) = self.alone(SLEEP, request.tags.as_deref(), |_| true, true, deadline)?;
+        let (visited, exclusive) =
+            self.exclusive(SLEEP, request.tags.as_deref(), |_| true, true, deadline)?;
         let plan = |state: &State| state.plan_sleep(request.level, &visited, self.counters());
         let slept = self.fall_asleep(SLEEP, &plan, deadline);
-        drop(alone);
+        drop(exclusive);
         let undone =
             |error: &PoolError| matches!(error, PoolError::SleepFailed { .. } | PoolError::Stranded { .. });
-        if slept.as_ref().is_err_and(|error| undone(error) && self.lets_backups_go(error)) {
+        if slept.as_ref().is_err_and(|error| undone(error) && self.may_release_backups(error)) {
             // Already failing; what the driver keeps of their memory serves the next try.
             let _ = self.backups().trim();
         }
@@ -62,7 +63,7 @@ impl Shared {
         drop(self.open_state()?);
         self.check_no_capture(DISCARD)?;
         let forever = Deadline::begin(self.driver(), None);
-        let (visited, _alone) = self.alone(DISCARD, Some(tags), |_| true, true, forever)?;
+        let (visited, _exclusive) = self.exclusive(DISCARD, Some(tags), |_| true, true, forever)?;
         self.fall_asleep(DISCARD, &|state| Ok(state.plan_discard(&visited, self.counters())), forever)
     }
 
@@ -89,15 +90,15 @@ impl Shared {
         let falling: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
         let saver = Saver { shared: self, saves: &plan.saves, falling: &falling };
         let unmapped = saver.save(&mut saved).and_then(|()| self.unmap(&plan, &mut saved.phases));
-        let (memory, mut pieces) = match unmapped {
+        let (memory, mut mappings) = match unmapped {
             Ok(unmapped) => unmapped,
             Err(error) => {
-                self.let_backups_go(&plan, &error);
+                self.release_backups(&plan, &error);
                 return Err(error);
             }
         };
         self.lock_state().commit_sleep(&plan);
-        let (released_bytes, refused) = self.release(memory, &mut pieces, &mut saved.phases);
+        let (released_bytes, refused) = self.release(memory, &mut mappings, &mut saved.phases);
         let report = self.report(&plan, &saved, before, released_bytes, refused.is_some(), started);
         match refused {
             Some(source) => Err(PoolError::Shortfall { report: Box::new(report), source }),
@@ -107,8 +108,8 @@ impl Shared {
 
     /// After a sleep that failed: what it had backed up already is of no use where backups are not kept, and
     /// stands in the way of the next try where the host has too little memory.
-    fn let_backups_go(&self, plan: &SleepPlan, error: &PoolError) {
-        if !self.lets_backups_go(error) {
+    fn release_backups(&self, plan: &SleepPlan, error: &PoolError) {
+        if !self.may_release_backups(error) {
             return;
         }
         let tags: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
@@ -118,46 +119,46 @@ impl Shared {
         let mut state = self.lock_state();
         for save in &plan.saves {
             if state.tags().get(save.tag).state().is_held() {
-                state.backups_mut().forget_extent(save.tag, save.place);
+                state.backups_mut().forget_extent(save.tag, save.location);
             }
         }
     }
 
-    fn lets_backups_go(&self, error: &PoolError) -> bool {
+    fn may_release_backups(&self, error: &PoolError) -> bool {
         let starved = matches!(error, PoolError::SleepFailed { source, .. } if is_lacking(source));
         starved || !self.shape().keep_backups
     }
 
     /// How much leaves before others may have the lock.
-    fn leaving_group(&self) -> Group {
-        Group { pieces: GROUP_PIECES, bytes: GROUP_PIECES as u64 * self.shape().chunk_bytes }
+    fn leaving_batch(&self) -> Batch {
+        Batch { mappings: BATCH_MAPPINGS, bytes: BATCH_MAPPINGS as u64 * self.shape().chunk_bytes }
     }
 
-    /// Unmaps all that leaves, or nothing, a few pieces at a time: others have the lock in between. Nobody else touches
+    /// Unmaps all that leaves, or nothing, a few mappings at a time: others have the lock in between. Nobody else touches
     /// what leaves, since the tags' gates are closed, and what is unmapped stays in hand, so that going back takes no
     /// memory. Returns what is in hand then.
-    fn unmap(&self, plan: &SleepPlan, phases: &mut SleepPhases) -> Result<(MemoryGuard<'_>, Vec<Piece>)> {
+    fn unmap(&self, plan: &SleepPlan, phases: &mut SleepPhases) -> Result<(MemoryGuard<'_>, Vec<Mapping>)> {
         let started = Instant::now();
         let mut memory = self.lock_memory()?;
-        let mut pieces: Vec<Piece> = {
+        let mut mappings: Vec<Mapping> = {
             let state = self.lock_state();
-            plan.leaving.iter().filter_map(|place| state.heap().segments().piece(*place)).collect()
+            plan.leaving.iter().filter_map(|location| state.heap().segments().mapping(*location)).collect()
         };
-        let before: Vec<Backing> = pieces.iter().map(|piece| piece.backing).collect();
+        let before: Vec<Backing> = mappings.iter().map(|mapping| mapping.backing).collect();
         let (mut unmapped, mut done) = (Ok(()), 0);
-        while done < pieces.len() {
-            let end = self.leaving_group().end(&pieces, done);
-            unmapped = memory.take_out(&mut pieces[done..end]);
+        while done < mappings.len() {
+            let end = self.leaving_batch().end(&mappings, done);
+            unmapped = memory.unmap(&mut mappings[done..end]);
             if unmapped.is_err() {
                 break;
             }
             done = end;
-            memory = self.hand_memory_over(memory);
+            memory = self.hand_over_memory(memory);
         }
         if let Err(source) = unmapped {
-            let undone = memory.restore(&mut pieces, &before);
+            let undone = memory.restore(&mut mappings, &before);
             let mut state = self.lock_state();
-            state.heap_mut().segments_mut().store(&pieces);
+            state.heap_mut().segments_mut().store(&mappings);
             let error = state.sleep_failed(plan, source, undone);
             let unfit = state.tidy_held(&plan.leaving);
             drop(state);
@@ -165,34 +166,34 @@ impl Shared {
             let _ = self.dispose(&mut memory, unfit);
             return Err(error);
         }
-        self.lock_state().heap_mut().segments_mut().store(&pieces);
+        self.lock_state().heap_mut().segments_mut().store(&mappings);
         add(&mut phases.unmap_s, started.elapsed());
-        Ok((memory, pieces))
+        Ok((memory, mappings))
     }
 
-    /// Gives back what is in hand, and all that is loose. Others have the lock in between.
+    /// Gives back what is in hand, and all that is spare. Others have the lock in between.
     fn release<'a>(
         &'a self,
         mut memory: MemoryGuard<'a>,
-        pieces: &mut [Piece],
+        mappings: &mut [Mapping],
         phases: &mut SleepPhases,
     ) -> (u64, Option<DriverError>) {
         let started = Instant::now();
         let (mut released_bytes, mut refused) = memory.settle();
-        let (loose_bytes, loose) = memory.let_go_of_loose(u64::MAX, &[]);
-        released_bytes += loose_bytes;
-        refused = refused.or(loose);
+        let (spare_bytes, spare) = memory.release_spare(u64::MAX, &[]);
+        released_bytes += spare_bytes;
+        refused = refused.or(spare);
         let mut done = 0;
-        while done < pieces.len() {
-            let end = self.leaving_group().end(pieces, done);
-            for piece in &mut pieces[done..end] {
-                match memory.let_go(piece) {
+        while done < mappings.len() {
+            let end = self.leaving_batch().end(mappings, done);
+            for mapping in &mut mappings[done..end] {
+                match memory.release(mapping) {
                     Ok(bytes) => released_bytes += bytes,
                     Err(error) => refused = refused.or(Some(error)),
                 }
             }
             done = end;
-            memory = self.hand_memory_over(memory);
+            memory = self.hand_over_memory(memory);
         }
         // Addresses that could not be given back wait for the next time.
         let _ = self.drop_emptied(&memory);
@@ -218,7 +219,7 @@ impl Shared {
             .map(|(b, a)| b.used_bytes.saturating_sub(a.used_bytes));
         let confirmed = fell.is_some_and(|fell_bytes| fell_bytes >= released_bytes);
         let held_bytes = self.counters().held_bytes();
-        let uncovered_bytes = after.and_then(process).map_or(0, |process| {
+        let unaccounted_bytes = after.and_then(process).map_or(0, |process| {
             process.used_bytes.saturating_sub(process.context_bytes).saturating_sub(held_bytes)
         });
         let state = self.lock_state();
@@ -237,10 +238,10 @@ impl Shared {
             },
             copied_bytes: saved.copied_bytes,
             unchanged_bytes: saved.unchanged_bytes,
-            trusted_bytes: saved.trusted_bytes,
+            skipped_bytes: saved.skipped_bytes,
             fast_digests: self.driver().info().fast_digests,
             discarded_bytes: plan.discarded_bytes,
-            uncovered_bytes,
+            unaccounted_bytes,
             device_free_before_bytes: before.free_bytes,
             device_free_after_bytes: after.map(|info| info.free_bytes),
             phases: saved.phases,
@@ -272,8 +273,8 @@ impl State {
 
     /// The point of no return: from here on the tags sleep, and the memory of what leaves is in hand.
     fn commit_sleep(&mut self, plan: &SleepPlan) {
-        for place in &plan.leaving {
-            self.heap_mut().segments_mut().set_absent(*place);
+        for location in &plan.leaving {
+            self.heap_mut().segments_mut().set_absent(*location);
         }
         for (tag, action) in &plan.tags {
             self.tags_mut().get_mut(*tag).fall_asleep(*action);
@@ -289,14 +290,14 @@ impl State {
         }
     }
 
-    /// Tidies the tags of `places` that are awake, where an undo may have left idle memory unmapped.
-    fn tidy_held(&mut self, places: &[Place]) -> Vec<Piece> {
-        let tags = self.tags_of(places).into_iter();
+    /// Tidies the tags of `locations` that are awake, where an undo may have left idle memory unmapped.
+    fn tidy_held(&mut self, locations: &[Location]) -> Vec<Mapping> {
+        let tags = self.tags_of(locations).into_iter();
         let awake: Vec<TagKey> = tags.filter(|tag| !self.tags().get(*tag).state().is_asleep()).collect();
         awake.into_iter().flat_map(|tag| self.tidy(tag)).collect()
     }
 
-    fn tags_of(&self, places: &[Place]) -> BTreeSet<TagKey> {
-        places.iter().filter_map(|(segment, _)| self.heap().segments().tag_of(*segment)).collect()
+    fn tags_of(&self, locations: &[Location]) -> BTreeSet<TagKey> {
+        locations.iter().filter_map(|(segment, _)| self.heap().segments().tag_of(*segment)).collect()
     }
 }

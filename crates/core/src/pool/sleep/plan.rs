@@ -6,9 +6,9 @@
 use super::super::backups::{BACK_UP, Save, saves};
 use super::super::error::{PoolError, Result};
 use super::super::heap::{Segment, Use};
-use super::super::keys::{Place, SegmentKey, TagKey};
+use super::super::keys::{Location, SegmentKey, TagKey};
+use super::super::mapping::Backing;
 use super::super::physical::Counters;
-use super::super::piece::Backing;
 use super::super::report::Level;
 use super::super::state::State;
 use crate::tag::{SleepAction, TagState};
@@ -23,7 +23,7 @@ pub(in crate::pool) struct SleepPlan {
     /// What to back up, with the live granules.
     pub(in crate::pool) saves: Vec<Save>,
     /// Chunks whose memory is given back, in order of segment and address.
-    pub(in crate::pool) leaving: Vec<Place>,
+    pub(in crate::pool) leaving: Vec<Location>,
     pub(in crate::pool) release_bytes: u64,
     pub(in crate::pool) discarded_bytes: u64,
 }
@@ -96,7 +96,7 @@ impl State {
             already_asleep,
             saves: Vec::new(),
             leaving: Vec::new(),
-            release_bytes: counters.owed_bytes() + counters.loose_bytes(),
+            release_bytes: counters.deferred_release_bytes() + counters.spare_bytes(),
             discarded_bytes: 0,
         };
         for tag in visited.iter().copied() {
@@ -123,7 +123,7 @@ impl State {
         for (at, chunk) in segment.chunks() {
             let first = shape.granules(at - segment.range().addr);
             let of_chunk = &uses[first..first + shape.granules(chunk.bytes)];
-            let leaves = action.is_some() || asleep || of_chunk.iter().all(|granule| *granule == Use::Idle);
+            let leaves = action.is_some() || asleep || of_chunk.iter().all(|granule| *granule == Use::Free);
             if leaves && chunk.backing != Backing::Absent {
                 plan.leaving.push((key, at));
                 plan.release_bytes += chunk.bytes;

@@ -1,7 +1,7 @@
 //! Filling what a wake maps: copies of backups, zeros, and the check of what has arrived.
 //!
-//! A [`Filler`] queues work for pieces as they are mapped, on a thread beside the one that maps: copies run while
-//! the next pieces are brought in, and a driver or a store that takes its time to queue them holds up nobody who
+//! A [`Filler`] queues work for mappings as they are mapped, on a thread beside the one that maps: copies run while
+//! the next mappings are brought in, and a driver or a store that takes its time to queue them holds up nobody who
 //! needs memory. When all have arrived they are compared with what was stored ([`super::verify`]): every granule, or a
 //! sixty-fourth, a different one each time, and whatever has its backup let go.
 //!
@@ -20,21 +20,21 @@ use super::super::backups::{Stored, runs};
 use super::super::error::{Phase, PoolError, Result};
 use super::super::report::{Verify, WakeProgress, WakeRequest, add};
 use super::super::shared::Shared;
+use super::copy_paths::{CopyPath, CopyPaths};
 use super::verify::{Arrival, Verified};
-use super::ways::{Way, Ways};
 use super::woken::Woken;
-use crate::backup::Room;
+use crate::backup::BackupBuffer;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending};
 use crate::tag::Tag;
 
-/// Between two looks at copies in flight: short beside what the ways have room for.
-const ROOM_PAUSE: Duration = Duration::from_micros(100);
+/// Between two looks at copies in flight: short beside what the paths have buffer for.
+const CAPACITY_POLL: Duration = Duration::from_micros(100);
 
 /// What a chunk or an extent gets back.
 #[derive(Debug)]
 pub(super) struct Filling {
-    /// The number of the last piece in the plan that is written to.
-    pub(super) piece: usize,
+    /// The number of the last mapping in the plan that is written to.
+    pub(super) mapping: usize,
     pub(super) tag: Tag,
     pub(super) range: DeviceRange,
     pub(super) with: With,
@@ -45,7 +45,7 @@ pub(super) enum With {
     Zeros,
     /// When this `is_last`, the backup goes with the wake.
     Backup {
-        room: Arc<Room>,
+        buffer: Arc<BackupBuffer>,
         granules: Vec<Option<Stored>>,
         is_last: bool,
     },
@@ -75,14 +75,14 @@ impl Filling {
     }
 }
 
-/// Work that is on its way, in the order of the plan.
+/// Work that is on its path, in the order of the plan.
 pub(super) struct Filler<'a> {
     shared: &'a Shared,
     fillings: &'a [Filling],
     request: &'a WakeRequest,
     verify: Verify,
     /// Of each tag, what is compared, and how many stored granules were seen so far. A tag may wake with others or
-    /// alone, so each has turns of its own.
+    /// exclusive, so each has turns of its own.
     samples: BTreeMap<Tag, (Sample, u64)>,
     /// The first filling that is not queued yet.
     next: usize,
@@ -93,7 +93,7 @@ pub(super) struct Filler<'a> {
     /// Whether it is still of use to fill.
     goes_on: Arc<AtomicBool>,
     queued: Vec<Work>,
-    ways: Ways,
+    paths: CopyPaths,
     /// Of what was queued, what has arrived, and what failed first.
     filled_bytes: u64,
     failed: Option<PoolError>,
@@ -130,7 +130,7 @@ impl<'a> Filler<'a> {
         let zeros = fillings.iter().filter(|filling| matches!(filling.with, With::Zeros));
         let zeroed_bytes: u64 = zeros.map(|filling| filling.range.bytes).sum();
         let stored_bytes = stored_granules * granule_bytes;
-        let ways = Ways::new(shared.streams().kernel().is_some(), granule_bytes);
+        let paths = CopyPaths::new(shared.streams().kernel().is_some(), granule_bytes);
         Self {
             shared,
             fillings,
@@ -144,7 +144,7 @@ impl<'a> Filler<'a> {
             started: None,
             goes_on: Arc::new(AtomicBool::new(true)),
             queued: Vec::with_capacity(fillings.len()),
-            ways,
+            paths,
             filled_bytes: 0,
             failed: None,
             chosen: Vec::new(),
@@ -162,11 +162,11 @@ impl<'a> Filler<'a> {
         Arc::clone(&self.goes_on)
     }
 
-    /// Queues what belongs into the first `pieces` pieces, which are mapped. Fails with what failed of it so far, so that
+    /// Queues what belongs into the first `mappings` mappings, which are mapped. Fails with what failed of it so far, so that
     /// no more is mapped in vain.
-    pub(super) fn fill_up_to(&mut self, pieces: usize) -> Result<()> {
+    pub(super) fn fill_up_to(&mut self, mappings: usize) -> Result<()> {
         while self.is_of_use()
-            && let Some(filling) = self.fillings.get(self.next).filter(|filling| filling.piece < pieces)
+            && let Some(filling) = self.fillings.get(self.next).filter(|filling| filling.mapping < mappings)
         {
             self.started.get_or_insert_with(Instant::now);
             let turn = self.next;
@@ -179,7 +179,7 @@ impl<'a> Filler<'a> {
     fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
         let driver = self.shared.driver();
         let engine_stream = self.shared.streams().copy(turn);
-        let With::Backup { room, granules, is_last } = &filling.with else {
+        let With::Backup { buffer, granules, is_last } = &filling.with else {
             let zeros = driver.zero(engine_stream, filling.range).map_err(|source| (Phase::Zero, source))?;
             self.zeroed_bytes += filling.range.bytes;
             self.queue(Phase::Zero, filling.range.bytes, zeros);
@@ -194,20 +194,20 @@ impl<'a> Filler<'a> {
         };
         let parts: Vec<CopyPart> = runs(&stored).into_iter().map(part).collect();
         let bytes = stored.len() as u64 * granule_bytes;
-        let Some(way) = self.way_with_room() else { return Ok(()) };
-        let stream = match way {
-            Way::Engine => engine_stream,
-            Way::Kernel => self.shared.streams().kernel().unwrap_or(engine_stream),
+        let Some(path) = self.path_with_capacity() else { return Ok(()) };
+        let stream = match path {
+            CopyPath::Engine => engine_stream,
+            CopyPath::Kernel => self.shared.streams().kernel().unwrap_or(engine_stream),
         };
-        let copy = room.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
-        self.ways.queued(driver.now(), self.queued.len(), bytes);
+        let copy = buffer.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
+        self.paths.queued(driver.now(), self.queued.len(), bytes);
         self.copied_bytes += bytes;
         self.queue(Phase::Copy, bytes, copy);
         for granule in stored {
             let Some(Stored { digest: expected, .. }) = granules[granule] else { continue };
             let offset = granule as u64 * granule_bytes;
             let granule = DeviceRange::new(filling.range.addr + offset, granule_bytes);
-            let arrival = Arrival { granule, room, offset, expected };
+            let arrival = Arrival { granule, buffer, offset, expected };
             let is_chosen = self.is_chosen(&filling.tag) || *is_last;
             if is_chosen { &mut self.chosen } else { &mut self.others }.push(arrival);
         }
@@ -222,26 +222,26 @@ impl<'a> Filler<'a> {
         self.queued.push(Work { phase, bytes, pending: Some(pending) });
     }
 
-    /// The way that the next copy takes. Waits until one has room; `None` when filling is of no use any more.
-    fn way_with_room(&mut self) -> Option<Way> {
+    /// The path that the next copy takes. Waits until one has buffer; `None` when filling is of no use any more.
+    fn path_with_capacity(&mut self) -> Option<CopyPath> {
         while self.is_of_use() {
             let (queued, mut ended) = (&self.queued, Vec::new());
-            let way = self.ways.with_room(self.shared.driver().now(), |copy| {
+            let path = self.paths.with_capacity(self.shared.driver().now(), |copy| {
                 let has_ended = queued[copy].pending.as_ref().and_then(Pending::has_ended);
                 ended.extend(has_ended.filter(|has_ended| *has_ended).map(|_| copy));
                 has_ended
             });
-            ended.into_iter().for_each(|copy| self.land(copy));
-            if way.is_some() {
-                return way.filter(|_| self.is_of_use());
+            ended.into_iter().for_each(|copy| self.complete(copy));
+            if path.is_some() {
+                return path.filter(|_| self.is_of_use());
             }
-            thread::sleep(ROOM_PAUSE);
+            thread::sleep(CAPACITY_POLL);
         }
         None
     }
 
     /// Waits for what was queued as the `nth`, if nobody has, and tells how far it is.
-    fn land(&mut self, nth: usize) {
+    fn complete(&mut self, nth: usize) {
         let Work { phase, bytes, pending } = &mut self.queued[nth];
         let Some(pending) = pending.take() else { return };
         match pending.wait() {
@@ -253,7 +253,7 @@ impl<'a> Filler<'a> {
         }
         if self.failed.is_none() {
             let progress = WakeProgress { filled_bytes: self.filled_bytes, total_bytes: self.total_bytes };
-            self.request.progress.iter().for_each(|tell| tell.call(progress));
+            self.request.progress.iter().for_each(|on_progress| on_progress.call(progress));
         }
     }
 
@@ -270,7 +270,7 @@ impl<'a> Filler<'a> {
     pub(super) fn finish(mut self, failed: Option<PoolError>, woken: &mut Woken) -> Result<Verified> {
         (woken.copied_bytes, woken.zeroed_bytes) = (self.copied_bytes, self.zeroed_bytes);
         self.failed = failed.or(self.failed);
-        (0..self.queued.len()).for_each(|nth| self.land(nth));
+        (0..self.queued.len()).for_each(|nth| self.complete(nth));
         if self.failed.is_none() && self.queued.len() < self.fillings.len() {
             // What was left out holds anything but the caller's bytes: that is no wake.
             let reason = format!("only {} of {} chunks were filled", self.queued.len(), self.fillings.len());

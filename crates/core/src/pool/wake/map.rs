@@ -1,11 +1,11 @@
-//! Mapping what a wake brings back, a few pieces at a time.
+//! Mapping what a wake brings back, a few mappings at a time.
 //!
-//! Promise: what was brought in when mapping fails is in the pieces, for the wake to undo.
+//! Promise: what was brought in when mapping fails is in the mappings, for the wake to undo.
 
 use super::super::deadline::{Deadline, Wait};
 use super::super::error::{Phase, PoolError, Result};
+use super::super::mapping::{Batch, Mapping};
 use super::super::physical::{MapTimes, PhysicalMemory};
-use super::super::piece::{Group, Piece};
 use super::super::pressure::{Lack, Next, Retry};
 use super::super::report::add;
 use super::super::shared::{MemoryGuard, Shared};
@@ -13,13 +13,13 @@ use super::woken::Woken;
 use crate::bytes::ByteSize;
 use crate::driver::DriverError;
 
-/// How much is mapped at a time, of pieces no larger than a chunk: little enough that copying begins at once.
-const GROUP_PIECES: usize = 8;
+/// How much is mapped at a time, of mappings no larger than a chunk: little enough that copying begins at once.
+const BATCH_MAPPINGS: usize = 8;
 
-/// The pieces of a wake, and how many of them are mapped.
+/// The mappings of a wake, and how many of them are mapped.
 pub(super) struct Mapper<'a> {
     shared: &'a Shared,
-    pieces: &'a mut [Piece],
+    mappings: &'a mut [Mapping],
     done: usize,
     deadline: Deadline,
     retry: &'a mut Retry,
@@ -35,27 +35,27 @@ impl<'a> Mapper<'a> {
     pub(super) fn new(
         shared: &'a Shared,
         names: &[&str],
-        pieces: &'a mut [Piece],
+        mappings: &'a mut [Mapping],
         deadline: Deadline,
         retry: &'a mut Retry,
     ) -> Self {
-        let sum = |wanted: &dyn Fn(&Piece) -> bool| -> u64 {
-            pieces.iter().filter(|piece| wanted(piece)).map(|piece| piece.range.bytes).sum()
+        let sum = |wanted: &dyn Fn(&Mapping) -> bool| -> u64 {
+            mappings.iter().filter(|mapping| wanted(mapping)).map(|mapping| mapping.range.bytes).sum()
         };
-        let absent_bytes = sum(&|piece| piece.is_absent());
-        let mapped_bytes = sum(&|piece| !piece.is_mapped());
+        let absent_bytes = sum(&|mapping| mapping.is_absent());
+        let mapped_bytes = sum(&|mapping| !mapping.is_mapped());
         let op = format!("wake {} ({} to map)", names.join(", "), ByteSize(mapped_bytes));
         let (times, next) = (MapTimes::default(), Next::Refuse);
-        Self { shared, pieces, done: 0, deadline, retry, next, op, absent_bytes, mapped_bytes, times }
+        Self { shared, mappings, done: 0, deadline, retry, next, op, absent_bytes, mapped_bytes, times }
     }
 
-    pub(super) fn pieces(&self) -> usize {
-        self.pieces.len()
+    pub(super) fn mappings(&self) -> usize {
+        self.mappings.len()
     }
 
     /// Whether there is more to map than is mapped at a time.
     pub(super) fn takes_a_while(&self) -> bool {
-        self.group_end() < self.pieces.len()
+        self.batch_end() < self.mappings.len()
     }
 
     /// What to do about the last shortage, once all is undone.
@@ -69,23 +69,24 @@ impl<'a> Mapper<'a> {
         add(&mut woken.phases.map_s, self.times.map);
     }
 
-    /// Maps all pieces, and tells how many are. Ends early, with no error, when whoever is told says no.
-    pub(super) fn map(&mut self, tell: &mut dyn FnMut(usize) -> bool) -> Result<()> {
+    /// Maps all mappings, and tells how many are. Ends early, with no error, when whoever is told says no.
+    pub(super) fn map(&mut self, on_progress: &mut dyn FnMut(usize) -> bool) -> Result<()> {
         loop {
             let mut memory = self.shared.lock_memory()?;
             self.retry.look(self.shared);
             let refused = self.shared.poll(&memory).or(self.shared.recover(&mut memory));
-            let (lack, full, refused) = if let Some(short) = self.shared.make_room(&mut memory, self.pieces) {
-                (Lack::Limit, None, refused.or(short))
-            } else {
-                let mapped;
-                (memory, mapped) = self.map_groups(memory, tell);
-                match mapped {
-                    Ok(()) => return Ok(()),
-                    Err(source) if source.is_out_of_memory() => (self.lack(), Some(source), refused),
-                    Err(source) => return Err(PoolError::WakeFailed { phase: Phase::Map, source }),
-                }
-            };
+            let (lack, full, refused) =
+                if let Some(short) = self.shared.make_space(&mut memory, self.mappings) {
+                    (Lack::Limit, None, refused.or(short))
+                } else {
+                    let mapped;
+                    (memory, mapped) = self.map_batches(memory, on_progress);
+                    match mapped {
+                        Ok(()) => return Ok(()),
+                        Err(source) if source.is_out_of_memory() => (self.lack(), Some(source), refused),
+                        Err(source) => return Err(PoolError::WakeFailed { phase: Phase::Map, source }),
+                    }
+                };
             let wait = Wait { deadline: self.deadline, op: &self.op, needed_bytes: self.absent_bytes };
             self.next = self.retry.after(self.shared, memory, lack, wait)?;
             if self.next != Next::Again {
@@ -94,60 +95,66 @@ impl<'a> Mapper<'a> {
         }
     }
 
-    /// Goes on where it stopped, a few pieces at a time: others have the lock in between.
-    fn map_groups(
+    /// Goes on where it stopped, a few mappings at a time: others have the lock in between.
+    fn map_batches(
         &mut self,
         mut memory: MemoryGuard<'a>,
-        tell: &mut dyn FnMut(usize) -> bool,
+        on_progress: &mut dyn FnMut(usize) -> bool,
     ) -> (MemoryGuard<'a>, Result<(), DriverError>) {
-        while tell(self.done) && self.done < self.pieces.len() {
-            let end = self.group_end();
-            if let Err(error) = memory.bring_in(&mut self.pieces[self.done..end], &mut self.times) {
+        while on_progress(self.done) && self.done < self.mappings.len() {
+            let end = self.batch_end();
+            if let Err(error) = memory.map(&mut self.mappings[self.done..end], &mut self.times) {
                 return (memory, Err(error));
             }
             self.done = end;
-            memory = self.shared.let_others(memory, &mut self.pieces[end..]);
+            memory = self.shared.yield_to_others(memory, &mut self.mappings[end..]);
         }
         (memory, Ok(()))
     }
 
-    /// How many pieces are mapped after the next few: no more bytes than in so many chunks, or a single span.
-    fn group_end(&self) -> usize {
-        let bytes = GROUP_PIECES as u64 * self.shared.shape().chunk_bytes;
-        Group { pieces: GROUP_PIECES, bytes }.end(self.pieces, self.done)
+    /// How many mappings are mapped after the next few: no more bytes than in so many chunks, or a single span.
+    fn batch_end(&self) -> usize {
+        let bytes = BATCH_MAPPINGS as u64 * self.shared.shape().chunk_bytes;
+        Batch { mappings: BATCH_MAPPINGS, bytes }.end(self.mappings, self.done)
     }
 
     /// What a full device has not given.
     fn lack(&self) -> Lack {
         let chunk_bytes = self.shared.shape().chunk_bytes;
-        let absent = || self.pieces.iter().filter(|piece| piece.is_absent()).map(|piece| piece.range.bytes);
+        let absent =
+            || self.mappings.iter().filter(|mapping| mapping.is_absent()).map(|mapping| mapping.range.bytes);
         Lack::Device { absent_bytes: absent().sum(), has_spans: absent().any(|bytes| bytes > chunk_bytes) }
     }
 }
 
 impl Shared {
-    /// Lets those have the lock who wait for it. The memory that `pieces` will take stays theirs meanwhile.
-    fn let_others<'a>(&'a self, mut memory: MemoryGuard<'a>, pieces: &mut [Piece]) -> MemoryGuard<'a> {
+    /// Lets those have the lock who wait for it. The memory that `mappings` will take stays theirs meanwhile.
+    fn yield_to_others<'a>(
+        &'a self,
+        mut memory: MemoryGuard<'a>,
+        mappings: &mut [Mapping],
+    ) -> MemoryGuard<'a> {
         if self.waiting_for_memory() == 0 {
             return memory;
         }
-        let reservation = memory.set_aside(pieces);
-        let memory = self.hand_memory_over(memory);
+        let reservation = memory.set_aside(mappings);
+        let memory = self.hand_over_memory(memory);
         drop(reservation);
         memory
     }
 
-    /// Makes sure that what the pieces lack may be created, from idle memory and under the limit. Otherwise says
+    /// Makes sure that what the mappings lack may be created, from idle memory and under the limit. Otherwise says
     /// so, with what the driver refused if it did.
-    fn make_room(&self, memory: &mut PhysicalMemory, pieces: &[Piece]) -> Option<Option<DriverError>> {
-        let mut needs: Vec<Piece> = pieces.iter().filter(|piece| piece.is_absent()).copied().collect();
-        let needed_bytes: u64 = needs.iter().map(|piece| piece.range.bytes).sum();
+    fn make_space(&self, memory: &mut PhysicalMemory, mappings: &[Mapping]) -> Option<Option<DriverError>> {
+        let mut needs: Vec<Mapping> =
+            mappings.iter().filter(|mapping| mapping.is_absent()).copied().collect();
+        let needed_bytes: u64 = needs.iter().map(|mapping| mapping.range.bytes).sum();
         let limit_bytes = self.shape().limit_bytes.unwrap_or(u64::MAX);
         let supply = {
             let mut state = self.lock_state();
-            let free_bytes = state.idle().quiet_bytes + memory.counters().loose_bytes();
-            let room_bytes = limit_bytes.saturating_sub(memory.counters().committed_bytes());
-            if needed_bytes > free_bytes.saturating_add(room_bytes) {
+            let free_bytes = state.reclaimable().stream_safe_bytes + memory.counters().spare_bytes();
+            let left_bytes = limit_bytes.saturating_sub(memory.counters().committed_bytes());
+            if needed_bytes > free_bytes.saturating_add(left_bytes) {
                 return Some(None);
             }
             // Pieces of other sizes than were idle are no reason to hold more than was ever in use.
@@ -157,9 +164,9 @@ impl Shared {
         };
         let mut refused = self.dispose(memory, supply.leaving);
         if supply.release_bytes > 0 {
-            refused = refused.or(memory.let_go_of_loose(supply.release_bytes, &supply.reserved).1);
+            refused = refused.or(memory.release_spare(supply.release_bytes, &supply.reserved).1);
         }
-        let missing: u64 = needed_bytes.saturating_sub(memory.usable_loose_bytes(&needs));
+        let missing: u64 = needed_bytes.saturating_sub(memory.usable_spare_bytes(&needs));
         (memory.counters().committed_bytes().saturating_add(missing) > limit_bytes).then_some(refused)
     }
 }

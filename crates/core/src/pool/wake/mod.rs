@@ -1,19 +1,19 @@
 //! Waking: create → map → copy → verify → commit.
 //!
-//! What sleeps is laid out in pieces as large as fit ([`super::heap`]), once. Then everything is mapped, filled
+//! What sleeps is laid out in mappings as large as fit ([`super::heap`]), once. Then everything is mapped, filled
 //! and verified, or everything sleeps again with its backups. A backup is let go only behind the commit, and kept
-//! even then when the pool keeps backups. Memory is brought in a few pieces at a time, and copies into what is
-//! mapped ([`fill`]) run while the next pieces are. The tags' gates are closed meanwhile.
+//! even then when the pool keeps backups. Memory is brought in a few mappings at a time, and copies into what is
+//! mapped ([`fill`]) run while the next mappings are. The tags' gates are closed meanwhile.
 //!
 //! A wake that finds the device full may be given a deadline: it then undoes what it did, holding nothing that
 //! somebody else waits for, and tries again when enough is free. A device that has enough and refuses it twice has it
-//! in pieces: spans become chunks then.
+//! in mappings: spans become chunks then.
 
+mod copy_paths;
 mod fill;
 mod map;
 mod plan;
 mod verify;
-mod ways;
 mod woken;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -31,7 +31,7 @@ use super::deadline::Deadline;
 use super::error::{Corruption, PoolError, Result};
 use super::keys::TagKey;
 use super::lost::LostRange;
-use super::piece::Backing;
+use super::mapping::Backing;
 use super::pressure::{Next, Retry};
 use super::report::{WakeReport, WakeRequest, add};
 use super::shared::Shared;
@@ -46,16 +46,16 @@ impl Shared {
         let started = Instant::now();
         // Tags that are awake go on working: what they do not use may serve those that wake.
         let deadline = Deadline::begin(self.driver(), request.wait_max);
-        let (visited, alone) =
-            self.alone("wake", request.tags.as_deref(), TagState::is_asleep, false, deadline)?;
+        let (visited, exclusive) =
+            self.exclusive("wake", request.tags.as_deref(), TagState::is_asleep, false, deadline)?;
         {
             // Nobody has memory of theirs in hand, to be put back where it was.
             let _vm = self.lock_memory()?;
-            self.open_state()?.heap_mut().lay_out(alone.tags(), self.shape().span_bytes);
+            self.open_state()?.heap_mut().lay_out(exclusive.tags(), self.shape().span_bytes);
         }
         let (mut waited, mut retry) = (Duration::ZERO, Retry::default());
         let (plan, mut woken, verified) = loop {
-            let mut plan = self.open_state()?.plan_wake(&visited, alone.tags(), request.tags.is_some());
+            let mut plan = self.open_state()?.plan_wake(&visited, exclusive.tags(), request.tags.is_some());
             let (woken, next) = self.try_wake(&mut plan, request, deadline, &mut retry);
             match woken {
                 Ok((woken, verified)) => break (plan, woken, verified),
@@ -78,7 +78,7 @@ impl Shared {
             lost,
             phases: woken.phases,
         };
-        drop(alone);
+        drop(exclusive);
         if !self.shape().keep_backups && report.copied_bytes > 0 {
             // The wake is done, whether or not some of the memory is kept for later.
             let _ = self.backups().trim();
@@ -94,12 +94,12 @@ impl Shared {
         deadline: Deadline,
         retry: &mut Retry,
     ) -> (Result<(Woken, Verified)>, Next) {
-        let before: Vec<Backing> = plan.pieces.iter().map(|piece| piece.backing).collect();
+        let before: Vec<Backing> = plan.mappings.iter().map(|mapping| mapping.backing).collect();
         let (mut woken, mut next) = (Woken::default(), Next::Refuse);
         // A panic of the caller's, who is told how far it is, undoes the wake, too.
         let apply = AssertUnwindSafe(|| {
             let names: Vec<&str> = plan.names.iter().map(Tag::as_str).collect();
-            let mut mapper = Mapper::new(self, &names, &mut plan.pieces, deadline, retry);
+            let mut mapper = Mapper::new(self, &names, &mut plan.mappings, deadline, retry);
             let filler = Filler::new(self, &plan.fillings, request, &plan.turns);
             let applied = self.apply_wake(&mut mapper, filler, request, &mut woken);
             next = mapper.next();
@@ -162,16 +162,16 @@ impl Shared {
     }
 
     /// None of its copies may be in flight on what is unmapped now. If the device refuses even to wait, or an undo is
-    /// refused, memory stays mapped: the next wake uses it, or whoever needs room reclaims it.
+    /// refused, memory stays mapped: the next wake uses it, or whoever needs buffer reclaims it.
     fn undo_wake(&self, plan: &mut WakePlan, before: &[Backing]) {
         if self.settle_own_streams().is_ok()
             && let Ok(mut memory) = self.lock_memory()
         {
-            memory.restore(&mut plan.pieces, before);
+            memory.restore(&mut plan.mappings, before);
         }
-        let left = plan.pieces.iter().zip(before).any(|(piece, before)| piece.backing != *before);
+        let left = plan.mappings.iter().zip(before).any(|(mapping, before)| mapping.backing != *before);
         let mut state = self.lock_state();
-        state.heap_mut().segments_mut().store(&plan.pieces);
+        state.heap_mut().segments_mut().store(&plan.mappings);
         if left {
             plan.tags.iter().for_each(|tag| state.tags_mut().get_mut(*tag).note_leftovers());
         }
@@ -192,7 +192,7 @@ impl Shared {
         // Never while memory is being moved: whoever needs some would wait for a store that takes its time.
         let mapped = beside.unwrap_or_else(|| {
             mapper.map(&mut |_| true)?;
-            filler.fill_up_to(mapper.pieces())
+            filler.fill_up_to(mapper.mappings())
         });
         mapper.report(woken);
         let verified = filler.finish(mapped.err(), woken)?;
@@ -200,7 +200,7 @@ impl Shared {
         if lost.is_empty() || request.accepts_losses {
             return Ok(verified);
         }
-        Err(PoolError::Corrupt { place: Corruption::Backup, lost })
+        Err(PoolError::Corrupt { location: Corruption::Backup, lost })
     }
 
     /// From here on the tags are awake. Returns those that are undefined, and what was lost.
@@ -208,7 +208,7 @@ impl Shared {
         // Also after a panic elsewhere: what is mapped must be known.
         let mut memory = self.lock_memory_anyway();
         let mut state = self.lock_state();
-        state.heap_mut().segments_mut().store(&plan.pieces);
+        state.heap_mut().segments_mut().store(&plan.mappings);
         for tag in plan.tags.iter().copied() {
             let has_blocks = state.heap().live_of(tag).live_blocks > 0;
             state.tags_mut().get_mut(tag).wake(has_blocks);
@@ -229,7 +229,7 @@ impl Shared {
         let undefined: Vec<TagKey> = plan.tags.iter().copied().filter(is_undefined).collect();
         let undefined = state.tags().names(&undefined);
         drop(state);
-        // What cannot be taken out of the way is tried again when memory is needed.
+        // What cannot be taken out of the path is tried again when memory is needed.
         let _ = self.dispose(&mut memory, unfit);
         (undefined, lost)
     }
@@ -238,17 +238,17 @@ impl Shared {
 /// Maps here, and fills what is mapped on a thread beside. `None` where no thread is to be had.
 fn map_and_fill(mapper: &mut Mapper<'_>, filler: &mut Filler<'_>) -> Option<Result<()>> {
     thread::scope(|scope| {
-        let (tell, told) = mpsc::channel();
+        let (on_progress, told) = mpsc::channel();
         let switch = filler.switch();
         let fill = move || told.into_iter().try_for_each(|done| filler.fill_up_to(done));
         let filling = thread::Builder::new().name("poorwill-fill".into()).spawn_scoped(scope, fill).ok()?;
         // Not before: where there is no thread, filling is as needed as ever.
         let mut needless = Needless { filling: switch, is_needed: false };
         // When filling has failed, nobody is told any more.
-        let mapped = mapper.map(&mut |done| tell.send(done).is_ok());
+        let mapped = mapper.map(&mut |done| on_progress.send(done).is_ok());
         needless.is_needed = mapped.is_ok();
         drop(needless);
-        drop(tell);
+        drop(on_progress);
         Some(filling.join().unwrap_or_else(|panic| resume_unwind(panic)).and(mapped))
     })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::backups::Stored;
 use super::super::heap::Use;
 use super::super::keys::{SegmentKey, TagKey};
-use super::super::piece::Piece;
+use super::super::mapping::Mapping;
 use super::super::state::State;
 use super::fill::{Filling, With};
 use crate::driver::DeviceRange;
@@ -20,7 +20,7 @@ pub(super) struct WakePlan {
     pub(super) already_awake: Vec<Tag>,
     /// Every chunk with a block that may be used, those with backups first, in order of segment and address: what is
     /// copied into is there first, and copying hides the rest.
-    pub(super) pieces: Vec<Piece>,
+    pub(super) mappings: Vec<Mapping>,
     /// What has to be written into them.
     pub(super) fillings: Vec<Filling>,
     /// Of each tag, how many wakes have compared what has arrived.
@@ -29,7 +29,7 @@ pub(super) struct WakePlan {
 
 impl State {
     /// Of the tags that are meant, those are woken that the wake has to itself. Others were awake when it began, and are
-    /// left alone, though they may have fallen asleep while it waited.
+    /// left exclusive, though they may have fallen asleep while it waited.
     pub(super) fn plan_wake(&self, visited: &[TagKey], held: &[TagKey], named: bool) -> WakePlan {
         let (mut tags, mut already_awake) = (Vec::new(), Vec::new());
         for tag in visited.iter().copied() {
@@ -46,30 +46,32 @@ impl State {
             }
             tags.push(tag);
         }
-        let (mut pieces, mut fillings) = (Vec::new(), Vec::new());
+        let (mut mappings, mut fillings) = (Vec::new(), Vec::new());
         for tag in tags.iter().copied() {
-            self.plan_tag(tag, &mut pieces, &mut fillings);
+            self.plan_tag(tag, &mut mappings, &mut fillings);
         }
         // What is copied into is there first, and copying hides the rest.
         let is_dropped = |key: SegmentKey| {
             let tag = self.heap().segments().tag_of(key);
             tag.is_none_or(|tag| self.tags().get(tag).state() != TagState::AsleepBackedUp)
         };
-        pieces
-            .sort_by_cached_key(|piece: &Piece| (is_dropped(piece.segment), piece.segment, piece.range.addr));
-        // In the order of the pieces, each with the number of the last that it lies in.
+        mappings.sort_by_cached_key(|mapping: &Mapping| {
+            (is_dropped(mapping.segment), mapping.segment, mapping.range.addr)
+        });
+        // In the order of the mappings, each with the number of the last that it lies in.
         fillings.sort_by_cached_key(|(key, filling): &(SegmentKey, Filling)| {
             (is_dropped(*key), *key, filling.range.addr)
         });
-        let mut piece = 0;
+        let mut mapping = 0;
         let fillings = fillings.into_iter().map(|(key, mut filling)| {
             let last_byte = filling.end(self.heap().shape().granule_bytes) - 1;
-            let holds =
-                |piece: &Piece| piece.segment == key && piece.range.contains(&DeviceRange::new(last_byte, 1));
-            while pieces.get(piece).is_some_and(|piece| !holds(piece)) {
-                piece += 1;
+            let holds = |mapping: &Mapping| {
+                mapping.segment == key && mapping.range.contains(&DeviceRange::new(last_byte, 1))
+            };
+            while mappings.get(mapping).is_some_and(|mapping| !holds(mapping)) {
+                mapping += 1;
             }
-            filling.piece = piece;
+            filling.mapping = mapping;
             filling
         });
         let fillings = fillings.collect();
@@ -78,25 +80,25 @@ impl State {
             .iter()
             .map(|tag| (self.tags().get(*tag).name().clone(), self.tags().get(*tag).wakes()))
             .collect();
-        WakePlan { tags, names, already_awake, pieces, fillings, turns }
+        WakePlan { tags, names, already_awake, mappings, fillings, turns }
     }
 
     /// The chunks of a tag in which anything is used, and what is written into them.
-    fn plan_tag(&self, tag: TagKey, pieces: &mut Vec<Piece>, fillings: &mut Vec<(SegmentKey, Filling)>) {
+    fn plan_tag(&self, tag: TagKey, mappings: &mut Vec<Mapping>, fillings: &mut Vec<(SegmentKey, Filling)>) {
         let (shape, entry) = (self.heap().shape(), self.tags().get(tag));
         for (key, segment) in self.heap().segments().of_tag(tag) {
             let uses = self.heap().uses_of_granules(segment);
             let mut fill = |range, with| {
-                fillings.push((key, Filling { piece: 0, tag: entry.name().clone(), range, with }));
+                fillings.push((key, Filling { mapping: 0, tag: entry.name().clone(), range, with }));
             };
             for (at, chunk) in segment.chunks() {
                 let first = shape.granules(at - segment.range().addr);
                 let of_chunk = &uses[first..first + shape.granules(chunk.bytes)];
-                if of_chunk.iter().all(|granule| *granule == Use::Idle) {
+                if of_chunk.iter().all(|granule| *granule == Use::Free) {
                     continue;
                 }
                 let range = DeviceRange::new(at, chunk.bytes);
-                pieces.push(Piece { segment: key, range, backing: chunk.backing });
+                mappings.push(Mapping { segment: key, range, backing: chunk.backing });
                 if entry.state() == TagState::AsleepDropped && entry.policy().dropped == Dropped::Zeros {
                     fill(range, With::Zeros);
                 }
@@ -110,8 +112,8 @@ impl State {
                     let live = of_extent.map(|(is, stored)| stored.filter(|_| is.is_live()));
                     let granules: Vec<Option<Stored>> = live.collect();
                     if granules.iter().any(Option::is_some) {
-                        let room = Arc::clone(&backup.room);
-                        fill(extent, With::Backup { room, granules, is_last });
+                        let buffer = Arc::clone(&backup.buffer);
+                        fill(extent, With::Backup { buffer, granules, is_last });
                     }
                 }
             }

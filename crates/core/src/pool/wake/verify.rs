@@ -8,7 +8,7 @@
 
 use super::super::error::{Corruption, Phase, PoolError, Result};
 use super::super::shared::Shared;
-use crate::backup::Room;
+use crate::backup::BackupBuffer;
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op};
 
@@ -18,7 +18,7 @@ pub(super) struct Arrival<'a> {
     /// Where it is on the device.
     pub(super) granule: DeviceRange,
     /// What it was copied from, and from where there, in bytes.
-    pub(super) room: &'a Room,
+    pub(super) buffer: &'a BackupBuffer,
     pub(super) offset: u64,
     pub(super) expected: Digest,
 }
@@ -60,9 +60,9 @@ impl Shared {
     fn spoiled_arrivals(&self, arrivals: &[Arrival<'_>]) -> Result<Vec<DeviceRange>> {
         let mut spoiled = Vec::new();
         let again = self.not_arrived(arrivals, &mut spoiled)?;
-        for Arrival { granule, room, offset, .. } in &again {
+        for Arrival { granule, buffer, offset, .. } in &again {
             let part = CopyPart { device: *granule, host_offset: *offset };
-            let copy = room.load(self.streams().copy(0), &[part]).map_err(at(Phase::Copy))?;
+            let copy = buffer.load(self.streams().copy(0), &[part]).map_err(at(Phase::Copy))?;
             copy.wait().map_err(at(Phase::Copy))?;
         }
         let never = self.not_arrived(&again, &mut spoiled)?;
@@ -71,7 +71,7 @@ impl Shared {
         if lost.is_empty() {
             Ok(spoiled)
         } else {
-            Err(PoolError::Corrupt { place: Corruption::Transfer, lost })
+            Err(PoolError::Corrupt { location: Corruption::Transfer, lost })
         }
     }
 
@@ -83,8 +83,8 @@ impl Shared {
     ) -> Result<Vec<Arrival<'a>>> {
         let mut again = Vec::new();
         for arrival in self.different(arrivals)? {
-            let Arrival { granule, room, offset, expected } = arrival;
-            match room.digest(offset, granule.bytes).map_err(at(Phase::Verify))? == expected {
+            let Arrival { granule, buffer, offset, expected } = arrival;
+            match buffer.digest(offset, granule.bytes).map_err(at(Phase::Verify))? == expected {
                 true => again.push(arrival),
                 false => spoiled.push(granule),
             }
@@ -98,7 +98,7 @@ impl Shared {
         let (mut asked, mut failed) = (Vec::new(), None);
         for (turn, arrivals) in arrivals.chunks(share).enumerate() {
             let touch = |a: &Arrival<'_>, b: &Arrival<'_>| {
-                a.granule.end() == b.granule.addr && std::ptr::eq(a.room, b.room)
+                a.granule.end() == b.granule.addr && std::ptr::eq(a.buffer, b.buffer)
             };
             let range = |run: &[Arrival<'_>]| {
                 DeviceRange::new(run[0].granule.addr, run.len() as u64 * self.shape().granule_bytes)

@@ -1,8 +1,8 @@
-//! The figures of a wake under way.
+//! The figures of a wake under path.
 
 use super::super::report::WakePhases;
 
-/// The figures of a wake under way.
+/// The figures of a wake under path.
 #[derive(Debug, Default)]
 pub(super) struct Woken {
     pub(super) mapped_bytes: u64,

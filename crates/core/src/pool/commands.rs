@@ -1,17 +1,17 @@
-//! What the reaper is told: to work, and to end. Orders that come while it works are one order.
+//! What the reaper is told: to work, and to end. Commands that come while it works are one order.
 
 use std::time::Duration;
 
-use super::gate::Monitor;
+use super::tag_lock::Monitor;
 
 /// What the reaper is told.
 #[derive(Debug, Default)]
-pub(super) struct Orders {
+pub(super) struct Commands {
     work: bool,
     stop: bool,
 }
 
-impl Orders {
+impl Commands {
     /// Asks for work.
     pub(super) fn give(&mut self) {
         self.work = true;
@@ -24,10 +24,10 @@ impl Orders {
 }
 
 /// Takes the next order, or none after `most`; returns false when the thread is to end.
-pub(super) fn pause(orders: &Monitor<Orders>, most: Duration) -> bool {
-    let mut guard = orders.lock_anyway();
+pub(super) fn pause(commands: &Monitor<Commands>, most: Duration) -> bool {
+    let mut guard = commands.lock_anyway();
     if !guard.work && !guard.stop {
-        match orders.wait_for(guard, most) {
+        match commands.wait_for(guard, most) {
             Some(woken) => guard = woken,
             None => return false,
         }
@@ -37,8 +37,8 @@ pub(super) fn pause(orders: &Monitor<Orders>, most: Duration) -> bool {
 }
 
 /// Takes the next order; returns false when the thread is to end.
-pub(super) fn next_order(orders: &Monitor<Orders>) -> bool {
-    let mut guard = orders.lock_anyway();
+pub(super) fn next_command(commands: &Monitor<Commands>) -> bool {
+    let mut guard = commands.lock_anyway();
     loop {
         if guard.stop {
             return false;
@@ -46,7 +46,7 @@ pub(super) fn next_order(orders: &Monitor<Orders>) -> bool {
         if std::mem::take(&mut guard.work) {
             return true;
         }
-        match orders.wait(guard) {
+        match commands.wait(guard) {
             Some(woken) => guard = woken,
             None => return false,
         }

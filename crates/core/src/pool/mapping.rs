@@ -1,4 +1,4 @@
-//! A piece of a segment with the physical memory under it: what is handed between those who decide and those who map.
+//! A mapping of a segment with the physical memory under it: what is handed between those who decide and those who map.
 
 use super::keys::SegmentKey;
 use crate::driver::{BackingId, DeviceRange};
@@ -17,36 +17,36 @@ pub(super) enum Backing {
 
 /// How much is moved before others may have the lock of physical memory.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Group {
-    pub(super) pieces: usize,
-    /// A single piece may have more.
+pub(super) struct Batch {
+    pub(super) mappings: usize,
+    /// A single mapping may have more.
     pub(super) bytes: u64,
 }
 
 /// A chunk that is being brought in or taken out.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Piece {
+pub(super) struct Mapping {
     pub(super) segment: SegmentKey,
     pub(super) range: DeviceRange,
     pub(super) backing: Backing,
 }
 
-impl Group {
-    /// Where the next group of `pieces` ends.
-    pub(super) fn end(self, pieces: &[Piece], begin: usize) -> usize {
-        let mut room_bytes = self.bytes;
-        let fits = |piece: &&Piece| {
-            let rest = room_bytes.checked_sub(piece.range.bytes);
-            room_bytes = rest.unwrap_or(room_bytes);
+impl Batch {
+    /// Where the next group of `mappings` ends.
+    pub(super) fn end(self, mappings: &[Mapping], begin: usize) -> usize {
+        let mut left_bytes = self.bytes;
+        let fits = |mapping: &&Mapping| {
+            let rest = left_bytes.checked_sub(mapping.range.bytes);
+            left_bytes = rest.unwrap_or(left_bytes);
             rest.is_some()
         };
-        let next = pieces[begin..].iter().take(self.pieces);
-        pieces.len().min(begin + next.take_while(fits).count().max(1))
+        let next = mappings[begin..].iter().take(self.mappings);
+        mappings.len().min(begin + next.take_while(fits).count().max(1))
     }
 }
 
-impl Piece {
-    /// A place without memory.
+impl Mapping {
+    /// A location without memory.
     pub(super) fn absent(segment: SegmentKey, addr: u64, bytes: u64) -> Self {
         Self { segment, range: DeviceRange::new(addr, bytes), backing: Backing::Absent }
     }

@@ -1,9 +1,9 @@
 //! Who may do what with a tag while others are at it: a lock that is never held while waiting.
 //!
 //! A sleep or wake works on its tags for as long as copies take. Meanwhile the pool's lock is free; the tag's
-//! [`Gate`] is closed, and whoever needs the tag waits in front of it, without holding anything. Shorter work
-//! that must not be overtaken by a sleep (mapping memory for a new block, queuing a copy) goes in as a guest:
-//! the gate closes when the last guest has left.
+//! [`TagLock`] is closed, and whoever needs the tag waits in front of it, without holding anything. Shorter work
+//! that must not be overtaken by a sleep (mapping memory for a new block, queuing a copy) goes in as a access:
+//! the tag_lock closes when the last access has left.
 //!
 //! [`Monitor`] is the lock and the bell that gates are used with. Every change that somebody may wait for
 //! rings it. `checks/interleavings` compiles this file over other locks and tries their interleavings.
@@ -50,20 +50,20 @@ impl<T> Monitor<T> {
     }
 
     /// Wakes all who wait.
-    pub(super) fn ring(&self) {
+    pub(super) fn notify(&self) {
         self.changed.notify_all();
     }
 }
 
-/// The gate of one tag.
+/// The tag_lock of one tag.
 #[derive(Debug, Default)]
-pub(super) struct Gate {
-    guests: u32,
+pub(super) struct TagLock {
+    shared_accesses: u32,
     closed: bool,
 }
 
-impl Gate {
-    /// Whether somebody works on the tag alone.
+impl TagLock {
+    /// Whether somebody works on the tag exclusive.
     #[must_use]
     pub(super) fn is_closed(&self) -> bool {
         self.closed
@@ -72,23 +72,23 @@ impl Gate {
     /// Whether nobody is inside.
     #[must_use]
     pub(super) fn is_empty(&self) -> bool {
-        !self.closed && self.guests == 0
+        !self.closed && self.shared_accesses == 0
     }
 
-    /// Goes in as a guest, if the gate is open.
+    /// Goes in as a access, if the tag_lock is open.
     pub(super) fn enter(&mut self) -> bool {
         if !self.closed {
-            self.guests += 1;
+            self.shared_accesses += 1;
         }
         !self.closed
     }
 
-    /// A guest leaves.
+    /// A access leaves.
     pub(super) fn leave(&mut self) {
-        self.guests = self.guests.saturating_sub(1);
+        self.shared_accesses = self.shared_accesses.saturating_sub(1);
     }
 
-    /// Closes the gate behind oneself, if nobody is inside.
+    /// Closes the tag_lock behind oneself, if nobody is inside.
     pub(super) fn close(&mut self) -> bool {
         let closes = self.is_empty();
         self.closed |= closes;
