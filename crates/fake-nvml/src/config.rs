@@ -1,4 +1,4 @@
-//! The settings: which devices there are, and what is to be said of each.
+//! The settings: the devices, and what each reports.
 
 use std::collections::HashSet;
 use std::env;
@@ -12,7 +12,7 @@ use crate::device::{CARD, Capability, Device, INSTANCE, Process};
 
 const DEVICES: &str = "POORWILL_FAKE_NVML_DEVICES";
 
-/// The devices that the environment tells of, or what is wrong with it.
+/// The devices of the environment, or what is wrong with them.
 pub(crate) fn from_environment() -> Result<Vec<Device>, String> {
     match env::var(DEVICES) {
         Ok(value) => devices(&value),
@@ -79,7 +79,7 @@ fn process(text: &str) -> Result<Process, String> {
     Ok(Process { pid, used_bytes: size(used)? })
 }
 
-/// One of the prefixes with eight, four, four, four and twelve hexadecimal digits behind it.
+/// One of the prefixes, then eight, four, four, four and twelve hexadecimal digits.
 fn uuid(text: &str, prefixes: &[&str]) -> Result<String, String> {
     let digits = prefixes.iter().find_map(|prefix| text.strip_prefix(prefix));
     let parts = digits.into_iter().flat_map(|digits| digits.split('-'));
