@@ -24,7 +24,7 @@ const WRITE_BYTES: usize = 1 << 20;
 /// Capacity of the device beyond the requested bytes: space for whole chunks of the pool.
 const SLACK_BYTES: u64 = 128 << 20;
 
-/// Bytes that [`Fault::Leaks`] leaks per sleep.
+/// Bytes that `Fault::Leaks` leaks per sleep.
 const LEAK_BYTES: usize = 4 << 20;
 
 /// How many pages of each half are sampled before text is generated.

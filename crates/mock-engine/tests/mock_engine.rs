@@ -20,7 +20,7 @@ use self::client::{Client, RequestBuilder, Response};
 const BYTES: u64 = 8 << 20;
 
 /// Waited for what must not happen: without the defect, it would happen much sooner.
-const GRACE: Duration = Duration::from_millis(200);
+const SETTLE: Duration = Duration::from_millis(200);
 
 /// Limit for what must happen: nothing takes as long.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -472,7 +472,7 @@ async fn a_request_ends_when_its_client_disconnects() {
     served.until("mock:clients_gone_total", 2).await;
     assert_eq!(served.metric("finished_reason=\"abort\"").await, 2);
     let generated = served.metric("vllm:generation_tokens_total").await;
-    sleep(GRACE).await;
+    sleep(SETTLE).await;
     assert_eq!(served.metric("vllm:generation_tokens_total").await, generated);
 }
 
@@ -506,7 +506,7 @@ async fn a_sleep_that_keeps_requests_lets_them_continue() {
     served.command("/sleep?mode=keep").await;
     assert_eq!((served.held_bytes().await, served.metric("vllm:num_requests_running").await), (0, 1));
     let generated = served.metric("vllm:generation_tokens_total").await;
-    sleep(GRACE).await;
+    sleep(SETTLE).await;
     assert_eq!(served.metric("vllm:generation_tokens_total").await, generated);
     served.command("/wake_up").await;
     let count = |output: &[u8]| std::str::from_utf8(output).unwrap().matches("data: ").count();
@@ -636,7 +636,7 @@ async fn a_hang_ends_when_its_fault_is_cleared() {
         let body = json!({ "prompt": "x", "input": "x", "max_tokens": 3 });
         let mut request = tokio::spawn(served.posting(path, &body).send());
         served.until(&format!("fault=\"{fault}\""), 1).await;
-        assert!(timeout(GRACE, &mut request).await.is_err(), "{fault} answers");
+        assert!(timeout(SETTLE, &mut request).await.is_err(), "{fault} answers");
         assert_eq!(served.get("/health").await.status(), StatusCode::OK);
         assert!(!served.is_sleeping().await);
         served.set_faults(&json!([])).await;

@@ -91,16 +91,16 @@ mod tests {
 
     #[test]
     fn a_child_is_the_same_test_in_another_environment() {
-        let variables = [("POORWILL_FAKE_CUDA_PLAY", "one")];
+        let variables = [("POORWILL_FAKE_CUDA_SIMULATE", "one")];
         if !in_a_child(&variables) {
             return;
         }
         assert_eq!(role().as_deref(), Some("alone"));
-        assert_eq!(std::env::var("POORWILL_FAKE_CUDA_PLAY").as_deref(), Ok("one"));
+        assert_eq!(std::env::var("POORWILL_FAKE_CUDA_SIMULATE").as_deref(), Ok("one"));
         let gone = without_settings(command("another", &[]));
         let gone: Vec<_> =
             gone.get_envs().filter(|(_, value)| value.is_none()).map(|(name, _)| name).collect();
-        assert!(gone.contains(&std::ffi::OsStr::new("POORWILL_FAKE_CUDA_PLAY")), "{gone:?}");
+        assert!(gone.contains(&std::ffi::OsStr::new("POORWILL_FAKE_CUDA_SIMULATE")), "{gone:?}");
         let kept = without_settings(command("another", &variables));
         assert!(kept.get_envs().all(|(_, value)| value.is_some()));
     }
