@@ -77,9 +77,10 @@ impl Kind {
         !matches!(self, Self::Cuda(_))
     }
 
-    /// The step between injected failures: one of so many calls fails. It is 1 on the host device.
-    /// It is larger on the others, where the same code has run on the host device before or where 2 MiB really move,
-    /// and in a quick run. Strides are primes, so that they stay out of step with repeated patterns.
+    /// The step between injected failures: one of so many calls fails.
+    ///
+    /// It is 1 on the host device, and larger in a quick run. It is also larger on the others, which run the same code
+    /// again or really move 2 MiB. Strides are primes, so that they stay out of step with repeated patterns.
     #[must_use]
     pub fn stride(self) -> usize {
         self.stride_of(Effort::of_this_run())

@@ -14,9 +14,9 @@ pub struct AttentionTiles {
     pub head_dim: u64,
     /// Element size.
     pub element_bytes: u64,
-    /// `num_stages`.
+    /// Triton's `num_stages`.
     pub num_stages: u64,
-    /// `num_warps`.
+    /// Triton's `num_warps`.
     pub num_warps: u64,
 }
 

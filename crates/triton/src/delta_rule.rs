@@ -19,9 +19,9 @@ pub struct DeltaRuleOutputTiles {
     pub element_bytes: u64,
     /// `STATE_V_FIRST`: values first in the state.
     pub state_v_first: bool,
-    /// `num_stages`.
+    /// Triton's `num_stages`.
     pub num_stages: u64,
-    /// `num_warps`.
+    /// Triton's `num_warps`.
     pub num_warps: u64,
 }
 
@@ -73,9 +73,9 @@ pub struct DeltaRuleStateTiles {
     pub element_bytes: u64,
     /// `STATE_V_FIRST`: values first in the state.
     pub state_v_first: bool,
-    /// `num_stages`.
+    /// Triton's `num_stages`.
     pub num_stages: u64,
-    /// `num_warps`.
+    /// Triton's `num_warps`.
     pub num_warps: u64,
 }
 

@@ -18,9 +18,9 @@ pub struct MatmulTiles {
     pub b_bytes: u64,
     /// Stored size of an output element.
     pub output_bytes: u64,
-    /// `num_stages`.
+    /// Triton's `num_stages`.
     pub num_stages: u64,
-    /// `num_warps`.
+    /// Triton's `num_warps`.
     pub num_warps: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Finds tests that wait, sleep or have a deadline: a slow machine could make them fail, and must not.
 //!
-//! A test is listed if its text names a clock, a time or a time limit, or calls a function in the same folder that
-//! does. Calls are matched by name alone, so the list is rather too long.
+//! A test is listed if its text names a clock, a time or a time limit, or calls such a function in the same folder.
+//! Calls are matched by name alone, so the list is rather too long.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
