@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_ends_with_the_guard() {
+    fn remaining_groups_end_with_the_guard() {
         let guard = Guard::start();
         let [mut one, mut other] = [pair(&guard), pair(&guard)];
         let mut ended = guard.spawn(&mut Command::new("true")).unwrap();

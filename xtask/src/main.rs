@@ -267,10 +267,10 @@ mod tests {
         let pytest_args = ["-k", "fork"].map(OsString::from).to_vec();
         assert_eq!(parse(&["python", "--", "-k", "fork"]), Ok(Request::Python { pytest_args }));
         for (command, taker) in [("test", "`cargo test`"), ("python", "`pytest`")] {
-            let said = parse(&[command, "pool"]).unwrap_err().to_string();
+            let message = parse(&[command, "pool"]).unwrap_err().to_string();
             assert!(
-                said.contains(taker) && said.contains(&format!("`cargo xtask {command} -- pool`")),
-                "{said}"
+                message.contains(taker) && message.contains(&format!("`cargo xtask {command} -- pool`")),
+                "{message}"
             );
         }
     }

@@ -482,7 +482,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_committed_kernel_is_what_is_written_here() {
+    fn the_committed_kernel_is_current() {
         let committed = fs::read_to_string(workspace_root().join(FILE)).unwrap();
         assert!(committed == text(), "{FILE} is another one: run `cargo xtask ptx`");
     }

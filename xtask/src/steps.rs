@@ -276,8 +276,8 @@ mod tests {
     #[test]
     fn a_failing_command_is_named() {
         let failure = a_failing_step().run().unwrap_err();
-        let said = failure.to_string();
-        assert!(said.starts_with("`false --always` failed (exit status: 1)"), "{said}");
+        let message = failure.to_string();
+        assert!(message.starts_with("`false --always` failed (exit status: 1)"), "{message}");
         assert_eq!(failure.exit_code(), Some(1));
     }
 
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_stuck_is_ended_with_what_it_has_started() {
+    fn a_stuck_command_is_killed_with_its_children() {
         let step = || Step::program(OsStr::new("sh"), ["-c", "sleep 3600 & wait"]);
         let stuck = step().limit(Duration::ZERO).run_watched(|_| ());
         assert!(matches!(stuck, Err(Failure::Stuck { .. })), "{stuck:?}");
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_environment_goes_before_what_stands_around() {
+    fn a_virtual_environment_comes_first() {
         let step = Step::program(OsStr::new("python"), ["-m", "pytest"]).in_environment(Path::new("/venv"));
         let changed = |name: &str| step.command.get_envs().find(|(changed, _)| *changed == name).unwrap().1;
         assert_eq!(changed("VIRTUAL_ENV"), Some(OsStr::new("/venv")));

@@ -123,7 +123,7 @@ mod tests {
     const MIG: &str = "MIG-706F6F72-7769-6C6C-4000-800000000001";
 
     #[test]
-    fn what_is_written_right_is_understood() {
+    fn valid_settings_are_parsed() {
         assert_eq!(devices(""), Ok(vec![]));
         let value = format!(
             " {GPU}:total=24GiB:used=1k:process=self/7:process=12/8:link_gen=4:link_width_max=16:name=A B, \
@@ -150,17 +150,17 @@ mod tests {
     #[test]
     fn figures_come_out_as_they_are_set() {
         let memory = |settings: &str| device(&format!("{GPU}{settings}")).map(|device| device.memory());
-        let said =
+        let as_memory =
             |total_bytes, free_bytes, used_bytes| Ok(Ok(Memory { total_bytes, free_bytes, used_bytes }));
-        assert_eq!(memory(":total=10:used=4"), said(10, 6, 4));
-        assert_eq!(memory(":total=10:used=11"), said(10, u64::MAX, 11));
-        assert_eq!(memory(":total=10:used=4:free=99"), said(10, 99, 4));
+        assert_eq!(memory(":total=10:used=4"), as_memory(10, 6, 4));
+        assert_eq!(memory(":total=10:used=11"), as_memory(10, u64::MAX, 11));
+        assert_eq!(memory(":total=10:used=4:free=99"), as_memory(10, 99, 4));
         assert_eq!(memory(":used=4"), Ok(Err(Code::NOT_SUPPORTED)));
         assert_eq!(memory(":total=10:memory_error=4"), Ok(Err(Code(4))));
     }
 
     #[test]
-    fn what_is_malformed_is_refused() {
+    fn malformed_settings_are_refused() {
         let card = |settings: &str| format!("{GPU}:{settings}");
         let digits = GPU.trim_start_matches(CARD);
         for value in [

@@ -12,7 +12,7 @@ const INSUFFICIENT_SIZE: u32 = 7;
 const VERSION_MISMATCH: u32 = 25;
 
 #[test]
-fn what_c_passes_is_looked_at() {
+fn arguments_from_c_are_checked() {
     let uuid = format!("GPU-{}", poorwill_fake_libcuda::uuid_text(0));
     let devices = format!("{uuid}:total=10:used=4:process=1/2:process=3/4");
     // SAFETY: this is the only test of the program, and no other thread of it reads the environment.

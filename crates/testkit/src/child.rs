@@ -57,7 +57,7 @@ pub fn without_settings(mut command: Command) -> Command {
 /// # Panics
 /// Unless exactly one test ran, and passed.
 pub fn expect_success(command: Command) {
-    drop(said_by(command));
+    drop(output_of(command));
 }
 
 /// Runs the command and returns its output.
@@ -65,9 +65,9 @@ pub fn expect_success(command: Command) {
 /// # Panics
 /// As [`expect_success`].
 #[must_use]
-pub fn said_by(mut command: Command) -> String {
+pub fn output_of(mut command: Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
-    let [out, err] = [stdout, stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    let [out, err] = [stdout, stderr].map(|output| String::from_utf8_lossy(&output).into_owned());
     assert!(status.success() && out.contains("1 passed"), "{command:?}: {status}\n{out}\n{err}");
     out
 }

@@ -204,10 +204,10 @@ pub fn creation_is_counted_exactly(driver: &dyn Driver) {
 /// \[create\], \[atomic\], \[no-memory\]
 pub fn too_much_is_refused_and_forgotten(driver: &dyn Driver) {
     let (g, before) = (granule(driver), free(driver));
-    let asked = driver.info().total_bytes / g * g + g;
-    match kind(driver.create(asked)) {
+    let requested = driver.info().total_bytes / g * g + g;
+    match kind(driver.create(requested)) {
         DriverErrorKind::OutOfMemory { asked_bytes, free_bytes } => {
-            assert_eq!((asked_bytes, free_bytes), (asked, before));
+            assert_eq!((asked_bytes, free_bytes), (requested, before));
         }
         other => panic!("{other:?}"),
     }

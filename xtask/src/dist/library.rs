@@ -51,9 +51,9 @@ impl Library {
         Ok(Library::parse(&step.env("LC_ALL", "C").output()?))
     }
 
-    fn parse(said: &str) -> Library {
+    fn parse(output: &str) -> Library {
         let mut library = Library::default();
-        for line in said.lines() {
+        for line in output.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words[..] {
                 [_, "(NEEDED)", .., name] => library.needed.push(name.trim_matches(['[', ']']).to_owned()),
@@ -172,7 +172,7 @@ Version needs section '.gnu.version_r' contains 2 entries:
 ";
 
     #[test]
-    fn what_readelf_says_is_read() {
+    fn readelfs_output_is_parsed() {
         let library = Library::parse(SAID);
         assert_eq!(library.needed, ["libc.so.6", "ld-linux-x86-64.so.2"]);
         assert_eq!(library.versions, ["GLIBC_2.14", "GLIBC_2.28", "GLIBC_2.3"]);
@@ -182,7 +182,7 @@ Version needs section '.gnu.version_r' contains 2 entries:
     }
 
     #[test]
-    fn whatever_would_not_work_everywhere_is_a_problem() {
+    fn unportable_needs_are_problems() {
         for (with, instead, says) in [
             (
                 "libc.so.6]",
@@ -216,7 +216,7 @@ Version needs section '.gnu.version_r' contains 2 entries:
     }
 
     #[test]
-    fn what_makes_no_sense_is_a_problem() {
+    fn unparsed_output_is_a_problem() {
         let problems = Library::parse("readelf: warning: nothing here").checked().unwrap_err();
         assert!(problems.iter().any(|problem| problem.contains("no version of glibc")), "{problems:?}");
     }

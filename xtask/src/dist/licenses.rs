@@ -89,7 +89,7 @@ fn missing(file: &str, all: &[Linked]) -> Result<Option<String>, String> {
     for linked in all {
         let is_there = |(place, text): &(usize, String)| {
             sections.iter().any(|(head, has)| {
-                head.strip_suffix(&format!(": {}", what(*place)))
+                head.strip_suffix(&format!(": {}", kind_of(*place)))
                     .is_some_and(|names| names.split(", ").any(|name| name == linked.name))
                     && has.trim_end() == text.trim_end()
             })
@@ -107,7 +107,7 @@ fn rule() -> String {
 }
 
 /// The kind of a text, by its index among the licences.
-fn what(place: usize) -> &'static str {
+fn kind_of(place: usize) -> &'static str {
     TAKEN.get(place).map_or("notice", |licence| licence.name)
 }
 
@@ -117,10 +117,10 @@ fn linked() -> Result<Vec<Linked>, Failure> {
     let tree = ["tree", "--locked", "--package", "poorwill-python", "--prefix", "none"];
     let which = ["--edges", "normal,no-proc-macro", "--format", "{p}|{l}"];
     let targets = targets.iter().flat_map(|target| ["--target", target]);
-    let said = Step::cargo(tree.into_iter().chain(which).chain(targets)).output()?;
+    let output = Step::cargo(tree.into_iter().chain(which).chain(targets)).output()?;
     let folders = folders()?;
     let mut found = BTreeMap::new();
-    for line in said.lines() {
+    for line in output.lines() {
         let Some((package, expression)) = line.trim_end_matches(" (*)").split_once('|') else { continue };
         let mut words = package.split(' ');
         let (name, version) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -137,8 +137,8 @@ fn linked() -> Result<Vec<Linked>, Failure> {
 
 /// Where the sources of other packages are, by name and version.
 fn folders() -> Result<BTreeMap<(String, String), PathBuf>, Failure> {
-    let said = Step::cargo(["metadata", "--locked", "--format-version", "1"]).output()?;
-    let json: serde_json::Value = serde_json::from_str(&said)
+    let output = Step::cargo(["metadata", "--locked", "--format-version", "1"]).output()?;
+    let json: serde_json::Value = serde_json::from_str(&output)
         .map_err(|error| Failure::Content { path: "cargo metadata".into(), problem: error.to_string() })?;
     let packages = json["packages"].as_array().into_iter().flatten();
     let others = packages.filter(|package| !package["source"].is_null());
@@ -232,7 +232,7 @@ fn assembled(all: &[Linked]) -> Result<String, String> {
     for ((place, text), mut names) in by_text {
         names.sort_unstable();
         names.dedup();
-        let _ = write!(file, "{}{}: {}\n\n{text}", rule(), names.join(", "), what(place));
+        let _ = write!(file, "{}{}: {}\n\n{text}", rule(), names.join(", "), kind_of(place));
     }
     Ok(file)
 }
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_linked_and_not_in_the_file_is_named() {
+    fn linked_crates_missing_from_the_file_are_named() {
         let notice = [("COPYRIGHT", "By Ada\n"), ("LICENSE-MIT", MIT)];
         let bob = || Linked { name: "bob".to_owned(), ..a_crate("MIT", &[("LICENSE", MIT)]) };
         let file = assembled(&[a_crate("MIT", &notice), bob()]).unwrap();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_linked_is_named() {
+    fn crates_without_an_accepted_licence_are_named() {
         for (expression, texts, says) in [
             ("GPL-3.0-only", &[("LICENSE", MIT)][..], "`GPL-3.0-only`, which is not one that is taken"),
             ("MIT AND GPL-3.0-only", &[("LICENSE", MIT)], "not one that is taken"),

@@ -132,20 +132,20 @@ mod tests {
     use crate::steps::workspace_root;
 
     #[test]
-    fn what_was_left_out_is_said() {
+    fn omissions_are_reported() {
         let left_out = ["no wheel for aarch64".to_owned(), "no tea".to_owned()];
         assert_eq!(summary(Duration::from_secs(2), &[]), "xtask dist: done in 2.0 s");
-        let said = summary(Duration::from_secs(2), &left_out);
-        assert_eq!(said, "xtask dist: done in 2.0 s; no wheel for aarch64; no tea");
+        let summarized = summary(Duration::from_secs(2), &left_out);
+        assert_eq!(summarized, "xtask dist: done in 2.0 s; no wheel for aarch64; no tea");
     }
 
     #[test]
-    fn what_a_wheel_was_installed_under_is_said() {
+    fn interpreters_of_a_wheel_are_reported() {
         let (wheel, glibc) = (Wheel { architecture: "x86_64" }, Glibc::of(library::OLDEST_GLIBC));
-        let said = about(wheel, 826, &glibc, &["3.10.13", "3.13.0"]);
+        let summarized = about(wheel, 826, &glibc, &["3.10.13", "3.13.0"]);
         assert!(
-            said.ends_with(".whl: 826 KiB, needs glibc 2.28, installed under CPython 3.10.13, 3.13.0"),
-            "{said}"
+            summarized.ends_with(".whl: 826 KiB, needs glibc 2.28, installed under CPython 3.10.13, 3.13.0"),
+            "{summarized}"
         );
         assert!(about(wheel, 826, &glibc, &[]).ends_with(", not installed"));
     }

@@ -244,25 +244,25 @@ mod tests {
     }
 
     #[test]
-    fn what_a_wheel_does_not_say_of_itself_is_named() {
+    fn missing_metadata_are_named() {
         let oldest = oldest();
-        let said = format!(
+        let output = format!(
             "Name: poorwill\nClassifier: Programming Language :: Python :: {oldest}\n\
              License-File: LICENSE-THIRD-PARTY\n\
              Description-Content-Type: text/markdown; charset=UTF-8; variant=GFM\n\n# Poorwill\n\nWords.\n"
         );
         let readme = "# Poorwill\n\nWords.\n";
-        assert_eq!(lacking(&said, readme), None);
+        assert_eq!(lacking(&output, readme), None);
         for missing in ["Classifier", "License-File", "Description-Content-Type"] {
-            let problem = lacking(&said.replace(missing, "X"), readme).unwrap();
+            let problem = lacking(&output.replace(missing, "X"), readme).unwrap();
             assert!(problem.contains(&format!("does not say `{missing}")), "{problem}");
         }
-        assert_eq!(lacking(&said, "Other").unwrap(), "its description is not README.md");
+        assert_eq!(lacking(&output, "Other").unwrap(), "its description is not README.md");
         assert!(lacking("", readme).is_some());
     }
 
     #[test]
-    fn what_lies_about_does_not_belong_into_a_wheel() {
+    fn stray_files_do_not_belong_into_a_wheel() {
         for path in ["poorwill/__init__.py", "poorwill/_native.pyi", "poorwill/py.typed", LIBRARY] {
             assert!(belongs(path), "{path}");
         }

@@ -200,15 +200,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_fails_under_continuous_integration_only() {
+    fn missing_tools_fail_under_continuous_integration_only() {
         let no_tools = || Unready::NoTools(Failure::NoTests { typed: "pip".to_owned() });
-        let said = no_tools().skip_on(false).unwrap();
-        assert_eq!(said, "its tools could not be installed; pip says why above");
+        let message = no_tools().skip_on(false).unwrap();
+        assert_eq!(message, "its tools could not be installed; pip says why above");
         assert!(no_tools().skip_on(true).is_err());
-        let said = Unready::no_python().skip_on(false).unwrap();
-        assert_eq!(said, "no CPython 3.10 or later with venv here");
+        let message = Unready::no_python().skip_on(false).unwrap();
+        assert_eq!(message, "no CPython 3.10 or later with venv here");
         let failure = Unready::no_python().skip_on(true).unwrap_err().to_string();
-        assert!(failure.starts_with(&format!("{said}; install it")), "{failure}");
+        assert!(failure.starts_with(&format!("{message}; install it")), "{failure}");
         assert!(Unready::Failed(Failure::NoTests { typed: "lock".to_owned() }).skip_on(false).is_err());
     }
 

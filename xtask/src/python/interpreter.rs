@@ -45,24 +45,25 @@ pub(crate) fn all() -> Vec<Interpreter> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let programs =
         std::env::split_paths(&path).chain(folders_of_tools()).flat_map(|folder| programs(&folder));
-    let mut found = distinct(programs.filter_map(|program| Interpreter::asked(&program)));
+    let mut found = distinct(programs.filter_map(|program| Interpreter::probe(&program)));
     found.sort_by_key(|interpreter| numbers(&interpreter.version));
     found
 }
 
 impl Interpreter {
-    fn asked(program: &Path) -> Option<Interpreter> {
+    fn probe(program: &Path) -> Option<Interpreter> {
         let script = format!(
             "{}import os, platform\n\
              print(platform.python_version(), sys.executable, os.path.realpath(sys.executable), sep='\\n')\n",
             examination()
         );
-        let asked = ask(program.as_os_str(), &script).ok().filter(|asked| asked.status.success())?;
-        Interpreter::read(&String::from_utf8(asked.stdout).ok()?)
+        let output =
+            run_script(program.as_os_str(), &script).ok().filter(|output| output.status.success())?;
+        Interpreter::read(&String::from_utf8(output.stdout).ok()?)
     }
 
-    fn read(said: &str) -> Option<Interpreter> {
-        match said.lines().collect::<Vec<_>>()[..] {
+    fn read(text: &str) -> Option<Interpreter> {
+        match text.lines().collect::<Vec<_>>()[..] {
             [version, program, file] => {
                 Some(Interpreter { program: program.into(), version: version.to_owned(), file: file.into() })
             }
@@ -148,17 +149,17 @@ fn refusal(python: &OsStr) -> io::Result<Option<String>> {
 
 /// The message of a script that fails.
 pub(crate) fn says(python: &OsStr, script: &str) -> io::Result<Option<String>> {
-    let asked = ask(python, script)?;
-    if asked.status.success() {
+    let output = run_script(python, script)?;
+    if output.status.success() {
         return Ok(None);
     }
-    let said = String::from_utf8_lossy(&asked.stderr);
-    let last = said.lines().map(str::trim).rfind(|line| !line.is_empty());
-    Ok(Some(last.map_or_else(|| asked.status.to_string(), str::to_owned)))
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let last = stderr.lines().map(str::trim).rfind(|line| !line.is_empty());
+    Ok(Some(last.map_or_else(|| output.status.to_string(), str::to_owned)))
 }
 
 /// Runs a script, isolated from the environment's variables and the current folder.
-fn ask(python: &OsStr, script: &str) -> io::Result<Output> {
+fn run_script(python: &OsStr, script: &str) -> io::Result<Output> {
     Command::new(python)
         .args(["-I", "-B", "-c", script])
         .current_dir(workspace_root())
@@ -218,15 +219,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_python_is_refused() {
+    fn other_programs_than_python_are_refused() {
         assert!(refusal(OsStr::new("poorwill-no-such-python")).is_err());
         assert_eq!(refusal(OsStr::new("false")).unwrap().as_deref(), Some("exit status: 1"));
-        assert_eq!(Interpreter::asked(Path::new("false")), None);
-        assert_eq!(Interpreter::asked(Path::new("true")), None, "it says nothing of itself");
+        assert_eq!(Interpreter::probe(Path::new("false")), None);
+        assert_eq!(Interpreter::probe(Path::new("true")), None, "it says nothing of itself");
     }
 
     #[test]
-    fn only_names_of_pythons_that_may_do_are_asked() {
+    fn only_names_of_supported_pythons_are_probed() {
         for name in ["python3", "python3.10", "python3.14", "python3.20"] {
             assert!(is_python(OsStr::new(name)), "{name}");
         }
@@ -239,10 +240,11 @@ mod tests {
 
     #[test]
     fn one_interpreter_with_several_names_is_found_once() {
-        let said = |version: &str, program: &str| {
+        let python = |version: &str, program: &str| {
             Interpreter::read(&format!("{version}\n{program}\n/opt/{version}/bin/python\n")).unwrap()
         };
-        let found = [said("3.11.7", "/bin/python3"), said("3.9.1", "/a"), said("3.11.7", "/bin/python3.11")];
+        let found =
+            [python("3.11.7", "/bin/python3"), python("3.9.1", "/a"), python("3.11.7", "/bin/python3.11")];
         let distinct = distinct(found.into_iter());
         let programs: Vec<_> = distinct.iter().map(|interpreter| interpreter.program.to_str()).collect();
         assert_eq!(programs, [Some("/bin/python3"), Some("/a")]);
@@ -264,7 +266,7 @@ mod tests {
             eprintln!("skipped: there is no fitting Python here");
             return;
         };
-        let first = Interpreter::asked(Path::new(&first)).unwrap();
+        let first = Interpreter::probe(Path::new(&first)).unwrap();
         assert!(all.iter().any(|found| found.file == first.file), "{first:?} is not in {all:?}");
     }
 }

@@ -104,7 +104,7 @@ pub(crate) fn test(built: &Built, pytest_args: &[OsString], effort: &str) -> Res
 }
 
 /// Runs those tests again that scale with the effort.
-pub(crate) fn test_what_scales(built: &Built, effort: &str) -> Result<Tested, Failure> {
+pub(crate) fn test_scaling(built: &Built, effort: &str) -> Result<Tested, Failure> {
     let environment = match Environment::ready(TOOLS) {
         Ok(environment) => environment,
         Err(unready) => return Ok(Tested::Skipped { why: unready.skip("the Python package not tested")? }),
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pytest_says_what_it_skips_and_stays_plain() {
+    fn pytest_reports_skips_in_plain_text() {
         let step = pytest(
             &Venv::at(Path::new("/venv")),
             &[TESTS],

@@ -22,12 +22,12 @@ fn are_here(major_of: impl Fn(&str) -> Option<u32>) -> bool {
 /// The major version of a program; `None` if it does not run.
 fn major_of(program: &str) -> Option<u32> {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    output.status.success().then(|| major_in(&said)).flatten()
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    output.status.success().then(|| major_in(&text)).flatten()
 }
 
-fn major_in(said: &str) -> Option<u32> {
-    said.split_whitespace().find_map(|word| word.split_once('.')?.0.parse().ok())
+fn major_in(text: &str) -> Option<u32> {
+    text.split_whitespace().find_map(|word| word.split_once('.')?.0.parse().ok())
 }
 
 #[cfg(test)]

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_built_is_missed() {
+    fn missing_builds_are_noticed() {
         for missing in [&[PROGRAM][..], &[&library(NATIVE), &library(FAKE)], &[PROGRAM, &library(FAKE)]] {
             assert!(read(&missing.join("\n"), Duration::ZERO).is_none(), "{missing:?}");
         }

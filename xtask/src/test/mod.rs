@@ -281,7 +281,7 @@ impl Run {
     fn python(&mut self, built: &Built) {
         note("==> the Python package");
         let tested = match self.tier {
-            Tier::Rest => python::test_what_scales(built, &self.effort),
+            Tier::Rest => python::test_scaling(built, &self.effort),
             Tier::Quick | Tier::Full => python::test(built, &[], &self.effort),
         };
         self.part("the Python package", tested);
@@ -502,12 +502,12 @@ mod tests {
     }
 
     #[test]
-    fn the_effort_is_what_the_environment_says_or_the_tiers() {
+    fn the_effort_is_the_environments_or_the_tiers() {
         for (tier, own) in [(Tier::Quick, "quick"), (Tier::Full, "usual"), (Tier::Rest, "usual")] {
             assert_eq!(effort_of(tier, None).unwrap(), own);
             assert_eq!(effort_of(tier, Some("long".to_owned())).unwrap(), "long");
-            let said = effort_of(tier, Some("hard".to_owned())).unwrap_err().to_string();
-            assert_eq!(said, "POORWILL_EFFORT is `hard`; it can be quick, usual, long");
+            let message = effort_of(tier, Some("hard".to_owned())).unwrap_err().to_string();
+            assert_eq!(message, "POORWILL_EFFORT is `hard`; it can be quick, usual, long");
         }
     }
 }

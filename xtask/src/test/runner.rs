@@ -232,7 +232,7 @@ struct Board(Mutex<Running>);
 #[derive(Debug, Default)]
 struct Running {
     tests: Vec<(String, Instant)>,
-    said: Option<Instant>,
+    reported: Option<Instant>,
 }
 
 impl Board {
@@ -247,11 +247,11 @@ impl Board {
     /// Lists long-running tests from time to time.
     fn look(&self) {
         let mut running = self.0.lock().expect("no thread panics");
-        let said = running.said.get_or_insert_with(Instant::now).elapsed();
-        if said < SILENCE {
+        let silence = running.reported.get_or_insert_with(Instant::now).elapsed();
+        if silence < SILENCE {
             return;
         }
-        running.said = Some(Instant::now());
+        running.reported = Some(Instant::now());
         let long = running.tests.iter().filter(|(_, since)| since.elapsed() >= SILENCE);
         for (id, since) in long {
             note(&format!("    still running after {} s: {id}", since.elapsed().as_secs()));
@@ -310,15 +310,15 @@ mod tests {
 
     #[test]
     fn a_skip_says_why() {
-        let said = |line| reason(line).unwrap();
-        assert_eq!(said("skipped: there is no: Python"), "there is no: Python");
-        assert_eq!(said("a::b: skipped: no room"), "no room");
-        assert_eq!(said("a::b: skipped on fake: held together"), "held together");
+        let reason_in = |line| reason(line).unwrap();
+        assert_eq!(reason_in("skipped: there is no: Python"), "there is no: Python");
+        assert_eq!(reason_in("a::b: skipped: no room"), "no room");
+        assert_eq!(reason_in("a::b: skipped on fake: held together"), "held together");
         assert_eq!(reason("3 skipped"), None);
     }
 
     #[test]
-    fn what_tests_print_stays_apart() {
+    fn outputs_of_tests_stay_apart() {
         let folder = scratch("apart");
         let program = program(&folder, "echo 'test result: ok. 1 passed; 0 failed'");
         let test = Test { program: &program, name: "passes".into(), device: "host" };

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_run_and_does_not_scale_is_done() {
+    fn only_tests_that_ran_and_do_not_scale_are_done() {
         let ids = ["core promises a::b on fake", "core plain c"].map(str::to_owned);
         let seen = Seen::new(ids.iter(), &ids[..1]);
         let folder = crate::toolchain::target_folder().unwrap();

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_calls_what_waits_is_found() {
+    fn callers_of_waiting_functions_are_found() {
         let source = "\
 #[test]
 fn waits() {

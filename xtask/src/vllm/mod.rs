@@ -64,7 +64,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     let pytest = pytest.limit(stuck_after(&effort));
     let typed = pytest.typed().to_owned();
     pytest.run_watched(|line| tally.add_pytest(line))?;
-    whole(tally, typed)?;
+    check_complete(tally, typed)?;
     say(&format!("xtask vllm: {tally}, against vLLM {}", versions(&environment, which)?.join(", ")));
     Ok(())
 }
@@ -79,16 +79,16 @@ pub(crate) fn sources(environment: &Environment, which: Which<'_>) -> Result<Pat
 
 /// The requested versions.
 fn versions(environment: &Environment, which: Which<'_>) -> Result<Vec<String>, Failure> {
-    let asked = match which {
+    let version_set = match which {
         Which::Run => "run",
         Which::Read(effort) => effort,
     };
-    let step = environment.python(["-m", SAYING, asked]).within(&workspace_root().join(BELOW));
+    let step = environment.python(["-m", SAYING, version_set]).within(&workspace_root().join(BELOW));
     Ok(step.output()?.lines().map(str::to_owned).collect())
 }
 
 /// Fails if some tests did not run: then they have proved nothing.
-fn whole(tally: Tally, typed: String) -> Result<(), Failure> {
+fn check_complete(tally: Tally, typed: String) -> Result<(), Failure> {
     match tally {
         none if none.all() == 0 => Err(Failure::NoTests { typed }),
         Tally { skipped: 0, .. } => Ok(()),
@@ -103,9 +103,9 @@ mod tests {
     #[test]
     fn a_test_that_was_skipped_is_a_failure() {
         let tally = |passed, skipped| Tally { passed, failed: 0, skipped };
-        assert!(whole(tally(3, 0), "pytest".to_owned()).is_ok());
-        let said = whole(tally(3, 2), "pytest".to_owned()).unwrap_err().to_string();
-        assert!(said.starts_with("`pytest` skipped 2 of its tests"), "{said}");
-        assert!(matches!(whole(tally(0, 0), "pytest".to_owned()), Err(Failure::NoTests { .. })));
+        assert!(check_complete(tally(3, 0), "pytest".to_owned()).is_ok());
+        let message = check_complete(tally(3, 2), "pytest".to_owned()).unwrap_err().to_string();
+        assert!(message.starts_with("`pytest` skipped 2 of its tests"), "{message}");
+        assert!(matches!(check_complete(tally(0, 0), "pytest".to_owned()), Err(Failure::NoTests { .. })));
     }
 }

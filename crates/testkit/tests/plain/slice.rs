@@ -77,7 +77,7 @@ fn a_released_backing_counts_until_its_last_unmap() {
 }
 
 #[test]
-fn what_the_device_refuses_is_not_counted() {
+fn refused_calls_are_not_counted() {
     let refusing = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let refuses = Arc::clone(&refusing);
     let driver = ScriptedDriver::new(machine(16), move |call| {
