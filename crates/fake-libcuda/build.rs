@@ -1,5 +1,4 @@
-//! Has the linker mark the library as one that stays loaded: its streams are threads, and they outlive a
-//! `dlclose`.
+//! Links the library so that it stays loaded: its streams are threads that outlive a `dlclose`.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,7 +1,7 @@
-//! `cargo xtask bench NAME`: one benchmark, built in release, with arguments of its own.
+//! `cargo xtask bench NAME`: one benchmark, built in release, with its own arguments.
 //!
-//! A benchmark measures something of ours beside its limit or a peer in one run. Timings are looked at by
-//! people and kept in `docs/benchmarks/`; no test depends on one.
+//! A benchmark measures our code beside its limit or a peer in one run. People read the timings, and
+//! `docs/benchmarks/` keeps them; no test depends on one.
 
 use std::ffi::{OsStr, OsString};
 
@@ -23,13 +23,12 @@ enum Kind {
     Program,
 }
 
-/// All of them.
 pub(crate) const BENCHES: [Bench; 2] = [
     Bench { name: "alloc", package: "poorwill-bench-alloc", kind: Kind::Program },
     Bench { name: "wake", package: "poorwill-bench", kind: Kind::Target },
 ];
 
-/// Packages that nobody compiles who does not ask for them.
+/// Packages that are compiled only when named.
 pub(crate) fn peer_packages() -> impl Iterator<Item = &'static str> {
     BENCHES.into_iter().filter(|bench| bench.kind == Kind::Program).map(|bench| bench.package)
 }

@@ -1,8 +1,8 @@
-//! Process groups that end with us.
+//! Process groups that end with this process.
 //!
-//! What has a group of its own can be ended with all that it has started, but no longer hears of a Ctrl-C at the
-//! terminal. So a shell is told which groups there are, and kills them when its input ends, whatever has become of us.
-//! Where no shell can be started, nothing is killed, and that is said.
+//! A process with its own group can be killed with all its children, but gets no Ctrl-C from the terminal. So a shell
+//! is notified of the groups, and kills them when its input ends, even if this process crashed. If no shell can be
+//! started, nothing is killed, and a message says so.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::steps::note;
 
-/// Reads `+ GROUP` of one that begins, `- GROUP` of one that has ended, and `x GROUP` of one to kill.
+/// Reads `+ GROUP` for a new group, `- GROUP` for one that has ended, and `x GROUP` for one to kill.
 const SCRIPT: &str = r#"
 trap '' HUP INT TERM
 groups=' '
@@ -25,7 +25,7 @@ done
 for group in $groups; do kill -s KILL -- "-$group"; done
 "#;
 
-/// Kills the groups that are left when it is dropped or this process ends.
+/// Kills the remaining groups when it is dropped or this process ends.
 #[derive(Debug)]
 pub(crate) struct Guard {
     input: Mutex<Option<ChildStdin>>,
@@ -52,19 +52,19 @@ impl Guard {
         Ok(child)
     }
 
-    /// To be called when the first process has ended: what else is in the group goes on.
+    /// Call this after the first process has ended: the rest of its group continues.
     pub(crate) fn forget(&self, first: u32) {
         self.tell('-', first);
     }
 
-    /// Kills the whole group of this first process, for which who called waits.
+    /// Kills the whole group of this first process. The caller waits for it.
     pub(crate) fn kill(&self, first: u32) {
         self.tell('x', first);
     }
 
     fn tell(&self, what: char, first: u32) {
         let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
-        // A shell that somebody has killed guards nothing.
+        // If the shell was killed, it guards nothing.
         let _ = input.as_mut().map(|input| writeln!(input, "{what} {first}"));
     }
 }
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that has another, which both keep the pipe open.
+    /// A process with a child; both keep the pipe open.
     fn pair(guard: &Guard) -> Child {
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 3600 & echo started; wait"]).stdout(Stdio::piped());
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(&word, b"started\n");
     }
 
-    /// Comes back when nobody holds the pipe.
+    /// Returns when no process holds the pipe.
     fn everybody_ends(mut child: Child) {
         let mut rest = Vec::new();
         child.stdout.take().unwrap().read_to_end(&mut rest).unwrap();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_ends_with_the_guard() {
+    fn remaining_groups_end_with_the_guard() {
         let guard = Guard::start();
         let [mut one, mut other] = [pair(&guard), pair(&guard)];
         let mut ended = guard.spawn(&mut Command::new("true")).unwrap();

@@ -1,5 +1,5 @@
-//! `cargo xtask lint`: formatting, clippy, documentation, a check for aarch64, and the style of all Python, all
-//! with warnings as errors.
+//! `cargo xtask lint`: formatting, clippy, documentation, a check for aarch64, and the style of all Python, with
+//! warnings as errors.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use crate::python;
 use crate::steps::{Failure, Step, note, say};
 use crate::toolchain::{is_installed, not_installed};
 
-/// The other architecture that poorwill is written for.
+/// The other supported architecture.
 const OTHER_TARGET: &str = "aarch64-unknown-linux-gnu";
 
 pub(crate) fn run() -> Result<(), Failure> {

@@ -1,7 +1,7 @@
-//! The developer's commands, reached as `cargo xtask COMMAND`.
+//! The developer's commands: `cargo xtask COMMAND`.
 //!
-//! They need nothing but the Rust toolchain. Exit codes: 0 done, 1 a step failed, 2 wrong usage, also of
-//! a benchmark's own arguments.
+//! They need nothing but the Rust toolchain. Exit codes: 0 done, 1 a step failed, 2 wrong usage, including a
+//! benchmark's own arguments.
 
 #![forbid(unsafe_code)]
 
@@ -74,7 +74,7 @@ Environment:
 
 const WRONG_USAGE: u8 = 2;
 
-/// How often tests are repeated at the most: the list of all is held in memory.
+/// Maximum repetitions of tests: the list of all is held in memory.
 const MOST_TIMES: u32 = 1000;
 
 fn main() -> ExitCode {
@@ -109,7 +109,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             steps::note(&format!("xtask: {failure}"));
-            // A benchmark reads its own arguments; cargo passes on what it exits with.
+            // A benchmark parses its own arguments; cargo passes on its exit code.
             let is_bench = matches!(request, Request::Bench { .. });
             if failure.is_usage() || is_bench && failure.exit_code() == Some(WRONG_USAGE.into()) {
                 ExitCode::from(WRONG_USAGE)
@@ -120,7 +120,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the command line asks for.
+/// A parsed command line.
 #[derive(Debug, PartialEq)]
 enum Request {
     Help,
@@ -289,10 +289,10 @@ mod tests {
         let pytest_args = ["-k", "fork"].map(OsString::from).to_vec();
         assert_eq!(parse(&["python", "--", "-k", "fork"]), Ok(Request::Python { pytest_args }));
         for (command, taker) in [("test", "`cargo test`"), ("python", "`pytest`")] {
-            let said = parse(&[command, "pool"]).unwrap_err().to_string();
+            let message = parse(&[command, "pool"]).unwrap_err().to_string();
             assert!(
-                said.contains(taker) && said.contains(&format!("`cargo xtask {command} -- pool`")),
-                "{said}"
+                message.contains(taker) && message.contains(&format!("`cargo xtask {command} -- pool`")),
+                "{message}"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask picture`: measures one load again and draws what it maps, beside PyTorch's pool.
+//! `cargo xtask picture`: measures one load again and draws its mapped memory, beside PyTorch's pool.
 
 use crate::steps::{Failure, Step, say};
 

@@ -1,13 +1,14 @@
 //! `cargo xtask ptx`: writes the kernel that computes digests on a GPU, as PTX.
 //!
-//! A loop over leaves is straight code for the four blocks of a leaf, and the root takes most of the same steps again.
-//! They are written by the functions here, one for each step of XXH3 (Collet, the specification of xxHash), so that
-//! what a reader checks is short. What a stripe adds to the accumulators of its block depends on no other stripe, so
-//! that sixteen of them are hashed side by side. The file is committed; a test holds the two together, and the tests
-//! of `poorwill-driver` run the text against `Digest::of`.
+//! The functions here write one step of XXH3 each (Collet, the specification of xxHash), so a reader checks less
+//! text. A loop over leaves has straight code for the four blocks of a leaf, and the root repeats most of the steps.
+//! A stripe's contribution to the accumulators of its block depends on no other stripe, so sixteen are hashed side by
+//! side. The file is committed; a test compares it with this code, and the tests of `poorwill-driver` run it against
+//! `Digest::of`.
 //!
-//! What the kernel computes is version 1 of `poorwill_core::digest`. The words of that page and of the specification
-//! are used here: leaf, root; stripe (64 bytes), block (16 stripes), secret, accumulator, scramble, merge.
+//! The kernel computes version 1 of `poorwill_core::digest`. Words of that page and of the specification are used
+//! here: leaf, root; stripe (64 bytes), block (16 stripes), secret, accumulator, scramble, merge. A lane is a thread
+//! of a warp.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -27,7 +28,7 @@ const PRIME64_4: u64 = 0x85EB_CA77_C2B2_AE63;
 const PRIME64_5: u64 = 0x27D4_EB2F_1656_67C5;
 const PRIME_AVALANCHE: u64 = 0x1656_6791_9E37_79F9;
 
-/// What the accumulators begin with.
+/// Initial accumulators.
 const START: [u64; 8] =
     [PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1];
 
@@ -65,7 +66,7 @@ const SEEDS: [u64; 2] = [0, u64::from_le_bytes(*b"poorwil1")];
 /// Blocks of a leaf.
 const LEAF_BLOCKS: usize = 4;
 
-// Where things are in the table of constants, in bytes: a part for each seed, behind them the start.
+// Offsets in the table of constants, in bytes: a part for each seed, then the start.
 const AT_SCRAMBLE: usize = 128;
 const AT_LAST: usize = 192;
 const AT_LOW: usize = 256;
@@ -80,7 +81,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The file.
+/// The file's text.
 pub(crate) fn text() -> String {
     let mut ptx = Ptx(String::new());
     ptx.0.push_str(HEAD);
@@ -90,19 +91,19 @@ pub(crate) fn text() -> String {
     ptx.0
 }
 
-/// What an entry of the module has of its own; their bodies are the same.
+/// An entry of the module; all entries have the same body.
 struct Entry {
     name: &'static str,
-    /// Threads of a block, at most.
+    /// Maximum threads per block.
     threads: u32,
-    /// Blocks that a multiprocessor is to have room for, which sets how many registers a thread gets.
+    /// Blocks to fit on a multiprocessor, which sets the registers per thread.
     resident: u32,
 }
 
 const ENTRIES: [Entry; 2] = [
-    // Few threads, so that of many blocks most read while one warp of another computes a root.
+    // Few threads, so that most of many blocks read while one warp of another computes a root.
     Entry { name: "poorwill_digest", threads: 64, resident: 8 },
-    // Bytes of the host are far away, and often there are few granules: one block alone has many loads on their way.
+    // Host memory is slow to reach, and there are often few granules: one block alone keeps many loads in flight.
     Entry { name: "poorwill_digest_host", threads: 512, resident: 1 },
 ];
 
@@ -164,7 +165,7 @@ struct Ptx(String);
 
 impl Ptx {
     fn op(&mut self, text: &str) {
-        // A `String` takes all that is written to it.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(self.0, "    {text};");
     }
 
@@ -176,13 +177,13 @@ impl Ptx {
         let _ = writeln!(self.0, "\n{name}:");
     }
 
-    /// What the kernel looks up.
+    /// The constants.
     fn table(&mut self) {
         let mut words: Vec<u64> = Vec::new();
         for seed in SEEDS {
             let secret = secret(seed);
             words.extend(&secret);
-            // The last stripe's keys, and those that merge into the low and the high word, lie across words.
+            // The last stripe's keys, and the keys for merging the low and the high word, cross word borders.
             for from in [192 - 64 - 7, 11, 192 - 64 - 11] {
                 words.extend((0..8).map(|nth| word_at(&secret, from + 8 * nth)));
             }
@@ -246,7 +247,7 @@ impl Ptx {
             self.note(&format!("Block {block}."));
             let [d0, d1, d2, d3] = data(block);
             self.accumulate([&d0, &d1], ["%w0", "%w1"], true, "");
-            // The last stripe of all has keys of its own, and nothing behind it.
+            // The very last stripe has its own keys, and no stripe after it.
             let keys = if is_last { ["%k0", "%k1"] } else { ["%w2", "%w3"] };
             if is_last {
                 self.last_keys(0);
@@ -265,7 +266,7 @@ impl Ptx {
         self.op("@%more bra LEAF");
     }
 
-    /// The digest of the leaves' digests and the length, by one warp, in the way of a leaf.
+    /// One warp computes the digest of the leaves' digests and the length, by the steps of a leaf.
     fn root(&mut self) {
         self.label("ROOT");
         self.note("The granule's length, behind the digests of its leaves.");
@@ -333,7 +334,8 @@ impl Ptx {
         self.op("@%mine st.global.u64 [%at], %word");
     }
 
-    /// Which lane this is, and its words of a secret. Said again for the root, so that nothing is kept during the leaves.
+    /// The number of this lane, and its words of a secret. Repeated for the root, so that no register is occupied
+    /// during the leaves.
     fn lane(&mut self, part: usize) {
         self.note("Which lane this is, and which stripes, accumulators and word are its.");
         self.op("mov.u32 %thread, %tid.x");
@@ -366,14 +368,14 @@ impl Ptx {
         self.op(&format!("ld.const.u64 %start, [%own+{AT_START}]"));
     }
 
-    /// The keys of the second stripe of lanes: where that is the last of all, they are others.
+    /// The keys of the second stripe of lanes, which differ if that is the very last stripe.
     fn last_keys(&mut self, part: usize) {
         self.op("mov.u64 %k0, %w2");
         self.op("mov.u64 %k1, %w3");
         self.op(&format!("@%tail ld.const.v2.u64 {{%k0, %k1}}, [%table+{}]", part + AT_LAST));
     }
 
-    /// This lane's bytes of a leaf's block.
+    /// Reads this lane's bytes of a leaf's block.
     fn read(&mut self, block: usize, guard: &str) {
         let [d0, d1, d2, d3] = data(block);
         let at = 1024 * block;
@@ -381,7 +383,7 @@ impl Ptx {
         self.op(&format!("{guard}ld.global.cv.v2.u64 {{{d2}, {d3}}}, [%at+{}]", at + 512));
     }
 
-    /// Two words into two sums: each is added to the neighbour's, and with its key multiplied into its own.
+    /// Adds two words to two sums: each to its neighbour's sum, and its product with the key to its own.
     fn accumulate(&mut self, [d0, d1]: [&str; 2], [key0, key1]: [&str; 2], is_first: bool, guard: &str) {
         self.op(&format!("{guard}xor.b64 %x, {d0}, {key0}"));
         self.op(&format!("{guard}xor.b64 %y, {d1}, {key1}"));
@@ -396,7 +398,7 @@ impl Ptx {
         }
     }
 
-    /// The lanes' sums into this lane's accumulator. First each half of the warp gives the other one what is not its.
+    /// Sums the lanes into this lane's accumulator. First the halves of the warp exchange what belongs to the other.
     fn gather(&mut self) {
         self.note("Sum over the lanes.");
         self.op("selp.b64 %y, %p0, %p1, %upper");
@@ -410,7 +412,7 @@ impl Ptx {
         self.op("add.u64 %acc, %acc, %p0");
     }
 
-    /// What the lane at a distance has of a word, in `%x`.
+    /// Reads a word of the lane at this distance, into `%x`.
     fn swap(&mut self, word: &str, distance: u32) {
         self.op(&format!("mov.b64 {{%lo, %hi}}, {word}"));
         self.op(&format!("shfl.sync.bfly.b32 %lo2, %lo, {distance}, 31, 0xffffffff"));
@@ -418,7 +420,7 @@ impl Ptx {
         self.op("mov.b64 %x, {%lo2, %hi2}");
     }
 
-    /// Behind a full block.
+    /// After a full block.
     fn scramble(&mut self) {
         self.note("Scramble.");
         self.op("shr.u64 %x, %acc, 47");
@@ -427,7 +429,7 @@ impl Ptx {
         self.op(&format!("mul.lo.u64 %acc, %acc, {PRIME32_1:#x}"));
     }
 
-    /// What depends on the length, and the sum of the folded products of pairs of accumulators.
+    /// The length's part, and the sum of the folded products of pairs of accumulators.
     fn merge(&mut self) {
         self.note("Merge: both halves of the product of two accumulators, and the sum over the four pairs.");
         self.swap("%acc", 16);
@@ -443,7 +445,7 @@ impl Ptx {
         self.op("add.u64 %word, %word, %add");
     }
 
-    /// The last mixing of a word.
+    /// The final mixing of a word.
     fn avalanche(&mut self) {
         self.note("Avalanche.");
         self.op("shr.u64 %x, %word, 37");
@@ -454,12 +456,12 @@ impl Ptx {
     }
 }
 
-/// The registers of this lane's bytes of a leaf's block: of the first half two words, then of the second.
+/// The registers of this lane's bytes of a leaf's block: two words of the first half, then two of the second.
 fn data(block: usize) -> [String; 4] {
     std::array::from_fn(|nth| format!("%d{}", 4 * block + nth))
 }
 
-/// The secret of a seed: words take turns in gaining and losing it.
+/// The secret of a seed: words alternately gain and lose it.
 fn secret(seed: u64) -> [u64; 24] {
     std::array::from_fn(|nth| {
         let word = SECRET[nth];
@@ -467,7 +469,7 @@ fn secret(seed: u64) -> [u64; 24] {
     })
 }
 
-/// The word that begins at any byte.
+/// The word that starts at any byte.
 fn word_at(secret: &[u64; 24], byte: usize) -> u64 {
     let bytes: Vec<u8> = secret.iter().flat_map(|word| word.to_le_bytes()).collect();
     let mut word = [0; 8];
@@ -480,7 +482,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_committed_kernel_is_what_is_written_here() {
+    fn the_committed_kernel_is_current() {
         let committed = fs::read_to_string(workspace_root().join(FILE)).unwrap();
         assert!(committed == text(), "{FILE} is another one: run `cargo xtask ptx`");
     }

@@ -1,4 +1,4 @@
-//! Running one step of a job: say the command, run it, say how long it took, stop at a failure.
+//! Runs one step of a job: prints the command, runs it, prints its duration, and stops at a failure.
 //!
 //! Steps run in the workspace's root, without standard input.
 
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use crate::guard::Guard;
 
-/// What changes which modules Python finds, or what pytest is asked for.
+/// Variables that change which modules Python finds, or pytest's options.
 const FOREIGN: [&str; 3] = ["PYTHONHOME", "PYTHONPATH", "PYTEST_ADDOPTS"];
 
-/// A command with the words that a person would type to run it again.
+/// A command, and its text for the user to run it again.
 #[derive(Debug)]
 pub(crate) struct Step {
     command: Command,
@@ -25,19 +25,17 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// A step that runs the cargo which started us, or else the one on the path.
+    /// A step that runs the cargo that started us, or else the one on the path.
     pub(crate) fn cargo<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Step {
         let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         Step::new("cargo", &program, args)
     }
 
-    /// A step that runs the compiler.
     pub(crate) fn rustc<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Step {
         let program = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
         Step::new("rustc", &program, args)
     }
 
-    /// A step that runs any other program.
     pub(crate) fn program<A: AsRef<OsStr>>(program: &OsStr, args: impl IntoIterator<Item = A>) -> Step {
         Step::new(&quoted(program), program, args)
     }
@@ -67,8 +65,8 @@ impl Step {
         self
     }
 
-    /// Runs with the programs of a virtual environment before all others, as its `activate` has it, and without
-    /// what would bring in others' modules or options.
+    /// Puts the programs of a virtual environment first, as its `activate` does, and removes the variables that would
+    /// add other modules or options.
     pub(crate) fn in_environment(mut self, folder: &Path) -> Step {
         let mut path = folder.join("bin").into_os_string();
         if let Some(others) = std::env::var_os("PATH") {
@@ -82,18 +80,18 @@ impl Step {
         self
     }
 
-    /// If it is watched and has not ended by then, it is stuck: it is killed with all that it has started.
+    /// A watched step that takes longer is killed with all its children.
     pub(crate) fn limit(mut self, limit: Duration) -> Step {
         self.limit = Some(limit);
         self
     }
 
-    /// The words that a person would type.
+    /// The text of the command.
     pub(crate) fn typed(&self) -> &str {
         &self.typed
     }
 
-    /// Runs to the end with the terminal's own output.
+    /// Runs it with the terminal's own output.
     pub(crate) fn run(mut self) -> Result<Duration, Failure> {
         note(&format!("==> {}", self.typed));
         let start = Instant::now();
@@ -103,7 +101,7 @@ impl Step {
         }
     }
 
-    /// Runs to the end and shows each line of standard output to `watch` as it passes by.
+    /// Runs it and passes each line of standard output to `watch` at once.
     pub(crate) fn run_watched(mut self, mut watch: impl FnMut(&str)) -> Result<Duration, Failure> {
         note(&format!("==> {}", self.typed));
         let start = Instant::now();
@@ -130,7 +128,7 @@ impl Step {
                 is_stuck
             });
             let passed_on = child.stdout.take().map_or(Ok(()), |output| pass_on(output, &mut watch));
-            // Waited for in any case, so that no child is left behind.
+            // Always waited for, so that no child is left.
             let status = child.wait();
             drop(end);
             (passed_on.and(status), is_stuck.join().expect("it only waits"))
@@ -148,7 +146,7 @@ impl Step {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// Runs quietly and returns what was written to standard output.
+    /// Runs it without printing, and returns its standard output.
     pub(crate) fn output(mut self) -> Result<String, Failure> {
         match self.command.stderr(Stdio::inherit()).output() {
             Ok(output) if output.status.success() => {
@@ -178,12 +176,12 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// Whether what was asked for is no such thing.
+    /// Whether the request was wrong.
     pub(crate) fn is_usage(&self) -> bool {
         matches!(self, Failure::Usage { .. })
     }
 
-    /// What the step's command exited with, if it ran to its end.
+    /// The exit code of the step's command, if it ended.
     pub(crate) fn exit_code(&self) -> Option<i32> {
         match self {
             Failure::Status { status, .. } => status.code(),
@@ -231,18 +229,18 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A line for whoever reads the result. A closed pipe is the reader's choice, not our failure.
+/// Prints a line of the result. A closed pipe is the reader's choice, not our failure.
 pub(crate) fn say(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-/// A line about the progress, beside cargo's own.
+/// Prints a line of progress, beside cargo's own.
 pub(crate) fn note(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// The workspace that cargo runs us for. Checkouts that share a target folder share this program, so
-/// where it was compiled is only the second choice.
+/// The workspace that cargo runs us for. Checkouts that share a target folder share this program, so the path at
+/// compile time is only the second choice.
 pub(crate) fn workspace_root() -> PathBuf {
     let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&own).parent().unwrap_or(Path::new(".")).to_owned()
@@ -266,7 +264,7 @@ fn pass_on(output: impl io::Read, watch: &mut impl FnMut(&str)) -> io::Result<()
     Ok(())
 }
 
-/// An argument as a shell takes it.
+/// Quotes an argument for a shell.
 fn quoted(arg: &OsStr) -> String {
     let arg = arg.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@%".contains(c);
@@ -284,8 +282,8 @@ mod tests {
     #[test]
     fn a_failing_command_is_named() {
         let failure = a_failing_step().run().unwrap_err();
-        let said = failure.to_string();
-        assert!(said.starts_with("`false --always` failed (exit status: 1)"), "{said}");
+        let message = failure.to_string();
+        assert!(message.starts_with("`false --always` failed (exit status: 1)"), "{message}");
         assert_eq!(failure.exit_code(), Some(1));
     }
 
@@ -306,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_stuck_is_ended_with_what_it_has_started() {
+    fn a_stuck_command_is_killed_with_its_children() {
         let step = || Step::program(OsStr::new("sh"), ["-c", "sleep 3600 & wait"]);
         let stuck = step().limit(Duration::ZERO).run_watched(|_| ());
         assert!(matches!(stuck, Err(Failure::Stuck { .. })), "{stuck:?}");
@@ -328,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_environment_goes_before_what_stands_around() {
+    fn a_virtual_environment_comes_first() {
         let step = Step::program(OsStr::new("python"), ["-m", "pytest"]).in_environment(Path::new("/venv"));
         let changed = |name: &str| step.command.get_envs().find(|(changed, _)| *changed == name).unwrap().1;
         assert_eq!(changed("VIRTUAL_ENV"), Some(OsStr::new("/venv")));
@@ -343,7 +341,7 @@ mod tests {
         assert!(workspace_root().join("Cargo.lock").is_file());
     }
 
-    /// Fails without a word, so that the log of a good run shows no error.
+    /// Fails without output, so that the log of a good run shows no error.
     fn a_failing_step() -> Step {
         Step::new("false", OsStr::new("false"), ["--always"])
     }

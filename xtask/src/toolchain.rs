@@ -1,10 +1,10 @@
-//! What stands around us: cargo's target folder, this program in it, and what the compiler can build for.
+//! The toolchain: cargo's target folder, this program in it, and the compiler's targets.
 
 use std::path::{Path, PathBuf};
 
 use crate::steps::{Failure, Step};
 
-/// Cargo's target folder, which it marks as one that holds nothing but caches.
+/// Cargo's target folder, which cargo marks as a cache.
 pub(crate) fn target_folder() -> Result<PathBuf, Failure> {
     let path = own_program()?;
     match path.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()) {
@@ -15,12 +15,12 @@ pub(crate) fn target_folder() -> Result<PathBuf, Failure> {
     }
 }
 
-/// This program, which lies where cargo puts what it builds.
+/// This program, in cargo's folder of builds.
 pub(crate) fn own_program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(|cause| Failure::File { path: "xtask".into(), cause })
 }
 
-/// Whether the standard library for `target` lies beside the compiler.
+/// Whether the compiler has the standard library for `target`.
 pub(crate) fn is_installed(target: &str) -> Result<bool, Failure> {
     let libdir = Step::rustc(["--print", "target-libdir", "--target", target]).output()?;
     Ok(Path::new(&libdir).is_dir())

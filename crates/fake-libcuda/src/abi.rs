@@ -1,8 +1,7 @@
-//! The types that cross the border: result codes with their names, structs, and wrappers of the pointers that
-//! a caller in C passes.
+//! The types of the C interface: result codes with their names, structs, and wrappers of a C caller's pointers.
 //!
-//! The wrappers are made by nobody on this side (rule F1 of `docs/unsafe.md`): an entry that takes an
-//! [`Out`] can be called by safe code only with one that came from C, whose caller vouches for it.
+//! Rust code never constructs the wrappers (rule F1 of `docs/unsafe.md`). Safe code can therefore call an entry that
+//! takes an [`Out`] only with a pointer from C, which the C caller vouches for.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -13,12 +12,11 @@ use poorwill_core::{DriverError, DriverErrorKind};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Code(pub(crate) c_int);
 
-/// What the body of an entry gives.
 pub(crate) type Outcome<T = ()> = Result<T, Code>;
 
 macro_rules! codes {
     ($($value:literal $name:ident $text:literal;)+) => {
-        #[allow(dead_code)] // Some are there to be asked for by number.
+        #[allow(dead_code)] // Some are only looked up by number.
         impl Code {
             $(pub(crate) const $name: Self = Self($value);)+
         }
@@ -72,13 +70,12 @@ codes! {
     999 UNKNOWN "unknown error";
 }
 
-/// Name and text of a code.
 pub(crate) fn names(code: c_int) -> Option<(&'static CStr, &'static CStr)> {
     NAMES.iter().find(|(value, ..)| *value == code).map(|(_, name, text)| (*name, *text))
 }
 
 impl From<DriverError> for Code {
-    /// What the host device says, in CUDA's words.
+    /// The CUDA code for an error of the host device.
     fn from(error: DriverError) -> Self {
         match error.kind {
             DriverErrorKind::OutOfMemory { .. }
@@ -131,48 +128,48 @@ pub(crate) struct AccessDesc {
 
 const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<AccessDesc>() == 12);
 
-/// What exists on a device, as `poorwillFakeCensus` tells it.
+/// The objects of a device, as counted by `poorwillFakeCensus`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Census {
     /// Reservations of addresses.
     pub reservations: u64,
-    /// Backings whose memory is held: not released, or released and still mapped.
+    /// Backings that hold memory: not released, or released and still mapped.
     pub backings: u64,
     /// Mappings of backings.
     pub mappings: u64,
-    /// Streams that were created and not destroyed.
+    /// Streams that are not destroyed.
     pub streams: u64,
-    /// Events that were created and not destroyed.
+    /// Events that are not destroyed.
     pub events: u64,
-    /// Captures of streams that were begun and not ended.
+    /// Captures of streams that have not ended.
     pub captures: u64,
-    /// Graphs that captures gave and that were not destroyed.
+    /// Graphs from captures that are not destroyed.
     pub graphs: u64,
-    /// Ranges of host memory that are registered.
+    /// Registered ranges of host memory.
     pub registered_host_ranges: u64,
-    /// How often the primary context is retained, and contexts created beside it.
+    /// How often the primary context is retained, plus other contexts.
     pub contexts_retained: u64,
-    /// Memory of the device that this process holds, in bytes.
+    /// Memory that this process holds, in bytes.
     pub held_bytes: u64,
-    /// Calls that are waiting for all of the device's work.
+    /// Calls that wait for all of the device's work.
     pub calls_that_wait: u64,
 }
 
-/// Where a caller in C wants a value.
+/// A C caller's pointer to a result.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// Writes the value, or says that there is no place for it.
+    /// Writes the value; fails for NULL.
     pub(crate) fn set(&self, value: T) -> Outcome {
         self.check()?;
-        // SAFETY: F1, a pointer that is not NULL is one that the caller may have written to.
+        // SAFETY: F1, a pointer that is not NULL may be written to.
         unsafe { self.0.write(value) };
         Ok(())
     }
 
-    /// Fails when there is no place: before something is made whose handle nobody could be told.
+    /// Fails if the pointer is NULL. Checked before an object is created whose handle could not be returned.
     pub(crate) fn check(&self) -> Outcome {
         if self.is_null() { Err(Code::INVALID_VALUE) } else { Ok(()) }
     }
@@ -183,23 +180,23 @@ impl<T> Out<T> {
 }
 
 impl Out<c_char> {
-    /// Writes as much of `text` as fits into `len` bytes with a zero behind it.
+    /// Writes as much of `text` as fits into `len` bytes, with a zero after it.
     pub(crate) fn set_text(&self, text: &str, len: c_int) -> Outcome {
-        let room = usize::try_from(len).ok().filter(|len| *len > 0).ok_or(Code::INVALID_VALUE)?;
+        let text_len_max = usize::try_from(len).ok().filter(|len| *len > 0).ok_or(Code::INVALID_VALUE)?;
         self.check()?;
-        let text = &text.as_bytes()[..text.len().min(room - 1)];
-        let place = self.0.cast::<u8>();
+        let text = &text.as_bytes()[..text.len().min(text_len_max - 1)];
+        let pointer = self.0.cast::<u8>();
         // SAFETY: F1, there are `len` bytes at the pointer, and `text` is shorter.
-        unsafe { place.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
+        unsafe { pointer.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
         // SAFETY: F1, as above.
-        let end = unsafe { place.add(text.len()) };
+        let end = unsafe { pointer.add(text.len()) };
         // SAFETY: F1, as above.
         unsafe { end.write(0) };
         Ok(())
     }
 }
 
-/// A value, or several, that a caller in C passes by pointer.
+/// A C caller's pointer to one or several values.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 
@@ -212,7 +209,6 @@ impl<T: Copy> In<T> {
         Ok(unsafe { self.0.read() })
     }
 
-    /// The first `count` values.
     pub(crate) fn list(&self, count: usize) -> Outcome<Vec<T>> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
@@ -222,7 +218,7 @@ impl<T: Copy> In<T> {
     }
 }
 
-/// A value that a caller in C passes by pointer, and wants another for.
+/// A C caller's pointer to a value that is read and replaced.
 #[repr(transparent)]
 pub(crate) struct InOut<T>(*mut T);
 
@@ -251,7 +247,6 @@ impl Image {
     }
 }
 
-/// The name of a kernel.
 #[repr(transparent)]
 pub(crate) struct Name(*const c_char);
 
@@ -265,7 +260,7 @@ impl Name {
     }
 }
 
-/// A stretch of host memory that a copy will touch: only its address, until the stream gets there.
+/// Host memory that a copy will touch. Only its address is used until the stream reaches the copy.
 #[repr(transparent)]
 pub(crate) struct HostPointer(*mut c_void);
 
@@ -275,15 +270,14 @@ impl HostPointer {
     }
 }
 
-/// A function of the host, and what it is to be called with.
 pub(crate) type HostFn = Option<extern "C" fn(UserData)>;
 
-/// What a caller passes to its own host function.
+/// The argument of a host function.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct UserData(*mut c_void);
 
-// SAFETY: F1, who launches a host function knows that it runs on another thread.
+// SAFETY: F1, the caller knows that a host function runs on another thread.
 unsafe impl Send for UserData {}
 
 /// The parameters of a kernel: a pointer to each.
@@ -291,7 +285,7 @@ unsafe impl Send for UserData {}
 pub(crate) struct Params(*mut *mut c_void);
 
 impl Params {
-    /// The parameter number `nth`. The kernel's function asks for the type that its PTX declares.
+    /// The parameter `nth`. The kernel's function names the type that its PTX declares.
     pub(crate) fn read<T: Scalar>(&self, nth: usize) -> Outcome<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
@@ -308,7 +302,7 @@ impl Params {
     }
 }
 
-/// Types of which any bits are a value.
+/// Types for which any bits are a valid value.
 pub(crate) trait Scalar: Copy {}
 impl Scalar for u32 {}
 impl Scalar for u64 {}

@@ -1,9 +1,8 @@
 //! Captures of streams into graphs.
 //!
-//! What is queued on a stream that is being captured is checked like any other work and counted, and does not run;
-//! the graph is a number of pieces of work and cannot be launched. What would spoil a capture of CUDA's spoils it here:
-//! waiting for the device or for the stream, asking for an event that was recorded in it, and, from a thread whose
-//! mode does not allow it, waits and queries that have nothing to do with it.
+//! Work on a captured stream is checked and counted, and does not run. A graph is a number of nodes and cannot be
+//! launched. Whatever invalidates a capture in CUDA invalidates it here: waiting for the device or the stream, and
+//! querying an event recorded in it. From a thread whose mode forbids it, unrelated waits and queries do so, too.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -12,7 +11,7 @@ use std::thread::{self, ThreadId};
 
 use crate::abi::{Code, Outcome};
 use crate::context::Current;
-use crate::world::{Handle, Kind, Tables, World};
+use crate::state::{Handle, Kind, State, Tables};
 
 /// `CU_STREAM_CAPTURE_MODE_*`.
 const GLOBAL: c_int = 0;
@@ -28,18 +27,17 @@ thread_local! {
     static MODE: Cell<c_int> = const { Cell::new(GLOBAL) };
 }
 
-/// A stream's capture.
 #[derive(Debug)]
 pub(crate) struct Capture {
-    /// No two have the same.
+    /// Unique.
     number: u64,
     context: Handle,
     device: usize,
     mode: c_int,
     thread: ThreadId,
     is_valid: bool,
-    /// Pieces of work so far.
-    pieces: usize,
+    /// Nodes so far.
+    nodes: usize,
 }
 
 impl Capture {
@@ -48,58 +46,55 @@ impl Capture {
     }
 }
 
-/// What a capture has given.
+/// The result of a capture.
 #[derive(Debug)]
 pub(crate) struct Graph {
     pub(crate) context: Handle,
     pub(crate) device: usize,
-    /// Pieces of work in it.
-    pub(crate) pieces: usize,
+    pub(crate) nodes: usize,
 }
 
-/// Sets the calling thread's mode, and gives the one it had.
+/// Sets the calling thread's mode, and returns the old one.
 pub(crate) fn exchange_mode(mode: c_int) -> Outcome<c_int> {
     if MODES.contains(&mode) { Ok(MODE.replace(mode)) } else { Err(Code::INVALID_VALUE) }
 }
 
-impl World {
-    /// For calls that may be unsafe during a capture, whatever they are about: spoils those captures for which this
-    /// thread's mode forbids it.
+impl State {
+    /// For calls that may be unsafe during any capture: invalidates the captures for which this thread's mode forbids
+    /// them.
     pub(crate) fn check_may_wait(&self) -> Outcome {
         let (here, mode) = (thread::current().id(), MODE.get());
         let forbids = |capture: &Capture| {
             let ours = capture.thread == here && capture.mode != RELAXED;
             mode != RELAXED && (ours || (mode == GLOBAL && capture.mode == GLOBAL))
         };
-        self.tables().spoil(forbids)
+        self.tables().invalidate(forbids)
     }
 }
 
 impl Tables {
-    /// Spoils the captures that are `hit`; fails if there are any.
-    fn spoil(&mut self, hit: impl Fn(&Capture) -> bool) -> Outcome {
-        let mut spoiled = Ok(());
+    /// Invalidates the captures that match; fails if there are any.
+    fn invalidate(&mut self, hit: impl Fn(&Capture) -> bool) -> Outcome {
+        let mut invalidated = Ok(());
         for capture in self.captures.values_mut().filter(|capture| hit(capture)) {
             capture.is_valid = false;
-            spoiled = Err(Code::STREAM_CAPTURE_UNSUPPORTED);
+            invalidated = Err(Code::STREAM_CAPTURE_UNSUPPORTED);
         }
-        spoiled
+        invalidated
     }
 
-    /// Spoils the capture of a stream.
-    pub(crate) fn spoil_stream(&mut self, handle: Handle) {
+    pub(crate) fn invalidate_stream(&mut self, handle: Handle) {
         self.captures.entry(handle).and_modify(|capture| capture.is_valid = false);
     }
 
-    /// For an event that was recorded in this capture and is asked for.
+    /// For a query of an event that was recorded in this capture.
     pub(crate) fn check_captured_event(&mut self, number: u64) -> Outcome {
-        let spoiled = self.spoil(|capture| capture.number == number);
-        Err(if spoiled.is_err() { Code::CAPTURED_EVENT } else { Code::INVALID_VALUE })
+        let invalidated = self.invalidate(|capture| capture.number == number);
+        Err(if invalidated.is_err() { Code::CAPTURED_EVENT } else { Code::INVALID_VALUE })
     }
 }
 
 impl Current {
-    /// Begins to capture a stream of this context.
     pub(crate) fn begin_capture(&self, handle: Handle, mode: c_int) -> Outcome {
         let stream = self.stream(handle)?;
         if !MODES.contains(&mode) {
@@ -108,7 +103,7 @@ impl Current {
         if handle <= 1 {
             return Err(Code::STREAM_CAPTURE_UNSUPPORTED); // The default stream.
         }
-        let mut tables = self.world.tables();
+        let mut tables = self.state.tables();
         if tables.captures.contains_key(&handle) {
             return Err(Code::ILLEGAL_STATE);
         }
@@ -120,65 +115,64 @@ impl Current {
             mode,
             thread: thread::current().id(),
             is_valid: true,
-            pieces: 0,
+            nodes: 0,
         };
         tables.captures.insert(handle, capture);
         Ok(())
     }
 
-    /// Ends the capture of a stream; gives its graph, unless it was spoiled.
+    /// Ends the capture of a stream. Returns its graph, unless it was invalidated.
     pub(crate) fn end_capture(&self, handle: Handle) -> Outcome<Handle> {
         self.stream(handle)?;
-        let mut tables = self.world.tables();
+        let mut tables = self.state.tables();
         let capture = tables.captures.get(&handle).ok_or(Code::ILLEGAL_STATE)?;
         if capture.mode != RELAXED && capture.thread != thread::current().id() {
             return Err(Code::STREAM_CAPTURE_WRONG_THREAD);
         }
-        let Some(Capture { context, device, is_valid: true, pieces, .. }) = tables.captures.remove(&handle)
+        let Some(Capture { context, device, is_valid: true, nodes, .. }) = tables.captures.remove(&handle)
         else {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
         };
         let graph = tables.new_handle(Kind::Graph);
-        tables.graphs.insert(graph, Graph { context, device, pieces });
+        tables.graphs.insert(graph, Graph { context, device, nodes });
         Ok(graph)
     }
 
-    /// `CU_STREAM_CAPTURE_STATUS_*` of a stream.
     pub(crate) fn capture_status(&self, handle: Handle) -> Outcome<c_int> {
-        self.world.any_stream(self, handle)?;
+        self.state.any_stream(self, handle)?;
         if self.is_implicitly_captured(handle) {
             return Err(Code::STREAM_CAPTURE_IMPLICIT);
         }
-        Ok(match self.world.tables().captures.get(&handle) {
+        Ok(match self.state.tables().captures.get(&handle) {
             None => NONE,
             Some(capture) if capture.is_valid => ACTIVE,
             Some(_) => INVALIDATED,
         })
     }
 
-    /// Whether this is the default stream, and one that it waits for is being captured.
+    /// Whether this is the default stream, and a stream that it synchronizes with is being captured.
     fn is_implicitly_captured(&self, handle: Handle) -> bool {
-        let tables = self.world.tables();
+        let tables = self.state.tables();
         let blocks = |stream: &Handle| tables.streams.get(stream).is_some_and(|stream| stream.is_blocking);
         let mut captures = tables.captures.iter();
         handle <= 1 && captures.any(|(stream, capture)| capture.context == self.context && blocks(stream))
     }
 
-    /// For a piece of work on a stream: whether it goes into a graph instead of being run.
+    /// Counts work on a stream as a node if the stream is being captured. Returns whether it is.
     pub(crate) fn captures(&self, handle: Handle) -> Outcome<bool> {
         let is_captured = self.capture_number(handle)?.is_some();
-        self.world.tables().captures.entry(handle).and_modify(|capture| capture.pieces += 1);
+        self.state.tables().captures.entry(handle).and_modify(|capture| capture.nodes += 1);
         Ok(is_captured)
     }
 
-    /// The number of a stream's capture, for what is no work of its own.
+    /// The number of a stream's capture, for calls that add no node.
     pub(crate) fn capture_number(&self, handle: Handle) -> Outcome<Option<u64>> {
         if self.is_implicitly_captured(handle) {
-            // What it would wait for cannot be captured any more.
-            let _ = self.world.tables().spoil(|capture| capture.context == self.context);
+            // The streams that it would wait for are invalidated, too.
+            let _ = self.state.tables().invalidate(|capture| capture.context == self.context);
             return Err(Code::STREAM_CAPTURE_IMPLICIT);
         }
-        let tables = self.world.tables();
+        let tables = self.state.tables();
         let Some(capture) = tables.captures.get(&handle) else { return Ok(None) };
         if !capture.is_valid {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
@@ -186,15 +180,15 @@ impl Current {
         Ok(Some(capture.number))
     }
 
-    /// For who waits for a stream, or ends it: spoils its capture.
+    /// For calls that wait for a stream, or destroy it: invalidates its capture.
     pub(crate) fn check_runs(&self, handle: Handle) -> Outcome {
-        let mut tables = self.world.tables();
+        let mut tables = self.state.tables();
         let number = tables.captures.get(&handle).map(|capture| capture.number);
-        tables.spoil(|capture| Some(capture.number) == number)
+        tables.invalidate(|capture| Some(capture.number) == number)
     }
 
-    /// For who waits for the device: spoils every capture on it.
+    /// For calls that wait for the device: invalidates every capture on it.
     pub(crate) fn check_device_runs(&self) -> Outcome {
-        self.world.tables().spoil(|capture| capture.device == self.device.ordinal)
+        self.state.tables().invalidate(|capture| capture.device == self.device.ordinal)
     }
 }

@@ -1,4 +1,4 @@
-//! The settings: which devices there are and what they play, which calls fail and which take their time.
+//! The settings: the devices, what they simulate, and which calls fail or are delayed.
 
 use std::collections::HashSet;
 use std::env;
@@ -8,22 +8,20 @@ use poorwill_core::ByteSize;
 use poorwill_driver::HostConfig;
 
 use crate::entry::is_symbol;
-use crate::play::{Play, Setting, setting};
+use crate::simulation::{Setting, Simulation, setting};
 
-/// What the environment says.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) devices: Vec<HostConfig>,
-    /// What each device plays.
-    pub(crate) plays: Vec<Play>,
+    pub(crate) simulations: Vec<Simulation>,
     pub(crate) failures: Vec<Failure>,
     pub(crate) delays: Vec<Delay>,
 }
 
-/// Calls number `first` to `first + count - 1` of a symbol, counted from 1, give `code`.
+/// The calls `first` to `first + count - 1` of a symbol, counted from 1, return `code`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// `None` for every symbol that counts.
+    /// `None` for every counted symbol.
     pub(crate) symbol: Option<String>,
     pub(crate) first: u64,
     pub(crate) count: u64,
@@ -37,19 +35,28 @@ pub(crate) struct Delay {
 }
 
 const DEVICES: &str = "256GiB/2MiB,16GiB/PAGE";
-const PLAY: &str = "POORWILL_FAKE_CUDA_PLAY";
+const SIMULATE: &str = "POORWILL_FAKE_CUDA_SIMULATE";
+const SIMULATE_OLD: &str = "POORWILL_FAKE_CUDA_PLAY";
 
 impl Config {
-    /// What the environment says, or what is wrong with it.
     pub(crate) fn from_environment() -> Result<Self, String> {
         let devices = list("POORWILL_FAKE_CUDA_DEVICES", DEVICES, device)?;
         Ok(Self {
-            plays: plays(&list(PLAY, "", setting)?, devices.len())?,
+            simulations: simulations(&list(simulate_variable(), "", setting)?, devices.len())?,
             devices,
             failures: list("POORWILL_FAKE_CUDA_FAIL", "", failure)?,
             delays: list("POORWILL_FAKE_CUDA_DELAY", "", delay)?,
         })
     }
+}
+
+/// [`SIMULATE`], or its old name if only that is set.
+fn simulate_variable() -> &'static str {
+    if env::var_os(SIMULATE).is_some() || env::var_os(SIMULATE_OLD).is_none() {
+        return SIMULATE;
+    }
+    eprintln!("fake libcuda: {SIMULATE_OLD} is now called {SIMULATE}; the old name works for one release");
+    SIMULATE_OLD
 }
 
 fn list<T>(
@@ -78,19 +85,20 @@ fn device(item: &str) -> Result<HostConfig, String> {
     Ok(config)
 }
 
-/// What each of `count` devices plays.
-fn plays(settings: &[Setting], count: usize) -> Result<Vec<Play>, String> {
-    let mut plays = vec![Play::default(); count];
+/// The simulation of each of `count` devices.
+fn simulations(settings: &[Setting], count: usize) -> Result<Vec<Simulation>, String> {
+    let mut simulations = vec![Simulation::default(); count];
     let mut seen = HashSet::new();
     for Setting { device, key, value } in settings {
-        let refused = |reason: String| format!("{PLAY}: `{device}:{key}={value}`: {reason}");
-        let play = plays.get_mut(*device).ok_or_else(|| refused("there is no such device".into()))?;
-        play.set(key, value).map_err(refused)?;
+        let refused = |reason: String| format!("{SIMULATE}: `{device}:{key}={value}`: {reason}");
+        let simulation =
+            simulations.get_mut(*device).ok_or_else(|| refused("there is no such device".into()))?;
+        simulation.set(key, value).map_err(refused)?;
         if !seen.insert((device, key)) {
             return Err(refused("it was set before".into()));
         }
     }
-    Ok(plays)
+    Ok(simulations)
 }
 
 pub(crate) fn size(text: &str) -> Result<u64, String> {
@@ -130,10 +138,10 @@ fn known(symbol: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::play::Held;
+    use crate::simulation::MemoryUse;
 
     #[test]
-    fn what_is_written_right_is_understood() {
+    fn valid_settings_are_parsed() {
         let page = rustix::param::page_size() as u64;
         assert_eq!(device("1GiB"), Ok(HostConfig::with_capacity(1 << 30)));
         let with =
@@ -149,24 +157,24 @@ mod tests {
     }
 
     #[test]
-    fn plays_are_of_devices_that_there_are() {
+    fn simulations_name_existing_devices() {
         let of = |items: &[&str]| {
             let settings: Result<Vec<Setting>, String> = items.iter().map(|item| setting(item)).collect();
-            plays(&settings?, 2)
+            simulations(&settings?, 2)
         };
         let both = of(&["1:used=1GiB", "0:hami=4GiB", "1:hami=2GiB"]);
-        let free = Held { capacity_bytes: 8 << 30, held_bytes: 0 };
-        let rooms: Result<Vec<u64>, String> =
-            both.map(|both| both.iter().map(|play| play.room_bytes(free) >> 30).collect());
-        assert_eq!(rooms, Ok(vec![4, 1]));
+        let free = MemoryUse { capacity_bytes: 8 << 30, held_bytes: 0 };
+        let limits: Result<Vec<u64>, String> =
+            both.map(|both| both.iter().map(|simulation| simulation.available_bytes(free) >> 30).collect());
+        assert_eq!(limits, Ok(vec![4, 1]));
         for items in [&["2:hami=1GiB"][..], &["0:hami=1", "0:hami=1"], &["0:x=1"]] {
             let reason = of(items).expect_err("malformed");
-            assert!(reason.starts_with(PLAY), "{items:?}: {reason}");
+            assert!(reason.starts_with(SIMULATE), "{items:?}: {reason}");
         }
     }
 
     #[test]
-    fn what_is_malformed_is_refused() {
+    fn malformed_settings_are_refused() {
         for item in ["", "x", "1GiB/", "1GiB/page", "/2MiB"] {
             assert!(device(item).is_err(), "{item}");
         }

@@ -1,8 +1,8 @@
 //! Contexts, and which of them is current: a stack per thread, as in CUDA.
 //!
-//! A context that is gone stays on the stacks of the threads where it was current; what they ask of it is
-//! refused. What was made in a context (streams, events, modules, registered host memory) goes with it;
-//! backings, mappings and reservations stay.
+//! A destroyed context stays on the stacks of the threads where it was current, and their calls are refused. Its
+//! streams, events, modules and registered host memory are destroyed with it. Backings, mappings and reservations
+//! stay.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -10,13 +10,12 @@ use std::ffi::c_int;
 use poorwill_core::Driver;
 
 use crate::abi::{Code, Outcome};
-use crate::world::{self, Device, Handle, Kind, Tables, World};
+use crate::state::{self, Device, Handle, Kind, State, Tables};
 
-/// A context that exists.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) device: usize,
-    /// How often a primary context is retained; 1 for others.
+    /// The retain count of a primary context; 1 for others.
     pub(crate) retained: u64,
     pub(crate) primary: bool,
 }
@@ -25,36 +24,34 @@ thread_local! {
     static STACK: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The context that calls of this thread concern.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Current {
-    pub(crate) world: &'static World,
+    pub(crate) state: &'static State,
     pub(crate) context: Handle,
     pub(crate) device: &'static Device,
 }
 
-/// This thread's context, which must exist and be free of failed work.
+/// The current context, which must exist and have no failed work.
 pub(crate) fn current() -> Outcome<Current> {
-    let current = current_even_if_broken()?;
+    let current = current_even_if_failed()?;
     current.device.check()?;
     Ok(current)
 }
 
-/// This thread's context, which must exist.
-pub(crate) fn current_even_if_broken() -> Outcome<Current> {
-    let world = world::get()?;
+/// The current context, which must exist.
+pub(crate) fn current_even_if_failed() -> Outcome<Current> {
+    let state = state::get()?;
     let context = top().ok_or(Code::INVALID_CONTEXT)?;
-    let at = world.tables().contexts.get(&context).map(|found| found.device);
-    let device = at.and_then(|at| world.devices.get(at)).ok_or(Code::CONTEXT_IS_DESTROYED)?;
-    Ok(Current { world, context, device })
+    let at = state.tables().contexts.get(&context).map(|found| found.device);
+    let device = at.and_then(|at| state.devices.get(at)).ok_or(Code::CONTEXT_IS_DESTROYED)?;
+    Ok(Current { state, context, device })
 }
 
-/// The top of this thread's stack, whether it exists or not.
+/// The top of this thread's stack, even if it no longer exists.
 pub(crate) fn top() -> Option<Handle> {
     STACK.with_borrow(|stack| stack.last().copied())
 }
 
-/// Puts a context that exists on top of this thread's stack.
 pub(crate) fn push(context: Handle) -> Outcome {
     exists(context)?;
     STACK.with_borrow_mut(|stack| stack.push(context));
@@ -65,7 +62,7 @@ pub(crate) fn pop() -> Outcome<Handle> {
     STACK.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)
 }
 
-/// Replaces the top of this thread's stack; 0 takes it away.
+/// Replaces the top of this thread's stack; 0 removes it.
 pub(crate) fn set(context: Handle) -> Outcome {
     if context != 0 {
         exists(context)?;
@@ -80,22 +77,21 @@ pub(crate) fn set(context: Handle) -> Outcome {
 }
 
 fn exists(context: Handle) -> Outcome {
-    let known = world::get()?.tables().contexts.contains_key(&context);
+    let known = state::get()?.tables().contexts.contains_key(&context);
     if known { Ok(()) } else { Err(Code::INVALID_CONTEXT) }
 }
 
-/// The device of a context that exists.
 pub(crate) fn device_of(context: Handle) -> Outcome<&'static Device> {
-    let world = world::get()?;
-    let device = world.tables().contexts.get(&context).map(|found| found.device);
-    device.and_then(|device| world.devices.get(device)).ok_or(Code::INVALID_CONTEXT)
+    let state = state::get()?;
+    let device = state.tables().contexts.get(&context).map(|found| found.device);
+    device.and_then(|device| state.devices.get(device)).ok_or(Code::INVALID_CONTEXT)
 }
 
-/// Makes a context and puts it on this thread's stack.
+/// Creates a context and pushes it.
 pub(crate) fn create(ordinal: c_int) -> Outcome<Handle> {
-    let world = world::get()?;
-    let device = world.device(ordinal)?.ordinal;
-    let mut tables = world.tables();
+    let state = state::get()?;
+    let device = state.device(ordinal)?.ordinal;
+    let mut tables = state.tables();
     let context = tables.new_handle(Kind::Context);
     tables.contexts.insert(context, Context { device, retained: 1, primary: false });
     drop(tables);
@@ -103,38 +99,37 @@ pub(crate) fn create(ordinal: c_int) -> Outcome<Handle> {
     Ok(context)
 }
 
-/// Ends a context that [`create`] made; if it is on top of this thread's stack, it leaves it.
+/// Destroys a context of [`create`]. Pops it if it is on top of this thread's stack.
 pub(crate) fn destroy(context: Handle) -> Outcome {
-    let world = world::get()?;
+    let state = state::get()?;
     let device = {
-        let tables = world.tables();
+        let tables = state.tables();
         let found = tables.contexts.get(&context).filter(|found| !found.primary);
         found.map(|found| found.device).ok_or(Code::INVALID_CONTEXT)?
     };
     if top() == Some(context) {
         pop()?;
     }
-    end(world, &world.devices[device], context, |tables| match tables.contexts.contains_key(&context) {
+    end(state, &state.devices[device], context, |tables| match tables.contexts.contains_key(&context) {
         true => Ok(false),
         false => Err(Code::INVALID_CONTEXT),
     })
 }
 
-/// Counts one more user of a device's primary context.
 pub(crate) fn retain(ordinal: c_int) -> Outcome<Handle> {
-    let world = world::get()?;
-    let device = world.device(ordinal)?;
-    let mut tables = world.tables();
+    let state = state::get()?;
+    let device = state.device(ordinal)?;
+    let mut tables = state.tables();
     let fresh = Context { device: device.ordinal, retained: 0, primary: true };
     tables.contexts.entry(device.primary).or_insert(fresh).retained += 1;
     Ok(device.primary)
 }
 
-/// Counts one less; the last ends the context. Atomic, as in CUDA: a context that somebody retains while this waits
-/// for the device stays.
+/// Decrements the retain count; at 0 the context is destroyed. Atomic, as in CUDA: a context that is retained again
+/// while this waits for the device stays.
 pub(crate) fn release(ordinal: c_int) -> Outcome {
-    let world = world::get()?;
-    let device = world.device(ordinal)?;
+    let state = state::get()?;
+    let device = state.device(ordinal)?;
     let is_kept = |tables: &mut Tables| -> Outcome<bool> {
         let context = tables.contexts.get_mut(&device.primary).ok_or(Code::INVALID_CONTEXT)?;
         let is_kept = context.retained > 1;
@@ -143,28 +138,27 @@ pub(crate) fn release(ordinal: c_int) -> Outcome {
         }
         Ok(is_kept)
     };
-    if is_kept(&mut world.tables())? {
+    if is_kept(&mut state.tables())? {
         return Ok(());
     }
-    end(world, device, device.primary, is_kept)
+    end(state, device, device.primary, is_kept)
 }
 
-/// Whether a device's primary context exists.
 pub(crate) fn is_active(ordinal: c_int) -> Outcome<bool> {
-    let world = world::get()?;
-    let primary = world.device(ordinal)?.primary;
-    Ok(world.tables().contexts.contains_key(&primary))
+    let state = state::get()?;
+    let primary = state.device(ordinal)?.primary;
+    Ok(state.tables().contexts.contains_key(&primary))
 }
 
-/// Waits for the device, then forgets the context and what was made in it, unless it `is_kept` by then.
+/// Waits for the device, then removes the context and its objects, unless it `is_kept` by then.
 fn end(
-    world: &'static World,
+    state: &'static State,
     device: &'static Device,
     context: Handle,
     is_kept: impl FnOnce(&mut Tables) -> Outcome<bool>,
 ) -> Outcome {
     device.wait()?;
-    let mut tables = world.tables();
+    let mut tables = state.tables();
     if is_kept(&mut tables)? {
         return Ok(());
     }
@@ -177,7 +171,7 @@ fn end(
     tables.modules.retain(|_, module| module.context != context);
     tables.registered.retain(|_, registered| registered.context != context);
     if tables.contexts.values().all(|other| other.device != device.ordinal) {
-        device.mend();
+        device.clear_failure();
     }
     drop(tables);
     drop(events);

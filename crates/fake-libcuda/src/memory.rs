@@ -1,6 +1,6 @@
-//! Backings, reservations, mappings and registered host memory: what callers' handles and addresses stand for.
+//! Backings, reservations, mappings and registered host memory, by handle and address.
 //!
-//! The host device keeps the memory itself and refuses what it can; here is what CUDA knows beyond that.
+//! The host device keeps the memory and checks most calls; this module adds CUDA's own rules.
 
 use std::collections::BTreeSet;
 
@@ -8,9 +8,9 @@ use poorwill_core::{BackingId, DeviceRange, Driver};
 
 use crate::abi::{AccessDesc, AllocationProp, Code, LOCATION_DEVICE, Location, Outcome};
 use crate::context::Current;
-use crate::world::{Device, Handle, Kind, Tables, World};
+use crate::state::{Device, Handle, Kind, State, Tables};
 
-/// Physical memory behind a handle. The handle dies with its release, the memory with the last unmap.
+/// Physical memory. Its handle ends with its release, the memory with the last unmap.
 #[derive(Debug)]
 pub(crate) struct Backing {
     pub(crate) device: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Backing {
 pub(crate) struct Reservation {
     pub(crate) device: usize,
     bytes: u64,
-    /// What the host device reserved: more, where a caller asked for an alignment beyond the granule.
+    /// The host device's reservation, larger if the caller requested an alignment above the granule.
     whole: DeviceRange,
 }
 
@@ -32,24 +32,21 @@ pub(crate) struct Mapping {
     pub(crate) device: usize,
     bytes: u64,
     backing: Handle,
-    /// The devices that have access.
     open_to: BTreeSet<usize>,
 }
 
-/// A range of host memory that is registered.
 #[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) device: usize,
     pub(crate) context: Handle,
     bytes: usize,
-    /// Whether kernels may have its address.
+    /// Whether kernels may access it.
     is_mapped: bool,
-    /// Whether those of all contexts may.
+    /// Whether kernels of all contexts may.
     is_portable: bool,
 }
 
-/// What kernels know memory of the host by: its address with this bit, so that who passes on an address of the host's
-/// is found out.
+/// Set in the addresses by which kernels access host memory, so that passing a host address is detected.
 pub(crate) const HOST_WINDOW: u64 = 1 << 56;
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`.
@@ -68,49 +65,48 @@ fn ensure(condition: bool) -> Outcome {
     if condition { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }
 
-fn located<'w>(world: &'w World, location: &Location) -> Outcome<&'w Device> {
+fn located<'w>(state: &'w State, location: &Location) -> Outcome<&'w Device> {
     ensure(location.kind == LOCATION_DEVICE)?;
-    world.device(location.id).map_err(|_| Code::INVALID_VALUE)
+    state.device(location.id).map_err(|_| Code::INVALID_VALUE)
 }
 
-/// The device whose memory `prop` describes.
-pub(crate) fn device_of<'w>(world: &'w World, prop: &AllocationProp) -> Outcome<&'w Device> {
+pub(crate) fn device_of<'w>(state: &'w State, prop: &AllocationProp) -> Outcome<&'w Device> {
     ensure(prop.kind == PINNED)?;
     ensure(prop.requested_handle_types == 0 && prop.win32_handle_meta_data.is_null())?;
     ensure(prop.compression_type == 0 && prop.gpu_direct_rdma_capable <= 1)?;
     ensure(prop.usage == 0 && prop.reserved == [0; 4])?;
-    located(world, &prop.location)
+    located(state, &prop.location)
 }
 
 pub(crate) fn reserve(current: &Current, bytes: usize, alignment: usize, flags: u64) -> Outcome<u64> {
     let (device, bytes, alignment) = (current.device, bytes as u64, alignment as u64);
     ensure(flags == 0 && (alignment == 0 || alignment.is_power_of_two()))?;
     ensure(bytes > 0 && bytes.is_multiple_of(device.granule()))?;
-    // What the granule does not align anyway needs room to move in.
-    let room = if alignment > device.granule() { alignment } else { 0 };
-    let whole = device.host.reserve(bytes.checked_add(room).ok_or(Code::OUT_OF_MEMORY)?)?;
+    // An alignment above the granule needs extra addresses.
+    let slack = if alignment > device.granule() { alignment } else { 0 };
+    let whole = device.host.reserve(bytes.checked_add(slack).ok_or(Code::OUT_OF_MEMORY)?)?;
     let addr = whole.addr.next_multiple_of(alignment.max(1));
     let reservation = Reservation { device: device.ordinal, bytes, whole };
-    current.world.tables().reservations.insert(addr, reservation);
+    current.state.tables().reservations.insert(addr, reservation);
     Ok(addr)
 }
 
-pub(crate) fn unreserve(world: &World, range: DeviceRange) -> Outcome {
-    let mut tables = world.tables();
+pub(crate) fn unreserve(state: &State, range: DeviceRange) -> Outcome {
+    let mut tables = state.tables();
     let found = tables.reservations.get(&range.addr).filter(|found| found.bytes == range.bytes);
     let found = found.ok_or(Code::INVALID_VALUE)?;
-    world.devices[found.device].host.unreserve(found.whole)?;
+    state.devices[found.device].host.unreserve(found.whole)?;
     tables.reservations.remove(&range.addr);
     Ok(())
 }
 
-pub(crate) fn create(world: &World, bytes: usize, prop: &AllocationProp, flags: u64) -> Outcome<Handle> {
-    let device = device_of(world, prop)?;
+pub(crate) fn create(state: &State, bytes: usize, prop: &AllocationProp, flags: u64) -> Outcome<Handle> {
+    let device = device_of(state, prop)?;
     let bytes = bytes as u64;
     ensure(flags == 0 && bytes > 0 && bytes.is_multiple_of(device.granule()))?;
-    // Held from here on, so that nobody else takes what is left.
-    let mut tables = world.tables();
-    if bytes > device.play.room_bytes(device.memory()?) {
+    // Locked from here on, so that no other call takes the available memory.
+    let mut tables = state.tables();
+    if bytes > device.simulation.available_bytes(device.memory()?) {
         return Err(Code::OUT_OF_MEMORY);
     }
     let id = device.host.create(bytes)?;
@@ -120,10 +116,10 @@ pub(crate) fn create(world: &World, bytes: usize, prop: &AllocationProp, flags: 
     Ok(handle)
 }
 
-pub(crate) fn release(world: &World, handle: Handle) -> Outcome {
-    let mut tables = world.tables();
+pub(crate) fn release(state: &State, handle: Handle) -> Outcome {
+    let mut tables = state.tables();
     let backing = tables.live(handle)?;
-    world.devices[backing.device].host.release(backing.id)?;
+    state.devices[backing.device].host.release(backing.id)?;
     if backing.mappings == 0 {
         tables.backings.remove(&handle);
     } else {
@@ -132,9 +128,9 @@ pub(crate) fn release(world: &World, handle: Handle) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn map(world: &World, range: DeviceRange, offset: usize, handle: Handle, flags: u64) -> Outcome {
+pub(crate) fn map(state: &State, range: DeviceRange, offset: usize, handle: Handle, flags: u64) -> Outcome {
     ensure(offset == 0 && flags == 0)?;
-    let mut tables = world.tables();
+    let mut tables = state.tables();
     let device = tables.reserved(range)?;
     let backing = tables.live(handle)?;
     if backing.device != device {
@@ -145,17 +141,17 @@ pub(crate) fn map(world: &World, range: DeviceRange, offset: usize, handle: Hand
         );
         return Err(Code::INVALID_VALUE);
     }
-    world.devices[device].host.map(range, backing.id)?;
+    state.devices[device].host.map(range, backing.id)?;
     backing.mappings += 1;
     let mapping = Mapping { device, bytes: range.bytes, backing: handle, open_to: BTreeSet::new() };
     tables.mappings.insert(range.addr, mapping);
     Ok(())
 }
 
-pub(crate) fn unmap(world: &World, range: DeviceRange) -> Outcome {
-    let mut tables = world.tables();
+pub(crate) fn unmap(state: &State, range: DeviceRange) -> Outcome {
+    let mut tables = state.tables();
     let device = tables.reserved(range)?;
-    world.devices[device].host.unmap(range)?;
+    state.devices[device].host.unmap(range)?;
     let gone: Vec<u64> = tables.mappings.range(range.addr..range.end()).map(|(addr, _)| *addr).collect();
     for mapping in gone.iter().filter_map(|addr| tables.mappings.remove(addr)).collect::<Vec<_>>() {
         let Some(backing) = tables.backings.get_mut(&mapping.backing) else { continue };
@@ -167,48 +163,48 @@ pub(crate) fn unmap(world: &World, range: DeviceRange) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn set_access(world: &World, range: DeviceRange, wanted: &[AccessDesc]) -> Outcome {
-    let mut tables = world.tables();
-    let home = &world.devices[tables.reserved(range)?];
+pub(crate) fn set_access(state: &State, range: DeviceRange, wanted: &[AccessDesc]) -> Outcome {
+    let mut tables = state.tables();
+    let owner = &state.devices[tables.reserved(range)?];
     let mut devices = BTreeSet::new();
     for desc in wanted {
         ensure(desc.flags == READ_WRITE)?;
-        let device = located(world, &desc.location)?;
-        if device.ordinal != home.ordinal && !device.reaches(home) {
+        let device = located(state, &desc.location)?;
+        if device.ordinal != owner.ordinal && !device.reaches(owner) {
             return Err(Code::INVALID_DEVICE);
         }
         devices.insert(device.ordinal);
     }
-    ensure(devices.contains(&home.ordinal))?;
-    home.host.set_access(range)?;
+    ensure(devices.contains(&owner.ordinal))?;
+    owner.host.set_access(range)?;
     for (_, mapping) in tables.mappings.range_mut(range.addr..range.end()) {
         mapping.open_to.extend(&devices);
     }
     Ok(())
 }
 
-/// The device that has reserved a range, if one has.
-pub(crate) fn device_at(world: &World, range: DeviceRange) -> Option<usize> {
-    world.tables().reserved(range).ok()
+/// The device of the reservation that contains a range.
+pub(crate) fn device_at(state: &State, range: DeviceRange) -> Option<usize> {
+    state.tables().reserved(range).ok()
 }
 
-/// The device whose memory a range is, all of it mapped with access for the device `user`.
-pub(crate) fn home_of<'w>(world: &'w World, user: &Device, range: DeviceRange) -> Outcome<&'w Device> {
-    let tables = world.tables();
-    let home = tables.reserved(range)?;
+/// The device that owns a range, if all of it is mapped with access for `user`.
+pub(crate) fn owner_of<'w>(state: &'w State, user: &Device, range: DeviceRange) -> Outcome<&'w Device> {
+    let tables = state.tables();
+    let owner = tables.reserved(range)?;
     let mut addr = range.addr;
     while addr < range.end() {
         let (start, mapping) = tables.mappings.range(..=addr).next_back().ok_or(Code::INVALID_VALUE)?;
         ensure(addr < start + mapping.bytes && mapping.open_to.contains(&user.ordinal))?;
         addr = start + mapping.bytes;
     }
-    Ok(&world.devices[home])
+    Ok(&state.devices[owner])
 }
 
 pub(crate) fn register(current: &Current, addr: usize, bytes: usize, flags: u32) -> Outcome {
     let end = addr.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
     ensure(addr != 0 && bytes > 0 && flags & !REGISTER_FLAGS == 0)?;
-    let mut tables = current.world.tables();
+    let mut tables = current.state.tables();
     let before = tables.registered.range(..end).next_back();
     if before.is_some_and(|(start, other)| start + other.bytes > addr) {
         return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
@@ -222,29 +218,28 @@ pub(crate) fn register(current: &Current, addr: usize, bytes: usize, flags: u32)
 
 pub(crate) fn unregister(current: &Current, addr: usize) -> Outcome {
     ensure(addr != 0)?;
-    let gone = current.world.tables().registered.remove(&addr);
+    let gone = current.state.tables().registered.remove(&addr);
     gone.map(drop).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)
 }
 
-/// Where kernels find registered memory.
+/// The address by which kernels access registered memory.
 pub(crate) fn device_pointer(current: &Current, addr: usize, flags: u32) -> Outcome<u64> {
     ensure(flags == 0)?;
-    let tables = current.world.tables();
+    let tables = current.state.tables();
     let registered = tables.registered_at(addr, 1)?;
     ensure(registered.is_mapped && (registered.is_portable || registered.context == current.context))?;
     Ok(addr as u64 | HOST_WINDOW)
 }
 
-/// Memory of the host that a kernel knows by this address, if all of it is registered.
-pub(crate) fn host_behind(world: &World, addr: u64, bytes: usize) -> Outcome<usize> {
+/// The host address behind a kernel's address, if all of it is registered.
+pub(crate) fn host_address(state: &State, addr: u64, bytes: usize) -> Outcome<usize> {
     let host = usize::try_from(addr & !HOST_WINDOW).map_err(|_| Code::ILLEGAL_ADDRESS)?;
-    let tables = world.tables();
+    let tables = state.tables();
     let registered = tables.registered_at(host, bytes).map_err(|_| Code::ILLEGAL_ADDRESS)?;
     if addr & HOST_WINDOW != 0 && registered.is_mapped { Ok(host) } else { Err(Code::ILLEGAL_ADDRESS) }
 }
 
 impl Tables {
-    /// What registered memory these bytes lie in.
     fn registered_at(&self, addr: usize, bytes: usize) -> Outcome<&Registered> {
         let (start, found) = self.registered.range(..=addr).next_back().ok_or(Code::INVALID_VALUE)?;
         let inside = (addr - start).checked_add(bytes).is_some_and(|end| end <= found.bytes);
@@ -252,12 +247,12 @@ impl Tables {
         Ok(found)
     }
 
-    /// A backing whose handle was not released.
+    /// A backing whose handle is not released.
     fn live(&mut self, handle: Handle) -> Outcome<&mut Backing> {
         self.backings.get_mut(&handle).filter(|backing| !backing.released).ok_or(Code::INVALID_VALUE)
     }
 
-    /// The device of the reservation that a range lies in.
+    /// The device of the reservation that contains a range.
     fn reserved(&self, range: DeviceRange) -> Outcome<usize> {
         let (addr, found) = self.reservations.range(..=range.addr).next_back().ok_or(Code::INVALID_VALUE)?;
         ensure(DeviceRange::new(*addr, found.bytes).contains(&range))?;

@@ -1,18 +1,16 @@
-//! Modules: PTX that is read for the names of its kernels.
+//! Modules: PTX, of which only the kernels' names are read.
 
 use std::collections::BTreeSet;
 
 use crate::abi::{Code, Outcome};
-use crate::world::Handle;
+use crate::state::Handle;
 
-/// A module that was loaded.
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(crate) context: Handle,
     pub(crate) entries: BTreeSet<String>,
 }
 
-/// A kernel of a module.
 #[derive(Debug)]
 pub(crate) struct Function {
     pub(crate) context: Handle,
@@ -20,10 +18,9 @@ pub(crate) struct Function {
     pub(crate) name: String,
 }
 
-/// The names of the kernels that `ptx` shows to others.
+/// The names of the visible kernels in `ptx`.
 ///
-/// What begins with no `.version` is no PTX, as the assembler has it; what has no `.target` and no
-/// `.address_size 64` is refused, too.
+/// Like the assembler, it refuses text without `.version` first. It also requires `.target` and `.address_size 64`.
 pub(crate) fn entries(ptx: &str) -> Outcome<BTreeSet<String>> {
     if ptx.starts_with('\u{7f}') {
         return Err(Code::INVALID_IMAGE);
@@ -67,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ptx_is_refused() {
+    fn other_text_than_ptx_is_refused() {
         assert_eq!(entries("\u{7f}ELF"), Err(Code::INVALID_IMAGE));
         for text in ["", "int main() {}", ".version 7.0", ".version 7.0\n.target sm_70\n.address_size 32"] {
             assert_eq!(entries(text), Err(Code::INVALID_PTX), "{text}");

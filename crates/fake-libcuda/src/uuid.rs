@@ -1,13 +1,12 @@
-//! The UUIDs of the devices, which a fake NVML has to spell as well.
+//! The UUIDs of the devices, which a fake NVML must report as well.
 
-/// The sixteen bytes of device `ordinal`'s.
 pub(crate) fn bytes(ordinal: u32) -> [u8; 16] {
     let mut bytes = *b"poorwill\x40\x00\x80\x00\0\0\0\0";
     bytes[12..].copy_from_slice(&ordinal.to_be_bytes());
     bytes
 }
 
-/// The UUID of device `ordinal` as people and NVML write it, without the prefix `GPU-` or `MIG-`.
+/// The UUID of device `ordinal` as text, without the prefix `GPU-` or `MIG-`.
 #[must_use]
 pub fn uuid_text(ordinal: u32) -> String {
     let digits = format!("{:032x}", u128::from_be_bytes(bytes(ordinal)));

@@ -1,5 +1,5 @@
-//! The types that cross the border: codes with their texts, structs, and wrappers of the pointers that a caller
-//! in C passes, as in the fake libcuda (rule F1 of `docs/unsafe.md`): nobody on this side makes them.
+//! The types of the C interface: codes with their texts, structs, and wrappers of a C caller's pointers. As in the
+//! fake libcuda, Rust code never constructs the wrappers (rule F1 of `docs/unsafe.md`).
 
 use std::ffi::{CStr, c_char, c_uint};
 
@@ -7,7 +7,6 @@ use std::ffi::{CStr, c_char, c_uint};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Code(pub(crate) c_uint);
 
-/// What the body of a symbol gives.
 pub(crate) type Outcome<T = ()> = Result<T, Code>;
 
 impl Code {
@@ -20,7 +19,6 @@ impl Code {
     pub(crate) const UNKNOWN: Self = Self(999);
 }
 
-/// Text of a code.
 pub(crate) fn text(code: c_uint) -> &'static CStr {
     match code {
         0 => c"Success",
@@ -38,7 +36,7 @@ pub(crate) fn text(code: c_uint) -> &'static CStr {
     }
 }
 
-/// `nvmlDevice_t`: looked up, never looked into.
+/// `nvmlDevice_t`: looked up, never dereferenced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Handle(pub(crate) usize);
@@ -80,29 +78,29 @@ pub(crate) struct ProcessInfo {
 
 const _: () = assert!(size_of::<MemoryV2>() == 40 && size_of::<ProcessInfo>() == 24);
 
-/// Where a caller in C wants a value, or has one that may be another afterwards.
+/// A C caller's pointer to a value that is written, or read and replaced.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
 impl<T: Copy> Out<T> {
     pub(crate) fn set(&self, value: T) -> Outcome {
         self.check()?;
-        // SAFETY: F1, a pointer that is not NULL is one that the caller may have written to.
+        // SAFETY: F1, a pointer that is not NULL may be written to.
         unsafe { self.0.write(value) };
         Ok(())
     }
 
-    /// What is there: only of parameters that the caller fills in.
+    /// Only for parameters that the caller fills in.
     pub(crate) fn get(&self) -> Outcome<T> {
         self.check()?;
         // SAFETY: F1, a pointer that is not NULL points at a value of its type.
         Ok(unsafe { self.0.read() })
     }
 
-    /// Writes several values; the caller has said that there is room for as many.
+    /// Writes several values. The caller has promised space for as many.
     pub(crate) fn set_list(&self, values: &[T]) -> Outcome {
         self.check()?;
-        // SAFETY: F1, there is room for as many values as the caller says, and no reference to it on this side.
+        // SAFETY: F1, there is space for as many values as the caller states, and no Rust reference to it.
         unsafe { self.0.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
         Ok(())
     }
@@ -117,7 +115,7 @@ impl<T: Copy> Out<T> {
 }
 
 impl Out<u8> {
-    /// Writes a text with a zero behind it, if it fits into `len` bytes.
+    /// Writes a text and a zero, if both fit into `len` bytes.
     pub(crate) fn set_text(&self, text: &str, len: c_uint) -> Outcome {
         self.check()?;
         let bytes = [text.as_bytes(), &[0]].concat();
@@ -129,7 +127,7 @@ impl Out<u8> {
     }
 }
 
-/// A text that a caller in C passes.
+/// A C caller's text.
 #[repr(transparent)]
 pub(crate) struct Text(*const c_char);
 

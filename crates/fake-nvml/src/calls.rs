@@ -1,17 +1,17 @@
-//! The symbols, by what they are about. No panic crosses the border to C.
+//! The symbols, by subject. No panic crosses into C.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::abi::{self, Code, Handle, Memory, MemoryV2, Out, Outcome, ProcessInfo, Text};
-use crate::world;
+use crate::state;
 
-/// The driver that the library says it came with: the first with CUDA 13.0, which is the fake libcuda's.
+/// The reported driver version: the first with CUDA 13.0, which is the fake libcuda's.
 const DRIVER_VERSION: &str = "580.65.06";
-/// What processes of an undivided card have in place of the numbers of their instances.
+/// The instance numbers of processes on an undivided card.
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
-/// Gives C what `body` gives.
+/// Runs the body of a symbol.
 fn enter(body: impl FnOnce() -> Outcome) -> c_uint {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
@@ -20,7 +20,7 @@ fn enter(body: impl FnOnce() -> Outcome) -> c_uint {
     }
 }
 
-/// Defines symbols: `NAME(ARGUMENTS) { BODY }`, where the body gives an [`Outcome`].
+/// Defines symbols: `NAME(ARGUMENTS) { BODY }`, where the body returns an [`Outcome`].
 macro_rules! entries {
     ($($name:ident($($argument:ident: $kind:ty),*) $body:block)+) => {
         $(
@@ -35,19 +35,19 @@ macro_rules! entries {
 
 entries! {
     nvmlInit_v2() {
-        world::open()
+        state::open()
     }
 
     nvmlInitWithFlags(_flags: c_uint) {
-        world::open()
+        state::open()
     }
 
     nvmlShutdown() {
-        world::close()
+        state::close()
     }
 
     nvmlSystemGetDriverVersion(version: Out<u8>, len: c_uint) {
-        world::get()?;
+        state::get()?;
         version.set_text(DRIVER_VERSION, len)
     }
 }
@@ -58,53 +58,53 @@ extern "C" fn nvmlErrorString(code: c_uint) -> *const c_char {
     abi::text(code).as_ptr()
 }
 
-// Which devices there are.
+// Finding devices.
 entries! {
     nvmlDeviceGetCount_v2(count: Out<c_uint>) {
-        count.set(numbered(world::get()?.cards().count()))
+        count.set(numbered(state::get()?.cards().count()))
     }
 
     nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<Handle>) {
-        device.set(nth(world::get()?.cards(), index).ok_or(Code::INVALID_ARGUMENT)?)
+        device.set(nth(state::get()?.cards(), index).ok_or(Code::INVALID_ARGUMENT)?)
     }
 
     nvmlDeviceGetHandleByUUID(uuid: Text, device: Out<Handle>) {
-        let world = world::get()?;
-        device.set(world.by_uuid(&uuid.get()?).ok_or(Code::NOT_FOUND)?)
+        let state = state::get()?;
+        device.set(state.by_uuid(&uuid.get()?).ok_or(Code::NOT_FOUND)?)
     }
 
     nvmlDeviceGetHandleByPciBusId_v2(id: Text, device: Out<Handle>) {
-        let world = world::get()?;
+        let state = state::get()?;
         let bus = bus(&id.get()?).ok_or(Code::INVALID_ARGUMENT)?;
         let index = bus.checked_sub(1).ok_or(Code::NOT_FOUND)?;
-        device.set(nth(world.cards(), index).ok_or(Code::NOT_FOUND)?)
+        device.set(nth(state.cards(), index).ok_or(Code::NOT_FOUND)?)
     }
 }
 
-// What a device says of itself.
+// Properties of a device.
 entries! {
     nvmlDeviceGetUUID(device: Handle, uuid: Out<u8>, len: c_uint) {
-        uuid.set_text(&world::get()?.device(device)?.uuid, len)
+        uuid.set_text(&state::get()?.device(device)?.uuid, len)
     }
 
     nvmlDeviceGetName(device: Handle, name: Out<u8>, len: c_uint) {
-        let world = world::get()?;
-        name.set_text(&world.name(device)?, len)
+        let state = state::get()?;
+        name.set_text(&state.name(device)?, len)
     }
 
     nvmlDeviceGetCudaComputeCapability(device: Handle, major: Out<c_int>, minor: Out<c_int>) {
-        let capability = world::get()?.device(device)?.capability;
+        let capability = state::get()?.device(device)?.capability;
         major.set(capability.major)?;
         minor.set(capability.minor)
     }
 
     nvmlDeviceGetMemoryInfo(device: Handle, memory: Out<Memory>) {
-        memory.set(world::get()?.device(device)?.memory()?)
+        memory.set(state::get()?.device(device)?.memory()?)
     }
 
     nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: Out<MemoryV2>) {
-        let world = world::get()?;
-        let device = world.device(device)?;
+        let state = state::get()?;
+        let device = state.device(device)?;
         let version = memory.get()?.version;
         if version != MemoryV2::VERSION {
             return Err(Code::ARGUMENT_VERSION_MISMATCH);
@@ -114,69 +114,69 @@ entries! {
     }
 
     nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) {
-        let world = world::get()?;
-        let processes = world.device(device)?.processes.iter().map(|process| ProcessInfo {
+        let state = state::get()?;
+        let processes = state.device(device)?.processes.iter().map(|process| ProcessInfo {
             pid: process.pid.unwrap_or_else(std::process::id),
             used_bytes: process.used_bytes,
             gpu_instance: NO_INSTANCE,
             compute_instance: NO_INSTANCE,
         });
         let processes: Vec<ProcessInfo> = processes.collect();
-        let room = count.get()?;
+        let space = count.get()?;
         count.set(numbered(processes.len()))?;
-        match usize::try_from(room) {
+        match usize::try_from(space) {
             _ if processes.is_empty() => Ok(()),
-            Ok(room) if room >= processes.len() => list.set_list(&processes),
+            Ok(space) if space >= processes.len() => list.set_list(&processes),
             _ => Err(Code::INSUFFICIENT_SIZE),
         }
     }
 
     nvmlDeviceGetCurrPcieLinkGeneration(device: Handle, generation: Out<c_uint>) {
-        generation.set(world::get()?.device(device)?.link.generation.ok_or(Code::NOT_SUPPORTED)?)
+        generation.set(state::get()?.device(device)?.link.generation.ok_or(Code::NOT_SUPPORTED)?)
     }
 
     nvmlDeviceGetMaxPcieLinkGeneration(device: Handle, generation: Out<c_uint>) {
-        generation.set(world::get()?.device(device)?.link.generation_max.ok_or(Code::NOT_SUPPORTED)?)
+        generation.set(state::get()?.device(device)?.link.generation_max.ok_or(Code::NOT_SUPPORTED)?)
     }
 
     nvmlDeviceGetCurrPcieLinkWidth(device: Handle, width: Out<c_uint>) {
-        width.set(world::get()?.device(device)?.link.width.ok_or(Code::NOT_SUPPORTED)?)
+        width.set(state::get()?.device(device)?.link.width.ok_or(Code::NOT_SUPPORTED)?)
     }
 
     nvmlDeviceGetMaxPcieLinkWidth(device: Handle, width: Out<c_uint>) {
-        width.set(world::get()?.device(device)?.link.width_max.ok_or(Code::NOT_SUPPORTED)?)
+        width.set(state::get()?.device(device)?.link.width_max.ok_or(Code::NOT_SUPPORTED)?)
     }
 }
 
 // Cards and their instances.
 entries! {
     nvmlDeviceGetMigMode(device: Handle, current: Out<c_uint>, pending: Out<c_uint>) {
-        let mode = c_uint::from(world::get()?.is_divided(device)?);
+        let mode = c_uint::from(state::get()?.is_divided(device)?);
         current.set(mode)?;
         pending.set(mode)
     }
 
     nvmlDeviceGetMaxMigDeviceCount(device: Handle, count: Out<c_uint>) {
-        let world = world::get()?;
-        count.set(numbered(world.instances(device)?.count()))
+        let state = state::get()?;
+        count.set(numbered(state.instances(device)?.count()))
     }
 
     nvmlDeviceGetMigDeviceHandleByIndex(device: Handle, index: c_uint, instance: Out<Handle>) {
-        let world = world::get()?;
-        instance.set(nth(world.instances(device)?, index).ok_or(Code::NOT_FOUND)?)
+        let state = state::get()?;
+        instance.set(nth(state.instances(device)?, index).ok_or(Code::NOT_FOUND)?)
     }
 
     nvmlDeviceIsMigDeviceHandle(device: Handle, is_instance: Out<c_uint>) {
-        is_instance.set(c_uint::from(world::get()?.device(device)?.is_instance()))
+        is_instance.set(c_uint::from(state::get()?.device(device)?.is_instance()))
     }
 
     nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance: Handle, device: Out<Handle>) {
-        let world = world::get()?;
-        let found = world.device(instance)?;
+        let state = state::get()?;
+        let found = state.device(instance)?;
         if !found.is_instance() {
             return Err(Code::INVALID_ARGUMENT);
         }
-        let parent = found.parent.as_ref().and_then(|uuid| world.by_uuid(uuid));
+        let parent = found.parent.as_ref().and_then(|uuid| state.by_uuid(uuid));
         device.set(parent.ok_or(Code::NOT_FOUND)?)
     }
 }
@@ -189,8 +189,7 @@ fn numbered(count: usize) -> c_uint {
     c_uint::try_from(count).unwrap_or(c_uint::MAX)
 }
 
-/// The bus of `DOMAIN:BUS:DEVICE.FUNCTION`, all in hexadecimal digits; 0, which no card has, in other domains and
-/// for other devices.
+/// The bus of `DOMAIN:BUS:DEVICE.FUNCTION`, all hexadecimal. Other domains and devices give 0, which no card has.
 fn bus(id: &str) -> Option<c_uint> {
     let (domain, rest) = id.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;

@@ -1,4 +1,4 @@
-//! The settings: which devices there are, and what is to be said of each.
+//! The settings: the devices, and what each reports.
 
 use std::collections::HashSet;
 use std::env;
@@ -12,7 +12,7 @@ use crate::device::{CARD, Capability, Device, INSTANCE, Process};
 
 const DEVICES: &str = "POORWILL_FAKE_NVML_DEVICES";
 
-/// The devices that the environment tells of, or what is wrong with it.
+/// The devices of the environment, or what is wrong with them.
 pub(crate) fn from_environment() -> Result<Vec<Device>, String> {
     match env::var(DEVICES) {
         Ok(value) => devices(&value),
@@ -79,7 +79,7 @@ fn process(text: &str) -> Result<Process, String> {
     Ok(Process { pid, used_bytes: size(used)? })
 }
 
-/// One of the prefixes with eight, four, four, four and twelve hexadecimal digits behind it.
+/// One of the prefixes, then eight, four, four, four and twelve hexadecimal digits.
 fn uuid(text: &str, prefixes: &[&str]) -> Result<String, String> {
     let digits = prefixes.iter().find_map(|prefix| text.strip_prefix(prefix));
     let parts = digits.into_iter().flat_map(|digits| digits.split('-'));
@@ -123,7 +123,7 @@ mod tests {
     const MIG: &str = "MIG-706F6F72-7769-6C6C-4000-800000000001";
 
     #[test]
-    fn what_is_written_right_is_understood() {
+    fn valid_settings_are_parsed() {
         assert_eq!(devices(""), Ok(vec![]));
         let value = format!(
             " {GPU}:total=24GiB:used=1k:process=self/7:process=12/8:link_gen=4:link_width_max=16:name=A B, \
@@ -150,17 +150,17 @@ mod tests {
     #[test]
     fn figures_come_out_as_they_are_set() {
         let memory = |settings: &str| device(&format!("{GPU}{settings}")).map(|device| device.memory());
-        let said =
+        let as_memory =
             |total_bytes, free_bytes, used_bytes| Ok(Ok(Memory { total_bytes, free_bytes, used_bytes }));
-        assert_eq!(memory(":total=10:used=4"), said(10, 6, 4));
-        assert_eq!(memory(":total=10:used=11"), said(10, u64::MAX, 11));
-        assert_eq!(memory(":total=10:used=4:free=99"), said(10, 99, 4));
+        assert_eq!(memory(":total=10:used=4"), as_memory(10, 6, 4));
+        assert_eq!(memory(":total=10:used=11"), as_memory(10, u64::MAX, 11));
+        assert_eq!(memory(":total=10:used=4:free=99"), as_memory(10, 99, 4));
         assert_eq!(memory(":used=4"), Ok(Err(Code::NOT_SUPPORTED)));
         assert_eq!(memory(":total=10:memory_error=4"), Ok(Err(Code(4))));
     }
 
     #[test]
-    fn what_is_malformed_is_refused() {
+    fn malformed_settings_are_refused() {
         let card = |settings: &str| format!("{GPU}:{settings}");
         let digits = GPU.trim_start_matches(CARD);
         for value in [

@@ -1,19 +1,19 @@
-//! A device as the settings tell it.
+//! A device of the settings.
 
 use std::ffi::c_int;
 
 use crate::abi::{Code, Memory, Outcome};
 
-/// How the UUID of an instance begins, and that of a card.
+/// Prefixes of the UUIDs of instances and cards.
 pub(crate) const INSTANCE: &str = "MIG-";
 pub(crate) const CARD: &str = "GPU-";
 
-/// One card, or an instance of one.
+/// A card, or an instance of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Device {
     /// With its prefix.
     pub(crate) uuid: String,
-    /// UUID of the card that an instance is of.
+    /// The card of an instance.
     pub(crate) parent: Option<String>,
     pub(crate) name: Option<String>,
     pub(crate) capability: Capability,
@@ -26,15 +26,14 @@ pub(crate) struct Device {
     pub(crate) link: Link,
 }
 
-/// A process with a context on the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Process {
-    /// `None` for the one that asks.
+    /// `None` for the calling process.
     pub(crate) pid: Option<u32>,
     pub(crate) used_bytes: u64,
 }
 
-/// The PCIe link, now and at most.
+/// The PCIe link, current and maximum.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Link {
     pub(crate) generation: Option<u32>,
@@ -43,7 +42,6 @@ pub(crate) struct Link {
     pub(crate) width_max: Option<u32>,
 }
 
-/// Compute capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Capability {
     pub(crate) major: c_int,
@@ -51,7 +49,7 @@ pub(crate) struct Capability {
 }
 
 impl Device {
-    /// One of which nothing is told but its UUID.
+    /// A device without figures.
     pub(crate) fn new(uuid: String) -> Self {
         Self {
             uuid,
@@ -77,7 +75,7 @@ impl Device {
             return Err(code);
         }
         let total_bytes = self.total_bytes.ok_or(Code::NOT_SUPPORTED)?;
-        // As limiters have it that take one from the other without a look.
+        // Like limiters that subtract without a check.
         let left = total_bytes.wrapping_sub(self.used_bytes);
         let free_bytes = self.free_bytes.unwrap_or(left);
         Ok(Memory { total_bytes, free_bytes, used_bytes: self.used_bytes })

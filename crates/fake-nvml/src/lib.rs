@@ -1,32 +1,31 @@
-//! A library with the symbols of NVIDIA's `libnvidia-ml.so.1`, which says of devices what it is told to.
+//! A library with the symbols of NVIDIA's `libnvidia-ml.so.1`, which reports the devices of a setting.
 //!
-//! What reads figures from NVML is tested with it where no GPU is: with a slice of a card, with an instance
-//! whose memory nobody may ask for, with figures that cannot be true. It knows nothing of the fake libcuda;
-//! whoever wants both to speak of the same device gives it the UUID that
-//! `poorwill_fake_libcuda::uuid_text` tells.
+//! It tests code that reads NVML without a GPU: slices of a card, instances whose memory may not be queried, and false
+//! figures. It is independent of the fake libcuda. A test that wants the same device in both gives it the UUID of
+//! `poorwill_fake_libcuda::uuid_text`.
 //!
 //! # Settings
 //!
-//! `POORWILL_FAKE_NVML_DEVICES` holds a `UUID:KEY=VALUE:KEY=VALUE…` per device, separated by commas. A UUID
-//! begins with `GPU-` (a card) or `MIG-` (an instance, which has no number of its own). Without the variable there
-//! are no devices. It is read by each `nvmlInit` that nobody was before, or that all before have shut down; with a
-//! malformed one this gives `NVML_ERROR_INVALID_ARGUMENT` and says on stderr what is wrong.
+//! `POORWILL_FAKE_NVML_DEVICES` holds a `UUID:KEY=VALUE:KEY=VALUE…` per device, separated by commas. A UUID begins
+//! with `GPU-` (a card) or `MIG-` (an instance, which has no index of its own). Without the variable there are no
+//! devices. `nvmlInit` reads it unless the library is already initialized. A malformed setting fails it with
+//! `NVML_ERROR_INVALID_ARGUMENT`, and the reason goes to stderr.
 //!
-//! | key | value | otherwise |
+//! | key | value | default |
 //! |---|---|---|
 //! | `total` | size: all memory | memory is `NVML_ERROR_NOT_SUPPORTED` |
 //! | `used` | size: memory in use | 0 |
-//! | `free` | size: free memory | `total` less `used`, around the end of 64 bits where that is less than nothing |
-//! | `memory_error` | number: what questions for memory give | they succeed |
-//! | `process` | `PID/SIZE` or `self/SIZE`, any number of times: a process and what it uses | no processes |
-//! | `parent` | UUID: the card of an instance | an unknown one |
-//! | `mig_mode` | `0` or `1`: whether the card is divided | 1 for a card that is a `parent`; for others `NVML_ERROR_NOT_SUPPORTED` |
-//! | `link_gen`, `link_gen_max`, `link_width`, `link_width_max` | number: of the PCIe link, now and at most | `NVML_ERROR_NOT_SUPPORTED` |
+//! | `free` | size: free memory | `total` less `used`, wrapping at 64 bits |
+//! | `memory_error` | number: the result of memory queries | success |
+//! | `process` | `PID/SIZE` or `self/SIZE`, repeatable: a process and its memory | no processes |
+//! | `parent` | UUID: the card of an instance | unknown |
+//! | `mig_mode` | `0` or `1`: whether the card is divided | 1 for a `parent`; for others `NVML_ERROR_NOT_SUPPORTED` |
+//! | `link_gen`, `link_gen_max`, `link_width`, `link_width_max` | number: the PCIe link, current and maximum | `NVML_ERROR_NOT_SUPPORTED` |
 //! | `capability` | `MAJOR.MINOR`: compute capability | 8.0 |
 //! | `name` | text | `Poorwill fake GPU N`, `Poorwill fake MIG instance` |
 //!
-//! Cards are numbered in their order, and number N has bus N + 1, as with the fake libcuda. A UUID that is not
-//! there is `NVML_ERROR_NOT_FOUND`.
+//! Cards are numbered in order, and card N is on bus N + 1, as with the fake libcuda. An unknown UUID is
+//! `NVML_ERROR_NOT_FOUND`.
 //!
 //! # Symbols
 //!
@@ -48,18 +47,18 @@ mod calls;
 mod config;
 #[cfg(target_os = "linux")]
 mod device;
-// The file and not the crate, whose symbols would be in this library, too.
-#[path = "../../fake-libcuda/src/place.rs"]
-mod place;
+// The file and not the crate, whose symbols would end up in this library, too.
+#[path = "../../fake-libcuda/src/locate.rs"]
+mod locate;
 #[cfg(target_os = "linux")]
-mod world;
+mod state;
 
-/// The shared library: what the environment variable `POORWILL_FAKE_NVML` names (any library with the symbols
-/// of NVML), otherwise the one that cargo built with the running program.
+/// Path of the shared library: the value of `POORWILL_FAKE_NVML` (any library with NVML's symbols), otherwise the
+/// library that cargo built with the running program.
 ///
 /// # Panics
-/// When it is not there; the message says where it was looked for.
+/// If there is none; the message lists the paths that were tried.
 #[must_use]
 pub fn path() -> std::path::PathBuf {
-    place::find("POORWILL_FAKE_NVML", "libpoorwill_fake_nvml.so")
+    locate::find("POORWILL_FAKE_NVML", "libpoorwill_fake_nvml.so")
 }

@@ -1,6 +1,6 @@
-//! The engine of a mock engine: one that sleeps, wakes, and loads weights again, as vLLM 0.33 does, or lies about it.
+//! The engine: it sleeps, wakes and reloads weights as vLLM 0.33 does, unless a fault is injected.
 //!
-//! Whoever moves memory has the engine for itself: what is generated has ended, was aborted, or is kept until the wake.
+//! Moving memory excludes generation: requests have ended, were aborted, or are paused until the wake.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -11,44 +11,43 @@ use tokio::sync::{RwLock, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::Failure;
-use crate::lie::{Lie, Lies};
+use crate::fault::{Fault, Faults};
 use crate::memory::{Contents, Memory, Part};
 use crate::metrics::Counts;
 
-/// How much slower a slow engine is.
-const SLOWER: u32 = 10;
+/// The slowdown of [`Fault::Slow`].
+const SLOWDOWN: u32 = 10;
 
-/// An engine.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) model: String,
     pub(crate) memory: Arc<Memory>,
-    pub(crate) lies: Lies,
+    pub(crate) faults: Faults,
     pub(crate) counts: Arc<Counts>,
     token_time: Duration,
-    /// Held to read by whoever generates, and to write by whoever moves memory.
-    pub(crate) turn: Arc<RwLock<()>>,
-    /// Counts the sleeps that have ended what was being generated.
+    /// Held shared while generating, and exclusively while moving memory.
+    pub(crate) memory_lock: Arc<RwLock<()>>,
+    /// Counts the sleeps that aborted requests.
     pub(crate) aborts: watch::Sender<u64>,
-    /// Whether what is being generated is to wait for the wake.
-    pub(crate) is_keeping: watch::Sender<bool>,
+    /// Whether requests pause until the wake.
+    pub(crate) is_pausing: watch::Sender<bool>,
     state: Mutex<State>,
-    /// Ends everything that goes on here.
+    /// Ends all tasks of the engine.
     pub(crate) end: CancellationToken,
-    crash: OnceLock<Lie>,
+    crash: OnceLock<Fault>,
 }
 
-/// What the engine believes of itself.
+/// The state that the engine reports.
 #[derive(Debug, Clone, Copy, Default)]
 struct State {
     weights_sleep: bool,
     kv_cache_sleeps: bool,
-    /// A sleep of level 0 stops this, and nothing else.
+    /// Set by a sleep of level 0, which does nothing else.
     scheduling_stopped: bool,
-    /// How deep the last sleep was.
+    /// The level of the last sleep.
     level: u8,
     /// Whether weights come back wrong until the next wake.
-    is_spoilt: bool,
+    is_corrupt: bool,
 }
 
 impl State {
@@ -71,77 +70,76 @@ impl State {
     }
 
     fn contents(self) -> Contents {
-        if self.is_spoilt { Contents::Wrong } else { Contents::Right }
+        if self.is_corrupt { Contents::Wrong } else { Contents::Right }
     }
 }
 
-/// What a sleep does with what is being generated.
+/// What a sleep does with running requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// It ends, with `finish_reason` saying `abort`.
+    /// They end, with `abort` as their `finish_reason`.
     Abort,
-    /// The sleep waits for it.
+    /// The sleep waits for them.
     Wait,
-    /// It goes on after the wake.
+    /// They continue after the wake.
     Keep,
 }
 
 impl Engine {
-    pub(crate) fn new(model: String, memory: Memory, lies: Lies, token_time: Duration) -> Self {
+    pub(crate) fn new(model: String, memory: Memory, faults: Faults, token_time: Duration) -> Self {
         Self {
             model,
             memory: Arc::new(memory),
-            lies,
+            faults,
             counts: Arc::default(),
             token_time,
-            turn: Arc::default(),
+            memory_lock: Arc::default(),
             aborts: watch::Sender::new(0),
-            is_keeping: watch::Sender::new(false),
+            is_pausing: watch::Sender::new(false),
             state: Mutex::default(),
             end: CancellationToken::new(),
             crash: OnceLock::new(),
         }
     }
 
-    /// Sleeps at a level.
     pub(crate) async fn sleep(&self, level: u8, mode: Mode) -> Result<(), Failure> {
-        self.may_refuse("sleep")?;
+        self.maybe_refuse("sleep")?;
         match mode {
             Mode::Abort => self.aborts.send_modify(|aborts| *aborts += 1),
             Mode::Wait => {}
-            Mode::Keep => self.is_keeping.send_modify(|is_keeping| *is_keeping = true),
+            Mode::Keep => self.is_pausing.send_modify(|is_pausing| *is_pausing = true),
         }
-        let slept = self.sleep_alone(level).await;
-        if slept.is_err() {
-            // What was to be kept goes on.
-            self.is_keeping.send_replace(false);
+        let result = self.sleep_exclusive(level).await;
+        if result.is_err() {
+            // Resume the requests that were to pause.
+            self.is_pausing.send_replace(false);
         }
-        slept
+        result
     }
 
-    async fn sleep_alone(&self, level: u8) -> Result<(), Failure> {
-        let _turn = self.turn.write().await;
-        self.may_hang(Lie::HangsInSleep).await;
+    async fn sleep_exclusive(&self, level: u8) -> Result<(), Failure> {
+        let _exclusive = self.memory_lock.write().await;
+        self.maybe_hang(Fault::HangsInSleep).await;
         if level == 0 {
             self.state().scheduling_stopped = true;
             return Ok(());
         }
         if self.state().weights_sleep {
-            // vLLM says in its log that it sleeps already, and 200.
+            // vLLM logs that it sleeps already, and answers 200.
             return Ok(());
         }
-        if self.lies.tells(Lie::CrashesInSleep) {
+        if self.faults.occurs(Fault::CrashesInSleep) {
             self.with_memory(|memory| memory.release(&[Part::Weights])).await?;
-            return self.crash(Lie::CrashesInSleep).await;
+            return self.crash(Fault::CrashesInSleep).await;
         }
-        let released: &'static [Part] = if self.lies.tells(Lie::KeepsMemory) {
+        let released: &'static [Part] = if self.faults.occurs(Fault::KeepsMemory) {
             &[]
-        } else if self.lies.tells(Lie::KeepsSome) {
+        } else if self.faults.occurs(Fault::KeepsSome) {
             &[Part::Weights]
         } else {
             &Part::ALL
         };
-        let leaks = self.lies.tells(Lie::Leaks);
+        let leaks = self.faults.occurs(Fault::Leaks);
         self.with_memory(move |memory| {
             if leaks {
                 memory.leak();
@@ -155,59 +153,59 @@ impl Engine {
         Ok(())
     }
 
-    /// Wakes what sleeps, or some of it, and says whether all is awake.
+    /// Wakes all parts, or the named ones. Returns whether all is awake.
     pub(crate) async fn wake(&self, tags: Option<&[String]>) -> Result<bool, Failure> {
-        self.may_refuse("wake_up")?;
-        let _turn = self.turn.write().await;
-        self.may_hang(Lie::HangsInWake).await;
+        self.maybe_refuse("wake_up")?;
+        let _exclusive = self.memory_lock.write().await;
+        self.maybe_hang(Fault::HangsInWake).await;
         let before = *self.state();
         let named: Option<Vec<&str>> =
             tags.map(|tags| tags.iter().map(String::as_str).filter(|tag| *tag != "scheduling").collect());
         let sleepers: Vec<Part> = Part::ALL.into_iter().filter(|part| before.sleeps(*part)).collect();
         let is_sleeper = |name: &&str| sleepers.iter().any(|part| part.name() == *name);
         if named.as_ref().is_some_and(|named| !named.iter().all(is_sleeper)) {
-            // vLLM says in its log that this does not sleep, and 200.
+            // vLLM logs that this part does not sleep, and answers 200.
             return Ok(!before.is_asleep());
         }
         let is_wanted =
             |part: &Part| named.as_ref().is_none_or(|named| named.iter().any(|name| *name == part.name()));
         let wanted: Vec<Part> = sleepers.iter().copied().filter(is_wanted).collect();
-        let by_half = !wanted.is_empty() && self.wake_parts(&wanted, before.level).await?;
+        let is_partial = !wanted.is_empty() && self.wake_parts(&wanted, before.level).await?;
         let mut state = self.state();
-        let woken = wanted.iter().filter(|part| !(by_half && **part == Part::KvCache));
+        let woken = wanted.iter().filter(|part| !(is_partial && **part == Part::KvCache));
         woken.for_each(|part| state.set(*part, false));
         if !(state.weights_sleep || state.kv_cache_sleeps) {
             state.scheduling_stopped = false;
-            self.is_keeping.send_replace(false);
+            self.is_pausing.send_replace(false);
         }
-        Ok(by_half || !state.is_asleep())
+        Ok(is_partial || !state.is_asleep())
     }
 
-    /// Whether it was by half.
+    /// Returns whether the wake was partial.
     async fn wake_parts(&self, wanted: &[Part], level: u8) -> Result<bool, Failure> {
         let mut woken = wanted.to_vec();
         if woken.contains(&Part::Weights) {
-            let is_spoilt = self.lies.tells(Lie::Gibberish);
-            self.state().is_spoilt = is_spoilt;
+            let is_corrupt = self.faults.occurs(Fault::Gibberish);
+            self.state().is_corrupt = is_corrupt;
         }
         let contents = if level == 2 { Contents::Undefined } else { self.state().contents() };
-        if self.lies.tells(Lie::CrashesInWake) {
-            self.with_memory(move |memory| memory.bring_back(&[Part::Weights], contents)).await?;
-            return self.crash(Lie::CrashesInWake).await;
+        if self.faults.occurs(Fault::CrashesInWake) {
+            self.with_memory(move |memory| memory.restore(&[Part::Weights], contents)).await?;
+            return self.crash(Fault::CrashesInWake).await;
         }
-        let by_half = self.lies.tells(Lie::WakesByHalf);
-        if by_half {
+        let is_partial = self.faults.occurs(Fault::WakesByHalf);
+        if is_partial {
             woken.retain(|part| *part != Part::KvCache);
         }
-        if !self.lies.tells(Lie::WakesEmpty) {
-            self.with_memory(move |memory| memory.bring_back(&woken, contents)).await?;
+        if !self.faults.occurs(Fault::WakesEmpty) {
+            self.with_memory(move |memory| memory.restore(&woken, contents)).await?;
         }
-        Ok(by_half)
+        Ok(is_partial)
     }
 
     /// Loads the weights again, as after a sleep of level 2.
     pub(crate) async fn reload_weights(&self) -> Result<(), Failure> {
-        let _turn = self.turn.write().await;
+        let _exclusive = self.memory_lock.write().await;
         let state = *self.state();
         if state.weights_sleep {
             let reason = "reload_weights needs the weights, which sleep: POST /wake_up?tags=weights first";
@@ -216,12 +214,12 @@ impl Engine {
         self.with_memory(move |memory| memory.load_weights(state.contents())).await
     }
 
-    /// Whether it sleeps, wholly or by half.
+    /// Whether it sleeps, completely or in part.
     pub(crate) fn is_asleep(&self) -> bool {
         self.state().is_asleep()
     }
 
-    /// The state of sleep that vLLM's metrics tell.
+    /// The sleep state, as vLLM's metrics name it.
     pub(crate) fn sleep_state(&self) -> &'static str {
         let state = self.state();
         match (state.weights_sleep || state.kv_cache_sleeps, state.level) {
@@ -231,49 +229,49 @@ impl Engine {
         }
     }
 
-    /// How long each token of a request takes that begins now.
+    /// Time per token for a request that starts now.
     pub(crate) fn token_time(&self) -> Duration {
-        let slower = if self.lies.tells(Lie::Slow) { SLOWER } else { 1 };
-        self.token_time.saturating_mul(slower)
+        let slowdown = if self.faults.occurs(Fault::Slow) { SLOWDOWN } else { 1 };
+        self.token_time.saturating_mul(slowdown)
     }
 
-    /// The lie that has ended it, if one has.
-    pub(crate) fn crashed(&self) -> Option<Lie> {
+    /// The fault that crashed it, if any.
+    pub(crate) fn crashed(&self) -> Option<Fault> {
         self.crash.get().copied()
     }
 
-    /// Ends everything at once. What comes behind it never happens.
-    pub(crate) async fn crash<T>(&self, lie: Lie) -> T {
-        // Whoever crashes first has crashed it.
-        let _ = self.crash.set(lie);
+    /// Ends everything at once, and never returns.
+    pub(crate) async fn crash<T>(&self, fault: Fault) -> T {
+        // The first crash is the one that is reported.
+        let _ = self.crash.set(fault);
         self.end.cancel();
         std::future::pending().await
     }
 
-    /// Does something with the memory on a thread that may be blocked.
+    /// Runs `act` on a thread that may block.
     pub(crate) async fn with_memory<T: Send + 'static>(
         &self,
         act: impl FnOnce(&Memory) -> Result<T, PoolError> + Send + 'static,
     ) -> Result<T, Failure> {
         let memory = Arc::clone(&self.memory);
-        let acted = tokio::task::spawn_blocking(move || act(&memory)).await;
-        let broke = |error| {
+        let joined = tokio::task::spawn_blocking(move || act(&memory)).await;
+        let join_error = |error| {
             Failure::new(StatusCode::INTERNAL_SERVER_ERROR, format!("a thread of the engine ended: {error}"))
         };
-        Ok(acted.map_err(broke)??)
+        Ok(joined.map_err(join_error)??)
     }
 
-    fn may_refuse(&self, asked: &str) -> Result<(), Failure> {
-        if self.lies.tells(Lie::Refuses) {
-            let reason = format!("{asked} failed: this engine was told to refuse");
+    fn maybe_refuse(&self, path: &str) -> Result<(), Failure> {
+        if self.faults.occurs(Fault::Refuses) {
+            let reason = format!("{path} failed: this engine was told to refuse");
             return Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, reason));
         }
         Ok(())
     }
 
-    async fn may_hang(&self, lie: Lie) {
-        if self.lies.tells(lie) {
-            self.lies.taken_back(lie).await;
+    async fn maybe_hang(&self, fault: Fault) {
+        if self.faults.occurs(fault) {
+            self.faults.cleared(fault).await;
         }
     }
 
@@ -285,14 +283,14 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lie::Telling;
+    use crate::fault::FaultSpec;
 
     #[test]
-    fn a_slow_one_takes_ten_times_as_long() {
+    fn a_slow_engine_takes_ten_times_as_long() {
         let memory = Memory::open("one", 1 << 20).unwrap();
-        let engine = Engine::new("one".into(), memory, Lies::new(Vec::new(), 0), Duration::from_millis(5));
+        let engine = Engine::new("one".into(), memory, Faults::new(Vec::new(), 0), Duration::from_millis(5));
         assert_eq!(engine.token_time(), Duration::from_millis(5));
-        engine.lies.replace(vec![Telling::always(Lie::Slow)]);
+        engine.faults.replace(vec![FaultSpec::always(Fault::Slow)]);
         assert_eq!(engine.token_time(), Duration::from_millis(50));
     }
 }

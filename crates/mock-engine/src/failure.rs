@@ -1,4 +1,4 @@
-//! What a mock engine answers when it does not do what it was asked for: OpenAI's error body, as vLLM words it.
+//! Error responses: OpenAI's error body, worded as vLLM's.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -6,7 +6,7 @@ use http::StatusCode;
 use poorwill::{PoolError, chain};
 use serde_json::json;
 
-/// An error that the client hears of.
+/// An error that the client receives.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
     status: StatusCode,
@@ -23,7 +23,7 @@ impl Failure {
         Self { status, param: None, message: message.into() }
     }
 
-    /// It is about this parameter.
+    /// Names the parameter at fault.
     pub(crate) fn about(mut self, param: &'static str) -> Self {
         self.param = Some(param);
         self

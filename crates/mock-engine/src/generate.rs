@@ -1,4 +1,4 @@
-//! Generation: a task for each request, token by token, that ends when its client is gone.
+//! Generation: one task per request, token by token, which ends when its client disconnects.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,23 +10,23 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::lie::Lie;
+use crate::fault::Fault;
 use crate::memory::{Memory, Sampled};
 use crate::metrics::Running;
 use crate::text::Text;
 
-/// How long one that crashes in a stream gives what it has said to be sent.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+/// How long a crash in a stream waits, so that earlier tokens are sent.
+const FLUSH_DELAY: Duration = Duration::from_millis(100);
 
-/// What to generate.
+/// A request to generate.
 #[derive(Debug, Clone)]
-pub(crate) struct Ask {
-    /// A choice goes on behind each.
+pub(crate) struct GenerateRequest {
+    /// One choice per prompt.
     pub(crate) prompts: Vec<String>,
     pub(crate) prompt_tokens: u64,
-    /// How far; until the text ends, if not said.
+    /// `None`: until the text ends.
     pub(crate) max_tokens: Option<u32>,
-    /// Whether to go on behind the text's end.
+    /// Whether to continue after the end of the text.
     pub(crate) ignore_eos: bool,
 }
 
@@ -50,30 +50,33 @@ impl Finish {
     }
 }
 
-/// A token, or an end.
+/// A token, an end, or both.
 #[derive(Debug, Clone)]
-pub(crate) struct Piece {
+pub(crate) struct Delta {
     pub(crate) choice: usize,
-    /// Nothing, if it ends without one.
+    /// `None` if a choice ends without another token.
     pub(crate) text: Option<String>,
     pub(crate) finish: Option<Finish>,
 }
 
-/// Begins; the pieces come as they are generated. Whoever drops the receiver has it stopped. When it gives nothing more
-/// before each choice has ended, the engine is gone.
-pub(crate) async fn begin(engine: &Arc<Engine>, ask: Ask) -> Result<UnboundedReceiver<Piece>, Failure> {
-    let admitted = Admitted::of(engine, ask.prompt_tokens).await?;
-    let (tell, told) = mpsc::unbounded_channel();
+/// Starts a request. The receiver gets each token as it is generated, and dropping it stops the request. If it closes
+/// before every choice has ended, the engine has crashed.
+pub(crate) async fn begin(
+    engine: &Arc<Engine>,
+    request: GenerateRequest,
+) -> Result<UnboundedReceiver<Delta>, Failure> {
+    let admitted = Admitted::of(engine, request.prompt_tokens).await?;
+    let (tx, rx) = mpsc::unbounded_channel();
     let end = engine.end.clone();
-    tokio::spawn(async move { end.run_until_cancelled(admitted.run(&ask, &tell)).await });
-    Ok(told)
+    tokio::spawn(async move { end.run_until_cancelled(admitted.run(&request, &tx)).await });
+    Ok(rx)
 }
 
-/// Waits as long as the embedding of something takes, and says what the memory holds.
+/// Waits for the time of an embedding, and returns what the memory holds.
 pub(crate) async fn embed(engine: &Arc<Engine>, prompt_tokens: u64) -> Result<Sampled, Failure> {
     let mut admitted = Admitted::of(engine, prompt_tokens).await?;
-    let is_there = admitted.may_hang(std::future::pending()).await;
-    if !is_there {
+    let is_running = admitted.maybe_hang(std::future::pending()).await;
+    if !is_running {
         let reason = "the request was aborted, because the engine was put to sleep";
         return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, reason));
     }
@@ -82,22 +85,22 @@ pub(crate) async fn embed(engine: &Arc<Engine>, prompt_tokens: u64) -> Result<Sa
     Ok(admitted.sampled)
 }
 
-/// A request that is let in, and whoever moves memory waits for it.
+/// An admitted request. A call that moves memory waits for it.
 struct Admitted {
     engine: Arc<Engine>,
-    turn: Option<OwnedRwLockReadGuard<()>>,
+    memory_lock: Option<OwnedRwLockReadGuard<()>>,
     aborts: watch::Receiver<u64>,
     sampled: Sampled,
     running: Running,
 }
 
 impl Admitted {
-    /// Waits for whoever moves memory, and refuses what comes to a sleeper.
+    /// Waits until no call moves memory, and fails if the engine sleeps then.
     async fn of(engine: &Arc<Engine>, prompt_tokens: u64) -> Result<Self, Failure> {
         let mut running = Running::new(Arc::clone(&engine.counts));
-        // Before the turn: a sleep that comes behind it has to find us listening.
+        // Subscribed before the lock is taken, so that no later sleep is missed.
         let aborts = engine.aborts.subscribe();
-        let turn = Arc::clone(&engine.turn).read_owned().await;
+        let memory_lock = Arc::clone(&engine.memory_lock).read_owned().await;
         if engine.is_asleep() {
             running.refuse();
             let reason = "the engine is asleep: POST /wake_up first";
@@ -105,105 +108,106 @@ impl Admitted {
         }
         let sampled = engine.with_memory(Memory::sample).await.inspect_err(|_| running.refuse())?;
         running.admit(prompt_tokens);
-        Ok(Self { engine: Arc::clone(engine), turn: Some(turn), aborts, sampled, running })
+        Ok(Self { engine: Arc::clone(engine), memory_lock: Some(memory_lock), aborts, sampled, running })
     }
 
-    /// Generates one choice after the other, until all have ended or nobody listens.
-    async fn run(mut self, ask: &Ask, tell: &UnboundedSender<Piece>) {
+    /// Generates one choice after the other, until all have ended or the client is gone.
+    async fn run(mut self, request: &GenerateRequest, tx: &UnboundedSender<Delta>) {
         let texts: Vec<(Text, u32, Finish)> =
-            ask.prompts.iter().map(|prompt| self.text(ask, prompt)).collect();
+            request.prompts.iter().map(|prompt| self.text(request, prompt)).collect();
         let all: u64 = texts.iter().map(|(_, len, _)| u64::from(*len)).sum();
-        let crash_at = self.engine.lies.tells(Lie::CrashesInStream).then_some(all / 2);
+        let crash_at = self.engine.faults.occurs(Fault::CrashesInStream).then_some(all / 2);
         let token_time = self.engine.token_time();
-        if !self.may_hang(tell.closed()).await {
-            return self.ended_early(0, texts.len(), tell);
+        if !self.maybe_hang(tx.closed()).await {
+            return self.abort_choices(0, texts.len(), tx);
         }
-        let mut said = 0;
+        let mut generated = 0;
         let mut at = Instant::now();
         for (choice, (text, len, finish)) in texts.iter().enumerate() {
             for nth in 0..*len {
-                if crash_at == Some(said) {
-                    tokio::time::sleep(LAST_WORDS).await;
-                    return self.engine.crash(Lie::CrashesInStream).await;
+                if crash_at == Some(generated) {
+                    tokio::time::sleep(FLUSH_DELAY).await;
+                    return self.engine.crash(Fault::CrashesInStream).await;
                 }
                 at += token_time;
-                if !self.wait_until(at, tell).await {
-                    return self.ended_early(choice, texts.len(), tell);
+                if !self.wait_until(at, tx).await {
+                    return self.abort_choices(choice, texts.len(), tx);
                 }
-                if *self.engine.is_keeping.borrow() {
-                    if !self.wait_for_wake(tell).await {
-                        return self.ended_early(choice, texts.len(), tell);
+                if *self.engine.is_pausing.borrow() {
+                    if !self.wait_for_wake(tx).await {
+                        return self.abort_choices(choice, texts.len(), tx);
                     }
                     at = Instant::now();
                 }
-                said += 1;
+                generated += 1;
                 self.running.generated();
                 let finish = (nth + 1 == *len).then_some(*finish);
-                // Nobody listening is found out above, next time.
-                let _ = tell.send(Piece { choice, text: Some(text.token(nth, self.sampled)), finish });
+                // The check above notices a closed channel at the next token.
+                let _ = tx.send(Delta { choice, text: Some(text.token(nth, self.sampled)), finish });
             }
         }
         let finish = texts.last().map_or(Finish::Stop, |(_, _, finish)| *finish);
         self.running.finish(finish);
     }
 
-    fn text(&self, ask: &Ask, prompt: &str) -> (Text, u32, Finish) {
+    fn text(&self, request: &GenerateRequest, prompt: &str) -> (Text, u32, Finish) {
         let text = Text::new(&self.engine.model, prompt);
-        match ask.max_tokens {
-            Some(max) if ask.ignore_eos || max < text.len() => (text, max, Finish::Length),
+        match request.max_tokens {
+            Some(max) if request.ignore_eos || max < text.len() => (text, max, Finish::Length),
             _ => (text, text.len(), Finish::Stop),
         }
     }
 
-    /// Whether nobody aborted it, and its client is still there.
-    async fn wait_until(&mut self, at: Instant, tell: &UnboundedSender<Piece>) -> bool {
+    /// Returns false if the request was aborted, or its client is gone.
+    async fn wait_until(&mut self, at: Instant, tx: &UnboundedSender<Delta>) -> bool {
         tokio::select! {
             biased;
-            () = tell.closed() => false,
+            () = tx.closed() => false,
             _ = self.aborts.changed() => false,
             () = sleep_until(at) => true,
         }
     }
 
-    /// Hangs if it is told to, until the lie is taken back: false if it was aborted, or its client is gone, before.
-    async fn may_hang(&mut self, gone: impl Future<Output = ()>) -> bool {
-        if !self.engine.lies.tells(Lie::HangsInAnswer) {
+    /// Hangs under [`Fault::HangsInAnswer`], until that is cleared. Returns false if the request was aborted or its
+    /// client left first.
+    async fn maybe_hang(&mut self, disconnected: impl Future<Output = ()>) -> bool {
+        if !self.engine.faults.occurs(Fault::HangsInAnswer) {
             return true;
         }
         tokio::select! {
-            () = gone => false,
+            () = disconnected => false,
             _ = self.aborts.changed() => false,
-            () = self.engine.lies.taken_back(Lie::HangsInAnswer) => true,
+            () = self.engine.faults.cleared(Fault::HangsInAnswer) => true,
         }
     }
 
-    /// Lets the engine sleep, and goes on when it has woken, with what there is then. False if it sleeps again and keeps
-    /// nothing, or the client has left.
-    async fn wait_for_wake(&mut self, tell: &UnboundedSender<Piece>) -> bool {
-        self.turn = None;
-        let mut is_keeping = self.engine.is_keeping.subscribe();
+    /// Pauses during a sleep, and continues after the wake with what the memory holds then. Returns false if the
+    /// engine sleeps again, or the client left.
+    async fn wait_for_wake(&mut self, tx: &UnboundedSender<Delta>) -> bool {
+        self.memory_lock = None;
+        let mut is_pausing = self.engine.is_pausing.subscribe();
         tokio::select! {
-            () = tell.closed() => return false,
-            // The sender is the engine's, which is here.
-            _ = is_keeping.wait_for(|is_keeping| !is_keeping) => {}
+            () = tx.closed() => return false,
+            // The engine holds the sender.
+            _ = is_pausing.wait_for(|is_pausing| !is_pausing) => {}
         }
-        let turn = Arc::clone(&self.engine.turn).read_owned().await;
+        let memory_lock = Arc::clone(&self.engine.memory_lock).read_owned().await;
         if self.engine.is_asleep() {
             return false;
         }
         let Ok(sampled) = self.engine.with_memory(Memory::sample).await else { return false };
-        (self.sampled, self.turn) = (sampled, Some(turn));
+        (self.sampled, self.memory_lock) = (sampled, Some(memory_lock));
         true
     }
 
-    /// Says why, to whoever still listens, for the choices that are left.
-    fn ended_early(mut self, from: usize, to: usize, tell: &UnboundedSender<Piece>) {
-        if tell.is_closed() {
+    /// Sends the abort for the remaining choices, if the client is still there.
+    fn abort_choices(mut self, from: usize, to: usize, tx: &UnboundedSender<Delta>) {
+        if tx.is_closed() {
             return;
         }
         self.running.finish(Finish::Abort);
         for choice in from..to {
-            let _ = tell.send(Piece { choice, text: None, finish: Some(Finish::Abort) });
+            let _ = tx.send(Delta { choice, text: None, finish: Some(Finish::Abort) });
         }
     }
 }

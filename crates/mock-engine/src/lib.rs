@@ -1,35 +1,35 @@
-//! A mock engine: an HTTP server with vLLM's paths that holds real memory, and can be told to lie.
+//! A mock engine: an HTTP server with vLLM's paths that holds real memory, and injects faults on request.
 //!
-//! `poorwill rotate --demo` and the tests of rotation use it in place of engines with GPUs. What it says goes over real
-//! sockets, and what it holds is memory of its process that the operating system counts: there when it is awake, gone
-//! when it is asleep. So whoever drives engines can be held against one that does everything right, and against each
-//! [`Lie`] that real ones tell.
+//! `poorwill rotate --demo` and the tests of rotation use it in place of engines with GPUs. It serves over real
+//! sockets, and its memory belongs to its process: the operating system counts it while awake, and not while asleep.
+//! Code that drives engines can be tested against one that works, and against each [`Fault`] of real ones.
 //!
 //! Promises:
 //!
-//! - Awake it holds what it was told to, written; asleep it holds nothing of that, at either level. A wake of level 1
-//!   brings the weights back; one of level 2 brings memory, and `reload_weights` by `/collective_rpc` brings the weights.
-//! - The same request gives the same bytes, token by token, whoever asks and however often: `created` is 0, and
-//!   sampling's parameters, the seed included, change nothing.
-//! - Text comes from what the memory holds: bytes that are missing or wrong give gibberish by themselves.
-//! - While it sleeps, and while a sleep or a wake is under way, what needs the model waits for the move and is refused
-//!   with 503 if it sleeps then. vLLM takes such requests and lets them wait, or dies of them.
-//! - A client that leaves ends what is generated for it, and is counted.
-//! - The same seed tells the same lies on the same occasions.
+//! - Awake, it holds its memory, written; asleep, it holds none of it, at either level. A wake of level 1 restores
+//!   the weights. A wake of level 2 restores memory only, and `reload_weights` by `/collective_rpc` loads the
+//!   weights.
+//! - The same request gives the same bytes, token by token: `created` is 0, and sampling parameters, including the
+//!   seed, change nothing.
+//! - Text depends on what the memory holds: missing or wrong bytes give gibberish.
+//! - A request that arrives during a sleep or a wake waits for it, and gets 503 if the engine sleeps then. vLLM lets
+//!   such requests wait, or crashes.
+//! - A request ends when its client disconnects, and is counted.
+//! - The same seed injects the same faults at the same points.
 //!
-//! It has one choice for each prompt and no tools, images, log-probabilities or stop words: those are read over, but for
-//! `n`, which is refused.
+//! It generates one choice for each prompt, and ignores tools, images, log-probabilities and stop words. It refuses
+//! `n` above 1.
 #![forbid(unsafe_code)]
 
-mod asked;
-mod chance;
 mod engine;
 mod failure;
+mod fault;
 mod generate;
-mod lie;
 mod memory;
 mod metrics;
 mod paths;
+mod random;
+mod request;
 mod shape;
 mod text;
 
@@ -48,38 +48,38 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::{task, time};
 use tokio_util::sync::CancellationToken;
 
-pub use self::lie::{Lie, ParseLieError, Telling};
+pub use self::fault::{Fault, FaultSpec, ParseFaultError};
 
 use self::engine::Engine;
-use self::lie::Lies;
+use self::fault::Faults;
 use self::memory::Memory;
 
-/// What the mock engine is to be.
+/// Options of the mock engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MockEngine {
-    /// The name that clients ask for.
+    /// The served model's name.
     pub model: String,
-    /// What it holds while it is awake, a MiB at least: one half as weights, the other as key-value cache.
+    /// Memory while awake, at least 1 MiB: one half as weights, the other as key-value cache.
     pub bytes: u64,
-    /// How many tokens it generates in a second for each request.
+    /// Tokens per second and request.
     pub tokens_per_s: NonZeroU32,
-    /// What it does wrong.
-    pub lies: Vec<Telling>,
-    /// Where the chance comes from that decides when.
+    /// The faults to inject.
+    pub faults: Vec<FaultSpec>,
+    /// Seed of the faults' random numbers.
     pub seed: u64,
-    /// How long requests may still take when it is told to end.
+    /// How long running requests may still take at shutdown.
     pub grace: Duration,
 }
 
 impl MockEngine {
-    /// An honest one, with 200 tokens in a second.
+    /// No faults, and 200 tokens per second.
     #[must_use]
     pub fn new(model: impl Into<String>, bytes: u64) -> Self {
         Self {
             model: model.into(),
             bytes,
             tokens_per_s: NonZeroU32::MIN.saturating_add(199),
-            lies: Vec::new(),
+            faults: Vec::new(),
             seed: 0,
             grace: Duration::from_secs(1),
         }
@@ -89,20 +89,20 @@ impl MockEngine {
 /// How a mock engine ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// It was told to.
-    Told,
-    /// A lie has ended it: whoever serves it ends its process now, and not as if all were well.
-    Crashed(Lie),
+    /// The caller shut it down.
+    Shutdown,
+    /// A fault crashed it: its process must now end as after a crash.
+    Crashed(Fault),
 }
 
-/// Why there is no mock engine.
+/// Why a mock engine cannot run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MockEngineError {
-    /// It has no memory.
+    /// Its memory cannot be allocated.
     #[error("a mock engine cannot hold {bytes}: {reason}")]
     Memory {
-        /// How much it was to hold.
+        /// The requested size.
         bytes: ByteSize,
         /// Why, and what would help.
         reason: String,
@@ -112,27 +112,28 @@ pub enum MockEngineError {
     Listen(#[from] io::Error),
 }
 
-/// Takes the memory, and serves until `shutdown` is there, or a lie ends it. Connections that come before the memory is
-/// written wait. When this returns, nothing of it goes on, and its memory is given back as soon as what was under way
-/// in another thread is over.
+/// Allocates the memory, and serves until `shutdown` completes or a fault crashes it.
+///
+/// Connections wait until the memory is written. When this returns, all its tasks have ended; the memory is freed
+/// when the last blocking thread returns.
 ///
 /// # Errors
-/// `Memory` when it cannot have what it was told to hold, `Listen` when the listener cannot be used.
+/// `Memory` if the memory cannot be allocated, `Listen` if the listener cannot be used.
 pub async fn serve(
     options: MockEngine,
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<Ended, MockEngineError> {
-    let MockEngine { model, bytes, tokens_per_s, lies, seed, grace } = options;
+    let MockEngine { model, bytes, tokens_per_s, faults, seed, grace } = options;
     let name = model.clone();
     let opened = task::spawn_blocking(move || Memory::open(&name, bytes)).await;
-    let broke = |error: task::JoinError| MockEngineError::Memory {
+    let join_error = |error: task::JoinError| MockEngineError::Memory {
         bytes: ByteSize(bytes),
-        reason: format!("the thread that takes it ended: {error}"),
+        reason: format!("the thread that allocates it ended: {error}"),
     };
-    let memory = opened.map_err(broke)??;
+    let memory = opened.map_err(join_error)??;
     let token_time = Duration::from_secs(1) / tokens_per_s.get();
-    let engine = Arc::new(Engine::new(model, memory, Lies::new(lies, seed), token_time));
+    let engine = Arc::new(Engine::new(model, memory, Faults::new(faults, seed), token_time));
     let _ending = engine.end.clone().drop_guard();
     Ok(serve_engine(&engine, listener, grace, shutdown).await?)
 }
@@ -146,11 +147,11 @@ async fn serve_engine(
     let service = TowerToHyperService::new(paths::router(Arc::clone(engine)));
     let closing = CancellationToken::new();
     let until = closing.clone();
-    // Dropped with whatever is in it, connections break.
+    // Dropping the future closes its connections.
     let served = serve::accept(listener, "mock engine", serve::UNLIMITED, &closing, |stream| {
-        answer_all(stream, service.clone(), until.clone())
+        serve_connection(stream, service.clone(), until.clone())
     });
-    let told = async {
+    let shut_down = async {
         shutdown.await;
         closing.cancel();
         time::sleep(grace).await;
@@ -159,14 +160,18 @@ async fn serve_engine(
         biased;
         () = engine.end.cancelled() => {}
         served = served => served?,
-        () = told => {}
+        () = shut_down => {}
     }
-    Ok(engine.crashed().map_or(Ended::Told, Ended::Crashed))
+    Ok(engine.crashed().map_or(Ended::Shutdown, Ended::Crashed))
 }
 
-/// Answers what comes on one connection.
-async fn answer_all(stream: TcpStream, service: TowerToHyperService<Router>, shutdown: CancellationToken) {
-    // Tokens go out as they come; a socket that will not has other troubles.
+/// Serves one connection.
+async fn serve_connection(
+    stream: TcpStream,
+    service: TowerToHyperService<Router>,
+    shutdown: CancellationToken,
+) {
+    // Send each token at once. A socket that refuses this option fails elsewhere.
     let _ = stream.set_nodelay(true);
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new());

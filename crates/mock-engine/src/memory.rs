@@ -1,9 +1,8 @@
-//! What a mock engine holds: memory of the host device that is there, written, and gone.
+//! The memory of a mock engine: written and resident on the host device, or released.
 //!
-//! One half stands for the weights, the other for the key-value cache. Both are touched, so that the operating system
-//! counts them as this process's, and both are dropped by a sleep, without a copy. What the weights are follows from
-//! the model's name: each page is unlike every other, so that one that is missing, stale or in another's place shows
-//! in [`Memory::sample`].
+//! One half stands for the weights, the other for the key-value cache. Both are written, so that the operating system
+//! counts them as this process's, and a sleep drops both without a copy. The weights depend on the model's name, and
+//! all their pages differ. A missing, stale or misplaced page therefore shows in [`Memory::sample`].
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,27 +11,27 @@ use poorwill::{
 };
 
 use crate::MockEngineError;
-use crate::chance::{hash, mix};
+use crate::random::{hash, mix};
 
-/// Least that one can hold.
+/// The minimum size.
 pub(crate) const BYTES_MIN: u64 = 1 << 20;
 
 const PAGE_BYTES: usize = 4096;
 
-/// How much is written at a time, and how long the weights' noise is before it comes again with other numbers in it.
-const PIECE_BYTES: usize = 1 << 20;
+/// Size of one write, and the period of the weights' noise. Each page has its own stamp in addition.
+const WRITE_BYTES: usize = 1 << 20;
 
-/// What the device has beside what is asked of it: room for whole pieces of the pool.
+/// Capacity of the device beyond the requested bytes: space for whole chunks of the pool.
 const SLACK_BYTES: u64 = 128 << 20;
 
-/// What each sleep of one that leaks leaves.
+/// Bytes that `Fault::Leaks` leaks per sleep.
 const LEAK_BYTES: usize = 4 << 20;
 
-/// How many pages of each half are looked at before text comes from them.
+/// How many pages of each half are sampled before text is generated.
 const WEIGHTS_PAGES: u64 = 16;
 const KV_CACHE_PAGES: u64 = 4;
 
-/// A half.
+/// One half of the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Weights,
@@ -42,7 +41,7 @@ pub(crate) enum Part {
 impl Part {
     pub(crate) const ALL: [Self; 2] = [Self::Weights, Self::KvCache];
 
-    /// vLLM's name of it.
+    /// vLLM's name for it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights",
@@ -61,37 +60,37 @@ impl Part {
 /// What is written to the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contents {
-    /// What the model has.
+    /// The model's bytes.
     Right,
-    /// Something else.
+    /// Other bytes.
     Wrong,
-    /// Nothing yet: the memory is taken, and what is in it means nothing.
+    /// Nothing yet: the memory is mapped, but its contents mean nothing.
     Undefined,
 }
 
-/// What looking at the memory gave.
+/// The result of sampling the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sampled {
-    /// How far the bytes are from what they are to be; 0 for not at all.
+    /// A checksum of the difference from the right bytes: 0 if there is none.
     Bytes(u64),
-    /// There are none.
+    /// The memory is released.
     Nothing,
 }
 
-/// The memory. All of its methods block.
+/// The memory. All methods block.
 #[derive(Debug)]
 pub(crate) struct Memory {
     arena: Arena,
     weights: Block,
     kv_cache: Block,
     seed: u64,
-    /// What the pages that are looked at come to where their bytes are right.
+    /// The checksum of the sampled pages when they are right.
     expected: u64,
     leaked: Mutex<Vec<Vec<u8>>>,
 }
 
 impl Memory {
-    /// Takes `bytes`, and writes them.
+    /// Allocates `bytes`, and writes them.
     pub(crate) fn open(model: &str, bytes: u64) -> Result<Self, MockEngineError> {
         let fail = |reason: String| MockEngineError::Memory { bytes: ByteSize(bytes), reason };
         if bytes < BYTES_MIN {
@@ -101,30 +100,29 @@ impl Memory {
             bytes.checked_add(SLACK_BYTES).ok_or_else(|| fail("it is too much: give it less".to_owned()))?;
         let arena = Arena::open(Config::on(DeviceSpec::Host { capacity_bytes }))
             .map_err(|error| fail(chain(&error)))?;
-        let of_pool = |error: PoolError| fail(chain(&error));
+        let pool_error = |error: PoolError| fail(chain(&error));
         let kv_cache_bytes = bytes / 2;
         let alloc = |bytes, part: Part| arena.alloc(&AllocRequest::new(bytes, part.tag()));
-        let weights = alloc(bytes - kv_cache_bytes, Part::Weights).map_err(of_pool)?;
-        let kv_cache = alloc(kv_cache_bytes, Part::KvCache).map_err(of_pool)?;
+        let weights = alloc(bytes - kv_cache_bytes, Part::Weights).map_err(pool_error)?;
+        let kv_cache = alloc(kv_cache_bytes, Part::KvCache).map_err(pool_error)?;
         let seed = hash(model.as_bytes());
         let mut memory = Self { arena, weights, kv_cache, seed, expected: 0, leaked: Mutex::new(Vec::new()) };
         memory.expected = memory.expected();
-        memory.fill(Part::Weights, Contents::Right).map_err(of_pool)?;
-        memory.fill(Part::KvCache, Contents::Right).map_err(of_pool)?;
+        memory.fill(Part::Weights, Contents::Right).map_err(pool_error)?;
+        memory.fill(Part::KvCache, Contents::Right).map_err(pool_error)?;
         Ok(memory)
     }
 
-    /// What is mapped for the two halves now, in bytes.
+    /// Bytes mapped for both halves.
     pub(crate) fn held_bytes(&self) -> Result<u64, PoolError> {
         Ok(self.arena.stats()?.mapped_bytes)
     }
 
-    /// What was leaked, in bytes.
     pub(crate) fn leaked_bytes(&self) -> usize {
         self.leaked.lock().unwrap_or_else(PoisonError::into_inner).iter().map(Vec::len).sum()
     }
 
-    /// Gives halves back to the system. What is gone stays gone.
+    /// Releases halves. One that is released stays so.
     pub(crate) fn release(&self, parts: &[Part]) -> Result<(), PoolError> {
         if parts.is_empty() {
             return Ok(());
@@ -133,11 +131,11 @@ impl Memory {
         self.arena.discard(&tags).map(drop)
     }
 
-    /// Takes memory for halves again, and writes it. A half that was never given back stays as it is, unless it is to be
-    /// wrong.
-    pub(crate) fn bring_back(&self, parts: &[Part], weights: Contents) -> Result<(), PoolError> {
+    /// Maps released halves again, and writes them. A half that was never released stays as it is, unless its
+    /// contents must be wrong.
+    pub(crate) fn restore(&self, parts: &[Part], weights: Contents) -> Result<(), PoolError> {
         for part in parts {
-            let is_gone = !self.has(*part)?;
+            let is_gone = !self.is_mapped(*part)?;
             if is_gone {
                 self.arena.wake(&WakeRequest::of([part.tag()]))?;
             }
@@ -149,24 +147,24 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether a half has memory.
-    pub(crate) fn has(&self, part: Part) -> Result<bool, PoolError> {
+    /// Whether a half is mapped.
+    pub(crate) fn is_mapped(&self, part: Part) -> Result<bool, PoolError> {
         Ok(self.arena.tag_state(&part.tag())?.is_held())
     }
 
-    /// Writes the weights, where they have memory.
+    /// Writes the weights, if they are mapped.
     pub(crate) fn load_weights(&self, contents: Contents) -> Result<(), PoolError> {
-        if self.has(Part::Weights)? { self.fill(Part::Weights, contents) } else { Ok(()) }
+        if self.is_mapped(Part::Weights)? { self.fill(Part::Weights, contents) } else { Ok(()) }
     }
 
-    /// Takes a little that nobody gives back.
+    /// Allocates memory that is never freed.
     pub(crate) fn leak(&self) {
-        // Not zeros: those would take nothing until somebody wrote to them.
+        // Not zeros, which would take no memory until written to.
         let leaked = vec![0xa5; LEAK_BYTES];
         self.leaked.lock().unwrap_or_else(PoisonError::into_inner).push(leaked);
     }
 
-    /// Looks at a few pages of both halves.
+    /// Reads a few pages of both halves.
     pub(crate) fn sample(&self) -> Result<Sampled, PoolError> {
         let mut seen = 0;
         for (part, offset) in self.sampled_pages() {
@@ -181,14 +179,14 @@ impl Memory {
         Ok(Sampled::Bytes(seen ^ self.expected))
     }
 
-    /// The same for what is to be there, without looking.
+    /// The checksum that `sample` must find, without reading.
     fn expected(&self) -> u64 {
         let noise = noise(self.seed);
         self.sampled_pages().fold(0, |seen, (part, offset)| {
             let page = match part {
                 Part::KvCache => vec![0; PAGE_BYTES],
                 Part::Weights => {
-                    let at = usize::try_from(offset).unwrap_or(0) % PIECE_BYTES;
+                    let at = usize::try_from(offset).unwrap_or(0) % WRITE_BYTES;
                     let mut page = noise[at..at + PAGE_BYTES].to_vec();
                     stamp(&mut page, self.seed, offset);
                     page
@@ -198,7 +196,7 @@ impl Memory {
         })
     }
 
-    /// Pages at even distances, the first and the last among them.
+    /// Pages at even distances, including the first and the last.
     fn sampled_pages(&self) -> impl Iterator<Item = (Part, u64)> {
         let page = u64::try_from(PAGE_BYTES).unwrap_or(u64::MAX);
         let of = move |part: Part, block: &Block, count: u64| {
@@ -218,21 +216,21 @@ impl Memory {
             Contents::Right | Contents::Undefined => self.seed,
         };
         let is_noise = part == Part::Weights && contents != Contents::Undefined;
-        let mut piece = if is_noise { noise(seed) } else { vec![0; PIECE_BYTES] };
+        let mut run = if is_noise { noise(seed) } else { vec![0; WRITE_BYTES] };
         let block = self.block(part);
         let mut offset = 0;
         while offset < block.requested_bytes {
-            let rest = usize::try_from(block.requested_bytes - offset).unwrap_or(PIECE_BYTES);
-            let piece = &mut piece[..rest.min(PIECE_BYTES)];
+            let rest = usize::try_from(block.requested_bytes - offset).unwrap_or(WRITE_BYTES);
+            let run = &mut run[..rest.min(WRITE_BYTES)];
             if is_noise {
                 let mut at = offset;
-                for page in piece.chunks_mut(PAGE_BYTES) {
+                for page in run.chunks_mut(PAGE_BYTES) {
                     stamp(page, seed, at);
                     at += u64::try_from(PAGE_BYTES).unwrap_or(0);
                 }
             }
-            self.arena.write_all(block.id, offset, piece)?;
-            offset += u64::try_from(piece.len()).unwrap_or(u64::MAX);
+            self.arena.write_all(block.id, offset, run)?;
+            offset += u64::try_from(run.len()).unwrap_or(u64::MAX);
         }
         if contents == Contents::Undefined {
             return Ok(());
@@ -248,14 +246,14 @@ impl Memory {
     }
 }
 
-/// A piece of noise.
+/// One period of noise.
 fn noise(seed: u64) -> Vec<u8> {
-    let mut piece = vec![0; PIECE_BYTES];
-    fastrand::Rng::with_seed(seed).fill(&mut piece);
-    piece
+    let mut run = vec![0; WRITE_BYTES];
+    fastrand::Rng::with_seed(seed).fill(&mut run);
+    run
 }
 
-/// Writes to the beginning of a page where it belongs.
+/// Writes the page's offset into its first bytes.
 fn stamp(page: &mut [u8], seed: u64, offset: u64) {
     let stamp = mix(seed ^ offset).to_le_bytes();
     page.iter_mut().zip(stamp).for_each(|(byte, stamp)| *byte = stamp);
@@ -268,19 +266,19 @@ mod tests {
     const BYTES: u64 = (5 << 20) + 12_345;
 
     #[test]
-    fn what_comes_back_is_right_wrong_or_nothing() {
+    fn restored_bytes_are_right_wrong_or_missing() {
         let memory = Memory::open("one", BYTES).unwrap();
         assert_eq!(memory.sample().unwrap(), Sampled::Bytes(0));
         memory.release(&Part::ALL).unwrap();
         assert_eq!((memory.sample().unwrap(), memory.held_bytes().unwrap()), (Sampled::Nothing, 0));
-        memory.bring_back(&Part::ALL, Contents::Right).unwrap();
+        memory.restore(&Part::ALL, Contents::Right).unwrap();
         assert_eq!(memory.sample().unwrap(), Sampled::Bytes(0));
         assert!(memory.held_bytes().unwrap() >= BYTES);
         memory.release(&Part::ALL).unwrap();
-        memory.bring_back(&Part::ALL, Contents::Wrong).unwrap();
+        memory.restore(&Part::ALL, Contents::Wrong).unwrap();
         assert!(matches!(memory.sample().unwrap(), Sampled::Bytes(1..)));
         memory.release(&[Part::Weights]).unwrap();
-        memory.bring_back(&Part::ALL, Contents::Undefined).unwrap();
+        memory.restore(&Part::ALL, Contents::Undefined).unwrap();
         assert_eq!(memory.sample().unwrap(), Sampled::Nothing);
         assert!(memory.held_bytes().unwrap() >= BYTES);
         memory.load_weights(Contents::Right).unwrap();
@@ -288,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_in_a_page_that_is_looked_at_shows() {
+    fn a_changed_byte_in_a_sampled_page_is_found() {
         let memory = Memory::open("one", BYTES).unwrap();
         for (part, offset) in memory.sampled_pages().collect::<Vec<_>>() {
             let block = memory.block(part).id;
@@ -315,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_leaked_stays() {
+    fn leaked_memory_stays() {
         let memory = Memory::open("one", BYTES_MIN).unwrap();
         memory.leak();
         memory.release(&Part::ALL).unwrap();

@@ -1,4 +1,4 @@
-//! What a mock engine counts, in vLLM's names where vLLM has one.
+//! The metrics of a mock engine, with vLLM's names where vLLM has them.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use crate::engine::Engine;
 use crate::failure::Failure;
+use crate::fault::Fault;
 use crate::generate::Finish;
-use crate::lie::Lie;
 
 /// The counts.
 #[derive(Debug, Default)]
@@ -16,13 +16,13 @@ pub(crate) struct Counts {
     running: AtomicI64,
     prompt_tokens: AtomicU64,
     generation_tokens: AtomicU64,
-    /// How many ended, in the order of [`Finish::ALL`].
+    /// Finished requests, in the order of [`Finish::ALL`].
     finished: [AtomicU64; 3],
-    /// How many of those that were aborted were so because their client had gone.
+    /// Requests aborted because their client disconnected.
     clients_gone: AtomicU64,
 }
 
-/// A request, from its arrival until this is dropped.
+/// A request, from its arrival until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Running {
     counts: Arc<Counts>,
@@ -42,24 +42,24 @@ impl Running {
         Self { counts, stage: Stage::Waiting }
     }
 
-    /// It is let in.
+    /// Counts it as admitted.
     pub(crate) fn admit(&mut self, prompt_tokens: u64) {
         self.leave(Stage::Running);
         self.counts.running.fetch_add(1, Ordering::Relaxed);
         self.counts.prompt_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
     }
 
-    /// It is not let in.
+    /// Counts it as refused.
     pub(crate) fn refuse(&mut self) {
         self.leave(Stage::Ended);
     }
 
-    /// A token of it is there.
+    /// Counts a generated token.
     pub(crate) fn generated(&self) {
         self.counts.generation_tokens.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It has ended. What is dropped without this was given up by its client.
+    /// Counts its end. A request dropped without this was abandoned by its client.
     pub(crate) fn finish(&mut self, finish: Finish) {
         self.leave(Stage::Ended);
         if let Some(nth) = Finish::ALL.iter().position(|one| *one == finish) {
@@ -86,14 +86,14 @@ impl Drop for Running {
     }
 }
 
-/// All of it, as Prometheus reads it.
+/// All metrics, in Prometheus' text format.
 pub(crate) async fn text(engine: &Engine) -> Result<String, Failure> {
     let held_bytes = engine.with_memory(|memory| Ok((memory.held_bytes()?, memory.leaked_bytes()))).await?;
     let counts = &engine.counts;
     let model = engine.model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     let mut text = String::new();
-    let mut say = |kind: &str, name: &str, values: &[(String, String)]| {
-        // Writing to a text does not fail.
+    let mut write = |kind: &str, name: &str, values: &[(String, String)]| {
+        // Writing to a `String` cannot fail.
         let _ = writeln!(text, "# TYPE {name} {kind}");
         for (labels, value) in values {
             let _ = writeln!(text, "{name}{{engine=\"0\",model_name=\"{model}\"{labels}}} {value}");
@@ -102,15 +102,15 @@ pub(crate) async fn text(engine: &Engine) -> Result<String, Failure> {
     let plain = |value: String| vec![(String::new(), value)];
     let whole = |count: &AtomicU64| plain(count.load(Ordering::Relaxed).to_string());
     let now = |count: &AtomicI64| plain(count.load(Ordering::Relaxed).to_string());
-    say("gauge", "vllm:num_requests_running", &now(&counts.running));
-    say("gauge", "vllm:num_requests_waiting", &now(&counts.waiting));
+    write("gauge", "vllm:num_requests_running", &now(&counts.running));
+    write("gauge", "vllm:num_requests_waiting", &now(&counts.waiting));
     let states = ["awake", "weights_offloaded", "discard_all"].map(|state| {
         let is_it = engine.sleep_state() == state;
         (format!(",sleep_state=\"{state}\""), u8::from(is_it).to_string())
     });
-    say("gauge", "vllm:engine_sleep_state", &states);
-    say("counter", "vllm:prompt_tokens_total", &whole(&counts.prompt_tokens));
-    say("counter", "vllm:generation_tokens_total", &whole(&counts.generation_tokens));
+    write("gauge", "vllm:engine_sleep_state", &states);
+    write("counter", "vllm:prompt_tokens_total", &whole(&counts.prompt_tokens));
+    write("counter", "vllm:generation_tokens_total", &whole(&counts.generation_tokens));
     let finished: Vec<(String, String)> = Finish::ALL
         .iter()
         .zip(&counts.finished)
@@ -118,11 +118,15 @@ pub(crate) async fn text(engine: &Engine) -> Result<String, Failure> {
             (format!(",finished_reason=\"{}\"", finish.name()), count.load(Ordering::Relaxed).to_string())
         })
         .collect();
-    say("counter", "vllm:request_success_total", &finished);
-    say("counter", "mock:clients_gone_total", &whole(&counts.clients_gone));
-    let lies = Lie::ALL.map(|lie| (format!(",lie=\"{lie}\""), engine.lies.count(lie).to_string()));
-    say("counter", "mock:lies_total", &lies);
-    say("gauge", "mock:held_bytes", &plain(held_bytes.0.to_string()));
-    say("gauge", "mock:leaked_bytes", &plain(held_bytes.1.to_string()));
+    write("counter", "vllm:request_success_total", &finished);
+    write("counter", "mock:clients_gone_total", &whole(&counts.clients_gone));
+    // `mock:lies_total` is the old name, for one release.
+    for (name, label) in [("mock:faults_total", "fault"), ("mock:lies_total", "lie")] {
+        let faults =
+            Fault::ALL.map(|fault| (format!(",{label}=\"{fault}\""), engine.faults.count(fault).to_string()));
+        write("counter", name, &faults);
+    }
+    write("gauge", "mock:held_bytes", &plain(held_bytes.0.to_string()));
+    write("gauge", "mock:leaked_bytes", &plain(held_bytes.1.to_string()));
     Ok(text)
 }

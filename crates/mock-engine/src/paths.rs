@@ -1,4 +1,4 @@
-//! The paths of a mock engine: those of vLLM 0.33 with its development endpoints, and one to say which lies it tells.
+//! The HTTP paths: those of vLLM 0.33 with its development endpoints, and `/mock/faults` for the injected faults.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,22 +18,22 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::asked::{Chat, Common, Completion, Embed, Encoding, MODEL_LEN_MAX, Respond, parsed};
-use crate::chance::{hash, nth};
 use crate::engine::{Engine, Mode};
 use crate::failure::Failure;
-use crate::generate::{self, Ask, Piece};
-use crate::lie::{Lie, Telling};
+use crate::fault::{Fault, FaultSpec};
+use crate::generate::{self, Delta, GenerateRequest};
 use crate::metrics;
+use crate::random::{hash, nth};
+use crate::request::{Chat, Common, Completion, Embed, Encoding, MODEL_LEN_MAX, Respond, parsed};
 use crate::shape::{Kind, Shape};
 use crate::text::Text;
 
-/// Longest body that is read.
+/// Maximum size of a request body.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
-type It = State<Arc<Engine>>;
-type Asked = Result<Bytes, BytesRejection>;
-type Answer = Result<Response, Failure>;
+type SharedEngine = State<Arc<Engine>>;
+type RequestBody = Result<Bytes, BytesRejection>;
+type HttpResult = Result<Response, Failure>;
 
 pub(crate) fn router(engine: Arc<Engine>) -> Router {
     Router::new()
@@ -48,7 +48,9 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route("/v1/chat/completions", post(chat))
         .route("/v1/responses", post(responses))
         .route("/v1/embeddings", post(embeddings))
-        .route("/mock/lies", get(lies).put(put_lies))
+        .route("/mock/faults", get(faults).put(put_faults))
+        // The old path, for one release.
+        .route("/mock/lies", get(faults).put(put_faults))
         .fallback(async |uri: Uri| {
             Failure::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path()))
         })
@@ -60,7 +62,7 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .with_state(engine)
 }
 
-async fn models(State(engine): It) -> Json<Value> {
+async fn models(State(engine): SharedEngine) -> Json<Value> {
     let model = json!({
         "id": engine.model,
         "object": "model",
@@ -73,14 +75,14 @@ async fn models(State(engine): It) -> Json<Value> {
     Json(json!({ "object": "list", "data": [model] }))
 }
 
-async fn is_sleeping(State(engine): It) -> Json<Value> {
-    let is_sleeping = engine.is_asleep() != engine.lies.tells(Lie::SaysAsleep);
+async fn is_sleeping(State(engine): SharedEngine) -> Json<Value> {
+    let is_sleeping = engine.is_asleep() != engine.faults.occurs(Fault::SaysAsleep);
     Json(json!({ "is_sleeping": is_sleeping }))
 }
 
 type Pairs = Vec<(String, String)>;
 
-async fn sleep(State(engine): It, Query(pairs): Query<Pairs>) -> Answer {
+async fn sleep(State(engine): SharedEngine, Query(pairs): Query<Pairs>) -> HttpResult {
     let of = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     let level = match of("level").unwrap_or("1") {
         "0" => 0,
@@ -98,15 +100,15 @@ async fn sleep(State(engine): It, Query(pairs): Query<Pairs>) -> Answer {
         }
     };
     let sleeper = Arc::clone(&engine);
-    to_its_end(&engine, async move { sleeper.sleep(level, mode).await }).await?;
+    to_completion(&engine, async move { sleeper.sleep(level, mode).await }).await?;
     Ok(Json(json!({ "status": "sleeping", "level": level })).into_response())
 }
 
-async fn wake_up(State(engine): It, Query(pairs): Query<Pairs>) -> Answer {
+async fn wake_up(State(engine): SharedEngine, Query(pairs): Query<Pairs>) -> HttpResult {
     let tags: Vec<String> = pairs.into_iter().filter(|(key, _)| key == "tags").map(|(_, tag)| tag).collect();
     let tags = (!tags.is_empty()).then_some(tags);
     let (waker, named) = (Arc::clone(&engine), tags.clone());
-    let is_awake = to_its_end(&engine, async move { waker.wake(named.as_deref()).await }).await?;
+    let is_awake = to_completion(&engine, async move { waker.wake(named.as_deref()).await }).await?;
     let status = if is_awake { "awake" } else { "sleeping" };
     Ok(Json(json!({ "status": status, "tags": tags })).into_response())
 }
@@ -116,12 +118,12 @@ struct Rpc {
     method: Option<String>,
 }
 
-async fn collective_rpc(State(engine): It, body: Asked) -> Answer {
+async fn collective_rpc(State(engine): SharedEngine, body: RequestBody) -> HttpResult {
     let rpc: Rpc = parsed(&read(body)?)?;
     match rpc.method.as_deref() {
         Some("reload_weights") => {
             let loader = Arc::clone(&engine);
-            to_its_end(&engine, async move { loader.reload_weights().await }).await?;
+            to_completion(&engine, async move { loader.reload_weights().await }).await?;
             Ok(Json(json!({ "results": [null] })).into_response())
         }
         Some(other) => {
@@ -132,15 +134,15 @@ async fn collective_rpc(State(engine): It, body: Asked) -> Answer {
     }
 }
 
-/// Does what moves memory, also when whoever asked for it leaves: an engine would.
-async fn to_its_end<T: Send + 'static>(
+/// Runs a call that moves memory to its end even if the client disconnects, as a real engine does.
+async fn to_completion<T: Send + 'static>(
     engine: &Engine,
     act: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<T, Failure> {
     let end = engine.end.clone();
     match tokio::spawn(async move { end.run_until_cancelled(act).await }).await {
         Ok(Some(done)) => done,
-        // It has crashed, or ends: no answer comes, and the connection is about to break.
+        // The engine has crashed or is ending: no answer comes, and the connection is about to close.
         Ok(None) => std::future::pending().await,
         Err(error) => {
             let reason = format!("a task of the engine ended: {error}");
@@ -149,51 +151,52 @@ async fn to_its_end<T: Send + 'static>(
     }
 }
 
-async fn metrics(State(engine): It) -> Answer {
+async fn metrics(State(engine): SharedEngine) -> HttpResult {
     let text = metrics::text(&engine).await?;
     Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
 }
 
-async fn lies(State(engine): It) -> Json<Vec<String>> {
-    Json(engine.lies.names())
+async fn faults(State(engine): SharedEngine) -> Json<Vec<String>> {
+    Json(engine.faults.names())
 }
 
-async fn put_lies(State(engine): It, body: Asked) -> Result<Json<Vec<String>>, Failure> {
+async fn put_faults(State(engine): SharedEngine, body: RequestBody) -> Result<Json<Vec<String>>, Failure> {
     let names: Vec<String> = parsed(&read(body)?)?;
-    let told: Result<Vec<Telling>, _> = names.iter().map(|name| name.parse()).collect();
-    engine.lies.replace(told.map_err(|error| Failure::bad(error.to_string()))?);
-    Ok(Json(engine.lies.names()))
+    let specs: Result<Vec<FaultSpec>, _> = names.iter().map(|name| name.parse()).collect();
+    engine.faults.replace(specs.map_err(|error| Failure::bad(error.to_string()))?);
+    Ok(Json(engine.faults.names()))
 }
 
-async fn completions(State(engine): It, headers: HeaderMap, body: Asked) -> Answer {
+async fn completions(State(engine): SharedEngine, headers: HeaderMap, body: RequestBody) -> HttpResult {
     let body = read(body)?;
-    let asked: Completion = parsed(&body)?;
-    asked.common.check(&engine.model)?;
-    answer(&engine, Kind::Completion, &asked.common, asked.ask()?, &id(&headers, &body)).await
+    let request: Completion = parsed(&body)?;
+    request.common.check(&engine.model)?;
+    answer(&engine, Kind::Completion, &request.common, request.generate_request()?, &id(&headers, &body))
+        .await
 }
 
-async fn chat(State(engine): It, headers: HeaderMap, body: Asked) -> Answer {
+async fn chat(State(engine): SharedEngine, headers: HeaderMap, body: RequestBody) -> HttpResult {
     let body = read(body)?;
-    let asked: Chat = parsed(&body)?;
-    asked.common.check(&engine.model)?;
-    answer(&engine, Kind::Chat, &asked.common, asked.ask()?, &id(&headers, &body)).await
+    let request: Chat = parsed(&body)?;
+    request.common.check(&engine.model)?;
+    answer(&engine, Kind::Chat, &request.common, request.generate_request()?, &id(&headers, &body)).await
 }
 
-async fn responses(State(engine): It, headers: HeaderMap, body: Asked) -> Answer {
+async fn responses(State(engine): SharedEngine, headers: HeaderMap, body: RequestBody) -> HttpResult {
     let body = read(body)?;
-    let asked: Respond = parsed(&body)?;
-    asked.common.check(&engine.model)?;
-    answer(&engine, Kind::Response, &asked.common, asked.ask()?, &id(&headers, &body)).await
+    let request: Respond = parsed(&body)?;
+    request.common.check(&engine.model)?;
+    answer(&engine, Kind::Response, &request.common, request.generate_request()?, &id(&headers, &body)).await
 }
 
-async fn embeddings(State(engine): It, body: Asked) -> Answer {
-    let asked: Embed = parsed(&read(body)?)?;
-    asked.common.check(&engine.model)?;
-    let (texts, tokens) = asked.input.read("input")?;
+async fn embeddings(State(engine): SharedEngine, body: RequestBody) -> HttpResult {
+    let request: Embed = parsed(&read(body)?)?;
+    request.common.check(&engine.model)?;
+    let (texts, tokens) = request.input.read("input")?;
     let sampled = generate::embed(&engine, tokens).await?;
     let embedding = |(index, text): (usize, &String)| {
         let numbers = Text::new(&engine.model, text).embedding(sampled);
-        let embedding = match asked.encoding_format {
+        let embedding = match request.encoding_format {
             Encoding::Float => json!(numbers),
             Encoding::Base64 => {
                 let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -209,56 +212,62 @@ async fn embeddings(State(engine): It, body: Asked) -> Answer {
 }
 
 /// Generates, and answers as a whole or as a stream.
-async fn answer(engine: &Arc<Engine>, kind: Kind, common: &Common, ask: Ask, id: &str) -> Answer {
-    let shape = Shape::new(kind, id, &engine.model, ask.prompts.len(), ask.prompt_tokens)
+async fn answer(
+    engine: &Arc<Engine>,
+    kind: Kind,
+    common: &Common,
+    generation: GenerateRequest,
+    id: &str,
+) -> HttpResult {
+    let shape = Shape::new(kind, id, &engine.model, generation.prompts.len(), generation.prompt_tokens)
         .including_usage(common.includes_usage());
     let is_streamed = common.is_streamed();
-    let pieces = generate::begin(engine, ask).await?;
+    let deltas = generate::begin(engine, generation).await?;
     if is_streamed {
-        Ok(streamed(shape, pieces))
+        Ok(streamed(shape, deltas))
     } else {
-        Ok(Json(whole(shape, pieces).await).into_response())
+        Ok(Json(whole(shape, deltas).await).into_response())
     }
 }
 
-async fn whole(mut shape: Shape, mut pieces: UnboundedReceiver<Piece>) -> Value {
-    while let Some(piece) = pieces.recv().await {
-        shape.take(&piece);
+async fn whole(mut shape: Shape, mut deltas: UnboundedReceiver<Delta>) -> Value {
+    while let Some(delta) = deltas.recv().await {
+        shape.take(&delta);
     }
     if !shape.is_complete() {
-        // The engine is gone: no answer comes, and the connection is about to break.
+        // The engine has crashed: no answer comes, and the connection is about to close.
         return std::future::pending().await;
     }
     shape.whole()
 }
 
-fn streamed(mut shape: Shape, pieces: UnboundedReceiver<Piece>) -> Response {
+fn streamed(mut shape: Shape, deltas: UnboundedReceiver<Delta>) -> Response {
     let opening = shape.opening();
-    let rest = stream::unfold((shape, pieces, false), async |(mut shape, mut pieces, is_over)| {
+    let rest = stream::unfold((shape, deltas, false), async |(mut shape, mut deltas, is_over)| {
         if is_over {
             return None;
         }
-        let Some(piece) = pieces.recv().await else {
-            // As above: a stream that has not ended does not look as if it had.
+        let Some(delta) = deltas.recv().await else {
+            // As above: an unfinished stream must not look finished.
             return std::future::pending().await;
         };
-        shape.take(&piece);
-        let chunk = shape.chunk(&piece);
+        shape.take(&delta);
+        let chunk = shape.chunk(&delta);
         let is_over = shape.is_complete();
-        // What ends a stream comes with its last token, or there would be an empty chunk without one.
+        // The end of the stream is sent with its last token: alone, it could be an empty chunk.
         let chunk = if is_over { chunk + &shape.closing() } else { chunk };
-        Some((Ok::<_, Infallible>(Bytes::from(chunk)), (shape, pieces, is_over)))
+        Some((Ok::<_, Infallible>(Bytes::from(chunk)), (shape, deltas, is_over)))
     });
     let opening = (!opening.is_empty()).then(|| Ok(Bytes::from(opening)));
     let body = Body::from_stream(stream::StreamExt::chain(stream::iter(opening), rest));
     ([(CONTENT_TYPE, "text/event-stream; charset=utf-8")], body).into_response()
 }
 
-fn read(body: Asked) -> Result<Bytes, Failure> {
+fn read(body: RequestBody) -> Result<Bytes, Failure> {
     body.map_err(|rejection| Failure::new(rejection.status(), rejection.body_text()))
 }
 
-/// What the answer is known by: what the client calls its request, or a number for what it asked.
+/// The identifier of the answer: the client's request identifier, or a hash of the body.
 fn id(headers: &HeaderMap, body: &[u8]) -> String {
     let named = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     let number = hash(body);

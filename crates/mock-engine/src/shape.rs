@@ -1,13 +1,13 @@
-//! What is generated in the shapes of OpenAI's interface, whole and as streams.
+//! Generated text in the formats of OpenAI's API, whole and as streams.
 //!
-//! The same request gives the same bytes: `created` is always 0, and an identifier follows from `X-Request-Id`, or from
-//! what was asked where there is none.
+//! The same request gives the same bytes. `created` is always 0, and the identifier is `X-Request-Id`, or a hash of
+//! the body without one.
 
 use serde_json::{Value, json};
 
-use crate::generate::{Finish, Piece};
+use crate::generate::{Delta, Finish};
 
-/// Which interface.
+/// Which API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Completion,
@@ -15,7 +15,7 @@ pub(crate) enum Kind {
     Response,
 }
 
-/// An answer that comes to be.
+/// An answer while it is generated.
 #[derive(Debug)]
 pub(crate) struct Shape {
     kind: Kind,
@@ -26,7 +26,7 @@ pub(crate) struct Shape {
     includes_usage: bool,
     choices: Vec<Choice>,
     completion_tokens: u64,
-    /// How many events of a response there were.
+    /// The number of events sent.
     events: u64,
 }
 
@@ -65,16 +65,16 @@ impl Shape {
         self.choices.iter().all(|choice| choice.finish.is_some())
     }
 
-    /// Takes a piece in.
-    pub(crate) fn take(&mut self, piece: &Piece) {
-        self.completion_tokens += u64::from(piece.text.is_some());
-        if let Some(choice) = self.choices.get_mut(piece.choice) {
-            choice.text.push_str(piece.text.as_deref().unwrap_or_default());
-            choice.finish = piece.finish;
+    /// Adds a token.
+    pub(crate) fn take(&mut self, delta: &Delta) {
+        self.completion_tokens += u64::from(delta.text.is_some());
+        if let Some(choice) = self.choices.get_mut(delta.choice) {
+            choice.text.push_str(delta.text.as_deref().unwrap_or_default());
+            choice.finish = delta.finish;
         }
     }
 
-    /// All of it.
+    /// The whole answer.
     pub(crate) fn whole(&self) -> Value {
         if self.kind == Kind::Response {
             return self.response(None);
@@ -97,7 +97,7 @@ impl Shape {
         value
     }
 
-    /// How a stream begins.
+    /// The start of a stream.
     pub(crate) fn opening(&mut self) -> String {
         match self.kind {
             Kind::Completion => String::new(),
@@ -122,20 +122,20 @@ impl Shape {
         }
     }
 
-    /// What a piece is in a stream, once it was taken in.
-    pub(crate) fn chunk(&mut self, piece: &Piece) -> String {
-        let text = piece.text.as_deref();
-        let finish = name(piece.finish);
+    /// A token as part of a stream, after it was added.
+    pub(crate) fn chunk(&mut self, delta: &Delta) -> String {
+        let text = delta.text.as_deref();
+        let finish = name(delta.finish);
         match self.kind {
             Kind::Completion => {
                 let text = text.unwrap_or_default();
                 let choice =
-                    json!({ "index": piece.choice, "text": text, "logprobs": null, "finish_reason": finish });
+                    json!({ "index": delta.choice, "text": text, "logprobs": null, "finish_reason": finish });
                 data(&self.envelope("text_completion", &json!([choice])))
             }
             Kind::Chat => {
-                let delta = text.map_or(json!({}), |text| json!({ "content": text }));
-                let choice = json!({ "index": piece.choice, "delta": delta, "logprobs": null, "finish_reason": finish });
+                let content = text.map_or(json!({}), |text| json!({ "content": text }));
+                let choice = json!({ "index": delta.choice, "delta": content, "logprobs": null, "finish_reason": finish });
                 data(&self.envelope("chat.completion.chunk", &json!([choice])))
             }
             Kind::Response => text.map_or(String::new(), |text| {
@@ -144,7 +144,7 @@ impl Shape {
         }
     }
 
-    /// How a stream ends, once each choice has.
+    /// The end of a stream, after each choice has ended.
     pub(crate) fn closing(&mut self) -> String {
         let usage = if self.includes_usage && self.kind != Kind::Response {
             let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
@@ -192,7 +192,7 @@ impl Shape {
         if has_stopped { "completed" } else { "incomplete" }
     }
 
-    /// A response as it is now, or with this status and nothing said yet.
+    /// A response as it is now, or an empty one with this status.
     fn response(&self, begun: Option<&str>) -> Value {
         let status = begun.unwrap_or(self.status());
         let (output, usage) = if begun.is_some() {
@@ -238,7 +238,7 @@ impl Shape {
         json!({ "id": id, "type": "message", "role": "assistant", "status": status, "content": content })
     }
 
-    /// Something about the one part of the one item that there is.
+    /// An event's value about the only part of the only item.
     fn in_part(&self, name: &str, value: &Value) -> Value {
         json!({ "item_id": self.item_id(), "output_index": 0, "content_index": 0, name: value })
     }

@@ -1,7 +1,7 @@
-//! What a mock engine says: plain words from its name and the prompt, spoilt by whatever its memory lacks.
+//! The generated text: plain words from the model's name and the prompt, garbled if the memory is wrong.
 
-use crate::chance::{choose, hash, nth};
 use crate::memory::Sampled;
+use crate::random::{choose, hash, nth};
 
 const WORDS: [&str; 64] = [
     "river", "stone", "the", "under", "quiet", "of", "morning", "light", "and", "a", "field", "turns",
@@ -12,16 +12,16 @@ const WORDS: [&str; 64] = [
     "before", "war", "ended", "here",
 ];
 
-/// What there is instead of letters where the bytes are wrong.
-const RUBBLE: [char; 24] = [
+/// Replaces letters if bytes are wrong.
+const GARBAGE: [char; 24] = [
     '#', 'q', '~', 'z', '%', 'x', '^', 'j', '§', 'v', '$', 'k', '¬', 'w', '|', 'ß', '=', 'þ', '&', 'ŋ', '@',
     'ø', '*', 'ł',
 ];
 
-/// Numbers of an embedding.
+/// Dimensions of an embedding.
 const EMBEDDING_LEN: u64 = 32;
 
-/// What goes on behind a prompt.
+/// The continuation of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Text(u64);
 
@@ -36,16 +36,16 @@ impl Text {
         24 + more
     }
 
-    /// A token, as what the memory holds has it.
+    /// A token, given what the memory holds.
     pub(crate) fn token(self, at: u32, sampled: Sampled) -> String {
         let number = nth(self.0, u64::from(at));
         let word = choose(&WORDS, number).copied().unwrap_or_default();
         let space = if at == 0 { "" } else { " " };
-        let spoilt = spoilt(sampled);
-        if spoilt == 0 {
+        let corruption = corruption(sampled);
+        if corruption == 0 {
             return format!("{space}{word}");
         }
-        let letter = |at| choose(&RUBBLE, nth(number ^ spoilt, at)).copied();
+        let letter = |at| choose(&GARBAGE, nth(number ^ corruption, at)).copied();
         let letters: String = (0u64..).zip(word.chars()).filter_map(|(at, _)| letter(at)).collect();
         format!("{space}{letters}")
     }
@@ -53,15 +53,15 @@ impl Text {
     /// An embedding: each number from -1 to 1.
     pub(crate) fn embedding(self, sampled: Sampled) -> Vec<f32> {
         let number = |at| {
-            let bits = nth(self.0 ^ spoilt(sampled), at).to_le_bytes();
+            let bits = nth(self.0 ^ corruption(sampled), at).to_le_bytes();
             f32::from(i16::from_le_bytes([bits[0], bits[1]])) / 32_768.0
         };
         (0..EMBEDDING_LEN).map(number).collect()
     }
 }
 
-/// 0 for bytes that are as they are to be.
-fn spoilt(sampled: Sampled) -> u64 {
+/// 0 if the bytes are right.
+fn corruption(sampled: Sampled) -> u64 {
     match sampled {
         Sampled::Bytes(off) => off,
         Sampled::Nothing => u64::MAX,
@@ -72,21 +72,21 @@ fn spoilt(sampled: Sampled) -> u64 {
 mod tests {
     use super::*;
 
-    fn said(model: &str, prompt: &str, sampled: Sampled) -> String {
+    fn generate(model: &str, prompt: &str, sampled: Sampled) -> String {
         let text = Text::new(model, prompt);
         (0..text.len()).map(|at| text.token(at, sampled)).collect()
     }
 
     #[test]
     fn text_follows_from_model_prompt_and_bytes() {
-        let right = said("one", "hello", Sampled::Bytes(0));
-        assert_eq!(right, said("one", "hello", Sampled::Bytes(0)));
+        let right = generate("one", "hello", Sampled::Bytes(0));
+        assert_eq!(right, generate("one", "hello", Sampled::Bytes(0)));
         assert!(right.split(' ').all(|word| WORDS.contains(&word)), "{right}");
         let others = [
-            said("two", "hello", Sampled::Bytes(0)),
-            said("one", "hallo", Sampled::Bytes(0)),
-            said("one", "hello", Sampled::Bytes(1)),
-            said("one", "hello", Sampled::Nothing),
+            generate("two", "hello", Sampled::Bytes(0)),
+            generate("one", "hallo", Sampled::Bytes(0)),
+            generate("one", "hello", Sampled::Bytes(1)),
+            generate("one", "hello", Sampled::Nothing),
         ];
         for (nth, other) in others.iter().enumerate() {
             assert!(*other != right && !others[..nth].contains(other), "{other}");

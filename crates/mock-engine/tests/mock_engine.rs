@@ -1,4 +1,4 @@
-//! The mock engine over real sockets: its paths, its streams, its memory, and each of its lies.
+//! The mock engine over real sockets: its paths, its streams, its memory, and each of its faults.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // Helpers are test code, too.
 
@@ -8,24 +8,24 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
-use poorwill_mock_engine::{Ended, Lie, MockEngine, MockEngineError, Telling, serve};
+use poorwill_mock_engine::{Ended, Fault, FaultSpec, MockEngine, MockEngineError, serve};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use self::client::{Answer, Asking, Client};
+use self::client::{Client, RequestBuilder, Response};
 
 const BYTES: u64 = 8 << 20;
 
-/// For what never comes: what would come does so much sooner.
-const NEVER: Duration = Duration::from_millis(200);
+/// Waited for what must not happen: without the defect, it would happen much sooner.
+const SETTLE: Duration = Duration::from_millis(200);
 
-/// For what comes: nothing takes as long.
-const SURELY: Duration = Duration::from_secs(60);
+/// Limit for what must happen: nothing takes as long.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A mock engine that is served in this process.
+/// A mock engine served in this process.
 struct Served {
     url: String,
     client: Client,
@@ -34,58 +34,59 @@ struct Served {
 }
 
 impl Served {
-    async fn honest() -> Self {
-        Self::telling(&[]).await
+    async fn without_faults() -> Self {
+        Self::with_faults(&[]).await
     }
 
-    async fn telling(lies: &[Lie]) -> Self {
-        Self::of(MockEngine { lies: lies.iter().copied().map(Telling::always).collect(), ..fast() }).await
+    async fn with_faults(faults: &[Fault]) -> Self {
+        Self::of(MockEngine { faults: faults.iter().copied().map(FaultSpec::always).collect(), ..fast() })
+            .await
     }
 
     async fn of(options: MockEngine) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let (end, told) = oneshot::channel();
+        let (end, shutdown) = oneshot::channel();
         let ended = tokio::spawn(serve(options, listener, async {
-            // A test that has failed drops the sender.
-            let _ = told.await;
+            // A failed test drops the sender.
+            let _ = shutdown.await;
         }));
         Self { url, client: Client::new(), end: Some(end), ended }
     }
 
-    async fn get(&self, path: &str) -> Answer {
-        self.client.ask(Method::GET, &format!("{}{path}", self.url)).send().await.unwrap()
+    async fn get(&self, path: &str) -> Response {
+        self.client.request(Method::GET, &format!("{}{path}", self.url)).send().await.unwrap()
     }
 
     async fn get_json(&self, path: &str) -> Value {
         self.get(path).await.json().await
     }
 
-    fn posting(&self, path: &str, body: &Value) -> Asking {
-        self.client.ask(Method::POST, &format!("{}{path}", self.url)).json(body)
+    fn posting(&self, path: &str, body: &Value) -> RequestBuilder {
+        self.client.request(Method::POST, &format!("{}{path}", self.url)).json(body)
     }
 
-    async fn post(&self, path: &str, body: &Value) -> Answer {
+    async fn post(&self, path: &str, body: &Value) -> Response {
         self.posting(path, body).send().await.unwrap()
     }
 
-    /// An order without a body that succeeds.
-    async fn order(&self, path: &str) -> Value {
-        let answer = self.client.ask(Method::POST, &format!("{}{path}", self.url)).send().await.unwrap();
+    /// A command without a body, which must succeed.
+    async fn command(&self, path: &str) -> Value {
+        let answer = self.client.request(Method::POST, &format!("{}{path}", self.url)).send().await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK, "{path}");
         answer.json().await
     }
 
     async fn cycle(&self, level: u8) {
-        self.order(&format!("/sleep?level={level}")).await;
-        self.order("/wake_up").await;
+        self.command(&format!("/sleep?level={level}")).await;
+        self.command("/wake_up").await;
     }
 
     async fn is_sleeping(&self) -> bool {
         self.get_json("/is_sleeping").await["is_sleeping"].as_bool().unwrap()
     }
 
-    /// What it says to a prompt.
+    /// The text that it generates for a prompt.
     async fn text(&self) -> String {
         let answer = self.post("/v1/completions", &prompt(12)).await;
         assert_eq!(answer.status(), StatusCode::OK);
@@ -93,11 +94,16 @@ impl Served {
         answer["choices"][0]["text"].as_str().unwrap().to_owned()
     }
 
-    async fn lie(&self, lies: &Value) -> Answer {
-        self.client.ask(Method::PUT, &format!("{}/mock/lies", self.url)).json(lies).send().await.unwrap()
+    async fn set_faults(&self, faults: &Value) -> Response {
+        self.client
+            .request(Method::PUT, &format!("{}/mock/faults", self.url))
+            .json(faults)
+            .send()
+            .await
+            .unwrap()
     }
 
-    /// A line of its metrics, by a part of it.
+    /// The value of the metrics line that contains `part`.
     async fn metric(&self, part: &str) -> u64 {
         let text = self.get("/metrics").await.text().await;
         let line = text.lines().find(|line| !line.starts_with('#') && line.contains(part));
@@ -109,25 +115,25 @@ impl Served {
         self.metric("mock:held_bytes").await
     }
 
-    /// Waits until a metric is this.
+    /// Waits until a metric has this value.
     async fn until(&self, part: &str, value: u64) {
         let is_so = async {
             while self.metric(part).await != value {
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(SURELY, is_so).await.unwrap_or_else(|_| panic!("{part} is never {value}"));
+        timeout(TIMEOUT, is_so).await.unwrap_or_else(|_| panic!("{part} is never {value}"));
     }
 
-    /// Ends it, and says how it ended.
+    /// Shuts it down, and returns how it ended.
     async fn ended(mut self) -> Ended {
         drop(self.end.take());
-        timeout(SURELY, self.ended).await.unwrap().unwrap().unwrap()
+        timeout(TIMEOUT, self.ended).await.unwrap().unwrap().unwrap()
     }
 
-    /// How it ended by itself.
+    /// How it ended without a shutdown.
     async fn crashed(self) -> Ended {
-        timeout(SURELY, self.ended).await.unwrap().unwrap().unwrap()
+        timeout(TIMEOUT, self.ended).await.unwrap().unwrap().unwrap()
     }
 }
 
@@ -139,7 +145,7 @@ fn prompt(tokens: u32) -> Value {
     json!({ "model": "one", "prompt": "Once upon a time", "max_tokens": tokens })
 }
 
-/// One that lasts for as long as a test.
+/// A request that lasts as long as a test.
 fn long(stream: bool) -> Value {
     json!({ "prompt": "x", "max_tokens": 30_000, "ignore_eos": true, "stream": stream })
 }
@@ -154,7 +160,7 @@ fn events(stream: &str) -> (Vec<Value>, bool) {
     (values.collect(), is_done)
 }
 
-async fn assert_error(answer: Answer, status: u16, word: &str) {
+async fn assert_error(answer: Response, status: u16, word: &str) {
     assert_eq!(answer.status().as_u16(), status, "{word}");
     let body: Value = answer.json().await;
     let error = &body["error"];
@@ -164,8 +170,8 @@ async fn assert_error(answer: Answer, status: u16, word: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_says_what_it_is() {
-    let served = Served::honest().await;
+async fn it_reports_its_model() {
+    let served = Served::without_faults().await;
     assert_eq!(served.get("/health").await.status(), StatusCode::OK);
     let models = served.get_json("/v1/models").await;
     assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("one")));
@@ -183,38 +189,38 @@ async fn it_says_what_it_is() {
     assert_eq!(served.metric("vllm:generation_tokens_total").await, 12);
     assert_eq!(served.metric("vllm:prompt_tokens_total").await, 4);
     assert_eq!(served.metric("finished_reason=\"length\"").await, 1);
-    assert_eq!(served.ended().await, Ended::Told);
+    assert_eq!(served.ended().await, Ended::Shutdown);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sleep_gives_all_back_and_a_wake_brings_it_again() {
-    let served = Served::honest().await;
+async fn a_sleep_releases_all_and_a_wake_restores_it() {
+    let served = Served::without_faults().await;
     let text = served.text().await;
     for mode in ["", "&mode=abort", "&mode=wait", "&mode=keep"] {
         assert_eq!(
-            served.order(&format!("/sleep?level=1{mode}")).await,
+            served.command(&format!("/sleep?level=1{mode}")).await,
             json!({ "status": "sleeping", "level": 1 })
         );
         assert!(served.is_sleeping().await);
         assert_eq!((served.held_bytes().await, served.metric("weights_offloaded").await), (0, 1));
-        // Once more does nothing, and says so in no way.
-        served.order("/sleep").await;
-        assert_eq!(served.order("/wake_up").await, json!({ "status": "awake", "tags": null }));
+        // A second sleep does nothing, and reports nothing.
+        served.command("/sleep").await;
+        assert_eq!(served.command("/wake_up").await, json!({ "status": "awake", "tags": null }));
         assert!(!served.is_sleeping().await && served.held_bytes().await >= BYTES);
-        served.order("/wake_up").await;
+        served.command("/wake_up").await;
         assert_eq!(served.text().await, text);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn weights_of_level_two_are_loaded_again_or_missed() {
-    let served = Served::honest().await;
+async fn weights_of_level_two_are_reloaded_or_missing() {
+    let served = Served::without_faults().await;
     let text = served.text().await;
-    served.order("/sleep?level=2").await;
+    served.command("/sleep?level=2").await;
     assert_eq!((served.held_bytes().await, served.metric("discard_all").await), (0, 1));
     let reload = json!({ "method": "reload_weights" });
     assert_error(served.post("/collective_rpc", &reload).await, 500, "wake_up?tags=weights").await;
-    served.order("/wake_up").await;
+    served.command("/wake_up").await;
     assert!(!served.is_sleeping().await && served.held_bytes().await >= BYTES);
     assert_ne!(served.text().await, text);
     let answer: Value = served.post("/collective_rpc", &reload).await.json().await;
@@ -224,32 +230,32 @@ async fn weights_of_level_two_are_loaded_again_or_missed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_wakes_by_tags() {
-    let served = Served::honest().await;
+    let served = Served::without_faults().await;
     let text = served.text().await;
-    served.order("/sleep?level=2").await;
-    let woken = served.order("/wake_up?tags=weights").await;
+    served.command("/sleep?level=2").await;
+    let woken = served.command("/wake_up?tags=weights").await;
     assert_eq!(woken, json!({ "status": "sleeping", "tags": ["weights"] }));
     let held_bytes = served.held_bytes().await;
     assert!((BYTES / 2..BYTES).contains(&held_bytes), "{held_bytes}");
     assert!(served.is_sleeping().await);
     served.post("/collective_rpc", &json!({ "method": "reload_weights" })).await;
     assert_error(served.post("/v1/completions", &prompt(1)).await, 503, "asleep").await;
-    // Neither sleeps: vLLM does nothing then.
-    assert_eq!(served.order("/wake_up?tags=weights").await["status"], "sleeping");
-    assert_eq!(served.order("/wake_up?tags=kv_cache").await["status"], "awake");
+    // Neither sleeps, so vLLM does nothing.
+    assert_eq!(served.command("/wake_up?tags=weights").await["status"], "sleeping");
+    assert_eq!(served.command("/wake_up?tags=kv_cache").await["status"], "awake");
     assert_eq!(served.text().await, text);
-    served.order("/sleep?level=0").await;
+    served.command("/sleep?level=0").await;
     assert!(served.is_sleeping().await && served.held_bytes().await >= BYTES);
-    assert_eq!(served.order("/wake_up?tags=scheduling").await["status"], "awake");
-    served.order("/sleep").await;
-    assert_eq!(served.order("/wake_up?tags=weights&tags=kv_cache").await["status"], "awake");
+    assert_eq!(served.command("/wake_up?tags=scheduling").await["status"], "awake");
+    served.command("/sleep").await;
+    assert_eq!(served.command("/wake_up?tags=weights&tags=kv_cache").await["status"], "awake");
     assert_eq!(served.text().await, text);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sleeper_refuses_what_needs_the_model() {
-    let served = Served::honest().await;
-    served.order("/sleep").await;
+async fn a_sleeping_engine_refuses_requests() {
+    let served = Served::without_faults().await;
+    served.command("/sleep").await;
     for (path, body) in [
         ("/v1/completions", prompt(1)),
         ("/v1/completions", long(true)),
@@ -266,7 +272,7 @@ async fn a_sleeper_refuses_what_needs_the_model() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_request_gives_the_same_bytes() {
-    let [first, second] = [Served::honest().await, Served::honest().await];
+    let [first, second] = [Served::without_faults().await, Served::without_faults().await];
     for (path, mut body) in [
         ("/v1/completions", prompt(9)),
         ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "x" }] })),
@@ -292,7 +298,7 @@ async fn the_same_request_gives_the_same_bytes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn completions_are_openais() {
-    let served = Served::honest().await;
+    let served = Served::without_faults().await;
     let ask = |body: Value| served.posting("/v1/completions", &body).header("x-request-id", "r").send();
     let whole: Value = ask(prompt(3)).await.unwrap().json().await;
     let text = whole["choices"][0]["text"].as_str().unwrap().to_owned();
@@ -346,7 +352,7 @@ async fn completions_are_openais() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn chats_are_openais() {
-    let served = Served::honest().await;
+    let served = Served::without_faults().await;
     let part = json!({ "type": "text", "text": "who are you" });
     let mut body = json!({ "model": "one", "messages": [{ "role": "user", "content": [part] }] });
     let whole: Value = served.post("/v1/chat/completions", &body).await.json().await;
@@ -359,9 +365,9 @@ async fn chats_are_openais() {
     let (events, is_done) = events(&stream);
     assert!(is_done && events.iter().all(|event| event["object"] == "chat.completion.chunk"));
     assert_eq!(events[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
-    let said: String =
+    let output: String =
         events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
-    assert_eq!(choice["message"]["content"], said);
+    assert_eq!(choice["message"]["content"], output);
     let finishes: Vec<&Value> = events.iter().map(|event| &event["choices"][0]["finish_reason"]).collect();
     let (last, before) = finishes.split_last().unwrap();
     assert!(*last == "stop" && before.iter().all(|finish| finish.is_null()));
@@ -369,7 +375,7 @@ async fn chats_are_openais() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn responses_are_openais() {
-    let served = Served::honest().await;
+    let served = Served::without_faults().await;
     let mut body = json!({ "input": [{ "role": "user", "content": "x" }], "instructions": "be brief" });
     let whole: Value = served.post("/v1/responses", &body).await.json().await;
     let text = &whole["output"][0]["content"][0]["text"];
@@ -385,9 +391,9 @@ async fn responses_are_openais() {
     }
     let of = |kind: &str| events.iter().filter(|event| event["type"] == kind).collect::<Vec<_>>();
     assert_eq!(events[0]["response"]["status"], "in_progress");
-    let said: String =
+    let output: String =
         of("response.output_text.delta").iter().map(|event| event["delta"].as_str().unwrap()).collect();
-    assert_eq!((text, &of("response.output_text.done")[0]["text"]), (&json!(said), text));
+    assert_eq!((text, &of("response.output_text.done")[0]["text"]), (&json!(output), text));
     let last = events.last().unwrap();
     assert_eq!((&last["type"], &last["response"]["usage"]), (&json!("response.completed"), &whole["usage"]));
     assert_eq!(&last["response"]["output"][0]["content"][0]["text"], text);
@@ -398,7 +404,7 @@ async fn responses_are_openais() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn embeddings_are_openais() {
-    let served = Served::honest().await;
+    let served = Served::without_faults().await;
     let mut body = json!({ "input": ["a", "b c"] });
     let floats: Value = served.post("/v1/embeddings", &body).await.json().await;
     let numbers = |at: usize| floats["data"][at]["embedding"].as_array().unwrap().clone();
@@ -408,15 +414,15 @@ async fn embeddings_are_openais() {
     let coded: Value = served.post("/v1/embeddings", &body).await.json().await;
     // 32 numbers of 4 bytes, in threes.
     assert_eq!(coded["data"][1]["embedding"].as_str().unwrap().len(), 172);
-    served.order("/sleep?level=2").await;
-    served.order("/wake_up").await;
-    let spoilt: Value = served.post("/v1/embeddings", &body).await.json().await;
-    assert_ne!(spoilt["data"], coded["data"]);
+    served.command("/sleep?level=2").await;
+    served.command("/wake_up").await;
+    let corrupt: Value = served.post("/v1/embeddings", &body).await.json().await;
+    assert_ne!(corrupt["data"], coded["data"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn malformed_requests_are_told_what_is_wrong() {
-    let served = Served::honest().await;
+async fn malformed_requests_get_an_explanation() {
+    let served = Served::without_faults().await;
     let chat = "/v1/chat/completions";
     for (path, body, status, word) in [
         ("/v1/completions", "", 400, "cannot be read"),
@@ -442,15 +448,16 @@ async fn malformed_requests_are_told_what_is_wrong() {
         ("/v1/nothing", "", 404, "/v1/nothing"),
         ("/health", "", 405, "POST"),
     ] {
-        let asked = served.client.ask(Method::POST, &format!("{}{path}", served.url)).body(body).send().await;
-        assert_error(asked.unwrap(), status, word).await;
+        let request =
+            served.client.request(Method::POST, &format!("{}{path}", served.url)).body(body).send().await;
+        assert_error(request.unwrap(), status, word).await;
     }
     assert!(!served.is_sleeping().await);
     assert_eq!(served.metric("vllm:num_requests_running").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_leaves_ends_what_is_generated_for_it() {
+async fn a_request_ends_when_its_client_disconnects() {
     let slow = MockEngine { tokens_per_s: NonZeroU32::new(20).unwrap(), ..fast() };
     let served = Served::of(slow).await;
     let mut stream = served.post("/v1/completions", &long(true)).await;
@@ -465,19 +472,19 @@ async fn a_client_that_leaves_ends_what_is_generated_for_it() {
     served.until("mock:clients_gone_total", 2).await;
     assert_eq!(served.metric("finished_reason=\"abort\"").await, 2);
     let generated = served.metric("vllm:generation_tokens_total").await;
-    sleep(NEVER).await;
+    sleep(SETTLE).await;
     assert_eq!(served.metric("vllm:generation_tokens_total").await, generated);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sleep_aborts_what_is_generated_or_waits_for_it() {
+async fn a_sleep_aborts_requests_or_waits_for_them() {
     let paced = MockEngine { tokens_per_s: NonZeroU32::new(200).unwrap(), ..fast() };
     let served = Served::of(paced).await;
     let some = json!({ "prompt": "x", "max_tokens": 50, "ignore_eos": true, "stream": true });
     for (mode, body, finish) in [("abort", long(true), "abort"), ("wait", some, "length")] {
         let mut stream = served.post("/v1/completions", &body).await;
         let begun = stream.chunk().await.unwrap().unwrap();
-        served.order(&format!("/sleep?mode={mode}")).await;
+        served.command(&format!("/sleep?mode={mode}")).await;
         assert!(served.is_sleeping().await && served.held_bytes().await == 0);
         assert_eq!(served.metric("vllm:num_requests_running").await, 0);
         let rest = stream.text().await;
@@ -485,61 +492,67 @@ async fn a_sleep_aborts_what_is_generated_or_waits_for_it() {
         let last = &events.last().unwrap()["choices"][0]["finish_reason"];
         assert_eq!((last, is_done), (&json!(finish), true), "{mode}");
         assert!(mode == "abort" || events.len() == 50);
-        served.order("/wake_up").await;
+        served.command("/wake_up").await;
     }
     assert_eq!(served.metric("mock:clients_gone_total").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sleep_that_keeps_what_is_generated_has_it_go_on() {
+async fn a_sleep_that_keeps_requests_lets_them_continue() {
     let paced = MockEngine { tokens_per_s: NonZeroU32::new(200).unwrap(), ..fast() };
     let served = Served::of(paced).await;
     let mut stream = served.post("/v1/completions", &long(true)).await;
-    let mut said = stream.chunk().await.unwrap().unwrap().to_vec();
-    served.order("/sleep?mode=keep").await;
+    let mut output = stream.chunk().await.unwrap().unwrap().to_vec();
+    served.command("/sleep?mode=keep").await;
     assert_eq!((served.held_bytes().await, served.metric("vllm:num_requests_running").await), (0, 1));
     let generated = served.metric("vllm:generation_tokens_total").await;
-    sleep(NEVER).await;
+    sleep(SETTLE).await;
     assert_eq!(served.metric("vllm:generation_tokens_total").await, generated);
-    served.order("/wake_up").await;
-    let count = |said: &[u8]| std::str::from_utf8(said).unwrap().matches("data: ").count();
-    while u64::try_from(count(&said)).unwrap() < generated + 10 {
-        said.extend(timeout(SURELY, stream.chunk()).await.unwrap().unwrap().unwrap());
+    served.command("/wake_up").await;
+    let count = |output: &[u8]| std::str::from_utf8(output).unwrap().matches("data: ").count();
+    while u64::try_from(count(&output)).unwrap() < generated + 10 {
+        output.extend(timeout(TIMEOUT, stream.chunk()).await.unwrap().unwrap().unwrap());
     }
-    let (events, _) = events(std::str::from_utf8(&said).unwrap());
-    let said: String = events.iter().map(|event| event["choices"][0]["text"].as_str().unwrap()).collect();
+    let (events, _) = events(std::str::from_utf8(&output).unwrap());
+    let output: String = events.iter().map(|event| event["choices"][0]["text"].as_str().unwrap()).collect();
     let undisturbed = json!({ "prompt": "x", "max_tokens": events.len(), "ignore_eos": true });
-    let other: Value = Served::honest().await.post("/v1/completions", &undisturbed).await.json().await;
-    assert_eq!(other["choices"][0]["text"], said);
+    let other: Value =
+        Served::without_faults().await.post("/v1/completions", &undisturbed).await.json().await;
+    assert_eq!(other["choices"][0]["text"], output);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lies_are_told_at_run_time() {
-    let served = Served::honest().await;
-    assert_eq!(served.get_json("/mock/lies").await, json!([]));
-    let lies = json!(["says-asleep", "slow=0.5"]);
-    assert_eq!(served.lie(&lies).await.json::<Value>().await, lies);
-    assert_eq!(served.get_json("/mock/lies").await, lies);
+async fn faults_are_set_at_run_time() {
+    let served = Served::without_faults().await;
+    assert_eq!(served.get_json("/mock/faults").await, json!([]));
+    let faults = json!(["says-asleep", "slow=0.5"]);
+    assert_eq!(served.set_faults(&faults).await.json::<Value>().await, faults);
+    assert_eq!(served.get_json("/mock/faults").await, faults);
     assert!(served.is_sleeping().await);
-    for wrong in [json!(["says-awake"]), json!(["slow=2"]), json!({}), json!([1])] {
-        assert_eq!(served.lie(&wrong).await.status(), StatusCode::BAD_REQUEST);
+    for invalid in [json!(["says-awake"]), json!(["slow=2"]), json!({}), json!([1])] {
+        assert_eq!(served.set_faults(&invalid).await.status(), StatusCode::BAD_REQUEST);
     }
-    assert_error(served.lie(&json!(["x"])).await, 400, "keeps-memory").await;
-    assert_eq!(served.get_json("/mock/lies").await, lies);
-    served.lie(&json!([])).await;
+    assert_error(served.set_faults(&json!(["x"])).await, 400, "keeps-memory").await;
+    assert_eq!(served.get_json("/mock/faults").await, faults);
+    // The old path and metric, for one release.
+    assert_eq!(served.get_json("/mock/lies").await, faults);
+    let occurred =
+        served.metric("mock:faults_total{engine=\"0\",model_name=\"one\",fault=\"says-asleep\"}").await;
+    assert_eq!(served.metric("lie=\"says-asleep\"").await, occurred);
+    served.set_faults(&json!([])).await;
     assert!(!served.is_sleeping().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_seed_lies_on_the_same_occasions() {
+async fn the_same_seed_injects_the_same_faults() {
     let mut rows = Vec::new();
     for seed in [3, 3, 4] {
-        let lies = vec![Telling::at_times(Lie::Refuses, 0.5).unwrap()];
-        let served = Served::of(MockEngine { lies, seed, ..fast() }).await;
+        let faults = vec![FaultSpec::with_probability(Fault::Refuses, 0.5).unwrap()];
+        let served = Served::of(MockEngine { faults, seed, ..fast() }).await;
         let mut row = Vec::new();
         for _ in 0..32 {
             let answer =
-                served.client.ask(Method::POST, &format!("{}/wake_up", served.url)).send().await.unwrap();
+                served.client.request(Method::POST, &format!("{}/wake_up", served.url)).send().await.unwrap();
             row.push(answer.status().as_u16());
         }
         rows.push(row);
@@ -549,17 +562,17 @@ async fn the_same_seed_lies_on_the_same_occasions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lies_about_memory() {
-    for (lie, asleep_bytes) in [(Lie::KeepsMemory, BYTES), (Lie::KeepsSome, BYTES / 2)] {
-        let served = Served::telling(&[lie]).await;
+async fn faults_of_memory() {
+    for (fault, asleep_bytes) in [(Fault::KeepsMemory, BYTES), (Fault::KeepsSome, BYTES / 2)] {
+        let served = Served::with_faults(&[fault]).await;
         let text = served.text().await;
-        served.order("/sleep").await;
+        served.command("/sleep").await;
         assert!(served.is_sleeping().await);
-        assert_eq!(served.held_bytes().await, asleep_bytes, "{lie}");
-        served.order("/wake_up").await;
-        assert_eq!((served.held_bytes().await, served.text().await), (BYTES, text), "{lie}");
+        assert_eq!(served.held_bytes().await, asleep_bytes, "{fault}");
+        served.command("/wake_up").await;
+        assert_eq!((served.held_bytes().await, served.text().await), (BYTES, text), "{fault}");
     }
-    let served = Served::telling(&[Lie::Leaks]).await;
+    let served = Served::with_faults(&[Fault::Leaks]).await;
     for cycles in 1..=3 {
         served.cycle(1).await;
         assert_eq!(served.metric("mock:leaked_bytes").await, cycles * (4 << 20));
@@ -567,40 +580,43 @@ async fn lies_about_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lies_about_waking() {
-    let served = Served::honest().await;
+async fn faults_of_waking() {
+    let served = Served::without_faults().await;
     let text = served.text().await;
-    let wake_with = async |lie: Lie| {
-        served.order("/sleep").await;
-        served.lie(&json!([lie.name()])).await;
-        assert_eq!(served.order("/wake_up").await["status"], "awake", "{lie}");
+    let wake_with = async |fault: Fault| {
+        served.command("/sleep").await;
+        served.set_faults(&json!([fault.name()])).await;
+        assert_eq!(served.command("/wake_up").await["status"], "awake", "{fault}");
     };
-    wake_with(Lie::WakesByHalf).await;
+    wake_with(Fault::WakesByHalf).await;
     assert!(served.is_sleeping().await && served.held_bytes().await == BYTES / 2);
     assert_error(served.post("/v1/completions", &prompt(1)).await, 503, "asleep").await;
-    for (lie, held_bytes) in [(Lie::WakesEmpty, 0), (Lie::Gibberish, BYTES)] {
-        served.lie(&json!([])).await;
-        served.order("/wake_up").await;
-        wake_with(lie).await;
+    for (fault, held_bytes) in [(Fault::WakesEmpty, 0), (Fault::Gibberish, BYTES)] {
+        served.set_faults(&json!([])).await;
+        served.command("/wake_up").await;
+        wake_with(fault).await;
         assert!(!served.is_sleeping().await);
-        assert_eq!(served.held_bytes().await, held_bytes, "{lie}");
-        let said = served.text().await;
-        assert!(!text.split(' ').any(|word| said.split(' ').any(|other| other == word)), "{lie}: {said}");
+        assert_eq!(served.held_bytes().await, held_bytes, "{fault}");
+        let output = served.text().await;
+        assert!(
+            !text.split(' ').any(|word| output.split(' ').any(|other| other == word)),
+            "{fault}: {output}"
+        );
     }
-    // An honest cycle is all that it takes.
-    served.lie(&json!([])).await;
+    // One cycle without faults restores the text.
+    served.set_faults(&json!([])).await;
     served.cycle(1).await;
     assert_eq!(served.text().await, text);
-    // Weights that are loaded again are wrong, too.
-    served.lie(&json!(["gibberish"])).await;
+    // Reloaded weights are wrong, too.
+    served.set_faults(&json!(["gibberish"])).await;
     served.cycle(2).await;
     served.post("/collective_rpc", &json!({ "method": "reload_weights" })).await;
     assert_ne!(served.text().await, text);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_refuses_does_nothing() {
-    let served = Served::telling(&[Lie::Refuses]).await;
+async fn a_refusal_does_nothing() {
+    let served = Served::with_faults(&[Fault::Refuses]).await;
     for path in ["/sleep", "/wake_up"] {
         assert_error(served.post(path, &json!({})).await, 500, "refuse").await;
     }
@@ -609,86 +625,86 @@ async fn what_refuses_does_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_hangs_answers_when_the_lie_is_taken_back() {
-    for (lie, path) in [
-        (Lie::HangsInSleep, "/sleep"),
-        (Lie::HangsInWake, "/wake_up"),
-        (Lie::HangsInAnswer, "/v1/completions"),
-        (Lie::HangsInAnswer, "/v1/embeddings"),
+async fn a_hang_ends_when_its_fault_is_cleared() {
+    for (fault, path) in [
+        (Fault::HangsInSleep, "/sleep"),
+        (Fault::HangsInWake, "/wake_up"),
+        (Fault::HangsInAnswer, "/v1/completions"),
+        (Fault::HangsInAnswer, "/v1/embeddings"),
     ] {
-        let served = Served::telling(&[lie]).await;
+        let served = Served::with_faults(&[fault]).await;
         let body = json!({ "prompt": "x", "input": "x", "max_tokens": 3 });
-        let mut asked = tokio::spawn(served.posting(path, &body).send());
-        served.until(&format!("lie=\"{lie}\""), 1).await;
-        assert!(timeout(NEVER, &mut asked).await.is_err(), "{lie} answers");
+        let mut request = tokio::spawn(served.posting(path, &body).send());
+        served.until(&format!("fault=\"{fault}\""), 1).await;
+        assert!(timeout(SETTLE, &mut request).await.is_err(), "{fault} answers");
         assert_eq!(served.get("/health").await.status(), StatusCode::OK);
         assert!(!served.is_sleeping().await);
-        served.lie(&json!([])).await;
-        let answer = timeout(SURELY, asked).await.unwrap().unwrap().unwrap();
-        assert_eq!(answer.status(), StatusCode::OK, "{lie}");
-        assert_eq!(served.is_sleeping().await, lie == Lie::HangsInSleep);
+        served.set_faults(&json!([])).await;
+        let answer = timeout(TIMEOUT, request).await.unwrap().unwrap().unwrap();
+        assert_eq!(answer.status(), StatusCode::OK, "{fault}");
+        assert_eq!(served.is_sleeping().await, fault == Fault::HangsInSleep);
     }
-    // A sleep goes to its end also without whoever asked for it.
-    let served = Served::telling(&[Lie::HangsInSleep]).await;
-    let asked = tokio::spawn(served.posting("/sleep", &json!({})).send());
-    served.until("lie=\"hangs-in-sleep\"", 1).await;
-    asked.abort();
-    served.lie(&json!([])).await;
+    // A sleep completes even if its client disconnects.
+    let served = Served::with_faults(&[Fault::HangsInSleep]).await;
+    let request = tokio::spawn(served.posting("/sleep", &json!({})).send());
+    served.until("fault=\"hangs-in-sleep\"", 1).await;
+    request.abort();
+    served.set_faults(&json!([])).await;
     served.until("mock:held_bytes", 0).await;
 }
 
-// On one thread: what was said before the crash goes out before it.
+// On one thread: earlier tokens are sent before the crash.
 #[tokio::test]
-async fn what_crashes_breaks_its_connections() {
-    let served = Served::telling(&[Lie::CrashesInStream]).await;
+async fn a_crash_breaks_the_connections() {
+    let served = Served::with_faults(&[Fault::CrashesInStream]).await;
     let body = json!({ "prompt": "x", "max_tokens": 20, "stream": true });
     let mut stream = served.post("/v1/completions", &body).await;
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     let is_broken = loop {
         match stream.chunk().await {
-            Ok(Some(chunk)) => said.extend(chunk),
+            Ok(Some(chunk)) => output.extend(chunk),
             Ok(None) => break false,
             Err(_) => break true,
         }
     };
-    let (events, is_done) = events(std::str::from_utf8(&said).unwrap());
+    let (events, is_done) = events(std::str::from_utf8(&output).unwrap());
     assert!(is_broken && !is_done && (1..20).contains(&events.len()), "{events:?}");
     let url = served.url.clone();
-    assert_eq!(served.crashed().await, Ended::Crashed(Lie::CrashesInStream));
-    assert!(Client::new().ask(Method::GET, &url).send().await.is_err());
+    assert_eq!(served.crashed().await, Ended::Crashed(Fault::CrashesInStream));
+    assert!(Client::new().request(Method::GET, &url).send().await.is_err());
 
-    for (lie, path) in [(Lie::CrashesInSleep, "/sleep"), (Lie::CrashesInWake, "/wake_up")] {
-        let served = Served::honest().await;
-        if lie == Lie::CrashesInWake {
-            served.order("/sleep").await;
+    for (fault, path) in [(Fault::CrashesInSleep, "/sleep"), (Fault::CrashesInWake, "/wake_up")] {
+        let served = Served::without_faults().await;
+        if fault == Fault::CrashesInWake {
+            served.command("/sleep").await;
         }
-        served.lie(&json!([lie.name()])).await;
-        assert!(served.posting(path, &json!({})).send().await.is_err(), "{lie}");
-        assert_eq!(served.crashed().await, Ended::Crashed(lie));
+        served.set_faults(&json!([fault.name()])).await;
+        assert!(served.posting(path, &json!({})).send().await.is_err(), "{fault}");
+        assert_eq!(served.crashed().await, Ended::Crashed(fault));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_is_told_to_end_lets_requests_end() {
-    let paced = MockEngine { tokens_per_s: NonZeroU32::new(200).unwrap(), grace: SURELY, ..fast() };
+async fn a_shutdown_lets_requests_end() {
+    let paced = MockEngine { tokens_per_s: NonZeroU32::new(200).unwrap(), grace: TIMEOUT, ..fast() };
     let mut served = Served::of(paced).await;
     let body = json!({ "prompt": "x", "max_tokens": 20, "stream": true });
     let mut stream = served.post("/v1/completions", &body).await;
     stream.chunk().await.unwrap();
     drop(served.end.take());
     assert!(stream.text().await.ends_with("data: [DONE]\n\n"));
-    assert_eq!(served.ended().await, Ended::Told);
+    assert_eq!(served.ended().await, Ended::Shutdown);
 
     let served = Served::of(MockEngine { grace: Duration::ZERO, ..fast() }).await;
-    served.lie(&json!(["hangs-in-answer"])).await;
-    let asked = tokio::spawn(served.posting("/v1/completions", &prompt(1)).send());
+    served.set_faults(&json!(["hangs-in-answer"])).await;
+    let request = tokio::spawn(served.posting("/v1/completions", &prompt(1)).send());
     served.until("vllm:num_requests_running", 1).await;
-    assert_eq!(served.ended().await, Ended::Told);
-    assert!(asked.await.unwrap().is_err());
+    assert_eq!(served.ended().await, Ended::Shutdown);
+    assert!(request.await.unwrap().is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_without_memory_says_so() {
+async fn too_little_memory_is_an_error() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let error = serve(MockEngine::new("one", 1), listener, std::future::pending()).await.unwrap_err();
     assert!(error.to_string().contains("cannot hold 1 B"), "{error}");

@@ -1,21 +1,23 @@
-//! A capture into a graph, for drivers that capture nothing: as long as a test says that one is under way, a
-//! [`ScriptedDriver`](crate::scripted::ScriptedDriver) says so, too, and what a pool may not do meanwhile is noted.
+//! Simulates a graph capture for drivers that have none.
+//!
+//! While a test declares a capture, a [`ScriptedDriver`](crate::scripted::ScriptedDriver) reports it, and calls that
+//! a pool must not make during one are recorded.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::{Op, StreamId};
 
-/// What a pool may not ask for during a capture: a real one would end with an error by some of it.
+/// Calls that a pool may not make during a capture: some of them would invalidate a real one.
 const FORBIDDEN: [Op; 4] = [Op::EventRecord, Op::EventQuery, Op::EventSynchronize, Op::Synchronize];
 
-/// Whether a capture is under way, and what has spoiled it.
+/// Whether a capture is active, and which calls invalidated it.
 #[derive(Debug, Default)]
 pub struct Capture(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     stream: Option<StreamId>,
-    spoiled_by: Vec<Op>,
+    invalidated_by: Vec<Op>,
 }
 
 impl Capture {
@@ -23,18 +25,18 @@ impl Capture {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on this stream is being captured.
+    /// Starts the capture of this stream.
     pub fn begin(&self, stream: StreamId) {
-        *self.state() = State { stream: Some(stream), spoiled_by: Vec::new() };
+        *self.state() = State { stream: Some(stream), invalidated_by: Vec::new() };
     }
 
-    /// The capture is over.
+    /// Ends the capture.
     ///
     /// # Panics
-    /// When it was spoiled.
+    /// If a forbidden call was made.
     pub fn end(&self) {
-        let State { spoiled_by, .. } = std::mem::take(&mut *self.state());
-        assert!(spoiled_by.is_empty(), "the capture was spoiled by these calls: {spoiled_by:?}");
+        let State { invalidated_by, .. } = std::mem::take(&mut *self.state());
+        assert!(invalidated_by.is_empty(), "the capture was invalidated by these calls: {invalidated_by:?}");
     }
 
     /// The stream that is being captured.
@@ -43,11 +45,11 @@ impl Capture {
         self.state().stream
     }
 
-    /// A call that the driver is asked for.
+    /// Records a call of the driver.
     pub(crate) fn note(&self, op: Op) {
         let mut state = self.state();
         if state.stream.is_some() && FORBIDDEN.contains(&op) {
-            state.spoiled_by.push(op);
+            state.invalidated_by.push(op);
         }
     }
 }

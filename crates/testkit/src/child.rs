@@ -1,24 +1,24 @@
-//! Tests that run again in a process of their own, since what they are about is read only once in a process, or ends it.
+//! Runs a test again in its own process, where it tests what is read once per process or ends the process.
 
 use std::process::{Command, Output};
 
-/// The environment variable that tells such a process which part it plays.
+/// The environment variable that holds the child's role.
 const ROLE: &str = "POORWILL_TEST_ROLE";
 
-/// How the variables begin that say something about GPUs.
+/// Prefixes of the variables that concern GPUs.
 const SETTINGS: [&str; 5] =
     ["CUDA_", "NVIDIA_", "LD_PRELOAD", "POORWILL_FAKE_CUDA_", "POORWILL_FAKE_NVML_DEVICES"];
 
-/// The part that this process plays; none where it is the test itself.
+/// The role of this process; `None` in the test itself.
 #[must_use]
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// This test program, to run the calling test alone, as `role`, with these variables.
+/// A command that runs the calling test alone, as `role`, with these variables.
 ///
 /// # Panics
-/// On a thread that is not the test's own.
+/// Outside the test's own thread.
 #[must_use]
 pub fn command(role: &str, variables: &[(&str, &str)]) -> Command {
     let thread = std::thread::current();
@@ -27,10 +27,10 @@ pub fn command(role: &str, variables: &[(&str, &str)]) -> Command {
     command_for(test, role, variables)
 }
 
-/// The same for another test of this program, named by its path.
+/// A command that runs the test at this path of the same program.
 ///
 /// # Panics
-/// When the program cannot be found.
+/// If the program cannot be found.
 #[must_use]
 pub fn command_for(test: &str, role: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -39,7 +39,7 @@ pub fn command_for(test: &str, role: &str, variables: &[(&str, &str)]) -> Comman
     command
 }
 
-/// The same without whatever the tester's environment says about GPUs.
+/// Removes the caller's GPU variables from a command.
 #[must_use]
 pub fn without_settings(mut command: Command) -> Command {
     let given: Vec<_> = command.get_envs().map(|(name, _)| name.to_owned()).collect();
@@ -55,27 +55,27 @@ pub fn without_settings(mut command: Command) -> Command {
 /// Runs the command.
 ///
 /// # Panics
-/// Unless it ran one test, and well.
+/// Unless exactly one test ran, and passed.
 pub fn expect_success(command: Command) {
-    drop(said_by(command));
+    drop(output_of(command));
 }
 
-/// The same, and gives what it said.
+/// Runs the command and returns its output.
 ///
 /// # Panics
 /// As [`expect_success`].
 #[must_use]
-pub fn said_by(mut command: Command) -> String {
+pub fn output_of(mut command: Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
-    let [out, err] = [stdout, stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    let [out, err] = [stdout, stderr].map(|output| String::from_utf8_lossy(&output).into_owned());
     assert!(status.success() && out.contains("1 passed"), "{command:?}: {status}\n{out}\n{err}");
     out
 }
 
-/// Whether the caller is in a process of its own, with these variables. Otherwise it has run in one, and well.
+/// Whether this is the child process, with these variables set. Otherwise runs the child first.
 ///
 /// # Panics
-/// When it has not.
+/// If the child fails.
 #[must_use]
 pub fn in_a_child(variables: &[(&str, &str)]) -> bool {
     let is_child = role().is_some();
@@ -91,16 +91,16 @@ mod tests {
 
     #[test]
     fn a_child_is_the_same_test_in_another_environment() {
-        let variables = [("POORWILL_FAKE_CUDA_PLAY", "one")];
+        let variables = [("POORWILL_FAKE_CUDA_SIMULATE", "one")];
         if !in_a_child(&variables) {
             return;
         }
         assert_eq!(role().as_deref(), Some("alone"));
-        assert_eq!(std::env::var("POORWILL_FAKE_CUDA_PLAY").as_deref(), Ok("one"));
+        assert_eq!(std::env::var("POORWILL_FAKE_CUDA_SIMULATE").as_deref(), Ok("one"));
         let gone = without_settings(command("another", &[]));
         let gone: Vec<_> =
             gone.get_envs().filter(|(_, value)| value.is_none()).map(|(name, _)| name).collect();
-        assert!(gone.contains(&std::ffi::OsStr::new("POORWILL_FAKE_CUDA_PLAY")), "{gone:?}");
+        assert!(gone.contains(&std::ffi::OsStr::new("POORWILL_FAKE_CUDA_SIMULATE")), "{gone:?}");
         let kept = without_settings(command("another", &variables));
         assert!(kept.get_envs().all(|(_, value)| value.is_some()));
     }

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The clock. It begins at the time at which it was made.
+/// The clock. It starts at the time of its creation.
 #[derive(Debug)]
 pub struct Clock {
     began: Instant,
-    /// Nanoseconds since then.
+    /// Nanoseconds since the start.
     passed: AtomicU64,
 }
 
@@ -18,13 +18,13 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// What it shows.
+    /// The time it shows.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.began + Duration::from_nanos(self.passed.load(Ordering::Acquire))
     }
 
-    /// Moves it on.
+    /// Moves it forward.
     pub fn advance(&self, by: Duration) {
         let nanos = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
         self.passed.fetch_add(nanos, Ordering::AcqRel);

@@ -1,8 +1,7 @@
 //! The rules of the driver contract, one function each.
 //!
-//! `driver_contract!(open)` makes a test of every rule, where `open` is a function that gives a fresh
-//! `Arc<dyn Driver>` with at least [`GRANULES_MIN`] free granules. The names in brackets are those of the
-//! contract's text in [`poorwill_core::driver`].
+//! `driver_contract!(open)` makes a test of every rule. `open` returns a fresh `Arc<dyn Driver>` with at least
+//! [`GRANULES_MIN`] free granules. The names in brackets are the rules' names in [`poorwill_core::driver`].
 
 mod captures;
 mod kernel_copies;
@@ -16,23 +15,23 @@ use poorwill_core::{
     BackingId, CopyPart, DeviceRange, Digest, Driver, DriverErrorKind, EventId, HostBuffer, StreamId,
 };
 
-pub use captures::{Capturer, a_capture_is_told_and_left_valid, nothing_is_captured_unasked};
+pub use captures::{Capturer, a_capture_is_reported_and_stays_valid, nothing_is_captured_unasked};
 pub use kernel_copies::{
-    copies_by_kernel_are_copies, copies_by_kernel_check_their_places,
-    copies_by_kernel_keep_the_order_of_their_stream, what_has_ended_is_told,
+    copies_by_kernel_are_copies, copies_by_kernel_check_their_ranges,
+    copies_by_kernel_keep_the_order_of_their_stream, has_ended_reports_completion,
 };
 pub use saves::{
-    digests_are_in_the_order_of_their_ranges, saves_check_their_places, saves_digest_what_they_store,
+    digests_are_in_the_order_of_their_ranges, saves_check_their_ranges, saves_digest_what_they_store,
     saves_keep_the_order_of_their_stream,
 };
 
-use crate::gated::Gate;
+use crate::latch::Latch;
 use crate::pattern;
 
 /// Free granules that the suite needs.
 pub const GRANULES_MIN: u64 = 96;
 
-/// Makes a test of every rule for the driver that the expression opens.
+/// Makes a test of every rule, for the driver that the expression opens.
 #[macro_export]
 macro_rules! driver_contract {
     ($open:expr) => {
@@ -41,13 +40,13 @@ macro_rules! driver_contract {
             reservations_of_several_threads_are_each_their_own, creation_is_counted_exactly,
             too_much_is_refused_and_forgotten, mapping_is_exact, access_comes_with_set_access,
             bytes_stay_in_their_backing, unmap_takes_exact_runs, release_waits_for_the_last_unmap,
-            handles_are_spent_once, copies_take_any_bytes, copies_check_their_places,
+            handles_are_spent_once, copies_take_any_bytes, copies_check_their_ranges,
             buffers_are_free_after_wait, dropped_work_is_still_done, a_stream_keeps_its_order,
             events_order_streams, unknown_streams_and_events_are_refused, streams_are_known_until_they_end, zeros_and_digests, host_work_keeps_the_order,
-            saves_digest_what_they_store, saves_keep_the_order_of_their_stream, saves_check_their_places,
+            saves_digest_what_they_store, saves_keep_the_order_of_their_stream, saves_check_their_ranges,
             digests_are_in_the_order_of_their_ranges, nothing_is_captured_unasked,
             copies_by_kernel_are_copies, copies_by_kernel_keep_the_order_of_their_stream,
-            copies_by_kernel_check_their_places, what_has_ended_is_told,
+            copies_by_kernel_check_their_ranges, has_ended_reports_completion,
             host_memory_is_exact, threads_may_call_anything, rounds_leave_nothing);
     };
     ($open:expr; $($rule:ident),+) => {
@@ -175,7 +174,7 @@ pub fn reservations_are_aligned_and_exclusive(driver: &dyn Driver) {
     mapped.end();
 }
 
-/// \[reserve\], \[threads\]: also those whose addresses another thread is just giving back.
+/// \[reserve\], \[threads\]: also addresses that another thread is releasing at this moment.
 pub fn reservations_of_several_threads_are_each_their_own(driver: &dyn Driver) {
     let bytes = granule(driver);
     let reserve = || {
@@ -205,10 +204,10 @@ pub fn creation_is_counted_exactly(driver: &dyn Driver) {
 /// \[create\], \[atomic\], \[no-memory\]
 pub fn too_much_is_refused_and_forgotten(driver: &dyn Driver) {
     let (g, before) = (granule(driver), free(driver));
-    let asked = driver.info().total_bytes / g * g + g;
-    match kind(driver.create(asked)) {
+    let requested = driver.info().total_bytes / g * g + g;
+    match kind(driver.create(requested)) {
         DriverErrorKind::OutOfMemory { asked_bytes, free_bytes } => {
-            assert_eq!((asked_bytes, free_bytes), (asked, before));
+            assert_eq!((asked_bytes, free_bytes), (requested, before));
         }
         other => panic!("{other:?}"),
     }
@@ -293,16 +292,20 @@ pub fn unmap_takes_exact_runs(driver: &dyn Driver) {
     let range = driver.reserve(6 * g).unwrap();
     let at = |i: u64, n: u64| DeviceRange::new(range.addr + i * g, n * g);
     let backings: Vec<BackingId> = [2, 1, 2].iter().map(|n| driver.create(n * g).unwrap()).collect();
-    for (place, backing) in [at(0, 2), at(2, 1), at(4, 2)].into_iter().zip(&backings) {
-        driver.map(place, *backing).unwrap();
-        driver.set_access(place).unwrap();
-        write(driver, place, sample(place.addr, place.bytes));
+    for (mapping, backing) in [at(0, 2), at(2, 1), at(4, 2)].into_iter().zip(&backings) {
+        driver.map(mapping, *backing).unwrap();
+        driver.set_access(mapping).unwrap();
+        write(driver, mapping, sample(mapping.addr, mapping.bytes));
     }
     for wrong in [at(0, 1), at(1, 1), at(1, 2), at(0, 4), at(0, 6), at(3, 1), at(2, 2)] {
         assert_not_mapped(driver.unmap(wrong));
     }
-    for place in [at(0, 2), at(2, 1), at(4, 2)] {
-        assert_eq!(read(driver, place), sample(place.addr, place.bytes), "a refused unmap changed something");
+    for mapping in [at(0, 2), at(2, 1), at(4, 2)] {
+        assert_eq!(
+            read(driver, mapping),
+            sample(mapping.addr, mapping.bytes),
+            "a refused unmap changed something"
+        );
     }
     driver.unmap(at(0, 3)).expect("one call for a run of mappings");
     driver.unmap(at(4, 2)).unwrap();
@@ -348,17 +351,17 @@ pub fn copies_take_any_bytes(driver: &dyn Driver) {
     let mut expected = sample(4, 2 * g);
     write(driver, range, expected.clone());
     let at = |offset: u64, bytes: u64| DeviceRange::new(range.addr + offset, bytes);
-    // Odd places, one of them across the border of two mappings, out of one buffer in one call.
+    // Odd addresses, one across the border of two mappings, from one buffer in one call.
     let buffer = sample(5, 1 << 10);
-    let places = [(1, 3, 100), (g - 7, 200, 13), (2 * g - 1, 999, 1)];
+    let parts_at = [(1, 3, 100), (g - 7, 200, 13), (2 * g - 1, 999, 1)];
     let parts: Vec<CopyPart> =
-        places.iter().map(|(to, from, n)| CopyPart { device: at(*to, *n), host_offset: *from }).collect();
+        parts_at.iter().map(|(to, from, n)| CopyPart { device: at(*to, *n), host_offset: *from }).collect();
     driver
         .copy_to_device(StreamId::DEFAULT, Arc::new(buffer.clone().into()), &parts)
         .unwrap()
         .wait()
         .unwrap();
-    for (to, from, n) in places
+    for (to, from, n) in parts_at
         .map(|(to, from, n)| [to, from, n].map(|x| usize::try_from(x).unwrap()))
         .map(|[a, b, c]| (a, b, c))
     {
@@ -367,7 +370,7 @@ pub fn copies_take_any_bytes(driver: &dyn Driver) {
     assert_eq!(read(driver, range), expected);
     let gathered =
         driver.copy_to_host(StreamId::DEFAULT, vec![0; 1 << 10].into(), &parts).unwrap().wait().unwrap();
-    for (_, from, n) in places
+    for (_, from, n) in parts_at
         .map(|(to, from, n)| [to, from, n].map(|x| usize::try_from(x).unwrap()))
         .map(|[a, b, c]| (a, b, c))
     {
@@ -380,7 +383,7 @@ pub fn copies_take_any_bytes(driver: &dyn Driver) {
 }
 
 /// \[validate\], \[ranges\]
-pub fn copies_check_their_places(driver: &dyn Driver) {
+pub fn copies_check_their_ranges(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 1);
     let part = |offset, bytes, host_offset| CopyPart {
@@ -510,14 +513,14 @@ pub fn streams_are_known_until_they_end(driver: &dyn Driver) {
             assert!(!seen.contains(&stream), "{stream} was another one's number");
             seen.push(stream);
             driver.check_stream(stream).unwrap();
-            let gate = Arc::new(Gate::default());
-            let held = Arc::clone(&gate);
+            let latch = Arc::new(Latch::default());
+            let held = Arc::clone(&latch);
             let work = driver.launch_host(stream, Box::new(move || held.pass())).unwrap();
             thread::scope(|scope| {
                 let ending = scope.spawn(|| driver.stream_destroy(stream));
-                // However long it takes to end: as long as its work is held up, it is known.
+                // The stream stays known until its work has ended, however long that takes.
                 driver.check_stream(stream).unwrap();
-                gate.open();
+                latch.open();
                 ending.join().unwrap().unwrap();
             });
             assert_unknown(driver.check_stream(stream));
@@ -559,8 +562,8 @@ pub fn host_work_keeps_the_order(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 1);
     let stream = driver.stream_create().unwrap();
-    let (gate, ran) = (Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
-    let (passing, counted) = (Arc::clone(&gate), Arc::clone(&ran));
+    let (latch, ran) = (Arc::new(Latch::default()), Arc::new(AtomicU64::new(0)));
+    let (passing, counted) = (Arc::clone(&latch), Arc::clone(&ran));
     let parts = [CopyPart { device: mapped.range, host_offset: 0 }];
     drop(driver.copy_to_device(stream, Arc::new(sample(11, g).into()), &parts).unwrap());
     let held = driver.launch_host(stream, Box::new(move || passing.pass())).unwrap();
@@ -572,7 +575,7 @@ pub fn host_work_keeps_the_order(driver: &dyn Driver) {
     let event = driver.event_record(stream).unwrap();
     assert!(!driver.event_query(event).unwrap(), "the stream is held");
     assert_eq!(ran.load(Ordering::Relaxed), 0);
-    gate.open();
+    latch.open();
     held.wait().unwrap();
     zeros.wait().unwrap();
     last.unwrap().wait().unwrap();
@@ -602,7 +605,7 @@ pub fn host_memory_is_exact(driver: &dyn Driver) {
 
 /// \[threads\]
 pub fn threads_may_call_anything(driver: &dyn Driver) {
-    // A machine may keep something for its first streams, but not more and more of it.
+    // A device may keep memory for its first streams, but the amount must not grow.
     eight_threads(driver);
     let before = free(driver);
     eight_threads(driver);
@@ -617,7 +620,7 @@ fn eight_threads(driver: &dyn Driver) {
                 let stream = driver.stream_create().unwrap();
                 for round in 0..20 {
                     let mapped = Mapped::new(driver, 1 + (thread + round) % 4);
-                    // The calls are what matters here, and not how much is copied.
+                    // Few bytes, since this checks the calls.
                     let end = DeviceRange::new(mapped.range.end() - g.min(1 << 16), g.min(1 << 16));
                     let bytes = sample(thread * 100 + round, end.bytes);
                     let parts = [CopyPart { device: end, host_offset: 0 }];
@@ -634,7 +637,7 @@ fn eight_threads(driver: &dyn Driver) {
     });
 }
 
-/// No leak in the device's own count, however often.
+/// Repeated rounds leak nothing by the device's own count.
 pub fn rounds_leave_nothing(driver: &dyn Driver) {
     let before = driver.memory_info().unwrap();
     for round in 0..300 {

@@ -1,9 +1,8 @@
-//! The device that the tests of a run are about.
+//! The device that a test run uses.
 //!
-//! `POORWILL_TEST_DEVICE` names it: `host` (also where nothing is named) is the host device, `fake` the CUDA
-//! driver over a stand-in for NVIDIA's library, `cuda:N` a GPU. A promise is written once, against
-//! [`TestDevice`], and holds on all of them. What can only be shown on one kind says so with
-//! [`skipped_unless`] and ends there.
+//! `POORWILL_TEST_DEVICE` names it: `host` (the default) is the host device, `fake` the CUDA driver over the fake
+//! libcuda, `cuda:N` a GPU. A promise is written once, against [`TestDevice`], and holds on all of them. A test that
+//! only some kinds can run ends with [`skipped_unless`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +29,7 @@ pub enum Kind {
     Host,
     /// The CUDA driver over the fake library.
     Fake,
-    /// The GPU of this number.
+    /// The GPU with this ordinal.
     Cuda(u32),
 }
 
@@ -58,10 +57,10 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
-    /// What the environment names.
+    /// The kind named by the environment.
     ///
     /// # Panics
-    /// When that is none.
+    /// If the name is unknown.
     #[must_use]
     pub fn of_this_run() -> Self {
         match std::env::var(VARIABLE) {
@@ -71,22 +70,23 @@ impl Kind {
         }
     }
 
-    /// Whether streams that are held by functions of the host are held independently of each other. A GPU's
-    /// driver may run all of these on one thread, and then the first one that waits holds up the others.
+    /// Whether host functions can hold several streams independently. A GPU's driver may run all host functions on
+    /// one thread, where the first one that waits delays the others.
     #[must_use]
     pub fn holds_streams_apart(self) -> bool {
         !matches!(self, Self::Cuda(_))
     }
 
-    /// One of so many injected failures is enough: of each on the host device, of fewer where the same code has run
-    /// on it before or where 2 MiB really move, and of fewer still in a quick run. Strides are primes, so that they
-    /// stay out of step with what repeats.
+    /// The step between injected failures: one of so many calls fails.
+    ///
+    /// It is 1 on the host device, and larger in a quick run. It is also larger on the others, which run the same code
+    /// again or really move 2 MiB. Strides are primes, so that they stay out of step with repeated patterns.
     #[must_use]
     pub fn stride(self) -> usize {
         self.stride_of(Effort::of_this_run())
     }
 
-    /// The same of cases that each move dozens of granules to the host and back.
+    /// The stride for cases that each move dozens of granules to the host and back.
     #[must_use]
     pub fn stride_of_cycles(self) -> usize {
         self.stride_of_cycles_of(Effort::of_this_run())
@@ -109,7 +109,7 @@ impl Kind {
         }
     }
 
-    /// How many of the `usual` random cases to run: at least one.
+    /// The number of random cases to run, of `usual`: at least one.
     #[must_use]
     pub fn cases(self, usual: u32) -> u32 {
         self.cases_of(Effort::of_this_run(), usual)
@@ -125,20 +125,20 @@ impl Kind {
     }
 }
 
-/// Whether a test ends here, since it needs what only some kinds have; it says so.
+/// Whether the test must end here, since this kind of device lacks what it needs. Prints the reason.
 #[must_use]
 pub fn skipped_unless(has: impl FnOnce(Kind) -> bool, reason: &str) -> bool {
     let kind = Kind::of_this_run();
     let skipped = !has(kind);
     if skipped {
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
-        // Not `eprintln`, whose words the test harness keeps to itself when the test passes.
+        // Not `eprintln`, which the test harness captures when the test passes.
         let _ = writeln!(io::stderr(), "{test}: skipped on {kind}: {reason}");
     }
     skipped
 }
 
-/// A device that belongs to one test alone, or its share of one. It dereferences to its driver.
+/// A device, or a share of one, that belongs to one test. It dereferences to its driver.
 #[derive(Debug, Clone)]
 pub struct TestDevice {
     kind: Kind,
@@ -148,15 +148,15 @@ pub struct TestDevice {
 #[derive(Debug, Clone)]
 enum Machine {
     Host(Arc<HostDevice>),
-    /// Of a machine that the whole process shares.
+    /// A share of a device that the whole process uses.
     Slice(Arc<Slice>),
 }
 
 impl TestDevice {
-    /// A device of so many granules, as small as the machine has them.
+    /// A device of this many granules, of the smallest size it supports.
     ///
     /// # Panics
-    /// When there is none.
+    /// If the device cannot be opened.
     #[must_use]
     pub fn open(granules: u64) -> Self {
         match Kind::of_this_run() {
@@ -169,7 +169,7 @@ impl TestDevice {
     /// A device of this capacity with granules of 2 MiB, as GPUs have them.
     ///
     /// # Panics
-    /// When there is none.
+    /// If the device cannot be opened.
     #[must_use]
     pub fn with_capacity(bytes: u64) -> Self {
         let granules = |driver: &dyn Driver| bytes / driver.info().granule_bytes;
@@ -180,7 +180,7 @@ impl TestDevice {
         }
     }
 
-    /// Most that [`TestDevice::with_capacity`] can give.
+    /// The largest capacity for [`TestDevice::with_capacity`].
     #[must_use]
     pub fn capacity_bytes_max() -> u64 {
         match Kind::of_this_run() {
@@ -200,13 +200,13 @@ impl TestDevice {
         Self { kind, machine: Machine::Slice(Arc::new(Slice::new(machine, granules))) }
     }
 
-    /// What it is.
+    /// Its kind.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// As pools take it.
+    /// The driver, as pools take it.
     #[must_use]
     pub fn driver(&self) -> Arc<dyn Driver> {
         match &self.machine {
@@ -215,7 +215,7 @@ impl TestDevice {
         }
     }
 
-    /// The machine itself: the whole GPU, not the share of one test. Other tests and processes move its figures.
+    /// The device itself: the whole GPU, not the share of one test. Other tests and processes change its figures.
     #[must_use]
     pub fn machine(&self) -> Arc<dyn Driver> {
         match &self.machine {
@@ -224,13 +224,13 @@ impl TestDevice {
         }
     }
 
-    /// Whether another process finds the same memory when it opens the device.
+    /// Whether another process sees the same memory when it opens the device.
     #[must_use]
     pub fn is_shared_between_processes(&self) -> bool {
         matches!(self.kind, Kind::Cuda(_))
     }
 
-    /// Host memory given out by `host_alloc` and not dropped yet, in bytes.
+    /// Bytes of host memory from `host_alloc` that are not dropped yet.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         match &self.machine {
@@ -239,33 +239,34 @@ impl TestDevice {
         }
     }
 
-    /// Waits until nobody has host memory of this device any more. Where work ends that nobody waits for, what it has
-    /// touched is let go of by whoever uses the device next: on one that tests share, that may be another test's
-    /// thread, which is not done with it yet.
+    /// Waits until no host memory of this device is in use.
+    ///
+    /// Work whose result was dropped releases its buffer in a later call of the device. On a shared device, that call
+    /// may run on another test's thread and may not be done yet.
     ///
     /// # Panics
-    /// When somebody keeps it; with `context`.
+    /// If host memory stays in use; with `context`.
     pub fn expect_no_host_bytes(&self, context: &str) {
         self.expect_host_bytes(0, context);
     }
 
-    /// Waits until so many bytes of host memory of this device are in use: see [`TestDevice::expect_no_host_bytes`].
+    /// Waits until this much host memory of the device is in use: see [`TestDevice::expect_no_host_bytes`].
     ///
     /// # Panics
-    /// When there are more or fewer; with `context`.
+    /// If there stays more or less; with `context`.
     pub fn expect_host_bytes(&self, bytes: u64, context: &str) {
         eventually(context, || {
-            // Using the device has it let go.
+            // Any call of the device releases the buffers of completed work.
             self.memory_info().unwrap();
             self.host_bytes() == bytes
         });
     }
 
-    /// Memory behind the device: the operating system's own count of what was touched on the host device,
-    /// elsewhere what was created and not given back.
+    /// Physical memory of the device: on the host device, the operating system's count of touched memory; elsewhere,
+    /// what was created and not released.
     ///
     /// # Panics
-    /// When the operating system does not tell.
+    /// If the operating system reports no count.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
         match &self.machine {
@@ -292,21 +293,20 @@ impl fmt::Display for TestDevice {
     }
 }
 
-/// The machine that all slices of this process are cut from. Opened once: a GPU's context takes its time.
+/// The device that all slices of this process share. Opened once, since creating a GPU's context is slow.
 fn shared(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
     static OPEN: Mutex<BTreeMap<(Kind, u32), Arc<dyn Driver>>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     Arc::clone(open.entry((kind, ordinal)).or_insert_with(|| open_cuda(kind, ordinal)))
 }
 
-/// The CUDA driver's device of this number, of the library that belongs to the kind.
+/// The CUDA device with this ordinal, through the library of its kind.
 fn open_cuda(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
     let library = library_of(kind);
     Arc::new(CudaDevice::open(&CudaConfig::default().numbered(ordinal).through(library)).unwrap())
 }
 
-/// How the CUDA driver is opened in this run: on the GPU that is named, otherwise over the fake library, where
-/// granules are those of GPUs.
+/// The CUDA configuration of this run: the named GPU, otherwise the fake library, with a GPU's granules.
 #[must_use]
 pub fn cuda_config() -> CudaConfig {
     match Kind::of_this_run() {

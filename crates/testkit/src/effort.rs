@@ -1,9 +1,9 @@
-//! How hard the tests of a run try: how many random cases, how many of a row of injected failures.
+//! How thorough a test run is: how many random cases, and how many injected failures.
 //!
-//! `POORWILL_EFFORT` is `quick` (a developer's run), `usual` (what every change has to pass, and what a run without
-//! the variable does) or `long` (a night). Every test states its usual number; this module scales it.
+//! `POORWILL_EFFORT` is `quick` (a developer's run), `usual` (the default, required for every change) or `long` (a
+//! night). Every test states its usual number; this module scales it.
 //!
-//! `POORWILL_SEED` is a number that random tests begin with, so that what one has found can be found again.
+//! `POORWILL_SEED` is the seed of random tests, so that a failure can be reproduced.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,15 +12,15 @@ use std::sync::Once;
 /// The environment variable that names the effort.
 pub const VARIABLE: &str = "POORWILL_EFFORT";
 
-static SAID: Once = Once::new();
+static PRINTED: Once = Once::new();
 
 /// The environment variable that names the seed.
 pub const SEED: &str = "POORWILL_SEED";
 
-/// The seed that the environment names, if it does.
+/// The seed from the environment, if it is set.
 ///
 /// # Panics
-/// When that is no number.
+/// If it is not a number.
 #[must_use]
 pub fn seed_of_this_run() -> Option<u64> {
     let text = std::env::var_os(SEED)?;
@@ -28,22 +28,22 @@ pub fn seed_of_this_run() -> Option<u64> {
     Some(seed.unwrap_or_else(|| panic!("{SEED} is `{}`; it has to be a number", text.display())))
 }
 
-/// How hard the tests of a run try.
+/// How thorough a test run is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effort {
     /// A tenth of the usual cases.
     Quick,
-    /// The cases that a test states.
+    /// As many cases as a test states.
     Usual,
     /// Twenty times as many.
     Long,
 }
 
 impl Effort {
-    /// What the environment names.
+    /// The effort named by the environment.
     ///
     /// # Panics
-    /// When that is none.
+    /// If the name is unknown.
     #[must_use]
     pub fn of_this_run() -> Self {
         let effort = match std::env::var(VARIABLE) {
@@ -51,12 +51,12 @@ impl Effort {
             Err(std::env::VarError::NotPresent) => Self::Usual,
             Err(error) => panic!("{VARIABLE}: {error}"),
         };
-        // `cargo xtask test --rest` runs those tests again that have said this.
-        SAID.call_once(|| eprintln!("poorwill effort: {effort}"));
+        // `cargo xtask test --rest` reruns the tests that print this.
+        PRINTED.call_once(|| eprintln!("poorwill effort: {effort}"));
         effort
     }
 
-    /// How many of `usual` cases to run: at least one.
+    /// The number of cases to run, of `usual`: at least one.
     #[must_use]
     pub fn cases(self, usual: u32) -> u32 {
         match self {

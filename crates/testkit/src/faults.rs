@@ -1,14 +1,15 @@
-//! Load → sleep → wake → free, memory that moves between segments, and sleeps that are prepared, with driver calls
-//! failing at every place.
+//! Fault injection: driver calls fail at every position of three scenarios. The scenarios are load → sleep → wake →
+//! free, memory that moves between segments, and prepared sleeps.
 //!
-//! [`some_calls`] runs each of three scenarios again and again; in each run another call of the driver fails, and in further
-//! runs the two, three or five calls from there on, so that undoing fails as well. After every
-//! failure the promises are checked with the faults switched off: all or nothing, every byte where it
-//! belongs, the pool's figures equal to the device's. Then the step is tried again and must succeed in the
-//! end. The scenario ends with an empty device.
+//! [`some_calls`] runs each scenario many times, and each time another call of the driver fails. In further runs two,
+//! three or five consecutive calls fail, so that undoing fails as well.
 //!
-//! What fails is a call of the [`Driver`] trait, or, where a subject brings an [`Injector`], a call that the
-//! driver itself makes further down.
+//! After every failure, faults are switched off and the promises are checked. Operations are all or nothing, every
+//! byte is in its position, and the pool's figures equal the device's. Then the step is repeated until it succeeds. A
+//! scenario ends with an empty device.
+//!
+//! The failing call is one of the [`Driver`] trait, or, if the subject has an [`Injector`], a call that the driver
+//! makes itself.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,17 +20,17 @@ use poorwill_core::{
     Release, SleepReport, SleepRequest, StreamId, Tag, TagState, Verify, WakeRequest,
 };
 
-use crate::gated::{Gate, hold, source};
+use crate::latch::{Latch, hold, source};
 use crate::pattern;
 use crate::scripted::{Call, ScriptedDriver, Verdict};
 
-/// A device under test, and what must hold when nothing uses it any more.
+/// A device under test, and the check after its last use.
 pub struct Subject {
     /// The device.
     pub driver: Arc<dyn Driver>,
-    /// Called at the end of a scenario, with the pool closed.
+    /// Called at the end of a scenario, after the pool is closed.
     pub assert_clean: Box<dyn Fn()>,
-    /// Makes calls below the driver fail, instead of calls of the driver.
+    /// Makes calls below the driver fail, instead of the driver's own.
     pub injector: Option<Box<dyn Injector>>,
 }
 
@@ -40,15 +41,15 @@ impl Subject {
     }
 }
 
-/// Counts the calls that a driver makes, and makes some of them fail.
+/// Counts the calls that a driver makes, and fails some of them.
 pub trait Injector: Send + Sync {
-    /// Counts from now on, beginning with 0, and fails the calls `first .. first + count`.
+    /// Starts counting at 0, and fails the calls `first .. first + count`.
     fn arm(&self, first: u64, count: u64);
 
-    /// Ends that. Returns how many calls were made since.
+    /// Stops. Returns the number of calls since [`Injector::arm`].
     fn disarm(&self) -> u64;
 
-    /// What the call with this number was, of those that were counted when it was armed last.
+    /// The name of the call with this number, since the last [`Injector::arm`].
     fn called(&self, number: u64) -> String;
 }
 
@@ -58,16 +59,16 @@ impl std::fmt::Debug for Subject {
     }
 }
 
-/// What the runs met, so that a caller can tell that the hard cases were among it.
+/// What the runs encountered, so that a caller can check that the hard cases were among it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Runs that met a fault.
+    /// Runs in which a call failed.
     pub runs: u64,
     /// Sleeps that failed and left everything awake.
     pub sleeps_undone: u64,
     /// Sleeps that failed and could not be undone.
     pub stranded: u64,
-    /// Sleeps that could not give everything back.
+    /// Sleeps that could not release everything.
     pub shortfalls: u64,
     /// Wakes that failed and left everything asleep.
     pub wakes_undone: u64,
@@ -75,37 +76,37 @@ pub struct Tally {
     pub prepares_undone: u64,
     /// Allocations that failed and took nothing.
     pub allocs_undone: u64,
-    /// Trims that could not give everything back.
+    /// Trims that could not release everything.
     pub trims_undone: u64,
 }
 
-/// What happens to a new world.
+/// The steps of a run in a new fixture.
 #[derive(Debug, Clone, Copy)]
 struct Scenario {
-    steps: fn(&mut World<'_>),
+    steps: fn(&mut Fixture<'_>),
     limit_granules: Option<u64>,
-    /// How many calls fail in a row.
+    /// How many consecutive calls fail.
     bursts: &'static [u64],
 }
 
 const SCENARIOS: [Scenario; 3] = [
-    Scenario { steps: |world| world.sleep_and_wake(), limit_granules: None, bursts: &[1, 2, 3, 5] },
-    Scenario { steps: |world| world.move_memory(), limit_granules: Some(24), bursts: &[1, 3] },
-    Scenario { steps: |world| world.prepare_and_change(), limit_granules: None, bursts: &[1, 3] },
+    Scenario { steps: |fixture| fixture.sleep_and_wake(), limit_granules: None, bursts: &[1, 2, 3, 5] },
+    Scenario { steps: |fixture| fixture.move_memory(), limit_granules: Some(24), bursts: &[1, 3] },
+    Scenario { steps: |fixture| fixture.prepare_and_change(), limit_granules: None, bursts: &[1, 3] },
 ];
 
-/// Runs the scenarios with one call in `stride` failing first, and with bursts. Beside these, each kind of call that a
-/// step makes fails once, wherever the stride leads.
+/// Runs the scenarios with one call in `stride` failing first, and with bursts. In addition, the first call of each
+/// kind in each step fails once.
 ///
 /// # Panics
-/// When a promise is broken; the message names the run and the step.
+/// If a promise is broken; the message names the run and the step.
 pub fn some_calls(stride: usize, open: &dyn Fn() -> Subject) -> Tally {
     let mut tally = Tally::default();
     for scenario in SCENARIOS {
         let kinds = kinds(open, scenario);
         assert!(kinds.len() > 20, "the scenario makes only these calls: {kinds:?}");
         for (nth, burst) in (0..).zip(scenario.bursts) {
-            // Each size of burst begins elsewhere.
+            // Each burst size starts at another offset.
             let mut end = u64::MAX;
             for first in (nth % stride as u64..).step_by(stride) {
                 if !run(open, scenario, first, *burst, &mut tally).reached {
@@ -116,7 +117,7 @@ pub fn some_calls(stride: usize, open: &dyn Fn() -> Subject) -> Tally {
             }
             let left = |first: &u64| *first < end && first % stride as u64 != nth % stride as u64;
             for first in kinds.values().copied().filter(left).filter(|_| nth == 0) {
-                // Where threads of the background are about, one run may make fewer calls than another.
+                // Background threads may make fewer calls in one run than in another.
                 tally.runs += u64::from(run(open, scenario, first, *burst, &mut tally).reached);
             }
         }
@@ -124,7 +125,7 @@ pub fn some_calls(stride: usize, open: &dyn Fn() -> Subject) -> Tally {
     tally
 }
 
-/// The calls of a run in which nothing fails: of each step and name the first.
+/// The first call of each step and name, in a run without failures.
 fn kinds(open: &dyn Fn() -> Subject, scenario: Scenario) -> BTreeMap<(&'static str, String), u64> {
     let mut kinds = BTreeMap::new();
     let calls = run(open, scenario, u64::MAX - 9, 1, &mut Tally::default()).calls;
@@ -134,59 +135,59 @@ fn kinds(open: &dyn Fn() -> Subject, scenario: Scenario) -> BTreeMap<(&'static s
     kinds
 }
 
-/// What a run has met.
-struct Met {
-    /// Whether a call that was to fail was made.
+/// The calls of one run.
+struct Trace {
+    /// Whether the call that was to fail was made.
     reached: bool,
-    /// All calls: the step that made it, and its name.
+    /// The step and the name of each call.
     calls: Vec<(&'static str, String)>,
 }
 
-/// One run with calls `first .. first + burst` failing.
-fn run(open: &dyn Fn() -> Subject, scenario: Scenario, first: u64, burst: u64, tally: &mut Tally) -> Met {
+/// One run in which the calls `first .. first + burst` fail.
+fn run(open: &dyn Fn() -> Subject, scenario: Scenario, first: u64, burst: u64, tally: &mut Tally) -> Trace {
     let Subject { driver, assert_clean, injector } = open();
-    let (armed, calls, gates) = Default::default();
-    let faults = Arc::new(Faults { injector, armed, step: Mutex::new(""), calls, first, burst, gates });
+    let (armed, calls, latches) = Default::default();
+    let faults = Arc::new(Faults { injector, armed, step: Mutex::new(""), calls, first, burst, latches });
     let script = Arc::clone(&faults);
     let driver = ScriptedDriver::new(driver, move |call| {
-        if script.hits(call) {
+        if script.fails(call) {
             return Verdict::device_failure(call);
         }
         if WAITS.contains(&call.op) {
-            script.open_gates();
+            script.open_latches();
         }
         Verdict::Pass
     });
     let run = format!("calls {first}..{}", first + burst);
-    World::run(scenario, Arc::new(driver), Arc::clone(&faults), run, tally);
+    Fixture::run(scenario, Arc::new(driver), Arc::clone(&faults), run, tally);
     assert_clean();
     let calls = std::mem::take(&mut *faults.calls.lock().unwrap());
-    Met { reached: calls.len() as u64 > first, calls }
+    Trace { reached: calls.len() as u64 > first, calls }
 }
 
-/// Calls that return when work has passed.
+/// Calls that return when work is complete.
 const WAITS: [Op; 4] = [Op::EventSynchronize, Op::Synchronize, Op::StreamSynchronize, Op::StreamDestroy];
 
 struct Faults {
     injector: Option<Box<dyn Injector>>,
     armed: AtomicBool,
-    /// What is being done while it is armed.
+    /// The current step, while armed.
     step: Mutex<&'static str>,
-    /// Calls made while armed: the step that made it, and its name.
+    /// The step and the name of each call made while armed.
     calls: Mutex<Vec<(&'static str, String)>>,
     first: u64,
     burst: u64,
-    /// Of work that is held back.
-    gates: Mutex<Vec<Arc<Gate>>>,
+    /// Latches that hold work back.
+    latches: Mutex<Vec<Arc<Latch>>>,
 }
 
 impl Faults {
-    fn open_gates(&self) {
-        self.gates.lock().unwrap().drain(..).for_each(|gate| gate.open());
+    fn open_latches(&self) {
+        self.latches.lock().unwrap().drain(..).for_each(|latch| latch.open());
     }
 
     /// Whether this call of the driver fails.
-    fn hits(&self, call: Call) -> bool {
+    fn fails(&self, call: Call) -> bool {
         if !self.armed.load(Ordering::Relaxed) {
             return false;
         }
@@ -205,7 +206,7 @@ impl Faults {
             self.armed.store(false, Ordering::Relaxed);
             return result;
         };
-        // Each time it counts anew: what was counted before is taken off both ends.
+        // The injector counts from 0 each time, so subtract the calls counted before.
         let calls = self.calls.lock().unwrap().len() as u64;
         let [first, end] = [self.first, self.first + self.burst].map(|call| call.saturating_sub(calls));
         injector.arm(first, end - first);
@@ -216,16 +217,16 @@ impl Faults {
     }
 }
 
-/// What a block should read as.
+/// What a block must read as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Bytes {
-    /// Kept, since it is compared many times.
+    /// Stored, since it is compared many times.
     Pattern(Vec<u8>),
     Zeros,
     Unknown,
 }
 
-struct World<'a> {
+struct Fixture<'a> {
     tally: &'a mut Tally,
     run: String,
     pool: Pool,
@@ -234,19 +235,19 @@ struct World<'a> {
     blocks: Vec<(Block, Tag, Bytes)>,
     states: BTreeMap<Tag, TagState>,
     seed: u64,
-    /// How much work was held back. The runs that begin with an odd call are one ahead.
+    /// How often work was held. Runs that start with an odd call are one ahead.
     holds: u64,
-    /// That part of it that is waited for in the end: nobody waits for every second one.
+    /// The held work that is waited for at the end. Every second one is dropped instead.
     held: Vec<Pending<()>>,
 }
 
-impl Drop for World<'_> {
+impl Drop for Fixture<'_> {
     fn drop(&mut self) {
-        self.faults.open_gates(); // Also after a panic: nobody else will.
+        self.faults.open_latches(); // Also after a panic.
     }
 }
 
-impl<'a> World<'a> {
+impl<'a> Fixture<'a> {
     fn run(
         scenario: Scenario,
         driver: Arc<dyn Driver>,
@@ -263,9 +264,9 @@ impl<'a> World<'a> {
             .expect("a pool opens once the faults are over");
         let (blocks, states, held) = Default::default();
         let holds = faults.first % 2;
-        let mut world = Self { tally, run, pool, driver, faults, blocks, states, seed: 0, holds, held };
-        (scenario.steps)(&mut world);
-        world.close();
+        let mut fixture = Self { tally, run, pool, driver, faults, blocks, states, seed: 0, holds, held };
+        (scenario.steps)(&mut fixture);
+        fixture.close();
     }
 
     fn sleep_and_wake(&mut self) {
@@ -273,15 +274,15 @@ impl<'a> World<'a> {
         for bytes in [3 * granule + 100, 10 * granule, 700, 600, 5 * granule] {
             self.load(bytes, &Tag::weights());
         }
-        self.load(13 * granule, &Tag::kv_cache()); // A span, a chunk and a granule.
+        self.load(13 * granule, &Tag::kv_cache()); // A large chunk, a chunk and a granule.
         self.load(1000, &Tag::runtime());
         self.free(2);
         self.sleep(&SleepRequest::all(Level::One));
-        self.free(2); // Asleep, and of the first segment.
-        self.free_part(1, granule, 6 * granule); // Cuts two chunks.
+        self.free(2); // Asleep, and in the first segment.
+        self.free_part(1, granule, 6 * granule); // Splits two chunks.
         self.wake(None);
         self.refill(1);
-        self.free_part(2, 3 * granule, 4 * granule); // The last of a chunk.
+        self.free_part(2, 3 * granule, 4 * granule); // The last granule of a chunk.
         self.free_part(0, 512, 2 * granule + 512);
         self.sleep(&SleepRequest::of([Tag::weights()], Level::One));
         self.wake(Some(vec![Tag::weights()]));
@@ -297,7 +298,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Sizes that do not fit what was freed, on two streams, up to the limit.
+    /// Sizes that do not fit the freed memory, on two streams, up to the limit.
     fn move_memory(&mut self) {
         let granule = self.driver.info().granule_bytes;
         let streams = [0, 1].map(|_| self.driver.stream_create().unwrap());
@@ -305,12 +306,12 @@ impl<'a> World<'a> {
         self.load_on(3 * granule + 100, &weights, streams[1]);
         self.load_on(12 * granule, &weights, streams[0]);
         self.free(1);
-        self.load_on(6 * granule, &weights, streams[0]); // Its end cuts a chunk.
+        self.load_on(6 * granule, &weights, streams[0]); // Its end splits a chunk.
         self.free(1);
         self.load_on(13 * granule, &kv, streams[1]); // The chunks move to addresses that hold all of it.
         self.hold(1, streams[1]);
         self.free(1);
-        self.load_on(19 * granule, &weights, streams[0]); // Waits for what is held.
+        self.load_on(19 * granule, &weights, streams[0]); // Waits for held work.
         self.free(1);
         self.record_use(0, streams[0]);
         self.hold(0, streams[0]);
@@ -318,8 +319,8 @@ impl<'a> World<'a> {
         self.load_on(2 * granule + 1, &weights, streams[1]);
         self.load_on(18 * granule, &kv, streams[0]);
         let last = self.blocks.len() - 1;
-        self.free_part(last, 3 * granule, 17 * granule); // Cuts a span, and frees the other.
-        self.load_on(5 * granule, &weights, streams[1]); // In what has left.
+        self.free_part(last, 3 * granule, 17 * granule); // Splits one large chunk and frees the other.
+        self.load_on(5 * granule, &weights, streams[1]); // In the freed part.
         self.trim();
         while !self.blocks.is_empty() {
             self.free(0);
@@ -332,17 +333,17 @@ impl<'a> World<'a> {
         streams.into_iter().for_each(|stream| self.driver.stream_destroy(stream).unwrap());
     }
 
-    /// Preparations, small changes, and tags of which something is known.
+    /// Preparations, small changes, and tags with declared changes.
     fn prepare_and_change(&mut self) {
         let granule = self.driver.info().granule_bytes;
         let (weights, lora, runtime) = (Tag::weights(), Tag::new("lora").unwrap(), Tag::runtime());
         let level_1 = SleepRequest::all(Level::One);
-        // After the first wake, the weights have a span.
+        // After the first wake, the weights have a large chunk.
         for (bytes, tag) in [(9 * granule, &weights), (5 * granule, &lora), (700, &lora), (9, &runtime)] {
             self.load(bytes, tag);
         }
-        self.insist("declare", |pool| pool.declare_changes(&lora, Changes::Immutable));
-        self.insist("declare", |pool| pool.declare_changes(&runtime, Changes::Volatile));
+        self.retry("declare", |pool| pool.declare_changes(&lora, Changes::Immutable));
+        self.retry("declare", |pool| pool.declare_changes(&runtime, Changes::Volatile));
         self.prepare(&level_1);
         self.refill(0);
         self.refill(3);
@@ -365,12 +366,12 @@ impl<'a> World<'a> {
     }
 
     fn prepare(&mut self, request: &SleepRequest) {
-        self.insist("prepare", |pool| pool.prepare_sleep(request)?.wait());
+        self.retry("prepare", |pool| pool.prepare_sleep(request)?.wait());
         self.check("prepare");
     }
 
-    /// Does `f` until it succeeds, checking the promises after each failure.
-    fn insist<T>(&mut self, step: &'static str, f: impl Fn(&Pool) -> Result<T, PoolError>) -> T {
+    /// Repeats `f` until it succeeds, checking the promises after each failure.
+    fn retry<T>(&mut self, step: &'static str, f: impl Fn(&Pool) -> Result<T, PoolError>) -> T {
         let mut last = None;
         for _ in 0..9 {
             match self.faults.while_armed(step, || f(&self.pool)) {
@@ -398,7 +399,7 @@ impl<'a> World<'a> {
         self.check(&context);
     }
 
-    /// All that must hold at any time, with the faults switched off.
+    /// Checks all invariants, with the faults switched off.
     fn check(&self, context: &str) {
         let stats = self.pool.stats().unwrap();
         let used_bytes = self.driver.memory_info().unwrap().process.map(|process| process.used_bytes);
@@ -442,7 +443,7 @@ impl<'a> World<'a> {
 
     fn load_on(&mut self, bytes: u64, tag: &Tag, stream: StreamId) {
         let request = AllocRequest::new(bytes, tag.clone()).on(stream);
-        let block = self.insist("alloc", |pool| pool.alloc(&request));
+        let block = self.retry("alloc", |pool| pool.alloc(&request));
         self.states.insert(tag.clone(), TagState::Awake);
         self.blocks.push((block, tag.clone(), Bytes::Unknown));
         self.refill(self.blocks.len() - 1);
@@ -452,7 +453,7 @@ impl<'a> World<'a> {
         self.seed += 1;
         let (id, len) =
             (self.blocks[index].0.id, usize::try_from(self.blocks[index].0.requested_bytes).unwrap());
-        // A write is not all or nothing: until it succeeds the block's bytes are anybody's guess.
+        // A write is not all or nothing: until it succeeds, the block's bytes are unknown.
         self.blocks[index].2 = Bytes::Unknown;
         let filled = (0..9).any(|_| {
             let filled = self.faults.while_armed("write", || pattern::fill(&self.pool, id, self.seed, len));
@@ -463,52 +464,52 @@ impl<'a> World<'a> {
         self.blocks[index].2 = Bytes::Pattern(pattern::bytes(self.seed, len));
     }
 
-    /// Work on a block that passes when somebody waits for work. Every second time nobody keeps what is pending.
+    /// Holds work on a block until a call waits for work. Every second `Pending` is dropped.
     fn hold(&mut self, index: usize, stream: StreamId) {
         let block = self.blocks[index].0;
         self.blocks[index].2 = Bytes::Unknown;
-        let gate = Arc::new(Gate::default());
+        let latch = Arc::new(Latch::default());
         let src = source(&*self.driver, &vec![0xAA; usize::try_from(block.requested_bytes).unwrap()]);
-        self.faults.gates.lock().unwrap().push(Arc::clone(&gate));
-        hold(&*self.driver, stream, &gate);
+        self.faults.latches.lock().unwrap().push(Arc::clone(&latch));
+        hold(&*self.driver, stream, &latch);
         let write = || self.pool.write(stream, block.id, 0, src, 0, block.requested_bytes);
-        // A driver whose own call fails may have to wait for the stream, and nobody would open the gate.
+        // A driver whose own call fails may have to wait for the stream, while the latch is still closed.
         let below = self.faults.injector.is_some();
         let written = if below { write() } else { self.faults.while_armed("hold", write) };
         self.holds += 1;
         match written {
             Ok(copy) if self.holds.is_multiple_of(2) => drop(copy),
             Ok(copy) => self.held.push(copy),
-            Err(_) => self.faults.open_gates(), // There is nothing to wait for.
+            Err(_) => self.faults.open_latches(), // There is nothing to wait for.
         }
     }
 
     fn record_use(&mut self, index: usize, stream: StreamId) {
         let block = self.blocks[index].0;
-        self.insist("record use", |pool| pool.record_use(block.id, stream));
+        self.retry("record use", |pool| pool.record_use(block.id, stream));
     }
 
     fn trim(&mut self) {
-        self.insist("trim", Pool::trim);
+        self.retry("trim", Pool::trim);
         self.check("trim");
     }
 
     fn free(&mut self, index: usize) {
         let (block, tag, _) = self.blocks.remove(index);
-        self.insist("free", |pool| pool.free(block.id));
+        self.retry("free", |pool| pool.free(block.id));
         assert!(matches!(self.pool.free(block.id), Err(PoolError::StaleBlock { .. })), "a second free");
         if self.states[&tag] == TagState::Undefined && !self.blocks.iter().any(|(_, other, _)| *other == tag)
         {
-            self.states.insert(tag, TagState::Awake); // Nothing is left that could be undefined.
+            self.states.insert(tag, TagState::Awake); // No block is left that could be undefined.
         }
         self.check("free");
     }
 
-    /// Frees `from..to` of a block; what is left of it stands in its place.
+    /// Frees `from..to` of a block; the remaining blocks take its index.
     fn free_part(&mut self, index: usize, from: u64, to: u64) {
         let (block, tag, bytes) = self.blocks.remove(index);
         let part = DeviceRange::new(block.range.addr + from, to - from);
-        let rest = self.insist("free a part", |pool| pool.free_part(block.id, part));
+        let rest = self.retry("free a part", |pool| pool.free_part(block.id, part));
         assert!(!rest.is_empty(), "{}: {part} is not all of {block:?}", self.run);
         for left in rest.into_iter().rev() {
             let [start, len] = [left.range.addr - block.range.addr, left.requested_bytes]
@@ -588,7 +589,7 @@ impl<'a> World<'a> {
 
     fn wake_verifying(&mut self, tags: Option<Vec<Tag>>, verify: Verify) {
         let request = WakeRequest::default().choosing(tags).verifying(verify);
-        let report = self.insist("wake", |pool| pool.wake(&request));
+        let report = self.retry("wake", |pool| pool.wake(&request));
         assert!(report.verified_bytes == report.copied_bytes || verify == Verify::Sample);
         assert!(report.verified_bytes > 0 || report.copied_bytes == 0, "no sample is empty");
         for (tag, state) in &mut self.states {
@@ -606,14 +607,14 @@ impl<'a> World<'a> {
         for index in (0..self.blocks.len()).filter(|i| self.blocks[*i].1 == weights).collect::<Vec<_>>() {
             self.refill(index);
         }
-        self.insist("mark restored", |pool| pool.mark_restored(&[Tag::weights()]));
+        self.retry("mark restored", |pool| pool.mark_restored(&[Tag::weights()]));
         self.states.insert(weights, TagState::Awake);
         self.check("mark restored");
     }
 
     fn close(&mut self) {
-        // Until it has passed, a driver holds the host memory that it reads.
-        self.faults.open_gates();
+        // A driver holds the host memory that a copy reads until the copy is complete.
+        self.faults.open_latches();
         self.held.drain(..).for_each(|copy| copy.wait().unwrap());
         let closed = (0..9).any(|_| self.faults.while_armed("close", || self.pool.close()).is_ok());
         assert!(closed, "{}: the pool does not close once the faults are over", self.run);

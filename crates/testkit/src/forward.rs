@@ -1,16 +1,16 @@
-//! Handing driver calls on, for drivers that stand around another one.
+//! Forwards driver calls, for drivers that wrap another one.
 
-/// Implements the listed calls of [`poorwill_core::Driver`] by asking `self.ask(op)` and then `self.inner`.
+/// Implements the listed calls of [`poorwill_core::Driver`]: `self.before(op)`, then the call of `self.inner`.
 macro_rules! forward {
     ($($op:ident: $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)+) => {
         $(fn $name(&self, $($arg: $ty),*) -> Result<$ret> {
-            self.ask(Op::$op)?;
+            self.before(Op::$op)?;
             self.inner.$name($($arg),*)
         })+
     };
 }
 
-/// What the device says of itself, for wrappers that have no figures of their own.
+/// The figures of the wrapped device, for wrappers that have none of their own.
 macro_rules! forward_figures {
     () => {
         fn info(&self) -> &DeviceInfo {
@@ -23,7 +23,7 @@ macro_rules! forward_figures {
     };
 }
 
-/// The calls that neither take nor give memory: no wrapper has anything of its own to say about them.
+/// The calls that neither take nor release memory: wrappers forward them all.
 macro_rules! forward_streams_and_events {
     () => {
         fn check_process(&self) -> Result<()> {

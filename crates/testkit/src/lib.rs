@@ -1,27 +1,28 @@
-//! Suites and stand-ins for poorwill's own tests. Never published.
+//! Test suites, fixtures and broken drivers for Poorwill's own tests. Never published.
 //!
 //! - [`clock`]: a clock that stands still until a test moves it.
 //! - [`contract`]: the rules of [`poorwill_core::driver`], one test each, instantiated for a driver by
-//!   [`driver_contract!`] in a few lines.
-//! - [`scripted`]: a driver around another one, whose calls fail or wait as a script says.
+//!   [`driver_contract!`].
+//! - [`scripted`]: a driver around another one, whose calls fail or wait as a script decides.
 //! - [`faults`]: load → sleep → wake → free with the n-th driver call failing, for every n.
-//! - [`book`]: the snippets of the pages.
-//! - [`child`]: tests that run again in a process of their own.
-//! - [`canary`]: drivers that are broken on purpose, to prove that the suites notice.
-//! - [`gated`]: work that is held back until a test lets it pass.
-//! - [`mod@slice`]: a device of so many granules, cut out of a larger one.
-//! - [`device`]: the device that the tests of a run are about, as the environment names it.
-//! - [`effort`]: how hard the tests of a run try, as the environment names it.
-//! - [`model`]: a pool so simple that it is right, to compare the real one with.
-//! - [`stores`]: backups that are kept in other ways than in host memory of the driver.
-//! - [`tenant`]: blocks of a pool whose bytes are known.
-//! - [`watchdog`]: an end to what never ends.
-//! - [`pattern`]: bytes that tell where they belong.
+//! - [`book`]: the snippets of the project's pages.
+//! - [`child`]: tests that run again in their own process.
+//! - [`broken`]: drivers with one defect each, to prove that the suites notice.
+//! - [`latch`]: work that is held back until a test releases it.
+//! - [`mod@slice`]: a device of a few granules, cut from a larger one.
+//! - [`device`]: the device of a test run, from the environment.
+//! - [`effort`]: how thorough a test run is, from the environment.
+//! - [`model`]: a reference model of the pool.
+//! - [`backups`]: backup storage other than the driver's host memory.
+//! - [`tenant`]: blocks of a pool with known bytes.
+//! - [`watchdog`]: a time limit for tests that hang.
+//! - [`pattern`]: bytes that depend on their position.
 #![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used)] // It is all test code, where a panic is the verdict.
+#![allow(clippy::unwrap_used)] // All of it is test code, where a panic is a failed test.
 
+pub mod backups;
 pub mod book;
-pub mod canary;
+pub mod broken;
 pub mod capture;
 pub mod child;
 pub mod clock;
@@ -31,11 +32,10 @@ pub mod device;
 pub mod effort;
 pub mod faults;
 mod forward;
-pub mod gated;
+pub mod latch;
 pub mod model;
 pub mod pattern;
 pub mod scripted;
 pub mod slice;
-pub mod stores;
 pub mod tenant;
 pub mod watchdog;

@@ -1,7 +1,7 @@
-//! A pool so simple that it is right: blocks in a map, bytes by the seed of their pattern, tags by the table.
+//! A reference model of the pool: blocks in a map, bytes as seeds of patterns, tag states by the table.
 //!
-//! It says what each operation must answer and what every block must read as afterwards. It knows nothing of
-//! segments, chunks or backings, which is why comparing with it means something.
+//! It predicts the result of each operation and what every block must read as afterwards. It knows nothing of
+//! segments, chunks or backings, so that comparing with it means something.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ use poorwill_core::{Dropped, Level, SleepAction, Tag, TagPolicy, TagState};
 /// What a block must read as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
-    /// The pattern of a seed.
+    /// The pattern of this seed.
     Pattern {
         /// The seed.
         seed: u64,
-        /// Where in the pattern the block begins, in bytes.
+        /// Offset of the block in the pattern, in bytes.
         offset: u64,
     },
     /// Zeros.
     Zeros,
     /// Anything, but reading succeeds.
     Anything,
-    /// Nothing: reading is refused.
+    /// Reading is refused.
     Refused,
 }
 
@@ -32,7 +32,7 @@ struct ModelBlock {
     reads: Reads,
 }
 
-/// The model. Blocks are named by numbers of the caller's.
+/// The model. The caller numbers the blocks.
 #[derive(Debug, Default)]
 pub struct Model {
     blocks: BTreeMap<u64, ModelBlock>,
@@ -51,7 +51,7 @@ impl Model {
         self.tags.get(tag).map_or(TagState::Awake, |(_, state)| *state)
     }
 
-    /// A new block, if its tag is awake.
+    /// Allocates a block, if its tag is awake.
     pub fn alloc(&mut self, id: u64, tag: &Tag, bytes: u64) -> bool {
         let entry =
             self.tags.entry(tag.clone()).or_insert_with(|| (TagPolicy::built_in(tag), TagState::Awake));
@@ -62,7 +62,7 @@ impl Model {
         true
     }
 
-    /// The block is gone.
+    /// Frees a block.
     pub fn free(&mut self, id: u64) {
         let Some(gone) = self.blocks.remove(&id) else { return };
         if self.used(Some(std::slice::from_ref(&gone.tag))).is_empty() {
@@ -71,8 +71,8 @@ impl Model {
         }
     }
 
-    /// A part of the block is gone; what is left are blocks of their own: number, where in the old block it begins,
-    /// and bytes asked for.
+    /// Frees part of a block. `rest` is what remains, as blocks: number, offset in the old block, and requested
+    /// bytes.
     pub fn free_part(&mut self, id: u64, rest: &[(u64, u64, u64)]) {
         let Some(whole) = self.blocks.get(&id).cloned() else { return };
         for (id, at, bytes) in rest.iter().copied() {
@@ -85,7 +85,7 @@ impl Model {
         self.free(id);
     }
 
-    /// The block is filled with a pattern, if its tag is awake.
+    /// Fills the block with a pattern, if its tag is awake.
     pub fn fill(&mut self, id: u64, seed: u64) -> bool {
         let Some(block) = self.blocks.get_mut(&id) else { return false };
         if self.tags.get(&block.tag).is_some_and(|(_, state)| state.is_asleep()) {
@@ -95,7 +95,7 @@ impl Model {
         true
     }
 
-    /// The live blocks: number, tag, bytes asked for, and what they must read as now.
+    /// The live blocks: number, tag, requested bytes, and what they must read as now.
     pub fn blocks(&self) -> impl Iterator<Item = (u64, &Tag, u64, Reads)> {
         self.blocks.iter().map(|(id, block)| {
             let reads = if self.state(&block.tag) == TagState::Awake { block.reads } else { Reads::Refused };
@@ -103,7 +103,7 @@ impl Model {
         })
     }
 
-    /// Sleeps; `None` when it must be refused, otherwise the tags that fall asleep now.
+    /// Sleeps. Returns the tags that fall asleep, or `None` if the pool must refuse.
     pub fn sleep(&mut self, level: Level, tags: Option<&[Tag]>) -> Option<Vec<Tag>> {
         let mut falling = Vec::new();
         for tag in self.used(tags) {
@@ -121,7 +121,7 @@ impl Model {
         Some(falling.into_iter().map(|(tag, action)| self.fall(tag, action)).collect())
     }
 
-    /// Drops tags; returns those that were not dropped already.
+    /// Drops tags. Returns those that were not dropped before.
     pub fn discard(&mut self, tags: &[Tag]) -> Vec<Tag> {
         let falling: Vec<Tag> = self
             .used(Some(tags))
@@ -131,7 +131,7 @@ impl Model {
         falling.into_iter().map(|tag| self.fall(tag, SleepAction::Drop)).collect()
     }
 
-    /// Wakes; returns the tags that wake now.
+    /// Wakes. Returns the tags that wake.
     pub fn wake(&mut self, tags: Option<&[Tag]>) -> Vec<Tag> {
         let waking: Vec<Tag> = self
             .tags
@@ -149,7 +149,7 @@ impl Model {
         waking
     }
 
-    /// Ends *undefined*; `None` when it must be refused.
+    /// Ends *undefined*; `None` if the pool must refuse.
     pub fn mark_restored(&mut self, tag: &Tag) -> Option<()> {
         let (_, state) = self.tags.get_mut(tag)?;
         if state.is_asleep() {

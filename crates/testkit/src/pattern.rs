@@ -1,5 +1,5 @@
-//! Bytes that tell where they belong: those of a pattern depend on its seed and their place, so a lost, swapped or shifted
-//! page never reads as the right one.
+//! Bytes that depend on a seed and on their position, so that a lost, swapped or shifted page never reads as the
+//! right one.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use poorwill_core::{BlockId, HostBuffer, Pool, StreamId, chain};
 /// `len` bytes of the pattern of `seed`.
 #[must_use]
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
-    // In whole words, so that a longer pattern begins with the shorter.
+    // In whole words, so that a longer pattern starts with the shorter one.
     let mut bytes = vec![0; len.next_multiple_of(8)];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes.truncate(len);
     bytes
 }
 
-/// `len` bytes of the same, from `offset` on.
+/// `len` bytes of the pattern from `offset` on.
 #[must_use]
 pub fn part(seed: u64, offset: u64, len: usize) -> Vec<u8> {
     let skipped = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -25,7 +25,7 @@ pub fn part(seed: u64, offset: u64, len: usize) -> Vec<u8> {
 /// Fills a block of `len` bytes with the pattern of `seed`, and waits.
 ///
 /// # Errors
-/// What the pool or the copy says, as text.
+/// The error of the pool or the copy, as text.
 pub fn fill(pool: &Pool, block: BlockId, seed: u64, len: usize) -> Result<(), String> {
     let buffer = Arc::new(HostBuffer::from(bytes(seed, len)));
     let copy = pool.write(StreamId::DEFAULT, block, 0, buffer, 0, len as u64).map_err(|e| chain(&e))?;
@@ -35,7 +35,7 @@ pub fn fill(pool: &Pool, block: BlockId, seed: u64, len: usize) -> Result<(), St
 /// The first `len` bytes of a block.
 ///
 /// # Errors
-/// What the pool or the copy says, as text.
+/// The error of the pool or the copy, as text.
 pub fn read(pool: &Pool, block: BlockId, len: usize) -> Result<Vec<u8>, String> {
     let buffer = HostBuffer::from(vec![0xEE; len]);
     let copy = pool.read(StreamId::DEFAULT, block, 0, buffer, 0, len as u64).map_err(|e| chain(&e))?;
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pattern_tells_its_seed_and_every_place() {
+    fn a_pattern_depends_on_its_seed_and_every_position() {
         let whole = bytes(7, 4096);
         for len in [0, 1, 7, 8, 9, 4095] {
             assert_eq!(bytes(7, len), whole[..len]);

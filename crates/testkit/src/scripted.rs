@@ -1,9 +1,9 @@
-//! A driver around another one, whose calls fail or wait as a script says.
+//! A driver around another one, whose calls fail or wait as a script decides.
 //!
-//! Every call of the trait but `info` and `check_process` asks the script first; a call that gives a
-//! [`Pending`] asks again when it is waited for. A call that the script fails never reaches the device, as the
-//! contract demands of errors. Where it refuses host memory, that counts as a limit of this driver's own, so that pools
-//! of other tests need not make room.
+//! The script sees every call of the trait but `info` and `check_process`. It sees a call that returns a [`Pending`]
+//! again when its result is waited for. A call that the script fails never reaches the device, as the contract
+//! requires. Refused host memory counts as this driver's own limit, so that pools of other tests need not free
+//! memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,43 +21,43 @@ use crate::capture::Capture;
 use crate::clock::Clock;
 use crate::forward::{forward, forward_streams_and_events};
 
-/// One question to the script.
+/// A call, as the script sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// How many questions came before.
+    /// How many calls the script saw before.
     pub number: u64,
     /// The driver's call.
     pub op: Op,
-    /// Whether its outcome is being waited for, rather than the call being made.
+    /// Whether its result is waited for, rather than the call made.
     pub waiting: bool,
-    /// What an unmap is to remove.
+    /// The range of an unmap.
     pub unmaps: Option<DeviceRange>,
-    /// Of device and host memory that is asked for, copies and digests: how much.
+    /// Size of an allocation, a copy or a digest.
     pub bytes: u64,
-    /// Of copies to the device: on which stream.
+    /// The stream of a copy to the device.
     pub stream: Option<StreamId>,
 }
 
 impl Call {
-    /// One that is being made, with nothing known but its name.
+    /// A call of which only the name is known.
     fn of(op: Op) -> Self {
         Self { number: 0, op, waiting: false, unmaps: None, bytes: 0, stream: None }
     }
 }
 
-/// The script's answer.
+/// The script's decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// Go on.
     Pass,
-    /// Fail like a device would, with this kind of error.
+    /// Fail with this kind of error, as a device would.
     Fail(DriverErrorKind),
-    /// Go on after a while.
+    /// Go on after this delay.
     Delay(Duration),
 }
 
 impl Verdict {
-    /// A failure of the device's own.
+    /// A failure of the device itself.
     #[must_use]
     pub fn device_failure(call: Call) -> Self {
         let text = format!("call {} was made to fail by the test", call.number);
@@ -67,24 +67,24 @@ impl Verdict {
 
 type Script = dyn Fn(Call) -> Verdict + Send + Sync;
 
-/// The wrapper.
+/// A driver whose calls a script decides.
 pub struct ScriptedDriver {
     inner: Arc<dyn Driver>,
     info: DeviceInfo,
-    gate: Arc<Gate>,
+    interceptor: Arc<Interceptor>,
     clock: Option<Arc<Clock>>,
 }
 
-struct Gate {
+struct Interceptor {
     script: Box<Script>,
     calls: AtomicU64,
     capture: Arc<Capture>,
-    /// Whether host memory was refused.
+    /// Whether the script refused host memory.
     limits_host: AtomicBool,
 }
 
-impl Gate {
-    fn ask(&self, call: Call) -> Result<()> {
+impl Interceptor {
+    fn intercept(&self, call: Call) -> Result<()> {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         if !call.waiting {
             self.capture.note(call.op);
@@ -92,8 +92,8 @@ impl Gate {
         match (self.script)(Call { number, ..call }) {
             Verdict::Pass => Ok(()),
             Verdict::Fail(kind) => {
-                let lacks_host = matches!(kind, DriverErrorKind::OutOfHostMemory { .. });
-                self.limits_host.fetch_or(lacks_host, Ordering::Relaxed);
+                let is_host = matches!(kind, DriverErrorKind::OutOfHostMemory { .. });
+                self.limits_host.fetch_or(is_host, Ordering::Relaxed);
                 Err(DriverError::new(call.op, kind))
             }
             Verdict::Delay(duration) => {
@@ -111,53 +111,53 @@ impl fmt::Debug for ScriptedDriver {
 }
 
 impl ScriptedDriver {
-    /// `inner`, as `script` lets it.
+    /// Wraps `inner`.
     pub fn new(inner: Arc<dyn Driver>, script: impl Fn(Call) -> Verdict + Send + Sync + 'static) -> Self {
         let info = inner.info().clone();
         let (calls, capture, limits_host) = Default::default();
-        let gate = Gate { script: Box::new(script), calls, capture, limits_host };
-        Self { inner, info, gate: Arc::new(gate), clock: None }
+        let interceptor = Interceptor { script: Box::new(script), calls, capture, limits_host };
+        Self { inner, info, interceptor: Arc::new(interceptor), clock: None }
     }
 
-    /// The same device with another clock than the machine's.
+    /// Uses another clock than the machine's.
     #[must_use]
     pub fn by(mut self, clock: &Arc<Clock>) -> Self {
         self.clock = Some(Arc::clone(clock));
         self
     }
 
-    /// The same device, which says something else of itself.
+    /// Changes what the device reports about itself.
     #[must_use]
-    pub fn posing(mut self, pose: impl FnOnce(&mut DeviceInfo)) -> Self {
-        pose(&mut self.info);
+    pub fn with_info(mut self, change: impl FnOnce(&mut DeviceInfo)) -> Self {
+        change(&mut self.info);
         self
     }
 
-    /// With which a test says that a stream of this driver is being captured.
+    /// Lets a test declare that a stream of this driver is being captured.
     #[must_use]
     pub fn capture(&self) -> Arc<Capture> {
-        Arc::clone(&self.gate.capture)
+        Arc::clone(&self.interceptor.capture)
     }
 
-    /// Questions asked so far.
+    /// How many calls the script has seen.
     #[must_use]
     pub fn calls(&self) -> u64 {
-        self.gate.calls.load(Ordering::Relaxed)
+        self.interceptor.calls.load(Ordering::Relaxed)
     }
 
-    fn ask(&self, op: Op) -> Result<()> {
-        self.gate.ask(Call::of(op))
+    fn before(&self, op: Op) -> Result<()> {
+        self.interceptor.intercept(Call::of(op))
     }
 
-    fn ask_for(&self, op: Op, bytes: u64) -> Result<()> {
-        self.gate.ask(Call { bytes, ..Call::of(op) })
+    fn before_sized(&self, op: Op, bytes: u64) -> Result<()> {
+        self.interceptor.intercept(Call { bytes, ..Call::of(op) })
     }
 
-    fn ask_again<T: 'static>(&self, op: Op, bytes: u64, pending: Pending<T>) -> Pending<T> {
-        let gate = Arc::clone(&self.gate);
+    fn then_on_wait<T: 'static>(&self, op: Op, bytes: u64, pending: Pending<T>) -> Pending<T> {
+        let interceptor = Arc::clone(&self.interceptor);
         pending.then(move |result| {
             let outcome = result?;
-            gate.ask(Call { waiting: true, bytes, ..Call::of(op) })?;
+            interceptor.intercept(Call { waiting: true, bytes, ..Call::of(op) })?;
             Ok(outcome)
         })
     }
@@ -176,7 +176,7 @@ impl Driver for ScriptedDriver {
 
     fn host_memory(&self) -> HostMemoryInfo {
         let mut info = self.inner.host_memory();
-        if self.gate.limits_host.load(Ordering::Relaxed) {
+        if self.interceptor.limits_host.load(Ordering::Relaxed) {
             info.limit_bytes = Some(0);
         }
         info
@@ -191,25 +191,29 @@ impl Driver for ScriptedDriver {
     }
 
     fn capturing(&self) -> Result<Option<StreamId>> {
-        self.ask(Op::Capturing)?;
-        match self.gate.capture.stream() {
+        self.before(Op::Capturing)?;
+        match self.interceptor.capture.stream() {
             None => self.inner.capturing(),
             stream => Ok(stream),
         }
     }
 
     fn create(&self, bytes: u64) -> Result<BackingId> {
-        self.ask_for(Op::Create, bytes)?;
+        self.before_sized(Op::Create, bytes)?;
         self.inner.create(bytes)
     }
 
     fn host_alloc(&self, bytes: u64) -> Result<HostBuffer> {
-        self.ask_for(Op::HostAlloc, bytes)?;
+        self.before_sized(Op::HostAlloc, bytes)?;
         self.inner.host_alloc(bytes)
     }
 
     fn unmap(&self, range: DeviceRange) -> Result<()> {
-        self.gate.ask(Call { unmaps: Some(range), bytes: range.bytes, ..Call::of(Op::Unmap) })?;
+        self.interceptor.intercept(Call {
+            unmaps: Some(range),
+            bytes: range.bytes,
+            ..Call::of(Op::Unmap)
+        })?;
         self.inner.unmap(range)
     }
 
@@ -220,9 +224,9 @@ impl Driver for ScriptedDriver {
         parts: &[CopyPart],
     ) -> Result<Pending<()>> {
         let bytes = sum(parts);
-        self.gate.ask(Call { bytes, stream: Some(stream), ..Call::of(Op::CopyToDevice) })?;
+        self.interceptor.intercept(Call { bytes, stream: Some(stream), ..Call::of(Op::CopyToDevice) })?;
         let pending = self.inner.copy_to_device(stream, src, parts)?;
-        Ok(self.ask_again(Op::CopyToDevice, bytes, pending))
+        Ok(self.then_on_wait(Op::CopyToDevice, bytes, pending))
     }
 
     fn copy_to_host(
@@ -232,15 +236,15 @@ impl Driver for ScriptedDriver {
         parts: &[CopyPart],
     ) -> Result<Pending<HostBuffer>> {
         let bytes = sum(parts);
-        self.ask_for(Op::CopyToHost, bytes)?;
+        self.before_sized(Op::CopyToHost, bytes)?;
         let pending = self.inner.copy_to_host(stream, dst, parts)?;
-        Ok(self.ask_again(Op::CopyToHost, bytes, pending))
+        Ok(self.then_on_wait(Op::CopyToHost, bytes, pending))
     }
 
     fn zero(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<()>> {
-        self.ask_for(Op::Zero, range.bytes)?;
+        self.before_sized(Op::Zero, range.bytes)?;
         let pending = self.inner.zero(stream, range)?;
-        Ok(self.ask_again(Op::Zero, range.bytes, pending))
+        Ok(self.then_on_wait(Op::Zero, range.bytes, pending))
     }
 
     fn save(
@@ -250,22 +254,22 @@ impl Driver for ScriptedDriver {
         parts: &[CopyPart],
     ) -> Result<Pending<(HostBuffer, Vec<Digest>)>> {
         let bytes = sum(parts);
-        self.ask_for(Op::Save, bytes)?;
+        self.before_sized(Op::Save, bytes)?;
         let pending = self.inner.save(stream, dst, parts)?;
-        Ok(self.ask_again(Op::Save, bytes, pending))
+        Ok(self.then_on_wait(Op::Save, bytes, pending))
     }
 
     fn host_alloc_all(&self, sizes: &[u64]) -> Result<Vec<Pending<HostBuffer>>> {
-        self.ask_for(Op::HostAlloc, sizes.iter().sum())?;
+        self.before_sized(Op::HostAlloc, sizes.iter().sum())?;
         let buffers = self.inner.host_alloc_all(sizes)?.into_iter().zip(sizes);
-        Ok(buffers.map(|(buffer, bytes)| self.ask_again(Op::HostAlloc, *bytes, buffer)).collect())
+        Ok(buffers.map(|(buffer, bytes)| self.then_on_wait(Op::HostAlloc, *bytes, buffer)).collect())
     }
 
     fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<Digest>>> {
         let bytes = ranges.iter().map(|range| range.bytes).sum();
-        self.ask_for(Op::Digest, bytes)?;
+        self.before_sized(Op::Digest, bytes)?;
         let pending = self.inner.digest(stream, ranges)?;
-        Ok(self.ask_again(Op::Digest, bytes, pending))
+        Ok(self.then_on_wait(Op::Digest, bytes, pending))
     }
 }
 

@@ -1,8 +1,8 @@
-//! A device of exactly so many granules, cut out of a larger one.
+//! A device of a few granules, cut from a larger one.
 //!
-//! A [`Slice`] is full when its own granules are, and its figures are its own count: what it has created and
-//! not released, where a released backing counts until its last unmap. So tests are exact on a machine that
-//! other tests and other processes use at the same time. Everything else is the larger device's.
+//! A [`Slice`] is full when its own granules are in use, and its figures are its own count: memory created and not
+//! released. A released backing counts until its last unmap. So tests are exact on a device that other tests and
+//! processes use. All else is the larger device's.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,20 +17,20 @@ use poorwill_core::{
 
 use crate::forward::{forward, forward_streams_and_events};
 
-/// The wrapper.
+/// A part of a device.
 #[derive(Debug)]
 pub struct Slice {
     inner: Arc<dyn Driver>,
     info: DeviceInfo,
-    /// Locked while memory moves, so that the count is in step with the device.
-    books: Mutex<Books>,
-    /// Beside the books, so that whoever asks for figures waits for no call of the device.
+    /// Locked while memory moves, so that the count matches the device.
+    ledger: Mutex<Ledger>,
+    /// Outside the lock, so that reading it waits for no call of the device.
     held_bytes: AtomicU64,
     host_bytes: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct Ledger {
     backings: HashMap<BackingId, Backing>,
     /// By address.
     mappings: BTreeMap<u64, BackingId>,
@@ -47,7 +47,7 @@ impl Slice {
     /// `granules` of `inner`.
     ///
     /// # Panics
-    /// When `inner` has fewer.
+    /// If `inner` has fewer.
     #[must_use]
     pub fn new(inner: Arc<dyn Driver>, granules: u64) -> Self {
         let mut info = inner.info().clone();
@@ -56,54 +56,54 @@ impl Slice {
         assert!(total_bytes <= info.total_bytes, "{} has {there}, and the test needs {wanted}", info.name);
         info.name = format!("{wanted} of {}", info.name);
         info.total_bytes = total_bytes;
-        let (books, held_bytes, host_bytes) = Default::default();
-        Self { inner, info, books, held_bytes, host_bytes }
+        let (ledger, held_bytes, host_bytes) = Default::default();
+        Self { inner, info, ledger, held_bytes, host_bytes }
     }
 
-    /// What it is cut from.
+    /// The larger device.
     #[must_use]
     pub fn inner(&self) -> &Arc<dyn Driver> {
         &self.inner
     }
 
-    /// Memory created and not given back yet, in bytes.
+    /// Bytes created and not released yet.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// Host memory given out by `host_alloc` and not dropped yet, in bytes.
+    /// Bytes of host memory from `host_alloc` that are not dropped yet.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         self.host_bytes.load(Ordering::Relaxed)
     }
 
-    fn ask(&self, _: Op) -> Result<()> {
+    fn before(&self, _: Op) -> Result<()> {
         let _ = self;
         Ok(())
     }
 
-    /// In a forked child the lock may be held by a thread that is not there.
+    /// In a forked child, the lock may be held by a thread that does not exist there.
     fn check(&self, op: Op) -> Result<()> {
         self.inner.check_process().map_err(|error| DriverError::new(op, error.kind))
     }
 
-    fn books(&self, op: Op) -> Result<MutexGuard<'_, Books>> {
+    fn ledger(&self, op: Op) -> Result<MutexGuard<'_, Ledger>> {
         self.check(op)?;
-        Ok(self.books.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn settle(&self, books: &mut Books, id: BackingId) {
-        let gone = books.backings.get(&id).filter(|backing| backing.released && backing.mappings == 0);
+    fn remove_if_unused(&self, ledger: &mut Ledger, id: BackingId) {
+        let gone = ledger.backings.get(&id).filter(|backing| backing.released && backing.mappings == 0);
         if let Some(bytes) = gone.map(|backing| backing.bytes) {
-            books.backings.remove(&id);
+            ledger.backings.remove(&id);
             self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 }
 
-impl Books {
-    /// A backing of this slice, and not of another one of the same device.
+impl Ledger {
+    /// A backing of this slice, not of another slice of the same device.
     fn live(&mut self, op: Op, id: BackingId) -> Result<&mut Backing> {
         let unknown = || DriverError::new(op, DriverErrorKind::unknown_backing(id));
         self.backings.get_mut(&id).filter(|backing| !backing.released).ok_or_else(unknown)
@@ -140,45 +140,45 @@ impl Driver for Slice {
     }
 
     fn create(&self, bytes: u64) -> Result<BackingId> {
-        let mut books = self.books(Op::Create)?;
+        let mut ledger = self.ledger(Op::Create)?;
         let free_bytes = self.info.total_bytes - self.held_bytes();
         if bytes > free_bytes && bytes.is_multiple_of(self.info.granule_bytes) {
             let full = DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes };
             return Err(DriverError::new(Op::Create, full));
         }
         let id = self.inner.create(bytes)?;
-        books.backings.insert(id, Backing { bytes, mappings: 0, released: false });
+        ledger.backings.insert(id, Backing { bytes, mappings: 0, released: false });
         self.held_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(id)
     }
 
     fn release(&self, backing: BackingId) -> Result<()> {
-        let mut books = self.books(Op::Release)?;
-        books.live(Op::Release, backing)?;
+        let mut ledger = self.ledger(Op::Release)?;
+        ledger.live(Op::Release, backing)?;
         self.inner.release(backing)?;
-        books.live(Op::Release, backing)?.released = true;
-        self.settle(&mut books, backing);
+        ledger.live(Op::Release, backing)?.released = true;
+        self.remove_if_unused(&mut ledger, backing);
         Ok(())
     }
 
     fn map(&self, range: DeviceRange, backing: BackingId) -> Result<()> {
-        let mut books = self.books(Op::Map)?;
-        books.live(Op::Map, backing)?;
+        let mut ledger = self.ledger(Op::Map)?;
+        ledger.live(Op::Map, backing)?;
         self.inner.map(range, backing)?;
-        books.live(Op::Map, backing)?.mappings += 1;
-        books.mappings.insert(range.addr, backing);
+        ledger.live(Op::Map, backing)?.mappings += 1;
+        ledger.mappings.insert(range.addr, backing);
         Ok(())
     }
 
     fn unmap(&self, range: DeviceRange) -> Result<()> {
-        let mut books = self.books(Op::Unmap)?;
+        let mut ledger = self.ledger(Op::Unmap)?;
         self.inner.unmap(range)?;
-        let mut behind = books.mappings.split_off(&range.addr);
-        let mut kept = behind.split_off(&range.end());
-        books.mappings.append(&mut kept);
-        for id in behind.into_values() {
-            books.backings.entry(id).and_modify(|backing| backing.mappings -= 1);
-            self.settle(&mut books, id);
+        let mut removed = ledger.mappings.split_off(&range.addr);
+        let mut kept = removed.split_off(&range.end());
+        ledger.mappings.append(&mut kept);
+        for id in removed.into_values() {
+            ledger.backings.entry(id).and_modify(|backing| backing.mappings -= 1);
+            self.remove_if_unused(&mut ledger, id);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Whoever lives in a pool: blocks whose bytes are known, and small changes of them.
+//! Blocks of a pool with known bytes, and small changes to them.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ pub struct Known {
     pub bytes: Vec<u8>,
 }
 
-/// The blocks of a pool, and a source of chance.
+/// The known blocks of a pool, and a random generator.
 #[derive(Debug)]
 pub struct Tenant {
-    /// Where they are.
+    /// Their pool.
     pub pool: Arc<Pool>,
     /// The blocks.
     pub blocks: Vec<Known>,
@@ -29,13 +29,13 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Nobody yet, whose chance begins with `seed`.
+    /// No blocks yet; `seed` is that of the random generator.
     #[must_use]
     pub fn new(pool: &Arc<Pool>, seed: u64) -> Self {
         Self { pool: Arc::clone(pool), blocks: Vec::new(), random: Rng::with_seed(seed) }
     }
 
-    /// A number below `below`.
+    /// A random number less than `below`.
     pub fn random(&mut self, below: u64) -> u64 {
         self.random.u64(..below)
     }
@@ -46,10 +46,10 @@ impl Tenant {
         self.pool.driver().info().granule_bytes
     }
 
-    /// A new block of so many bytes, filled with bytes of its own. Large ones begin where a granule does.
+    /// Allocates a block and fills it with random bytes. Blocks of a granule or more are aligned to granules.
     ///
     /// # Panics
-    /// When the pool refuses.
+    /// If the pool refuses.
     pub fn load(&mut self, bytes: u64, tag: &Tag) -> usize {
         self.load_on(bytes, tag, StreamId::DEFAULT)
     }
@@ -57,7 +57,7 @@ impl Tenant {
     /// The same for work on `stream`.
     ///
     /// # Panics
-    /// When the pool refuses.
+    /// If the pool refuses.
     pub fn load_on(&mut self, bytes: u64, tag: &Tag, stream: StreamId) -> usize {
         let align = if bytes >= self.granule() { self.granule() } else { 512 };
         let is_freed_whole = self.random(2) == 0;
@@ -71,10 +71,10 @@ impl Tenant {
         self.blocks.len() - 1
     }
 
-    /// Writes a block as it is known.
+    /// Writes the known bytes of a block.
     ///
     /// # Panics
-    /// When the pool refuses.
+    /// If the pool refuses.
     pub fn write(&self, nth: usize) {
         let Known { block, bytes, .. } = &self.blocks[nth];
         let src = Arc::new(HostBuffer::from(bytes.clone()));
@@ -85,7 +85,7 @@ impl Tenant {
     /// Changes one byte at `offset`.
     ///
     /// # Panics
-    /// When the pool refuses.
+    /// If the pool refuses.
     pub fn touch(&mut self, nth: usize, offset: u64) {
         let known = &mut self.blocks[nth];
         let byte = &mut known.bytes[usize::try_from(offset).unwrap()];
@@ -94,34 +94,34 @@ impl Tenant {
         self.pool.write(StreamId::DEFAULT, known.block.id, offset, src, 0, 1).unwrap().wait().unwrap();
     }
 
-    /// Changes a byte anywhere in granule `granule` of a block.
+    /// Changes a random byte in granule `granule` of a block.
     ///
     /// # Panics
-    /// When the pool refuses.
+    /// If the pool refuses.
     pub fn touch_granule(&mut self, nth: usize, granule: u64) {
         let granule_bytes = self.granule();
         let within = self.random(granule_bytes.min(self.blocks[nth].bytes.len() as u64));
         self.touch(nth, granule * granule_bytes + within);
     }
 
-    /// Gives a block back.
+    /// Frees a block.
     ///
     /// # Panics
-    /// When the pool refuses.
+    /// If the pool refuses.
     pub fn free(&mut self, nth: usize) {
         let known = self.blocks.swap_remove(nth);
         self.pool.free(known.block.id).unwrap();
     }
 
-    /// Every byte is what it must be, and every block where it was.
+    /// Checks every byte and every address.
     ///
     /// # Panics
-    /// When one is not.
+    /// If one differs.
     pub fn verify(&self) {
         for (nth, Known { block, tag, bytes }) in self.blocks.iter().enumerate() {
             assert_eq!(self.pool.block(block.id).unwrap(), *block, "block {nth} has moved");
             let read = pattern::read(&self.pool, block.id, bytes.len()).unwrap();
-            // Whole blocks are compared faster than bytes are looked for.
+            // Comparing whole blocks is faster than searching for the byte.
             if read != *bytes {
                 let wrong = read.iter().zip(bytes).position(|(read, known)| read != known);
                 panic!("first wrong byte of block {nth} of `{tag}` at {}: {wrong:?}", block.range);

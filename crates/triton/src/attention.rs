@@ -1,18 +1,18 @@
-//! Attention, forward, in one pass over the keys.
+//! Forward attention in one pass over the keys.
 
 use crate::bytes::Bytes;
 use crate::capability::{Capability, Generation};
 
-/// A flash attention kernel: a tile of queries stays, tiles of keys and values pass by.
+/// Tiles of flash attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionTiles {
-    /// Queries of a block.
+    /// Queries per block.
     pub block_m: u64,
-    /// Keys, and values, at a time.
+    /// Keys and values per iteration.
     pub block_n: u64,
-    /// Elements of a query, key or value.
+    /// Head dimension.
     pub head_dim: u64,
-    /// Size of an element.
+    /// Element size.
     pub element_bytes: u64,
     /// Triton's `num_stages`.
     pub num_stages: u64,
@@ -21,7 +21,7 @@ pub struct AttentionTiles {
 }
 
 impl AttentionTiles {
-    /// The shared memory that a block takes, at most.
+    /// Maximum shared memory per block.
     #[must_use]
     pub fn estimate_bytes(&self, capability: impl Into<Capability>) -> u64 {
         let generation = Generation::of(capability.into());
@@ -45,8 +45,8 @@ impl AttentionTiles {
         (queries + buffers + self.exchange(weights)).0
     }
 
-    /// With fewer queries than elements, Triton lays the warps side by side along the keys: each then needs the
-    /// others' weights, and their part of every row's maximum and sum.
+    /// With fewer queries than elements, Triton places the warps along the keys. Each needs the others' weights, and
+    /// their maximum and sum of every row.
     fn exchange(&self, weights: Bytes) -> Bytes {
         if self.num_warps <= 1 || self.block_m >= self.head_dim {
             return Bytes::ZERO;

@@ -1,15 +1,13 @@
-//! Sums and products of sizes that end at `u64::MAX` instead of wrapping.
+//! Arithmetic that saturates at `u64::MAX`.
 
 use std::ops::{Add, Mul};
 
-/// A number of bytes in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Bytes(pub(super) u64);
 
 impl Bytes {
     pub(crate) const ZERO: Self = Self(0);
 
-    /// A tile of `rows` by `columns` elements.
     pub(crate) fn of_tile(rows: u64, columns: u64, element_bytes: u64) -> Self {
         Self(rows) * columns * element_bytes
     }

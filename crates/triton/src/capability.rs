@@ -1,12 +1,11 @@
-//! What a GPU has, by its compute capability.
+//! Shared memory and matrix units by compute capability.
 
 const KIB: u64 = 1 << 10;
 
-/// What a block has on every GPU, if its kernel does not opt in to more.
+/// Shared memory per block without opting in, on every GPU.
 pub const WITHOUT_OPT_IN_BYTES: u64 = 48 * KIB;
 
-/// Compute capability, and the KiB a block may opt in to. From 8.0 on the driver keeps 1 KiB per block for
-/// itself; it is taken off here.
+/// KiB per block with opting in. From 8.0 on, the driver's 1 KiB per block is subtracted.
 const KIB_PER_BLOCK: &[((u32, u32), u64)] = &[
     ((7, 0), 96),
     ((7, 5), 64),
@@ -23,12 +22,12 @@ const KIB_PER_BLOCK: &[((u32, u32), u64)] = &[
     ((12, 1), 99),
 ];
 
-/// NVIDIA's number for what a GPU can do: 9.0, also written `sm_90`.
+/// A compute capability: 9.0, also written `sm_90`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Capability {
-    /// The number before the point.
+    /// Before the point.
     pub major: u32,
-    /// The number behind it.
+    /// After the point.
     pub minor: u32,
 }
 
@@ -38,7 +37,7 @@ impl From<(u32, u32)> for Capability {
     }
 }
 
-/// The most shared memory that a kernel may ask for per block; `None` for a capability that is not in the table.
+/// Maximum shared memory per block; `None` for an unknown capability.
 #[must_use]
 pub fn per_block_bytes(capability: impl Into<Capability>) -> Option<u64> {
     let Capability { major, minor } = capability.into();
@@ -46,20 +45,19 @@ pub fn per_block_bytes(capability: impl Into<Capability>) -> Option<u64> {
     row.map(|(_, kib)| kib * KIB)
 }
 
-/// The capabilities that [`per_block_bytes`] knows, in ascending order.
+/// The known capabilities, in ascending order.
 pub fn known_capabilities() -> impl Iterator<Item = Capability> {
     KIB_PER_BLOCK.iter().map(|(known, _)| Capability::from(*known))
 }
 
-/// How a GPU multiplies tiles, as far as it decides what lies in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Generation {
-    /// Up to 7.5: a tile goes through registers into shared memory, one at a time.
+    /// Up to 7.5: one tile at a time, through registers into shared memory.
     Synchronous,
-    /// 8.x and 12.x: tiles are copied ahead of their use, which then reads them into registers.
+    /// 8.x and 12.x: tiles are copied ahead, then read into registers.
     Ahead,
-    /// 9.x to 11.x: as `Ahead`, and four warps together multiply straight from shared memory, so that a tile is
-    /// still in use while the next ones arrive.
+    /// 9.x to 11.x: as `Ahead`, but four warps multiply straight from shared memory, so a tile stays in use while the
+    /// next ones arrive.
     WarpGroups,
 }
 
@@ -72,16 +70,16 @@ impl Generation {
         }
     }
 
-    /// Whether a product of tiles with this many rows is one of warp groups.
+    /// Whether warp groups multiply tiles with this many rows.
     pub(crate) fn multiplies_in_place(self, rows: u64, num_warps: u64) -> bool {
         self == Self::WarpGroups && rows >= WARP_GROUP_ROWS && num_warps.is_multiple_of(WARP_GROUP_WARPS)
     }
 }
 
-/// A warp group's product has this many rows at least, 16 a warp.
+/// Minimum rows of a warp group's product: 16 per warp.
 const WARP_GROUP_ROWS: u64 = 64;
 const WARP_GROUP_WARPS: u64 = 4;
-/// Rows of a product that one warp computes at a time.
+/// Rows of a product per warp.
 pub(crate) const WARP_ROWS: u64 = 16;
 
 #[test]

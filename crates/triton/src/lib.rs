@@ -1,16 +1,12 @@
-//! How much shared memory a Triton kernel takes, and how much a GPU has for it.
+//! How much shared memory a Triton kernel takes, and how much a GPU has.
 //!
-//! Triton's autotuner compiles and runs every configuration it is given; one that asks for more shared memory than
-//! a block may have ends the launch, and often the worker. [`per_block_bytes`] knows what a block may have by
-//! compute capability. The structs know what a kernel asks for, from its tile sizes alone and without compiling
-//! it: [`MatmulTiles`], [`AttentionTiles`], and for the gated delta rule [`DeltaRuleOutputTiles`] and
-//! [`DeltaRuleStateTiles`].
+//! Triton's autotuner runs every configuration, and one that needs too much shared memory fails the launch, and often
+//! the worker. [`per_block_bytes`] is the limit by compute capability. The structs estimate a kernel's need from its
+//! tile sizes, without compiling it.
 //!
-//! An estimate is meant to be an upper bound, and a tight one: what Triton 3.6 takes is that much or a little less.
-//! That is measured, not proven; `docs/kernels.md` says with what, and how tight, kernel by kernel.
+//! An estimate is a tight upper bound for Triton 3.6: measured, not proven, as `docs/kernels.md` shows.
 //!
-//! Everything here is a pure function of integers, whatever they are: sums and products end at `u64::MAX`. No other
-//! crate of this workspace is needed for it.
+//! Everything here is a pure function of integers that saturates at `u64::MAX`.
 //!
 //! ```
 //! use poorwill_triton::{DeltaRuleStateTiles, per_block_bytes};

@@ -1,22 +1,22 @@
-//! Kernels that multiply matrices.
+//! Matrix multiplication.
 
 use crate::bytes::Bytes;
 use crate::capability::{Capability, Generation, WARP_ROWS};
 
-/// A kernel with one loop over K that loads a tile of A and one of B and adds their product to an accumulator.
+/// Tiles of a kernel that loops over K, multiplying a tile of A by one of B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatmulTiles {
-    /// Rows of the tiles of A and of the output.
+    /// Rows of A's tile and of the output's.
     pub block_m: u64,
-    /// Columns of the tiles of B and of the output.
+    /// Columns of B's tile and of the output's.
     pub block_n: u64,
     /// Columns of A's tile and rows of B's.
     pub block_k: u64,
-    /// Size of an element of A.
+    /// Element size of A.
     pub a_bytes: u64,
-    /// Size of an element of B. If it differs from A's, the narrower tile is converted once it is loaded.
+    /// Element size of B. The narrower of two tiles is converted after loading.
     pub b_bytes: u64,
-    /// Size of an element of the output, as it is stored.
+    /// Stored size of an output element.
     pub output_bytes: u64,
     /// Triton's `num_stages`.
     pub num_stages: u64,
@@ -25,14 +25,13 @@ pub struct MatmulTiles {
 }
 
 impl MatmulTiles {
-    /// The shared memory that a block takes, at most.
+    /// Maximum shared memory per block.
     #[must_use]
     pub fn estimate_bytes(&self, capability: impl Into<Capability>) -> u64 {
         let generation = Generation::of(capability.into());
         self.operands(generation).max(self.output(generation)).0
     }
 
-    /// The tiles of A and B.
     fn operands(&self, generation: Generation) -> Bytes {
         let wide_bytes = self.a_bytes.max(self.b_bytes);
         let a = Bytes::of_tile(self.block_m, self.block_k, self.a_bytes);
@@ -45,38 +44,37 @@ impl MatmulTiles {
         }
         let ahead = self.num_stages.saturating_sub(1);
         if generation.multiplies_in_place(self.block_m, self.num_warps) {
-            // One more buffer than tiles under way: the one that is being multiplied from. What is converted
-            // is multiplied from its conversion.
+            // One buffer more than tiles in flight: the one being multiplied, or its conversion.
             return (a + b) * ahead + converted;
         }
         ((a + b) * ahead).max(converted)
     }
 
-    /// The accumulator on its way to the layout in which it is stored.
+    /// The accumulator while it is converted to the output's layout.
     fn output(&self, generation: Generation) -> Bytes {
         let whole = Bytes::of_tile(self.block_m, self.block_n, self.output_bytes);
         let warps = self.num_warps.max(1);
         let at_a_time = match generation {
-            Generation::Synchronous => Bytes(TURING_PIECE_BYTES_MAX),
+            Generation::Synchronous => Bytes(TURING_CONVERTED_BYTES_MAX),
             _ if generation.multiplies_in_place(self.block_m, self.num_warps) => {
                 let rows = self.block_m.min(WARP_ROWS.saturating_mul(warps));
                 let in_rows = Bytes::of_tile(rows, self.block_n, self.output_bytes);
                 if self.block_n <= NARROW_COLUMNS { in_rows * 2 } else { in_rows }
             }
             _ => {
-                let by_warps = Bytes(PIECE_BYTES_PER_WARP) * warps;
-                by_warps.min(Bytes(PIECE_BYTES_MAX).max(Bytes(PIECE_BYTES_PER_WARP / 2) * warps))
+                let by_warps = Bytes(CONVERTED_BYTES_PER_WARP) * warps;
+                by_warps.min(Bytes(CONVERTED_BYTES_MAX).max(Bytes(CONVERTED_BYTES_PER_WARP / 2) * warps))
             }
         };
         whole.min(at_a_time)
     }
 }
 
-/// From this size on, elements are multiplied without tensor cores before Ampere.
+/// Before Ampere, elements of this size or more are multiplied without tensor cores.
 const FLOAT_BYTES: u64 = 4;
-/// How much of an accumulator Triton turns into another layout at a time: by generation, and at most.
-const TURING_PIECE_BYTES_MAX: u64 = 32 << 10;
-const PIECE_BYTES_PER_WARP: u64 = 8 << 10;
-const PIECE_BYTES_MAX: u64 = 64 << 10;
-/// Outputs of at most so many columns are turned by two rows of warps at once.
+/// How much of an accumulator Triton converts at a time, by generation.
+const TURING_CONVERTED_BYTES_MAX: u64 = 32 << 10;
+const CONVERTED_BYTES_PER_WARP: u64 = 8 << 10;
+const CONVERTED_BYTES_MAX: u64 = 64 << 10;
+/// Outputs of at most this many columns are converted by two rows of warps at once.
 const NARROW_COLUMNS: u64 = 64;

@@ -1,9 +1,9 @@
-//! What Triton takes and what a GPU has, against what Triton's compiler recorded.
+//! The estimates and the table of GPUs, against what Triton's compiler recorded.
 //!
-//! `bench/triton/record.py` makes the tables under `data`. A *wrong keep* is a configuration that is
-//! said to fit and does not; a *wrong drop* is one that fits and is said not to. The estimates were fitted to the
-//! tables of that folder itself; those under `unseen` were drawn with another seed when they were finished, and those
-//! under `one_piece` hold a kind of configuration that is rare among random ones, where they once were too low.
+//! `bench/triton/record.py` makes the tables under `data`. A *wrong keep* is a configuration that is estimated to fit
+//! and does not. A *wrong drop* is one that fits and is estimated not to. The estimates were fitted to the tables of
+//! that folder. Those under `unseen` were drawn with another seed afterwards. Those under `one_piece` have a single
+//! slice, which is rare among random configurations and was once underestimated.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 /// How many of the configurations that fit may be dropped, in percent.
 const WRONG_DROPS_MAX_PERCENT: usize = 5;
-/// Rows of a kernel for a capability that make a percentage worth looking at.
+/// Minimum rows per kernel and capability for a meaningful percentage.
 const ROWS_MIN: usize = 50;
 
 type Row = BTreeMap<&'static str, u64>;
@@ -36,7 +36,7 @@ const UNSEEN: [(&str, &str, Estimate); 4] = [
 ];
 
 const ONE_PIECE: (&str, &str, Estimate) = (
-    "chunk_gated_delta_rule_fwd_h of one piece",
+    "chunk_gated_delta_rule_fwd_h of one slice",
     include_str!("data/one_piece/chunk_gated_delta_rule_fwd_h.csv"),
     state,
 );
@@ -157,7 +157,7 @@ fn no_configuration_is_kept_that_does_not_fit_and_few_are_dropped_that_do() {
     }
 }
 
-/// A capability has too few of these for a percentage of its own.
+/// Too few rows per capability for separate percentages.
 #[test]
 fn the_same_is_true_of_configurations_that_the_estimates_were_not_fitted_to() {
     println!("kernel, unseen: rows fit wrong_keeps wrong_drops exact");
@@ -171,7 +171,7 @@ fn the_same_is_true_of_configurations_that_the_estimates_were_not_fitted_to() {
 }
 
 #[test]
-fn no_configuration_of_one_piece_is_kept_that_does_not_fit() {
+fn no_configuration_of_one_slice_is_kept_that_does_not_fit() {
     let (kernel, table, estimate) = ONE_PIECE;
     let Count { rows, fit, wrong_keeps, wrong_drops, exact } = total(table, estimate);
     println!("{kernel} {rows} {fit} {wrong_keeps} {wrong_drops} {exact}");
@@ -179,7 +179,7 @@ fn no_configuration_of_one_piece_is_kept_that_does_not_fit() {
     assert_eq!(wrong_keeps, 0);
 }
 
-/// An estimate that is too low may be right about one limit and wrong about another.
+/// An estimate that is too low may still be right about some limits.
 #[test]
 fn no_estimate_is_below_what_triton_takes() {
     for (kernel, table, estimate) in TABLES.into_iter().chain(UNSEEN).chain([ONE_PIECE]) {
@@ -215,13 +215,13 @@ fn a_configuration_for_large_gpus_is_dropped_on_small_ones() {
         fits(output(4).estimate_bytes((9, 0)), (9, 0)) && !fits(output(4).estimate_bytes((12, 0)), (12, 0))
     );
     assert!(fits(state.estimate_bytes((9, 0)), (9, 0)) && !fits(state.estimate_bytes((12, 0)), (12, 0)));
-    // Elements of two bytes take half, and Triton 3.6 takes exactly that. The 131 KiB of the report that this is about
-    // could not be reproduced with it.
+    // Elements of two bytes take half, and Triton 3.6 takes exactly that. The 131 KiB in the bug report could not be
+    // reproduced with it.
     assert_eq!(output(2).estimate_bytes((12, 0)), 72 << 10);
 }
 
 #[test]
-fn a_capability_that_nobody_knows_has_no_limit() {
+fn an_unknown_capability_has_no_limit() {
     assert_eq!(per_block_bytes((12, 0)), Some(99 << 10));
     assert_eq!(per_block_bytes((9, 0)), Some(227 << 10));
     assert_eq!(per_block_bytes((6, 1)), None);

@@ -1,4 +1,4 @@
-//! A wheel, installed as its users do it: into fresh virtual environments outside of the tree, without a network.
+//! A wheel, installed as users do: into fresh virtual environments outside the tree, without a network.
 
 use std::env::temp_dir;
 use std::ffi::OsStr;
@@ -11,10 +11,10 @@ use crate::python::environment::Venv;
 use crate::python::interpreter::Interpreter;
 use crate::steps::{Failure, workspace_root};
 
-/// What is asked of an installed package.
+/// The script that checks an installed package.
 const QUESTIONS: &str = "xtask/src/dist/installed.py";
 
-/// Installs the wheel under each of the interpreters, and looks whether it works.
+/// Installs the wheel under each interpreter, and checks that it works.
 pub(crate) fn check(wheel: &Path, interpreters: &[Interpreter]) -> Result<(), Failure> {
     let scratch = Scratch::new()?;
     let questions = workspace_root().join(QUESTIONS);
@@ -28,7 +28,7 @@ pub(crate) fn check(wheel: &Path, interpreters: &[Interpreter]) -> Result<(), Fa
     Ok(())
 }
 
-/// A folder of our own outside of the tree, which goes when this does.
+/// A temporary folder outside the tree, removed on drop.
 #[derive(Debug)]
 struct Scratch(PathBuf);
 
@@ -42,7 +42,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What remains in a folder for temporary files is the system's to clear.
+        // The system clears what remains in a temporary folder.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,7 +1,7 @@
-//! What the package's shared library asks of a system, and what it shows to whoever loads it, as `readelf` tells.
+//! What the package's shared library requires of a system, and what it exports, as `readelf` reports.
 //!
-//! The rules are narrower than manylinux's, which allows whatever such systems have: the library is to need glibc and
-//! nothing else, Python's own symbols left aside, which the interpreter brings that loads it.
+//! The rules are narrower than manylinux's, which allows more libraries. Ours may need glibc only, besides Python's
+//! own symbols, which the interpreter provides.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -9,13 +9,13 @@ use std::path::Path;
 
 use crate::steps::{Failure, Step};
 
-/// The program that reads a library. It reads those for other machines, too.
+/// The program that reads a library, also one for another machine.
 pub(crate) const READELF: &str = "readelf";
 
-/// All that the library exports: how Python starts the module.
+/// All exports: how Python starts the module, and the allocator's functions.
 const EXPORTS: &[&str] = &["PyInit__native", "poorwill_alloc", "poorwill_free"];
 
-/// Parts of glibc 2.28, which later ones still have.
+/// Parts of glibc 2.28, which later versions still have.
 const LIBRARIES: [&str; 7] = [
     "ld-linux-aarch64.so.1",
     "ld-linux-x86-64.so.2",
@@ -26,21 +26,20 @@ const LIBRARIES: [&str; 7] = [
     "librt.so.1",
 ];
 
-/// The oldest glibc that the library has to run with.
+/// The oldest glibc that the library must run with.
 pub(crate) const OLDEST_GLIBC: [u32; 2] = [2, 28];
 
-/// A version of glibc, in its parts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Glibc(Vec<u32>);
 
-/// What concerns others in a shared library.
+/// What a shared library needs and exports.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Library {
-    /// The libraries that are loaded with it.
+    /// Libraries that are loaded with it.
     needed: Vec<String>,
-    /// The versions of symbols that it takes from them.
+    /// Versions of the symbols that it takes from them.
     versions: Vec<String>,
-    /// Symbols that it takes from wherever they are; those that may be absent do not count.
+    /// Symbols that it takes from any library; weak ones do not count.
     taken: Vec<String>,
     exported: Vec<String>,
 }
@@ -52,9 +51,9 @@ impl Library {
         Ok(Library::parse(&step.env("LC_ALL", "C").output()?))
     }
 
-    fn parse(said: &str) -> Library {
+    fn parse(output: &str) -> Library {
         let mut library = Library::default();
-        for line in said.lines() {
+        for line in output.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words[..] {
                 [_, "(NEEDED)", .., name] => library.needed.push(name.trim_matches(['[', ']']).to_owned()),
@@ -68,13 +67,13 @@ impl Library {
         library
     }
 
-    /// A symbol from its binding on, as in `GLOBAL DEFAULT UND malloc@GLIBC_2.2.5 (2)`.
+    /// Adds a symbol, from its binding on, as in `GLOBAL DEFAULT UND malloc@GLIBC_2.2.5 (2)`.
     fn add_symbol(&mut self, words: &[&str]) {
         match words {
             ["GLOBAL", _, "UND", name, ..] if !name.contains('@') => self.taken.push((*name).to_owned()),
-            // It has a version, which stands among the others; or it is weak, and may be absent.
+            // Versioned symbols are listed among the versions, and weak ones may be absent.
             [_, _, "UND", ..] | [_, "HIDDEN" | "INTERNAL", ..] => {}
-            // Between visibility and section stands what is peculiar to a machine.
+            // Between visibility and section there may be machine-specific words.
             [.., name] => {
                 self.exported.push(name.split('@').next().unwrap_or_default().to_owned());
             }
@@ -82,7 +81,7 @@ impl Library {
         }
     }
 
-    /// The oldest glibc that it runs with, or else what of it would not work everywhere, or is not ours to show.
+    /// The oldest glibc that it runs with, or else what would not work everywhere, or must not be exported.
     pub(crate) fn checked(&self) -> Result<Glibc, Vec<String>> {
         let mut problems = Vec::new();
         let mut add = |problem: String| problems.push(problem);
@@ -107,7 +106,7 @@ impl Library {
         match self.versions.iter().filter_map(|version| Glibc::parse(version)).max() {
             Some(glibc) if problems.is_empty() => Ok(glibc),
             Some(_) => Err(problems),
-            // No library can do without, so what was read makes no sense.
+            // Every library has such symbols, so the output was not understood.
             None => {
                 problems.push("no version of glibc was found in it".to_owned());
                 Err(problems)
@@ -121,8 +120,8 @@ impl Glibc {
         Glibc(version.to_vec())
     }
 
-    /// Reads a symbol's version, as in `GLIBC_2.28`. Others of glibc's are no numbers, and mean that nothing but one
-    /// build of it will do, or something else that is looked up by name.
+    /// Parses a symbol's version, as in `GLIBC_2.28`. Others, such as `GLIBC_PRIVATE`, are not numbers: they require
+    /// one exact build of glibc, or a lookup by name.
     fn parse(version: &str) -> Option<Glibc> {
         let numbers = version.strip_prefix("GLIBC_")?.split('.').map(|number| number.parse().ok());
         numbers.collect::<Option<Vec<u32>>>().map(Glibc)
@@ -140,7 +139,7 @@ impl fmt::Display for Glibc {
 mod tests {
     use super::*;
 
-    /// What readelf says, shortened.
+    /// Output of readelf, shortened.
     const SAID: &str = "
 Dynamic section at offset 0x1c4c00 contains 28 entries:
   Tag        Type                         Name/Value
@@ -173,7 +172,7 @@ Version needs section '.gnu.version_r' contains 2 entries:
 ";
 
     #[test]
-    fn what_readelf_says_is_read() {
+    fn readelfs_output_is_parsed() {
         let library = Library::parse(SAID);
         assert_eq!(library.needed, ["libc.so.6", "ld-linux-x86-64.so.2"]);
         assert_eq!(library.versions, ["GLIBC_2.14", "GLIBC_2.28", "GLIBC_2.3"]);
@@ -183,7 +182,7 @@ Version needs section '.gnu.version_r' contains 2 entries:
     }
 
     #[test]
-    fn whatever_would_not_work_everywhere_is_a_problem() {
+    fn unportable_needs_are_problems() {
         for (with, instead, says) in [
             (
                 "libc.so.6]",
@@ -217,7 +216,7 @@ Version needs section '.gnu.version_r' contains 2 entries:
     }
 
     #[test]
-    fn what_makes_no_sense_is_a_problem() {
+    fn unparsed_output_is_a_problem() {
         let problems = Library::parse("readelf: warning: nothing here").checked().unwrap_err();
         assert!(problems.iter().any(|problem| problem.contains("no version of glibc")), "{problems:?}");
     }

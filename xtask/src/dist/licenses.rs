@@ -1,9 +1,9 @@
 //! `cargo xtask licenses`: the licences of all that is linked into the package's library, in one file that every
-//! wheel carries.
+//! wheel contains.
 //!
-//! Of each crate stands there the text of one licence that it may be used under, by our own preference, and its
-//! notices. A crate with a licence that is not on the list, or without its text, is a failure. Versions are left out, so
-//! the file changes when a text does. Rust's own library is a crate as any here; the compiler brings its notices.
+//! For each crate it has the text of one licence that applies, by our preference, and its notices. A crate without a
+//! listed licence, or without its text, is a failure. Versions are left out, so the file changes only when a text
+//! does. Rust's own library is treated as a crate; the compiler ships its notices.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use super::ARCHITECTURES;
 use crate::steps::{Failure, Step, say, workspace_root};
 
-/// The file, whose name says that it is a licence: so maturin takes it along.
+/// The file. Maturin includes it because of its name.
 pub(crate) const FILE: &str = "crates/python/LICENSE-THIRD-PARTY";
 
-/// Which licences we take, the preferred first: what their texts say, and what the files are called.
+/// The accepted licences, preferred first: a phrase of their texts, and names of their files.
 const TAKEN: [Licence; 4] = [
     Licence { name: "MIT", says: "Permission is hereby granted, free of charge", file: "MIT" },
     Licence { name: "ISC", says: "Permission to use, copy, modify, and/or distribute", file: "ISC" },
@@ -24,10 +24,10 @@ const TAKEN: [Licence; 4] = [
     Licence { name: "Apache-2.0", says: "Apache License", file: "APACHE" },
 ];
 
-/// What Rust's standard library is made of on Linux, of what its notices name.
+/// The crates of Rust's standard library on Linux, of those in its notices.
 const IN_STD: [&str; 6] = ["cfg-if", "foldhash", "gimli", "hashbrown", "libc", "rustc-demangle"];
 
-/// Where the compiler keeps the notices of the standard library, below its folder.
+/// The compiler's notices of the standard library, below its folder.
 const STD_NOTICES: &str = "share/doc/rust/COPYRIGHT-library.html";
 
 const STD: &str = "\
@@ -40,13 +40,13 @@ Copyright 2019 The Crossbeam Project Developers (library/std/src/sync/mpmc)
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Licence {
     name: &'static str,
-    /// What stands in its text.
+    /// A phrase of its text.
     says: &'static str,
-    /// What stands in the names of files that hold it.
+    /// A part of its files' names.
     file: &'static str,
 }
 
-/// A crate that is linked, with the texts that stand beside its sources, by their names.
+/// A linked crate, with the texts beside its sources, by name.
 #[derive(Debug)]
 struct Linked {
     name: String,
@@ -54,7 +54,6 @@ struct Linked {
     texts: BTreeMap<String, String>,
 }
 
-/// Writes the file.
 pub(crate) fn write() -> Result<(), Failure> {
     let path = workspace_root().join(FILE);
     fs::write(&path, wanted()?).map_err(|cause| Failure::File { path, cause })?;
@@ -62,8 +61,8 @@ pub(crate) fn write() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether all that is linked stands in the file. What is in Rust's own library is not looked at: another compiler has
-/// other notices, or none.
+/// Whether the file has all linked crates. Rust's own library is not checked: another compiler has other notices, or
+/// none.
 pub(crate) fn check() -> Result<(), Failure> {
     let path = workspace_root().join(FILE);
     let file = fs::read_to_string(&path).map_err(|cause| Failure::File { path: path.clone(), cause })?;
@@ -83,14 +82,14 @@ fn wanted() -> Result<String, Failure> {
     assembled(&all).map_err(|problem| Failure::Content { path: FILE.into(), problem })
 }
 
-/// The first that has a text which does not stand in the file below its name.
+/// The first crate with a text that is not in the file below its name.
 fn missing(file: &str, all: &[Linked]) -> Result<Option<String>, String> {
     let sections: Vec<(&str, &str)> =
         file.split(&rule()).filter_map(|part| part.split_once("\n\n")).collect();
     for linked in all {
         let is_there = |(place, text): &(usize, String)| {
             sections.iter().any(|(head, has)| {
-                head.strip_suffix(&format!(": {}", what(*place)))
+                head.strip_suffix(&format!(": {}", kind_of(*place)))
                     .is_some_and(|names| names.split(", ").any(|name| name == linked.name))
                     && has.trim_end() == text.trim_end()
             })
@@ -102,30 +101,30 @@ fn missing(file: &str, all: &[Linked]) -> Result<Option<String>, String> {
     Ok(None)
 }
 
-/// What stands between the texts.
+/// The separator between texts.
 fn rule() -> String {
     format!("\n{}\n", "=".repeat(80))
 }
 
-/// What a text is, by its place among the licences.
-fn what(place: usize) -> &'static str {
+/// The kind of a text, by its index among the licences.
+fn kind_of(place: usize) -> &'static str {
     TAKEN.get(place).map_or("notice", |licence| licence.name)
 }
 
-/// All that cargo links into the library for any of the architectures, but for our own crates.
+/// All that cargo links into the library for any architecture, except our own crates.
 fn linked() -> Result<Vec<Linked>, Failure> {
     let targets = ARCHITECTURES.map(|architecture| format!("{architecture}-unknown-linux-gnu"));
     let tree = ["tree", "--locked", "--package", "poorwill-python", "--prefix", "none"];
     let which = ["--edges", "normal,no-proc-macro", "--format", "{p}|{l}"];
     let targets = targets.iter().flat_map(|target| ["--target", target]);
-    let said = Step::cargo(tree.into_iter().chain(which).chain(targets)).output()?;
+    let output = Step::cargo(tree.into_iter().chain(which).chain(targets)).output()?;
     let folders = folders()?;
     let mut found = BTreeMap::new();
-    for line in said.lines() {
+    for line in output.lines() {
         let Some((package, expression)) = line.trim_end_matches(" (*)").split_once('|') else { continue };
         let mut words = package.split(' ');
         let (name, version) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        // What comes from a folder is ours.
+        // A crate from a folder is ours.
         let Some(folder) = folders.get(&(name.to_owned(), version.trim_start_matches('v').to_owned())) else {
             continue;
         };
@@ -136,10 +135,10 @@ fn linked() -> Result<Vec<Linked>, Failure> {
     Ok(found.into_values().collect())
 }
 
-/// Where the sources of others' packages lie, by name and version.
+/// Where the sources of other packages are, by name and version.
 fn folders() -> Result<BTreeMap<(String, String), PathBuf>, Failure> {
-    let said = Step::cargo(["metadata", "--locked", "--format-version", "1"]).output()?;
-    let json: serde_json::Value = serde_json::from_str(&said)
+    let output = Step::cargo(["metadata", "--locked", "--format-version", "1"]).output()?;
+    let json: serde_json::Value = serde_json::from_str(&output)
         .map_err(|error| Failure::Content { path: "cargo metadata".into(), problem: error.to_string() })?;
     let packages = json["packages"].as_array().into_iter().flatten();
     let others = packages.filter(|package| !package["source"].is_null());
@@ -153,7 +152,7 @@ fn folders() -> Result<BTreeMap<(String, String), PathBuf>, Failure> {
         .collect())
 }
 
-/// The files in a folder that are called like a licence or a notice.
+/// The files of a folder that are named like a licence or a notice.
 fn texts_in(folder: &Path) -> Result<BTreeMap<String, String>, Failure> {
     let failed = |cause| Failure::File { path: folder.to_owned(), cause };
     let mut texts = BTreeMap::new();
@@ -170,7 +169,7 @@ fn texts_in(folder: &Path) -> Result<BTreeMap<String, String>, Failure> {
     Ok(texts)
 }
 
-/// What the standard library is made of.
+/// The crates of the standard library.
 fn in_std() -> Result<Vec<Linked>, Failure> {
     let path = Path::new(&Step::rustc(["--print", "sysroot"]).output()?).join(STD_NOTICES);
     let html = fs::read_to_string(&path).map_err(|cause| Failure::File { path: path.clone(), cause })?;
@@ -233,12 +232,12 @@ fn assembled(all: &[Linked]) -> Result<String, String> {
     for ((place, text), mut names) in by_text {
         names.sort_unstable();
         names.dedup();
-        let _ = write!(file, "{}{}: {}\n\n{text}", rule(), names.join(", "), what(place));
+        let _ = write!(file, "{}{}: {}\n\n{text}", rule(), names.join(", "), kind_of(place));
     }
     Ok(file)
 }
 
-/// What is to stand there of a crate: the text of a licence, and all notices, each with its place.
+/// The texts for a crate: one licence and all notices, each with its index.
 fn chosen(linked: &Linked) -> Result<Vec<(usize, String)>, String> {
     let Linked { name, expression, texts } = linked;
     let choices: Vec<&str> =
@@ -267,7 +266,7 @@ fn chosen(linked: &Linked) -> Result<Vec<(usize, String)>, String> {
     }
 }
 
-/// Without what differs between copies of one text: spaces at the ends of lines, and empty lines around it.
+/// Removes differences between copies of one text: trailing spaces, and empty lines around it.
 fn tidied(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
     format!("{}\n", lines.join("\n").trim_matches('\n'))
@@ -308,12 +307,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_linked_and_not_in_the_file_is_named() {
+    fn linked_crates_missing_from_the_file_are_named() {
         let notice = [("COPYRIGHT", "By Ada\n"), ("LICENSE-MIT", MIT)];
         let bob = || Linked { name: "bob".to_owned(), ..a_crate("MIT", &[("LICENSE", MIT)]) };
         let file = assembled(&[a_crate("MIT", &notice), bob()]).unwrap();
         assert_eq!(missing(&file, &[a_crate("MIT", &notice), bob()]).unwrap(), None);
-        // More than is linked may stand there.
+        // The file may have more than is linked.
         assert_eq!(missing(&file, &[bob()]).unwrap(), None);
         let eve = Linked { name: "eve".to_owned(), ..bob() };
         assert_eq!(missing(&file, &[bob(), eve]).unwrap(), Some("eve".to_owned()));
@@ -329,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_linked_is_named() {
+    fn crates_without_an_accepted_licence_are_named() {
         for (expression, texts, says) in [
             ("GPL-3.0-only", &[("LICENSE", MIT)][..], "`GPL-3.0-only`, which is not one that is taken"),
             ("MIT AND GPL-3.0-only", &[("LICENSE", MIT)], "not one that is taken"),

@@ -1,12 +1,12 @@
-//! `cargo xtask dist`: the wheels of the Python package, as they are handed out.
+//! `cargo xtask dist`: the Python package's wheels, as they are released.
 //!
-//! Each is a release build for CPython's stable ABI on manylinux_2_28. The system of the machine that builds is newer
-//! as a rule, and what is linked against its glibc runs on nothing older; so zig links, which knows the symbols of
-//! every glibc. It is pinned beside maturin in `requirements-dist.txt`, in an environment of its own, for it is large.
+//! Each is a release build for CPython's stable ABI on manylinux_2_28. The building machine is usually newer, and a
+//! library linked against its glibc does not run on older ones. So zig links, which knows the symbols of every glibc.
+//! It is pinned beside maturin in `requirements-dist.txt`, in its own environment because of its size.
 //!
-//! The wheel for this machine is installed under every CPython here that it is for. One for another architecture is
-//! built where the compiler has the target, and only its library is looked at. A wheel comes to lie in `dist`, in
-//! cargo's target folder, when all of its checks have passed, and not before. (In `wheels` maturin leaves what pip builds.)
+//! The wheel for this machine is installed under every supported CPython here. A wheel for another architecture is
+//! built where the compiler has the target, and only its library is checked. A wheel is moved to `dist`, in cargo's
+//! target folder, only after all of its checks have passed. (`wheels` is the folder of pip's builds.)
 
 mod installed;
 mod library;
@@ -25,17 +25,17 @@ use crate::python::interpreter::{self, Interpreter};
 use crate::steps::{Failure, say};
 use crate::toolchain::{is_installed, not_installed};
 
-/// What builds a wheel.
+/// The tools that build a wheel.
 pub(crate) const TOOLS: Tools = Tools {
     folder: "dist-venv",
     requirements: "crates/python/requirements-dist.txt",
     modules: &["pip", "maturin", "ziglang"],
 };
 
-/// What wheels are built for, by Rust's name and a wheel's tag alike.
+/// The architectures, named alike by Rust and in a wheel's tag.
 const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];
 
-/// Makes the wheels; `Some` says why there are none.
+/// Makes the wheels; `Some` is the reason if there are none.
 pub(crate) fn run() -> Result<Option<String>, Failure> {
     let start = Instant::now();
     match dist() {
@@ -50,7 +50,7 @@ pub(crate) fn run() -> Result<Option<String>, Failure> {
     }
 }
 
-/// What came of it.
+/// The result of the wheels.
 #[derive(Debug, Default)]
 struct Made {
     wheels: Vec<PathBuf>,
@@ -79,7 +79,7 @@ fn dist() -> Result<Made, Unready> {
     if made.wheels.is_empty() { Err(Unready::Missing { what: made.left_out.join("; ") }) } else { Ok(made) }
 }
 
-/// What builds wheels, and what they are installed under.
+/// The environment that builds wheels, and the interpreters to install them under.
 fn ready() -> Result<(Environment, Vec<Interpreter>), Unready> {
     let readelf = Command::new(library::READELF).arg("--version").stdout(Stdio::null()).status();
     if !readelf.is_ok_and(|status| status.success()) {
@@ -92,7 +92,7 @@ fn ready() -> Result<(Environment, Vec<Interpreter>), Unready> {
     }
 }
 
-/// Builds a wheel, checks it, and puts it into the folder.
+/// Builds a wheel, checks it, and moves it into the folder.
 fn hand_out(
     wheel: Wheel,
     environment: &Environment,
@@ -132,20 +132,20 @@ mod tests {
     use crate::steps::workspace_root;
 
     #[test]
-    fn what_was_left_out_is_said() {
+    fn omissions_are_reported() {
         let left_out = ["no wheel for aarch64".to_owned(), "no tea".to_owned()];
         assert_eq!(summary(Duration::from_secs(2), &[]), "xtask dist: done in 2.0 s");
-        let said = summary(Duration::from_secs(2), &left_out);
-        assert_eq!(said, "xtask dist: done in 2.0 s; no wheel for aarch64; no tea");
+        let summarized = summary(Duration::from_secs(2), &left_out);
+        assert_eq!(summarized, "xtask dist: done in 2.0 s; no wheel for aarch64; no tea");
     }
 
     #[test]
-    fn what_a_wheel_was_installed_under_is_said() {
+    fn interpreters_of_a_wheel_are_reported() {
         let (wheel, glibc) = (Wheel { architecture: "x86_64" }, Glibc::of(library::OLDEST_GLIBC));
-        let said = about(wheel, 826, &glibc, &["3.10.13", "3.13.0"]);
+        let summarized = about(wheel, 826, &glibc, &["3.10.13", "3.13.0"]);
         assert!(
-            said.ends_with(".whl: 826 KiB, needs glibc 2.28, installed under CPython 3.10.13, 3.13.0"),
-            "{said}"
+            summarized.ends_with(".whl: 826 KiB, needs glibc 2.28, installed under CPython 3.10.13, 3.13.0"),
+            "{summarized}"
         );
         assert!(about(wheel, 826, &glibc, &[]).ends_with(", not installed"));
     }

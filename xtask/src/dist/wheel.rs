@@ -1,4 +1,4 @@
-//! One wheel: built for its tag, looked at, and put where it is handed out from.
+//! One wheel: built for its tag, checked, and moved to the folder of released wheels.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -12,13 +12,13 @@ use crate::python::environment::Environment;
 use crate::python::interpreter::oldest;
 use crate::steps::{Failure, workspace_root};
 
-/// What all wheels of this checkout are a version of.
+/// The version of all wheels of this checkout.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const NAME: &str = "poorwill";
 const LIBRARY: &str = "poorwill/_native.abi3.so";
 
-/// What stands in the library for the folder where cargo keeps its sources, which differs from machine to machine.
+/// Replaces the path of cargo's sources in the library, which differs between machines.
 const CARGO_HOME: &str = "/cargo";
 
 /// A wheel of this version.
@@ -27,7 +27,7 @@ pub(crate) struct Wheel {
     pub(crate) architecture: &'static str,
 }
 
-/// One that has been built. It is not to be handed out before it has been checked.
+/// A built wheel. It must not be released before it is checked.
 #[derive(Debug)]
 pub(crate) struct Built {
     wheel: Wheel,
@@ -36,7 +36,7 @@ pub(crate) struct Built {
 }
 
 impl Wheel {
-    /// Rust's name for where it runs.
+    /// Rust's name of its target.
     pub(crate) fn target(self) -> String {
         format!("{}-unknown-linux-gnu", self.architecture)
     }
@@ -46,7 +46,7 @@ impl Wheel {
         format!("manylinux_{major}_{minor}")
     }
 
-    /// Which Pythons, and where, as the names of wheels say it.
+    /// The Python versions and the platform, as in a wheel's name.
     fn tag(self) -> String {
         let python = oldest().replace('.', "");
         format!("cp{python}-abi3-{}_{}", Wheel::platform(), self.architecture)
@@ -86,8 +86,7 @@ impl Wheel {
 }
 
 impl Built {
-    /// The oldest glibc that it runs with, once its tag, what it says of itself and its library have been found to
-    /// be in order.
+    /// Checks its tag, its metadata and its library. Returns the oldest glibc that it runs with.
     pub(crate) fn check(&self) -> Result<Glibc, Failure> {
         self.check_metadata()?;
         let about = self.unpacked.join(format!("{NAME}-{VERSION}.dist-info/WHEEL"));
@@ -109,7 +108,7 @@ impl Built {
         self.check_library()
     }
 
-    /// Whether whoever gets it is told what it is, for which Pythons, and by whose leave.
+    /// Checks that the metadata state what it is, for which Pythons, and under which licence.
     fn check_metadata(&self) -> Result<(), Failure> {
         let folder = self.unpacked.join(format!("{NAME}-{VERSION}.dist-info"));
         let read = |path: PathBuf| {
@@ -150,19 +149,19 @@ impl Built {
         about.map(|about| about.len()).map_err(|cause| Failure::File { path: self.path.clone(), cause })
     }
 
-    /// Puts it among the wheels that have been checked, and says where.
+    /// Moves it to the checked wheels, and returns its path.
     pub(crate) fn hand_out(self, folder: &Path) -> Result<PathBuf, Failure> {
         let path = folder.join(self.wheel.file_name());
         fs::rename(&self.path, &path).map(|()| path.clone()).map_err(|cause| Failure::File { path, cause })
     }
 }
 
-/// The tags that a wheel says it has, by its file of that name.
+/// The tags in a wheel's WHEEL file.
 fn tags(about: &str) -> Vec<String> {
     about.lines().filter_map(|line| line.strip_prefix("Tag:")).map(|tag| tag.trim().to_owned()).collect()
 }
 
-/// What a wheel does not say of itself in its METADATA, and should.
+/// What a wheel's METADATA lack.
 fn lacking(metadata: &str, readme: &str) -> Option<String> {
     let (head, description) = metadata.split_once("\n\n").unwrap_or((metadata, ""));
     let oldest = format!("Classifier: Programming Language :: Python :: {}", oldest());
@@ -175,7 +174,7 @@ fn lacking(metadata: &str, readme: &str) -> Option<String> {
     }
 }
 
-/// Whether a file of the package is one that we made, by its name.
+/// Whether a file of the package is ours, by its name.
 fn belongs(path: &str) -> bool {
     let is_python = path.ends_with(".py") || path.ends_with(".pyi") || path.ends_with("/py.typed");
     path == LIBRARY || is_python
@@ -194,7 +193,7 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// Makes the folder, without what was in it.
+/// Makes the folder, or empties it.
 pub(crate) fn make_empty(folder: &Path) -> Result<(), Failure> {
     let removed = if folder.exists() { fs::remove_dir_all(folder) } else { Ok(()) };
     removed
@@ -207,7 +206,7 @@ fn names_in(folder: &Path) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Where cargo keeps the sources of what we depend on. Panics name the file that they come from.
+/// The folder of cargo's sources of dependencies. Panics name the files that they come from.
 fn cargo_home() -> PathBuf {
     match std::env::var_os("CARGO_HOME").filter(|home| !home.is_empty()) {
         Some(home) => home.into(),
@@ -215,7 +214,7 @@ fn cargo_home() -> PathBuf {
     }
 }
 
-/// What tells the compiler to name no folder of this machine.
+/// Options by which the compiler names no folder of this machine.
 fn remapped(cargo_home: &Path) -> String {
     format!("--remap-path-prefix={}={CARGO_HOME}", cargo_home.display())
 }
@@ -245,25 +244,25 @@ mod tests {
     }
 
     #[test]
-    fn what_a_wheel_does_not_say_of_itself_is_named() {
+    fn missing_metadata_are_named() {
         let oldest = oldest();
-        let said = format!(
+        let output = format!(
             "Name: poorwill\nClassifier: Programming Language :: Python :: {oldest}\n\
              License-File: LICENSE-THIRD-PARTY\n\
              Description-Content-Type: text/markdown; charset=UTF-8; variant=GFM\n\n# Poorwill\n\nWords.\n"
         );
         let readme = "# Poorwill\n\nWords.\n";
-        assert_eq!(lacking(&said, readme), None);
+        assert_eq!(lacking(&output, readme), None);
         for missing in ["Classifier", "License-File", "Description-Content-Type"] {
-            let problem = lacking(&said.replace(missing, "X"), readme).unwrap();
+            let problem = lacking(&output.replace(missing, "X"), readme).unwrap();
             assert!(problem.contains(&format!("does not say `{missing}")), "{problem}");
         }
-        assert_eq!(lacking(&said, "Other").unwrap(), "its description is not README.md");
+        assert_eq!(lacking(&output, "Other").unwrap(), "its description is not README.md");
         assert!(lacking("", readme).is_some());
     }
 
     #[test]
-    fn what_lies_about_does_not_belong_into_a_wheel() {
+    fn stray_files_do_not_belong_into_a_wheel() {
         for path in ["poorwill/__init__.py", "poorwill/_native.pyi", "poorwill/py.typed", LIBRARY] {
             assert!(belongs(path), "{path}");
         }

@@ -1,8 +1,7 @@
-//! Virtual environments: one with tools of a kind, made once below cargo's target folder, and others as needed.
+//! Virtual environments: one per set of tools, made once below cargo's target folder, and others as needed.
 //!
-//! What belongs into an environment of tools is pinned in a file of requirements; when that changes, the environment
-//! is made anew. Where a tool or a Python is missing this says so, and whoever asked may go on without; under
-//! continuous integration (`CI`) it is a failure.
+//! A file of requirements pins the tools; when it changes, the environment is made again. A missing tool or Python is
+//! reported, and the caller may continue without it. Under continuous integration (`CI`) it is a failure.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -16,15 +15,15 @@ use crate::toolchain::target_folder;
 /// Tools that are installed together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tools {
-    /// What their environment is called in cargo's target folder.
+    /// The environment's name in cargo's target folder.
     pub(crate) folder: &'static str,
     /// The file that pins them.
     pub(crate) requirements: &'static str,
-    /// What has to be there to run them.
+    /// The modules that are needed to run them.
     pub(crate) modules: &'static [&'static str],
 }
 
-/// A virtual environment with tools. While it is held no other run changes what is installed.
+/// A virtual environment with tools. While this exists, no other run changes its contents.
 #[derive(Debug)]
 pub(crate) struct Environment {
     tools: Tools,
@@ -70,8 +69,8 @@ impl Environment {
         Ok(Environment { tools, venv: Venv { folder: target.join(tools.folder) }, _lock: lock })
     }
 
-    /// It has an interpreter that works, and the tools that are wanted now, also where another Python has taken the
-    /// place of the one that they were installed for.
+    /// It has a working interpreter and the current tools. The interpreter may have been replaced since they were
+    /// installed.
     fn is_complete(&self) -> bool {
         let wanted = fs::read(workspace_root().join(self.tools.requirements));
         let has_tools = wanted.is_ok_and(|wanted| fs::read(self.seal_file()).is_ok_and(|has| has == wanted));
@@ -82,12 +81,12 @@ impl Environment {
 
     fn make(&self, python: &OsStr) -> Result<(), Failure> {
         Venv::make(python, self.folder.clone())?;
-        // Wheels only: a tool that has to be compiled first is none that we can count on.
+        // Wheels only: a tool that has to be compiled is not reliable.
         let from_the_index = ["--only-binary", ":all:", "--timeout", "15", "--retries", "2"];
         self.pip(from_the_index.into_iter().chain(["--requirement", self.tools.requirements])).run().map(drop)
     }
 
-    /// Remembers that the environment is complete.
+    /// Marks the environment as complete.
     fn seal(&self) -> Result<(), Failure> {
         let path = self.seal_file();
         let sealed = fs::copy(workspace_root().join(self.tools.requirements), &path);
@@ -113,14 +112,14 @@ impl Deref for Environment {
 }
 
 impl Venv {
-    /// A new one with nothing but pip; what was in the folder is gone.
+    /// A new one with only pip; the folder is replaced.
     pub(crate) fn make(python: &OsStr, folder: PathBuf) -> Result<Venv, Failure> {
         let arguments = ["-I", "-m", "venv", "--clear"].map(OsStr::new).into_iter();
         Step::program(python, arguments.chain([folder.as_os_str()])).run()?;
         Ok(Venv { folder })
     }
 
-    /// One that is there already.
+    /// An existing one.
     #[cfg(test)]
     pub(crate) fn at(folder: &Path) -> Venv {
         Venv { folder: folder.to_owned() }
@@ -137,7 +136,7 @@ impl Venv {
         self.python(quietly.chain(arguments.into_iter().map(|argument| argument.as_ref().to_owned())))
     }
 
-    /// A step that runs the environment's interpreter, which leaves no bytecode beside what it imports.
+    /// A step that runs the environment's interpreter, without writing bytecode beside imported files.
     pub(crate) fn python<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Step {
         let mut all = vec![OsString::from("-B")];
         all.extend(arguments.into_iter().map(|argument| argument.as_ref().to_owned()));
@@ -159,7 +158,7 @@ impl Unready {
         Unready::Missing { what: format!("no CPython {} or later with venv here", oldest()) }
     }
 
-    /// What to say of what is `omitted`, unless that is a failure.
+    /// The message about `omitted` tests, unless their omission is a failure.
     pub(crate) fn skip(self, omitted: &str) -> Result<String, Failure> {
         let why = self.skip_on(is_ci())?;
         let why = format!("{omitted}: {why}");
@@ -201,15 +200,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_fails_under_continuous_integration_only() {
+    fn missing_tools_fail_under_continuous_integration_only() {
         let no_tools = || Unready::NoTools(Failure::NoTests { typed: "pip".to_owned() });
-        let said = no_tools().skip_on(false).unwrap();
-        assert_eq!(said, "its tools could not be installed; pip says why above");
+        let message = no_tools().skip_on(false).unwrap();
+        assert_eq!(message, "its tools could not be installed; pip says why above");
         assert!(no_tools().skip_on(true).is_err());
-        let said = Unready::no_python().skip_on(false).unwrap();
-        assert_eq!(said, "no CPython 3.10 or later with venv here");
+        let message = Unready::no_python().skip_on(false).unwrap();
+        assert_eq!(message, "no CPython 3.10 or later with venv here");
         let failure = Unready::no_python().skip_on(true).unwrap_err().to_string();
-        assert!(failure.starts_with(&format!("{said}; install it")), "{failure}");
+        assert!(failure.starts_with(&format!("{message}; install it")), "{failure}");
         assert!(Unready::Failed(Failure::NoTests { typed: "lock".to_owned() }).skip_on(false).is_err());
     }
 

@@ -1,6 +1,7 @@
-//! Which Python interpreters there are, and whether the package would work with them.
+//! Finds Python interpreters that the package works with.
 //!
-//! An interpreter is asked itself, by scripts that fail and say why. What does not run, or answers no, is not used.
+//! Scripts examine each interpreter; they fail with a reason. An interpreter that does not run, or fails, is not
+//! used.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -10,22 +11,22 @@ use std::process::{Command, Output, Stdio};
 
 use crate::steps::{note, workspace_root};
 
-/// The oldest Python that the package is for, and the newest that is asked for by its number.
+/// The oldest Python that the package supports, and the newest that is searched for by its number.
 const OLDEST_MINOR: u32 = 10;
 const NEWEST_MINOR: u32 = 14;
 
-/// Where tools keep the interpreters that they install, below what a variable names or else below the home folder.
+/// Where tools install interpreters: below a variable's path, or else below the home folder.
 const INSTALLED_BY_TOOLS: [(&str, &str, &str); 2] =
     [("PYENV_ROOT", ".pyenv", "versions"), ("UV_PYTHON_INSTALL_DIR", ".local/share/uv/python", "")];
 
-/// A Python that will do.
+/// A usable Python.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interpreter {
-    /// What starts it.
+    /// Its command.
     pub(crate) program: PathBuf,
-    /// All of its version, as in `3.11.7`.
+    /// Its full version, as in `3.11.7`.
     pub(crate) version: String,
-    /// The file behind all of its names.
+    /// The file that all its names link to.
     file: PathBuf,
 }
 
@@ -34,34 +35,35 @@ pub(crate) fn oldest() -> String {
     format!("3.{OLDEST_MINOR}")
 }
 
-/// The first that will do of those on the path.
+/// The first usable one on the path.
 pub(crate) fn first() -> Option<OsString> {
     find(&candidates(), refusal)
 }
 
-/// Every one that will do: those on the path, and those that pyenv and uv keep beside it. Oldest first.
+/// All usable ones: on the path, and those of pyenv and uv. Oldest first.
 pub(crate) fn all() -> Vec<Interpreter> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let programs =
         std::env::split_paths(&path).chain(folders_of_tools()).flat_map(|folder| programs(&folder));
-    let mut found = distinct(programs.filter_map(|program| Interpreter::asked(&program)));
+    let mut found = distinct(programs.filter_map(|program| Interpreter::probe(&program)));
     found.sort_by_key(|interpreter| numbers(&interpreter.version));
     found
 }
 
 impl Interpreter {
-    fn asked(program: &Path) -> Option<Interpreter> {
+    fn probe(program: &Path) -> Option<Interpreter> {
         let script = format!(
             "{}import os, platform\n\
              print(platform.python_version(), sys.executable, os.path.realpath(sys.executable), sep='\\n')\n",
             examination()
         );
-        let asked = ask(program.as_os_str(), &script).ok().filter(|asked| asked.status.success())?;
-        Interpreter::read(&String::from_utf8(asked.stdout).ok()?)
+        let output =
+            run_script(program.as_os_str(), &script).ok().filter(|output| output.status.success())?;
+        Interpreter::read(&String::from_utf8(output.stdout).ok()?)
     }
 
-    fn read(said: &str) -> Option<Interpreter> {
-        match said.lines().collect::<Vec<_>>()[..] {
+    fn read(text: &str) -> Option<Interpreter> {
+        match text.lines().collect::<Vec<_>>()[..] {
             [version, program, file] => {
                 Some(Interpreter { program: program.into(), version: version.to_owned(), file: file.into() })
             }
@@ -70,7 +72,7 @@ impl Interpreter {
     }
 }
 
-/// Each one once, under the name that was found first.
+/// Each interpreter once, under its first name.
 fn distinct(interpreters: impl Iterator<Item = Interpreter>) -> Vec<Interpreter> {
     let mut found: Vec<Interpreter> = Vec::new();
     for interpreter in interpreters {
@@ -81,7 +83,7 @@ fn distinct(interpreters: impl Iterator<Item = Interpreter>) -> Vec<Interpreter>
     found
 }
 
-/// What a version is sorted by; what follows the numbers, as in `3.15.0rc1`, does not count.
+/// A sort key for versions; what follows the numbers, as in `3.15.0rc1`, does not count.
 fn numbers(version: &str) -> Vec<u32> {
     let number = |part: &str| part.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok();
     version.split('.').map_while(number).collect()
@@ -98,7 +100,7 @@ fn folders_of_tools() -> Vec<PathBuf> {
     folders.iter().map(|version| version.join("bin")).collect()
 }
 
-/// What a folder has that is called like a Python that may do.
+/// The programs of a folder that are named like a Python.
 fn programs(folder: &Path) -> Vec<PathBuf> {
     entries(folder).into_iter().filter(|path| path.file_name().is_some_and(is_python)).collect()
 }
@@ -114,7 +116,7 @@ fn is_python(name: &OsStr) -> bool {
     }
 }
 
-/// What a folder holds, in order; nothing where it cannot be read.
+/// The entries of a folder, sorted; none if it cannot be read.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let listed = fs::read_dir(folder).into_iter().flatten();
     let mut paths: Vec<PathBuf> = listed.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -122,13 +124,13 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// What a Python may be called.
+/// Names of Python programs.
 fn candidates() -> Vec<String> {
     let numbered = (OLDEST_MINOR..=NEWEST_MINOR).rev().map(|minor| format!("python3.{minor}"));
     ["python3".to_owned()].into_iter().chain(numbered).collect()
 }
 
-/// The first that has nothing to say against itself.
+/// The first without a refusal.
 fn find(names: &[String], refusal: impl Fn(&OsStr) -> io::Result<Option<String>>) -> Option<OsString> {
     for name in names.iter().map(OsStr::new) {
         match refusal(name) {
@@ -140,24 +142,24 @@ fn find(names: &[String], refusal: impl Fn(&OsStr) -> io::Result<Option<String>>
     None
 }
 
-/// Why the interpreter cannot be used; an error where there is none.
+/// Why the interpreter cannot be used; an error if it does not run.
 fn refusal(python: &OsStr) -> io::Result<Option<String>> {
     says(python, &examination())
 }
 
-/// What the interpreter says against itself by a script.
+/// The message of a script that fails.
 pub(crate) fn says(python: &OsStr, script: &str) -> io::Result<Option<String>> {
-    let asked = ask(python, script)?;
-    if asked.status.success() {
+    let output = run_script(python, script)?;
+    if output.status.success() {
         return Ok(None);
     }
-    let said = String::from_utf8_lossy(&asked.stderr);
-    let last = said.lines().map(str::trim).rfind(|line| !line.is_empty());
-    Ok(Some(last.map_or_else(|| asked.status.to_string(), str::to_owned)))
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let last = stderr.lines().map(str::trim).rfind(|line| !line.is_empty());
+    Ok(Some(last.map_or_else(|| output.status.to_string(), str::to_owned)))
 }
 
-/// Runs a script, whatever the environment and the folder would have the interpreter find.
-fn ask(python: &OsStr, script: &str) -> io::Result<Output> {
+/// Runs a script, isolated from the environment's variables and the current folder.
+fn run_script(python: &OsStr, script: &str) -> io::Result<Output> {
     Command::new(python)
         .args(["-I", "-B", "-c", script])
         .current_dir(workspace_root())
@@ -165,7 +167,7 @@ fn ask(python: &OsStr, script: &str) -> io::Result<Output> {
         .output()
 }
 
-/// A script that fails, and says why, where the package or a virtual environment would not work.
+/// A script that fails with a reason if the package or a virtual environment would not work.
 pub(crate) fn examination() -> String {
     format!(
         "import sys, sysconfig\n\
@@ -177,7 +179,7 @@ pub(crate) fn examination() -> String {
     )
 }
 
-/// A script that fails, and says why, where one of the modules is missing. Empty folders count for nothing.
+/// A script that fails with a reason if one of the modules is missing. Empty folders do not count.
 pub(crate) fn search(modules: &[&str]) -> String {
     format!(
         "import sys\n\
@@ -217,15 +219,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_python_is_refused() {
+    fn other_programs_than_python_are_refused() {
         assert!(refusal(OsStr::new("poorwill-no-such-python")).is_err());
         assert_eq!(refusal(OsStr::new("false")).unwrap().as_deref(), Some("exit status: 1"));
-        assert_eq!(Interpreter::asked(Path::new("false")), None);
-        assert_eq!(Interpreter::asked(Path::new("true")), None, "it says nothing of itself");
+        assert_eq!(Interpreter::probe(Path::new("false")), None);
+        assert_eq!(Interpreter::probe(Path::new("true")), None, "it says nothing of itself");
     }
 
     #[test]
-    fn only_names_of_pythons_that_may_do_are_asked() {
+    fn only_names_of_supported_pythons_are_probed() {
         for name in ["python3", "python3.10", "python3.14", "python3.20"] {
             assert!(is_python(OsStr::new(name)), "{name}");
         }
@@ -238,10 +240,11 @@ mod tests {
 
     #[test]
     fn one_interpreter_with_several_names_is_found_once() {
-        let said = |version: &str, program: &str| {
+        let python = |version: &str, program: &str| {
             Interpreter::read(&format!("{version}\n{program}\n/opt/{version}/bin/python\n")).unwrap()
         };
-        let found = [said("3.11.7", "/bin/python3"), said("3.9.1", "/a"), said("3.11.7", "/bin/python3.11")];
+        let found =
+            [python("3.11.7", "/bin/python3"), python("3.9.1", "/a"), python("3.11.7", "/bin/python3.11")];
         let distinct = distinct(found.into_iter());
         let programs: Vec<_> = distinct.iter().map(|interpreter| interpreter.program.to_str()).collect();
         assert_eq!(programs, [Some("/bin/python3"), Some("/a")]);
@@ -263,7 +266,7 @@ mod tests {
             eprintln!("skipped: there is no fitting Python here");
             return;
         };
-        let first = Interpreter::asked(Path::new(&first)).unwrap();
+        let first = Interpreter::probe(Path::new(&first)).unwrap();
         assert!(all.iter().any(|found| found.file == first.file), "{first:?} is not in {all:?}");
     }
 }

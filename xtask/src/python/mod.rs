@@ -1,10 +1,10 @@
-//! The Python package: built, installed and tested in a virtual environment of its own.
+//! The Python package: built, installed and tested in its own virtual environment.
 //!
-//! `cargo xtask test` and `cargo xtask python` run its tests and check its types, `cargo xtask lint` its style. Nothing
-//! is written to the tree.
+//! `cargo xtask test` and `cargo xtask python` run its tests and check its types, `cargo xtask lint` its style.
+//! Nothing is written to the tree.
 //!
-//! Where there is no fitting Python this is skipped, and so it is where the tools cannot be installed, as without a
-//! network. Both say so. Under continuous integration (`CI`) both are failures.
+//! Without a supported Python, or if the tools cannot be installed, this is skipped with a message. Under continuous
+//! integration (`CI`) that is a failure.
 
 pub(crate) mod environment;
 pub(crate) mod interpreter;
@@ -20,12 +20,10 @@ use crate::test::build::{Built, build};
 use crate::test::{self, EFFORT, GPU_IS_HERE, Tally, Tier, jobs, stuck_after};
 use crate::vllm::{self, Which};
 
-/// Where the package lies.
 pub(crate) const PACKAGE: &str = "crates/python";
 const TESTS: &str = "crates/python/tests";
 const SOURCES: &str = "crates/python/python/poorwill";
 
-/// What it is called in Python.
 const MODULE: &str = "poorwill";
 const SETTINGS: &str = "crates/python/pyproject.toml";
 
@@ -39,29 +37,30 @@ pub(crate) const TOOLS: Tools = Tools {
     modules: &["pip", "maturin", "mypy", "pytest", "ruff", "xdist"],
 };
 
-/// The module that is written in Rust, whose types stand in a file of their own.
+/// The module written in Rust, with its types in a separate file.
 const NATIVE: &str = "poorwill._native";
 
-/// What tells the tests where the library is that stands in for NVIDIA's driver.
+/// The variable with the path of the fake CUDA library.
 pub(crate) const FAKE: &str = "POORWILL_FAKE_LIBCUDA";
 
-/// Which tests are run: those that pretend PyTorch, all or what more effort has do more; those over PyTorch itself, with those that need a GPU or without.
+/// Selections of tests: without PyTorch (all, or those that scale with the effort), and with PyTorch (with a GPU, or
+/// without).
 pub(crate) const WITHOUT_PYTORCH: &str = "not real_torch";
 const SCALING: &str = "scales and not every_minor and not real_torch";
 const OVER_PYTORCH: &str = "real_torch and not gpu";
 const OVER_PYTORCH_AND_GPU: &str = "real_torch";
 
-/// Under continuous integration vLLM's sources are there, and none of the tests that need them may be skipped.
+/// Under continuous integration vLLM's sources exist, so none of their tests may be skipped.
 const NO_SKIPS_OF_VLLM: &str = "--no-skips-in=test_vllm_";
 
-/// What became of tests.
+/// The result of tests.
 #[derive(Debug)]
 pub(crate) enum Tested {
     Ran {
         tally: Tally,
-        /// What was not run of it, and why.
+        /// What was not run, and why.
         left_out: Option<String>,
-        /// Whether the types that it states were compared, and are right.
+        /// Whether the declared types match the module.
         types: Result<(), Failure>,
     },
     Skipped {
@@ -83,29 +82,29 @@ pub(crate) fn run(pytest_args: &[OsString]) -> Result<(), Failure> {
                 return Err(Failure::Parts { failed: vec![format!("{} tests of Python", tally.failed)] });
             }
         }
-        // It has been said, and there is nothing else to say.
+        // The reason is already printed.
         Tested::Skipped { why: _ } => {}
     }
     Ok(())
 }
 
-/// Installs the package as it was built, runs its tests without PyTorch, over vLLM's sources where these can be had, and
-/// compares the types that it states with what is there.
+/// Installs the built package, and runs its tests without PyTorch, with vLLM's sources if they are available.
+/// Compares the declared types with the module.
 pub(crate) fn test(built: &Built, pytest_args: &[OsString], effort: &str) -> Result<Tested, Failure> {
     let environment = match Environment::ready(TOOLS) {
         Ok(environment) => environment,
         Err(unready) => return Ok(Tested::Skipped { why: unready.skip("the Python package not tested")? }),
     };
-    let held = Which::Held(effort);
-    let ran = without_torch(&environment, built, pytest_args, effort, (WITHOUT_PYTORCH, held));
-    // The comparison keeps a cache where it runs.
+    let read = Which::Read(effort);
+    let ran = without_torch(&environment, built, pytest_args, effort, (WITHOUT_PYTORCH, read));
+    // The comparison writes a cache to its working folder.
     let compared = environment.python(["-m", "mypy.stubtest", NATIVE]).within(environment.folder()).run();
     let (tally, left_out) = ran?;
     Ok(Tested::Ran { tally, left_out, types: compared.map(drop) })
 }
 
-/// Runs those of these tests again that do more where more effort is asked for.
-pub(crate) fn test_what_scales(built: &Built, effort: &str) -> Result<Tested, Failure> {
+/// Runs those tests again that scale with the effort.
+pub(crate) fn test_scaling(built: &Built, effort: &str) -> Result<Tested, Failure> {
     let environment = match Environment::ready(TOOLS) {
         Ok(environment) => environment,
         Err(unready) => return Ok(Tested::Skipped { why: unready.skip("the Python package not tested")? }),
@@ -114,7 +113,7 @@ pub(crate) fn test_what_scales(built: &Built, effort: &str) -> Result<Tested, Fa
     Ok(Tested::Ran { tally, left_out, types: Ok(()) })
 }
 
-/// What came of the tests that are marked so and read these versions of vLLM, and what was left out.
+/// Runs the marked tests that read these versions of vLLM. Returns the result, and what was left out.
 fn without_torch(
     environment: &Environment,
     built: &Built,
@@ -139,7 +138,7 @@ fn without_torch(
     Ok((counted(pytest)?, sources.err()))
 }
 
-/// Runs those of the package's tests that need PyTorch, of which none may be skipped.
+/// Runs the tests that need PyTorch; none may be skipped.
 pub(crate) fn test_over_torch(built: &Built, effort: &str) -> Result<Tested, Failure> {
     const OMITTED: &str = "the Python package not tested over PyTorch";
     let environment = match Environment::ready(TOOLS) {
@@ -162,7 +161,7 @@ pub(crate) fn test_over_torch(built: &Built, effort: &str) -> Result<Tested, Fai
     Ok(Tested::Ran { tally, left_out: None, types: Ok(()) })
 }
 
-/// What was fetched, or what is not run since it could not be: a failure under continuous integration.
+/// The fetched result, or what is not run without it: a failure under continuous integration.
 fn fetched<T>(outcome: Result<T, Failure>, omitted: &str) -> Result<Result<T, String>, Failure> {
     match outcome {
         Ok(there) => Ok(Ok(there)),
@@ -181,14 +180,15 @@ fn counted(pytest: Step) -> Result<Tally, Failure> {
     let tested = pytest.run_watched(|line| tally.add_pytest(line));
     match tested {
         Ok(_) if tally.all() == 0 => Err(Failure::NoTests { typed }),
-        // Counted, and told in their own words.
+        // The failures are counted, and pytest has printed them.
         Err(Failure::Status { .. }) if tally.failed > 0 => Ok(tally),
         Ok(_) => Ok(tally),
         Err(failure) => Err(failure),
     }
 }
 
-/// Checks the style of all Python, and the package's types, by its settings; `Some` says why that was left out.
+/// Checks the style of all Python and the package's types, by its settings; `Some` is the reason if that was left
+/// out.
 pub(crate) fn lint() -> Result<Option<String>, Failure> {
     let environment = match Environment::ready(TOOLS) {
         Ok(environment) => environment,
@@ -207,8 +207,8 @@ pub(crate) fn lint() -> Result<Option<String>, Failure> {
     Ok(None)
 }
 
-/// Runs the tests of the package that are marked so, several at a time, and says why one was skipped. The line that
-/// counts them has to stay plain, whatever the surroundings ask for.
+/// Runs the marked tests of the package in parallel, with the reasons of skips. The summary line must stay plain,
+/// whatever the environment sets.
 pub(crate) fn pytest(venv: &Venv, tests: &[&str], pytest_args: &[OsString], marks: &str) -> Step {
     let jobs = jobs().to_string();
     let arguments = ["-m", "pytest", "-rfEs", "-n", &jobs, "--dist", "worksteal", "-m", marks];
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pytest_says_what_it_skips_and_stays_plain() {
+    fn pytest_reports_skips_in_plain_text() {
         let step = pytest(
             &Venv::at(Path::new("/venv")),
             &[TESTS],

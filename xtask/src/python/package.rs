@@ -1,7 +1,7 @@
-//! The package as the one build of a run made it, put into a virtual environment without another build.
+//! Installs the package from the run's single build into a virtual environment.
 //!
-//! The Python files are copied, the native module lies among them, and maturin writes the metadata, entry points
-//! included. So the tests see what a wheel installs; that a wheel installs it is what `cargo xtask dist` shows.
+//! The Python files and the native module are copied, and maturin writes the metadata with entry points. So the tests
+//! see what a wheel installs; `cargo xtask dist` checks the wheel itself.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use crate::steps::{Failure, workspace_root};
 /// The native module's file in the package.
 const NATIVE_FILE: &str = "_native.abi3.so";
 
-/// Puts the package into the environment, in the place of another.
+/// Installs the package into the environment, replacing another.
 pub(crate) fn install(venv: &Venv, native: &Path) -> Result<(), Failure> {
     let packages = site_packages(venv)?;
     let at = |path: &Path| {
@@ -30,7 +30,7 @@ pub(crate) fn install(venv: &Venv, native: &Path) -> Result<(), Failure> {
     venv.python(metadata).within(&workspace_root().join(PACKAGE)).run().map(drop)
 }
 
-/// Where the environment's interpreter looks for packages.
+/// The folder where the environment's interpreter finds packages.
 fn site_packages(venv: &Venv) -> Result<PathBuf, Failure> {
     let ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])";
     venv.python(["-I", "-c", ask]).output().map(PathBuf::from)
@@ -49,7 +49,7 @@ fn remove_old(packages: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies all but what Python or a build in the tree has left there.
+/// Copies all files except those that Python or a build in the tree left there.
 fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

@@ -1,8 +1,8 @@
-//! PyTorch itself, in a folder below cargo's target folder, for the tests that a stand-in cannot hold.
+//! PyTorch, in a folder below cargo's target folder, for tests that need the real one.
 //!
-//! It is fetched once (pip keeps what it has fetched) and installed without what it says it depends on: the folder's
-//! requirements name all that is needed without a GPU. A seal in it tells which requirements it has, and which Python and
-//! machine its libraries were compiled for.
+//! It is fetched once, and pip caches it. It is installed without its dependencies: the requirements name all that is
+//! needed without a GPU. A seal in the folder names the requirements, and the Python and machine that its libraries
+//! were compiled for.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,18 +11,17 @@ use std::path::PathBuf;
 use super::environment::Environment;
 use crate::steps::{Failure, workspace_root};
 
-/// The folder in cargo's target folder.
 const FOLDER: &str = "python-torch";
 
 const REQUIREMENTS: &str = "crates/python/requirements-torch.txt";
 
-/// Puts libraries that nobody calls in the places of CUDA's.
+/// Puts stubs in place of CUDA libraries that the tests never call.
 const STUBS: &str = "crates/python/tests/cuda_stubs.py";
 
-/// Tells what compiled modules are made for.
+/// Prints what compiled modules are made for.
 const TELL: &str = "import platform, sys; print(sys.implementation.cache_tag, platform.machine())";
 
-/// The folder that Python finds it in; it is made where it is not there or not the one that is wanted.
+/// The folder for Python's path; made again if it is missing or outdated.
 pub(super) fn ready(environment: &Environment) -> Result<PathBuf, Failure> {
     let folder = environment.beside(FOLDER);
     let seal = folder.join("poorwill-torch.txt");

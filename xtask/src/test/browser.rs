@@ -1,15 +1,15 @@
-//! Whether there is what rotation's page is tried in: Chromium, with the driver of its own version.
+//! Finds the browser for the tests of rotation's page: Chromium, with a driver of its version.
 
 use std::process::{Command, Stdio};
 
-/// Any of these is Chromium.
+/// Names of Chromium.
 const BROWSERS: [&str; 3] = ["chromium", "google-chrome", "chromium-browser"];
 const DRIVER: &str = "chromedriver";
 
 pub(super) const MISSING: &str = "no Chromium with its chromedriver here (Debian's packages chromium and chromium-driver): \
      rotation's page was not tried in a browser";
 
-/// A driver drives browsers of its own version.
+/// Whether both exist. A driver works with browsers of its own version.
 pub(super) fn is_here() -> bool {
     are_here(major_of)
 }
@@ -19,15 +19,15 @@ fn are_here(major_of: impl Fn(&str) -> Option<u32>) -> bool {
     browser.is_some() && browser == major_of(DRIVER)
 }
 
-/// The major version that a program says it has; nothing where there is none that runs.
+/// The major version of a program; `None` if it does not run.
 fn major_of(program: &str) -> Option<u32> {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    output.status.success().then(|| major_in(&said)).flatten()
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    output.status.success().then(|| major_in(&text)).flatten()
 }
 
-fn major_in(said: &str) -> Option<u32> {
-    said.split_whitespace().find_map(|word| word.split_once('.')?.0.parse().ok())
+fn major_in(text: &str) -> Option<u32> {
+    text.split_whitespace().find_map(|word| word.split_once('.')?.0.parse().ok())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The one build of a run: every test program of the workspace, and the two libraries that Python's tests load.
+//! The single build of a run: every test program of the workspace, and the two libraries that Python's tests load.
 //!
-//! All of it is one call of cargo, so that every crate is compiled once, with one set of features. A second call with
-//! another choice of packages would compile most of the tree again.
+//! It is one call of cargo, so that every crate is compiled once, with one set of features. A second call with other
+//! packages would compile most of the tree again.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::steps::{Failure, Step, note, workspace_root};
 /// The library of the Python package, as cargo names it.
 const NATIVE: &str = "_native";
 
-/// The library that stands in for NVIDIA's driver.
+/// The fake CUDA library, as cargo names it.
 const FAKE: &str = "poorwill_fake_libcuda";
 
 /// What was built.
@@ -25,7 +25,6 @@ pub(crate) struct Built {
     pub(crate) native: PathBuf,
     /// The fake CUDA library.
     pub(crate) fake: PathBuf,
-    /// How long it took.
     pub(crate) took: Duration,
 }
 
@@ -33,7 +32,7 @@ pub(crate) struct Built {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Program {
     pub(super) package: String,
-    /// Cargo's name of the target: `promises`, or of the unit tests the crate's.
+    /// Cargo's name of the target: `promises`, or the crate's name for unit tests.
     pub(super) target: String,
     /// The package's folder, in which its tests run.
     pub(super) folder: PathBuf,
@@ -61,7 +60,7 @@ pub(crate) fn build() -> Result<Built, Failure> {
     })
 }
 
-/// What cargo says that it built; nothing where a program or library is missing.
+/// Parses cargo's messages; `None` if a program or library is missing.
 fn read(messages: &str, took: Duration) -> Option<Built> {
     let (mut programs, mut native, mut fake) = (Vec::new(), None, None);
     for message in messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
@@ -85,7 +84,7 @@ fn program(message: &Value, target: &str) -> Option<Program> {
     let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
     let (_, package) = message["package_id"].as_str()?.rsplit_once(['#', '/'])?;
     let package = package.split('@').next()?.to_owned();
-    // Of a package whose folder has its name, the identifier tells the version only.
+    // For a package whose folder has its name, the identifier has the version only.
     let package = if package.starts_with(|c: char| c.is_ascii_digit()) {
         folder.file_name()?.to_string_lossy().into_owned()
     } else {
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_built_is_missed() {
+    fn missing_builds_are_noticed() {
         for missing in [&[PROGRAM][..], &[&library(NATIVE), &library(FAKE)], &[PROGRAM, &library(FAKE)]] {
             assert!(read(&missing.join("\n"), Duration::ZERO).is_none(), "{missing:?}");
         }

@@ -1,23 +1,23 @@
-//! What tests print, in a folder of this process's own: two runs at a time share nothing.
+//! The output of tests, in a folder per process: two runs at a time share nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::steps::Failure;
 
-/// The folder, which goes when the run ends.
+/// The folder, removed when the run ends.
 #[derive(Debug)]
 pub(super) struct Logs {
     folder: PathBuf,
 }
 
 impl Logs {
-    /// A new folder below `all`, where those of processes that are gone are removed.
+    /// Makes a new folder below `all`, and removes those of ended processes.
     pub(super) fn begin(all: &Path) -> Result<Logs, Failure> {
         for entry in fs::read_dir(all).into_iter().flatten().flatten() {
             let is_in_use = entry.file_name().to_str().is_some_and(is_alive);
             if !is_in_use {
-                // Another run that begins now may have removed it.
+                // A concurrent run may have removed it.
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
@@ -35,7 +35,7 @@ impl Logs {
 
 impl Drop for Logs {
     fn drop(&mut self) {
-        // What failed has been shown; the next run removes what stays.
+        // Failures have been printed; the next run removes what stays.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }

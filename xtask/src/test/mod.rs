@@ -1,18 +1,19 @@
 //! `cargo xtask test`: the tests of the workspace, in two tiers.
 //!
-//! The quick tier is what a newcomer and a developer run: every promise on the host device, those about devices over
-//! the fake CUDA library as well and on an NVIDIA GPU if one is here, documentation tests, and the Python package's,
-//! also in vLLM's code, whose sources are fetched once.
-//! Random tests make a tenth of their usual cases. `--full` is all there is: usual cases, tests that take long, the
-//! page of rotation in a browser, the Python package over PyTorch itself, and the wheels. `--rest` is what `--full` has
-//! beyond a quick run that came before: tests that this did not run, and again those that scale with the effort, all on
-//! a GPU among them. `.ci/run` does one and then the other.
+//! - The quick tier is for newcomers and developers. It runs every promise on the host device. Promises about devices
+//!   run over the fake CUDA library as well, and on an NVIDIA GPU if there is one. It also runs documentation tests
+//!   and the Python package's, with vLLM's sources, which are fetched once. Random tests make a tenth of their usual
+//!   cases.
+//! - `--full` runs everything: usual cases, long tests, the page of rotation in a browser, the Python package over
+//!   PyTorch itself, and the wheels.
+//! - `--rest` is what a quick run leaves of `--full`: the tests that it did not run, and again those that scale with
+//!   the effort. These include all on a GPU. `.ci/run` does one and then the other.
 //!
-//! One [`build`](mod@build) makes every program, and the [`runner`] gives each test a process of its own. A failure keeps nothing
-//! else from being tested. The end says what was not run, and why.
+//! One [`build`](mod@build) makes every program, and the [`runner`] runs each test in its own process. A failure does
+//! not stop the other tests. The end reports what was not run, and why.
 //!
 //! With arguments it is one `cargo test` that takes them, for the whole workspace unless they choose packages.
-//! Benchmarks that compile a peer are left out, for their peers are not ours to test: `cargo xtask lint` compiles
+//! Benchmarks that compile a peer are left out, since their peers are not ours to test. `cargo xtask lint` compiles
 //! them, and `cargo test --package` tests one.
 
 mod browser;
@@ -44,48 +45,48 @@ use crate::python::{self, Tested};
 use crate::steps::{Failure, Step, note, say};
 use crate::toolchain::target_folder;
 
-/// How much of the tests is run.
+/// Which tests to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tier {
     /// What a developer runs.
     Quick,
     /// Everything.
     Full,
-    /// What `Full` has beyond a `Quick` that was run before.
+    /// What a `Quick` run leaves of `Full`.
     Rest,
 }
 
-/// No step of a run takes as long with the usual effort, however slow the machine is.
+/// No step takes this long with the usual effort, even on a slow machine.
 const STUCK_AFTER: Duration = Duration::from_secs(60 * 60);
 
-/// The variable that says how hard random tests try; `poorwill_testkit::effort` reads it.
+/// The effort of random tests; `poorwill_testkit::effort` reads it.
 pub(crate) const EFFORT: &str = "POORWILL_EFFORT";
 const EFFORTS: [&str; 3] = ["quick", "usual", "long"];
 
-/// How the programs are called whose tests can come out differently on each device.
+/// Name of the programs whose tests may differ between devices.
 const PROMISES: &str = "promises";
 
-/// The programs whose tests are about the CUDA driver: over the fake library, or on a GPU.
+/// Name of the programs about the CUDA driver: over the fake library, or on a GPU.
 const CUDA: &str = "cuda";
 
-/// The tests that need a browser begin so.
+/// Prefix of the tests that need a browser.
 const PAGE: &str = "rotate::page::";
 
-/// Exists where NVIDIA's kernel driver shows a GPU.
+/// Exists if NVIDIA's kernel driver has a GPU.
 pub(crate) const GPU_IS_HERE: &str = "/dev/nvidiactl";
 const GPU: &str = "cuda:0";
 
 const NO_GPU: &str = "no NVIDIA GPU here: nothing was run on one";
 
-/// In cargo's target folder: what tests print, and what a quick run tells the rest.
+/// In cargo's target folder: the output of tests, and a quick run's record for `--rest`.
 const FOLDER: &str = "xtask-test";
 const SEEN: &str = "seen.txt";
 const LOGS: &str = "logs";
 
-/// How many tests the end names as the slowest.
+/// How many of the slowest tests the end lists.
 const SLOWEST: usize = 10;
 
-/// What came of the run so far.
+/// The state of the run.
 #[derive(Debug)]
 struct Run {
     tier: Tier,
@@ -96,7 +97,7 @@ struct Run {
     results: Results,
     /// Parts that failed, each with its reason.
     failures: Vec<String>,
-    /// What was not run, each with its reason.
+    /// Parts that were not run, each with its reason.
     left_out: Vec<String>,
 }
 
@@ -123,7 +124,7 @@ pub(crate) fn run(tier: Tier) -> Result<(), Failure> {
     run.end(built.took, start.elapsed())
 }
 
-/// One `cargo test` that takes these arguments.
+/// Runs one `cargo test` with these arguments.
 pub(crate) fn run_chosen(cargo_args: &[OsString]) -> Result<(), Failure> {
     let mut tally = Tally::default();
     let took = Step::cargo(arguments(cargo_args)).run_watched(|line| tally.add(line))?;
@@ -131,7 +132,7 @@ pub(crate) fn run_chosen(cargo_args: &[OsString]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `cargo xtask test --repeat N`: every test of Rust that waits, sleeps or has a deadline, so many times.
+/// `cargo xtask test --repeat N`: repeats every Rust test that waits, sleeps or has a deadline.
 pub(crate) fn repeat(times: NonZero<u32>) -> Result<(), Failure> {
     let effort = effort(Tier::Quick)?;
     let mut run = Run::begin(Tier::Quick, effort)?;
@@ -161,12 +162,12 @@ pub(crate) fn repeat(times: NonZero<u32>) -> Result<(), Failure> {
     run.end(built.took, start.elapsed())
 }
 
-/// How hard random tests try: as the environment says, otherwise as the tier has it.
+/// The effort of random tests: from the environment, otherwise from the tier.
 pub(crate) fn effort(tier: Tier) -> Result<String, Failure> {
     effort_of(tier, std::env::var(EFFORT).ok())
 }
 
-/// When a step is stuck that tries as hard as this.
+/// After which time a step with this effort is stuck.
 pub(crate) fn stuck_after(effort: &str) -> Duration {
     STUCK_AFTER * if effort == "long" { 20 } else { 1 }
 }
@@ -197,7 +198,7 @@ impl Run {
         Ok(Run { tier, effort, folder, logs, results, failures, left_out })
     }
 
-    /// Runs the programs' tests, on each device that they are about.
+    /// Runs the programs' tests, on each of their devices.
     fn programs(&mut self, built: &Built) -> Result<(), Failure> {
         let chosen = self.chosen(&built.programs)?;
         let has_browser = chosen.alone.is_empty() || browser::is_here();
@@ -249,8 +250,8 @@ impl Run {
         Ok(chosen)
     }
 
-    /// One test at a time, in one process for a program: they share the GPU, whose context takes its time to make, and
-    /// one that holds a stream may hold up all.
+    /// One test at a time, in one process per program: they share the GPU, whose context is slow to create. A test
+    /// that holds a stream may block all others.
     fn gpu(&mut self, programs: &[Program]) {
         if !Path::new(GPU_IS_HERE).exists() {
             self.left_out.push(NO_GPU.to_owned());
@@ -280,7 +281,7 @@ impl Run {
     fn python(&mut self, built: &Built) {
         note("==> the Python package");
         let tested = match self.tier {
-            Tier::Rest => python::test_what_scales(built, &self.effort),
+            Tier::Rest => python::test_scaling(built, &self.effort),
             Tier::Quick | Tier::Full => python::test(built, &[], &self.effort),
         };
         self.part("the Python package", tested);
@@ -298,7 +299,7 @@ impl Run {
         }
     }
 
-    /// Takes in what became of a part.
+    /// Records the result of a part.
     fn part(&mut self, name: &str, outcome: Result<Tested, Failure>) {
         match outcome {
             Ok(Tested::Ran { tally, left_out, types }) => {
@@ -321,7 +322,7 @@ impl Run {
         }
     }
 
-    /// Says what came of it all.
+    /// Prints the results of all parts.
     fn end(mut self, built: Duration, ran: Duration) -> Result<(), Failure> {
         let Results { tally, failed, times, skipped, .. } = &mut self.results;
         times.sort_unstable_by_key(|(took, _)| std::cmp::Reverse(*took));
@@ -347,7 +348,7 @@ impl Run {
         if self.failures.is_empty() { Ok(()) } else { Err(Failure::Parts { failed: self.failures }) }
     }
 
-    /// So that a run which ends early leaves nothing of an older one.
+    /// So that a run that ends early leaves no older record.
     fn forget_seen(&self) -> Result<(), Failure> {
         let path = self.folder.join(SEEN);
         let removed = if path.exists() { fs::remove_file(&path) } else { Ok(()) };
@@ -370,11 +371,11 @@ impl Run {
 #[derive(Debug, Default)]
 struct Chosen<'a> {
     beside: Vec<Test<'a>>,
-    /// Those that a quick run leaves out: they take long or need much, so they run alone.
+    /// Tests that a quick run leaves out. They take long or need much, so they run alone.
     alone: Vec<Test<'a>>,
 }
 
-/// A line for each reason, with how many tests it was.
+/// A line for each reason, with the number of its tests.
 fn skips(skipped: &[(String, String)]) -> Vec<String> {
     let mut by_reason: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (id, reason) in skipped {
@@ -394,7 +395,7 @@ fn in_order(programs: &[Program]) -> Vec<&Program> {
     first.into_iter().chain(then).collect()
 }
 
-/// What a program's tests run on where there is no GPU.
+/// The devices of a program's tests without a GPU.
 fn devices_of(program: &Program) -> &'static [&'static str] {
     match &*program.target {
         name if name.starts_with(PROMISES) => &["host", "fake"],
@@ -407,12 +408,12 @@ fn is_about_devices(program: &Program) -> bool {
     program.target.starts_with(PROMISES) || program.target == CUDA
 }
 
-/// Twice as many tests at a time as there are cores, since many of them wait.
+/// Twice as many parallel tests as cores, since many of them wait.
 pub(crate) fn jobs() -> usize {
     thread::available_parallelism().map_or(2, NonZero::get) * 2
 }
 
-/// What `cargo` is called with.
+/// The arguments of `cargo`.
 fn arguments(cargo_args: &[OsString]) -> Vec<OsString> {
     let mut arguments = vec!["test".into()];
     if !chooses_packages(cargo_args) {
@@ -424,7 +425,7 @@ fn arguments(cargo_args: &[OsString]) -> Vec<OsString> {
     arguments
 }
 
-/// Beside `--workspace` cargo would ignore a choice of packages.
+/// With `--workspace`, cargo would ignore a choice of packages.
 fn chooses_packages(cargo_args: &[OsString]) -> bool {
     cargo_args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--").any(|arg| {
         arg == "--package"
@@ -486,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn skips_are_told_by_their_reasons() {
+    fn skips_are_listed_by_reason() {
         let skipped = [("a", "no room"), ("b", "no time"), ("c", "no room")];
         let skipped = skipped.map(|(id, reason)| (id.to_owned(), reason.to_owned()));
         assert_eq!(skips(&skipped), ["not run: 2 tests, as a: no room", "not run: b: no time"]);
@@ -501,12 +502,12 @@ mod tests {
     }
 
     #[test]
-    fn the_effort_is_what_the_environment_says_or_the_tiers() {
+    fn the_effort_is_the_environments_or_the_tiers() {
         for (tier, own) in [(Tier::Quick, "quick"), (Tier::Full, "usual"), (Tier::Rest, "usual")] {
             assert_eq!(effort_of(tier, None).unwrap(), own);
             assert_eq!(effort_of(tier, Some("long".to_owned())).unwrap(), "long");
-            let said = effort_of(tier, Some("hard".to_owned())).unwrap_err().to_string();
-            assert_eq!(said, "POORWILL_EFFORT is `hard`; it can be quick, usual, long");
+            let message = effort_of(tier, Some("hard".to_owned())).unwrap_err().to_string();
+            assert_eq!(message, "POORWILL_EFFORT is `hard`; it can be quick, usual, long");
         }
     }
 }

@@ -1,9 +1,8 @@
-//! Runs tests, each in a process of its own, several at a time.
+//! Runs tests, each in its own process, in parallel.
 //!
-//! A process for each test keeps settings of the environment, signals, crashes and hangs to the test that has them, and
-//! lets all programs share the machine: a test that waits leaves its core to the others. What a test prints goes to a
-//! file, which is shown if it fails. A test that runs for twenty minutes is stuck: it is ended with all that it has
-//! started, and has failed.
+//! A process per test isolates environment variables, signals, crashes and hangs. All programs share the machine: a
+//! waiting test leaves its core to others. A test's output goes to a file, which is printed if it fails. A test that
+//! runs for twenty minutes is stuck: it is killed with all its children, and has failed.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,25 +18,25 @@ use super::tally::Tally;
 use crate::guard::Guard;
 use crate::steps::note;
 
-/// What names the device to the tests; `poorwill_testkit::device` reads it.
+/// The device of the tests; `poorwill_testkit::device` reads it.
 pub(super) const DEVICE: &str = "POORWILL_TEST_DEVICE";
 
-/// What a test prints that scales with the effort; `poorwill_testkit::effort` writes it.
+/// Printed by a test that scales with the effort, in `poorwill_testkit::effort`.
 const SCALES: &str = "poorwill effort: ";
 
-/// What a test prints that ends early, since the machine or the device lacks something.
+/// Printed by a test that ends early, since the machine or the device lacks something.
 const SKIPPED: [&str; 2] = ["skipped: ", ": skipped on "];
 
-/// No test takes as long, however slow the machine is.
+/// No test takes this long, even on a slow machine.
 const STUCK_AFTER: Duration = Duration::from_secs(20 * 60);
 
-/// Between two looks at a test that runs: soon at first, as most are short.
+/// Intervals between checks of a running test: short at first, as most tests are.
 const LOOKS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// A silence after which it is said what still runs.
+/// After this time without output, the running tests are listed.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// A test and what it runs on.
+/// A test and its device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Test<'a> {
     pub(super) program: &'a Program,
@@ -45,7 +44,7 @@ pub(super) struct Test<'a> {
     pub(super) device: &'static str,
 }
 
-/// What became of one test.
+/// The result of one test.
 #[derive(Debug)]
 struct Ended {
     id: String,
@@ -57,25 +56,25 @@ struct Ended {
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Passed,
-    /// And why.
+    /// With the reason.
     Skipped(String),
     Failed,
 }
 
-/// What became of all.
+/// The results of all tests.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     pub(super) tally: Tally,
     pub(super) failed: Vec<String>,
-    /// Which ended early, and why.
+    /// Tests that ended early, with reasons.
     pub(super) skipped: Vec<(String, String)>,
-    /// Those that do more where more effort is asked for.
+    /// Tests that scale with the effort.
     pub(super) scaling: Vec<String>,
     pub(super) times: Vec<(Duration, String)>,
 }
 
 impl Test<'_> {
-    /// How it is named to people, and to the next run.
+    /// Its name in output and in the record for the next run.
     pub(super) fn id(&self) -> String {
         let Program { package, target, .. } = self.program;
         let on = if self.device == "host" { String::new() } else { format!(" on {}", self.device) };
@@ -95,7 +94,7 @@ pub(super) fn list(program: &Program, ignored: bool) -> io::Result<Vec<String>> 
     Ok(names.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// Runs `tests`, `jobs` at a time, with `effort`. What they print goes to files in `logs`.
+/// Runs `tests`, `jobs` at a time, with `effort`. Their output goes to files in `logs`.
 pub(super) fn run(tests: &[Test], jobs: usize, effort: &str, logs: &Path) -> Results {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Results::default());
@@ -108,7 +107,7 @@ pub(super) fn run(tests: &[Test], jobs: usize, effort: &str, logs: &Path) -> Res
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let Some(test) = tests.get(number) else { break };
                     board.begin(test.id());
-                    // No two tests that run share a file.
+                    // No two running tests share a file.
                     let log = logs.join(format!("{number}.log"));
                     let ended = one(test, effort, &log, &guard, || board.look());
                     board.end(&ended.id);
@@ -134,7 +133,7 @@ fn one(test: &Test, effort: &str, log: &Path, guard: &Guard, look: impl Fn()) ->
     });
     let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let verdict = match outcome {
-        // A test that ends its process with success has not passed.
+        // An exit code of 0 alone is not a pass.
         Ok(true) if text.contains("test result: ok. 1 passed") => {
             text.lines().find_map(reason).map_or(Verdict::Passed, Verdict::Skipped)
         }
@@ -147,7 +146,7 @@ fn one(test: &Test, effort: &str, log: &Path, guard: &Guard, look: impl Fn()) ->
     Ended { id: test.id(), took: start.elapsed(), verdict, scales: text.contains(SCALES) }
 }
 
-/// Why a line says that a test has ended early, if it does. On which device stands in the test's id.
+/// The reason in a line by which a test ended early. The test's id has the device.
 fn reason(line: &str) -> Option<String> {
     let [plainly, on_a_device] = SKIPPED;
     let why = match line.split_once(on_a_device) {
@@ -165,7 +164,7 @@ fn start_of(test: &Test, effort: &str, log: &Path, guard: &Guard) -> io::Result<
     guard.spawn(command.stdout(file.try_clone()?).stderr(file))
 }
 
-/// Waits for a test's process; whether it ended well.
+/// Waits for a test's process. Returns whether it succeeded.
 fn end_of(child: &mut Child, start: Instant, guard: &Guard, look: impl Fn()) -> io::Result<bool> {
     loop {
         if let Some(status) = child.try_wait()? {
@@ -173,7 +172,7 @@ fn end_of(child: &mut Child, start: Instant, guard: &Guard, look: impl Fn()) -> 
         }
         if start.elapsed() > STUCK_AFTER {
             guard.kill(child.id());
-            // Also where there is no guard.
+            // Needed if there is no guard.
             child.kill()?;
             child.wait()?;
             return Err(io::Error::other(format!("ended, since it ran for {} s", STUCK_AFTER.as_secs())));
@@ -184,7 +183,7 @@ fn end_of(child: &mut Child, start: Instant, guard: &Guard, look: impl Fn()) -> 
     }
 }
 
-/// A test program, as cargo would run it.
+/// A test program, run as cargo would.
 pub(super) fn command(program: &Program) -> Command {
     let mut command = Command::new(&program.path);
     command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder).stdin(Stdio::null());
@@ -216,7 +215,7 @@ impl Results {
             }
         }
         if !has_failed {
-            // It is of no use to anybody, and of no harm where it stays.
+            // A leftover log does no harm.
             let _ = fs::remove_file(log);
         }
         if ended.scales {
@@ -226,14 +225,14 @@ impl Results {
     }
 }
 
-/// What runs now, for people who wait.
+/// The running tests, for progress messages.
 #[derive(Debug, Default)]
 struct Board(Mutex<Running>);
 
 #[derive(Debug, Default)]
 struct Running {
     tests: Vec<(String, Instant)>,
-    said: Option<Instant>,
+    reported: Option<Instant>,
 }
 
 impl Board {
@@ -245,14 +244,14 @@ impl Board {
         self.0.lock().expect("no thread panics").tests.retain(|(running, _)| running != id);
     }
 
-    /// Says what has run for long, now and then.
+    /// Lists long-running tests from time to time.
     fn look(&self) {
         let mut running = self.0.lock().expect("no thread panics");
-        let said = running.said.get_or_insert_with(Instant::now).elapsed();
-        if said < SILENCE {
+        let silence = running.reported.get_or_insert_with(Instant::now).elapsed();
+        if silence < SILENCE {
             return;
         }
-        running.said = Some(Instant::now());
+        running.reported = Some(Instant::now());
         let long = running.tests.iter().filter(|(_, since)| since.elapsed() >= SILENCE);
         for (id, since) in long {
             note(&format!("    still running after {} s: {id}", since.elapsed().as_secs()));
@@ -264,10 +263,11 @@ impl Board {
 mod tests {
     use super::*;
 
-    /// A program that answers as a test program would, by this script.
+    /// A program that behaves like a test program, by this script.
     fn program(folder: &Path, script: &str) -> Program {
         let path = folder.join("program");
-        // Written by another process: a file that this one has open cannot be run while a thread beside us forks.
+        // Written by another process: a file that this one has open for writing cannot be executed while a parallel
+        // thread forks.
         let mut write = Command::new("sh");
         write
             .args(["-c", "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$2\" && chmod +x \"$2\"", "sh", script])
@@ -310,15 +310,15 @@ mod tests {
 
     #[test]
     fn a_skip_says_why() {
-        let said = |line| reason(line).unwrap();
-        assert_eq!(said("skipped: there is no: Python"), "there is no: Python");
-        assert_eq!(said("a::b: skipped: no room"), "no room");
-        assert_eq!(said("a::b: skipped on fake: held together"), "held together");
+        let reason_in = |line| reason(line).unwrap();
+        assert_eq!(reason_in("skipped: there is no: Python"), "there is no: Python");
+        assert_eq!(reason_in("a::b: skipped: no room"), "no room");
+        assert_eq!(reason_in("a::b: skipped on fake: held together"), "held together");
         assert_eq!(reason("3 skipped"), None);
     }
 
     #[test]
-    fn what_tests_print_stays_apart() {
+    fn outputs_of_tests_stay_apart() {
         let folder = scratch("apart");
         let program = program(&folder, "echo 'test result: ok. 1 passed; 0 failed'");
         let test = Test { program: &program, name: "passes".into(), device: "host" };

@@ -1,4 +1,4 @@
-//! What a quick run tells the `--rest` that comes after it: which tests it has run, and which of them scale.
+//! The record that a quick run leaves for a later `--rest`: which tests it has run, and which of them scale.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::Path;
 const ONCE: &str = "once";
 const SCALES: &str = "scales";
 
-/// The tests of a quick run, by id, and whether more effort has them do more.
+/// The tests of a quick run, by id, and whether they scale with the effort.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Seen(HashMap<String, bool>);
 
@@ -17,7 +17,7 @@ impl Seen {
         Seen(all.map(|id| (id.clone(), scaling.contains(id))).collect())
     }
 
-    /// Whether the quick run has done all that there is to do of a test.
+    /// Whether the quick run has run this test completely.
     pub(super) fn is_done(&self, id: &str) -> bool {
         self.0.get(id).is_some_and(|scales| !scales)
     }
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_run_and_does_not_scale_is_done() {
+    fn only_tests_that_ran_and_do_not_scale_are_done() {
         let ids = ["core promises a::b on fake", "core plain c"].map(str::to_owned);
         let seen = Seen::new(ids.iter(), &ids[..1]);
         let folder = crate::toolchain::target_folder().unwrap();

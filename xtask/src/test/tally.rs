@@ -1,9 +1,9 @@
-//! How many tests passed, failed and were left out.
+//! Counts of tests that passed, failed and were ignored.
 
 use std::fmt;
 use std::ops::AddAssign;
 
-/// The sums over all lines in which a test program gives its result.
+/// The sums over all result lines of test programs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) passed: u64,
@@ -12,12 +12,12 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// All that anything became of.
+    /// The number of tests that were run.
     pub(crate) fn all(&self) -> u64 {
         self.passed + self.failed + self.skipped
     }
 
-    /// Adds what a line of cargo's or of a test program's says.
+    /// Adds a result line of cargo's or of a test program's.
     pub(crate) fn add(&mut self, line: &str) {
         if let Some((_, result)) = line.split_once("test result: ") {
             self.add_counts(result);

@@ -1,14 +1,14 @@
-//! Which tests wait, sleep or have a deadline: those that a slow machine could make fail, and none may.
+//! Finds tests that wait, sleep or have a deadline: a slow machine could make them fail, and must not.
 //!
-//! The list is made from the source: a test is on it if its text, or that of a function of the same folder that it
-//! calls, names a clock, a time or a limit of time. Calls are told by name alone, so the list is rather too long.
+//! A test is listed if its text names a clock, a time or a time limit, or calls such a function in the same folder.
+//! Calls are matched by name alone, so the list is rather too long.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What a function says that has to do with time.
+/// Text that has to do with time.
 const TIMES: [&str; 15] = [
     "thread::sleep",
     "time::sleep",
@@ -35,7 +35,7 @@ struct Function {
     is_test: bool,
 }
 
-/// The names of the tests below `folder` that have to do with time, in files that end so.
+/// The names of the tests below `folder` that have to do with time, in files with this ending.
 pub(super) fn tests_below(folder: &Path, ending: &str) -> io::Result<HashSet<String>> {
     let mut functions = Vec::new();
     for path in files_below(folder, ending)? {
@@ -60,7 +60,7 @@ fn files_below(folder: &Path, ending: &str) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The tests that name a time themselves, or call what does.
+/// The tests that name a time themselves, or call a function that does.
 fn timed(functions: &[Function]) -> HashSet<String> {
     let mut callers: HashMap<&str, Vec<&Function>> = HashMap::new();
     for function in functions {
@@ -73,7 +73,7 @@ fn timed(functions: &[Function]) -> HashSet<String> {
     let mut found: HashSet<&str> = ahead.iter().map(|function| &*function.name).collect();
     while let Some(function) = ahead.pop() {
         for caller in callers.get(&*function.name).into_iter().flatten() {
-            // A test is called by nobody; what is called like one is something else.
+            // No function calls a test; a match is another function.
             if !function.is_test && found.insert(&caller.name) {
                 ahead.push(caller);
             }
@@ -86,8 +86,8 @@ fn timed(functions: &[Function]) -> HashSet<String> {
         .collect()
 }
 
-/// The functions of a text that is formatted: each ends before the next line that is not indented more than it is,
-/// but for the brace that closes it.
+/// The functions of formatted text. Each ends before the next line that is not indented further than it is, except
+/// its closing brace.
 fn functions_of(text: &str) -> Vec<Function> {
     let lines: Vec<&str> = text.lines().collect();
     let mut functions = Vec::new();
@@ -110,7 +110,7 @@ fn functions_of(text: &str) -> Vec<Function> {
     functions
 }
 
-/// The name of the function that a line begins.
+/// The name of the function that starts in a line.
 fn name_of(line: &str) -> Option<&str> {
     let line = line.trim_start();
     let rest = ["pub ", "pub(crate) ", "pub(super) ", "async ", "const ", "unsafe "]
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_calls_what_waits_is_found() {
+    fn callers_of_waiting_functions_are_found() {
         let source = "\
 #[test]
 fn waits() {

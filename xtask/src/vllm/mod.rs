@@ -1,8 +1,8 @@
-//! `cargo xtask vllm`: the plugin for vLLM, held against the sources of the versions that it is for.
+//! `cargo xtask vllm`: tests the plugin for vLLM against the sources of the supported versions.
 //!
 //! vLLM cannot be imported without PyTorch and a GPU, so its sources are read, and run with stubs around them. They
-//! come from its source distributions, which are fetched once; the package is built and installed as for its other
-//! tests. Nothing may be skipped here: this is the job that those tests are for.
+//! are fetched once, as source distributions. The package is built and installed as for its other tests. Nothing may
+//! be skipped in this job, since it exists for those tests.
 
 mod sources;
 
@@ -15,16 +15,16 @@ use crate::steps::{Failure, say, workspace_root};
 use crate::test::build::build;
 use crate::test::{EFFORT, Tally, Tier, effort, stuck_after};
 
-/// What tells the tests where the sources are.
+/// The variable with the path of the sources.
 pub(crate) const VARIABLE: &str = "POORWILL_VLLM_SOURCES";
 
-/// Of which versions the sources are read; the package's tests say it.
+/// Which versions' sources to use, as the package's tests define them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Which<'a> {
     /// Those whose code is run.
     Run,
-    /// Those that are held with this effort, too.
-    Held(&'a str),
+    /// Those that are read with this effort as well.
+    Read(&'a str),
 }
 
 const TESTS: [&str; 12] = [
@@ -42,7 +42,7 @@ const TESTS: [&str; 12] = [
     "crates/python/tests/test_vllm_versions.py",
 ];
 
-/// The tests' folder, and what in it says which versions they read. It asks the package, which is installed by then.
+/// The tests' folder. A file in it lists the versions; it imports the installed package.
 const BELOW: &str = "crates/python/tests";
 const SAYING: &str = "vllm_sources.versions";
 
@@ -50,12 +50,12 @@ pub(crate) fn run() -> Result<(), Failure> {
     let effort = effort(Tier::Full)?;
     let environment = match Environment::ready(TOOLS) {
         Ok(environment) => environment,
-        // It is said, and there is nothing else to say.
+        // The reason is printed here.
         Err(unready) => return unready.skip("the plugin for vLLM not tested").map(drop),
     };
     let built = build()?;
     package::install(&environment, &built.native)?;
-    let which = Which::Held(&effort);
+    let which = Which::Read(&effort);
     let folder = sources(&environment, which)?;
     let mut tally = Tally::default();
     let pytest = python::pytest(&environment, &TESTS, &[], WITHOUT_PYTORCH);
@@ -64,13 +64,12 @@ pub(crate) fn run() -> Result<(), Failure> {
     let pytest = pytest.limit(stuck_after(&effort));
     let typed = pytest.typed().to_owned();
     pytest.run_watched(|line| tally.add_pytest(line))?;
-    whole(tally, typed)?;
+    check_complete(tally, typed)?;
     say(&format!("xtask vllm: {tally}, against vLLM {}", versions(&environment, which)?.join(", ")));
     Ok(())
 }
 
-/// The folder of all versions' sources; what is not there yet of those that are asked for is fetched. The package has to
-/// be installed.
+/// The folder of all versions' sources. Fetches the requested ones that are missing. The package must be installed.
 pub(crate) fn sources(environment: &Environment, which: Which<'_>) -> Result<PathBuf, Failure> {
     for version in versions(environment, which)? {
         Sources::of(&version, environment).ready(environment)?;
@@ -78,18 +77,18 @@ pub(crate) fn sources(environment: &Environment, which: Which<'_>) -> Result<Pat
     Ok(sources::folder(environment))
 }
 
-/// The versions that are asked for.
+/// The requested versions.
 fn versions(environment: &Environment, which: Which<'_>) -> Result<Vec<String>, Failure> {
-    let asked = match which {
+    let version_set = match which {
         Which::Run => "run",
-        Which::Held(effort) => effort,
+        Which::Read(effort) => effort,
     };
-    let step = environment.python(["-m", SAYING, asked]).within(&workspace_root().join(BELOW));
+    let step = environment.python(["-m", SAYING, version_set]).within(&workspace_root().join(BELOW));
     Ok(step.output()?.lines().map(str::to_owned).collect())
 }
 
-/// Tests of which some did not run have not shown what they are for.
-fn whole(tally: Tally, typed: String) -> Result<(), Failure> {
+/// Fails if some tests did not run: then they have proved nothing.
+fn check_complete(tally: Tally, typed: String) -> Result<(), Failure> {
     match tally {
         none if none.all() == 0 => Err(Failure::NoTests { typed }),
         Tally { skipped: 0, .. } => Ok(()),
@@ -104,9 +103,9 @@ mod tests {
     #[test]
     fn a_test_that_was_skipped_is_a_failure() {
         let tally = |passed, skipped| Tally { passed, failed: 0, skipped };
-        assert!(whole(tally(3, 0), "pytest".to_owned()).is_ok());
-        let said = whole(tally(3, 2), "pytest".to_owned()).unwrap_err().to_string();
-        assert!(said.starts_with("`pytest` skipped 2 of its tests"), "{said}");
-        assert!(matches!(whole(tally(0, 0), "pytest".to_owned()), Err(Failure::NoTests { .. })));
+        assert!(check_complete(tally(3, 0), "pytest".to_owned()).is_ok());
+        let message = check_complete(tally(3, 2), "pytest".to_owned()).unwrap_err().to_string();
+        assert!(message.starts_with("`pytest` skipped 2 of its tests"), "{message}");
+        assert!(matches!(check_complete(tally(0, 0), "pytest".to_owned()), Err(Failure::NoTests { .. })));
     }
 }

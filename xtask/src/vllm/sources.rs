@@ -1,8 +1,7 @@
 //! vLLM's Python sources: fetched once as source distributions, of which the modules are kept.
 //!
-//! A distribution is pinned by its digest in a file of requirements, and pip refuses any other. What is there is
-//! complete: it takes its name when all of it has been unpacked, with a seal of the pin that it was fetched by and of the
-//! script that unpacked it.
+//! A file of requirements pins a distribution by its digest, and pip refuses any other. A folder gets its name only
+//! when it is complete. Its seal names the pin that it was fetched by and the script that unpacked it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,19 +11,19 @@ use std::path::{Path, PathBuf};
 use crate::python::environment::Environment;
 use crate::steps::{Failure, note, workspace_root};
 
-/// Where the sources lie in cargo's target folder, in a folder for each version.
+/// The folder in cargo's target folder, with one folder per version.
 const FOLDER: &str = "vllm-sources";
 
-/// Where the pins are, in a file for each version.
+/// The folder of the pins, with one file per version.
 const PINS: &str = "crates/python/tests/vllm_sources";
 
 /// Unpacks a distribution.
 const UNPACK: &str = "xtask/src/vllm/unpack.py";
 
-/// What a complete folder holds its pin and the script in.
+/// The file in a complete folder with its pin and the script.
 const SEAL: &str = "poorwill-sources.txt";
 
-/// What pip takes for the build of a distribution, which needs no PyTorch to state its metadata.
+/// Replaces a distribution's build backend, so that pip reads its metadata without PyTorch.
 const BUILD: &str = "xtask/src/vllm/sdist";
 
 /// One version's sources, complete or not.
@@ -39,19 +38,19 @@ impl Sources {
         Sources { version: version.to_owned(), folder: folder(environment).join(version) }
     }
 
-    /// Fetches what is not there yet.
+    /// Fetches it if it is missing.
     pub(super) fn ready(&self, environment: &Environment) -> Result<(), Failure> {
         if self.is_complete() {
             note(&format!("--- vLLM {}: its sources are here", self.version));
             return Ok(());
         }
-        // Named so that no two versions, and no version and its archive, have the same.
+        // Distinct names for versions and archives.
         let [archive, part] = ["archive", "part"].map(|suffix| self.beside(suffix));
         for stale in [&archive, &part, &self.folder] {
             remove(stale)?;
         }
         let done = self.fetch(environment, &archive).and_then(|()| self.unpack(environment, &archive, &part));
-        // Of a failure nothing is left that would be taken for more than it is, or that takes much room.
+        // After a failure, remove what could be taken for complete sources, or takes much space.
         let removed = remove(&archive);
         done.and(removed)
     }
@@ -60,7 +59,7 @@ impl Sources {
         self.wanted().is_ok_and(|wanted| fs::read(self.folder.join(SEAL)).is_ok_and(|has| has == wanted))
     }
 
-    /// What the seal says of sources that are complete.
+    /// The seal of complete sources.
     fn wanted(&self) -> io::Result<Vec<u8>> {
         let [pin, script] = [&*self.pin(), UNPACK].map(|file| fs::read(workspace_root().join(file)));
         Ok([pin?, script?].concat())
@@ -102,7 +101,7 @@ impl Sources {
     }
 }
 
-/// Where all versions are.
+/// The folder of all versions.
 pub(super) fn folder(environment: &Environment) -> PathBuf {
     environment.beside(FOLDER)
 }
@@ -118,7 +117,7 @@ fn remove(folder: &Path) -> Result<(), Failure> {
 mod tests {
     use super::*;
 
-    /// One that is pinned, or it has no seal.
+    /// A pinned version; otherwise it has no seal.
     const VERSION: &str = "0.20.2";
 
     fn sources(version: &str, below: &Path) -> Sources {

@@ -3,14 +3,14 @@
 use std::ffi::{c_int, c_uint};
 
 use crate::abi::{Code, Out};
-use crate::context::{self, current, current_even_if_broken};
+use crate::context::{self, current, current_even_if_failed};
 use crate::entry::entries;
-use crate::world::Handle;
+use crate::state::Handle;
 
 /// `CU_CTX_*` flags that exist.
 const FLAGS: c_uint = 0x1FF;
 
-/// Priorities of streams: 0 is the lowest, and the lower the number the higher.
+/// Priorities of streams: 0 is the lowest, and smaller numbers are higher.
 pub(super) const PRIORITY_LOWEST: c_int = 0;
 pub(super) const PRIORITY_HIGHEST: c_int = -5;
 
@@ -60,7 +60,7 @@ entries! {
     }
 
     call cuCtxGetDevice(device: Out<c_int>) {
-        let ordinal = current_even_if_broken()?.device.ordinal;
+        let ordinal = current_even_if_failed()?.device.ordinal;
         device.set(c_int::try_from(ordinal).map_err(|_| Code::INVALID_DEVICE)?)
     }
 

@@ -1,5 +1,5 @@
-//! Copies: always by the thread of the stream, from and to the memory that the caller named, so that one who
-//! frees it too early is found out.
+//! Copies. The stream's thread always copies from and to the caller's own memory, so that freeing it too early is
+//! detected.
 
 use std::ptr;
 use std::slice;
@@ -10,10 +10,10 @@ use poorwill_core::{CopyPart, DeviceRange, Driver, HostBuffer, HostMemory, Pendi
 use crate::abi::{Code, HostPointer, Outcome};
 use crate::context::current;
 use crate::entry::entries;
-use crate::world::{Handle, range};
+use crate::state::{Handle, range};
 use crate::{context, memory, peer};
 
-/// How much memory a fill with anything but zeros takes.
+/// Buffer size of a fill with a value other than 0.
 const FILL_BYTES: u64 = 1 << 20;
 
 entries! {
@@ -26,11 +26,11 @@ entries! {
             return Ok(());
         }
         let from = Arc::new(HostBuffer::new(from));
-        let queued = match peer::home(&current, part.device)? {
+        let queued = match peer::owner(&current, part.device)? {
             None => current.device.host.copy_to_device(stream.id, from, &[part]),
-            Some(home) => peer::queue(current.device, stream.id, move || peer::write(home, from, part.device)),
+            Some(owner) => peer::queue(current.device, stream.id, move || peer::write(owner, from, part.device)),
         };
-        stream.keep(current.device, queued)
+        stream.track(current.device, queued)
     }
 
     call cuMemcpyDtoHAsync_v2(to: HostPointer, from: u64, bytes: usize, handle: Handle) {
@@ -42,28 +42,28 @@ entries! {
             return Ok(());
         }
         let to = HostBuffer::new(to);
-        let queued = match peer::home(&current, part.device)? {
+        let queued = match peer::owner(&current, part.device)? {
             None => current.device.host.copy_to_host(stream.id, to, &[part]).map(forget_buffer),
-            Some(home) => peer::queue(current.device, stream.id, move || {
-                peer::read(home, to, part.device).map(drop)
+            Some(owner) => peer::queue(current.device, stream.id, move || {
+                peer::read(owner, to, part.device).map(drop)
             }),
         };
-        stream.keep(current.device, queued)
+        stream.track(current.device, queued)
     }
 
     call cuMemcpyAsync(to: u64, from: u64, bytes: usize, handle: Handle) {
-        // Addresses of devices only: what the host has is copied by the calls that say so.
+        // Device addresses only: other calls copy host memory.
         let current = current()?;
         let stream = current.stream(handle)?;
         let (to, from) = (range(to, bytes)?, range(from, bytes)?);
-        let homes = (
-            memory::home_of(current.world, current.device, to)?,
-            memory::home_of(current.world, current.device, from)?,
+        let owners = (
+            memory::owner_of(current.state, current.device, to)?,
+            memory::owner_of(current.state, current.device, from)?,
         );
         if bytes == 0 || current.captures(handle)? {
             return Ok(());
         }
-        stream.keep(current.device, peer::copy(current.device, stream.id, (homes.0, to), (homes.1, from)))
+        stream.track(current.device, peer::copy(current.device, stream.id, (owners.0, to), (owners.1, from)))
     }
 
     call cuMemcpyPeerAsync(
@@ -74,19 +74,19 @@ entries! {
         bytes: usize,
         handle: Handle,
     ) {
-        // No device needs access to the other's memory for this.
+        // This call needs no access of a device to the other's memory.
         let current = current()?;
         let stream = current.stream(handle)?;
         let end = |addr, context| {
             let (device, range) = (context::device_of(context)?, range(addr, bytes)?);
-            let home = memory::home_of(current.world, device, range)?;
-            if home.ordinal == device.ordinal { Ok((home, range)) } else { Err(Code::INVALID_VALUE) }
+            let owner = memory::owner_of(current.state, device, range)?;
+            if owner.ordinal == device.ordinal { Ok((owner, range)) } else { Err(Code::INVALID_VALUE) }
         };
         let (to, from) = (end(to, to_context)?, end(from, from_context)?);
         if bytes == 0 || current.captures(handle)? {
             return Ok(());
         }
-        stream.keep(current.device, peer::copy(current.device, stream.id, to, from))
+        stream.track(current.device, peer::copy(current.device, stream.id, to, from))
     }
 
     call cuMemsetD8Async(to: u64, value: u8, bytes: usize, handle: Handle) {
@@ -98,7 +98,7 @@ entries! {
             return Ok(());
         }
         if value == 0 {
-            return stream.keep(current.device, host.zero(stream.id, to));
+            return stream.track(current.device, host.zero(stream.id, to));
         }
         let window = to.bytes.min(FILL_BYTES);
         let buffer = vec![value; usize::try_from(window).map_err(|_| Code::INVALID_VALUE)?];
@@ -108,7 +108,7 @@ entries! {
             .map(|device| CopyPart { device, host_offset: 0 })
             .collect();
         let queued = host.copy_to_device(stream.id, Arc::new(HostBuffer::from(buffer)), &parts);
-        stream.keep(current.device, queued)
+        stream.track(current.device, queued)
     }
 }
 
@@ -116,7 +116,7 @@ fn forget_buffer(copy: Pending<HostBuffer>) -> Pending<()> {
     copy.then(|copied| copied.map(drop))
 }
 
-/// Memory of the caller's, for as long as a copy runs.
+/// The caller's memory, while a copy runs.
 #[derive(Debug)]
 struct Borrowed {
     addr: usize,
@@ -124,7 +124,7 @@ struct Borrowed {
 }
 
 impl Borrowed {
-    /// `None` for no bytes, wherever they are not.
+    /// `None` for no bytes, at any address.
     fn new(host: &HostPointer, bytes: usize) -> Outcome<Option<Self>> {
         let addr = host.addr();
         if bytes == 0 {
@@ -142,7 +142,7 @@ impl HostMemory for Borrowed {
     }
 
     fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: F4, as above, and nobody else looks at what a copy to it writes.
+        // SAFETY: F4, as above, and no other code looks at what a copy to it writes.
         unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(self.addr), self.bytes) }
     }
 }

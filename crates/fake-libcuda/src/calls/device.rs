@@ -1,4 +1,4 @@
-//! Starting, errors, and what devices say of themselves.
+//! Initialization, errors, and properties of devices.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -6,10 +6,10 @@ use poorwill_core::Driver;
 
 use crate::abi::{Code, Out, Outcome, names};
 use crate::entry::entries;
-use crate::play::Play;
-use crate::{uuid, world};
+use crate::simulation::Simulation;
+use crate::{state, uuid};
 
-/// The CUDA version that the library says it supports: 13.0.
+/// The supported CUDA version: 13.0.
 const VERSION: c_int = 13000;
 
 entries! {
@@ -17,7 +17,7 @@ entries! {
         if flags != 0 {
             return Err(Code::INVALID_VALUE);
         }
-        world::open()
+        state::open()
     }
 
     early cuDriverGetVersion(version: Out<c_int>) {
@@ -37,38 +37,38 @@ entries! {
     }
 
     call cuDeviceGetCount(count: Out<c_int>) {
-        count.set(c_int::try_from(world::get()?.devices.len()).unwrap_or(c_int::MAX))
+        count.set(c_int::try_from(state::get()?.devices.len()).unwrap_or(c_int::MAX))
     }
 
     call cuDeviceGet(device: Out<c_int>, ordinal: c_int) {
-        world::get()?.device(ordinal)?;
+        state::get()?.device(ordinal)?;
         device.set(ordinal)
     }
 
     call cuDeviceGetName(name: Out<c_char>, len: c_int, device: c_int) {
-        let device = world::get()?.device(device)?;
-        let mig = device.play.mig.iter().map(|profile| format!(" MIG {profile}")).collect::<String>();
+        let device = state::get()?.device(device)?;
+        let mig = device.simulation.mig.iter().map(|profile| format!(" MIG {profile}")).collect::<String>();
         name.set_text(&format!("Poorwill fake GPU {}{mig}", device.ordinal), len)
     }
 
     call cuDeviceGetAttribute(value: Out<c_int>, attribute: c_int, device: c_int) {
-        let play = &world::get()?.device(device)?.play;
-        value.set(attribute_value(attribute, device, play)?)
+        let simulation = &state::get()?.device(device)?.simulation;
+        value.set(attribute_value(attribute, device, simulation)?)
     }
 
     call cuDeviceCanAccessPeer(can: Out<c_int>, device: c_int, peer: c_int) {
-        let world = world::get()?;
-        let (device, peer) = (world.device(device)?, world.device(peer)?);
+        let state = state::get()?;
+        let (device, peer) = (state.device(device)?, state.device(peer)?);
         can.set(c_int::from(device.reaches(peer)))
     }
 
     call cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: c_int) {
-        world::get()?.device(device)?;
+        state::get()?.device(device)?;
         uuid.set(uuid::bytes(device.cast_unsigned()))
     }
 
     call cuDeviceGetPCIBusId(id: Out<c_char>, len: c_int, device: c_int) {
-        world::get()?.device(device)?;
+        state::get()?.device(device)?;
         let text = bus_id(device);
         if usize::try_from(len).is_ok_and(|len| len > text.len()) {
             id.set_text(&text, len)
@@ -78,8 +78,8 @@ entries! {
     }
 
     call cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) {
-        let device = world::get()?.device(device)?;
-        let total = device.play.total_bytes(device.host.info().total_bytes);
+        let device = state::get()?.device(device)?;
+        let total = device.simulation.total_bytes(device.host.info().total_bytes);
         bytes.set(usize::try_from(total).unwrap_or(usize::MAX))
     }
 }
@@ -89,35 +89,35 @@ fn bus_id(device: c_int) -> String {
     format!("0000:{:02X}:00.0", (device + 1) & 0xFF)
 }
 
-/// What a driver of memory asks; anything else is refused, so that it is noticed.
-fn attribute_value(attribute: c_int, device: c_int, play: &Play) -> Outcome<c_int> {
+/// Attributes that a memory driver needs; any other is refused, so that a new use is noticed.
+fn attribute_value(attribute: c_int, device: c_int, simulation: &Simulation) -> Outcome<c_int> {
     Ok(match attribute {
-        1 => 1024,                             // MAX_THREADS_PER_BLOCK
-        2 | 3 => 1024,                         // MAX_BLOCK_DIM_X, Y
-        4 => 64,                               // MAX_BLOCK_DIM_Z
-        5 => c_int::MAX,                       // MAX_GRID_DIM_X
-        6 | 7 => 65535,                        // MAX_GRID_DIM_Y, Z
-        8 => 48 << 10,                         // MAX_SHARED_MEMORY_PER_BLOCK
-        10 => 32,                              // WARP_SIZE
-        16 => 16,                              // MULTIPROCESSOR_COUNT
-        17 | 20 | 35 => 0,                     // KERNEL_EXEC_TIMEOUT, COMPUTE_MODE, TCC_DRIVER
-        18 => c_int::from(play.is_integrated), // INTEGRATED
-        19 => 1,                               // CAN_MAP_HOST_MEMORY
-        31 => 1,                               // CONCURRENT_KERNELS
-        33 => (device + 1) & 0xFF,             // PCI_BUS_ID
-        34 | 50 => 0,                          // PCI_DEVICE_ID, PCI_DOMAIN_ID
-        40 => 2,                               // ASYNC_ENGINE_COUNT
-        41 => 1,                               // UNIFIED_ADDRESSING
-        75 => play.capability.major,           // COMPUTE_CAPABILITY_MAJOR
-        76 => play.capability.minor,           // COMPUTE_CAPABILITY_MINOR
-        83 => 0,                               // MANAGED_MEMORY
-        88 | 89 | 91 | 100 => 0, // pageable and host memory that the device would touch by itself
-        97 => play.shared_bytes(), // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        1 => 1024,                                   // MAX_THREADS_PER_BLOCK
+        2 | 3 => 1024,                               // MAX_BLOCK_DIM_X, Y
+        4 => 64,                                     // MAX_BLOCK_DIM_Z
+        5 => c_int::MAX,                             // MAX_GRID_DIM_X
+        6 | 7 => 65535,                              // MAX_GRID_DIM_Y, Z
+        8 => 48 << 10,                               // MAX_SHARED_MEMORY_PER_BLOCK
+        10 => 32,                                    // WARP_SIZE
+        16 => 16,                                    // MULTIPROCESSOR_COUNT
+        17 | 20 | 35 => 0,                           // KERNEL_EXEC_TIMEOUT, COMPUTE_MODE, TCC_DRIVER
+        18 => c_int::from(simulation.is_integrated), // INTEGRATED
+        19 => 1,                                     // CAN_MAP_HOST_MEMORY
+        31 => 1,                                     // CONCURRENT_KERNELS
+        33 => (device + 1) & 0xFF,                   // PCI_BUS_ID
+        34 | 50 => 0,                                // PCI_DEVICE_ID, PCI_DOMAIN_ID
+        40 => 2,                                     // ASYNC_ENGINE_COUNT
+        41 => 1,                                     // UNIFIED_ADDRESSING
+        75 => simulation.capability.major,           // COMPUTE_CAPABILITY_MAJOR
+        76 => simulation.capability.minor,           // COMPUTE_CAPABILITY_MINOR
+        83 => 0,                                     // MANAGED_MEMORY
+        88 | 89 | 91 | 100 => 0, // pageable and host memory that the device accesses directly
+        97 => simulation.shared_bytes(), // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         99 => 1,                 // HOST_REGISTER_SUPPORTED
         102 => 1,                // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         103 => 0,                // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
         107 | 110 | 116 => 0,    // compression, GPUDirect RDMA with virtual memory
-        111 => play.reserved_shared_bytes(), // RESERVED_SHARED_MEMORY_PER_BLOCK
+        111 => simulation.reserved_shared_bytes(), // RESERVED_SHARED_MEMORY_PER_BLOCK
         _ => return Err(Code::INVALID_VALUE),
     })
 }

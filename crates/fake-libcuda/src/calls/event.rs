@@ -7,7 +7,7 @@ use crate::abi::{Code, Out, Outcome};
 use crate::context::{Current, current};
 use crate::entry::entries;
 use crate::queue::{Event, Point};
-use crate::world::{Handle, Kind};
+use crate::state::{Handle, Kind};
 
 /// `CU_EVENT_*`: blocking sync, no timing, for other processes.
 const FLAGS: c_uint = 1 | NO_TIMING | INTERPROCESS;
@@ -22,7 +22,7 @@ entries! {
             return Err(Code::INVALID_VALUE);
         }
         let current = current()?;
-        let mut tables = current.world.tables();
+        let mut tables = current.state.tables();
         let handle = tables.new_handle(Kind::Event);
         let made = Event { context: current.context, device: current.device.ordinal, recorded: None, captured: None };
         tables.events.insert(handle, made);
@@ -30,20 +30,20 @@ entries! {
     }
 
     call cuEventDestroy_v2(event: Handle) {
-        let gone = current()?.world.tables().events.remove(&event);
+        let gone = current()?.state.tables().events.remove(&event);
         gone.map(drop).ok_or(Code::INVALID_HANDLE)
     }
 
     call cuEventRecord(event: Handle, stream: Handle) {
         let current = current()?;
         let captured = current.capture_number(stream)?;
-        let stream = current.world.any_stream(&current, stream)?;
-        let mut tables = current.world.tables();
+        let stream = current.state.any_stream(&current, stream)?;
+        let mut tables = current.state.tables();
         let event = tables.events.get_mut(&event).ok_or(Code::INVALID_HANDLE)?;
         if event.context != stream.context {
             return Err(Code::INVALID_HANDLE);
         }
-        let device = &current.world.devices[stream.device];
+        let device = &current.state.devices[stream.device];
         (event.recorded, event.captured) = match captured {
             Some(_) => (None, captured),
             None => (Some(Arc::new(Point::record(device, &stream)?)), None),
@@ -68,10 +68,10 @@ entries! {
     }
 }
 
-/// Where an event was recorded; one that never was has passed. For whoever waits or asks.
+/// The position of an event for a wait or a query; `None` if it was never recorded.
 fn recorded(current: &Current, event: Handle) -> Outcome<Option<Arc<Point>>> {
-    current.world.check_may_wait()?;
-    let mut tables = current.world.tables();
+    current.state.check_may_wait()?;
+    let mut tables = current.state.tables();
     let event = tables.events.get(&event).ok_or(Code::INVALID_HANDLE)?;
     let (recorded, captured) = (event.recorded.clone(), event.captured);
     captured.map_or(Ok(()), |number| tables.check_captured_event(number))?;

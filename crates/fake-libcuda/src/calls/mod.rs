@@ -1,7 +1,6 @@
 //! The symbols, by the chapters of NVIDIA's documentation.
 //!
-//! Each is a few lines: what is special to it lies in the modules beside this one, and what all have in common
-//! in [`crate::entry`].
+//! Each is a few lines: its own work is in the modules beside this one, and the common part in [`crate::entry`].
 
 mod context;
 mod copy;

@@ -7,9 +7,9 @@ use crate::context::current;
 use crate::entry::entries;
 use crate::kernels::{self, Launch};
 use crate::module::{Function, Module, entries as entries_of};
-use crate::world::{Handle, Kind};
+use crate::state::{Handle, Kind};
 
-/// Threads of a block at most.
+/// Maximum threads per block.
 const THREADS_MAX: u64 = 1024;
 
 entries! {
@@ -17,14 +17,14 @@ entries! {
         module.check()?;
         let current = current()?;
         let entries = entries_of(&image.text()?)?;
-        let mut tables = current.world.tables();
+        let mut tables = current.state.tables();
         let handle = tables.new_handle(Kind::Module);
         tables.modules.insert(handle, Module { context: current.context, entries });
         module.set(handle)
     }
 
     call cuModuleUnload(module: Handle) {
-        let mut tables = current()?.world.tables();
+        let mut tables = current()?.state.tables();
         tables.modules.remove(&module).ok_or(Code::INVALID_HANDLE)?;
         tables.functions.retain(|_, function| function.module != module);
         Ok(())
@@ -32,7 +32,7 @@ entries! {
 
     call cuModuleGetFunction(function: Out<Handle>, module: Handle, name: Name) {
         function.check()?;
-        let mut tables = current()?.world.tables();
+        let mut tables = current()?.state.tables();
         let found = tables.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
         let name = name.text()?;
         if !found.entries.contains(&name) {
@@ -71,7 +71,7 @@ entries! {
             return Err(Code::NOT_SUPPORTED);
         }
         let prepare = {
-            let tables = current.world.tables();
+            let tables = current.state.tables();
             let of_this = tables.functions.get(&function).filter(|found| found.context == current.context);
             let name = &of_this.ok_or(Code::INVALID_HANDLE)?.name;
             kernels::by_name(name).ok_or_else(|| {
@@ -84,8 +84,8 @@ entries! {
             return Ok(());
         }
         let queued = current.device.host.launch(stream.id, &prepared.ranges, prepared.work);
-        // What is not mapped with access faults, on a GPU a little later.
-        stream.keep(current.device, queued).map_err(|code| match code {
+        // Memory that is not mapped with access faults; on a GPU, a little later.
+        stream.track(current.device, queued).map_err(|code| match code {
             Code::INVALID_VALUE => Code::ILLEGAL_ADDRESS,
             other => other,
         })

@@ -1,4 +1,4 @@
-//! Streams, and functions of the host in their order.
+//! Streams, and host functions in stream order.
 
 use std::ffi::{c_int, c_uint};
 use std::thread;
@@ -9,11 +9,11 @@ use super::context::{PRIORITY_HIGHEST, PRIORITY_LOWEST};
 use crate::abi::{Code, HostFn, InOut, Out, Outcome, Unused, UserData};
 use crate::capture;
 use crate::context::current;
-use crate::entry::{as_host_function, entries};
+use crate::entry::{entries, run_host_function};
 use crate::queue::Stream;
-use crate::world::{Handle, Kind};
+use crate::state::{Handle, Kind};
 
-/// `CU_STREAM_NON_BLOCKING`, the one flag.
+/// `CU_STREAM_NON_BLOCKING`, the only flag.
 const FLAGS: c_uint = 1;
 
 entries! {
@@ -22,7 +22,7 @@ entries! {
     }
 
     call cuStreamCreateWithPriority(stream: Out<Handle>, flags: c_uint, priority: c_int) {
-        // CUDA takes the nearest that there is; whoever has not asked for the range is found out here.
+        // CUDA clamps the priority; this detects callers that did not query the range.
         if !(PRIORITY_HIGHEST..=PRIORITY_LOWEST).contains(&priority) {
             return Err(Code::INVALID_VALUE);
         }
@@ -32,15 +32,15 @@ entries! {
     call cuStreamDestroy_v2(stream: Handle) {
         let current = current()?;
         current.check_runs(stream)?;
-        let gone = current.world.tables().streams.remove(&stream).ok_or(Code::INVALID_HANDLE)?;
-        let device = &current.world.devices[gone.device];
+        let gone = current.state.tables().streams.remove(&stream).ok_or(Code::INVALID_HANDLE)?;
+        let device = &current.state.devices[gone.device];
         if gone.is_idle(device)? {
             return Ok(device.host.stream_destroy(gone.id)?);
         }
-        // As with CUDA the caller does not wait for what is queued, and the stream goes when that is done.
+        // As in CUDA, the caller does not wait for queued work, and the stream ends after it.
         let last = move || {
             if gone.wait(device).is_ok() {
-                // Nobody else knows it any more.
+                // No other code knows this stream now.
                 let _ = device.host.stream_destroy(gone.id);
             }
         };
@@ -51,9 +51,9 @@ entries! {
     call cuStreamSynchronize(stream: Handle) {
         let current = current()?;
         current.check_runs(stream)?;
-        current.world.check_may_wait()?;
-        let stream = current.world.any_stream(&current, stream)?;
-        let device = &current.world.devices[stream.device];
+        current.state.check_may_wait()?;
+        let stream = current.state.any_stream(&current, stream)?;
+        let device = &current.state.devices[stream.device];
         stream.wait(device)?;
         device.check()
     }
@@ -62,7 +62,7 @@ entries! {
         let current = current()?;
         let captured = current.capture_number(stream)?;
         let (handle, stream) = (stream, current.stream(stream)?);
-        let mut tables = current.world.tables();
+        let mut tables = current.state.tables();
         let event = tables.events.get(&event).ok_or(Code::INVALID_HANDLE)?;
         if flags != 0 {
             return Err(Code::INVALID_VALUE);
@@ -71,8 +71,8 @@ entries! {
             (None, None) => {}
             (Some(_), there) if captured == there => return Ok(()),
             (Some(_), _) => {
-                // The graph would depend on what is not in it.
-                tables.spoil_stream(handle);
+                // The graph would depend on work outside it.
+                tables.invalidate_stream(handle);
                 return Err(Code::STREAM_CAPTURE_ISOLATION);
             }
             (None, Some(_)) => return Err(Code::NOT_SUPPORTED),
@@ -86,7 +86,7 @@ entries! {
 
     call cuStreamGetCtx(stream: Handle, context: Out<Handle>) {
         let current = current()?;
-        context.set(current.world.any_stream(&current, stream)?.context)
+        context.set(current.state.any_stream(&current, stream)?.context)
     }
 
     call cuStreamIsCapturing(stream: Handle, status: Out<c_int>) {
@@ -113,12 +113,12 @@ entries! {
         if !nodes.is_null() {
             return Err(Code::NOT_SUPPORTED);
         }
-        let tables = current.world.tables();
-        count.set(tables.graphs.get(&graph).ok_or(Code::INVALID_VALUE)?.pieces)
+        let tables = current.state.tables();
+        count.set(tables.graphs.get(&graph).ok_or(Code::INVALID_VALUE)?.nodes)
     }
 
     call cuGraphDestroy(graph: Handle) {
-        let gone = current()?.world.tables().graphs.remove(&graph);
+        let gone = current()?.state.tables().graphs.remove(&graph);
         gone.map(drop).ok_or(Code::INVALID_VALUE)
     }
 
@@ -129,9 +129,9 @@ entries! {
         if current.captures(handle)? {
             return Ok(());
         }
-        let work = move || as_host_function(|| call(function, data));
+        let work = move || run_host_function(|| call(function, data));
         let id: StreamId = stream.id;
-        stream.keep(current.device, current.device.host.launch_host(id, Box::new(work)))
+        stream.track(current.device, current.device.host.launch_host(id, Box::new(work)))
     }
 }
 
@@ -148,15 +148,15 @@ fn create(stream: &Out<Handle>, flags: c_uint) -> Outcome {
         device: current.device.ordinal,
         id,
         is_blocking: flags & FLAGS == 0,
-        flights: std::sync::Arc::default(),
+        in_flight: std::sync::Arc::default(),
     };
-    let mut tables = current.world.tables();
+    let mut tables = current.state.tables();
     let handle = tables.new_handle(Kind::Stream);
     tables.streams.insert(handle, made);
     stream.set(handle)
 }
 
-/// Takes the data as a whole along, and not its pointer alone.
+/// Moves the data as a whole into the closure, not only its pointer.
 fn call(function: extern "C" fn(UserData), data: UserData) {
     function(data);
 }

@@ -8,12 +8,12 @@ use poorwill_driver::cuda::COPY_PAGE_BYTES;
 use super::{Launch, Prepared};
 use crate::abi::{Code, Outcome, Params};
 use crate::memory::{self, HOST_WINDOW};
-use crate::world;
+use crate::state;
 
-/// Threads of a block at most, as the entry's `maxntid` says.
+/// Maximum threads per block, as in the entry's `maxntid`.
 const THREADS_MAX: u32 = 512;
 
-/// What the kernel's loads and stores need.
+/// The alignment of the kernel's loads and stores.
 const ALIGNMENT: u64 = 16;
 
 pub(super) fn prepare(params: &Params, launch: &Launch) -> Outcome<Prepared> {
@@ -32,26 +32,25 @@ pub(super) fn prepare(params: &Params, launch: &Launch) -> Outcome<Prepared> {
         return Ok(Prepared { ranges, work: Box::new(|| ()) });
     }
     let len = usize::try_from(bytes).map_err(|_| Code::ILLEGAL_ADDRESS)?;
-    let mut place = |address: u64| -> Outcome<usize> {
+    let mut pointer = |address: u64| -> Outcome<usize> {
         if address & HOST_WINDOW != 0 {
-            return memory::host_behind(world::get()?, address, len);
+            return memory::host_address(state::get()?, address, len);
         }
         ranges.push(DeviceRange::new(address, bytes));
         usize::try_from(address).map_err(|_| Code::ILLEGAL_ADDRESS)
     };
-    let (to, from) = (place(to)?, place(from)?);
+    let (to, from) = (pointer(to)?, pointer(from)?);
     if to.abs_diff(from) < len {
         return Err(Code::INVALID_VALUE);
     }
     Ok(Prepared { ranges, work: Box::new(move || copy(to, from, len)) })
 }
 
-/// The kernel's work.
 fn copy(to: usize, from: usize, len: usize) {
     let from = ptr::with_exposed_provenance::<u8>(from);
     let to = ptr::with_exposed_provenance_mut::<u8>(to);
-    // SAFETY: F3 and F4: either is device memory that is mapped with access while this runs, or memory of the host that
-    // is registered and that whoever launches the kernel keeps until it has finished; no Rust reference writes to one or
-    // points to the other meanwhile, and they do not overlap.
+    // SAFETY: F3 and F4. Each is device memory that is mapped with access while this runs, or registered host memory
+    // that the caller keeps until the kernel has finished. No Rust reference writes to one or points to the other
+    // meanwhile, and they do not overlap.
     unsafe { ptr::copy_nonoverlapping(from, to, len) };
 }

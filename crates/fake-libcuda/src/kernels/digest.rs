@@ -9,16 +9,16 @@ use poorwill_driver::cuda::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN};
 use super::{Launch, Prepared};
 use crate::abi::{Code, Outcome, Params};
 use crate::memory::{self, HOST_WINDOW};
-use crate::world;
+use crate::state;
 
-// Threads of a block at most, as the entries' `maxntid` says.
+// Maximum threads per block, as in the entries' `maxntid`.
 const THREADS_MAX: u32 = 64;
 const HOST_THREADS_MAX: u32 = 512;
 
-/// What the kernel's loads need.
+/// The alignment of the kernel's loads.
 const ALIGNMENT: u64 = 16;
 
-/// The array of addresses and that of digests, in memory of the host, and how long a granule is.
+/// The arrays of addresses and digests, in host memory, and the size of a granule.
 #[derive(Debug, Clone, Copy)]
 struct Arrays {
     granules: usize,
@@ -34,7 +34,7 @@ pub(super) fn prepare_host(params: &Params, launch: &Launch) -> Outcome<Prepared
     prepare_within(HOST_THREADS_MAX, params, launch)
 }
 
-/// Either reads granules wherever they are.
+/// Both kernels read granules in device and host memory.
 fn prepare_within(threads_max: u32, params: &Params, launch: &Launch) -> Outcome<Prepared> {
     let (granules, digests) = (params.read::<u64>(0)?, params.read::<u64>(1)?);
     let leaves = params.read::<u32>(2)?;
@@ -49,47 +49,47 @@ fn prepare_within(threads_max: u32, params: &Params, launch: &Launch) -> Outcome
     if ![granules, digests].iter().all(|array| array.is_multiple_of(ALIGNMENT)) {
         return Err(Code::MISALIGNED_ADDRESS);
     }
-    let world = world::get()?;
+    let state = state::get()?;
     let arrays = Arrays {
-        granules: memory::host_behind(world, granules, 8 * blocks as usize)?,
-        digests: memory::host_behind(world, digests, 16 * blocks as usize)?,
+        granules: memory::host_address(state, granules, 8 * blocks as usize)?,
+        digests: memory::host_address(state, digests, 16 * blocks as usize)?,
         granule_bytes,
     };
     let addresses: Vec<u64> = (0..blocks as usize).map(|nth| arrays.address(nth)).collect();
     let mut ranges: Vec<DeviceRange> = Vec::new();
-    let mut places = Vec::new();
+    let mut pointers = Vec::new();
     for address in &addresses {
         if !address.is_multiple_of(ALIGNMENT) {
             return Err(Code::MISALIGNED_ADDRESS);
         }
         if *address & HOST_WINDOW != 0 {
-            places.push(memory::host_behind(world, *address, granule_bytes)?);
+            pointers.push(memory::host_address(state, *address, granule_bytes)?);
         } else {
             match ranges.last_mut().filter(|range| range.end() == *address) {
                 Some(before) => before.bytes += granule_bytes as u64,
                 None => ranges.push(DeviceRange::new(*address, granule_bytes as u64)),
             }
-            places.push(usize::try_from(*address).map_err(|_| Code::ILLEGAL_ADDRESS)?);
+            pointers.push(usize::try_from(*address).map_err(|_| Code::ILLEGAL_ADDRESS)?);
         }
     }
-    Ok(Prepared { ranges, work: Box::new(move || arrays.fill(&addresses, &places)) })
+    Ok(Prepared { ranges, work: Box::new(move || arrays.fill(&addresses, &pointers)) })
 }
 
 impl Arrays {
     fn address(&self, nth: usize) -> u64 {
         let from = ptr::with_exposed_provenance::<[u8; 8]>(self.granules + 8 * nth);
-        // SAFETY: F4, the array is registered, and whoever launches the kernel keeps it until it has finished.
+        // SAFETY: F4, the array is registered, and the caller keeps it until the kernel has finished.
         u64::from_le_bytes(unsafe { from.read_volatile() })
     }
 
-    /// The kernel's work, on granules that are where `places` says.
-    fn fill(&self, addresses: &[u64], places: &[usize]) {
+    /// Computes the digests of the granules at `pointers`.
+    fn fill(&self, addresses: &[u64], pointers: &[usize]) {
         let mut bytes = vec![0; self.granule_bytes];
-        for (nth, (address, place)) in addresses.iter().zip(places).enumerate() {
+        for (nth, (address, pointer)) in addresses.iter().zip(pointers).enumerate() {
             assert_eq!(self.address(nth), *address, "the addresses were written to under the kernel");
-            let from = ptr::with_exposed_provenance::<u8>(*place);
-            // SAFETY: F3 and F4, the granule is device memory that is mapped with access while this runs, or memory of
-            // the host that is registered, and no Rust reference writes to it meanwhile.
+            let from = ptr::with_exposed_provenance::<u8>(*pointer);
+            // SAFETY: F3 and F4. The granule is device memory that is mapped with access while this runs, or
+            // registered host memory. No Rust reference writes to it meanwhile.
             unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), self.granule_bytes) };
             let digest = Digest::of(&bytes).0.to_le_bytes();
             let to = ptr::with_exposed_provenance_mut::<[u8; 16]>(self.digests + 16 * nth);

@@ -1,4 +1,4 @@
-//! `poorwill_test_fill`: writes a value to a range, over and over.
+//! `poorwill_test_fill`: writes a value to a range repeatedly.
 
 use std::ptr;
 use std::thread;
@@ -9,7 +9,7 @@ use poorwill_core::DeviceRange;
 use super::{Launch, Prepared};
 use crate::abi::{Code, Outcome, Params};
 
-/// Between two rounds, so that a test can be quicker than a kernel.
+/// Between two rounds, so that a test can be faster than a kernel.
 const PAUSE: Duration = Duration::from_micros(100);
 
 pub(super) fn prepare(params: &Params, _launch: &Launch) -> Outcome<Prepared> {

@@ -1,8 +1,8 @@
-//! The kernels that can be launched: functions of the host that stand in for what PTX says.
+//! The kernels that can be launched: host functions in place of their PTX.
 //!
-//! A kernel is two steps. At the launch, [`Prepare`] reads its parameters, as CUDA copies them then, and names
-//! the device memory that the kernel will touch. Later the [`Prepared::work`] runs on the stream, and until it
-//! has returned that memory counts as in flight.
+//! A kernel has two steps. At the launch, [`Prepare`] copies its parameters, as CUDA does, and names the device
+//! memory that it will touch. [`Prepared::work`] runs on the stream later; until it returns, that memory is in
+//! flight.
 
 mod copy;
 mod digest;
@@ -12,7 +12,6 @@ use poorwill_core::DeviceRange;
 
 use crate::abi::{Outcome, Params};
 
-/// How a kernel is launched.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Launch {
     pub(crate) grid: [u32; 3],
@@ -22,7 +21,7 @@ pub(crate) struct Launch {
 
 /// A kernel whose parameters have been read.
 pub(crate) struct Prepared {
-    /// The device memory that it touches: mapped with access when it is launched, or the launch fails.
+    /// The device memory that it touches. The launch fails unless it is mapped with access.
     pub(crate) ranges: Vec<DeviceRange>,
     pub(crate) work: Box<dyn FnOnce() + Send>,
 }
@@ -30,7 +29,7 @@ pub(crate) struct Prepared {
 /// Reads the parameters of a kernel.
 pub(crate) type Prepare = fn(&Params, &Launch) -> Outcome<Prepared>;
 
-/// Every kernel by the name of its entry.
+/// Every kernel, by the name of its entry.
 const TABLE: &[(&str, Prepare)] = &[
     ("poorwill_test_fill", fill::prepare),
     ("poorwill_copy", copy::prepare),
@@ -38,7 +37,7 @@ const TABLE: &[(&str, Prepare)] = &[
     ("poorwill_digest_host", digest::prepare_host),
 ];
 
-/// The function for a kernel's name.
+/// Finds a kernel by name.
 pub(crate) fn by_name(name: &str) -> Option<Prepare> {
     TABLE.iter().find(|(known, _)| *known == name).map(|(_, prepare)| *prepare)
 }

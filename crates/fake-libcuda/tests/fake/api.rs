@@ -1,4 +1,4 @@
-//! The library, loaded: its symbols as methods, and what most tests begin with.
+//! The loaded library: its symbols as methods, and the common setup of tests.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ops::Deref;
@@ -161,7 +161,7 @@ library! {
 }
 
 impl Cuda {
-    /// The library as it was loaded: nobody has called `cuInit` unless another test did.
+    /// The loaded library. Only another test may have called `cuInit`.
     pub(crate) fn loaded() -> &'static Self {
         static CUDA: OnceLock<Cuda> = OnceLock::new();
         CUDA.get_or_init(Self::load)
@@ -182,7 +182,7 @@ impl Cuda {
     }
 }
 
-/// A test's turn, with the primary context of device 0 current. Leaves nothing behind, or the test fails.
+/// A test's turn, with the primary context of device 0 current. The test fails if it leaves an object.
 pub(crate) struct Turn {
     cuda: &'static Cuda,
     _turn: MutexGuard<'static, ()>,
@@ -255,7 +255,7 @@ impl<'t> Mapped<'t> {
     }
 }
 
-/// Runs the test `name` of this file again in a process of its own with these variables.
+/// Runs the test `name` of this file again in its own process with these variables.
 pub(crate) fn in_a_child(name: &str, variables: &[(&str, &str)]) -> Output {
     Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
@@ -269,7 +269,7 @@ pub(crate) fn is_child() -> bool {
     std::env::var_os("CHILD").is_some()
 }
 
-/// Fails with what the child said, unless it ran its one test well.
+/// Fails with the child's output, unless it ran one test successfully.
 pub(crate) fn expect_success(output: &Output) {
     let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (said(&output.stdout), said(&output.stderr));

@@ -1,4 +1,4 @@
-//! Captures of streams into graphs: what a capture takes, and what spoils it, as measured on a GPU.
+//! Captures of streams into graphs: what a capture accepts and what invalidates it, as measured on a GPU.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -19,7 +19,7 @@ const GLOBAL: c_int = 0;
 const OF_THE_THREAD: c_int = 1;
 const RELAXED: c_int = 2;
 
-/// A stream that is captured, one that is not, and an event that was recorded on each before.
+/// A captured stream, another one, and an event that was recorded on each before.
 struct Scene<'t> {
     cuda: &'t Turn,
     captured: u64,
@@ -49,7 +49,7 @@ impl<'t> Scene<'t> {
         status
     }
 
-    /// Makes the calls during a capture, in this mode of the thread; gives what they and the end of the capture gave.
+    /// Makes the calls during a capture, in this thread mode. Returns their code and that of the capture's end.
     fn during(&self, mode: c_int, calls: impl FnOnce() -> c_int) -> (c_int, c_int) {
         assert_eq!(self.cuda.cuStreamBeginCapture_v2(self.captured, GLOBAL), 0);
         let mut exchanged = mode;
@@ -77,7 +77,7 @@ impl<'t> Scene<'t> {
 }
 
 #[test]
-fn what_is_captured_is_counted_and_does_not_run() {
+fn captured_work_is_counted_and_does_not_run() {
     static RUNS: AtomicU32 = AtomicU32::new(0);
     extern "C" fn runs(_: *mut c_void) {
         RUNS.fetch_add(1, Ordering::Relaxed);
@@ -106,7 +106,7 @@ fn what_is_captured_is_counted_and_does_not_run() {
 }
 
 #[test]
-fn calls_that_might_wait_spoil_a_capture_unless_the_mode_is_relaxed() {
+fn calls_that_might_wait_invalidate_a_capture_unless_the_mode_is_relaxed() {
     let cuda = turn();
     let scene = Scene::new(&cuda);
     let [before, elsewhere] = scene.events;
@@ -126,7 +126,7 @@ fn calls_that_might_wait_spoil_a_capture_unless_the_mode_is_relaxed() {
 }
 
 #[test]
-fn what_concerns_the_capture_itself_spoils_it_in_every_mode() {
+fn calls_on_the_capture_itself_invalidate_it_in_every_mode() {
     let cuda = turn();
     let scene = Scene::new(&cuda);
     let [event, elsewhere] = scene.events;
@@ -171,7 +171,7 @@ fn memory_moves_during_a_capture() {
 }
 
 #[test]
-fn captures_begin_and_end_where_they_may() {
+fn captures_begin_and_end_where_allowed() {
     let cuda = turn();
     let scene = Scene::new(&cuda);
     let mut graph = 7;

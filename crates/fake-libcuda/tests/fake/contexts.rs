@@ -78,10 +78,10 @@ fn primary_contexts_are_counted() {
 }
 
 #[test]
-fn a_context_that_is_retained_while_its_last_user_lets_go_stays() {
-    static GATE: Barrier = Barrier::new(2);
+fn a_context_retained_during_its_last_release_stays() {
+    static BARRIER: Barrier = Barrier::new(2);
     extern "C" fn wait(_: *mut c_void) {
-        GATE.wait();
+        BARRIER.wait();
     }
     let cuda = turn();
     let (mut first, mut second, mut stream, mut event) = (0, 0, 0, 0);
@@ -94,14 +94,14 @@ fn a_context_that_is_retained_while_its_last_user_lets_go_stays() {
         while cuda.census(1).calls_that_wait == 0 {
             thread::yield_now();
         }
-        // The last user is about to go, and cannot before the device's work is done.
+        // The last release is waiting for the device's work.
         assert_eq!(cuda.cuDevicePrimaryCtxRetain(&raw mut second, 1), 0);
-        GATE.wait();
+        BARRIER.wait();
         assert_eq!(released.join().unwrap(), 0);
     });
     assert_eq!((first, is_active(&cuda, 1), cuda.census(1).contexts_retained), (second, true, 1));
     assert_eq!(cuda.cuEventCreate(&raw mut event, 2), 0, "it can be used");
-    assert_eq!(cuda.census(1).streams, 1, "what was made in it is there");
+    assert_eq!(cuda.census(1).streams, 1, "its objects are there");
     assert_eq!([cuda.cuEventDestroy_v2(event), cuda.cuStreamDestroy_v2(stream)], [0, 0]);
     assert_eq!(cuda.cuCtxPopCurrent_v2(ptr::null_mut()), 0);
     assert_eq!(cuda.cuDevicePrimaryCtxRelease_v2(1), 0);
@@ -109,7 +109,7 @@ fn a_context_that_is_retained_while_its_last_user_lets_go_stays() {
 }
 
 #[test]
-fn users_may_come_while_others_go() {
+fn users_may_retain_while_others_release() {
     const THREADS: usize = 4;
     const ROUNDS: usize = 500;
     let cuda = turn();

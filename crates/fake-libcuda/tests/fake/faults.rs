@@ -1,4 +1,4 @@
-//! Calls that fail or dawdle on demand.
+//! Injected failures and delays.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ fn armed_calls_fail_and_do_nothing() {
 }
 
 #[test]
-fn every_call_of_a_life_can_fail() {
+fn every_call_can_fail() {
     let cuda = turn();
     cuda.poorwillFakeArm(u64::MAX, 0);
     Mapped::new(&cuda, 1).end();
@@ -71,9 +71,9 @@ fn the_environment_makes_calls_slow() {
 }
 
 #[test]
-fn the_environment_says_which_devices_there_are() {
+fn the_environment_sets_the_devices() {
     if !is_child() {
-        let name = "faults::the_environment_says_which_devices_there_are";
+        let name = "faults::the_environment_sets_the_devices";
         let devices = "64MiB,1GiB/4MiB,1MiB/PAGE";
         return expect_success(&in_a_child(name, &[("POORWILL_FAKE_CUDA_DEVICES", devices)]));
     }
@@ -98,8 +98,8 @@ fn malformed_settings_fail_the_init() {
         ("POORWILL_FAKE_CUDA_DEVICES", "1MiB/3"),
         ("POORWILL_FAKE_CUDA_FAIL", "cuMemCreat:1"),
         ("POORWILL_FAKE_CUDA_DELAY", "cuMemCreate"),
-        ("POORWILL_FAKE_CUDA_PLAY", "0:hami"),
-        ("POORWILL_FAKE_CUDA_PLAY", "0:used=1GiB,2:hami=1GiB"),
+        ("POORWILL_FAKE_CUDA_SIMULATE", "0:hami"),
+        ("POORWILL_FAKE_CUDA_SIMULATE", "0:used=1GiB,2:hami=1GiB"),
     ] {
         let output = in_a_child(name, &[(variable, value)]);
         expect_success(&output);

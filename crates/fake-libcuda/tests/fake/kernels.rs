@@ -33,7 +33,7 @@ fn function(cuda: &Turn, module: u64, name: &str) -> Result<u64, i32> {
     }
 }
 
-/// Launches `poorwill_test_fill`. What it was given is gone when this returns.
+/// Launches `poorwill_test_fill`. The parameters are gone when this returns.
 fn fill(
     cuda: &Turn,
     function: u64,
@@ -232,9 +232,9 @@ fn names_must_be_in_the_ptx() {
 }
 
 #[test]
-fn a_kernel_that_nothing_stands_in_for_is_named() {
+fn an_unknown_kernel_is_named() {
     if !is_child() {
-        let output = in_a_child("kernels::a_kernel_that_nothing_stands_in_for_is_named", &[]);
+        let output = in_a_child("kernels::an_unknown_kernel_is_named", &[]);
         expect_success(&output);
         return assert!(String::from_utf8_lossy(&output.stderr).contains("the kernel `other`"));
     }
@@ -246,20 +246,20 @@ fn a_kernel_that_nothing_stands_in_for_is_named() {
 }
 
 #[test]
-fn nothing_is_unmapped_under_a_kernel_that_was_launched() {
-    static GATE: Barrier = Barrier::new(2);
+fn memory_of_a_launched_kernel_cannot_be_unmapped() {
+    static BARRIER: Barrier = Barrier::new(2);
     extern "C" fn wait(_: *mut c_void) {
-        GATE.wait();
+        BARRIER.wait();
     }
     let cuda = turn();
     let module = module(&cuda, TEST_FILL_PTX);
     let kernel = function(&cuda, module, "poorwill_test_fill").unwrap();
     let mapped = Mapped::new(&cuda, 2);
-    // Behind something that ends when it was looked at.
+    // After a host function that waits until the check is done.
     assert_eq!(cuda.cuLaunchHostFunc(0, Some(wait), ptr::null_mut()), 0);
     assert_eq!(fill(&cuda, kernel, mapped.addr + GRANULE as u64, 16, 7, 2), 0);
     assert_eq!(cuda.cuMemUnmap(mapped.addr, mapped.bytes), ILLEGAL_ADDRESS);
-    GATE.wait();
+    BARRIER.wait();
     assert_eq!(cuda.cuStreamSynchronize(0), 0);
     assert_eq!(mapped.read(GRANULE as u64, 68), [[7, 0, 0, 0].repeat(16), vec![0; 4]].concat());
     mapped.end();

@@ -1,5 +1,5 @@
-//! What the fake libcuda promises to a caller who loads it: CUDA's behaviour where its callers rely on it,
-//! errors where they err, faults on demand, and a count of what they leave behind.
+//! What the fake libcuda promises its callers: CUDA's behaviour, errors for mistakes, injected faults, and a count of
+//! leaked objects.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::unwrap_used)]
 
@@ -10,6 +10,6 @@ mod faults;
 mod kernels;
 mod memory;
 mod peers;
-mod plays;
+mod simulation;
 mod streams;
 mod strict;

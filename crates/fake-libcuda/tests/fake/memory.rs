@@ -1,4 +1,4 @@
-//! The life of memory, from a reservation to its return.
+//! The life of memory, from its reservation to its release.
 
 use std::ptr;
 
@@ -14,7 +14,7 @@ fn free(cuda: &Turn) -> usize {
 }
 
 #[test]
-fn devices_say_what_they_are() {
+fn devices_report_their_properties() {
     let cuda = turn();
     let (mut count, mut version, mut device) = (0, 0, -1);
     assert_eq!((cuda.cuDeviceGetCount(&raw mut count), count), (0, 2));

@@ -1,4 +1,4 @@
-//! Memory of one device in the hands of another.
+//! Access to the memory of another device.
 
 use std::ffi::c_int;
 
@@ -10,11 +10,12 @@ use crate::api::{
 /// Two devices alike.
 const DEVICES: &str = "128MiB,128MiB";
 
-/// Whether the caller is the child that plays; otherwise one has played, and done well.
-fn played(name: &str, play: &str) -> bool {
+/// Whether this is the child, with the simulation; otherwise the child has run successfully.
+fn simulated(name: &str, simulation: &str) -> bool {
     if !is_child() {
         let name = format!("peers::{name}");
-        let variables = [("POORWILL_FAKE_CUDA_DEVICES", DEVICES), ("POORWILL_FAKE_CUDA_PLAY", play)];
+        let variables =
+            [("POORWILL_FAKE_CUDA_DEVICES", DEVICES), ("POORWILL_FAKE_CUDA_SIMULATE", simulation)];
         expect_success(&in_a_child(&name, &variables));
     }
     is_child()
@@ -26,21 +27,21 @@ fn reaches(cuda: &Cuda, device: c_int, peer: c_int) -> bool {
     can == 1
 }
 
-/// The primary context of device 1, and its own memory is not needed.
+/// Retains the primary context of device 1.
 fn retain(cuda: &Turn) -> u64 {
     let mut context = 0;
     assert_eq!(cuda.cuDevicePrimaryCtxRetain(&raw mut context, 1), 0);
     context
 }
 
-/// Copies the first granule of device 0's memory onto the second, in the context that is current.
+/// Copies the first granule of device 0's memory to the second, in the current context.
 fn copy(cuda: &Turn, memory: &Mapped<'_>) -> c_int {
     cuda.cuMemcpyAsync(memory.addr + GRANULE as u64, memory.addr, GRANULE, 0)
 }
 
 #[test]
 fn a_peer_copies_with_access_only() {
-    if !played("a_peer_copies_with_access_only", "") {
+    if !simulated("a_peer_copies_with_access_only", "") {
         return;
     }
     let cuda = turn();
@@ -74,7 +75,7 @@ fn a_peer_copies_with_access_only() {
 
 #[test]
 fn access_goes_with_the_mapping() {
-    if !played("access_goes_with_the_mapping", "") {
+    if !simulated("access_goes_with_the_mapping", "") {
         return;
     }
     let cuda = turn();
@@ -94,7 +95,7 @@ fn access_goes_with_the_mapping() {
 
 #[test]
 fn a_copy_between_contexts_needs_no_access() {
-    if !played("a_copy_between_contexts_needs_no_access", "0:reaches=none,1:reaches=none") {
+    if !simulated("a_copy_between_contexts_needs_no_access", "0:reaches=none,1:reaches=none") {
         return;
     }
     let cuda = turn();
@@ -116,8 +117,8 @@ fn a_copy_between_contexts_needs_no_access() {
 }
 
 #[test]
-fn who_reaches_whom_is_played() {
-    if !played("who_reaches_whom_is_played", "1:reaches=none") {
+fn access_between_devices_can_be_simulated() {
+    if !simulated("access_between_devices_can_be_simulated", "1:reaches=none") {
         return;
     }
     let cuda = turn();

@@ -1,4 +1,4 @@
-//! Streams, events and functions of the host, and the order that they keep.
+//! Streams, events and host functions, and their order.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use crate::api::{Cuda, ILLEGAL_ADDRESS, INVALID_VALUE, Mapped, NOT_PERMITTED, NOT_READY, Turn, turn};
 
-/// Opens once; streams wait in front of it.
+/// Opens once; held streams wait for it.
 #[derive(Default)]
-struct Gate(AtomicBool);
+struct Latch(AtomicBool);
 
-impl Gate {
+impl Latch {
     fn hold(&'static self, cuda: &Turn, stream: u64) {
         assert_eq!(cuda.cuLaunchHostFunc(stream, Some(wait), ptr::from_ref(self).cast_mut().cast()), 0);
     }
@@ -27,46 +27,46 @@ impl Gate {
     }
 }
 
-extern "C" fn wait(gate: *mut c_void) {
-    // SAFETY: the tests pass a gate that is never freed.
-    let gate = unsafe { &*gate.cast::<Gate>() };
-    while !gate.0.load(Ordering::Acquire) {
+extern "C" fn wait(latch: *mut c_void) {
+    // SAFETY: the tests pass a latch that is never freed.
+    let latch = unsafe { &*latch.cast::<Latch>() };
+    while !latch.0.load(Ordering::Acquire) {
         thread::sleep(Duration::from_micros(50));
     }
 }
 
 #[test]
 fn a_stream_keeps_its_order() {
-    static SAID: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-    extern "C" fn say(what: *mut c_void) {
-        SAID.lock().unwrap().push(what.addr());
+    static RAN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    extern "C" fn record(what: *mut c_void) {
+        RAN.lock().unwrap().push(what.addr());
     }
     let cuda = turn();
-    let (mut stream, gate) = (0, Gate::new());
+    let (mut stream, latch) = (0, Latch::new());
     assert_eq!(cuda.cuStreamCreate(&raw mut stream, 1), 0);
-    gate.hold(&cuda, stream);
+    latch.hold(&cuda, stream);
     for number in 0..100 {
-        assert_eq!(cuda.cuLaunchHostFunc(stream, Some(say), ptr::without_provenance_mut(number)), 0);
+        assert_eq!(cuda.cuLaunchHostFunc(stream, Some(record), ptr::without_provenance_mut(number)), 0);
     }
-    assert_eq!(*SAID.lock().unwrap(), []);
-    gate.open();
+    assert_eq!(*RAN.lock().unwrap(), []);
+    latch.open();
     assert_eq!(cuda.cuStreamSynchronize(stream), 0);
-    assert_eq!(*SAID.lock().unwrap(), (0..100).collect::<Vec<usize>>());
+    assert_eq!(*RAN.lock().unwrap(), (0..100).collect::<Vec<usize>>());
     assert_eq!(cuda.cuStreamDestroy_v2(stream), 0);
 }
 
 #[test]
-fn events_pass_behind_what_was_queued() {
+fn events_pass_after_earlier_work() {
     let cuda = turn();
-    let (mut stream, mut event, gate, second) = (0, 0, Gate::new(), Gate::new());
+    let (mut stream, mut event, latch, second) = (0, 0, Latch::new(), Latch::new());
     assert_eq!(cuda.cuStreamCreate(&raw mut stream, 1), 0);
     assert_eq!(cuda.cuEventCreate(&raw mut event, 2), 0);
     assert_eq!(cuda.cuEventQuery(event), 0, "never recorded");
-    gate.hold(&cuda, stream);
+    latch.hold(&cuda, stream);
     assert_eq!(cuda.cuEventRecord(event, stream), 0);
     assert_eq!(cuda.cuEventQuery(event), NOT_READY);
     second.hold(&cuda, stream);
-    gate.open();
+    latch.open();
     assert_eq!(cuda.cuEventSynchronize(event), 0);
     assert_eq!(cuda.cuEventQuery(event), 0);
     assert_eq!(cuda.cuEventRecord(event, stream), 0);
@@ -82,20 +82,20 @@ fn events_pass_behind_what_was_queued() {
 #[test]
 fn streams_wait_for_events() {
     let cuda = turn();
-    let (mut first, mut second, mut event, gate) = (0, 0, 0, Gate::new());
+    let (mut first, mut second, mut event, latch) = (0, 0, 0, Latch::new());
     let mapped = Mapped::new(&cuda, 1);
     assert_eq!(cuda.cuStreamCreate(&raw mut first, 1), 0);
     assert_eq!(cuda.cuStreamCreate(&raw mut second, 1), 0);
     assert_eq!(cuda.cuEventCreate(&raw mut event, 2), 0);
     assert_eq!(cuda.cuStreamWaitEvent(second, event, 0), 0, "never recorded: nothing to wait for");
-    gate.hold(&cuda, first);
+    latch.hold(&cuda, first);
     assert_eq!(cuda.cuMemsetD8Async(mapped.addr, 1, 64, first), 0);
     assert_eq!(cuda.cuEventRecord(event, first), 0);
     assert_eq!(cuda.cuStreamWaitEvent(second, event, 1), INVALID_VALUE);
     assert_eq!(cuda.cuStreamWaitEvent(second, event, 0), 0);
     assert_eq!(cuda.cuMemsetD8Async(mapped.addr, 2, 32, second), 0);
-    assert_eq!(cuda.cuEventDestroy_v2(event), 0, "who waits already goes on waiting");
-    gate.open();
+    assert_eq!(cuda.cuEventDestroy_v2(event), 0, "the other stream goes on waiting");
+    latch.open();
     assert_eq!(cuda.cuStreamSynchronize(second), 0);
     assert_eq!(mapped.read(0, 64), [[2; 32], [1; 32]].concat());
     mapped.end();
@@ -105,46 +105,46 @@ fn streams_wait_for_events() {
 #[test]
 fn destroying_a_busy_stream_does_not_wait() {
     let cuda = turn();
-    let (mut stream, gate) = (0, Gate::new());
+    let (mut stream, latch) = (0, Latch::new());
     let mapped = Mapped::new(&cuda, 1);
     assert_eq!(cuda.cuStreamCreate(&raw mut stream, 1), 0);
-    gate.hold(&cuda, stream);
+    latch.hold(&cuda, stream);
     assert_eq!(cuda.cuMemsetD8Async(mapped.addr, 3, 16, stream), 0);
     assert_eq!(cuda.cuStreamDestroy_v2(stream), 0);
     assert_eq!(cuda.census(0).streams, 0);
-    gate.open();
+    latch.open();
     assert_eq!(cuda.cuCtxSynchronize(), 0);
-    assert_eq!(mapped.read(0, 16), [3; 16], "what was queued is done");
+    assert_eq!(mapped.read(0, 16), [3; 16], "queued work is done");
     mapped.end();
 }
 
 #[test]
 fn memory_in_flight_cannot_be_unmapped() {
     let cuda = turn();
-    let (mut stream, gate) = (0, Gate::new());
+    let (mut stream, latch) = (0, Latch::new());
     let mapped = Mapped::new(&cuda, 1);
     assert_eq!(cuda.cuStreamCreate(&raw mut stream, 1), 0);
-    gate.hold(&cuda, stream);
+    latch.hold(&cuda, stream);
     let mut read = vec![0u8; 100];
     assert_eq!(cuda.cuMemcpyDtoHAsync_v2(read.as_mut_ptr().cast(), mapped.addr, 100, stream), 0);
     assert_eq!(cuda.cuMemUnmap(mapped.addr, mapped.bytes), ILLEGAL_ADDRESS);
-    gate.open();
+    latch.open();
     assert_eq!(cuda.cuStreamSynchronize(stream), 0);
     mapped.end();
     assert_eq!(cuda.cuStreamDestroy_v2(stream), 0);
 }
 
 #[test]
-fn copies_look_at_the_callers_memory_when_they_run() {
+fn copies_read_the_callers_memory_when_they_run() {
     let cuda = turn();
-    let (mut stream, gate) = (0, Gate::new());
+    let (mut stream, latch) = (0, Latch::new());
     let mapped = Mapped::new(&cuda, 1);
     assert_eq!(cuda.cuStreamCreate(&raw mut stream, 1), 0);
     let source: &'static [AtomicI32; 4] = Box::leak(Box::default());
-    gate.hold(&cuda, stream);
+    latch.hold(&cuda, stream);
     assert_eq!(cuda.cuMemcpyHtoDAsync_v2(mapped.addr, source.as_ptr().cast(), 16, stream), 0);
     source[2].store(0x0707_0707, Ordering::Release);
-    gate.open();
+    latch.open();
     assert_eq!(cuda.cuStreamSynchronize(stream), 0);
     assert_eq!(mapped.read(8, 4), [7; 4]);
     mapped.end();
@@ -165,7 +165,7 @@ fn host_functions_must_not_call_cuda() {
 }
 
 #[test]
-fn thousands_of_copies_pile_up_nothing() {
+fn outcomes_of_thousands_of_copies_do_not_pile_up() {
     let cuda = turn();
     let mapped = Mapped::new(&cuda, 1);
     for _ in 0..5000 {

@@ -1,4 +1,4 @@
-//! Mistakes, and what the library calls them.
+//! Mistakes, and the errors that the library returns.
 
 use std::ffi::CString;
 use std::ptr;
@@ -245,7 +245,7 @@ fn host_memory_is_registered_once() {
     for (offset, flags) in [(6000, 1), (0, 0), (1000, 0), (8192, 0)] {
         assert_eq!(pointer(offset, flags).0, INVALID_VALUE, "{offset}: only what was registered as mapped");
     }
-    // What is portable is there for every context.
+    // Portable memory is available to every context.
     let mut context = 0;
     assert_eq!(cuda.cuCtxCreate_v2(&raw mut context, 0, 0), 0);
     assert_eq!(pointer(6000, 0), (0, at(6000) as u64 & 0xFFF));

@@ -1,4 +1,4 @@
-//! A client as plain as the tests need it: no proxy, no redirects, no retries.
+//! A plain client for the tests: no proxy, no redirects, no retries.
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode, header};
@@ -12,18 +12,18 @@ use serde_json::Value;
 
 type Inner = legacy::Client<HttpConnector, Full<Bytes>>;
 
-/// Each request has a connection of its own.
+/// Each request has its own connection.
 pub(crate) struct Client(Inner);
 
-/// A request that can be sent.
-pub(crate) struct Asking {
+/// A request to send.
+pub(crate) struct RequestBuilder {
     client: Inner,
     request: Request<Full<Bytes>>,
 }
 
-/// An answer whose body is still to come.
+/// A response whose body has not arrived yet.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     status: StatusCode,
     headers: HeaderMap,
     body: Incoming,
@@ -35,15 +35,15 @@ impl Client {
         Self(builder.pool_max_idle_per_host(0).retry_canceled_requests(false).build_http())
     }
 
-    pub(crate) fn ask(&self, method: Method, url: &str) -> Asking {
+    pub(crate) fn request(&self, method: Method, url: &str) -> RequestBuilder {
         let mut request = Request::new(Full::default());
         *request.method_mut() = method;
         *request.uri_mut() = url.parse().unwrap();
-        Asking { client: self.0.clone(), request }
+        RequestBuilder { client: self.0.clone(), request }
     }
 }
 
-impl Asking {
+impl RequestBuilder {
     pub(crate) fn body(mut self, body: impl Into<Bytes>) -> Self {
         *self.request.body_mut() = Full::new(body.into());
         self
@@ -58,13 +58,13 @@ impl Asking {
         self
     }
 
-    pub(crate) async fn send(self) -> Result<Answer, legacy::Error> {
+    pub(crate) async fn send(self) -> Result<Response, legacy::Error> {
         let (parts, body) = self.client.request(self.request).await?.into_parts();
-        Ok(Answer { status: parts.status, headers: parts.headers, body })
+        Ok(Response { status: parts.status, headers: parts.headers, body })
     }
 }
 
-impl Answer {
+impl Response {
     pub(crate) fn status(&self) -> StatusCode {
         self.status
     }
@@ -73,7 +73,7 @@ impl Answer {
         &self.headers
     }
 
-    /// The next piece of the body; none at its end.
+    /// The next part of the body; `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, hyper::Error> {
         match self.body.frame().await {
             Some(frame) => frame.map(|frame| frame.into_data().ok()),

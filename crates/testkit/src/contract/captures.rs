@@ -6,7 +6,7 @@ use poorwill_core::{CopyPart, Driver, DriverErrorKind, HostBuffer, StreamId};
 
 use super::{Mapped, granule, kind, read, sample, write};
 
-/// `capture`: where nobody captures, nothing is captured.
+/// `capture`: without a capture, none is reported.
 pub fn nothing_is_captured_unasked(driver: &dyn Driver) {
     assert_eq!(driver.capturing(), Ok(None));
     let mapped = Mapped::new(driver, 1);
@@ -20,20 +20,20 @@ pub fn nothing_is_captured_unasked(driver: &dyn Driver) {
     mapped.end();
 }
 
-/// How a machine captures, for drivers of one that does.
+/// How to capture, for drivers of a device that can.
 pub trait Capturer {
-    /// Begins to capture a stream, as the strictest of callers does: what others call might end it.
+    /// Starts the capture of a stream in the strictest mode, where calls of other threads might invalidate it.
     fn begin(&self, stream: StreamId);
 
-    /// Ends the capture, on the same thread; says whether it was still valid.
+    /// Ends the capture, on the same thread. Returns whether it was still valid.
     fn end(&self, stream: StreamId) -> bool;
 }
 
-/// `capture`: a capture is told, what would spoil it is refused, and whatever else is called leaves it valid.
+/// `capture`: a capture is reported, calls that would invalidate it are refused, and all other calls leave it valid.
 ///
 /// # Panics
-/// When the rule is broken.
-pub fn a_capture_is_told_and_left_valid(driver: &(dyn Driver + Sync), capturer: &dyn Capturer) {
+/// If the rule is broken.
+pub fn a_capture_is_reported_and_stays_valid(driver: &(dyn Driver + Sync), capturer: &dyn Capturer) {
     let mapped = Mapped::new(driver, 2);
     let bytes = sample(5, mapped.range.bytes);
     write(driver, mapped.range, bytes.clone());
@@ -49,12 +49,12 @@ pub fn a_capture_is_told_and_left_valid(driver: &(dyn Driver + Sync), capturer: 
             refused(driver, captured, &mapped);
         });
     });
-    assert_eq!(driver.event_query(before), Ok(true), "what was recorded before still tells");
+    assert_eq!(driver.event_query(before), Ok(true), "an event from before stays complete");
     driver.event_synchronize(before).unwrap();
     driver.event_destroy(before).unwrap();
     assert_eq!(read(driver, mapped.range), bytes, "the default stream runs");
     assert_eq!(driver.capturing(), Ok(Some(captured)));
-    assert!(capturer.end(captured), "the capture was spoiled");
+    assert!(capturer.end(captured), "the capture was invalidated");
     assert_eq!(driver.capturing(), Ok(None));
     driver.synchronize().unwrap();
     driver.zero(captured, mapped.range).unwrap().wait().unwrap();
@@ -83,7 +83,7 @@ fn refused(driver: &dyn Driver, stream: StreamId, mapped: &Mapped<'_>) {
     driver.event_destroy(event).unwrap();
 }
 
-/// All that a pool does, on a stream that runs.
+/// All that a pool does, on a stream that is not captured.
 fn harmless(driver: &dyn Driver, stream: StreamId) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 2);

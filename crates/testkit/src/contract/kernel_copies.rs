@@ -1,23 +1,23 @@
-//! Rules about copies on streams of `stream_create_kernel_copies`, and about telling what has ended.
+//! Rules about copies on streams of `stream_create_kernel_copies`, and about reporting completion.
 
 use std::sync::Arc;
 
 use poorwill_core::{CopyPart, DeviceRange, Driver, HostBuffer, StreamId};
 
 use super::{Mapped, assert_invalid, assert_not_mapped, assert_unknown, granule, read, sample, write};
-use crate::gated::{self, Gate, hold};
+use crate::latch::{self, Latch, hold};
 
-/// Memory of the driver's with these bytes, and plain memory with the same.
+/// The driver's memory with these bytes, and plain memory with the same.
 fn sources(driver: &dyn Driver, bytes: &[u8]) -> [Arc<HostBuffer>; 2] {
-    [gated::source(driver, bytes), Arc::new(bytes.to_vec().into())]
+    [latch::source(driver, bytes), Arc::new(bytes.to_vec().into())]
 }
 
-/// \[ways\]: whole granules, odd bytes, several parts, nothing; of any memory, which is free after the wait.
+/// \[ways\]: whole granules, odd bytes, several parts, none; from any memory, which is free after the wait.
 pub fn copies_by_kernel_are_copies(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 4);
     let stream = driver.stream_create_kernel_copies().unwrap();
-    for (seed, places) in [
+    for (seed, offsets) in [
         &[(0, 4 * g, 0)][..],
         &[(2 * g, 2 * g, 0), (0, g, 2 * g), (g, g, 3 * g + 64)],
         &[(0, g, 1), (g, g, g + 8), (2 * g, g, 2 * g + 16)],
@@ -32,42 +32,42 @@ pub fn copies_by_kernel_are_copies(driver: &dyn Driver) {
             device: DeviceRange::new(mapped.range.addr + to, *bytes),
             host_offset: *from,
         };
-        let parts: Vec<CopyPart> = places.iter().map(part).collect();
+        let parts: Vec<CopyPart> = offsets.iter().map(part).collect();
         let bytes = sample(seed as u64, 4 * g + 128);
         for source in sources(driver, &bytes) {
             let mut expected = sample(99, 4 * g);
             write(driver, mapped.range, expected.clone());
             driver.copy_to_device(stream, Arc::clone(&source), &parts).unwrap().wait().unwrap();
             assert_eq!(Arc::strong_count(&source), 1, "the buffer is free after the wait");
-            for (to, bytes_copied, from) in places {
+            for (to, bytes_copied, from) in offsets {
                 let [to, len, from] =
                     [*to, *bytes_copied, *from].map(|bytes| usize::try_from(bytes).unwrap());
                 expected[to..to + len].copy_from_slice(&bytes[from..from + len]);
             }
-            assert!(read(driver, mapped.range) == expected, "{places:?}");
+            assert!(read(driver, mapped.range) == expected, "{offsets:?}");
         }
     }
     driver.stream_destroy(stream).unwrap();
     mapped.end();
 }
 
-/// \[ways\], \[order\], \[owned\]: among work of all kinds, on its own stream and behind an event of another one.
+/// \[ways\], \[order\], \[owned\]: among work of all kinds, on its own stream and after an event of another stream.
 pub fn copies_by_kernel_keep_the_order_of_their_stream(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 2);
     let stream = driver.stream_create_kernel_copies().unwrap();
     let whole = [CopyPart { device: mapped.range, host_offset: 0 }];
-    // Memory of the driver's own, and before the gate is closed: making it, and queuing copies of other memory, may wait
-    // for work on the device.
+    // The driver's memory, allocated before the stream is held: allocating it, and queuing copies of other memory,
+    // may wait for work on the device.
     let buffer = || driver.host_alloc(2 * g).unwrap();
     let buffers: Vec<_> =
-        (0..6).map(|seed| (gated::source(driver, &sample(seed, 2 * g)), buffer())).collect();
-    let (last, read_back) = (gated::source(driver, &sample(77, 2 * g)), buffer());
-    let gate = Arc::new(Gate::default());
-    hold(driver, stream, &gate);
+        (0..6).map(|seed| (latch::source(driver, &sample(seed, 2 * g)), buffer())).collect();
+    let (last, read_back) = (latch::source(driver, &sample(77, 2 * g)), buffer());
+    let latch = Arc::new(Latch::default());
+    hold(driver, stream, &latch);
     let mut saves = Vec::new();
     for (source, buffer) in buffers {
-        // Nobody keeps it, and nobody waits: it is still done.
+        // Neither kept nor waited for: the work is still done.
         drop(driver.copy_to_device(stream, source, &whole).unwrap());
         saves.push(driver.save(stream, buffer, &whole).unwrap());
         drop(driver.zero(stream, mapped.range).unwrap());
@@ -75,13 +75,13 @@ pub fn copies_by_kernel_keep_the_order_of_their_stream(driver: &dyn Driver) {
     let copy = driver.copy_to_device(stream, Arc::clone(&last), &whole).unwrap();
     let event = driver.event_record(stream).unwrap();
     driver.stream_wait_event(StreamId::DEFAULT, event).unwrap();
-    let behind = driver.copy_to_host(StreamId::DEFAULT, read_back, &whole).unwrap();
+    let after = driver.copy_to_host(StreamId::DEFAULT, read_back, &whole).unwrap();
     assert!(!driver.event_query(event).unwrap(), "the stream is held");
     assert_eq!(Arc::strong_count(&last), 2, "a copy holds its buffer until it has finished");
-    gate.open();
+    latch.open();
     copy.wait().unwrap();
     assert_eq!(Arc::strong_count(&last), 1);
-    assert!(*behind.wait().unwrap() == *sample(77, 2 * g));
+    assert!(*after.wait().unwrap() == *sample(77, 2 * g));
     for (seed, save) in saves.into_iter().enumerate() {
         assert!(*save.wait().unwrap().0 == *sample(seed as u64, 2 * g), "seed {seed}");
     }
@@ -91,7 +91,7 @@ pub fn copies_by_kernel_keep_the_order_of_their_stream(driver: &dyn Driver) {
 }
 
 /// \[ways\], \[validate\], \[ranges\]
-pub fn copies_by_kernel_check_their_places(driver: &dyn Driver) {
+pub fn copies_by_kernel_check_their_ranges(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 2);
     let stream = driver.stream_create_kernel_copies().unwrap();
@@ -102,14 +102,14 @@ pub fn copies_by_kernel_check_their_places(driver: &dyn Driver) {
     let at = |offset, bytes| DeviceRange::new(mapped.range.addr + offset, bytes);
     let copy = |stream, device, host_offset| {
         let parts = [CopyPart { device, host_offset }];
-        driver.copy_to_device(stream, gated::source(driver, &sample(6, 2 * g)), &parts)
+        driver.copy_to_device(stream, latch::source(driver, &sample(6, 2 * g)), &parts)
     };
     assert_invalid(copy(stream, at(0, 2 * g), 1));
     assert_invalid(copy(stream, at(0, g), u64::MAX - g + 1));
     assert_not_mapped(copy(stream, at(g, 2 * g), 0));
     assert_not_mapped(copy(stream, gone.range, 0));
     driver.map(gone.range, gone.backing).unwrap();
-    assert_not_mapped(copy(stream, gone.range, 0)); // There, and not open.
+    assert_not_mapped(copy(stream, gone.range, 0)); // Mapped, but without access.
     driver.synchronize().unwrap();
     assert!(read(driver, mapped.range) == bytes, "a refused copy changed something");
     driver.stream_destroy(stream).unwrap();
@@ -119,21 +119,21 @@ pub fn copies_by_kernel_check_their_places(driver: &dyn Driver) {
 }
 
 /// \[ended\]
-pub fn what_has_ended_is_told(driver: &dyn Driver) {
+pub fn has_ended_reports_completion(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 1);
     let whole = [CopyPart { device: mapped.range, host_offset: 0 }];
     let streams = [driver.stream_create().unwrap(), driver.stream_create_kernel_copies().unwrap()];
     for stream in streams {
-        let (gate, source) = (Arc::new(Gate::default()), gated::source(driver, &sample(8, g)));
-        hold(driver, stream, &gate);
+        let (latch, source) = (Arc::new(Latch::default()), latch::source(driver, &sample(8, g)));
+        hold(driver, stream, &latch);
         let copy = driver.copy_to_device(stream, source, &whole).unwrap().then(|copied| copied);
-        let told = copy.has_ended();
-        gate.open();
-        if driver.info().kernel_copies || told.is_some() {
-            assert_eq!(told, Some(false), "it cannot have begun");
+        let ended = copy.has_ended();
+        latch.open();
+        if driver.info().kernel_copies || ended.is_some() {
+            assert_eq!(ended, Some(false), "it cannot have begun");
             driver.stream_synchronize(stream).unwrap();
-            // A device may find the stream idle a moment before it tells.
+            // A device may find the stream complete a moment before it reports so.
             while copy.has_ended() == Some(false) {
                 std::thread::yield_now();
             }

@@ -3,30 +3,30 @@
 use poorwill_core::{CopyPart, DeviceRange, Digest, Driver, StreamId};
 
 use super::{Mapped, assert_invalid, assert_not_mapped, assert_unknown, granule, read, sample, write};
-use crate::gated;
+use crate::latch;
 
 /// Parts of a copy, in granules of the device and bytes of the buffer.
-fn parts(mapped: &Mapped<'_>, places: &[(u64, u64, u64)]) -> Vec<CopyPart> {
+fn parts(mapped: &Mapped<'_>, offsets: &[(u64, u64, u64)]) -> Vec<CopyPart> {
     let g = granule(mapped.driver);
     let part = |(first, granules, host_offset): &(u64, u64, u64)| {
         let device = DeviceRange::new(mapped.range.addr + first * g, granules * g);
         CopyPart { device, host_offset: *host_offset }
     };
-    places.iter().map(part).collect()
+    offsets.iter().map(part).collect()
 }
 
 fn digests_of(bytes: &[u8], granule: u64) -> Vec<Digest> {
     bytes.chunks(usize::try_from(granule).unwrap()).map(Digest::of).collect()
 }
 
-/// `save`: the bytes are stored, the digests are theirs, in the order of the parts, and the buffer comes back.
+/// `save`: stores the bytes and returns the buffer with their digests, in the order of the parts.
 pub fn saves_digest_what_they_store(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 4);
     let held = sample(21, 4 * g);
     write(driver, mapped.range, held.clone());
     let stream = driver.stream_create().unwrap();
-    for places in [
+    for offsets in [
         &[(0, 4, 0)][..],
         &[(2, 2, 0), (0, 1, 2 * g), (1, 1, 3 * g + 64)],
         &[(3, 1, g + 16), (3, 1, 3)],
@@ -34,21 +34,21 @@ pub fn saves_digest_what_they_store(driver: &dyn Driver) {
         &[(0, 0, 7), (2, 1, 0)],
         &[],
     ] {
-        let parts = parts(&mapped, places);
+        let parts = parts(&mapped, offsets);
         let mut pinned = driver.host_alloc(4 * g + 128).unwrap();
         pinned.fill(0xEE);
         for buffer in [pinned, vec![0xEE; usize::try_from(4 * g + 128).unwrap()].into()] {
             let (stored, digests) = driver.save(stream, buffer, &parts).unwrap().wait().unwrap();
             let mut expected = vec![0xEE; stored.len()];
             let mut expected_digests = Vec::new();
-            for (first, granules, at) in places {
+            for (first, granules, at) in offsets {
                 let [from, bytes, at] =
                     [first * g, granules * g, *at].map(|bytes| usize::try_from(bytes).unwrap());
                 expected[at..at + bytes].copy_from_slice(&held[from..from + bytes]);
                 expected_digests.extend(digests_of(&held[from..from + bytes], g));
             }
-            assert!(*stored == *expected, "{places:?}");
-            assert_eq!(digests, expected_digests, "{places:?}");
+            assert!(*stored == *expected, "{offsets:?}");
+            assert_eq!(digests, expected_digests, "{offsets:?}");
         }
     }
     driver.stream_destroy(stream).unwrap();
@@ -63,11 +63,11 @@ pub fn saves_keep_the_order_of_their_stream(driver: &dyn Driver) {
     let whole = [CopyPart { device: mapped.range, host_offset: 0 }];
     let mut saves = Vec::new();
     for seed in 0..10 {
-        drop(driver.copy_to_device(stream, gated::source(driver, &sample(seed, 2 * g)), &whole).unwrap());
+        drop(driver.copy_to_device(stream, latch::source(driver, &sample(seed, 2 * g)), &whole).unwrap());
         let save = driver.save(stream, driver.host_alloc(2 * g).unwrap(), &whole).unwrap();
         let digests = driver.digest(stream, &[mapped.range]).unwrap();
         if seed % 3 == 2 {
-            drop(save); // It is still done, and what it needs is kept.
+            drop(save); // It is still done, and its memory is kept.
             drop(digests);
         } else {
             saves.push((seed, save, digests));
@@ -87,7 +87,7 @@ pub fn saves_keep_the_order_of_their_stream(driver: &dyn Driver) {
 }
 
 /// `save`, \[validate\], \[ranges\]
-pub fn saves_check_their_places(driver: &dyn Driver) {
+pub fn saves_check_their_ranges(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 2);
     let at = |offset, bytes| DeviceRange::new(mapped.range.addr + offset, bytes);
@@ -106,7 +106,7 @@ pub fn saves_check_their_places(driver: &dyn Driver) {
     driver.unmap(gone.range).unwrap();
     assert_not_mapped(save(gone.range, g, 2 * g));
     driver.map(gone.range, gone.backing).unwrap();
-    assert_not_mapped(save(gone.range, g, 2 * g)); // There, and not open.
+    assert_not_mapped(save(gone.range, g, 2 * g)); // Mapped, but without access.
     assert_not_mapped(save(at(g, 2 * g), g, 3 * g));
     let buffer = driver.host_alloc(g).unwrap();
     let parts = [CopyPart { device: at(0, g), host_offset: 0 }];

@@ -1,4 +1,4 @@
-//! The suites and stand-ins themselves.
+//! The suites and fixtures themselves.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // Helpers are test code, too.
 

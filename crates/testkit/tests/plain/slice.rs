@@ -25,7 +25,7 @@ fn held(slice: &Slice) -> u64 {
 mod the_contract {
     poorwill_testkit::driver_contract!(|| {
         let machine = super::machine(2 * super::GRANULES_MIN);
-        machine.create(5 * machine.info().granule_bytes).unwrap(); // Somebody else's.
+        machine.create(5 * machine.info().granule_bytes).unwrap(); // Of another user.
         std::sync::Arc::new(super::Slice::new(machine, super::GRANULES_MIN))
     });
 }
@@ -77,7 +77,7 @@ fn a_released_backing_counts_until_its_last_unmap() {
 }
 
 #[test]
-fn what_the_device_refuses_is_not_counted() {
+fn refused_calls_are_not_counted() {
     let refusing = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let refuses = Arc::clone(&refusing);
     let driver = ScriptedDriver::new(machine(16), move |call| {
@@ -89,21 +89,21 @@ fn what_the_device_refuses_is_not_counted() {
     let granule = slice.info().granule_bytes;
     let range = slice.reserve(2 * granule).unwrap();
     let at = |n: u64| DeviceRange::new(range.addr + n * granule, granule);
-    let [mapped, loose]: [BackingId; 2] = [(); 2].map(|()| slice.create(granule).unwrap());
+    let [mapped, unmapped]: [BackingId; 2] = [(); 2].map(|()| slice.create(granule).unwrap());
     slice.map(at(0), mapped).unwrap();
     let refuse = |refused| refusing.store(refused, std::sync::atomic::Ordering::Relaxed);
     refuse(true);
     slice.create(granule).unwrap_err();
-    slice.map(at(1), loose).unwrap_err();
+    slice.map(at(1), unmapped).unwrap_err();
     slice.unmap(at(0)).unwrap_err();
-    slice.release(loose).unwrap_err();
+    slice.release(unmapped).unwrap_err();
     slice.host_alloc(7).unwrap_err();
     assert_eq!((held(&slice), slice.host_bytes()), (2, 0));
     refuse(false);
     slice.release(mapped).unwrap();
     assert_eq!(held(&slice), 2, "it is mapped, as before the refusals");
     slice.unmap(at(0)).unwrap();
-    slice.release(loose).unwrap();
+    slice.release(unmapped).unwrap();
     assert_eq!(held(&slice), 0);
 }
 

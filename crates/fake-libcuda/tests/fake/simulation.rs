@@ -1,4 +1,4 @@
-//! Devices that play slices of GPUs, GPUs of other kinds, and GPUs that lie.
+//! Devices that simulate slices of GPUs, other kinds of GPUs, and false figures.
 
 use std::ffi::c_int;
 
@@ -11,11 +11,12 @@ use crate::api::{
 const DEVICES: &str = "128MiB,128MiB/2MiB";
 const CARD: usize = 64 * GRANULE;
 
-/// Whether the caller is the child that plays; otherwise one has played, and done well.
-fn played(name: &str, play: &str) -> bool {
+/// Whether this is the child, with the simulation; otherwise the child has run successfully.
+fn simulated(name: &str, simulation: &str) -> bool {
     if !is_child() {
-        let name = format!("plays::{name}");
-        let variables = [("POORWILL_FAKE_CUDA_DEVICES", DEVICES), ("POORWILL_FAKE_CUDA_PLAY", play)];
+        let name = format!("simulation::{name}");
+        let variables =
+            [("POORWILL_FAKE_CUDA_DEVICES", DEVICES), ("POORWILL_FAKE_CUDA_SIMULATE", simulation)];
         expect_success(&in_a_child(&name, &variables));
     }
     is_child()
@@ -39,8 +40,8 @@ fn create(cuda: &Cuda, granules: usize, device: c_int) -> (c_int, u64) {
     (cuda.cuMemCreate(&raw mut handle, granules * GRANULE, &prop(device), 0), handle)
 }
 
-/// Exactly `granules` can be created on a device, in two parts, and not one more.
-fn expect_room(cuda: &Turn, granules: usize, device: c_int) {
+/// Checks that exactly `granules` can be created on a device, in two parts.
+fn expect_available(cuda: &Turn, granules: usize, device: c_int) {
     assert_eq!(create(cuda, granules + 1, device).0, OUT_OF_MEMORY);
     let (code, first) = create(cuda, 1, device);
     assert_eq!(code, 0);
@@ -52,8 +53,8 @@ fn expect_room(cuda: &Turn, granules: usize, device: c_int) {
     assert_eq!([cuda.cuMemRelease(first), cuda.cuMemRelease(rest)], [0, 0]);
 }
 
-/// As [`expect_room`], where the process holds something already.
-fn expect_room_beside(cuda: &Turn, granules: usize) {
+/// As [`expect_available`], where the process holds memory already.
+fn expect_available_beside(cuda: &Turn, granules: usize) {
     assert_eq!(create(cuda, granules + 1, 0).0, OUT_OF_MEMORY);
     let (code, all) = create(cuda, granules, 0);
     assert_eq!((code, info(cuda).2), (0, 0));
@@ -61,8 +62,8 @@ fn expect_room_beside(cuda: &Turn, granules: usize) {
 }
 
 #[test]
-fn a_limiter_leaves_what_its_limit_leaves() {
-    if !played("a_limiter_leaves_what_its_limit_leaves", "0:hami=20MiB, 0:used=4MiB") {
+fn a_limiter_leaves_the_rest_of_its_limit() {
+    if !simulated("a_limiter_leaves_the_rest_of_its_limit", "0:hami=20MiB, 0:used=4MiB") {
         return;
     }
     let cuda = turn();
@@ -70,16 +71,16 @@ fn a_limiter_leaves_what_its_limit_leaves() {
     assert_eq!((total(&cuda, 0), total(&cuda, 1)), (0, CARD), "the other one is whole");
     let mapped = Mapped::new(&cuda, 3);
     assert_eq!(info(&cuda), (0, 10, 5));
-    expect_room_beside(&cuda, 5);
+    expect_available_beside(&cuda, 5);
     mapped.end();
-    expect_room(&cuda, 8, 0);
-    expect_room(&cuda, 64, 1);
+    expect_available(&cuda, 8, 0);
+    expect_available(&cuda, 64, 1);
     assert_eq!(info(&cuda), (0, 10, 8));
 }
 
 #[test]
-fn a_limiter_says_nothing_beyond_its_limit() {
-    if !played("a_limiter_says_nothing_beyond_its_limit", "0:hami=20MiB,0:used=22MiB") {
+fn a_limiter_reports_nothing_beyond_its_limit() {
+    if !simulated("a_limiter_reports_nothing_beyond_its_limit", "0:hami=20MiB,0:used=22MiB") {
         return;
     }
     let cuda = turn();
@@ -90,34 +91,34 @@ fn a_limiter_says_nothing_beyond_its_limit() {
 
 #[test]
 fn a_client_of_the_service_has_less_free_of_the_whole_card() {
-    let play = "0:mps=20MiB,0:used=4MiB";
-    if !played("a_client_of_the_service_has_less_free_of_the_whole_card", play) {
+    let simulation = "0:mps=20MiB,0:used=4MiB";
+    if !simulated("a_client_of_the_service_has_less_free_of_the_whole_card", simulation) {
         return;
     }
     let cuda = turn();
     assert_eq!((info(&cuda), total(&cuda, 0)), ((0, 64, 10), CARD));
     let mapped = Mapped::new(&cuda, 3);
     assert_eq!(info(&cuda), (0, 64, 7));
-    expect_room_beside(&cuda, 7);
+    expect_available_beside(&cuda, 7);
     mapped.end();
-    expect_room(&cuda, 10, 0);
+    expect_available(&cuda, 10, 0);
 }
 
 #[test]
 fn neighbours_on_a_card_take_their_share() {
-    if !played("neighbours_on_a_card_take_their_share", "0:used=120MiB,1:used=999GiB") {
+    if !simulated("neighbours_on_a_card_take_their_share", "0:used=120MiB,1:used=999GiB") {
         return;
     }
     let cuda = turn();
     assert_eq!(info(&cuda), (0, 64, 4));
-    expect_room(&cuda, 4, 0);
+    expect_available(&cuda, 4, 0);
     assert_eq!(create(&cuda, 1, 1).0, OUT_OF_MEMORY);
 }
 
 #[test]
 fn a_device_can_be_of_another_kind() {
-    let play = "0:mig=1g.10gb,0:capability=12.0,1:integrated=1,1:capability=8.7,1:shared=101376";
-    if !played("a_device_can_be_of_another_kind", play) {
+    let simulation = "0:mig=1g.10gb,0:capability=12.0,1:integrated=1,1:capability=8.7,1:shared=101376";
+    if !simulated("a_device_can_be_of_another_kind", simulation) {
         return;
     }
     let cuda = turn();
@@ -137,14 +138,14 @@ fn a_device_can_be_of_another_kind() {
 }
 
 #[test]
-fn figures_can_be_lies() {
-    let play = "0:total=0,0:info_total=1GiB,0:info_free=2GiB,1:info_code=801";
-    if !played("figures_can_be_lies", play) {
+fn figures_can_be_false() {
+    let simulation = "0:total=0,0:info_total=1GiB,0:info_free=2GiB,1:info_code=801";
+    if !simulated("figures_can_be_false", simulation) {
         return;
     }
     let cuda = turn();
     assert_eq!((info(&cuda), total(&cuda, 0)), ((0, 512, 1024), 0));
-    expect_room(&cuda, 64, 0);
+    expect_available(&cuda, 64, 0);
     let mut context = 0;
     assert_eq!(cuda.cuDevicePrimaryCtxRetain(&raw mut context, 1), 0);
     assert_eq!(cuda.cuCtxPushCurrent_v2(context), 0);
@@ -154,7 +155,21 @@ fn figures_can_be_lies() {
 }
 
 #[test]
-fn uuids_are_written_as_they_are() {
+fn the_old_name_of_the_setting_works_with_a_notice() {
+    if !is_child() {
+        let variables =
+            [("POORWILL_FAKE_CUDA_DEVICES", DEVICES), ("POORWILL_FAKE_CUDA_PLAY", "0:used=120MiB")];
+        let output = in_a_child("simulation::the_old_name_of_the_setting_works_with_a_notice", &variables);
+        expect_success(&output);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(message.contains("is now called POORWILL_FAKE_CUDA_SIMULATE"), "{message}");
+        return;
+    }
+    assert_eq!(info(&turn()), (0, 64, 4));
+}
+
+#[test]
+fn uuids_are_those_of_the_devices() {
     let cuda = turn();
     for device in 0..2 {
         let mut uuid = [0; 16];

@@ -1,26 +1,26 @@
-//! What clients ask of the OpenAI paths: parsed, checked, and in the words of an [`Ask`].
+//! Bodies of requests to the OpenAI paths: parsed, checked, and reduced to a [`GenerateRequest`].
 //!
-//! Parameters of sampling are read over: the text is what it is.
+//! Sampling parameters are ignored: the text is deterministic.
 
 use http::StatusCode;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::failure::Failure;
-use crate::generate::Ask;
+use crate::generate::GenerateRequest;
 
-/// Longest prompt and text together, in tokens.
+/// Maximum of prompt and generated text together, in tokens.
 pub(crate) const MODEL_LEN_MAX: u64 = 32_768;
 
-/// Tokens of a completion that does not say how many: OpenAI's default.
+/// Maximum tokens of a completion that states none: OpenAI's default.
 const COMPLETION_TOKENS: u32 = 16;
 
-/// Reads a body.
+/// Parses a body.
 pub(crate) fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(|error| Failure::bad(format!("the body cannot be read: {error}")))
 }
 
-/// What every path has.
+/// The fields that all paths have.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Common {
     model: Option<String>,
@@ -46,10 +46,10 @@ impl Common {
         self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
     }
 
-    /// Refuses what this engine has not.
+    /// Refuses what this engine does not support.
     pub(crate) fn check(&self, model: &str) -> Result<(), Failure> {
-        if let Some(asked) = self.model.as_deref().filter(|asked| *asked != model) {
-            let reason = format!("The model `{asked}` does not exist.");
+        if let Some(other) = self.model.as_deref().filter(|other| *other != model) {
+            let reason = format!("The model `{other}` does not exist.");
             return Err(Failure::new(StatusCode::NOT_FOUND, reason).about("model"));
         }
         match self.n {
@@ -60,27 +60,32 @@ impl Common {
         }
     }
 
-    fn ask(&self, prompts: Vec<String>, prompt_tokens: u64, max_tokens: Option<u32>) -> Result<Ask, Failure> {
+    fn generate_request(
+        &self,
+        prompts: Vec<String>,
+        prompt_tokens: u64,
+        max_tokens: Option<u32>,
+    ) -> Result<GenerateRequest, Failure> {
         let ignore_eos = self.ignore_eos.unwrap_or(false);
         if max_tokens == Some(0) {
             return Err(Failure::bad("max_tokens must be at least 1, got 0.").about("max_tokens"));
         }
-        let room = MODEL_LEN_MAX.saturating_sub(prompt_tokens);
-        let asked = u64::from(max_tokens.unwrap_or(1));
-        if asked > room {
+        let tokens_left = MODEL_LEN_MAX.saturating_sub(prompt_tokens);
+        let new_tokens = u64::from(max_tokens.unwrap_or(1));
+        if new_tokens > tokens_left {
             let reason = format!(
                 "This model's maximum context length is {MODEL_LEN_MAX} tokens: the prompt has {prompt_tokens}, and \
-                 {asked} more were asked for. Ask for less."
+                 {new_tokens} more were requested. Request fewer."
             );
             return Err(Failure::bad(reason).about("max_tokens"));
         }
-        let room = u32::try_from(room).unwrap_or(u32::MAX);
-        let max_tokens = if ignore_eos { max_tokens.or(Some(room)) } else { max_tokens };
-        Ok(Ask { prompts, prompt_tokens, max_tokens, ignore_eos })
+        let tokens_left = u32::try_from(tokens_left).unwrap_or(u32::MAX);
+        let max_tokens = if ignore_eos { max_tokens.or(Some(tokens_left)) } else { max_tokens };
+        Ok(GenerateRequest { prompts, prompt_tokens, max_tokens, ignore_eos })
     }
 }
 
-/// One text, some texts, the tokens of one, or those of some.
+/// One text, several texts, the tokens of one, or those of several.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Texts {
@@ -91,7 +96,7 @@ pub(crate) enum Texts {
 }
 
 impl Texts {
-    /// Each as a text, and how many tokens they are together.
+    /// The texts, and how many tokens they have together.
     pub(crate) fn read(&self, param: &'static str) -> Result<(Vec<String>, u64), Failure> {
         let of_tokens = |tokens: &Vec<u32>| format!("{tokens:?}");
         let count = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
@@ -110,7 +115,7 @@ impl Texts {
     }
 }
 
-/// Tokens of a text: its words, one at least unless it is empty.
+/// Tokens of a text: its words, and at least one unless it is empty.
 fn words(text: &str) -> u64 {
     let words = u64::try_from(text.split_whitespace().count()).unwrap_or(u64::MAX);
     words.max(u64::from(!text.is_empty()))
@@ -126,13 +131,13 @@ pub(crate) struct Completion {
 }
 
 impl Completion {
-    pub(crate) fn ask(&self) -> Result<Ask, Failure> {
+    pub(crate) fn generate_request(&self) -> Result<GenerateRequest, Failure> {
         let (prompts, tokens) = self.prompt.read("prompt")?;
-        self.common.ask(prompts, tokens, Some(self.max_tokens.unwrap_or(COMPLETION_TOKENS)))
+        self.common.generate_request(prompts, tokens, Some(self.max_tokens.unwrap_or(COMPLETION_TOKENS)))
     }
 }
 
-/// What somebody said.
+/// A message of a chat.
 #[derive(Debug, Deserialize)]
 struct Message {
     #[serde(default)]
@@ -153,7 +158,7 @@ struct ContentPart {
     text: String,
 }
 
-/// All that was said as one text, and its tokens; some for each message beside its words.
+/// All messages as one text, and its tokens. Each message costs a few tokens in addition to its words.
 fn read(messages: &[Message]) -> (String, u64) {
     const TOKENS_OF_ROLE: u64 = 3;
     let mut prompt = String::new();
@@ -181,7 +186,7 @@ pub(crate) struct Chat {
 }
 
 impl Chat {
-    pub(crate) fn ask(&self) -> Result<Ask, Failure> {
+    pub(crate) fn generate_request(&self) -> Result<GenerateRequest, Failure> {
         if self.messages.is_empty() {
             return Err(Failure::bad("messages must not be empty").about("messages"));
         }
@@ -189,7 +194,7 @@ impl Chat {
             return Err(Failure::bad("each message needs a role").about("messages"));
         }
         let (prompt, tokens) = read(&self.messages);
-        self.common.ask(vec![prompt], tokens, self.max_completion_tokens.or(self.max_tokens))
+        self.common.generate_request(vec![prompt], tokens, self.max_completion_tokens.or(self.max_tokens))
     }
 }
 
@@ -211,14 +216,14 @@ enum Input {
 }
 
 impl Respond {
-    pub(crate) fn ask(&self) -> Result<Ask, Failure> {
+    pub(crate) fn generate_request(&self) -> Result<GenerateRequest, Failure> {
         let message = |role: &str, text: &str| Message {
             role: role.to_owned(),
             content: Some(Content::Text(text.to_owned())),
         };
         let system: Vec<Message> = self.instructions.iter().map(|text| message("system", text)).collect();
         let (before, tokens_before) = read(&system);
-        let (said, tokens) = match &self.input {
+        let (prompt, tokens) = match &self.input {
             Input::Text(text) if text.is_empty() => (String::new(), 0),
             Input::Text(text) => read(&[message("user", text)]),
             Input::Items(items) => read(items),
@@ -226,7 +231,7 @@ impl Respond {
         if tokens == 0 {
             return Err(Failure::bad("input must not be empty").about("input"));
         }
-        self.common.ask(vec![before + &said], tokens_before + tokens, self.max_output_tokens)
+        self.common.generate_request(vec![before + &prompt], tokens_before + tokens, self.max_output_tokens)
     }
 }
 
@@ -247,6 +252,6 @@ pub(crate) enum Encoding {
     /// As a list of numbers.
     #[default]
     Float,
-    /// As base64 of its numbers, of 32 bits each, the lowest byte first.
+    /// As base64 of its numbers: 32 bits each, little endian.
     Base64,
 }

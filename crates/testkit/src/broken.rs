@@ -1,7 +1,7 @@
 //! Drivers that are broken on purpose.
 //!
-//! A suite that never fails proves nothing. Each of these breaks one promise the way a careless pool or
-//! driver would; the fault suite must fail on every one of them.
+//! Each breaks one promise as a careless pool or driver would. The fault suite must fail on every one: a suite that
+//! never fails proves nothing.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,23 +19,23 @@ use crate::forward::{forward, forward_figures, forward_streams_and_events};
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Defect {
-    /// Mapping a backing a second time, as an undo does, brings zeros instead of its bytes.
+    /// Mapping a backing a second time, as an undo does, yields zeros instead of its bytes.
     UndoLosesBytes,
-    /// Every other unmap that the device is asked for succeeds without unmapping.
+    /// Every other unmap succeeds without unmapping.
     UnmapDoesNothing,
-    /// Releasing succeeds and releases nothing.
+    /// A release succeeds without releasing.
     ReleaseHoards,
-    /// Copies to the device lose the last byte of a part.
+    /// Copies to the device drop the last byte of a part.
     CopyIsShort,
-    /// A failed call of `create` has taken the memory all the same.
+    /// A failed `create` has taken the memory all the same.
     FailedCreateKeeps,
-    /// Events pass when somebody asks for them, whatever is still queued.
+    /// A query reports every event as complete, whatever is still queued.
     EventsPassAtOnce,
-    /// One bit of each host buffer changes when [`BrokenDriver::rot`] is called.
+    /// One bit of each host buffer changes after [`BrokenDriver::rot`].
     HostMemoryRots,
 }
 
-/// Those that the fault suite must notice by itself.
+/// The defects that the fault suite must detect.
 pub const DEFECTS: [Defect; 5] = [
     Defect::UndoLosesBytes,
     Defect::UnmapDoesNothing,
@@ -44,7 +44,7 @@ pub const DEFECTS: [Defect; 5] = [
     Defect::FailedCreateKeeps,
 ];
 
-/// The wrapper.
+/// A driver with one defect.
 #[derive(Debug)]
 pub struct BrokenDriver {
     inner: Arc<dyn Driver>,
@@ -56,19 +56,19 @@ pub struct BrokenDriver {
 }
 
 impl BrokenDriver {
-    /// `inner` with `defect`; none at all for a control.
+    /// Wraps `inner`; without a defect as a control.
     #[must_use]
     pub fn new(inner: Arc<dyn Driver>, defect: Option<Defect>) -> Self {
         let (seen, remapped, turn) = Default::default();
         Self { inner, defect, seen, remapped, turn, rotten: Arc::default() }
     }
 
-    /// Lets host memory go bad, with [`Defect::HostMemoryRots`].
+    /// Corrupts host memory, with [`Defect::HostMemoryRots`].
     pub fn rot(&self) {
         self.rotten.store(true, Ordering::Relaxed);
     }
 
-    fn ask(&self, _: Op) -> Result<()> {
+    fn before(&self, _: Op) -> Result<()> {
         let _ = self;
         Ok(())
     }
@@ -162,7 +162,7 @@ impl Driver for BrokenDriver {
     }
 }
 
-/// Host memory in which one bit reads differently once it rots.
+/// Host memory in which one bit reads differently after it rots.
 #[derive(Debug)]
 struct RottingMemory {
     buffer: HostBuffer,

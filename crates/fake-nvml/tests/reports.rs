@@ -1,6 +1,6 @@
-//! What the fake NVML answers to the wrapper that the driver asks through.
+//! What the fake NVML reports through the driver's wrapper.
 //!
-//! The settings are the process's, so each test runs again in a child of its own.
+//! The settings are per process, so each test runs in its own child.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::unwrap_used)]
 
@@ -26,7 +26,7 @@ fn mig(number: u32) -> String {
     format!("MIG-{}", uuid_text(number))
 }
 
-/// Runs the test `name` of this file again in a process of its own with these devices.
+/// Runs the test `name` of this file again in its own process with these devices.
 fn in_a_child(name: &str, devices: &str) -> Output {
     Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
@@ -36,7 +36,7 @@ fn in_a_child(name: &str, devices: &str) -> Output {
         .unwrap()
 }
 
-/// The library with these devices, in the child; `None` once the child has done well.
+/// The library with these devices, in the child; `None` in the parent, once the child has passed.
 fn with(name: &str, devices: &[String]) -> Option<Nvml> {
     if std::env::var_os("CHILD").is_some() {
         return Some(load().unwrap());

@@ -1,19 +1,19 @@
-//! Chance from a seed, and mixing of bits: the same seed gives the same lies, the same text the same numbers.
+//! Deterministic random numbers: the same seed gives the same faults, and the same text the same numbers.
 
 use std::sync::{Mutex, PoisonError};
 
 use fastrand::Rng;
 
-/// A generator that is shared.
+/// A shared generator.
 #[derive(Debug)]
-pub(crate) struct Chance(Mutex<Rng>);
+pub(crate) struct SharedRng(Mutex<Rng>);
 
-impl Chance {
+impl SharedRng {
     pub(crate) fn new(seed: u64) -> Self {
         Self(Mutex::new(Rng::with_seed(seed)))
     }
 
-    /// Whether something of this probability happens this time. What always or never happens takes no number.
+    /// Whether an event of this probability happens. Probabilities 0 and 1 draw no number.
     pub(crate) fn happens(&self, probability: f64) -> bool {
         if probability >= 1.0 {
             return true;
@@ -22,17 +22,17 @@ impl Chance {
     }
 }
 
-/// Mixes a number: neighbours give numbers that have nothing to do with each other.
+/// Mixes the bits of a number: neighbours give unrelated numbers.
 pub(crate) fn mix(number: u64) -> u64 {
     Rng::with_seed(number).u64(..)
 }
 
-/// A number that follows `number`, `nth` of its row.
+/// The `nth` number of a sequence that starts from `number`.
 pub(crate) fn nth(number: u64, nth: u64) -> u64 {
     mix(number ^ mix(nth))
 }
 
-/// A number for bytes: FNV-1a, mixed.
+/// FNV-1a of bytes, mixed.
 pub(crate) fn hash(bytes: &[u8]) -> u64 {
     let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     mix(bytes.iter().fold(0xcbf2_9ce4_8422_2325, fold))
@@ -49,10 +49,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_gives_the_same_chances() {
+    fn the_same_seed_gives_the_same_draws() {
         let draw = |seed| {
-            let chance = Chance::new(seed);
-            (0..64).map(|_| chance.happens(0.5)).collect::<Vec<_>>()
+            let rng = SharedRng::new(seed);
+            (0..64).map(|_| rng.happens(0.5)).collect::<Vec<_>>()
         };
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));
@@ -60,14 +60,14 @@ mod tests {
 
     #[test]
     fn probabilities_are_kept() {
-        let chance = Chance::new(1);
-        assert!((0..100).all(|_| chance.happens(1.0) && !chance.happens(0.0)));
-        let often = (0..10_000).filter(|_| chance.happens(0.3)).count();
+        let rng = SharedRng::new(1);
+        assert!((0..100).all(|_| rng.happens(1.0) && !rng.happens(0.0)));
+        let often = (0..10_000).filter(|_| rng.happens(0.3)).count();
         assert!((2_700..3_300).contains(&often), "{often}");
     }
 
     #[test]
-    fn there_is_nothing_to_choose_from_nothing() {
+    fn an_empty_choice_is_none() {
         assert_eq!(choose::<u8>(&[], 3), None);
         assert_eq!(choose(&[1, 2, 3], 5), Some(&3));
     }

@@ -1,27 +1,26 @@
-//! What a device plays besides a whole GPU of its own: a slice of one, an integrated GPU, one of another
-//! generation, or one whose figures are lies.
+//! What a device simulates instead of a whole GPU: a slice, an integrated GPU, another generation, or false figures.
 //!
-//! A part that is played holds: what others use, and what a limit leaves, is refused to the caller as well.
-//! Figures that are set by themselves (`total`, `info_total`, `info_free`) are said and not kept.
+//! Memory that others use, or that a limit excludes, is refused to the caller as well. Figures that are set directly
+//! (`total`, `info_total`, `info_free`) are only reported.
 
 use std::ffi::c_int;
 
 use crate::abi::{Code, Outcome};
 use crate::config::{number, size};
 
-/// What one device plays. By default a whole GPU of compute capability 8.0 that nobody else uses.
+/// The simulation of one device. By default a whole GPU of compute capability 8.0 without other users.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Play {
-    /// A limit that a library in front of the driver keeps.
+pub(crate) struct Simulation {
+    /// The limit of a limiter library in front of the driver.
     hami_bytes: Option<u64>,
-    /// A limit for this client of the Multi-Process Service.
+    /// The limit of this client of the Multi-Process Service.
     mps_bytes: Option<u64>,
-    /// What others use: other processes on the card, or in the slice.
+    /// Memory in use by others: on the card, or in the slice.
     used_bytes: u64,
     pub(crate) is_integrated: bool,
-    /// Profile of the instance that the device is.
+    /// Profile of the MIG instance.
     pub(crate) mig: Option<String>,
-    /// Whose memory it reaches; without, that of all.
+    /// The devices whose memory it can access; `None` for all.
     reaches: Option<Vec<usize>>,
     pub(crate) capability: Capability,
     shared_bytes: Option<c_int>,
@@ -31,7 +30,6 @@ pub(crate) struct Play {
     info_code: Option<Code>,
 }
 
-/// One key of one device's.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
     pub(crate) device: usize,
@@ -39,14 +37,14 @@ pub(crate) struct Setting {
     pub(crate) value: String,
 }
 
-/// Generation of a GPU, in the order of time.
+/// A GPU's compute capability, ordered by age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Capability {
     pub(crate) major: c_int,
     pub(crate) minor: c_int,
 }
 
-impl Default for Play {
+impl Default for Simulation {
     fn default() -> Self {
         Self {
             hami_bytes: None,
@@ -65,16 +63,15 @@ impl Default for Play {
     }
 }
 
-/// Memory of the device behind a play, in bytes.
+/// Memory of the device without the simulation, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Held {
+pub(crate) struct MemoryUse {
     pub(crate) capacity_bytes: u64,
-    /// Of which this process holds.
+    /// Of this process.
     pub(crate) held_bytes: u64,
 }
 
-impl Play {
-    /// Takes one setting.
+impl Simulation {
     pub(crate) fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         match key {
             "hami" => self.hami_bytes = Some(size(value)?),
@@ -93,36 +90,36 @@ impl Play {
                 0 => return Err("codes begin at 1".into()),
                 code => self.info_code = Some(Code(code)),
             },
-            _ => return Err(format!("there is no `{key}` to play")),
+            _ => return Err(format!("there is no key `{key}` to simulate")),
         }
         Ok(())
     }
 
-    /// Whether it can be given access to memory of the other device of this number.
+    /// Whether it can access memory of this device.
     pub(crate) fn reaches(&self, other: usize) -> bool {
         self.mig.is_none() && self.reaches.as_ref().is_none_or(|reached| reached.contains(&other))
     }
 
     /// How much more can be created.
-    pub(crate) fn room_bytes(&self, memory: Held) -> u64 {
+    pub(crate) fn available_bytes(&self, memory: MemoryUse) -> u64 {
         let all_use = self.used_bytes.saturating_add(memory.held_bytes);
-        // A limit of the Multi-Process Service counts what its client uses, the others what everybody does.
-        let rooms = [
+        // A limit of the Multi-Process Service counts its client's memory only, the others everything.
+        let limits = [
             Some(memory.capacity_bytes.saturating_sub(all_use)),
             self.hami_bytes.map(|limit| limit.saturating_sub(all_use)),
             self.mps_bytes.map(|limit| limit.saturating_sub(memory.held_bytes)),
         ];
-        rooms.into_iter().flatten().min().unwrap_or(0)
+        limits.into_iter().flatten().min().unwrap_or(0)
     }
 
-    /// What `cuDeviceTotalMem` says.
+    /// The result of `cuDeviceTotalMem`.
     pub(crate) fn total_bytes(&self, capacity_bytes: u64) -> u64 {
-        let said = if self.hami_bytes.is_some() { 0 } else { capacity_bytes };
-        self.total_bytes.unwrap_or(said)
+        let reported = if self.hami_bytes.is_some() { 0 } else { capacity_bytes };
+        self.total_bytes.unwrap_or(reported)
     }
 
-    /// What `cuMemGetInfo` says of all memory and of free memory.
-    pub(crate) fn info(&self, memory: Held) -> Outcome<(u64, u64)> {
+    /// Total and free memory, as by `cuMemGetInfo`.
+    pub(crate) fn info(&self, memory: MemoryUse) -> Outcome<(u64, u64)> {
         if let Some(code) = self.info_code {
             return Err(code);
         }
@@ -131,11 +128,11 @@ impl Play {
             return Err(Code::INVALID_VALUE);
         }
         let total = self.hami_bytes.map_or(memory.capacity_bytes, |limit| limit.min(memory.capacity_bytes));
-        let free = self.room_bytes(memory);
+        let free = self.available_bytes(memory);
         Ok((self.info_total_bytes.unwrap_or(total), self.info_free_bytes.unwrap_or(free)))
     }
 
-    /// How much shared memory a block can have that asks for it, in bytes.
+    /// Opt-in shared memory per block, in bytes.
     pub(crate) fn shared_bytes(&self) -> c_int {
         let kib = match (self.capability.major, self.capability.minor) {
             (7, 0) => 96,
@@ -148,7 +145,7 @@ impl Play {
         self.shared_bytes.unwrap_or(kib << 10)
     }
 
-    /// How much shared memory of each block is the driver's, in bytes.
+    /// The driver's part of each block's shared memory, in bytes.
     pub(crate) fn reserved_shared_bytes(&self) -> c_int {
         if self.capability.major >= 8 { 1024 } else { 0 }
     }
@@ -190,56 +187,59 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn playing(settings: &[(&str, &str)]) -> Play {
-        let mut play = Play::default();
+    fn simulating(settings: &[(&str, &str)]) -> Simulation {
+        let mut simulation = Simulation::default();
         for (key, value) in settings {
-            play.set(key, value).unwrap_or_else(|reason| panic!("{key}={value}: {reason}"));
+            simulation.set(key, value).unwrap_or_else(|reason| panic!("{key}={value}: {reason}"));
         }
-        play
+        simulation
     }
 
-    fn held(held_bytes: u64) -> Held {
-        Held { capacity_bytes: 10 * GIB, held_bytes }
+    fn held(held_bytes: u64) -> MemoryUse {
+        MemoryUse { capacity_bytes: 10 * GIB, held_bytes }
     }
 
     #[test]
-    fn a_whole_gpu_says_what_it_has() {
-        let play = Play::default();
-        assert_eq!(play.info(held(3 * GIB)), Ok((10 * GIB, 7 * GIB)));
-        assert_eq!((play.room_bytes(held(3 * GIB)), play.total_bytes(10 * GIB)), (7 * GIB, 10 * GIB));
+    fn a_whole_gpu_reports_its_memory() {
+        let simulation = Simulation::default();
+        assert_eq!(simulation.info(held(3 * GIB)), Ok((10 * GIB, 7 * GIB)));
+        assert_eq!(
+            (simulation.available_bytes(held(3 * GIB)), simulation.total_bytes(10 * GIB)),
+            (7 * GIB, 10 * GIB)
+        );
     }
 
     #[test]
     fn a_limiter_hides_the_rest_of_the_card() {
-        let play = playing(&[("hami", "4GiB"), ("used", "1GiB")]);
-        assert_eq!(play.info(held(GIB)), Ok((4 * GIB, 2 * GIB)));
-        assert_eq!(play.info(held(3 * GIB)), Ok((4 * GIB, 0)));
-        assert_eq!(play.info(held(3 * GIB + 1)), Err(Code::INVALID_VALUE));
-        assert_eq!((play.room_bytes(held(4 * GIB)), play.total_bytes(10 * GIB)), (0, 0));
-        let wide = playing(&[("hami", "99GiB"), ("used", "11GiB")]);
+        let simulation = simulating(&[("hami", "4GiB"), ("used", "1GiB")]);
+        assert_eq!(simulation.info(held(GIB)), Ok((4 * GIB, 2 * GIB)));
+        assert_eq!(simulation.info(held(3 * GIB)), Ok((4 * GIB, 0)));
+        assert_eq!(simulation.info(held(3 * GIB + 1)), Err(Code::INVALID_VALUE));
+        assert_eq!((simulation.available_bytes(held(4 * GIB)), simulation.total_bytes(10 * GIB)), (0, 0));
+        let wide = simulating(&[("hami", "99GiB"), ("used", "11GiB")]);
         assert_eq!(wide.info(held(0)), Ok((10 * GIB, 0)), "a limit beyond the card");
     }
 
     #[test]
     fn a_client_of_the_service_sees_the_whole_card_and_less_of_it_free() {
-        let play = playing(&[("mps", "4GiB")]);
-        assert_eq!(play.info(held(GIB)), Ok((10 * GIB, 3 * GIB)));
-        assert_eq!(play.total_bytes(10 * GIB), 10 * GIB);
-        let crowded = playing(&[("mps", "4GiB"), ("used", "8GiB")]);
+        let simulation = simulating(&[("mps", "4GiB")]);
+        assert_eq!(simulation.info(held(GIB)), Ok((10 * GIB, 3 * GIB)));
+        assert_eq!(simulation.total_bytes(10 * GIB), 10 * GIB);
+        let crowded = simulating(&[("mps", "4GiB"), ("used", "8GiB")]);
         assert_eq!(crowded.info(held(GIB)), Ok((10 * GIB, GIB)), "the neighbours hold the rest");
-        assert_eq!(playing(&[("mps", "99GiB")]).info(held(GIB)), Ok((10 * GIB, 9 * GIB)));
+        assert_eq!(simulating(&[("mps", "99GiB")]).info(held(GIB)), Ok((10 * GIB, 9 * GIB)));
     }
 
     #[test]
-    fn figures_can_be_lies() {
-        let play = playing(&[("total", "0"), ("info_total", "99GiB"), ("info_free", "100GiB")]);
-        assert_eq!(play.info(held(GIB)), Ok((99 * GIB, 100 * GIB)));
-        assert_eq!((play.room_bytes(held(GIB)), play.total_bytes(10 * GIB)), (9 * GIB, 0));
-        assert_eq!(playing(&[("info_code", "801")]).info(held(0)), Err(Code::NOT_SUPPORTED));
+    fn figures_can_be_false() {
+        let simulation = simulating(&[("total", "0"), ("info_total", "99GiB"), ("info_free", "100GiB")]);
+        assert_eq!(simulation.info(held(GIB)), Ok((99 * GIB, 100 * GIB)));
+        assert_eq!((simulation.available_bytes(held(GIB)), simulation.total_bytes(10 * GIB)), (9 * GIB, 0));
+        assert_eq!(simulating(&[("info_code", "801")]).info(held(0)), Err(Code::NOT_SUPPORTED));
     }
 
     #[test]
-    fn shared_memory_goes_by_the_generation() {
+    fn shared_memory_depends_on_the_generation() {
         for (capability, kib, reserved) in [
             ("7.0", 96, 0),
             ("7.5", 64, 0),
@@ -254,15 +254,15 @@ mod tests {
             ("6.1", 48, 0),
             ("13.0", 48, 1024),
         ] {
-            let play = playing(&[("capability", capability)]);
-            let said = (play.shared_bytes(), play.reserved_shared_bytes());
-            assert_eq!(said, (kib << 10, reserved), "{capability}");
+            let simulation = simulating(&[("capability", capability)]);
+            let reported = (simulation.shared_bytes(), simulation.reserved_shared_bytes());
+            assert_eq!(reported, (kib << 10, reserved), "{capability}");
         }
-        assert_eq!(playing(&[("capability", "9.0"), ("shared", "101376")]).shared_bytes(), 101_376);
+        assert_eq!(simulating(&[("capability", "9.0"), ("shared", "101376")]).shared_bytes(), 101_376);
     }
 
     #[test]
-    fn what_is_malformed_is_refused() {
+    fn malformed_settings_are_refused() {
         for item in ["", "0", "0:hami", "hami=1GiB", "x:hami=1GiB", "-1:hami=1GiB", ":hami=1GiB"] {
             assert!(setting(item).is_err(), "{item}");
         }
@@ -282,7 +282,7 @@ mod tests {
             ("hammy", "1GiB"),
             ("", ""),
         ] {
-            assert!(Play::default().set(key, value).is_err(), "{key}={value}");
+            assert!(Simulation::default().set(key, value).is_err(), "{key}={value}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The devices that there are between the first `nvmlInit` and the last `nvmlShutdown`.
+//! The devices, from the first `nvmlInit` to the last `nvmlShutdown`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,25 +6,25 @@ use crate::abi::{Code, Handle, Outcome};
 use crate::config;
 use crate::device::Device;
 
-/// The devices. A handle is the place of one in the list, counted from 1.
+/// The devices. A handle is an index into the list, counted from 1.
 #[derive(Debug)]
-pub(crate) struct World(Vec<Device>);
+pub(crate) struct State(Vec<Device>);
 
-/// What is open, and how often it was opened.
+/// The devices while the library is initialized, and how often it was.
 #[derive(Debug)]
 struct Open {
-    world: Arc<World>,
+    state: Arc<State>,
     users: u64,
 }
 
 static OPEN: Mutex<Option<Open>> = Mutex::new(None);
 
-/// The devices, if somebody has opened the library.
-pub(crate) fn get() -> Outcome<Arc<World>> {
-    lock().as_ref().map(|open| Arc::clone(&open.world)).ok_or(Code::UNINITIALIZED)
+/// Fails unless the library is initialized.
+pub(crate) fn get() -> Outcome<Arc<State>> {
+    lock().as_ref().map(|open| Arc::clone(&open.state)).ok_or(Code::UNINITIALIZED)
 }
 
-/// Reads the settings, unless the library is open.
+/// Reads the settings, unless the library is initialized.
 pub(crate) fn open() -> Outcome {
     let mut held = lock();
     if let Some(open) = &mut *held {
@@ -35,11 +35,11 @@ pub(crate) fn open() -> Outcome {
         eprintln!("fake NVML: {problem}");
         Code::INVALID_ARGUMENT
     })?;
-    *held = Some(Open { world: Arc::new(World(devices)), users: 1 });
+    *held = Some(Open { state: Arc::new(State(devices)), users: 1 });
     Ok(())
 }
 
-/// Takes back one [`open`].
+/// Undoes one [`open`].
 pub(crate) fn close() -> Outcome {
     let mut held = lock();
     let open = held.as_mut().ok_or(Code::UNINITIALIZED)?;
@@ -54,7 +54,7 @@ fn lock() -> MutexGuard<'static, Option<Open>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl World {
+impl State {
     pub(crate) fn device(&self, handle: Handle) -> Outcome<&Device> {
         handle.0.checked_sub(1).and_then(|at| self.0.get(at)).ok_or(Code::INVALID_ARGUMENT)
     }
@@ -63,12 +63,11 @@ impl World {
         self.handles(|device| device.uuid.eq_ignore_ascii_case(uuid)).next()
     }
 
-    /// Those that are no instances, in the order of their numbers.
+    /// All that are not instances, by index.
     pub(crate) fn cards(&self) -> impl Iterator<Item = Handle> {
         self.handles(|device| !device.is_instance())
     }
 
-    /// The instances of a card.
     pub(crate) fn instances(&self, card: Handle) -> Outcome<impl Iterator<Item = Handle>> {
         let uuid = &self.device(card)?.uuid;
         let is_of_it = |parent: &String| parent.eq_ignore_ascii_case(uuid);

@@ -1,7 +1,7 @@
-//! Everything there is: the devices, and the tables behind the handles.
+//! The state of the library: the devices, and the tables of handles.
 //!
-//! A handle is a number that was never an address; the tables say what it stands for, so a stale or invented
-//! one is recognised. One lock guards the tables; nothing waits for work of a device while it is held.
+//! A handle is a number that is never an address, so the tables recognise a stale or invented one. One lock guards
+//! the tables; no call waits for a device while holding it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
@@ -17,13 +17,13 @@ use crate::context::Context;
 use crate::faults;
 use crate::memory::{Backing, Mapping, Registered, Reservation};
 use crate::module::{Function, Module};
-use crate::play::{Held, Play};
-use crate::queue::{Event, Flights, Stream};
+use crate::queue::{Event, InFlight, Stream};
+use crate::simulation::{MemoryUse, Simulation};
 
-/// What callers hold in place of pointers. 0 is none.
+/// In place of a pointer; 0 is none.
 pub(crate) type Handle = u64;
 
-/// What a handle stands for; its upper byte says it, which makes a handle no address.
+/// The type of a handle, in its upper byte, so that a handle is never an address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
     Context = 1,
@@ -36,25 +36,23 @@ pub(crate) enum Kind {
 }
 
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct State {
     pub(crate) devices: Vec<Device>,
     tables: Mutex<Tables>,
 }
 
-/// One device.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) ordinal: usize,
     pub(crate) host: HostDevice,
-    pub(crate) play: Play,
-    /// Its primary context's handle, the same each time.
+    pub(crate) simulation: Simulation,
     pub(crate) primary: Handle,
     /// Work on the default stream.
-    pub(crate) flights: Arc<Flights>,
-    /// Calls that wait for all of its work now.
+    pub(crate) in_flight: Arc<InFlight>,
+    /// Calls that are waiting for all of its work.
     waiting: AtomicU64,
-    /// The first failure of its work, which every later call repeats; 0 without.
-    broken: AtomicI32,
+    /// The first failure of its work, which every later call returns; 0 without.
+    failure: AtomicI32,
 }
 
 impl Device {
@@ -62,21 +60,22 @@ impl Device {
         self.host.info().granule_bytes
     }
 
-    /// Whether it can be given access to memory of another device.
+    /// Whether it can access memory of another device.
     pub(crate) fn reaches(&self, other: &Self) -> bool {
-        self.ordinal != other.ordinal && self.play.reaches(other.ordinal) && other.play.mig.is_none()
+        self.ordinal != other.ordinal
+            && self.simulation.reaches(other.ordinal)
+            && other.simulation.mig.is_none()
     }
 
-    /// Its memory as it is behind what it plays.
-    pub(crate) fn memory(&self) -> Outcome<Held> {
+    /// Its memory without the simulation.
+    pub(crate) fn memory(&self) -> Outcome<MemoryUse> {
         let memory = self.host.memory_info()?;
-        Ok(Held {
+        Ok(MemoryUse {
             capacity_bytes: memory.total_bytes,
             held_bytes: memory.total_bytes.saturating_sub(memory.free_bytes),
         })
     }
 
-    /// Waits for all of its work.
     pub(crate) fn wait(&self) -> Outcome {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         let waited = self.host.synchronize();
@@ -84,30 +83,29 @@ impl Device {
         Ok(waited?)
     }
 
-    /// Fails when work of the device has failed before.
+    /// Returns an earlier failure.
     pub(crate) fn check(&self) -> Outcome {
-        match self.broken.load(Ordering::Relaxed) {
+        match self.failure.load(Ordering::Relaxed) {
             0 => Ok(()),
             code => Err(Code(code)),
         }
     }
 
-    /// Work has failed: the first failure stays.
-    pub(crate) fn broke(&self, code: Code) {
-        // Whether it was the first makes no difference here.
-        let _ = self.broken.compare_exchange(0, code.0, Ordering::Relaxed, Ordering::Relaxed);
+    /// Records a failure; the first one stays.
+    pub(crate) fn record_failure(&self, code: Code) {
+        let _ = self.failure.compare_exchange(0, code.0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Its last context is gone, and the failure with it.
-    pub(crate) fn mend(&self) {
-        self.broken.store(0, Ordering::Relaxed);
+    /// Clears the failure, when the last context is destroyed.
+    pub(crate) fn clear_failure(&self) {
+        self.failure.store(0, Ordering::Relaxed);
     }
 }
 
-/// What handles and addresses stand for.
+/// The objects of handles and addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
-    made: u64,
+    created: u64,
     pub(crate) contexts: HashMap<Handle, Context>,
     pub(crate) streams: HashMap<Handle, Stream>,
     pub(crate) events: HashMap<Handle, Event>,
@@ -123,64 +121,63 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// A handle that was never given out before.
+    /// A handle that was never used before.
     pub(crate) fn new_handle(&mut self, kind: Kind) -> Handle {
-        self.made += 1;
-        (kind as u64) << 56 | self.made << 4
+        self.created += 1;
+        (kind as u64) << 56 | self.created << 4
     }
 }
 
-static WORLD: OnceLock<World> = OnceLock::new();
+static STATE: OnceLock<State> = OnceLock::new();
 static OPENING: Mutex<()> = Mutex::new(());
 
-/// What `cuInit` opened.
-pub(crate) fn get() -> Outcome<&'static World> {
-    WORLD.get().ok_or(Code::NOT_INITIALIZED)
+/// The state, after `cuInit`.
+pub(crate) fn get() -> Outcome<&'static State> {
+    STATE.get().ok_or(Code::NOT_INITIALIZED)
 }
 
-/// Opens the devices that the settings ask for, once.
+/// Opens the devices of the settings, once.
 pub(crate) fn open() -> Outcome {
     let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
-    if WORLD.get().is_some() {
+    if STATE.get().is_some() {
         return Ok(());
     }
     let mut tables = Tables::default();
     let config = faults::config()?;
-    let devices = config.devices.iter().zip(&config.plays).enumerate().map(|(ordinal, (config, play))| {
-        let host = HostDevice::open(config).map_err(|error| {
-            eprintln!("fake libcuda: device {ordinal} of POORWILL_FAKE_CUDA_DEVICES: {error}");
-            Code::INVALID_VALUE
-        })?;
-        let primary = tables.new_handle(Kind::Context);
-        Ok(Device {
-            ordinal,
-            host,
-            play: play.clone(),
-            primary,
-            flights: Arc::default(),
-            waiting: AtomicU64::new(0),
-            broken: AtomicI32::new(0),
-        })
-    });
+    let devices =
+        config.devices.iter().zip(&config.simulations).enumerate().map(|(ordinal, (config, simulation))| {
+            let host = HostDevice::open(config).map_err(|error| {
+                eprintln!("fake libcuda: device {ordinal} of POORWILL_FAKE_CUDA_DEVICES: {error}");
+                Code::INVALID_VALUE
+            })?;
+            let primary = tables.new_handle(Kind::Context);
+            Ok(Device {
+                ordinal,
+                host,
+                simulation: simulation.clone(),
+                primary,
+                in_flight: Arc::default(),
+                waiting: AtomicU64::new(0),
+                failure: AtomicI32::new(0),
+            })
+        });
     let devices = devices.collect::<Outcome<Vec<Device>>>()?;
     if devices.is_empty() {
         return Err(Code::NO_DEVICE);
     }
-    WORLD.get_or_init(|| World { devices, tables: Mutex::new(tables) });
+    STATE.get_or_init(|| State { devices, tables: Mutex::new(tables) });
     Ok(())
 }
 
-impl World {
+impl State {
     pub(crate) fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device of this number.
     pub(crate) fn device(&self, ordinal: c_int) -> Outcome<&Device> {
         usize::try_from(ordinal).ok().and_then(|at| self.devices.get(at)).ok_or(Code::INVALID_DEVICE)
     }
 
-    /// What there is on one device.
     pub(crate) fn census(&self, ordinal: c_int) -> Outcome<Census> {
         let device = self.device(ordinal)?;
         let memory = device.memory()?;
@@ -202,7 +199,7 @@ impl World {
     }
 }
 
-/// A range of device addresses as a caller gives it.
+/// A range of device addresses.
 pub(crate) fn range(addr: u64, bytes: usize) -> Outcome<DeviceRange> {
     let bytes = bytes as u64;
     addr.checked_add(bytes).map(|_| DeviceRange::new(addr, bytes)).ok_or(Code::INVALID_VALUE)

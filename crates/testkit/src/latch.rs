@@ -1,8 +1,8 @@
-//! Work that is held back, so that a test decides when it has passed.
+//! Work that is held back until a test releases it.
 //!
-//! [`hold`] holds any stream of any driver, and what is queued behind it is in flight until the test opens the
-//! gate, as a [`write()`] is; [`source`] is host memory for such copies. [`watched`] runs the test's own code when
-//! a buffer is looked at: drivers differ in when they do that.
+//! [`hold`] holds any stream of any driver. Work queued after it, as by [`write()`], is in flight until the test
+//! opens the latch; [`source`] is host memory for such copies. [`watched`] runs the test's own code when a buffer is
+//! read: drivers differ in when they read it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,15 +10,15 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use poorwill_core::{Block, Driver, HostBuffer, HostMemory, Pending, Pool, StreamId};
 
-/// Closed until it is opened, once and for all.
+/// Closed until it is opened, once.
 #[derive(Debug, Default)]
-pub struct Gate {
+pub struct Latch {
     open: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Gate {
-    /// Lets everybody through from now on.
+impl Latch {
+    /// Releases all waiting threads, now and later.
     pub fn open(&self) {
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();
@@ -37,8 +37,8 @@ impl Gate {
     }
 }
 
-/// Host memory that does something when it is looked at for the n-th time. Its length comes first, asked by
-/// whoever queues a copy; its bytes second, asked by the copy.
+/// Host memory that runs code when its slice is taken for the n-th time. The call that queues a copy takes it first,
+/// for its length; the copy takes it second.
 struct Watched {
     bytes: Vec<u8>,
     looks: AtomicUsize,
@@ -62,16 +62,16 @@ impl HostMemory for Watched {
     }
 }
 
-/// A buffer of `bytes`; `on_look` is called with 0 by whoever queues a copy of it, with more by the copy.
+/// A buffer of `bytes`; `on_look` gets 0 from the call that queues a copy, and more from the copy itself.
 pub fn watched(bytes: Vec<u8>, on_look: impl Fn(usize) + Send + Sync + 'static) -> Arc<HostBuffer> {
     Arc::new(HostBuffer::new(Watched { bytes, looks: AtomicUsize::new(0), on_look: Box::new(on_look) }))
 }
 
-/// A buffer of `bytes` from the driver: no machine has to look at it before the copy's turn comes, so
-/// queuing a copy of it returns at once whatever its stream is held by.
+/// A buffer of `bytes` from the driver. Queuing a copy of it returns at once, even on a held stream, since no driver
+/// reads it early.
 ///
 /// # Panics
-/// When the driver refuses.
+/// If the driver refuses.
 #[must_use]
 pub fn source(driver: &dyn Driver, bytes: &[u8]) -> Arc<HostBuffer> {
     let mut buffer = driver.host_alloc(bytes.len() as u64).unwrap();
@@ -79,22 +79,22 @@ pub fn source(driver: &dyn Driver, bytes: &[u8]) -> Arc<HostBuffer> {
     Arc::new(buffer)
 }
 
-/// Holds a stream: what is queued on it from now on waits until the gate is open.
+/// Holds a stream: work queued from now on waits until the latch is open.
 ///
 /// # Panics
-/// When the driver refuses.
-pub fn hold(driver: &dyn Driver, stream: StreamId, gate: &Arc<Gate>) {
-    let gate = Arc::clone(gate);
-    drop(driver.launch_host(stream, Box::new(move || gate.pass())).unwrap());
+/// If the driver refuses.
+pub fn hold(driver: &dyn Driver, stream: StreamId, latch: &Arc<Latch>) {
+    let latch = Arc::clone(latch);
+    drop(driver.launch_host(stream, Box::new(move || latch.pass())).unwrap());
 }
 
-/// Writes `bytes` to the beginning of a block, which does not happen before the gate is open. The stream is
-/// held as by [`hold`]; the write behind it is what is in flight on the block.
+/// Queues a write of `bytes` to the start of a block, which waits until the latch is open. The stream is held as by
+/// [`hold`].
 ///
 /// # Panics
-/// When the pool or its driver refuses.
-pub fn write(pool: &Pool, stream: StreamId, block: &Block, gate: &Arc<Gate>, bytes: &[u8]) -> Pending<()> {
+/// If the pool or its driver refuses.
+pub fn write(pool: &Pool, stream: StreamId, block: &Block, latch: &Arc<Latch>, bytes: &[u8]) -> Pending<()> {
     let src = source(&**pool.driver(), bytes);
-    hold(&**pool.driver(), stream, gate);
+    hold(&**pool.driver(), stream, latch);
     pool.write(stream, block.id, 0, src, 0, bytes.len() as u64).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Calls as only C would make them: no place for an answer, too little of it, handles that are none.
+//! Calls that only C can make: NULL or too little space for results, and invalid handles.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ const INSUFFICIENT_SIZE: u32 = 7;
 const VERSION_MISMATCH: u32 = 25;
 
 #[test]
-fn what_c_passes_is_looked_at() {
+fn arguments_from_c_are_checked() {
     let uuid = format!("GPU-{}", poorwill_fake_libcuda::uuid_text(0));
     let devices = format!("{uuid}:total=10:used=4:process=1/2:process=3/4");
     // SAFETY: this is the only test of the program, and no other thread of it reads the environment.
@@ -23,7 +23,7 @@ fn what_c_passes_is_looked_at() {
 
     let get_uuid = *lib.nvmlDeviceGetUUID.as_ref().unwrap();
     let mut text = [1; 64];
-    // SAFETY: the handle is the library's, and there is room for the text.
+    // SAFETY: the handle is the library's, and there is space for the text.
     let device = unsafe { device.handle() };
     // SAFETY: as above.
     assert_eq!(unsafe { get_uuid(device, text.as_mut_ptr(), len) }, INSUFFICIENT_SIZE);
@@ -32,7 +32,7 @@ fn what_c_passes_is_looked_at() {
     assert_eq!(unsafe { get_uuid(device, text.as_mut_ptr(), len + 1) }, 0);
     // SAFETY: the library has ended it with a zero.
     assert_eq!(unsafe { CStr::from_ptr(text.as_ptr()) }.to_str(), Ok(uuid.as_str()));
-    // SAFETY: the library looks at pointers before it uses them.
+    // SAFETY: the library checks pointers before it uses them.
     assert_eq!(unsafe { get_uuid(device, ptr::null_mut(), 64) }, INVALID_ARGUMENT);
     // SAFETY: handles are looked up.
     assert_eq!(unsafe { get_uuid(ptr::null_mut(), text.as_mut_ptr(), 64) }, INVALID_ARGUMENT);
@@ -41,7 +41,7 @@ fn what_c_passes_is_looked_at() {
     assert_eq!(code, INVALID_ARGUMENT);
 
     let by_uuid = *lib.nvmlDeviceGetHandleByUUID.as_ref().unwrap();
-    // SAFETY: the library looks at pointers before it uses them.
+    // SAFETY: the library checks pointers before it uses them.
     assert_eq!(unsafe { by_uuid(ptr::null(), ptr::null_mut()) }, INVALID_ARGUMENT);
 
     // SAFETY: a struct of numbers.
@@ -62,10 +62,10 @@ fn what_c_passes_is_looked_at() {
     let mut processes = [unsafe { mem::zeroed() }];
     let list = *lib.nvmlDeviceGetComputeRunningProcesses_v3.as_ref().unwrap();
     let mut count = 1;
-    // SAFETY: there is room for one.
+    // SAFETY: there is space for one.
     assert_eq!(unsafe { list(device, &raw mut count, processes.as_mut_ptr()) }, INSUFFICIENT_SIZE);
     assert_eq!((count, processes[0].pid), (2, 0), "how many there are, and none of them");
-    // SAFETY: the library looks at pointers before it uses them.
+    // SAFETY: the library checks pointers before it uses them.
     assert_eq!(unsafe { list(device, &raw mut count, ptr::null_mut()) }, INVALID_ARGUMENT);
 
     let string = *lib.nvmlErrorString.as_ref().unwrap();

@@ -1,15 +1,14 @@
-//! Where the shared library of a crate like this one is; the fake NVML uses this file as well.
+//! Finds the shared library of a crate like this one; the fake NVML uses this file as well.
 //!
-//! Cargo builds it together with the part that Rust code links, so it lies beside or above whatever program
-//! asks: tests and benchmarks run in the folder `deps` that it is written to, programs one folder above and
-//! examples beside that.
+//! Cargo builds the library into the folder `deps`. Tests and benchmarks run there, programs in its parent folder,
+//! and examples beside it.
 
 use std::path::{Path, PathBuf};
 
-/// What the environment's `variable` names, otherwise the `file` that cargo built with the running program.
+/// The value of `variable`, otherwise the `file` that cargo built with the running program.
 ///
 /// # Panics
-/// When it is not there; the message says where it was looked for.
+/// If there is none; the message lists the paths that were tried.
 pub(crate) fn find(variable: &str, file: &str) -> PathBuf {
     if let Some(named) = std::env::var_os(variable).filter(|named| !named.is_empty()) {
         return named.into();
@@ -26,7 +25,7 @@ pub(crate) fn find(variable: &str, file: &str) -> PathBuf {
     })
 }
 
-/// `deps` folders first: what lies elsewhere may be a copy of an older build.
+/// `deps` folders first: a file elsewhere may be a copy of an older build.
 fn candidates(program: &Path, file: &str) -> Vec<PathBuf> {
     let folders: Vec<&Path> = program.ancestors().skip(1).take(2).collect();
     let beside_deps =
