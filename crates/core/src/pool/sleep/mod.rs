@@ -1,8 +1,8 @@
 //! Carrying a sleep out: copy → unmap → *point of no return* → release.
 //!
-//! Until everything is unmapped no handle has been given up, so going back only maps again. Behind that
-//! point nothing fails any more: a release that the driver refuses is deferred_releases, reported and tried again.
-//! Copies ([`super::save`]) run with no lock held; the tags' gates are closed meanwhile.
+//! Until everything is unmapped, every handle is kept, so that an undo only maps again. After that point nothing fails:
+//! a release that the driver refuses is deferred, reported and retried. Copies ([`super::save`]) run with no lock held;
+//! the tags are locked exclusively meanwhile.
 
 mod plan;
 
@@ -24,7 +24,7 @@ use super::state::State;
 use crate::driver::{DriverError, MemoryInfo};
 use crate::tag::{SleepAction, Tag};
 
-/// How many mappings are unmapped, or given back, before others may have the lock: no more bytes than in so many chunks.
+/// Mappings that are unmapped or released before the lock is handed over: no more bytes than in as many chunks.
 const BATCH_MAPPINGS: usize = 32;
 
 const SLEEP: &str = "sleep";
@@ -43,13 +43,13 @@ impl Shared {
         let undone =
             |error: &PoolError| matches!(error, PoolError::SleepFailed { .. } | PoolError::Stranded { .. });
         if slept.as_ref().is_err_and(|error| undone(error) && self.may_release_backups(error)) {
-            // Already failing; what the driver keeps of their memory serves the next try.
+            // A failure here changes nothing: the driver's cache serves the next try.
             let _ = self.backups().trim();
         }
         slept
     }
 
-    /// What a sleep would back up, and of which tags.
+    /// What a sleep would back up, and the tags of it.
     pub(super) fn plan_preparation(&self, request: &SleepRequest) -> Result<(Vec<Save>, Vec<Tag>)> {
         let state = self.open_state()?;
         let visited = state.tags().selected("prepare the sleep of", request.tags.as_deref())?;
@@ -74,8 +74,8 @@ impl Shared {
         deadline: Deadline,
     ) -> Result<SleepReport> {
         let started = Instant::now();
-        plan(&*self.open_state()?)?; // What cannot be is refused before anything happens.
-        self.check_no_capture(op)?; // Again: others may have been waited for.
+        plan(&*self.open_state()?)?; // Conflicts are found before anything happens.
+        self.check_no_capture(op)?; // Again, after waiting for the tags.
         let at = |phase| move |source| PoolError::SleepFailed { phase, source };
         let late = self.wait_for_streams(deadline).map_err(at(Phase::Quiesce))?;
         if !late.is_empty() {
@@ -106,15 +106,15 @@ impl Shared {
         }
     }
 
-    /// After a sleep that failed: what it had backed up already is of no use where backups are not kept, and
-    /// stands in the way of the next try where the host has too little memory.
+    /// After a failed sleep: its new backups are useless where backups are not kept. Where host memory is short they
+    /// would stop the next try, too.
     fn release_backups(&self, plan: &SleepPlan, error: &PoolError) {
         if !self.may_release_backups(error) {
             return;
         }
         let tags: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
         if self.lose_spoiled(&tags).is_err() {
-            return; // What cannot be looked at stays.
+            return; // Backups that cannot be compared stay.
         }
         let mut state = self.lock_state();
         for save in &plan.saves {
@@ -129,14 +129,12 @@ impl Shared {
         starved || !self.shape().keep_backups
     }
 
-    /// How much leaves before others may have the lock.
     fn leaving_batch(&self) -> Batch {
         Batch { mappings: BATCH_MAPPINGS, bytes: BATCH_MAPPINGS as u64 * self.shape().chunk_bytes }
     }
 
-    /// Unmaps all that leaves, or nothing, a few mappings at a time: others have the lock in between. Nobody else touches
-    /// what leaves, since the tags' gates are closed, and what is unmapped stays in hand, so that going back takes no
-    /// memory. Returns what is in hand then.
+    /// Unmaps everything that leaves, or nothing, and hands the lock over between batches. The tags' exclusive locks keep
+    /// others from these mappings. Unmapped handles are kept, so that an undo needs no memory. Returns them.
     fn unmap(&self, plan: &SleepPlan, phases: &mut SleepPhases) -> Result<(MemoryGuard<'_>, Vec<Mapping>)> {
         let started = Instant::now();
         let mut memory = self.lock_memory()?;
@@ -162,7 +160,7 @@ impl Shared {
             let error = state.sleep_failed(plan, source, undone);
             let unfit = state.tidy_held(&plan.leaving);
             drop(state);
-            // What is idle and could not be mapped again must not be found by who allocates.
+            // No allocation may find free memory that could not be mapped again.
             let _ = self.dispose(&mut memory, unfit);
             return Err(error);
         }
@@ -171,7 +169,7 @@ impl Shared {
         Ok((memory, mappings))
     }
 
-    /// Gives back what is in hand, and all that is spare. Others have the lock in between.
+    /// Releases the unmapped handles and all spare ones, and hands the lock over between batches.
     fn release<'a>(
         &'a self,
         mut memory: MemoryGuard<'a>,
@@ -195,7 +193,7 @@ impl Shared {
             done = end;
             memory = self.hand_over_memory(memory);
         }
-        // Addresses that could not be given back wait for the next time.
+        // Addresses that the driver keeps are released the next time.
         let _ = self.drop_emptied(&memory);
         add(&mut phases.release_s, started.elapsed());
         (released_bytes, refused)
@@ -210,7 +208,7 @@ impl Shared {
         short: bool,
         started: Instant,
     ) -> SleepReport {
-        // Behind the point of no return a device that does not answer is no reason to fail.
+        // After the point of no return a failed query is no reason to fail.
         let after = self.driver().memory_info().ok();
         let process = |info: MemoryInfo| info.process;
         let fell = before
@@ -258,7 +256,7 @@ impl State {
     ) -> PoolError {
         let phase = Phase::Unmap;
         let Some(undo) = undone else { return PoolError::SleepFailed { phase, source } };
-        // A discard may concern tags that slept before: those go on sleeping, whatever of them is mapped.
+        // A discard may concern tags that slept before: they go on sleeping.
         let tags = plan.tags.iter().map(|(tag, _)| *tag);
         let is_stranded = |tag: &TagKey| self.tags().get(*tag).state().is_held() && !self.is_whole(*tag);
         let stranded: Vec<TagKey> = tags.filter(is_stranded).collect();
@@ -271,7 +269,7 @@ impl State {
         PoolError::Stranded { phase, tags: names.join(", "), source: source.into(), undo: undo.into() }
     }
 
-    /// The point of no return: from here on the tags sleep, and the memory of what leaves is in hand.
+    /// The point of no return: from here on the tags sleep.
     fn commit_sleep(&mut self, plan: &SleepPlan) {
         for location in &plan.leaving {
             self.heap_mut().segments_mut().set_absent(*location);
@@ -285,12 +283,12 @@ impl State {
         let falling = plan.tags.iter().map(|(tag, _)| *tag);
         let visited: BTreeSet<TagKey> = self.tags_of(&plan.leaving).into_iter().chain(falling).collect();
         for tag in visited {
-            // What has left is not here any more, and what has not is mapped.
+            // Nothing is left to unmap: what stays is mapped.
             let _ = self.tidy(tag);
         }
     }
 
-    /// Tidies the tags of `locations` that are awake, where an undo may have left idle memory unmapped.
+    /// Tidies the awake tags of `locations`, where an undo may have left free memory unmapped.
     fn tidy_held(&mut self, locations: &[Location]) -> Vec<Mapping> {
         let tags = self.tags_of(locations).into_iter();
         let awake: Vec<TagKey> = tags.filter(|tag| !self.tags().get(*tag).state().is_asleep()).collect();

@@ -1,7 +1,6 @@
-//! The plan of a sleep: what is copied, what is dropped, and what is given back. Pure.
+//! The plan of a sleep: what is copied, what is dropped, and what is released. Pure.
 //!
-//! Planning looks at the state and changes nothing; [`super`] carries the plan out. Conflicts are
-//! found here, before anything has happened.
+//! Conflicts are found here, before anything has happened; [`super`] carries the plan out.
 
 use super::super::backups::{BACK_UP, Save, saves};
 use super::super::error::{PoolError, Result};
@@ -13,16 +12,13 @@ use super::super::report::Level;
 use super::super::state::State;
 use crate::tag::{SleepAction, TagState};
 
-/// What a sleep will do.
 #[derive(Debug)]
 pub(in crate::pool) struct SleepPlan {
     pub(in crate::pool) level: Level,
-    /// Tags that fall asleep, and how.
     pub(in crate::pool) tags: Vec<(TagKey, SleepAction)>,
     pub(in crate::pool) already_asleep: Vec<TagKey>,
-    /// What to back up, with the live granules.
     pub(in crate::pool) saves: Vec<Save>,
-    /// Chunks whose memory is given back, in order of segment and address.
+    /// Chunks whose memory is released, by segment and address.
     pub(in crate::pool) leaving: Vec<Location>,
     pub(in crate::pool) release_bytes: u64,
     pub(in crate::pool) discarded_bytes: u64,
@@ -47,7 +43,7 @@ impl State {
         Ok(self.plan(level, tags, already_asleep, visited, counters))
     }
 
-    /// The plan of dropping tags whatever their policy says, asleep or awake.
+    /// Drops tags, asleep or awake, whatever their policy.
     pub(in crate::pool) fn plan_discard(&self, visited: &[TagKey], counters: &Counters) -> SleepPlan {
         let (mut tags, mut already_asleep) = (Vec::new(), Vec::new());
         for tag in visited.iter().copied() {
@@ -60,7 +56,7 @@ impl State {
         self.plan(Level::Two, tags, already_asleep, visited, counters)
     }
 
-    /// How a tag falls asleep at this level; `None` when it sleeps that way already, or has no blocks.
+    /// How a tag falls asleep at this level; `None` when it already sleeps so, or has no blocks.
     fn sleep_action(&self, tag: TagKey, level: Level) -> Result<Option<SleepAction>> {
         let entry = self.tags().get(tag);
         if self.heap().live_of(tag).live_blocks == 0 {

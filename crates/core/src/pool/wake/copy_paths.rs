@@ -1,41 +1,40 @@
-//! Which path a wake's copies take: the device's copy engines, or a kernel that reads host memory itself.
+//! Which path the copies of a wake take: the device's copy engines, or a kernel that reads host memory itself.
 //!
-//! Right after a sleep a GPU's driver cleans what was released, in the background and with the copy engines; a copy
-//! that takes an engine then gets half of the link, and makes the cleaning last longer. A kernel is held up by neither,
-//! but has a little less of the link than an engine that is left exclusive. So the faster of the two is found by trying:
+//! Right after a sleep the GPU's driver cleans the released memory with the copy engines, in the background. A copy by
+//! engine then gets half of the link and prolongs the cleaning. A kernel is not slowed down by it, but is a little slower
+//! than an undisturbed engine. So the faster path is found by trying both:
 //!
 //! ```text
 //! engine 64 MiB │ kernel 64 MiB │ the faster, 1 GiB │ ...
 //! ```
 //!
-//! Copies go in *spells*, each by one path and timed as a whole, from its first copy until its last has ended. After
-//! each the rates decide the next. Waiting for memory to be mapped counts: beside a kernel that takes several times as
-//! long. While the kernel is the faster, the engine is tried again now and then, for the cleaning ends; while the engine
-//! is, the kernel is not. A burst that takes far longer than it should is left to itself, and the next begins beside it,
-//! by the rates of what has ended by then. `docs/adr/0013-copies-by-kernel.md` has the figures.
+//! A *burst* is a run of copies by one path, timed from its first copy to the end of its last. Waits for mapping count,
+//! since mapping takes several times as long beside a kernel. After each burst the rates
+//! decide the next. After a burst by kernel the engine is tried again, since the cleaning ends. A burst that takes far
+//! too long is left to itself, and the next one starts beside it. `docs/adr/0013-copies-by-kernel.md` has the figures.
 //!
-//! Promise: buffer is refused only while something of the burst is in flight, and not for ever.
+//! Promise: a path has no capacity only while a copy of its burst is in flight, and never for ever.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Granules (of 2 MiB on a GPU) of a burst that finds out what a path is worth.
+/// Granules of a burst that measures a path.
 const TRIAL_GRANULES: u64 = 32;
 
-/// Granules of a burst by the kernel, as the faster: the engine is tried again then.
+/// Granules of a burst by the faster kernel, after which the engine is tried again.
 const KERNEL_GRANULES: u64 = 512;
 
-/// Granules of a burst by the engine, as the faster.
+/// Granules of a burst by the faster engine.
 const ENGINE_GRANULES: u64 = 2048;
 
-/// Granules that may be in flight: enough that a path never runs dry while memory is mapped.
+/// Enough that a path never runs dry while memory is mapped.
 const IN_FLIGHT_GRANULES_MAX: u64 = 128;
 
-/// How long a burst may take beyond what it should, before it is left to itself. One whose rate is not known has no
-/// longer: where the link is so slow that this ends a trial, what has ended by then tells the rate as well.
+/// How much longer than expected a burst may take. A burst of unknown rate has this long in all: what ended by then
+/// gives its rate.
 const OVERRUN_MAX: Duration = Duration::from_millis(20);
 
-/// How much slower than before a burst may be, for as long.
+/// How many times slower than its path's last burst a burst may be.
 const SLOWER_MAX: f64 = 4.0;
 
 /// How a copy reaches the device.
@@ -54,19 +53,18 @@ impl CopyPath {
     }
 }
 
-/// The paths of one wake.
+/// Chooses the path of each copy of one wake.
 #[derive(Debug)]
 pub(super) struct CopyPaths {
-    /// Whether there are two, and copies on_progress when they have ended.
+    /// Whether there are two paths, and copies report their end.
     is_choice: bool,
     granule_bytes: u64,
     burst: Burst,
-    /// Bytes a second, as each was last seen.
+    /// Bytes a second of the last burst.
     engine_rate: Option<f64>,
     kernel_rate: Option<f64>,
 }
 
-/// Copies by one path, one after the other.
 #[derive(Debug)]
 struct Burst {
     path: CopyPath,
@@ -74,7 +72,7 @@ struct Burst {
     queued_bytes: u64,
     ended_bytes: u64,
     began: Option<Instant>,
-    /// Those in flight, the oldest first, with their bytes.
+    /// Number and bytes of each copy, the oldest first.
     in_flight: VecDeque<(usize, u64)>,
 }
 
@@ -91,13 +89,11 @@ impl Burst {
     #[allow(clippy::cast_precision_loss)] // A rate.
     fn rate(&self, now: Instant) -> f64 {
         let seconds = self.elapsed(now).as_secs_f64();
-        // In no time at all it was as fast as anything.
         if seconds > 0.0 { self.ended_bytes as f64 / seconds } else { f64::INFINITY }
     }
 }
 
 impl CopyPaths {
-    /// The paths of a wake, on a device whose kernels copy or do not.
     pub(super) fn new(kernel_copies: bool, granule_bytes: u64) -> Self {
         Self {
             is_choice: kernel_copies,
@@ -108,8 +104,8 @@ impl CopyPaths {
         }
     }
 
-    /// The path of the next copy, once there is buffer for it. `has_ended` says of a copy whether it has; where one cannot
-    /// on_progress, the engine takes all that follows.
+    /// The path of the next copy, or `None` while as much is in flight as may be. `has_ended` returns `None` where a copy
+    /// does not report its end: the engine then takes all further copies.
     pub(super) fn with_capacity(
         &mut self,
         now: Instant,
@@ -133,7 +129,6 @@ impl CopyPaths {
         if self.burst.queued_bytes >= self.burst.quota_bytes && self.burst.in_flight.is_empty() {
             self.decide(now);
         } else if self.burst.elapsed(now) > self.overrun_max() {
-            // Whatever holds it up, the rest goes on.
             self.decide(now);
         }
         let Burst { path, quota_bytes, queued_bytes, ended_bytes, .. } = self.burst;
@@ -141,7 +136,7 @@ impl CopyPaths {
         (has_capacity && queued_bytes < quota_bytes).then_some(path)
     }
 
-    /// A copy of so many bytes is in flight on the burst's path, by the number that `with_capacity` asks about.
+    /// Records a copy on the path of the burst. `copy` is the number that `has_ended` gets.
     pub(super) fn queued(&mut self, now: Instant, copy: usize, bytes: u64) {
         if self.is_choice {
             self.burst.began.get_or_insert(now);
@@ -160,7 +155,7 @@ impl CopyPaths {
         OVERRUN_MAX + Duration::try_from_secs_f64(known * SLOWER_MAX).unwrap_or(Duration::MAX / 2)
     }
 
-    /// Ends the burst, and begins the next.
+    /// Starts the next burst.
     fn decide(&mut self, now: Instant) {
         let (ended, rate) = (self.burst.path, self.burst.rate(now));
         match ended {
@@ -169,7 +164,7 @@ impl CopyPaths {
         }
         let was_stay = self.burst.quota_bytes > TRIAL_GRANULES * self.granule_bytes;
         let (path, granules) = match (self.engine_rate, self.kernel_rate) {
-            // What has not been tried, and the engine after each burst by the kernel.
+            // Each path is tried once, and the engine again after each long burst by kernel.
             (Some(_), Some(_)) if ended == CopyPath::Kernel && was_stay => (CopyPath::Engine, TRIAL_GRANULES),
             (Some(engine), Some(kernel)) if engine >= kernel => (CopyPath::Engine, ENGINE_GRANULES),
             (Some(_), Some(_)) => (CopyPath::Kernel, KERNEL_GRANULES),
@@ -188,8 +183,7 @@ mod tests {
     const CHUNK: u64 = 32 << 20;
     const GIB: f64 = (1_u64 << 30) as f64;
 
-    /// Copies chunks one after the other by the path that is told, at rates that depend on how much was copied. Returns
-    /// the bytes by engine and by kernel, and the seconds that it took.
+    /// Simulates copying chunks at a rate by path and number. Returns bytes by engine, bytes by kernel, and seconds.
     fn copy(chunks: usize, rate: impl Fn(CopyPath, usize) -> f64) -> (u64, u64, f64) {
         let (mut paths, begin) = (CopyPaths::new(true, GRANULE), Instant::now());
         let mut ends: Vec<Duration> = Vec::new();
@@ -211,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_is_left_alone_takes_all_but_a_trial() {
+    fn an_undisturbed_engine_takes_all_but_a_trial() {
         let rate = |path, _| if path == CopyPath::Engine { 51.5 * GIB } else { 47.4 * GIB };
         let (by_engine, by_kernel, seconds) = copy(960, rate);
         assert_eq!(by_kernel, 64 << 20);
@@ -238,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_does_not_end_leaves_the_rest_to_the_other() {
+    fn a_path_that_does_not_end_leaves_the_rest_to_the_other() {
         for held in [CopyPath::Engine, CopyPath::Kernel] {
             let (mut paths, mut now) = (CopyPaths::new(true, GRANULE), Instant::now());
             let mut taken: Vec<CopyPath> = Vec::new();
@@ -257,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spell_ends_before_the_next_begins() {
+    fn a_burst_ends_before_the_next_begins() {
         let (mut paths, now) = (CopyPaths::new(true, GRANULE), Instant::now());
         for copy in 0..2 {
             assert_eq!(paths.with_capacity(now, |_| Some(false)), Some(CopyPath::Engine));
@@ -268,12 +262,11 @@ mod tests {
         assert_eq!(paths.with_capacity(now, |_| Some(true)), Some(CopyPath::Kernel));
     }
 
-    /// What is in flight is enough to keep a path busy, and little enough to be taken to the other soon.
     #[test]
-    fn no_more_is_in_flight_than_there_is_room_for() {
+    fn no_more_is_in_flight_than_the_capacity() {
         let (mut paths, now) = (CopyPaths::new(true, GRANULE), Instant::now());
-        let buffer = IN_FLIGHT_GRANULES_MAX * GRANULE;
-        // Both are tried, and the engine is the faster: what follows is a long burst of its own.
+        let capacity = IN_FLIGHT_GRANULES_MAX * GRANULE;
+        // The engine is the faster, and gets a long burst.
         for (copy, path) in
             [(0, CopyPath::Engine), (1, CopyPath::Engine), (2, CopyPath::Kernel), (3, CopyPath::Kernel)]
         {
@@ -286,13 +279,13 @@ mod tests {
         while paths.with_capacity(later, |copy| Some(copy < 4)).is_some() {
             paths.queued(later, 4, CHUNK);
             queued += CHUNK;
-            assert!(queued <= buffer, "{queued} bytes are in flight");
+            assert!(queued <= capacity, "{queued} bytes are in flight");
         }
-        assert_eq!(queued, buffer);
+        assert_eq!(queued, capacity);
     }
 
     #[test]
-    fn room_comes_in_the_end_whatever_the_copies_do() {
+    fn capacity_comes_back_whatever_the_copies_do() {
         for (has_ended, bytes) in
             [false, true].into_iter().flat_map(|has| [0, GRANULE, 1 << 30].map(|b| (has, b)))
         {
@@ -302,23 +295,23 @@ mod tests {
                 while paths.with_capacity(now, |_| Some(has_ended)).is_none() {
                     assert!(!has_ended, "nothing is in flight");
                     looks += 1;
-                    assert!(looks <= 3, "overrun_max ends");
+                    assert!(looks <= 3, "a burst is waited for without end");
                     now += Duration::from_millis(10);
                 }
                 paths.queued(now, copy, bytes);
-                // As while memory is mapped, for longer than any burst should take.
+                // Sometimes longer than any burst should take.
                 now += Duration::from_millis(if copy % 100 == 0 { 10_000 } else { 0 });
             }
         }
     }
 
     #[test]
-    fn where_there_is_no_choice_there_is_always_room() {
+    fn with_one_path_there_is_always_capacity() {
         let now = Instant::now();
-        let mut exclusive = CopyPaths::new(false, GRANULE);
-        let mut untold = CopyPaths::new(true, GRANULE);
+        let mut single = CopyPaths::new(false, GRANULE);
+        let mut silent = CopyPaths::new(true, GRANULE);
         for copy in 0..100 {
-            for paths in [&mut exclusive, &mut untold] {
+            for paths in [&mut single, &mut silent] {
                 assert_eq!(paths.with_capacity(now, |_| None), Some(CopyPath::Engine));
                 paths.queued(now, copy, CHUNK);
             }

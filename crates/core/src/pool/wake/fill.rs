@@ -1,12 +1,11 @@
-//! Filling what a wake maps: copies of backups, zeros, and the check of what has arrived.
+//! Filling what a wake maps: copies of backups, zeros, and the check of the copied bytes.
 //!
-//! A [`Filler`] queues work for mappings as they are mapped, on a thread beside the one that maps: copies run while
-//! the next mappings are brought in, and a driver or a store that takes its time to queue them holds up nobody who
-//! needs memory. When all have arrived they are compared with what was stored ([`super::verify`]): every granule, or a
-//! sixty-fourth, a different one each time, and whatever has its backup let go.
+//! A [`Filler`] queues work for mappings as they are mapped, on another thread than the one that maps. Copies thus run
+//! while the next mappings are mapped, and a slow driver or storage delays no allocation. At the end the copied granules
+//! are compared with their digests ([`super::verify`]): all of them or a sample, and all whose backups are released.
 //!
-//! Promise: when [`Filler::finish`] returns, with whatever outcome, nothing that was queued is in flight; when it
-//! succeeds, everything in the plan has arrived.
+//! Promise: when [`Filler::finish`] returns, nothing that was queued is in flight; when it succeeds, everything in the plan
+//! has arrived.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,13 +26,13 @@ use crate::backup::BackupBuffer;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending};
 use crate::tag::Tag;
 
-/// Between two looks at copies in flight: short beside what the paths have buffer for.
+/// Pause between two polls of copies in flight; short beside the time that a full path takes.
 const CAPACITY_POLL: Duration = Duration::from_micros(100);
 
-/// What a chunk or an extent gets back.
+/// The bytes of a chunk or an extent.
 #[derive(Debug)]
 pub(super) struct Filling {
-    /// The number of the last mapping in the plan that is written to.
+    /// Number of the last mapping in the plan that it writes to.
     pub(super) mapping: usize,
     pub(super) tag: Tag,
     pub(super) range: DeviceRange,
@@ -43,7 +42,7 @@ pub(super) struct Filling {
 #[derive(Debug)]
 pub(super) enum With {
     Zeros,
-    /// When this `is_last`, the backup goes with the wake.
+    /// With `is_last` the backup is released after the wake.
     Backup {
         buffer: Arc<BackupBuffer>,
         granules: Vec<Option<Stored>>,
@@ -52,7 +51,7 @@ pub(super) enum With {
 }
 
 impl Filling {
-    /// Where what is written ends.
+    /// Where the written bytes end.
     pub(super) fn end(&self, granule_bytes: u64) -> u64 {
         match &self.with {
             With::Zeros => self.range.end(),
@@ -63,7 +62,6 @@ impl Filling {
         }
     }
 
-    /// The granules that are copied.
     pub(super) fn stored(&self, granule_bytes: u64) -> impl Iterator<Item = DeviceRange> {
         let granules = match &self.with {
             With::Zeros => &[][..],
@@ -75,38 +73,37 @@ impl Filling {
     }
 }
 
-/// Work that is on its path, in the order of the plan.
+/// Queues the fillings of a wake, in the order of the plan.
 pub(super) struct Filler<'a> {
     shared: &'a Shared,
     fillings: &'a [Filling],
     request: &'a WakeRequest,
     verify: Verify,
-    /// Of each tag, what is compared, and how many stored granules were seen so far. A tag may wake with others or
-    /// exclusive, so each has turns of its own.
+    /// By tag: which granules are compared, and how many were counted so far. Tags may wake separately, so each has turns
+    /// of its own.
     samples: BTreeMap<Tag, (Sample, u64)>,
-    /// The first filling that is not queued yet.
+    /// The first filling that is not queued.
     next: usize,
     total_bytes: u64,
     copied_bytes: u64,
     zeroed_bytes: u64,
     started: Option<Instant>,
-    /// Whether it is still of use to fill.
+    /// Cleared when filling is of no more use.
     goes_on: Arc<AtomicBool>,
     queued: Vec<Work>,
     paths: CopyPaths,
-    /// Of what was queued, what has arrived, and what failed first.
+    /// Bytes that have arrived, and the first failure.
     filled_bytes: u64,
     failed: Option<PoolError>,
-    /// What is compared, and what is not.
+    /// Granules to compare, and the rest.
     chosen: Vec<Arrival<'a>>,
     others: Vec<Arrival<'a>>,
 }
 
-/// Something that was queued.
 struct Work {
     phase: Phase,
     bytes: u64,
-    /// Until its outcome is known.
+    /// `None` once its outcome is known.
     pending: Option<Pending<()>>,
 }
 
@@ -152,18 +149,17 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Whether there is nothing to fill.
     pub(super) fn is_empty(&self) -> bool {
         self.fillings.is_empty()
     }
 
-    /// What ends filling when it is cleared: what is not queued by then is left out.
+    /// Clearing it ends filling: nothing more is queued.
     pub(super) fn switch(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.goes_on)
     }
 
-    /// Queues what belongs into the first `mappings` mappings, which are mapped. Fails with what failed of it so far, so that
-    /// no more is mapped in vain.
+    /// Queues the fillings of the first `mappings` mappings, which are mapped. Reports failures early, so that no more is
+    /// mapped in vain.
     pub(super) fn fill_up_to(&mut self, mappings: usize) -> Result<()> {
         while self.is_of_use()
             && let Some(filling) = self.fillings.get(self.next).filter(|filling| filling.mapping < mappings)
@@ -222,7 +218,7 @@ impl<'a> Filler<'a> {
         self.queued.push(Work { phase, bytes, pending: Some(pending) });
     }
 
-    /// The path that the next copy takes. Waits until one has buffer; `None` when filling is of no use any more.
+    /// Waits until a copy path has capacity; `None` when filling is of no more use.
     fn path_with_capacity(&mut self) -> Option<CopyPath> {
         while self.is_of_use() {
             let (queued, mut ended) = (&self.queued, Vec::new());
@@ -240,7 +236,7 @@ impl<'a> Filler<'a> {
         None
     }
 
-    /// Waits for what was queued as the `nth`, if nobody has, and tells how far it is.
+    /// Waits for the `nth` queued work, once, and reports progress.
     fn complete(&mut self, nth: usize) {
         let Work { phase, bytes, pending } = &mut self.queued[nth];
         let Some(pending) = pending.take() else { return };
@@ -257,7 +253,7 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Whether the next stored granule of the tag is to be checked.
+    /// Whether the next stored granule of the tag is compared.
     fn is_chosen(&mut self, tag: &Tag) -> bool {
         let takes = self.samples.get_mut(tag).is_none_or(|(sample, seen)| {
             *seen += 1;
@@ -266,13 +262,13 @@ impl<'a> Filler<'a> {
         takes || self.verify == Verify::All
     }
 
-    /// Waits for everything, and says what failed first, `failed` before all, or what arrived.
+    /// Waits for everything. Returns the first failure, `failed` before all others, or the outcome of the check.
     pub(super) fn finish(mut self, failed: Option<PoolError>, woken: &mut Woken) -> Result<Verified> {
         (woken.copied_bytes, woken.zeroed_bytes) = (self.copied_bytes, self.zeroed_bytes);
         self.failed = failed.or(self.failed);
         (0..self.queued.len()).for_each(|nth| self.complete(nth));
         if self.failed.is_none() && self.queued.len() < self.fillings.len() {
-            // What was left out holds anything but the caller's bytes: that is no wake.
+            // The rest does not have the caller's bytes.
             let reason = format!("only {} of {} chunks were filled", self.queued.len(), self.fillings.len());
             let source = DriverError::invalid(Op::CopyToDevice, reason);
             self.failed = Some(PoolError::WakeFailed { phase: Phase::Copy, source });

@@ -1,6 +1,6 @@
-//! Mapping what a wake brings back, a few mappings at a time.
+//! Mapping the memory of a wake, a few mappings at a time.
 //!
-//! Promise: what was brought in when mapping fails is in the mappings, for the wake to undo.
+//! Promise: when mapping fails, the mappings record what was mapped, for the wake to undo.
 
 use super::super::deadline::{Deadline, Wait};
 use super::super::error::{Phase, PoolError, Result};
@@ -13,10 +13,9 @@ use super::woken::Woken;
 use crate::bytes::ByteSize;
 use crate::driver::DriverError;
 
-/// How much is mapped at a time, of mappings no larger than a chunk: little enough that copying begins at once.
+/// Mappings of at most a chunk that are mapped at a time; few, so that copying begins at once.
 const BATCH_MAPPINGS: usize = 8;
 
-/// The mappings of a wake, and how many of them are mapped.
 pub(super) struct Mapper<'a> {
     shared: &'a Shared,
     mappings: &'a mut [Mapping],
@@ -25,7 +24,7 @@ pub(super) struct Mapper<'a> {
     retry: &'a mut Retry,
     next: Next,
     op: String,
-    /// To create and to map when it began.
+    /// To create, and to map, at the start.
     absent_bytes: u64,
     mapped_bytes: u64,
     times: MapTimes,
@@ -53,12 +52,12 @@ impl<'a> Mapper<'a> {
         self.mappings.len()
     }
 
-    /// Whether there is more to map than is mapped at a time.
+    /// Whether it maps more than one batch.
     pub(super) fn takes_a_while(&self) -> bool {
         self.batch_end() < self.mappings.len()
     }
 
-    /// What to do about the last shortage, once all is undone.
+    /// What to do about the last shortage, after the undo.
     pub(super) fn next(&self) -> Next {
         self.next
     }
@@ -69,7 +68,7 @@ impl<'a> Mapper<'a> {
         add(&mut woken.phases.map_s, self.times.map);
     }
 
-    /// Maps all mappings, and tells how many are. Ends early, with no error, when whoever is told says no.
+    /// Maps all mappings, and reports how many are mapped. Ends early, without an error, when `on_progress` returns false.
     pub(super) fn map(&mut self, on_progress: &mut dyn FnMut(usize) -> bool) -> Result<()> {
         loop {
             let mut memory = self.shared.lock_memory()?;
@@ -95,7 +94,7 @@ impl<'a> Mapper<'a> {
         }
     }
 
-    /// Goes on where it stopped, a few mappings at a time: others have the lock in between.
+    /// Continues where it stopped, and hands the lock over between batches.
     fn map_batches(
         &mut self,
         mut memory: MemoryGuard<'a>,
@@ -112,13 +111,12 @@ impl<'a> Mapper<'a> {
         (memory, Ok(()))
     }
 
-    /// How many mappings are mapped after the next few: no more bytes than in so many chunks, or a single span.
+    /// Where the next batch ends: no more bytes than in [`BATCH_MAPPINGS`] chunks, or one larger mapping.
     fn batch_end(&self) -> usize {
         let bytes = BATCH_MAPPINGS as u64 * self.shared.shape().chunk_bytes;
         Batch { mappings: BATCH_MAPPINGS, bytes }.end(self.mappings, self.done)
     }
 
-    /// What a full device has not given.
     fn lack(&self) -> Lack {
         let chunk_bytes = self.shared.shape().chunk_bytes;
         let absent =
@@ -128,7 +126,7 @@ impl<'a> Mapper<'a> {
 }
 
 impl Shared {
-    /// Lets those have the lock who wait for it. The memory that `mappings` will take stays theirs meanwhile.
+    /// Hands the lock over if another thread waits. The memory for `mappings` stays reserved meanwhile.
     fn yield_to_others<'a>(
         &'a self,
         mut memory: MemoryGuard<'a>,
@@ -143,8 +141,8 @@ impl Shared {
         memory
     }
 
-    /// Makes sure that what the mappings lack may be created, from idle memory and under the limit. Otherwise says
-    /// so, with what the driver refused if it did.
+    /// Reclaims free memory for the mappings, so that the rest may be created under the limit. Returns `Some` where the
+    /// limit does not allow it, with the driver's refusal of a release, if any.
     fn make_space(&self, memory: &mut PhysicalMemory, mappings: &[Mapping]) -> Option<Option<DriverError>> {
         let mut needs: Vec<Mapping> =
             mappings.iter().filter(|mapping| mapping.is_absent()).copied().collect();
@@ -157,7 +155,7 @@ impl Shared {
             if needed_bytes > free_bytes.saturating_add(left_bytes) {
                 return Some(None);
             }
-            // Pieces of other sizes than were idle are no reason to hold more than was ever in use.
+            // Sizes other than the free ones are no reason to hold more than the peak.
             let used_bytes = memory.counters().committed_bytes().saturating_sub(free_bytes) + needed_bytes;
             let allowed_bytes = state.allowed_bytes(used_bytes);
             state.supply(memory, &mut needs, &[], allowed_bytes, false)

@@ -1,13 +1,12 @@
 //! Waking: create → map → copy → verify → commit.
 //!
-//! What sleeps is laid out in mappings as large as fit ([`super::heap`]), once. Then everything is mapped, filled
-//! and verified, or everything sleeps again with its backups. A backup is let go only behind the commit, and kept
-//! even then when the pool keeps backups. Memory is brought in a few mappings at a time, and copies into what is
-//! mapped ([`fill`]) run while the next mappings are. The tags' gates are closed meanwhile.
+//! The tags are laid out once, in mappings as large as possible ([`super::heap`]). Then everything is mapped, filled and
+//! verified, or everything sleeps again with its backups. Backups are released after the commit, unless the pool keeps
+//! them. Memory is mapped a few mappings at a time, while copies ([`fill`]) run into those before. The tags are locked
+//! exclusively meanwhile.
 //!
-//! A wake that finds the device full may be given a deadline: it then undoes what it did, holding nothing that
-//! somebody else waits for, and tries again when enough is free. A device that has enough and refuses it twice has it
-//! in mappings: spans become chunks then.
+//! A wake with a deadline may find the device full: it undoes what it did, holds nothing, and retries when enough is free.
+//! A device that has enough and refuses it twice has it in fragments: large mappings become chunks then.
 
 mod copy_paths;
 mod fill;
@@ -37,19 +36,19 @@ use super::report::{WakeReport, WakeRequest, add};
 use super::shared::Shared;
 use crate::tag::{Changes, Tag, TagState};
 
-/// Between two looks at a device that is full, at most.
+/// Pauses between two polls of a full device.
 const PAUSE_MIN: Duration = Duration::from_micros(200);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 
 impl Shared {
     pub(super) fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         let started = Instant::now();
-        // Tags that are awake go on working: what they do not use may serve those that wake.
+        // Awake tags go on working, and their free memory may serve those that wake.
         let deadline = Deadline::begin(self.driver(), request.wait_max);
         let (visited, exclusive) =
             self.exclusive("wake", request.tags.as_deref(), TagState::is_asleep, false, deadline)?;
         {
-            // Nobody has memory of theirs in hand, to be put back where it was.
+            // With this lock no other thread holds mappings of these tags, to be restored later.
             let _vm = self.lock_memory()?;
             self.open_state()?.heap_mut().lay_out(exclusive.tags(), self.shape().span_bytes);
         }
@@ -64,7 +63,7 @@ impl Shared {
         };
         add(&mut woken.phases.wait_s, waited);
         let (undefined_tags, lost) = self.commit_wake(&plan, &verified);
-        // Who sleeps next finds the backups in nobody's hands.
+        // The next sleep must find the backups unshared.
         drop(plan.fillings);
         let report = WakeReport {
             tags: plan.names,
@@ -80,13 +79,13 @@ impl Shared {
         };
         drop(exclusive);
         if !self.shape().keep_backups && report.copied_bytes > 0 {
-            // The wake is done, whether or not some of the memory is kept for later.
+            // The wake has succeeded, even where trimming fails.
             let _ = self.backups().trim();
         }
         Ok(report)
     }
 
-    /// Maps and fills what is planned, or undoes it, and says what to do about a full device then.
+    /// Maps and fills the plan, or undoes it and returns what to do about a full device.
     fn try_wake(
         &self,
         plan: &mut WakePlan,
@@ -96,7 +95,7 @@ impl Shared {
     ) -> (Result<(Woken, Verified)>, Next) {
         let before: Vec<Backing> = plan.mappings.iter().map(|mapping| mapping.backing).collect();
         let (mut woken, mut next) = (Woken::default(), Next::Refuse);
-        // A panic of the caller's, who is told how far it is, undoes the wake, too.
+        // A panic in the caller's progress callback undoes the wake, too.
         let apply = AssertUnwindSafe(|| {
             let names: Vec<&str> = plan.names.iter().map(Tag::as_str).collect();
             let mut mapper = Mapper::new(self, &names, &mut plan.mappings, deadline, retry);
@@ -115,11 +114,11 @@ impl Shared {
         (applied.map(|verified| (woken, verified)), next)
     }
 
-    /// After a wake that a full device has refused, and that is undone: lays it out in chunks, or waits until there is
-    /// enough. Returns how long that took.
+    /// After a wake that a full device refused and that is undone: lays it out in chunks, or waits until enough is free.
+    /// Returns the time waited.
     ///
     /// # Errors
-    /// The refusal, when no other attempt could do better.
+    /// The refusal, when no other attempt can succeed.
     fn before_another(
         &self,
         error: PoolError,
@@ -140,19 +139,19 @@ impl Shared {
         is_there.then(|| began.elapsed()).ok_or(full)
     }
 
-    /// Waits until the device has `needed_bytes` free. Returns false when it has not by the deadline, or when there
-    /// is none: then nobody wants to wait.
+    /// Waits until the device has `needed_bytes` free. Returns false when it has not by the deadline, and at once
+    /// where there is none.
     fn wait_for_memory(&self, needed_bytes: u64, deadline: Deadline) -> Result<bool> {
         if deadline.is_never() {
             return Ok(false);
         }
-        // Two that wait for the same memory look at different moments.
+        // Two processes that wait for the same memory poll at different times.
         let mut pause = PAUSE_MIN + Duration::from_micros(u64::from(std::process::id()) % 97);
         loop {
             let Some(rest) = deadline.left(self.driver(), pause) else { return Ok(false) };
             thread::sleep(rest);
             pause = (pause * 3 / 2).min(PAUSE_MAX);
-            // Nobody waits for a pool that is closed.
+            // A closed pool ends the wait.
             drop(self.open_state()?);
             let at = |source| PoolError::Driver { op: "wait for memory of the device", source };
             if self.obtainable_bytes().map_err(at)? >= needed_bytes {
@@ -161,8 +160,8 @@ impl Shared {
         }
     }
 
-    /// None of its copies may be in flight on what is unmapped now. If the device refuses even to wait, or an undo is
-    /// refused, memory stays mapped: the next wake uses it, or whoever needs buffer reclaims it.
+    /// Waits for the copies in flight, then unmaps. If the device refuses either, memory stays mapped: the next wake uses
+    /// it, or an allocation reclaims it.
     fn undo_wake(&self, plan: &mut WakePlan, before: &[Backing]) {
         if self.settle_own_streams().is_ok()
             && let Ok(mut memory) = self.lock_memory()
@@ -189,7 +188,7 @@ impl Shared {
         } else {
             None
         };
-        // Never while memory is being moved: whoever needs some would wait for a store that takes its time.
+        // After mapping, with no lock held: a slow storage must not delay allocations.
         let mapped = beside.unwrap_or_else(|| {
             mapper.map(&mut |_| true)?;
             filler.fill_up_to(mapper.mappings())
@@ -203,9 +202,9 @@ impl Shared {
         Err(PoolError::Corrupt { location: Corruption::Backup, lost })
     }
 
-    /// From here on the tags are awake. Returns those that are undefined, and what was lost.
+    /// From here on the tags are awake. Returns the undefined ones, and the lost ranges.
     fn commit_wake(&self, plan: &WakePlan, verified: &Verified) -> (Vec<Tag>, Vec<LostRange>) {
-        // Also after a panic elsewhere: what is mapped must be known.
+        // Also after a panic elsewhere, since the state must know what is mapped.
         let mut memory = self.lock_memory_anyway();
         let mut state = self.lock_state();
         state.heap_mut().segments_mut().store(&plan.mappings);
@@ -219,7 +218,7 @@ impl Shared {
         let mut unfit = Vec::new();
         for tag in plan.tags.iter().copied() {
             let is_kept = self.shape().keep_backups && state.tags().get(tag).changes() != Changes::Volatile;
-            // Of a tag that was stranded, what is on the device may never have been looked at.
+            // The device's bytes of a stranded tag may never have been compared.
             if !is_kept && !state.backups().has_unseen(tag) {
                 state.backups_mut().forget(tag);
             }
@@ -229,31 +228,31 @@ impl Shared {
         let undefined: Vec<TagKey> = plan.tags.iter().copied().filter(is_undefined).collect();
         let undefined = state.tags().names(&undefined);
         drop(state);
-        // What cannot be taken out of the path is tried again when memory is needed.
+        // What cannot be unmapped now is retried when memory is needed.
         let _ = self.dispose(&mut memory, unfit);
         (undefined, lost)
     }
 }
 
-/// Maps here, and fills what is mapped on a thread beside. `None` where no thread is to be had.
+/// Maps on this thread, and fills on another. `None` where no thread can be started.
 fn map_and_fill(mapper: &mut Mapper<'_>, filler: &mut Filler<'_>) -> Option<Result<()>> {
     thread::scope(|scope| {
-        let (on_progress, told) = mpsc::channel();
+        let (mapped_count, counts) = mpsc::channel();
         let switch = filler.switch();
-        let fill = move || told.into_iter().try_for_each(|done| filler.fill_up_to(done));
+        let fill = move || counts.into_iter().try_for_each(|done| filler.fill_up_to(done));
         let filling = thread::Builder::new().name("poorwill-fill".into()).spawn_scoped(scope, fill).ok()?;
-        // Not before: where there is no thread, filling is as needed as ever.
+        // Only now: without a thread, filling is still needed.
         let mut needless = Needless { filling: switch, is_needed: false };
-        // When filling has failed, nobody is told any more.
-        let mapped = mapper.map(&mut |done| on_progress.send(done).is_ok());
+        // The channel is closed when filling has failed.
+        let mapped = mapper.map(&mut |done| mapped_count.send(done).is_ok());
         needless.is_needed = mapped.is_ok();
         drop(needless);
-        drop(on_progress);
+        drop(mapped_count);
         Some(filling.join().unwrap_or_else(|panic| resume_unwind(panic)).and(mapped))
     })
 }
 
-/// Ends filling when mapping has failed, or panics: all of it would be undone.
+/// Ends filling when mapping fails or panics, since all of it would be undone.
 struct Needless {
     filling: Arc<AtomicBool>,
     is_needed: bool,

@@ -1,4 +1,4 @@
-//! The plan of a wake: what is mapped, and what is written there. Pure, like the plan of a sleep.
+//! The plan of a wake: what is mapped, and what is written there. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,24 +12,22 @@ use super::fill::{Filling, With};
 use crate::driver::DeviceRange;
 use crate::tag::{Changes, Dropped, Tag, TagState};
 
-/// What a wake will do.
 #[derive(Debug)]
 pub(super) struct WakePlan {
     pub(super) tags: Vec<TagKey>,
     pub(super) names: Vec<Tag>,
     pub(super) already_awake: Vec<Tag>,
-    /// Every chunk with a block that may be used, those with backups first, in order of segment and address: what is
-    /// copied into is there first, and copying hides the rest.
+    /// Every chunk that holds a block, by segment and address. Chunks with backups come first: copying into them hides
+    /// the mapping of the rest.
     pub(super) mappings: Vec<Mapping>,
-    /// What has to be written into them.
     pub(super) fillings: Vec<Filling>,
-    /// Of each tag, how many wakes have compared what has arrived.
+    /// Wakes of each tag so far, for the sample that is compared.
     pub(super) turns: BTreeMap<Tag, u64>,
 }
 
 impl State {
-    /// Of the tags that are meant, those are woken that the wake has to itself. Others were awake when it began, and are
-    /// left exclusive, though they may have fallen asleep while it waited.
+    /// Wakes the visited tags that sleep and are `held` exclusively. Others were awake when the wake began, and stay as
+    /// they are, even if they fell asleep while it waited.
     pub(super) fn plan_wake(&self, visited: &[TagKey], held: &[TagKey], named: bool) -> WakePlan {
         let (mut tags, mut already_awake) = (Vec::new(), Vec::new());
         for tag in visited.iter().copied() {
@@ -38,7 +36,7 @@ impl State {
                 continue;
             }
             if !entry.state().is_asleep() {
-                // Without blocks there is nothing that could be awake, unless the caller named it.
+                // A tag without blocks is reported only where the caller named it.
                 if live.live_blocks > 0 || named {
                     already_awake.push(entry.name().clone());
                 }
@@ -50,7 +48,6 @@ impl State {
         for tag in tags.iter().copied() {
             self.plan_tag(tag, &mut mappings, &mut fillings);
         }
-        // What is copied into is there first, and copying hides the rest.
         let is_dropped = |key: SegmentKey| {
             let tag = self.heap().segments().tag_of(key);
             tag.is_none_or(|tag| self.tags().get(tag).state() != TagState::AsleepBackedUp)
@@ -58,7 +55,6 @@ impl State {
         mappings.sort_by_cached_key(|mapping: &Mapping| {
             (is_dropped(mapping.segment), mapping.segment, mapping.range.addr)
         });
-        // In the order of the mappings, each with the number of the last that it lies in.
         fillings.sort_by_cached_key(|(key, filling): &(SegmentKey, Filling)| {
             (is_dropped(*key), *key, filling.range.addr)
         });
@@ -83,7 +79,6 @@ impl State {
         WakePlan { tags, names, already_awake, mappings, fillings, turns }
     }
 
-    /// The chunks of a tag in which anything is used, and what is written into them.
     fn plan_tag(&self, tag: TagKey, mappings: &mut Vec<Mapping>, fillings: &mut Vec<(SegmentKey, Filling)>) {
         let (shape, entry) = (self.heap().shape(), self.tags().get(tag));
         for (key, segment) in self.heap().segments().of_tag(tag) {
@@ -108,7 +103,7 @@ impl State {
                 for (extent, backup) in self.backups().of_segment(tag, key) {
                     let first = shape.granules(extent.addr - segment.range().addr);
                     let of_extent = uses[first..].iter().zip(&backup.granules);
-                    // What is not live any more may have no memory to be copied into.
+                    // Granules that are no longer live may have no memory.
                     let live = of_extent.map(|(is, stored)| stored.filter(|_| is.is_live()));
                     let granules: Vec<Option<Stored>> = live.collect();
                     if granules.iter().any(Option::is_some) {

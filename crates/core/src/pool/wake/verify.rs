@@ -1,10 +1,9 @@
-//! Comparing what a wake has copied with what was stored.
+//! Comparing the bytes that a wake has copied with what was stored.
 //!
-//! A granule that has not arrived as it was stored is looked for in its backup. An intact backup is copied once more; one
-//! that has spoiled is what the wake reports. Where a backup has spoiled others may have, too: then everything is
-//! compared, and all of them are named.
+//! Where a granule differs, its backup is digested. From an intact backup it is copied once more; a spoiled backup is what
+//! the wake reports. Where one backup has spoiled others may have, too: then every granule is compared.
 //!
-//! Promise: nothing that was asked of the device is in flight when this returns.
+//! Promise: when this returns, none of its device work is in flight.
 
 use super::super::error::{Corruption, Phase, PoolError, Result};
 use super::super::shared::Shared;
@@ -15,20 +14,18 @@ use crate::driver::{CopyPart, DeviceRange, DriverError, Op};
 /// A granule that was copied back.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrival<'a> {
-    /// Where it is on the device.
     pub(super) granule: DeviceRange,
-    /// What it was copied from, and from where there, in bytes.
+    /// The source of the copy, and the byte offset there.
     pub(super) buffer: &'a BackupBuffer,
     pub(super) offset: u64,
     pub(super) expected: Digest,
 }
 
-/// What was found of all that has arrived.
 #[derive(Debug, Default)]
 pub(super) struct Verified {
     /// Compared and equal, in bytes.
     pub(super) equal_bytes: u64,
-    /// Granules that nobody compared.
+    /// Granules that were not compared.
     pub(super) unseen: Vec<DeviceRange>,
     /// Granules whose backups have spoiled.
     pub(super) spoiled: Vec<DeviceRange>,
@@ -39,7 +36,7 @@ fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
 }
 
 impl Shared {
-    /// Compares the `chosen`, and the `others` as well if any of those has spoiled.
+    /// Compares `chosen`, and `others` as well if any backup of those has spoiled.
     pub(super) fn verify(&self, chosen: &[Arrival<'_>], others: &[Arrival<'_>]) -> Result<Verified> {
         let mut spoiled = self.spoiled_arrivals(chosen)?;
         let (mut compared, mut unseen) = (chosen.len(), others);
@@ -56,7 +53,7 @@ impl Shared {
         })
     }
 
-    /// The granules whose backups have spoiled. What has not arrived of intact ones is copied once more.
+    /// The granules whose backups have spoiled. Others that differ are copied once more.
     fn spoiled_arrivals(&self, arrivals: &[Arrival<'_>]) -> Result<Vec<DeviceRange>> {
         let mut spoiled = Vec::new();
         let again = self.not_arrived(arrivals, &mut spoiled)?;
@@ -75,7 +72,7 @@ impl Shared {
         }
     }
 
-    /// Those that are not what was stored, though their backups are; the others of these are added to `spoiled`.
+    /// Those that differ although their backups are intact. Those with spoiled backups are added to `spoiled`.
     fn not_arrived<'a>(
         &self,
         arrivals: &[Arrival<'a>],
@@ -92,10 +89,10 @@ impl Shared {
         Ok(again)
     }
 
-    /// Those whose digests on the device are not what was stored: asked all at once, spread over the streams.
+    /// Those whose digests on the device differ. All digests are queued at once, spread over the streams.
     fn different<'a>(&self, arrivals: &[Arrival<'a>]) -> Result<Vec<Arrival<'a>>> {
         let share = arrivals.len().div_ceil(self.streams().saves()).max(1);
-        let (mut asked, mut failed) = (Vec::new(), None);
+        let (mut queued, mut failed) = (Vec::new(), None);
         for (turn, arrivals) in arrivals.chunks(share).enumerate() {
             let touch = |a: &Arrival<'_>, b: &Arrival<'_>| {
                 a.granule.end() == b.granule.addr && std::ptr::eq(a.buffer, b.buffer)
@@ -105,16 +102,16 @@ impl Shared {
             };
             let ranges: Vec<DeviceRange> = arrivals.chunk_by(touch).map(range).collect();
             match self.driver().digest(self.streams().save(turn), &ranges) {
-                Ok(digests) => asked.push((arrivals, digests)),
+                Ok(digests) => queued.push((arrivals, digests)),
                 Err(error) => {
                     failed = Some(error);
                     break;
                 }
             }
         }
-        // Whatever was asked is waited for: nothing may be in flight when the undo unmaps.
+        // After a failure, too: nothing may be in flight when the undo unmaps.
         let mut different = Vec::new();
-        for (arrivals, digests) in asked {
+        for (arrivals, digests) in queued {
             match digests.wait().and_then(|found| compare(arrivals, &found)) {
                 Ok(found) => different.extend(found),
                 Err(error) => failed = failed.or(Some(error)),
@@ -126,7 +123,7 @@ impl Shared {
 
 fn compare<'a>(arrivals: &[Arrival<'a>], found: &[Digest]) -> Result<Vec<Arrival<'a>>, DriverError> {
     if found.len() != arrivals.len() {
-        let reason = format!("{} digests were asked for, and {} came", arrivals.len(), found.len());
+        let reason = format!("{} digests were requested, and {} returned", arrivals.len(), found.len());
         return Err(DriverError::invalid(Op::Digest, reason));
     }
     let different = arrivals.iter().zip(found).filter(|(arrival, found)| arrival.expected != **found);

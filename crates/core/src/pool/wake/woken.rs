@@ -1,8 +1,7 @@
-//! The figures of a wake under path.
+//! The figures of a wake in progress.
 
 use super::super::report::WakePhases;
 
-/// The figures of a wake under path.
 #[derive(Debug, Default)]
 pub(super) struct Woken {
     pub(super) mapped_bytes: u64,
