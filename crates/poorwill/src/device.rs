@@ -77,8 +77,8 @@ pub enum ParseDeviceError {
 }
 
 impl From<ParseSizeError> for ParseDeviceError {
-    fn from(fault: ParseSizeError) -> Self {
-        Self::Capacity(fault)
+    fn from(error: ParseSizeError) -> Self {
+        Self::Capacity(error)
     }
 }
 

@@ -49,13 +49,13 @@ pub enum GpusError {
     },
     /// It is divided into instances.
     #[error("GPU {position} is divided into instances (MIG), and its figures say nothing about one of them")]
-    Divided {
+    Partitioned {
         /// Which.
         position: usize,
     },
     /// NVML does not say, or says what cannot be.
-    #[error("NVML does not tell the memory of GPU {position}: {reason}")]
-    Untold {
+    #[error("NVML does not report the memory of GPU {position}: {reason}")]
+    Unreadable {
         /// Which.
         position: usize,
         /// Why.
@@ -83,24 +83,24 @@ impl Gpus {
     /// # Errors
     /// If there is none, or its memory is not told.
     pub fn memory(&self, position: usize) -> Result<GpuMemory, GpusError> {
-        let untold = |reason: String| GpusError::Untold { position, reason };
-        let count = self.library.device_count().map_err(|error| untold(error.to_string()))?;
+        let unreadable = |reason: String| GpusError::Unreadable { position, reason };
+        let count = self.library.device_count().map_err(|error| unreadable(error.to_string()))?;
         let absent = GpusError::Absent { position, count };
         let Some(index) = u32::try_from(position).ok().filter(|index| *index < count) else {
             return Err(absent);
         };
         let uuid = self.library.device_by_index(index).and_then(|device| device.uuid());
-        let uuid = uuid.map_err(|error| untold(error.to_string()))?;
-        let known = self.nvml.known_memory(uuid.strip_prefix("GPU-").unwrap_or(&uuid)).map_err(untold)?;
-        let known = known.ok_or_else(|| untold(format!("it knows no {uuid} any more")))?;
+        let uuid = uuid.map_err(|error| unreadable(error.to_string()))?;
+        let known = self.nvml.known_memory(uuid.strip_prefix("GPU-").unwrap_or(&uuid)).map_err(unreadable)?;
+        let known = known.ok_or_else(|| unreadable(format!("it no longer knows {uuid}")))?;
         if known.is_of_a_divided_card() {
-            return Err(GpusError::Divided { position });
+            return Err(GpusError::Partitioned { position });
         }
-        let memory = known.memory.map_err(untold)?;
+        let memory = known.memory.map_err(unreadable)?;
         let (free_bytes, total_bytes) = (memory.free_bytes, memory.total_bytes);
         if free_bytes > total_bytes || total_bytes == 0 {
             let (free, total) = (ByteSize(free_bytes), ByteSize(total_bytes));
-            return Err(untold(format!("it says that {free} of {total} are free")));
+            return Err(unreadable(format!("it reports {free} of {total} as free")));
         }
         Ok(GpuMemory { total_bytes, free_bytes })
     }

@@ -20,7 +20,7 @@ use poorwill_driver::{
 use crate::budget::UnknownBudget;
 use crate::device::DeviceSpec;
 #[cfg(target_os = "linux")]
-use crate::offload::Limbo;
+use crate::offload::DeferredFree;
 
 /// Why a device, or an arena on it, could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -126,17 +126,17 @@ impl From<&DeviceOptions> for DeviceOptions {
 #[derive(Debug, Clone)]
 pub struct Device {
     spec: DeviceSpec,
-    machine: Machine,
+    backend: Backend,
     #[cfg(target_os = "linux")]
-    limbo: Arc<Limbo>,
+    deferred: Arc<DeferredFree>,
 }
 
 /// What a device needs to see host memory of somebody else's.
 #[cfg(target_os = "linux")]
-pub(crate) type Seen = Option<cuda::HostView>;
+pub(crate) type HostViewGuard = Option<cuda::HostView>;
 
 #[derive(Debug, Clone)]
-enum Machine {
+enum Backend {
     #[cfg(target_os = "linux")]
     Host(Arc<HostDevice>),
     #[cfg(target_os = "linux")]
@@ -157,30 +157,30 @@ impl Device {
     /// # Errors
     /// As for [`Device::open`], and for a peer that there is not or that does not reach the GPU.
     pub fn open_with(spec: &DeviceSpec, options: impl Into<DeviceOptions>) -> Result<Self, OpenError> {
-        let machine = Machine::open(spec, options.into())
+        let backend = Backend::open(spec, options.into())
             .map_err(|source| OpenError::Device { device: spec.clone(), source })?;
         Ok(Self {
             spec: spec.clone(),
-            machine,
+            backend,
             #[cfg(target_os = "linux")]
-            limbo: Arc::default(),
+            deferred: Arc::default(),
         })
     }
 
     /// A GPU that is open already.
     #[cfg(target_os = "linux")]
     #[must_use]
-    pub fn of_cuda(device: Arc<CudaDevice>) -> Self {
+    pub fn from_cuda(device: Arc<CudaDevice>) -> Self {
         let spec = DeviceSpec::Cuda { ordinal: device.gpu().ordinal };
-        Self { spec, machine: Machine::Cuda(device), limbo: Arc::default() }
+        Self { spec, backend: Backend::Cuda(device), deferred: Arc::default() }
     }
 
     /// A host device that is open already.
     #[cfg(target_os = "linux")]
     #[must_use]
-    pub fn of_host(device: Arc<HostDevice>) -> Self {
+    pub fn from_host(device: Arc<HostDevice>) -> Self {
         let spec = DeviceSpec::Host { capacity_bytes: device.info().total_bytes };
-        Self { spec, machine: Machine::Host(device), limbo: Arc::default() }
+        Self { spec, backend: Backend::Host(device), deferred: Arc::default() }
     }
 
     /// As it was named.
@@ -192,11 +192,11 @@ impl Device {
     /// Its driver.
     #[must_use]
     pub fn driver(&self) -> Arc<dyn Driver> {
-        match &self.machine {
+        match &self.backend {
             #[cfg(target_os = "linux")]
-            Machine::Host(device) => Arc::clone(device) as Arc<dyn Driver>,
+            Backend::Host(device) => Arc::clone(device) as Arc<dyn Driver>,
             #[cfg(target_os = "linux")]
-            Machine::Cuda(device) => Arc::clone(device) as Arc<dyn Driver>,
+            Backend::Cuda(device) => Arc::clone(device) as Arc<dyn Driver>,
             #[cfg(not(target_os = "linux"))]
             _ => unreachable!("no device opens here"),
         }
@@ -206,16 +206,16 @@ impl Device {
     #[cfg(target_os = "linux")]
     #[must_use]
     pub fn cuda(&self) -> Option<&Arc<CudaDevice>> {
-        match &self.machine {
-            Machine::Host(_) => None,
-            Machine::Cuda(device) => Some(device),
+        match &self.backend {
+            Backend::Host(_) => None,
+            Backend::Cuda(device) => Some(device),
         }
     }
 
     /// Memory of [`offload`](crate::offload) that is to be given back when the device's work has ended.
     #[cfg(target_os = "linux")]
-    pub(crate) fn limbo(&self) -> &Limbo {
-        &self.limbo
+    pub(crate) fn deferred(&self) -> &DeferredFree {
+        &self.deferred
     }
 
     /// Host memory of exactly `bytes` bytes, page-locked or not, and why not where it is not and was to be if possible.
@@ -225,50 +225,50 @@ impl Device {
         bytes: u64,
         pin: BufferPin,
     ) -> Result<(HostBuffer, Option<String>), DriverError> {
-        match &self.machine {
-            Machine::Host(device) => device.host_buffer(bytes, pin),
-            Machine::Cuda(device) => device.host_buffer(bytes, pin),
+        match &self.backend {
+            Backend::Host(device) => device.host_buffer(bytes, pin),
+            Backend::Cuda(device) => device.host_buffer(bytes, pin),
         }
     }
 
     /// Gives back as much host memory as a buffer had that has gone, where more than 1 GiB lies unused.
     #[cfg(target_os = "linux")]
-    pub(crate) fn give_surplus_back(&self, bytes: u64) {
-        match &self.machine {
-            Machine::Host(device) => device.give_surplus_back(bytes),
-            Machine::Cuda(device) => device.give_surplus_back(bytes),
+    pub(crate) fn release_surplus(&self, bytes: u64) {
+        match &self.backend {
+            Backend::Host(device) => device.give_surplus_back(bytes),
+            Backend::Cuda(device) => device.give_surplus_back(bytes),
         }
     }
 
     /// The same for several at once: all is there when this returns, or none, and is made meanwhile.
     #[cfg(target_os = "linux")]
     pub(crate) fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> Result<Vec<BufferMade>, DriverError> {
-        match &self.machine {
-            Machine::Host(device) => device.host_buffers(sizes, pin),
-            Machine::Cuda(device) => device.host_buffers(sizes, pin),
+        match &self.backend {
+            Backend::Host(device) => device.host_buffers(sizes, pin),
+            Backend::Cuda(device) => device.host_buffers(sizes, pin),
         }
     }
 
     /// Where the device sees page-locked memory of its own.
     #[cfg(target_os = "linux")]
-    pub(crate) fn pinned_at(&self, bytes: &[u8]) -> Option<u64> {
-        match &self.machine {
-            Machine::Host(_) => None,
-            Machine::Cuda(device) => device.pinned_at(bytes),
+    pub(crate) fn pinned_addr(&self, bytes: &[u8]) -> Option<u64> {
+        match &self.backend {
+            Backend::Host(_) => None,
+            Backend::Cuda(device) => device.pinned_at(bytes),
         }
     }
 
     /// Where the device sees memory of the process, page-locked in place if that is needed and allowed; nothing if it
     /// is needed and not allowed.
     #[cfg(target_os = "linux")]
-    pub(crate) fn see(
+    pub(crate) fn host_view(
         &self,
         memory: Range<usize>,
         may_lock: bool,
-    ) -> Result<Option<(u64, Seen)>, DriverError> {
-        match &self.machine {
-            Machine::Host(_) => Ok(Some((memory.start as u64, None))),
-            Machine::Cuda(device) => {
+    ) -> Result<Option<(u64, HostViewGuard)>, DriverError> {
+        match &self.backend {
+            Backend::Host(_) => Ok(Some((memory.start as u64, None))),
+            Backend::Cuda(device) => {
                 let seen = device.host_view(memory, may_lock)?;
                 Ok(seen.map(|seen| (seen.device_addr(), Some(seen))))
             }
@@ -278,9 +278,9 @@ impl Device {
     /// Waits for all work on the device, whoever queued it, and leaves captures alone.
     #[cfg(target_os = "linux")]
     pub(crate) fn wait_for_all_work(&self) -> Result<(), DriverError> {
-        match &self.machine {
-            Machine::Host(device) => device.synchronize(),
-            Machine::Cuda(device) => device.wait_for_all_work(),
+        match &self.backend {
+            Backend::Host(device) => device.synchronize(),
+            Backend::Cuda(device) => device.wait_for_all_work(),
         }
     }
 
@@ -293,9 +293,9 @@ impl Device {
     /// What everyone who can be asked says about its memory now.
     #[must_use]
     pub fn facts(&self) -> Vec<Fact> {
-        match &self.machine {
+        match &self.backend {
             #[cfg(target_os = "linux")]
-            Machine::Host(device) => vec![
+            Backend::Host(device) => vec![
                 Fact::bytes(SourceName::Capacity, device.info().total_bytes),
                 match device.memory_info() {
                     Ok(memory) => capacity_free(memory.free_bytes),
@@ -303,7 +303,7 @@ impl Device {
                 },
             ],
             #[cfg(target_os = "linux")]
-            Machine::Cuda(device) => crate::budget::facts_of(device),
+            Backend::Cuda(device) => crate::budget::facts_of(device),
             #[cfg(not(target_os = "linux"))]
             _ => unreachable!("no device opens here"),
         }
@@ -312,14 +312,14 @@ impl Device {
     /// What this process holds of it, in bytes, where that is known.
     #[must_use]
     pub fn process_used_bytes(&self) -> Option<u64> {
-        match &self.machine {
+        match &self.backend {
             #[cfg(target_os = "linux")]
-            Machine::Host(device) => {
+            Backend::Host(device) => {
                 let memory = device.memory_info().ok()?;
                 Some(memory.total_bytes - memory.free_bytes)
             }
             #[cfg(target_os = "linux")]
-            Machine::Cuda(device) => device.process_used_bytes(),
+            Backend::Cuda(device) => device.process_used_bytes(),
             #[cfg(not(target_os = "linux"))]
             _ => unreachable!("no device opens here"),
         }
@@ -374,7 +374,7 @@ fn shared_memory_of(ordinal: u32) -> Result<u64, DriverError> {
     Err(unsupported(&DeviceSpec::Cuda { ordinal }))
 }
 
-impl Machine {
+impl Backend {
     #[cfg(target_os = "linux")]
     fn open(spec: &DeviceSpec, options: DeviceOptions) -> Result<Self, DriverError> {
         let DeviceOptions { host_memory, peers } = options;

@@ -40,12 +40,12 @@ pub struct OwnedBlock {
     arena: Arena,
     block: Block,
     /// Whether dropping this frees it.
-    frees: bool,
+    is_armed: bool,
 }
 
 impl OwnedBlock {
     pub(crate) fn new(arena: Arena, block: Block) -> Self {
-        Self { arena, block, frees: true }
+        Self { arena, block, is_armed: true }
     }
 
     /// The arena that it is from.
@@ -60,14 +60,14 @@ impl OwnedBlock {
     /// `StaleBlock` when somebody freed it by its handle, and `Closed` when the arena was closed. `WrongProcess` in a fork
     /// of the process that opened the arena, and `Poisoned` after a panic inside of the pool. None leaves it to free.
     pub fn free(mut self) -> Result<(), PoolError> {
-        self.frees = false;
+        self.is_armed = false;
         self.arena.free(self.block.id)
     }
 
     /// The block, which whoever calls this frees: for [`Arena::free_part`], or for callers over a foreign interface.
-    #[must_use = "nobody else frees the block"]
+    #[must_use = "nothing else frees the block"]
     pub fn into_block(mut self) -> Block {
-        self.frees = false;
+        self.is_armed = false;
         self.block
     }
 }
@@ -88,7 +88,7 @@ impl fmt::Debug for OwnedBlock {
 
 impl Drop for OwnedBlock {
     fn drop(&mut self) {
-        if self.frees {
+        if self.is_armed {
             // Freeing asks the device nothing. It fails only where there is no block to free: the arena was closed or
             // is poisoned, the block was freed by its handle, or this is a fork, and the block its parent's.
             let _ = self.arena.free(self.block.id);

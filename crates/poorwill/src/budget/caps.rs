@@ -19,12 +19,12 @@ pub struct Caps {
 #[non_exhaustive]
 pub enum InvalidCaps {
     /// A cap is malformed.
-    #[error("{}{fault}", whole(text, fault))]
+    #[error("{}{error}", whole(text, error))]
     Cap {
         /// What was given.
         text: String,
         /// What is wrong with a part of it.
-        fault: InvalidCap,
+        error: InvalidCap,
     },
     /// What stands before `=` is no device.
     #[error(transparent)]
@@ -45,8 +45,8 @@ fn shown(text: &str) -> String {
 }
 
 /// The whole text, where only a part of it is wrong.
-fn whole(text: &str, fault: &InvalidCap) -> String {
-    if text == fault.text { String::new() } else { format!("`{text}`: ") }
+fn whole(text: &str, error: &InvalidCap) -> String {
+    if text == error.text { String::new() } else { format!("`{text}`: ") }
 }
 
 impl Caps {
@@ -95,7 +95,7 @@ impl FromStr for Caps {
                 None => (None, entry),
                 Some((device, cap)) => (Some(device.trim().parse::<DeviceSpec>()?.id()), cap),
             };
-            let cap = cap.parse().map_err(|fault| InvalidCaps::Cap { text: shown(text), fault })?;
+            let cap = cap.parse().map_err(|error| InvalidCaps::Cap { text: shown(text), error })?;
             caps.add(text, device, cap)?;
         }
         Ok(caps)

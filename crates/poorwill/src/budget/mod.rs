@@ -23,7 +23,7 @@ pub use poorwill_core::budget::*;
 
 pub use self::caps::{Caps, InvalidCaps};
 #[cfg(target_os = "linux")]
-pub(crate) use self::cuda::{Inquiry, facts_of};
+pub(crate) use self::cuda::{GpuMemoryFacts, facts_of};
 pub use self::slice::Slice;
 pub use self::watch::Watch;
 
@@ -42,11 +42,11 @@ pub struct UnknownBudget {
 }
 
 fn reasons(sources: &[Source]) -> String {
-    let said = sources.iter().filter(|source| !source.name.is_about_free());
-    let said =
-        said.map(|source| format!("{}: {}", source.name, source.note.as_deref().unwrap_or("no figure")));
-    let said: Vec<String> = said.collect();
-    if said.is_empty() { "there is nobody to ask".into() } else { said.join(", ") }
+    let reported = sources.iter().filter(|source| !source.name.is_about_free());
+    let reported =
+        reported.map(|source| format!("{}: {}", source.name, source.note.as_deref().unwrap_or("no figure")));
+    let reported: Vec<String> = reported.collect();
+    if reported.is_empty() { "no source reports it".into() } else { reported.join(", ") }
 }
 
 /// The envelope of a budget.
@@ -65,17 +65,17 @@ pub fn envelope(device: &str, budget: Budget) -> Result<(Budget, Envelope), Unkn
 #[must_use]
 pub fn claim_in_use(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
     let in_use_bytes = budget.budget_bytes?.saturating_sub(budget.headroom_bytes?);
-    something(envelope.claim_in_use(InUse::Everybodys, in_use_bytes))
+    unless_empty(envelope.claim_in_use(InUse::Everybodys, in_use_bytes))
 }
 
 /// A claim for what this process itself has in use, its context included: that stays, whatever others do. `None`
 /// where it has nothing, or where nobody tells.
 #[must_use]
 pub fn claim_own(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
-    something(envelope.claim_in_use(InUse::Own, budget.process_used_bytes?))
+    unless_empty(envelope.claim_in_use(InUse::Own, budget.process_used_bytes?))
 }
 
-fn something(claim: Claim) -> Option<Claim> {
+fn unless_empty(claim: Claim) -> Option<Claim> {
     (claim.bytes() > 0).then_some(claim)
 }
 
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_knows_is_an_error_that_says_who_was_asked() {
+    fn an_unknown_budget_names_the_sources() {
         let facts = [
             Fact::none(SourceName::CudaTotal, "CUDA_ERROR_UNKNOWN"),
             Fact::bytes(SourceName::DeviceProperties, 0),
@@ -97,6 +97,6 @@ mod tests {
         let by_hand = Budget::decide(&facts, None, Some(Cap::Bytes(7)));
         assert_eq!(envelope("cuda:3", by_hand).unwrap().1.budget_bytes(), 7);
         let error = envelope("cuda:3", Budget::decide(&[], None, None)).unwrap_err().to_string();
-        assert!(error.contains("nobody to ask"), "{error}");
+        assert!(error.contains("no source reports it"), "{error}");
     }
 }

@@ -52,17 +52,17 @@ impl Watch {
         sampler.before_bytes = sampler.used_bytes()?;
         claim.measured(0);
         let (stop, stopped) = mpsc::channel::<()>();
-        let (theirs, measured) = (sampler.clone(), Arc::clone(&claim));
+        let (of_thread, measured) = (sampler.clone(), Arc::clone(&claim));
         let thread = thread::Builder::new().name("poorwill-watch".into()).spawn(move || {
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 // A look that fails is one look less: the last one, which counts, is the caller's.
-                if let Ok(bytes) = theirs.taken_bytes() {
+                if let Ok(bytes) = of_thread.growth_bytes() {
                     measured.measured(bytes);
                 }
             }
         });
         let thread = thread.map_err(|error| {
-            let reason = format!("no thread can be started that looks at what is in use: {error}");
+            let reason = format!("no thread can be started that samples what is in use: {error}");
             DriverError::new(Op::MemoryInfo, DriverErrorKind::Unsupported { reason })
         })?;
         Ok(Self { claim, sampler, stop: Some(stop), thread: Some(thread), process: std::process::id() })
@@ -73,7 +73,7 @@ impl Watch {
     /// # Errors
     /// When the device does not tell what is in use; the peak until then stands in the claim.
     pub fn stop(mut self) -> Result<Arc<Claim>, DriverError> {
-        let last = self.sampler.taken_bytes();
+        let last = self.sampler.growth_bytes();
         self.end();
         self.claim.measured(last?);
         Ok(Arc::clone(&self.claim))
@@ -101,14 +101,14 @@ impl Drop for Watch {
 }
 
 impl Sampler {
-    fn taken_bytes(&self) -> Result<u64, DriverError> {
+    fn growth_bytes(&self) -> Result<u64, DriverError> {
         Ok(self.used_bytes()?.saturating_sub(self.before_bytes))
     }
 
     fn used_bytes(&self) -> Result<u64, DriverError> {
         if self.is_own {
             let gone = || DriverErrorKind::Unsupported {
-                reason: "NVML tells no more what this process uses".into(),
+                reason: "NVML no longer reports what this process uses".into(),
             };
             return self.device.process_used_bytes().ok_or_else(|| DriverError::new(Op::MemoryInfo, gone()));
         }
@@ -135,7 +135,7 @@ mod tests {
         let claim = Arc::new(envelope.claim(Tag::cudagraph(), 8 << 20).unwrap());
         let watch = Watch::start(&device, Arc::clone(&claim)).unwrap();
         let taken = arena.alloc(&AllocRequest::new(12 << 20, Tag::cudagraph())).unwrap();
-        eventually("somebody looks", || claim.peak_bytes() >= Some(12 << 20));
+        eventually("a sample sees it", || claim.peak_bytes() >= Some(12 << 20));
         arena.free(taken.id).unwrap();
         arena.trim().unwrap();
         let claim = watch.stop().unwrap();

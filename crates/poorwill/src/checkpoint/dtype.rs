@@ -125,11 +125,11 @@ mod tests {
         }
         assert!(Dtype::ALL.is_sorted() && Dtype::ALL.iter().map(theirs).is_sorted());
         // What it says to a name that it does not know lists those that it knows.
-        let told =
+        let message =
             safetensors::Dtype::deserialize(StrDeserializer::<Error>::new("F33")).unwrap_err().to_string();
-        let known = told.split('`').skip(3).step_by(2);
-        assert_eq!(known.clone().count(), Dtype::ALL.len(), "{told}");
-        assert!(known.into_iter().all(|name| Dtype::of(name).is_some()), "{told}");
+        let known = message.split('`').skip(3).step_by(2);
+        assert_eq!(known.clone().count(), Dtype::ALL.len(), "{message}");
+        assert!(known.into_iter().all(|name| Dtype::of(name).is_some()), "{message}");
         assert_eq!(Dtype::of("f32"), None);
     }
 }

@@ -53,21 +53,21 @@ pub enum CheckpointError {
     },
 
     /// The index of a sharded checkpoint cannot be followed.
-    #[error("{}: {fault}", text::path(path))]
+    #[error("{}: {error}", text::path(path))]
     Index {
         /// The index file.
         path: PathBuf,
         /// What is wrong with it.
-        fault: IndexFault,
+        error: IndexError,
     },
 
     /// The file is not a complete and consistent safetensors file.
-    #[error("{}: {fault}", text::path(path))]
+    #[error("{}: {error}", text::path(path))]
     Header {
         /// The safetensors file.
         path: PathBuf,
         /// What is wrong with it.
-        fault: HeaderFault,
+        error: HeaderError,
     },
 
     /// Two files of one folder hold a tensor of the same name, and no index says which one counts.
@@ -179,7 +179,7 @@ pub enum CheckpointError {
 /// What can be wrong with a `*.safetensors.index.json`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum IndexFault {
+pub enum IndexError {
     /// The file is larger than any index is.
     #[error("the index has {index_bytes} bytes, more than the {limit_bytes} that are read")]
     TooLarge {
@@ -244,7 +244,7 @@ pub enum IndexFault {
 /// What can be wrong with a safetensors file. Positions are bytes from the start of the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum HeaderFault {
+pub enum HeaderError {
     /// The file is a Git LFS pointer: the repository was cloned without its large files.
     #[error("this is a Git LFS pointer, not the file itself; run `git lfs pull`")]
     GitLfsPointer,

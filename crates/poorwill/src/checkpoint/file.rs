@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{CheckpointError, HeaderFault};
+use super::error::{CheckpointError, HeaderError};
 use super::header::{self, PREFIX_BYTES};
 use super::layout::{self, Entry, Payload};
 
@@ -44,22 +44,22 @@ impl ShardFile {
 
     /// Reads the header, checks it, and gives the tensors in offset order.
     pub(super) fn entries(&self) -> Result<Vec<Entry>, CheckpointError> {
-        let fault = |fault| CheckpointError::Header { path: self.path.clone(), fault };
+        let malformed = |error| CheckpointError::Header { path: self.path.clone(), error };
         let header = self.header()?;
-        let raw = header::parse(&header).map_err(fault)?;
+        let raw = header::parse(&header).map_err(malformed)?;
         let payload = Payload { begin: PREFIX_BYTES + header.len() as u64, file_bytes: self.bytes };
-        layout::check(raw, payload).map_err(fault)
+        layout::check(raw, payload).map_err(malformed)
     }
 
     fn header(&self) -> Result<Vec<u8>, CheckpointError> {
-        let fault = |fault| CheckpointError::Header { path: self.path.clone(), fault };
+        let malformed = |error| CheckpointError::Header { path: self.path.clone(), error };
         let unreadable = |source| failed(&self.path, "read the header", source);
         if self.bytes < PREFIX_BYTES {
-            return Err(fault(HeaderFault::FileTooShort { file_bytes: self.bytes }));
+            return Err(malformed(HeaderError::FileTooShort { file_bytes: self.bytes }));
         }
         let mut prefix = [0; 8];
         self.file.read_exact_at(&mut prefix, 0).map_err(unreadable)?;
-        let header_bytes = header::length(prefix, self.bytes).map_err(fault)?;
+        let header_bytes = header::length(prefix, self.bytes).map_err(malformed)?;
         let header_bytes =
             usize::try_from(header_bytes).map_err(|_| unreadable(io::Error::from(ErrorKind::OutOfMemory)))?;
         let mut header = vec![0; header_bytes];

@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::error::{CheckpointError, IndexFault};
+use super::error::{CheckpointError, IndexError};
 use super::file::failed;
 use super::json::StringMap;
 use super::text;
@@ -41,7 +41,7 @@ impl Index {
         let json = contents(&path)?;
         match parse(&json) {
             Ok(weight_map) => Ok(Self { path, weight_map }),
-            Err(fault) => Err(CheckpointError::Index { path, fault }),
+            Err(error) => Err(CheckpointError::Index { path, error }),
         }
     }
 
@@ -68,16 +68,16 @@ impl Index {
     /// An error about `shard` that names one of its tensors.
     pub(super) fn shard_missing(&self, shard: &str) -> CheckpointError {
         let tensor = self.tensors().find(|(_, its)| *its == shard).map_or("", |(tensor, _)| tensor);
-        self.fault(IndexFault::ShardMissing { shard: shard.to_owned(), tensor: tensor.to_owned() })
+        self.failed(IndexError::ShardMissing { shard: shard.to_owned(), tensor: tensor.to_owned() })
     }
 
     /// An error about a tensor that is not in the shard that should hold it.
     pub(super) fn tensor_missing(&self, tensor: &str, shard: &str) -> CheckpointError {
-        self.fault(IndexFault::TensorMissing { tensor: tensor.to_owned(), shard: shard.to_owned() })
+        self.failed(IndexError::TensorMissing { tensor: tensor.to_owned(), shard: shard.to_owned() })
     }
 
-    fn fault(&self, fault: IndexFault) -> CheckpointError {
-        CheckpointError::Index { path: self.path.clone(), fault }
+    fn failed(&self, error: IndexError) -> CheckpointError {
+        CheckpointError::Index { path: self.path.clone(), error }
     }
 }
 
@@ -90,27 +90,27 @@ fn contents(path: &Path) -> Result<Vec<u8>, CheckpointError> {
     let file = File::open(path).map_err(unreadable)?;
     let index_bytes = file.metadata().map_err(unreadable)?.len();
     if index_bytes > INDEX_BYTES_MAX {
-        let fault = IndexFault::TooLarge { index_bytes, limit_bytes: INDEX_BYTES_MAX };
-        return Err(CheckpointError::Index { path: path.to_path_buf(), fault });
+        let error = IndexError::TooLarge { index_bytes, limit_bytes: INDEX_BYTES_MAX };
+        return Err(CheckpointError::Index { path: path.to_path_buf(), error });
     }
     file.take(INDEX_BYTES_MAX).read_to_end(&mut json).map_err(unreadable)?;
     Ok(json)
 }
 
-fn parse(json: &[u8]) -> Result<BTreeMap<String, String>, IndexFault> {
+fn parse(json: &[u8]) -> Result<BTreeMap<String, String>, IndexError> {
     let contents: Contents = serde_json::from_slice(json)
-        .map_err(|fault| IndexFault::Malformed { reason: text::reason(&fault.to_string()) })?;
+        .map_err(|error| IndexError::Malformed { reason: text::reason(&error.to_string()) })?;
     let StringMap { entries, repeated } = contents.weight_map;
     if let Some(tensor) = repeated {
         let reason = format!("`weight_map` has {} twice", text::name(&tensor));
-        return Err(IndexFault::Malformed { reason });
+        return Err(IndexError::Malformed { reason });
     }
     if entries.is_empty() {
-        return Err(IndexFault::Empty);
+        return Err(IndexError::Empty);
     }
     match entries.iter().find(|(_, shard)| !is_plain_file_name(shard)) {
         Some((tensor, shard)) => {
-            Err(IndexFault::ShardOutsideFolder { tensor: tensor.clone(), shard: shard.clone() })
+            Err(IndexError::ShardOutsideFolder { tensor: tensor.clone(), shard: shard.clone() })
         }
         None => Ok(entries),
     }

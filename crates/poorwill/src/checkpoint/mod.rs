@@ -11,13 +11,13 @@
 //! not have, `null` for `__metadata__`, and lists or objects where the format has an object or a string.
 #![forbid(unsafe_code)]
 
-use std::collections::hash_map::{Entry as Slot, HashMap};
+use std::collections::hash_map::{Entry as MapEntry, HashMap};
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use self::dtype::Dtype;
-pub use self::error::{CheckpointError, HeaderFault, IndexFault};
+pub use self::error::{CheckpointError, HeaderError, IndexError};
 pub use self::file::ShardFile;
 
 use self::folder::Source;
@@ -147,9 +147,9 @@ impl Checkpoint {
 
     /// The file of a tensor that has bytes, if it is one of ours. No two such tensors begin at one place.
     fn file_of(&self, tensor: &Tensor) -> Result<&ShardFile, CheckpointError> {
-        let place = |tensor: &Tensor| (tensor.file, tensor.offset, tensor.bytes);
+        let position = |tensor: &Tensor| (tensor.file, tensor.offset, tensor.bytes);
         self.tensors
-            .binary_search_by_key(&place(tensor), place)
+            .binary_search_by_key(&position(tensor), position)
             .ok()
             .filter(|position| self.tensors[*position] == *tensor)
             .and_then(|_| self.files.get(tensor.file))
@@ -212,9 +212,9 @@ impl Opener {
         let first_new = self.files.len();
         let mut files = BTreeMap::new();
         for shard in index.shards() {
-            let position = self.add_file(index.shard_path(shard)).map_err(|fault| match fault {
+            let position = self.add_file(index.shard_path(shard)).map_err(|error| match error {
                 CheckpointError::NotFound { .. } => index.shard_missing(shard),
-                fault => fault,
+                error => error,
             })?;
             files.insert(shard, position);
         }
@@ -247,13 +247,13 @@ impl Opener {
                 continue;
             }
             match seen.entry(tensor.name.as_str()) {
-                Slot::Vacant(slot) => {
-                    slot.insert(tensor.file);
+                MapEntry::Vacant(entry) => {
+                    entry.insert(tensor.file);
                 }
-                Slot::Occupied(slot) => {
+                MapEntry::Occupied(entry) => {
                     return Err(CheckpointError::DuplicateTensor {
                         tensor: tensor.name.clone(),
-                        first: self.files[*slot.get()].path.clone(),
+                        first: self.files[*entry.get()].path.clone(),
                         second: self.files[tensor.file].path.clone(),
                     });
                 }

@@ -70,18 +70,18 @@ mod linux {
     use poorwill_driver::{CudaConfig, CudaDevice};
 
     use super::{DeviceReport, GpuReport, LinkReport, Plan};
-    use crate::budget::Inquiry;
+    use crate::budget::GpuMemoryFacts;
     use crate::device::DeviceSpec;
     use crate::doctor::{EngineAdvice, warnings_of};
 
     /// What is page-locked and copied to measure.
-    const PIECE_BYTES: u64 = 128 << 20;
+    const SAMPLE_BYTES: u64 = 128 << 20;
 
     /// What the device and the computer must have left, so that measuring is in nobody's way.
-    const ROOM_BYTES: u64 = 8 * PIECE_BYTES;
+    const HEADROOM_BYTES_MIN: u64 = 8 * SAMPLE_BYTES;
 
     /// So long before no further GPU is opened none is measured any more: the report has to be there soon.
-    const OPENING_ONLY: Duration = Duration::from_secs(2);
+    const OPEN_ONLY: Duration = Duration::from_secs(2);
 
     /// Asks for all of them, or the one that is planned; what goes wrong is added to `warnings`.
     pub(in super::super) fn examine(plan: &Plan, warnings: &mut Vec<String>) -> Vec<DeviceReport> {
@@ -93,12 +93,12 @@ mod linux {
             }
         };
         let count = gpus.len();
-        let mut answered = Vec::new();
+        let mut usable = Vec::new();
         for (ordinal, gpu) in gpus.into_iter().enumerate() {
             let is_wanted = plan.device.as_ref().is_none_or(|spec| spec.id() == format!("cuda:{ordinal}"));
             match gpu {
                 _ if !is_wanted => {}
-                Ok(gpu) => answered.push(gpu),
+                Ok(gpu) => usable.push(gpu),
                 Err(error) => warnings.push(format!("cuda:{ordinal} cannot be used: {}", error.kind)),
             }
         }
@@ -108,11 +108,11 @@ mod linux {
             warnings.push(format!("the driver shows this process {count}, counted from cuda:0"));
         }
         let nvml = Nvml::load();
-        if let (Err(reason), false) = (&nvml, answered.is_empty()) {
+        if let (Err(reason), false) = (&nvml, usable.is_empty()) {
             warnings.push(format!("NVML cannot be asked: {reason}"));
         }
         let examination = Examination { plan, nvml, system: System::here(), started: Instant::now() };
-        answered.into_iter().map(|gpu| examination.report(&gpu, warnings)).collect()
+        usable.into_iter().map(|gpu| examination.report(&gpu, warnings)).collect()
     }
 
     struct Examination<'a> {
@@ -126,17 +126,17 @@ mod linux {
         fn report(&self, gpu: &GpuInfo, warnings: &mut Vec<String>) -> DeviceReport {
             let spec = DeviceSpec::Cuda { ordinal: gpu.ordinal };
             let (id, cap) = (spec.id(), self.plan.caps.of(&spec));
-            let opened = if self.started.elapsed() > self.plan.patience {
+            let opened = if self.started.elapsed() > self.plan.timeout {
                 Err("it was not looked at, for others took too long; name it with --device".to_owned())
             } else {
                 CudaDevice::open(&CudaConfig::gpu(gpu.ordinal)).map_err(|error| error.kind.to_string())
             };
             let device = opened.as_ref().map_err(Clone::clone);
-            let told = device
+            let reported = device
                 .clone()
                 .and_then(|device| device.memory_as_told().map_err(|error| error.kind.to_string()));
             let used_bytes = device.as_ref().ok().and_then(|device| device.process_used_bytes());
-            let Inquiry { facts, slice, problems } = Inquiry::here(gpu, &told, &self.nvml);
+            let GpuMemoryFacts { facts, slice, problems } = GpuMemoryFacts::here(gpu, &reported, &self.nvml);
             let memory = Budget::decide(&facts, used_bytes, cap);
             if let Err(reason) = &device {
                 warnings.push(format!("{id} cannot be used: {reason}"));
@@ -179,14 +179,14 @@ mod linux {
                         to_host_bytes_per_s: measured.map(|speed| speed.to_host_bytes_per_s),
                     },
                     pin_bytes_per_s: measured.map(|speed| speed.pin_bytes_per_s),
-                    measured_bytes: measured.map(|_| PIECE_BYTES),
+                    measured_bytes: measured.map(|_| SAMPLE_BYTES),
                 }),
             }
         }
 
         /// What the link moves, if there is time and room to measure it.
         fn measure(&self, device: &CudaDevice, memory: &Budget) -> Result<LinkSpeed, String> {
-            if self.started.elapsed() > self.plan.patience.saturating_sub(OPENING_ONLY) {
+            if self.started.elapsed() > self.plan.timeout.saturating_sub(OPEN_ONLY) {
                 return Err("other GPUs took too long; name it with --device".into());
             }
             let host = self.system.memory().available_bytes;
@@ -194,20 +194,20 @@ mod linux {
             for (what, left) in
                 [("it", memory.headroom_bytes), ("the computer", host), ("the control group", group)]
             {
-                if let Some(left) = left.filter(|left| *left < ROOM_BYTES) {
+                if let Some(left) = left.filter(|left| *left < HEADROOM_BYTES_MIN) {
                     return Err(format!("{what} has {} left", ByteSize(left)));
                 }
             }
-            link::measure(device, PIECE_BYTES).map_err(|error| error.to_string())
+            link::measure(device, SAMPLE_BYTES).map_err(|error| error.to_string())
         }
     }
 
     fn slow_link(id: &str, link: PciLink) -> Option<String> {
-        let narrow = link.width.zip(link.width_max).filter(|(now, best)| now < best);
-        let slow = link.generation.zip(link.generation_max).filter(|(now, best)| now < best);
-        let lanes = narrow.map(|(now, best)| format!("{now} of {best} lanes"));
-        let speed = slow.map(|(now, best)| format!("generation {now} of {best}"));
-        let what: Vec<String> = lanes.into_iter().chain(speed).collect();
+        let narrow = link.width.zip(link.width_max).filter(|(now, max)| now < max);
+        let slow = link.generation.zip(link.generation_max).filter(|(now, max)| now < max);
+        let width = narrow.map(|(now, max)| format!("{now} of {max} lanes"));
+        let speed = slow.map(|(now, max)| format!("generation {now} of {max}"));
+        let what: Vec<String> = width.into_iter().chain(speed).collect();
         (!what.is_empty()).then(|| {
             format!("the link of {id} runs with {}; waking takes as long as it does", what.join(" and "))
         })
@@ -222,7 +222,7 @@ mod linux {
         use super::*;
 
         #[test]
-        fn a_link_below_its_best_is_told() {
+        fn a_link_below_its_best_is_a_warning() {
             let link = |width, generation| PciLink {
                 width: Some(width),
                 width_max: Some(16),
@@ -231,8 +231,8 @@ mod linux {
             };
             assert_eq!(slow_link("cuda:0", link(16, 5)), None);
             assert_eq!(slow_link("cuda:0", PciLink::default()), None);
-            let said = slow_link("cuda:0", link(8, 4)).unwrap();
-            assert!(said.contains("8 of 16 lanes and generation 4 of 5"), "{said}");
+            let warning = slow_link("cuda:0", link(8, 4)).unwrap();
+            assert!(warning.contains("8 of 16 lanes and generation 4 of 5"), "{warning}");
             assert!(slow_link("cuda:0", link(16, 1)).unwrap().contains("with generation 1 of 5;"));
         }
     }

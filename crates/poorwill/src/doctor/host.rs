@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_gets_in_the_way_is_said() {
+    fn obstacles_are_warnings() {
         let good = HostReport {
             cgroup_memory_limit_bytes: None,
             memory_available_bytes: Some(8 << 30),

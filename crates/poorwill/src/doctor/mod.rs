@@ -43,12 +43,12 @@ pub struct Plan {
     pub claims: Vec<(Tag, u64)>,
     /// How long GPUs may be looked at before no further one is opened; none is measured in the last 2 s of that. Whoever
     /// asks many GPUs on a busy machine has more.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { device: None, caps: Caps::default(), claims: Vec::new(), patience: Duration::from_secs(7) }
+        Self { device: None, caps: Caps::default(), claims: Vec::new(), timeout: Duration::from_secs(7) }
     }
 }
 
@@ -76,8 +76,8 @@ impl Plan {
 
     /// The same, with this long for GPUs.
     #[must_use]
-    pub fn patient_for(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 }
@@ -145,10 +145,10 @@ pub struct DeviceReport {
 pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     let host = HostReport::examine();
     let mut warnings = host.warnings();
-    let mut about_gpus = Vec::new();
+    let mut gpu_warnings = Vec::new();
     let mut devices = match &plan.device {
         Some(DeviceSpec::Host { .. }) => Vec::new(),
-        _ => gpu::examine(plan, &mut about_gpus),
+        _ => gpu::examine(plan, &mut gpu_warnings),
     };
     let spec = match &plan.device {
         Some(spec @ DeviceSpec::Host { .. }) => spec.clone(),
@@ -157,9 +157,9 @@ pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     if let Some(device @ DeviceSpec::Cuda { .. }) = &plan.device
         && devices.is_empty()
     {
-        return Err(NoSuchDevice { device: device.clone(), reasons: about_gpus });
+        return Err(NoSuchDevice { device: device.clone(), reasons: gpu_warnings });
     }
-    warnings.extend(about_gpus);
+    warnings.extend(gpu_warnings);
     let claims = if devices.is_empty() { &plan.claims[..] } else { &[] };
     devices.push(host_device(&spec, plan.caps.of(&spec), claims, &mut warnings));
     for named in plan.caps.devices().filter(|named| devices.iter().all(|device| device.id != **named)) {
@@ -208,7 +208,7 @@ fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
         warnings.push(format!("{} of {id}{figure}: {note}", source.name));
     }
     let Some(total_bytes) = memory.total_bytes else {
-        warnings.push(format!("how much memory {id} has is not known; engines need to be told, in bytes"));
+        warnings.push(format!("how much memory {id} has is not known; give it to engines in bytes"));
         return warnings;
     };
     let is_total = |name: SourceName| !name.is_about_free() && name != SourceName::User;
@@ -223,14 +223,15 @@ fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
         )),
         None if differs => {
             warnings.push(format!(
-                "those who were asked disagree about the memory of {id}: from {} to {}; the smaller figure counts",
+                "the sources disagree about the memory of {id}: from {} to {}; the smaller figure counts",
                 ByteSize(total_bytes),
                 ByteSize(card_bytes)
             ));
         }
         None => {}
     }
-    let in_use_bytes = memory.budget_bytes.zip(memory.headroom_bytes).map(|(budget, room)| budget - room);
+    let in_use_bytes =
+        memory.budget_bytes.zip(memory.headroom_bytes).map(|(budget, headroom)| budget - headroom);
     let others_bytes = in_use_bytes.unwrap_or(0).saturating_sub(memory.process_used_bytes.unwrap_or(0));
     // Where nobody tells what this process uses, its context is among it.
     let least_bytes = if memory.process_used_bytes.is_some() { 0 } else { CONTEXT_BYTES_MAX };
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_should_know() {
+    fn warnings_cover_what_people_should_know() {
         let card =
             [Fact::bytes(SourceName::CudaTotal, 24 * GIB), Fact::bytes(SourceName::CudaFree, 24 * GIB)];
         assert_eq!(warned(&card, Some(0), None), "");

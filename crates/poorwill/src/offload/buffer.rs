@@ -21,7 +21,7 @@ pub struct Buffer {
     device_addr: Option<u64>,
     pageable_because: Option<String>,
     /// Whether the device may have been shown it, by us or by whoever it was lent to.
-    was_seen: AtomicBool,
+    may_be_in_use: AtomicBool,
 }
 
 impl fmt::Debug for Buffer {
@@ -42,7 +42,7 @@ impl Buffer {
     /// `OutOfHostMemory` with what is asked, held and allowed; `Unsupported` for [`BufferPin::Always`] where the memory
     /// cannot be page-locked; `InvalidArgument` for no bytes.
     pub fn new(device: &Device, bytes: u64, pin: BufferPin, switches: Switches) -> Result<Self, DriverError> {
-        device.limbo().clear(device);
+        device.deferred().free_deferred(device);
         let (pin, switched_off) = switched(pin, switches);
         let (memory, because) = device.host_buffer(bytes, pin)?;
         Ok(Self::of(device, memory, pin, switched_off.or(because)))
@@ -61,7 +61,7 @@ impl Buffer {
         pin: BufferPin,
         switches: Switches,
     ) -> Result<Vec<Pending<Self>>, DriverError> {
-        device.limbo().clear(device);
+        device.deferred().free_deferred(device);
         let (pin, switched_off) = switched(pin, switches);
         let made = device.host_buffers(sizes, pin)?;
         let named = |pending: BufferMade| {
@@ -78,7 +78,7 @@ impl Buffer {
     fn of(device: &Device, memory: HostBuffer, pin: BufferPin, because: Option<String>) -> Self {
         let asked_for = (pin == BufferPin::Never).then(|| "pageable memory was asked for".to_owned());
         let addr = memory.as_ptr().expose_provenance();
-        let device_addr = device.pinned_at(&memory);
+        let device_addr = device.pinned_addr(&memory);
         Self {
             addr,
             bytes: memory.len() as u64,
@@ -86,7 +86,7 @@ impl Buffer {
             pageable_because: because.or(asked_for),
             memory: Some(Arc::new(memory)),
             device: device.clone(),
-            was_seen: AtomicBool::new(false),
+            may_be_in_use: AtomicBool::new(false),
         }
     }
 
@@ -113,7 +113,7 @@ impl Buffer {
     #[must_use]
     pub fn lend(&self) -> usize {
         if self.is_pinned() {
-            self.was_seen.store(true, Ordering::Release);
+            self.may_be_in_use.store(true, Ordering::Release);
         }
         self.addr
     }
@@ -147,8 +147,8 @@ impl Buffer {
         self.memory.clone()
     }
 
-    pub(super) fn show(self: &Arc<Self>) -> Arc<Self> {
-        self.was_seen.store(true, Ordering::Release);
+    pub(super) fn retain_for_view(self: &Arc<Self>) -> Arc<Self> {
+        self.may_be_in_use.store(true, Ordering::Release);
         Arc::clone(self)
     }
 }
@@ -168,15 +168,15 @@ impl Drop for Buffer {
         if self.device.driver().check_process().is_err() {
             return;
         }
-        let was_seen = *self.was_seen.get_mut();
-        if was_seen {
-            self.device.limbo().give_back(&self.device, Box::new(memory));
+        let may_be_in_use = *self.may_be_in_use.get_mut();
+        if may_be_in_use {
+            self.device.deferred().free(&self.device, Box::new(memory));
         } else {
             drop(memory);
         }
         // Weights are not asked for again, as backups are. To unlock memory is to wait.
-        if was_seen || !self.is_pinned() {
-            self.device.give_surplus_back(self.bytes);
+        if may_be_in_use || !self.is_pinned() {
+            self.device.release_surplus(self.bytes);
         }
     }
 }

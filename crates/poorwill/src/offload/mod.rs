@@ -16,7 +16,7 @@
 //! - [`Switches`] are the environment's: they turn page-locking and views off, and no caller turns them on again.
 
 mod buffer;
-mod limbo;
+mod deferred;
 mod load;
 mod prefetch;
 mod stream;
@@ -24,13 +24,13 @@ mod switches;
 mod view;
 
 pub use self::buffer::Buffer;
-pub(crate) use self::limbo::Limbo;
+pub(crate) use self::deferred::DeferredFree;
 pub use self::load::{
-    FileReport, HostCheckpoint, HostTensor, How, LoadError, LoadOptions, LoadProgress, LoadReport, Place,
-    TensorBytes, read_directly,
+    FileReport, HostCheckpoint, HostTensor, LoadError, LoadOptions, LoadProgress, LoadReport, ReadMethod,
+    TensorBytes, TensorLocation, read_directly,
 };
-pub use self::prefetch::{Prefetcher, Slots, Turn};
+pub use self::prefetch::{Prefetcher, ReadyLayer, Slots};
 pub use self::stream::Stream;
-pub use self::switches::{BadSwitch, DISABLE_PIN, DISABLE_UVA, Switches};
+pub use self::switches::{DISABLE_PIN, DISABLE_UVA, InvalidSwitch, Switches};
 pub use self::view::View;
 pub use poorwill_driver::BufferPin;

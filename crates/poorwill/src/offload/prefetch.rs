@@ -24,7 +24,7 @@ use poorwill_core::{
     Tag,
 };
 
-use super::stream::{Mark, Stream};
+use super::stream::{Event, Stream};
 use crate::arena::Arena;
 
 /// What a prefetcher has on the device.
@@ -50,7 +50,7 @@ impl Slots {
 /// A layer whose computing is to be queued now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Turn {
+pub struct ReadyLayer {
     /// Which layer.
     pub layer: usize,
     /// Where its bytes will be when the stream has come to what is queued now.
@@ -64,10 +64,10 @@ pub struct Turn {
 pub struct Prefetcher<'a> {
     arena: &'a Arena,
     slots: Vec<Block>,
-    copying: Stream,
-    computing: Stream,
+    copy_stream: Stream,
+    compute_stream: Stream,
     /// Whether nothing of an earlier pass is in flight.
-    is_quiet: bool,
+    is_complete: bool,
 }
 
 impl<'a> Prefetcher<'a> {
@@ -78,16 +78,17 @@ impl<'a> Prefetcher<'a> {
     pub fn new(arena: &'a Arena, slots: &Slots) -> Result<Self, PoolError> {
         let driver = arena.driver();
         let stream = || Stream::new(driver).map_err(failed("make a stream"));
-        let (copying, computing) = (stream()?, stream()?);
-        let mut prefetcher = Self { arena, slots: Vec::new(), copying, computing, is_quiet: true };
+        let (copy_stream, compute_stream) = (stream()?, stream()?);
+        let mut prefetcher =
+            Self { arena, slots: Vec::new(), copy_stream, compute_stream, is_complete: true };
         let request = AllocRequest::new(slots.bytes, slots.tag.clone())
             .aligned_to(driver.info().granule_bytes)
-            .on(prefetcher.copying.id())
+            .on(prefetcher.copy_stream.id())
             .freed_whole();
         for _ in 0..slots.count.get() {
             let block = arena.alloc(&request)?;
             prefetcher.slots.push(block);
-            arena.record_use(block.id, prefetcher.computing.id())?;
+            arena.record_use(block.id, prefetcher.compute_stream.id())?;
         }
         Ok(prefetcher)
     }
@@ -108,15 +109,15 @@ impl<'a> Prefetcher<'a> {
     pub fn forward(
         &mut self,
         layers: &[Arc<HostBuffer>],
-        compute: &mut dyn FnMut(Turn) -> DriverResult<()>,
+        compute: &mut dyn FnMut(ReadyLayer) -> DriverResult<()>,
     ) -> Result<(), PoolError> {
         self.check(layers)?;
-        self.calm()?;
+        self.finish_last_pass()?;
         let mut copies = Vec::with_capacity(layers.len());
         let queued = self.queue(layers, compute, &mut copies);
-        let settled = self.end_pass();
+        let waited = self.end_pass();
         let copied = waited_for(copies);
-        queued.and(copied).and(settled)
+        queued.and(copied).and(waited)
     }
 
     /// Frees the slots and ends the streams.
@@ -129,98 +130,99 @@ impl<'a> Prefetcher<'a> {
 
     /// The stream of copies. Between two passes, others may queue work on it that has to do with the slots.
     #[must_use]
-    pub fn copying(&self) -> StreamId {
-        self.copying.id()
+    pub fn copy_stream(&self) -> StreamId {
+        self.copy_stream.id()
     }
 
     /// The stream of computing, likewise.
     #[must_use]
-    pub fn computing(&self) -> StreamId {
-        self.computing.id()
+    pub fn compute_stream(&self) -> StreamId {
+        self.compute_stream.id()
     }
 
     fn check(&self, layers: &[Arc<HostBuffer>]) -> Result<(), PoolError> {
         let slot_bytes = self.slots.first().map_or(0, |slot| slot.requested_bytes);
-        let is_wrong = |memory: &&Arc<HostBuffer>| memory.is_empty() || memory.len() as u64 > slot_bytes;
-        let Some(layer) = layers.iter().position(|memory| is_wrong(&memory)) else { return Ok(()) };
+        let is_invalid = |memory: &&Arc<HostBuffer>| memory.is_empty() || memory.len() as u64 > slot_bytes;
+        let Some(layer) = layers.iter().position(|memory| is_invalid(&memory)) else { return Ok(()) };
         let (size, slot) = (ByteSize(layers[layer].len() as u64), ByteSize(slot_bytes));
         let reason = format!(
             "layer {layer} has {size}, and a slot {slot}: layers have at least a byte, and slots the size of the \
              largest"
         );
-        Err(failed("bring in a layer")(DriverError::invalid(Op::CopyToDevice, reason)))
+        Err(failed("copy a layer")(DriverError::invalid(Op::CopyToDevice, reason)))
     }
 
     fn queue(
         &mut self,
         layers: &[Arc<HostBuffer>],
-        compute: &mut dyn FnMut(Turn) -> DriverResult<()>,
+        compute: &mut dyn FnMut(ReadyLayer) -> DriverResult<()>,
         copies: &mut Vec<Pending<()>>,
     ) -> Result<(), PoolError> {
-        let ordered = failed("order a stream behind another");
-        self.is_quiet = false;
+        let ordered = failed("order two streams");
+        self.is_complete = false;
         let mut ahead = layers.iter().enumerate();
-        let mut there = VecDeque::with_capacity(self.slots.len());
+        let mut copied = VecDeque::with_capacity(self.slots.len());
         for (layer, memory) in ahead.by_ref().take(self.slots.len()) {
-            there.push_back(self.bring_in(layer, memory, copies)?);
+            copied.push_back(self.queue_copy(layer, memory, copies)?);
         }
         for (layer, memory) in layers.iter().enumerate() {
-            if let Some(there) = there.pop_front() {
-                self.computing.waits_for(&there).map_err(&ordered)?;
+            if let Some(copied) = copied.pop_front() {
+                self.compute_stream.wait_event(&copied).map_err(&ordered)?;
             }
             let addr = self.slots[layer % self.slots.len()].range.addr;
             let range = DeviceRange::new(addr, memory.len() as u64);
-            compute(Turn { layer, range, stream: self.computing.id() }).map_err(failed("compute a layer"))?;
+            compute(ReadyLayer { layer, range, stream: self.compute_stream.id() })
+                .map_err(failed("compute a layer"))?;
             if let Some((next, memory)) = ahead.next() {
                 // It has the slot of the layer that was just queued.
-                let used = self.computing.mark().map_err(&ordered)?;
-                self.copying.waits_for(&used).map_err(&ordered)?;
-                there.push_back(self.bring_in(next, memory, copies)?);
+                let used = self.compute_stream.record_event().map_err(&ordered)?;
+                self.copy_stream.wait_event(&used).map_err(&ordered)?;
+                copied.push_back(self.queue_copy(next, memory, copies)?);
             }
         }
         Ok(())
     }
 
     /// Queues the copy of a layer to its slot, and says when it has been made.
-    fn bring_in(
+    fn queue_copy(
         &self,
         layer: usize,
         memory: &Arc<HostBuffer>,
         copies: &mut Vec<Pending<()>>,
-    ) -> Result<Mark, PoolError> {
+    ) -> Result<Event, PoolError> {
         let (slot, bytes) = (self.slots[layer % self.slots.len()].id, memory.len() as u64);
         let pool = self.arena.pool();
-        copies.push(pool.write(self.copying.id(), slot, 0, Arc::clone(memory), 0, bytes)?);
-        self.copying.mark().map_err(failed("order a stream behind another"))
+        copies.push(pool.write(self.copy_stream.id(), slot, 0, Arc::clone(memory), 0, bytes)?);
+        self.copy_stream.record_event().map_err(failed("order two streams"))
     }
 
     /// Waits for what an earlier pass has left, if it has.
-    fn calm(&mut self) -> Result<(), PoolError> {
-        if self.is_quiet { Ok(()) } else { self.end_pass() }
+    fn finish_last_pass(&mut self) -> Result<(), PoolError> {
+        if self.is_complete { Ok(()) } else { self.end_pass() }
     }
 
     fn end_pass(&mut self) -> Result<(), PoolError> {
-        let (is_quiet, outcome) = self.settled();
-        self.is_quiet = is_quiet;
+        let (is_complete, outcome) = self.wait_streams();
+        self.is_complete = is_complete;
         outcome
     }
 
     /// Waits for both streams. Whether nothing is in flight on them, and what was said first.
-    fn settled(&self) -> (bool, Result<(), PoolError>) {
-        let (copied, computed) = (self.copying.settle(), self.computing.settle());
+    fn wait_streams(&self) -> (bool, Result<(), PoolError>) {
+        let (copied, computed) = (self.copy_stream.wait_all(), self.compute_stream.wait_all());
         (copied.0 && computed.0, copied.1.and(computed.1).map_err(failed("wait for a pass")))
     }
 
     /// Does all of it that has not been done.
     fn end(&mut self) -> Result<(), PoolError> {
-        let calmed = self.calm();
+        let finished = self.finish_last_pass();
         let mut freed = Ok(());
         // The pool keeps the memory until the streams are past it.
         for slot in self.slots.drain(..) {
             freed = freed.and(self.arena.free(slot.id));
         }
-        let closed = self.copying.close().and(self.computing.close());
-        freed.and(calmed).and(closed.map_err(failed("end a stream")))
+        let closed = self.copy_stream.close().and(self.compute_stream.close());
+        freed.and(finished).and(closed.map_err(failed("end a stream")))
     }
 }
 
@@ -233,7 +235,7 @@ impl Drop for Prefetcher<'_> {
 /// Waits for all of them, and says what the first said that failed.
 fn waited_for(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
     let outcomes = copies.into_iter().map(Pending::wait);
-    outcomes.fold(Ok(()), Result::and).map_err(failed("bring in a layer"))
+    outcomes.fold(Ok(()), Result::and).map_err(failed("copy a layer"))
 }
 
 /// An error of the driver's in an operation.

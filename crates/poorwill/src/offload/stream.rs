@@ -10,7 +10,7 @@ use poorwill_core::{Driver, StreamId};
 const TRIES: usize = 3;
 
 /// Does what must not be left undone because it was refused once. The error is the last.
-fn tried<T, E>(action: impl Fn() -> std::result::Result<T, E>) -> std::result::Result<T, E> {
+fn retried<T, E>(action: impl Fn() -> std::result::Result<T, E>) -> std::result::Result<T, E> {
     let mut outcome = action();
     for _ in 1..TRIES {
         if outcome.is_ok() {
@@ -64,7 +64,7 @@ impl Stream {
     /// # Errors
     /// What the device said first.
     pub fn wait(&self) -> Result<()> {
-        self.settle().1
+        self.wait_all().1
     }
 
     /// Ends it, once.
@@ -73,27 +73,27 @@ impl Stream {
     /// What the driver says; it is tried again when this is dropped.
     pub fn close(&mut self) -> Result<()> {
         if self.is_open {
-            tried(|| self.driver.stream_destroy(self.id))?;
+            retried(|| self.driver.stream_destroy(self.id))?;
             self.is_open = false;
         }
         Ok(())
     }
 
     /// Marks what is queued until now.
-    pub(super) fn mark(&self) -> Result<Mark> {
-        Ok(Mark { id: self.driver.event_record(self.id)?, driver: Arc::clone(&self.driver) })
+    pub(super) fn record_event(&self) -> Result<Event> {
+        Ok(Event { id: self.driver.event_record(self.id)?, driver: Arc::clone(&self.driver) })
     }
 
     /// Lets what is queued from now on wait for a mark.
-    pub(super) fn waits_for(&self, mark: &Mark) -> Result<()> {
+    pub(super) fn wait_event(&self, mark: &Event) -> Result<()> {
         self.driver.stream_wait_event(self.id, mark.id)
     }
 
     /// Waits as [`Stream::wait`] does. Whether nothing is in flight any more, and what was said first.
-    pub(super) fn settle(&self) -> (bool, Result<()>) {
+    pub(super) fn wait_all(&self) -> (bool, Result<()>) {
         let first = self.driver.stream_synchronize(self.id);
-        let is_quiet = first.is_ok() || tried(|| self.driver.stream_synchronize(self.id)).is_ok();
-        (is_quiet, first)
+        let is_complete = first.is_ok() || retried(|| self.driver.stream_synchronize(self.id)).is_ok();
+        (is_complete, first)
     }
 }
 
@@ -105,14 +105,14 @@ impl Drop for Stream {
 }
 
 /// A point in a stream. Forgotten when dropped, passed or not; whoever waits for it goes on waiting.
-pub(super) struct Mark {
+pub(super) struct Event {
     driver: Arc<dyn Driver>,
     id: EventId,
 }
 
-impl Drop for Mark {
+impl Drop for Event {
     fn drop(&mut self) {
-        let _ = tried(|| self.driver.event_destroy(self.id));
+        let _ = retried(|| self.driver.event_destroy(self.id));
     }
 }
 
@@ -146,10 +146,10 @@ mod tests {
                     Verdict::Pass
                 }));
             let stream = Stream::new(&driver).unwrap();
-            drop(stream.mark().unwrap());
+            drop(stream.record_event().unwrap());
             // The first error is told, and what is in flight is waited for.
-            let (is_quiet, first) = stream.settle();
-            assert_eq!((is_quiet, first.is_ok()), (true, refusals == 0));
+            let (is_complete, first) = stream.wait_all();
+            assert_eq!((is_complete, first.is_ok()), (true, refusals == 0));
             drop(stream);
             // Three times is as often as it is tried.
             assert_eq!(given_back.load(Ordering::Relaxed), if refusals < 3 { 2 } else { 0 });

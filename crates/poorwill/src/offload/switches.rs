@@ -23,7 +23,7 @@ pub struct Switches {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name}={value:?} is neither 0 nor 1; correct it, or leave it away")]
 #[non_exhaustive]
-pub struct BadSwitch {
+pub struct InvalidSwitch {
     /// The variable.
     pub name: &'static str,
     /// What it says.
@@ -35,8 +35,8 @@ impl Switches {
     ///
     /// # Errors
     /// The first that is neither `0` nor `1`; empty is as if it were not there.
-    pub fn here() -> Result<Self, BadSwitch> {
-        Self::of(|name| env::var_os(name))
+    pub fn from_env() -> Result<Self, InvalidSwitch> {
+        Self::from_lookup(|name| env::var_os(name))
     }
 
     /// Page-locking turned off by this variable.
@@ -56,11 +56,11 @@ impl Switches {
     /// By a look-up of variables.
     ///
     /// # Errors
-    /// As for [`Switches::here`].
-    pub fn of(look: impl Fn(&str) -> Option<OsString>) -> Result<Self, BadSwitch> {
-        let is_on = |name: &'static str| match look(name) {
+    /// As for [`Switches::from_env`].
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, InvalidSwitch> {
+        let is_on = |name: &'static str| match lookup(name) {
             Some(value) if value == "1" => Ok(true),
-            Some(value) if !value.is_empty() && value != "0" => Err(BadSwitch { name, value }),
+            Some(value) if !value.is_empty() && value != "0" => Err(InvalidSwitch { name, value }),
             _ => Ok(false),
         };
         let mut pin_off = None;
@@ -77,8 +77,10 @@ impl Switches {
 mod tests {
     use super::*;
 
-    fn with(set: &[(&str, &str)]) -> Result<Switches, BadSwitch> {
-        Switches::of(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| OsString::from(value)))
+    fn with(set: &[(&str, &str)]) -> Result<Switches, InvalidSwitch> {
+        Switches::from_lookup(|name| {
+            set.iter().find(|(set, _)| *set == name).map(|(_, value)| OsString::from(value))
+        })
     }
 
     #[test]

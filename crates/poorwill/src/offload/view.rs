@@ -8,7 +8,7 @@ use std::sync::Arc;
 use poorwill_core::{ByteSize, DriverError, DriverErrorKind, Op};
 
 use super::{Buffer, Switches};
-use crate::open::{Device, Seen};
+use crate::open::{Device, HostViewGuard};
 
 /// Host memory as a device sees it, without a copy: what either side writes the other reads, once it has been done.
 /// Whoever uses it has to keep both in order, as with any memory that two work on.
@@ -16,17 +16,17 @@ pub struct View {
     device: Device,
     device_addr: u64,
     bytes: u64,
-    held: Option<Held>,
+    keep_alive: Option<KeepAlive>,
 }
 
 /// What keeps the memory, and the device's sight of it.
-enum Held {
+enum KeepAlive {
     /// Its own drop waits for the device.
     Buffer {
         _buffer: Arc<Buffer>,
     },
     Foreign {
-        seen: Seen,
+        view: HostViewGuard,
         keep: Box<dyn Any + Send + Sync>,
     },
 }
@@ -63,8 +63,8 @@ impl View {
                 )));
             }
         };
-        let (bytes, buffer) = (buffer.bytes(), buffer.show());
-        Ok(Self { device, device_addr, bytes, held: Some(Held::Buffer { _buffer: buffer }) })
+        let (bytes, buffer) = (buffer.bytes(), buffer.retain_for_view());
+        Ok(Self { device, device_addr, bytes, keep_alive: Some(KeepAlive::Buffer { _buffer: buffer }) })
     }
 
     /// Of memory of somebody else's, which `keep` keeps where it is: it is let go of when the view is. The memory is
@@ -85,9 +85,9 @@ impl View {
         if memory.is_empty() {
             return Err(DriverError::invalid(Op::HostRegister, "a view of no bytes was asked for"));
         }
-        device.limbo().clear(device);
+        device.deferred().free_deferred(device);
         let may_lock = switches.pin_off.is_none();
-        let Some((device_addr, seen)) = device.see(memory, may_lock)? else {
+        let Some((device_addr, view)) = device.host_view(memory, may_lock)? else {
             let name = switches.pin_off.unwrap_or_default();
             return Err(unsupported(format!(
                 "{} of pageable memory would have to be page-locked for a view, and {name}=1 is set; leave it away, or \
@@ -95,8 +95,8 @@ impl View {
                 ByteSize(bytes)
             )));
         };
-        let held = Some(Held::Foreign { seen, keep });
-        Ok(Self { device: device.clone(), device_addr, bytes, held })
+        let keep_alive = Some(KeepAlive::Foreign { view, keep });
+        Ok(Self { device: device.clone(), device_addr, bytes, keep_alive })
     }
 
     /// The device that sees it.
@@ -120,10 +120,10 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        let Some(Held::Foreign { seen, keep }) = self.held.take() else { return };
+        let Some(KeepAlive::Foreign { view, keep }) = self.keep_alive.take() else { return };
         if self.device.driver().check_process().is_ok() {
             // First the device's sight of it, then the memory.
-            self.device.limbo().give_back(&self.device, Box::new((seen, keep)));
+            self.device.deferred().free(&self.device, Box::new((view, keep)));
         } else {
             // A forked child has neither.
             std::mem::forget(keep);

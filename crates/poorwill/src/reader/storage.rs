@@ -14,14 +14,14 @@ pub(crate) const ALIGN_BYTES: u64 = 4096;
 
 /// What direct reads begin and end at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Aligned {
+pub(crate) struct Alignment {
     /// In the file.
     pub(crate) offset_bytes: u64,
     /// In memory.
     pub(crate) memory_bytes: u64,
 }
 
-impl Aligned {
+impl Alignment {
     /// What reads keep to in the file, wherever they go.
     pub(crate) fn unit(self) -> u64 {
         self.offset_bytes.max(ALIGN_BYTES)
@@ -40,15 +40,15 @@ pub(crate) enum PageCache {
 /// What is read from. A seam: in tests it fails as storage does.
 pub(crate) trait Storage: Sync {
     /// What direct reads of this file have to keep to; nothing where it is not read directly.
-    fn direct(&self, file: usize) -> Option<Aligned>;
+    fn direct(&self, file: usize) -> Option<Alignment>;
     /// One read, which may give less than was asked for.
     fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize>;
     /// Fills `buf` if the page cache has all of that, and may be used.
     fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool;
     /// From now on the file is not read directly.
-    fn give_up_direct(&self, file: usize, because: String);
+    fn disable_direct(&self, file: usize, because: String);
     /// Drops what the page cache has of these bytes, unless it may keep them.
-    fn forget(&self, file: usize, offset: u64, bytes: u64);
+    fn drop_cached(&self, file: usize, offset: u64, bytes: u64);
 }
 
 /// The files of a checkpoint, each opened when its first byte is read.
@@ -61,7 +61,7 @@ pub(crate) struct Files<'a> {
 struct Opened {
     /// A descriptor of our own, as it should be: its advice is nobody else's.
     own: Option<File>,
-    direct: Option<(File, Aligned)>,
+    direct: Option<(File, Alignment)>,
     /// Why it is not read directly, if it is not.
     because: OnceLock<String>,
 }
@@ -87,7 +87,7 @@ impl<'a> Files<'a> {
         self.opened[file].get_or_init(|| {
             let own = (self.page_cache == PageCache::Emptied).then(|| {
                 // What is cached would be held twice: at least the header, and what was read ahead of it.
-                system::forget(plain, 0, 0);
+                system::drop_cached(plain, 0, 0);
                 system::without_reading_ahead(plain)
             });
             let (direct, because) = match system::direct(plain) {
@@ -101,15 +101,15 @@ impl<'a> Files<'a> {
 
 impl Drop for Files<'_> {
     fn drop(&mut self) {
-        // Whatever is left of them, as what was read ahead in larger pieces than were dropped.
+        // Whatever is left of them, as what was read ahead in larger ranges than were dropped.
         if self.page_cache == PageCache::Emptied {
-            self.checkpoint.files().iter().for_each(|file| system::forget(file.file(), 0, 0));
+            self.checkpoint.files().iter().for_each(|file| system::drop_cached(file.file(), 0, 0));
         }
     }
 }
 
 impl Storage for Files<'_> {
-    fn direct(&self, file: usize) -> Option<Aligned> {
+    fn direct(&self, file: usize) -> Option<Alignment> {
         let Opened { direct, because, .. } = self.opened(file);
         direct.as_ref().filter(|_| because.get().is_none()).map(|(_, aligned)| *aligned)
     }
@@ -124,16 +124,16 @@ impl Storage for Files<'_> {
         self.page_cache == PageCache::Used && system::read_cached(self.plain(file), buf, offset)
     }
 
-    fn give_up_direct(&self, file: usize, because: String) {
+    fn disable_direct(&self, file: usize, because: String) {
         let _ = self.opened(file).because.set(because); // The first reason is the reason.
     }
 
-    fn forget(&self, file: usize, offset: u64, bytes: u64) {
+    fn drop_cached(&self, file: usize, offset: u64, bytes: u64) {
         if self.page_cache == PageCache::Emptied {
             // Whole pages, also where they have something else at their ends: that is read again at worst.
             let begin = offset - offset % ALIGN_BYTES;
             let end = (offset + bytes).next_multiple_of(ALIGN_BYTES);
-            system::forget(self.plain(file), begin, end - begin);
+            system::drop_cached(self.plain(file), begin, end - begin);
         }
     }
 }
@@ -141,9 +141,9 @@ impl Storage for Files<'_> {
 /// Where there are no direct reads that are known.
 #[cfg(not(target_os = "linux"))]
 mod system {
-    use super::{Aligned, File};
+    use super::{Alignment, File};
 
-    pub(super) fn direct(_: &File) -> Result<(File, Aligned), String> {
+    pub(super) fn direct(_: &File) -> Result<(File, Alignment), String> {
         Err("this system is not Linux".to_owned())
     }
     pub(super) fn without_reading_ahead(_: &File) -> Option<File> {
@@ -152,5 +152,5 @@ mod system {
     pub(super) fn read_cached(_: &File, _: &mut [u8], _: u64) -> bool {
         false
     }
-    pub(super) fn forget(_: &File, _: u64, _: u64) {}
+    pub(super) fn drop_cached(_: &File, _: u64, _: u64) {}
 }

@@ -14,7 +14,7 @@ use poorwill::Device;
 use poorwill::chain;
 use poorwill::checkpoint::{Checkpoint, CheckpointError};
 use poorwill::offload::{
-    BufferPin, DISABLE_PIN, HostCheckpoint, How, LoadError, LoadOptions, LoadProgress, Switches, View,
+    BufferPin, DISABLE_PIN, HostCheckpoint, LoadError, LoadOptions, LoadProgress, ReadMethod, Switches, View,
 };
 use poorwill_bench::load::{self, PassKind};
 use poorwill_bench::synthetic::SyntheticMoe;
@@ -32,11 +32,11 @@ pub(crate) fn limited(limit_bytes: Option<u64>) -> Device {
     match Kind::of_this_run() {
         Kind::Host => {
             let config = HostConfig::with_capacity(64 * MIB).backing_up_in(host_memory);
-            Device::of_host(Arc::new(HostDevice::open(&config).unwrap()))
+            Device::from_host(Arc::new(HostDevice::open(&config).unwrap()))
         }
         Kind::Fake | Kind::Cuda(_) => {
             let config = cuda_config().backing_up_in(host_memory);
-            Device::of_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
+            Device::from_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
         }
     }
 }
@@ -161,7 +161,7 @@ fn assert_same(loaded: &HostCheckpoint, contents: &BTreeMap<String, Vec<u8>>) {
     for (name, bytes) in contents {
         let tensor = loaded.tensor(name).unwrap();
         assert!(*loaded.bytes_of(tensor) == bytes[..], "{name}");
-        assert_eq!((tensor.bytes, tensor.place.is_some()), (bytes.len() as u64, !bytes.is_empty()));
+        assert_eq!((tensor.bytes, tensor.location.is_some()), (bytes.len() as u64, !bytes.is_empty()));
     }
 }
 
@@ -182,12 +182,14 @@ fn every_byte_of_every_type_wherever_the_files_are() {
             assert_eq!(ways + report.buffered_bytes, report.bytes);
             // The file's report is true of its bytes.
             match report.files[0].how {
-                How::Direct => assert_eq!((ways, &report.files[0].because), (report.bytes, &None)),
-                How::Buffered => assert!(report.buffered_bytes > 0 && report.files[0].because.is_some()),
+                ReadMethod::Direct => assert_eq!((ways, &report.files[0].because), (report.bytes, &None)),
+                ReadMethod::Buffered => {
+                    assert!(report.buffered_bytes > 0 && report.files[0].because.is_some())
+                }
                 how => panic!("{how:?}"),
             }
             let is_in_memory = place.path().starts_with("/dev/shm");
-            assert!(!is_in_memory || report.files[0].how == How::Buffered);
+            assert!(!is_in_memory || report.files[0].how == ReadMethod::Buffered);
             assert_eq!(report.pinned, is_gpu());
         }
     }
@@ -210,7 +212,7 @@ fn what_is_taken_is_what_was_asked_for() {
         assert!(held_bytes <= used + page * report.buffers as u64, "{held_bytes} for {used}");
         // Alignment takes a thousandth or a page.
         assert!(report.host_bytes <= report.bytes + (report.bytes / 1000).max(4096));
-        for tensor in loaded.tensors().iter().filter_map(|tensor| tensor.place) {
+        for tensor in loaded.tensors().iter().filter_map(|tensor| tensor.location) {
             assert!(tensor.offset.is_multiple_of(report.alignment_bytes.unwrap_or(1)));
         }
         drop(loaded);
@@ -292,7 +294,7 @@ fn nothing_to_load_takes_nothing() {
         let loaded = load(&device, &checkpoint(&path), &options(3)).unwrap();
         assert_same(&loaded, &contents);
         assert_eq!((loaded.buffers().len(), held(&device)), (0, (0, 0)));
-        assert_eq!(loaded.report().files[0].how, How::Unread);
+        assert_eq!(loaded.report().files[0].how, ReadMethod::Unread);
     }
 }
 
@@ -399,7 +401,7 @@ fn a_stopped_load_leaves_nothing_and_the_next_one_is_whole() {
 }
 
 #[test]
-fn who_watches_may_panic_and_nobody_waits_for_ever() {
+fn a_panicking_observer_leaves_no_thread_waiting() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
@@ -479,7 +481,7 @@ fn measuring_takes_turns_and_verifies() {
         let kinds: Vec<PassKind> = report.passes.iter().map(|pass| pass.kind).collect();
         let loads = kinds.iter().filter(|kind| **kind == PassKind::Load).count();
         assert_eq!((loads, stages.len()), (3, 7));
-        if report.load.files[0].how == How::Direct {
+        if report.load.files[0].how == ReadMethod::Direct {
             let (direct, load) = (PassKind::Direct, PassKind::Load);
             assert_eq!(kinds, [direct, load, load, direct, direct, load]);
             let readers: Vec<usize> = report.passes.iter().map(|pass| pass.readers).collect();

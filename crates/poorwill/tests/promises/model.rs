@@ -247,7 +247,7 @@ fn tensors_without_bytes_and_scalars() {
     let mut model = host.load(&files).unwrap();
     verify(&model).unwrap();
     assert_eq!(host.arena.stats().unwrap().live_blocks, 2);
-    nap(&host, Level::One);
+    sleep_and_wake(&host, Level::One);
     verify(&model).unwrap();
     files.flip(files.tensor("scalar"), 0);
     assert_eq!(mismatch(&files, &model), ("scalar".to_owned(), 0));
@@ -261,7 +261,7 @@ fn tensors_without_bytes_and_scalars() {
 fn a_checkpoint_without_tensors_is_a_model() {
     let (files, host) = (Files::of(&[]), Host::new());
     let model = host.load(&files).unwrap();
-    assert!(nap(&host, Level::Two).is_empty());
+    assert!(sleep_and_wake(&host, Level::Two).is_empty());
     verify(&model).unwrap();
     host.assert_empty();
 }
@@ -273,7 +273,7 @@ fn models_share_an_arena() {
     let mut model = host.load(&first).unwrap();
     let mut again = host.load(&first).unwrap();
     let mut other = Model::load(&host.arena, &second.checkpoint, &lora, &|_| {}).unwrap();
-    assert_eq!(nap(&host, Level::Two), [Tag::weights()]);
+    assert_eq!(sleep_and_wake(&host, Level::Two), [Tag::weights()]);
     verify(&other).unwrap();
     model.read_in(&|_| {}).unwrap();
     again.read_in(&|_| {}).unwrap();
@@ -318,7 +318,7 @@ fn a_closed_arena_names_the_tensor_it_refuses() {
 // Sleep and wake
 
 /// Sleeps and wakes everything; the tags that are undefined now.
-fn nap(host: &Host, level: Level) -> Vec<Tag> {
+fn sleep_and_wake(host: &Host, level: Level) -> Vec<Tag> {
     let sleep = host.arena.sleep(&SleepRequest::all(level)).unwrap();
     assert_eq!(sleep.released_bytes, sleep.planned_release_bytes);
     assert_eq!(host.device.memory_info().unwrap().process.unwrap().used_bytes, 0);
@@ -326,13 +326,13 @@ fn nap(host: &Host, level: Level) -> Vec<Tag> {
 }
 
 #[test]
-fn a_level_1_nap_brings_every_byte_back() {
+fn a_level_1_cycle_brings_every_byte_back() {
     let host = Host::new();
     for files in [Files::moe(), Files::several_pieces()] {
         let mut model = host.load(&files).unwrap();
         let before = host.arena.snapshot().unwrap();
         for _ in 0..3 {
-            assert!(nap(&host, Level::One).is_empty());
+            assert!(sleep_and_wake(&host, Level::One).is_empty());
             verify(&model).unwrap();
             assert_eq!(host.arena.snapshot().unwrap(), before);
         }
@@ -346,12 +346,12 @@ fn a_level_1_nap_brings_every_byte_back() {
 }
 
 #[test]
-fn after_a_level_2_nap_the_files_are_read_again() {
+fn after_a_level_2_cycle_the_files_are_read_again() {
     let (files, host) = (Files::several_pieces(), Host::new());
     let mut model = host.load(&files).unwrap();
     let before = host.arena.snapshot().unwrap();
     for _ in 0..2 {
-        assert_eq!(nap(&host, Level::Two), [Tag::weights()]);
+        assert_eq!(sleep_and_wake(&host, Level::Two), [Tag::weights()]);
         let undefined = |error| match error {
             ModelError::Pool { source, .. } => assert!(matches!(*source, PoolError::Undefined { .. })),
             other => panic!("{other:?}"),
@@ -371,7 +371,7 @@ fn after_a_level_2_nap_the_files_are_read_again() {
 fn restoring_what_was_not_read_in_is_found() {
     let (files, host) = (Files::several_pieces(), Host::new());
     let model = host.load(&files).unwrap();
-    nap(&host, Level::Two);
+    sleep_and_wake(&host, Level::Two);
     host.arena.mark_restored(&[Tag::weights()]).unwrap();
     assert!(matches!(verify(&model), Err(ModelError::Mismatch { .. })));
 }
@@ -440,7 +440,7 @@ fn device_bytes_that_change_behind_the_model_are_found() {
         host.flip(bytes, offset);
         assert_eq!(mismatch(&files, &model), (name.to_owned(), offset));
         // A sleep keeps what is on the device, right or wrong.
-        nap(&host, Level::One);
+        sleep_and_wake(&host, Level::One);
         assert_eq!(mismatch(&files, &model), (name.to_owned(), offset));
         host.flip(bytes, offset);
         verify(&model).unwrap();
@@ -454,7 +454,7 @@ fn a_file_replaced_after_loading_is_still_the_old_one() {
     for entry in fs::read_dir(files.folder.path()).unwrap() {
         fs::remove_file(entry.unwrap().path()).unwrap();
     }
-    nap(&host, Level::Two);
+    sleep_and_wake(&host, Level::Two);
     model.read_in(&|_| {}).unwrap();
     host.arena.mark_restored(&[Tag::weights()]).unwrap();
     verify(&model).unwrap();
@@ -546,7 +546,7 @@ fn a_file_truncated_during_a_level_2_sleep_leaves_the_blocks() {
     let mut model = host.load(&files).unwrap();
     let path = files.path_of(files.tensor("large"));
     let whole = fs::read(&path).unwrap();
-    nap(&host, Level::Two);
+    sleep_and_wake(&host, Level::Two);
     files.truncate_in(files.tensor("large"), 10);
     let short = |error: ModelError| match error {
         ModelError::Checkpoint(CheckpointError::ShortRead { .. }) => {}

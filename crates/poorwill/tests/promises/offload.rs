@@ -27,11 +27,11 @@ fn open_with(host_memory: HostMemoryConfig) -> Device {
     match Kind::of_this_run() {
         Kind::Host => {
             let config = HostConfig::with_capacity(64 * MIB).backing_up_in(host_memory);
-            Device::of_host(Arc::new(HostDevice::open(&config).unwrap()))
+            Device::from_host(Arc::new(HostDevice::open(&config).unwrap()))
         }
         Kind::Fake | Kind::Cuda(_) => {
             let config = cuda_config().backing_up_in(host_memory);
-            Device::of_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
+            Device::from_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
         }
     }
 }
@@ -229,8 +229,8 @@ fn the_last_to_go_waits_for_the_device() {
         waits.push(Box::new(lent));
     }
     for held in waits {
-        let (gate, is_open) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
-        hold(&*driver, stream, &gate);
+        let (latch, is_open) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
+        hold(&*driver, stream, &latch);
         thread::scope(|scope| {
             let (begins, begun) = mpsc::channel();
             let is_open = &is_open;
@@ -243,7 +243,7 @@ fn the_last_to_go_waits_for_the_device() {
             // Time for it to go wrong; it cannot go right sooner.
             thread::sleep(Duration::from_millis(50));
             is_open.store(true, Ordering::SeqCst);
-            gate.open();
+            latch.open();
             assert!(letting_go.join().unwrap(), "it had gone before the work had ended");
         });
     }
@@ -257,11 +257,11 @@ fn what_was_never_seen_waits_for_nothing() {
     let device = open();
     let driver = device.driver();
     let stream = driver.stream_create().unwrap();
-    let gate = Arc::new(Gate::default());
-    hold(&*driver, stream, &gate);
+    let latch = Arc::new(Gate::default());
+    hold(&*driver, stream, &latch);
     // If it waited, nobody would open the gate.
     drop(buffer(&device, MIB, BufferPin::Auto));
-    gate.open();
+    latch.open();
     driver.stream_destroy(stream).unwrap();
 }
 
@@ -341,7 +341,7 @@ fn what_is_gone_is_not_held_beyond_a_gibibyte() {
 }
 
 #[test]
-fn a_view_that_is_gone_has_let_go_whoever_else_waits() {
+fn a_dropped_view_is_released_while_others_wait() {
     let device = open();
     thread::scope(|scope| {
         for _ in 0..8 {
@@ -364,7 +364,7 @@ fn what_cannot_be_waited_for_is_kept_until_it_can_be() {
     let library = Some(poorwill_fake_libcuda::path());
     let open = || {
         let config = CudaConfig::gpu(0).through(library.clone());
-        Device::of_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
+        Device::from_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
     };
     let seen = |device: &Device, bytes: &Arc<Vec<u8>>| {
         View::over(device, range_of(bytes), Box::new(Arc::clone(bytes)), on()).unwrap()

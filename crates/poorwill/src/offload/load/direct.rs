@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use super::LoadError;
 use super::sink::Staging;
 use crate::checkpoint::Checkpoint;
-use crate::reader::{self, Files, PIECE_BYTES_MAX, PageCache, Piece, Storage, room_bytes};
+use crate::reader::{self, FileRange, Files, PageCache, RANGE_BYTES_MAX, Storage, buffer_bytes};
 
 /// Reads all tensors of a checkpoint past the page cache, by so many readers, into memory of each reader's own. Gives
 /// how many bytes that were; nothing where one of the files is not read so.
@@ -19,12 +19,12 @@ pub fn read_directly(checkpoint: &Checkpoint, readers: NonZeroUsize) -> Result<O
     if !are_direct() {
         return Ok(None);
     }
-    let pieces = reader::pieces(checkpoint.tensors(), PIECE_BYTES_MAX, |_, _| true);
-    let mut hands: Vec<Staging> = (0..readers.get()).map(|_| Staging::default()).collect();
-    let read = |piece: Piece, staging: &mut Staging| {
-        let read = reader::read(&files, &piece, staging.take(room_bytes(&files, &piece))?);
-        read.map(|_| piece.bytes).map_err(|fault| LoadError::from(piece.refused(checkpoint, fault)))
+    let ranges = reader::ranges(checkpoint.tensors(), RANGE_BYTES_MAX, |_, _| true);
+    let mut workers: Vec<Staging> = (0..readers.get()).map(|_| Staging::default()).collect();
+    let read = |range: FileRange, staging: &mut Staging| {
+        let read = reader::read(&files, &range, staging.take(buffer_bytes(&files, &range))?);
+        read.map(|_| range.bytes).map_err(|error| LoadError::from(range.refused(checkpoint, error)))
     };
-    reader::run(&mut hands, [Ok(pieces)], read, &mut |_| ControlFlow::Continue(()))?;
+    reader::run(&mut workers, [Ok(ranges)], read, &mut |_| ControlFlow::Continue(()))?;
     Ok(are_direct().then(|| checkpoint.bytes()))
 }

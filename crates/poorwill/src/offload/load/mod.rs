@@ -48,15 +48,15 @@ use poorwill_driver::BufferPin;
 
 pub use self::direct::read_directly;
 pub use self::error::LoadError;
-pub use self::layout::Place;
-pub use self::report::{FileReport, How, LoadReport};
+pub use self::layout::TensorLocation;
+pub use self::report::{FileReport, LoadReport, ReadMethod};
 
 use self::layout::Layout;
-use self::sink::{Hand, Sink, Task};
+use self::sink::{ReadWorker, Sink, Task};
 use super::{Buffer, Switches};
 use crate::checkpoint::{Checkpoint, CheckpointError, Dtype, Tensor};
 use crate::open::Device;
-use crate::reader::{self, ALIGN_BYTES, Files, PIECE_BYTES_MAX, PageCache, Storage};
+use crate::reader::{self, ALIGN_BYTES, Files, PageCache, RANGE_BYTES_MAX, Storage};
 
 mod direct;
 mod error;
@@ -68,9 +68,9 @@ mod sink;
 const READERS_ALLOWED: usize = 256;
 
 /// The least that a reader reads with a call.
-const PIECE_BYTES_MIN: u64 = 256 << 10;
+const RANGE_BYTES_MIN: u64 = 256 << 10;
 
-/// The share of a checkpoint's bytes that all readers' own memory is kept to, as long as pieces can be smaller.
+/// The share of a checkpoint's bytes that all readers' own memory is kept to, as long as ranges can be smaller.
 const STAGING_SHARE: u64 = 128;
 
 /// How to load.
@@ -107,10 +107,10 @@ impl LoadOptions {
         self
     }
 
-    /// How many read at the same time: as many as are asked for, and else no more than there are pieces for.
+    /// How many read at the same time: as many as are asked for, and else no more than there are ranges for.
     #[must_use]
     pub fn readers_for(&self, checkpoint: &Checkpoint) -> usize {
-        let most = usize::try_from(checkpoint.bytes() / PIECE_BYTES_MIN).unwrap_or(usize::MAX);
+        let most = usize::try_from(checkpoint.bytes() / RANGE_BYTES_MIN).unwrap_or(usize::MAX);
         let chosen = || reader::readers().min(most.max(1));
         self.readers.map_or_else(chosen, |readers| readers.get().min(READERS_ALLOWED))
     }
@@ -139,7 +139,7 @@ pub struct HostTensor {
     /// Its size, 0 if a dimension is.
     pub bytes: u64,
     /// Where it lies; nowhere if it has no bytes.
-    pub place: Option<Place>,
+    pub location: Option<TensorLocation>,
 }
 
 /// A checkpoint in host memory. Each of its buffers lives as long as this, or whoever else has it: a
@@ -194,8 +194,8 @@ impl HostCheckpoint {
         let by_name = by_name(checkpoint)?;
         let layout = Layout::of(tensors);
         let readers = options.readers_for(checkpoint);
-        let piece_bytes = piece_bytes_of(bytes, readers);
-        let pieces = layout.pieces(tensors, piece_bytes);
+        let range_bytes = range_bytes_for(bytes, readers);
+        let ranges = layout.ranges(tensors, range_bytes);
         let sink = Sink { checkpoint, storage, layout: &layout };
         let refused =
             |source| LoadError::Memory { bytes: layout.bytes(), buffers: layout.buffers.len(), source };
@@ -203,17 +203,17 @@ impl HostCheckpoint {
         let pending = pending.map_err(refused)?;
 
         let mut made: Vec<Option<Buffer>> = layout.buffers.iter().map(|_| None).collect();
-        let mut hands: Vec<Hand> = (0..readers).map(|_| Hand::default()).collect();
+        let mut workers: Vec<ReadWorker> = (0..readers).map(|_| ReadWorker::default()).collect();
         let mut memory_s = 0.0;
-        let mut pieces = pieces.iter().peekable();
+        let mut ranges = ranges.iter().peekable();
         // What was not waited for is given back.
-        let batches = pending.into_iter().zip(&mut made).enumerate().map(|(nth, (pending, place))| {
-            let made = pending.wait().and_then(|made| sink.tasks(nth, &mut pieces, place.insert(made)));
+        let batches = pending.into_iter().zip(&mut made).enumerate().map(|(nth, (pending, location))| {
+            let made = pending.wait().and_then(|made| sink.tasks(nth, &mut ranges, location.insert(made)));
             memory_s = started.elapsed().as_secs_f64();
             made.map_err(refused)
         });
-        let read = |task: Task<'_>, hand: &mut Hand| sink.read(task, hand);
-        let loaded = reader::run(&mut hands, batches, read, &mut |read_bytes| {
+        let read = |task: Task<'_>, worker: &mut ReadWorker| sink.read(task, worker);
+        let loaded = reader::run(&mut workers, batches, read, &mut |read_bytes| {
             let stopped = |()| LoadError::Stopped { read_bytes, bytes };
             observer(LoadProgress { read_bytes, bytes }).map_break(stopped)
         });
@@ -224,15 +224,15 @@ impl HostCheckpoint {
             let _ = device.driver().host_trim();
         })?;
         let buffers: Vec<Arc<Buffer>> = made.into_iter().flatten().map(Arc::new).collect();
-        let tensors = tensors.iter().zip(&layout.places).map(|(tensor, place)| HostTensor {
+        let tensors = tensors.iter().zip(&layout.locations).map(|(tensor, location)| HostTensor {
             name: tensor.name.clone(),
             dtype: tensor.dtype,
             shape: tensor.shape.clone(),
             bytes: tensor.bytes,
-            place: *place,
+            location: *location,
         });
         let tensors: Vec<HostTensor> = tensors.collect();
-        let sum = |of: fn(&Hand) -> u64| hands.iter().map(of).sum();
+        let sum = |of: fn(&ReadWorker) -> u64| workers.iter().map(of).sum();
         let report = LoadReport {
             bytes,
             tensors: tensors.len(),
@@ -242,11 +242,11 @@ impl HostCheckpoint {
             seconds: started.elapsed().as_secs_f64(),
             memory_s,
             readers,
-            piece_bytes,
-            direct_bytes: sum(|hand| hand.direct_bytes),
-            staged_bytes: sum(|hand| hand.staged_bytes),
-            buffered_bytes: sum(|hand| hand.buffered_bytes),
-            staging_bytes: sum(|hand| hand.staging.taken_bytes()),
+            piece_bytes: range_bytes,
+            direct_bytes: sum(|worker| worker.direct_bytes),
+            staged_bytes: sum(|worker| worker.staged_bytes),
+            buffered_bytes: sum(|worker| worker.buffered_bytes),
+            staging_bytes: sum(|worker| worker.staging.capacity_bytes()),
             pinned: buffers.iter().all(|buffer| buffer.is_pinned()),
             pageable_because: buffers.iter().find_map(|buffer| buffer.pageable_because().map(str::to_owned)),
             files: Vec::new(),
@@ -282,8 +282,8 @@ impl HostCheckpoint {
     #[must_use]
     pub fn bytes_of(&self, tensor: &HostTensor) -> TensorBytes {
         let none = TensorBytes { memory: None, range: 0..0 };
-        let Some(Place { buffer, offset }) =
-            tensor.place.filter(|_| self.tensor(&tensor.name) == Some(tensor))
+        let Some(TensorLocation { buffer, offset }) =
+            tensor.location.filter(|_| self.tensor(&tensor.name) == Some(tensor))
         else {
             return none;
         };
@@ -320,10 +320,10 @@ fn by_name(checkpoint: &Checkpoint) -> Result<HashMap<String, usize>, Checkpoint
 }
 
 /// As large as it may be for the readers' own memory to be a small part of the checkpoint.
-fn piece_bytes_of(bytes: u64, readers: usize) -> u64 {
+fn range_bytes_for(bytes: u64, readers: usize) -> u64 {
     let share = bytes / STAGING_SHARE / (readers.max(1) as u64);
     let unit = 16 * ALIGN_BYTES;
-    (share - share % unit).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX)
+    (share - share % unit).clamp(RANGE_BYTES_MIN, RANGE_BYTES_MAX)
 }
 
 fn file_reports(checkpoint: &Checkpoint, files: &Files<'_>) -> Vec<FileReport> {
@@ -333,9 +333,9 @@ fn file_reports(checkpoint: &Checkpoint, files: &Files<'_>) -> Vec<FileReport> {
     }
     let report = |(nth, (file, bytes)): (usize, (&crate::checkpoint::ShardFile, u64))| {
         let (how, because) = match files.how(nth) {
-            None => (How::Unread, None),
-            Some(Ok(())) => (How::Direct, None),
-            Some(Err(because)) => (How::Buffered, Some(because)),
+            None => (ReadMethod::Unread, None),
+            Some(Ok(())) => (ReadMethod::Direct, None),
+            Some(Err(because)) => (ReadMethod::Buffered, Some(because)),
         };
         FileReport { path: file.path.clone(), bytes, how, because }
     };

@@ -52,7 +52,7 @@ pub struct FileReport {
     /// Of its tensors.
     pub bytes: u64,
     /// How it was read.
-    pub how: How,
+    pub how: ReadMethod,
     /// Why it was not read directly, if it was not.
     pub because: Option<String>,
 }
@@ -61,7 +61,7 @@ pub struct FileReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum How {
+pub enum ReadMethod {
     /// Past the page cache (`O_DIRECT`).
     Direct,
     /// Through the page cache, which was dropped behind (`POSIX_FADV_DONTNEED`).

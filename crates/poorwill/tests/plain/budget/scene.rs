@@ -118,20 +118,20 @@ pub(crate) fn figures(budget: &Budget) -> (Option<SourceName>, Option<u64>, Opti
 }
 
 /// What somebody said.
-pub(crate) fn said(budget: &Budget, name: SourceName) -> &Source {
-    budget.source(name).unwrap_or_else(|| panic!("nobody asked {name}: {budget:?}"))
+pub(crate) fn source_of(budget: &Budget, name: SourceName) -> &Source {
+    budget.source(name).unwrap_or_else(|| panic!("{name} was not queried: {budget:?}"))
 }
 
 /// What somebody said has a note with these words.
 pub(crate) fn assert_noted(budget: &Budget, name: SourceName, bytes: Option<u64>, words: &str) {
-    let source = said(budget, name);
+    let source = source_of(budget, name);
     let note = source.note.as_deref().unwrap_or_default();
     assert!(source.bytes == bytes && note.contains(words), "`{words}`, {bytes:?}: {source:?}");
 }
 
 /// What somebody said is taken as it is.
 pub(crate) fn assert_plain(budget: &Budget, name: SourceName, bytes: u64) {
-    let source = said(budget, name);
+    let source = source_of(budget, name);
     assert!(source.bytes == Some(bytes) && source.note.is_none() && !source.is_odd, "{bytes}: {source:?}");
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn take(arena: &Arena, bytes: u64) -> Result<(), PoolError> {
 }
 
 /// So much can be had of an arena, and not one granule more.
-pub(crate) fn assert_room(arena: &Arena, bytes: u64) {
+pub(crate) fn assert_allocatable(arena: &Arena, bytes: u64) {
     let whole = bytes / GRANULE * GRANULE;
     if whole > 0 {
         take(arena, whole).unwrap();
@@ -155,6 +155,6 @@ pub(crate) fn is_full(error: &PoolError) -> bool {
 }
 
 /// What the doctor is asked when nothing else is said: with time for a machine that has other things to do.
-pub(crate) fn patient() -> Plan {
-    Plan::default().patient_for(Duration::from_secs(3600))
+pub(crate) fn plan_with_time() -> Plan {
+    Plan::default().with_timeout(Duration::from_secs(3600))
 }

@@ -41,7 +41,7 @@ fn the_draw_has_every_kind() {
     has("slices of HAMi's", |case| matches!(case.limit, Limit::Hami { .. }));
     has("clients of MPS", |case| matches!(case.limit, Limit::Mps { .. }));
     has("over the limit", Case::is_over_limit);
-    has("nothing left", |case| case.room_bytes() == 0);
+    has("nothing left", |case| case.available_bytes() == 0);
     has("lies about the total", |case| case.info_total.is_some());
     has("lies about what is free", |case| case.info_free.is_some());
     has("properties that lie", |case| case.properties.is_some());
@@ -142,13 +142,13 @@ impl Case {
         }
         let nvml_knows =
             matches!(self.nvml, NvmlSays::Truth { .. }) && !matches!(self.limit, Limit::Mps { .. });
-        let told_by_others = match self.limit {
+        let others_tell_truth = match self.limit {
             Limit::None => self.properties.is_none(),
             // A limit beyond the card is none.
             Limit::Hami { bytes, is_in_environment } => is_in_environment && bytes <= self.capacity_bytes,
             Limit::Mps { bytes } => bytes <= self.capacity_bytes || self.properties.is_none(),
         };
-        if !told_by_others && !nvml_knows {
+        if !others_tell_truth && !nvml_knows {
             self.info_total = None;
         }
         if !nvml_knows {
@@ -199,7 +199,7 @@ impl Case {
     }
 
     /// What can really be had.
-    fn room_bytes(&self) -> u64 {
+    fn available_bytes(&self) -> u64 {
         let left = |bytes: u64| bytes.saturating_sub(self.used_bytes);
         let card = left(self.capacity_bytes);
         match self.limit {
@@ -219,9 +219,9 @@ impl Case {
         let budget = device.budget(cap);
         drop(device);
         let (total, limit) = (budget.total_bytes.unwrap(), budget.budget_bytes.unwrap());
-        let (headroom, room) = (budget.headroom_bytes.unwrap(), self.room_bytes());
-        assert!(total <= room + self.used_bytes, "{self:?}: {budget:?}");
-        assert!(headroom <= room && headroom <= limit && limit <= total, "{self:?}: {budget:?}");
+        let (headroom, available) = (budget.headroom_bytes.unwrap(), self.available_bytes());
+        assert!(total <= available + self.used_bytes, "{self:?}: {budget:?}");
+        assert!(headroom <= available && headroom <= limit && limit <= total, "{self:?}: {budget:?}");
         assert!(cap.is_none_or(|cap| limit <= cap.of(total)), "{self:?}: {budget:?}");
         assert_eq!(budget.process_used_bytes.unwrap_or(0), self.own_bytes(), "{self:?}");
 
@@ -236,7 +236,7 @@ impl Case {
         let mut granules = Granules { arena: &arena, held: 0 };
         granules.grow_to(headroom / GRANULE);
         // The pool may have the rest of the budget, also what others have now, as far as the device gives it.
-        granules.grow_to(allowed.min(room) / GRANULE);
+        granules.grow_to(allowed.min(available) / GRANULE);
         for _ in 0..2 {
             let refused = take(&arena, GRANULE).expect_err("a granule more");
             assert!(is_full(&refused), "{self:?}: {refused}");

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use fastrand::Rng;
-use poorwill::checkpoint::{Checkpoint, CheckpointError, HeaderFault};
+use poorwill::checkpoint::{Checkpoint, CheckpointError, HeaderError};
 use poorwill_testkit::effort::Effort;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -55,17 +55,17 @@ pub(crate) fn assert_same(ours: &Checkpoint, theirs: &SafeTensors<'_>) {
 
 /// Everything that the reference accepts and we refuse.
 fn deliberate_difference(error: &CheckpointError) -> &'static str {
-    let CheckpointError::Header { fault, .. } = error else { panic!("{error:?}") };
-    match fault {
-        HeaderFault::DuplicateKey { .. } => "key twice",
-        HeaderFault::EntryMalformed { reason, .. } if reason.contains("unknown field") => "unknown field",
-        HeaderFault::Malformed { reason } if reason.contains("__metadata__: invalid type: null") => {
+    let CheckpointError::Header { error, .. } = error else { panic!("{error:?}") };
+    match error {
+        HeaderError::DuplicateKey { .. } => "key twice",
+        HeaderError::EntryMalformed { reason, .. } if reason.contains("unknown field") => "unknown field",
+        HeaderError::Malformed { reason } if reason.contains("__metadata__: invalid type: null") => {
             "null metadata"
         }
-        HeaderFault::Malformed { reason } if reason.contains("sequence, expected an object with dtype") => {
+        HeaderError::Malformed { reason } if reason.contains("sequence, expected an object with dtype") => {
             "entry as a list"
         }
-        HeaderFault::Malformed { reason } if reason.contains("map, expected a string") => {
+        HeaderError::Malformed { reason } if reason.contains("map, expected a string") => {
             "dtype as an object"
         }
         other => panic!("not a deliberate difference: {other:?}"),

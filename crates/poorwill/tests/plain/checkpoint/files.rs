@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use poorwill::checkpoint::{Checkpoint, CheckpointError, HeaderFault, IndexFault, Tensor};
+use poorwill::checkpoint::{Checkpoint, CheckpointError, HeaderError, IndexError, Tensor};
 
 /// A safetensors file of this header and payload, without padding.
 pub(crate) fn file(header: &str, payload: &[u8]) -> Vec<u8> {
@@ -77,25 +77,25 @@ pub(crate) fn listing(checkpoint: &Checkpoint) -> Vec<String> {
 }
 
 /// The fault of a file, whose message must begin with its path.
-pub(crate) fn fault_of(bytes: &[u8]) -> HeaderFault {
+pub(crate) fn header_error_of(bytes: &[u8]) -> HeaderError {
     let folder = Folder::new();
     let written = folder.write("x.safetensors", bytes);
     let error = open(&written).unwrap_err();
     assert!(error.to_string().starts_with(written.to_str().unwrap()), "{error}");
     match error {
-        CheckpointError::Header { path, fault } if path == written => fault,
+        CheckpointError::Header { path, error } if path == written => error,
         other => panic!("{other:?}"),
     }
 }
 
 /// The fault of the index in a folder.
-pub(crate) fn index_fault(folder: &Folder) -> (String, IndexFault) {
+pub(crate) fn index_error_of(folder: &Folder) -> (String, IndexError) {
     let error = open(folder.path()).unwrap_err();
     match error {
-        CheckpointError::Index { ref path, ref fault }
+        CheckpointError::Index { ref path, error: ref index_error }
             if *path == folder.join("model.safetensors.index.json") =>
         {
-            (error.to_string(), fault.clone())
+            (error.to_string(), index_error.clone())
         }
         other => panic!("{other:?}"),
     }

@@ -39,7 +39,7 @@ pub(crate) struct Careless {
     inner: Arc<dyn Driver>,
     fault: Fault,
     held: Held,
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) latch: Arc<Gate>,
     copies: AtomicUsize,
     digests: AtomicUsize,
     streams: AtomicI64,
@@ -50,8 +50,8 @@ pub(crate) struct Careless {
 
 impl Careless {
     pub(crate) fn new(inner: Arc<dyn Driver>, fault: Fault, held: Held) -> Arc<Self> {
-        let (gate, copies, digests, streams, events, copying) = Default::default();
-        Arc::new(Self { inner, fault, held, gate, copies, digests, streams, events, copying })
+        let (latch, copies, digests, streams, events, copying) = Default::default();
+        Arc::new(Self { inner, fault, held, latch, copies, digests, streams, events, copying })
     }
 
     /// How many copies to the device there were.
@@ -153,7 +153,7 @@ impl Driver for Careless {
     ) -> Result<Pending<()>> {
         let copy = self.copies.fetch_add(1, Ordering::Relaxed);
         if self.held == Held::BeforeCopy(copy) {
-            hold(&*self.inner, stream, &self.gate);
+            hold(&*self.inner, stream, &self.latch);
         }
         if self.fault == Fault::NoCopy(copy) {
             return Ok(Pending::new(|| Ok(())));
@@ -177,7 +177,7 @@ impl Driver for Careless {
 
     fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<Digest>>> {
         if self.held == Held::BeforeDigest(self.digests.fetch_add(1, Ordering::Relaxed)) {
-            hold(&*self.inner, stream, &self.gate);
+            hold(&*self.inner, stream, &self.latch);
         }
         self.inner.digest(stream, ranges)
     }

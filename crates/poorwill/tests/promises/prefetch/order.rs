@@ -123,16 +123,16 @@ fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
     for slot in prefetcher.slots() {
         device.zero(poorwill::StreamId::DEFAULT, slot.range).unwrap().wait().unwrap();
     }
-    let patience = if fault == Fault::None { A_WHILE } else { PATIENCE / 2 };
-    let (tell, told) = mpsc::channel::<Vec<Pending<Vec<Digest>>>>();
+    let timeout = if fault == Fault::None { A_WHILE } else { PATIENCE / 2 };
+    let (notify, queued) = mpsc::channel::<Vec<Pending<Vec<Digest>>>>();
     let (answer, answered) = mpsc::channel();
     let watching = Arc::clone(&careless);
     let watcher = thread::spawn(move || {
         // All of the pass is queued.
-        let pending = told.recv().unwrap();
+        let pending = queued.recv().unwrap();
         let (ended, end) = mpsc::channel();
-        let looker = Arc::clone(&watching);
-        let looking = thread::spawn(move || {
+        let watched = Arc::clone(&watching);
+        let waiter = thread::spawn(move || {
             let mut digests = Vec::new();
             for (layer, pending) in pending.into_iter().enumerate() {
                 digests.push(pending.wait().unwrap());
@@ -141,7 +141,7 @@ fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
                 }
                 if matches!(held, Held::BeforeDigest(held) if layer + 1 == held) {
                     // The copy that has the slot next.
-                    while !looker.has_copied(layer + 3) {
+                    while !watched.has_copied(layer + 3) {
                         thread::sleep(Duration::from_micros(200));
                     }
                     let _ = ended.send(());
@@ -149,16 +149,16 @@ fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
             }
             digests
         });
-        let has_happened = end.recv_timeout(patience).is_ok();
-        watching.gate.open();
-        let _ = answer.send((has_happened, looking.join().unwrap()));
+        let has_happened = end.recv_timeout(timeout).is_ok();
+        watching.latch.open();
+        let _ = answer.send((has_happened, waiter.join().unwrap()));
     });
     let mut pending = Vec::new();
     prefetcher
         .forward(&memory, &mut |turn| {
             pending.push(careless.digest(turn.stream, &[turn.range])?);
             if turn.layer + 1 == LAYERS {
-                tell.send(std::mem::take(&mut pending)).unwrap();
+                notify.send(std::mem::take(&mut pending)).unwrap();
             }
             Ok(())
         })

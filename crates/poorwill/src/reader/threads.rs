@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 /// How often the caller is told, and asked whether to go on.
-const TELL: Duration = Duration::from_millis(50);
+const OBSERVE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Has a thread with each of `hands` `read` tasks, and gives how many there were. Where no thread is to be had, the
 /// caller reads. What `read` gives is how many bytes those were.
@@ -18,82 +18,82 @@ const TELL: Duration = Duration::from_millis(50);
 /// The caller's thread makes the tasks, batch by batch, and calls `ask` meanwhile with how much has been read. The first
 /// error of anybody's is the outcome, nothing is begun after it, and the hands come back. Nor is anything after a panic,
 /// which goes on when all readers have ended.
-pub(crate) fn run<T: Send, H: Send, E: Send>(
-    hands: &mut Vec<H>,
+pub(crate) fn run<T: Send, W: Send, E: Send>(
+    workers: &mut Vec<W>,
     batches: impl IntoIterator<Item = Result<Vec<T>, E>>,
-    read: impl Fn(T, &mut H) -> Result<u64, E> + Sync,
-    ask: &mut dyn FnMut(u64) -> ControlFlow<E>,
+    read: impl Fn(T, &mut W) -> Result<u64, E> + Sync,
+    observe: &mut dyn FnMut(u64) -> ControlFlow<E>,
 ) -> Result<usize, E> {
-    let (wanted, idle) = (hands.len(), Mutex::new(mem::take(hands)));
-    let (is_over, failed, read_bytes) = (AtomicBool::new(false), Mutex::new(None), AtomicU64::new(0));
-    let (more, tasks) = mpsc::channel();
-    let (leave, left) = mpsc::channel();
+    let (wanted, idle) = (workers.len(), Mutex::new(mem::take(workers)));
+    let (is_stopped, failed, read_bytes) = (AtomicBool::new(false), Mutex::new(None), AtomicU64::new(0));
+    let (queue, tasks) = mpsc::channel();
+    let (finish, finished) = mpsc::channel();
     let tasks = Mutex::new(tasks);
     let fail = |error| {
         lock(&failed).get_or_insert(error);
-        is_over.store(true, Ordering::Relaxed);
+        is_stopped.store(true, Ordering::Relaxed);
     };
-    let work = |hand: &mut H, after_each: &mut dyn FnMut()| {
-        let next = || lock(&tasks).recv().ok().filter(|_| !is_over.load(Ordering::Relaxed));
+    let work = |worker: &mut W, after_each: &mut dyn FnMut()| {
+        let next = || lock(&tasks).recv().ok().filter(|_| !is_stopped.load(Ordering::Relaxed));
         while let Some(task) = next() {
-            match read(task, hand) {
+            match read(task, worker) {
                 Ok(bytes) => _ = read_bytes.fetch_add(bytes, Ordering::Relaxed),
                 Err(error) => fail(error),
             }
             after_each();
         }
     };
-    let mut ask = || {
-        if let ControlFlow::Break(error) = ask(read_bytes.load(Ordering::Relaxed)) {
+    let mut observe = || {
+        if let ControlFlow::Break(error) = observe(read_bytes.load(Ordering::Relaxed)) {
             fail(error);
         }
     };
     let readers = thread::scope(|scope| {
-        let _caller = EndsAtPanic(&is_over);
+        let _caller = StopOnPanic(&is_stopped);
         let started = (0..wanted).take_while(|_| {
-            let (leave, idle, work, is_over) = (leave.clone(), &idle, &work, &is_over);
+            let (finish, idle, work, is_stopped) = (finish.clone(), &idle, &work, &is_stopped);
             let reader = move || {
-                let _reader = EndsAtPanic(is_over);
-                let Some(mut hand) = lock(idle).pop() else { return };
-                work(&mut hand, &mut || ());
-                let _ = leave.send(hand);
+                let _reader = StopOnPanic(is_stopped);
+                let Some(mut worker) = lock(idle).pop() else { return };
+                work(&mut worker, &mut || ());
+                let _ = finish.send(worker);
             };
             thread::Builder::new().name("poorwill-read".into()).spawn_scoped(scope, reader).is_ok()
         });
         let readers = started.count();
-        drop(leave);
+        drop(finish);
         let mut batches = batches.into_iter();
         loop {
-            ask();
-            match if is_over.load(Ordering::Relaxed) { None } else { batches.next() } {
-                Some(Ok(batch)) => batch.into_iter().for_each(|task| _ = more.send(task)),
+            observe();
+            match if is_stopped.load(Ordering::Relaxed) { None } else { batches.next() } {
+                Some(Ok(batch)) => batch.into_iter().for_each(|task| _ = queue.send(task)),
                 Some(Err(error)) => fail(error),
                 None => break,
             }
         }
-        drop(more);
-        if let (0, Some(hand)) = (readers, lock(&idle).first_mut()) {
-            work(hand, &mut ask);
+        drop(queue);
+        if let (0, Some(worker)) = (readers, lock(&idle).first_mut()) {
+            work(worker, &mut observe);
         }
         loop {
-            match left.recv_timeout(TELL) {
-                Ok(hand) => lock(&idle).push(hand),
+            match finished.recv_timeout(OBSERVE_INTERVAL) {
+                Ok(worker) => lock(&idle).push(worker),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            ask();
+            observe();
         }
         readers.max(1)
     });
-    *hands = idle.into_inner().unwrap_or_else(PoisonError::into_inner);
+    *workers = idle.into_inner().unwrap_or_else(PoisonError::into_inner);
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     failed.map_or(Ok(readers), Err)
 }
 
 /// Whoever panics, be it the caller where it is asked, ends the work.
-struct EndsAtPanic<'a>(&'a AtomicBool);
+struct StopOnPanic<'a>(&'a AtomicBool);
 
-impl Drop for EndsAtPanic<'_> {
+impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.store(true, Ordering::Relaxed);
