@@ -1,21 +1,29 @@
-//! GPUs by their positions at NVML, as `nvidia-smi` counts them, without a context on any.
+//! Memory of GPUs by their NVML index, as `nvidia-smi` counts, without a context on any.
 //!
-//! The positions of CUDA's devices are others: `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` change those, and not
-//! these. The figures are those that `poorwill doctor` is told by NVML.
+//! CUDA ordinals differ: `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` change them, and not the NVML index.
+//!
+//! ```
+//! use poorwill::gpus::Gpus;
+//!
+//! match Gpus::open().and_then(|gpus| gpus.memory(0)) {
+//!     Ok(memory) => println!("{} bytes are free", memory.free_bytes),
+//!     Err(error) => println!("{error}"), // No driver, no such GPU, or a MIG-partitioned one.
+//! }
+//! ```
 
 use nvml_wrapper::Nvml as Library;
 use poorwill_core::ByteSize;
 use poorwill_driver::nvml::Nvml;
 
-/// By which name a driver installs NVML, and by which its development files do.
+/// The file name that a driver installs, and that of the development files.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 /// NVML, loaded.
 #[derive(Debug)]
 pub struct Gpus {
-    /// What knows positions.
+    /// Finds GPUs by index.
     library: Library,
-    /// What knows memory.
+    /// Reads their memory.
     nvml: Nvml,
 }
 
@@ -23,40 +31,40 @@ pub struct Gpus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuMemory {
-    /// All of it, that of the driver's own included.
+    /// All of it, including the driver's own.
     pub total_bytes: u64,
-    /// Of which nobody uses.
+    /// Unused memory.
     pub free_bytes: u64,
 }
 
-/// Why a GPU's memory is not known.
+/// Why the memory of a GPU is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpusError {
-    /// There is no NVML.
+    /// NVML does not load. Install the NVIDIA driver.
     #[error("NVML cannot be asked: {reason}")]
     Unavailable {
-        /// Why, with the name of the file.
+        /// Why, with the file name.
         reason: String,
     },
-    /// There are fewer GPUs.
+    /// The index is too large.
     #[error("NVML shows {count} GPUs, counted from 0, and none at {position}")]
     Absent {
-        /// Which was asked for.
+        /// The requested index.
         position: usize,
-        /// How many there are.
+        /// Number of GPUs.
         count: u32,
     },
-    /// It is divided into instances.
+    /// The GPU has MIG instances.
     #[error("GPU {position} is divided into instances (MIG), and its figures say nothing about one of them")]
     Partitioned {
-        /// Which.
+        /// The requested index.
         position: usize,
     },
-    /// NVML does not say, or says what cannot be.
+    /// NVML reports no figures, or impossible ones.
     #[error("NVML does not report the memory of GPU {position}: {reason}")]
     Unreadable {
-        /// Which.
+        /// The requested index.
         position: usize,
         /// Why.
         reason: String,
@@ -64,7 +72,7 @@ pub enum GpusError {
 }
 
 impl Gpus {
-    /// Loads NVML, or says why it cannot be.
+    /// Loads NVML.
     ///
     /// # Errors
     /// [`GpusError::Unavailable`].
@@ -78,10 +86,10 @@ impl Gpus {
         }
     }
 
-    /// What there is of the GPU at this position now, whoever uses it.
+    /// The memory of a GPU now.
     ///
     /// # Errors
-    /// If there is none, or its memory is not told.
+    /// Without such a GPU, or without its figures.
     pub fn memory(&self, position: usize) -> Result<GpuMemory, GpusError> {
         let unreadable = |reason: String| GpusError::Unreadable { position, reason };
         let count = self.library.device_count().map_err(|error| unreadable(error.to_string()))?;

@@ -1,8 +1,8 @@
 //! A block that frees itself.
 //!
-//! An [`OwnedBlock`] frees its block when it is dropped, however that comes about (an early return, a panic), and keeps the
-//! arena until then, so that the memory does not go before it. [`OwnedBlock::free`] and [`OwnedBlock::into_block`] take
-//! it by value: afterwards nobody frees the block a second time.
+//! Dropping an [`OwnedBlock`] frees its block, also after an early return or a panic. It keeps the arena
+//! alive until then. [`OwnedBlock::free`] and [`OwnedBlock::into_block`] take it by value, so no block is
+//! freed twice.
 
 use std::fmt;
 use std::ops::Deref;
@@ -11,10 +11,9 @@ use poorwill_core::{Block, PoolError};
 
 use crate::arena::Arena;
 
-/// A live block of an [`Arena`] that is freed when this is dropped; made by [`Arena::alloc_owned`].
+/// A live block of an [`Arena`], freed on drop; made by [`Arena::alloc_owned`].
 ///
-/// It dereferences to its [`Block`]. Its memory is free as after [`Arena::free`]: at once for the block's own stream, for
-/// others after the work that is queued by then.
+/// Dereferences to its [`Block`]. Other streams may reuse the memory as after [`Arena::free`].
 ///
 /// ```
 /// # use poorwill::{AllocRequest, Arena, Config, Tag};
@@ -39,7 +38,7 @@ use crate::arena::Arena;
 pub struct OwnedBlock {
     arena: Arena,
     block: Block,
-    /// Whether dropping this frees it.
+    /// Whether dropping frees the block.
     is_armed: bool,
 }
 
@@ -48,23 +47,23 @@ impl OwnedBlock {
         Self { arena, block, is_armed: true }
     }
 
-    /// The arena that it is from.
+    /// The block's arena.
     #[must_use]
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
-    /// Frees the block, and tells what dropping it cannot: that it had been taken away before.
+    /// Frees the block and returns the error that a drop ignores.
     ///
     /// # Errors
-    /// `StaleBlock` when somebody freed it by its handle, and `Closed` when the arena was closed. `WrongProcess` in a fork
-    /// of the process that opened the arena, and `Poisoned` after a panic inside of the pool. None leaves it to free.
+    /// `StaleBlock` when it was freed by its handle; `Closed`, `WrongProcess` and `Poisoned` as all methods
+    /// of [`Arena`]. After any of them there is nothing left to free.
     pub fn free(mut self) -> Result<(), PoolError> {
         self.is_armed = false;
         self.arena.free(self.block.id)
     }
 
-    /// The block, which whoever calls this frees: for [`Arena::free_part`], or for callers over a foreign interface.
+    /// Releases ownership: the caller frees the block. For [`Arena::free_part`] and foreign interfaces.
     #[must_use = "nothing else frees the block"]
     pub fn into_block(mut self) -> Block {
         self.is_armed = false;
@@ -89,8 +88,8 @@ impl fmt::Debug for OwnedBlock {
 impl Drop for OwnedBlock {
     fn drop(&mut self) {
         if self.is_armed {
-            // Freeing asks the device nothing. It fails only where there is no block to free: the arena was closed or
-            // is poisoned, the block was freed by its handle, or this is a fork, and the block its parent's.
+            // Freeing does not call the device. It fails only when there is nothing to free: after a close, a panic
+            // in the pool or a free by handle, or in a fork.
             let _ = self.arena.free(self.block.id);
         }
     }

@@ -202,7 +202,7 @@ fn assert_client(budget: &Budget, free_bytes: u64) {
     assert_eq!(figures(budget), (Some(MpsLimit), Some(10 * GIB), Some(free_bytes)));
     assert_plain(budget, CudaTotal, 24 * GIB);
     assert_noted(budget, MpsLimit, Some(10 * GIB), "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
-    assert_eq!(source(budget, CudaFree).bytes, Some(free_bytes));
+    assert_eq!(source_of(budget, CudaFree).bytes, Some(free_bytes));
     assert_allocatable(&Arena::open(Config::on(gpu())).unwrap(), free_bytes);
 }
 
