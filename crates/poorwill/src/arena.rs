@@ -274,9 +274,6 @@ impl Arena {
 
     /// Sets how many bytes may stay cached; the excess is released in the background, starting now. `None`
     /// caches everything. Waits for nothing.
-    ///
-    /// # Errors
-    /// None of its own.
     pub fn set_cached_max_bytes(&self, cached_max_bytes: Option<u64>) -> Result<(), PoolError> {
         self.0.pool.set_cached_max_bytes(cached_max_bytes)
     }
@@ -292,9 +289,6 @@ impl Arena {
 
     /// Declares, from now on, how the bytes of `tag` change between sleeps; for instance that they are
     /// immutable once loaded. Waits for a running sleep or wake of the tag.
-    ///
-    /// # Errors
-    /// None of its own.
     pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<(), PoolError> {
         self.0.pool.declare_changes(tag, changes)
     }
@@ -379,9 +373,6 @@ impl Arena {
 
     /// All block ranges lost with their backup and not yet restored or freed, by address. Excludes tags that
     /// a sleep dropped: they are undefined as a whole.
-    ///
-    /// # Errors
-    /// None of its own.
     pub fn lost_ranges(&self) -> Result<Vec<LostRange>, PoolError> {
         self.0.pool.lost_ranges()
     }
@@ -453,9 +444,6 @@ impl Arena {
     }
 
     /// The held tags, their holders, and the freed bytes that stay mapped because of them.
-    ///
-    /// # Errors
-    /// None of its own.
     pub fn held(&self) -> Result<Vec<HeldTag>, PoolError> {
         self.0.pool.held()
     }
@@ -469,17 +457,11 @@ impl Arena {
     }
 
     /// Live, mapped, cached and backed-up bytes, in total and by tag. Waits for nothing that lasts.
-    ///
-    /// # Errors
-    /// None of its own.
     pub fn stats(&self) -> Result<PoolStats, PoolError> {
         self.0.pool.stats()
     }
 
     /// Every segment with its blocks, live and free, in address order.
-    ///
-    /// # Errors
-    /// None of its own.
     pub fn snapshot(&self) -> Result<Snapshot, PoolError> {
         self.0.pool.snapshot()
     }

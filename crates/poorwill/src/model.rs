@@ -1,11 +1,11 @@
-//! A checkpoint in an arena: loaded by several readers, compared with its files at any time.
+//! A checkpoint in an arena: loaded by several readers, and comparable with its files at any time.
 //!
-//! The files are read in ranges into page-locked memory of each reader's, and copied from there on a stream of each
-//! reader's: past the page cache where the storage reads so, but for what the page cache has already.
+//! Each reader copies through its own page-locked buffer on its own stream. Reads bypass the page cache where
+//! the storage allows it; bytes that are cached already come from the cache.
 //!
-//! Each tensor has a block of its own. Loading allocates all of them before it reads a byte, so a model that
-//! does not fit is refused at once, and frees all of them when it fails. A [`Model`] frees nothing when it is
-//! dropped: its blocks live as long as the arena, or until [`Model::free`].
+//! Each tensor has its own block. All blocks are allocated before the first read, so a model that does not
+//! fit fails at once. A failed load frees all of them. Dropping a [`Model`] frees nothing: its blocks live as
+//! long as the arena, or until [`Model::free`].
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -21,45 +21,45 @@ use crate::reader::{
     self, ALIGN_BYTES, FileRange, Files, PageCache, RANGE_BYTES_MAX, Storage, TensorPart, buffer_bytes, index,
 };
 
-/// Why a model could not be loaded, restored or verified.
+/// Why a model was not loaded, restored or verified. The message names the tensor.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The files.
+    /// The checkpoint's files.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// No memory for a tensor.
+    /// No memory for a tensor. Free blocks, or raise the arena's limit.
     #[error("no memory for tensor {} of {} ({bytes} B)", text::name(tensor), text::path(path))]
     Alloc {
         /// The file.
         path: PathBuf,
-        /// The tensor, as the file names it.
+        /// Its name in the file.
         tensor: String,
-        /// Its size in bytes.
+        /// Its bytes.
         bytes: u64,
-        /// What the pool said.
+        /// The pool's error.
         source: Box<PoolError>,
     },
     /// The arena refused or failed a copy.
     #[error("cannot copy tensor {}", text::name(tensor))]
     Pool {
-        /// The tensor, as the file names it.
+        /// Its name in the file.
         tensor: String,
-        /// What the pool said.
+        /// The pool's error.
         source: Box<PoolError>,
     },
     /// The device failed a copy, or the host has no memory for one.
     #[error("moving bytes of tensor {} failed", text::name(tensor))]
     Copy {
-        /// The tensor, as the file names it.
+        /// Its name in the file.
         tensor: String,
-        /// What the driver said.
+        /// The driver's error.
         source: DriverError,
     },
-    /// The device has no stream to copy on.
+    /// The device provides no stream for copies.
     #[error("no stream to move the model on")]
     Stream(#[source] DriverError),
-    /// The device holds other bytes than the file.
+    /// Device and file differ. Load the model again.
     #[error(
         "tensor {} of {} differs from the file at byte {offset} of {bytes}",
         text::name(tensor),
@@ -68,44 +68,67 @@ pub enum ModelError {
     Mismatch {
         /// The file.
         path: PathBuf,
-        /// The tensor, as the file names it.
+        /// Its name in the file.
         tensor: String,
-        /// The first byte that differs.
+        /// The first different byte of the tensor.
         offset: u64,
-        /// Size of the tensor in bytes.
+        /// The tensor's bytes.
         bytes: u64,
     },
-    /// A block is not where it was allocated.
+    /// A block changed its address.
     #[error("tensor {} has moved from {:#x} to {:#x}", text::name(tensor), from.range.addr, to.range.addr)]
     Moved {
-        /// The tensor, as the file names it.
+        /// Its name in the file.
         tensor: String,
-        /// Where it was allocated.
+        /// The block as allocated.
         from: Block,
-        /// Where it is.
+        /// The block now.
         to: Block,
     },
 }
 
-/// Told how many bytes were just moved, from several threads.
+/// Receives the bytes of each copy, from several threads.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// A checkpoint whose tensors have blocks in an arena.
+///
+/// ```
+/// use poorwill::checkpoint::Checkpoint;
+/// use poorwill::model::Model;
+/// use poorwill::{Arena, Config, Level, SleepRequest, Tag, WakeRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # std::fs::write(folder.path().join("m.safetensors"), [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let model = Model::load(&arena, &checkpoint, &Tag::weights(), &|bytes| println!("{bytes} more bytes"))?;
+///
+/// arena.sleep(&SleepRequest::all(Level::Two))?; // Drops the weights.
+/// arena.wake(&WakeRequest::all())?;
+/// model.read_in(&|_| ())?;
+/// arena.mark_restored(&[Tag::weights()])?;
+/// model.verify(&|_| ())?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Model<'a> {
     arena: &'a Arena,
     checkpoint: &'a Checkpoint,
-    /// By tensor; none for a tensor without bytes.
+    /// By tensor; `None` for an empty tensor.
     blocks: Vec<Option<Block>>,
 }
 
 impl<'a> Model<'a> {
-    /// Allocates a block of `tag` for each tensor of `checkpoint` and reads it in.
+    /// Allocates a block of `tag` for each tensor of `checkpoint` and reads it.
     ///
     /// # Errors
-    /// `Alloc`, naming the tensor; `Checkpoint` when the files change or shrink meanwhile; `Pool`, `Copy`,
-    /// `Stream`.
-    /// Nothing stays allocated.
+    /// `Alloc`; `Checkpoint` when the files change or shrink meanwhile; `Pool`, `Copy`, `Stream`. All blocks
+    /// are freed.
     pub fn load(
         arena: &'a Arena,
         checkpoint: &'a Checkpoint,
@@ -115,18 +138,18 @@ impl<'a> Model<'a> {
         let mut model = Self { arena, checkpoint, blocks: Vec::new() };
         let loaded = model.allocate(tag).and_then(|()| model.read_in(progress));
         if let Err(error) = loaded {
-            // The first failure is the one to report; blocks that cannot be freed go with the arena.
+            // Report the first failure; blocks that fail to free are freed with the arena.
             let _ = model.free();
             return Err(error);
         }
         Ok(model)
     }
 
-    /// Reads every tensor from its file again, after a sleep that dropped them. Marking the tag as restored
-    /// is left to the caller, who knows whether other blocks have the tag.
+    /// Reads every tensor again, after a sleep dropped them. The caller then calls [`Arena::mark_restored`],
+    /// since other blocks may have the same tag.
     ///
     /// # Errors
-    /// As for [`Model::load`], but the blocks stay.
+    /// As [`Model::load`]; the blocks stay.
     pub fn read_in(&self, progress: Progress<'_>) -> Result<(), ModelError> {
         self.read_in_from(&Files::of(self.checkpoint, PageCache::Used), progress)
     }
@@ -145,7 +168,7 @@ impl<'a> Model<'a> {
                 copies.push((part.done(copy)?, part));
                 Ok(())
             });
-            // Whatever failed: a copy that nobody waits for keeps its buffer for a while.
+            // Wait even after a failure: an unfinished copy keeps its buffer.
             let ended = copies.into_iter().map(|(copy, part)| copied(part.tensor, copy.wait()));
             let ended = ended.fold(Ok(()), Result::and);
             worker.spare.extend(Arc::into_inner(buffer));
@@ -153,10 +176,10 @@ impl<'a> Model<'a> {
         })
     }
 
-    /// Compares every byte on the device with the files, and every address with where it was.
+    /// Compares every byte on the device with the files, and every address with the allocated one.
     ///
     /// # Errors
-    /// `Mismatch` or `Moved` for the first tensor found; otherwise as for [`Model::load`].
+    /// `Mismatch` or `Moved` for the first tensor found; otherwise as [`Model::load`].
     pub fn verify(&self, progress: Progress<'_>) -> Result<(), ModelError> {
         let files = Files::of(self.checkpoint, PageCache::Used);
         self.for_each_range(&files, 2, progress, |range, begin, stored, worker| {
@@ -172,7 +195,7 @@ impl<'a> Model<'a> {
                 found = copied(tensor, copy.wait())?;
                 let range = index(at)..index(at + bytes);
                 let (there, here) = (&found[range.clone()], &stored[range]);
-                // The first that differs is looked for where one does: it takes longer.
+                // Search for the first difference only in a range that differs: it is slower.
                 if there != here {
                     let nth = there.iter().zip(here).take_while(|(a, b)| a == b).count();
                     return Err(ModelError::Mismatch {
@@ -191,7 +214,7 @@ impl<'a> Model<'a> {
     /// Frees every block.
     ///
     /// # Errors
-    /// `Pool` for a block that somebody else freed.
+    /// `Pool` for a block that was freed elsewhere.
     pub fn free(&mut self) -> Result<(), ModelError> {
         let mut failed = Ok(());
         for (block, tensor) in self.blocks.drain(..).zip(self.checkpoint.tensors()) {
@@ -221,8 +244,8 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Has several readers, with so many buffers each, read all ranges, and do something with what was read and where in
-    /// its buffer it begins; the first error ends all.
+    /// Reads all ranges with several readers of `buffers` buffers each. `work` gets each range, its buffer,
+    /// and the offset of the range in it. The first error ends all.
     fn for_each_range(
         &self,
         storage: &dyn Storage,
@@ -252,8 +275,8 @@ impl<'a> Model<'a> {
         result
     }
 
-    /// What each reader works with: for one at least, and for fewer than are wanted if the device has no more streams,
-    /// or no more host memory is to be had.
+    /// At least one worker; fewer than `wanted` when the device has no more streams, or the host no more
+    /// memory.
     fn workers(&self, wanted: usize, buffers: usize) -> Result<Vec<CopyWorker>, ModelError> {
         let mut workers = Vec::new();
         while workers.len() < wanted {
@@ -266,7 +289,7 @@ impl<'a> Model<'a> {
                     break;
                 }
                 Err(error) => {
-                    // The error that counts is the first one.
+                    // Keep the first error.
                     workers.iter().for_each(|CopyWorker { stream, .. }| {
                         _ = self.arena.driver().stream_destroy(*stream)
                     });
@@ -290,7 +313,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// A buffer with room for a range.
+    /// A buffer that is large enough for a range.
     fn buffer(
         &self,
         range: &FileRange,
@@ -303,7 +326,7 @@ impl<'a> Model<'a> {
         copied(tensor, spare.map_or_else(made, Ok))
     }
 
-    /// What a range, which begins at `at` of its buffer, is made of.
+    /// The tensor parts of a range that begins at `at` in its buffer.
     fn tensor_ranges(&self, range: &FileRange, mut at: u64) -> impl Iterator<Item = TensorRange<'a>> {
         range.parts.iter().filter_map(move |part| {
             let TensorPart { tensor, offset, bytes } = *part;
@@ -318,7 +341,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Bytes of a tensor, and where in a buffer they are.
+/// Bytes of a tensor; `at` is their offset in the buffer.
 struct TensorRange<'a> {
     tensor: &'a Tensor,
     block: Block,
@@ -341,7 +364,7 @@ fn is_out_of_host_memory(error: &DriverError) -> bool {
     matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. })
 }
 
-/// What one reader has of its own.
+/// The resources of one reader.
 struct CopyWorker {
     stream: StreamId,
     spare: Vec<HostBuffer>,

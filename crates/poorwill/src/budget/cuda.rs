@@ -1,4 +1,4 @@
-//! Whom to ask about a GPU's memory, and how a GPU is cut into slices.
+//! The sources of a GPU's memory figures, and how the GPU is sliced.
 
 use poorwill_core::budget::{Answer, Fact, SourceName};
 use poorwill_driver::CudaDevice;
@@ -9,23 +9,23 @@ use poorwill_driver::system::{GroupDeviceMemory, System};
 
 use super::Slice;
 
-/// What everyone says about the memory of a GPU that is open.
+/// The figures of all sources for an open GPU.
 pub(crate) fn facts_of(device: &CudaDevice) -> Vec<Fact> {
     let reported = device.memory_as_told().map_err(|error| error.kind.to_string());
     GpuMemoryFacts::here(device.gpu(), &reported, &Nvml::load()).facts
 }
 
-/// A GPU, what everyone says about its memory, and how it is cut.
+/// The figures of all sources for a GPU, and how it is sliced.
 #[derive(Debug)]
 pub(crate) struct GpuMemoryFacts {
     pub(crate) facts: Vec<Fact>,
-    /// The means nearest to this process, where there are several.
+    /// With several slices, the one nearest to this process.
     pub(crate) slice: Option<Slice>,
-    /// What the environment says and nobody can read, or does not say, in sentences.
+    /// Sentences about limits in the environment that cannot be read.
     pub(crate) problems: Vec<String>,
 }
 
-/// Those who can be asked beside the GPU's driver.
+/// The sources beside the GPU's driver.
 struct FactSources<'a> {
     nvml: &'a Result<Nvml, String>,
     system: &'a System,
@@ -33,7 +33,7 @@ struct FactSources<'a> {
 }
 
 impl GpuMemoryFacts {
-    /// Asks on this computer, in this environment. `told` is what the driver says in a context, or why it does not.
+    /// Queries this computer and environment. `reported` is the driver's answer in a context, or its error.
     pub(crate) fn here(
         gpu: &GpuInfo,
         reported: &Result<CudaMemory, String>,
@@ -108,7 +108,7 @@ fn driver_facts(gpu: &GpuInfo, reported: &Result<CudaMemory, String>) -> Vec<Fac
     ]
 }
 
-/// What NVML says, and whether it knows the GPU as an instance of one.
+/// NVML's figures, and whether NVML knows the GPU as a MIG instance.
 fn nvml_facts(gpu: &GpuInfo, nvml: &Result<Nvml, String>) -> (Vec<Fact>, bool) {
     let none = |reason: &str| {
         [SourceName::NvmlTotal, SourceName::NvmlFree].map(|name| Fact::none(name, reason)).to_vec()
@@ -152,8 +152,8 @@ fn cgroup_facts(cgroup: GroupDeviceMemory) -> [Fact; 2] {
     ]
 }
 
-/// Only where the device has no memory of its own. Who has a part of such a device has a part of that memory, and
-/// nobody tells which: what the driver finds free is all there is then.
+/// Only for a GPU without memory of its own. A slice of such a GPU has an unknown part of system memory; the
+/// driver's free memory is then the limit.
 fn system_fact(
     gpu: &GpuInfo,
     reported: &Result<CudaMemory, String>,
@@ -172,7 +172,7 @@ fn system_fact(
     })
 }
 
-/// Whether the driver calls it an instance of a divided GPU.
+/// Whether the driver names it as a MIG instance.
 fn is_named_instance(gpu: &GpuInfo) -> bool {
     gpu.name.contains(" MIG ")
 }
@@ -191,7 +191,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A figure that somebody gives who is wrong, or of something else.
+    /// A wrong figure, or one of something else.
     fn false_figure(draw: &mut Rng) -> u64 {
         match draw.u8(..5) {
             0 => 0,
@@ -220,7 +220,7 @@ mod tests {
     fn one_true_source_is_enough() {
         let nvml = Err("there is none here".to_owned());
         let mut draw = Rng::with_seed(5);
-        // In memory, where there is such a place: files that are written again and again wait for a disk.
+        // In memory where possible: repeated writes would wait for a disk.
         let root = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let put = |path: &str, text: &str| {
             let path = root.path().join(path);
@@ -230,7 +230,7 @@ mod tests {
         put("proc/self/cgroup", "0::/\n");
         put("sys/fs/cgroup/cgroup.controllers", "dmem\n");
         for _ in 0..Effort::of_this_run().cases(2000) {
-            // What this process may really have, and what of it is free.
+            // What this process may really use, and how much of it is free.
             let true_bytes = GIB + draw.u64(..80 * GIB);
             let free_bytes = draw.u64(..true_bytes + 1);
             let truthful = draw.u64(..5);
@@ -248,13 +248,13 @@ mod tests {
             let gpu = gpu(figure(1, &mut draw), integrated);
             let mut variables: HashMap<&str, String> = HashMap::new();
             if truthful == 2 || draw.bool() {
-                // HAMi's 0 is no limit, and it reads what fits 64 bits.
+                // For HAMi, 0 is no limit, and any 64-bit number is valid.
                 let name =
                     if draw.bool() { "CUDA_DEVICE_MEMORY_LIMIT_0" } else { "CUDA_DEVICE_MEMORY_LIMIT" };
                 variables.insert(name, figure(2, &mut draw).to_string());
             }
             if truthful == 3 || draw.u8(..3) == 0 {
-                // MPS counts in whole MiB: rounded down, as whoever sets it would.
+                // MPS counts whole MiB; users round down.
                 let mib = figure(3, &mut draw) >> 20;
                 variables.insert("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", format!("0={mib}M"));
             }

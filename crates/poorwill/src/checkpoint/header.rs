@@ -1,9 +1,8 @@
-//! From the first bytes of a safetensors file to a list of entries, as they stand there.
+//! Parses the header of a safetensors file into entries.
 //!
-//! This half knows JSON and nothing of sizes: it promises that the header is UTF-8 and one JSON object,
-//! that no key comes twice, that `__metadata__` holds only strings, and that each tensor has exactly the
-//! fields of the format. Whether the numbers make sense is decided in `layout`. Nesting is bounded by
-//! `serde_json`'s recursion limit, and what is skipped is skipped without recursion.
+//! The header is UTF-8 and one JSON object without repeated keys. `__metadata__` holds only strings, and each
+//! tensor has exactly the format's fields. `layout` checks the numbers. `serde_json`'s recursion limit bounds
+//! nesting; skipped values need no recursion.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -14,15 +13,15 @@ use super::error::HeaderError;
 use super::json::{Naturals, StringMap};
 use super::text;
 
-/// Bytes before the header: its length, little-endian.
+/// Size of the header's length, little-endian.
 pub(super) const PREFIX_BYTES: u64 = 8;
 
-/// The longest header that is read, the same as in the reference implementation.
+/// The reference implementation's limit.
 pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 const METADATA: &str = "__metadata__";
 
-/// A tensor's entry as the header has it.
+/// A tensor's entry in the header.
 #[derive(Debug)]
 pub(super) struct RawEntry {
     pub(super) name: String,
@@ -31,7 +30,7 @@ pub(super) struct RawEntry {
     pub(super) offsets: Naturals,
 }
 
-/// Length of the header, if the file can hold it.
+/// Length of the header, if it fits the file.
 pub(super) fn length(prefix: [u8; 8], file_bytes: u64) -> Result<u64, HeaderError> {
     if &prefix == b"version " {
         return Err(HeaderError::GitLfsPointer);
@@ -46,7 +45,7 @@ pub(super) fn length(prefix: [u8; 8], file_bytes: u64) -> Result<u64, HeaderErro
     Ok(header_bytes)
 }
 
-/// The tensors that a header lists, in its own order.
+/// The header's tensors, in its order.
 pub(super) fn parse(header: &[u8]) -> Result<Vec<RawEntry>, HeaderError> {
     let json = std::str::from_utf8(header)
         .map_err(|error| HeaderError::NotUtf8 { position: PREFIX_BYTES + error.valid_up_to() as u64 })?;
@@ -58,7 +57,6 @@ pub(super) fn parse(header: &[u8]) -> Result<Vec<RawEntry>, HeaderError> {
     object.tensors.into_iter().map(|(name, fields)| fields.into_entry(name)).collect()
 }
 
-/// The whole header.
 #[derive(Default)]
 struct Object {
     tensors: Vec<(String, Fields)>,
@@ -110,12 +108,11 @@ impl<'de> Visitor<'de> for ObjectVisitor {
     }
 }
 
-/// Says in a parser's error which entry it was in.
+/// Adds the entry to a parser's error.
 fn at<E: Error>(entry: &str, error: &E) -> E {
     E::custom(format_args!("{entry}: {error}"))
 }
 
-/// The fields of one entry.
 #[derive(Default)]
 struct Fields {
     dtype: Option<String>,

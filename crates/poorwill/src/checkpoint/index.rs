@@ -1,9 +1,8 @@
 //! The index of a sharded checkpoint: which shard holds which tensor.
 //!
-//! Hugging Face writes it as `{"metadata": {"total_size": N}, "weight_map": {"tensor": "shard"}}`. Only
-//! the map counts here; `total_size` is often wrong in published checkpoints and is not looked at. A shard
-//! is a plain file name: an index cannot point out of its own folder (though a shard may be a symbolic
-//! link, as in a download cache).
+//! Hugging Face's form is `{"metadata": {"total_size": N}, "weight_map": {"tensor": "shard"}}`. Only the map
+//! is used: `total_size` is often wrong in published checkpoints. A shard is a plain file name, so an index
+//! cannot leave its folder. A shard may be a symbolic link, as in a download cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -17,13 +16,11 @@ use super::file::failed;
 use super::json::StringMap;
 use super::text;
 
-/// How the name of every index ends.
 pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
 
-/// The largest index that is read.
 const INDEX_BYTES_MAX: u64 = 100_000_000;
 
-/// An index whose shard names are plain file names.
+/// An index whose shards are plain file names.
 #[derive(Debug)]
 pub(super) struct Index {
     path: PathBuf,
@@ -45,12 +42,12 @@ impl Index {
         }
     }
 
-    /// Each tensor with its shard.
+    /// Tensors and their shards.
     pub(super) fn tensors(&self) -> impl Iterator<Item = (&str, &str)> {
         self.weight_map.iter().map(|(tensor, shard)| (tensor.as_str(), shard.as_str()))
     }
 
-    /// The shard that holds `tensor`, if the index knows it.
+    /// The shard of `tensor`, if the index names it.
     pub(super) fn shard_of(&self, tensor: &str) -> Option<&str> {
         self.weight_map.get(tensor).map(String::as_str)
     }
@@ -60,18 +57,16 @@ impl Index {
         self.weight_map.values().map(String::as_str).collect()
     }
 
-    /// Where a shard lies.
     pub(super) fn shard_path(&self, shard: &str) -> PathBuf {
         self.path.with_file_name(shard)
     }
 
-    /// An error about `shard` that names one of its tensors.
+    /// An error that names one tensor of `shard`.
     pub(super) fn shard_missing(&self, shard: &str) -> CheckpointError {
         let tensor = self.tensors().find(|(_, its)| *its == shard).map_or("", |(tensor, _)| tensor);
         self.failed(IndexError::ShardMissing { shard: shard.to_owned(), tensor: tensor.to_owned() })
     }
 
-    /// An error about a tensor that is not in the shard that should hold it.
     pub(super) fn tensor_missing(&self, tensor: &str, shard: &str) -> CheckpointError {
         self.failed(IndexError::TensorMissing { tensor: tensor.to_owned(), shard: shard.to_owned() })
     }
@@ -116,7 +111,7 @@ fn parse(json: &[u8]) -> Result<BTreeMap<String, String>, IndexError> {
     }
 }
 
-/// Longest name that Linux file systems take, in bytes.
+/// Longest file name on Linux, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
 fn is_plain_file_name(name: &str) -> bool {

@@ -1,14 +1,14 @@
-//! JSON pieces that `serde_json` alone would read too kindly.
+//! JSON types stricter than those of `serde_json`.
 //!
-//! Its maps keep the last of two equal keys, and its numbers say nothing about where they stood. The
-//! types here refuse the first and remember the second.
+//! Its maps keep the last of two equal keys, and its number errors lack positions. The types here record
+//! both.
 
 use std::collections::btree_map::{BTreeMap, Entry as MapEntry};
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// An object of strings. A key that comes twice is remembered, not lost.
+/// An object of strings, and its first repeated key.
 #[derive(Debug, Default)]
 pub(super) struct StringMap {
     pub(super) entries: BTreeMap<String, String>,
@@ -46,14 +46,14 @@ impl<'de> Visitor<'de> for StringMapVisitor {
     }
 }
 
-/// A list of natural numbers. What else it holds is remembered: the position and text of the first.
+/// A list of natural numbers, and the first other element.
 #[derive(Debug, Default)]
 pub(super) struct Naturals {
     pub(super) values: Vec<u64>,
     pub(super) invalid: Option<NonNatural>,
 }
 
-/// Something in a list that is not a natural number.
+/// Not a natural number.
 #[derive(Debug)]
 pub(super) struct NonNatural {
     pub(super) position: usize,

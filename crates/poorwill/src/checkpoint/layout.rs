@@ -1,36 +1,35 @@
-//! Whether a header's numbers fit each other and the file.
+//! Checks a header's numbers against each other and the file.
 //!
-//! What leaves this module is true of the file: each tensor's bytes are inside it, as many as shape and
-//! dtype need, no byte belongs to two tensors, and none to nobody.
+//! Afterwards each tensor lies inside the file, and its size matches shape and dtype. Every byte belongs to
+//! exactly one tensor.
 
 use super::dtype::Dtype;
 use super::error::HeaderError;
 use super::header::RawEntry;
 use super::json::Naturals;
 
-/// Where the tensors' bytes may lie in a file.
+/// The file's bytes for tensors.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Payload {
     /// First byte after the header.
     pub(super) begin: u64,
-    /// Size of the file.
+    /// File size.
     pub(super) file_bytes: u64,
 }
 
-/// A tensor whose place has been checked.
+/// A tensor with checked bounds.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    /// First byte, counted from the start of the file.
+    /// First byte, in the file.
     pub(super) begin: u64,
     /// First byte after it.
     pub(super) end: u64,
 }
 
-/// Checks every entry by itself and all of them together; gives them back in offset order. Empty tensors
-/// stand before the one whose bytes begin at the same place.
+/// Checks the entries and sorts them by offset. An empty tensor precedes the one with the same offset.
 pub(super) fn check(raw: Vec<RawEntry>, payload: Payload) -> Result<Vec<Entry>, HeaderError> {
     let mut entries =
         raw.into_iter().map(|entry| check_entry(entry, payload)).collect::<Result<Vec<_>, _>>()?;
@@ -86,8 +85,8 @@ fn offset_pair(tensor: &str, offsets: Naturals) -> Result<(u64, u64), HeaderErro
     }
 }
 
-/// The size that dtype and shape give. Multiplied in the header's order: `[2^40, 2^40, 0]` overflows
-/// although it is empty, as it does in the reference implementation.
+/// Size by dtype and shape. Multiplies in order, as the reference implementation: `[2^40, 2^40, 0]` overflows
+/// although it is empty.
 fn bytes_of(tensor: &str, dtype: Dtype, shape: &[u64]) -> Result<u64, HeaderError> {
     let elements = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
     let Some(bits) = elements.and_then(|elements| elements.checked_mul(dtype.bits())) else {
@@ -99,7 +98,7 @@ fn bytes_of(tensor: &str, dtype: Dtype, shape: &[u64]) -> Result<u64, HeaderErro
     Ok(bits / 8)
 }
 
-/// Every byte of the payload belongs to exactly one of the `entries`, which are in offset order.
+/// Checks that the `entries`, in offset order, cover the payload without overlap.
 fn check_cover(entries: &[Entry], payload: Payload) -> Result<(), HeaderError> {
     let mut covered = payload.begin;
     let mut before: Option<&Entry> = None;

@@ -1,46 +1,46 @@
-//! The GPUs that the driver shows, who says what about them, and what their links move.
+//! The driver's GPUs: memory figures by source, and link speeds.
 
 use serde::Serialize;
 
 use super::{DeviceReport, Plan};
 
-/// What only a GPU has. What could not be found out is `None`.
+/// Facts about a GPU; `None` where unknown.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct GpuReport {
-    /// Major and minor, as in `9.0`.
+    /// As in `9.0`.
     pub compute_capability: String,
-    /// Version of the driver, as in `580.159.04`.
+    /// As in `580.159.04`.
     pub driver_version: Option<String>,
     /// Newest CUDA version that the driver supports, as in `13.0`.
     pub cuda_version: String,
-    /// As `nvidia-smi` writes it, without what stands before the first hyphen.
+    /// As in `nvidia-smi`, without the prefix before the first hyphen.
     pub uuid: String,
-    /// Where it sits, as `domain:bus:device.function`.
+    /// As `domain:bus:device.function`.
     pub pci_bus_id: String,
     /// Whether it shares the computer's memory.
     pub integrated: bool,
-    /// The NUMA node that it is nearest to.
+    /// The nearest NUMA node.
     pub numa_node: Option<u32>,
-    /// How it is connected.
+    /// Its link.
     pub link: LinkReport,
-    /// Bytes of host memory that are page-locked for it in a second, by one thread.
+    /// Host memory page-locked for it per second, by one thread.
     pub pin_bytes_per_s: Option<f64>,
-    /// Size of the piece of memory that was page-locked and copied to measure, in bytes.
+    /// Size of the measured sample.
     pub measured_bytes: Option<u64>,
 }
 
-/// The link of a GPU: as it is now, as it could be, and as measured.
+/// The link of a GPU: present, possible and measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LinkReport {
-    /// Lanes in use.
+    /// Link width in use.
     pub width: Option<u32>,
-    /// Lanes that both ends have.
+    /// Largest width of both ends.
     pub width_max: Option<u32>,
-    /// Generation of PCI Express in use, read right after copies, since an idle link slows down.
+    /// PCI Express generation in use, read right after copies: an idle link slows down.
     pub generation: Option<u32>,
-    /// Newest generation that both ends have.
+    /// Newest generation that both ends support.
     pub generation_max: Option<u32>,
     /// Bytes per second from page-locked memory to the device.
     pub to_device_bytes_per_s: Option<f64>,
@@ -74,16 +74,16 @@ mod linux {
     use crate::device::DeviceSpec;
     use crate::doctor::{EngineAdvice, warnings_of};
 
-    /// What is page-locked and copied to measure.
+    /// Page-locked and copied to measure.
     const SAMPLE_BYTES: u64 = 128 << 20;
 
-    /// What the device and the computer must have left, so that measuring is in nobody's way.
+    /// Memory that device and computer must have left, so that measuring disturbs no other work.
     const HEADROOM_BYTES_MIN: u64 = 8 * SAMPLE_BYTES;
 
-    /// So long before no further GPU is opened none is measured any more: the report has to be there soon.
+    /// Within this time of the timeout, GPUs are opened and not measured.
     const OPEN_ONLY: Duration = Duration::from_secs(2);
 
-    /// Asks for all of them, or the one that is planned; what goes wrong is added to `warnings`.
+    /// Examines all GPUs, or the planned one. Problems become `warnings`.
     pub(in super::super) fn examine(plan: &Plan, warnings: &mut Vec<String>) -> Vec<DeviceReport> {
         let gpus = match cuda::gpus(None) {
             Ok(gpus) => gpus,
@@ -184,7 +184,7 @@ mod linux {
             }
         }
 
-        /// What the link moves, if there is time and room to measure it.
+        /// Measures the link if time and memory allow.
         fn measure(&self, device: &CudaDevice, memory: &Budget) -> Result<LinkSpeed, String> {
             if self.started.elapsed() > self.plan.timeout.saturating_sub(OPEN_ONLY) {
                 return Err("other GPUs took too long; name it with --device".into());

@@ -1,4 +1,4 @@
-//! What is to be given back when the device's work has ended.
+//! Host memory to free after the device's work completes.
 
 use std::any::Any;
 use std::fmt;
@@ -7,11 +7,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::open::Device;
 
-/// Something that the device may still read or write.
+/// Memory that the device may still access.
 type Kept = Box<dyn Any + Send + Sync>;
 
-/// Holds what could not be waited for, as where a device is in a state in which nothing is done any more. What is there
-/// at its own end stays where it is for ever.
+/// Keeps what it could not wait for, for instance after a fatal device error. At its own end the rest leaks.
 #[derive(Default)]
 pub(crate) struct DeferredFree(Mutex<Vec<Kept>>);
 
@@ -26,16 +25,15 @@ impl DeferredFree {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets go of something when the device's work of now has ended: before this returns, if that can be waited for,
-    /// else with a later one.
+    /// Frees memory once the device's present work completes: now, or with a later call if waiting fails.
     pub(crate) fn free(&self, device: &Device, kept: Kept) {
-        // In nobody else's hands meanwhile, who would still be waiting when this returns.
+        // Outside the lock, so that other threads see an empty list and do not wait.
         let mut held = mem::take(&mut *self.lock());
         held.push(kept);
         self.free_all(device, held);
     }
 
-    /// Lets go of what is held, if the device's work can be waited for now.
+    /// Frees the deferred memory, if waiting succeeds.
     pub(crate) fn free_deferred(&self, device: &Device) {
         let held = mem::take(&mut *self.lock());
         if !held.is_empty() {
@@ -43,7 +41,7 @@ impl DeferredFree {
         }
     }
 
-    /// What comes in meanwhile may be in use by work that comes later.
+    /// Takes what was held before the wait: later memory may be used by later work.
     fn free_all(&self, device: &Device, held: Vec<Kept>) {
         if device.wait_for_all_work().is_err() {
             self.lock().extend(held);
@@ -53,7 +51,8 @@ impl DeferredFree {
 
 impl Drop for DeferredFree {
     fn drop(&mut self) {
-        // The device may be at work on it, and there is nobody left to ask. In a forked child it may be half changed.
+        // The device may still use it, and no caller can wait. In a forked child the list may be
+        // inconsistent.
         mem::forget(mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner)));
     }
 }

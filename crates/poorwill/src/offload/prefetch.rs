@@ -1,18 +1,17 @@
-//! A forward pass over layers that live in host memory: each is brought to the device while others are computed.
+//! A forward pass over layers in host memory, with copies ahead of computation.
 //!
-//! A [`Prefetcher`] has a few slots of an arena, at addresses that stay, a stream for copies and a stream for
-//! computing. Layer *i* goes to slot *i* modulo their number. Two orders hold, by events on the device:
+//! A [`Prefetcher`] has slots in an arena, a copy stream and a compute stream. Layer *i* uses slot *i* modulo
+//! their number. Events on the device order two things:
 //!
-//! - computing a layer begins when its copy has ended;
-//! - the copy of a layer begins when computing the layer that had the slot before has ended.
+//! - the computation of a layer starts after its copy;
+//! - the copy of a layer starts after the computation of the slot's previous layer.
 //!
-//! A copy is queued as soon as what it waits for is: the next ones are on their way while the host queues the
-//! computing of a layer, however long that takes. Nothing else waits, and the host waits only at the end of a pass,
-//! once everything is queued. (Where the host memory is pageable, a driver may make copies while the call that queues
-//! them lasts.)
+//! A copy is queued once the work it waits for is queued, so copies run while the host queues computation.
+//! The host waits only at the end of a pass. (With pageable memory a driver may copy inside the queuing
+//! call.)
 //!
-//! Whatever fails, a pass returns only when nothing of it is in flight, or the device could not be made to say so;
-//! the next pass waits first then. Slots, streams and events are given back with the prefetcher.
+//! A pass returns only when none of its work is in flight, or the device fails to confirm that. The next pass
+//! waits first in that case. Dropping the prefetcher releases slots, streams and events.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -27,54 +26,76 @@ use poorwill_core::{
 use super::stream::{Event, Stream};
 use crate::arena::Arena;
 
-/// What a prefetcher has on the device.
+/// The device memory of a prefetcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Slots {
-    /// What the blocks are.
+    /// Tag of the blocks.
     pub tag: Tag,
-    /// How many: two or more, or nothing is copied while something is computed.
+    /// How many; at least 2 to overlap copies with computation.
     pub count: NonZeroUsize,
     /// Size of each: that of the largest layer.
     pub bytes: u64,
 }
 
 impl Slots {
-    /// `count` blocks of `bytes` bytes for `tag`.
+    /// `count` blocks of `bytes` bytes.
     #[must_use]
     pub fn new(tag: Tag, count: NonZeroUsize, bytes: u64) -> Self {
         Self { tag, count, bytes }
     }
 }
 
-/// A layer whose computing is to be queued now.
+/// A layer whose computation is to be queued now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReadyLayer {
-    /// Which layer.
+    /// Its index.
     pub layer: usize,
-    /// Where its bytes will be when the stream has come to what is queued now.
+    /// Its bytes on the device, for work queued on `stream`.
     pub range: DeviceRange,
-    /// The stream to queue on, and no other.
+    /// The only stream to queue on.
     pub stream: StreamId,
 }
 
-/// Brings layers to the device ahead of their computing. The module's documentation says in which order.
+/// Copies layers to the device ahead of their computation, in the [module's](crate::offload) order.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use poorwill::offload::{Prefetcher, Slots};
+/// use poorwill::{Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let layers = [1, 2, 3].map(|byte| Arc::new(vec![byte; 1000].into()));
+/// let two = 2.try_into()?;
+/// let mut prefetcher = Prefetcher::new(&arena, &Slots::new(Tag::weights(), two, 1000))?;
+/// let mut digests = Vec::new();
+/// prefetcher.forward(&layers, &mut |ready| {
+///     digests.push(arena.driver().digest(ready.stream, &[ready.range])?);
+///     Ok(())
+/// })?;
+/// assert_eq!(digests.len(), 3);
+/// prefetcher.close()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Prefetcher<'a> {
     arena: &'a Arena,
     slots: Vec<Block>,
     copy_stream: Stream,
     compute_stream: Stream,
-    /// Whether nothing of an earlier pass is in flight.
+    /// Whether no work of an earlier pass is in flight.
     is_complete: bool,
 }
 
 impl<'a> Prefetcher<'a> {
-    /// Takes the slots, each beginning on a granule, and makes the streams.
+    /// Allocates the slots, aligned to granules, and creates the streams.
     ///
     /// # Errors
-    /// As for [`Arena::alloc`]; `Driver` when there is no stream to be had. Nothing is kept then.
+    /// As [`Arena::alloc`]; `Driver` without a stream. Releases everything.
     pub fn new(arena: &'a Arena, slots: &Slots) -> Result<Self, PoolError> {
         let driver = arena.driver();
         let stream = || Stream::new(driver).map_err(failed("make a stream"));
@@ -93,19 +114,19 @@ impl<'a> Prefetcher<'a> {
         Ok(prefetcher)
     }
 
-    /// The slots. They stay where they are.
+    /// The slots, at fixed addresses.
     #[must_use]
     pub fn slots(&self) -> &[Block] {
         &self.slots
     }
 
-    /// Brings in each layer in turn and has it computed: `compute` queues that on the stream it is told, and may
-    /// read the range and whatever else it knows to be there. Returns when everything has ended.
+    /// Copies each layer and lets `compute` queue its computation on the given stream. `compute` may read the
+    /// range. Returns after all work completes.
     ///
     /// # Errors
-    /// `Driver` with what is wrong about a layer that is empty or larger than a slot, before anything is queued;
-    /// `Asleep` when the slots sleep; `Driver` with what the device or `compute` says. What the slots hold is not
-    /// specified then.
+    /// Afterwards the contents of the slots are unspecified, except in the first case.
+    /// - `Driver` for an empty layer, or one larger than a slot, before anything is queued.
+    /// - `Asleep` for sleeping slots; `Driver` with an error of the device or of `compute`.
     pub fn forward(
         &mut self,
         layers: &[Arc<HostBuffer>],
@@ -120,21 +141,21 @@ impl<'a> Prefetcher<'a> {
         queued.and(copied).and(waited)
     }
 
-    /// Frees the slots and ends the streams.
+    /// Frees the slots and destroys the streams.
     ///
     /// # Errors
-    /// What was refused; it is tried again when this is dropped, which cannot tell.
+    /// The first refusal; the drop tries again and cannot report.
     pub fn close(mut self) -> Result<(), PoolError> {
         self.end()
     }
 
-    /// The stream of copies. Between two passes, others may queue work on it that has to do with the slots.
+    /// The stream of copies. Between passes, callers may queue work on the slots here.
     #[must_use]
     pub fn copy_stream(&self) -> StreamId {
         self.copy_stream.id()
     }
 
-    /// The stream of computing, likewise.
+    /// The stream of computation, with the same rule.
     #[must_use]
     pub fn compute_stream(&self) -> StreamId {
         self.compute_stream.id()
@@ -174,7 +195,7 @@ impl<'a> Prefetcher<'a> {
             compute(ReadyLayer { layer, range, stream: self.compute_stream.id() })
                 .map_err(failed("compute a layer"))?;
             if let Some((next, memory)) = ahead.next() {
-                // It has the slot of the layer that was just queued.
+                // Its slot is that of the layer just queued.
                 let used = self.compute_stream.record_event().map_err(&ordered)?;
                 self.copy_stream.wait_event(&used).map_err(&ordered)?;
                 copied.push_back(self.queue_copy(next, memory, copies)?);
@@ -183,7 +204,7 @@ impl<'a> Prefetcher<'a> {
         Ok(())
     }
 
-    /// Queues the copy of a layer to its slot, and says when it has been made.
+    /// Queues the copy of a layer to its slot; the event marks its end.
     fn queue_copy(
         &self,
         layer: usize,
@@ -196,7 +217,7 @@ impl<'a> Prefetcher<'a> {
         self.copy_stream.record_event().map_err(failed("order two streams"))
     }
 
-    /// Waits for what an earlier pass has left, if it has.
+    /// Waits for work of an earlier pass.
     fn finish_last_pass(&mut self) -> Result<(), PoolError> {
         if self.is_complete { Ok(()) } else { self.end_pass() }
     }
@@ -207,17 +228,17 @@ impl<'a> Prefetcher<'a> {
         outcome
     }
 
-    /// Waits for both streams. Whether nothing is in flight on them, and what was said first.
+    /// Waits for both streams. Whether both are complete, and the first error.
     fn wait_streams(&self) -> (bool, Result<(), PoolError>) {
         let (copied, computed) = (self.copy_stream.wait_all(), self.compute_stream.wait_all());
         (copied.0 && computed.0, copied.1.and(computed.1).map_err(failed("wait for a pass")))
     }
 
-    /// Does all of it that has not been done.
+    /// Idempotent.
     fn end(&mut self) -> Result<(), PoolError> {
         let finished = self.finish_last_pass();
         let mut freed = Ok(());
-        // The pool keeps the memory until the streams are past it.
+        // The pool keeps the memory until both streams are done with it.
         for slot in self.slots.drain(..) {
             freed = freed.and(self.arena.free(slot.id));
         }
@@ -232,13 +253,12 @@ impl Drop for Prefetcher<'_> {
     }
 }
 
-/// Waits for all of them, and says what the first said that failed.
+/// Waits for all; the first error.
 fn waited_for(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
     let outcomes = copies.into_iter().map(Pending::wait);
     outcomes.fold(Ok(()), Result::and).map_err(failed("copy a layer"))
 }
 
-/// An error of the driver's in an operation.
 fn failed(op: &'static str) -> impl Fn(DriverError) -> PoolError {
     move |source| PoolError::Driver { op, source }
 }

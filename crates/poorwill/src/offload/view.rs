@@ -1,4 +1,4 @@
-//! Views.
+//! Device access to host memory.
 
 use std::any::Any;
 use std::fmt;
@@ -10,8 +10,22 @@ use poorwill_core::{ByteSize, DriverError, DriverErrorKind, Op};
 use super::{Buffer, Switches};
 use crate::open::{Device, HostViewGuard};
 
-/// Host memory as a device sees it, without a copy: what either side writes the other reads, once it has been done.
-/// Whoever uses it has to keep both in order, as with any memory that two work on.
+/// Host memory as a device sees it, without a copy. The caller orders accesses of host and device.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use poorwill::Device;
+/// use poorwill::offload::{Buffer, BufferPin, Switches, View};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let buffer = Arc::new(Buffer::new(&device, 4096, BufferPin::Auto, Switches::default())?);
+/// let view = View::of(&buffer, Switches::default())?;
+/// println!("kernels read {} bytes at {:#x}", view.bytes(), view.device_addr());
+/// # Ok(())
+/// # }
+/// ```
 pub struct View {
     device: Device,
     device_addr: u64,
@@ -19,7 +33,7 @@ pub struct View {
     keep_alive: Option<KeepAlive>,
 }
 
-/// What keeps the memory, and the device's sight of it.
+/// Keeps the memory, and the device's access to it.
 enum KeepAlive {
     /// Its own drop waits for the device.
     Buffer {
@@ -42,11 +56,11 @@ impl fmt::Debug for View {
 }
 
 impl View {
-    /// Of a buffer.
+    /// A view of a buffer.
     ///
     /// # Errors
-    /// `Unsupported` for a buffer that the device does not see, with the reason, and where `switches` turn views off;
-    /// `WrongProcess` in a forked child.
+    /// `Unsupported`, with the reason, for a buffer that the device does not see or when `switches` disable
+    /// views; `WrongProcess` in a forked child.
     pub fn of(buffer: &Arc<Buffer>, switches: Switches) -> Result<Self, DriverError> {
         check(buffer.device(), switches, buffer.bytes())?;
         let device = buffer.device().clone();
@@ -67,13 +81,13 @@ impl View {
         Ok(Self { device, device_addr, bytes, keep_alive: Some(KeepAlive::Buffer { _buffer: buffer }) })
     }
 
-    /// Of memory of somebody else's, which `keep` keeps where it is: it is let go of when the view is. The memory is
-    /// page-locked in place as long as there are views of it, unless somebody has done that.
+    /// A view of foreign memory, which `keep` keeps alive; dropping the view drops `keep`. Page-locks the
+    /// memory in place while views exist, unless its owner has done so.
     ///
     /// # Errors
-    /// `InvalidArgument` for no bytes, and for memory that shares a page with such as is page-locked by somebody;
-    /// `Unsupported` where it cannot be page-locked, or `switches` turn that, or views, off; `WrongProcess` in a forked
-    /// child.
+    /// - `InvalidArgument` for zero bytes, and for memory on a page that its owner page-locked in part.
+    /// - `Unsupported` when the memory cannot be page-locked, or `switches` disable that or views.
+    /// - `WrongProcess` in a forked child.
     pub fn over(
         device: &Device,
         memory: Range<usize>,
@@ -105,7 +119,7 @@ impl View {
         &self.device
     }
 
-    /// Where the device sees it.
+    /// Its device address.
     #[must_use]
     pub fn device_addr(&self) -> u64 {
         self.device_addr
@@ -122,7 +136,7 @@ impl Drop for View {
     fn drop(&mut self) {
         let Some(KeepAlive::Foreign { view, keep }) = self.keep_alive.take() else { return };
         if self.device.driver().check_process().is_ok() {
-            // First the device's sight of it, then the memory.
+            // The device's access first, then the memory.
             self.device.deferred().free(&self.device, Box::new((view, keep)));
         } else {
             // A forked child has neither.

@@ -1,28 +1,27 @@
-//! Reading a range whole: directly where its file is read so, else through the page cache.
+//! Reads whole ranges: directly where the file allows it, else through the page cache.
 
 use std::io::{self, ErrorKind};
 
 use super::plan::FileRange;
 use super::storage::{ALIGN_BYTES, Alignment, Storage};
 
-/// Why a range was not read.
+/// Why a range was not read; both with the byte of the file.
 #[derive(Debug)]
 pub(crate) enum ReadError {
     /// The file ends here.
     End(u64),
-    /// The system said so, at this byte of the file.
+    /// The system failed here.
     Failed(u64, io::Error),
 }
 
-/// A range that was read.
 pub(crate) struct RangeRead {
     /// Where in its buffer it begins.
     pub(crate) begin: usize,
-    /// Whether it came past the page cache.
+    /// Whether it bypassed the page cache.
     pub(crate) is_direct: bool,
 }
 
-/// Where direct reads for a range begin and end.
+/// The range, extended to the alignment of direct reads.
 fn whole_units(range: &FileRange, aligned: Alignment) -> (u64, u64) {
     let unit = aligned.unit();
     (range.offset - range.offset % unit, range.end().next_multiple_of(unit))
@@ -38,15 +37,15 @@ pub(crate) fn fits(storage: &dyn Storage, range: &FileRange, memory: &[u8]) -> b
     memory.len() as u64 == range.bytes && storage.direct(range.file).is_none_or(is_fit)
 }
 
-/// How much buffer a range needs otherwise.
+/// The buffer size for a range that does not fit.
 pub(crate) fn buffer_bytes(storage: &dyn Storage, range: &FileRange) -> u64 {
     let Some(aligned) = storage.direct(range.file) else { return range.bytes };
     let (begin, end) = whole_units(range, aligned);
     end - begin + aligned.memory_bytes.max(ALIGN_BYTES)
 }
 
-/// Reads a range into memory that it [`fits`], or that has buffer for it. What the page cache has of it is taken from
-/// there, if that may be used.
+/// Reads a range into memory that it [`fits`], or into a buffer of [`buffer_bytes`]. Uses cached bytes if
+/// storage allows.
 pub(crate) fn read(
     storage: &dyn Storage,
     range: &FileRange,
@@ -79,12 +78,12 @@ pub(crate) fn read(
     read.map(|()| buffered)
 }
 
-/// Whether a direct read fails for no reason but that it is direct.
+/// Whether a read fails only because it is direct.
 fn is_refused(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported)
 }
 
-/// Fills `memory` with the file's bytes from `begin` on, to the range's end at least: directly in such units, if any.
+/// Fills `memory` from `begin` at least to the range's end; directly if `unit` gives the alignment.
 fn fill(
     storage: &dyn Storage,
     range: &FileRange,
@@ -94,8 +93,8 @@ fn fill(
 ) -> Result<(), ReadError> {
     let (mut got, wanted) = (0, range.end() - begin);
     while got < wanted {
-        // What comes to less than whole units is the end of the file, or is read as if it were not: the page cache
-        // knows the rest.
+        // A read that ends inside a unit met the end of the file. Continue through the page cache, in case it
+        // did not.
         let is_direct = unit.is_some_and(|unit| got.is_multiple_of(unit));
         let end = if is_direct { memory.len() } else { index(wanted) };
         match storage.read(range.file, is_direct, &mut memory[index(got)..end], begin + got) {
@@ -111,7 +110,7 @@ fn fill(
     Ok(())
 }
 
-/// Of what lies in memory, there is an index.
+/// Bytes in memory always have an index.
 pub(crate) fn index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

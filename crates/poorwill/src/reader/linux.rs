@@ -1,4 +1,4 @@
-//! What Linux does about reading past the page cache.
+//! Linux calls for reads past the page cache.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -10,10 +10,10 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use super::storage::{ALIGN_BYTES, Alignment};
 
-/// File systems whose files are in memory, so that there is nothing past the page cache.
+/// `tmpfs` and `ramfs`: nothing lies past the page cache.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// The file for direct reads and what they have to keep to, or why there are none.
+/// The file for direct reads and its alignment, or why there is none.
 pub(super) fn direct(plain: &File) -> Result<(File, Alignment), String> {
     let aligned = aligned(plain)?;
     match reopen(plain, OFlags::DIRECT) {
@@ -22,14 +22,14 @@ pub(super) fn direct(plain: &File) -> Result<(File, Alignment), String> {
     }
 }
 
-/// The file for readers that ask for what they want; what is read ahead of one would only be dropped.
+/// A descriptor without read-ahead, whose extra bytes would only be dropped.
 pub(super) fn without_reading_ahead(plain: &File) -> Option<File> {
     let own = reopen(plain, OFlags::empty()).ok()?;
     let _ = rustix::fs::fadvise(&own, 0, None, Advice::Random);
     Some(own)
 }
 
-/// Fills `buf` if all of that is in memory.
+/// Fills `buf` if all of it is cached.
 pub(super) fn read_cached(plain: &File, buf: &mut [u8], offset: u64) -> bool {
     let mut got = 0;
     while got < buf.len() {
@@ -42,12 +42,11 @@ pub(super) fn read_cached(plain: &File, buf: &mut [u8], offset: u64) -> bool {
     true
 }
 
-/// Drops what the page cache has of so many bytes, or with none of all to the end.
+/// Drops cached bytes; 0 `bytes` means to the end.
 pub(super) fn drop_cached(plain: &File, offset: u64, bytes: u64) {
     let _ = rustix::fs::fadvise(plain, offset, NonZeroU64::new(bytes), Advice::DontNeed);
 }
 
-/// What direct reads have to keep to, or why there are none.
 fn aligned(plain: &File) -> Result<Alignment, String> {
     if rustix::fs::fstatfs(plain).is_ok_and(|system| IN_MEMORY.contains(&system.f_type)) {
         return Err("its file system keeps its files in memory".to_owned());
@@ -68,7 +67,7 @@ fn aligned(plain: &File) -> Result<Alignment, String> {
     }
 }
 
-/// The same file, whatever has become of its path, with a position and advice of its own.
+/// The same file by descriptor, whatever its path now means, with its own position and advice.
 fn reopen(plain: &File, flags: OFlags) -> Result<File, Errno> {
     let path = format!("/proc/self/fd/{}", plain.as_raw_fd());
     rustix::fs::open(path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(File::from)

@@ -1,13 +1,12 @@
-//! The reader of checkpoints: plans in which ranges files are read, and has several threads read them.
+//! Reads checkpoints: plans the ranges of the files, and reads them with several threads.
 //!
-//! Where the bytes go is a sink's matter: [`offload::HostCheckpoint`](crate::offload::HostCheckpoint) has them read into
-//! their places in host memory, a [`Model`](crate::model::Model) copies them to its blocks on a device, or compares
-//! them with what is there.
+//! The caller provides the destination. [`offload::HostCheckpoint`](crate::offload::HostCheckpoint) reads
+//! into its host memory. [`Model`](crate::model::Model) copies to blocks on a device, or compares them.
 //!
-//! - `plan` cuts the files into ranges.
-//! - `storage` has the files: read past the page cache (`O_DIRECT`) where their file system does that, else through it.
-//! - `fill` reads a range: whole, whatever a single read gives, and where a device wants reads to begin and end.
-//! - `team` gives ranges to threads. The first error stops all of them, and so does whoever wants them read.
+//! - `plan` divides the files into ranges.
+//! - `storage` opens the files, past the page cache (`O_DIRECT`) where the file system allows it.
+//! - `fill` reads one range, whatever the length of single reads and the alignment of the device.
+//! - `threads` distributes ranges. The first error stops all threads, and so does the caller.
 
 use std::num::NonZeroUsize;
 use std::thread;
@@ -27,15 +26,15 @@ mod storage;
 mod tests;
 mod threads;
 
-/// The most that a reader reads at once.
+/// The most of one read.
 pub(crate) const RANGE_BYTES_MAX: u64 = 4 << 20;
 
-/// Most and fewest readers unless their number is given; in between, two for each core. They wait for storage nearly
-/// all the time, and storage far away answers many questions as fast as one.
+/// Bounds of the default number of readers: two per core. Readers mostly wait for storage, and remote storage
+/// answers many reads as fast as one.
 const READERS_MIN: usize = 4;
 const READERS_MAX: usize = 16;
 
-/// How many read where nobody says how many.
+/// The default number of readers.
 pub(crate) fn readers() -> usize {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     (2 * cores).clamp(READERS_MIN, READERS_MAX)

@@ -1,31 +1,31 @@
-//! In which ranges a checkpoint is read, and what it means that one cannot be. Pure.
+//! Divides a checkpoint into ranges, and locates read errors. Pure.
 
 use super::ReadError;
 use crate::checkpoint::{Checkpoint, CheckpointError, Tensor};
 
-/// Bytes of a file that are read at once.
+/// Contiguous bytes of a file, read at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileRange {
-    /// The file, and where in it they begin.
+    /// The file and the offset in it.
     pub(crate) file: usize,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
-    /// Whose they are, in their order and without a gap between them in the file.
+    /// The tensors' parts, in order and without a gap.
     pub(crate) parts: Vec<TensorPart>,
 }
 
 /// Bytes of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TensorPart {
-    /// The tensor, by its position.
+    /// Its index.
     pub(crate) tensor: usize,
-    /// Where in the tensor they begin.
+    /// The first byte, in the tensor.
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
 }
 
-/// All bytes of `tensors`, which are in the order of their files and of their bytes there. Each range ends at a multiple
-/// of `range_bytes` of its file, or where something else comes, as does what `joins` parts from the tensor before.
+/// All bytes of `tensors`, which are ordered by file and offset. A range ends at a multiple of `range_bytes`
+/// in its file, at a gap, and where `joins` separates a tensor from the one before.
 pub(crate) fn ranges(
     tensors: &[Tensor],
     range_bytes: u64,
@@ -58,12 +58,12 @@ pub(crate) fn ranges(
 }
 
 impl FileRange {
-    /// Where in the file they end.
+    /// Where it ends in the file.
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.bytes
     }
 
-    /// What it means that it was not read: the tensor at that byte of the file, and the numbers.
+    /// A read error, with the tensor at that byte of the file.
     pub(crate) fn refused(&self, checkpoint: &Checkpoint, error: ReadError) -> CheckpointError {
         let (ReadError::End(at) | ReadError::Failed(at, _)) = error;
         let mut offset = self.offset;
@@ -77,7 +77,7 @@ impl FileRange {
         let wanted_bytes = part.map_or(self.bytes, |part| part.bytes);
         match error {
             ReadError::End(at) => {
-                // Reads begin before the range where that is no place to begin.
+                // A direct read may begin, and end, before the range.
                 let got_bytes = at.saturating_sub(offset);
                 CheckpointError::ShortRead { path, tensor, offset, wanted_bytes, got_bytes }
             }

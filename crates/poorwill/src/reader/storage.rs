@@ -1,4 +1,4 @@
-//! Files that are read past the page cache, where their file system does it.
+//! Files read past the page cache, where their file system allows it.
 
 use std::fs::File;
 use std::io;
@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 use super::linux as system;
 use crate::checkpoint::Checkpoint;
 
-/// What a device asks for where it is not said: more is asked for by none that is known.
+/// Assumed alignment; no known device needs more.
 pub(crate) const ALIGN_BYTES: u64 = 4096;
 
-/// What direct reads begin and end at.
+/// The alignment of direct reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alignment {
     /// In the file.
@@ -22,36 +22,37 @@ pub(crate) struct Alignment {
 }
 
 impl Alignment {
-    /// What reads keep to in the file, wherever they go.
+    /// The unit of reads in the file.
     pub(crate) fn unit(self) -> u64 {
         self.offset_bytes.max(ALIGN_BYTES)
     }
 }
 
-/// What becomes of the page cache.
+/// Use of the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageCache {
-    /// What it has of the files is taken from there and stays; nothing is added where files are read directly.
+    /// Cached bytes are used and stay; direct reads add none.
     Used,
-    /// It has nothing of the files at the end that nobody else holds there: for who holds all of it in host memory.
+    /// Drops the files' cached pages, except those that other processes map. For callers that keep all bytes
+    /// in host memory.
     Emptied,
 }
 
-/// What is read from. A seam: in tests it fails as storage does.
+/// Where bytes are read from; tests substitute failing storage.
 pub(crate) trait Storage: Sync {
-    /// What direct reads of this file have to keep to; nothing where it is not read directly.
+    /// Alignment of direct reads; `None` if the file is not read directly.
     fn direct(&self, file: usize) -> Option<Alignment>;
-    /// One read, which may give less than was asked for.
+    /// One read, which may be short.
     fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// Fills `buf` if the page cache has all of that, and may be used.
+    /// Fills `buf` if all of it is cached and may be used.
     fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool;
-    /// From now on the file is not read directly.
+    /// Stops direct reads of the file.
     fn disable_direct(&self, file: usize, because: String);
-    /// Drops what the page cache has of these bytes, unless it may keep them.
+    /// Drops cached bytes, unless they may stay.
     fn drop_cached(&self, file: usize, offset: u64, bytes: u64);
 }
 
-/// The files of a checkpoint, each opened when its first byte is read.
+/// The files of a checkpoint, each opened before its first read.
 pub(crate) struct Files<'a> {
     checkpoint: &'a Checkpoint,
     page_cache: PageCache,
@@ -59,10 +60,10 @@ pub(crate) struct Files<'a> {
 }
 
 struct Opened {
-    /// A descriptor of our own, as it should be: its advice is nobody else's.
+    /// A separate descriptor, so that its advice affects no other user.
     own: Option<File>,
     direct: Option<(File, Alignment)>,
-    /// Why it is not read directly, if it is not.
+    /// Why it is not read directly.
     because: OnceLock<String>,
 }
 
@@ -72,7 +73,7 @@ impl<'a> Files<'a> {
         Self { checkpoint, page_cache, opened }
     }
 
-    /// Whether a file was read, and why it was not read directly, if it was not.
+    /// `None` for an unread file; otherwise whether it was read directly, or why not.
     #[cfg(target_os = "linux")]
     pub(crate) fn how(&self, file: usize) -> Option<Result<(), String>> {
         self.opened[file].get().map(|opened| opened.because.get().cloned().map_or(Ok(()), Err))
@@ -86,7 +87,7 @@ impl<'a> Files<'a> {
         let plain = self.plain(file);
         self.opened[file].get_or_init(|| {
             let own = (self.page_cache == PageCache::Emptied).then(|| {
-                // What is cached would be held twice: at least the header, and what was read ahead of it.
+                // Cached bytes would be held twice: the header, and what was read ahead of it.
                 system::drop_cached(plain, 0, 0);
                 system::without_reading_ahead(plain)
             });
@@ -101,7 +102,7 @@ impl<'a> Files<'a> {
 
 impl Drop for Files<'_> {
     fn drop(&mut self) {
-        // Whatever is left of them, as what was read ahead in larger ranges than were dropped.
+        // The rest, such as pages read ahead beyond the dropped ranges.
         if self.page_cache == PageCache::Emptied {
             self.checkpoint.files().iter().for_each(|file| system::drop_cached(file.file(), 0, 0));
         }
@@ -130,7 +131,7 @@ impl Storage for Files<'_> {
 
     fn drop_cached(&self, file: usize, offset: u64, bytes: u64) {
         if self.page_cache == PageCache::Emptied {
-            // Whole pages, also where they have something else at their ends: that is read again at worst.
+            // Whole pages; neighbouring bytes in them are at worst read again.
             let begin = offset - offset % ALIGN_BYTES;
             let end = (offset + bytes).next_multiple_of(ALIGN_BYTES);
             system::drop_cached(self.plain(file), begin, end - begin);
@@ -138,7 +139,7 @@ impl Storage for Files<'_> {
     }
 }
 
-/// Where there are no direct reads that are known.
+/// No known direct reads.
 #[cfg(not(target_os = "linux"))]
 mod system {
     use super::{Alignment, File};

@@ -1,5 +1,5 @@
-//! Loads from storage that fails, into host memory and onto a device: at any read, in any way, and nothing stays of any
-//! of them.
+//! Loads from failing storage into host memory and onto a device: any read, any failure, and nothing stays
+//! allocated.
 
 use std::collections::HashMap;
 use std::fs;
@@ -37,7 +37,7 @@ fn device() -> Device {
     }
 }
 
-/// A checkpoint of two files with tensors of odd sizes, and its bytes by tensor.
+/// Two files of tensors of odd sizes, and their bytes by tensor.
 fn checkpoint() -> (tempfile::TempDir, Checkpoint, HashMap<String, Vec<u8>>) {
     let (folder, mut contents) = (tempfile::tempdir().unwrap(), HashMap::new());
     let sizes = [("a", [700_001usize, 3, 0, 1_300_000]), ("b", [64, 900_000, 5000, 1])];
@@ -58,14 +58,14 @@ fn checkpoint() -> (tempfile::TempDir, Checkpoint, HashMap<String, Vec<u8>>) {
     (folder, checkpoint, contents)
 }
 
-/// What reads come to.
+/// The outcome of a read; `None` for the file's bytes.
 type Verdict<'v> = dyn Fn(u64, bool, &mut [u8], u64) -> Option<io::Result<usize>> + Sync + 'v;
 
-/// Files that are read directly or not, and fail as they are told.
+/// Files with scripted alignment and failures.
 struct Scripted<'a> {
     checkpoint: &'a Checkpoint,
     direct: Option<Alignment>,
-    /// Whether the page cache has all of them, and may be used.
+    /// Whether the page cache holds all, and may be used.
     is_cached: bool,
     reads: AtomicU64,
     verdict: &'a Verdict<'a>,
@@ -88,7 +88,7 @@ impl Storage for Scripted<'_> {
 
     fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         if direct {
-            // What a device refuses, if with another error: that one would be read all the same.
+            // A device refuses misalignment; this error code is one that is not retried.
             let Alignment { offset_bytes, memory_bytes } = self.direct.ok_or(io::ErrorKind::Other)?;
             let is_aligned = offset.is_multiple_of(offset_bytes)
                 && (buf.len() as u64).is_multiple_of(offset_bytes)
@@ -117,7 +117,7 @@ impl Storage for Scripted<'_> {
     }
 }
 
-/// What devices ask for: nothing, what NVMe's do, disks, and one whose sectors are large.
+/// None, NVMe, disks, and large sectors.
 const ALIGNMENTS: [Option<Alignment>; 4] = [
     None,
     Some(Alignment { offset_bytes: 512, memory_bytes: 4 }),
@@ -138,7 +138,7 @@ fn assert_same(loaded: &HostCheckpoint, contents: &HashMap<String, Vec<u8>>) {
     }
 }
 
-/// Reads the checkpoint from there onto a device that has lost it, and compares what the device has then.
+/// Reads the checkpoint again after a level 2 cycle, and compares.
 fn load_on_device(device: &Device, checkpoint: &Checkpoint, storage: &dyn Storage) -> Result<(), ModelError> {
     let arena = Arena::over(device.driver(), PoolConfig::default()).unwrap();
     let mut model = Model::load(&arena, checkpoint, &Tag::weights(), &|_| {})?;
@@ -187,7 +187,7 @@ fn bytes_arrive_whatever_the_device_asks_for() {
 fn a_device_takes_what_is_cached_from_there_and_a_host_that_holds_it_does_not() {
     let (_folder, checkpoint, contents) = checkpoint();
     let uncached = |nth: u64, direct: bool, _: &mut [u8], _: u64| {
-        // Every other range has something that is not there.
+        // Every other range is not fully cached.
         (!direct && nth.is_multiple_of(2)).then(|| Err(io::Error::from(io::ErrorKind::WouldBlock)))
     };
     let cached = |_: u64, direct: bool, _: &mut [u8], _: u64| direct.then(|| panic!("it is cached"));
@@ -224,7 +224,7 @@ fn reads_may_be_short_and_interrupted() {
     }
 }
 
-/// Storage that gives no more than so much at a time.
+/// Storage with short reads.
 struct Short<'a> {
     inner: Scripted<'a>,
     most: usize,
@@ -236,7 +236,7 @@ impl Storage for Short<'_> {
     }
     fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let got = self.inner.read(file, direct, buf, offset)?;
-        // Not more than that many come, though more was written to.
+        // Fewer bytes count than were written.
         Ok(got.min(self.most))
     }
     fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool {
@@ -286,7 +286,7 @@ fn whichever_read_fails_the_error_names_it_and_nothing_stays() {
             failed_on_device += u64::from(error.is_err());
         }
         assert!(failed_on_device > 0);
-        // What failed once is no hindrance.
+        // A failure does not affect a later load.
         assert_same(&load(&device, &counted, 2).unwrap(), &contents);
     }
 }
@@ -344,7 +344,7 @@ fn whenever_it_is_stopped_nothing_stays() {
     for stopped_at in [0, 1, 2] {
         let device = device();
         let asked = AtomicU64::new(0);
-        // A read for each time that the caller is asked, however long that takes.
+        // One read per observation.
         let slow = |nth: u64, _: bool, _: &mut [u8], _: u64| {
             while asked.load(Ordering::Relaxed) <= nth {
                 thread::sleep(std::time::Duration::from_millis(1));

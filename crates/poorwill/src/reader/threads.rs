@@ -1,5 +1,4 @@
-//! Threads that read, and whoever has them read: it makes what they read into, is told how far they are, and says
-//! whether to go on.
+//! Reader threads and their caller, which provides the tasks, observes progress, and may stop.
 
 use std::mem;
 use std::ops::ControlFlow;
@@ -9,15 +8,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How often the caller is told, and asked whether to go on.
 const OBSERVE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Has a thread with each of `hands` `read` tasks, and gives how many there were. Where no thread is to be had, the
-/// caller reads. What `read` gives is how many bytes those were.
+/// Runs `read` for each task on one thread per worker, and returns the number of threads. `read` returns its
+/// bytes. If no thread starts, the caller reads.
 ///
-/// The caller's thread makes the tasks, batch by batch, and calls `ask` meanwhile with how much has been read. The first
-/// error of anybody's is the outcome, nothing is begun after it, and the hands come back. Nor is anything after a panic,
-/// which goes on when all readers have ended.
+/// The caller's thread produces the batches of tasks, and calls `observe` with the bytes read so far. After
+/// the first error or panic no task begins. Workers are returned in any case; a panic continues after all
+/// threads end.
 pub(crate) fn run<T: Send, W: Send, E: Send>(
     workers: &mut Vec<W>,
     batches: impl IntoIterator<Item = Result<Vec<T>, E>>,
@@ -90,7 +88,7 @@ pub(crate) fn run<T: Send, W: Send, E: Send>(
     failed.map_or(Ok(readers), Err)
 }
 
-/// Whoever panics, be it the caller where it is asked, ends the work.
+/// Stops the work when its thread panics, the caller's included.
 struct StopOnPanic<'a>(&'a AtomicBool);
 
 impl Drop for StopOnPanic<'_> {

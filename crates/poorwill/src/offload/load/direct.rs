@@ -1,4 +1,4 @@
-//! The files of a checkpoint read directly into nothing: what their storage gives at best.
+//! Reads the files of a checkpoint directly and discards the bytes: the storage's best speed.
 
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -8,11 +8,11 @@ use super::sink::Staging;
 use crate::checkpoint::Checkpoint;
 use crate::reader::{self, FileRange, Files, PageCache, RANGE_BYTES_MAX, Storage, buffer_bytes};
 
-/// Reads all tensors of a checkpoint past the page cache, by so many readers, into memory of each reader's own. Gives
-/// how many bytes that were; nothing where one of the files is not read so.
+/// Reads all tensors past the page cache into the readers' own memory. Returns the bytes; `None` if a file is
+/// not read directly.
 ///
 /// # Errors
-/// `Checkpoint` for a file that cannot be read; `Staging`.
+/// `Checkpoint` for a failed read; `Staging`.
 pub fn read_directly(checkpoint: &Checkpoint, readers: NonZeroUsize) -> Result<Option<u64>, LoadError> {
     let files = Files::of(checkpoint, PageCache::Emptied);
     let are_direct = || (0..checkpoint.files().len()).all(|file| files.direct(file).is_some());

@@ -1,56 +1,55 @@
-//! Where the bytes of a checkpoint go: which buffer holds which tensor, and in which ranges they are read. Pure.
+//! Where a checkpoint's bytes go: the buffer of each tensor, and the ranges to read. Pure.
 //!
-//! Tensors keep the order that they have in their files, so that what follows another in a file follows it in memory,
-//! too. No tensor lies in two buffers, and between tensors there is no more than alignment takes.
+//! Tensors keep their order in the files, so that neighbours in a file are neighbours in memory. Each tensor
+//! lies in one buffer, with only alignment gaps between tensors.
 
 use crate::checkpoint::{Dtype, Tensor};
 use crate::reader::{self, FileRange, TensorPart};
 
-/// What tensors begin at a multiple of, the best first. Kernels that read host memory in place load 16 bytes at a time,
-/// and PyTorch's own memory begins at multiples of 64 on a CPU, and of 256 and more on a GPU.
+/// Alignments of tensors, best first. Kernels that read host memory in place load 16 bytes at once. PyTorch
+/// aligns memory to 64 on CPUs, and to 256 or more on GPUs.
 const ALIGNMENTS: [u64; 3] = [256, 64, 16];
 
-/// What alignment may cost: this share of the bytes, or a page, which memory is taken by anyway.
+/// Allowed cost of alignment: this share of the bytes, or the rest of a page.
 const PADDING_SHARE: u64 = 1000;
 const PADDING_MIN: u64 = 4096;
 
-/// How large buffers are, unless a tensor is larger: reading begins when the first one is there.
+/// Buffer sizes, unless a tensor is larger. Reading starts with the first buffer.
 const BUFFER_BYTES_MIN: u64 = 256 << 20;
 const BUFFER_BYTES_MAX: u64 = 1 << 30;
 
-/// How many they are, between those sizes.
+/// Aim between those sizes.
 const BUFFERS_AIM: u64 = 64;
 
 /// Where a tensor lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorLocation {
-    /// The buffer, a position in [`HostCheckpoint::buffers`](super::HostCheckpoint::buffers).
+    /// Its buffer, an index into [`HostCheckpoint::buffers`](super::HostCheckpoint::buffers).
     pub buffer: usize,
     /// Its first byte there.
     pub offset: u64,
 }
 
-/// Where everything goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// What all tensors begin at a multiple of, if that is more than their types ask for.
+    /// Common alignment, if above that of the element types.
     pub(super) alignment: Option<u64>,
-    /// The size of each buffer.
+    /// Their sizes.
     pub(super) buffers: Vec<u64>,
-    /// By tensor; none for one without bytes.
+    /// By tensor; `None` for an empty tensor.
     pub(super) locations: Vec<Option<TensorLocation>>,
 }
 
 impl Layout {
-    /// For these tensors, which are in the order of their files and of their bytes there.
+    /// Takes tensors by file and offset.
     pub(super) fn of(tensors: &[Tensor]) -> Self {
         let bytes = total(tensors);
         let target = (bytes / BUFFERS_AIM).clamp(BUFFER_BYTES_MIN, BUFFER_BYTES_MAX);
         Self::with_target(tensors, target)
     }
 
-    /// The same with buffers of about this size.
+    /// With buffers of about this size.
     pub(super) fn with_target(tensors: &[Tensor], target: u64) -> Self {
         let bytes = total(tensors);
         let allowed = (bytes / PADDING_SHARE).max(PADDING_MIN);
@@ -78,24 +77,24 @@ impl Layout {
         Self { alignment, buffers, locations }
     }
 
-    /// All buffers together.
+    /// Size of all buffers.
     pub(super) fn bytes(&self) -> u64 {
         self.buffers.iter().sum()
     }
 
-    /// In which ranges it is read: each goes to one buffer, and those of one come before the next one's.
+    /// The ranges to read; each goes to one buffer, in the order of buffers.
     pub(super) fn ranges(&self, tensors: &[Tensor], range_bytes: u64) -> Vec<FileRange> {
         let buffer = |tensor: usize| self.locations[tensor].map(|location| location.buffer);
         reader::ranges(tensors, range_bytes, |before, tensor| buffer(before) == buffer(tensor))
     }
 
-    /// Where a part begins; all of them have places.
+    /// Where a part begins.
     pub(super) fn location(&self, part: &TensorPart) -> TensorLocation {
         let location = self.locations[part.tensor].unwrap_or(TensorLocation { buffer: 0, offset: 0 });
         TensorLocation { offset: location.offset + part.offset, ..location }
     }
 
-    /// The buffer of a range, and where its bytes begin and end there.
+    /// The buffer of a range, and its begin and end there.
     pub(super) fn span(&self, range: &FileRange) -> (usize, u64, u64) {
         let location = |part: Option<&TensorPart>| {
             part.map_or((0, 0, 0), |part| {
@@ -108,12 +107,12 @@ impl Layout {
     }
 }
 
-/// Size of all tensors together. Each lies in a file of its own bytes, so there is such a number.
+/// Size of all tensors. Each lies in a real file, so the sum does not overflow.
 fn total(tensors: &[Tensor]) -> u64 {
     tensors.iter().map(|tensor| tensor.bytes).sum()
 }
 
-/// What an element begins at a multiple of.
+/// Alignment of an element.
 fn element_bytes(dtype: Dtype) -> u64 {
     (dtype.bits() / 8).max(1).next_power_of_two()
 }
@@ -125,7 +124,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Tensors of a file one after the other, from a byte on.
+    /// Consecutive tensors of a file.
     fn file(number: usize, begin: u64, sizes: &[u64]) -> Vec<Tensor> {
         let mut offset = begin;
         let tensor = |(nth, bytes): (usize, &u64)| {
@@ -143,7 +142,7 @@ mod tests {
         sizes.iter().enumerate().map(tensor).collect()
     }
 
-    /// Every byte of every tensor is in exactly one range, and goes to its place.
+    /// Every byte of every tensor is in exactly one range, and reaches its location.
     fn assert_read(layout: &Layout, tensors: &[Tensor], range_bytes: u64) {
         let (mut found, mut ends) = (Vec::new(), vec![0; layout.buffers.len()]);
         for range in layout.ranges(tensors, range_bytes) {
@@ -198,7 +197,7 @@ mod tests {
 
     #[test]
     fn alignment_costs_no_more_than_a_thousandth_or_a_page() {
-        // One odd byte each: with 256 that is 255 lost.
+        // One odd byte each: alignment to 256 costs 255.
         for (lines, expected) in [(1000, Some(256)), (400, Some(64)), (80, Some(16))] {
             let bytes = 256 * lines + 1;
             let sizes = vec![bytes; 100];
@@ -209,7 +208,7 @@ mod tests {
             assert!(lost <= (total(&tensors) / 1000).max(4096), "{lost}");
             assert_read(&layout, &tensors, MIB);
         }
-        // Of a few small ones no alignment takes another page.
+        // For a few small tensors, alignment needs no further page.
         assert_eq!(Layout::of(&file(0, 100, &[1; 16])).alignment, Some(256));
     }
 

@@ -1,20 +1,18 @@
-//! A checkpoint in host memory: read from its files straight into buffers, by several readers, and held once.
+//! A checkpoint in host memory: read from its files into buffers by several readers, and held once.
 //!
-//! [`HostCheckpoint::load`] lays the tensors out in a few exact [`Buffer`]s, takes all of them before it reads a byte,
-//! and reads while they are made. Bytes come past the page cache (`O_DIRECT`) where the file system does that, and else
-//! through it, and what the page cache has of them is dropped behind; the [`LoadReport`] says which for each file. The
-//! header, and whatever else the page cache had of a file, goes as well. So a process takes the checkpoint's bytes, a
-//! little memory for each reader, which is given back, and no more.
+//! [`HostCheckpoint::load`] reserves a few exact [`Buffer`]s before the first read, and reads while they are
+//! made. Reads bypass the page cache (`O_DIRECT`) where the file system allows it; otherwise cached pages are
+//! dropped afterwards. The [`LoadReport`] says which, for each file. So a process needs the checkpoint's
+//! bytes, and a little memory per reader during the load.
 //!
-//! Tensors begin at multiples of 256 bytes where that costs no more than a thousandth of the bytes, or a page, else of
-//! 64, of 16, or of the size of their elements. In their files they may begin anywhere, and mostly at some multiple of
-//! 8: then a device that writes only to multiples of 512 cannot write them to their places, and the reader copies them
-//! there. That takes less of a core than what a kernel would lose that reads in place at odd addresses, and does not
-//! run at all where it loads 16 bytes at once. Devices that write to multiples of 4 or 8, as NVMe's do, write to the
-//! place itself.
+//! Tensors are aligned to 256 bytes if that costs at most a thousandth of the bytes, or a page. Otherwise to
+//! 64, 16, or their element size. In files, tensors mostly begin at multiples of 8. A device that writes only
+//! to multiples of 512 cannot reach their location, so the reader copies them there. The copy costs less CPU
+//! time than kernels lose on unaligned memory; those that load 16 bytes at once would fail. NVMe devices
+//! write to multiples of 4 or 8, without a copy.
 //!
-//! The first error stops all readers. Then, and when the caller stops it, everything is given back, with what the
-//! device keeps unused of host memory.
+//! The first error, or the observer, stops all readers. All memory is then released, including memory that
+//! the device caches.
 //!
 //! ```
 //! use std::ops::ControlFlow;
@@ -64,50 +62,49 @@ mod layout;
 mod report;
 mod sink;
 
-/// Most readers that anybody may ask for.
 const READERS_ALLOWED: usize = 256;
 
-/// The least that a reader reads with a call.
+/// Least bytes of one read.
 const RANGE_BYTES_MIN: u64 = 256 << 10;
 
-/// The share of a checkpoint's bytes that all readers' own memory is kept to, as long as ranges can be smaller.
+/// Share of a checkpoint that the readers' buffers may take, as long as ranges can shrink.
 const STAGING_SHARE: u64 = 128;
 
 /// How to load.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct LoadOptions {
-    /// Whether the memory is page-locked.
+    /// Whether to page-lock the memory.
     pub pin: BufferPin,
-    /// What the environment turns off; none of it unless it is given.
+    /// What the environment disables; by default nothing.
     pub switches: Switches,
-    /// How many read at the same time, 256 at most; chosen from the machine unless it is given.
+    /// Concurrent readers, at most 256; by default chosen for the machine.
     pub readers: Option<NonZeroUsize>,
 }
 
 impl LoadOptions {
-    /// The same, with memory that is page-locked or not.
+    /// Sets page-locking.
     #[must_use]
     pub fn pinning(mut self, pin: BufferPin) -> Self {
         self.pin = pin;
         self
     }
 
-    /// The same, with what the environment turns off.
+    /// Sets what the environment disables.
     #[must_use]
     pub fn switching(mut self, switches: Switches) -> Self {
         self.switches = switches;
         self
     }
 
-    /// The same with so many readers, 256 at most; `None`: chosen from the machine.
+    /// Sets the number of readers, at most 256; `None` chooses for the machine.
     #[must_use]
     pub fn reading_with(mut self, readers: impl Into<Option<NonZeroUsize>>) -> Self {
         self.readers = readers.into();
         self
     }
 
-    /// How many read at the same time: as many as are asked for, and else no more than there are ranges for.
+    /// Number of readers: the requested one, or at most one per range.
     #[must_use]
     pub fn readers_for(&self, checkpoint: &Checkpoint) -> usize {
         let most = usize::try_from(checkpoint.bytes() / RANGE_BYTES_MIN).unwrap_or(usize::MAX);
@@ -116,13 +113,13 @@ impl LoadOptions {
     }
 }
 
-/// How far a load is.
+/// Progress of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoadProgress {
-    /// So much has been read.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// Of so much.
+    /// Bytes in all.
     pub bytes: u64,
 }
 
@@ -130,20 +127,20 @@ pub struct LoadProgress {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostTensor {
-    /// Its name, as the file has it: show it to nobody without escaping it.
+    /// Its name in the file. Escape it before you show it.
     pub name: String,
-    /// Type of its elements.
+    /// Element type.
     pub dtype: Dtype,
-    /// Its dimensions; none for a scalar.
+    /// Dimensions; none for a scalar.
     pub shape: Vec<u64>,
-    /// Its size, 0 if a dimension is.
+    /// Size.
     pub bytes: u64,
-    /// Where it lies; nowhere if it has no bytes.
+    /// Its location; `None` for an empty tensor.
     pub location: Option<TensorLocation>,
 }
 
-/// A checkpoint in host memory. Each of its buffers lives as long as this, or whoever else has it: a
-/// [`View`](super::View), a copy to a device, [`TensorBytes`].
+/// A checkpoint in host memory. Other owners, such as a [`View`](super::View), a copy or [`TensorBytes`], may
+/// keep a buffer longer.
 #[derive(Debug)]
 pub struct HostCheckpoint {
     buffers: Vec<Arc<Buffer>>,
@@ -152,24 +149,25 @@ pub struct HostCheckpoint {
     report: LoadReport,
 }
 
-/// The bytes of a tensor, which stay as long as this does.
+/// A tensor's bytes; keeps them alive.
 #[derive(Debug, Clone)]
 pub struct TensorBytes {
-    /// None where there are no bytes.
+    /// `None` without bytes.
     memory: Option<Arc<HostBuffer>>,
     range: Range<usize>,
 }
 
 impl HostCheckpoint {
-    /// Reads all tensors of a checkpoint into host memory of a device's.
+    /// Reads all tensors into host memory of a device.
     ///
-    /// `observer` is called on the caller's thread, many times a second but for while memory is made, with how much has
-    /// been read, and stops the load with [`ControlFlow::Break`].
+    /// `observer` runs on the caller's thread, many times a second except while memory is made.
+    /// [`ControlFlow::Break`] stops the load.
     ///
     /// # Errors
-    /// `Memory` before a byte is read, with what is asked, held and allowed, where there is no room for all of it;
-    /// `Checkpoint` when a file changes or shrinks meanwhile, cannot be read, or two tensors have the same name;
-    /// `Stopped`. Nothing stays.
+    /// All release everything:
+    /// - `Memory` before the first read, with requested, held and allowed bytes.
+    /// - `Checkpoint` for a file that changes, shrinks or fails, or for two tensors of one name.
+    /// - `Stopped`; `Staging`.
     pub fn load(
         device: &Device,
         checkpoint: &Checkpoint,
@@ -206,7 +204,7 @@ impl HostCheckpoint {
         let mut workers: Vec<ReadWorker> = (0..readers).map(|_| ReadWorker::default()).collect();
         let mut memory_s = 0.0;
         let mut ranges = ranges.iter().peekable();
-        // What was not waited for is given back.
+        // Dropping the others releases them.
         let batches = pending.into_iter().zip(&mut made).enumerate().map(|(nth, (pending, location))| {
             let made = pending.wait().and_then(|made| sink.tasks(nth, &mut ranges, location.insert(made)));
             memory_s = started.elapsed().as_secs_f64();
@@ -219,8 +217,7 @@ impl HostCheckpoint {
         });
         let readers = loaded.inspect_err(|_| {
             made.clear();
-            // What was given back, and what was still being made, the device would keep for whoever asks next. Where
-            // it cannot be waited for, that is what it does.
+            // The device would cache released and unfinished memory. If it cannot be waited for, it does.
             let _ = device.driver().host_trim();
         })?;
         let buffers: Vec<Arc<Buffer>> = made.into_iter().flatten().map(Arc::new).collect();
@@ -260,7 +257,7 @@ impl HostCheckpoint {
         &self.buffers
     }
 
-    /// The tensors, in the order of the files and of their bytes there.
+    /// The tensors, by file and offset.
     #[must_use]
     pub fn tensors(&self) -> &[HostTensor] {
         &self.tensors
@@ -278,7 +275,7 @@ impl HostCheckpoint {
         &self.report
     }
 
-    /// The bytes of a tensor of this checkpoint. Of one of another's, none.
+    /// A tensor's bytes; empty for a tensor of another checkpoint.
     #[must_use]
     pub fn bytes_of(&self, tensor: &HostTensor) -> TensorBytes {
         let none = TensorBytes { memory: None, range: 0..0 };
@@ -303,7 +300,7 @@ impl Deref for TensorBytes {
     }
 }
 
-/// Where the tensor of each name is.
+/// Tensor indexes by name.
 fn by_name(checkpoint: &Checkpoint) -> Result<HashMap<String, usize>, CheckpointError> {
     let mut by_name = HashMap::with_capacity(checkpoint.tensors().len());
     let path = |tensor: &Tensor| checkpoint.files()[tensor.file].path.clone();
@@ -319,7 +316,7 @@ fn by_name(checkpoint: &Checkpoint) -> Result<HashMap<String, usize>, Checkpoint
     Ok(by_name)
 }
 
-/// As large as it may be for the readers' own memory to be a small part of the checkpoint.
+/// As large as possible while the readers' buffers stay a small share of the checkpoint.
 fn range_bytes_for(bytes: u64, readers: usize) -> u64 {
     let share = bytes / STAGING_SHARE / (readers.max(1) as u64);
     let unit = 16 * ALIGN_BYTES;

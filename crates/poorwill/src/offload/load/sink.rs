@@ -1,5 +1,4 @@
-//! Host memory as what a reader reads into: into its place where file, memory and device fit, else through a little
-//! memory of the reader's own.
+//! Reads into host memory: in place where file, memory and device fit, else through a reader's buffer.
 
 use std::iter::Peekable;
 use std::mem;
@@ -12,13 +11,13 @@ use super::{Buffer, LoadError};
 use crate::checkpoint::Checkpoint;
 use crate::reader::{self, FileRange, RangeRead, Storage, buffer_bytes, fits, index};
 
-/// A range and the memory that it goes to: the buffer's from the range's first byte to its last.
+/// A range, and the memory from its first byte to its last.
 pub(super) struct Task<'m> {
     range: &'m FileRange,
     memory: &'m mut [u8],
 }
 
-/// What one reader has of its own, and how it has read.
+/// A reader's buffer and counters.
 #[derive(Debug, Default)]
 pub(super) struct ReadWorker {
     pub(super) staging: Staging,
@@ -27,14 +26,12 @@ pub(super) struct ReadWorker {
     pub(super) buffered_bytes: u64,
 }
 
-/// Memory of a reader's own.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
     memory: Vec<u8>,
 }
 
 impl Staging {
-    /// How much it has come to.
     pub(super) fn capacity_bytes(&self) -> u64 {
         self.memory.capacity() as u64
     }
@@ -47,7 +44,7 @@ impl Staging {
     }
 }
 
-/// Where ranges are read from and go to.
+/// The source and the destination of reads.
 pub(super) struct Sink<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) storage: &'a dyn Storage,
@@ -55,7 +52,7 @@ pub(super) struct Sink<'a> {
 }
 
 impl Sink<'_> {
-    /// What is to be read into buffer `nth`, which was just made: the next of the ranges.
+    /// The ranges of buffer `nth`, which was just made.
     pub(super) fn tasks<'m>(
         &self,
         nth: usize,
@@ -73,7 +70,7 @@ impl Sink<'_> {
         Ok(tasks)
     }
 
-    /// Reads a range to where it goes.
+    /// Reads a range to its destination.
     pub(super) fn read(&self, task: Task<'_>, worker: &mut ReadWorker) -> Result<u64, LoadError> {
         let (Task { range, mut memory }, storage) = (task, self.storage);
         let refused = |error| LoadError::Checkpoint(range.refused(self.checkpoint, error));
@@ -102,7 +99,7 @@ impl Sink<'_> {
     }
 }
 
-/// Cuts so many bytes off, behind a gap.
+/// Splits off `bytes` after a gap.
 fn split<'m>(memory: &mut &'m mut [u8], gap: u64, bytes: u64) -> &'m mut [u8] {
     let (_, rest) = mem::take(memory).split_at_mut(index(gap));
     let (cut, rest) = rest.split_at_mut(index(bytes));
