@@ -1,4 +1,4 @@
-//! The façade: opens a device and allocates its memory.
+//! Opens a device and allocates its memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub struct Config {
     pub host_memory: HostMemoryUse,
     /// Which other GPUs may access the memory.
     pub peers: Peers,
-    /// Limit and shape of the pool. The limit is a claim on the budget; without one the pool claims all of
+    /// Limit and shape of the pool. The limit claims a part of the budget; without one the pool claims all of
     /// it.
     pub pool: PoolConfig,
 }
@@ -92,10 +92,11 @@ impl Config {
 /// Memory of one device, in blocks that sleep and wake by tag.
 ///
 /// Clones share the arena. Dropping the last clone and the last [`OwnedBlock`] releases all memory and the
-/// claim on the budget. All methods are thread-safe; each says what it waits for.
+/// claim on the budget. All methods are thread-safe. [`Pool`] has more detail on the methods of the same
+/// names, including all errors.
 ///
 /// Every method fails with `Closed` after [`Arena::close`], `WrongProcess` in a forked child, and `Poisoned`
-/// after a panic inside the pool. The error lists below omit these three.
+/// after a panic inside the pool.
 ///
 /// ```
 /// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeRequest};
@@ -126,8 +127,7 @@ struct Inner {
 }
 
 impl Arena {
-    /// Opens a device, finds its budget, and opens a pool on it. Memory that this process uses already, its
-    /// context included, is not the pool's.
+    /// Opens a device, finds its budget, and opens a pool in it, beside what this process uses already.
     ///
     /// # Errors
     /// - `Device` when the device does not open, and `Budget` when no source reports its memory.
@@ -139,9 +139,6 @@ impl Arena {
     }
 
     /// As [`Arena::open`], on an open device that no other arena or envelope manages.
-    ///
-    /// # Errors
-    /// As [`Arena::open`], without `Device`.
     pub fn open_on(device: &Device, budget: Option<Cap>, pool: PoolConfig) -> Result<Self, OpenError> {
         let (budget, envelope) = device.envelope(budget)?;
         let in_use = claim_own(&budget, &envelope);
@@ -217,37 +214,26 @@ impl Arena {
     }
 
     /// Declares what sleeps do with the bytes of `tag`, where the [built-in policy](poorwill_core::tag) does
-    /// not fit. Call it once, before the tag's first allocation. Repeating the same policy does nothing.
-    ///
-    /// # Errors
-    /// `PolicyConflict` when the tag has blocks, or a declaration, under another policy.
+    /// not fit. Call it once, before the tag's first allocation; otherwise it fails with `PolicyConflict`.
     pub fn declare_tag(&self, tag: &Tag, policy: TagPolicy) -> Result<(), PoolError> {
         self.0.pool.declare_tag(tag, policy)
     }
 
-    /// Allocates a block of at least the requested bytes, rounded up to 512. Its address stays valid until
-    /// the block is freed; its bytes are unspecified. The caller frees it with [`Arena::free`];
-    /// [`Arena::alloc_owned`] frees on drop.
+    /// Allocates a block of at least the requested bytes, rounded up to 512, with unspecified contents. Its
+    /// address stays valid until [`Arena::free`]. [`Arena::alloc_owned`] frees on drop.
     ///
-    /// May wait for device work: when the limit or the device requires it, and within the request's
-    /// [`patience`](AllocRequest::patience) when that may avoid creating memory. Never waits during a stream
-    /// capture.
+    /// May wait for device work when memory is short, and within [`AllocRequest::patience`] when that may avoid
+    /// creating memory. Never waits during a stream capture.
     ///
     /// # Errors
-    /// - `InvalidRequest` for an unsupported size or alignment, `UnknownStream`, and `Asleep` for a sleeping
-    ///   tag.
-    /// - `OverLimit` above the arena's limit, `DeviceFull` above the device's memory; both with the figures.
-    /// - `HeldByCapture` when freed memory might suffice, but a capture keeps it.
-    /// - `TimedOut` after the time of [`AllocRequest::within`], with what it waited for.
-    /// - `AllocFailed` with the driver's error.
+    /// - `OverLimit` and `DeviceFull`, with the figures; `HeldByCapture` when a capture keeps freed memory.
+    /// - `TimedOut` after the time of [`AllocRequest::within`]; `AllocFailed` with the driver's error.
+    /// - `InvalidRequest`; `UnknownStream`; `Asleep`.
     pub fn alloc(&self, request: &AllocRequest) -> Result<Block, PoolError> {
         self.0.pool.alloc(request)
     }
 
-    /// Allocates a block that is freed on drop and keeps the arena alive until then.
-    ///
-    /// # Errors
-    /// As [`Arena::alloc`].
+    /// As [`Arena::alloc`], for a block that is freed on drop and keeps the arena alive until then.
     pub fn alloc_owned(&self, request: &AllocRequest) -> Result<OwnedBlock, PoolError> {
         Ok(OwnedBlock::new(self.clone(), self.alloc(request)?))
     }
@@ -261,13 +247,12 @@ impl Arena {
         self.0.pool.free(block)
     }
 
-    /// Frees `part` of a block, awake or asleep: an address range inside it, aligned to 512 bytes at both
-    /// ends. Returns the live rest in address order: up to two blocks, with unchanged bytes and new handles.
-    /// The old handle is stale. Memory is unmapped by whole [chunks](PoolConfig::chunk_granules) and
-    /// [spans](PoolConfig::span_granules). Waits for nothing.
+    /// Frees `part` of a block, awake or asleep: a range inside it, aligned to 512 bytes at both ends.
+    /// Returns the live rest in address order, with its bytes and new handles. Memory is unmapped by whole
+    /// [chunks](PoolConfig::chunk_granules) and [spans](PoolConfig::span_granules). Waits for nothing.
     ///
     /// # Errors
-    /// Leaves the block as it was: `StaleBlock`; `InvalidPart`, with a valid alternative.
+    /// `StaleBlock`; `InvalidPart`, with a valid alternative.
     pub fn free_part(&self, block: BlockId, part: DeviceRange) -> Result<Vec<Block>, PoolError> {
         self.0.pool.free_part(block, part)
     }
@@ -279,10 +264,7 @@ impl Arena {
     }
 
     /// Records that `stream` uses a block beside its own stream. After a free, reuse waits for the work
-    /// queued on `stream` by then.
-    ///
-    /// # Errors
-    /// `StaleBlock`; `UnknownStream`.
+    /// queued there by then.
     pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<(), PoolError> {
         self.0.pool.record_use(block, stream)
     }
@@ -318,9 +300,9 @@ impl Arena {
         self.0.pool.prepare_sleep(request)
     }
 
-    /// Puts tags to sleep: releases their memory and keeps their addresses. The policies at this level decide
-    /// whether their bytes are backed up in host memory or dropped. Waits for the device's work. Reports tags
-    /// that sleep already, and leaves them alone.
+    /// Puts tags to sleep: releases their memory and keeps their addresses. Policy at this level backs up
+    /// their bytes in host memory or drops them. Waits for the device's work. Reports tags that sleep
+    /// already.
     ///
     /// # Errors
     /// - `Shortfall` when the tags sleep, but not all memory could be released.
@@ -328,60 +310,49 @@ impl Arena {
     ///
     /// All others change nothing:
     /// - `UnknownTag`; `SleepConflict` for a tag that sleeps in another way; `Asleep` for a stranded tag.
-    /// - `Undefined` for dropped bytes that were not restored; `Lost` for bytes whose backup was or is found
-    ///   corrupt.
-    /// - `Held` for a tag under a [hold](Arena::hold); `Capturing` during a stream capture.
-    /// - `TrustBroken` for an immutable tag that changed.
+    /// - `Undefined` for dropped bytes that were not restored; `Lost` for bytes of a corrupt backup.
+    /// - `Held` under a [hold](Arena::hold); `Capturing` during a stream capture; `TrustBroken` for a changed
+    ///   immutable tag.
     /// - `TimedOut` after the time of [`SleepRequest::within`]; `SleepFailed` with the driver's error.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport, PoolError> {
         self.0.pool.sleep(request)
     }
 
-    /// Wakes tags, all or none: every live block has memory at its address again, with its bytes or what the
-    /// policy gives for dropped ones. The request says how many bytes are checked by digest. Waits for its
-    /// own copies, and until the request's deadline for memory. Reports tags that are awake already, and
-    /// leaves them alone.
+    /// Wakes tags, all or none. Every live block has memory at its address again, with its bytes, or with
+    /// what policy gives for dropped ones. The request says how many bytes are checked by digest. Waits for
+    /// its own copies, and for memory until the request's deadline. Reports tags that are awake already.
     ///
     /// # Errors
     /// All leave every tag asleep:
-    /// - `UnknownTag`; `TimedOut` after the time of [`WakeRequest::within`]; `WakeFailed` with the driver's
-    ///   error.
     /// - `OverLimit`, `DeviceFull` and `HeldByCapture` for missing memory.
     /// - `Corrupt` with all restored bytes that differ from the stored ones. Wake the rest by [accepting
     ///   losses](WakeRequest::accepting_losses).
+    /// - `UnknownTag`; `TimedOut` after the time of [`WakeRequest::within`]; `WakeFailed` with the driver's
+    ///   error.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport, PoolError> {
         self.0.pool.wake(request)
     }
 
-    /// Drops the bytes and backups of `tags`, awake or asleep, whatever their policies. The tags then sleep;
-    /// a wake fills them as policy says for dropped memory.
-    ///
-    /// # Errors
-    /// As [`Arena::sleep`].
+    /// Drops the bytes and backups of `tags`, awake or asleep, whatever their policies. Then the tags sleep.
+    /// A wake fills them as policy says for dropped memory. Errors are those of [`Arena::sleep`].
     pub fn discard(&self, tags: &[Tag]) -> Result<SleepReport, PoolError> {
         self.0.pool.discard(tags)
     }
 
     /// Declares that the caller has rewritten all bytes of `tags` that a sleep dropped, or that [were
     /// lost](Arena::lost_ranges). Returns the tags that were undefined.
-    ///
-    /// # Errors
-    /// Change nothing: `UnknownTag`; `Asleep`.
     pub fn mark_restored(&self, tags: &[Tag]) -> Result<Vec<Tag>, PoolError> {
         self.0.pool.mark_restored(tags)
     }
 
-    /// All block ranges lost with their backup and not yet restored or freed, by address. Excludes tags that
-    /// a sleep dropped: they are undefined as a whole.
+    /// The block ranges lost with their backup, by address, until they are restored or freed. Excludes
+    /// dropped tags, which are undefined as a whole.
     pub fn lost_ranges(&self) -> Result<Vec<LostRange>, PoolError> {
         self.0.pool.lost_ranges()
     }
 
-    /// Declares that the caller has rewritten the lost ranges of a block, and returns them. The tag is awake
-    /// as before once none of its ranges is lost.
-    ///
-    /// # Errors
-    /// Change nothing: `StaleBlock`; `Asleep`; `Undefined` when a sleep dropped the whole tag.
+    /// Declares that the caller has rewritten the lost ranges of a block, and returns them. Fails with
+    /// `Undefined` when a sleep dropped the whole tag.
     pub fn mark_block_restored(&self, block: BlockId) -> Result<Vec<LostRange>, PoolError> {
         self.0.pool.mark_block_restored(block)
     }
@@ -395,24 +366,18 @@ impl Arena {
         self.0.pool.trim()
     }
 
-    /// As [`Arena::trim`], waiting at most `wait_max` for work.
-    ///
-    /// # Errors
-    /// As [`Arena::trim`]; `TimedOut` with the streams that keep some memory. The rest is released.
+    /// As [`Arena::trim`], waiting at most `wait_max`. Fails with `TimedOut` after releasing the rest.
     pub fn trim_within(&self, wait_max: Duration) -> Result<u64, PoolError> {
         self.0.pool.trim_within(wait_max)
     }
 
-    /// Drops the backups of the named awake tags, or of all, and releases unused host memory. The next sleep
-    /// copies those bytes again. Returns by how many bytes the arena's host memory shrank. Backups of
-    /// sleeping tags stay. Waits for a running sleep or wake of the tags, ends their preparation, and may
-    /// wait for device work.
+    /// Drops the backups of the named awake tags, or of all, and releases unused host memory. Returns the
+    /// bytes released. The next sleep copies again. Backups of sleeping tags stay. Waits for a running sleep
+    /// or wake of the tags, ends their preparation, and may wait for device work.
     ///
     /// # Errors
-    /// - `UnknownTag`, and `Asleep` for a named tag that sleeps with a backup; both change nothing.
-    /// - `Lost` for corrupt backups of bytes that the device lacks, too; all backups are dropped.
-    /// - `Driver` when the backups cannot be read, and all stay; or when memory cannot be released, and all
-    ///   are dropped.
+    /// `Lost` for corrupt backups of bytes that the device lacks, too. All others are those of
+    /// [`Pool::drop_backups`].
     pub fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64, PoolError> {
         self.0.pool.drop_backups(tags)
     }
@@ -467,10 +432,8 @@ impl Arena {
     }
 
     /// Releases everything and ends the arena for all clones. Blocks become invalid, and work that uses them
-    /// fails. Call it when nothing uses them and errors matter; otherwise drop the arena. Waits for device
-    /// work unless nothing is held.
-    ///
-    /// It takes `&self` so that a caller can repeat it.
+    /// fails. Otherwise just drop the arena; closing reports errors. Waits for device work unless nothing is
+    /// held.
     ///
     /// # Errors
     /// `Capturing` during a stream capture, and `Held` under a [hold](Arena::hold), leave the arena open.
@@ -479,8 +442,7 @@ impl Arena {
         self.0.pool.close()
     }
 
-    /// Copies `bytes` into a block at `offset`, on the default stream, and waits. Needs host memory for a
-    /// copy of them.
+    /// Copies `bytes` into a block at `offset`, on the default stream, and waits.
     ///
     /// # Errors
     /// `StaleBlock`; `OutOfBlock`; `Asleep`; `Driver` with the device's error.

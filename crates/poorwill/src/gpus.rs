@@ -21,9 +21,7 @@ const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 /// NVML, loaded.
 #[derive(Debug)]
 pub struct Gpus {
-    /// Finds GPUs by index.
     library: Library,
-    /// Reads their memory.
     nvml: Nvml,
 }
 
@@ -50,7 +48,7 @@ pub enum GpusError {
     /// The index is too large.
     #[error("NVML shows {count} GPUs, counted from 0, and none at {position}")]
     Absent {
-        /// The requested index.
+        /// The index.
         position: usize,
         /// Number of GPUs.
         count: u32,
@@ -58,13 +56,13 @@ pub enum GpusError {
     /// The GPU has MIG instances.
     #[error("GPU {position} is divided into instances (MIG), and its figures say nothing about one of them")]
     Partitioned {
-        /// The requested index.
+        /// The index.
         position: usize,
     },
     /// NVML reports no figures, or impossible ones.
     #[error("NVML does not report the memory of GPU {position}: {reason}")]
     Unreadable {
-        /// The requested index.
+        /// The index.
         position: usize,
         /// Why.
         reason: String,

@@ -20,7 +20,8 @@
 //! # }
 //! ```
 //!
-//! - [`checkpoint`] reads safetensors files. [`model`] loads them into an arena and compares them with it.
+//! - [`checkpoint`] reads safetensors files. [`model::Model`] loads them into an arena and compares them with
+//!   it.
 //! - [`offload`] keeps weights in host memory that a device reads.
 //! - [`budget`] says how much of a device a process may use.
 //! - [`doctor`] examines this computer. [`gpus`] reports the free memory of a GPU.

@@ -1,11 +1,11 @@
 //! A checkpoint in an arena: loaded by several readers, and comparable with its files at any time.
 //!
 //! Each reader copies through its own page-locked buffer on its own stream. Reads bypass the page cache where
-//! the storage allows it; bytes that are cached already come from the cache.
+//! the storage allows it, except for cached bytes.
 //!
 //! Each tensor has its own block. All blocks are allocated before the first read, so a model that does not
-//! fit fails at once. A failed load frees all of them. Dropping a [`Model`] frees nothing: its blocks live as
-//! long as the arena, or until [`Model::free`].
+//! fit fails at once; a failed load frees them. The blocks live as long as the arena, or until
+//! [`Model::free`].
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ use crate::reader::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The checkpoint's files.
+    /// The files.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// No memory for a tensor. Free blocks, or raise the arena's limit.
@@ -33,17 +33,17 @@ pub enum ModelError {
     Alloc {
         /// The file.
         path: PathBuf,
-        /// Its name in the file.
+        /// Its name.
         tensor: String,
         /// Its bytes.
         bytes: u64,
         /// The pool's error.
         source: Box<PoolError>,
     },
-    /// The arena refused or failed a copy.
+    /// The arena failed a copy.
     #[error("cannot copy tensor {}", text::name(tensor))]
     Pool {
-        /// Its name in the file.
+        /// Its name.
         tensor: String,
         /// The pool's error.
         source: Box<PoolError>,
@@ -51,7 +51,7 @@ pub enum ModelError {
     /// The device failed a copy, or the host has no memory for one.
     #[error("moving bytes of tensor {} failed", text::name(tensor))]
     Copy {
-        /// Its name in the file.
+        /// Its name.
         tensor: String,
         /// The driver's error.
         source: DriverError,
@@ -68,17 +68,17 @@ pub enum ModelError {
     Mismatch {
         /// The file.
         path: PathBuf,
-        /// Its name in the file.
+        /// Its name.
         tensor: String,
-        /// The first different byte of the tensor.
+        /// The first different byte.
         offset: u64,
-        /// The tensor's bytes.
+        /// Its bytes.
         bytes: u64,
     },
     /// A block changed its address.
     #[error("tensor {} has moved from {:#x} to {:#x}", text::name(tensor), from.range.addr, to.range.addr)]
     Moved {
-        /// Its name in the file.
+        /// Its name.
         tensor: String,
         /// The block as allocated.
         from: Block,
@@ -138,7 +138,7 @@ impl<'a> Model<'a> {
         let mut model = Self { arena, checkpoint, blocks: Vec::new() };
         let loaded = model.allocate(tag).and_then(|()| model.read_in(progress));
         if let Err(error) = loaded {
-            // Report the first failure; blocks that fail to free are freed with the arena.
+            // Report the first failure; the arena frees remaining blocks.
             let _ = model.free();
             return Err(error);
         }
@@ -244,8 +244,8 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Reads all ranges with several readers of `buffers` buffers each. `work` gets each range, its buffer,
-    /// and the offset of the range in it. The first error ends all.
+    /// Reads all ranges with several readers of `buffers` buffers each. `work` gets each range, its buffer
+    /// and its offset there. The first error ends all.
     fn for_each_range(
         &self,
         storage: &dyn Storage,
@@ -275,8 +275,7 @@ impl<'a> Model<'a> {
         result
     }
 
-    /// At least one worker; fewer than `wanted` when the device has no more streams, or the host no more
-    /// memory.
+    /// At least one worker; fewer than `wanted` when streams or host memory run out.
     fn workers(&self, wanted: usize, buffers: usize) -> Result<Vec<CopyWorker>, ModelError> {
         let mut workers = Vec::new();
         while workers.len() < wanted {
@@ -289,7 +288,6 @@ impl<'a> Model<'a> {
                     break;
                 }
                 Err(error) => {
-                    // Keep the first error.
                     workers.iter().for_each(|CopyWorker { stream, .. }| {
                         _ = self.arena.driver().stream_destroy(*stream)
                     });
@@ -313,7 +311,6 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// A buffer that is large enough for a range.
     fn buffer(
         &self,
         range: &FileRange,
@@ -364,7 +361,6 @@ fn is_out_of_host_memory(error: &DriverError) -> bool {
     matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. })
 }
 
-/// The resources of one reader.
 struct CopyWorker {
     stream: StreamId,
     spare: Vec<HostBuffer>,

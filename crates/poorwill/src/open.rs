@@ -48,10 +48,10 @@ pub enum OpenError {
         /// The driver's error.
         source: DriverError,
     },
-    /// No source reports how much memory there is. Give a budget in bytes.
+    /// No source reports the memory size. Give a budget in bytes.
     #[error(transparent)]
     Budget(#[from] UnknownBudget),
-    /// The limit exceeds the budget. Lower it; the error holds the figures.
+    /// The limit exceeds the budget. Lower it.
     #[error(transparent)]
     Claim(#[from] Box<poorwill_core::ClaimError>),
     /// The pool refused its configuration.
@@ -65,12 +65,12 @@ pub enum OpenError {
 pub struct HostMemoryUse {
     /// Most bytes it may hold. Control groups and available memory limit it in any case.
     pub limit_bytes: Option<u64>,
-    /// Use pageable memory. Slower; for machines short of page-locked memory, or GPUs that share host memory.
+    /// Pageable memory: slower, for machines short of page-locked memory.
     pub pageable: bool,
 }
 
 impl HostMemoryUse {
-    /// Limits it to `limit_bytes`; `None` leaves only the limits of control groups and the machine.
+    /// Limits it to `limit_bytes`.
     #[must_use]
     pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
         self.limit_bytes = limit_bytes.into();
@@ -85,7 +85,7 @@ impl HostMemoryUse {
     }
 }
 
-/// Which other GPUs may access a GPU's memory. Each peer makes the mapping at wake slower.
+/// Which other GPUs may access a GPU's memory. Each peer slows down mapping at wake.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Peers {
@@ -255,8 +255,7 @@ impl Device {
         &self.deferred
     }
 
-    /// Host memory of exactly `bytes` bytes. The text says why it is pageable where `pin` wanted page-locked
-    /// memory.
+    /// Host memory of exactly `bytes` bytes, and why it is pageable against `pin`.
     #[cfg(target_os = "linux")]
     pub(crate) fn host_buffer(
         &self,
@@ -278,8 +277,7 @@ impl Device {
         }
     }
 
-    /// Several buffers of host memory: all are reserved at return, or none. Other threads make them
-    /// meanwhile.
+    /// Reserves several buffers, or none; other threads make them.
     #[cfg(target_os = "linux")]
     pub(crate) fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> Result<Vec<BufferMade>, DriverError> {
         match &self.backend {
@@ -297,8 +295,7 @@ impl Device {
         }
     }
 
-    /// The device address of process memory. Page-locks the memory where needed; `None` if that is needed and
-    /// `may_lock` is false.
+    /// The device address of process memory, page-locked where needed. `None` if `may_lock` forbids that.
     #[cfg(target_os = "linux")]
     pub(crate) fn host_view(
         &self,
@@ -314,7 +311,7 @@ impl Device {
         }
     }
 
-    /// Waits for all work on the device, of every thread and stream. Leaves captures alone.
+    /// Waits for all work on the device, except captures.
     #[cfg(target_os = "linux")]
     pub(crate) fn wait_for_all_work(&self) -> Result<(), DriverError> {
         match &self.backend {
@@ -370,10 +367,7 @@ impl Device {
         Budget::decide(&self.facts(), self.process_used_bytes(), cap)
     }
 
-    /// The budget, and the envelope that grants claims on it.
-    ///
-    /// # Errors
-    /// When no source reports the memory size.
+    /// The budget, and the envelope that grants claims on it. Fails when no source reports the memory size.
     pub fn envelope(&self, cap: Option<Cap>) -> Result<(Budget, Envelope), UnknownBudget> {
         crate::budget::envelope(&self.spec.id(), self.budget(cap))
     }
@@ -394,7 +388,7 @@ fn capacity_free(bytes: u64) -> Fact {
     }
 }
 
-/// Shared memory that a thread block may opt in to on a GPU, in bytes. Does not open the GPU.
+/// Shared memory that a thread block may opt in to on a GPU, in bytes, without opening it.
 ///
 /// # Errors
 /// `Device` without such a GPU or a driver.

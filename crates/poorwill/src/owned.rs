@@ -1,8 +1,4 @@
 //! A block that frees itself.
-//!
-//! Dropping an [`OwnedBlock`] frees its block, also after an early return or a panic. It keeps the arena
-//! alive until then. [`OwnedBlock::free`] and [`OwnedBlock::into_block`] take it by value, so no block is
-//! freed twice.
 
 use std::fmt;
 use std::ops::Deref;
@@ -11,9 +7,11 @@ use poorwill_core::{Block, PoolError};
 
 use crate::arena::Arena;
 
-/// A live block of an [`Arena`], freed on drop; made by [`Arena::alloc_owned`].
+/// A live block of an [`Arena`], freed on drop, also after an early return or a panic; made by
+/// [`Arena::alloc_owned`].
 ///
-/// Dereferences to its [`Block`]. Other streams may reuse the memory as after [`Arena::free`].
+/// It keeps the arena alive, and dereferences to its [`Block`]. Other streams may reuse the memory as after
+/// [`Arena::free`].
 ///
 /// ```
 /// # use poorwill::{AllocRequest, Arena, Config, Tag};
@@ -56,8 +54,7 @@ impl OwnedBlock {
     /// Frees the block and returns the error that a drop ignores.
     ///
     /// # Errors
-    /// `StaleBlock` when it was freed by its handle; `Closed`, `WrongProcess` and `Poisoned` as all methods
-    /// of [`Arena`]. After any of them there is nothing left to free.
+    /// As [`Arena::free`]; nothing is left to free.
     pub fn free(mut self) -> Result<(), PoolError> {
         self.is_armed = false;
         self.arena.free(self.block.id)
@@ -88,8 +85,8 @@ impl fmt::Debug for OwnedBlock {
 impl Drop for OwnedBlock {
     fn drop(&mut self) {
         if self.is_armed {
-            // Freeing does not call the device. It fails only when there is nothing to free: after a close, a panic
-            // in the pool or a free by handle, or in a fork.
+            // Freeing does not call the device. It fails only without a block to free: after a close, a panic
+            // in the pool, a free by handle, or a fork.
             let _ = self.arena.free(self.block.id);
         }
     }

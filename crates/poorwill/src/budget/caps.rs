@@ -55,7 +55,6 @@ fn shown(text: &str) -> String {
     text.escape_debug().take(128).collect()
 }
 
-/// The whole text, if only a part of it is invalid.
 fn whole(text: &str, error: &InvalidCap) -> String {
     if text == error.text { String::new() } else { format!("`{text}`: ") }
 }

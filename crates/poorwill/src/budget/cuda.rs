@@ -9,7 +9,6 @@ use poorwill_driver::system::{GroupDeviceMemory, System};
 
 use super::Slice;
 
-/// The figures of all sources for an open GPU.
 pub(crate) fn facts_of(device: &CudaDevice) -> Vec<Fact> {
     let reported = device.memory_as_told().map_err(|error| error.kind.to_string());
     GpuMemoryFacts::here(device.gpu(), &reported, &Nvml::load()).facts
@@ -172,7 +171,6 @@ fn system_fact(
     })
 }
 
-/// Whether the driver names it as a MIG instance.
 fn is_named_instance(gpu: &GpuInfo) -> bool {
     gpu.name.contains(" MIG ")
 }
@@ -191,7 +189,6 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A wrong figure, or one of something else.
     fn false_figure(draw: &mut Rng) -> u64 {
         match draw.u8(..5) {
             0 => 0,
@@ -230,7 +227,6 @@ mod tests {
         put("proc/self/cgroup", "0::/\n");
         put("sys/fs/cgroup/cgroup.controllers", "dmem\n");
         for _ in 0..Effort::of_this_run().cases(2000) {
-            // What this process may really use, and how much of it is free.
             let true_bytes = GIB + draw.u64(..80 * GIB);
             let free_bytes = draw.u64(..true_bytes + 1);
             let truthful = draw.u64(..5);

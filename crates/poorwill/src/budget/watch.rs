@@ -1,7 +1,4 @@
-//! The real size of a claim: samples of the device's memory in use.
-//!
-//! A graph capture or a profiling run takes memory only for moments. A [`Watch`] samples memory in use on its
-//! own thread and records the peak growth in the claim. It misses changes between two samples.
+//! Measures the real size of a claim.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -15,7 +12,9 @@ use crate::open::Device;
 
 const INTERVAL: Duration = Duration::from_millis(1);
 
-/// Samples until stopped or dropped.
+/// Samples the device's memory in use on its own thread, and records the peak growth in a claim.
+///
+/// A graph capture or a profiling run takes memory only for moments. Changes between two samples are missed.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -77,7 +77,7 @@ pub enum CheckpointError {
         error: HeaderError,
     },
 
-    /// Two files of a folder without an index hold a tensor of the same name.
+    /// Two files hold a tensor of the same name, and no index chooses.
     #[error(
         "tensor {} is in both {} and {}, and no index says which one counts; if the folder holds more than \
          one checkpoint, name the files of one of them one by one",
@@ -88,7 +88,7 @@ pub enum CheckpointError {
     DuplicateTensor {
         /// The tensor.
         tensor: String,
-        /// The file that sorts first.
+        /// The first.
         first: PathBuf,
         /// The other file.
         second: PathBuf,
@@ -101,7 +101,7 @@ pub enum CheckpointError {
         text::path(path)
     )]
     TooManyOpenFiles {
-        /// The file that did not open.
+        /// The file.
         path: PathBuf,
         /// Open files of this checkpoint.
         open_files: usize,
@@ -128,7 +128,7 @@ pub enum CheckpointError {
     OutOfRange {
         /// The tensor.
         tensor: String,
-        /// Begin of the range, in the tensor.
+        /// Its begin.
         offset: u64,
         /// Its length.
         wanted_bytes: u64,
@@ -155,7 +155,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Begin of the read, in the file.
+        /// Offset in the file.
         offset: u64,
         /// Requested bytes.
         wanted_bytes: u64,
@@ -174,7 +174,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Begin of the read, in the file.
+        /// Offset in the file.
         offset: u64,
         /// Requested bytes.
         wanted_bytes: u64,
@@ -229,7 +229,7 @@ pub enum IndexError {
     ShardMissing {
         /// The name in the index.
         shard: String,
-        /// A tensor it should hold.
+        /// One of its tensors.
         tensor: String,
     },
 
@@ -269,7 +269,7 @@ pub enum HeaderError {
          file?"
     )]
     HeaderTooLarge {
-        /// Declared header length.
+        /// Header length.
         header_bytes: u64,
         /// The limit.
         limit_bytes: u64,
@@ -281,7 +281,7 @@ pub enum HeaderError {
          safetensors file"
     )]
     HeaderBeyondFile {
-        /// Declared header length.
+        /// Header length.
         header_bytes: u64,
         /// File size.
         file_bytes: u64,
@@ -290,14 +290,14 @@ pub enum HeaderError {
     /// The header is not UTF-8.
     #[error("the header is not UTF-8: byte {position} of the file is in no character")]
     NotUtf8 {
-        /// The first invalid byte.
+        /// The first.
         position: u64,
     },
 
     /// The header is not JSON, or of another structure.
     #[error("malformed header: {reason}")]
     Malformed {
-        /// The parser's message, with the position in the header.
+        /// The parser's message.
         reason: String,
     },
 
@@ -422,13 +422,13 @@ pub enum HeaderError {
         text::name(second)
     )]
     Overlap {
-        /// The tensor that begins first.
+        /// The first.
         first: String,
-        /// The other tensor.
+        /// The second.
         second: String,
-        /// Where the first ends.
+        /// Its end.
         first_end: u64,
-        /// Where the second begins.
+        /// Its begin.
         second_begin: u64,
     },
 
@@ -438,7 +438,7 @@ pub enum HeaderError {
         text::name(tensor)
     )]
     Hole {
-        /// The tensor after the hole.
+        /// The tensor.
         tensor: String,
         /// First unused byte.
         begin: u64,
@@ -451,7 +451,7 @@ pub enum HeaderError {
         "the last tensor ends at byte {begin} but the file has {file_bytes}; it is torn or hides something"
     )]
     TrailingBytes {
-        /// Where the last tensor, or the header, ends.
+        /// First unused byte.
         begin: u64,
         /// File size.
         file_bytes: u64,

@@ -16,12 +16,9 @@ const SHARD_SUFFIX: &str = ".safetensors";
 /// Preferred among several, as by the engines' loaders.
 const USUAL_INDEX: &str = "model.safetensors.index.json";
 
-/// What a path means.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// Shards of an index.
     Indexed(Index),
-    /// At least one file.
     Files(Vec<PathBuf>),
 }
 

@@ -21,7 +21,6 @@ pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 const METADATA: &str = "__metadata__";
 
-/// A tensor's entry in the header.
 #[derive(Debug)]
 pub(super) struct RawEntry {
     pub(super) name: String,
@@ -45,7 +44,6 @@ pub(super) fn length(prefix: [u8; 8], file_bytes: u64) -> Result<u64, HeaderErro
     Ok(header_bytes)
 }
 
-/// The header's tensors, in its order.
 pub(super) fn parse(header: &[u8]) -> Result<Vec<RawEntry>, HeaderError> {
     let json = std::str::from_utf8(header)
         .map_err(|error| HeaderError::NotUtf8 { position: PREFIX_BYTES + error.valid_up_to() as u64 })?;
@@ -108,7 +106,6 @@ impl<'de> Visitor<'de> for ObjectVisitor {
     }
 }
 
-/// Adds the entry to a parser's error.
 fn at<E: Error>(entry: &str, error: &E) -> E {
     E::custom(format_args!("{entry}: {error}"))
 }

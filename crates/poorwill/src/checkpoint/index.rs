@@ -24,7 +24,6 @@ const INDEX_BYTES_MAX: u64 = 100_000_000;
 #[derive(Debug)]
 pub(super) struct Index {
     path: PathBuf,
-    /// Shard by tensor.
     weight_map: BTreeMap<String, String>,
 }
 
@@ -42,7 +41,6 @@ impl Index {
         }
     }
 
-    /// Tensors and their shards.
     pub(super) fn tensors(&self) -> impl Iterator<Item = (&str, &str)> {
         self.weight_map.iter().map(|(tensor, shard)| (tensor.as_str(), shard.as_str()))
     }
@@ -52,7 +50,6 @@ impl Index {
         self.weight_map.get(tensor).map(String::as_str)
     }
 
-    /// The shards, sorted, each once.
     pub(super) fn shards(&self) -> BTreeSet<&str> {
         self.weight_map.values().map(String::as_str).collect()
     }

@@ -53,7 +53,6 @@ pub(super) struct Naturals {
     pub(super) invalid: Option<NonNatural>,
 }
 
-/// Not a natural number.
 #[derive(Debug)]
 pub(super) struct NonNatural {
     pub(super) position: usize,

@@ -8,12 +8,10 @@ use super::error::HeaderError;
 use super::header::RawEntry;
 use super::json::Naturals;
 
-/// The file's bytes for tensors.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Payload {
     /// First byte after the header.
     pub(super) begin: u64,
-    /// File size.
     pub(super) file_bytes: u64,
 }
 

@@ -6,8 +6,8 @@
 //! signal.
 //!
 //! Accepts what the reference implementation (the `safetensors` crate) accepts, except likely mistakes and
-//! tricks: repeated keys, unknown fields in a tensor's entry, `null` for `__metadata__`, and lists or objects
-//! in place of objects or strings.
+//! tricks. Refused are repeated keys, unknown fields in a tensor's entry, `null` for `__metadata__`, and
+//! lists in place of objects.
 #![forbid(unsafe_code)]
 
 use std::collections::hash_map::{Entry as MapEntry, HashMap};
@@ -242,7 +242,6 @@ impl Opener {
         Ok(())
     }
 
-    /// Each tensor of the index is in its shard.
     fn check_against(&self, index: &Index, files: &BTreeMap<&str, usize>) -> Result<(), CheckpointError> {
         let held: HashSet<_> =
             self.tensors.iter().map(|tensor| (tensor.file, tensor.name.as_str())).collect();

@@ -33,14 +33,12 @@ pub(crate) fn reason(raw: &str) -> String {
     shown
 }
 
-/// A path, unquoted.
 pub(crate) fn path(raw: &Path) -> String {
     let mut shown = String::new();
     push_shortened(&mut shown, &raw.to_string_lossy(), &PATH, push_printable);
     shown
 }
 
-/// A shape as in a header, `[2, 3]`.
 pub(crate) fn shape(dims: &[u64]) -> String {
     let mut shown = String::new();
     let text = dims.iter().take(64).map(u64::to_string).collect::<Vec<_>>().join(", ");

@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use crate::budget::{Envelope, claim_in_use};
 
-/// Rounding that is harmless to an engine.
 const SLACK_BYTES: u64 = 1 << 20;
 
 /// What to give an engine. `None` where total or free memory is unknown.

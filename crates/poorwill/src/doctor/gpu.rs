@@ -74,7 +74,6 @@ mod linux {
     use crate::device::DeviceSpec;
     use crate::doctor::{EngineAdvice, warnings_of};
 
-    /// Page-locked and copied to measure.
     const SAMPLE_BYTES: u64 = 128 << 20;
 
     /// Memory that device and computer must have left, so that measuring disturbs no other work.

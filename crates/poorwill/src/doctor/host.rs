@@ -93,7 +93,6 @@ impl HostReport {
         }
     }
 
-    /// Problems with this computer.
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if let (Some(limit), Some(available)) = (self.cgroup_memory_limit_bytes, self.memory_available_bytes)

@@ -39,11 +39,11 @@ pub struct Plan {
     pub device: Option<DeviceSpec>,
     /// The user's caps.
     pub caps: Caps,
-    /// An engine's claims before its key-value cache, in order, in bytes. Applied to the host device only
-    /// when it is the named or the only one.
+    /// An engine's claims before its key-value cache, in order, in bytes. Applies to the
+    /// host device only when it is named or alone.
     pub claims: Vec<(Tag, u64)>,
     /// Time for GPUs. After it no further GPU is opened, and in its last 2 s none is measured. Raise it for
-    /// many GPUs on a busy machine.
+    /// many GPUs.
     pub timeout: Duration,
 }
 
@@ -122,8 +122,8 @@ pub struct DeviceReport {
     pub id: String,
     /// Its name for people.
     pub name: String,
-    /// Smallest mappable unit, in bytes; 0 for a GPU without virtual memory management, `None` if the device
-    /// does not open.
+    /// Smallest mappable unit, in bytes; 0 without virtual memory management, `None` if the device does not
+    /// open.
     pub granule_bytes: Option<u64>,
     /// Memory figures by source, and the budget.
     #[serde(flatten)]
@@ -139,7 +139,7 @@ pub struct DeviceReport {
     pub gpu: Option<GpuReport>,
 }
 
-/// Examines this computer. The report contains claims that do not fit.
+/// Examines this computer. Claims that do not fit are in the report.
 ///
 /// # Errors
 /// When the named device does not exist here.
@@ -200,7 +200,6 @@ fn host_device(
 /// The most that a context takes, as measured so far.
 const CONTEXT_BYTES_MAX: u64 = 1 << 30;
 
-/// Warnings about a budget; `id` names the device.
 fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
     let mut warnings = Vec::new();
     for source in memory.sources.iter().filter(|source| source.is_odd) {

@@ -86,7 +86,6 @@ impl Buffer {
         Ok(made.into_iter().map(named).collect())
     }
 
-    /// `because` is why it is pageable.
     fn of(device: &Device, memory: HostBuffer, pin: BufferPin, because: Option<String>) -> Self {
         let asked_for = (pin == BufferPin::Never).then(|| "pageable memory was asked for".to_owned());
         let addr = memory.as_ptr().expose_provenance();
@@ -121,7 +120,7 @@ impl Buffer {
     }
 
     /// Its address for other libraries, valid as long as the buffer. A GPU may copy to and from page-locked
-    /// memory after the host continues. So a lent page-locked buffer is released like one with a view.
+    /// memory after the host continues. So dropping a lent, page-locked buffer waits for the device.
     #[must_use]
     pub fn lend(&self) -> usize {
         if self.is_pinned() {

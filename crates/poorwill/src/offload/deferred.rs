@@ -7,7 +7,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::open::Device;
 
-/// Memory that the device may still access.
 type Kept = Box<dyn Any + Send + Sync>;
 
 /// Keeps what it could not wait for, for instance after a fatal device error. At its own end the rest leaks.

@@ -1,17 +1,4 @@
-//! A forward pass over layers in host memory, with copies ahead of computation.
-//!
-//! A [`Prefetcher`] has slots in an arena, a copy stream and a compute stream. Layer *i* uses slot *i* modulo
-//! their number. Events on the device order two things:
-//!
-//! - the computation of a layer starts after its copy;
-//! - the copy of a layer starts after the computation of the slot's previous layer.
-//!
-//! A copy is queued once the work it waits for is queued, so copies run while the host queues computation.
-//! The host waits only at the end of a pass. (With pageable memory a driver may copy inside the queuing
-//! call.)
-//!
-//! A pass returns only when none of its work is in flight, or the device fails to confirm that. The next pass
-//! waits first in that case. Dropping the prefetcher releases slots, streams and events.
+//! Copies layers from host memory ahead of their computation.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -58,7 +45,19 @@ pub struct ReadyLayer {
     pub stream: StreamId,
 }
 
-/// Copies layers to the device ahead of their computation, in the [module's](crate::offload) order.
+/// A forward pass over layers in host memory, with copies ahead of computation.
+///
+/// Layer *i* uses slot *i* modulo the number of slots. Events on the device order two things:
+///
+/// - the computation of a layer starts after its copy;
+/// - the copy of a layer starts after the computation of the slot's previous layer.
+///
+/// A copy is queued once the work it waits for is queued, so copies run while the host queues computation.
+/// The host waits only at the end of a pass. (With pageable memory a driver may copy inside the queuing
+/// call.)
+///
+/// A pass returns only when none of its work is in flight, or the device fails to confirm that. Then the next
+/// pass waits first. Dropping the prefetcher releases slots, streams and events.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -71,12 +70,12 @@ pub struct ReadyLayer {
 /// let layers = [1, 2, 3].map(|byte| Arc::new(vec![byte; 1000].into()));
 /// let two = 2.try_into()?;
 /// let mut prefetcher = Prefetcher::new(&arena, &Slots::new(Tag::weights(), two, 1000))?;
-/// let mut digests = Vec::new();
+/// let mut order = Vec::new();
 /// prefetcher.forward(&layers, &mut |ready| {
-///     digests.push(arena.driver().digest(ready.stream, &[ready.range])?);
+///     order.push(ready.layer); // Launch kernels on `ready.stream` that read `ready.range`.
 ///     Ok(())
 /// })?;
-/// assert_eq!(digests.len(), 3);
+/// assert_eq!(order, [0, 1, 2]);
 /// prefetcher.close()?;
 /// # Ok(())
 /// # }
@@ -124,7 +123,7 @@ impl<'a> Prefetcher<'a> {
     /// range. Returns after all work completes.
     ///
     /// # Errors
-    /// Afterwards the contents of the slots are unspecified, except in the first case.
+    /// After all but the first, the contents of the slots are unspecified.
     /// - `Driver` for an empty layer, or one larger than a slot, before anything is queued.
     /// - `Asleep` for sleeping slots; `Driver` with an error of the device or of `compute`.
     pub fn forward(
@@ -217,7 +216,6 @@ impl<'a> Prefetcher<'a> {
         self.copy_stream.record_event().map_err(failed("order two streams"))
     }
 
-    /// Waits for work of an earlier pass.
     fn finish_last_pass(&mut self) -> Result<(), PoolError> {
         if self.is_complete { Ok(()) } else { self.end_pass() }
     }
@@ -234,7 +232,6 @@ impl<'a> Prefetcher<'a> {
         (copied.0 && computed.0, copied.1.and(computed.1).map_err(failed("wait for a pass")))
     }
 
-    /// Idempotent.
     fn end(&mut self) -> Result<(), PoolError> {
         let finished = self.finish_last_pass();
         let mut freed = Ok(());
@@ -253,7 +250,6 @@ impl Drop for Prefetcher<'_> {
     }
 }
 
-/// Waits for all; the first error.
 fn waited_for(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
     let outcomes = copies.into_iter().map(Pending::wait);
     outcomes.fold(Ok(()), Result::and).map_err(failed("copy a layer"))

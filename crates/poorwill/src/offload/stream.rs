@@ -109,7 +109,6 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // A drop cannot report an error.
         let _ = self.close();
     }
 }
@@ -157,11 +156,9 @@ mod tests {
                 }));
             let stream = Stream::new(&driver).unwrap();
             drop(stream.record_event().unwrap());
-            // The first error is returned, and work in flight is awaited.
             let (is_complete, first) = stream.wait_all();
             assert_eq!((is_complete, first.is_ok()), (true, refusals == 0));
             drop(stream);
-            // There are three attempts.
             assert_eq!(given_back.load(Ordering::Relaxed), if refusals < 3 { 2 } else { 0 });
         }
     }

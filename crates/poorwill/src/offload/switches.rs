@@ -113,7 +113,6 @@ mod tests {
                 assert!(error.to_string().contains(name) && error.to_string().contains("neither 0 nor 1"));
             }
         }
-        // A set switch hides no invalid one.
         assert_eq!(with(&[(DISABLE_PIN[0], "1"), (DISABLE_PIN[1], "on")]).unwrap_err().name, DISABLE_PIN[1]);
     }
 }

@@ -33,7 +33,6 @@ pub struct View {
     keep_alive: Option<KeepAlive>,
 }
 
-/// Keeps the memory, and the device's access to it.
 enum KeepAlive {
     /// Its own drop waits for the device.
     Buffer {
@@ -139,7 +138,6 @@ impl Drop for View {
             // The device's access first, then the memory.
             self.device.deferred().free(&self.device, Box::new((view, keep)));
         } else {
-            // A forked child has neither.
             std::mem::forget(keep);
         }
     }

@@ -15,9 +15,7 @@ pub(crate) enum ReadError {
 }
 
 pub(crate) struct RangeRead {
-    /// Where in its buffer it begins.
     pub(crate) begin: usize,
-    /// Whether it bypassed the page cache.
     pub(crate) is_direct: bool,
 }
 
@@ -110,7 +108,6 @@ fn fill(
     Ok(())
 }
 
-/// Bytes in memory always have an index.
 pub(crate) fn index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

@@ -29,7 +29,6 @@ pub(super) fn without_reading_ahead(plain: &File) -> Option<File> {
     Some(own)
 }
 
-/// Fills `buf` if all of it is cached.
 pub(super) fn read_cached(plain: &File, buf: &mut [u8], offset: u64) -> bool {
     let mut got = 0;
     while got < buf.len() {

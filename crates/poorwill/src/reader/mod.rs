@@ -1,8 +1,5 @@
 //! Reads checkpoints: plans the ranges of the files, and reads them with several threads.
 //!
-//! The caller provides the destination. [`offload::HostCheckpoint`](crate::offload::HostCheckpoint) reads
-//! into its host memory. [`Model`](crate::model::Model) copies to blocks on a device, or compares them.
-//!
 //! - `plan` divides the files into ranges.
 //! - `storage` opens the files, past the page cache (`O_DIRECT`) where the file system allows it.
 //! - `fill` reads one range, whatever the length of single reads and the alignment of the device.
@@ -26,7 +23,6 @@ mod storage;
 mod tests;
 mod threads;
 
-/// The most of one read.
 pub(crate) const RANGE_BYTES_MAX: u64 = 4 << 20;
 
 /// Bounds of the default number of readers: two per core. Readers mostly wait for storage, and remote storage
@@ -34,7 +30,6 @@ pub(crate) const RANGE_BYTES_MAX: u64 = 4 << 20;
 const READERS_MIN: usize = 4;
 const READERS_MAX: usize = 16;
 
-/// The default number of readers.
 pub(crate) fn readers() -> usize {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     (2 * cores).clamp(READERS_MIN, READERS_MAX)

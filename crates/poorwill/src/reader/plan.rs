@@ -6,7 +6,6 @@ use crate::checkpoint::{Checkpoint, CheckpointError, Tensor};
 /// Contiguous bytes of a file, read at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileRange {
-    /// The file and the offset in it.
     pub(crate) file: usize,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
@@ -17,7 +16,6 @@ pub(crate) struct FileRange {
 /// Bytes of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TensorPart {
-    /// Its index.
     pub(crate) tensor: usize,
     /// The first byte, in the tensor.
     pub(crate) offset: u64,
@@ -58,7 +56,6 @@ pub(crate) fn ranges(
 }
 
 impl FileRange {
-    /// Where it ends in the file.
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.bytes
     }

@@ -15,9 +15,7 @@ pub(crate) const ALIGN_BYTES: u64 = 4096;
 /// The alignment of direct reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alignment {
-    /// In the file.
     pub(crate) offset_bytes: u64,
-    /// In memory.
     pub(crate) memory_bytes: u64,
 }
 
@@ -28,7 +26,6 @@ impl Alignment {
     }
 }
 
-/// Use of the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageCache {
     /// Cached bytes are used and stay; direct reads add none.
@@ -46,7 +43,6 @@ pub(crate) trait Storage: Sync {
     fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize>;
     /// Fills `buf` if all of it is cached and may be used.
     fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool;
-    /// Stops direct reads of the file.
     fn disable_direct(&self, file: usize, because: String);
     /// Drops cached bytes, unless they may stay.
     fn drop_cached(&self, file: usize, offset: u64, bytes: u64);
@@ -63,7 +59,6 @@ struct Opened {
     /// A separate descriptor, so that its advice affects no other user.
     own: Option<File>,
     direct: Option<(File, Alignment)>,
-    /// Why it is not read directly.
     because: OnceLock<String>,
 }
 
@@ -139,7 +134,6 @@ impl Storage for Files<'_> {
     }
 }
 
-/// No known direct reads.
 #[cfg(not(target_os = "linux"))]
 mod system {
     use super::{Alignment, File};

@@ -61,7 +61,6 @@ fn checkpoint() -> (tempfile::TempDir, Checkpoint, HashMap<String, Vec<u8>>) {
 /// The outcome of a read; `None` for the file's bytes.
 type Verdict<'v> = dyn Fn(u64, bool, &mut [u8], u64) -> Option<io::Result<usize>> + Sync + 'v;
 
-/// Files with scripted alignment and failures.
 struct Scripted<'a> {
     checkpoint: &'a Checkpoint,
     direct: Option<Alignment>,
@@ -187,7 +186,6 @@ fn bytes_arrive_whatever_the_device_asks_for() {
 fn a_device_takes_what_is_cached_from_there_and_a_host_that_holds_it_does_not() {
     let (_folder, checkpoint, contents) = checkpoint();
     let uncached = |nth: u64, direct: bool, _: &mut [u8], _: u64| {
-        // Every other range is not fully cached.
         (!direct && nth.is_multiple_of(2)).then(|| Err(io::Error::from(io::ErrorKind::WouldBlock)))
     };
     let cached = |_: u64, direct: bool, _: &mut [u8], _: u64| direct.then(|| panic!("it is cached"));
@@ -224,7 +222,6 @@ fn reads_may_be_short_and_interrupted() {
     }
 }
 
-/// Storage with short reads.
 struct Short<'a> {
     inner: Scripted<'a>,
     most: usize,
@@ -286,7 +283,6 @@ fn whichever_read_fails_the_error_names_it_and_nothing_stays() {
             failed_on_device += u64::from(error.is_err());
         }
         assert!(failed_on_device > 0);
-        // A failure does not affect a later load.
         assert_same(&load(&device, &counted, 2).unwrap(), &contents);
     }
 }
@@ -344,7 +340,6 @@ fn whenever_it_is_stopped_nothing_stays() {
     for stopped_at in [0, 1, 2] {
         let device = device();
         let asked = AtomicU64::new(0);
-        // One read per observation.
         let slow = |nth: u64, _: bool, _: &mut [u8], _: u64| {
             while asked.load(Ordering::Relaxed) <= nth {
                 thread::sleep(std::time::Duration::from_millis(1));

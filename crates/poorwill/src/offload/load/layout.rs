@@ -18,7 +18,6 @@ const PADDING_MIN: u64 = 4096;
 const BUFFER_BYTES_MIN: u64 = 256 << 20;
 const BUFFER_BYTES_MAX: u64 = 1 << 30;
 
-/// Aim between those sizes.
 const BUFFERS_AIM: u64 = 64;
 
 /// Where a tensor lies.
@@ -35,7 +34,6 @@ pub struct TensorLocation {
 pub(super) struct Layout {
     /// Common alignment, if above that of the element types.
     pub(super) alignment: Option<u64>,
-    /// Their sizes.
     pub(super) buffers: Vec<u64>,
     /// By tensor; `None` for an empty tensor.
     pub(super) locations: Vec<Option<TensorLocation>>,
@@ -49,7 +47,6 @@ impl Layout {
         Self::with_target(tensors, target)
     }
 
-    /// With buffers of about this size.
     pub(super) fn with_target(tensors: &[Tensor], target: u64) -> Self {
         let bytes = total(tensors);
         let allowed = (bytes / PADDING_SHARE).max(PADDING_MIN);
@@ -77,7 +74,6 @@ impl Layout {
         Self { alignment, buffers, locations }
     }
 
-    /// Size of all buffers.
     pub(super) fn bytes(&self) -> u64 {
         self.buffers.iter().sum()
     }
@@ -88,7 +84,6 @@ impl Layout {
         reader::ranges(tensors, range_bytes, |before, tensor| buffer(before) == buffer(tensor))
     }
 
-    /// Where a part begins.
     pub(super) fn location(&self, part: &TensorPart) -> TensorLocation {
         let location = self.locations[part.tensor].unwrap_or(TensorLocation { buffer: 0, offset: 0 });
         TensorLocation { offset: location.offset + part.offset, ..location }
@@ -112,7 +107,6 @@ fn total(tensors: &[Tensor]) -> u64 {
     tensors.iter().map(|tensor| tensor.bytes).sum()
 }
 
-/// Alignment of an element.
 fn element_bytes(dtype: Dtype) -> u64 {
     (dtype.bits() / 8).max(1).next_power_of_two()
 }
@@ -208,7 +202,6 @@ mod tests {
             assert!(lost <= (total(&tensors) / 1000).max(4096), "{lost}");
             assert_read(&layout, &tensors, MIB);
         }
-        // For a few small tensors, alignment needs no further page.
         assert_eq!(Layout::of(&file(0, 100, &[1; 16])).alignment, Some(256));
     }
 

@@ -1,39 +1,4 @@
-//! A checkpoint in host memory: read from its files into buffers by several readers, and held once.
-//!
-//! [`HostCheckpoint::load`] reserves a few exact [`Buffer`]s before the first read, and reads while they are
-//! made. Reads bypass the page cache (`O_DIRECT`) where the file system allows it; otherwise cached pages are
-//! dropped afterwards. The [`LoadReport`] says which, for each file. So a process needs the checkpoint's
-//! bytes, and a little memory per reader during the load.
-//!
-//! Tensors are aligned to 256 bytes if that costs at most a thousandth of the bytes, or a page. Otherwise to
-//! 64, 16, or their element size. In files, tensors mostly begin at multiples of 8. A device that writes only
-//! to multiples of 512 cannot reach their location, so the reader copies them there. The copy costs less CPU
-//! time than kernels lose on unaligned memory; those that load 16 bytes at once would fail. NVMe devices
-//! write to multiples of 4 or 8, without a copy.
-//!
-//! The first error, or the observer, stops all readers. All memory is then released, including memory that
-//! the device caches.
-//!
-//! ```
-//! use std::ops::ControlFlow;
-//!
-//! use poorwill::Device;
-//! use poorwill::checkpoint::Checkpoint;
-//! use poorwill::offload::{HostCheckpoint, LoadOptions};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let folder = tempfile::tempdir()?;
-//! # let model = poorwill_bench::synthetic::SyntheticMoe { layers: 1, experts: 2, hidden: 64, moe_intermediate: 64, vocab: 100, shards: 2, seed: 1 };
-//! # model.write(folder.path(), |_| {})?;
-//! let checkpoint = Checkpoint::open(&[folder.path().to_owned()])?;
-//! let device = Device::open(&"host:64MiB".parse()?)?;
-//! let loaded =
-//!     HostCheckpoint::load(&device, &checkpoint, &LoadOptions::default(), &mut |_| ControlFlow::Continue(()))?;
-//! let norm = loaded.tensor("model.norm.weight").ok_or("no such tensor")?;
-//! assert_eq!(loaded.bytes_of(norm).len() as u64, norm.bytes);
-//! # Ok(())
-//! # }
-//! ```
+//! Loads a checkpoint into host memory.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -139,8 +104,45 @@ pub struct HostTensor {
     pub location: Option<TensorLocation>,
 }
 
-/// A checkpoint in host memory. Other owners, such as a [`View`](super::View), a copy or [`TensorBytes`], may
-/// keep a buffer longer.
+/// A checkpoint in host memory: read from its files into buffers by several readers, and held once.
+///
+/// [`HostCheckpoint::load`] reserves a few exact [`Buffer`]s before the first read, and reads while they are
+/// made. Reads bypass the page cache (`O_DIRECT`) where the file system allows it; otherwise cached pages are
+/// dropped afterwards. The [`LoadReport`] says which. So a process needs the checkpoint's bytes, and a little
+/// memory per reader during the load. A [`View`](super::View), a copy or [`TensorBytes`] may keep a buffer
+/// longer.
+///
+/// Tensors are aligned to 256 bytes if that costs at most a thousandth of the bytes, or a page. Otherwise to
+/// 64, 16, or their element size. In files, tensors mostly begin at multiples of 8. If a device writes only
+/// to multiples of 512, the reader copies them into place. That costs less than unaligned kernel loads, and
+/// 16-byte loads would fail. NVMe devices write to multiples of 4 or 8, without a copy.
+///
+/// The first error, or the observer, stops all readers and releases all memory, including what the device
+/// caches.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use poorwill::Device;
+/// use poorwill::checkpoint::Checkpoint;
+/// use poorwill::offload::{HostCheckpoint, LoadOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # std::fs::write(folder.path().join("m.safetensors"), [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let mut observer = |_| ControlFlow::Continue(());
+/// let loaded = HostCheckpoint::load(&device, &checkpoint, &LoadOptions::default(), &mut observer)?;
+/// let tensor = loaded.tensor("w").ok_or("no such tensor")?;
+/// assert_eq!(*loaded.bytes_of(tensor), [7; 4]);
+/// println!("{} B/s", loaded.report().bytes as f64 / loaded.report().seconds);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct HostCheckpoint {
     buffers: Vec<Arc<Buffer>>,
@@ -152,7 +154,6 @@ pub struct HostCheckpoint {
 /// A tensor's bytes; keeps them alive.
 #[derive(Debug, Clone)]
 pub struct TensorBytes {
-    /// `None` without bytes.
     memory: Option<Arc<HostBuffer>>,
     range: Range<usize>,
 }
@@ -300,7 +301,6 @@ impl Deref for TensorBytes {
     }
 }
 
-/// Tensor indexes by name.
 fn by_name(checkpoint: &Checkpoint) -> Result<HashMap<String, usize>, CheckpointError> {
     let mut by_name = HashMap::with_capacity(checkpoint.tensors().len());
     let path = |tensor: &Tensor| checkpoint.files()[tensor.file].path.clone();

@@ -44,7 +44,6 @@ impl Staging {
     }
 }
 
-/// The source and the destination of reads.
 pub(super) struct Sink<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) storage: &'a dyn Storage,
@@ -70,7 +69,6 @@ impl Sink<'_> {
         Ok(tasks)
     }
 
-    /// Reads a range to its destination.
     pub(super) fn read(&self, task: Task<'_>, worker: &mut ReadWorker) -> Result<u64, LoadError> {
         let (Task { range, mut memory }, storage) = (task, self.storage);
         let refused = |error| LoadError::Checkpoint(range.refused(self.checkpoint, error));
