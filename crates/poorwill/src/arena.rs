@@ -416,7 +416,7 @@ impl Arena {
     /// Where the bytes of a tag are.
     ///
     /// # Errors
-    /// `UnknownTag` for a tag that the arena has never seen.
+    /// `UnknownTag`.
     pub fn tag_state(&self, tag: &Tag) -> Result<TagState, PoolError> {
         self.0.pool.tag_state(tag)
     }

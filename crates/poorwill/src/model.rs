@@ -323,7 +323,6 @@ impl<'a> Model<'a> {
         copied(tensor, spare.map_or_else(made, Ok))
     }
 
-    /// The tensor parts of a range that begins at `at` in its buffer.
     fn tensor_ranges(&self, range: &FileRange, mut at: u64) -> impl Iterator<Item = TensorRange<'a>> {
         range.parts.iter().filter_map(move |part| {
             let TensorPart { tensor, offset, bytes } = *part;

@@ -168,7 +168,6 @@ pub struct Device {
     deferred: Arc<DeferredFree>,
 }
 
-/// Keeps a device's access to host memory that another library owns.
 #[cfg(target_os = "linux")]
 pub(crate) type HostViewGuard = Option<cuda::HostView>;
 

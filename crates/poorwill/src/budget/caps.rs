@@ -50,7 +50,6 @@ pub enum InvalidCaps {
     },
 }
 
-/// Escapes and shortens outside text for a message.
 fn shown(text: &str) -> String {
     text.escape_debug().take(128).collect()
 }

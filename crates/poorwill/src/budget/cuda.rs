@@ -24,7 +24,6 @@ pub(crate) struct GpuMemoryFacts {
     pub(crate) problems: Vec<String>,
 }
 
-/// The sources beside the GPU's driver.
 struct FactSources<'a> {
     nvml: &'a Result<Nvml, String>,
     system: &'a System,

@@ -157,7 +157,6 @@ mod tests {
         assert_eq!((claim.peak_bytes(), claim.over_bytes()), (Some(12 << 20), 4 << 20));
         arena.free(before.id).unwrap();
         arena.trim().unwrap();
-        // Below the start, the growth is 0.
         let watch = Watch::start(&device, claim).unwrap();
         assert_eq!(watch.stop().unwrap().peak_bytes(), Some(12 << 20));
     }

@@ -39,7 +39,7 @@ pub enum CheckpointError {
         path: PathBuf,
     },
 
-    /// A folder with neither an index nor a `.safetensors` file.
+    /// A folder without an index or `.safetensors` file.
     #[error("{}: no .safetensors files in this folder", text::path(path))]
     NoShards {
         /// The folder.

@@ -20,7 +20,6 @@ pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
 
 const INDEX_BYTES_MAX: u64 = 100_000_000;
 
-/// An index whose shards are plain file names.
 #[derive(Debug)]
 pub(super) struct Index {
     path: PathBuf,
@@ -58,7 +57,6 @@ impl Index {
         self.path.with_file_name(shard)
     }
 
-    /// An error that names one tensor of `shard`.
     pub(super) fn shard_missing(&self, shard: &str) -> CheckpointError {
         let tensor = self.tensors().find(|(_, its)| *its == shard).map_or("", |(tensor, _)| tensor);
         self.failed(IndexError::ShardMissing { shard: shard.to_owned(), tensor: tensor.to_owned() })

@@ -82,7 +82,6 @@ mod linux {
     /// Within this time of the timeout, GPUs are opened and not measured.
     const OPEN_ONLY: Duration = Duration::from_secs(2);
 
-    /// Examines all GPUs, or the planned one. Problems become `warnings`.
     pub(in super::super) fn examine(plan: &Plan, warnings: &mut Vec<String>) -> Vec<DeviceReport> {
         let gpus = match cuda::gpus(None) {
             Ok(gpus) => gpus,
@@ -183,7 +182,6 @@ mod linux {
             }
         }
 
-        /// Measures the link if time and memory allow.
         fn measure(&self, device: &CudaDevice, memory: &Budget) -> Result<LinkSpeed, String> {
             if self.started.elapsed() > self.plan.timeout.saturating_sub(OPEN_ONLY) {
                 return Err("other GPUs took too long; name it with --device".into());

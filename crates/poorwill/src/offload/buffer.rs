@@ -141,7 +141,6 @@ impl Buffer {
         if self.is_pinned() { None } else { self.pageable_because.as_deref() }
     }
 
-    /// Its device address, if page-locked.
     pub(super) fn device_addr(&self) -> Option<u64> {
         self.device_addr
     }

@@ -32,7 +32,6 @@ impl DeferredFree {
         self.free_all(device, held);
     }
 
-    /// Frees the deferred memory, if waiting succeeds.
     pub(crate) fn free_deferred(&self, device: &Device) {
         let held = mem::take(&mut *self.lock());
         if !held.is_empty() {

@@ -12,7 +12,6 @@ use crate::checkpoint::Checkpoint;
 /// Assumed alignment; no known device needs more.
 pub(crate) const ALIGN_BYTES: u64 = 4096;
 
-/// The alignment of direct reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alignment {
     pub(crate) offset_bytes: u64,
@@ -20,7 +19,6 @@ pub(crate) struct Alignment {
 }
 
 impl Alignment {
-    /// The unit of reads in the file.
     pub(crate) fn unit(self) -> u64 {
         self.offset_bytes.max(ALIGN_BYTES)
     }
@@ -39,7 +37,6 @@ pub(crate) enum PageCache {
 pub(crate) trait Storage: Sync {
     /// Alignment of direct reads; `None` if the file is not read directly.
     fn direct(&self, file: usize) -> Option<Alignment>;
-    /// One read, which may be short.
     fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize>;
     /// Fills `buf` if all of it is cached and may be used.
     fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool;

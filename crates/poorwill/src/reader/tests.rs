@@ -64,7 +64,6 @@ type Verdict<'v> = dyn Fn(u64, bool, &mut [u8], u64) -> Option<io::Result<usize>
 struct Scripted<'a> {
     checkpoint: &'a Checkpoint,
     direct: Option<Alignment>,
-    /// Whether the page cache holds all, and may be used.
     is_cached: bool,
     reads: AtomicU64,
     verdict: &'a Verdict<'a>,
@@ -233,7 +232,6 @@ impl Storage for Short<'_> {
     }
     fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let got = self.inner.read(file, direct, buf, offset)?;
-        // Fewer bytes count than were written.
         Ok(got.min(self.most))
     }
     fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool {

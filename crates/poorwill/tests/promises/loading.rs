@@ -1,5 +1,5 @@
-//! Checkpoints in host memory: every byte of every type, wherever the files are, and nothing held of what failed. On the
-//! host device, the CUDA driver over the fake library, and a GPU.
+//! Checkpoints in host memory: every byte of every type, on any file system, and nothing left of failed
+//! loads. On the host device, the CUDA driver over the fake library, and a GPU.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -56,7 +56,7 @@ fn held(device: &Device) -> (u64, u64) {
 
 // Files
 
-/// Where files are in memory, if the system has such a place, and where they are on a disk, mostly.
+/// Folders in memory, if the system has one, and mostly on a disk.
 fn places() -> Vec<tempfile::TempDir> {
     let mut places =
         vec![tempfile::tempdir().unwrap(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()];
@@ -77,7 +77,7 @@ fn spec(name: impl Into<String>, dtype: &'static str, shape: &[u64], bits: u64) 
     Spec { name: name.into(), dtype, shape: shape.to_vec(), bytes }
 }
 
-/// A file of these tensors, whose bytes begin at an odd place, and what each holds.
+/// A file of these tensors, whose bytes begin at an odd offset, and their contents.
 fn write(path: &Path, specs: &[Spec], pad: usize) -> BTreeMap<String, Vec<u8>> {
     let (mut entries, mut payload, mut contents) = (Vec::new(), Vec::new(), BTreeMap::new());
     for Spec { name, dtype, shape, bytes } in specs {
@@ -125,7 +125,7 @@ const DTYPES: [(&str, u64); 22] = [
     ("U64", 64),
 ];
 
-/// Tensors of every type, odd sizes, none, and one of several pieces.
+/// Tensors of every type, odd sizes, an empty one, and one of several ranges.
 fn all_kinds(prefix: &str) -> Vec<Spec> {
     let mut specs = vec![spec(format!("{prefix}large"), "U8", &[9 * MIB + 12_345], 8)];
     for (nth, (dtype, bits)) in (1u64..).zip(DTYPES) {
@@ -168,7 +168,7 @@ fn assert_same(loaded: &HostCheckpoint, contents: &BTreeMap<String, Vec<u8>>) {
 #[test]
 fn every_byte_of_every_type_wherever_the_files_are() {
     for place in places() {
-        // Payloads begin at odd bytes, at such as a device likes, and in between.
+        // Payloads begin at odd bytes, at a device's alignment, and in between.
         for (pad, readers) in [(0, 1), (1, 2), (3, 16), (8, 5), (1500, 3)] {
             let path = place.path().join(format!("{pad}.safetensors"));
             let contents = write(&path, &all_kinds(""), pad);
@@ -235,7 +235,7 @@ fn shards_and_an_index() {
             seed: 5,
         };
         model.write(place.path(), |_| {}).unwrap();
-        // A tensor that the index does not take from here, and one that it does not know.
+        // A tensor that the index takes from elsewhere, and one it does not name.
         let device = open();
         let checkpoint = checkpoint(place.path());
         let loaded = load(&device, &checkpoint, &LoadOptions::default()).unwrap();
@@ -304,7 +304,7 @@ fn a_limit_that_is_too_small_is_refused_before_anything_is_read() {
     let path = folder.path().join("x.safetensors");
     let contents = write(&path, &all_kinds(""), 0);
     let checkpoint = checkpoint(&path);
-    // If it read, it would find that there is nothing left of the file.
+    // A read would find the file empty.
     let emptied = folder.path().join("kept.safetensors");
     fs::copy(&path, &emptied).unwrap();
     OpenOptions::new().write(true).open(&path).unwrap().set_len(10).unwrap();
@@ -426,7 +426,7 @@ fn views_keep_their_buffers_and_the_last_gives_them_back() {
     let view = View::of(&loaded.buffers()[0], Switches::default()).unwrap();
     assert_eq!(view.bytes(), loaded.report().host_bytes);
     let bytes = loaded.bytes_of(loaded.tensor("last").unwrap());
-    // One that is not of this checkpoint has no bytes in it.
+    // A tensor of another checkpoint has no bytes here.
     let other = folder.path().join("other.safetensors");
     write(&other, &[spec("last", "U8", &[5], 8)], 0);
     let other = load(&device, &checkpoint(&other), &options(1)).unwrap();

@@ -89,7 +89,6 @@ impl Layout {
         TensorLocation { offset: location.offset + part.offset, ..location }
     }
 
-    /// The buffer of a range, and its begin and end there.
     pub(super) fn span(&self, range: &FileRange) -> (usize, u64, u64) {
         let location = |part: Option<&TensorPart>| {
             part.map_or((0, 0, 0), |part| {

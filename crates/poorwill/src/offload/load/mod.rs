@@ -29,7 +29,6 @@ mod sink;
 
 const READERS_ALLOWED: usize = 256;
 
-/// Least bytes of one read.
 const RANGE_BYTES_MIN: u64 = 256 << 10;
 
 /// Share of a checkpoint that the readers' buffers may take, as long as ranges can shrink.

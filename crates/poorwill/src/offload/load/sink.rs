@@ -51,7 +51,6 @@ pub(super) struct Sink<'a> {
 }
 
 impl Sink<'_> {
-    /// The ranges of buffer `nth`, which was just made.
     pub(super) fn tasks<'m>(
         &self,
         nth: usize,
@@ -97,7 +96,6 @@ impl Sink<'_> {
     }
 }
 
-/// Splits off `bytes` after a gap.
 fn split<'m>(memory: &mut &'m mut [u8], gap: u64, bytes: u64) -> &'m mut [u8] {
     let (_, rest) = mem::take(memory).split_at_mut(index(gap));
     let (cut, rest) = rest.split_at_mut(index(bytes));

@@ -1,5 +1,5 @@
-//! Sources that disagree, lie, or say nothing: the budget is the least that is plausible, and everyone's figure
-//! stays in the report.
+//! Sources that disagree, report wrong figures, or report nothing: the smallest plausible figure counts, and
+//! the report keeps all of them.
 
 use poorwill::budget::SourceName;
 use poorwill::{Arena, Config, Device, OpenError, chain};
@@ -39,7 +39,7 @@ fn nvml_tells_less_than_cuda() {
 
 #[test]
 fn a_driver_figure_below_the_rest_counts() {
-    // A layer in front of the driver that says 8 GiB, and lets 24 be taken: the budget holds nevertheless.
+    // A layer in front of the driver reports 8 GiB but grants 24. The budget still holds.
     let scene = Scene::with("24GiB").playing("0:info_total=8GiB,0:info_free=8GiB");
     if !in_scene(&scene) {
         return;

@@ -1,4 +1,4 @@
-//! What the doctor says of such GPUs: how they are cut, what is odd, and what an engine should be given.
+//! The doctor's report on such GPUs: slices, odd figures, and advice for an engine.
 
 use poorwill::budget::{Caps, Slice};
 use poorwill::doctor::{DeviceReport, DoctorReport, examine};
@@ -6,7 +6,7 @@ use poorwill::{ByteSize, Tag};
 
 use super::scene::{GIB, Scene, gpu, in_scene, plan_with_time};
 
-/// Everything, with a word that each warning of a GPU has to be asked for.
+/// The report of everything; its last device is the host.
 fn look() -> DoctorReport {
     let report = examine(&plan_with_time()).unwrap();
     assert_eq!(report.devices.last().map(|device| device.id.as_str()), Some("host"));

@@ -1,4 +1,4 @@
-//! Both dials, in every spelling, on a slice whose card is larger: HAMi's 23 GiB of 24.
+//! Both options, in every spelling, on a slice of a larger card: HAMi's 23 GiB of 24.
 
 use poorwill::budget::Caps;
 use poorwill::doctor::examine;
@@ -6,7 +6,7 @@ use poorwill::{Arena, Cap, ClaimError, Config, OpenError, PoolConfig, Tag};
 
 use super::scene::{GIB, Scene, assert_allocatable, cap, gpu, in_scene, open, plan_with_time};
 
-/// What an engine takes before its key-value cache.
+/// An engine's claims before its key-value cache.
 const CLAIMS: [(&str, u64); 3] =
     [("weights", 16 * GIB), ("activations", 7 * GIB / 2), ("cudagraph", GIB * 153 / 100)];
 

@@ -12,7 +12,7 @@ use SourceName::{
     CudaFree, CudaTotal, DeviceProperties, MemoryLimit, MpsLimit, NvmlFree, NvmlTotal, SystemAvailable,
 };
 
-/// HAMi's slice of 23 GiB of a card of 24, with so much of it in use.
+/// HAMi's slice of 23 GiB of a 24 GiB card, with this much in use.
 fn hami(used: &str) -> Scene {
     Scene::with("24GiB").playing(&format!("0:hami=23GiB,0:used={used}"))
 }
@@ -35,13 +35,13 @@ fn hami_below_its_limit() {
     let arena = Arena::open(Config::on(gpu())).unwrap();
     assert_eq!(arena.limit_bytes(), 23 * GIB);
     assert_allocatable(&arena, 20 * GIB);
-    // What is full says nothing odd: the limit is reached and not passed.
+    // A full slice has no odd figures: its limit is reached, not passed.
     assert_eq!(open().budget(None).headroom_bytes, Some(0));
 }
 
 #[test]
 fn hami_above_its_limit() {
-    // What goes below zero in HAMi's answer of NVML comes out at the other end of 64 bits.
+    // A negative value in HAMi's NVML figures wraps around at 64 bits.
     let scene = hami("23.5GiB")
         .variable("CUDA_DEVICE_MEMORY_LIMIT", "23552m")
         .known_as("GPU", ":total=23GiB:used=23.5GiB");
@@ -68,7 +68,7 @@ fn hami_above_its_limit() {
 
 #[test]
 fn hami_above_its_limit_for_a_while() {
-    // The first looks of this process fail as over the limit; later others have left.
+    // The first queries of this process fail as over the limit, until other processes free memory.
     let scene = hami("1GiB")
         .variable("CUDA_DEVICE_MEMORY_LIMIT_0", "23g")
         .variable("POORWILL_FAKE_CUDA_FAIL", "cuMemGetInfo_v2:1:2:1");
@@ -94,7 +94,7 @@ fn hami_above_an_unknown_limit() {
         return;
     }
     let budget = budget();
-    // NVML tells of the card alone, and nothing is free all the same.
+    // NVML reports the card alone, and yet nothing is free.
     assert_eq!(figures(&budget), (Some(NvmlTotal), Some(24 * GIB), Some(0)));
     assert_noted(&budget, CudaFree, None, "more is in use than the limit allows");
     let arena = Arena::open(Config::on(gpu())).unwrap();
@@ -103,7 +103,7 @@ fn hami_above_an_unknown_limit() {
 
 #[test]
 fn a_limit_of_hamis_without_hami() {
-    // The variable binds those who heed it; nobody else keeps the limit here.
+    // The variable limits cooperating programs; nothing enforces it here.
     let scene = Scene::with("24GiB,24GiB")
         .variable("CUDA_DEVICE_MEMORY_LIMIT", "10g")
         .variable("CUDA_DEVICE_MEMORY_LIMIT_1", "4096m");
@@ -164,7 +164,7 @@ fn an_instance_that_nvml_may_not_query() {
     assert_allocatable(&Arena::open(Config::on(gpu())).unwrap(), 11 * GIB);
 }
 
-/// An instance that NVML knows by the UUID of its card only.
+/// An instance that NVML knows only by its card's UUID.
 fn under_its_card(mode: &str) -> Scene {
     // Smaller than the instance in both figures, so that they would show.
     let settings = format!(":total=10GiB:used=9GiB{mode}");
@@ -193,7 +193,7 @@ fn an_instance_does_not_believe_its_card_whatever_its_mode() {
     assert_noted(&budget, NvmlFree, None, "the whole card, which is divided");
 }
 
-/// A client of MPS with 10 GiB of 24, of which a neighbour uses so much.
+/// A client of MPS with 10 GiB of 24, of which a neighbour uses some.
 fn mps(used: &str) -> Scene {
     Scene::with("24GiB").playing(&format!("0:mps=10GiB,0:used={used}")).known_as("GPU", ":total=24GiB")
 }
@@ -239,7 +239,7 @@ fn a_client_of_mps_that_has_some_already() {
 
 #[test]
 fn shared_memory_of_the_computer_counts_as_free() {
-    // As on an integrated GPU: what the page cache has is not free to CUDA, and could be had.
+    // As on an integrated GPU: page cache is not free to CUDA, but available.
     let scene =
         Scene::with("64MiB,1TiB").playing("0:integrated=1,0:info_free=4MiB,1:integrated=1,1:info_free=6MiB");
     if !in_scene(&scene) {

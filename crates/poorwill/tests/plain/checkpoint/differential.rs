@@ -1,7 +1,7 @@
 //! Our parser against the reference implementation, the `safetensors` crate.
 //!
-//! Whatever ours accepts, the reference accepts with the same tensors; what only the reference accepts is on
-//! a short list.
+//! The reference accepts all that ours accepts, with the same tensors. A short list names what only the
+//! reference accepts.
 
 use std::collections::BTreeSet;
 
@@ -195,7 +195,7 @@ fn random_edits_are_judged_as_by_the_reference() {
     );
 }
 
-/// A header that is right, or wrong in one or two places, and the size of its payload.
+/// A header that is right, or wrong at one or two points, and the size of its payload.
 fn almost_right(dice: &mut Dice) -> (String, usize) {
     const DTYPES: [(&str, u64); 6] =
         [("U8", 8), ("BF16", 16), ("F32", 32), ("F64", 64), ("F4", 4), ("F6_E2M3", 6)];

@@ -33,7 +33,7 @@ pub(crate) fn entry(name: &str, dtype: &str, shape: &[u64], begin: usize, end: u
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
-    /// In memory, where there is such a place: files that are written again and again wait for a disk.
+    /// In memory where possible: repeated writes would wait for a disk.
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap())
     }
@@ -76,7 +76,7 @@ pub(crate) fn listing(checkpoint: &Checkpoint) -> Vec<String> {
     checkpoint.tensors().iter().map(|tensor| format!("{}@{}", tensor.name, file_name(tensor))).collect()
 }
 
-/// The fault of a file, whose message must begin with its path.
+/// The error of a file; its message must begin with the path.
 pub(crate) fn header_error_of(bytes: &[u8]) -> HeaderError {
     let folder = Folder::new();
     let written = folder.write("x.safetensors", bytes);
@@ -88,7 +88,7 @@ pub(crate) fn header_error_of(bytes: &[u8]) -> HeaderError {
     }
 }
 
-/// The fault of the index in a folder.
+/// The error of the index in a folder.
 pub(crate) fn index_error_of(folder: &Folder) -> (String, IndexError) {
     let error = open(folder.path()).unwrap_err();
     match error {

@@ -1,4 +1,4 @@
-//! What waits for what in a pass.
+//! The order of work in a pass.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, mpsc};
@@ -13,7 +13,7 @@ use poorwill_testkit::watchdog::{PATIENCE, watched};
 use super::careless::{Careless, Fault, Held};
 use super::{arena, layer};
 
-/// How long nothing is seen to happen that must not. Too short, it finds less; it fails nothing that is right.
+/// How long a forbidden event is awaited. A shorter time detects less, and never fails a correct pass.
 const A_WHILE: Duration = Duration::from_millis(150);
 
 fn slots(arena: &Arena, count: usize, granules: u64) -> Slots {
@@ -21,7 +21,7 @@ fn slots(arena: &Arena, count: usize, granules: u64) -> Slots {
     Slots::new(Tag::weights(), NonZeroUsize::new(count).unwrap(), bytes)
 }
 
-/// A pass in which each layer is computed several times. Which layers had other digests than their own.
+/// Computes each layer several times in one pass. Returns the layers with wrong digests.
 fn wrong_layers(
     prefetcher: &mut Prefetcher<'_>,
     arena: &Arena,
@@ -109,8 +109,8 @@ fn what_computing_is_refused_ends_the_pass_and_not_the_prefetcher() {
     }
 }
 
-/// A pass of six layers through two slots in which a stream is held, until what must not happen meanwhile has
-/// happened, or has not for a while. Whether it has, and which layers were wrong.
+/// A pass of six layers through two slots, with one stream held. Waits a while for the forbidden event.
+/// Returns whether it happened, and the wrong layers.
 fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
     const LAYERS: usize = 6;
     let device = TestDevice::open(32);
@@ -119,7 +119,7 @@ fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
     let layers: Vec<_> = (0..LAYERS).map(|number| layer(&*device, number, 2)).collect();
     let memory: Vec<_> = layers.iter().map(|(memory, _)| Arc::clone(memory)).collect();
     let mut prefetcher = Prefetcher::new(&arena, &slots(&arena, 2, 2)).unwrap();
-    // What was there before is no layer.
+    // The previous contents are no layer.
     for slot in prefetcher.slots() {
         device.zero(poorwill::StreamId::DEFAULT, slot.range).unwrap().wait().unwrap();
     }
@@ -140,7 +140,7 @@ fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
                     let _ = ended.send(());
                 }
                 if matches!(held, Held::BeforeDigest(held) if layer + 1 == held) {
-                    // The copy that has the slot next.
+                    // The slot's next copy.
                     while !watched.has_copied(layer + 3) {
                         thread::sleep(Duration::from_micros(200));
                     }
@@ -185,7 +185,7 @@ fn copies_are_queued_as_soon_as_what_they_wait_for() {
             Ok(())
         };
         prefetcher.forward(&memory, &mut { count }).unwrap();
-        // When a layer is computed, all copies are under way but those that wait for it or for later ones.
+        // When a layer is computed, all copies are queued except those that wait for it or for later ones.
         let expected: Vec<_> = (0..layer_count).map(|layer| layer_count.min(layer + slot_count)).collect();
         assert_eq!(queued, expected, "{slot_count} {layer_count}");
     }
