@@ -40,7 +40,7 @@ pub struct GpuMemory {
 #[non_exhaustive]
 pub enum GpusError {
     /// NVML does not load. Install the NVIDIA driver.
-    #[error("NVML cannot be asked: {reason}")]
+    #[error("NVML is not available: {reason}")]
     Unavailable {
         /// Why, with the file name.
         reason: String,

@@ -83,7 +83,8 @@ impl GpuMemoryFacts {
             Some(format!("{} is set and cannot be read: {reason}", limit.variable))
         });
         let unknown = (mps.is_none() && system.has_mps(variables)).then(|| {
-            "an MPS daemon seems to serve this process; a limit that only the daemon knows is reported by nobody".into()
+            "an MPS daemon seems to serve this process; a limit that only the daemon knows cannot be read"
+                .into()
         });
         Self { facts, slice, problems: unreadable.chain(unknown).collect() }
     }
@@ -142,7 +143,7 @@ fn limit_fact(name: SourceName, limit: &EnvLimit) -> Fact {
 fn cgroup_facts(cgroup: GroupDeviceMemory) -> [Fact; 2] {
     let fact = |name, bytes: Option<u64>| match bytes {
         Some(bytes) => Fact::bytes(name, bytes),
-        None => Fact::none(name, "no control cgroup limits it"),
+        None => Fact::none(name, "no control group limits it"),
     };
     [
         fact(SourceName::CgroupDmem, cgroup.limit_bytes),

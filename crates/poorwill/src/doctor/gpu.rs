@@ -107,7 +107,7 @@ mod linux {
         }
         let nvml = Nvml::load();
         if let (Err(reason), false) = (&nvml, usable.is_empty()) {
-            warnings.push(format!("NVML cannot be asked: {reason}"));
+            warnings.push(format!("NVML is not available: {reason}"));
         }
         let examination = Examination { plan, nvml, system: System::here(), started: Instant::now() };
         usable.into_iter().map(|gpu| examination.report(&gpu, warnings)).collect()
@@ -125,7 +125,7 @@ mod linux {
             let spec = DeviceSpec::Cuda { ordinal: gpu.ordinal };
             let (id, cap) = (spec.id(), self.plan.caps.of(&spec));
             let opened = if self.started.elapsed() > self.plan.timeout {
-                Err("it was not looked at, for others took too long; name it with --device".to_owned())
+                Err("other GPUs took too long; name it with --device".to_owned())
             } else {
                 CudaDevice::open(&CudaConfig::gpu(gpu.ordinal)).map_err(|error| error.kind.to_string())
             };
@@ -205,9 +205,8 @@ mod linux {
         let width = narrow.map(|(now, max)| format!("{now} of {max} lanes"));
         let speed = slow.map(|(now, max)| format!("generation {now} of {max}"));
         let what: Vec<String> = width.into_iter().chain(speed).collect();
-        (!what.is_empty()).then(|| {
-            format!("the link of {id} runs with {}; waking takes as long as it does", what.join(" and "))
-        })
+        (!what.is_empty())
+            .then(|| format!("the link of {id} runs with {}; this slows down wakes", what.join(" and ")))
     }
 
     fn version((major, minor): (u32, u32)) -> String {

@@ -164,7 +164,7 @@ pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     let claims = if devices.is_empty() { &plan.claims[..] } else { &[] };
     devices.push(host_device(&spec, plan.caps.of(&spec), claims, &mut warnings));
     for named in plan.caps.devices().filter(|named| devices.iter().all(|device| device.id != **named)) {
-        warnings.push(format!("the budget names {named}, which was not looked at"));
+        warnings.push(format!("the budget names {named}, which was not examined"));
     }
     Ok(DoctorReport { host, devices, warnings })
 }
@@ -208,7 +208,7 @@ fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
         warnings.push(format!("{} of {id}{figure}: {note}", source.name));
     }
     let Some(total_bytes) = memory.total_bytes else {
-        warnings.push(format!("how much memory {id} has is not known; give it to engines in bytes"));
+        warnings.push(format!("how much memory {id} has is not known; give engines a size in bytes"));
         return warnings;
     };
     let is_total = |name: SourceName| !name.is_about_free() && name != SourceName::User;
@@ -217,7 +217,7 @@ fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
     let differs = card_bytes - total_bytes > total_bytes / 50;
     match slice {
         Some(slice) => warnings.push(format!(
-            "{id} is cut by {}: this process has {} of it; an engine that reckons with more than that fails",
+            "{id} is cut by {}: this process has {} of it; an engine set to use more fails",
             slice.as_str(),
             ByteSize(total_bytes)
         )),

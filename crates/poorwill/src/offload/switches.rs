@@ -29,7 +29,7 @@ pub struct Switches {
 
 /// A switch with another value than 0 and 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{name}={value:?} is neither 0 nor 1; correct it, or leave it away")]
+#[error("{name}={value:?} is neither 0 nor 1; correct or unset it")]
 #[non_exhaustive]
 pub struct InvalidSwitch {
     /// The variable.

@@ -103,7 +103,7 @@ impl View {
         let Some((device_addr, view)) = device.host_view(memory, may_lock)? else {
             let name = switches.pin_off.unwrap_or_default();
             return Err(unsupported(format!(
-                "{} of pageable memory would have to be page-locked for a view, and {name}=1 is set; leave it away, or \
+                "{} of pageable memory would have to be page-locked for a view, and {name}=1 is set; unset it, or \
                  copy the bytes with stage_in",
                 ByteSize(bytes)
             )));
@@ -148,7 +148,7 @@ fn check(device: &Device, switches: Switches, bytes: u64) -> Result<(), DriverEr
     let Some(name) = switches.uva_off else { return Ok(()) };
     let size = ByteSize(bytes);
     Err(unsupported(format!(
-        "{size} of host memory are not to be read in place: {name}=1 is set; leave it away, or copy the bytes with \
+        "{size} of host memory cannot be read in place: {name}=1 is set; unset it, or copy the bytes with \
          stage_in"
     )))
 }

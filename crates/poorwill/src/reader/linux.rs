@@ -62,7 +62,7 @@ fn aligned(plain: &File) -> Result<Alignment, String> {
         [offset_bytes, memory_bytes] if bytes.iter().all(|bytes| bytes.is_power_of_two()) => {
             Ok(Alignment { offset_bytes, memory_bytes })
         }
-        _ => Err("its file system says that it reads nothing directly".to_owned()),
+        _ => Err("its file system does not support direct reads".to_owned()),
     }
 }
 

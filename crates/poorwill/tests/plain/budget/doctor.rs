@@ -134,7 +134,7 @@ fn an_unreadable_environment_is_reported() {
         &[
             "CUDA_DEVICE_MEMORY_LIMIT is set and cannot be read: `23GiB`",
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT is set and cannot be read: `10G`",
-            "NVML cannot be asked: ",
+            "NVML is not available: ",
         ],
     );
 }
@@ -167,7 +167,7 @@ fn one_device_can_be_looked_at() {
     assert_eq!(advice(&report.devices[0]), (None, Some(0.5), Some(8 * GIB)));
     assert_eq!(report.devices[0].shared_memory_per_block_bytes, Some(227 << 10));
     assert_eq!(report.devices[1].engine.gpu_memory_utilization, None);
-    assert_warned(&report, &["the budget names cuda:0, which was not looked at"]);
+    assert_warned(&report, &["the budget names cuda:0, which was not examined"]);
     let plan = plan_with_time().on(Some("cuda:2".parse().unwrap()));
     let words = examine(&plan).unwrap_err().to_string();
     assert!(words.contains("there is no cuda:2 here") && words.contains("this process 2"), "{words}");

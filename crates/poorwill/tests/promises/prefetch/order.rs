@@ -85,7 +85,7 @@ fn layers_that_do_not_fit_are_refused_before_anything_is_queued() {
     for wrong in [layer(&*device, 1, 3).0, Arc::new(Vec::new().into())] {
         let layers = [Arc::clone(&small), wrong];
         let refused = prefetcher.forward(&layers, &mut |_| panic!("nothing is queued")).unwrap_err();
-        assert!(matches!(refused, PoolError::Driver { op: "bring in a layer", .. }), "{refused}");
+        assert!(matches!(refused, PoolError::Driver { op: "copy a layer", .. }), "{refused}");
         assert!(chain(&refused).contains("layer 1 has"), "{refused}");
     }
     assert_eq!(wrong_layers(&mut prefetcher, &arena, &[layer(&*device, 0, 2)]), [0; 0]);
