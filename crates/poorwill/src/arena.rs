@@ -408,7 +408,7 @@ impl Arena {
         self.0.pool.hold(tag, holder)
     }
 
-    /// The held tags, their holders, and the freed bytes that stay mapped because of them.
+    /// The held tags, their holders, and the freed bytes that stay mapped.
     pub fn held(&self) -> Result<Vec<HeldTag>, PoolError> {
         self.0.pool.held()
     }

@@ -65,7 +65,7 @@ impl fmt::Display for DeviceSpec {
     }
 }
 
-/// A text that names no device.
+/// A text that names no device; the message lists valid names.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseDeviceError {

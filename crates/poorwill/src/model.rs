@@ -59,7 +59,7 @@ pub enum ModelError {
     /// The device provides no stream for copies.
     #[error("no stream to move the model on")]
     Stream(#[source] DriverError),
-    /// Device and file differ. Load the model again.
+    /// Device and file differ.
     #[error(
         "tensor {} of {} differs from the file at byte {offset} of {bytes}",
         text::name(tensor),

@@ -46,7 +46,7 @@ pub enum CheckpointError {
         path: PathBuf,
     },
 
-    /// A folder with several indexes, none of them `model.safetensors.index.json`.
+    /// A folder with several indexes; name one of them.
     #[error(
         "{}: several indexes in this folder ({}); name the one that is meant instead of the folder",
         text::path(path),
@@ -120,7 +120,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
 
-    /// The caller's range exceeds the tensor. Nothing was read.
+    /// The range exceeds the tensor.
     #[error(
         "tensor {} has {tensor_bytes} bytes; {wanted_bytes} bytes from {offset} on are outside it",
         text::name(tensor)
@@ -136,7 +136,7 @@ pub enum CheckpointError {
         tensor_bytes: u64,
     },
 
-    /// The caller's tensor is not of this checkpoint. Nothing was read.
+    /// The tensor is not of this checkpoint.
     #[error("tensor {} is not one of this checkpoint's tensors", text::name(tensor))]
     ForeignTensor {
         /// The tensor.

@@ -9,6 +9,18 @@ use crate::budget::{Envelope, claim_in_use};
 const SLACK_BYTES: u64 = 1 << 20;
 
 /// What to give an engine. `None` where total or free memory is unknown.
+///
+/// ```
+/// use poorwill::doctor::{Plan, examine};
+/// use poorwill::{DeviceSpec, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = "host:8GiB".parse::<DeviceSpec>()?;
+/// let report = examine(&Plan::default().on(device).claiming([(Tag::weights(), 5 << 30)]))?;
+/// assert_eq!(report.devices[0].engine.kv_cache_bytes, Some(3 << 30));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct EngineAdvice {

@@ -31,10 +31,21 @@ const READERS_ALLOWED: usize = 256;
 
 const RANGE_BYTES_MIN: u64 = 256 << 10;
 
-/// Share of a checkpoint that the readers' buffers may take, as long as ranges can shrink.
+/// The readers' share of a checkpoint, as long as ranges can shrink.
 const STAGING_SHARE: u64 = 128;
 
 /// How to load.
+///
+/// ```
+/// use poorwill::offload::{BufferPin, LoadOptions, Switches};
+///
+/// # fn main() -> Result<(), poorwill::offload::InvalidSwitch> {
+/// let options = LoadOptions::default().pinning(BufferPin::Never).switching(Switches::from_env()?);
+/// let options = options.reading_with(std::num::NonZeroUsize::new(8));
+/// # assert_eq!(options.pin, BufferPin::Never);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct LoadOptions {
