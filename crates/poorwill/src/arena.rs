@@ -214,7 +214,8 @@ impl Arena {
     }
 
     /// Declares what sleeps do with the bytes of `tag`, where the [built-in policy](poorwill_core::tag) does
-    /// not fit. Call it once, before the tag's first allocation; otherwise it fails with `PolicyConflict`.
+    /// not fit. Call it before the tag's first allocation. Repeating the policy does nothing; another one fails
+    /// with `PolicyConflict`.
     pub fn declare_tag(&self, tag: &Tag, policy: TagPolicy) -> Result<(), PoolError> {
         self.0.pool.declare_tag(tag, policy)
     }
@@ -431,9 +432,8 @@ impl Arena {
         self.0.pool.snapshot()
     }
 
-    /// Releases everything and ends the arena for all clones. Blocks become invalid, and work that uses them
-    /// fails. Otherwise just drop the arena; closing reports errors. Waits for device work unless nothing is
-    /// held.
+    /// Releases everything and ends the arena for all clones. Blocks become invalid, so call it when no work
+    /// uses them. It reports errors that a drop ignores. Waits for device work unless nothing is held.
     ///
     /// # Errors
     /// `Capturing` during a stream capture, and `Held` under a [hold](Arena::hold), leave the arena open.
