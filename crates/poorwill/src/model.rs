@@ -289,7 +289,7 @@ impl<'a> Model<'a> {
                 }
                 Err(error) => {
                     workers.iter().for_each(|CopyWorker { stream, .. }| {
-                        _ = self.arena.driver().stream_destroy(*stream)
+                        _ = self.arena.driver().stream_destroy(*stream);
                     });
                     return Err(error);
                 }

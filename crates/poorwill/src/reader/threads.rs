@@ -10,8 +10,8 @@ use std::time::Duration;
 
 const OBSERVE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Runs `read` for each task on one thread per worker, and returns the number of threads. `read` returns its
-/// bytes. If no thread starts, the caller reads.
+/// Runs `read` for each task on one thread per worker, and returns the number of threads, or the first
+/// error. `read` returns its bytes. If no thread starts, the caller reads.
 ///
 /// The caller's thread produces the batches of tasks, and calls `observe` with the bytes read so far. After
 /// the first error or panic no task begins. Workers are returned in any case; a panic continues after all

@@ -184,7 +184,7 @@ fn every_byte_of_every_type_wherever_the_files_are() {
             match report.files[0].how {
                 ReadMethod::Direct => assert_eq!((ways, &report.files[0].because), (report.bytes, &None)),
                 ReadMethod::Buffered => {
-                    assert!(report.buffered_bytes > 0 && report.files[0].because.is_some())
+                    assert!(report.buffered_bytes > 0 && report.files[0].because.is_some());
                 }
                 how => panic!("{how:?}"),
             }
